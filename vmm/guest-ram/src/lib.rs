@@ -1,0 +1,226 @@
+//! Guest RAM: one host mapping, seen both as `vm-memory` guest memory (by devices and loaders) and as a
+//! flat array of pages with fast, bounds-checked scalar access (by the software CPU).
+//!
+//! The only `unsafe` of the software engine's memory path lives here. No Rust reference to guest memory is
+//! ever formed: scalars move through raw pointer reads and writes, byte ranges through copies.
+//!
+//! Every page carries flags ([`PageFlags`]): whether it was written since the flag was last cleared
+//! (checkpoints), and whether somebody holds knowledge derived from its contents (decoded code, page-table
+//! walks). A write from outside the CPU to a page of the latter kind is queued, and the CPU drops what it
+//! derived before it executes the next instruction ([`GuestRam::take_foreign_writes`]).
+
+mod layout;
+mod pages;
+
+use std::sync::Arc;
+
+pub use layout::{HIGH_RAM_START, LOW_RAM_LIMIT, RamLayout};
+pub use pages::{PAGE_SIZE, PageFlags, PageTracker};
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+
+/// The guest memory type that device models and loaders see.
+pub type GuestMemory = GuestMemoryMmap<PageTracker>;
+
+/// Why guest RAM could not be made.
+#[derive(Debug)]
+pub struct RamError(String);
+
+impl std::fmt::Display for RamError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for RamError {}
+
+/// All RAM of one guest.
+///
+/// "Offset" below means a byte offset into RAM as if it were contiguous; [`RamLayout`] converts it from and
+/// to guest-physical addresses.
+pub struct GuestRam {
+    memory: GuestMemory,
+    /// Keeps the host mapping alive; `base` points into it.
+    _region: Arc<vm_memory::MmapRegion<()>>,
+    base: *mut u8,
+    size_bytes: usize,
+    layout: RamLayout,
+    flags: PageFlags,
+}
+
+// SAFETY: `base` points into a private anonymous mapping that is owned by `_region` for as long as `self`
+// lives. All access is by value copies; a `GuestRam` is used by one thread at a time (it is not `Sync`).
+unsafe impl Send for GuestRam {}
+
+macro_rules! scalar_access {
+    ($load:ident, $store:ident, $type:ty) => {
+        /// Reads a little-endian scalar at a RAM offset. Panics when it does not lie inside RAM.
+        #[inline(always)]
+        pub fn $load(&self, offset: u64) -> $type {
+            let pointer = self.pointer(offset, size_of::<$type>());
+            // SAFETY: `pointer` checked that the whole scalar lies inside the mapping.
+            <$type>::from_le(unsafe { pointer.cast::<$type>().read_unaligned() })
+        }
+
+        /// Writes a little-endian scalar at a RAM offset. Panics when it does not lie inside RAM. Page
+        /// flags are the caller's business.
+        #[inline(always)]
+        pub fn $store(&self, offset: u64, value: $type) {
+            let pointer = self.pointer(offset, size_of::<$type>());
+            // SAFETY: `pointer` checked that the whole scalar lies inside the mapping.
+            unsafe { pointer.cast::<$type>().write_unaligned(value.to_le()) }
+        }
+    };
+}
+
+impl GuestRam {
+    /// Maps `size_bytes` of zeroed RAM, rounded up to whole pages.
+    pub fn new(size_bytes: u64) -> Result<GuestRam, RamError> {
+        let layout = RamLayout::new(size_bytes.next_multiple_of(PAGE_SIZE));
+        let size =
+            usize::try_from(layout.size_bytes()).map_err(|_| no_memory(size_bytes, "it is too large"))?;
+        let region = vm_memory::MmapRegion::<()>::new(size).map_err(|e| no_memory(size_bytes, e))?;
+        let base = region.as_ptr();
+        let flags = PageFlags::new(size / PAGE_SIZE as usize);
+        let regions = layout
+            .ranges()
+            .map(|(gpa, offset, length)| guest_region(base, gpa, offset, length, &flags))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|e| no_memory(size_bytes, e))?;
+        let memory = GuestMemory::from_regions(regions).map_err(|e| no_memory(size_bytes, e))?;
+        Ok(GuestRam { memory, _region: Arc::new(region), base, size_bytes: size, layout, flags })
+    }
+
+    /// RAM as devices and loaders see it. Writes through it mark pages dirty and queue foreign writes.
+    pub fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
+    /// Where RAM lies in guest-physical space.
+    pub fn layout(&self) -> &RamLayout {
+        &self.layout
+    }
+
+    /// Size in bytes, a whole number of pages.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes as u64
+    }
+
+    /// The flags of every page.
+    #[inline(always)]
+    pub fn flags(&self) -> &PageFlags {
+        &self.flags
+    }
+
+    /// Pages with derived knowledge that devices, loaders or a debugger wrote since the last call.
+    pub fn take_foreign_writes(&self) -> Vec<u64> {
+        self.flags.take_foreign_writes()
+    }
+
+    #[inline(always)]
+    fn pointer(&self, offset: u64, length: usize) -> *mut u8 {
+        let end = offset.wrapping_add(length as u64);
+        assert!(offset <= end && end <= self.size_bytes as u64, "RAM access out of range");
+        // SAFETY: the range lies inside the mapping, as just checked.
+        unsafe { self.base.add(offset as usize) }
+    }
+
+    scalar_access!(load_u8, store_u8, u8);
+    scalar_access!(load_u16, store_u16, u16);
+    scalar_access!(load_u32, store_u32, u32);
+    scalar_access!(load_u64, store_u64, u64);
+    scalar_access!(load_u128, store_u128, u128);
+
+    /// Copies bytes out of RAM.
+    pub fn read_bytes(&self, offset: u64, to: &mut [u8]) {
+        let from = self.pointer(offset, to.len());
+        // SAFETY: `from` is valid for `to.len()` bytes; guest RAM never overlaps a Rust slice.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) }
+    }
+
+    /// Copies bytes into RAM without touching page flags.
+    pub fn write_bytes(&self, offset: u64, from: &[u8]) {
+        let to = self.pointer(offset, from.len());
+        // SAFETY: `to` is valid for `from.len()` bytes; guest RAM never overlaps a Rust slice.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
+    }
+
+    /// Copies `length` bytes inside RAM as `memmove` does, without touching page flags.
+    pub fn copy_within(&self, from: u64, to: u64, length: usize) {
+        let (from, to) = (self.pointer(from, length), self.pointer(to, length));
+        // SAFETY: both ranges lie inside the mapping; `ptr::copy` allows overlap.
+        unsafe { std::ptr::copy(from, to, length) }
+    }
+
+    /// Fills `length` bytes with one value, without touching page flags.
+    pub fn fill(&self, offset: u64, value: u8, length: usize) {
+        let to = self.pointer(offset, length);
+        // SAFETY: the range lies inside the mapping.
+        unsafe { std::ptr::write_bytes(to, value, length) }
+    }
+}
+
+fn guest_region(
+    base: *mut u8,
+    gpa: u64,
+    offset: u64,
+    length: u64,
+    flags: &PageFlags,
+) -> Result<GuestRegionMmap<PageTracker>, String> {
+    let tracker = PageTracker::new(flags.clone(), offset);
+    // SAFETY: `RamLayout::ranges` yields disjoint ranges inside the mapping at `base`, which `GuestRam` keeps
+    // alive at least as long as the regions made from it.
+    let region = unsafe {
+        MmapRegionBuilder::new_with_bitmap(length as usize, tracker)
+            .with_raw_mmap_pointer(base.add(offset as usize))
+            .build()
+    }
+    .map_err(|e| e.to_string())?;
+    GuestRegionMmap::new(region, GuestAddress(gpa)).ok_or_else(|| "its address range overflows".to_string())
+}
+
+fn no_memory(size_bytes: u64, why: impl std::fmt::Display) -> RamError {
+    RamError(format!("cannot map {} MiB of guest memory: {why}; try a smaller --memory", size_bytes >> 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_memory::{Bytes, GuestMemoryBackend as _};
+
+    use super::*;
+
+    #[test]
+    fn device_and_cpu_views_are_the_same_bytes() {
+        let ram = GuestRam::new(1 << 20).unwrap();
+        ram.memory().write_obj(0x1122_3344_u32, GuestAddress(0x2004)).unwrap();
+        assert_eq!(ram.load_u32(0x2004), 0x1122_3344);
+        ram.store_u64(0x3000, 7);
+        assert_eq!(ram.memory().read_obj::<u64>(GuestAddress(0x3000)).unwrap(), 7);
+    }
+
+    #[test]
+    fn memory_above_the_hole_starts_at_4_gib() {
+        let ram = GuestRam::new(LOW_RAM_LIMIT + (1 << 20)).unwrap();
+        assert_eq!(ram.memory().last_addr(), GuestAddress(HIGH_RAM_START + (1 << 20) - 1));
+        ram.memory().write_obj(9_u8, GuestAddress(HIGH_RAM_START)).unwrap();
+        assert_eq!(ram.load_u8(LOW_RAM_LIMIT), 9);
+        assert_eq!(ram.layout().offset_of(HIGH_RAM_START), Some(LOW_RAM_LIMIT));
+        assert_eq!(ram.layout().offset_of(LOW_RAM_LIMIT), None);
+    }
+
+    #[test]
+    fn writes_from_outside_to_pages_with_derived_knowledge_are_queued() {
+        let ram = GuestRam::new(1 << 20).unwrap();
+        ram.flags().set(3, PageFlags::CODE);
+        ram.memory().write_slice(&[1; 8192], GuestAddress(0x2800)).unwrap();
+        assert_eq!(ram.take_foreign_writes(), vec![3]);
+        assert!(ram.take_foreign_writes().is_empty());
+        assert!(ram.flags().has(2, PageFlags::DIRTY) && ram.flags().has(4, PageFlags::DIRTY));
+    }
+
+    #[test]
+    #[should_panic(expected = "out of range")]
+    fn an_access_that_leaves_ram_panics() {
+        GuestRam::new(PAGE_SIZE).unwrap().load_u64(PAGE_SIZE - 4);
+    }
+}

@@ -1,0 +1,129 @@
+//! Flags per page, and the `vm-memory` bitmap through which writes from outside the CPU reach them.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use vm_memory::bitmap::{Bitmap, BitmapSlice, WithBitmapSlice};
+
+/// Bytes in a guest page as tracked here, whatever page sizes the guest maps with.
+pub const PAGE_SIZE: u64 = 4096;
+
+/// Shared flags of all pages, indexed by RAM page number (RAM offset / 4096).
+#[derive(Clone, Debug)]
+pub struct PageFlags(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    flags: Box<[AtomicU8]>,
+    any_foreign: AtomicBool,
+    foreign_writes: Mutex<Vec<u64>>,
+}
+
+impl PageFlags {
+    /// Written since this flag was last cleared.
+    pub const DIRTY: u8 = 1;
+    /// The CPU holds decoded code from this page.
+    pub const CODE: u8 = 2;
+    /// The CPU holds address translations read from this page.
+    pub const PAGE_TABLE: u8 = 4;
+    /// Any kind of derived knowledge: a write needs more than setting `DIRTY`.
+    pub const DERIVED: u8 = Self::CODE | Self::PAGE_TABLE;
+
+    pub(crate) fn new(pages: usize) -> PageFlags {
+        PageFlags(Arc::new(Shared {
+            flags: (0..pages).map(|_| AtomicU8::new(0)).collect(),
+            any_foreign: AtomicBool::new(false),
+            foreign_writes: Mutex::new(Vec::new()),
+        }))
+    }
+
+    /// Number of pages.
+    pub fn pages(&self) -> u64 {
+        self.0.flags.len() as u64
+    }
+
+    /// All flags of a page.
+    #[inline(always)]
+    pub fn get(&self, page: u64) -> u8 {
+        self.0.flags[page as usize].load(Relaxed)
+    }
+
+    /// Whether any of `bits` is set.
+    #[inline(always)]
+    pub fn has(&self, page: u64, bits: u8) -> bool {
+        self.get(page) & bits != 0
+    }
+
+    /// Sets flags. Only one thread changes flags at a time.
+    #[inline(always)]
+    pub fn set(&self, page: u64, bits: u8) {
+        let flags = &self.0.flags[page as usize];
+        flags.store(flags.load(Relaxed) | bits, Relaxed);
+    }
+
+    /// Clears flags. Only one thread changes flags at a time.
+    #[inline(always)]
+    pub fn clear(&self, page: u64, bits: u8) {
+        let flags = &self.0.flags[page as usize];
+        flags.store(flags.load(Relaxed) & !bits, Relaxed);
+    }
+
+    /// Whether [`PageFlags::take_foreign_writes`] would return anything.
+    #[inline(always)]
+    pub fn any_foreign_writes(&self) -> bool {
+        self.0.any_foreign.load(Relaxed)
+    }
+
+    pub(crate) fn take_foreign_writes(&self) -> Vec<u64> {
+        self.0.any_foreign.store(false, Relaxed);
+        let mut writes = self.0.foreign_writes.lock().unwrap_or_else(|e| e.into_inner());
+        std::mem::take(&mut *writes)
+    }
+
+    fn foreign_write(&self, offset: u64, length: u64) {
+        if length == 0 {
+            return;
+        }
+        let last = (offset + length - 1) / PAGE_SIZE;
+        for page in offset / PAGE_SIZE..=last.min(self.pages() - 1) {
+            self.set(page, Self::DIRTY);
+            if self.has(page, Self::DERIVED) {
+                self.0.any_foreign.store(true, Relaxed);
+                self.0.foreign_writes.lock().unwrap_or_else(|e| e.into_inner()).push(page);
+            }
+        }
+    }
+}
+
+/// The `vm-memory` bitmap of one region: it forwards every write to the shared [`PageFlags`].
+#[derive(Clone, Debug)]
+pub struct PageTracker {
+    flags: PageFlags,
+    base_offset: u64,
+}
+
+impl PageTracker {
+    pub(crate) fn new(flags: PageFlags, base_offset: u64) -> PageTracker {
+        PageTracker { flags, base_offset }
+    }
+}
+
+impl<'a> WithBitmapSlice<'a> for PageTracker {
+    type S = PageTracker;
+}
+
+impl BitmapSlice for PageTracker {}
+
+impl Bitmap for PageTracker {
+    fn mark_dirty(&self, offset: usize, length: usize) {
+        self.flags.foreign_write(self.base_offset + offset as u64, length as u64);
+    }
+
+    fn dirty_at(&self, offset: usize) -> bool {
+        self.flags.has((self.base_offset + offset as u64) / PAGE_SIZE, PageFlags::DIRTY)
+    }
+
+    fn slice_at(&self, offset: usize) -> PageTracker {
+        PageTracker { flags: self.flags.clone(), base_offset: self.base_offset + offset as u64 }
+    }
+}
