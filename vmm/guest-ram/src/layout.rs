@@ -39,7 +39,7 @@ impl RamLayout {
             return Some(gpa);
         }
         let high = gpa.wrapping_sub(HIGH_RAM_START);
-        (high < self.high_bytes).then_some(self.low_bytes + high)
+        (high < self.high_bytes).then(|| self.low_bytes + high)
     }
 
     /// Guest-physical address of a RAM offset, which must lie inside RAM.
