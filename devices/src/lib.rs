@@ -1,1 +1,3 @@
-//! (see ARCHITECTURE.md)
+//! Deterministic device models of a small PC.
+
+pub mod layout;
