@@ -1,1 +1,34 @@
-//! (see ARCHITECTURE.md)
+//! A deterministic software x86-64 CPU: decoding by `iced-x86`, a software TLB, an interpreter over cached
+//! blocks of decoded instructions, exact step and branch counts, break- and watchpoints.
+//!
+//! It knows nothing of devices, logs or hosts: the machine around it is behind [`Bus`], guest memory behind
+//! [`guest_ram::GuestRam`]. Everything it computes is the same on every host. What must survive a checkpoint
+//! is in [`CpuState`]; caches (translations, decoded code) can be dropped at any time without a visible
+//! difference.
+//!
+//! Where to start reading: [`exec`](Cpu::run) is the run loop, `op` the decoded instruction, `decode` turns
+//! bytes into ops, `ops` executes them, `memory` and `mmu` are loads, stores and translations.
+
+#![forbid(unsafe_code)]
+
+mod bus;
+mod code;
+mod core;
+mod cpuid;
+mod debug;
+mod decode;
+mod exception;
+mod exec;
+mod flags;
+mod interrupt;
+mod memory;
+mod mmu;
+mod op;
+mod ops;
+mod state;
+
+pub use crate::bus::{Bus, Signals};
+pub use crate::core::Core;
+pub use crate::debug::{AddressKind, WatchHit, WatchKind, Watchpoint};
+pub use crate::exec::{Cpu, Stop};
+pub use crate::state::{CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};

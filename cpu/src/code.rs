@@ -1,0 +1,237 @@
+//! Decoded code: blocks of straight-line ops, keyed by the physical address and mode they were decoded under,
+//! and kept coherent with every store to the bytes they came from.
+
+use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
+use rustc_hash::FxHashMap;
+
+use crate::op::Op;
+
+/// Longest block, in instructions.
+pub(crate) const MAX_OPS: usize = 48;
+/// When this many blocks exist, all are dropped: code that is still hot is decoded again soon.
+const MAX_BLOCKS: usize = 1 << 18;
+/// Slots of the table that finds a block from RIP alone.
+const JUMP_SLOTS: usize = 1 << 13;
+/// Granularity at which stores into code pages are told apart from stores to code.
+const LINE_BYTES: u64 = 64;
+
+/// Number of a block in its cache.
+pub(crate) type BlockNumber = u32;
+
+/// A run of instructions that ends at a branch, at a mode-changing instruction or at the page's end.
+pub(crate) struct Block {
+    pub ops: Box<[Op]>,
+    /// RIP of the instruction behind the block, relative to its start.
+    pub length: u16,
+    /// The last op sets RIP itself.
+    pub sets_rip: bool,
+    /// RAM page of the second half of a single instruction that crosses a page.
+    pub second_page: Option<u64>,
+    /// A breakpoint may stand at the block's first instruction.
+    pub check_breakpoint: bool,
+    key: BlockKey,
+}
+
+/// What a block depends on besides the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct BlockKey(u64);
+
+impl BlockKey {
+    /// The key of the code at a RAM offset, decoded in a mode (a few bits).
+    pub fn new(ram_offset: u64, mode: u8) -> BlockKey {
+        BlockKey(ram_offset << 4 | u64::from(mode & 15))
+    }
+
+    fn page(self) -> u64 {
+        (self.0 >> 4) / PAGE_SIZE
+    }
+}
+
+/// Lines of each RAM page that decoded code came from.
+pub(crate) struct CodeLines(Vec<u64>);
+
+impl CodeLines {
+    pub fn new(ram: &GuestRam) -> CodeLines {
+        CodeLines(vec![0; (ram.size_bytes() / PAGE_SIZE) as usize])
+    }
+
+    fn mask(offset: u64, length: u64) -> u64 {
+        let first = offset / LINE_BYTES;
+        let last = (offset + length.max(1) - 1).min(PAGE_SIZE - 1) / LINE_BYTES;
+        (u64::MAX >> (63 - (last - first))) << first
+    }
+
+    /// Whether a range inside a page holds decoded code.
+    pub fn touches(&self, page: u64, offset: u64, length: u64) -> bool {
+        self.0[page as usize] & Self::mask(offset, length) != 0
+    }
+
+    fn add(&mut self, page: u64, offset: u64, length: u64) {
+        self.0[page as usize] |= Self::mask(offset, length);
+    }
+
+    fn clear_page(&mut self, page: u64) {
+        self.0[page as usize] = 0;
+    }
+}
+
+#[derive(Clone, Copy)]
+struct JumpSlot {
+    rip: u64,
+    tag: u64,
+    block: BlockNumber,
+}
+
+/// All decoded code.
+pub(crate) struct CodeCache {
+    blocks: Vec<Option<Block>>,
+    free: Vec<BlockNumber>,
+    by_key: FxHashMap<BlockKey, BlockNumber>,
+    by_page: FxHashMap<u64, Vec<BlockNumber>>,
+    jumps: Box<[JumpSlot]>,
+}
+
+const NO_JUMP: JumpSlot = JumpSlot { rip: 1, tag: u64::MAX, block: 0 };
+
+impl CodeCache {
+    pub fn new() -> CodeCache {
+        CodeCache {
+            blocks: Vec::new(),
+            free: Vec::new(),
+            by_key: FxHashMap::default(),
+            by_page: FxHashMap::default(),
+            jumps: vec![NO_JUMP; JUMP_SLOTS].into_boxed_slice(),
+        }
+    }
+
+    /// A block by its number, which must be live.
+    #[inline(always)]
+    pub fn block(&self, number: BlockNumber) -> &Block {
+        self.blocks[number as usize].as_ref().expect("only live blocks are remembered")
+    }
+
+    #[inline(always)]
+    fn jump_index(rip: u64) -> usize {
+        (rip ^ rip >> 13) as usize & (JUMP_SLOTS - 1)
+    }
+
+    /// The block last entered at this RIP under this tag, if it still stands.
+    #[inline(always)]
+    pub fn jump(&self, rip: u64, tag: u64) -> Option<BlockNumber> {
+        let slot = &self.jumps[Self::jump_index(rip)];
+        (slot.rip == rip && slot.tag == tag).then_some(slot.block)
+    }
+
+    /// Remembers where a RIP led to.
+    pub fn remember_jump(&mut self, rip: u64, tag: u64, block: BlockNumber) {
+        self.jumps[Self::jump_index(rip)] = JumpSlot { rip, tag, block };
+    }
+
+    /// The block of a key.
+    pub fn find(&self, key: BlockKey) -> Option<BlockNumber> {
+        self.by_key.get(&key).copied()
+    }
+
+    /// Adds a decoded block and flags the pages it came from.
+    pub fn insert(
+        &mut self,
+        ram: &GuestRam,
+        lines: &mut CodeLines,
+        block: NewBlock,
+    ) -> (BlockNumber, Flagged) {
+        if self.by_key.len() >= MAX_BLOCKS {
+            self.clear(ram, lines);
+        }
+        let in_page = block.start % PAGE_SIZE;
+        let first_length = u64::from(block.length).min(PAGE_SIZE - in_page);
+        let mut flagged = Flagged::default();
+        let page = block.key.page();
+        lines.add(page, in_page, first_length);
+        flagged.note(ram, page);
+        if let Some(second) = block.second_page {
+            lines.add(second, 0, u64::from(block.length) - first_length);
+            flagged.note(ram, second);
+        }
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.blocks.push(None);
+            (self.blocks.len() - 1) as BlockNumber
+        });
+        self.by_key.insert(block.key, number);
+        self.by_page.entry(page).or_default().push(number);
+        if let Some(second) = block.second_page {
+            self.by_page.entry(second).or_default().push(number);
+        }
+        let sets_rip = block.ops.last().is_some_and(|op| op.flags & Op::SETS_RIP != 0);
+        self.blocks[number as usize] = Some(Block {
+            ops: block.ops.into_boxed_slice(),
+            length: block.length,
+            sets_rip,
+            second_page: block.second_page,
+            check_breakpoint: block.check_breakpoint,
+            key: block.key,
+        });
+        (number, flagged)
+    }
+
+    /// Drops all code that came from a RAM page.
+    pub fn drop_page(&mut self, ram: &GuestRam, lines: &mut CodeLines, page: u64) {
+        let Some(numbers) = self.by_page.remove(&page) else { return };
+        for number in numbers {
+            let Some(block) = self.blocks[number as usize].take() else { continue };
+            self.by_key.remove(&block.key);
+            self.free.push(number);
+            for other in [Some(block.key.page()), block.second_page].into_iter().flatten() {
+                if let Some(list) = self.by_page.get_mut(&other) {
+                    list.retain(|&n| n != number);
+                }
+            }
+        }
+        lines.clear_page(page);
+        ram.flags().clear(page, PageFlags::CODE);
+        self.jumps.fill(NO_JUMP);
+    }
+
+    /// Drops everything.
+    pub fn clear(&mut self, ram: &GuestRam, lines: &mut CodeLines) {
+        for &page in self.by_page.keys() {
+            lines.clear_page(page);
+            ram.flags().clear(page, PageFlags::CODE);
+        }
+        self.blocks.clear();
+        self.free.clear();
+        self.by_key.clear();
+        self.by_page.clear();
+        self.jumps.fill(NO_JUMP);
+    }
+}
+
+/// A block about to enter the cache.
+pub(crate) struct NewBlock {
+    pub key: BlockKey,
+    /// RAM offset of the first byte.
+    pub start: u64,
+    pub ops: Vec<Op>,
+    pub length: u16,
+    pub second_page: Option<u64>,
+    pub check_breakpoint: bool,
+}
+
+/// Pages that became code pages: stores to them must leave the fast path.
+#[derive(Default)]
+pub(crate) struct Flagged {
+    pages: [Option<u64>; 2],
+}
+
+impl Flagged {
+    fn note(&mut self, ram: &GuestRam, page: u64) {
+        if !ram.flags().has(page, PageFlags::CODE) {
+            ram.flags().set(page, PageFlags::CODE);
+            let slot = usize::from(self.pages[0].is_some());
+            self.pages[slot] = Some(page);
+        }
+    }
+
+    pub fn pages(self) -> impl Iterator<Item = u64> {
+        self.pages.into_iter().flatten()
+    }
+}

@@ -1,0 +1,465 @@
+//! The running CPU without its decoded code: registers, modes and everything the handlers change.
+
+use std::sync::Arc;
+
+use guest_ram::GuestRam;
+
+use crate::code::CodeLines;
+use crate::debug::DebugPoints;
+use crate::exception::Exception;
+use crate::flags::{self, LazyFlags};
+use crate::mmu::Mmu;
+use crate::op::{Break, HIGH_BYTE, REG_BLOCK_RIP, Res, SEG_NONE};
+use crate::state::{CpuState, SegReg, Segment};
+
+/// CR0 bits.
+pub mod cr0 {
+    #![allow(missing_docs, reason = "the names are the architecture's")]
+    pub const PE: u64 = 1;
+    pub const MP: u64 = 1 << 1;
+    pub const EM: u64 = 1 << 2;
+    pub const TS: u64 = 1 << 3;
+    pub const ET: u64 = 1 << 4;
+    pub const NE: u64 = 1 << 5;
+    pub const WP: u64 = 1 << 16;
+    pub const AM: u64 = 1 << 18;
+    pub const NW: u64 = 1 << 29;
+    pub const CD: u64 = 1 << 30;
+    pub const PG: u64 = 1 << 31;
+}
+
+/// CR4 bits.
+pub mod cr4 {
+    #![allow(missing_docs, reason = "the names are the architecture's")]
+    pub const VME: u64 = 1;
+    pub const PVI: u64 = 1 << 1;
+    pub const TSD: u64 = 1 << 2;
+    pub const DE: u64 = 1 << 3;
+    pub const PSE: u64 = 1 << 4;
+    pub const PAE: u64 = 1 << 5;
+    pub const MCE: u64 = 1 << 6;
+    pub const PGE: u64 = 1 << 7;
+    pub const PCE: u64 = 1 << 8;
+    pub const OSFXSR: u64 = 1 << 9;
+    pub const OSXMMEXCPT: u64 = 1 << 10;
+    pub const UMIP: u64 = 1 << 11;
+    pub const FSGSBASE: u64 = 1 << 16;
+    pub const PCIDE: u64 = 1 << 17;
+    pub const OSXSAVE: u64 = 1 << 18;
+    pub const SMEP: u64 = 1 << 20;
+    pub const SMAP: u64 = 1 << 21;
+}
+
+/// EFER bits.
+pub mod efer {
+    #![allow(missing_docs, reason = "the names are the architecture's")]
+    pub const SCE: u64 = 1;
+    pub const LME: u64 = 1 << 8;
+    pub const LMA: u64 = 1 << 10;
+    pub const NXE: u64 = 1 << 11;
+}
+
+/// Default operand and address size of the running code segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum CodeSize {
+    /// Real mode, or a 16-bit segment.
+    Bits16 = 0,
+    /// A 32-bit segment, in legacy or compatibility mode.
+    Bits32 = 1,
+    /// 64-bit mode.
+    Bits64 = 2,
+}
+
+/// Things that need a look before the next instruction; any bit leaves the fast path.
+pub mod attention {
+    /// Interrupt lines must be sampled ([`crate::Bus::signals`]) or are known to be raised.
+    pub const SIGNALS: u32 = 1;
+    /// An interrupt shadow is in force for exactly one instruction.
+    pub const SHADOW: u32 = 1 << 1;
+    /// TF, RF, guest debug registers or a pending debug trap: go instruction by instruction.
+    pub const DEBUG: u32 = 1 << 2;
+    /// Decoded code must be dropped ([`super::Core::stale_code`]).
+    pub const STALE_CODE: u32 = 1 << 3;
+    /// Devices or a debugger wrote pages that code or translations came from.
+    pub const FOREIGN_WRITES: u32 = 1 << 4;
+    /// The CPU is halted or shut down.
+    pub const HALTED: u32 = 1 << 5;
+    /// A debugger's watchpoint was hit by the instruction that just completed.
+    pub const WATCH_HIT: u32 = 1 << 6;
+}
+
+/// Registers, modes, translations: what instruction handlers work on.
+pub struct Core {
+    /// General registers 0 to 15, then constant zero ([`crate::op::REG_ZERO`]) and the running block's RIP.
+    pub regs: [u64; 32],
+    /// The six arithmetic flags.
+    pub flags: LazyFlags,
+    /// All other RFLAGS bits (the arithmetic ones are zero here).
+    pub rflags: u64,
+    /// Segment bases by slot; slot 6 is always zero. In 64-bit mode ES, CS, SS and DS are zero too.
+    pub seg_base: [u64; 8],
+    /// Address of the next instruction; valid between blocks and when an instruction sets it.
+    pub rip: u64,
+    /// Steps at the start of the running block; between blocks the exact count.
+    pub block_steps: u64,
+    /// Index in the block of the running instruction, so that `block_steps + index` is its step count.
+    pub index: u64,
+    /// Retired conditional branches.
+    pub branches: u64,
+    /// Step count at which the present run ends; repeated string instructions honour it themselves.
+    pub budget_end: u64,
+    /// Set to leave the block after the running instruction.
+    pub break_block: bool,
+    /// See [`attention`].
+    pub attention: u32,
+    /// Privilege level.
+    pub cpl: u8,
+    /// Code size of the running segment.
+    pub code_size: CodeSize,
+    /// Wrap-around mask of the stack pointer.
+    pub stack_mask: u64,
+    /// The exception of the last [`Break::Fault`].
+    pub exception: Exception,
+    /// Address translation.
+    pub mmu: Mmu,
+    /// Guest memory.
+    pub ram: Arc<GuestRam>,
+    /// Everything that is not hot. `gpr`, `rip`, `rflags`, `steps` and `branches` in here are stale while the
+    /// CPU runs: their homes are the fields above.
+    pub state: CpuState,
+    /// RAM pages whose decoded code must go before the next instruction.
+    pub stale_code: Vec<u64>,
+    /// Which lines of which pages hold decoded code.
+    pub(crate) code_lines: CodeLines,
+    /// The debugger's and the guest's break- and watchpoints.
+    pub debug: DebugPoints,
+}
+
+impl Core {
+    /// A CPU in reset state on the given RAM.
+    pub fn new(ram: Arc<GuestRam>) -> Core {
+        let mut core = Core {
+            regs: [0; 32],
+            flags: LazyFlags::default(),
+            rflags: 2,
+            seg_base: [0; 8],
+            rip: 0,
+            block_steps: 0,
+            index: 0,
+            branches: 0,
+            budget_end: 0,
+            break_block: false,
+            attention: attention::SIGNALS,
+            cpl: 0,
+            code_size: CodeSize::Bits16,
+            stack_mask: 0xffff,
+            exception: Exception::default(),
+            mmu: Mmu::new(&ram),
+            state: CpuState::reset(),
+            stale_code: Vec::new(),
+            code_lines: CodeLines::new(&ram),
+            debug: DebugPoints::default(),
+            ram,
+        };
+        core.load_state(&CpuState::reset());
+        core
+    }
+
+    /// The whole architectural state, canonical: two equal machines give equal values.
+    pub fn save_state(&self) -> CpuState {
+        let mut state = self.state.clone();
+        state.gpr.copy_from_slice(&self.regs[..16]);
+        state.rip = self.rip;
+        state.rflags = self.rflags_bits();
+        state.steps = self.block_steps;
+        state.branches = self.branches;
+        state
+    }
+
+    /// Replaces the whole state. Translations and code derived from the old one are dropped.
+    pub fn load_state(&mut self, state: &CpuState) {
+        self.state = state.clone();
+        self.regs = [0; 32];
+        self.regs[..16].copy_from_slice(&state.gpr);
+        self.rip = state.rip;
+        self.block_steps = state.steps;
+        self.index = 0;
+        self.branches = state.branches;
+        self.set_rflags(state.rflags);
+        self.attention |= attention::SIGNALS;
+        if state.interrupt_shadow {
+            self.attention |= attention::SHADOW;
+        }
+        if state.halted || state.shut_down {
+            self.attention |= attention::HALTED;
+        } else {
+            self.attention &= !attention::HALTED;
+        }
+        for index in 0..6 {
+            self.segment_changed(index);
+        }
+        self.mode_changed();
+        self.mmu.flush_all();
+        self.paging_changed();
+        self.update_debug_attention();
+    }
+
+    /// Step count of the running instruction: all steps before it.
+    #[inline(always)]
+    pub fn steps(&self) -> u64 {
+        self.block_steps + self.index
+    }
+
+    /// Steps that the running (repeated string) instruction may still take, itself included.
+    #[inline(always)]
+    pub fn remaining_steps(&self) -> u64 {
+        self.budget_end.saturating_sub(self.steps())
+    }
+
+    /// RFLAGS, all bits.
+    #[inline]
+    pub fn rflags_bits(&self) -> u64 {
+        self.rflags | self.flags.bits()
+    }
+
+    /// Sets RFLAGS as given (bit 1 forced, reserved bits cleared) and updates everything that hangs on it.
+    pub fn set_rflags(&mut self, value: u64) {
+        const KNOWN: u64 = flags::ARITHMETIC
+            | flags::TF
+            | flags::IF
+            | flags::DF
+            | flags::IOPL
+            | flags::NT
+            | flags::RF
+            | flags::VM
+            | flags::AC
+            | flags::VIF
+            | flags::VIP
+            | flags::ID;
+        let old = self.rflags;
+        self.flags = LazyFlags::from_bits(value);
+        self.rflags = value & KNOWN & !flags::ARITHMETIC | 2;
+        let changed = old ^ self.rflags;
+        if self.rflags & flags::IF != 0 && changed & flags::IF != 0 {
+            self.attention |= attention::SIGNALS;
+        }
+        if changed & flags::AC != 0 {
+            self.update_mmu_index();
+        }
+        if changed & (flags::TF | flags::RF) != 0 {
+            self.update_debug_attention();
+        }
+        if changed & flags::VM != 0 {
+            self.mode_changed();
+        }
+        self.break_block = true;
+    }
+
+    /// Whether the CPU executes in long mode (64-bit or compatibility).
+    #[inline(always)]
+    pub fn long_mode(&self) -> bool {
+        self.state.msrs.efer & efer::LMA != 0
+    }
+
+    /// Whether the CPU executes 64-bit code.
+    #[inline(always)]
+    pub fn is_64bit(&self) -> bool {
+        self.code_size == CodeSize::Bits64
+    }
+
+    /// Protected mode, virtual-8086 mode excluded.
+    #[inline(always)]
+    pub fn protected_mode(&self) -> bool {
+        self.state.cr0 & cr0::PE != 0 && self.rflags & flags::VM == 0
+    }
+
+    /// A segment register with its hidden part.
+    pub fn segment(&self, register: SegReg) -> &Segment {
+        &self.state.segments[register as usize]
+    }
+
+    /// Loads a segment register's visible and hidden parts, without any checks.
+    pub fn set_segment(&mut self, register: SegReg, segment: Segment) {
+        self.state.segments[register as usize] = segment;
+        self.segment_changed(register as usize);
+        if matches!(register, SegReg::Cs | SegReg::Ss) {
+            self.mode_changed();
+        }
+    }
+
+    fn segment_changed(&mut self, index: usize) {
+        self.seg_base[index] = self.state.segments[index].base;
+        self.refresh_bases();
+    }
+
+    /// In 64-bit mode the bases of ES, CS, SS and DS count as zero.
+    fn refresh_bases(&mut self) {
+        let flat = self.code_size == CodeSize::Bits64;
+        for index in 0..4 {
+            self.seg_base[index] = if flat { 0 } else { self.state.segments[index].base };
+        }
+        self.seg_base[SEG_NONE as usize] = 0;
+    }
+
+    /// To be called whenever CS, SS, CR0.PE, EFER.LMA or EFLAGS.VM may have changed.
+    pub fn mode_changed(&mut self) {
+        let (cs, ss) = (self.state.segments[1], self.state.segments[2]);
+        self.code_size = if self.long_mode() && cs.long() {
+            CodeSize::Bits64
+        } else if cs.big() {
+            CodeSize::Bits32
+        } else {
+            CodeSize::Bits16
+        };
+        self.cpl = if self.state.cr0 & cr0::PE == 0 {
+            0
+        } else if self.rflags & flags::VM != 0 {
+            3
+        } else {
+            ss.dpl()
+        };
+        self.stack_mask = match (self.code_size, ss.big()) {
+            (CodeSize::Bits64, _) => u64::MAX,
+            (_, true) => 0xffff_ffff,
+            (_, false) => 0xffff,
+        };
+        self.refresh_bases();
+        self.update_mmu_index();
+        self.break_block = true;
+    }
+
+    /// To be called whenever CR0, CR3, CR4 or EFER may have changed in a way that matters to paging.
+    pub fn paging_changed(&mut self) {
+        self.mmu.select_context(&self.state);
+        self.update_mmu_index();
+        self.break_block = true;
+    }
+
+    /// To be called whenever CPL, CR4.SMAP or RFLAGS.AC may have changed.
+    pub fn update_mmu_index(&mut self) {
+        let smap = self.state.cr4 & cr4::SMAP != 0 && self.rflags & flags::AC == 0;
+        self.mmu.set_index(self.cpl == 3, smap);
+    }
+
+    /// To be called whenever TF, RF, DR7 or `pending_debug` may have changed.
+    pub fn update_debug_attention(&mut self) {
+        let wanted = self.rflags & (flags::TF | flags::RF) != 0
+            || self.state.pending_debug != 0
+            || self.state.dr7 & 0xff != 0;
+        if wanted {
+            self.attention |= attention::DEBUG;
+        } else {
+            self.attention &= !attention::DEBUG;
+        }
+        self.break_block = true;
+    }
+
+    /// Asks for the interrupt lines to be sampled before the next instruction, and ends the block. To be
+    /// called after every access to the bus.
+    #[inline]
+    pub fn bus_was_used(&mut self) {
+        self.attention |= attention::SIGNALS;
+        if self.ram.flags().any_foreign_writes() {
+            self.attention |= attention::FOREIGN_WRITES;
+        }
+        self.break_block = true;
+    }
+
+    /// Holds interrupts back for the next instruction (STI; with `mov_ss` debug traps too).
+    pub fn set_interrupt_shadow(&mut self, mov_ss: bool) {
+        self.state.interrupt_shadow = true;
+        self.state.mov_ss_shadow = mov_ss;
+        self.attention |= attention::SHADOW | attention::SIGNALS;
+        self.break_block = true;
+    }
+
+    /// Records an exception with an error code and returns the break that reports it.
+    #[cold]
+    pub fn fault_with_code(&mut self, vector: u8, code: u32) -> Break {
+        self.exception = Exception { vector, error_code: Some(code), cr2: None };
+        Break::Fault
+    }
+
+    /// Records an exception without an error code and returns the break that reports it.
+    #[cold]
+    pub fn fault(&mut self, vector: u8) -> Break {
+        self.exception = Exception { vector, error_code: None, cr2: None };
+        Break::Fault
+    }
+
+    /// #GP(code).
+    #[cold]
+    pub fn gp(&mut self, code: u32) -> Break {
+        self.fault_with_code(crate::exception::GP, code)
+    }
+
+    /// #UD.
+    #[cold]
+    pub fn ud(&mut self) -> Break {
+        self.fault(crate::exception::UD)
+    }
+
+    /// Requires privilege level 0, else #GP(0).
+    #[inline]
+    pub fn require_cpl0(&mut self) -> Res<()> {
+        if self.cpl == 0 { Ok(()) } else { Err(self.gp(0)) }
+    }
+
+    /// The RIP at which the running block starts.
+    #[inline(always)]
+    pub fn block_rip(&self) -> u64 {
+        self.regs[REG_BLOCK_RIP as usize]
+    }
+
+    /// 64-bit register.
+    #[inline(always)]
+    pub fn reg64(&self, register: u8) -> u64 {
+        self.regs[(register & 31) as usize]
+    }
+
+    /// Writes a 64-bit register.
+    #[inline(always)]
+    pub fn set_reg64(&mut self, register: u8, value: u64) {
+        self.regs[(register & 31) as usize] = value;
+    }
+
+    /// 32-bit register.
+    #[inline(always)]
+    pub fn reg32(&self, register: u8) -> u32 {
+        self.regs[(register & 31) as usize] as u32
+    }
+
+    /// Writes a 32-bit register; the upper half becomes zero.
+    #[inline(always)]
+    pub fn set_reg32(&mut self, register: u8, value: u32) {
+        self.regs[(register & 31) as usize] = u64::from(value);
+    }
+
+    /// 16-bit register.
+    #[inline(always)]
+    pub fn reg16(&self, register: u8) -> u16 {
+        self.regs[(register & 31) as usize] as u16
+    }
+
+    /// Writes a 16-bit register; the rest stays.
+    #[inline(always)]
+    pub fn set_reg16(&mut self, register: u8, value: u16) {
+        let slot = &mut self.regs[(register & 31) as usize];
+        *slot = *slot & !0xffff | u64::from(value);
+    }
+
+    /// 8-bit register; [`HIGH_BYTE`] selects AH, CH, DH, BH.
+    #[inline(always)]
+    pub fn reg8(&self, register: u8) -> u8 {
+        (self.regs[(register & 31) as usize] >> ((register & HIGH_BYTE) >> 3)) as u8
+    }
+
+    /// Writes an 8-bit register; the rest stays.
+    #[inline(always)]
+    pub fn set_reg8(&mut self, register: u8, value: u8) {
+        let shift = (register & HIGH_BYTE) >> 3;
+        let slot = &mut self.regs[(register & 31) as usize];
+        *slot = *slot & !(0xff << shift) | u64::from(value) << shift;
+    }
+}

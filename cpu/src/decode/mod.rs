@@ -1,0 +1,79 @@
+//! From bytes to ops. `iced-x86` decodes; each family of instructions lowers its own to [`Op`]s. What no
+//! family takes is undefined on this CPU model and raises #UD.
+
+mod operands;
+
+use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction};
+pub(crate) use operands::Insn;
+
+use crate::core::CodeSize;
+use crate::op::Op;
+use crate::ops;
+
+/// What decoding depends on besides the bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Mode {
+    pub code_size: CodeSize,
+    pub stack_16bit: bool,
+}
+
+impl Mode {
+    /// 64-bit mode.
+    pub fn is_64bit(self) -> bool {
+        self.code_size == CodeSize::Bits64
+    }
+
+    fn bitness(self) -> u32 {
+        match self.code_size {
+            CodeSize::Bits16 => 16,
+            CodeSize::Bits32 => 32,
+            CodeSize::Bits64 => 64,
+        }
+    }
+}
+
+/// Result of decoding one instruction.
+pub(crate) enum Decoded {
+    /// An instruction, or the #UD that stands for it.
+    Op(Op),
+    /// The bytes end inside an instruction.
+    NeedsMore,
+}
+
+/// Longest instruction.
+const MAX_LENGTH: usize = 15;
+
+/// Decodes the first instruction of `bytes`, which stands at `rip`, `offset` bytes into its block.
+pub(crate) fn decode(bytes: &[u8], rip: u64, offset: u16, mode: Mode) -> Decoded {
+    let mut decoder = Decoder::with_ip(mode.bitness(), bytes, rip, DecoderOptions::NONE);
+    let instruction = decoder.decode();
+    if instruction.is_invalid() {
+        let short = decoder.last_error() == DecoderError::NoMoreBytes && bytes.len() < MAX_LENGTH;
+        return if short { Decoded::NeedsMore } else { Decoded::Op(placed(undefined(1), offset, 1)) };
+    }
+    let length = instruction.len() as u16;
+    let insn = Insn::new(&instruction, mode, rip.wrapping_sub(u64::from(offset)));
+    let op = lower(&insn).unwrap_or_else(|| {
+        log::debug!("undefined instruction {instruction} at {rip:#x}");
+        undefined(length)
+    });
+    Decoded::Op(placed(op, offset, length))
+}
+
+/// The op that raises #UD.
+pub(crate) fn undefined(length: u16) -> Op {
+    placed(Op::new(|core, _, _| Err(core.ud())).with(Op::ENDS_BLOCK), 0, length)
+}
+
+fn placed(mut op: Op, offset: u16, length: u16) -> Op {
+    op.start = offset;
+    op.next = offset + length;
+    op
+}
+
+fn lower(insn: &Insn<'_>) -> Option<Op> {
+    ops::integer::lower(insn).or_else(|| ops::system::lower(insn)).or_else(|| ops::simd::lower(insn))
+}
+
+/// The decoded form, for families that dispatch on it.
+pub(crate) type Raw = Instruction;

@@ -1,0 +1,145 @@
+//! What lowering needs to know of an instruction's operands, in terms of [`Op`] fields.
+
+use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
+
+use super::Mode;
+use crate::core::CodeSize;
+use crate::op::{HIGH_BYTE, Op, REG_BLOCK_RIP, REG_ZERO, SEG_NONE};
+
+/// An instruction on its way to becoming an op.
+pub(crate) struct Insn<'a> {
+    /// As `iced-x86` sees it.
+    pub raw: &'a Instruction,
+    /// The mode it runs in.
+    pub mode: Mode,
+    /// RIP of the first byte of the block; RIP-relative operands are made relative to it.
+    block_rip: u64,
+}
+
+impl<'a> Insn<'a> {
+    /// Wraps a decoded instruction.
+    pub fn new(raw: &'a Instruction, mode: Mode, block_rip: u64) -> Insn<'a> {
+        Insn { raw, mode, block_rip }
+    }
+
+    /// The mnemonic.
+    pub fn mnemonic(&self) -> Mnemonic {
+        self.raw.mnemonic()
+    }
+
+    /// The exact encoding.
+    pub fn code(&self) -> Code {
+        self.raw.code()
+    }
+
+    /// Whether operand `n` is the memory operand.
+    pub fn is_memory(&self, n: u32) -> bool {
+        n < self.raw.op_count() && self.raw.op_kind(n) == OpKind::Memory
+    }
+
+    /// Whether operand `n` is a register.
+    pub fn is_register(&self, n: u32) -> bool {
+        n < self.raw.op_count() && self.raw.op_kind(n) == OpKind::Register
+    }
+
+    /// Whether operand `n` is an immediate of any kind.
+    pub fn is_immediate(&self, n: u32) -> bool {
+        n < self.raw.op_count()
+            && !matches!(self.raw.op_kind(n), OpKind::Register | OpKind::Memory)
+            && self.raw.try_immediate(n).is_ok()
+    }
+
+    /// Number of register operand `n` as ops want it: AH to BH are flagged [`HIGH_BYTE`].
+    pub fn register(&self, n: u32) -> u8 {
+        number(self.raw.op_register(n))
+    }
+
+    /// Immediate operand `n`, sign-extended to 64 bits where the encoding sign-extends.
+    pub fn immediate(&self, n: u32) -> u64 {
+        self.raw.immediate(n)
+    }
+
+    /// Size in bytes of operand `n`: of the register, or of the memory operand.
+    pub fn size(&self, n: u32) -> u32 {
+        match self.raw.op_kind(n) {
+            OpKind::Register => self.raw.op_register(n).size() as u32,
+            OpKind::Memory => self.raw.memory_size().size() as u32,
+            _ => 0,
+        }
+    }
+
+    /// Fills in the memory operand's address. Harmless when there is none.
+    pub fn address(&self, mut op: Op) -> Op {
+        let raw = self.raw;
+        let base = raw.memory_base();
+        op.disp = raw.memory_displacement64() as i64;
+        if base == Register::RIP || base == Register::EIP {
+            op.base = REG_BLOCK_RIP;
+            op.disp = raw.memory_displacement64().wrapping_sub(self.block_rip) as i64;
+        } else {
+            op.base = optional(base);
+        }
+        op.index = optional(raw.memory_index());
+        op.scale = raw.memory_index_scale().trailing_zeros() as u8;
+        op.seg = self.segment_slot(raw.memory_segment());
+        if raw.memory_segment() == Register::SS {
+            op.flags |= Op::STACK;
+        }
+        op.flags |= match self.address_bytes() {
+            2 => Op::LEGACY_EA | Op::ADDR16,
+            4 => Op::LEGACY_EA | Op::ADDR32,
+            _ => 0,
+        };
+        if !self.mode.is_64bit() {
+            op.flags |= Op::CHECK_SEGMENT;
+        }
+        op
+    }
+
+    /// Slot of a segment register as ops use it: in 64-bit mode only FS and GS have bases.
+    pub fn segment_slot(&self, segment: Register) -> u8 {
+        let slot = match segment {
+            Register::ES => 0,
+            Register::CS => 1,
+            Register::SS => 2,
+            Register::DS => 3,
+            Register::FS => 4,
+            Register::GS => 5,
+            _ => SEG_NONE,
+        };
+        if self.mode.is_64bit() && slot < 4 { SEG_NONE } else { slot }
+    }
+
+    /// Address size in bytes, of the memory operand or of the implied one.
+    pub fn address_bytes(&self) -> u32 {
+        let raw = self.raw;
+        for register in [raw.memory_base(), raw.memory_index()] {
+            if register != Register::None && !register.is_xmm() {
+                return register.size() as u32;
+            }
+        }
+        match raw.memory_displ_size() {
+            0 => match self.mode.code_size {
+                CodeSize::Bits16 => 2,
+                CodeSize::Bits32 => 4,
+                CodeSize::Bits64 => 8,
+            },
+            size => size.max(2),
+        }
+    }
+}
+
+fn optional(register: Register) -> u8 {
+    if register == Register::None { REG_ZERO } else { number(register) }
+}
+
+/// Register number within its class.
+fn number(register: Register) -> u8 {
+    match register {
+        Register::AH | Register::CH | Register::DH | Register::BH => {
+            (register as u8 - Register::AH as u8) | HIGH_BYTE
+        }
+        Register::None => REG_ZERO,
+        _ => register.number() as u8,
+    }
+}

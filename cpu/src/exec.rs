@@ -1,0 +1,496 @@
+//! The run loop: finds or decodes the block at RIP, executes it, and between blocks looks after interrupts,
+//! traps, break- and watchpoints and the budget.
+
+use std::sync::Arc;
+
+use guest_ram::{GuestRam, PAGE_SIZE};
+
+use crate::bus::Bus;
+use crate::code::{BlockKey, BlockNumber, CodeCache, MAX_OPS, NewBlock};
+use crate::core::{CodeSize, Core, attention};
+use crate::debug::{AddressKind, WatchHit, Watchpoint};
+use crate::decode::{self, Decoded};
+use crate::flags;
+use crate::memory::Target;
+use crate::op::{Break, Op, REG_BLOCK_RIP, Res};
+use crate::state::CpuState;
+
+/// Why [`Cpu::run`] returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The step count reached the limit.
+    Budget,
+    /// The bus asked for control ([`crate::Signals::stop`]).
+    Bus,
+    /// HLT with nothing to deliver: time must pass.
+    Halted,
+    /// Triple fault.
+    Shutdown,
+    /// The next instruction has a breakpoint.
+    Breakpoint,
+    /// The instruction that just completed hit a watchpoint.
+    Watchpoint(WatchHit),
+}
+
+/// A deterministic x86-64 CPU.
+pub struct Cpu {
+    core: Core,
+    code: CodeCache,
+}
+
+impl Cpu {
+    /// A CPU in reset state on the given RAM.
+    pub fn new(ram: Arc<GuestRam>) -> Cpu {
+        Cpu { core: Core::new(ram), code: CodeCache::new() }
+    }
+
+    /// The architectural state. Equal machines give equal states.
+    pub fn state(&self) -> CpuState {
+        self.core.save_state()
+    }
+
+    /// Replaces the architectural state. RAM may have been replaced too: nothing derived from it survives.
+    pub fn set_state(&mut self, state: &CpuState) {
+        self.core.ram.take_foreign_writes();
+        self.drop_code();
+        self.core.mmu.flush_and_unflag(self.core.ram.flags());
+        self.core.load_state(state);
+        self.core.debug_registers_changed();
+        self.core.debug.hit = None;
+        self.core.stale_code.clear();
+    }
+
+    /// Steps executed since power-on: completed instructions, iterations of repeated string instructions, and
+    /// deliveries of interrupts and exceptions.
+    pub fn steps(&self) -> u64 {
+        self.core.block_steps
+    }
+
+    /// Retired conditional branches since power-on.
+    pub fn branches(&self) -> u64 {
+        self.core.branches
+    }
+
+    /// Address of the next instruction.
+    pub fn rip(&self) -> u64 {
+        self.core.rip
+    }
+
+    /// The running core, for a debugger's reads.
+    pub fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// Replaces the debugger's breakpoints.
+    pub fn set_breakpoints(&mut self, points: impl IntoIterator<Item = (AddressKind, u64)>) {
+        self.core.set_breakpoints(points);
+        self.drop_code();
+    }
+
+    /// Replaces the debugger's watchpoints.
+    pub fn set_watchpoints(&mut self, points: impl IntoIterator<Item = Watchpoint>) {
+        self.core.set_watchpoints(points);
+    }
+
+    /// Makes the next store to every page mark it dirty again; to be called after dirty flags were cleared.
+    pub fn track_writes_anew(&mut self) {
+        self.core.mmu.drop_writes();
+    }
+
+    fn drop_code(&mut self) {
+        self.code.clear(&self.core.ram, &mut self.core.code_lines);
+    }
+
+    /// Runs until the step count is `until_steps`, exactly, or something else stops it first.
+    ///
+    /// A breakpoint at the very first instruction is passed over, so that running on from it works.
+    pub fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop {
+        let first_step = self.core.block_steps;
+        self.core.budget_end = until_steps;
+        self.core.attention |= attention::SIGNALS;
+        loop {
+            if self.core.attention != 0 {
+                if let Some(stop) = self.attend(bus) {
+                    return stop;
+                }
+            }
+            if self.core.block_steps >= until_steps {
+                return Stop::Budget;
+            }
+            if self.core.attention & (attention::DEBUG | attention::SHADOW) != 0 {
+                if let Some(stop) = self.run_carefully(bus, first_step) {
+                    return stop;
+                }
+                continue;
+            }
+            let number = match self.find_block() {
+                Ok(number) => number,
+                Err(_) => {
+                    self.deliver_fault(bus);
+                    continue;
+                }
+            };
+            if self.code.block(number).check_breakpoint && self.at_breakpoint(first_step) {
+                return Stop::Breakpoint;
+            }
+            let limit = until_steps - self.core.block_steps;
+            self.run_block(bus, number, limit);
+        }
+    }
+
+    /// One instruction under TF, RF, guest breakpoints or an interrupt shadow.
+    fn run_carefully(&mut self, bus: &mut dyn Bus, first_step: u64) -> Option<Stop> {
+        let shadowed = self.core.state.mov_ss_shadow;
+        if self.core.state.pending_debug != 0 && !shadowed {
+            self.core.raise_pending_debug();
+            self.deliver_fault(bus);
+            return None;
+        }
+        let resume = self.core.rflags & flags::RF != 0;
+        let hits = self.core.guest_instruction_breakpoints(self.core.rip);
+        if hits != 0 && !resume && !shadowed {
+            self.core.state.pending_debug |= hits;
+            self.core.raise_pending_debug();
+            self.deliver_fault(bus);
+            return None;
+        }
+        let number = match self.find_block() {
+            Ok(number) => number,
+            Err(_) => {
+                self.end_shadow();
+                self.deliver_fault(bus);
+                return None;
+            }
+        };
+        if self.code.block(number).check_breakpoint && self.at_breakpoint(first_step) {
+            return Some(Stop::Breakpoint);
+        }
+        self.end_shadow();
+        let trap = self.core.rflags & flags::TF != 0;
+        self.core.rflags &= !flags::RF;
+        let completed = self.run_block(bus, number, 1);
+        if trap && completed {
+            self.core.state.pending_debug |= 1 << 14;
+        }
+        self.core.update_debug_attention();
+        None
+    }
+
+    fn end_shadow(&mut self) {
+        self.core.attention &= !attention::SHADOW;
+        self.core.state.interrupt_shadow = false;
+        self.core.state.mov_ss_shadow = false;
+    }
+
+    /// Whether to stop before the next instruction: not before the very first one of a run.
+    fn at_breakpoint(&self, first_step: u64) -> bool {
+        if self.core.block_steps == first_step {
+            return false;
+        }
+        let address = self.core.rip.wrapping_add(self.core.seg_base[1]);
+        let gpa = self.core.peek_address(address).unwrap_or(u64::MAX);
+        self.core.debug.breaks_at(address, gpa)
+    }
+
+    /// Looks after everything that [`attention`] names. `Some` leaves the run loop.
+    fn attend(&mut self, bus: &mut dyn Bus) -> Option<Stop> {
+        if self.core.state.shut_down {
+            return Some(Stop::Shutdown);
+        }
+        if self.core.attention & (attention::STALE_CODE | attention::FOREIGN_WRITES) != 0 {
+            self.drop_stale();
+        }
+        if self.core.attention & attention::WATCH_HIT != 0 {
+            self.core.attention &= !attention::WATCH_HIT;
+            if let Some(hit) = self.core.debug.hit.take() {
+                return Some(Stop::Watchpoint(hit));
+            }
+        }
+        if self.core.attention & attention::SIGNALS != 0 {
+            let signals = bus.signals();
+            if signals.stop {
+                return Some(Stop::Bus);
+            }
+            // Deliveries are steps too: the budget comes first.
+            if self.core.block_steps < self.core.budget_end {
+                self.take_interrupts(bus, signals);
+            }
+        }
+        if self.core.attention & attention::HALTED != 0 {
+            return Some(Stop::Halted);
+        }
+        None
+    }
+
+    fn take_interrupts(&mut self, bus: &mut dyn Bus, signals: crate::Signals) {
+        let shadow = self.core.state.interrupt_shadow;
+        if self.core.state.pending_debug != 0 && !self.core.state.mov_ss_shadow {
+            // A trap of the instruction just completed comes before interrupts.
+            return;
+        }
+        if signals.nmi && !self.core.state.nmi_blocked && !shadow {
+            if bus.take_nmi() {
+                self.wake();
+                self.core.state.nmi_blocked = true;
+                self.deliver(bus, Delivery::Nmi);
+            }
+            return;
+        }
+        if signals.interrupt {
+            if self.core.rflags & flags::IF != 0 && !shadow {
+                if let Some(vector) = bus.acknowledge_interrupt() {
+                    self.wake();
+                    self.deliver(bus, Delivery::Interrupt(vector));
+                }
+                return;
+            }
+            // Waits for IF, or for the shadow's end: both set the bit again.
+        }
+        if !shadow {
+            self.core.attention &= !attention::SIGNALS;
+        }
+    }
+
+    fn wake(&mut self) {
+        self.core.state.halted = false;
+        self.core.attention &= !attention::HALTED;
+    }
+
+    fn drop_stale(&mut self) {
+        for page in std::mem::take(&mut self.core.stale_code) {
+            self.code.drop_page(&self.core.ram, &mut self.core.code_lines, page);
+        }
+        let foreign = self.core.ram.take_foreign_writes();
+        for &page in &foreign {
+            self.code.drop_page(&self.core.ram, &mut self.core.code_lines, page);
+        }
+        if foreign.iter().any(|&p| self.core.ram.flags().has(p, guest_ram::PageFlags::PAGE_TABLE)) {
+            self.core.mmu.flush_and_unflag(self.core.ram.flags());
+        }
+        self.core.attention &= !(attention::STALE_CODE | attention::FOREIGN_WRITES);
+    }
+
+    /// Finds or decodes the block at RIP. An error is a fault of the fetch.
+    #[inline(always)]
+    fn find_block(&mut self) -> Res<BlockNumber> {
+        let rip = self.core.rip;
+        let tag = self.core.mmu.exec_epoch() << 3 | u64::from(self.mode());
+        match self.code.jump(rip, tag) {
+            Some(number) => Ok(number),
+            None => self.find_block_slow(rip, tag),
+        }
+    }
+
+    /// Mode bits that decoding depends on: code size and stack width.
+    #[inline(always)]
+    fn mode(&self) -> u8 {
+        self.core.code_size as u8 | u8::from(self.core.stack_mask == 0xffff) << 2
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_block_slow(&mut self, rip: u64, tag: u64) -> Res<BlockNumber> {
+        let address = self.core.code_linear(rip)?;
+        let start = match self.core.fetch_target(address)? {
+            Target::Ram(offset) => offset,
+            // Executing device memory: nothing sensible is there.
+            Target::Device(_) => return Err(self.core.gp(0)),
+        };
+        let key = BlockKey::new(start, self.mode());
+        if let Some(number) = self.code.find(key) {
+            match self.code.block(number).second_page {
+                None => {
+                    self.code.remember_jump(rip, tag, number);
+                    return Ok(number);
+                }
+                // Where the second page lies is looked up every time: it is not part of the key.
+                Some(second) => {
+                    let next = self.core.code_linear((rip | (PAGE_SIZE - 1)).wrapping_add(1))?;
+                    if matches!(self.core.fetch_target(next)?, Target::Ram(o) if o / PAGE_SIZE == second) {
+                        return Ok(number);
+                    }
+                    self.code.drop_page(&self.core.ram, &mut self.core.code_lines, second);
+                }
+            }
+        }
+        let block = self.decode_block(rip, address, start, key)?;
+        let crosses = block.second_page.is_some();
+        let (number, flagged) = self.code.insert(&self.core.ram, &mut self.core.code_lines, block);
+        for page in flagged.pages() {
+            self.core.mmu.protect_page(page);
+        }
+        if !crosses {
+            self.code.remember_jump(rip, tag, number);
+        }
+        Ok(number)
+    }
+
+    /// Decodes instructions from RAM offset `start` to the end of the block.
+    fn decode_block(&mut self, rip: u64, address: u64, start: u64, key: BlockKey) -> Res<NewBlock> {
+        let mut bytes = [0; PAGE_SIZE as usize + 15];
+        let in_page = (start % PAGE_SIZE) as usize;
+        let available = PAGE_SIZE as usize - in_page;
+        self.core.ram.read_bytes(start, &mut bytes[..available]);
+        let mode =
+            decode::Mode { code_size: self.core.code_size, stack_16bit: self.core.stack_mask == 0xffff };
+        let mut block = NewBlock {
+            key,
+            start,
+            ops: Vec::with_capacity(8),
+            length: 0,
+            second_page: None,
+            check_breakpoint: self.core.debug.breaks_at_offset(address),
+        };
+        while block.ops.len() < MAX_OPS {
+            let at = usize::from(block.length);
+            let here = rip.wrapping_add(at as u64);
+            if at > 0 && self.core.debug.breaks_at_offset(address.wrapping_add(at as u64)) {
+                break;
+            }
+            let op = match decode::decode(&bytes[at..available], here, block.length, mode) {
+                Decoded::Op(op) => op,
+                Decoded::NeedsMore if at > 0 => break,
+                Decoded::NeedsMore => {
+                    let next = self.core.code_linear((rip | (PAGE_SIZE - 1)).wrapping_add(1))?;
+                    let Target::Ram(second) = self.core.fetch_target(next)? else {
+                        return Err(self.core.gp(0));
+                    };
+                    self.core.ram.read_bytes(second, &mut bytes[available..available + 15]);
+                    match decode::decode(&bytes[..available + 15], here, 0, mode) {
+                        Decoded::Op(mut op) => {
+                            block.second_page = Some(second / PAGE_SIZE);
+                            op.flags |= Op::ENDS_BLOCK;
+                            op
+                        }
+                        Decoded::NeedsMore => decode::undefined(15),
+                    }
+                }
+            };
+            block.length = op.next;
+            block.ops.push(op);
+            if op.flags & Op::ENDS_BLOCK != 0 {
+                break;
+            }
+        }
+        Ok(block)
+    }
+
+    /// Executes up to `limit` instructions of a block. Returns whether the last one completed.
+    #[inline(always)]
+    fn run_block(&mut self, bus: &mut dyn Bus, number: BlockNumber, limit: u64) -> bool {
+        let block = self.code.block(number);
+        let core = &mut self.core;
+        let rip = core.rip;
+        core.regs[REG_BLOCK_RIP as usize] = rip;
+        core.break_block = false;
+        let count = block.ops.len().min(limit as usize);
+        let whole = count == block.ops.len();
+        for (index, op) in block.ops[..count].iter().enumerate() {
+            core.index = index as u64;
+            match (op.handler)(core, bus, op) {
+                Ok(()) if !core.break_block => {}
+                Ok(()) => {
+                    core.block_steps += index as u64 + 1;
+                    core.index = 0;
+                    if op.flags & Op::SETS_RIP == 0 {
+                        core.rip = core.next_rip(rip, op.next);
+                    }
+                    return true;
+                }
+                Err(reason) => {
+                    core.block_steps += index as u64;
+                    core.index = 0;
+                    if reason == Break::Done {
+                        return false;
+                    }
+                    core.rip = rip.wrapping_add(u64::from(op.start));
+                    if op.flags & Op::STACK != 0 && core.exception.vector == crate::exception::GP {
+                        core.noncanonical_stack_fault(op);
+                    }
+                    self.deliver_fault(bus);
+                    return false;
+                }
+            }
+        }
+        core.block_steps += count as u64;
+        core.index = 0;
+        if !(whole && block.sets_rip) {
+            let end = block.ops[count - 1].next;
+            core.rip = core.next_rip(rip, end);
+        }
+        true
+    }
+
+    fn deliver_fault(&mut self, bus: &mut dyn Bus) {
+        let exception = self.core.exception;
+        self.deliver(bus, Delivery::Exception(exception));
+    }
+
+    fn deliver(&mut self, bus: &mut dyn Bus, delivery: Delivery) {
+        self.core.block_steps += 1;
+        if self.core.deliver(bus, delivery).is_err() {
+            self.core.state.shut_down = true;
+            self.core.attention |= attention::HALTED;
+        }
+    }
+}
+
+/// Something that goes through the interrupt descriptor table from outside the instruction stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// A fault or trap of the instruction stream. A fault's return address is the faulting instruction.
+    Exception(crate::exception::Exception),
+    /// An external interrupt.
+    Interrupt(u8),
+    /// A non-maskable interrupt.
+    Nmi,
+}
+
+impl Core {
+    /// RIP behind an instruction: wraps by the width of the code segment.
+    #[inline(always)]
+    pub(crate) fn next_rip(&self, block_rip: u64, offset: u16) -> u64 {
+        self.wrap_rip(block_rip.wrapping_add(u64::from(offset)))
+    }
+
+    /// An instruction pointer wrapped to the code segment's width (16-bit code may still hold 32-bit EIPs
+    /// set by far transfers; those fault at the limit check of the fetch).
+    #[inline(always)]
+    pub fn wrap_rip(&self, rip: u64) -> u64 {
+        match self.code_size {
+            CodeSize::Bits64 => rip,
+            _ => rip & 0xffff_ffff,
+        }
+    }
+
+    /// Linear address of an instruction fetch, checked against CS.
+    pub(crate) fn code_linear(&mut self, rip: u64) -> Res<u64> {
+        if self.is_64bit() {
+            return Ok(rip);
+        }
+        let cs = self.state.segments[1];
+        if rip > u64::from(cs.limit) {
+            return Err(self.gp(0));
+        }
+        Ok(cs.base.wrapping_add(rip) & 0xffff_ffff)
+    }
+
+    /// An op whose memory operand goes through RSP or RBP and whose address is not canonical raises #SS.
+    #[cold]
+    fn noncanonical_stack_fault(&mut self, op: &Op) {
+        if self.is_64bit() && self.exception.error_code == Some(0) {
+            let address = self.effective_address(op).wrapping_add(self.seg_base[(op.seg & 7) as usize]);
+            if !crate::memory::canonical(address) {
+                self.exception.vector = crate::exception::SS;
+            }
+        }
+    }
+
+    /// Moves pending debug conditions into DR6 and makes them the current exception.
+    pub(crate) fn raise_pending_debug(&mut self) {
+        self.state.dr6 = self.state.dr6 & !0xf | self.state.pending_debug;
+        self.state.pending_debug = 0;
+        self.update_debug_attention();
+        self.fault(crate::exception::DB);
+    }
+}

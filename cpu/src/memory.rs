@@ -1,0 +1,520 @@
+//! Memory as instructions see it: effective addresses, segment checks, loads and stores through the TLB, and
+//! the slow path behind it (page walks, page crossings, device memory, watchpoints, pages that code or
+//! translations came from).
+
+use guest_ram::{PAGE_SIZE, PageFlags};
+
+use crate::bus::Bus;
+use crate::core::{Core, attention, cr4};
+use crate::debug::WatchKind;
+use crate::exception::{Exception, PF};
+use crate::mmu::{Access, Fill, Mmu};
+use crate::op::{Break, Op, Res, SEG_NONE};
+
+const PAGE_MASK: u64 = !(PAGE_SIZE - 1);
+
+/// Where one page's part of an access goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Target {
+    /// RAM offset.
+    Ram(u64),
+    /// Guest-physical address that is not RAM.
+    Device(u64),
+}
+
+macro_rules! scalar_memory {
+    ($load:ident, $store:ident, $update:ident, $ram_load:ident, $ram_store:ident, $type:ty) => {
+        /// Loads a scalar at a linear address with the present privilege.
+        #[inline(always)]
+        pub fn $load(&mut self, bus: &mut dyn Bus, address: u64) -> Res<$type> {
+            const SIZE: u64 = size_of::<$type>() as u64;
+            let slot = self.mmu.slot(self.mmu.index_base(), address);
+            if slot.read == address & PAGE_MASK && address & !PAGE_MASK <= PAGE_SIZE - SIZE {
+                return Ok(self.ram.$ram_load(address.wrapping_add(slot.addend)));
+            }
+            let mut bytes = [0; SIZE as usize];
+            self.load_slow(bus, address, &mut bytes, Access::Read)?;
+            Ok(<$type>::from_le_bytes(bytes))
+        }
+
+        /// Stores a scalar at a linear address with the present privilege.
+        #[inline(always)]
+        pub fn $store(&mut self, bus: &mut dyn Bus, address: u64, value: $type) -> Res<()> {
+            const SIZE: u64 = size_of::<$type>() as u64;
+            let slot = self.mmu.slot(self.mmu.index_base(), address);
+            if slot.write == address & PAGE_MASK && address & !PAGE_MASK <= PAGE_SIZE - SIZE {
+                self.ram.$ram_store(address.wrapping_add(slot.addend), value);
+                return Ok(());
+            }
+            self.store_slow(bus, address, &value.to_le_bytes())
+        }
+
+        /// Reads, changes and writes back a scalar. The function sees the old value and gives the new one; it
+        /// runs only when nothing can fault any more, so it may commit flags and registers.
+        #[inline(always)]
+        pub fn $update(
+            &mut self,
+            bus: &mut dyn Bus,
+            address: u64,
+            change: impl FnOnce(&mut Core, $type) -> $type,
+        ) -> Res<()> {
+            const SIZE: u64 = size_of::<$type>() as u64;
+            let slot = self.mmu.slot(self.mmu.index_base(), address);
+            if slot.write == address & PAGE_MASK && address & !PAGE_MASK <= PAGE_SIZE - SIZE {
+                let offset = address.wrapping_add(slot.addend);
+                let new = change(self, self.ram.$ram_load(offset));
+                self.ram.$ram_store(offset, new);
+                return Ok(());
+            }
+            let mut bytes = [0; SIZE as usize];
+            self.load_slow(bus, address, &mut bytes, Access::Write)?;
+            let new = change(self, <$type>::from_le_bytes(bytes));
+            self.store_slow(bus, address, &new.to_le_bytes())
+        }
+    };
+}
+
+impl Core {
+    scalar_memory!(load_u8, store_u8, update_u8, load_u8, store_u8, u8);
+    scalar_memory!(load_u16, store_u16, update_u16, load_u16, store_u16, u16);
+    scalar_memory!(load_u32, store_u32, update_u32, load_u32, store_u32, u32);
+    scalar_memory!(load_u64, store_u64, update_u64, load_u64, store_u64, u64);
+    scalar_memory!(load_u128, store_u128, update_u128, load_u128, store_u128, u128);
+
+    /// The effective address of the op's memory operand, without its segment (LEA).
+    #[inline(always)]
+    pub fn effective_address(&self, op: &Op) -> u64 {
+        let address =
+            self.reg64(op.base).wrapping_add(self.reg64(op.index) << op.scale).wrapping_add(op.disp as u64);
+        if op.flags & Op::LEGACY_EA == 0 { address } else { wrap(address, op.flags) }
+    }
+
+    /// The linear address of the op's memory operand of `size_bytes`, segment checks included.
+    #[inline(always)]
+    pub fn linear(&mut self, op: &Op, size_bytes: u64) -> Res<u64> {
+        self.linear_for(op, size_bytes, false)
+    }
+
+    /// As [`Core::linear`], for an operand that is written.
+    #[inline(always)]
+    pub fn linear_write(&mut self, op: &Op, size_bytes: u64) -> Res<u64> {
+        self.linear_for(op, size_bytes, true)
+    }
+
+    #[inline(always)]
+    fn linear_for(&mut self, op: &Op, size_bytes: u64, write: bool) -> Res<u64> {
+        let offset = self.effective_address(op);
+        if op.flags & Op::CHECK_SEGMENT == 0 {
+            return Ok(offset.wrapping_add(self.seg_base[(op.seg & 7) as usize]));
+        }
+        self.checked_linear(op.seg, offset, size_bytes, write)
+    }
+
+    /// Linear address of an offset in a segment, with the checks of the present mode. For operands that are
+    /// not an op's memory operand: stack, string and far-pointer accesses.
+    pub fn segment_linear(&mut self, seg: u8, offset: u64, size_bytes: u64, write: bool) -> Res<u64> {
+        if self.is_64bit() || seg == SEG_NONE {
+            return Ok(offset.wrapping_add(self.seg_base[(seg & 7) as usize]));
+        }
+        self.checked_linear(seg, offset, size_bytes, write)
+    }
+
+    /// Segment rights and limit (SDM vol. 3, 5.3-5.4); the result wraps at 32 bits.
+    fn checked_linear(&mut self, seg: u8, offset: u64, size_bytes: u64, write: bool) -> Res<u64> {
+        let segment = self.state.segments[(seg as usize).min(5)];
+        if !segment_allows(&segment, offset, size_bytes, write, self.protected_mode()) {
+            let vector = if seg == 2 { crate::exception::SS } else { crate::exception::GP };
+            return Err(self.fault_with_code(vector, 0));
+        }
+        Ok(segment.base.wrapping_add(offset) & 0xffff_ffff)
+    }
+
+    /// Pushes a value of 2, 4 or 8 bytes.
+    #[inline]
+    pub fn push(&mut self, bus: &mut dyn Bus, size_bytes: u64, value: u64) -> Res<()> {
+        let sp = self.stack_pointer_minus(size_bytes);
+        self.store_stack(bus, sp, size_bytes, value)?;
+        self.set_stack_pointer(sp);
+        Ok(())
+    }
+
+    /// Pops a value of 2, 4 or 8 bytes.
+    #[inline]
+    pub fn pop(&mut self, bus: &mut dyn Bus, size_bytes: u64) -> Res<u64> {
+        let sp = self.regs[4] & self.stack_mask;
+        let value = self.load_stack(bus, sp, size_bytes)?;
+        self.set_stack_pointer(sp.wrapping_add(size_bytes));
+        Ok(value)
+    }
+
+    /// The stack pointer moved down, wrapped to the stack's width, not yet written back.
+    #[inline(always)]
+    pub fn stack_pointer_minus(&self, size_bytes: u64) -> u64 {
+        self.regs[4].wrapping_sub(size_bytes) & self.stack_mask
+    }
+
+    /// Writes RSP, ESP or SP by the stack's width.
+    #[inline(always)]
+    pub fn set_stack_pointer(&mut self, value: u64) {
+        self.regs[4] = match self.stack_mask {
+            u64::MAX => value,
+            0xffff_ffff => value & 0xffff_ffff,
+            mask => self.regs[4] & !mask | value & mask,
+        };
+    }
+
+    /// Loads 2, 4 or 8 bytes at an offset in the stack segment.
+    #[inline]
+    pub fn load_stack(&mut self, bus: &mut dyn Bus, sp: u64, size_bytes: u64) -> Res<u64> {
+        let address = self.segment_linear(2, sp, size_bytes, false)?;
+        self.load_sized(bus, address, size_bytes).map_err(|b| self.as_stack_fault(b))
+    }
+
+    /// Stores 2, 4 or 8 bytes at an offset in the stack segment.
+    #[inline]
+    pub fn store_stack(&mut self, bus: &mut dyn Bus, sp: u64, size_bytes: u64, value: u64) -> Res<()> {
+        let address = self.segment_linear(2, sp, size_bytes, true)?;
+        self.store_sized(bus, address, size_bytes, value).map_err(|b| self.as_stack_fault(b))
+    }
+
+    /// A non-canonical stack address raises #SS(0) where others raise #GP(0).
+    #[cold]
+    pub fn as_stack_fault(&mut self, reason: Break) -> Break {
+        if self.exception.vector == crate::exception::GP {
+            self.exception.vector = crate::exception::SS;
+        }
+        reason
+    }
+
+    /// Loads 1, 2, 4 or 8 bytes, zero-extended.
+    #[inline]
+    pub fn load_sized(&mut self, bus: &mut dyn Bus, address: u64, size_bytes: u64) -> Res<u64> {
+        match size_bytes {
+            1 => self.load_u8(bus, address).map(u64::from),
+            2 => self.load_u16(bus, address).map(u64::from),
+            4 => self.load_u32(bus, address).map(u64::from),
+            _ => self.load_u64(bus, address),
+        }
+    }
+
+    /// Stores the low 1, 2, 4 or 8 bytes.
+    #[inline]
+    pub fn store_sized(&mut self, bus: &mut dyn Bus, address: u64, size_bytes: u64, value: u64) -> Res<()> {
+        match size_bytes {
+            1 => self.store_u8(bus, address, value as u8),
+            2 => self.store_u16(bus, address, value as u16),
+            4 => self.store_u32(bus, address, value as u32),
+            _ => self.store_u64(bus, address, value),
+        }
+    }
+
+    /// Loads any number of bytes (FXRSTOR, FRSTOR, descriptor copies) with the present privilege.
+    pub fn load_bytes(&mut self, bus: &mut dyn Bus, address: u64, bytes: &mut [u8]) -> Res<()> {
+        for (at, chunk) in page_chunks(address, bytes.len()) {
+            let range = chunk.0..chunk.1;
+            self.load_slow(bus, at, &mut bytes[range], Access::Read)?;
+        }
+        Ok(())
+    }
+
+    /// Stores any number of bytes; every page is checked before the first byte changes.
+    pub fn store_bytes(&mut self, bus: &mut dyn Bus, address: u64, bytes: &[u8]) -> Res<()> {
+        self.check_writable(bus, address, bytes.len() as u64)?;
+        for (at, chunk) in page_chunks(address, bytes.len()) {
+            self.store_slow(bus, at, &bytes[chunk.0..chunk.1])?;
+        }
+        Ok(())
+    }
+
+    /// Raises whatever a store of `length` bytes would raise.
+    pub fn check_writable(&mut self, _bus: &mut dyn Bus, address: u64, length: u64) -> Res<()> {
+        let index = self.mmu.index_base();
+        for (at, _) in page_chunks(address, length as usize) {
+            self.translate(at, Access::Write, index)?;
+        }
+        Ok(())
+    }
+
+    /// Loads 1 to 8 bytes as the implicit supervisor accesses to GDT, LDT, IDT and TSS do.
+    pub fn load_system(&mut self, bus: &mut dyn Bus, address: u64, size_bytes: u64) -> Res<u64> {
+        self.as_supervisor(|core| core.load_sized(bus, address, size_bytes))
+    }
+
+    /// Stores 1 to 8 bytes as the implicit supervisor accesses do.
+    pub fn store_system(&mut self, bus: &mut dyn Bus, address: u64, size_bytes: u64, value: u64) -> Res<()> {
+        self.as_supervisor(|core| core.store_sized(bus, address, size_bytes, value))
+    }
+
+    fn as_supervisor<T>(&mut self, access: impl FnOnce(&mut Core) -> T) -> T {
+        self.mmu.set_index(false, self.state.cr4 & cr4::SMAP != 0);
+        let result = access(self);
+        self.update_mmu_index();
+        result
+    }
+
+    /// Translates one address for an access at a privilege index; enters the TLB where that is allowed.
+    pub(crate) fn translate(&mut self, address: u64, access: Access, index: usize) -> Res<Target> {
+        if self.long_mode() && !canonical(address) {
+            return Err(self.gp(0));
+        }
+        let privilege = Mmu::privilege(index);
+        let mut tables = Vec::new();
+        let walked = self.mmu.walk(&self.ram, &self.state, address, access, privilege, &mut tables);
+        for page in tables {
+            self.mmu.protect_page(page);
+        }
+        let found = walked.map_err(|fault| {
+            self.exception = Exception { vector: PF, error_code: Some(fault.0), cr2: Some(address) };
+            Break::Fault
+        })?;
+        let Some(offset) = self.ram.layout().offset_of(found.gpa) else {
+            return Ok(Target::Device(found.gpa));
+        };
+        let page = offset / PAGE_SIZE;
+        if access == Access::Write {
+            self.ram.flags().set(page, PageFlags::DIRTY);
+        }
+        let watched = self.debug.watches_page(address, found.gpa);
+        let flags = self.ram.flags().get(page);
+        self.mmu.fill(
+            index,
+            address,
+            &Fill {
+                ram_page_offset: offset & PAGE_MASK,
+                entry_offset: found.entry_offset,
+                readable: access != Access::Execute && !watched,
+                writable: found.writable
+                    && flags & PageFlags::DIRTY != 0
+                    && flags & PageFlags::DERIVED == 0
+                    && !watched,
+                executable: found.executable,
+            },
+        );
+        Ok(Target::Ram(offset))
+    }
+
+    /// The RAM offset, or device address, of an instruction fetch at a linear address.
+    #[inline(always)]
+    pub(crate) fn fetch_target(&mut self, address: u64) -> Res<Target> {
+        let slot = self.mmu.slot(self.mmu.index_base(), address);
+        if slot.exec == address & PAGE_MASK {
+            return Ok(Target::Ram(address.wrapping_add(slot.addend)));
+        }
+        let index = self.mmu.index_base();
+        self.translate(address, Access::Execute, index)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn load_slow(&mut self, bus: &mut dyn Bus, address: u64, bytes: &mut [u8], access: Access) -> Res<()> {
+        let index = self.mmu.index_base();
+        let in_first = first_part(address, bytes.len());
+        let first = self.translate(address, access, index)?;
+        let second = if in_first < bytes.len() {
+            Some(self.translate(self.wrapped(address, in_first), access, index)?)
+        } else {
+            None
+        };
+        let (head, tail) = bytes.split_at_mut(in_first);
+        self.load_part(bus, first, head);
+        if let Some(target) = second {
+            self.load_part(bus, target, tail);
+        }
+        self.note_access(address, bytes.len() as u64, first, WatchKind::Read);
+        Ok(())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn store_slow(&mut self, bus: &mut dyn Bus, address: u64, bytes: &[u8]) -> Res<()> {
+        let index = self.mmu.index_base();
+        let in_first = first_part(address, bytes.len());
+        let first = self.translate(address, Access::Write, index)?;
+        let second = if in_first < bytes.len() {
+            Some(self.translate(self.wrapped(address, in_first), Access::Write, index)?)
+        } else {
+            None
+        };
+        let (head, tail) = bytes.split_at(in_first);
+        self.store_part(bus, first, head);
+        if let Some(target) = second {
+            self.store_part(bus, target, tail);
+        }
+        self.note_access(address, bytes.len() as u64, first, WatchKind::Write);
+        Ok(())
+    }
+
+    /// The address `distance` further on; addresses wrap at 32 bits outside long mode.
+    fn wrapped(&self, address: u64, distance: usize) -> u64 {
+        let next = address.wrapping_add(distance as u64);
+        if self.long_mode() { next } else { next & 0xffff_ffff }
+    }
+
+    fn load_part(&mut self, bus: &mut dyn Bus, target: Target, bytes: &mut [u8]) {
+        match target {
+            Target::Ram(offset) => self.ram.read_bytes(offset, bytes),
+            Target::Device(gpa) => {
+                bus.mmio_read(self.steps(), gpa, bytes);
+                self.bus_was_used();
+            }
+        }
+    }
+
+    fn store_part(&mut self, bus: &mut dyn Bus, target: Target, bytes: &[u8]) {
+        match target {
+            Target::Ram(offset) => self.store_ram(offset, bytes),
+            Target::Device(gpa) => {
+                bus.mmio_write(self.steps(), gpa, bytes);
+                self.bus_was_used();
+            }
+        }
+    }
+
+    /// Writes RAM inside one page and drops what was derived from the old contents.
+    pub(crate) fn store_ram(&mut self, offset: u64, bytes: &[u8]) {
+        let page = offset / PAGE_SIZE;
+        let flags = self.ram.flags().get(page);
+        if flags & PageFlags::PAGE_TABLE != 0 {
+            self.store_table(offset, bytes);
+        } else {
+            self.ram.write_bytes(offset, bytes);
+        }
+        if flags & PageFlags::CODE != 0 {
+            self.code_written(page, offset & !PAGE_MASK, bytes.len() as u64);
+        }
+    }
+
+    /// Writes into a page-table page, one aligned 8-byte group after the other.
+    fn store_table(&mut self, offset: u64, bytes: &[u8]) {
+        let end = offset + bytes.len() as u64;
+        let mut group = offset & !7;
+        let mut groups = Vec::with_capacity(3);
+        while group < end {
+            groups.push((group, self.ram.load_u64(group)));
+            group += 8;
+        }
+        self.ram.write_bytes(offset, bytes);
+        for (group, old) in groups {
+            self.mmu.table_written(&self.ram, group, old, self.ram.load_u64(group));
+        }
+    }
+
+    /// Queues decoded code for removal when the written lines hold any.
+    fn code_written(&mut self, page: u64, offset: u64, length: u64) {
+        if self.code_lines.touches(page, offset, length) {
+            self.stale_code.push(page);
+            self.attention |= attention::STALE_CODE;
+            self.break_block = true;
+        }
+    }
+
+    /// Compares an access that missed the fast path with the watchpoints.
+    fn note_access(&mut self, address: u64, length: u64, target: Target, kind: WatchKind) {
+        if self.debug.nothing_watched() {
+            return;
+        }
+        let gpa = match target {
+            Target::Ram(offset) => self.ram.layout().gpa_of(offset),
+            Target::Device(gpa) => gpa,
+        };
+        if self.debug.note_access(address, gpa, length, kind) {
+            self.attention |= attention::WATCH_HIT;
+            self.break_block = true;
+        }
+        let traps = self.guest_data_breakpoints(address, length, kind);
+        if traps != 0 {
+            self.state.pending_debug |= traps;
+            self.update_debug_attention();
+        }
+    }
+
+    /// RAM offset and room for a bulk operation that starts at `address`: how many bytes up to the end of the
+    /// page the fast path covers. `None` when the page needs the slow path.
+    pub(crate) fn bulk_page(&mut self, address: u64, write: bool) -> Option<(u64, u64)> {
+        let slot = self.mmu.slot(self.mmu.index_base(), address);
+        let tag = if write { slot.write } else { slot.read };
+        (tag == address & PAGE_MASK)
+            .then(|| (address.wrapping_add(slot.addend), PAGE_SIZE - (address & !PAGE_MASK)))
+    }
+
+    /// Reads memory for a debugger: no side effects, no rights, through the current tables. Returns how many
+    /// bytes could be read.
+    pub fn peek(&self, address: u64, bytes: &mut [u8]) -> usize {
+        let mut done = 0;
+        for (at, (from, to)) in page_chunks(address, bytes.len()) {
+            let Some(offset) = self.peek_address(at).and_then(|gpa| self.ram.layout().offset_of(gpa)) else {
+                break;
+            };
+            self.ram.read_bytes(offset, &mut bytes[from..to]);
+            done = to;
+        }
+        done
+    }
+
+    /// Guest-physical address of a linear one under the current tables, without side effects.
+    pub fn peek_address(&self, address: u64) -> Option<u64> {
+        if self.long_mode() && !canonical(address) {
+            return None;
+        }
+        Mmu::peek(&self.ram, &self.state, address)
+    }
+}
+
+/// Whether a 64-bit address is canonical for 48-bit linear addresses.
+#[inline(always)]
+pub fn canonical(address: u64) -> bool {
+    ((address as i64) << 16 >> 16) as u64 == address
+}
+
+fn wrap(address: u64, op_flags: u8) -> u64 {
+    if op_flags & Op::ADDR16 != 0 {
+        address & 0xffff
+    } else if op_flags & Op::ADDR32 != 0 {
+        address & 0xffff_ffff
+    } else {
+        address
+    }
+}
+
+fn first_part(address: u64, length: usize) -> usize {
+    length.min((PAGE_SIZE - (address & !PAGE_MASK)) as usize)
+}
+
+/// Splits a range at page boundaries: (address, (from, to) in the range).
+fn page_chunks(address: u64, length: usize) -> impl Iterator<Item = (u64, (usize, usize))> {
+    let mut from = 0;
+    std::iter::from_fn(move || {
+        if from >= length {
+            return None;
+        }
+        let at = address.wrapping_add(from as u64);
+        let to = from + first_part(at, length - from);
+        let chunk = (at, (from, to));
+        from = to;
+        Some(chunk)
+    })
+}
+
+fn segment_allows(
+    segment: &crate::state::Segment,
+    offset: u64,
+    size_bytes: u64,
+    write: bool,
+    protected: bool,
+) -> bool {
+    let last = offset.wrapping_add(size_bytes - 1);
+    let code = segment.kind() & 8 != 0;
+    let expand_down = !code && segment.kind() & 4 != 0;
+    if protected {
+        let readable = !code || segment.kind() & 2 != 0;
+        let writable = !code && segment.kind() & 2 != 0;
+        if !segment.present() || (write && !writable) || (!write && !readable) {
+            return false;
+        }
+    }
+    if expand_down {
+        let top = if segment.big() { 0xffff_ffff } else { 0xffff };
+        return offset > u64::from(segment.limit) && last <= top && last >= offset;
+    }
+    last <= u64::from(segment.limit) && last >= offset
+}

@@ -1,0 +1,134 @@
+//! A decoded instruction: one [`Op`] each, 40 bytes, holding the function that executes it.
+
+use crate::Core;
+use crate::bus::Bus;
+
+/// Why straight execution of a block ends early. The details are in [`Core`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Break {
+    /// The instruction faulted: [`Core`] holds the exception, nothing else changed.
+    Fault,
+    /// The instruction set RIP and the step count itself and did not complete as one step (a repeated string
+    /// instruction that stopped between iterations, a trap-like software interrupt).
+    Done,
+}
+
+/// Result of anything that may fault.
+pub type Res<T> = Result<T, Break>;
+
+/// Executes one instruction. `Ok` means it is complete; RIP follows from the block unless the op ends it.
+pub type Handler = fn(&mut Core, &mut dyn Bus, &Op) -> Res<()>;
+
+/// Register number that reads as zero: "no base", "no index".
+pub const REG_ZERO: u8 = 16;
+/// Register slot that holds the linear RIP of the start of the running block.
+pub const REG_BLOCK_RIP: u8 = 17;
+/// Added to an 8-bit register number for AH, CH, DH, BH (numbers 0 to 3).
+pub const HIGH_BYTE: u8 = 0x40;
+/// Segment slot whose base is always zero.
+pub const SEG_NONE: u8 = 6;
+
+/// One decoded instruction.
+#[derive(Clone, Copy)]
+pub struct Op {
+    /// Executes it.
+    pub handler: Handler,
+    /// Immediate, sign- or zero-extended as the instruction wants; for near branches the displacement.
+    pub imm: u64,
+    /// Displacement of the memory operand (RIP-relative ones are relative to the block's start).
+    pub disp: i64,
+    /// Base register of the memory operand, or [`REG_ZERO`], or [`REG_BLOCK_RIP`].
+    pub base: u8,
+    /// Index register, or [`REG_ZERO`].
+    pub index: u8,
+    /// Index shift, 0 to 3.
+    pub scale: u8,
+    /// Segment slot: 0 to 5 or [`SEG_NONE`].
+    pub seg: u8,
+    /// First (usually destination) register number.
+    pub r0: u8,
+    /// Second (usually source) register number.
+    pub r1: u8,
+    /// Anything else a family of handlers needs (a sub-operation, a third register).
+    pub aux: u8,
+    /// [`Op::LEGACY_EA`] and friends.
+    pub flags: u8,
+    /// Offset of the instruction from the block's start.
+    pub start: u16,
+    /// Offset of the next instruction.
+    pub next: u16,
+}
+
+impl Op {
+    /// The effective address needs more than adding up: 16/32-bit wrap-around or segment checks.
+    pub const LEGACY_EA: u8 = 1;
+    /// With [`Op::LEGACY_EA`]: the offset wraps at 16 bits.
+    pub const ADDR16: u8 = 2;
+    /// With [`Op::LEGACY_EA`]: the offset wraps at 32 bits.
+    pub const ADDR32: u8 = 4;
+    /// Segment limits and rights apply (not 64-bit mode).
+    pub const CHECK_SEGMENT: u8 = 8;
+    /// Non-canonical addresses raise #SS instead of #GP.
+    pub const STACK: u8 = 16;
+    /// The last op of its block: it may change RIP or anything the block was decoded under.
+    pub const ENDS_BLOCK: u8 = 32;
+    /// The handler sets RIP itself (branches).
+    pub const SETS_RIP: u8 = 64;
+    /// Free for the families' own use.
+    pub const FAMILY: u8 = 128;
+
+    /// An op without operands.
+    pub fn new(handler: Handler) -> Op {
+        Op {
+            handler,
+            imm: 0,
+            disp: 0,
+            base: REG_ZERO,
+            index: REG_ZERO,
+            scale: 0,
+            seg: SEG_NONE,
+            r0: 0,
+            r1: 0,
+            aux: 0,
+            flags: 0,
+            start: 0,
+            next: 0,
+        }
+    }
+
+    /// Sets the first register.
+    pub fn r0(mut self, register: u8) -> Op {
+        self.r0 = register;
+        self
+    }
+
+    /// Sets the second register.
+    pub fn r1(mut self, register: u8) -> Op {
+        self.r1 = register;
+        self
+    }
+
+    /// Sets the immediate.
+    pub fn imm(mut self, value: u64) -> Op {
+        self.imm = value;
+        self
+    }
+
+    /// Sets the family's extra byte.
+    pub fn aux(mut self, value: u8) -> Op {
+        self.aux = value;
+        self
+    }
+
+    /// Adds flags.
+    pub fn with(mut self, flags: u8) -> Op {
+        self.flags |= flags;
+        self
+    }
+
+    /// Length of the instruction in bytes.
+    pub fn length(&self) -> u64 {
+        u64::from(self.next - self.start)
+    }
+}
