@@ -1,7 +1,7 @@
 //! The protocol library's traits over a [`DebugTarget`].
 //!
-//! The library splits a movement in two: a request, which [`Adapter`] only notes, and a report, for which the session
-//! calls [`Adapter::perform`]. One CPU is shown as one thread with a name.
+//! The library splits a movement in two: a request, which [`Adapter`] only notes, and a report, for which the
+//! session calls [`Adapter::perform`]. One CPU is shown as one thread with a name.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -10,8 +10,9 @@ use gdbstub::common::{Signal, Tid};
 use gdbstub::stub::MultiThreadStopReason;
 use gdbstub::target::ext::base::BaseOps;
 use gdbstub::target::ext::base::multithread::{
-    MultiThreadBase, MultiThreadRangeStepping, MultiThreadRangeSteppingOps, MultiThreadResume, MultiThreadResumeOps,
-    MultiThreadSchedulerLocking, MultiThreadSchedulerLockingOps, MultiThreadSingleStep, MultiThreadSingleStepOps,
+    MultiThreadBase, MultiThreadRangeStepping, MultiThreadRangeSteppingOps, MultiThreadResume,
+    MultiThreadResumeOps, MultiThreadSchedulerLocking, MultiThreadSchedulerLockingOps, MultiThreadSingleStep,
+    MultiThreadSingleStepOps,
 };
 use gdbstub::target::ext::base::reverse_exec::{
     ReplayLogPosition, ReverseCont, ReverseContOps, ReverseStep, ReverseStepOps,
@@ -75,7 +76,8 @@ impl<'t> Adapter<'t> {
         }
     }
 
-    /// Moves the target as gdb has asked, and says what to report. The sentence of a failed move is on the console then.
+    /// Moves the target as gdb has asked, and says what to report. The sentence of a failed move is on the
+    /// console then.
     pub(crate) fn perform(&mut self) -> MultiThreadStopReason<u64> {
         self.registers = None;
         match self.try_move() {
@@ -137,7 +139,9 @@ impl<'t> Adapter<'t> {
             Stop::Step => Reason::SignalWithThread { tid: CPU, signal: Signal::SIGTRAP },
             Stop::Breakpoint(address) if self.is_hardware(address) => Reason::HwBreak(CPU),
             Stop::Breakpoint(_) => Reason::SwBreak(CPU),
-            Stop::Watchpoint { kind, address } => Reason::Watch { tid: CPU, kind: to_ext(kind), addr: address },
+            Stop::Watchpoint { kind, address } => {
+                Reason::Watch { tid: CPU, kind: to_ext(kind), addr: address }
+            }
             Stop::Interrupted => Reason::SignalWithThread { tid: CPU, signal: Signal::SIGINT },
             Stop::HistoryStart => Reason::ReplayLog { tid: Some(CPU), pos: ReplayLogPosition::Begin },
             Stop::HistoryEnd => Reason::ReplayLog { tid: Some(CPU), pos: ReplayLogPosition::End },
@@ -214,6 +218,19 @@ impl Target for Adapter<'_> {
         true
     }
 
+    // The library would announce these events without being asked.
+    fn use_fork_stop_reason(&self) -> bool {
+        false
+    }
+
+    fn use_vfork_stop_reason(&self) -> bool {
+        false
+    }
+
+    fn use_vforkdone_stop_reason(&self) -> bool {
+        false
+    }
+
     fn support_breakpoints(&mut self) -> Option<ext::BreakpointsOps<'_, Self>> {
         Some(self)
     }
@@ -283,13 +300,21 @@ impl ThreadExtraInfo for Adapter<'_> {
 }
 
 impl SingleRegisterAccess<Tid> for Adapter<'_> {
-    fn read_register(&mut self, _: Tid, number: RegisterNumber, buffer: &mut [u8]) -> TargetResult<usize, Self> {
+    fn read_register(
+        &mut self,
+        _: Tid,
+        number: RegisterNumber,
+        buffer: &mut [u8],
+    ) -> TargetResult<usize, Self> {
         let read = self.registers().map(|registers| number.read(registers, buffer));
         self.refused(read)?.ok_or(TargetError::Errno(EINVAL))
     }
 
     fn write_register(&mut self, _: Tid, number: RegisterNumber, value: &[u8]) -> TargetResult<(), Self> {
-        let changed = self.registers().cloned().map(|mut registers| number.write(&mut registers, value).map(|()| registers));
+        let changed = self
+            .registers()
+            .cloned()
+            .map(|mut registers| number.write(&mut registers, value).map(|()| registers));
         let registers = self.refused(changed)?.ok_or(TargetError::Errno(EINVAL))?;
         let written = self.set_registers(&registers);
         self.refused(written)
@@ -381,7 +406,8 @@ impl ext::Breakpoints for Adapter<'_> {
     }
 }
 
-// The protocol asks for insertion and removal to be repeatable without harm, so the sets' own answers do not matter.
+// The protocol asks for insertion and removal to be repeatable without harm, so the sets' own answers do not
+// matter.
 
 impl ext::SwBreakpoint for Adapter<'_> {
     fn add_sw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
@@ -408,21 +434,37 @@ impl ext::HwBreakpoint for Adapter<'_> {
 }
 
 impl ext::HwWatchpoint for Adapter<'_> {
-    fn add_hw_watchpoint(&mut self, address: u64, length: u64, kind: ext::WatchKind) -> TargetResult<bool, Self> {
-        if length != 0 {
+    fn add_hw_watchpoint(
+        &mut self,
+        address: u64,
+        length: u64,
+        kind: ext::WatchKind,
+    ) -> TargetResult<bool, Self> {
+        // Neither empty nor past the end of the address space.
+        let is_range = length.checked_sub(1).and_then(|last| address.checked_add(last)).is_some();
+        if is_range {
             self.stops.watchpoints.insert(Watchpoint { address, length, kind: from_ext(kind) });
         }
-        Ok(length != 0)
+        Ok(is_range)
     }
 
-    fn remove_hw_watchpoint(&mut self, address: u64, length: u64, kind: ext::WatchKind) -> TargetResult<bool, Self> {
+    fn remove_hw_watchpoint(
+        &mut self,
+        address: u64,
+        length: u64,
+        kind: ext::WatchKind,
+    ) -> TargetResult<bool, Self> {
         self.stops.watchpoints.remove(&Watchpoint { address, length, kind: from_ext(kind) });
         Ok(true)
     }
 }
 
 impl MonitorCmd for Adapter<'_> {
-    fn handle_monitor_cmd(&mut self, command: &[u8], mut output: ConsoleOutput<'_>) -> Result<(), Infallible> {
+    fn handle_monitor_cmd(
+        &mut self,
+        command: &[u8],
+        mut output: ConsoleOutput<'_>,
+    ) -> Result<(), Infallible> {
         let command = String::from_utf8_lossy(command);
         self.registers = None;
         let answer = self.target.monitor(command.trim(), &mut sticky_poll(&mut self.link));

@@ -1,7 +1,7 @@
 //! The target description: XML that tells gdb which registers there are and how to show them.
 //!
-//! See the gdb manual's appendix "Target Descriptions". Bits are named as in the Intel SDM, volume 3, sections 2.3, 2.5
-//! and 2.2.1, and volume 1, sections 3.4.3 and 10.2.3.
+//! See the gdb manual's appendix "Target Descriptions". Bits are named as in the Intel SDM, volume 3,
+//! sections 2.3, 2.5 and 2.2.1, and volume 1, sections 3.4.3 and 10.2.3.
 
 use std::fmt::Write;
 
@@ -21,9 +21,9 @@ const EFLAGS: Flags = Flags {
     size_bytes: 4,
     // Bit 1 is always set. Without a name gdb does not show it.
     fields: &[
-        ("CF", 0, 0), ("", 1, 1), ("PF", 2, 2), ("AF", 4, 4), ("ZF", 6, 6), ("SF", 7, 7), ("TF", 8, 8), ("IF", 9, 9),
-        ("DF", 10, 10), ("OF", 11, 11), ("IOPL", 12, 13), ("NT", 14, 14), ("RF", 16, 16), ("VM", 17, 17), ("AC", 18, 18),
-        ("VIF", 19, 19), ("VIP", 20, 20), ("ID", 21, 21),
+        ("CF", 0, 0), ("", 1, 1), ("PF", 2, 2), ("AF", 4, 4), ("ZF", 6, 6), ("SF", 7, 7), ("TF", 8, 8),
+        ("IF", 9, 9), ("DF", 10, 10), ("OF", 11, 11), ("IOPL", 12, 13), ("NT", 14, 14), ("RF", 16, 16),
+        ("VM", 17, 17), ("AC", 18, 18), ("VIF", 19, 19), ("VIP", 20, 20), ("ID", 21, 21),
     ],
 };
 
@@ -32,8 +32,9 @@ const MXCSR: Flags = Flags {
     id: "ttvm_mxcsr",
     size_bytes: 4,
     fields: &[
-        ("IE", 0, 0), ("DE", 1, 1), ("ZE", 2, 2), ("OE", 3, 3), ("UE", 4, 4), ("PE", 5, 5), ("DAZ", 6, 6), ("IM", 7, 7),
-        ("DM", 8, 8), ("ZM", 9, 9), ("OM", 10, 10), ("UM", 11, 11), ("PM", 12, 12), ("RC", 13, 14), ("FZ", 15, 15),
+        ("IE", 0, 0), ("DE", 1, 1), ("ZE", 2, 2), ("OE", 3, 3), ("UE", 4, 4), ("PE", 5, 5), ("DAZ", 6, 6),
+        ("IM", 7, 7), ("DM", 8, 8), ("ZM", 9, 9), ("OM", 10, 10), ("UM", 11, 11), ("PM", 12, 12),
+        ("RC", 13, 14), ("FZ", 15, 15),
     ],
 };
 
@@ -42,8 +43,8 @@ const CR0: Flags = Flags {
     id: "ttvm_cr0",
     size_bytes: 8,
     fields: &[
-        ("PE", 0, 0), ("MP", 1, 1), ("EM", 2, 2), ("TS", 3, 3), ("ET", 4, 4), ("NE", 5, 5), ("WP", 16, 16), ("AM", 18, 18),
-        ("NW", 29, 29), ("CD", 30, 30), ("PG", 31, 31),
+        ("PE", 0, 0), ("MP", 1, 1), ("EM", 2, 2), ("TS", 3, 3), ("ET", 4, 4), ("NE", 5, 5), ("WP", 16, 16),
+        ("AM", 18, 18), ("NW", 29, 29), ("CD", 30, 30), ("PG", 31, 31),
     ],
 };
 
@@ -52,10 +53,11 @@ const CR4: Flags = Flags {
     id: "ttvm_cr4",
     size_bytes: 8,
     fields: &[
-        ("VME", 0, 0), ("PVI", 1, 1), ("TSD", 2, 2), ("DE", 3, 3), ("PSE", 4, 4), ("PAE", 5, 5), ("MCE", 6, 6), ("PGE", 7, 7),
-        ("PCE", 8, 8), ("OSFXSR", 9, 9), ("OSXMMEXCPT", 10, 10), ("UMIP", 11, 11), ("LA57", 12, 12), ("VMXE", 13, 13),
-        ("SMXE", 14, 14), ("FSGSBASE", 16, 16), ("PCIDE", 17, 17), ("OSXSAVE", 18, 18), ("SMEP", 20, 20), ("SMAP", 21, 21),
-        ("PKE", 22, 22), ("CET", 23, 23),
+        ("VME", 0, 0), ("PVI", 1, 1), ("TSD", 2, 2), ("DE", 3, 3), ("PSE", 4, 4), ("PAE", 5, 5),
+        ("MCE", 6, 6), ("PGE", 7, 7), ("PCE", 8, 8), ("OSFXSR", 9, 9), ("OSXMMEXCPT", 10, 10),
+        ("UMIP", 11, 11), ("LA57", 12, 12), ("VMXE", 13, 13), ("SMXE", 14, 14), ("FSGSBASE", 16, 16),
+        ("PCIDE", 17, 17), ("OSXSAVE", 18, 18), ("SMEP", 20, 20), ("SMAP", 21, 21), ("PKE", 22, 22),
+        ("CET", 23, 23),
     ],
 };
 
@@ -84,8 +86,10 @@ pub(crate) fn target_xml() -> String {
         ("org.gnu.gdb.i386.segments", Feature::Segments, String::new()),
         ("org.ttvm.x86.system", Feature::System, [CR0, CR4, EFER].iter().map(flags_xml).collect()),
     ];
-    let body: String = features.iter().map(|(name, feature, types)| feature_xml(name, *feature, types)).collect();
-    // A kernel, or something below one, has no operating system's conventions; without this gdb assumes the host's.
+    let body: String =
+        features.iter().map(|(name, feature, types)| feature_xml(name, *feature, types)).collect();
+    // A kernel, or something below one, has no operating system's conventions; without this gdb assumes the
+    // host's.
     format!(
         "<?xml version=\"1.0\"?><!DOCTYPE target SYSTEM \"gdb-target.dtd\"><target version=\"1.0\">\
          <architecture>i386:x86-64</architecture><osabi>none</osabi>{body}</target>"
@@ -100,7 +104,8 @@ fn feature_xml(name: &str, feature: Feature, types: &str) -> String {
 fn register_xml(entry: &Entry) -> String {
     let bits = entry.place.size_bytes() * 8;
     let group = entry.group.map(|group| format!(" group=\"{group}\"")).unwrap_or_default();
-    // A function that gdb calls must not have the control registers put back behind its back.
+    // (gdb 13 decides by type which registers of an x86 belong to a group, but other readers of this heed
+    // it.) A function that gdb calls must not have the control registers put back behind its back.
     let save = if entry.feature == Feature::System { " save-restore=\"no\"" } else { "" };
     format!("<reg name=\"{}\" bitsize=\"{bits}\" type=\"{}\"{group}{save}/>", entry.name, entry.gdb_type)
 }
@@ -116,7 +121,9 @@ fn flags_xml(flags: &Flags) -> String {
 fn vector_xml() -> String {
     let vectors: String = VIEWS
         .iter()
-        .map(|(view, element, count)| format!("<vector id=\"{view}_t\" type=\"{element}\" count=\"{count}\"/>"))
+        .map(|(view, element, count)| {
+            format!("<vector id=\"{view}_t\" type=\"{element}\" count=\"{count}\"/>")
+        })
         .collect();
     let fields: String =
         VIEWS.iter().map(|(view, ..)| format!("<field name=\"{view}\" type=\"{view}_t\"/>")).collect();

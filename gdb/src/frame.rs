@@ -105,14 +105,16 @@ pub(crate) fn encode_into(out: &mut Vec<u8>, body: &[u8]) {
     push_hex(out, sum);
 }
 
-/// Appends a packet that makes gdb print `text`. gdb listens for these only while it waits for a stop or a `monitor` command.
+/// Appends a packet that makes gdb print `text`. gdb listens for these only while it waits for a stop or a
+/// `monitor` command.
 pub(crate) fn encode_console_into(out: &mut Vec<u8>, text: &str) {
     let mut body = vec![b'O'];
     text.bytes().for_each(|byte| push_hex(&mut body, byte));
     encode_into(out, &body);
 }
 
-/// The error reply with a text, which gdb shows for most requests. Bytes with a meaning in packets are replaced.
+/// The error reply with a text, which gdb shows for most requests. Bytes with a meaning in packets are
+/// replaced.
 pub(crate) fn encode_error_into(out: &mut Vec<u8>, sentence: &str) {
     let plain = |c: char| if matches!(c, ' '..='~') && !"$#}*".contains(c) { c } else { '?' };
     let body: String = "E.".chars().chain(sentence.chars().map(plain)).collect();

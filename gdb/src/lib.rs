@@ -1,12 +1,13 @@
 //! gdb's remote serial protocol, forwards and backwards, over a small [`DebugTarget`] trait.
 //!
-//! An unmodified gdb attaches with `target remote`, and can then step, continue, set breakpoints and watchpoints in
-//! both directions of a recorded run, read and write registers and memory, and send `monitor` commands. The packets'
-//! meaning is the `gdbstub` crate's business; this crate adds what a debugger of fixed histories needs around it:
+//! An unmodified gdb attaches with `target remote`, and can then step, continue, set breakpoints and
+//! watchpoints in both directions of a recorded run, read and write registers and memory, and send `monitor`
+//! commands. The packets' meaning is the `gdbstub` crate's business; this crate adds what a debugger of fixed
+//! histories needs around it:
 //!
 //! - damaged or nonsensical packets are answered and never end the session, let alone the program;
-//! - breakpoints and watchpoints reach the target lazily, because gdb takes all of them out and puts them back at
-//!   every stop;
+//! - breakpoints and watchpoints reach the target lazily, because gdb takes all of them out and puts them
+//!   back at every stop;
 //! - refusals ("the recorded past cannot be changed") reach the person at gdb as sentences;
 //! - ^C interrupts a run through a poll function that the target calls;
 //! - control registers and segment bases are part of the register file.

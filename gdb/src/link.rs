@@ -54,7 +54,8 @@ impl<'s> Link<'s> {
         self.stream.write_all(bytes)
     }
 
-    /// Whether the client has sent ^C, or has gone, since the last event was taken. Never blocks; forgets the ^C.
+    /// Whether the client has sent ^C, or has gone, since the last event was taken. Never blocks; forgets the
+    /// ^C.
     pub(crate) fn wants_stop(&mut self) -> bool {
         while self.waiting.len() < MAX_WAITING_EVENTS && !self.closed && self.has_input() {
             // A broken connection ends the run as well. The error itself turns up at the next send.

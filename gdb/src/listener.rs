@@ -17,7 +17,9 @@ pub enum ListenError {
     #[error("cannot listen on {0:?}: expected ADDRESS:PORT, like 127.0.0.1:1234, or unix:PATH")]
     Address(String),
     /// The address can be reached from elsewhere.
-    #[error("cannot listen on {0}: anyone who can connect controls the debugger, so only loopback addresses are allowed")]
+    #[error(
+        "cannot listen on {0}: anyone who can connect controls the debugger, so only loopback addresses are allowed"
+    )]
     NotLoopback(SocketAddr),
     /// Something else listens there.
     #[error("cannot listen on {0}: the address is in use")]
@@ -63,8 +65,8 @@ pub enum Stream {
 }
 
 impl Listener {
-    /// Listens on `ADDRESS:PORT` (a loopback address, `localhost`, or nothing, which means the latter; port 0 picks a
-    /// free one) or on `unix:PATH`. A socket file that nobody listens on any more is replaced.
+    /// Listens on `ADDRESS:PORT` (a loopback address, `localhost`, or nothing, which means the latter; port 0
+    /// picks a free one) or on `unix:PATH`. A socket file that nobody listens on any more is replaced.
     ///
     /// # Errors
     /// [`ListenError`] says in one sentence what is wrong with the address or with the host.
@@ -110,7 +112,8 @@ impl Listener {
     pub fn accept(&self) -> Result<Stream, ListenError> {
         loop {
             match self.accept_once() {
-                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                 Err(source) => return Err(ListenError::Accept { address: self.gdb_address.clone(), source }),
                 Ok(stream) => return Ok(stream),
             }
@@ -121,8 +124,8 @@ impl Listener {
         match &self.socket {
             Socket::Tcp(socket) => {
                 let (stream, _) = socket.accept()?;
-                // Without this every reply waits for the acknowledgement of the one before, up to 40 ms. A stream that
-                // has already been closed may refuse; the session will find out by itself.
+                // Without this every reply waits for the acknowledgement of the one before, up to 40 ms. A
+                // stream that has already been closed may refuse; the session will find out by itself.
                 let _ = stream.set_nodelay(true);
                 Ok(Stream::Tcp(stream))
             }

@@ -1,7 +1,8 @@
-//! The registers that gdb sees: a plain struct, and the table that says how gdb numbers, names and encodes them.
+//! The registers that gdb sees: a plain struct, and the table that says how gdb numbers, names and encodes
+//! them.
 //!
-//! The order of [`TABLE`] is gdb's numbering; [`crate::description`] turns the same table into the XML that tells gdb so.
-//! Names, order within a feature and sizes follow the gdb manual's section "i386 Features".
+//! The order of [`TABLE`] is gdb's numbering; [`crate::description`] turns the same table into the XML that
+//! tells gdb so. Names, order within a feature and sizes follow the gdb manual's section "i386 Features".
 
 use std::num::NonZeroUsize;
 use std::sync::LazyLock;
@@ -49,7 +50,8 @@ pub struct Registers {
     pub cr4: u64,
     pub cr8: u64,
     pub efer: u64,
-    /// ST(0) to ST(7), counted from the top of the stack, each an 80-bit number, least significant byte first.
+    /// ST(0) to ST(7), counted from the top of the stack, each an 80-bit number, least significant byte
+    /// first.
     pub st: [[u8; 10]; 8],
     pub fctrl: u16,
     pub fstat: u16,
@@ -90,7 +92,8 @@ impl Place {
         }
     }
 
-    /// Copies the value to the front of `out`, least significant byte first. The rest of `out` stays as it is.
+    /// Copies the value to the front of `out`, least significant byte first. The rest of `out` stays as it
+    /// is.
     ///
     /// # Panics
     /// If `out` is shorter than the register.
@@ -243,7 +246,8 @@ impl RegisterNumber {
         TABLE[self.0].place
     }
 
-    /// Copies the register's bytes to the front of `out` and returns how many there are, or `None` if `out` is too short.
+    /// Copies the register's bytes to the front of `out` and returns how many there are, or `None` if `out`
+    /// is too short.
     pub(crate) fn read(self, registers: &mut Registers, out: &mut [u8]) -> Option<usize> {
         let size = self.place().size_bytes();
         let out = out.get_mut(..size)?;
@@ -358,12 +362,13 @@ mod tests {
         let mut registers = distinct();
         let whole = serialized(&registers);
         let mut offset = 0;
-        for number in 0..TABLE.len() {
+        for (number, entry) in TABLE.iter().enumerate() {
             let (register, size) = RegisterNumber::from_raw_id(number).unwrap();
+            let size = size.unwrap().get();
             let mut bytes = [0; 16];
-            assert_eq!(register.read(&mut registers, &mut bytes), size.map(NonZeroUsize::get));
-            assert_eq!(bytes[..size.unwrap().get()], whole[offset..][..size.unwrap().get()], "{}", TABLE[number].name);
-            offset += size.unwrap().get();
+            assert_eq!(register.read(&mut registers, &mut bytes), Some(size));
+            assert_eq!(bytes[..size], whole[offset..][..size], "{}", entry.name);
+            offset += size;
         }
         assert_eq!(offset, whole.len());
         assert_eq!(RegisterNumber::from_raw_id(TABLE.len()), None);
@@ -379,7 +384,8 @@ mod tests {
 
     #[test]
     fn the_named_numbers_are_those_registers() {
-        let names = [RegisterNumber::RBP, RegisterNumber::RSP, RegisterNumber::RIP].map(|number| TABLE[number.0].name);
+        let names = [RegisterNumber::RBP, RegisterNumber::RSP, RegisterNumber::RIP]
+            .map(|number| TABLE[number.0].name);
         assert_eq!(names, ["rbp", "rsp", "rip"]);
     }
 }

@@ -7,8 +7,8 @@
 //!      └──── reply ◄────┘
 //! ```
 //!
-//! The library gives up at the first packet that it does not like. Here such a packet gets an error reply, and a new library instance
-//! that has heard the same handshake takes over.
+//! The library gives up at the first packet that it does not like. Here such a packet gets an error reply,
+//! and a new library instance that has heard the same handshake takes over.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -71,7 +71,8 @@ pub fn serve_stream(stream: impl Transport, target: &mut dyn DebugTarget) -> Ses
     end
 }
 
-/// What the library has to say, until it is sent in one piece. The library owns one handle, the session the other.
+/// What the library has to say, until it is sent in one piece. The library owns one handle, the session the
+/// other.
 #[derive(Clone, Default)]
 struct Outgoing(Rc<RefCell<Vec<u8>>>);
 
@@ -147,7 +148,8 @@ impl<'t> Session<'t> {
         Ok(SessionEnd::Closed)
     }
 
-    /// Lets the library handle one packet and sends what comes of it, moving the target if that is what it asks for.
+    /// Lets the library handle one packet and sends what comes of it, moving the target if that is what it
+    /// asks for.
     fn handle(&mut self, body: &[u8], adapter: &mut Adapter<'t>) -> io::Result<Option<SessionEnd>> {
         if !is_reasonable(body) {
             self.reply_error("the request makes no sense");
@@ -167,7 +169,11 @@ impl<'t> Session<'t> {
     }
 
     /// Moves the target, and has the library report where and why it stopped.
-    fn move_target(&mut self, running: Running<'t>, adapter: &mut Adapter<'t>) -> Result<Machine<'t>, LibraryError> {
+    fn move_target(
+        &mut self,
+        running: Running<'t>,
+        adapter: &mut Adapter<'t>,
+    ) -> Result<Machine<'t>, LibraryError> {
         let reason = adapter.perform();
         let text = adapter.take_console();
         if !text.is_empty() {
@@ -202,7 +208,8 @@ impl<'t> Session<'t> {
                 }
                 Some(if killed { SessionEnd::Killed } else { SessionEnd::Detached })
             }
-            // The library hears of no bytes while the target moves and of no ^C at all, so these states do not last.
+            // The library hears of no bytes while the target moves and of no ^C at all, so these states do
+            // not last.
             Ok(GdbStubStateMachine::Running(_) | GdbStubStateMachine::CtrlCInterrupt(_)) => {
                 self.replace_library(adapter);
                 None
@@ -216,7 +223,8 @@ impl<'t> Session<'t> {
     }
 
     fn remember_handshake(&mut self, body: &[u8]) {
-        if body.starts_with(b"qSupported") {
+        // Of all that gdb announces, this is what the library heeds, until it is told otherwise.
+        if body.starts_with(b"qSupported") && body.windows(12).any(|feature| feature == b"multiprocess") {
             self.supported = Some(body.to_vec());
         } else if body == NO_ACKS_REQUEST {
             self.no_acks = true;
@@ -282,11 +290,16 @@ fn feed<'t>(idle: Idle<'t>, adapter: &mut Adapter<'t>, body: &[u8]) -> Result<Ma
     Ok(machine)
 }
 
-/// Whether the library may see this packet. It believes the length of a memory read, however large, and an empty
-/// reply to an empty read would mean that memory cannot be read at all.
+/// Whether the library may see this packet. It believes the length of a memory read, however large, and an
+/// empty reply to an empty read would mean that memory cannot be read at all. It takes a `vCont` without
+/// actions for one that lets everything run.
 fn is_reasonable(body: &[u8]) -> bool {
+    if body == b"vCont" {
+        return false;
+    }
     let Some(arguments) = body.strip_prefix(b"m") else { return true };
-    let length = arguments.splitn(2, |byte| *byte == b',').nth(1).and_then(|digits| str::from_utf8(digits).ok());
+    let length =
+        arguments.splitn(2, |byte| *byte == b',').nth(1).and_then(|digits| str::from_utf8(digits).ok());
     let length = length.and_then(|digits| usize::from_str_radix(digits, 16).ok());
     length.is_some_and(|length| (1..=MAX_PACKET_BYTES / 2).contains(&length))
 }

@@ -76,7 +76,9 @@ impl Stops {
 
     /// Leaves the target without any: the client has gone.
     pub(crate) fn clear(&mut self, target: &mut dyn DebugTarget) {
-        std::mem::take(&mut self.target_breakpoints).into_iter().for_each(|address| target.clear_breakpoint(address));
+        std::mem::take(&mut self.target_breakpoints)
+            .into_iter()
+            .for_each(|address| target.clear_breakpoint(address));
         let watchpoints = std::mem::take(&mut self.target_watchpoints);
         watchpoints.into_iter().for_each(|watchpoint| target.clear_watchpoint(watchpoint));
         *self = Self::default();
