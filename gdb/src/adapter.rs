@@ -83,7 +83,8 @@ impl<'t> Adapter<'t> {
         match self.try_move() {
             Ok(stop) => self.reason(stop),
             Err(refusal) => {
-                self.print(&refusal);
+                log::warn!("gdb's request failed: {refusal}");
+                self.print(&refusal.0);
                 MultiThreadStopReason::SignalWithThread { tid: CPU, signal: Signal::SIGZERO }
             }
         }
@@ -108,6 +109,9 @@ impl<'t> Adapter<'t> {
 
     /// What gdb shall print as soon as it listens.
     pub(crate) fn take_console(&mut self) -> String {
+        if let Some(message) = self.target.take_message() {
+            self.print(&message);
+        }
         std::mem::take(&mut self.console)
     }
 
@@ -174,10 +178,11 @@ impl<'t> Adapter<'t> {
         })
     }
 
-    fn print(&mut self, refusal: &Refusal) {
-        log::warn!("{refusal}");
-        self.console.push_str(&refusal.0);
-        self.console.push('\n');
+    fn print(&mut self, text: &str) {
+        self.console.push_str(text);
+        if !text.is_empty() && !text.ends_with('\n') {
+            self.console.push('\n');
+        }
     }
 }
 
@@ -271,7 +276,7 @@ impl MultiThreadBase for Adapter<'_> {
         let written = self.target.write_memory(address, bytes);
         if let Err(refusal) = &written {
             // All that gdb 13 says is that it cannot access the memory.
-            self.print(refusal);
+            self.print(&refusal.0);
         }
         self.registers = None;
         self.refused(written)
@@ -468,11 +473,8 @@ impl MonitorCmd for Adapter<'_> {
         let command = String::from_utf8_lossy(command);
         self.registers = None;
         let answer = self.target.monitor(command.trim(), &mut sticky_poll(&mut self.link));
-        let answer = answer.unwrap_or_else(|refusal| refusal.0);
-        let mut text = self.take_console() + &answer;
-        if !text.is_empty() && !text.ends_with('\n') {
-            text.push('\n');
-        }
+        self.print(&answer.unwrap_or_else(|refusal| refusal.0));
+        let text = self.take_console();
         for chunk in text.as_bytes().chunks(CONSOLE_CHUNK_BYTES) {
             output.write_raw(chunk);
             output.flush();

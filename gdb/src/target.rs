@@ -167,4 +167,12 @@ pub trait DebugTarget {
     /// target; gdb does not expect that and must then be told to drop what it has cached (`maintenance flush
     /// register-cache`).
     fn monitor(&mut self, command: &str, poll: &mut Poll<'_>) -> Result<String, Refusal>;
+
+    /// Something that the person at gdb should know although nothing failed ("a scratch branch starts here"), once.
+    ///
+    /// The server asks after every movement and every `monitor` command, the only times when gdb prints what a server
+    /// says. A message about an accepted write waits in the target until then.
+    fn take_message(&mut self) -> Option<String> {
+        None
+    }
 }

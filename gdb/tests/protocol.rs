@@ -2,8 +2,12 @@
 
 mod common;
 
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::thread;
+
 use common::{Client, ENTRY, INC, JMP, LENGTH, LOAD, LOOP, NOP, STORE, Toy, VARIABLE, hex, packet};
-use gdb::SessionEnd;
+use gdb::{Listener, SessionEnd, serve};
 
 const STEP: &str = "vCont;s:p1.1;c:p1.-1";
 const CONTINUE: &str = "vCont;c:p1.-1";
@@ -204,6 +208,16 @@ fn refused_writes_come_with_their_sentence() {
     assert!(client.reply().starts_with("T05"));
     assert!(client.request(STEP).starts_with("T05"));
     assert_eq!(client.request("m2000,1"), "00");
+}
+
+#[test]
+fn a_message_of_the_target_is_printed_once_with_the_next_stop() {
+    let mut client =
+        Client::connect_without_acks(Toy { message: Some("a branch starts here"), ..Toy::new() });
+    client.request("g");
+    assert_eq!(client.request(STEP), format!("O{}", hex("a branch starts here\n")));
+    assert!(client.reply().starts_with("T05"));
+    assert!(client.request("bs").starts_with("T05"));
 }
 
 #[test]
@@ -461,4 +475,32 @@ fn the_target_description_is_served_in_pieces() {
             "<reg name=\"cr3\" bitsize=\"64\" type=\"uint64\" group=\"system\" save-restore=\"no\"/>"
         )
     );
+}
+
+#[test]
+fn clients_are_served_one_after_the_other() {
+    let listener = Listener::bind("127.0.0.1:0").unwrap();
+    let address = listener.gdb_address().to_owned();
+    let server = thread::spawn(move || {
+        let (mut toy, mut ends) = (Toy::new(), Vec::new());
+        let result = serve(&listener, &mut toy, |end| {
+            ends.push(end.clone());
+            *end != SessionEnd::Killed
+        });
+        result.map(|()| (ends, toy.position))
+    });
+    for request in ["D;1", "", "k"] {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        for body in ["QStartNoAckMode", STEP, request].iter().filter(|body| !body.is_empty()) {
+            stream.write_all(&packet(body.as_bytes())).unwrap();
+        }
+        stream.shutdown(Shutdown::Write).unwrap();
+        // Everything is answered before the server hangs up.
+        let mut replies = String::new();
+        stream.read_to_string(&mut replies).unwrap();
+        assert!(replies.contains("T05"), "{request}: {replies}");
+    }
+    let (ends, position) = server.join().unwrap().unwrap();
+    assert_eq!(ends, [SessionEnd::Detached, SessionEnd::Closed, SessionEnd::Killed]);
+    assert_eq!(position, 3);
 }

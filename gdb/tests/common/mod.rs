@@ -55,6 +55,8 @@ pub struct Toy {
     pub writable: bool,
     /// Runs do not end before somebody interrupts them.
     pub endless: bool,
+    /// What the user is told once.
+    pub message: Option<&'static str>,
     /// Runs fail with this sentence.
     pub broken: Option<&'static str>,
     pub register_reads: usize,
@@ -70,6 +72,7 @@ impl Toy {
             calls: Vec::new(),
             writable: false,
             endless: false,
+            message: None,
             broken: None,
             register_reads: 0,
         }
@@ -286,6 +289,10 @@ impl DebugTarget for Toy {
             }
             unknown => Err(Refusal::new(format!("unknown command: {unknown}"))),
         }
+    }
+
+    fn take_message(&mut self) -> Option<String> {
+        self.message.take().map(str::to_owned)
     }
 }
 
