@@ -113,6 +113,9 @@ pub trait DebugTarget {
     /// Executes exactly one instruction and returns [`Stop::Step`], [`Stop::Watchpoint`], or
     /// [`Stop::HistoryEnd`] when the target already stood at the end.
     ///
+    /// A step that takes long (because the target has to replay its way there) may poll, and is either done
+    /// or, with [`Stop::Interrupted`], has not moved the target.
+    ///
     /// Steps ignore breakpoints: gdb steps off a breakpoint after taking it out, and the server does not
     /// bother the target with that.
     fn step_forward(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal>;
