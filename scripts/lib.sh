@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # What the scripts here and in guest-images/ share. Sourced, never run.
 
+umask 022
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 guest_out=$repo/guest-images/out
 
