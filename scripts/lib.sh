@@ -3,6 +3,7 @@
 
 umask 022
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck disable=SC2034 # for those who source this
 guest_out=$repo/guest-images/out
 
 say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
