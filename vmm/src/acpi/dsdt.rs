@@ -60,10 +60,9 @@ fn pci_host_bridge(aml: &mut Vec<u8>) {
     let resources = ResourceTemplate::new(vec![&bus, &config_ports, &low_ports, &high_ports, &memory]);
     let hid = Name::new("_HID".into(), &EISAName::new("PNP0A03"));
     let uid = Name::new("_UID".into(), &0_u8);
-    let address = Name::new("_ADR".into(), &0_u8);
     let resources = Name::new("_CRS".into(), &resources);
     let routing = Name::new("_PRT".into(), &interrupt_routing());
-    Device::new("PCI0".into(), vec![&hid, &uid, &address, &resources, &routing]).to_aml_bytes(aml);
+    Device::new("PCI0".into(), vec![&hid, &uid, &resources, &routing]).to_aml_bytes(aml);
 }
 
 /// Slot `s`, pin `p` (0 for INTA) is I/O APIC pin `16 + (s + p) % 4`: the usual swizzle.
