@@ -5,8 +5,8 @@
 //! out: GPEs, a second processor, HPET, sleep states other than "off", methods that run code.
 //!
 //! ```text
-//! 0xE0000  RSDP, XSDT, FADT, MADT, DSDT   ACPI reclaim memory (a scan of the firmware area finds the RSDP)
-//! ...      FACS                           ACPI NVS, one page
+//! 0xE0000  RSDP, RSDT, XSDT, FADT, MADT, DSDT   ACPI reclaim memory (a scan of the firmware area finds the RSDP)
+//! ...      FACS                                 ACPI NVS, one page
 //! ```
 
 #![forbid(unsafe_code)]
@@ -17,7 +17,7 @@ mod tables;
 use std::ops::Range;
 
 use guest_ram::GuestMemory;
-pub use tables::{RSDP_V1_BYTES, rsdp};
+pub use tables::{rsdp, rsdp_v1};
 use vm_memory::{Bytes, GuestAddress};
 
 /// The SLP_TYP value of the "off" state: what the guest writes into PM1 control (with SLP_EN) to power off.

@@ -3,20 +3,17 @@
 use acpi_tables::Aml;
 use acpi_tables::facs::FACS;
 use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic};
-use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::{GenericAddress, Sdt};
 use acpi_tables::xsdt::XSDT;
 use devices::layout;
 
 use super::{PAGE_SIZE, RESET_VALUE, TABLES_START, dsdt};
 
-/// The part of the RSDP that ACPI 1.0 defined.
-pub const RSDP_V1_BYTES: usize = 20;
-
 const OEM_ID: [u8; 6] = *b"TTVM  ";
 const OEM_TABLE_ID: [u8; 8] = *b"TTVMPC  ";
 const OEM_REVISION: u32 = 1;
-const RSDP_ROOM: u64 = 64;
+const RSDT_ADDRESS: u64 = TABLES_START + 64;
+const XSDT_ADDRESS: u64 = TABLES_START + 128;
 
 /// All tables with their addresses, in ascending order; the FACS is last and on a page of its own.
 pub(super) struct TableImage {
@@ -24,21 +21,45 @@ pub(super) struct TableImage {
     pub(super) facs: u64,
 }
 
-/// The RSDP, which points to the XSDT right behind it.
+/// The RSDP of ACPI 2.0 and later, which points to the RSDT and the XSDT.
 pub fn rsdp() -> Vec<u8> {
-    bytes(&Rsdp::new(OEM_ID, TABLES_START + RSDP_ROOM))
+    let mut rsdp = rsdp_of_revision(2);
+    rsdp.extend_from_slice(&36_u32.to_le_bytes());
+    rsdp.extend_from_slice(&XSDT_ADDRESS.to_le_bytes());
+    rsdp.extend_from_slice(&[0; 4]);
+    rsdp[32] = checksum(&rsdp);
+    rsdp
+}
+
+/// The RSDP as ACPI 1.0 defined it, for guests that are handed a copy and know no other.
+pub fn rsdp_v1() -> Vec<u8> {
+    rsdp_of_revision(0)
+}
+
+fn rsdp_of_revision(revision: u8) -> Vec<u8> {
+    let mut rsdp = b"RSD PTR \0".to_vec();
+    rsdp.extend_from_slice(&OEM_ID);
+    rsdp.push(revision);
+    rsdp.extend_from_slice(&(RSDT_ADDRESS as u32).to_le_bytes());
+    rsdp[8] = checksum(&rsdp);
+    rsdp
+}
+
+/// The byte that, in the place of a 0, makes the sum of all bytes 0.
+fn checksum(bytes: &[u8]) -> u8 {
+    bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_sub(*byte))
 }
 
 pub(super) fn build() -> TableImage {
     let (dsdt, madt) = (dsdt::build(OEM_ID, OEM_TABLE_ID, OEM_REVISION), madt());
-    let xsdt_at = TABLES_START + RSDP_ROOM;
-    let fadt_at = (xsdt_at + xsdt(&[0, 0]).len() as u64).next_multiple_of(16);
+    let fadt_at = (XSDT_ADDRESS + xsdt(&[0, 0]).len() as u64).next_multiple_of(16);
     let madt_at = (fadt_at + fadt(0, 0).len() as u64).next_multiple_of(16);
     let dsdt_at = (madt_at + madt.len() as u64).next_multiple_of(16);
     let facs_at = (dsdt_at + dsdt.len() as u64).next_multiple_of(PAGE_SIZE);
     let parts = vec![
         (TABLES_START, rsdp()),
-        (xsdt_at, xsdt(&[fadt_at, madt_at])),
+        (RSDT_ADDRESS, rsdt(&[fadt_at, madt_at])),
+        (XSDT_ADDRESS, xsdt(&[fadt_at, madt_at])),
         (fadt_at, fadt(facs_at, dsdt_at)),
         (madt_at, madt),
         (dsdt_at, dsdt),
@@ -51,6 +72,13 @@ fn bytes(table: &dyn Aml) -> Vec<u8> {
     let mut bytes = Vec::new();
     table.to_aml_bytes(&mut bytes);
     bytes
+}
+
+/// The root table with 32-bit entries, for guests that know only ACPI 1.0.
+fn rsdt(entries: &[u64]) -> Vec<u8> {
+    let mut rsdt = Sdt::new(*b"RSDT", 36, 1, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    entries.iter().for_each(|entry| rsdt.append_slice(&(*entry as u32).to_le_bytes()));
+    rsdt.as_slice().to_vec()
 }
 
 fn xsdt(entries: &[u64]) -> Vec<u8> {

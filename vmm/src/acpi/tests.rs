@@ -37,11 +37,19 @@ fn every_table_is_reachable_and_has_a_right_checksum() {
     let rsdp = &image.parts[0].1;
     assert_eq!(&rsdp[..8], b"RSD PTR ");
     assert_eq!((sum(&rsdp[..20]), sum(rsdp), rsdp[15]), (0, 0, 2));
+    let old = rsdp_v1();
+    assert_eq!((old.len(), sum(&old), old[15]), (20, 0, 0));
     let xsdt = table_at(&image, u64_in(rsdp, 24));
     assert_eq!((&xsdt[..4], sum(xsdt)), (&b"XSDT"[..], 0));
     let tables: Vec<&[u8]> = xsdt[36..].chunks(8).map(|p| table_at(&image, u64_in(p, 0))).collect();
     assert_eq!(tables.iter().map(|t| &t[..4]).collect::<Vec<_>>(), [b"FACP", b"APIC"]);
     assert!(tables.iter().all(|t| sum(t) == 0));
+    for rsdp in [rsdp, &old] {
+        let rsdt = table_at(&image, u64::from(u32_in(rsdp, 16)));
+        assert_eq!((&rsdt[..4], sum(rsdt)), (&b"RSDT"[..], 0));
+        let same: Vec<&[u8]> = rsdt[36..].chunks(4).map(|p| table_at(&image, u32_in(p, 0).into())).collect();
+        assert_eq!(same, tables);
+    }
     let dsdt = table_at(&image, u64_in(tables[0], 140));
     assert_eq!(
         (&dsdt[..4], sum(dsdt), u64::from(u32_in(tables[0], 40))),
@@ -123,7 +131,7 @@ fn iasl_understands_every_table() {
     let folder = std::env::temp_dir().join(format!("ttvm-acpi-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let image = tables::build();
-    for signature in [b"XSDT", b"FACP", b"APIC", b"DSDT", b"FACS"] {
+    for signature in [b"RSDT", b"XSDT", b"FACP", b"APIC", b"DSDT", b"FACS"] {
         let name = String::from_utf8_lossy(signature).to_string();
         let path = folder.join(format!("{name}.aml"));
         std::fs::write(&path, table(&image, signature)).unwrap();

@@ -280,9 +280,8 @@ fn describe_machine(loader: &Loader<'_>, modules: &[LoadedModule], info: &mut In
     let (lower_kib, upper_kib) = basic_memory_kib(loader);
     info.tag(INFO_BASIC_MEMORY, &[lower_kib.to_le_bytes(), upper_kib.to_le_bytes()].concat());
     info.tag(INFO_MEMORY_MAP, &memory_map_tag(loader));
-    let rsdp = crate::acpi::rsdp();
-    info.tag(INFO_ACPI_OLD, &rsdp[..crate::acpi::RSDP_V1_BYTES]);
-    info.tag(INFO_ACPI_NEW, &rsdp);
+    info.tag(INFO_ACPI_OLD, &crate::acpi::rsdp_v1());
+    info.tag(INFO_ACPI_NEW, &crate::acpi::rsdp());
 }
 
 fn memory_map_tag(loader: &Loader<'_>) -> Vec<u8> {
