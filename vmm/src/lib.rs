@@ -1,1 +1,4 @@
 //! (see ARCHITECTURE.md)
+
+pub mod acpi;
+pub mod boot;
