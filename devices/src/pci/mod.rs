@@ -218,5 +218,7 @@ impl PciBus {
 
 /// Whether the host bridge forwards an access to the bus.
 fn forwarded(gpa: u64, length: usize) -> bool {
-    gpa >= PCI_MMIO_START && gpa.checked_add(length as u64).is_some_and(|end| end <= PCI_MMIO_END)
+    length > 0
+        && gpa >= PCI_MMIO_START
+        && gpa.checked_add(length as u64).is_some_and(|end| end <= PCI_MMIO_END)
 }

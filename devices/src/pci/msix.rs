@@ -85,11 +85,6 @@ impl Msix {
         Msix { entries: vec![entry; vectors], pending: 0 }
     }
 
-    /// Number of vectors.
-    pub fn vectors(&self) -> u16 {
-        self.entries.len() as u16
-    }
-
     /// Requests a vector: sends its message, or remembers it while it is masked.
     pub fn fire(&mut self, vector: u16, control: Control, out: &mut Vec<Msi>) {
         if control.enabled() && usize::from(vector) < self.entries.len() {

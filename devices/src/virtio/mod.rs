@@ -23,6 +23,8 @@ mod function;
 mod queue;
 mod rng;
 mod state;
+#[cfg(test)]
+mod tests;
 mod transport;
 
 pub use block::Block;

@@ -20,13 +20,13 @@ const CHUNK_BYTES: usize = 256;
 
 /// The device. Its whole state is the seed and how many 32-bit words were drawn.
 pub struct Rng {
-    generator: ChaCha20Rng,
+    generator: Box<ChaCha20Rng>,
 }
 
 impl Rng {
     /// A generator at the start of the stream of `seed`.
     pub fn new(seed: [u8; 32]) -> Rng {
-        Rng { generator: ChaCha20Rng::from_seed(seed) }
+        Rng { generator: Box::new(ChaCha20Rng::from_seed(seed)) }
     }
 
     fn fill<M: GuestMemory>(&mut self, mem: &M, chain: &Chain) -> Result<Served, RingError> {
@@ -78,7 +78,7 @@ impl Model for Rng {
 
     fn install(&mut self, state: &DeviceStateV1) {
         if let DeviceStateV1::Rng { seed, word_position } = state {
-            self.generator = ChaCha20Rng::from_seed(*seed);
+            *self = Rng::new(*seed);
             self.generator.set_word_pos(u128::from(*word_position));
         }
     }

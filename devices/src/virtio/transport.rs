@@ -298,7 +298,6 @@ impl Transport {
             put(0x20, &queue.address(RingPart::Descriptors).to_le_bytes());
             put(0x28, &queue.address(RingPart::Available).to_le_bytes());
             put(0x30, &queue.address(RingPart::Used).to_le_bytes());
-            put(0x38, &registers.queue_select.to_le_bytes()); // queue_notif_config_data
         }
         image
     }
