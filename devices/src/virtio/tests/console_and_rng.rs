@@ -32,7 +32,7 @@ fn input_waits_for_buffers_and_buffers_wait_for_input() {
     let (mut pc, _, mut receive, _) = console(true);
     let buffer = pc.allocate(64);
     push(&mut pc, b"early");
-    assert_eq!(pc.messages(), []);
+    assert_eq!(pc.messages(), NONE);
     receive.add(&pc, &[(buffer, 3, true)]);
     receive.kick(&mut pc);
     assert_eq!((receive.pop(&pc), pc.messages()), (Some((0, 3)), vec![0x41]));
@@ -58,7 +58,7 @@ fn a_resize_changes_the_configuration_and_tells_the_driver() {
     assert_eq!((pc.read::<4>(config), pc.messages()), ([132, 0, 44, 1], vec![0x40]));
     assert_eq!(pc.read::<1>(driver.common + 0x15)[0], generation + 1);
     pc.bus.console_mut().unwrap().resize(132, 300);
-    assert_eq!(pc.messages(), [], "no change");
+    assert_eq!(pc.messages(), NONE, "no change");
     assert_eq!(pc.read::<1>(driver.isr), [2], "the configuration bit is set with MSI-X as well");
 }
 

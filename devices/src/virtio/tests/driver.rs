@@ -117,6 +117,9 @@ impl Pc {
     }
 }
 
+/// No messages.
+pub const NONE: [u32; 0] = [];
+
 /// Where the driver tells vectors to go.
 pub const MSI_ADDRESS: u64 = 0xFEE0_1000;
 

@@ -92,7 +92,7 @@ fn every_crime_against_a_ring_needs_a_reset() {
             assert_eq!(pc.load_u16(rings[queue].used + 2), 0, "{name}, slot {slot}: nothing was used");
             driver.set_status(&mut pc, 0xFF);
             pc.write(rings[queue].doorbell, &[0, 0]);
-            assert_eq!(pc.messages(), [], "{name}, slot {slot}: it waits for the reset");
+            assert_eq!(pc.messages(), NONE, "{name}, slot {slot}: it waits for the reset");
         }
     }
 }

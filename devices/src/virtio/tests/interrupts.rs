@@ -92,14 +92,14 @@ fn messages_held_back_by_the_function_are_sent_later() {
             // Without bus mastering there are no requests; a configuration change is left.
             pc.config_write(CONSOLE_SLOT, 4, &held.to_le_bytes());
             pc.bus.console_mut().unwrap().resize(1, 1);
-            assert_eq!(pc.messages(), []);
+            assert_eq!(pc.messages(), NONE);
             pc.config_write(CONSOLE_SLOT, 4, &released.to_le_bytes());
             assert_eq!(pc.messages(), [0x40]);
             other.1.clear();
         } else {
             pc.config_write(RNG_SLOT, register, &held.to_le_bytes());
             request(&mut pc, &mut ring);
-            assert_eq!(pc.messages(), []);
+            assert_eq!(pc.messages(), NONE);
             pc.config_write(RNG_SLOT, register, &released.to_le_bytes());
             assert_eq!(pc.messages(), [0x41]);
         }
@@ -113,7 +113,7 @@ fn a_device_reset_withdraws_pending_messages() {
     request(&mut pc, &mut ring);
     driver.set_status(&mut pc, 0);
     pc.config_write(RNG_SLOT, driver.msix + 2, &0x8000_u16.to_le_bytes());
-    assert_eq!(pc.messages(), []);
+    assert_eq!(pc.messages(), NONE);
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn the_driver_can_ask_for_no_interrupts() {
     let (mut pc, _, mut ring) = rng(0, true);
     pc.store(ring.available, &[1, 0]);
     request(&mut pc, &mut ring);
-    assert_eq!(pc.messages(), []);
+    assert_eq!(pc.messages(), NONE);
     pc.store(ring.available, &[0, 0]);
     request(&mut pc, &mut ring);
     assert_eq!(pc.messages(), [0x41]);
@@ -163,7 +163,7 @@ fn event_index_survives_the_wrap_of_the_indices() {
     let buffer = pc.allocate(8);
     for number in 0..=0x1_0010_u32 {
         let wanted = number % 0x1000 == 0xFFF || number == 0x1_0000;
-        ring.set_used_event(&pc, if wanted { number as u16 } else { number as u16 + 100 });
+        ring.set_used_event(&pc, if wanted { number as u16 } else { (number as u16).wrapping_add(100) });
         ring.add(&pc, &[(buffer, 8, true)]);
         assert!(ring.kick(&mut pc), "request {number}");
         assert!(ring.pop(&pc).is_some());

@@ -2,7 +2,7 @@
 
 use crate::virtio::{BlockBackend, BlockError, SECTOR_BYTES};
 
-/// Sector `n` starts out filled with the low byte of `n + 1`.
+/// Sector `n` starts out filled with `1 + n % 255`, never with zeroes.
 #[derive(Clone)]
 pub struct MemoryDisk {
     pub bytes: Vec<u8>,
@@ -15,7 +15,7 @@ pub struct MemoryDisk {
 
 impl MemoryDisk {
     pub fn new(sectors: u64) -> MemoryDisk {
-        let bytes = (0..sectors).flat_map(|sector| [sector as u8 + 1; SECTOR_BYTES]).collect();
+        let bytes = (0..sectors).flat_map(|sector| [1 + (sector % 255) as u8; SECTOR_BYTES]).collect();
         MemoryDisk { bytes, flushes: 0, discards: Vec::new(), read_only: false, bad_sector: None }
     }
 

@@ -10,7 +10,7 @@ mod memory_disk;
 mod save_restore;
 mod transport;
 
-use driver::{Driver, Pc, Ring};
+use driver::{Driver, NONE, Pc, Ring};
 use memory_disk::MemoryDisk;
 
 use super::{Block, Console, Rng};

@@ -110,11 +110,11 @@ const DAMAGE: &[(&str, Damage)] = &[
         s.functions[1].device = s.functions[2].device.clone();
     }),
     ("reserved address bits", |s| s.address |= 1),
-    ("short host bridge", |s| drop(s.host_bridge.pop())),
+    ("short host bridge", |s| s.host_bridge.truncate(255)),
     ("other host bridge", |s| s.host_bridge[0] ^= 1),
     ("long configuration space", |s| s.functions[0].config.push(0)),
     ("misaligned BAR", |s| s.functions[0].config[0x11] |= 1),
-    ("short MSI-X table", |s| drop(s.functions[0].msix.entries.pop())),
+    ("short MSI-X table", |s| s.functions[0].msix.entries.truncate(1)),
     ("pending vector that does not exist", |s| s.functions[0].msix.pending = 1 << 40),
     ("queue missing", |s| drop(s.functions[1].queues.pop())),
     ("queue size 0", |s| s.functions[0].queues[0].size = 0),
