@@ -4,8 +4,8 @@
 //! wants from the owner (messages for the local APIC, interrupt levels) is collected and asked for after
 //! each call. It does not model bridges, other buses, expansion ROMs, I/O BARs or bus errors.
 //!
-//! There is no firmware, so [`PciBus::add`] does its work: BARs are placed and decoding before boot. The guest
-//! may move them, inside the window that the host bridge forwards.
+//! There is no firmware, so [`PciBus::add`] does its work: BARs are placed and decoding before boot. The
+//! guest may move them, inside the window that the host bridge forwards.
 //!
 //! PCI Local Bus Specification 3.0, section 3.2.2.3.2 (mechanism 1) and chapter 6.
 

@@ -257,8 +257,10 @@ mod tests {
 
     #[test]
     fn impossible_states_are_refused() {
-        let msix = table();
+        let mut msix = table();
+        msix.fire(1, FUNCTION_MASKED, &mut Vec::new());
         let good = msix.state();
+        assert_eq!(good.pending, 2);
         assert_eq!(msix.restored(&good).unwrap().state(), good);
         let short = MsixStateV1 { entries: vec![], ..good.clone() };
         let ghost = MsixStateV1 { pending: 8, ..good.clone() };

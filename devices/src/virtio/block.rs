@@ -1,7 +1,7 @@
 //! Virtio block device: one request queue over a [`BlockBackend`].
 //!
-//! Requests are carried out and completed inside the notification. A request that breaks the protocol but has a
-//! place for its status gets an error status; one without such a place is a broken ring.
+//! Requests are carried out and completed inside the notification. A request that breaks the protocol but has
+//! a place for its status gets an error status; one without such a place is a broken ring.
 //!
 //! VIRTIO 1.2, section 5.2.
 

@@ -20,9 +20,9 @@ pub enum BlockError {
     Unsupported,
 }
 
-/// The contents of a disk. Called synchronously, with sector ranges that lie inside the capacity and buffers of
-/// whole sectors. Equal sequences of calls must give equal contents: what is read after a discard is a fixed
-/// function of the calls as well.
+/// The contents of a disk. Called synchronously, with sector ranges that lie inside the capacity and buffers
+/// of whole sectors. Equal sequences of calls must give equal contents: what is read after a discard is a
+/// fixed function of the calls as well.
 ///
 /// `Any` lets the owner reach its own type again: [`crate::pci::PciBus::block_backend_mut`].
 pub trait BlockBackend: Any + Send {

@@ -48,8 +48,8 @@ pub(crate) struct Chain {
 impl Chain {
     /// Walks a chain into `self`, which only lends its storage.
     ///
-    /// The walker of `virtio-queue` bounds loops and ends a bad chain early. That a chain ended early shows in
-    /// its last descriptor, which promises a next one.
+    /// The walker of `virtio-queue` bounds loops and ends a bad chain early. That a chain ended early shows
+    /// in its last descriptor, which promises a next one.
     pub fn parse<M: GuestMemory>(
         &mut self,
         mem: &M,

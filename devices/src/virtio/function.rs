@@ -293,7 +293,8 @@ impl<'a> ConsolePort<'a> {
         self.function.transport.console_mut().map_or(0, |console| console.pending_input())
     }
 
-    /// What the guest has written since the last call. It is no part of the saved state: take it before saving.
+    /// What the guest has written since the last call. It is no part of the saved state: take it before
+    /// saving.
     pub fn take_output(&mut self) -> Vec<u8> {
         self.function.transport.console_mut().map(|console| console.take_output()).unwrap_or_default()
     }

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Devices do all their work inside the access that notifies them: when the guest's write returns, every
-//! available buffer that can be used has been used. There is no time in between, so nothing here depends on the
-//! host's speed. A ring that breaks the rules makes the device ask for a reset (`DEVICE_NEEDS_RESET`) and
+//! available buffer that can be used has been used. There is no time in between, so nothing here depends on
+//! the host's speed. A ring that breaks the rules makes the device ask for a reset (`DEVICE_NEEDS_RESET`) and
 //! do nothing until it gets one.
 //!
 //! Virtual I/O Device (VIRTIO) 1.2, chapters 2 to 5.

@@ -1,5 +1,5 @@
-//! One virtqueue: ring positions and addresses (kept by `virtio-queue`), its interrupt vector, and the loop that
-//! serves it.
+//! One virtqueue: ring positions and addresses (kept by `virtio-queue`), its interrupt vector, and the loop
+//! that serves it.
 //!
 //! The loop looks at the available index once, so a device can be asked for at most one ring's worth of
 //! chains per notification, even by a driver that lets the device overwrite the ring. Whether to interrupt
@@ -79,8 +79,8 @@ impl VirtQueue {
         }
     }
 
-    /// Sets the size. Sizes that are not a power of two within the maximum are ignored, as is any change to an
-    /// enabled queue (also in the next functions).
+    /// Sets the size. Sizes that are not a power of two within the maximum are ignored, as is any change to
+    /// an enabled queue (also in the next functions).
     pub fn set_size(&mut self, size: u16) {
         if self.enabled() || self.ring.try_set_size(size).is_err() {
             log::debug!("virtqueue: ignored size {size}");
@@ -109,8 +109,8 @@ impl VirtQueue {
         self.ring.set_ready(true);
     }
 
-    /// Hands available chains to `serve` until none is left or it says [`Served::NotYet`]. Returns whether the
-    /// driver wants an interrupt. After an error the ring is in no state to go on.
+    /// Hands available chains to `serve` until none is left or it says [`Served::NotYet`]. Returns whether
+    /// the driver wants an interrupt. After an error the ring is in no state to go on.
     pub fn serve<M: GuestMemory>(
         &mut self,
         mem: &M,

@@ -127,8 +127,8 @@ impl Transport {
         copy_window(&self.common(), offset, data);
     }
 
-    /// Writes a register of the common configuration structure. An access that is not a whole register (or half
-    /// of a 64-bit one) is ignored.
+    /// Writes a register of the common configuration structure. An access that is not a whole register (or
+    /// half of a 64-bit one) is ignored.
     pub fn write_common<M: GuestMemory>(
         &mut self,
         mem: &M,

@@ -1,5 +1,5 @@
-//! A small virtio-pci driver: it finds devices and structures by walking configuration space, negotiates, builds
-//! rings in guest RAM and rings doorbells.
+//! A small virtio-pci driver: it finds devices and structures by walking configuration space, negotiates,
+//! builds rings in guest RAM and rings doorbells.
 
 use guest_ram::{GuestMemory, GuestRam};
 use vm_memory::{Bytes, GuestAddress};
@@ -289,7 +289,8 @@ impl Driver {
 /// One buffer of a chain: address, length, whether the device writes it.
 pub type Buffer = (u64, u32, bool);
 
-/// A split ring from the driver's side. Descriptors are handed out round and round; tests stay below the ring's size.
+/// A split ring from the driver's side. Descriptors are handed out round and round; tests stay below the
+/// ring's size.
 #[derive(Clone, Debug)]
 pub struct Ring {
     pub index: u16,

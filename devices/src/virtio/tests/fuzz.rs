@@ -1,4 +1,5 @@
-//! Random accesses, random rings and random saved states: no panic, no endless work, and a restored copy always agrees.
+//! Random accesses, random rings and random saved states: no panic, no endless work, and a restored copy
+//! always agrees.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
