@@ -5,6 +5,8 @@
 //!
 //! VIRTIO 1.2, section 5.2.
 
+use virtio_bindings::virtio_blk;
+use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use vm_memory::GuestMemory;
 
 use super::block_backend::{BlockBackend, BlockError, SECTOR_BYTES};
@@ -16,16 +18,20 @@ use super::state::DeviceStateV1;
 use crate::pci::StateError;
 
 const QUEUE_SIZE: u16 = 256;
-const KIND: Kind =
-    Kind { virtio_type: 2, pci_class: 0x01_80_00, queue_sizes: &[QUEUE_SIZE], config_bytes: 60 };
+const KIND: Kind = Kind {
+    virtio_type: VIRTIO_ID_BLOCK as u16,
+    pci_class: 0x01_80_00,
+    queue_sizes: &[QUEUE_SIZE],
+    config_bytes: 60,
+};
 
-const F_SIZE_MAX: u64 = feature(1);
-const F_SEG_MAX: u64 = feature(2);
-const F_RO: u64 = feature(5);
-const F_BLK_SIZE: u64 = feature(6);
-const F_FLUSH: u64 = feature(9);
-const F_DISCARD: u64 = feature(13);
-const F_WRITE_ZEROES: u64 = feature(14);
+const F_SIZE_MAX: u64 = feature(virtio_blk::VIRTIO_BLK_F_SIZE_MAX);
+const F_SEG_MAX: u64 = feature(virtio_blk::VIRTIO_BLK_F_SEG_MAX);
+const F_RO: u64 = feature(virtio_blk::VIRTIO_BLK_F_RO);
+const F_BLK_SIZE: u64 = feature(virtio_blk::VIRTIO_BLK_F_BLK_SIZE);
+const F_FLUSH: u64 = feature(virtio_blk::VIRTIO_BLK_F_FLUSH);
+const F_DISCARD: u64 = feature(virtio_blk::VIRTIO_BLK_F_DISCARD);
+const F_WRITE_ZEROES: u64 = feature(virtio_blk::VIRTIO_BLK_F_WRITE_ZEROES);
 
 /// Largest segment. With [`SEG_MAX`] it bounds what one request can move.
 const SIZE_MAX: u32 = 64 << 10;
@@ -40,21 +46,21 @@ const MAX_ZERO_RANGES: u32 = 1;
 
 const HEADER_BYTES: u64 = 16;
 const RANGE_BYTES: u64 = 16;
-const SERIAL_BYTES: usize = 20;
+const SERIAL_BYTES: usize = virtio_blk::VIRTIO_BLK_ID_BYTES as usize;
 const CHUNK_BYTES: usize = 64 << 10;
 
-const T_IN: u32 = 0;
-const T_OUT: u32 = 1;
-const T_FLUSH: u32 = 4;
-const T_GET_ID: u32 = 8;
-const T_DISCARD: u32 = 11;
-const T_WRITE_ZEROES: u32 = 13;
+const T_IN: u32 = virtio_blk::VIRTIO_BLK_T_IN;
+const T_OUT: u32 = virtio_blk::VIRTIO_BLK_T_OUT;
+const T_FLUSH: u32 = virtio_blk::VIRTIO_BLK_T_FLUSH;
+const T_GET_ID: u32 = virtio_blk::VIRTIO_BLK_T_GET_ID;
+const T_DISCARD: u32 = virtio_blk::VIRTIO_BLK_T_DISCARD;
+const T_WRITE_ZEROES: u32 = virtio_blk::VIRTIO_BLK_T_WRITE_ZEROES;
 
-const S_OK: u8 = 0;
-const S_IOERR: u8 = 1;
-const S_UNSUPP: u8 = 2;
+const S_OK: u8 = virtio_blk::VIRTIO_BLK_S_OK as u8;
+const S_IOERR: u8 = virtio_blk::VIRTIO_BLK_S_IOERR as u8;
+const S_UNSUPP: u8 = virtio_blk::VIRTIO_BLK_S_UNSUPP as u8;
 
-const RANGE_UNMAP: u32 = 1;
+const RANGE_UNMAP: u32 = virtio_blk::VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP;
 
 /// Why a request does not succeed.
 enum Failure {

@@ -2,9 +2,8 @@
 //!
 //! VIRTIO 1.2, section 2.7.
 
-use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
-
 use virtio_queue::DescriptorChain;
+use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 
 /// Longest chain accepted, wherever its descriptors are. Drivers stay below the queue size, except that some
 /// put longer chains into indirect tables.

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 
+use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 use vm_memory::GuestMemory;
 
 use super::chain::{Chain, RingError};
@@ -16,7 +17,12 @@ use super::queue::{Served, VirtQueue};
 use super::state::DeviceStateV1;
 use crate::pci::StateError;
 
-const KIND: Kind = Kind { virtio_type: 3, pci_class: 0x07_80_00, queue_sizes: &[256, 256], config_bytes: 12 };
+const KIND: Kind = Kind {
+    virtio_type: VIRTIO_ID_CONSOLE as u16,
+    pci_class: 0x07_80_00,
+    queue_sizes: &[256, 256],
+    config_bytes: 12,
+};
 
 const F_SIZE: u64 = feature(0);
 const F_EMERG_WRITE: u64 = feature(2);

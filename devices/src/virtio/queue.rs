@@ -11,6 +11,7 @@
 use std::num::Wrapping;
 use std::sync::atomic::Ordering::Relaxed;
 
+use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Queue, QueueOwnedT, QueueState, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 
@@ -21,7 +22,7 @@ use crate::pci::StateError;
 /// Vector number that means "no interrupt".
 pub(crate) const NO_VECTOR: u16 = 0xFFFF;
 
-const AVAIL_F_NO_INTERRUPT: u16 = 1;
+const AVAIL_F_NO_INTERRUPT: u16 = VRING_AVAIL_F_NO_INTERRUPT as u16;
 
 /// What a device did with a chain.
 pub(crate) enum Served {

@@ -4,6 +4,7 @@
 
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
+use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use vm_memory::GuestMemory;
 
 use super::chain::{Chain, RingError};
@@ -12,7 +13,8 @@ use super::queue::{Served, VirtQueue};
 use super::state::DeviceStateV1;
 use crate::pci::StateError;
 
-const KIND: Kind = Kind { virtio_type: 4, pci_class: 0xFF_00_00, queue_sizes: &[64], config_bytes: 0 };
+const KIND: Kind =
+    Kind { virtio_type: VIRTIO_ID_RNG as u16, pci_class: 0xFF_00_00, queue_sizes: &[64], config_bytes: 0 };
 
 /// Most bytes given for one request; the driver learns how many it got. Bounds the work of a notification.
 const MAX_REQUEST_BYTES: u64 = 64 << 10;

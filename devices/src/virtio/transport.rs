@@ -11,6 +11,7 @@
 //!
 //! VIRTIO 1.2, sections 2.1 to 2.6, 3.1 and 4.1.4.
 
+use virtio_bindings::{virtio_config, virtio_ring};
 use vm_memory::GuestMemory;
 
 use super::chain::RingError;
@@ -31,19 +32,19 @@ pub(crate) const ISR_QUEUE: u8 = 1;
 /// Interrupt status: the configuration changed.
 pub(crate) const ISR_CONFIG: u8 = 2;
 
-const S_ACKNOWLEDGE: u8 = 1;
-const S_DRIVER: u8 = 2;
-const S_DRIVER_OK: u8 = 4;
-const S_FEATURES_OK: u8 = 8;
-const S_NEEDS_RESET: u8 = 64;
-const S_FAILED: u8 = 128;
+const S_ACKNOWLEDGE: u8 = virtio_config::VIRTIO_CONFIG_S_ACKNOWLEDGE as u8;
+const S_DRIVER: u8 = virtio_config::VIRTIO_CONFIG_S_DRIVER as u8;
+const S_DRIVER_OK: u8 = virtio_config::VIRTIO_CONFIG_S_DRIVER_OK as u8;
+const S_FEATURES_OK: u8 = virtio_config::VIRTIO_CONFIG_S_FEATURES_OK as u8;
+const S_NEEDS_RESET: u8 = virtio_config::VIRTIO_CONFIG_S_NEEDS_RESET as u8;
+const S_FAILED: u8 = virtio_config::VIRTIO_CONFIG_S_FAILED as u8;
 /// Bits the driver can set.
 const S_BY_DRIVER: u8 = S_ACKNOWLEDGE | S_DRIVER | S_DRIVER_OK | S_FEATURES_OK | S_FAILED;
 
-const F_INDIRECT_DESC: u64 = feature(28);
-const F_EVENT_IDX: u64 = feature(29);
-const F_VERSION_1: u64 = feature(32);
-const F_RING_RESET: u64 = feature(40);
+const F_INDIRECT_DESC: u64 = feature(virtio_ring::VIRTIO_RING_F_INDIRECT_DESC);
+const F_EVENT_IDX: u64 = feature(virtio_ring::VIRTIO_RING_F_EVENT_IDX);
+const F_VERSION_1: u64 = feature(virtio_config::VIRTIO_F_VERSION_1);
+const F_RING_RESET: u64 = feature(virtio_config::VIRTIO_F_RING_RESET);
 const F_TRANSPORT: u64 = F_INDIRECT_DESC | F_EVENT_IDX | F_VERSION_1 | F_RING_RESET;
 
 /// What the driver is to be told after an access.
