@@ -287,3 +287,11 @@ fn from_bcd(raw: u16) -> u32 {
     let value = digit(12) * 1000 + digit(8) * 100 + digit(4) * 10 + digit(0);
     value.min(9999)
 }
+
+#[cfg(test)]
+impl ChannelStateV1 {
+    /// Lets tests make impossible states.
+    pub(super) fn set_phase(&mut self, phase: CountPhase) {
+        self.phase = phase;
+    }
+}
