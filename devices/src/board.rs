@@ -85,7 +85,7 @@ impl Board {
 
     /// Reads port 0x61; `output2` is the output of timer channel 2.
     pub fn read_port_b(&self, output2: bool, now_ns: u64) -> u8 {
-        let refresh = now_ns / REFRESH_HALF_PERIOD_NS % 2 != 0;
+        let refresh = !(now_ns / REFRESH_HALF_PERIOD_NS).is_multiple_of(2);
         self.s.port_b | if refresh { PORT_B_REFRESH } else { 0 } | if output2 { PORT_B_OUTPUT2 } else { 0 }
     }
 

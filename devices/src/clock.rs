@@ -3,7 +3,7 @@
 //! Exact integer arithmetic: tick `n` begins at the first nanosecond that is not earlier than `n / hz`
 //! seconds, so a clock never drifts and never depends on how often anybody looks at it.
 
-const NS_PER_SECOND: u128 = 1_000_000_000;
+const NS_PER_SECOND: u64 = 1_000_000_000;
 
 /// A clock of a whole number of hertz that shows tick 0 at virtual time 0.
 #[derive(Clone, Copy, Debug)]
@@ -14,19 +14,22 @@ pub(crate) struct Clock {
 impl Clock {
     /// A clock of `hz` hertz. Below 1 GHz, so that every tick lasts at least one nanosecond.
     pub const fn new(hz: u64) -> Clock {
-        assert!(hz > 0 && hz as u128 <= NS_PER_SECOND);
+        assert!(hz > 0 && hz <= NS_PER_SECOND);
         Clock { hz }
     }
 
     /// The number of whole ticks that have passed at `now_ns`.
     pub fn ticks(self, now_ns: u64) -> u64 {
-        (u128::from(now_ns) * u128::from(self.hz) / NS_PER_SECOND) as u64
+        // Whole seconds apart, so that the products below stay under 10^18.
+        let (seconds, rest_ns) = (now_ns / NS_PER_SECOND, now_ns % NS_PER_SECOND);
+        seconds * self.hz + rest_ns * self.hz / NS_PER_SECOND
     }
 
     /// The first nanosecond of `tick`, or `None` when that lies beyond the end of virtual time.
     pub fn start_ns(self, tick: u64) -> Option<u64> {
-        let ns = (u128::from(tick) * NS_PER_SECOND).div_ceil(u128::from(self.hz));
-        u64::try_from(ns).ok()
+        let (seconds, rest) = (tick / self.hz, tick % self.hz);
+        let rest_ns = (rest * NS_PER_SECOND).div_ceil(self.hz);
+        seconds.checked_mul(NS_PER_SECOND)?.checked_add(rest_ns)
     }
 }
 

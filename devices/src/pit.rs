@@ -1,7 +1,7 @@
 //! 8254 programmable interval timer (Intel 8254 datasheet).
 //!
 //! The counters do not count: each remembers at which clock tick its count was loaded, and the value and the
-//! output at any time are functions of that ([`cycle`]). So the saved state does not depend on when anybody
+//! output at any time are functions of that ([`Cycle`]). So the saved state does not depend on when anybody
 //! looked. All six modes, latch and read-back commands, BCD, and the gates are modelled. Loads take effect on
 //! the next clock tick; the half-tick phases of the real chip's CLK pin are not modelled.
 

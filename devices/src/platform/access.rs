@@ -165,7 +165,7 @@ fn read_registers(offset: u64, data: &mut [u8], mut read: impl FnMut(u64) -> u32
     let mut value = [0; 4];
     for (index, byte) in data.iter_mut().enumerate() {
         let at = (offset + index as u64) % PAGE_SIZE;
-        if index == 0 || at % 4 == 0 {
+        if index == 0 || at.is_multiple_of(4) {
             value = read(at & !3).to_le_bytes();
         }
         *byte = value[(at % 4) as usize];

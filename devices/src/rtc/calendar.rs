@@ -27,7 +27,7 @@ impl Format {
     }
 
     pub fn encode(self, number: u8) -> u8 {
-        if self.binary { number } else { number / 10 % 10 << 4 | number % 10 }
+        if self.binary { number } else { ((number / 10 % 10) << 4) | (number % 10) }
     }
 
     /// Digits above nine count as their binary value.

@@ -79,7 +79,7 @@ fn random_wait_ns(rng: &mut ChaCha8Rng) -> u64 {
         0..12 => rng.next_u64() % 1000,
         12..18 => rng.next_u64() % 1_000_000,
         18 => rng.next_u64() % 100_000_000,
-        _ => rng.next_u64() % 3_000_000_000,
+        _ => rng.next_u64() % 600_000_000,
     }
 }
 
