@@ -36,7 +36,7 @@ pub struct IoApicStateV1 {
     selected: u8,
     /// Levels of the inputs, bit n is pin n.
     lines: u32,
-    /// Edges seen and not yet sent.
+    /// Edges seen and not yet sent; none between two calls of the wiring.
     edges: u32,
     redirection: [u64; PINS],
 }
@@ -45,6 +45,8 @@ pub struct IoApicStateV1 {
 #[derive(Clone, Debug)]
 pub struct IoApic {
     s: IoApicStateV1,
+    /// Follows from the redirection entries: which pins are level triggered.
+    level_pins: u32,
 }
 
 impl Default for IoApic {
@@ -57,7 +59,7 @@ impl IoApic {
     /// The chip after reset: everything masked.
     pub fn new() -> IoApic {
         let redirection = [ENTRY_MASKED; PINS];
-        IoApic { s: IoApicStateV1 { id: 0, selected: 0, lines: 0, edges: 0, redirection } }
+        IoApic::restore(&IoApicStateV1 { id: 0, selected: 0, lines: 0, edges: 0, redirection })
     }
 
     /// Reads the 32-bit register at byte `offset` of the page.
@@ -79,14 +81,15 @@ impl IoApic {
         }
     }
 
-    /// Drives all inputs (bit n is pin n).
+    /// Drives all inputs (bit n is pin n). An edge on a masked pin is lost, as the datasheet has it.
     pub fn set_lines(&mut self, lines: u32) {
         let lines = lines & ALL_PINS;
         let rising = lines & !self.s.lines;
         self.s.lines = lines;
-        if rising != 0 {
-            let level_pins = self.pins_where(is_level);
-            self.s.edges |= rising & !level_pins;
+        for pin in pins(rising & !self.level_pins) {
+            if self.s.redirection[pin] & ENTRY_MASKED == 0 {
+                self.s.edges |= 1 << pin;
+            }
         }
     }
 
@@ -102,12 +105,9 @@ impl IoApic {
     /// Sends everything that is due, lowest pin first. `deliver` says whether the message was accepted; a
     /// level-triggered one that was not is sent again at the next call.
     pub fn service(&mut self, mut deliver: impl FnMut(&InterruptMessage) -> bool) {
-        if self.s.edges | self.s.lines == 0 {
-            return;
-        }
-        for pin in 0..PINS {
+        for pin in pins(self.s.edges | self.s.lines & self.level_pins) {
             let entry = self.s.redirection[pin];
-            if !self.is_due(pin, entry) {
+            if entry & (ENTRY_MASKED | ENTRY_REMOTE_IRR) != 0 {
                 continue;
             }
             let accepted = deliver(&message(entry));
@@ -134,17 +134,10 @@ impl IoApic {
     pub fn restore(state: &IoApicStateV1) -> IoApic {
         let mut s = state.clone();
         s.lines &= ALL_PINS;
-        s.edges &= ALL_PINS;
-        IoApic { s }
-    }
-
-    fn is_due(&self, pin: usize, entry: u64) -> bool {
-        let up = if is_level(entry) { self.s.lines } else { self.s.edges };
-        up >> pin & 1 != 0 && entry & (ENTRY_MASKED | ENTRY_REMOTE_IRR) == 0
-    }
-
-    fn pins_where(&self, condition: impl Fn(u64) -> bool) -> u32 {
-        (0..PINS).filter(|&pin| condition(self.s.redirection[pin])).fold(0, |pins, pin| pins | 1 << pin)
+        let level_pins =
+            (0..PINS).filter(|&pin| is_level(s.redirection[pin])).fold(0, |pins, pin| pins | 1 << pin);
+        s.edges &= ALL_PINS & !level_pins;
+        IoApic { s, level_pins }
     }
 
     fn read_selected(&self) -> u32 {
@@ -177,11 +170,22 @@ impl IoApic {
         if !is_level(entry) {
             // Edge-triggered inputs have no remote IRR; drivers switch to edge and back to clear it.
             entry &= !ENTRY_REMOTE_IRR;
+            self.level_pins &= !(1 << pin);
         } else {
+            self.level_pins |= 1 << pin;
             self.s.edges &= !(1 << pin);
         }
         self.s.redirection[pin] = entry;
     }
+}
+
+/// The numbers of the bits that are set, in ascending order.
+fn pins(mut bits: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let pin = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
+        bits &= bits - 1;
+        Some(pin)
+    })
 }
 
 /// SMI, NMI, INIT and ExtINT are edge triggered whatever the entry says: no EOI would ever follow them.

@@ -103,6 +103,7 @@ impl<B: ExpansionBus> Platform<B> {
 
     /// The CPU takes the interrupt: its vector, or `None` when none waits.
     pub fn acknowledge_interrupt(&mut self) -> Option<u8> {
+        // External interrupts do not take part in the local APIC's priorities; they go first.
         let vector = if self.external_interrupt_pending() {
             Some(self.pic.acknowledge())
         } else {
