@@ -14,7 +14,7 @@ mod walk;
 
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
 pub(crate) use walk::Access;
-pub(crate) use walk::Privilege;
+pub(crate) use walk::{PHYSICAL_BITS, Privilege};
 
 use crate::core::{cr0, cr4, efer};
 use crate::state::CpuState;
