@@ -44,8 +44,7 @@ const LEAF7_EDX: u32 = bits(&[4]);
 /// Leaf 0x80000001 ECX: LAHF, ABM (LZCNT), PREFETCHW.
 const EXTENDED_ECX: u32 = bits(&[0, 5, 8]);
 /// Leaf 0x80000001 EDX: the AMD copies of leaf 1, SYSCALL NX FXSR PDPE1GB RDTSCP LM.
-const EXTENDED_EDX: u32 =
-    bits(&[0, 2, 3, 4, 5, 6, 8, 9, 11, 12, 13, 15, 16, 17, 20, 23, 24, 26, 27, 29]);
+const EXTENDED_EDX: u32 = bits(&[0, 2, 3, 4, 5, 6, 8, 9, 11, 12, 13, 15, 16, 17, 20, 23, 24, 26, 27, 29]);
 
 /// EAX, EBX, ECX, EDX.
 pub(crate) type Leaf = [u32; 4];

@@ -19,12 +19,6 @@ pub(crate) struct FarTransfer {
     pub next_rip: u64,
 }
 
-/// A stack to switch to on the way to a more privileged level.
-struct InnerStack {
-    stack: NewStack,
-    cpl: u8,
-}
-
 impl Core {
     /// Executes a far JMP or CALL; sets RIP.
     pub(crate) fn far_transfer(&mut self, bus: &mut dyn Bus, to: FarTransfer) -> Res<()> {
@@ -121,9 +115,7 @@ impl Core {
         }
         let reason = if to.call { TaskSwitch::Call } else { TaskSwitch::Jump };
         match gate.kind() {
-            system_type::TASK_GATE => {
-                self.task_switch(bus, gate.gate_selector(), reason, to.next_rip, None)
-            }
+            system_type::TASK_GATE => self.task_switch(bus, gate.gate_selector(), reason, to.next_rip, None),
             system_type::TSS16_AVAILABLE | system_type::TSS32_AVAILABLE => {
                 self.task_switch(bus, to.selector, reason, to.next_rip, None)
             }
@@ -168,11 +160,9 @@ impl Core {
             stack = NewStack::flat(stack.segment, stack.sp, self.cpl);
         }
         if inward {
-            let inner = self.inner_stack(bus, cpl)?;
             let parameters = if size == 8 { 0 } else { (gate.0 >> 32 & 31) as u32 };
-            stack = inner.stack;
+            stack = self.stack_of_level(bus, cpl)?;
             self.push_outer_stack(bus, &mut stack, size, parameters)?;
-            debug_assert_eq!(inner.cpl, cpl);
         }
         if to.call {
             self.push_return(bus, &mut stack, size, to.next_rip)?;
@@ -208,10 +198,6 @@ impl Core {
             stack.push(self, bus, size, value)?;
         }
         Ok(())
-    }
-
-    fn inner_stack(&mut self, bus: &mut dyn Bus, cpl: u8) -> Res<InnerStack> {
-        Ok(InnerStack { stack: self.stack_of_level(bus, cpl)?, cpl })
     }
 
     /// The stack that the TSS holds for a privilege level.

@@ -346,11 +346,8 @@ impl Core {
 
     /// Checks the instruction pointer that a transfer to a code segment would load.
     pub(crate) fn check_target(&mut self, code: &Segment, rip: u64) -> Res<()> {
-        let fits = if self.long_mode() && code.long() {
-            canonical(rip)
-        } else {
-            rip <= u64::from(code.limit)
-        };
+        let fits =
+            if self.long_mode() && code.long() { canonical(rip) } else { rip <= u64::from(code.limit) };
         if fits { Ok(()) } else { Err(self.gp(0)) }
     }
 

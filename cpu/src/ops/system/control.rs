@@ -10,16 +10,8 @@ use crate::flags;
 use crate::mmu::PHYSICAL_BITS;
 use crate::op::{Op, Res};
 
-const CR0_KNOWN: u64 = cr0::PE
-    | cr0::MP
-    | cr0::EM
-    | cr0::TS
-    | cr0::NE
-    | cr0::WP
-    | cr0::AM
-    | cr0::NW
-    | cr0::CD
-    | cr0::PG;
+const CR0_KNOWN: u64 =
+    cr0::PE | cr0::MP | cr0::EM | cr0::TS | cr0::NE | cr0::WP | cr0::AM | cr0::NW | cr0::CD | cr0::PG;
 
 /// What CPUID announces. VME, PVI and MCE are not among it: setting them is #GP.
 const CR4_KNOWN: u64 = cr4::TSD

@@ -22,12 +22,18 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
         Code::Mov_rm16_Sreg => mov_from(insn, 2),
         Code::Mov_r32m16_Sreg => mov_from(insn, 4),
         Code::Mov_r64m16_Sreg => mov_from(insn, 8),
-        Code::Pushw_ES | Code::Pushw_CS | Code::Pushw_SS | Code::Pushw_DS | Code::Pushw_FS | Code::Pushw_GS => {
-            push_op(insn, 2)
-        }
-        Code::Pushd_ES | Code::Pushd_CS | Code::Pushd_SS | Code::Pushd_DS | Code::Pushd_FS | Code::Pushd_GS => {
-            push_op(insn, 4)
-        }
+        Code::Pushw_ES
+        | Code::Pushw_CS
+        | Code::Pushw_SS
+        | Code::Pushw_DS
+        | Code::Pushw_FS
+        | Code::Pushw_GS => push_op(insn, 2),
+        Code::Pushd_ES
+        | Code::Pushd_CS
+        | Code::Pushd_SS
+        | Code::Pushd_DS
+        | Code::Pushd_FS
+        | Code::Pushd_GS => push_op(insn, 4),
         Code::Pushq_FS | Code::Pushq_GS => push_op(insn, 8),
         Code::Popw_ES | Code::Popw_SS | Code::Popw_DS | Code::Popw_FS | Code::Popw_GS => pop_op(insn, 2)?,
         Code::Popd_ES | Code::Popd_SS | Code::Popd_DS | Code::Popd_FS | Code::Popd_GS => pop_op(insn, 4)?,
