@@ -23,8 +23,10 @@ mod flags;
 mod interrupt;
 mod memory;
 mod mmu;
+mod msr;
 mod op;
 mod ops;
+mod segmentation;
 mod state;
 
 pub use crate::bus::{Bus, Signals};
