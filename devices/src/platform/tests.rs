@@ -271,6 +271,24 @@ fn linux_calibrates_through_port_b() {
     assert!((m.now_ns - 5_000_000).abs_diff(10_000_000) < 2_000);
 }
 
+/// The same vector from a level-triggered line at one second and from the timer at two: whichever comes last
+/// decides the trigger mode, however far time is advanced at once.
+#[test]
+fn events_happen_in_the_order_of_time() {
+    for stops in [&[3_000_000_000][..], &[1_500_000_000, 3_000_000_000]] {
+        let mut m = machine();
+        m.redirect(RTC_IRQ, 0x8045);
+        m.outb(CMOS_PORT, 0x0B);
+        m.outb(CMOS_PORT + 1, 0x12);
+        m.write32(LAPIC_BASE + 0x3E0, 0x0B);
+        m.write32(LAPIC_BASE + 0x320, 0x45);
+        m.write32(LAPIC_BASE + 0x380, 2_000_000_000);
+        stops.iter().for_each(|&now_ns| m.advance_to(now_ns));
+        assert_eq!(m.read32(LAPIC_BASE + 0x1A0), 0, "TMR after {stops:?}");
+        assert_eq!(m.read32(LAPIC_BASE + 0x220), 1 << 5, "IRR");
+    }
+}
+
 #[test]
 fn cr8_holds_interrupts_back() {
     let mut m = machine();
