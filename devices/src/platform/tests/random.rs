@@ -86,7 +86,7 @@ fn random_wait_ns(rng: &mut ChaCha8Rng) -> u64 {
 impl Machine {
     /// Does one step; returns everything that can be seen of it from outside.
     fn step(&mut self, step: Step) -> String {
-        let (platform, memory, now_ns) = (&mut self.platform, &self.memory, self.now_ns);
+        let (platform, memory, now_ns) = (&mut self.platform, self.memory.memory(), self.now_ns);
         let mut data = [0; 16];
         let seen = match step {
             Step::PortRead(port, size) => u64::from(platform.pio_read(memory, now_ns, port, size)),
