@@ -97,6 +97,8 @@ fn unknown_ports_and_addresses_read_as_all_ones() {
         assert_eq!(m.platform.pio_read(m.memory.memory(), 0, 0xCFC, size), expected);
     }
     assert_eq!(m.read32(0xFED0_0000), u32::MAX);
+    m.platform.pio_write(m.memory.memory(), 0, PCI_CONFIG_PORT, 4, u32::MAX);
+    assert!(!m.platform.has_requests(), "probing for PCI does not reset the machine");
     assert_eq!(m.platform.acknowledge_interrupt(), None);
 }
 
