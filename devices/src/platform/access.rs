@@ -26,7 +26,6 @@ impl<B: ExpansionBus> Platform<B> {
         self.advance(now_ns);
         let mut bytes = [0; 4];
         let data = &mut bytes[..usize::from(size.min(4))];
-        data.fill(0xFF);
         if is_bus_port(port, data.len()) {
             if !self.bus.io_read(port, data) {
                 data.fill(0xFF);
