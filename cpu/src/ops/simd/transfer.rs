@@ -253,7 +253,7 @@ fn maskmovq(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
 fn store_selected(core: &mut Core, bus: &mut dyn Bus, op: &Op, value: &[u8], mask: &[u8]) -> Res<()> {
     let start = core.linear_write(op, value.len() as u64)?;
     let selected = || (0..value.len()).filter(|&n| mask[n] & 0x80 != 0);
-    if let (Some(first), Some(last)) = (selected().next(), selected().last()) {
+    if let (Some(first), Some(last)) = (selected().next(), selected().next_back()) {
         core.check_writable(bus, start.wrapping_add(first as u64), 1)?;
         core.check_writable(bus, start.wrapping_add(last as u64), 1)?;
     }
