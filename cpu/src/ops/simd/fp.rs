@@ -196,32 +196,32 @@ dot_product!(u32);
 dot_product!(u64);
 
 #[inline(always)]
-fn apply<V: VectorOp>(core: &mut Core, op: &Op, source: u128) -> Res<()> {
+fn apply<V: VectorOp>(core: &mut Core, op: &Op, source: [u8; 16]) -> Res<()> {
     let mut env = core.sse_env();
-    let result = V::apply(&mut env, core.xmm(op.r0).to_le_bytes(), source.to_le_bytes(), op.imm as u8);
+    let result = V::apply(&mut env, core.xmm_bytes(op.r0), source, op.imm as u8);
     core.finish_sse(env)?;
-    core.set_xmm(op.r0, u128::from_le_bytes(result));
+    core.set_xmm_bytes(op.r0, result);
     Ok(())
 }
 
 /// A vector operation on registers.
 pub(super) fn packed_reg<V: VectorOp>(core: &mut Core, _bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_sse()?;
-    apply::<V>(core, op, core.xmm(op.r1))
+    apply::<V>(core, op, core.xmm_bytes(op.r1))
 }
 
 /// A vector operation with an aligned 16-byte memory operand.
 pub(super) fn packed_mem<V: VectorOp>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_sse()?;
     let source = core.load_aligned(bus, op)?;
-    apply::<V>(core, op, source)
+    apply::<V>(core, op, source.to_le_bytes())
 }
 
 /// A vector operation with an 8-byte memory operand.
 pub(super) fn packed_half<V: VectorOp>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_sse()?;
     let source = core.load_quad(bus, op)?;
-    apply::<V>(core, op, source.into())
+    apply::<V>(core, op, u128::from(source).to_le_bytes())
 }
 
 #[inline(always)]
