@@ -504,7 +504,7 @@ fn page_chunks(address: u64, length: usize) -> impl Iterator<Item = (u64, (usize
     })
 }
 
-fn segment_allows(
+pub(crate) fn segment_allows(
     segment: &crate::state::Segment,
     offset: u64,
     size_bytes: u64,
