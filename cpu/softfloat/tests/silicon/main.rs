@@ -9,3 +9,5 @@
 mod random;
 mod sse_compare;
 mod sse_native;
+mod x87_compare;
+mod x87_native;
