@@ -3,9 +3,9 @@
 //! Results are correctly rounded by the rounding control (see `wide.rs`); processors stay within one unit in
 //! the last place of that, and differ among themselves. Precision control does not apply.
 
-use super::format::{Kind, check_nans, round_pack_extended};
+use super::format::{Kind, check_nans, round_transcendental};
 use super::{F80, Operand, X87Env, wide};
-use crate::env::ZE;
+use crate::env::{PE, ZE};
 use crate::exact::Exact;
 
 /// F2XM1: `2^a - 1` for `-1 <= a <= 1`. Outside, where the SDM leaves the result undefined, it is `a`.
@@ -21,9 +21,10 @@ pub fn f2xm1(env: &mut X87Env, a: F80) -> Option<F80> {
     }
     let value = x.exact();
     if value.exp >= 0 {
+        env.raise(PE);
         return Some(f2xm1_of_large(a));
     }
-    Some(round_pack_extended(env, wide::exp2_minus_1(value)))
+    Some(round_transcendental(env, wide::exp2_minus_1(value)))
 }
 
 fn f2xm1_of_large(a: F80) -> F80 {
@@ -93,6 +94,6 @@ fn times_logarithm(env: &mut X87Env, logarithm: Logarithm, x: &Operand, y: &Oper
     Some(match (logarithm, y.kind) {
         (Logarithm::Infinite { .. }, _) | (_, Kind::Infinity) => F80::infinity(sign),
         (Logarithm::Zero { .. }, _) | (_, Kind::Zero) => F80::zero(sign),
-        (Logarithm::Finite(logarithm), _) => round_pack_extended(env, wide::mul(logarithm, y.exact())),
+        (Logarithm::Finite(logarithm), _) => round_transcendental(env, wide::mul(logarithm, y.exact())),
     })
 }

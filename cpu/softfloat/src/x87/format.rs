@@ -245,6 +245,17 @@ pub(crate) fn round_pack_extended(env: &mut X87Env, value: Exact) -> F80 {
     round_pack_to(env, value, 64)
 }
 
+/// Rounds the result of a transcendental instruction. Processors treat it as inexact even where it happens not
+/// to be: they always report #P, and #U with every denormal result.
+pub(crate) fn round_transcendental(env: &mut X87Env, value: Exact) -> F80 {
+    env.raise(PE);
+    let result = round_pack_extended(env, value);
+    if result.biased_exponent() == 0 {
+        env.raise(UE);
+    }
+    result
+}
+
 fn round_pack_to(env: &mut X87Env, value: Exact, precision: u32) -> F80 {
     let rounded = value.round(precision, env.rounding());
     if rounded.exp > EMAX {

@@ -3,7 +3,7 @@
 //! Arguments are reduced with Intel's 66-bit pi; apart from that results are correctly rounded by the rounding
 //! control (see `wide.rs`). Precision control does not apply.
 
-use super::format::{Kind, check_nans, round_pack_extended};
+use super::format::{Kind, check_nans, round_transcendental};
 use super::{F80, Operand, Pair, X87Env, wide};
 use crate::exact::Exact;
 
@@ -26,7 +26,7 @@ pub fn fsin(env: &mut X87Env, a: F80) -> Option<Angle<F80>> {
         a,
         |value| value,
         |env, reduced| match reduced {
-            Some(reduced) => round_pack_extended(env, sine(reduced)),
+            Some(reduced) => round_transcendental(env, sine(reduced)),
             None => a,
         },
     )
@@ -39,7 +39,7 @@ pub fn fcos(env: &mut X87Env, a: F80) -> Option<Angle<F80>> {
         a,
         |value| value,
         |env, reduced| match reduced {
-            Some(reduced) => round_pack_extended(env, cosine(reduced)),
+            Some(reduced) => round_transcendental(env, cosine(reduced)),
             None => F80::ONE,
         },
     )
@@ -49,8 +49,8 @@ pub fn fcos(env: &mut X87Env, a: F80) -> Option<Angle<F80>> {
 pub fn fsincos(env: &mut X87Env, a: F80) -> Option<Angle<Pair>> {
     with_angle(env, a, twice, |env, reduced| match reduced {
         Some(reduced) => Pair {
-            replaced: round_pack_extended(env, sine(reduced)),
-            pushed: round_pack_extended(env, cosine(reduced)),
+            replaced: round_transcendental(env, sine(reduced)),
+            pushed: round_transcendental(env, cosine(reduced)),
         },
         None => Pair { replaced: a, pushed: F80::ONE },
     })
@@ -59,7 +59,7 @@ pub fn fsincos(env: &mut X87Env, a: F80) -> Option<Angle<Pair>> {
 /// FPTAN: the tangent replaces the operand, 1 is pushed.
 pub fn fptan(env: &mut X87Env, a: F80) -> Option<Angle<Pair>> {
     with_angle(env, a, twice, |env, reduced| {
-        let replaced = reduced.map_or(a, |reduced| round_pack_extended(env, tangent(reduced)));
+        let replaced = reduced.map_or(a, |reduced| round_transcendental(env, tangent(reduced)));
         Pair { replaced, pushed: F80::ONE }
     })
 }
@@ -119,7 +119,7 @@ pub fn fpatan(env: &mut X87Env, x: F80, y: F80) -> Option<F80> {
     }
     env.note_denormal(x.denormal || y.denormal)?;
     Some(match arc_tangent(&x, &y) {
-        Some(angle) => round_pack_extended(env, angle.with_sign(y.sign)),
+        Some(angle) => round_transcendental(env, angle.with_sign(y.sign)),
         None => F80::zero(y.sign),
     })
 }

@@ -11,3 +11,4 @@ mod sse_compare;
 mod sse_native;
 mod x87_compare;
 mod x87_native;
+mod x87_transcendental;
