@@ -55,8 +55,8 @@ pub fn fyl2x(env: &mut X87Env, x: F80, y: F80) -> Option<F80> {
 
 /// FYL2XP1: `y * log2(x + 1)`, with `x` in ST(0) and `y` in ST(1).
 ///
-/// The SDM defines it for `|x| <= 1 - sqrt(1/2)`; here it is also right for larger `x`, and invalid for `x`
-/// of -1 and less.
+/// The SDM defines it for `|x| <= 1 - sqrt(1/2)`. As on processors it is also right for larger `x`; for `x` of
+/// -1 and less, where there is no logarithm, the result is `x` itself.
 pub fn fyl2xp1(env: &mut X87Env, x: F80, y: F80) -> Option<F80> {
     let (x, y) = (Operand::from(x), Operand::from(y));
     if let Err(outcome) = check_nans(env, &[x, y]) {
@@ -65,9 +65,16 @@ pub fn fyl2xp1(env: &mut X87Env, x: F80, y: F80) -> Option<F80> {
     let logarithm = match x.kind {
         Kind::Zero => Logarithm::Zero { sign: x.sign },
         Kind::Infinity if !x.sign => Logarithm::Infinite { sign: false },
-        Kind::Finite if !x.sign || x.exact().exp < 0 => {
-            wide::log2_of_1_plus(x.exact()).map_or(Logarithm::Zero { sign: false }, Logarithm::Finite)
+        Kind::Finite if x.sign && x.exact().exp >= 0 => {
+            if y.is(Kind::Finite) {
+                env.note_denormal(y.denormal)?;
+                env.raise(PE);
+                return Some(x.value);
+            }
+            // Only its sign matters to a zero or infinite y.
+            Logarithm::Finite(wide::ONE.negated())
         }
+        Kind::Finite => Logarithm::Finite(wide::log2_of_1_plus(x.exact())),
         _ => return env.invalid(F80::INDEFINITE),
     };
     times_logarithm(env, logarithm, &x, &y)

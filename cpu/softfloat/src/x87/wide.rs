@@ -149,12 +149,12 @@ pub(crate) fn log2(x: Exact) -> Option<Exact> {
 }
 
 /// `log2(1 + x)` for `x > -1`, `x` not zero.
-pub(crate) fn log2_of_1_plus(x: Exact) -> Option<Exact> {
-    // Within -1/4 ... 1/4, (1 + x - 1) / (1 + x + 1) keeps all the bits of a small x.
+pub(crate) fn log2_of_1_plus(x: Exact) -> Exact {
+    // For |x| < 1/4, ((1 + x) - 1) / ((1 + x) + 1) = x / (x + 2) keeps all the bits of a small x.
     if x.exp < -2 {
-        return Some(log2_of_ratio(div(x, add(x, ONE.scaled(1)))));
+        return log2_of_ratio(div(x, add(x, ONE.scaled(1))));
     }
-    Exact::sum(ONE, x).and_then(log2)
+    log2(add(ONE, x)).expect("1 + x is not 1")
 }
 
 /// `atan x` for `0 < x <= 1`.

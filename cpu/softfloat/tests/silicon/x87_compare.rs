@@ -275,7 +275,7 @@ fn loads() {
         (value, value.to_bytes())
     };
     load("fld m80", native::fld_m80, extended, |_, value| Some(value));
-    let bcd = |random: &mut Random| {
+    let bcd = |random: &mut Random| -> ([u8; 10], [u8; 10]) {
         let digits: [u8; 10] =
             std::array::from_fn(|_| random.below(10) as u8 | (random.below(10) as u8) << 4);
         (digits, digits)

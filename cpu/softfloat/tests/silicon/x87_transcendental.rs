@@ -84,10 +84,7 @@ fn each(
 
 #[test]
 fn f2xm1() {
-    let operands = |random: &mut Random| {
-        let a = moderate(random, -70, -1);
-        (if a.sign_exponent & 0x7fff < 0x3fff { a } else { F80::ONE }, F80::ONE)
-    };
+    let operands = |random: &mut Random| (moderate(random, -70, 0), F80::ONE);
     each("f2xm1", native::f2xm1, operands, |env, a, _, state| {
         close(state.registers[0], x87::f2xm1(env, a).unwrap_or(a))
     });
@@ -119,14 +116,7 @@ fn fyl2x() {
 
 #[test]
 fn fyl2xp1() {
-    let operands = |random: &mut Random| {
-        let mut x = moderate(random, -70, -3);
-        let biased = x.sign_exponent & 0x7fff;
-        if biased > 0x3fff - 3 && biased < 0x7fff {
-            x.sign_exponent -= biased - (0x3fff - 3);
-        }
-        (x, moderate(random, -40, 40))
-    };
+    let operands = |random: &mut Random| (moderate(random, -70, 3), moderate(random, -40, 40));
     popping("fyl2xp1", native::fyl2xp1, operands, x87::fyl2xp1);
 }
 
