@@ -1,41 +1,46 @@
 //! FCOM, FUCOM, FTST, FCOMI, FUCOMI and FXAM. SDM vol. 2 under those names.
+//!
+//! Processors deliver the condition codes of FCOM, FUCOM and FTST even with an unmasked exception, in spite of
+//! SDM vol. 1, 8.5.1.2; so do these functions. They always clear C1.
 
 use super::format::Kind;
 use super::{C0, C1, C2, C3, F80, Operand, X87Env};
-use crate::env::IE;
+use crate::env::{DE, IE};
 use crate::relation::Relation;
 use core::cmp::Ordering;
 
 /// FCOM, FCOMI, FICOM: any NaN is an invalid operand.
-pub fn compare_ordered(env: &mut X87Env, a: impl Into<Operand>, b: impl Into<Operand>) -> Option<Relation> {
+pub fn compare_ordered(env: &mut X87Env, a: impl Into<Operand>, b: impl Into<Operand>) -> Relation {
     compare(env, a.into(), b.into(), true)
 }
 
 /// FUCOM, FUCOMI: a QNaN compares unordered without an exception.
-pub fn compare_unordered(env: &mut X87Env, a: F80, b: F80) -> Option<Relation> {
+pub fn compare_unordered(env: &mut X87Env, a: F80, b: F80) -> Relation {
     compare(env, a.into(), b.into(), false)
 }
 
 /// FTST: compares with zero, as FCOM does.
-pub fn test(env: &mut X87Env, a: F80) -> Option<Relation> {
+pub fn test(env: &mut X87Env, a: F80) -> Relation {
     compare_ordered(env, a, F80::ZERO)
 }
 
-fn compare(env: &mut X87Env, x: Operand, y: Operand, quiet_is_invalid: bool) -> Option<Relation> {
+fn compare(env: &mut X87Env, x: Operand, y: Operand, quiet_is_invalid: bool) -> Relation {
     let invalid = |operand: &Operand| match operand.kind {
         Kind::Unsupported | Kind::SignallingNan => true,
         Kind::QuietNan => quiet_is_invalid,
         _ => false,
     };
     if [x, y].iter().any(invalid) {
-        env.before(IE)?;
-        return Some(Relation::Unordered);
+        env.raise(IE);
+        return Relation::Unordered;
     }
     if x.is_nan() || y.is_nan() {
-        return Some(Relation::Unordered);
+        return Relation::Unordered;
     }
-    env.note_denormal(x.denormal || y.denormal)?;
-    Some(order(&x, &y).into())
+    if x.denormal || y.denormal {
+        env.raise(DE);
+    }
+    order(&x, &y).into()
 }
 
 fn order(x: &Operand, y: &Operand) -> Ordering {

@@ -5,7 +5,7 @@
 
 use super::format::Kind;
 use super::{F80, Operand, X87Env};
-use crate::env::{IE, OE, PE, Rounding, UE};
+use crate::env::{DE, IE, OE, PE, Rounding, UE};
 use crate::exact::{Exact, Integer};
 use crate::sse::Ieee;
 use crate::sse::format::{self, emin, pack};
@@ -24,8 +24,10 @@ fn load(env: &mut X87Env, operand: Operand) -> Option<F80> {
     match operand.kind {
         Kind::SignallingNan => env.invalid(operand.quieted()),
         _ => {
-            // Unlike elsewhere the value arrives even if #D is unmasked, as processors do it.
-            let _ = env.note_denormal(operand.denormal);
+            // The value arrives even if #D is unmasked; so processors do it here, unlike elsewhere.
+            if operand.denormal {
+                env.raise(DE);
+            }
             Some(operand.value)
         }
     }

@@ -1,7 +1,7 @@
 //! FPREM and FPREM1. SDM vol. 2 under those names.
 //!
 //! The SDM lets one execution reduce the exponent difference D by "32 to 63" when D is 64 or more. Processors
-//! reduce by 32 + D mod 32, and so does this.
+//! reduce by 32 + D mod 32, and so does this. C1 and C2 are cleared even where there is no result (`None`).
 
 use super::format::{Kind, check_nans, round_pack_extended};
 use super::{C0, C1, C2, C3, F80, Operand, X87Env};
@@ -12,8 +12,10 @@ use crate::exact::Exact;
 pub struct Remainder {
     /// The new ST(0).
     pub value: F80,
-    /// All four condition codes: C2 for an incomplete reduction, else the quotient's low bits in C0, C3, C1.
+    /// C2 for an incomplete reduction, else the quotient's low bits in C0, C3, C1.
     pub condition_codes: u16,
+    /// The condition codes that are written; the others keep their values. A NaN result writes C2 and C1 only.
+    pub written: u16,
 }
 
 /// FPREM: remainder of `a / b` with the quotient truncated.
@@ -29,10 +31,10 @@ pub fn prem1(env: &mut X87Env, a: F80, b: F80) -> Option<Remainder> {
 fn remainder(env: &mut X87Env, a: F80, b: F80, to_nearest: bool) -> Option<Remainder> {
     let (x, y) = (Operand::from(a), Operand::from(b));
     if let Err(outcome) = check_nans(env, &[x, y]) {
-        return outcome.map(complete);
+        return outcome.map(no_quotient);
     }
     if x.is(Kind::Infinity) || y.is(Kind::Zero) {
-        return env.invalid(complete(F80::INDEFINITE));
+        return env.invalid(no_quotient(F80::INDEFINITE));
     }
     env.note_denormal(x.denormal || y.denormal)?;
     if x.is(Kind::Zero) || y.is(Kind::Infinity) {
@@ -44,12 +46,18 @@ fn remainder(env: &mut X87Env, a: F80, b: F80, to_nearest: bool) -> Option<Remai
         None => F80::zero(x.sign),
     };
     let condition_codes = if reduced.partial { C2 } else { quotient_codes(reduced.quotient) };
-    Some(Remainder { value, condition_codes })
+    Some(Remainder { value, condition_codes, written: ALL_CODES })
 }
+
+const ALL_CODES: u16 = C0 | C1 | C2 | C3;
 
 /// A finished reduction with quotient zero.
 fn complete(value: F80) -> Remainder {
-    Remainder { value, condition_codes: 0 }
+    Remainder { value, condition_codes: 0, written: ALL_CODES }
+}
+
+fn no_quotient(nan: F80) -> Remainder {
+    Remainder { value: nan, condition_codes: 0, written: C1 | C2 }
 }
 
 fn quotient_codes(quotient: u64) -> u16 {

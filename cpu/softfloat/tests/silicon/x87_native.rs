@@ -1,8 +1,23 @@
 //! The processor's own x87 instructions under a given control word, unmasked exceptions included: they stay
 //! pending, and FNSAVE reads everything without waiting for them.
 
-use softfloat::x87::F80;
+use softfloat::x87::{F80, X87Env};
 use std::arch::asm;
+
+/// What an instruction starts from, besides its operands.
+#[derive(Clone, Copy, Debug)]
+pub struct Before {
+    /// The control word.
+    pub control: u16,
+    /// Condition codes in the status word, so that it shows which ones the instruction clears or leaves alone.
+    pub codes: u16,
+}
+
+impl Before {
+    pub fn env(self) -> X87Env {
+        X87Env::new(self.control)
+    }
+}
 
 /// What an instruction left behind.
 pub struct State {
@@ -20,11 +35,11 @@ impl State {
 }
 
 /// An instruction, run with `a` in ST(0), `b` in ST(1) and a 10-byte memory operand.
-pub type Instruction = fn(u16, F80, F80, [u8; 10]) -> State;
+pub type Instruction = fn(Before, F80, F80, [u8; 10]) -> State;
 
 macro_rules! instructions {
     ($($name:ident, $op:literal;)*) => {
-        $(pub fn $name(control: u16, a: F80, b: F80, mut memory: [u8; 10]) -> State {
+        $(pub fn $name(before: Before, a: F80, b: F80, mut memory: [u8; 10]) -> State {
             let (st0, st1) = (a.to_bytes(), b.to_bytes());
             let mut area = [0u8; 108];
             // SAFETY: reads the two operands and the control word, writes the memory operand and the save
@@ -35,12 +50,16 @@ macro_rules! instructions {
                     "fninit",
                     "fld tbyte ptr [{st1}]",
                     "fld tbyte ptr [{st0}]",
+                    "fnstenv [{area}]",
+                    "or word ptr [{area} + 4], {codes:x}",
+                    "fldenv [{area}]",
                     "fldcw word ptr [{control}]",
                     $op,
                     "fnsave [{area}]",
                     st0 = in(reg) st0.as_ptr(),
                     st1 = in(reg) st1.as_ptr(),
-                    control = in(reg) &raw const control,
+                    control = in(reg) &raw const before.control,
+                    codes = in(reg) before.codes,
                     area = in(reg) area.as_mut_ptr(),
                     in("rax") memory.as_mut_ptr(),
                     out("st(0)") _, out("st(1)") _, out("st(2)") _, out("st(3)") _,
