@@ -46,7 +46,11 @@ fn undecidable(before: Before, state: &State) -> bool {
 fn same_flags(env: &X87Env, state: &State) -> Result<(), String> {
     let (hardware, ours) = (u32::from(state.status & 0x3f), env.raised());
     let uncertain = if state.registers[..2].iter().any(|&result| borderline(result)) { UE } else { 0 };
-    if (hardware ^ ours) & !uncertain == 0 { Ok(()) } else { Err(format!("hardware flags {hardware:#x}, ours {ours:#x}")) }
+    if (hardware ^ ours) & !uncertain == 0 {
+        Ok(())
+    } else {
+        Err(format!("hardware flags {hardware:#x}, ours {ours:#x}"))
+    }
 }
 
 /// A number of moderate size as often as not.
@@ -131,7 +135,11 @@ fn angle(random: &mut Random) -> (F80, F80) {
 }
 
 fn out_of_range(a: F80, state: &State) -> Result<(), String> {
-    if state.status & C2 != 0 && state.registers[0] == a { Ok(()) } else { Err("the processor had a result".into()) }
+    if state.status & C2 != 0 && state.registers[0] == a {
+        Ok(())
+    } else {
+        Err("the processor had a result".into())
+    }
 }
 
 fn in_range(state: &State) -> Result<(), String> {
