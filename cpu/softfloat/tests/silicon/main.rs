@@ -15,3 +15,14 @@ mod sse_unmasked;
 mod x87_compare;
 mod x87_native;
 mod x87_transcendental;
+
+/// Whether the processor is Intel's. Where the manual leaves room (transcendentals, the step of a partial
+/// remainder) the library follows Intel, and other vendors' processors are no reference.
+fn is_intel() -> bool {
+    let vendor = std::arch::x86_64::__cpuid(0);
+    let intel = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel";
+    if !intel {
+        println!("skipped: not an Intel processor");
+    }
+    intel
+}

@@ -1,6 +1,7 @@
 //! Transcendental instructions: our results are correctly rounded, the processor's are within a unit in the
 //! last place or so (SDM vol. 1, 8.3.10). Everything else (special operands, flags, C2) must be the same.
 
+use crate::is_intel;
 use crate::random::{Random, cases};
 use crate::x87_compare::{random_before, random_f80};
 use crate::x87_native::{self as native, Before, Instruction, State};
@@ -106,6 +107,9 @@ fn each(
 
 #[test]
 fn f2xm1() {
+    if !is_intel() {
+        return;
+    }
     let operands = |random: &mut Random| (moderate(random, -70, 0), F80::ONE);
     each("f2xm1", native::f2xm1, operands, |env, a, _, state| {
         close(state.registers[0], x87::f2xm1(env, a).unwrap_or(a))
@@ -128,6 +132,9 @@ fn popping(
 
 #[test]
 fn fyl2x() {
+    if !is_intel() {
+        return;
+    }
     let operands = |random: &mut Random| {
         let mut x = moderate(random, -3, 3);
         x.sign_exponent &= if random.below(8) == 0 { 0xffff } else { 0x7fff };
@@ -138,12 +145,18 @@ fn fyl2x() {
 
 #[test]
 fn fyl2xp1() {
+    if !is_intel() {
+        return;
+    }
     let operands = |random: &mut Random| (moderate(random, -70, 3), moderate(random, -40, 40));
     popping("fyl2xp1", native::fyl2xp1, operands, x87::fyl2xp1);
 }
 
 #[test]
 fn fpatan() {
+    if !is_intel() {
+        return;
+    }
     let operands = |random: &mut Random| (moderate(random, -6, 6), moderate(random, -6, 6));
     popping("fpatan", native::fpatan, operands, x87::fpatan);
 }
@@ -188,6 +201,9 @@ fn two_results(name: &str, instruction: Instruction, software: fn(&mut X87Env, F
 
 #[test]
 fn sine_and_cosine() {
+    if !is_intel() {
+        return;
+    }
     one_angle("fsin", native::fsin, x87::fsin);
     one_angle("fcos", native::fcos, x87::fcos);
     two_results("fsincos", native::fsincos, x87::fsincos);
@@ -195,5 +211,8 @@ fn sine_and_cosine() {
 
 #[test]
 fn tangent() {
+    if !is_intel() {
+        return;
+    }
     two_results("fptan", native::fptan, x87::fptan);
 }
