@@ -103,9 +103,9 @@ impl Cpu {
 
     /// Runs until the step count is `until_steps`, exactly, or something else stops it first.
     ///
-    /// A breakpoint at the very first instruction is passed over, so that running on from it works.
-    pub fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop {
-        let first_step = self.core.block_steps;
+    /// A breakpoint at step count `origin` is passed over, so that going on from a breakpoint works; a run made
+    /// of several calls passes the step count at which it began to each.
+    pub fn run(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64) -> Stop {
         self.core.budget_end = until_steps;
         self.core.attention |= attention::SIGNALS;
         loop {
@@ -118,7 +118,7 @@ impl Cpu {
                 return Stop::Budget;
             }
             if self.core.attention & (attention::DEBUG | attention::SHADOW) != 0 {
-                if let Some(stop) = self.run_carefully(bus, first_step) {
+                if let Some(stop) = self.run_carefully(bus, origin) {
                     return stop;
                 }
                 continue;
@@ -130,7 +130,7 @@ impl Cpu {
                     continue;
                 }
             };
-            if self.code.block(number).check_breakpoint && self.at_breakpoint(first_step) {
+            if self.code.block(number).check_breakpoint && self.at_breakpoint(origin) {
                 return Stop::Breakpoint;
             }
             let limit = until_steps - self.core.block_steps;
@@ -139,7 +139,7 @@ impl Cpu {
     }
 
     /// One instruction under TF, RF, guest breakpoints or an interrupt shadow.
-    fn run_carefully(&mut self, bus: &mut dyn Bus, first_step: u64) -> Option<Stop> {
+    fn run_carefully(&mut self, bus: &mut dyn Bus, origin: u64) -> Option<Stop> {
         let shadowed = self.core.state.mov_ss_shadow;
         if self.core.state.pending_debug != 0 && !shadowed {
             self.core.raise_pending_debug();
@@ -162,7 +162,7 @@ impl Cpu {
                 return None;
             }
         };
-        if self.code.block(number).check_breakpoint && self.at_breakpoint(first_step) {
+        if self.code.block(number).check_breakpoint && self.at_breakpoint(origin) {
             return Some(Stop::Breakpoint);
         }
         self.end_shadow();
@@ -188,9 +188,9 @@ impl Cpu {
         self.core.state.mov_ss_shadow = false;
     }
 
-    /// Whether to stop before the next instruction: not before the very first one of a run.
-    fn at_breakpoint(&self, first_step: u64) -> bool {
-        if self.core.block_steps == first_step {
+    /// Whether to stop before the next instruction: not before the one the run began at.
+    fn at_breakpoint(&self, origin: u64) -> bool {
+        if self.core.block_steps == origin {
             return false;
         }
         let address = self.core.rip.wrapping_add(self.core.seg_base[1]);

@@ -20,6 +20,7 @@ mod decode;
 mod exception;
 mod exec;
 mod flags;
+mod fpu;
 mod interrupt;
 mod memory;
 mod mmu;
@@ -27,6 +28,7 @@ mod msr;
 mod op;
 mod ops;
 mod segmentation;
+mod simd;
 mod state;
 
 pub use crate::bus::{Bus, Signals};

@@ -22,6 +22,11 @@ impl<'a> Insn<'a> {
         Insn { raw, mode, block_rip }
     }
 
+    /// An address relative to the block's start, which is where [`REG_BLOCK_RIP`] points at run time.
+    pub fn relative_to_block(&self, address: u64) -> u64 {
+        address.wrapping_sub(self.block_rip)
+    }
+
     /// The mnemonic.
     pub fn mnemonic(&self) -> Mnemonic {
         self.raw.mnemonic()
@@ -75,7 +80,7 @@ impl<'a> Insn<'a> {
         op.disp = raw.memory_displacement64() as i64;
         if base == Register::RIP || base == Register::EIP {
             op.base = REG_BLOCK_RIP;
-            op.disp = raw.memory_displacement64().wrapping_sub(self.block_rip) as i64;
+            op.disp = self.relative_to_block(raw.memory_displacement64()) as i64;
         } else {
             op.base = optional(base);
         }

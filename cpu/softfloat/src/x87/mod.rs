@@ -1,0 +1,1 @@
+//! x87 (being written).

@@ -1,0 +1,484 @@
+//! The protocol library's traits over a [`DebugTarget`].
+//!
+//! The library splits a movement in two: a request, which [`Adapter`] only notes, and a report, for which the
+//! session calls [`Adapter::perform`]. One CPU is shown as one thread with a name.
+
+use std::convert::Infallible;
+use std::ops::Range;
+
+use gdbstub::common::{Signal, Tid};
+use gdbstub::stub::MultiThreadStopReason;
+use gdbstub::target::ext::base::BaseOps;
+use gdbstub::target::ext::base::multithread::{
+    MultiThreadBase, MultiThreadRangeStepping, MultiThreadRangeSteppingOps, MultiThreadResume,
+    MultiThreadResumeOps, MultiThreadSchedulerLocking, MultiThreadSchedulerLockingOps, MultiThreadSingleStep,
+    MultiThreadSingleStepOps,
+};
+use gdbstub::target::ext::base::reverse_exec::{
+    ReplayLogPosition, ReverseCont, ReverseContOps, ReverseStep, ReverseStepOps,
+};
+use gdbstub::target::ext::base::single_register_access::{SingleRegisterAccess, SingleRegisterAccessOps};
+use gdbstub::target::ext::breakpoints as ext;
+use gdbstub::target::ext::monitor_cmd::{ConsoleOutput, MonitorCmd, MonitorCmdOps};
+use gdbstub::target::ext::thread_extra_info::{ThreadExtraInfo, ThreadExtraInfoOps};
+use gdbstub::target::{Target, TargetError, TargetResult};
+
+use crate::link::Link;
+use crate::registers::{RegisterNumber, X86_64};
+use crate::stops::Stops;
+use crate::{DebugTarget, Refusal, Registers, Stop, WatchKind, Watchpoint};
+
+/// The only thread.
+pub(crate) const CPU: Tid = Tid::MIN;
+
+const CPU_NAME: &[u8] = b"vCPU 0";
+
+/// The bytes of a `monitor` answer that go into one packet. gdb puts the pieces together.
+const CONSOLE_CHUNK_BYTES: usize = 2048;
+
+/// The protocol's error numbers are those of the host; these two are the same everywhere.
+const EFAULT: u8 = 14;
+const EINVAL: u8 = 22;
+
+/// A movement that gdb has asked for.
+#[derive(Clone)]
+enum Move {
+    StepForward,
+    StepBackward,
+    RunForward,
+    RunBackward,
+    Range(Range<u64>),
+}
+
+pub(crate) struct Adapter<'t> {
+    target: &'t mut dyn DebugTarget,
+    pub(crate) link: Link<'t>,
+    stops: Stops,
+    /// The registers at the current position, once somebody has asked.
+    registers: Option<Registers>,
+    requested: Move,
+    /// Why the request under way failed.
+    refusal: Option<Refusal>,
+    /// Text that gdb would not show if it came as an error; it goes out when gdb next listens.
+    console: String,
+}
+
+impl<'t> Adapter<'t> {
+    pub(crate) fn new(target: &'t mut dyn DebugTarget, link: Link<'t>) -> Self {
+        Self {
+            target,
+            link,
+            stops: Stops::default(),
+            registers: None,
+            requested: Move::RunForward,
+            refusal: None,
+            console: String::new(),
+        }
+    }
+
+    /// Moves the target as gdb has asked, and says what to report. The sentence of a failed move is on the
+    /// console then.
+    pub(crate) fn perform(&mut self) -> MultiThreadStopReason<u64> {
+        self.registers = None;
+        match self.try_move() {
+            Ok(stop) => self.reason(stop),
+            Err(refusal) => {
+                log::warn!("gdb's request failed: {refusal}");
+                self.print(&refusal.0);
+                MultiThreadStopReason::SignalWithThread { tid: CPU, signal: Signal::SIGZERO }
+            }
+        }
+    }
+
+    /// The registers that gdb looks at after every stop, as bytes.
+    pub(crate) fn frame_registers(&mut self) -> Vec<(RegisterNumber, [u8; 8])> {
+        let Ok(registers) = self.registers() else { return Vec::new() };
+        [RegisterNumber::RBP, RegisterNumber::RSP, RegisterNumber::RIP]
+            .into_iter()
+            .filter_map(|number| {
+                let mut bytes = [0; 8];
+                number.read(registers, &mut bytes).map(|_| (number, bytes))
+            })
+            .collect()
+    }
+
+    /// Why the last request failed, if there is a sentence for it.
+    pub(crate) fn take_refusal(&mut self) -> Option<Refusal> {
+        self.refusal.take()
+    }
+
+    /// What gdb shall print as soon as it listens.
+    pub(crate) fn take_console(&mut self) -> String {
+        if let Some(message) = self.target.take_message() {
+            self.print(&message);
+        }
+        std::mem::take(&mut self.console)
+    }
+
+    /// Takes the client's breakpoints and watchpoints out of the target.
+    pub(crate) fn finish(&mut self) {
+        self.stops.clear(self.target);
+    }
+
+    fn try_move(&mut self) -> Result<Stop, Refusal> {
+        let Self { target, link, stops, requested, .. } = self;
+        match requested {
+            Move::StepForward | Move::StepBackward => stops.apply_watchpoints(*target)?,
+            Move::RunForward | Move::RunBackward | Move::Range(_) => stops.apply_all(*target)?,
+        }
+        let poll = &mut sticky_poll(link);
+        match requested {
+            Move::StepForward => target.step_forward(poll),
+            Move::StepBackward => target.step_backward(poll),
+            Move::RunForward => target.run_forward(poll),
+            Move::RunBackward => target.run_backward(poll),
+            Move::Range(range) => target.step_range(range.clone(), stops.target_breakpoints(), poll),
+        }
+    }
+
+    fn reason(&self, stop: Stop) -> MultiThreadStopReason<u64> {
+        use MultiThreadStopReason as Reason;
+        match stop {
+            // Not `DoneStep`, whose packet has no room for registers.
+            Stop::Step => Reason::SignalWithThread { tid: CPU, signal: Signal::SIGTRAP },
+            Stop::Breakpoint(address) if self.is_hardware(address) => Reason::HwBreak(CPU),
+            Stop::Breakpoint(_) => Reason::SwBreak(CPU),
+            Stop::Watchpoint { kind, address } => {
+                Reason::Watch { tid: CPU, kind: to_ext(kind), addr: address }
+            }
+            Stop::Interrupted => Reason::SignalWithThread { tid: CPU, signal: Signal::SIGINT },
+            Stop::HistoryStart => Reason::ReplayLog { tid: Some(CPU), pos: ReplayLogPosition::Begin },
+            Stop::HistoryEnd => Reason::ReplayLog { tid: Some(CPU), pos: ReplayLogPosition::End },
+        }
+    }
+
+    fn is_hardware(&self, address: u64) -> bool {
+        self.stops.hardware.contains(&address) && !self.stops.software.contains(&address)
+    }
+
+    fn registers(&mut self) -> Result<&mut Registers, Refusal> {
+        let known = match self.registers.take() {
+            Some(registers) => registers,
+            None => self.target.read_registers()?,
+        };
+        Ok(self.registers.insert(known))
+    }
+
+    fn set_registers(&mut self, registers: &Registers) -> Result<(), Refusal> {
+        // Read back even what was accepted: a register may not keep all the bits it is given.
+        self.registers = None;
+        self.target.write_registers(registers)
+    }
+
+    fn refused<T>(&mut self, result: Result<T, Refusal>) -> TargetResult<T, Self> {
+        result.map_err(|refusal| {
+            log::warn!("gdb was refused: {refusal}");
+            self.refusal = Some(refusal);
+            TargetError::NonFatal
+        })
+    }
+
+    fn print(&mut self, text: &str) {
+        self.console.push_str(text);
+        if !text.is_empty() && !text.ends_with('\n') {
+            self.console.push('\n');
+        }
+    }
+}
+
+/// A poll that asks the link until the answer is yes, and then remembers that.
+fn sticky_poll(link: &mut Link<'_>) -> impl FnMut() -> bool {
+    let mut asked = false;
+    move || {
+        asked = asked || link.wants_stop();
+        asked
+    }
+}
+
+fn to_ext(kind: WatchKind) -> ext::WatchKind {
+    match kind {
+        WatchKind::Write => ext::WatchKind::Write,
+        WatchKind::Read => ext::WatchKind::Read,
+        WatchKind::Access => ext::WatchKind::ReadWrite,
+    }
+}
+
+fn from_ext(kind: ext::WatchKind) -> WatchKind {
+    match kind {
+        ext::WatchKind::Write => WatchKind::Write,
+        ext::WatchKind::Read => WatchKind::Read,
+        ext::WatchKind::ReadWrite => WatchKind::Access,
+    }
+}
+
+impl Target for Adapter<'_> {
+    type Arch = X86_64;
+    type Error = Infallible;
+
+    fn base_ops(&mut self) -> BaseOps<'_, X86_64, Infallible> {
+        BaseOps::MultiThread(self)
+    }
+
+    fn guard_rail_implicit_sw_breakpoints(&self) -> bool {
+        true
+    }
+
+    // The library would announce these events without being asked.
+    fn use_fork_stop_reason(&self) -> bool {
+        false
+    }
+
+    fn use_vfork_stop_reason(&self) -> bool {
+        false
+    }
+
+    fn use_vforkdone_stop_reason(&self) -> bool {
+        false
+    }
+
+    fn support_breakpoints(&mut self) -> Option<ext::BreakpointsOps<'_, Self>> {
+        Some(self)
+    }
+
+    fn support_monitor_cmd(&mut self) -> Option<MonitorCmdOps<'_, Self>> {
+        Some(self)
+    }
+}
+
+impl MultiThreadBase for Adapter<'_> {
+    fn read_registers(&mut self, registers: &mut Registers, _: Tid) -> TargetResult<(), Self> {
+        let known = self.registers().cloned();
+        *registers = self.refused(known)?;
+        Ok(())
+    }
+
+    fn write_registers(&mut self, registers: &Registers, _: Tid) -> TargetResult<(), Self> {
+        let written = self.set_registers(registers);
+        self.refused(written)
+    }
+
+    fn support_single_register_access(&mut self) -> Option<SingleRegisterAccessOps<'_, Tid, Self>> {
+        Some(self)
+    }
+
+    fn read_addrs(&mut self, address: u64, buffer: &mut [u8], _: Tid) -> TargetResult<usize, Self> {
+        match self.target.read_memory(address, buffer) {
+            0 => Err(TargetError::Errno(EFAULT)),
+            count => Ok(count.min(buffer.len())),
+        }
+    }
+
+    fn write_addrs(&mut self, address: u64, bytes: &[u8], _: Tid) -> TargetResult<(), Self> {
+        if bytes.is_empty() {
+            // gdb's way of asking whether the packet is understood.
+            return Ok(());
+        }
+        let written = self.target.write_memory(address, bytes);
+        if let Err(refusal) = &written {
+            // All that gdb 13 says is that it cannot access the memory.
+            self.print(&refusal.0);
+        }
+        self.registers = None;
+        self.refused(written)
+    }
+
+    fn list_active_threads(&mut self, report: &mut dyn FnMut(Tid)) -> Result<(), Infallible> {
+        report(CPU);
+        Ok(())
+    }
+
+    fn support_resume(&mut self) -> Option<MultiThreadResumeOps<'_, Self>> {
+        Some(self)
+    }
+
+    fn support_thread_extra_info(&mut self) -> Option<ThreadExtraInfoOps<'_, Self>> {
+        Some(self)
+    }
+}
+
+impl ThreadExtraInfo for Adapter<'_> {
+    fn thread_extra_info(&self, _: Tid, buffer: &mut [u8]) -> Result<usize, Infallible> {
+        let count = CPU_NAME.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&CPU_NAME[..count]);
+        Ok(count)
+    }
+}
+
+impl SingleRegisterAccess<Tid> for Adapter<'_> {
+    fn read_register(
+        &mut self,
+        _: Tid,
+        number: RegisterNumber,
+        buffer: &mut [u8],
+    ) -> TargetResult<usize, Self> {
+        let read = self.registers().map(|registers| number.read(registers, buffer));
+        self.refused(read)?.ok_or(TargetError::Errno(EINVAL))
+    }
+
+    fn write_register(&mut self, _: Tid, number: RegisterNumber, value: &[u8]) -> TargetResult<(), Self> {
+        let changed = self
+            .registers()
+            .cloned()
+            .map(|mut registers| number.write(&mut registers, value).map(|()| registers));
+        let registers = self.refused(changed)?.ok_or(TargetError::Errno(EINVAL))?;
+        let written = self.set_registers(&registers);
+        self.refused(written)
+    }
+}
+
+impl MultiThreadResume for Adapter<'_> {
+    fn resume(&mut self) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn clear_resume_actions(&mut self) -> Result<(), Infallible> {
+        self.requested = Move::RunForward;
+        Ok(())
+    }
+
+    fn set_resume_action_continue(&mut self, _: Tid, _: Option<Signal>) -> Result<(), Infallible> {
+        self.requested = Move::RunForward;
+        Ok(())
+    }
+
+    fn support_single_step(&mut self) -> Option<MultiThreadSingleStepOps<'_, Self>> {
+        Some(self)
+    }
+
+    fn support_range_step(&mut self) -> Option<MultiThreadRangeSteppingOps<'_, Self>> {
+        Some(self)
+    }
+
+    fn support_reverse_step(&mut self) -> Option<ReverseStepOps<'_, Tid, Self>> {
+        Some(self)
+    }
+
+    fn support_reverse_cont(&mut self) -> Option<ReverseContOps<'_, Tid, Self>> {
+        Some(self)
+    }
+
+    fn support_scheduler_locking(&mut self) -> Option<MultiThreadSchedulerLockingOps<'_, Self>> {
+        Some(self)
+    }
+}
+
+impl MultiThreadSchedulerLocking for Adapter<'_> {
+    fn set_resume_action_scheduler_lock(&mut self) -> Result<(), Infallible> {
+        // There is no other thread to hold back.
+        Ok(())
+    }
+}
+
+impl MultiThreadSingleStep for Adapter<'_> {
+    fn set_resume_action_step(&mut self, _: Tid, _: Option<Signal>) -> Result<(), Infallible> {
+        self.requested = Move::StepForward;
+        Ok(())
+    }
+}
+
+impl MultiThreadRangeStepping for Adapter<'_> {
+    fn set_resume_action_range_step(&mut self, _: Tid, start: u64, end: u64) -> Result<(), Infallible> {
+        self.requested = if start == end { Move::StepForward } else { Move::Range(start..end) };
+        Ok(())
+    }
+}
+
+impl ReverseStep<Tid> for Adapter<'_> {
+    fn reverse_step(&mut self, _: Tid) -> Result<(), Infallible> {
+        self.requested = Move::StepBackward;
+        Ok(())
+    }
+}
+
+impl ReverseCont<Tid> for Adapter<'_> {
+    fn reverse_cont(&mut self) -> Result<(), Infallible> {
+        self.requested = Move::RunBackward;
+        Ok(())
+    }
+}
+
+impl ext::Breakpoints for Adapter<'_> {
+    fn support_sw_breakpoint(&mut self) -> Option<ext::SwBreakpointOps<'_, Self>> {
+        Some(self)
+    }
+
+    fn support_hw_breakpoint(&mut self) -> Option<ext::HwBreakpointOps<'_, Self>> {
+        Some(self)
+    }
+
+    fn support_hw_watchpoint(&mut self) -> Option<ext::HwWatchpointOps<'_, Self>> {
+        Some(self)
+    }
+}
+
+// The protocol asks for insertion and removal to be repeatable without harm, so the sets' own answers do not
+// matter.
+
+impl ext::SwBreakpoint for Adapter<'_> {
+    fn add_sw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
+        self.stops.software.insert(address);
+        Ok(true)
+    }
+
+    fn remove_sw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
+        self.stops.software.remove(&address);
+        Ok(true)
+    }
+}
+
+impl ext::HwBreakpoint for Adapter<'_> {
+    fn add_hw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
+        self.stops.hardware.insert(address);
+        Ok(true)
+    }
+
+    fn remove_hw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
+        self.stops.hardware.remove(&address);
+        Ok(true)
+    }
+}
+
+impl ext::HwWatchpoint for Adapter<'_> {
+    fn add_hw_watchpoint(
+        &mut self,
+        address: u64,
+        length: u64,
+        kind: ext::WatchKind,
+    ) -> TargetResult<bool, Self> {
+        // Neither empty nor past the end of the address space.
+        let is_range = length.checked_sub(1).and_then(|last| address.checked_add(last)).is_some();
+        if is_range {
+            self.stops.watchpoints.insert(Watchpoint { address, length, kind: from_ext(kind) });
+        }
+        Ok(is_range)
+    }
+
+    fn remove_hw_watchpoint(
+        &mut self,
+        address: u64,
+        length: u64,
+        kind: ext::WatchKind,
+    ) -> TargetResult<bool, Self> {
+        self.stops.watchpoints.remove(&Watchpoint { address, length, kind: from_ext(kind) });
+        Ok(true)
+    }
+}
+
+impl MonitorCmd for Adapter<'_> {
+    fn handle_monitor_cmd(
+        &mut self,
+        command: &[u8],
+        mut output: ConsoleOutput<'_>,
+    ) -> Result<(), Infallible> {
+        let command = String::from_utf8_lossy(command);
+        self.registers = None;
+        let answer = self.target.monitor(command.trim(), &mut sticky_poll(&mut self.link));
+        self.print(&answer.unwrap_or_else(|refusal| refusal.0));
+        let text = self.take_console();
+        for chunk in text.as_bytes().chunks(CONSOLE_CHUNK_BYTES) {
+            output.write_raw(chunk);
+            output.flush();
+        }
+        Ok(())
+    }
+}

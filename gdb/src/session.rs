@@ -1,0 +1,305 @@
+//! One client from its first byte to its last, and one client after the other.
+//!
+//! ```text
+//!            packet             request to move
+//!   waiting ───────► library ──────────────────► the target moves ── stop ──► reply ──► waiting
+//!      ▲                │
+//!      └──── reply ◄────┘
+//! ```
+//!
+//! The library gives up at the first packet that it does not like. Here such a packet gets an error reply,
+//! and a new library instance that has heard the same handshake takes over.
+
+use std::cell::RefCell;
+use std::convert::Infallible;
+use std::io;
+use std::rc::Rc;
+
+use gdbstub::conn::Connection;
+use gdbstub::stub::state_machine::{GdbStubStateMachine, GdbStubStateMachineInner, state};
+use gdbstub::stub::{DisconnectReason, GdbStub, GdbStubError};
+
+use crate::adapter::Adapter;
+use crate::frame::{Event, MAX_PACKET_BYTES, encode_console_into, encode_error_into, encode_into};
+use crate::link::{Link, Transport};
+use crate::{DebugTarget, ListenError, Listener};
+
+/// How a session ended. The target stands where the client left it, without its breakpoints and watchpoints.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SessionEnd {
+    /// gdb said that it detaches.
+    Detached,
+    /// gdb said `kill`.
+    Killed,
+    /// The client closed the connection without a word.
+    Closed,
+    /// The connection broke; the text says how.
+    Lost(String),
+}
+
+/// Serves one client after the other, until `keep_going` answers the end of a session with `false`.
+///
+/// # Errors
+/// When the operating system gives us no more connections. A session's own trouble only ends that session.
+pub fn serve(
+    listener: &Listener,
+    target: &mut dyn DebugTarget,
+    mut keep_going: impl FnMut(&SessionEnd) -> bool,
+) -> Result<(), ListenError> {
+    loop {
+        let stream = listener.accept()?;
+        log::info!("gdb is connected");
+        let end = serve_stream(stream, target);
+        match &end {
+            SessionEnd::Detached => log::info!("gdb has detached"),
+            SessionEnd::Killed => log::info!("gdb has ended the session"),
+            SessionEnd::Closed => log::info!("gdb has closed the connection"),
+            SessionEnd::Lost(why) => log::warn!("the connection to gdb is lost: {why}"),
+        }
+        if !keep_going(&end) {
+            return Ok(());
+        }
+    }
+}
+
+/// Serves one client on a connected stream, for as long as it stays.
+pub fn serve_stream(stream: impl Transport, target: &mut dyn DebugTarget) -> SessionEnd {
+    let mut adapter = Adapter::new(target, Link::new(stream));
+    let mut session = Session::new(&mut adapter);
+    let end = session.run(&mut adapter).unwrap_or_else(|error| SessionEnd::Lost(error.to_string()));
+    adapter.finish();
+    end
+}
+
+/// What the library has to say, until it is sent in one piece. The library owns one handle, the session the
+/// other.
+#[derive(Clone, Default)]
+struct Outgoing(Rc<RefCell<Vec<u8>>>);
+
+impl Connection for Outgoing {
+    type Error = Infallible;
+
+    fn write(&mut self, byte: u8) -> Result<(), Infallible> {
+        self.0.borrow_mut().push(byte);
+        Ok(())
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> Result<(), Infallible> {
+        self.0.borrow_mut().extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), Infallible> {
+        Ok(())
+    }
+}
+
+type Machine<'t> = GdbStubStateMachine<'static, Adapter<'t>, Outgoing>;
+type Idle<'t> = GdbStubStateMachineInner<'static, state::Idle<Adapter<'t>>, Adapter<'t>, Outgoing>;
+type Running<'t> = GdbStubStateMachineInner<'static, state::Running, Adapter<'t>, Outgoing>;
+type LibraryError = GdbStubError<Infallible, Infallible>;
+
+struct Session<'t> {
+    /// The library between two packets; `None` only while it is busy with one.
+    library: Option<Idle<'t>>,
+    outgoing: Outgoing,
+    /// The last reply, in case the client did not understand it.
+    last_reply: Vec<u8>,
+    /// What a new library instance must be told.
+    supported: Option<Vec<u8>>,
+    /// Packets are no longer acknowledged.
+    no_acks: bool,
+}
+
+const NO_ACKS_REQUEST: &[u8] = b"QStartNoAckMode";
+
+impl<'t> Session<'t> {
+    fn new(adapter: &mut Adapter<'t>) -> Self {
+        let outgoing = Outgoing::default();
+        Self {
+            library: Some(start_library(&outgoing, adapter)),
+            outgoing,
+            last_reply: Vec::new(),
+            supported: None,
+            no_acks: false,
+        }
+    }
+
+    fn run(&mut self, adapter: &mut Adapter<'t>) -> io::Result<SessionEnd> {
+        while let Some(event) = adapter.link.next_event()? {
+            match event {
+                Event::Packet(body) => {
+                    if let Some(end) = self.handle(&body, adapter)? {
+                        return Ok(end);
+                    }
+                }
+                // The target stands already: this ^C came too late.
+                Event::Interrupt => {}
+                Event::Resend => adapter.link.send(&self.last_reply)?,
+                // Without acknowledgements nobody would send it again.
+                Event::Damaged if !self.no_acks => adapter.link.send(b"-")?,
+                Event::Damaged | Event::TooLong => {
+                    log::debug!("gdb sent a damaged or oversized packet");
+                    self.reply_error("the packet is damaged or too long");
+                    self.send(adapter)?;
+                }
+            }
+        }
+        Ok(SessionEnd::Closed)
+    }
+
+    /// Lets the library handle one packet and sends what comes of it, moving the target if that is what it
+    /// asks for.
+    fn handle(&mut self, body: &[u8], adapter: &mut Adapter<'t>) -> io::Result<Option<SessionEnd>> {
+        if !is_reasonable(body) {
+            self.reply_error("the request makes no sense");
+            self.send(adapter)?;
+            return Ok(None);
+        }
+        let idle = self.library.take().expect("the library is idle between packets");
+        let mut outcome = feed(idle, adapter, body);
+        if let Ok(GdbStubStateMachine::Running(running)) = outcome {
+            // The acknowledgement cannot wait for the move to be over.
+            self.send(adapter)?;
+            outcome = self.move_target(running, adapter);
+        }
+        let end = self.settle(outcome, body, adapter);
+        self.send(adapter)?;
+        Ok(end)
+    }
+
+    /// Moves the target, and has the library report where and why it stopped.
+    fn move_target(
+        &mut self,
+        running: Running<'t>,
+        adapter: &mut Adapter<'t>,
+    ) -> Result<Machine<'t>, LibraryError> {
+        let reason = adapter.perform();
+        let text = adapter.take_console();
+        if !text.is_empty() {
+            encode_console_into(&mut self.outgoing.0.borrow_mut(), &text);
+        }
+        let registers = adapter.frame_registers();
+        let mut registers = registers.iter().map(|(number, bytes)| (*number, bytes.as_slice()));
+        running.report_stop_with_regs(adapter, reason, &mut registers)
+    }
+
+    /// Gets ready for the next packet, or says how the session ended.
+    fn settle(
+        &mut self,
+        outcome: Result<Machine<'t>, LibraryError>,
+        body: &[u8],
+        adapter: &mut Adapter<'t>,
+    ) -> Option<SessionEnd> {
+        match outcome {
+            Ok(GdbStubStateMachine::Idle(idle)) => {
+                self.library = Some(idle);
+                self.remember_handshake(body);
+                if let Some(refusal) = adapter.take_refusal() {
+                    self.reply_error(&refusal.0);
+                }
+                None
+            }
+            Ok(GdbStubStateMachine::Disconnected(disconnected)) => {
+                let killed = disconnected.get_reason() == DisconnectReason::Kill;
+                if killed && body.starts_with(b"vKill") {
+                    // Unlike the older `k`, this one waits for an answer.
+                    encode_into(&mut self.outgoing.0.borrow_mut(), b"OK");
+                }
+                Some(if killed { SessionEnd::Killed } else { SessionEnd::Detached })
+            }
+            // The library hears of no bytes while the target moves and of no ^C at all, so these states do
+            // not last.
+            Ok(GdbStubStateMachine::Running(_) | GdbStubStateMachine::CtrlCInterrupt(_)) => {
+                self.replace_library(adapter);
+                None
+            }
+            Err(error) => {
+                log::debug!("the packet {:?} is refused: {error}", String::from_utf8_lossy(body));
+                self.replace_library(adapter);
+                None
+            }
+        }
+    }
+
+    fn remember_handshake(&mut self, body: &[u8]) {
+        // Of all that gdb announces, this is what the library heeds, until it is told otherwise.
+        if body.starts_with(b"qSupported") && body.windows(12).any(|feature| feature == b"multiprocess") {
+            self.supported = Some(body.to_vec());
+        } else if body == NO_ACKS_REQUEST {
+            self.no_acks = true;
+        }
+    }
+
+    /// Starts the library anew after it has failed, tells it what was agreed upon, and replies with an error.
+    fn replace_library(&mut self, adapter: &mut Adapter<'t>) {
+        // Neither the sentence nor the half reply of the failed request must turn up in another one's.
+        adapter.take_refusal();
+        let mut library = start_library(&self.outgoing, adapter);
+        let no_acks = self.no_acks.then(|| NO_ACKS_REQUEST.to_vec());
+        for body in self.supported.iter().chain(&no_acks) {
+            match feed(library, adapter, body) {
+                Ok(GdbStubStateMachine::Idle(idle)) => library = idle,
+                _ => unreachable!("the library has accepted the same packet before"),
+            }
+        }
+        self.library = Some(library);
+        self.reply_error("the request makes no sense");
+    }
+
+    /// Replaces whatever is about to be sent by an error.
+    fn reply_error(&mut self, sentence: &str) {
+        let mut outgoing = self.outgoing.0.borrow_mut();
+        outgoing.clear();
+        if !self.no_acks {
+            outgoing.push(b'+');
+        }
+        encode_error_into(&mut outgoing, sentence);
+    }
+
+    fn send(&mut self, adapter: &mut Adapter<'t>) -> io::Result<()> {
+        std::mem::swap(&mut self.last_reply, &mut self.outgoing.0.borrow_mut());
+        self.outgoing.0.borrow_mut().clear();
+        adapter.link.send(&self.last_reply)
+    }
+}
+
+fn start_library<'t>(outgoing: &Outgoing, adapter: &mut Adapter<'t>) -> Idle<'t> {
+    let stub = GdbStub::builder(outgoing.clone())
+        .packet_buffer_size(MAX_PACKET_BYTES)
+        .build()
+        .expect("the library allocates its own packet buffer");
+    match stub.run_state_machine(adapter) {
+        Ok(GdbStubStateMachine::Idle(idle)) => idle,
+        _ => unreachable!("a connection that is a buffer cannot fail, and nothing has been asked yet"),
+    }
+}
+
+/// Gives the library one whole packet.
+fn feed<'t>(idle: Idle<'t>, adapter: &mut Adapter<'t>, body: &[u8]) -> Result<Machine<'t>, LibraryError> {
+    let mut packet = Vec::with_capacity(body.len() + 4);
+    encode_into(&mut packet, body);
+    let mut machine = Machine::Idle(idle);
+    for byte in packet {
+        machine = match machine {
+            Machine::Idle(idle) => idle.incoming_data(adapter, byte)?,
+            // Only the last byte of a packet can lead here.
+            other => return Ok(other),
+        };
+    }
+    Ok(machine)
+}
+
+/// Whether the library may see this packet. It believes the length of a memory read, however large, and an
+/// empty reply to an empty read would mean that memory cannot be read at all. It takes a `vCont` without
+/// actions for one that lets everything run.
+fn is_reasonable(body: &[u8]) -> bool {
+    if body == b"vCont" {
+        return false;
+    }
+    let Some(arguments) = body.strip_prefix(b"m") else { return true };
+    let length =
+        arguments.splitn(2, |byte| *byte == b',').nth(1).and_then(|digits| str::from_utf8(digits).ok());
+    let length = length.and_then(|digits| usize::from_str_radix(digits, 16).ok());
+    length.is_some_and(|length| (1..=MAX_PACKET_BYTES / 2).contains(&length))
+}

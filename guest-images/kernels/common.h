@@ -1,0 +1,58 @@
+/* What the test kernels share: output, the verdict, and checks that do not depend on the boot protocol. */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+extern const char kernel_name[];
+/* Set by the entry code before anything else runs. */
+extern char image_start[], image_end[];
+
+static inline void outb(uint16_t port, uint8_t value) { __asm__ volatile("outb %0, %1" ::"a"(value), "Nd"(port)); }
+
+static inline uint8_t inb(uint16_t port)
+{
+    uint8_t value;
+    __asm__ volatile("inb %1, %0" : "=a"(value) : "Nd"(port));
+    return value;
+}
+
+void print(const char *text);
+void print_hex(uint64_t value);
+/* Counts a failure and says why; the kernel goes on, so that one run shows all that is wrong. */
+void fail(const char *why);
+void fail_value(const char *why, uint64_t value);
+/* Prints the verdict and ends the run. */
+void finish(void) __attribute__((noreturn));
+
+#define check(condition, why) \
+    do { \
+        if (!(condition)) \
+            fail(why); \
+    } while (0)
+#define check_equal(actual, expected, why) \
+    do { \
+        uint64_t actual_ = (actual); \
+        if (actual_ != (uint64_t)(expected)) \
+            fail_value(why, actual_); \
+    } while (0)
+
+struct range {
+    uint64_t start, length;
+    uint32_t kind;
+};
+
+/* One entry of the memory map, in order; then one call of check_memory_map_end. */
+void check_memory_range(struct range range);
+void check_memory_map_end(void);
+extern uint64_t high_ram_start, high_ram_length;
+
+void check_command_line(const char *line);
+/* The number behind `key` on the command line, `absent` without it. */
+uint64_t expected(const char *key, uint64_t absent);
+void check_module(uint64_t start, uint64_t length);
+void check_module_count(uint64_t count);
+void check_rsdp(const uint8_t *rsdp);
+/* For protocols that do not pass the RSDP: looks where firmware puts it. */
+void check_rsdp_by_scan(void);
+/* Segments, flags and control registers of a 32-bit entry. */
+void check_protected32(void);

@@ -1,0 +1,5 @@
+# A Multiboot 1 header: page-aligned modules and memory information, please.
+        .section .note.GNU-stack, "", @progbits
+        .section .header, "a"
+        .balign 4
+        .long 0x1BADB002, 3, -(0x1BADB002 + 3)

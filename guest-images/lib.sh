@@ -1,0 +1,107 @@
+# shellcheck shell=bash
+# What the recipes of this folder share. Sourced, never run.
+
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
+mkdir --parents "$guest_out"
+
+# record NAME VERSION FILE: notes in out/MANIFEST what a recipe obtained or built, one line per NAME.
+record() {
+    local manifest=$guest_out/MANIFEST hash
+    hash=$(sha256sum "$3" | cut --delimiter=' ' --fields=1)
+    touch "$manifest"
+    {
+        awk -v name="$1" '$2 != name' "$manifest"
+        printf '%s  %s  %s\n' "$hash" "$1" "$2"
+    } | LC_ALL=C sort --key=2 >"$manifest.new"
+    mv "$manifest.new" "$manifest"
+}
+
+candidate_version() { apt-cache policy "$1" | awk '$1 == "Candidate:" && $2 != "(none)" { print $2 }'; }
+
+# The version of PACKAGE that apt would install; renews the package lists if it has never heard of it.
+newest_version() {
+    local version
+    version=$(candidate_version "$1")
+    if [ -z "$version" ]; then
+        refresh_package_lists || die "the package lists could not be renewed: check 'apt-get update' and the network"
+        version=$(candidate_version "$1")
+    fi
+    [ -n "$version" ] || die "apt knows no package $1: add Debian's 'main' to the apt sources and run apt-get update"
+    printf '%s\n' "$version"
+}
+
+# apt checks what it downloads against the signed lists. As root it would first complain that its own user may
+# not write here, so it is told to stay root.
+download_here() { quietly apt-get --quiet --option APT::Sandbox::User=root download "$1=$2"; }
+
+# fetch_package PACKAGE DIR: unpacks the newest PACKAGE below DIR, replacing it, without installing it on this
+# machine. The archive's hash is checked against the signed package lists once more before it is unpacked.
+fetch_package() {
+    local package=$1 dir=$2 version work expected
+    version=$(newest_version "$package")
+    work=$(mktemp --directory "$guest_out/fetch.XXXXXX")
+    say "getting $package $version"
+    if ! (cd "$work" && download_here "$package" "$version") 2>/dev/null; then
+        # Debian's mirrors drop a version as soon as a newer one is out: the lists here may be older than that.
+        refresh_package_lists || true
+        version=$(newest_version "$package")
+        (cd "$work" && download_here "$package" "$version") ||
+            die "apt-get could not download $package $version: check the network and the apt sources"
+    fi
+    expected=$(apt-cache show "$package=$version" | awk '$1 == "SHA256:" { print $2; exit }')
+    printf '%s  %s\n' "$expected" "$(echo "$work"/*.deb)" | sha256sum --check --status ||
+        die "$package $version is not what the package lists promise: run apt-get update and try again"
+    record "$package.deb" "$version" "$work"/*.deb
+    dpkg --extract "$work"/*.deb "$work/root"
+    rm --recursive --force "$dir"
+    mv "$work/root" "$dir"
+    rm --recursive --force "$work"
+}
+
+# The static busybox that runs in the guests; path of the binary on stdout.
+busybox_binary() {
+    local dir=$guest_out/busybox
+    [ -x "$dir/bin/busybox" ] || fetch_package busybox-static "$dir"
+    printf '%s\n' "$dir/bin/busybox"
+}
+
+kernel_release() { ls "$guest_out/kernel-$1/lib/modules"; }
+
+# module_files FLAVOUR MODULE...: the modules and all they depend on, in loading order, each once. A module that
+# is built into this kernel yields nothing; one that the kernel does not have at all is an error.
+module_files() {
+    local flavour=$1 module release
+    shift
+    release=$(kernel_release "$flavour")
+    for module in "$@"; do
+        /sbin/modprobe --config=/dev/null --dirname="$guest_out/kernel-$flavour" --set-version="$release" \
+            --show-depends "$module" || die "the $flavour kernel $release has no module $module"
+    done | awk '$1 == "insmod" && !seen[$2]++ { print $2 }'
+}
+
+# add_modules TREE LIST FLAVOUR MODULE...: copies modules below TREE/lib/modules and writes their loading order
+# to TREE/lib/modules/LIST.
+add_modules() {
+    local tree=$1/lib/modules list=$2 file name
+    shift 2
+    mkdir --parents "$tree"
+    module_files "$@" >"$tree/$list.files"
+    : >"$tree/$list"
+    while read -r file; do
+        name=$(basename "$file")
+        case "$name" in
+        *.xz) xz --decompress --stdout "$file" >"$tree/${name%.xz}" ;;
+        *) cp "$file" "$tree/$name" ;;
+        esac
+        printf '%s\n' "${name%.xz}" >>"$tree/$list"
+    done <"$tree/$list.files"
+    rm "$tree/$list.files"
+}
+
+# pack_initramfs TREE FILE: the same tree gives the same bytes: sorted, no owners, times or inode numbers.
+pack_initramfs() {
+    find "$1" -exec chmod u+rwX,go+rX,go-w {} + -exec touch --no-dereference --date=@0 {} +
+    (cd "$1" && find . -print0 | LC_ALL=C sort --zero-terminated |
+        cpio --null --create --format=newc --reproducible --owner=+0:+0 --quiet) | gzip --best --no-name >"$2.new"
+    mv "$2.new" "$2"
+}

@@ -1,0 +1,190 @@
+//! The description of a machine: everything that, with its events, determines a run. It is stored in the
+//! recording, so replay needs no options.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::boot;
+use crate::error::Error;
+
+/// Least RAM that anything is expected to boot in.
+pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
+/// Most RAM (the CPU model has 40 physical address bits; hosts have less).
+pub const MAX_MEMORY_BYTES: u64 = 256 << 30;
+
+/// A file that a machine is made from, by path and contents.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageFile {
+    /// Where it was found.
+    pub path: PathBuf,
+    /// BLAKE3 hash of its contents, in hex.
+    pub hash: String,
+    /// Its size.
+    pub size_bytes: u64,
+}
+
+/// A boot module (Multiboot) and its command line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModuleFile {
+    /// The file.
+    pub file: ImageFile,
+    /// What the kernel is told with it.
+    pub cmdline: String,
+}
+
+/// The machine's description.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineConfig {
+    /// The CPU model's name.
+    pub cpu_model: String,
+    /// RAM size.
+    pub memory_bytes: u64,
+    /// The kernel.
+    pub kernel: ImageFile,
+    /// The initial RAM disk.
+    pub initrd: Option<ImageFile>,
+    /// Boot modules.
+    pub modules: Vec<ModuleFile>,
+    /// The kernel's command line.
+    pub cmdline: String,
+    /// The disk's base image; the guest's writes never reach it.
+    pub disk: Option<ImageFile>,
+}
+
+/// The name of the CPU model of this version.
+pub const CPU_MODEL: &str = "ttvm-v2";
+
+/// What the user asked for; [`MachineConfig::from_options`] looks at the files.
+#[derive(Clone, Debug, Default)]
+pub struct MachineOptions {
+    /// Kernel image.
+    pub kernel: PathBuf,
+    /// Initial RAM disk.
+    pub initrd: Option<PathBuf>,
+    /// Modules: path and command line.
+    pub modules: Vec<(PathBuf, String)>,
+    /// Command line.
+    pub cmdline: String,
+    /// Disk image.
+    pub disk: Option<PathBuf>,
+    /// RAM size.
+    pub memory_bytes: u64,
+}
+
+/// The contents of the images, read once.
+pub struct Images {
+    kernel: Vec<u8>,
+    initrd: Option<Vec<u8>>,
+    modules: Vec<Vec<u8>>,
+}
+
+impl MachineConfig {
+    /// Reads and hashes everything that `options` names.
+    pub fn from_options(options: &MachineOptions) -> Result<(MachineConfig, Images), Error> {
+        let (kernel_file, kernel) = read_image(&options.kernel)?;
+        let initrd = options.initrd.as_deref().map(read_image).transpose()?;
+        let modules = options
+            .modules
+            .iter()
+            .map(|(path, cmdline)| {
+                let (file, bytes) = read_image(path)?;
+                Ok((ModuleFile { file, cmdline: cmdline.clone() }, bytes))
+            })
+            .collect::<Result<Vec<_>, Error>>()?;
+        let disk = options.disk.as_deref().map(hash_image).transpose()?;
+        let (initrd_file, initrd) = initrd.unzip();
+        let (module_files, modules) = modules.into_iter().unzip();
+        let config = MachineConfig {
+            cpu_model: CPU_MODEL.to_string(),
+            memory_bytes: options.memory_bytes,
+            kernel: kernel_file,
+            initrd: initrd_file,
+            modules: module_files,
+            cmdline: options.cmdline.clone(),
+            disk,
+        };
+        Ok((config, Images { kernel, initrd, modules }))
+    }
+
+    /// Reads the images that a recording was made with and checks that they are still the same.
+    pub fn read_images(&self) -> Result<Images, Error> {
+        if self.cpu_model != CPU_MODEL {
+            let why = format!("was made on CPU model {}, this version has {CPU_MODEL} only", self.cpu_model);
+            return Err(Error::recording("the recording", why));
+        }
+        if let Some(disk) = &self.disk {
+            same(disk, &hash_image(&disk.path)?)?;
+        }
+        Ok(Images {
+            kernel: read_same(&self.kernel)?,
+            initrd: self.initrd.as_ref().map(read_same).transpose()?,
+            modules: self.modules.iter().map(|m| read_same(&m.file)).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl Images {
+    /// The images as the boot code wants them.
+    pub fn for_boot<'a>(&'a self, config: &'a MachineConfig, seed: &[u8; 32]) -> boot::BootImages<'a> {
+        let mut images = boot::BootImages::new(image(&config.kernel, &self.kernel));
+        images.initrd = config.initrd.as_ref().zip(self.initrd.as_ref()).map(|(f, bytes)| image(f, bytes));
+        images.modules = config
+            .modules
+            .iter()
+            .zip(&self.modules)
+            .map(|(m, bytes)| boot::Module { image: image(&m.file, bytes), cmdline: &m.cmdline })
+            .collect();
+        images.cmdline = &config.cmdline;
+        images.rng_seed = Some(*seed);
+        images
+    }
+}
+
+fn image<'a>(file: &'a ImageFile, bytes: &'a [u8]) -> boot::Image<'a> {
+    boot::Image { name: file.path.to_str().unwrap_or("the image"), bytes }
+}
+
+fn read_image(path: &Path) -> Result<(ImageFile, Vec<u8>), Error> {
+    let bytes = std::fs::read(path).map_err(Error::file("read", path))?;
+    Ok((described(path, &blake3::hash(&bytes), bytes.len() as u64), bytes))
+}
+
+fn hash_image(path: &Path) -> Result<ImageFile, Error> {
+    let mut file = std::fs::File::open(path).map_err(Error::file("open", path))?;
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut size_bytes = 0;
+    loop {
+        let count = file.read(&mut buffer).map_err(Error::file("read", path))?;
+        if count == 0 {
+            break;
+        }
+        hasher.update(&buffer[..count]);
+        size_bytes += count as u64;
+    }
+    Ok(described(path, &hasher.finalize(), size_bytes))
+}
+
+fn described(path: &Path, hash: &blake3::Hash, size_bytes: u64) -> ImageFile {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    ImageFile { path, hash: hash.to_hex().to_string(), size_bytes }
+}
+
+fn read_same(recorded: &ImageFile) -> Result<Vec<u8>, Error> {
+    let (now, bytes) = read_image(&recorded.path)?;
+    same(recorded, &now)?;
+    Ok(bytes)
+}
+
+fn same(recorded: &ImageFile, now: &ImageFile) -> Result<(), Error> {
+    if recorded.hash == now.hash {
+        return Ok(());
+    }
+    let why = format!(
+        "has changed since the recording was made (then {}, now {}); put the old file back",
+        recorded.hash, now.hash
+    );
+    Err(Error::recording(&recorded.path, why))
+}

@@ -1,0 +1,28 @@
+//! A replay that did not do what was recorded: where, what was expected, what happened.
+
+use crate::position::Moment;
+
+/// The first difference that replay found.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error(
+    "the replay diverged at instruction {} ({:.9} s guest time): {what}: recorded {expected}, replayed {actual}{}",
+    at.steps,
+    at.time_ns as f64 / 1e9,
+    around(neighbours)
+)]
+pub struct Divergence {
+    /// Where the replay was.
+    pub at: Moment,
+    /// What differs.
+    pub what: &'static str,
+    /// The recorded value.
+    pub expected: String,
+    /// The replayed value.
+    pub actual: String,
+    /// Recorded events around the place.
+    pub neighbours: Vec<String>,
+}
+
+fn around(neighbours: &[String]) -> String {
+    if neighbours.is_empty() { String::new() } else { format!("; events nearby: {}", neighbours.join(", ")) }
+}

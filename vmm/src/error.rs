@@ -1,0 +1,105 @@
+//! What can go wrong, by what the user can do about it, and the exit code for each.
+
+use std::path::PathBuf;
+
+use crate::divergence::Divergence;
+
+/// An error of any operation on a machine or a recording.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file could not be read or written.
+    #[error("cannot {action} {path}: {source}")]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// The guest's images do not make a machine.
+    #[error(transparent)]
+    Boot(#[from] crate::boot::BootError),
+    /// RAM could not be had.
+    #[error(transparent)]
+    Ram(#[from] guest_ram::RamError),
+    /// The recording cannot be used.
+    #[error("{path}: {why}")]
+    Recording {
+        /// The recording or the file in it.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        why: String,
+    },
+    /// Replay did not do what was recorded.
+    #[error(transparent)]
+    Divergence(#[from] Box<Divergence>),
+    /// The terminal, a socket or the like failed.
+    #[error("{what}: {source}")]
+    Host {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// The disk's backing file failed while the guest used it; going on would show the guest an error that
+    /// no replay can repeat.
+    #[error("the disk image {path} failed at byte {offset}: {source}; the run was stopped")]
+    Disk {
+        /// The image.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A state that this machine cannot take.
+    #[error("the saved state does not fit this machine: {0}")]
+    State(String),
+    /// A position that does not exist.
+    #[error("{0}")]
+    Position(String),
+    /// The host lacks something.
+    #[error("{0}")]
+    Unsupported(String),
+}
+
+impl Error {
+    /// For `map_err` on file operations.
+    pub fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
+        let path = path.into();
+        move |source| Error::File { action, path, source }
+    }
+
+    /// A recording that cannot be used.
+    pub fn recording(path: impl Into<PathBuf>, why: impl Into<String>) -> Error {
+        Error::Recording { path: path.into(), why: why.into() }
+    }
+
+    /// The process exit code.
+    pub fn exit_code(&self) -> i32 {
+        match self {
+            Error::Divergence(_) => exit_code::DIVERGED,
+            Error::Recording { .. } => exit_code::UNREADABLE_RECORDING,
+            Error::Unsupported(_) => exit_code::HOST_LACKS_FEATURE,
+            Error::Position(_) => exit_code::USAGE,
+            _ => exit_code::FAILED,
+        }
+    }
+}
+
+/// Exit codes of `ttvm`.
+pub mod exit_code {
+    /// All done.
+    pub const DONE: i32 = 0;
+    /// The request could not be carried out.
+    pub const FAILED: i32 = 1;
+    /// The command line is wrong.
+    pub const USAGE: i32 = 2;
+    /// Replay diverged from the recording.
+    pub const DIVERGED: i32 = 3;
+    /// The recording is damaged, foreign or does not fit its images.
+    pub const UNREADABLE_RECORDING: i32 = 4;
+    /// The host lacks a feature.
+    pub const HOST_LACKS_FEATURE: i32 = 5;
+}

@@ -1,0 +1,92 @@
+//! The one door through which anything that the machine does not determine itself comes in (design rule D2).
+//!
+//! The machine asks its [`Inputs`] at points between instructions. Live inputs ask the host; a recorder writes
+//! down what they gave; a player gives it again at the same points. The machine cannot tell which it has.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::position::Moment;
+
+/// Something from outside.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Event {
+    /// What a machine is given at power-on. Always the first event, and only that.
+    PowerOn(PowerOn),
+    /// Bytes typed at the serial console.
+    ConsoleInput(Vec<u8>),
+    /// The console's window changed.
+    ConsoleResize {
+        /// Width in characters.
+        columns: u16,
+        /// Height in characters.
+        rows: u16,
+    },
+    /// Somebody pressed the power button.
+    PowerButton,
+    /// Whoever ran the machine ended the run here.
+    Ended,
+}
+
+impl Event {
+    /// The event's kind in a word.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Event::PowerOn(_) => "power-on",
+            Event::ConsoleInput(_) => "console-input",
+            Event::ConsoleResize { .. } => "console-resize",
+            Event::PowerButton => "power-button",
+            Event::Ended => "ended",
+        }
+    }
+}
+
+/// What a machine is given at power-on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PowerOn {
+    /// The date that the real-time clock starts with, in seconds since 1970.
+    pub unix_seconds: i64,
+    /// Seed of everything random: the kernel's seed and the entropy device.
+    pub seed: [u8; 32],
+    /// Console width in characters.
+    pub columns: u16,
+    /// Console height in characters.
+    pub rows: u16,
+}
+
+/// What the machine shows of itself to whoever decides about inputs.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// Where the machine is.
+    pub moment: Moment,
+    /// Bytes that the console takes now: zero while the guest does not listen.
+    pub console_room: usize,
+    /// The CPU, for checks.
+    pub cpu: &'a cpu::Cpu,
+}
+
+/// What to do while the guest is idle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idle {
+    /// Let virtual time pass up to this moment (not beyond the machine's own next deadline).
+    Until(u64),
+    /// Nothing will ever come: end the run.
+    Forever,
+}
+
+/// A source of events.
+pub trait Inputs {
+    /// The next event that is due exactly here, if any. Called again until it gives none.
+    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error>;
+
+    /// The step count at which to ask again at the latest.
+    fn next_poll(&self, now: Moment) -> u64;
+
+    /// The guest is idle and its next own deadline is `deadline_ns`.
+    fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error>;
+
+    /// Console output of the guest, in order.
+    fn console_output(&mut self, _bytes: &[u8]) -> Result<(), Error> {
+        Ok(())
+    }
+}
