@@ -167,3 +167,22 @@ fn dr4_and_dr5_are_aliases_without_de() {
     m.state.cr4 |= 8;
     assert_eq!(m.run_to_handler(), 6);
 }
+
+#[test]
+fn btf_traps_on_taken_branches_only() {
+    let mut m = Machine::long();
+    m.state.rflags |= TF;
+    m.state.msrs.debugctl = 2;
+    for (n, word) in (0..).zip([CODE + 0x100, KERNEL_CS.into()]) {
+        m.put64(DATA + 8 * n, word);
+    }
+    m.state.gpr[4] = DATA;
+    m.code(64, |a| {
+        a.cli().unwrap();
+        a.db(&[0x48, 0xcb]).unwrap();
+    });
+    m.code_at(64, CODE + 0x100, CODE + 0x100, |a| a.ud2().unwrap());
+    assert_eq!(m.run_to_handler(), 1);
+    assert_eq!(m.stack64(0), CODE + 0x100);
+    assert_eq!(m.state.msrs.debugctl, 0, "the exception clears BTF");
+}

@@ -274,7 +274,8 @@ impl Machine {
     /// Runs at most `steps` steps.
     pub fn run_steps(&mut self, steps: u64) -> Stop {
         self.cpu.set_state(&self.state);
-        let stop = self.cpu.run(&mut self.bus, self.state.steps + steps);
+        let origin = self.state.steps;
+        let stop = self.cpu.run(&mut self.bus, origin + steps, origin);
         self.state = self.cpu.state();
         stop
     }

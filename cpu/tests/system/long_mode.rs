@@ -498,3 +498,17 @@ fn a_push_to_a_stack_that_is_not_canonical_is_a_stack_fault() {
     assert_eq!(m.run_to_handler(), 12);
     assert_eq!((m.stack64(0), m.stack64(4)), (0, 1 << 60));
 }
+
+#[test]
+fn an_instruction_has_at_most_15_bytes() {
+    for (prefixes, vector) in [(14, 3), (15, 13)] {
+        for start in [CODE, CODE + 0xff8] {
+            let mut m = Machine::long();
+            m.state.rip = start;
+            m.put(start, &[0x66; 15][..prefixes]);
+            // CLI, INT3.
+            m.put(start + prefixes as u64, &[0xfa, 0xcc]);
+            assert_eq!(m.run_to_handler(), vector, "{prefixes} prefixes at {start:#x}");
+        }
+    }
+}
