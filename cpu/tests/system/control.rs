@@ -84,7 +84,7 @@ fn missing_registers_are_undefined_and_user_code_is_refused() {
         assert!(!write(&mut m, number, 0));
         assert_eq!(m.state.rip, handler(6) + 1, "CR{number}");
     }
-    let mut m = Machine::long().as_user();
+    let mut m = Machine::long().in_user_mode();
     m.code(64, |a| a.mov(rax, cr0).unwrap());
     assert_eq!(m.run_to_handler(), 13);
 }
@@ -121,7 +121,7 @@ fn lmsw_sets_pe_only() {
 #[test]
 fn umip_hides_tables_from_user_code() {
     for (bits, vector) in [(0, 3), (1 << 11, 13)] {
-        let mut m = Machine::long().as_user();
+        let mut m = Machine::long().in_user_mode();
         m.long_gate(3, handler(3), 0xee00, 0);
         m.state.cr4 |= bits;
         m.state.gpr[1] = DATA;

@@ -36,9 +36,8 @@ pub const TR: u16 = 0x30;
 pub const NOT_PRESENT_DS: u16 = 0x40;
 pub const READ_ONLY_DS: u16 = 0x48;
 pub const KERNEL_CS32: u16 = 0x50;
-/// Free slots, 16 bytes each.
+/// A free slot of 16 bytes.
 pub const FREE1: u16 = 0x60;
-pub const FREE2: u16 = 0x70;
 const GDT_LIMIT: u16 = 0x7f;
 
 pub const DPL3: u64 = 3 << 45;
@@ -115,6 +114,7 @@ fn segment(selector: u16, descriptor: u64) -> Segment {
 
 impl Machine {
     fn empty() -> Machine {
+        #[allow(clippy::arc_with_non_send_sync, reason = "the CPU shares RAM with devices of its own thread")]
         let ram = Arc::new(GuestRam::new(RAM_BYTES).expect("16 MiB can be mapped"));
         let mut state = CpuState::reset();
         state.rflags = 2;
@@ -137,10 +137,10 @@ impl Machine {
         }
         m.state.idtr = TableRegister { base: IDT, limit: 0xfff };
         // PML4, PDPT, PD, and eight page tables for 16 MiB.
-        m.put64(TABLES, TABLES + 0x1000 | 7);
-        m.put64(TABLES + 0x1000, TABLES + 0x2000 | 7);
+        m.put64(TABLES, (TABLES + 0x1000) | 7);
+        m.put64(TABLES + 0x1000, (TABLES + 0x2000) | 7);
         for n in 0..8 {
-            m.put64(TABLES + 0x2000 + 8 * n, TABLES + 0x3000 + 0x1000 * n | 7);
+            m.put64(TABLES + 0x2000 + 8 * n, (TABLES + 0x3000 + 0x1000 * n) | 7);
         }
         for page in 0..RAM_BYTES >> 12 {
             m.put64(TABLES + 0x3000 + 8 * page, page << 12 | 7);
@@ -184,7 +184,7 @@ impl Machine {
         }
         m.state.idtr = TableRegister { base: 0, limit: 0x3ff };
         for vector in 0..=255_u8 {
-            m.put32(u64::from(vector) * 4, 0x3000_0000 | u32::from(vector) * 16);
+            m.put32(u64::from(vector) * 4, 0x3000_0000 | (u32::from(vector) * 16));
             m.put(handler(vector), &[0xf4]);
         }
         m
@@ -206,7 +206,7 @@ impl Machine {
     }
 
     /// Level 3 in the user code and stack: 64-bit code in long mode, else 32-bit.
-    pub fn as_user(mut self) -> Machine {
+    pub fn in_user_mode(mut self) -> Machine {
         let long = self.state.msrs.efer & 0x400 != 0;
         let code = if long { segment(USER_CS64, CODE64 | DPL3) } else { segment(USER_CS32, CODE32 | DPL3) };
         self.load_segments(code, segment(USER_DS, DATA32 | DPL3));
@@ -286,7 +286,11 @@ impl Machine {
         assert_eq!(stop, Stop::Halted, "rip {:#x}", self.state.rip);
         let linear = self.state.rip + if self.state.cr0 & 1 == 0 { self.state.segments[1].base } else { 0 };
         let distance = linear.wrapping_sub(1 + HANDLERS);
-        assert!(distance < 0x1000 && distance % 16 == 0, "halted outside handlers, at {:#x}", linear - 1);
+        assert!(
+            distance < 0x1000 && distance.is_multiple_of(16),
+            "halted outside handlers, at {:#x}",
+            linear - 1
+        );
         (distance / 16) as u8
     }
 

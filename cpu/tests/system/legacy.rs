@@ -27,7 +27,7 @@ fn faults_at_the_same_level_push_three_words() {
 
 #[test]
 fn faults_of_user_code_switch_stacks_and_iret_returns() {
-    let mut m = Machine::protected().as_user();
+    let mut m = Machine::protected().in_user_mode();
     m.code(32, |a| a.hlt().unwrap());
     assert_eq!(m.run_to_handler(), 13);
     let expected = [0, USER_CODE as u32, USER_CS32.into(), 2 | RF, USER_STACK as u32, u32::from(USER_DS)];
@@ -67,7 +67,7 @@ fn a_bad_inner_stack_is_an_invalid_tss() {
         ("code", KERNEL_CS, 10, u32::from(KERNEL_CS) | 1),
     ];
     for &(name, stack, vector, code) in cases {
-        let mut m = Machine::protected().as_user();
+        let mut m = Machine::protected().in_user_mode();
         m.put32(TSS + 8, stack.into());
         // The follow-up fault is taken by conforming code, which needs no stack.
         m.put64(GDT + u64::from(FREE1), CODE32 | 4 << 40);
@@ -226,7 +226,7 @@ fn a_fault_while_loading_the_new_task_is_the_new_tasks() {
 
 #[test]
 fn a_32_bit_call_gate_copies_parameters() {
-    let mut m = Machine::protected().as_user();
+    let mut m = Machine::protected().in_user_mode();
     let gate = 0xec00_u64 << 32 | 2 << 32 | u64::from(KERNEL_CS) << 16 | CODE & 0xffff | (CODE >> 16) << 48;
     m.put64(GDT + u64::from(FREE1), gate);
     m.put32(USER_STACK, 0x1111);
@@ -242,7 +242,7 @@ fn a_32_bit_call_gate_copies_parameters() {
 
 #[test]
 fn sysenter_and_sysexit() {
-    let mut m = Machine::protected().as_user();
+    let mut m = Machine::protected().in_user_mode();
     m.state.msrs.sysenter_cs = KERNEL_CS.into();
     m.state.msrs.sysenter_esp = KERNEL_STACK;
     m.state.msrs.sysenter_eip = CODE;
@@ -263,7 +263,7 @@ fn sysenter_and_sysexit() {
 fn paged_32bit() -> Machine {
     let mut m = Machine::protected();
     m.put32(TABLES, 0x87);
-    m.put32(TABLES + 4, TABLES as u32 + 0x1000 | 7);
+    m.put32(TABLES + 4, (TABLES as u32 + 0x1000) | 7);
     m.put32(TABLES + 0x1000, DATA as u32 | 7);
     m.state.cr3 = TABLES;
     m.state.cr4 = 0x10;
@@ -296,7 +296,7 @@ fn paging_with_32_bit_entries() {
 
 fn paged_pae() -> Machine {
     let mut m = Machine::protected();
-    m.put64(TABLES, TABLES + 0x1000 | 1);
+    m.put64(TABLES, (TABLES + 0x1000) | 1);
     m.put64(TABLES + 0x1000, 0x87);
     m.put64(TABLES + 0x1008, 0x87 | 1 << 63);
     m.state.gpr[0] = 0x8001_0031;
@@ -313,7 +313,7 @@ fn pae_loads_its_directory_pointers_with_paging() {
         a.hlt().unwrap();
     });
     assert_eq!(m.run(), Stop::Halted);
-    assert_eq!(m.state.pdptes, [TABLES + 0x1000 | 1, 0, 0, 0]);
+    assert_eq!(m.state.pdptes, [(TABLES + 0x1000) | 1, 0, 0, 0]);
 
     for bad in [1 << 1, 1 << 5, 1 << 8, 1 << 40, 1 << 63] {
         let mut m = paged_pae();
@@ -410,7 +410,7 @@ fn ports_by_iopl_and_bitmap() {
     for (iopl, port, size, vector) in
         [(0, 0x61, 1, 3), (0, 0x62, 1, 13), (0, 0x61, 2, 13), (3, 0x62, 1, 3), (0, 0x8000, 1, 13)]
     {
-        let mut m = Machine::protected().as_user();
+        let mut m = Machine::protected().in_user_mode();
         map(&m);
         m.gate(3, handler(3) as u32, 0xee00);
         m.state.rflags |= iopl << 12;

@@ -8,6 +8,9 @@ use crate::harness::*;
 const RF: u64 = 1 << 16;
 const IF: u64 = 1 << 9;
 
+/// What it is, the selector, and the vector and error code if it is refused.
+type SelectorCase = (&'static str, u16, Option<(u8, u64)>);
+
 #[test]
 fn a_fault_at_level_0_pushes_an_aligned_five_word_frame() {
     let mut m = Machine::long();
@@ -45,7 +48,7 @@ fn interrupt_stacks_are_used_at_any_level() {
 
 #[test]
 fn segment_loads_report_the_selector() {
-    let cases: &[(&str, u16, Option<(u8, u64)>)] = &[
+    let cases: &[SelectorCase] = &[
         ("good", KERNEL_DS, None),
         ("null", 0, None),
         ("null with RPL", 3, None),
@@ -82,7 +85,7 @@ fn segment_loads_report_the_selector() {
 
 #[test]
 fn stack_segment_loads_are_stricter() {
-    let cases: &[(&str, u16, Option<(u8, u64)>)] = &[
+    let cases: &[SelectorCase] = &[
         ("good", KERNEL_DS, None),
         ("null at level 0", 0, None),
         ("null with RPL 3", 3, Some((13, 0))),
@@ -122,7 +125,7 @@ fn loading_a_segment_sets_the_accessed_bit() {
 
 #[test]
 fn user_faults_switch_stacks() {
-    let mut m = Machine::long().as_user();
+    let mut m = Machine::long().in_user_mode();
     m.state.rflags |= IF;
     m.code(64, |a| a.hlt().unwrap());
     assert_eq!(m.run_to_handler(), 13);
@@ -162,7 +165,7 @@ fn page_faults_tell_what_and_where() {
         case("reserved address bit, supervisor write", false, 0, 1 << 40, true, P | W | RSVD),
     ];
     for c in cases {
-        let mut m = if c.user { Machine::long().as_user() } else { Machine::long() };
+        let mut m = if c.user { Machine::long().in_user_mode() } else { Machine::long() };
         m.page(DATA, c.clear, c.set);
         m.state.gpr[1] = DATA + 0x123;
         m.code(64, |a| {
@@ -174,7 +177,7 @@ fn page_faults_tell_what_and_where() {
     }
     // Fetches: absent, and no-execute.
     for (clear, set, error) in [(1, 0, U | I), (0, 1 << 63, P | U | I), (4, 0, P | U | I)] {
-        let mut m = Machine::long().as_user();
+        let mut m = Machine::long().in_user_mode();
         m.page(USER_CODE, clear, set);
         m.code(64, |a| a.hlt().unwrap());
         assert_eq!(m.run_to_handler(), 14);
@@ -229,12 +232,12 @@ fn smap_and_smep_keep_the_supervisor_out_of_user_pages() {
 
 #[test]
 fn software_interrupts_obey_the_gates_level() {
-    let mut m = Machine::long().as_user();
+    let mut m = Machine::long().in_user_mode();
     m.code(64, |a| a.int(0x80).unwrap());
     assert_eq!(m.run_to_handler(), 13);
     assert_eq!((m.stack64(0), m.stack64(1)), (0x80 * 8 + 2, USER_CODE));
 
-    let mut m = Machine::long().as_user();
+    let mut m = Machine::long().in_user_mode();
     m.long_gate(0x80, handler(0x80), 0xee00, 0);
     m.code(64, |a| a.int(0x80).unwrap());
     assert_eq!(m.run_to_handler(), 0x80);
@@ -298,7 +301,7 @@ fn iret_pops_the_stack_pointer_even_at_the_same_level() {
 
 #[test]
 fn syscall_and_sysret_are_each_others_inverse() {
-    let mut m = Machine::long().as_user();
+    let mut m = Machine::long().in_user_mode();
     m.state.msrs.star = 0x0018_0008_0000_0000;
     m.state.msrs.lstar = CODE;
     m.state.msrs.sfmask = 0x200;
@@ -322,22 +325,22 @@ fn syscall_and_sysret_are_each_others_inverse() {
 
 #[test]
 fn syscall_needs_efer_sce_and_sysenter_does_not_exist() {
-    let mut m = Machine::long().as_user();
+    let mut m = Machine::long().in_user_mode();
     m.state.msrs.efer &= !1;
     m.code(64, |a| a.syscall().unwrap());
     assert_eq!(m.run_to_handler(), 6);
-    let mut m = Machine::long().as_user();
+    let mut m = Machine::long().in_user_mode();
     m.state.msrs.sysenter_cs = 8;
     m.code(64, |a| a.sysenter().unwrap());
     assert_eq!(m.run_to_handler(), 6);
-    let mut m = Machine::long().as_user();
+    let mut m = Machine::long().in_user_mode();
     m.code(64, |a| a.sysretq().unwrap());
     assert_eq!(m.run_to_handler(), 13);
 }
 
 #[test]
 fn compatibility_code_enters_through_cstar() {
-    let mut m = Machine::long().as_user();
+    let mut m = Machine::long().in_user_mode();
     m.state.segments[1].selector = USER_CS32;
     m.state.segments[1].attributes = 0xc0fb;
     m.state.msrs.star = 0x0018_0008_0000_0000;
@@ -453,7 +456,7 @@ fn mov_ss_holds_nmis_back_and_nmis_block_nmis() {
 
 #[test]
 fn a_call_gate_switches_to_the_kernels_stack() {
-    let mut m = Machine::long().as_user();
+    let mut m = Machine::long().in_user_mode();
     let gate = 0xec00_u64 << 32 | u64::from(KERNEL_CS) << 16 | CODE & 0xffff | (CODE >> 16 & 0xffff) << 48;
     m.put64(GDT + u64::from(FREE1), gate);
     m.put64(GDT + u64::from(FREE1) + 8, 0);

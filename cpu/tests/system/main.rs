@@ -5,5 +5,6 @@ mod debug;
 mod harness;
 mod legacy;
 mod long_mode;
+mod random;
 mod real;
 mod registers;

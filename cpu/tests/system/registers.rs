@@ -6,7 +6,7 @@ use iced_x86::code_asm::*;
 use crate::harness::*;
 
 fn cpuid(leaf: u32, subleaf: u32) -> [u32; 4] {
-    let mut m = Machine::long().as_user();
+    let mut m = Machine::long().in_user_mode();
     m.long_gate(3, handler(3), 0xee00, 0);
     m.state.gpr[0] = leaf.into();
     m.state.gpr[1] = subleaf.into();
@@ -169,7 +169,7 @@ fn the_tsc_and_its_deadline_carry_the_guests_offset() {
 #[test]
 fn rdtsc_is_the_levels_business_under_tsd() {
     for (bits, user, vector) in [(0, true, 3), (4, true, 13), (4, false, 3)] {
-        let mut m = if user { Machine::long().as_user() } else { Machine::long() };
+        let mut m = if user { Machine::long().in_user_mode() } else { Machine::long() };
         m.long_gate(3, handler(3), 0xee00, 0);
         m.state.cr4 |= bits;
         m.state.msrs.tsc_aux = 77;
@@ -245,7 +245,7 @@ fn popf_changes_what_the_level_allows() {
     let cases: &[(bool, u64, u64)] =
         &[(false, 0, 0x24_7ed7), (true, 0, 0x24_4cd7), (true, 3 << 12, 0x24_7ed7)];
     for &(user, iopl, expected) in cases {
-        let mut m = if user { Machine::long().as_user() } else { Machine::long() };
+        let mut m = if user { Machine::long().in_user_mode() } else { Machine::long() };
         m.long_gate(3, handler(3), 0xee00, 0);
         m.state.rflags |= iopl;
         m.put64(DATA, ALL);
