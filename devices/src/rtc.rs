@@ -39,6 +39,8 @@ const C_IRQ: u8 = 0x80;
 const C_PERIODIC: u8 = 0x40;
 const C_ALARM: u8 = 0x20;
 const C_UPDATE: u8 = 0x10;
+/// The flags of register C; the enable bits of register B are at the same places.
+const C_FLAGS: u8 = C_PERIODIC | C_ALARM | C_UPDATE;
 const D_VALID: u8 = 0x80;
 
 /// How the clock tells the time, version 1.
@@ -127,11 +129,7 @@ impl Rtc {
 
     /// Level of the interrupt line: up until register C is read.
     pub fn irq(&self, now_ns: u64) -> bool {
-        if self.s.reg_b & (C_PERIODIC | C_ALARM | C_UPDATE) == 0 {
-            return false;
-        }
-        // The enable bits of register B are at the places of their flags in register C.
-        self.s.reg_b & self.flags(now_ns) & (C_PERIODIC | C_ALARM | C_UPDATE) != 0
+        self.flags(self.s.reg_b & C_FLAGS, now_ns) != 0
     }
 
     /// When the interrupt line next goes up by itself, after `after_ns`.
@@ -205,7 +203,7 @@ impl Rtc {
 
     fn read_flags(&mut self, now_ns: u64) -> u8 {
         let irq = if self.irq(now_ns) { C_IRQ } else { 0 };
-        let flags = self.flags(now_ns);
+        let flags = self.flags(C_FLAGS, now_ns);
         self.s.flags = 0;
         self.s.flags_from_ns = now_ns;
         flags | irq

@@ -463,6 +463,8 @@ mod tests {
         uart.push_input(1);
         uart.write(FCR, FCR_ENABLE | FCR_CLEAR_RX);
         assert_eq!(uart.read(LSR) & LSR_DATA_READY, 0);
+        uart.write(FCR, 0);
+        assert_eq!((uart.input_capacity(), uart.read(IIR)), (1, IIR_NONE), "FIFOs off");
         uart.write(MCR, MCR_LOOP);
         assert_eq!(uart.input_capacity(), 0);
     }

@@ -242,7 +242,7 @@ impl Machine {
             output.extend(console.take_output());
         }
         if !output.is_empty() {
-            inputs.console_output(&output)?;
+            inputs.console_output(self.moment(), &output)?;
             if self.console_watch.saw_panic_end(&output) {
                 self.outcome = Some(Outcome::Panic);
             }

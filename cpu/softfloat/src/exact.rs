@@ -53,13 +53,13 @@ impl Exact {
 
     /// `a + b`, or `None` where the sum is exactly zero.
     ///
-    /// Operands must leave the lowest significand bit free (it makes room for the carry) and, where they can
-    /// cancel, be exact; both hold for operands and for binary64 products.
+    /// Exact (but for the jammed bit) if both significands leave their lowest bit free, which makes room for the
+    /// carry, and their lower 62 bits where they can cancel; both hold for operands and for binary64 products.
     pub fn sum(a: Exact, b: Exact) -> Option<Exact> {
         let (big, small) = if (a.exp, a.sig) >= (b.exp, b.sig) { (a, b) } else { (b, a) };
         let distance = (big.exp - small.exp) as u32;
-        let high = big.sig >> 1;
-        let low = shift_right_jam(small.sig >> 1, distance);
+        let high = shift_right_jam(big.sig, 1);
+        let low = shift_right_jam(small.sig, distance.saturating_add(1));
         let sig = if big.sign == small.sign { high + low } else { high - low };
         (sig != 0).then(|| Exact::normalized(big.sign, big.exp + 1, sig))
     }

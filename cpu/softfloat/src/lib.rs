@@ -26,5 +26,8 @@
 
 pub mod env;
 mod exact;
+mod relation;
 pub mod sse;
 pub mod x87;
+
+pub use relation::Relation;

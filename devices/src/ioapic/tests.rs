@@ -99,6 +99,16 @@ fn switching_to_edge_and_back_clears_remote_irr() {
 }
 
 #[test]
+fn a_pin_can_change_from_level_to_edge() {
+    let mut chip = IoApic::new();
+    program(&mut chip, 9, 0x8059, 0);
+    program(&mut chip, 9, 0x0059, 0);
+    chip.set_lines(1 << 9);
+    assert_eq!(sent(&mut chip), [0x59]);
+    assert_eq!(sent(&mut chip), []);
+}
+
+#[test]
 fn a_masked_pin_loses_edges_and_keeps_levels() {
     for (trigger, expected) in [(0, &[][..]), (0x8000, &[0x30])] {
         let mut chip = IoApic::new();

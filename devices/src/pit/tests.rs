@@ -164,7 +164,7 @@ fn nothing_changes_before_the_deadline_and_every_change_has_one() {
         for count in [1, 2, 3, 7, 8] {
             let mut pit = Pit::new();
             program(&mut pit, 0, mode, count, at(3));
-            for byte in [5, 0] {
+            for byte in [2, 0] {
                 pit.write(0, byte, at(6));
             }
             for tick in 6..60 {

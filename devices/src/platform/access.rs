@@ -26,8 +26,11 @@ impl<B: ExpansionBus> Platform<B> {
         self.advance(now_ns);
         let mut bytes = [0; 4];
         let data = &mut bytes[..usize::from(size.min(4))];
-        data.fill(0xFF);
-        if !(is_bus_port(port, data.len()) && self.bus.io_read(port, data)) {
+        if is_bus_port(port, data.len()) {
+            if !self.bus.io_read(port, data) {
+                data.fill(0xFF);
+            }
+        } else {
             // The chips are eight bits wide: the board turns a wide access into several.
             for (address, byte) in byte_ports(port).zip(data) {
                 *byte = self.read_byte(address, now_ns);
@@ -46,7 +49,9 @@ impl<B: ExpansionBus> Platform<B> {
             // The one port that is as wide as the access.
             let zero_extended = data.iter().rev().fold(0, |number, &byte| number << 8 | u32::from(byte));
             self.board.write_debug_exit(zero_extended);
-        } else if !(is_bus_port(port, data.len()) && self.bus.io_write(mem, port, data)) {
+        } else if is_bus_port(port, data.len()) {
+            self.bus.io_write(mem, port, data);
+        } else {
             for (address, &byte) in byte_ports(port).zip(data) {
                 self.write_byte(address, byte, now_ns);
             }
@@ -80,7 +85,7 @@ impl<B: ExpansionBus> Platform<B> {
             }
             return self.route();
         }
-        if let Some(offset) = page_offset(IOAPIC_BASE, gpa) {
+        if let Some(offset) = page_offset(IOAPIC_BASE, gpa).filter(|_| !data.is_empty()) {
             let value = data.iter().take(4).rev().fold(0, |number, &byte| number << 8 | u32::from(byte));
             self.ioapic.write(offset, value);
             return self.route();
@@ -146,7 +151,8 @@ impl<B: ExpansionBus> Platform<B> {
     }
 }
 
-/// The bus owns the configuration ports, except for byte accesses to the reset register among them.
+/// The bus owns the configuration ports, except for byte accesses to the reset register among them. Wider
+/// ones never reach that register: a probe of the configuration ports must not reset the machine.
 fn is_bus_port(port: u16, size: usize) -> bool {
     (PCI_CONFIG_PORT..=PCI_CONFIG_END).contains(&port) && !(port == RESET_PORT && size == 1)
 }

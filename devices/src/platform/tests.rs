@@ -1,4 +1,4 @@
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use guest_ram::GuestRam;
 
 use super::*;
 use crate::lapic::{MSR_APIC_BASE, MSR_TSC_DEADLINE};
@@ -14,7 +14,7 @@ const MCR: u16 = SERIAL_PORT + 4;
 /// A board with some RAM and the present time.
 struct Machine<B = NoExpansion> {
     platform: Platform<B>,
-    memory: GuestMemoryMmap,
+    memory: GuestRam,
     now_ns: u64,
 }
 
@@ -23,26 +23,26 @@ fn machine() -> Machine {
 }
 
 fn machine_with<B: ExpansionBus>(bus: B) -> Machine<B> {
-    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).unwrap();
+    let memory = GuestRam::new(0x1000).unwrap();
     Machine { platform: Platform::new(START, bus), memory, now_ns: 0 }
 }
 
 impl<B: ExpansionBus> Machine<B> {
     fn inb(&mut self, port: u16) -> u8 {
-        self.platform.pio_read(&self.memory, self.now_ns, port, 1) as u8
+        self.platform.pio_read(self.memory.memory(), self.now_ns, port, 1) as u8
     }
 
     fn outb(&mut self, port: u16, value: u8) {
-        self.platform.pio_write(&self.memory, self.now_ns, port, 1, u32::from(value));
+        self.platform.pio_write(self.memory.memory(), self.now_ns, port, 1, u32::from(value));
     }
 
     fn write32(&mut self, gpa: u64, value: u32) {
-        self.platform.mmio_write(&self.memory, self.now_ns, gpa, &value.to_le_bytes());
+        self.platform.mmio_write(self.memory.memory(), self.now_ns, gpa, &value.to_le_bytes());
     }
 
     fn read32(&mut self, gpa: u64) -> u32 {
         let mut data = [0; 4];
-        self.platform.mmio_read(&self.memory, self.now_ns, gpa, &mut data);
+        self.platform.mmio_read(self.memory.memory(), self.now_ns, gpa, &mut data);
         u32::from_le_bytes(data)
     }
 
@@ -93,10 +93,12 @@ impl<B: ExpansionBus> Machine<B> {
 fn unknown_ports_and_addresses_read_as_all_ones() {
     let mut m = machine();
     for (size, expected) in [(1, 0xFF), (2, 0xFFFF), (4, 0xFFFF_FFFF)] {
-        assert_eq!(m.platform.pio_read(&m.memory, 0, 0x1234, size), expected);
-        assert_eq!(m.platform.pio_read(&m.memory, 0, 0xCFC, size), expected);
+        assert_eq!(m.platform.pio_read(m.memory.memory(), 0, 0x1234, size), expected);
+        assert_eq!(m.platform.pio_read(m.memory.memory(), 0, 0xCFC, size), expected);
     }
     assert_eq!(m.read32(0xFED0_0000), u32::MAX);
+    m.platform.pio_write(m.memory.memory(), 0, PCI_CONFIG_PORT, 4, u32::MAX);
+    assert!(!m.platform.has_requests(), "probing for PCI does not reset the machine");
     assert_eq!(m.platform.acknowledge_interrupt(), None);
 }
 
@@ -271,6 +273,24 @@ fn linux_calibrates_through_port_b() {
     assert!((m.now_ns - 5_000_000).abs_diff(10_000_000) < 2_000);
 }
 
+/// The same vector from a level-triggered line at one second and from the timer at two: whichever comes last
+/// decides the trigger mode, however far time is advanced at once.
+#[test]
+fn events_happen_in_the_order_of_time() {
+    for stops in [&[3_000_000_000][..], &[1_500_000_000, 3_000_000_000]] {
+        let mut m = machine();
+        m.redirect(RTC_IRQ, 0x8045);
+        m.outb(CMOS_PORT, 0x0B);
+        m.outb(CMOS_PORT + 1, 0x12);
+        m.write32(LAPIC_BASE + 0x3E0, 0x0B);
+        m.write32(LAPIC_BASE + 0x320, 0x45);
+        m.write32(LAPIC_BASE + 0x380, 2_000_000_000);
+        stops.iter().for_each(|&now_ns| m.advance_to(now_ns));
+        assert_eq!(m.read32(LAPIC_BASE + 0x1A0), 0, "TMR after {stops:?}");
+        assert_eq!(m.read32(LAPIC_BASE + 0x220), 1 << 5, "IRR");
+    }
+}
+
 #[test]
 fn cr8_holds_interrupts_back() {
     let mut m = machine();
@@ -304,10 +324,10 @@ fn requests_reach_the_owner() {
     assert_eq!(m.platform.take_debug_output(), b"!");
     assert_eq!(m.inb(PVPANIC_PORT), 0x03);
     m.outb(PVPANIC_PORT, 0x01);
-    m.platform.pio_write(&m.memory, 0, DEBUG_EXIT_PORT, 2, 0x1234);
+    m.platform.pio_write(m.memory.memory(), 0, DEBUG_EXIT_PORT, 2, 0x1234);
     m.outb(RESET_PORT, 0x06);
     m.outb(KEYBOARD_COMMAND_PORT, 0xFE);
-    m.platform.pio_write(&m.memory, 0, PM1_CONTROL_PORT, 2, 5 << 10 | 1 << 13);
+    m.platform.pio_write(m.memory.memory(), 0, PM1_CONTROL_PORT, 2, 5 << 10 | 1 << 13);
     assert!(m.platform.has_requests());
     let expected = [
         Request::Panicked(PanicKind::Panicked),
@@ -324,14 +344,14 @@ fn requests_reach_the_owner() {
 fn wide_accesses_are_several_narrow_ones() {
     let mut m = machine();
     m.now_ns = 1_000_000_000;
-    assert_eq!(m.platform.pio_read(&m.memory, m.now_ns, PM_TIMER_PORT, 4), 3_579_545);
-    m.platform.pio_write(&m.memory, m.now_ns, PM1_EVENT_PORT, 4, 0x0100_0000);
-    assert_eq!(m.platform.pio_read(&m.memory, m.now_ns, PM1_EVENT_PORT, 4), 0x0100_0000);
+    assert_eq!(m.platform.pio_read(m.memory.memory(), m.now_ns, PM_TIMER_PORT, 4), 3_579_545);
+    m.platform.pio_write(m.memory.memory(), m.now_ns, PM1_EVENT_PORT, 4, 0x0100_0000);
+    assert_eq!(m.platform.pio_read(m.memory.memory(), m.now_ns, PM1_EVENT_PORT, 4), 0x0100_0000);
     let mut data = [0; 8];
-    m.platform.mmio_read(&m.memory, m.now_ns, LAPIC_BASE + 0x30, &mut data);
+    m.platform.mmio_read(m.memory.memory(), m.now_ns, LAPIC_BASE + 0x30, &mut data);
     assert_eq!(data, [0x14, 0, 0x06, 0, 0, 0, 0, 0]);
     let mut byte = [0; 1];
-    m.platform.mmio_read(&m.memory, m.now_ns, LAPIC_BASE + 0x32, &mut byte);
+    m.platform.mmio_read(m.memory.memory(), m.now_ns, LAPIC_BASE + 0x32, &mut byte);
     assert_eq!(byte, [0x06]);
 }
 
@@ -397,7 +417,7 @@ fn the_bus_gets_its_ports_addresses_lines_and_messages() {
     let mut m = machine_with(FakeBus::default());
     assert_eq!(m.inb(0xCFC), 0xFC);
     assert_eq!(m.inb(RESET_PORT), 0, "the reset register is not the bus's");
-    m.platform.pio_write(&m.memory, 0, 0xCF8, 4, 0x77);
+    m.platform.pio_write(m.memory.memory(), 0, 0xCF8, 4, 0x77);
     assert_eq!(m.read32(FAKE_GPA), 0x7777_7777);
     assert_eq!(m.read32(FAKE_GPA + 4), u32::MAX);
 

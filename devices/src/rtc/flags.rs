@@ -1,7 +1,7 @@
 //! The interrupt flags of register C, as functions of time.
 
 use super::calendar::Format;
-use super::{A_RATE, C_ALARM, C_PERIODIC, C_UPDATE, ClockStateV1, NS_PER_SECOND, Rtc};
+use super::{A_RATE, C_ALARM, C_FLAGS, C_PERIODIC, C_UPDATE, ClockStateV1, NS_PER_SECOND, Rtc};
 use crate::clock::Clock;
 
 /// The time base of the periodic interrupt, a watch crystal.
@@ -11,19 +11,20 @@ const WILDCARD: u8 = 0xC0;
 const SECONDS_PER_DAY: u64 = 86_400;
 
 impl Rtc {
-    /// Flags of register C at `now_ns`, without the summary bit.
-    pub(super) fn flags(&self, now_ns: u64) -> u8 {
+    /// Those of the flags in `mask` that register C shows at `now_ns`.
+    pub(super) fn flags(&self, mask: u8, now_ns: u64) -> u8 {
         [C_PERIODIC, C_ALARM, C_UPDATE]
             .into_iter()
+            .filter(|flag| flag & mask & !self.s.flags != 0)
             .filter(|&flag| {
                 self.next_flag_ns(flag, self.s.flags_from_ns).is_some_and(|at_ns| at_ns <= now_ns)
             })
-            .fold(self.s.flags, |flags, flag| flags | flag)
+            .fold(self.s.flags & mask, |flags, flag| flags | flag)
     }
 
     /// Makes the flags up to now independent of the settings that are about to change.
     pub(super) fn settle_flags(&mut self, now_ns: u64) {
-        self.s.flags = self.flags(now_ns);
+        self.s.flags = self.flags(C_FLAGS, now_ns);
         self.s.flags_from_ns = now_ns;
     }
 

@@ -142,6 +142,16 @@ fn flags_of_the_past_survive_new_settings() {
 }
 
 #[test]
+fn new_settings_do_not_reach_into_the_past() {
+    let mut rtc = Rtc::new(0);
+    for (register, value) in [(5, 0xFF), (3, 0xFF), (1, 0x05)] {
+        write(&mut rtc, register, value, 10 * SECOND);
+    }
+    assert_eq!(read(&mut rtc, 0x0C, 11 * SECOND) & C_ALARM, 0, "second 5 was over");
+    assert_eq!(read(&mut rtc, 0x0C, 65 * SECOND) & C_ALARM, C_ALARM);
+}
+
+#[test]
 fn set_stops_updates_but_not_the_periodic_interrupt() {
     let mut rtc = Rtc::new(0);
     write(&mut rtc, 0x0B, 0xD2, 0);

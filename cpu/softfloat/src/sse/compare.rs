@@ -3,44 +3,8 @@
 use super::SseEnv;
 use super::format::{Ieee, Unpacked, is_normal, note_denormals, sign, sign_position};
 use crate::env::IE;
+use crate::relation::Relation;
 use core::cmp::Ordering;
-
-/// How two operands compare.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Relation {
-    /// The first is less.
-    Less,
-    /// They are equal (zeros of either sign are).
-    Equal,
-    /// The first is greater.
-    Greater,
-    /// At least one is a NaN.
-    Unordered,
-}
-
-impl Relation {
-    /// The EFLAGS bits ZF (6), PF (2) and CF (0) that COMIS and UCOMIS (and FCOMI) set; OF, SF, AF become 0.
-    #[inline]
-    pub const fn eflags(self) -> u32 {
-        match self {
-            Relation::Unordered => 0x45,
-            Relation::Greater => 0,
-            Relation::Less => 1,
-            Relation::Equal => 0x40,
-        }
-    }
-}
-
-impl From<Ordering> for Relation {
-    #[inline]
-    fn from(order: Ordering) -> Relation {
-        match order {
-            Ordering::Less => Relation::Less,
-            Ordering::Equal => Relation::Equal,
-            Ordering::Greater => Relation::Greater,
-        }
-    }
-}
 
 /// A CMPcc predicate: the low five bits of `imm8` (three for the SSE encodings).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -25,7 +25,9 @@ pub trait Ieee: Copy + Eq + sealed::Sealed + 'static {
     fn narrow(bits: u64) -> Self;
 }
 
-/// A format the host can compute with: `u32` and `u64`, the fast paths' and packed operations' operands. Its basic operations round to nearest as IEEE 754 demands.
+/// A format the host can compute with (`u32` and `u64`, not `u16`); the fast paths need it.
+///
+/// The host's basic operations round to nearest, as IEEE 754 demands. They know nothing of MXCSR.
 pub trait Host: Ieee {
     /// `self + other`.
     fn host_add(self, other: Self) -> Self;
@@ -245,8 +247,9 @@ pub(crate) fn infinity<T: Ieee>(sign: bool) -> T {
     with_sign(sign, (max_biased::<T>() as u64) << fraction_bits::<T>())
 }
 
+/// The largest finite number with a sign.
 #[inline]
-fn largest_finite<T: Ieee>(sign: bool) -> T {
+pub(crate) fn largest_finite<T: Ieee>(sign: bool) -> T {
     with_sign(sign, ((max_biased::<T>() as u64) << fraction_bits::<T>()) - 1)
 }
 
@@ -264,8 +267,18 @@ pub(crate) fn quiet<T: Ieee>(bits: T) -> T {
 
 /// The NaN `from` in another format: sign and leading payload bits kept, made quiet.
 pub(crate) fn convert_nan<S: Ieee, D: Ieee>(from: S) -> D {
-    let payload = fraction(from) << (63 - fraction_bits::<S>()) >> (63 - fraction_bits::<D>());
-    quiet(with_sign(sign(from), ((max_biased::<D>() as u64) << fraction_bits::<D>()) | payload))
+    nan_from_payload(sign(from), aligned_fraction(from))
+}
+
+/// The fraction of `from`, left-aligned below bit 63.
+pub(crate) fn aligned_fraction<S: Ieee>(from: S) -> u64 {
+    fraction(from) << (63 - fraction_bits::<S>())
+}
+
+/// A quiet NaN with the leading bits of a fraction that is left-aligned below bit 63 (bit 63 is ignored).
+pub(crate) fn nan_from_payload<D: Ieee>(sign: bool, payload: u64) -> D {
+    let fraction = payload << 1 >> (64 - fraction_bits::<D>());
+    quiet(with_sign(sign, ((max_biased::<D>() as u64) << fraction_bits::<D>()) | fraction))
 }
 
 /// The result for operands of which at least one is a NaN: the first NaN, made quiet (SDM table 4-7, SSE rows).

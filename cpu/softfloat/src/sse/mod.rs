@@ -17,11 +17,12 @@ pub mod convert;
 mod env;
 pub mod estimate;
 pub mod fma;
-mod format;
+pub(crate) mod format;
 pub mod half;
 
+pub use crate::relation::Relation;
 pub use arith::{add, div, max, min, mul, sqrt, sub};
-pub use compare::{Predicate, Relation, comi, compare, ucomi};
+pub use compare::{Predicate, comi, compare, ucomi};
 pub use convert::{
     f32_to_f64, f64_to_f32, from_i32, from_i64, from_u32, from_u64, round_to_integral, to_i32,
     to_i32_truncating, to_i64, to_i64_truncating, to_u32, to_u32_truncating, to_u64, to_u64_truncating,
