@@ -76,7 +76,7 @@ pub(crate) fn leaf(core: &Core, leaf: u32, subleaf: u32) -> Leaf {
         // L1: 64 (4K pages) and 32 (large) entry TLBs, 32 KiB 8-way data and instruction caches.
         0x8000_0005 => [0xff40_ff40, 0xff40_ff40, 0x2008_0140, 0x2008_0140],
         // L2: 512 KiB 8-way; L3: 4 MiB 16-way; 64-byte lines.
-        0x8000_0006 => [0x6400_6400, 0x6400_6400, 0x0200_6140, 0x0020_9140],
+        0x8000_0006 => [0x6400_6400, 0x6400_6400, 0x0200_6140, 0x0020_8140],
         // Invariant TSC.
         0x8000_0007 => [0, 0, 0, 1 << 8],
         // 40 physical and 48 linear address bits; one core.

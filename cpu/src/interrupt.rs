@@ -113,7 +113,9 @@ impl Core {
             self.deliver_protected(bus, event)?;
         }
         if event.vector == exception::DB {
+            // Debug exceptions clear GD and BTF (SDM vol. 3, 18.2.4 and 18.4.1).
             self.state.dr7 &= !(1 << 13);
+            self.state.msrs.debugctl &= !2;
         }
         self.state.interrupt_shadow = false;
         self.state.mov_ss_shadow = false;

@@ -31,11 +31,27 @@ const FS_BASE: u32 = 0xc000_0100;
 const GS_BASE: u32 = 0xc000_0101;
 const KERNEL_GS_BASE: u32 = 0xc000_0102;
 const TSC_AUX: u32 = 0xc000_0103;
+const DEBUGCTL: u32 = 0x1d9;
 const SYSCFG: u32 = 0xc001_0010;
 const HWCR: u32 = 0xc001_0015;
-const INT_PENDING: u32 = 0xc001_0055;
 const PATCH_LOADER: u32 = 0xc001_0020;
 const DE_CFG: u32 = 0xc001_1029;
+
+/// Registers of the family that kernels read and adjust unasked: they read as zero and ignore writes.
+/// NB_CFG, INT_PENDING, MMIO_CONF_BASE, TSEG base and mask, DC_CFG, TW_CFG, BU_CFG2, the patch level.
+const INERT: [u32; 9] = [
+    0xc001_001f,
+    0xc001_0055,
+    0xc001_0058,
+    0xc001_0112,
+    0xc001_0113,
+    0xc001_1022,
+    0xc001_1023,
+    0xc001_102a,
+    PATCH_LEVEL,
+];
+/// DEBUGCTL: LBR (accepted, records nothing) and BTF.
+const DEBUGCTL_WRITABLE: u64 = 3;
 
 /// Variable ranges: 8, fixed ranges, write-combining.
 const MTRR_CAP_VALUE: u64 = 8 | 1 << 8 | 1 << 10;
@@ -57,7 +73,9 @@ impl Core {
         Ok(match index {
             TSC => self.guest_tsc(bus),
             TSC_ADJUST => msrs.tsc_adjust,
-            PATCH_LEVEL | SYSCFG | INT_PENDING => 0,
+            SYSCFG => 0,
+            _ if INERT.contains(&index) => 0,
+            DEBUGCTL => msrs.debugctl,
             MTRR_CAP => MTRR_CAP_VALUE,
             SYSENTER_CS => msrs.sysenter_cs,
             SYSENTER_ESP => msrs.sysenter_esp,
@@ -135,8 +153,13 @@ impl Core {
                 let change = value.wrapping_sub(self.state.msrs.tsc_adjust);
                 self.shift_tsc(change);
             }
-            PATCH_LEVEL | SYSCFG | INT_PENDING | HWCR | DE_CFG | PATCH_LOADER => {
-                log::debug!("write of {value:#x} to MSR {index:#x} ignored");
+            SYSCFG | HWCR | DE_CFG | PATCH_LOADER => ignored(index, value),
+            _ if INERT.contains(&index) => ignored(index, value),
+            DEBUGCTL => {
+                if value & !DEBUGCTL_WRITABLE != 0 {
+                    return Err(self.gp(0));
+                }
+                self.state.msrs.debugctl = value;
             }
             SYSENTER_CS => self.state.msrs.sysenter_cs = value & 0xffff_ffff,
             SYSENTER_ESP => self.state.msrs.sysenter_esp = self.canonical_value(value)?,
@@ -240,6 +263,10 @@ impl Core {
     pub(crate) fn check_tsc(&mut self) -> Res<()> {
         if self.state.cr4 & cr4::TSD != 0 && self.cpl != 0 { Err(self.gp(0)) } else { Ok(()) }
     }
+}
+
+fn ignored(index: u32, value: u64) {
+    log::debug!("write of {value:#x} to MSR {index:#x} ignored");
 }
 
 /// Whether a byte is a memory type of the MTRRs.

@@ -49,7 +49,12 @@ pub(crate) fn decode(bytes: &[u8], rip: u64, offset: u16, mode: Mode) -> Decoded
     let instruction = decoder.decode();
     if instruction.is_invalid() {
         let short = decoder.last_error() == DecoderError::NoMoreBytes && bytes.len() < MAX_LENGTH;
-        return if short { Decoded::NeedsMore } else { Decoded::Op(placed(undefined(1), offset, 1)) };
+        if short {
+            return Decoded::NeedsMore;
+        }
+        // All 15 bytes were used up: taken for too long rather than for undefined.
+        let op = if decoder.position() >= MAX_LENGTH { too_long() } else { undefined(1) };
+        return Decoded::Op(placed(op, offset, 1));
     }
     let length = instruction.len() as u16;
     let insn = Insn::new(&instruction, mode, rip.wrapping_sub(u64::from(offset)));
@@ -63,6 +68,11 @@ pub(crate) fn decode(bytes: &[u8], rip: u64, offset: u16, mode: Mode) -> Decoded
 /// The op that raises #UD.
 pub(crate) fn undefined(length: u16) -> Op {
     placed(Op::new(|core, _, _| Err(core.ud())).with(Op::ENDS_BLOCK), 0, length)
+}
+
+/// The op that raises #GP(0): more than 15 bytes do not make an instruction.
+fn too_long() -> Op {
+    Op::new(|core, _, _| Err(core.gp(0))).with(Op::ENDS_BLOCK)
 }
 
 fn placed(mut op: Op, offset: u16, length: u16) -> Op {

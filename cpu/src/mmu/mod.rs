@@ -164,7 +164,8 @@ impl Mmu {
     /// Makes the context of the given control registers the current one.
     pub(crate) fn select_context(&mut self, state: &CpuState) {
         let key = ContextKey {
-            cr3: if state.cr0 & cr0::PG == 0 { 0 } else { state.cr3 },
+            // The low bits (cache control, PCID) do not matter; PAE's table is in the PDPTEs.
+            cr3: if state.cr0 & cr0::PG == 0 { 0 } else { state.cr3 & !0xfff },
             cr0: state.cr0 & (cr0::PG | cr0::WP),
             cr4: state.cr4 & (cr4::PAE | cr4::PSE | cr4::SMEP | cr4::SMAP),
             efer: state.msrs.efer & (efer::LMA | efer::NXE),
