@@ -7,7 +7,7 @@
 use crate::core::{Core, cr4};
 
 /// Family, model and stepping as CPUID leaf 1 reports them in EAX.
-pub(crate) const SIGNATURE: u32 = 0x0083_0f10;
+pub(crate) const SIGNATURE: u32 = 0x00b0_0f21;
 
 /// Highest basic, extended and hypervisor leaf.
 const MAX_BASIC: u32 = 0xd;

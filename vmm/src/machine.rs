@@ -435,5 +435,7 @@ fn entry_state(entry: &CpuEntry) -> CpuState {
     state.cr3 = entry.cr3;
     state.cr4 = entry.cr4;
     state.msrs.efer = entry.efer;
+    // As firmware leaves it: MTRRs on, everything write-back. Linux does not set up PAT otherwise.
+    state.msrs.mtrr_def_type = 0xc06;
     state
 }

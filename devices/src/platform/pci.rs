@@ -39,8 +39,7 @@ impl ExpansionBus for PciBus {
 
     fn restore(&mut self, state: &PciBusState) -> Result<(), RestoreError> {
         PciBus::restore(self, state).map_err(|error| {
-            log::debug!("a saved PCI bus was refused: {error}");
-            RestoreError { chip: "PCI bus", what: "a function's registers or queues" }
+            RestoreError { chip: "PCI bus", what: error.to_string().into() }
         })
     }
 }

@@ -68,10 +68,10 @@ fn report_outcome(machine: &vmm::machine::Machine, outcome: &Outcome) -> i32 {
         now.time_ns as f64 / 1e9
     );
     match outcome {
-        Outcome::PowerOff | Outcome::Reset | Outcome::Ended | Outcome::IdleForever => exit_code::DONE,
+        Outcome::PowerOff | Outcome::Reset | Outcome::Ended => exit_code::DONE,
         Outcome::DebugExit { code } => (*code & 0xff) as i32,
         Outcome::Panic => exit_code::FAILED,
-        Outcome::TripleFault { .. } => {
+        Outcome::TripleFault { .. } | Outcome::IdleForever => {
             eprint!("{}", registers_text(&machine.cpu().state()));
             exit_code::FAILED
         }
