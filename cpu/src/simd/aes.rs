@@ -100,3 +100,39 @@ fn key_word(b: &[u8], imm: u8, n: usize) -> u32 {
 fn carryless(x: u64, y: u64) -> u128 {
     (0..64).fold(0, |sum, bit| sum ^ (u128::from(x) << bit) & (u128::from(y >> bit & 1)).wrapping_neg())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::Packed;
+
+    fn block(value: u128) -> [u8; 16] {
+        value.to_be_bytes()
+    }
+
+    /// FIPS 197, appendix B: the start of rounds 1 and 2.
+    const STATE: u128 = 0x193d_e3be_a0f4_e22b_9ac6_8d2a_e9f8_4808;
+    const KEY: u128 = 0xa0fa_fe17_8854_2cb1_23a3_3939_2a6c_7605;
+    const NEXT: u128 = 0xa49c_7ff2_689f_352b_6b5b_ea43_026a_5049;
+
+    #[test]
+    fn a_round_of_the_standards_example() {
+        assert_eq!(Aesenc::apply(block(STATE), block(KEY), 0), block(NEXT));
+    }
+
+    #[test]
+    fn decryption_undoes_encryption() {
+        let zero = [0; 16];
+        let last = Aesenclast::apply(block(STATE), zero, 0);
+        assert_eq!(Aesdeclast::apply(last, zero, 0), block(STATE));
+        // The equivalent inverse cipher: substitution, rows and columns, as AESDEC orders them.
+        let round = Aesimc::apply(zero, Aesenc::apply(block(STATE), zero, 0), 0);
+        assert_eq!(Aesdeclast::apply(round, zero, 0), block(STATE));
+    }
+
+    #[test]
+    fn products_have_no_carries() {
+        assert_eq!(carryless(3, 3), 5);
+        assert_eq!(carryless(u64::MAX, 1 << 63), u128::from(u64::MAX) << 63);
+    }
+}

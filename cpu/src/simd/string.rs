@@ -1,5 +1,5 @@
-//! The comparison behind PCMPESTRI, PCMPESTRM, PCMPISTRI and PCMPISTRM (SDM vol. 1, 12.8.3 in newer editions
-//! "SSE4.2 string and text instructions"; vol. 2, 4.1 "Imm8 control byte operation").
+//! The comparison behind PCMPESTRI, PCMPESTRM, PCMPISTRI and PCMPISTRM (SDM vol. 2, 4.1: the control byte, the
+//! aggregation operations and what elements behind a string's end count for).
 
 use super::lanes::{Lane, build};
 
@@ -122,4 +122,35 @@ fn equal_ordered(x: &[i32], y: &[i32], count: usize) -> u16 {
         (0..visible).all(|n| y.get(start + n) == Some(&x[n]))
     };
     (0..count).fold(0, |bits, n| bits | u16::from(starts_at(n)) << n)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> ([u8; 16], usize) {
+        let mut vector = [0; 16];
+        vector[..text.len()].copy_from_slice(text.as_bytes());
+        (vector, text.len())
+    }
+
+    /// (control byte, first, second, bits, index)
+    #[test]
+    fn textbook_comparisons() {
+        for (imm, first, second, bits, index) in [
+            (0x00, "aeiou", "strength", 1 << 3, 3),
+            (0x04, "azAZ", "12x4Q", 0b10100, 2),
+            (0x44, "azAZ", "12x4Q", 0b10100, 4),
+            (0x08, "equal", "equip", 0xffe7, 0),
+            (0x18, "equal", "equip", 0x0018, 3),
+            (0x38, "equal", "equip", 0xfff8, 3),
+            (0x0c, "ab", "xxabxab", 1 << 2 | 1 << 5, 2),
+            (0x0c, "ab", "", 0, 16),
+        ] {
+            let ((a, a_length), (b, b_length)) = (text(first), text(second));
+            assert_eq!((implicit_length(a, imm), implicit_length(b, imm)), (a_length, b_length));
+            let outcome = compare(a, a_length, b, b_length, imm);
+            assert_eq!((outcome.bits, outcome.index(imm)), (bits, index), "{imm:#x} {first} {second}");
+        }
+    }
 }

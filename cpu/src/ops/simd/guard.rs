@@ -1,6 +1,5 @@
 //! What an instruction checks before it does anything: whether the operating system offers the registers,
-//! whether memory operands are aligned, whether x87 errors wait (SDM vol. 2, 2.4 and table 22-4 and after
-//! in vol. 3).
+//! whether memory operands are aligned, whether x87 errors wait (SDM vol. 3, 23.25).
 
 use crate::bus::Bus;
 use crate::core::{Core, cr0, cr4};

@@ -6,7 +6,8 @@
 //! `save` control and state. VEX and EVEX encodings have mnemonics of their own, which nobody here takes: they
 //! are undefined on this CPU model.
 //!
-//! Manual: SDM vol. 2 for each instruction; vol. 3, 22.25 (exception classes) and 13 (state saving).
+//! Manual: SDM vol. 2 for each instruction; vol. 3, 23.25 (exception classes; 22.25 in older editions); vol. 1,
+//! chapter 13 (state saving).
 
 mod convert;
 mod fp;

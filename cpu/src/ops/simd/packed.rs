@@ -1,7 +1,7 @@
 //! Handlers for packed integer instructions: one generic handler per operand form, monomorphised for each
 //! operation of [`crate::simd`].
 
-use iced_x86::{Mnemonic, Register};
+use iced_x86::Mnemonic;
 
 use crate::bus::Bus;
 use crate::core::Core;
@@ -148,7 +148,6 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     if insn.is_immediate(last) {
         op = op.imm(insn.immediate(last) & 0xff);
     }
-    debug_assert!(raw.op0_register() != Register::None);
     Some(op)
 }
 
