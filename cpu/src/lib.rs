@@ -20,11 +20,13 @@ mod decode;
 mod exception;
 mod exec;
 mod flags;
+mod fpu;
 mod interrupt;
 mod memory;
 mod mmu;
 mod op;
 mod ops;
+mod simd;
 mod state;
 
 pub use crate::bus::{Bus, Signals};
