@@ -63,6 +63,20 @@ impl Machine {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+impl Machine {
+    /// Clears FIP, FDP and FOP, also in the image that FNSTENV or FNSAVE stored.
+    pub fn forget_pointers(&mut self, code: iced_x86::Code) {
+        use iced_x86::Code::*;
+        (self.opcode, self.instruction_pointer, self.data_pointer) = (0, 0, 0);
+        match code {
+            Fnstenv_m14byte | Fnsave_m94byte => self.memory[6..14].fill(0),
+            Fnstenv_m28byte | Fnsave_m108byte => self.memory[12..28].fill(0),
+            _ => {}
+        }
+    }
+}
+
 /// Mostly stacks without holes, of any depth.
 fn valid(random: &mut Random, top: u32) -> u8 {
     match random.below(4) {

@@ -57,7 +57,7 @@ fn registers_to_flags<const QUIET: bool>(core: &mut Core, _: &mut dyn Bus, op: &
     core.x87_run(op, |core| {
         let (relation, outcome) = with_register::<QUIET>(&core.state.fpu, op.r1);
         core.flags = LazyFlags::from_bits(u64::from(relation.eflags()));
-        if core.state.fpu.commit(outcome).is_some() {
+        if core.state.fpu.commit_keeping_c1(outcome).is_some() {
             core.state.fpu.pop(op.aux);
         }
     })

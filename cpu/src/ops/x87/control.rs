@@ -83,6 +83,7 @@ fn rotate(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
 /// FFREE; FFREEP with `aux` 1, which moves TOP whatever ST(0) holds.
 fn ffree(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     core.x87_run(op, |core| {
+        core.state.fpu.set_codes(C1, 0);
         core.state.fpu.free(op.r0);
         core.state.fpu.pop(op.aux);
     })

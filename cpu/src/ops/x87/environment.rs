@@ -72,9 +72,8 @@ impl Layout {
         if self.protected {
             (fpu.instruction_pointer, fpu.data_pointer) = (u64::from(i0), u64::from(d0));
             (fpu.instruction_selector, fpu.data_selector) = (i1 as u16, d1 as u16);
-            if self.wide {
-                fpu.opcode = (i1 >> 16) as u16 & 0x7ff;
-            }
+            // The 16-bit layout has no opcode, which so becomes zero.
+            fpu.opcode = (i1 >> 16) as u16 & 0x7ff;
         } else {
             let pointer = |low: u32, high: u32| u64::from(low & 0xffff | (high >> 12 & 0xffff) << 16);
             (fpu.instruction_pointer, fpu.data_pointer) = (pointer(i0, i1), pointer(d0, d1));

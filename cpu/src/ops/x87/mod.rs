@@ -10,8 +10,8 @@
 //!
 //! * FCS and FDS are not kept up: they read as zero, as CPUID.(7,0):EBX bit 13 announces (SDM vol. 1, 8.1.8).
 //!   Values that FLDENV, FRSTOR or FXRSTOR load stay until the next instruction that sets the pointers.
-//! * FIP follows every non-control instruction, FDP every one with a memory operand, FOP only those that raise
-//!   an unmasked exception (SDM vol. 1, 8.1.9.1).
+//! * FIP follows every non-control instruction; FDP and FOP only those that raise an unmasked exception, as
+//!   CPUID.(7,0):EBX bit 6 announces (SDM vol. 1, 8.1.8 and 8.1.9.1).
 //! * With CR0.NE = 0 there is no external error reporting (FERR#): unmasked exceptions show in the status word,
 //!   and execution goes on as with IGNNE# asserted.
 

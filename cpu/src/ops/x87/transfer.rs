@@ -1,7 +1,7 @@
 //! FLD, FILD, FBLD, the constants, FST and FSTP to registers, FXCH, FCMOVcc. SDM vol. 2 under those names.
 
 use iced_x86::Code;
-use softfloat::x87::{self, Constant, F80, X87Env};
+use softfloat::x87::{self, C1, Constant, F80, X87Env};
 
 use super::unit::Outcome;
 use crate::bus::Bus;
@@ -126,6 +126,18 @@ fn store_register(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     })
 }
 
+/// FSTPNCE, an undocumented FSTP that only pops when ST(0) is empty ("no check for empty").
+fn store_register_unchecked(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
+    core.x87_run(op, |core| {
+        let fpu = &mut core.state.fpu;
+        fpu.set_codes(C1, 0);
+        if let Some(value) = fpu.operand(0) {
+            fpu.set_st(op.r0, value);
+        }
+        fpu.pop(1);
+    })
+}
+
 /// FXCH: the masked response to an empty register fills it with the indefinite first.
 fn exchange(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     core.x87_run(op, |core| {
@@ -152,7 +164,9 @@ fn conditional_move<const CC: u8>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> 
             Some((old, new)) => Outcome::exact(if holds { new } else { old }),
             None => Outcome::underflow(fpu, F80::INDEFINITE),
         };
-        fpu.commit_to(0, outcome, 0);
+        if let Some(value) = fpu.commit_keeping_c1(outcome) {
+            fpu.set_st(0, value);
+        }
     })
 }
 
@@ -214,9 +228,8 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     Some(match code {
         Fld_sti => Op::new(load_register).r0(insn.register(0)),
         Fst_sti => Op::new(store_register).r0(insn.register(0)),
-        Fstp_sti | Fstp_sti_DFD0 | Fstp_sti_DFD8 | Fstpnce_sti => {
-            Op::new(store_register).r0(insn.register(0)).aux(1)
-        }
+        Fstp_sti | Fstp_sti_DFD0 | Fstp_sti_DFD8 => Op::new(store_register).r0(insn.register(0)).aux(1),
+        Fstpnce_sti => Op::new(store_register_unchecked).r0(insn.register(0)),
         Fxch_st0_sti | Fxch_st0_sti_DDC8 | Fxch_st0_sti_DFC8 => Op::new(exchange).r1(insn.register(1)),
         _ => return None,
     })

@@ -151,6 +151,15 @@ impl FpuState {
         outcome.value
     }
 
+    /// As [`FpuState::commit`], for instructions that leave C1 alone unless there is a stack underflow.
+    #[inline(always)]
+    pub(super) fn commit_keeping_c1<T>(&mut self, outcome: Outcome<T>) -> Option<T> {
+        let kept = if outcome.flags & SF == 0 { self.status & C1 } else { 0 };
+        let value = self.commit(outcome);
+        self.set_codes(0, kept);
+        value
+    }
+
     /// Commits an outcome whose value, if there is one, goes to ST(i), before `pops` registers are popped.
     #[inline(always)]
     pub(super) fn commit_to(&mut self, st: u8, outcome: Outcome<F80>, pops: u8) {
@@ -211,17 +220,16 @@ impl Core {
         self.state.fpu.instruction_selector = 0;
     }
 
+    /// Enters FOP, and FDP for a memory operand, if the instruction left an unmasked exception.
     #[inline(always)]
-    fn x87_enter_data_pointer(&mut self, op: &Op) {
-        self.state.fpu.data_pointer = self.effective_address(op);
-        self.state.fpu.data_selector = 0;
-    }
-
-    /// Enters FOP if the instruction left an unmasked exception.
-    #[inline(always)]
-    fn x87_leave(&mut self, op: &Op) {
-        if self.state.fpu.exception_pending() {
-            self.state.fpu.opcode = op.imm as u16 & 0x7ff;
+    fn x87_leave<const MEMORY: bool>(&mut self, op: &Op) {
+        if !self.state.fpu.exception_pending() {
+            return;
+        }
+        self.state.fpu.opcode = op.imm as u16 & 0x7ff;
+        if MEMORY {
+            self.state.fpu.data_pointer = self.effective_address(op);
+            self.state.fpu.data_selector = 0;
         }
     }
 
@@ -231,7 +239,7 @@ impl Core {
         self.x87_waiting()?;
         self.x87_enter_pointer(op);
         body(self);
-        self.x87_leave(op);
+        self.x87_leave::<false>(op);
         Ok(())
     }
 
@@ -249,9 +257,8 @@ impl Core {
         let address = self.linear(op, size_bytes)?;
         let value = load(self, bus, address)?;
         self.x87_enter_pointer(op);
-        self.x87_enter_data_pointer(op);
         body(&mut self.state.fpu, value);
-        self.x87_leave(op);
+        self.x87_leave::<true>(op);
         Ok(())
     }
 
@@ -273,12 +280,11 @@ impl Core {
             store(self, bus, address, value)?;
         }
         self.x87_enter_pointer(op);
-        self.x87_enter_data_pointer(op);
         let fpu = &mut self.state.fpu;
         if fpu.commit(outcome).is_some() {
             fpu.pop(op.aux);
         }
-        self.x87_leave(op);
+        self.x87_leave::<true>(op);
         Ok(())
     }
 }
