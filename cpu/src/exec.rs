@@ -168,7 +168,13 @@ impl Cpu {
         self.end_shadow();
         let trap = self.core.rflags & flags::TF != 0;
         self.core.rflags &= !flags::RF;
+        let rip = self.core.rip;
         let completed = self.run_block(bus, number, 1);
+        if resume && !completed && self.core.rip == rip {
+            // A repeated string instruction that stopped between iterations keeps RF, else its breakpoint
+            // would hit again when it goes on.
+            self.core.rflags |= flags::RF;
+        }
         if trap && completed {
             self.core.state.pending_debug |= 1 << 14;
         }
@@ -217,7 +223,11 @@ impl Cpu {
             }
         }
         if self.core.attention & attention::HALTED != 0 {
-            return Some(Stop::Halted);
+            if self.core.state.pending_debug == 0 {
+                return Some(Stop::Halted);
+            }
+            // The single-step trap of HLT itself.
+            self.wake();
         }
         None
     }
@@ -403,7 +413,7 @@ impl Cpu {
                     if reason == Break::Done {
                         return false;
                     }
-                    core.rip = rip.wrapping_add(u64::from(op.start));
+                    core.rip = core.next_rip(rip, op.start);
                     if op.flags & Op::STACK != 0 && core.exception.vector == crate::exception::GP {
                         core.noncanonical_stack_fault(op);
                     }

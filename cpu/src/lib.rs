@@ -24,8 +24,10 @@ mod fpu;
 mod interrupt;
 mod memory;
 mod mmu;
+mod msr;
 mod op;
 mod ops;
+mod segmentation;
 mod simd;
 mod state;
 

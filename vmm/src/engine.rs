@@ -7,7 +7,7 @@ use cpu::{AddressKind, Bus, Cpu, CpuState, Stop, Watchpoint};
 use guest_ram::GuestRam;
 
 /// Executes guest instructions. One thread at a time; the guest stands still between calls.
-pub trait Engine: Send {
+pub trait Engine {
     /// Runs until the step count is `until_steps`, exactly, or something stops it first. Accesses to
     /// anything but RAM go to `bus`. A breakpoint at step count `origin` is passed over.
     fn run(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64) -> Stop;

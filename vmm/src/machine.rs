@@ -179,6 +179,8 @@ impl Machine {
             }
             let now = self.moment();
             if now.steps >= until {
+                // Devices too stand at this point, so that equal machines have equal states.
+                self.board.platform.advance(now.time_ns);
                 return Ok(RunStop::Reached);
             }
             self.take_events(inputs)?;
@@ -221,7 +223,11 @@ impl Machine {
                 platform.push_input(now_ns, bytes);
             }
             Event::ConsoleResize { columns, rows } => {
-                platform.with_bus(now_ns, |bus| bus.resize_console(*columns, *rows));
+                platform.with_bus(now_ns, |bus| {
+                    if let Some(mut console) = bus.console_mut() {
+                        console.resize(*columns, *rows);
+                    }
+                });
             }
             Event::PowerButton => platform.press_power_button(now_ns),
             Event::Ended => self.outcome = Some(Outcome::Ended),
@@ -232,10 +238,11 @@ impl Machine {
     fn after_run(&mut self, inputs: &mut dyn Inputs) -> Result<(), Error> {
         let mut output = self.board.platform.take_output();
         output.extend(self.board.platform.take_debug_output());
-        let now_ns = self.moment().time_ns;
-        output.extend(self.board.platform.with_bus(now_ns, PciBus::take_console_output));
+        if let Some(mut console) = self.board.platform.bus_mut().console_mut() {
+            output.extend(console.take_output());
+        }
         if !output.is_empty() {
-            inputs.console_output(&output)?;
+            inputs.console_output(self.moment(), &output)?;
             if self.console_watch.saw_panic_end(&output) {
                 self.outcome = Some(Outcome::Panic);
             }

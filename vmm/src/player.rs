@@ -123,7 +123,7 @@ impl Inputs for Player {
         })
     }
 
-    fn console_output(&mut self, bytes: &[u8]) -> Result<(), Error> {
+    fn console_output(&mut self, _now: Moment, bytes: &[u8]) -> Result<(), Error> {
         match &mut self.output {
             Some(sink) => sink(bytes),
             None => Ok(()),

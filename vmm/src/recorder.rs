@@ -77,8 +77,8 @@ impl<I: Inputs> Inputs for Recorder<I> {
         self.live.idle(now, deadline_ns)
     }
 
-    fn console_output(&mut self, bytes: &[u8]) -> Result<(), Error> {
+    fn console_output(&mut self, now: Moment, bytes: &[u8]) -> Result<(), Error> {
         self.console.update(bytes);
-        self.live.console_output(bytes)
+        self.live.console_output(now, bytes)
     }
 }

@@ -14,7 +14,7 @@ mod walk;
 
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
 pub(crate) use walk::Access;
-pub(crate) use walk::Privilege;
+pub(crate) use walk::{PHYSICAL_BITS, Privilege};
 
 use crate::core::{cr0, cr4, efer};
 use crate::state::CpuState;
@@ -306,7 +306,7 @@ impl Mmu {
     }
 
     /// Whatever was remembered about executable translations, even evicted ones, is void.
-    fn renew_epochs(&mut self) {
+    pub(crate) fn renew_epochs(&mut self) {
         self.next_epoch += 1;
         for context in std::iter::once(&mut self.current).chain(self.others.iter_mut()) {
             self.next_epoch += 1;

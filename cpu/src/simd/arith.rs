@@ -42,9 +42,9 @@ packed! {
     Psignd = |a, b, _| zip(a, b, |x: i32, y: i32| x.wrapping_mul(y.signum()));
     Pmullw = |a, b, _| zip(a, b, i16::wrapping_mul);
     Pmulld = |a, b, _| zip(a, b, i32::wrapping_mul);
-    Pmulhw = |a, b, _| zip(a, b, |x: i16, y: i16| (i32::from(x) * i32::from(y) >> 16) as i16);
-    Pmulhuw = |a, b, _| zip(a, b, |x: u16, y: u16| (u32::from(x) * u32::from(y) >> 16) as u16);
-    Pmulhrsw = |a, b, _| zip(a, b, |x: i16, y: i16| ((i32::from(x) * i32::from(y) >> 14) + 1 >> 1) as i16);
+    Pmulhw = |a, b, _| zip(a, b, |x: i16, y: i16| ((i32::from(x) * i32::from(y)) >> 16) as i16);
+    Pmulhuw = |a, b, _| zip(a, b, |x: u16, y: u16| ((u32::from(x) * u32::from(y)) >> 16) as u16);
+    Pmulhrsw = |a, b, _| zip(a, b, |x: i16, y: i16| ((((i32::from(x) * i32::from(y)) >> 14) + 1) >> 1) as i16);
     Pmuludq = |a, b, _| zip(a, b, |x: u64, y: u64| (x & 0xffff_ffff) * (y & 0xffff_ffff));
     Pmuldq = |a, b, _| zip(a, b, |x: i64, y: i64| i64::from(x as i32) * i64::from(y as i32));
     Pmaddwd = |a, b, _| build(|n| multiply_add_words(&a, &b, n));

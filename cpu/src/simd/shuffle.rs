@@ -11,7 +11,7 @@ packed! {
     Pshufhw = |_, b, imm| build(|n| u16::get(&b, if n < 4 { n } else { 4 + field(imm, n - 4) }));
     Shufps = |a, b, imm| build(|n| u32::get(if n < 2 { &a } else { &b }, field(imm, n)));
     Shufpd = |a, b, imm| build(|n| u64::get(if n == 0 { &a } else { &b }, usize::from(imm >> n & 1)));
-    Palignr = |a, b, imm| build(|n| byte_of_pair(&a, &b, n + usize::from(imm)));
+    Palignr = |a, b, imm| window_of_pair(&a, &b, usize::from(imm));
     Pblendw = |a, b, imm| build(|n| u16::get(if imm >> n & 1 == 0 { &a } else { &b }, n));
     Blendps = |a, b, imm| build(|n| u32::get(if imm >> n & 1 == 0 { &a } else { &b }, n));
     Blendpd = |a, b, imm| build(|n| u64::get(if imm >> n & 1 == 0 { &a } else { &b }, n));
@@ -26,14 +26,17 @@ fn field(imm: u8, n: usize) -> usize {
     usize::from(imm >> (2 * n) & 3)
 }
 
-/// Byte `index` of `b` with `a` above it, and zeros above that.
+/// The vector that starts at byte `start` of `b`, with `a` above it and zeros above that.
 #[inline(always)]
-fn byte_of_pair<const N: usize>(a: &[u8; N], b: &[u8; N], index: usize) -> u8 {
-    match index {
-        _ if index < N => b[index],
-        _ if index < 2 * N => a[index - N],
-        _ => 0,
-    }
+fn window_of_pair<const N: usize>(a: &[u8; N], b: &[u8; N], start: usize) -> [u8; N] {
+    // Room for twice the widest vector and one more of zeros.
+    let mut joined = [0; 48];
+    joined[..N].copy_from_slice(b);
+    joined[N..2 * N].copy_from_slice(a);
+    let start = start.min(2 * N);
+    let mut out = [0; N];
+    out.copy_from_slice(&joined[start..start + N]);
+    out
 }
 
 /// A blend whose control is the top bit of each lane of `mask`: PBLENDVB, BLENDVPS, BLENDVPD.

@@ -194,7 +194,7 @@ impl Inputs for LiveConsole {
         Ok(Idle::Until(now.time_ns + passed.min(wanted_ns).max(1)))
     }
 
-    fn console_output(&mut self, bytes: &[u8]) -> Result<(), Error> {
+    fn console_output(&mut self, _now: Moment, bytes: &[u8]) -> Result<(), Error> {
         if let Some((path, file)) = &mut self.log {
             file.write_all(bytes).map_err(Error::file("write", path.as_path()))?;
         }

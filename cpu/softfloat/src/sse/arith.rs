@@ -1,19 +1,20 @@
 //! ADD, SUB, MUL, DIV, SQRT, MIN and MAX of one lane. SDM vol. 2, ADDSS and friends; vol. 1, 11.5.
 //!
-//! Fast path: with round to nearest and PE masked and sticky, normal operands and a result safely inside the
+//! First fast path: with round to nearest and PE masked and sticky, normal operands and a result safely inside the
 //! normal range can only raise PE, which is set already. The host's operation is then the whole answer; its
-//! own NaNs and denormals never get out, so host differences there do not matter.
+//! own NaNs and denormals never get out, so host differences there do not matter. The second fast path, not
+//! inlined, recognises exact results and zeros (see `provably_exact.rs`).
 
-use super::SseEnv;
 use super::format::{
     Host, Ieee, Kind, Unpacked, default_nan, infinity, is_normal, is_safe_result, note_denormals,
     propagate_nan, round_pack, zero,
 };
+use super::{SseEnv, provably_exact};
 use crate::env::{IE, Rounding, ZE};
 use crate::exact::Exact;
 
 macro_rules! with_fast_path {
-    ($(#[$doc:meta])* $name:ident, $host:ident, $slow:path) => {
+    ($(#[$doc:meta])* $name:ident, $host:ident, $exact:path, $other:ident, $full:path) => {
         $(#[$doc])*
         #[inline(always)]
         pub fn $name<T: Host>(env: &mut SseEnv, a: T, b: T) -> T {
@@ -23,23 +24,28 @@ macro_rules! with_fast_path {
                     return result;
                 }
             }
-            $slow(env, a, b)
+            $other(env, a, b)
+        }
+
+        #[inline(never)]
+        fn $other<T: Host>(env: &mut SseEnv, a: T, b: T) -> T {
+            $exact(env, a, b).unwrap_or_else(|| $full(env, a, b))
         }
     };
 }
 
 with_fast_path!(
     /// `a + b`.
-    add, host_add, add_slow);
+    add, host_add, provably_exact::sum, add_other, add_full);
 with_fast_path!(
     /// `a - b`.
-    sub, host_sub, sub_slow);
+    sub, host_sub, provably_exact::difference, sub_other, sub_full);
 with_fast_path!(
     /// `a * b`.
-    mul, host_mul, mul_slow);
+    mul, host_mul, provably_exact::product, mul_other, mul_full);
 with_fast_path!(
     /// `a / b`.
-    div, host_div, div_slow);
+    div, host_div, provably_exact::quotient, div_other, div_full);
 
 /// The square root of `a`.
 #[inline(always)]
@@ -48,7 +54,12 @@ pub fn sqrt<T: Host>(env: &mut SseEnv, a: T) -> T {
     if env.is_plain() && is_normal(a) && !super::format::sign(a) {
         return a.host_sqrt();
     }
-    sqrt_slow(env, a)
+    sqrt_other(env, a)
+}
+
+#[inline(never)]
+fn sqrt_other<T: Host>(env: &mut SseEnv, a: T) -> T {
+    provably_exact::square_root(a).unwrap_or_else(|| sqrt_full(env, a))
 }
 
 /// MINSS and friends: the smaller operand; `b` where either is a NaN or both are zero.
@@ -90,13 +101,11 @@ fn binary<T: Ieee>(
     operation(env, x, y)
 }
 
-#[cold]
-fn add_slow<T: Ieee>(env: &mut SseEnv, a: T, b: T) -> T {
+fn add_full<T: Ieee>(env: &mut SseEnv, a: T, b: T) -> T {
     binary(env, a, b, sum)
 }
 
-#[cold]
-fn sub_slow<T: Ieee>(env: &mut SseEnv, a: T, b: T) -> T {
+fn sub_full<T: Ieee>(env: &mut SseEnv, a: T, b: T) -> T {
     // Not `a + (-b)`: the sign of a NaN operand must survive.
     binary(env, a, b, |env, x, y| sum(env, x, y.with_sign(!y.sign)))
 }
@@ -124,8 +133,7 @@ pub(crate) fn zero_sum_sign(env: &SseEnv, a: bool, b: bool) -> bool {
     if a == b { a } else { env.rounding() == Rounding::Down }
 }
 
-#[cold]
-fn mul_slow<T: Ieee>(env: &mut SseEnv, a: T, b: T) -> T {
+fn mul_full<T: Ieee>(env: &mut SseEnv, a: T, b: T) -> T {
     binary(env, a, b, |env, x, y| {
         let sign = x.sign != y.sign;
         match (x.kind, y.kind) {
@@ -140,8 +148,7 @@ fn mul_slow<T: Ieee>(env: &mut SseEnv, a: T, b: T) -> T {
     })
 }
 
-#[cold]
-fn div_slow<T: Ieee>(env: &mut SseEnv, a: T, b: T) -> T {
+fn div_full<T: Ieee>(env: &mut SseEnv, a: T, b: T) -> T {
     binary(env, a, b, |env, x, y| {
         let sign = x.sign != y.sign;
         match (x.kind, y.kind) {
@@ -160,8 +167,7 @@ fn div_slow<T: Ieee>(env: &mut SseEnv, a: T, b: T) -> T {
     })
 }
 
-#[cold]
-fn sqrt_slow<T: Ieee>(env: &mut SseEnv, a: T) -> T {
+fn sqrt_full<T: Ieee>(env: &mut SseEnv, a: T) -> T {
     let x = Unpacked::new(a, env.daz());
     match x.kind {
         Kind::Nan => propagate_nan(env, &[x]),

@@ -23,9 +23,10 @@ pub fn f32_to_f64(env: &mut SseEnv, a: u32) -> u64 {
 /// CVTSD2SS.
 #[inline]
 pub fn f64_to_f32(env: &mut SseEnv, a: u64) -> u32 {
-    if env.is_plain() && is_normal(a) {
+    if is_normal(a) {
         let result = (f64::from_bits(a) as f32).to_bits();
-        if is_safe_result(result) {
+        let exact = || f64::from(f32::from_bits(result)).to_bits() == a;
+        if is_safe_result(result) && (env.is_plain() || exact()) {
             return result;
         }
     }
@@ -95,8 +96,11 @@ macro_rules! to_integer {
         /// Truncates; out of range and NaN raise #I and give the integer indefinite.
         #[inline]
         pub fn $truncating<T: Host>(env: &mut SseEnv, a: T) -> $int {
-            if $fast::<T>(env, a) {
-                return a.host_to_i64() as $int;
+            if $fast(a) {
+                let value = a.host_to_i64();
+                if env.is_plain() || T::host_from_i64(value) == a {
+                    return value as $int;
+                }
             }
             to_integer(env, a, Rounding::Zero, $fit).map_or($indefinite, |value| value as $int)
         }
@@ -105,10 +109,10 @@ macro_rules! to_integer {
 
 to_integer!(
     /// To `i32`: CVTxx2SI, CVTPx2DQ.
-    to_i32, to_i32_truncating, i32, fit_i32, i32::MIN, plainly_fits_i32);
+    to_i32, to_i32_truncating, i32, fit_i32, i32::MIN, surely_fits_i32);
 to_integer!(
     /// To `i64`: CVTxx2SI with REX.W.
-    to_i64, to_i64_truncating, i64, fit_i64, i64::MIN, plainly_fits_i64);
+    to_i64, to_i64_truncating, i64, fit_i64, i64::MIN, surely_fits_i64);
 to_integer!(
     /// To `u32`: VCVTxx2USI.
     to_u32, to_u32_truncating, u32, fit_u32, u32::MAX, never);
@@ -116,21 +120,21 @@ to_integer!(
     /// To `u64`: VCVTxx2USI with 64-bit destination.
     to_u64, to_u64_truncating, u64, fit_u64, u64::MAX, never);
 
-/// Whether truncation to `i32` is in range and can raise nothing but a masked, sticky PE.
+/// Whether truncation to `i32` is in range, judged by the exponent alone.
 #[inline(always)]
-fn plainly_fits_i32<T: Ieee>(env: &SseEnv, a: T) -> bool {
-    env.is_plain() && is_normal(a) && biased_exponent(a) < T::EMAX as u32 + 31
+fn surely_fits_i32<T: Ieee>(a: T) -> bool {
+    is_normal(a) && biased_exponent(a) < T::EMAX as u32 + 31
 }
 
 /// The same for `i64`.
 #[inline(always)]
-fn plainly_fits_i64<T: Ieee>(env: &SseEnv, a: T) -> bool {
-    env.is_plain() && is_normal(a) && biased_exponent(a) < T::EMAX as u32 + 63
+fn surely_fits_i64<T: Ieee>(a: T) -> bool {
+    is_normal(a) && biased_exponent(a) < T::EMAX as u32 + 63
 }
 
 /// The unsigned conversions are too rare for a fast path.
 #[inline(always)]
-fn never<T: Ieee>(_: &SseEnv, _: T) -> bool {
+fn never<T: Ieee>(_: T) -> bool {
     false
 }
 

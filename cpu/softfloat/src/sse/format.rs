@@ -223,6 +223,18 @@ pub(crate) fn is_normal<T: Ieee>(bits: T) -> bool {
     biased_exponent(bits).wrapping_sub(1) < max_biased::<T>() - 1
 }
 
+/// Whether `bits` is a zero of either sign.
+#[inline(always)]
+pub(crate) fn is_zero<T: Ieee>(bits: T) -> bool {
+    bits.widen() & !(1 << sign_position::<T>()) == 0
+}
+
+/// `bits` with the sign inverted.
+#[inline(always)]
+pub(crate) fn negate<T: Ieee>(bits: T) -> T {
+    T::narrow(bits.widen() ^ (1 << sign_position::<T>()))
+}
+
 /// Whether `bits` is a finite number so far above the smallest normal that no underflow rule can apply to a
 /// result rounded to it. (The smallest normal itself may be the rounding of a tiny value.)
 #[inline(always)]

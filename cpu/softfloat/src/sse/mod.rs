@@ -19,6 +19,7 @@ pub mod estimate;
 pub mod fma;
 pub(crate) mod format;
 pub mod half;
+mod provably_exact;
 
 pub use crate::relation::Relation;
 pub use arith::{add, div, max, min, mul, sqrt, sub};

@@ -1,7 +1,8 @@
 //! FCOM, FUCOM, FTST, FCOMI, FUCOMI and FXAM. SDM vol. 2 under those names.
 //!
 //! Processors deliver the condition codes of FCOM, FUCOM and FTST even with an unmasked exception, in spite of
-//! SDM vol. 1, 8.5.1.2; so do these functions. They always clear C1.
+//! SDM vol. 1, 8.5.1.2; so do these functions. FCOMI and FUCOMI set EFLAGS likewise.
+//! FCOM, FUCOM and FTST clear C1; FCOMI and FUCOMI leave all condition codes alone.
 
 use super::format::Kind;
 use super::{C0, C1, C2, C3, F80, Operand, X87Env};

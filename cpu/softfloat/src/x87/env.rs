@@ -1,6 +1,6 @@
 //! The control word for the duration of one instruction. SDM vol. 1, 8.1.3 to 8.1.5 and 8.4, 8.5.
 
-use crate::env::{ALL_FLAGS, DE, IE, Rounding};
+use crate::env::{ALL_FLAGS, DE, IE, PRE_COMPUTATION, Rounding};
 
 /// Condition code C0 in the status word.
 pub const C0: u16 = 1 << 8;
@@ -36,6 +36,16 @@ impl X87Env {
     #[inline]
     pub const fn unmasked(&self) -> u32 {
         self.raised & !(self.control as u32) & ALL_FLAGS
+    }
+
+    /// Whether an unmasked #I, #D or #Z keeps the instruction from storing a result and from popping.
+    ///
+    /// Functions that return `Option` say the same by `None`. The comparisons return their outcome nevertheless
+    /// (processors write condition codes and EFLAGS then, but do not pop), and FLD of a binary32 or binary64
+    /// denormal pushes in spite of an unmasked #D.
+    #[inline]
+    pub const fn is_abandoned(&self) -> bool {
+        self.unmasked() & PRE_COMPUTATION != 0
     }
 
     /// C1 after the instruction: whether the result's magnitude was rounded up. FPREM, FPREM1 and FXAM define

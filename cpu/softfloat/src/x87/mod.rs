@@ -8,6 +8,10 @@
 //! the stack, stay as they were; [`X87Env::raised`] says what to put in the status word before #MF becomes pending.
 //! An unmasked overflow or underflow with a register destination does have a result, scaled by 2^±24576.
 //!
+//! Condition codes: every instruction writes C1 as [`X87Env::c1`] says (mostly 0), `None` or not, and leaves C0,
+//! C2 and C3 alone, except where its function says otherwise. Flags, codes, pops and results were all observed on
+//! a processor, where the SDM calls them undefined too; `tests/silicon` repeats the observation.
+//!
 //! ```
 //! use softfloat::x87::{self, F80, X87Env};
 //! let mut env = X87Env::new(0x037f);

@@ -7,12 +7,12 @@ use super::format::{Kind, check_nans, round_transcendental};
 use super::{F80, Operand, Pair, X87Env, wide};
 use crate::exact::Exact;
 
-/// The outcome of an instruction that takes an angle.
+/// The outcome of an instruction that takes an angle. (Where there is none at all, C2 is to be cleared too.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Angle<T> {
     /// The result; C2 is to be cleared.
     InRange(T),
-    /// The operand's magnitude is 2^63 or more: C2 is to be set, and nothing else changes.
+    /// The operand's magnitude is 2^63 or more: C2 is to be set, C1 to be cleared, and nothing else changes.
     OutOfRange,
 }
 

@@ -13,6 +13,11 @@ impl Random {
         Random(mixed)
     }
 
+    /// A generator with a fixed seed.
+    pub fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

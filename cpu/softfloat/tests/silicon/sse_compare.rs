@@ -82,8 +82,17 @@ fn binary<T: Operand>(
     hardware: impl Fn(u32, T, T) -> (T, u32),
     software: impl Fn(&mut SseEnv, T, T) -> T,
 ) {
+    several(BASE, name, hardware, software);
+}
+
+fn several<T: Operand>(
+    count: u32,
+    name: &str,
+    hardware: impl Fn(u32, T, T) -> (T, u32),
+    software: impl Fn(&mut SseEnv, T, T) -> T,
+) {
     let mut random = Random::for_test(name);
-    for _ in 0..cases(BASE) {
+    for _ in 0..cases(count) {
         let mxcsr = random_mxcsr(&mut random);
         let a = T::random(&mut random);
         let b = a.relative(&mut random);
@@ -115,6 +124,27 @@ fn arithmetic() {
     binary("mulsd", native::mulsd, sse::mul);
     binary("divss", native::divss, sse::div);
     binary("divsd", native::divsd, sse::div);
+}
+
+/// Exact results, which have a fast path of their own, and zeros of both signs.
+#[test]
+fn small_whole_numbers() {
+    type Binary = (fn(u32, u64, u64) -> (u64, u32), fn(&mut SseEnv, u64, u64) -> u64);
+    let operations: [Binary; 4] = [
+        (native::addsd, sse::add),
+        (native::subsd, sse::sub),
+        (native::mulsd, sse::mul),
+        (native::divsd, sse::div),
+    ];
+    let bits = |value: i32| if value == -21 { (-0.0f64).to_bits() } else { f64::from(value).to_bits() };
+    for (a, b) in (-21..=20).flat_map(|a| (-21..=20).map(move |b| (bits(a), bits(b)))) {
+        for mxcsr in [0x1f80, 0x3f80, 0x5f80, 0x7f80] {
+            for (hardware, software) in operations {
+                check(|| format!("{a:#x} {b:#x}"), mxcsr, hardware(mxcsr, a, b), |env| software(env, a, b));
+            }
+            check(|| format!("sqrt {b:#x}"), mxcsr, native::sqrtsd(mxcsr, b), |env| sse::sqrt(env, b));
+        }
+    }
 }
 
 #[test]
@@ -206,12 +236,14 @@ fn predicates() {
     for imm8 in 0..32 {
         let predicate = Predicate::avx(imm8);
         let mask = |holds: bool| if holds { u64::MAX } else { 0 };
-        binary(
+        several(
+            BASE / 8,
             &format!("vcmpss {imm8}"),
             |mxcsr, a, b| native::cmpss(mxcsr, a, b, imm8),
             |env, a, b| mask(sse::compare(env, a, b, predicate)) as u32,
         );
-        binary(
+        several(
+            BASE / 8,
             &format!("vcmpsd {imm8}"),
             |mxcsr, a, b| native::cmpsd(mxcsr, a, b, imm8),
             |env, a, b| mask(sse::compare(env, a, b, predicate)),

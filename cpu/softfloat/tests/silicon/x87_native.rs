@@ -45,6 +45,7 @@ macro_rules! instructions {
             // SAFETY: reads the two operands and the control word, writes the memory operand and the save
             // area, all of sufficient size; every x87 register is declared as clobbered and FNSAVE, which
             // does not wait, leaves the x87 initialised, so that no exception stays pending.
+            // One instruction needs RCX and the stack.
             unsafe {
                 asm!(
                     "fninit",
@@ -62,9 +63,9 @@ macro_rules! instructions {
                     codes = in(reg) before.codes,
                     area = in(reg) area.as_mut_ptr(),
                     in("rax") memory.as_mut_ptr(),
+                    out("rcx") _,
                     out("st(0)") _, out("st(1)") _, out("st(2)") _, out("st(3)") _,
                     out("st(4)") _, out("st(5)") _, out("st(6)") _, out("st(7)") _,
-                    options(nostack)
                 );
             }
             let register = |index: usize| {
@@ -106,6 +107,8 @@ instructions! {
     fcom_m32, "fcom dword ptr [rax]";
     fcom_m64, "fcom qword ptr [rax]";
     ftst, "ftst";
+    fcomp, "fcomp st(1)";
+    fcomip, "mov ecx, 0x8d7\npush rcx\npopfq\nfcomip st(0), st(1)\npushfq\npop rcx\nmov [rax], cl";
     fxam, "fxam";
     fld_m32, "fld dword ptr [rax]";
     fld_m64, "fld qword ptr [rax]";

@@ -155,54 +155,73 @@ impl<T: Element> VectorOp for AddSub<T> {
     }
 }
 
-/// DPPS and DPPD. Each step rounds; an unmasked exception in one step means that the next is not taken.
+/// DPPS and DPPD. Each step rounds; an unmasked exception in one step means that the next is not taken. The
+/// manual does not say which NaN wins; each lane adds in an order of its own, as processors do.
 struct DotProduct<T>(PhantomData<T>);
 
-impl<T: Element> VectorOp for DotProduct<T> {
-    fn apply(env: &mut SseEnv, a: [u8; 16], b: [u8; 16], imm: u8) -> [u8; 16] {
-        let mut terms: [u8; 16] = build(|n| match imm >> (4 + n) & 1 {
-            0 => T::ZERO,
-            _ => sse::mul(env, T::get(&a, n), T::get(&b, n)),
-        });
-        let mut count = 16 / T::BYTES;
-        while count > 1 && env.finish().is_ok() {
-            count /= 2;
-            for n in 0..count {
-                sse::add(env, T::get(&terms, 2 * n), T::get(&terms, 2 * n + 1)).put(&mut terms, n);
-            }
+impl DotProduct<u32> {
+    fn sums(env: &mut SseEnv, products: [u8; 16]) -> [u8; 16] {
+        let pairs: [u8; 16] = build(|n| sse::add(env, u32::get(&products, n ^ 1), u32::get(&products, n)));
+        if env.finish().is_err() {
+            return pairs;
         }
-        let sum = T::get(&terms, 0);
-        build(|n| if imm >> n & 1 != 0 { sum } else { T::ZERO })
+        build(|n| sse::add(env, u32::get(&pairs, n), u32::get(&pairs, n ^ 2)))
     }
 }
 
+impl DotProduct<u64> {
+    fn sums(env: &mut SseEnv, products: [u8; 16]) -> [u8; 16] {
+        build(|n| sse::add(env, u64::get(&products, n), u64::get(&products, n ^ 1)))
+    }
+}
+
+macro_rules! dot_product {
+    ($type:ty) => {
+        impl VectorOp for DotProduct<$type> {
+            fn apply(env: &mut SseEnv, a: [u8; 16], b: [u8; 16], imm: u8) -> [u8; 16] {
+                let products: [u8; 16] = build(|n| match imm >> (4 + n) & 1 {
+                    0 => 0,
+                    _ => sse::mul(env, <$type>::get(&a, n), <$type>::get(&b, n)),
+                });
+                if env.finish().is_err() {
+                    return products;
+                }
+                let sums = Self::sums(env, products);
+                build(|n| if imm >> n & 1 != 0 { <$type>::get(&sums, n) } else { 0 })
+            }
+        }
+    };
+}
+dot_product!(u32);
+dot_product!(u64);
+
 #[inline(always)]
-fn apply<V: VectorOp>(core: &mut Core, op: &Op, source: u128) -> Res<()> {
+fn apply<V: VectorOp>(core: &mut Core, op: &Op, source: [u8; 16]) -> Res<()> {
     let mut env = core.sse_env();
-    let result = V::apply(&mut env, core.xmm(op.r0).to_le_bytes(), source.to_le_bytes(), op.imm as u8);
+    let result = V::apply(&mut env, core.xmm_bytes(op.r0), source, op.imm as u8);
     core.finish_sse(env)?;
-    core.set_xmm(op.r0, u128::from_le_bytes(result));
+    core.set_xmm_bytes(op.r0, result);
     Ok(())
 }
 
 /// A vector operation on registers.
 pub(super) fn packed_reg<V: VectorOp>(core: &mut Core, _bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_sse()?;
-    apply::<V>(core, op, core.xmm(op.r1))
+    apply::<V>(core, op, core.xmm_bytes(op.r1))
 }
 
 /// A vector operation with an aligned 16-byte memory operand.
 pub(super) fn packed_mem<V: VectorOp>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_sse()?;
     let source = core.load_aligned(bus, op)?;
-    apply::<V>(core, op, source)
+    apply::<V>(core, op, source.to_le_bytes())
 }
 
 /// A vector operation with an 8-byte memory operand.
 pub(super) fn packed_half<V: VectorOp>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_sse()?;
     let source = core.load_quad(bus, op)?;
-    apply::<V>(core, op, source.into())
+    apply::<V>(core, op, u128::from(source).to_le_bytes())
 }
 
 #[inline(always)]

@@ -63,6 +63,25 @@ impl Core {
         self.state.xmm[usize::from(register & 15)] = value;
     }
 
+    /// An XMM register as a byte vector. Seeing the register's memory as bytes, rather than taking the integer
+    /// apart, is what lets the compiler use vector instructions.
+    #[inline(always)]
+    pub(crate) fn xmm_bytes(&self, register: u8) -> [u8; 16] {
+        let slot = &self.state.xmm[usize::from(register & 15)];
+        if cfg!(target_endian = "little") { *bytemuck::cast_ref(slot) } else { slot.to_le_bytes() }
+    }
+
+    /// Writes an XMM register as a byte vector.
+    #[inline(always)]
+    pub(crate) fn set_xmm_bytes(&mut self, register: u8, value: [u8; 16]) {
+        let slot = &mut self.state.xmm[usize::from(register & 15)];
+        if cfg!(target_endian = "little") {
+            *bytemuck::cast_mut(slot) = value;
+        } else {
+            *slot = u128::from_le_bytes(value);
+        }
+    }
+
     /// Replaces the low quadword of an XMM register.
     #[inline(always)]
     pub(crate) fn set_xmm_low64(&mut self, register: u8, value: u64) {

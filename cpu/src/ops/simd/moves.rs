@@ -85,9 +85,16 @@ macro_rules! moves {
 
 moves! {
     require_sse;
-    copy = |core, _, op| core.set_xmm(op.r0, core.xmm(op.r1));
-    load_aligned = |core, bus, op| { let value = core.load_aligned(bus, op)?; core.set_xmm(op.r0, value) };
-    load_unaligned = |core, bus, op| { let value = core.load_unaligned(bus, op)?; core.set_xmm(op.r0, value) };
+    copy = |core, _, op| core.set_xmm_bytes(op.r0, core.xmm_bytes(op.r1));
+    load_aligned = |core, bus, op| {
+        let address = core.linear(op, 16)?;
+        core.require_aligned(address, 16)?;
+        load_whole(core, bus, op, address)?
+    };
+    load_unaligned = |core, bus, op| {
+        let address = core.linear(op, 16)?;
+        load_whole(core, bus, op, address)?
+    };
     store_aligned = |core, bus, op| core.store_aligned(bus, op, core.xmm(op.r1))?;
     store_unaligned = |core, bus, op| core.store_unaligned(bus, op, core.xmm(op.r1))?;
     copy_quad = |core, _, op| core.set_xmm(op.r0, (core.xmm(op.r1) as u64).into());
@@ -128,6 +135,23 @@ moves! {
     require_sse_and_mmx;
     mm_to_xmm = |core, _, op| { core.state.fpu.enter_mmx(); core.set_xmm(op.r0, core.mm(op.r1).into()) };
     xmm_to_mm = |core, _, op| core.set_mm(op.r0, core.xmm(op.r1) as u64);
+}
+
+#[inline(always)]
+fn load_whole(core: &mut Core, bus: &mut dyn Bus, op: &Op, address: u64) -> Res<()> {
+    match core.fast_vector(address) {
+        Some(value) => core.set_xmm_bytes(op.r0, value),
+        None => load_whole_slow(core, bus, op, address)?,
+    }
+    Ok(())
+}
+
+#[cold]
+#[inline(never)]
+fn load_whole_slow(core: &mut Core, bus: &mut dyn Bus, op: &Op, address: u64) -> Res<()> {
+    let value = core.load_u128(bus, address)?;
+    core.set_xmm(op.r0, value);
+    Ok(())
 }
 
 fn set_high(core: &mut Core, register: u8, value: u64) {

@@ -38,10 +38,9 @@ const fn forms<P: Packed>() -> Forms {
 }
 
 #[inline(always)]
-fn apply_xmm<P: Packed>(core: &mut Core, op: &Op, source: u128) {
-    let old = core.xmm(op.r0).to_le_bytes();
-    let new = P::apply(old, source.to_le_bytes(), op.imm as u8);
-    core.set_xmm(op.r0, u128::from_le_bytes(new));
+fn apply_xmm<P: Packed>(core: &mut Core, op: &Op, source: [u8; 16]) {
+    let new = P::apply(core.xmm_bytes(op.r0), source, op.imm as u8);
+    core.set_xmm_bytes(op.r0, new);
 }
 
 #[inline(always)]
@@ -53,14 +52,26 @@ fn apply_mm<P: Packed>(core: &mut Core, op: &Op, source: u64) {
 
 fn xmm_reg<P: Packed>(core: &mut Core, _bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_sse()?;
-    apply_xmm::<P>(core, op, core.xmm(op.r1));
+    apply_xmm::<P>(core, op, core.xmm_bytes(op.r1));
     Ok(())
 }
 
 fn xmm_mem<P: Packed>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_sse()?;
-    let source = core.load_aligned(bus, op)?;
-    apply_xmm::<P>(core, op, source);
+    let address = core.linear(op, 16)?;
+    core.require_aligned(address, 16)?;
+    match core.fast_vector(address) {
+        Some(source) => apply_xmm::<P>(core, op, source),
+        None => return xmm_mem_slow::<P>(core, bus, op, address),
+    }
+    Ok(())
+}
+
+#[cold]
+#[inline(never)]
+fn xmm_mem_slow<P: Packed>(core: &mut Core, bus: &mut dyn Bus, op: &Op, address: u64) -> Res<()> {
+    let source = core.load_u128(bus, address)?;
+    apply_xmm::<P>(core, op, source.to_le_bytes());
     Ok(())
 }
 
@@ -68,13 +79,13 @@ fn xmm_small<P: Packed>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> 
     core.require_sse()?;
     let address = core.linear(op, u64::from(op.aux))?;
     let source = core.load_sized(bus, address, u64::from(op.aux))?;
-    apply_xmm::<P>(core, op, source.into());
+    apply_xmm::<P>(core, op, u128::from(source).to_le_bytes());
     Ok(())
 }
 
 fn xmm_imm<P: Packed>(core: &mut Core, _bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_sse()?;
-    apply_xmm::<P>(core, op, (op.imm as u8).into());
+    apply_xmm::<P>(core, op, u128::from(op.imm as u8).to_le_bytes());
     Ok(())
 }
 

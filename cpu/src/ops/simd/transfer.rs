@@ -19,7 +19,7 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     let pick = |register: Handler, in_memory: Handler| if memory { in_memory } else { register };
     let handler: Handler = match insn.mnemonic() {
         Mnemonic::Pmovmskb if mmx => mm_byte_mask,
-        Mnemonic::Pmovmskb => sign_mask::<u8>,
+        Mnemonic::Pmovmskb => byte_mask,
         Mnemonic::Movmskps => sign_mask::<u32>,
         Mnemonic::Movmskpd => sign_mask::<u64>,
         Mnemonic::Pextrw if mmx => mm_extract_word,
@@ -80,17 +80,30 @@ fn masked_store(insn: &Insn<'_>, handler: Handler) -> Op {
 
 fn sign_mask<L: Lane>(core: &mut Core, _bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_sse()?;
-    let mask = top_bits(&core.xmm(op.r1).to_le_bytes(), L::BYTES);
+    let mask = top_bits(&core.xmm_bytes(op.r1), L::BYTES);
     core.set_reg32(op.r0, mask);
+    Ok(())
+}
+
+fn byte_mask(core: &mut Core, _bus: &mut dyn Bus, op: &Op) -> Res<()> {
+    core.require_sse()?;
+    let value = core.xmm(op.r1);
+    core.set_reg32(op.r0, top_bits_of_bytes(value as u64) | top_bits_of_bytes((value >> 64) as u64) << 8);
     Ok(())
 }
 
 fn mm_byte_mask(core: &mut Core, _bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_mmx()?;
-    let mask = top_bits(&core.mm(op.r1).to_le_bytes(), 1);
+    let mask = top_bits_of_bytes(core.mm(op.r1));
     core.state.fpu.enter_mmx();
     core.set_reg32(op.r0, mask);
     Ok(())
+}
+
+/// The top bit of each byte. Bit 8n+7 times bit 49-7n lands on bit 56+n, and no two terms meet.
+#[inline(always)]
+fn top_bits_of_bytes(value: u64) -> u32 {
+    ((value & 0x8080_8080_8080_8080).wrapping_mul(0x0002_0408_1020_4081) >> 56) as u32
 }
 
 /// The top bit of each lane.
@@ -253,7 +266,7 @@ fn maskmovq(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
 fn store_selected(core: &mut Core, bus: &mut dyn Bus, op: &Op, value: &[u8], mask: &[u8]) -> Res<()> {
     let start = core.linear_write(op, value.len() as u64)?;
     let selected = || (0..value.len()).filter(|&n| mask[n] & 0x80 != 0);
-    if let (Some(first), Some(last)) = (selected().next(), selected().last()) {
+    if let (Some(first), Some(last)) = (selected().next(), selected().next_back()) {
         core.check_writable(bus, start.wrapping_add(first as u64), 1)?;
         core.check_writable(bus, start.wrapping_add(last as u64), 1)?;
     }
