@@ -57,7 +57,7 @@ pub(crate) fn decode(bytes: &[u8], rip: u64, offset: u16, mode: Mode) -> Decoded
         return Decoded::Op(placed(op, offset, 1));
     }
     let length = instruction.len() as u16;
-    let insn = Insn::new(&instruction, mode, rip.wrapping_sub(u64::from(offset)));
+    let insn = Insn::new(&instruction, bytes, mode, rip.wrapping_sub(u64::from(offset)));
     let op = lower(&insn).unwrap_or_else(|| {
         log::debug!("undefined instruction {instruction} at {rip:#x}");
         undefined(length)
@@ -82,7 +82,10 @@ fn placed(mut op: Op, offset: u16, length: u16) -> Op {
 }
 
 fn lower(insn: &Insn<'_>) -> Option<Op> {
-    ops::integer::lower(insn).or_else(|| ops::system::lower(insn)).or_else(|| ops::simd::lower(insn))
+    ops::integer::lower(insn)
+        .or_else(|| ops::system::lower(insn))
+        .or_else(|| ops::simd::lower(insn))
+        .or_else(|| ops::x87::lower(insn))
 }
 
 /// The decoded form, for families that dispatch on it.
