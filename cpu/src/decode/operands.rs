@@ -147,6 +147,7 @@ fn number(register: Register) -> u8 {
             (register as u8 - Register::AH as u8) | HIGH_BYTE
         }
         Register::None => REG_ZERO,
-        _ => register.number() as u8,
+        // The byte registers' own numbers run through AH to BH: SPL would be 8.
+        _ => register.full_register().number() as u8,
     }
 }
