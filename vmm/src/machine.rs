@@ -167,12 +167,7 @@ impl Machine {
     }
 
     /// As [`Machine::run`]; the breakpoint that is passed over is the one at step count `origin`.
-    pub fn run_from(
-        &mut self,
-        until: u64,
-        origin: u64,
-        inputs: &mut dyn Inputs,
-    ) -> Result<RunStop, Error> {
+    pub fn run_from(&mut self, until: u64, origin: u64, inputs: &mut dyn Inputs) -> Result<RunStop, Error> {
         loop {
             if let Some(outcome) = &self.outcome {
                 return Ok(RunStop::Ended(outcome.clone()));

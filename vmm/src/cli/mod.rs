@@ -81,8 +81,8 @@ fn report_outcome(machine: &vmm::machine::Machine, outcome: &Outcome) -> i32 {
 /// The general registers, as people who write kernels want to see them after a triple fault.
 fn registers_text(state: &cpu::CpuState) -> String {
     const NAMES: [&str; 16] = [
-        "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14",
-        "r15",
+        "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13",
+        "r14", "r15",
     ];
     let mut text = String::new();
     for (number, (name, value)) in NAMES.iter().zip(state.gpr).enumerate() {
