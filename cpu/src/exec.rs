@@ -83,8 +83,9 @@ impl Cpu {
 
     /// Replaces the debugger's breakpoints.
     pub fn set_breakpoints(&mut self, points: impl IntoIterator<Item = (AddressKind, u64)>) {
-        self.core.set_breakpoints(points);
-        self.drop_code();
+        if self.core.set_breakpoints(points) {
+            self.drop_code();
+        }
     }
 
     /// Replaces the debugger's watchpoints.
