@@ -126,9 +126,8 @@ impl FpuState {
 
     /// Of the tags that memory holds only "empty" counts.
     fn set_tags(&mut self, tags: u16) {
-        self.valid = (0..8).fold(0, |valid, register| {
-            valid | u8::from(tags >> (2 * register) & 3 != EMPTY) << register
-        });
+        self.valid = (0..8)
+            .fold(0, |valid, register| valid | u8::from(tags >> (2 * register) & 3 != EMPTY) << register);
     }
 }
 
