@@ -60,6 +60,15 @@ impl Cpu {
         self.core.stale_code.clear();
     }
 
+    /// Replaces the architectural state, as [`Cpu::set_state`] does, over RAM that only the CPU and
+    /// [`GuestRam`] writes that it was told of have changed: what was derived from RAM stays, which makes this
+    /// cheap enough for every instruction.
+    pub fn set_registers(&mut self, state: &CpuState) {
+        self.core.load_registers(state);
+        self.core.debug_registers_changed();
+        self.core.debug.hit = None;
+    }
+
     /// Steps executed since power-on: completed instructions, iterations of repeated string instructions, and
     /// deliveries of interrupts and exceptions.
     pub fn steps(&self) -> u64 {
