@@ -145,6 +145,8 @@ fn number(register: Register) -> u8 {
             (register as u8 - Register::AH as u8) | HIGH_BYTE
         }
         Register::None => REG_ZERO,
+        // The decoder counts AL to R15L as a class of 20 registers: SPL is number 8 there, R8L 12.
+        _ if register.is_gpr8() => register.full_register().number() as u8,
         _ => register.number() as u8,
     }
 }
