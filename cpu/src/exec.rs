@@ -15,6 +15,9 @@ use crate::memory::Target;
 use crate::op::{Break, Op, REG_BLOCK_RIP, Res};
 use crate::state::CpuState;
 
+/// Size of the largest memory operand of an op in bytes, FXSAVE's and the like aside.
+const LARGEST_OPERAND: u64 = 16;
+
 /// Why [`Cpu::run`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
@@ -489,7 +492,8 @@ impl Core {
     fn noncanonical_stack_fault(&mut self, op: &Op) {
         if self.is_64bit() && self.exception.error_code == Some(0) {
             let address = self.effective_address(op).wrapping_add(self.seg_base[(op.seg & 7) as usize]);
-            if !crate::memory::canonical(address) {
+            let end = address.wrapping_add(LARGEST_OPERAND - 1);
+            if !crate::memory::canonical(address) || !crate::memory::canonical(end) {
                 self.exception.vector = crate::exception::SS;
             }
         }
