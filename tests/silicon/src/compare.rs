@@ -8,6 +8,9 @@ use crate::state::{FxImage, Outcome, Registers};
 /// system's, RF is set in what exceptions report.
 pub const COMPARED_FLAGS: u64 = 0x8d5 | 0x400 | 0x4000 | 0x4_0000 | 0x20_0000;
 
+/// First address that Linux does not give to processes.
+const USER_END: u64 = 0x7fff_ffff_f000;
+
 /// Both sides' results of one case.
 pub struct Pair<'a> {
     /// The processor's.
@@ -49,6 +52,12 @@ pub fn compare(case: &Case, pair: &Pair<'_>, uses: &mut Uses) -> Verdict {
 
 /// Takes over from the processor what is not part of the comparison.
 fn mask_uncompared(native: &Outcome, soft: &mut Outcome) {
+    if let (Some(native), Some(soft)) = (native.fault, &mut soft.fault) {
+        // Linux reports page faults on kernel addresses as protection faults, whatever they are.
+        if soft.vector == 14 && soft.address >= USER_END {
+            soft.code |= native.code & 1;
+        }
+    }
     let flags = soft.registers.rflags & COMPARED_FLAGS | native.registers.rflags & !COMPARED_FLAGS;
     soft.registers.rflags = flags;
     let (to, from) = (&mut soft.registers.fx.0, &native.registers.fx.0);
