@@ -1,7 +1,8 @@
 //! Shifts and rotates.
 //!
-//! Undefined flags, as this CPU defines them: AF is zero after shifts; OF follows the one-bit formula for
-//! every count; CF is zero after a shift by more than the operand's width (8 and 16 bits).
+//! Undefined flags, as Intel's processors (Skylake and later) leave them: AF is zero after shifts; OF is what a
+//! shift of the same operand by one bit gives, whatever the count; CF is zero after a shift by more than the
+//! operand's width (8 and 16 bits).
 
 use iced_x86::Mnemonic;
 
@@ -34,6 +35,12 @@ fn sign<W: Width>(value: u64) -> bool {
     value & W::SIGN != 0
 }
 
+/// Whether the two uppermost bits differ: a shift to the left by one changes the sign.
+#[inline(always)]
+fn top_bits_differ<W: Width>(value: u64) -> bool {
+    sign::<W>(value ^ value << 1)
+}
+
 struct Shl;
 impl Shift for Shl {
     #[inline(always)]
@@ -41,7 +48,7 @@ impl Shift for Shl {
         let wide = u128::from(value) << count;
         let result = wide as u64 & W::MASK;
         let carry = wide >> W::BITS & 1 != 0;
-        set_shift_flags::<W>(core, result, carry, carry != sign::<W>(result));
+        set_shift_flags::<W>(core, result, carry, top_bits_differ::<W>(value));
         result
     }
 }
@@ -52,7 +59,7 @@ impl Shift for Shr {
     fn run<W: Width>(core: &mut Core, value: u64, count: u32) -> u64 {
         let result = value >> count;
         let carry = value >> (count - 1) & 1 != 0;
-        set_shift_flags::<W>(core, result, carry, sign::<W>(result << 1) != sign::<W>(result));
+        set_shift_flags::<W>(core, result, carry, sign::<W>(value));
         result
     }
 }
@@ -75,7 +82,7 @@ impl Shift for Rol {
     fn run<W: Width>(core: &mut Core, value: u64, count: u32) -> u64 {
         let result = rotate_left::<W>(value, count % W::BITS);
         let carry = result & 1 != 0;
-        set_rotate_flags(core, carry, carry != sign::<W>(result));
+        set_rotate_flags(core, carry, top_bits_differ::<W>(value));
         result
     }
 }
@@ -86,7 +93,7 @@ impl Shift for Ror {
     fn run<W: Width>(core: &mut Core, value: u64, count: u32) -> u64 {
         let result = rotate_left::<W>(value, (W::BITS - count % W::BITS) % W::BITS);
         let carry = sign::<W>(result);
-        set_rotate_flags(core, carry, carry != sign::<W>(result << 1));
+        set_rotate_flags(core, carry, sign::<W>(value) != (value & 1 != 0));
         result
     }
 }
@@ -119,13 +126,14 @@ fn rotate_through_carry<W: Width>(core: &mut Core, value: u64, count: u32, left:
         return value;
     }
     let bits = W::BITS + 1;
-    let wide = u128::from(core.flags.cf()) << W::BITS | u128::from(value);
+    let old_carry = core.flags.cf();
+    let wide = u128::from(old_carry) << W::BITS | u128::from(value);
     let count = if left { count } else { bits - count };
     let rotated = wide << count | wide >> (bits - count);
     let result = rotated as u64 & W::MASK;
     let carry = rotated >> W::BITS & 1 != 0;
-    let top = sign::<W>(result);
-    set_rotate_flags(core, carry, if left { carry != top } else { top != sign::<W>(result << 1) });
+    let overflow = if left { top_bits_differ::<W>(value) } else { sign::<W>(value) != old_carry };
+    set_rotate_flags(core, carry, overflow);
     result
 }
 
@@ -199,7 +207,8 @@ fn double<W: Width, const LEFT: bool>(core: &mut Core, value: u64, filler: u64, 
         }
     };
     let (result, carry) = (result & W::MASK, carry & 1);
-    set_shift_flags::<W>(core, result, carry != 0, sign::<W>(result) != sign::<W>(value));
+    let overflow = if LEFT { top_bits_differ::<W>(value) } else { sign::<W>(value) != (filler & 1 != 0) };
+    set_shift_flags::<W>(core, result, carry != 0, overflow);
     result
 }
 
