@@ -68,15 +68,22 @@ fn test_mem<O: BitTest, W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -
         let words = number as i64 >> W::BITS.trailing_zeros();
         at.disp = op.disp.wrapping_add(words.wrapping_mul(W::BYTES as i64));
     }
+    let tested = test_at::<O, W>(core, bus, &at, number);
+    // The run loop would look at the address without the bit offset.
+    if op.flags & Op::STACK != 0 { tested.map_err(|reason| core.as_stack_fault(reason)) } else { tested }
+}
+
+#[inline(always)]
+fn test_at<O: BitTest, W: Width>(core: &mut Core, bus: &mut dyn Bus, at: &Op, number: u64) -> Res<()> {
     let mask = 1 << (number & u64::from(W::BITS - 1));
     if O::WRITES {
-        let address = core.linear_write(&at, W::BYTES)?;
+        let address = core.linear_write(at, W::BYTES)?;
         return W::update(core, bus, address, |core, value| {
             set_carry(core, value & mask != 0);
             O::apply(value, mask)
         });
     }
-    let address = core.linear(&at, W::BYTES)?;
+    let address = core.linear(at, W::BYTES)?;
     let value = W::load(core, bus, address)?;
     set_carry(core, value & mask != 0);
     Ok(())
@@ -100,10 +107,8 @@ trait Scan: 'static {
 /// LZCNT and TZCNT: PF is clear whether or not the result is zero.
 #[inline(always)]
 fn set_count_flags(core: &mut Core, carry: bool, zero: bool) {
-    core.flags = LazyFlags {
-        result: u64::from(!zero),
-        aux: carry_overflow(carry, false) | u64::from(zero) << 8,
-    };
+    core.flags =
+        LazyFlags { result: u64::from(!zero), aux: carry_overflow(carry, false) | u64::from(zero) << 8 };
 }
 
 /// BSF and BSR: ZF says that the source was zero, PF is the result's.
@@ -255,7 +260,9 @@ bmi!(Bextr, W, |core, source, register| {
     let (start, length) = (register & 0xff, register >> 8 & 0xff);
     let shifted = if start >= u64::from(W::BITS) { 0 } else { source >> start };
     let result = if length >= 64 { shifted } else { shifted & !(u64::MAX << length) };
-    bmi_flags::<W>(core, result, false);
+    // SF is undefined, and clear even when all bits are extracted.
+    bmi_flags::<W>(core, result & !W::SIGN, false);
+    core.flags.result |= u64::from(result != 0) << 8;
     result
 });
 bmi!(Bzhi, W, |core, source, register| {
