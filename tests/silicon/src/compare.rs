@@ -42,11 +42,9 @@ pub fn compare(case: &Case, pair: &Pair<'_>, uses: &mut Uses) -> Verdict {
         return Verdict::NotOffered;
     }
     let mut soft = pair.soft.clone();
-    let mut data = None;
     mask_uncompared(pair.native, &mut soft);
-    allowed::apply(case, pair, &mut soft, &mut data, uses);
-    let soft_data = data.as_deref().unwrap_or(pair.soft_data);
-    let lines = differences(pair, &soft, soft_data);
+    allowed::apply(case, pair, &mut soft, uses);
+    let lines = differences(pair, &soft);
     if lines.is_empty() { Verdict::Equal } else { Verdict::Different(lines) }
 }
 
@@ -70,7 +68,7 @@ fn mask_uncompared(native: &Outcome, soft: &mut Outcome) {
     to[416..].copy_from_slice(&from[416..]);
 }
 
-fn differences(pair: &Pair<'_>, soft: &Outcome, soft_data: &[u8]) -> Vec<String> {
+fn differences(pair: &Pair<'_>, soft: &Outcome) -> Vec<String> {
     let native = pair.native;
     let mut lines = Vec::new();
     if native.fault != soft.fault {
@@ -78,6 +76,7 @@ fn differences(pair: &Pair<'_>, soft: &Outcome, soft_data: &[u8]) -> Vec<String>
     }
     register_differences(&native.registers, &soft.registers, &mut lines);
     fx_differences(&native.registers.fx, &soft.registers.fx, &mut lines);
+    let soft_data = pair.soft_data;
     if pair.native_data != soft_data {
         let at = pair.native_data.iter().zip(soft_data).position(|(a, b)| a != b).unwrap_or(0);
         let end = (at + 16).min(soft_data.len());
