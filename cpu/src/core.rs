@@ -119,6 +119,9 @@ pub struct Core {
     pub code_size: CodeSize,
     /// Wrap-around mask of the stack pointer.
     pub stack_mask: u64,
+    /// Base and limit of the last code segment that was not a 64-bit one: where RIP leads under it is
+    /// remembered by the code cache.
+    last_code_segment: (u64, u32),
     /// The exception of the last [`Break::Fault`].
     pub exception: Exception,
     /// Address translation.
@@ -154,6 +157,7 @@ impl Core {
             cpl: 0,
             code_size: CodeSize::Bits16,
             stack_mask: 0xffff,
+            last_code_segment: (0, 0),
             exception: Exception::default(),
             mmu: Mmu::new(&ram),
             state: CpuState::reset(),
@@ -329,6 +333,10 @@ impl Core {
             (_, true) => 0xffff_ffff,
             (_, false) => 0xffff,
         };
+        if self.code_size != CodeSize::Bits64 && self.last_code_segment != (cs.base, cs.limit) {
+            self.last_code_segment = (cs.base, cs.limit);
+            self.mmu.renew_epochs();
+        }
         self.refresh_bases();
         self.update_mmu_index();
         self.break_block = true;

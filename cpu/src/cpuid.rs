@@ -1,4 +1,105 @@
-//! The CPU model that the guest sees.
+//! The CPU model that the guest sees: `ttvm-v2`, an x86-64-v2 processor with the identity of an AMD family
+//! 17h part (which decides about details such as SYSCALL, and about the model-specific registers that a
+//! kernel touches). See the APM vol. 3, appendix E, and the SDM vol. 2, CPUID.
+//!
+//! A feature is listed here exactly when its instructions and registers exist.
+
+use crate::core::{Core, cr4};
 
 /// Family, model and stepping as CPUID leaf 1 reports them in EAX.
-pub(crate) const SIGNATURE: u32 = 0x0083_0f10;
+pub(crate) const SIGNATURE: u32 = 0x00b0_0f21;
+
+/// Highest basic, extended and hypervisor leaf.
+const MAX_BASIC: u32 = 0xd;
+const MAX_EXTENDED: u32 = 0x8000_0021;
+const MAX_HYPERVISOR: u32 = 0x4000_0000;
+
+const VENDOR: &[u8; 12] = b"AuthenticAMD";
+const HYPERVISOR: &[u8; 12] = b"TTVMTTVMTTVM";
+const BRAND: &[u8; 48] = b"ttvm-v2 deterministic x86-64 CPU\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
+const fn bits(numbers: &[u32]) -> u32 {
+    let mut value = 0;
+    let mut index = 0;
+    while index < numbers.len() {
+        value |= 1 << numbers[index];
+        index += 1;
+    }
+    value
+}
+
+/// Leaf 1 ECX: SSE3 PCLMULQDQ SSSE3 CX16 SSE4.1 SSE4.2 x2APIC MOVBE POPCNT TSC-deadline AES XSAVE, hypervisor.
+/// OSXSAVE (27) is dynamic.
+const LEAF1_ECX: u32 = bits(&[0, 1, 9, 13, 19, 20, 21, 22, 23, 24, 25, 26, 31]);
+/// Leaf 1 EDX: FPU DE PSE TSC MSR PAE CX8 APIC SEP MTRR PGE CMOV PAT PSE36 CLFLUSH MMX FXSR SSE SSE2.
+const LEAF1_EDX: u32 = bits(&[0, 2, 3, 4, 5, 6, 8, 9, 11, 12, 13, 15, 16, 17, 19, 23, 24, 25, 26]);
+/// PCID, leaf 1 ECX.
+const PCID: u32 = 1 << 17;
+/// Leaf 7 EBX: FSGSBASE TSC_ADJUST BMI1 SMEP BMI2 ERMS INVPCID SMAP CLFLUSHOPT CLWB.
+const LEAF7_EBX: u32 = bits(&[0, 1, 3, 7, 8, 9, 10, 20, 23, 24]);
+/// Leaf 7 ECX: UMIP.
+const LEAF7_ECX: u32 = bits(&[2]);
+/// Leaf 7 EDX: FSRM.
+const LEAF7_EDX: u32 = bits(&[4]);
+/// Leaf 0x80000001 ECX: LAHF, ABM (LZCNT), PREFETCHW.
+const EXTENDED_ECX: u32 = bits(&[0, 5, 8]);
+/// Leaf 0x80000001 EDX: the AMD copies of leaf 1, SYSCALL NX FXSR PDPE1GB RDTSCP LM.
+const EXTENDED_EDX: u32 = bits(&[0, 2, 3, 4, 5, 6, 8, 9, 11, 12, 13, 15, 16, 17, 20, 23, 24, 26, 27, 29]);
+
+/// EAX, EBX, ECX, EDX.
+pub(crate) type Leaf = [u32; 4];
+
+fn word(bytes: &[u8], number: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[number * 4..number * 4 + 4]);
+    u32::from_le_bytes(word)
+}
+
+/// The processor's answer to CPUID. Leaves beyond a range's maximum are zero, as on AMD.
+pub(crate) fn leaf(core: &Core, leaf: u32, subleaf: u32) -> Leaf {
+    match leaf {
+        0 => [MAX_BASIC, word(VENDOR, 0), word(VENDOR, 2), word(VENDOR, 1)],
+        1 => features(core),
+        // Nothing to say about C-states; MONITOR does not exist.
+        5 => [0; 4],
+        // ARAT: the local APIC's timer never stops.
+        6 => [1 << 2, 0, 0, 0],
+        7 if subleaf == 0 => [0, LEAF7_EBX, LEAF7_ECX, LEAF7_EDX],
+        0xd => xsave(core, subleaf),
+        0x4000_0000 => [MAX_HYPERVISOR, word(HYPERVISOR, 0), word(HYPERVISOR, 1), word(HYPERVISOR, 2)],
+        0x8000_0000 => [MAX_EXTENDED, word(VENDOR, 0), word(VENDOR, 2), word(VENDOR, 1)],
+        0x8000_0001 => [SIGNATURE, 0, EXTENDED_ECX, EXTENDED_EDX],
+        0x8000_0002..=0x8000_0004 => {
+            let first = (leaf - 0x8000_0002) as usize * 4;
+            [0, 1, 2, 3].map(|n| word(BRAND, first + n))
+        }
+        // L1: 64 (4K pages) and 32 (large) entry TLBs, 32 KiB 8-way data and instruction caches.
+        0x8000_0005 => [0xff40_ff40, 0xff40_ff40, 0x2008_0140, 0x2008_0140],
+        // L2: 512 KiB 8-way; L3: 4 MiB 16-way; 64-byte lines.
+        0x8000_0006 => [0x6400_6400, 0x6400_6400, 0x0200_6140, 0x0020_8140],
+        // Invariant TSC.
+        0x8000_0007 => [0, 0, 0, 1 << 8],
+        // 40 physical and 48 linear address bits; one core.
+        0x8000_0008 => [48 << 8 | crate::mmu::PHYSICAL_BITS, 0, 0, 0],
+        // LFENCE is always serializing; a null selector clears the segment's base.
+        0x8000_0021 => [1 << 2 | 1 << 6, 0, 0, 0],
+        _ => [0; 4],
+    }
+}
+
+fn features(core: &Core) -> Leaf {
+    let mut ecx = LEAF1_ECX | PCID;
+    if core.state.cr4 & cr4::OSXSAVE != 0 {
+        ecx |= 1 << 27;
+    }
+    // CLFLUSH lines of 8 quadwords, one logical processor, APIC id 0.
+    [SIGNATURE, 1 << 16 | 8 << 8, ecx, LEAF1_EDX]
+}
+
+/// x87 and SSE state only: 512 bytes of legacy area and the 64-byte header.
+fn xsave(_core: &Core, subleaf: u32) -> Leaf {
+    match subleaf {
+        0 => [3, 576, 576, 0],
+        _ => [0; 4],
+    }
+}

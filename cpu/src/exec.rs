@@ -159,7 +159,8 @@ impl Cpu {
             return None;
         }
         let resume = self.core.rflags & flags::RF != 0;
-        let hits = self.core.guest_instruction_breakpoints(self.core.rip);
+        let address = self.core.rip.wrapping_add(self.core.seg_base[1]);
+        let hits = self.core.guest_instruction_breakpoints(address);
         if hits != 0 && !resume && !shadowed {
             self.core.state.pending_debug |= hits;
             self.core.raise_pending_debug();
@@ -180,8 +181,18 @@ impl Cpu {
         self.end_shadow();
         let trap = self.core.rflags & flags::TF != 0;
         self.core.rflags &= !flags::RF;
+        let rip = self.core.rip;
+        let op = self.code.block(number).ops[0];
         let completed = self.run_block(bus, number, 1);
-        if trap && completed {
+        // A repeated string instruction that stopped between iterations.
+        let iterated = !completed && self.core.rip == rip;
+        if resume && iterated {
+            // It keeps RF, else its breakpoint would hit again when it goes on.
+            self.core.rflags |= flags::RF;
+        }
+        let fell_through = op.flags & Op::SETS_RIP == 0 || self.core.rip == self.core.next_rip(rip, op.next);
+        let branches_only = self.core.state.msrs.debugctl & 2 != 0;
+        if trap && (completed || iterated) && !(branches_only && fell_through) {
             self.core.state.pending_debug |= 1 << 14;
         }
         self.core.update_debug_attention();
@@ -229,7 +240,11 @@ impl Cpu {
             }
         }
         if self.core.attention & attention::HALTED != 0 {
-            return Some(Stop::Halted);
+            if self.core.state.pending_debug == 0 {
+                return Some(Stop::Halted);
+            }
+            // The single-step trap of HLT itself.
+            self.wake();
         }
         None
     }
@@ -415,7 +430,7 @@ impl Cpu {
                     if reason == Break::Done {
                         return false;
                     }
-                    core.rip = rip.wrapping_add(u64::from(op.start));
+                    core.rip = core.next_rip(rip, op.start);
                     if op.flags & Op::STACK != 0 && core.exception.vector == crate::exception::GP {
                         core.noncanonical_stack_fault(op);
                     }

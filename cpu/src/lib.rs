@@ -20,11 +20,15 @@ mod decode;
 mod exception;
 mod exec;
 mod flags;
+mod fpu;
 mod interrupt;
 mod memory;
 mod mmu;
+mod msr;
 mod op;
 mod ops;
+mod segmentation;
+mod simd;
 mod state;
 
 pub use crate::bus::{Bus, Signals};

@@ -81,6 +81,15 @@ impl Core {
     scalar_memory!(load_u64, store_u64, update_u64, load_u64, store_u64, u64);
     scalar_memory!(load_u128, store_u128, update_u128, load_u128, store_u128, u128);
 
+    /// The 16 bytes at a linear address, if the fast path covers them. What it does not cover goes through
+    /// [`Core::load_u128`].
+    #[inline(always)]
+    pub(crate) fn fast_vector(&self, address: u64) -> Option<[u8; 16]> {
+        let slot = self.mmu.slot(self.mmu.index_base(), address);
+        (slot.read == address & PAGE_MASK && address & !PAGE_MASK <= PAGE_SIZE - 16)
+            .then(|| self.ram.load_vector(address.wrapping_add(slot.addend)))
+    }
+
     /// The effective address of the op's memory operand, without its segment (LEA).
     #[inline(always)]
     pub fn effective_address(&self, op: &Op) -> u64 {
@@ -504,7 +513,7 @@ fn page_chunks(address: u64, length: usize) -> impl Iterator<Item = (u64, (usize
     })
 }
 
-fn segment_allows(
+pub(crate) fn segment_allows(
     segment: &crate::state::Segment,
     offset: u64,
     size_bytes: u64,

@@ -102,6 +102,8 @@ pub struct Msrs {
     pub mtrr_variable: [u64; 16],
     pub misc_enable: u64,
     pub mcg_status: u64,
+    /// IA32_DEBUGCTL: BTF (bit 1) turns TF into a trap on taken branches.
+    pub debugctl: u64,
 }
 
 /// Everything about one CPU.

@@ -137,7 +137,7 @@ impl Images {
             .map(|(m, bytes)| boot::Module { image: image(&m.file, bytes), cmdline: &m.cmdline })
             .collect();
         images.cmdline = &config.cmdline;
-        images.seed = *seed;
+        images.rng_seed = Some(*seed);
         images
     }
 }

@@ -55,7 +55,7 @@ pub struct PowerOn {
 }
 
 /// What the machine shows of itself to whoever decides about inputs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct View<'a> {
     /// Where the machine is.
     pub moment: Moment,
@@ -86,7 +86,7 @@ pub trait Inputs {
     fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error>;
 
     /// Console output of the guest, in order.
-    fn console_output(&mut self, _bytes: &[u8]) -> Result<(), Error> {
+    fn console_output(&mut self, _now: Moment, _bytes: &[u8]) -> Result<(), Error> {
         Ok(())
     }
 }

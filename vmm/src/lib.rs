@@ -1,4 +1,26 @@
-//! (see ARCHITECTURE.md)
+//! The virtual machine monitor: the machine, what comes into it from outside, recordings of that, and travel
+//! through them. The binary `ttvm` is a thin layer over this library.
+//!
+//! Where to start reading: [`machine`] is the whole machine and its run loop; [`inputs`] is the one door
+//! through which anything from outside comes in; [`timeline`] is time travel.
 
 pub mod acpi;
+pub mod board;
 pub mod boot;
+pub mod config;
+pub mod console_watch;
+pub mod debug;
+pub mod disk;
+pub mod divergence;
+pub mod engine;
+pub mod error;
+pub mod event_log;
+pub mod host;
+pub mod inputs;
+pub mod machine;
+pub mod player;
+pub mod position;
+pub mod recorder;
+pub mod recording;
+pub mod replay;
+pub mod timeline;

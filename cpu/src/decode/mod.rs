@@ -49,10 +49,15 @@ pub(crate) fn decode(bytes: &[u8], rip: u64, offset: u16, mode: Mode) -> Decoded
     let instruction = decoder.decode();
     if instruction.is_invalid() {
         let short = decoder.last_error() == DecoderError::NoMoreBytes && bytes.len() < MAX_LENGTH;
-        return if short { Decoded::NeedsMore } else { Decoded::Op(placed(undefined(1), offset, 1)) };
+        if short {
+            return Decoded::NeedsMore;
+        }
+        // All 15 bytes were used up: taken for too long rather than for undefined.
+        let op = if decoder.position() >= MAX_LENGTH { too_long() } else { undefined(1) };
+        return Decoded::Op(placed(op, offset, 1));
     }
     let length = instruction.len() as u16;
-    let insn = Insn::new(&instruction, mode, rip.wrapping_sub(u64::from(offset)));
+    let insn = Insn::new(&instruction, bytes, mode, rip.wrapping_sub(u64::from(offset)));
     let op = lower(&insn).unwrap_or_else(|| {
         log::debug!("undefined instruction {instruction} at {rip:#x}");
         undefined(length)
@@ -65,6 +70,11 @@ pub(crate) fn undefined(length: u16) -> Op {
     placed(Op::new(|core, _, _| Err(core.ud())).with(Op::ENDS_BLOCK), 0, length)
 }
 
+/// The op that raises #GP(0): more than 15 bytes do not make an instruction.
+fn too_long() -> Op {
+    Op::new(|core, _, _| Err(core.gp(0))).with(Op::ENDS_BLOCK)
+}
+
 fn placed(mut op: Op, offset: u16, length: u16) -> Op {
     op.start = offset;
     op.next = offset + length;
@@ -72,7 +82,10 @@ fn placed(mut op: Op, offset: u16, length: u16) -> Op {
 }
 
 fn lower(insn: &Insn<'_>) -> Option<Op> {
-    ops::integer::lower(insn).or_else(|| ops::system::lower(insn)).or_else(|| ops::simd::lower(insn))
+    ops::integer::lower(insn)
+        .or_else(|| ops::system::lower(insn))
+        .or_else(|| ops::simd::lower(insn))
+        .or_else(|| ops::x87::lower(insn))
 }
 
 /// The decoded form, for families that dispatch on it.

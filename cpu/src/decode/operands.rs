@@ -10,6 +10,8 @@ use crate::op::{HIGH_BYTE, Op, REG_BLOCK_RIP, REG_ZERO, SEG_NONE};
 pub(crate) struct Insn<'a> {
     /// As `iced-x86` sees it.
     pub raw: &'a Instruction,
+    /// Its bytes, and what follows them.
+    pub bytes: &'a [u8],
     /// The mode it runs in.
     pub mode: Mode,
     /// RIP of the first byte of the block; RIP-relative operands are made relative to it.
@@ -18,8 +20,8 @@ pub(crate) struct Insn<'a> {
 
 impl<'a> Insn<'a> {
     /// Wraps a decoded instruction.
-    pub fn new(raw: &'a Instruction, mode: Mode, block_rip: u64) -> Insn<'a> {
-        Insn { raw, mode, block_rip }
+    pub fn new(raw: &'a Instruction, bytes: &'a [u8], mode: Mode, block_rip: u64) -> Insn<'a> {
+        Insn { raw, bytes, mode, block_rip }
     }
 
     /// An address relative to the block's start, which is where [`REG_BLOCK_RIP`] points at run time.
@@ -155,8 +157,7 @@ fn number(register: Register) -> u8 {
             (register as u8 - Register::AH as u8) | HIGH_BYTE
         }
         Register::None => REG_ZERO,
-        // The decoder counts AL to R15L as a class of 20 registers: SPL is number 8 there, R8L 12.
-        _ if register.is_gpr8() => register.full_register().number() as u8,
-        _ => register.number() as u8,
+        // The byte registers' own numbers run through AH to BH: SPL would be 8.
+        _ => register.full_register().number() as u8,
     }
 }

@@ -14,7 +14,7 @@ mod walk;
 
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
 pub(crate) use walk::Access;
-pub(crate) use walk::Privilege;
+pub(crate) use walk::{PHYSICAL_BITS, Privilege};
 
 use crate::core::{cr0, cr4, efer};
 use crate::state::CpuState;
@@ -164,7 +164,8 @@ impl Mmu {
     /// Makes the context of the given control registers the current one.
     pub(crate) fn select_context(&mut self, state: &CpuState) {
         let key = ContextKey {
-            cr3: if state.cr0 & cr0::PG == 0 { 0 } else { state.cr3 },
+            // The low bits (cache control, PCID) do not matter; PAE's table is in the PDPTEs.
+            cr3: if state.cr0 & cr0::PG == 0 { 0 } else { state.cr3 & !0xfff },
             cr0: state.cr0 & (cr0::PG | cr0::WP),
             cr4: state.cr4 & (cr4::PAE | cr4::PSE | cr4::SMEP | cr4::SMAP),
             efer: state.msrs.efer & (efer::LMA | efer::NXE),
@@ -306,7 +307,7 @@ impl Mmu {
     }
 
     /// Whatever was remembered about executable translations, even evicted ones, is void.
-    fn renew_epochs(&mut self) {
+    pub(crate) fn renew_epochs(&mut self) {
         self.next_epoch += 1;
         for context in std::iter::once(&mut self.current).chain(self.others.iter_mut()) {
             self.next_epoch += 1;

@@ -5,3 +5,4 @@ pub(crate) mod integer;
 pub(crate) mod simd;
 pub(crate) mod system;
 pub(crate) mod width;
+pub(crate) mod x87;

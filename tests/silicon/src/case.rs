@@ -209,7 +209,16 @@ fn place(rng: &mut Rng, case: &mut Case, bytes: &[u8; 24], code: Code, fs_base: 
     case.instruction = Decoder::with_ip(64, &case.bytes, rip, DecoderOptions::NONE).decode();
     // With a 32-bit address, FS can only reach this process's own memory.
     let own_memory = case.instruction.segment_prefix() == Register::FS && case.bytes[..4].contains(&0x67);
-    !own_memory && offered(&case.instruction)
+    !own_memory && !is_odd_movbe(case) && offered(&case.instruction)
+}
+
+/// With REX.W and a redundant 66 prefix, Intel's processors make two accesses of a 64-bit MOVBE, and let the last
+/// segment prefix win even if it is one that 64-bit mode ignores. No compiler writes that.
+fn is_odd_movbe(case: &Case) -> bool {
+    let (instruction, prefixes) = (&case.instruction, &case.bytes[..6]);
+    instruction.mnemonic() == Mnemonic::Movbe
+        && instruction.memory_size().size() == 8
+        && prefixes.contains(&0x66)
 }
 
 fn is_branch(instruction: &Instruction) -> bool {

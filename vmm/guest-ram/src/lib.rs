@@ -131,6 +131,15 @@ impl GuestRam {
     scalar_access!(load_u64, store_u64, u64);
     scalar_access!(load_u128, store_u128, u128);
 
+    /// Reads 16 bytes at a RAM offset, as a vector rather than as a scalar. Panics when they do not lie inside
+    /// RAM.
+    #[inline(always)]
+    pub fn load_vector(&self, offset: u64) -> [u8; 16] {
+        let pointer = self.pointer(offset, 16);
+        // SAFETY: `pointer` checked that all 16 bytes lie inside the mapping.
+        unsafe { pointer.cast::<[u8; 16]>().read_unaligned() }
+    }
+
     /// Copies bytes out of RAM.
     pub fn read_bytes(&self, offset: u64, to: &mut [u8]) {
         let from = self.pointer(offset, to.len());

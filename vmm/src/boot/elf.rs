@@ -103,11 +103,12 @@ impl<'a> Elf<'a> {
         }
     }
 
-    /// Physical addresses from the first to behind the last loaded byte.
+    /// Physical addresses from the first to behind the last loaded byte. `None` without a segment, or if
+    /// one leaves the address space (loading then fails).
     pub(super) fn extent(&self) -> Option<(u64, u64)> {
         let start = self.loadable().map(|s| s.physical_address).min()?;
-        let end = self.loadable().map(|s| s.physical_address.saturating_add(s.memory_size)).max()?;
-        Some((start, end))
+        let ends = self.loadable().map(|s| s.physical_address.checked_add(s.memory_size));
+        Some((start, ends.collect::<Option<Vec<u64>>>()?.into_iter().max()?))
     }
 
     /// Copies every loadable segment to its physical address plus `shift` (modulo 2^64).

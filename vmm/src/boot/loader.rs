@@ -71,7 +71,7 @@ impl<'a> Loader<'a> {
 
     /// Clears RAM that was claimed before.
     fn clear(&self, start: u64, length: u64) {
-        const ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
+        static ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
         let step = ZEROES.len() as u64;
         for done in (0..length).step_by(ZEROES.len()) {
             self.write(start + done, &ZEROES[..(length - done).min(step) as usize]);

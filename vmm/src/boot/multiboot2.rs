@@ -253,7 +253,7 @@ fn load_base(
     // Nothing else is in memory yet, so the first place above 1 MiB is free for all of it.
     let base = min.max(LEGACY_HOLE_END).next_multiple_of(align);
     let size = end - start;
-    if base.saturating_add(size - 1) > max {
+    if base.saturating_add(size) > max + 1 {
         return Err(BootError::UnusableAddress { image: loader.kernel_name(), start: min, end: max });
     }
     Ok(base)

@@ -108,6 +108,9 @@ fn elf_files_that_lie_are_refused() {
     };
     let mut cut = segment(0x10_0000, 0x1000);
     cut.truncate(cut.len() - 10);
+    let header = multiboot2_header(&[(10, 0, &[0, u32::MAX, 4096, 0])]);
+    let mut relocatable = elf(true, 0, &[load_segment(0x10_0000, &header)]);
+    relocatable[64 + 24..64 + 32].copy_from_slice(&[0xFF; 8]);
     let overlapping = elf(true, 0x10_0000, &[load_segment(0x10_0000, b"a"), load_segment(0x10_0080, b"b")]);
     for (file, expected) in [
         (segment(0x10_0000, 5), "more bytes in the file than in memory"),
@@ -118,6 +121,7 @@ fn elf_files_that_lie_are_refused() {
         (overlapping, "two parts overlap"),
         (elf(true, 0x50_0000, &[load_segment(0x10_0000, b"a")]), "entry point 0x500000 lies outside"),
         (elf(true, 0, &[]), "no loadable segment"),
+        (relocatable, "no free RAM"),
     ] {
         let text = error(64, &BootImages::new(kernel(&file)));
         assert!(text.contains(expected), "{text}");
@@ -192,6 +196,7 @@ impl Random {
 #[test]
 fn mutated_images_never_panic() {
     const SEED: u64 = 0x7E57_5EED;
+    let rounds = std::env::var("TTVM_FUZZ_ROUNDS").map_or(20_000, |rounds| rounds.parse().unwrap());
     let (ram, mut random) = (ram(16), Random(SEED));
     let mut small = bzimage();
     small[0x258..0x260].copy_from_slice(&0x10_0000_u64.to_le_bytes());
@@ -205,10 +210,11 @@ fn mutated_images_never_panic() {
         elf(false, 0x10_0000, &[load_segment(0x10_0000, &multiboot1_header(3, [0; 5]))]),
         multiboot1_header(1 << 16, [0x10_0000, 0x10_0000, 0, 0x10_1000, 0x10_0000]),
         elf(true, 0x10_0000, &[load_segment(0x10_0000, &mb2)]),
+        with_sections(elf(true, 0x10_0000, &[load_segment(0x10_0000, &mb2)])),
         flat2,
     ];
     let mut loaded = 0;
-    for round in 0..20_000 {
+    for round in 0..rounds {
         let mut file = seeds[round % seeds.len()].clone();
         for _ in 0..1 + random.below(3) {
             random.mutate(&mut file);
@@ -219,5 +225,8 @@ fn mutated_images_never_panic() {
             Err(error) => assert!(error.to_string().len() < 400, "{error}"),
         }
     }
-    assert!((1000..19_000).contains(&loaded), "{loaded} loaded: the mutations do not reach deep enough");
+    assert!(
+        (rounds / 20..rounds).contains(&loaded),
+        "{loaded} loaded: the mutations do not reach deep enough"
+    );
 }

@@ -116,3 +116,31 @@ pub fn multiboot2_header(tags: &[(u16, u16, &[u32])]) -> Vec<u8> {
     header.extend(body);
     header
 }
+
+/// Contents of the unloaded section of [`with_sections`].
+pub const SECTION_NAMES: &[u8] = b"\0.text\0.shstrtab\0";
+/// Address of its loaded section.
+pub const LOADED_SECTION: u64 = 0x10_0000;
+
+/// Gives an executable a section table: nothing, a loaded section, and the names, which no segment loads.
+pub fn with_sections(mut file: Vec<u8>) -> Vec<u8> {
+    let is_64 = file[4] == 2;
+    let word = |value: u64| value.to_le_bytes()[..if is_64 { 8 } else { 4 }].to_vec();
+    let (names_at, size) = (file.len() as u64, SECTION_NAMES.len() as u64);
+    file.extend_from_slice(SECTION_NAMES);
+    let table_at = file.len() as u64;
+    // (name, type, flags, address, offset, size)
+    for (name, kind, words) in
+        [(0, 0, [0; 4]), (1, 1, [2, LOADED_SECTION, 0, 4]), (7, 3, [0, 0, names_at, size])]
+    {
+        file.extend([name, kind].map(u32::to_le_bytes).concat());
+        file.extend(words.iter().flat_map(|value| word(*value)));
+        file.extend([0_u32, 0].map(u32::to_le_bytes).concat());
+        file.extend([word(1), word(0)].concat());
+    }
+    let (offset_at, entry_size, tail) = if is_64 { (40, 64_u16, 58) } else { (32, 40, 46) };
+    let offset = word(table_at);
+    file[offset_at..offset_at + offset.len()].copy_from_slice(&offset);
+    file[tail..tail + 6].copy_from_slice(&[entry_size, 3, 2].map(u16::to_le_bytes).concat());
+    file
+}

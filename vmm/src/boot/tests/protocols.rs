@@ -275,6 +275,39 @@ fn multiboot2_tags_describe_everything() {
 }
 
 #[test]
+fn multiboot2_kernels_get_their_section_names_in_memory() {
+    for (is_64, address_at) in [(false, 12), (true, 16)] {
+        let ram = ram(32);
+        let parts = [load_segment(0x10_0000, &multiboot2_header(&[(1, 0, &[9])]))];
+        let file = with_sections(elf(is_64, 0x10_0000, &parts));
+        let entry = load(&ram, &BootImages::new(kernel(&file))).unwrap();
+        let tags = multiboot2_tags(&ram, entry.rbx);
+        let body = &tags.iter().find(|tag| tag.0 == 9).expect("a section tag").1;
+        let word = |at: usize| u32::from_le_bytes(body[at..at + 4].try_into().unwrap());
+        let size = word(4) as usize;
+        assert_eq!((word(0), size, word(8)), (3, if is_64 { 64 } else { 40 }, 2));
+        let address = |index: usize| u64::from(word(12 + index * size + address_at));
+        assert_eq!((address(0), address(1)), (0, LOADED_SECTION));
+        assert_eq!(bytes_at(&ram, address(2), SECTION_NAMES.len() as u64), SECTION_NAMES);
+    }
+}
+
+/// Nothing that the loader adds may lie on the kernel, wherever that wants to be.
+#[test]
+fn kernels_in_conventional_memory_are_not_overwritten() {
+    let ram = ram(32);
+    let body = [multiboot1_header(3, [0; 5]), vec![0xC3; 0x2000]].concat();
+    let parts = [0x1000, 0x8000, 0x10_0000].map(|address| load_segment(address, &body));
+    let file = elf(false, 0x1020, &parts);
+    let entry = load(&ram, &with(&file, two_modules)).unwrap();
+    for part in parts {
+        assert_eq!(bytes_at(&ram, part.physical_address, body.len() as u64), body);
+    }
+    check_multiboot1_info(&ram, entry.rbx, 32);
+    assert_protected32(&ram, &entry, 0x1020);
+}
+
+#[test]
 fn multiboot2_address_tag_loads_a_flat_file() {
     let ram = ram(32);
     let header = multiboot2_header(&[(2, 0, &[0x10_0000, 0xFFFF_FFFF, 0, 0x10_1000]), (3, 0, &[0x10_0048])]);

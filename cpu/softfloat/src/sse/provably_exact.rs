@@ -1,0 +1,78 @@
+//! The second fast path: operations whose result turns out to be exact, whatever MXCSR says.
+//!
+//! An exact result in the safe range raises nothing and is the same in every rounding mode, so it does not
+//! matter whether PE is sticky or masked. Code that computes with small whole numbers in floating point lives on
+//! this: its PE never gets sticky. Each function returns `None` where it cannot prove exactness.
+
+use super::SseEnv;
+use super::format::{Host, Ieee, fraction_bits, is_normal, is_safe_result, is_zero, negate, sign};
+use crate::env::Rounding;
+
+/// `a + b`.
+pub(crate) fn sum<T: Host>(env: &SseEnv, a: T, b: T) -> Option<T> {
+    if !(is_normal_or_zero(a) && is_normal_or_zero(b)) {
+        return None;
+    }
+    let result = a.host_add(b);
+    if is_zero(result) {
+        // The sum of numbers that are not tiny is zero only if it is exactly zero; its sign depends on RC.
+        return (env.rounding() != Rounding::Down).then_some(result);
+    }
+    (is_safe_result(result) && is_zero(sum_error(a, b, result))).then_some(result)
+}
+
+/// `a - b`.
+pub(crate) fn difference<T: Host>(env: &SseEnv, a: T, b: T) -> Option<T> {
+    // Neither is a NaN where it matters, so the sign may be moved.
+    sum(env, a, negate(b))
+}
+
+/// `a * b`.
+pub(crate) fn product<T: Host>(_: &SseEnv, a: T, b: T) -> Option<T> {
+    if !(is_normal_or_zero(a) && is_normal_or_zero(b)) {
+        return None;
+    }
+    let result = a.host_mul(b);
+    let exact = is_zero(a) || is_zero(b) || (product_fits(a, b) && is_safe_result(result));
+    exact.then_some(result)
+}
+
+/// `a / b`.
+pub(crate) fn quotient<T: Host>(_: &SseEnv, a: T, b: T) -> Option<T> {
+    if !(is_normal_or_zero(a) && is_normal(b)) {
+        return None;
+    }
+    let result = a.host_div(b);
+    let exact = is_zero(a) || (is_safe_result(result) && product_fits(result, b) && result.host_mul(b) == a);
+    exact.then_some(result)
+}
+
+/// The square root of `a`.
+pub(crate) fn square_root<T: Host>(a: T) -> Option<T> {
+    if !is_normal(a) || sign(a) {
+        return None;
+    }
+    let result = a.host_sqrt();
+    (product_fits(result, result) && result.host_mul(result) == a).then_some(result)
+}
+
+fn is_normal_or_zero<T: Ieee>(bits: T) -> bool {
+    is_normal(bits) || is_zero(bits)
+}
+
+/// What the rounding of `a + b` to `sum` lost: Knuth's TwoSum, itself exact in round to nearest.
+fn sum_error<T: Host>(a: T, b: T, sum: T) -> T {
+    let b_part = sum.host_sub(a);
+    let a_part = sum.host_sub(b_part);
+    a.host_sub(a_part).host_add(b.host_sub(b_part))
+}
+
+/// Whether the significands of two normal numbers are so short that their product fits one.
+fn product_fits<T: Ieee>(a: T, b: T) -> bool {
+    significant_bits(a) + significant_bits(b) <= T::PRECISION
+}
+
+/// The length of a normal number's significand without trailing zeros.
+fn significant_bits<T: Ieee>(bits: T) -> u32 {
+    T::PRECISION - bits.widen().trailing_zeros().min(fraction_bits::<T>())
+}

@@ -1,0 +1,28 @@
+//! Compares the library with the processor the test runs on: results, flags, C1 and condition codes.
+//!
+//! Operands are random but biased towards trouble. The seed is fixed and printed; `SOFTFLOAT_SCALE=20` runs
+//! twenty times as many cases, `SOFTFLOAT_SEED=n` other ones. Unmasked x87 exceptions stay pending until the
+//! next waiting instruction, so their responses are compared along with the masked ones; unmasked SSE exceptions
+//! are signals and have a test of their own.
+#![cfg(target_arch = "x86_64")]
+
+#[allow(dead_code, reason = "the portable tests use the rest")]
+mod random;
+mod sse_compare;
+mod sse_native;
+#[cfg(target_os = "linux")]
+mod sse_unmasked;
+mod x87_compare;
+mod x87_native;
+mod x87_transcendental;
+
+/// Whether the processor is Intel's. Where the manual leaves room (transcendentals, the step of a partial
+/// remainder) the library follows Intel, and other vendors' processors are no reference.
+fn is_intel() -> bool {
+    let vendor = std::arch::x86_64::__cpuid(0);
+    let intel = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel";
+    if !intel {
+        println!("skipped: not an Intel processor");
+    }
+    intel
+}

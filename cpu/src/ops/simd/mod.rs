@@ -1,0 +1,33 @@
+//! MMX, SSE to SSE4.2, AES and carry-less multiplication; MXCSR, FXSAVE and XSAVE.
+//!
+//! [`guard`] holds the checks every instruction starts with. The other modules lower their kind of
+//! instruction: `packed` the regular integer ones (what they compute is in [`crate::simd`]), `moves` and
+//! `transfer` data movement, `fp` and `convert` floating point over the `softfloat` crate, `strings` PCMPxSTRx,
+//! `save` control and state. VEX and EVEX encodings have mnemonics of their own, which nobody here takes: they
+//! are undefined on this CPU model.
+//!
+//! Manual: SDM vol. 2 for each instruction; vol. 3, 23.25 (exception classes; 22.25 in older editions); vol. 1,
+//! chapter 13 (state saving).
+
+mod convert;
+mod fp;
+mod guard;
+mod moves;
+mod packed;
+mod save;
+mod strings;
+mod transfer;
+
+use crate::decode::Insn;
+use crate::op::Op;
+
+/// Lowers this family's instructions.
+pub(crate) fn lower(insn: &Insn<'_>) -> Option<Op> {
+    moves::lower(insn)
+        .or_else(|| packed::lower(insn))
+        .or_else(|| fp::lower(insn))
+        .or_else(|| convert::lower(insn))
+        .or_else(|| transfer::lower(insn))
+        .or_else(|| strings::lower(insn))
+        .or_else(|| save::lower(insn))
+}

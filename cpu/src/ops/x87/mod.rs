@@ -1,0 +1,50 @@
+//! The x87 floating-point instructions: encodings D8 to DF, and FWAIT.
+//!
+//! `unit` holds what all of them share: the checks before an instruction, the register stack, stack faults,
+//! exceptions, the pointers to the last instruction. `arith`, `compare`, `transfer`, `store` and `math`
+//! compute, with the numbers themselves left to the `softfloat` crate; `control` and `environment` work on the
+//! unit's own registers. MMX, EMMS, FXSAVE and XSAVE are elsewhere ([`crate::ops::simd`]).
+//!
+//! Manual: SDM vol. 1, chapter 8; vol. 2 for each instruction. Where it leaves something open or processors
+//! disagree with it, this follows processors (`tests/x87` compares the two). What this CPU model chooses:
+//!
+//! * FCS and FDS are not kept up: they read as zero, as CPUID.(7,0):EBX bit 13 announces (SDM vol. 1, 8.1.8).
+//!   Values that FLDENV, FRSTOR or FXRSTOR load stay until the next instruction that sets the pointers.
+//! * FIP follows every non-control instruction; FDP and FOP only those that raise an unmasked exception, as
+//!   CPUID.(7,0):EBX bit 6 announces (SDM vol. 1, 8.1.8 and 8.1.9.1).
+//! * With CR0.NE = 0 there is no external error reporting (FERR#): unmasked exceptions show in the status word,
+//!   and execution goes on as with IGNNE# asserted.
+
+mod arith;
+mod compare;
+mod control;
+mod environment;
+mod math;
+mod store;
+mod transfer;
+mod unit;
+
+use crate::decode::Insn;
+use crate::op::Op;
+
+/// Lowers this family's instructions.
+pub(crate) fn lower(insn: &Insn<'_>) -> Option<Op> {
+    let op = arith::lower(insn)
+        .or_else(|| compare::lower(insn))
+        .or_else(|| transfer::lower(insn))
+        .or_else(|| store::lower(insn))
+        .or_else(|| math::lower(insn))
+        .or_else(|| control::lower(insn))
+        .or_else(|| environment::lower(insn))?;
+    let op = if insn.is_memory(0) { insn.address(op) } else { op };
+    Some(op.imm(u64::from(last_opcode(insn.bytes))))
+}
+
+/// What FOP holds for an instruction: the low three bits of its first opcode byte, then its ModR/M byte.
+fn last_opcode(bytes: &[u8]) -> u16 {
+    let escape = bytes.iter().position(|byte| byte & 0xf8 == 0xd8);
+    match escape.and_then(|at| bytes.get(at..at + 2)) {
+        Some(opcode) => u16::from(opcode[0] & 7) << 8 | u16::from(opcode[1]),
+        None => 0,
+    }
+}

@@ -1,0 +1,208 @@
+//! Every instruction, register and memory form, against the processor.
+
+use iced_x86::{Code, Mnemonic};
+
+use crate::guest::Guest;
+use crate::host::{DATA_BYTES, Host};
+use crate::instructions::{self, Encoded};
+use crate::random::{Random, setting};
+use crate::state::{FLAGS, State};
+
+/// States tried with each encoding.
+const STATES: u64 = 25;
+/// Failures after which a test gives up on an instruction.
+const ENOUGH: usize = 3;
+
+/// What a memory operand starts from; the rest of the data area is cleared and compared too.
+const WINDOW: usize = 1024;
+
+#[test]
+fn every_instruction_computes_what_the_processor_does() {
+    if !processor_has_all() {
+        println!("skipped: the processor lacks SSE4.2, AES or PCLMULQDQ");
+        return;
+    }
+    let mut bench = Bench::new();
+    let mut failures = Vec::new();
+    let mut tried = 0;
+    for code in instructions::all().filter(|&code| !special(code.mnemonic())) {
+        for memory in [false, true] {
+            if instructions::has_form(code, memory) {
+                failures.extend(bench.compare(code, memory));
+                tried += 1;
+            }
+        }
+    }
+    println!("{tried} instruction forms");
+    assert!(tried > 400, "the list of instructions is not nearly complete");
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn fxsave_images_are_the_processors() {
+    let mut bench = Bench::new();
+    let mut failures = Vec::new();
+    for code in
+        [Code::Fxsave_m512byte, Code::Fxsave64_m512byte, Code::Fxrstor_m512byte, Code::Fxrstor64_m512byte]
+    {
+        failures.extend(bench.compare(code, true));
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn xsave_images_are_the_processors() {
+    if !std::is_x86_feature_detected!("xsave") {
+        println!("skipped: the processor lacks XSAVE");
+        return;
+    }
+    let mut bench = Bench::new();
+    let mut failures = Vec::new();
+    for code in [Code::Xsave_mem, Code::Xsave64_mem, Code::Xrstor_mem, Code::Xrstor64_mem] {
+        failures.extend(bench.compare(code, true));
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+fn processor_has_all() -> bool {
+    std::is_x86_feature_detected!("sse4.2")
+        && std::is_x86_feature_detected!("aes")
+        && std::is_x86_feature_detected!("pclmulqdq")
+}
+
+/// Tested apart, or with results that are ours to define.
+fn special(mnemonic: Mnemonic) -> bool {
+    use Mnemonic::*;
+    matches!(
+        mnemonic,
+        Rcpps
+            | Rcpss
+            | Rsqrtps
+            | Rsqrtss
+            | Fxsave
+            | Fxsave64
+            | Fxrstor
+            | Fxrstor64
+            | Xsave
+            | Xsave64
+            | Xrstor
+            | Xrstor64
+    )
+}
+
+struct Bench {
+    host: Host,
+    guest: Guest,
+    random: Random,
+    encodings: u64,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let host = Host::new();
+        let guest = Guest::new(host.code_address(), host.data_address(), DATA_BYTES as u64);
+        Bench { host, guest, random: Random::for_test("simd"), encodings: setting("SIMD_ENCODINGS", 8) }
+    }
+
+    /// Random encodings and states of one instruction; descriptions of what differs.
+    fn compare(&mut self, code: Code, memory: bool) -> Vec<String> {
+        let mut failures = Vec::new();
+        for _ in 0..self.encodings {
+            let address = self.host.instruction_address();
+            let encoded = instructions::encode(code, memory, address, &mut self.random);
+            self.host.load(&encoded.bytes);
+            for _ in 0..STATES {
+                failures.extend(self.compare_once(&encoded));
+                if failures.len() >= ENOUGH {
+                    return failures;
+                }
+            }
+        }
+        failures
+    }
+
+    fn compare_once(&mut self, encoded: &Encoded) -> Option<String> {
+        let offset = self.operand_offset(encoded);
+        let mut before = State::random(&mut self.random);
+        if let Some(base) = encoded.base {
+            before.gpr[base] = self.host.data_address() + offset as u64 - encoded.displacement;
+        }
+        // The native code keeps these for itself.
+        (before.gpr[4], before.gpr[15]) = (self.guest.initial().gpr[4], 0);
+        let window = self.memory_operand(encoded.instruction.mnemonic(), &mut before);
+        let range = offset..(offset + WINDOW).min(DATA_BYTES);
+        self.host.data()[range.clone()].copy_from_slice(&window[..range.len()]);
+        self.guest.write_data(offset as u64, &window[..range.len()]);
+
+        let mut theirs = before.clone();
+        // SAFETY: operands lie in the data area, aligned where they must be, all exceptions are masked, and
+        // encodings use neither RSP nor R15.
+        unsafe { self.host.run(&mut theirs) };
+        theirs.flags &= FLAGS;
+        let mut start = self.guest.initial();
+        before.enter(&mut start);
+        let at = self.host.instruction_address() - self.host.code_address();
+        let outcome = self.guest.run(&start, at, &encoded.bytes);
+        if let Some(vector) = outcome.vector {
+            return Some(format!("{}: raised exception {vector}", encoded.instruction));
+        }
+        let mut ours = before.clone();
+        ours.leave(&outcome.state);
+        let mut lines = State::differences(&before, &theirs, &ours);
+        let mut our_data = vec![0; range.len()];
+        self.guest.read_data(offset as u64, &mut our_data);
+        for (n, (t, o)) in self.host.data()[range].iter().zip(&our_data).enumerate() {
+            if t != o {
+                lines.push(format!("  memory[{n}]: was {:#x}, processor {t:#x}, ours {o:#x}", window[n]));
+            }
+        }
+        (!lines.is_empty()).then(|| {
+            let operand = u128::from_le_bytes(window[..16].try_into().unwrap());
+            format!(
+                "{} under MXCSR {:#x}, operand {operand:#x}:\n{}",
+                encoded.instruction,
+                before.mxcsr(),
+                lines.join("\n")
+            )
+        })
+    }
+
+    /// Where in the data area the operand lies: anywhere the instruction allows, page crossings included.
+    fn operand_offset(&mut self, encoded: &Encoded) -> usize {
+        let mnemonic = encoded.instruction.mnemonic();
+        let size = encoded.instruction.memory_size().size();
+        let near = if self.random.below(4) == 0 { 4096 - 32 } else { 256 };
+        let offset = near + self.random.below(64) as usize;
+        match size {
+            _ if special(mnemonic) => offset & !63,
+            16.. if !instructions::allows_misaligned(mnemonic) => offset & !15,
+            _ => offset,
+        }
+    }
+
+    /// Contents of memory at the operand.
+    fn memory_operand(&mut self, mnemonic: Mnemonic, before: &mut State) -> Vec<u8> {
+        let mut window: Vec<u8> = (0..WINDOW / 8).flat_map(|_| self.random.quad().to_le_bytes()).collect();
+        match mnemonic {
+            Mnemonic::Ldmxcsr => {
+                let value = 0x1f80 | self.random.next() as u32 & 0xe07f;
+                window[..4].copy_from_slice(&value.to_le_bytes());
+            }
+            Mnemonic::Fxrstor | Mnemonic::Fxrstor64 | Mnemonic::Xrstor | Mnemonic::Xrstor64 => {
+                let mut image = State::random(&mut self.random).image;
+                // Any exceptions, masked or not: ES and B must follow.
+                image[0..4].copy_from_slice(&(self.random.next() as u32).to_le_bytes());
+                window[..512].copy_from_slice(&image);
+            }
+            _ => {}
+        }
+        if matches!(mnemonic, Mnemonic::Xsave | Mnemonic::Xsave64 | Mnemonic::Xrstor | Mnemonic::Xrstor64) {
+            // Requested components: any of x87 and SSE, and some that do not exist.
+            before.gpr[0] = before.gpr[0] & !0xffff_ffff | self.random.below(4) | 1 << 31;
+            before.gpr[2] = before.gpr[2] & !0xffff_ffff | 1 << 20;
+            window[512..520].copy_from_slice(&self.random.below(4).to_le_bytes());
+            window[520..576].fill(0);
+        }
+        window
+    }
+}

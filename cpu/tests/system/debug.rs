@@ -1,0 +1,188 @@
+//! Single-stepping, RF, the guest's debug registers.
+
+use iced_x86::code_asm::*;
+
+use crate::harness::*;
+
+const TF: u64 = 1 << 8;
+const RF: u64 = 1 << 16;
+const BS: u64 = 1 << 14;
+const BD: u64 = 1 << 13;
+const ONES: u64 = 0xffff_0ff0;
+
+#[test]
+fn tf_traps_after_each_instruction() {
+    let mut m = Machine::long();
+    m.state.rflags |= TF;
+    m.code(64, |a| {
+        a.cli().unwrap();
+        a.ud2().unwrap();
+    });
+    assert_eq!(m.run_to_handler(), 1);
+    assert_eq!((m.stack64(0), m.state.dr6), (CODE + 1, ONES | BS));
+    assert_ne!(m.stack64(2) & TF, 0);
+    assert_eq!(m.state.rflags & TF, 0);
+    assert_eq!(m.state.steps, 3, "CLI, the delivery, HLT");
+}
+
+#[test]
+fn popf_that_sets_tf_traps_after_the_next_instruction() {
+    let mut m = Machine::long();
+    m.put64(DATA, 2 | TF);
+    m.state.gpr[4] = DATA;
+    m.code(64, |a| {
+        a.popfq().unwrap();
+        a.cli().unwrap();
+        a.ud2().unwrap();
+    });
+    assert_eq!(m.run_to_handler(), 1);
+    assert_eq!(m.stack64(0), CODE + 2);
+}
+
+#[test]
+fn a_software_interrupt_is_not_followed_by_the_trap() {
+    let mut m = Machine::long();
+    m.state.rflags |= TF;
+    m.code(64, |a| a.int3().unwrap());
+    assert_eq!(m.run_to_handler(), 3);
+    assert_eq!(m.state.dr6, ONES);
+}
+
+#[test]
+fn mov_ss_holds_the_trap_back() {
+    let mut m = Machine::long();
+    m.state.rflags |= TF;
+    m.state.gpr[0] = KERNEL_DS.into();
+    m.code(64, |a| {
+        a.mov(ss, eax).unwrap();
+        a.cli().unwrap();
+        a.ud2().unwrap();
+    });
+    assert_eq!(m.run_to_handler(), 1);
+    assert_eq!(m.stack64(0), CODE + 3);
+}
+
+#[test]
+fn hlt_under_tf_traps() {
+    let mut m = Machine::long();
+    m.state.rflags |= TF;
+    m.code(64, |a| a.hlt().unwrap());
+    assert_eq!(m.run_to_handler(), 1);
+    assert_eq!(m.stack64(0), CODE + 1);
+}
+
+#[test]
+fn a_trap_comes_before_interrupts() {
+    let mut m = Machine::long();
+    m.state.rflags |= TF | 0x200;
+    m.bus.vector = 0x40;
+    m.code(64, |a| {
+        a.out(0x80, al).unwrap();
+        a.ud2().unwrap();
+    });
+    m.run_steps(1);
+    m.bus.signals.interrupt = true;
+    assert_eq!(m.run_to_handler(), 1);
+    assert_eq!(m.bus.acknowledged, 0);
+}
+
+#[test]
+fn instruction_breakpoints_are_faults_that_rf_passes() {
+    let mut m = Machine::long();
+    m.state.dr[2] = CODE + 1;
+    m.state.dr7 = 0x400 | 1 << 4;
+    m.code(64, |a| {
+        a.cli().unwrap();
+        a.cli().unwrap();
+        a.ud2().unwrap();
+    });
+    assert_eq!(m.run_to_handler(), 1);
+    assert_eq!((m.stack64(0), m.state.dr6), (CODE + 1, ONES | 4));
+    assert_eq!(m.stack64(2) & RF, 0);
+    // The handler sets RF in the frame and returns.
+    m.put64(m.state.gpr[4] + 16, m.stack64(2) | RF);
+    m.state.halted = false;
+    m.state.rip = CODE + 0x200;
+    m.code(64, |a| a.iretq().unwrap());
+    assert_eq!(m.run_to_handler(), 6);
+    assert_eq!(m.stack64(0), CODE + 2);
+    assert_eq!(m.state.rflags & RF, 0);
+}
+
+#[test]
+fn data_breakpoints_trap_after_the_access() {
+    const WRITES: u64 = 1 << 16;
+    const ALL: u64 = 3 << 16;
+    const EIGHT: u64 = 2 << 18;
+    for (bits, offset, write, hit) in [
+        (WRITES | EIGHT, 0, true, true),
+        (WRITES | EIGHT, 4, true, true),
+        (WRITES | EIGHT, 0, false, false),
+        (ALL | EIGHT, 0, false, true),
+        (WRITES, 8, true, false),
+        (WRITES, u64::MAX, true, true),
+    ] {
+        let mut m = Machine::long();
+        m.state.dr[0] = DATA;
+        m.state.dr7 = 0x400 | 1 | bits;
+        m.state.gpr[1] = DATA.wrapping_add(offset);
+        m.code(64, |a| {
+            if write {
+                a.sidt(ptr(rcx)).unwrap()
+            } else {
+                a.lfs(eax, fword_ptr(rcx)).unwrap()
+            }
+            a.ud2().unwrap();
+        });
+        let vector = m.run_to_handler();
+        assert_eq!(vector, if hit { 1 } else { 6 }, "{bits:#x} {offset:#x}");
+        if hit {
+            assert_eq!((m.stack64(0), m.state.dr6 & 0xf), (CODE + 3, 1));
+        }
+    }
+}
+
+#[test]
+fn general_detection_guards_the_debug_registers() {
+    let mut m = Machine::long();
+    m.state.dr7 |= 1 << 13;
+    m.code(64, |a| a.mov(dr0, rax).unwrap());
+    assert_eq!(m.run_to_handler(), 1);
+    assert_eq!((m.stack64(0), m.state.dr6), (CODE, ONES | BD));
+    assert_eq!(m.state.dr7, 0x400, "delivery clears GD");
+}
+
+#[test]
+fn dr4_and_dr5_are_aliases_without_de() {
+    let mut m = Machine::long();
+    m.state.dr7 = 0x402;
+    m.code(64, |a| {
+        a.mov(rax, dr5).unwrap();
+        a.hlt().unwrap();
+    });
+    m.run();
+    assert_eq!(m.state.gpr[0], 0x402);
+    m.state.halted = false;
+    m.state.rip = CODE;
+    m.state.cr4 |= 8;
+    assert_eq!(m.run_to_handler(), 6);
+}
+
+#[test]
+fn btf_traps_on_taken_branches_only() {
+    let mut m = Machine::long();
+    m.state.rflags |= TF;
+    m.state.msrs.debugctl = 2;
+    for (n, word) in (0..).zip([CODE + 0x100, KERNEL_CS.into()]) {
+        m.put64(DATA + 8 * n, word);
+    }
+    m.state.gpr[4] = DATA;
+    m.code(64, |a| {
+        a.cli().unwrap();
+        a.db(&[0x48, 0xcb]).unwrap();
+    });
+    m.code_at(64, CODE + 0x100, CODE + 0x100, |a| a.ud2().unwrap());
+    assert_eq!(m.run_to_handler(), 1);
+    assert_eq!(m.stack64(0), CODE + 0x100);
+    assert_eq!(m.state.msrs.debugctl, 0, "the exception clears BTF");
+}

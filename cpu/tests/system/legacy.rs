@@ -1,0 +1,430 @@
+//! Protected mode without long mode: 16- and 32-bit gates, virtual-8086 mode, tasks, 32-bit and PAE paging.
+
+use cpu::{SegReg, Segment, Stop};
+use iced_x86::code_asm::*;
+
+use crate::harness::*;
+
+const RF: u32 = 1 << 16;
+const VM: u32 = 1 << 17;
+const NT: u32 = 1 << 14;
+const IF: u32 = 1 << 9;
+
+fn words32(m: &Machine, count: u64) -> Vec<u32> {
+    (0..count).map(|n| m.stack32(n)).collect()
+}
+
+#[test]
+fn faults_at_the_same_level_push_three_words() {
+    let mut m = Machine::protected();
+    m.state.rflags |= u64::from(IF);
+    m.code(32, |a| a.ud2().unwrap());
+    assert_eq!(m.run_to_handler(), 6);
+    assert_eq!(words32(&m, 3), [CODE as u32, KERNEL_CS.into(), 2 | IF | RF]);
+    assert_eq!(m.state.gpr[4], KERNEL_STACK - 12);
+    assert_eq!(m.state.rflags as u32 & (IF | RF), 0);
+}
+
+#[test]
+fn faults_of_user_code_switch_stacks_and_iret_returns() {
+    let mut m = Machine::protected().in_user_mode();
+    m.code(32, |a| a.hlt().unwrap());
+    assert_eq!(m.run_to_handler(), 13);
+    let expected = [0, USER_CODE as u32, USER_CS32.into(), 2 | RF, USER_STACK as u32, u32::from(USER_DS)];
+    assert_eq!(words32(&m, 6), expected);
+    assert_eq!((m.state.segments[2].selector, m.cpu.core().cpl), (KERNEL_DS, 0));
+    m.state.gpr[4] += 4;
+    m.state.halted = false;
+    m.state.rip = CODE;
+    m.code(32, |a| a.iretd().unwrap());
+    m.run_steps(1);
+    assert_eq!((m.state.rip, m.state.gpr[4], m.cpu.core().cpl), (USER_CODE, USER_STACK, 3));
+    assert_eq!(m.state.segments[SegReg::Ds as usize].selector, USER_DS);
+}
+
+#[test]
+fn sixteen_bit_gates_push_sixteen_bit_words() {
+    let mut m = Machine::protected();
+    m.gate(6, handler(6) as u32 & 0xffff, 0x8600);
+    m.put64(GDT + 8, CODE32 & !(0xff << 56) | (HANDLERS & 0xff_0000) << 16);
+    m.gate(6, handler(6) as u32 & 0xffff, 0x8600);
+    m.code(32, |a| a.ud2().unwrap());
+    m.run_steps(1);
+    assert_eq!(m.state.gpr[4], KERNEL_STACK - 6);
+    assert_eq!((m.stack16(0), m.stack16(1), m.stack16(2)), (CODE as u16, KERNEL_CS, 2));
+    assert_eq!(m.state.rip, handler(6) & 0xffff);
+    assert_eq!(m.state.segments[1].base, HANDLERS & 0xff_0000);
+}
+
+#[test]
+fn a_bad_inner_stack_is_an_invalid_tss() {
+    let cases: &[(&str, u16, u8, u32)] = &[
+        ("null", 0, 10, 1),
+        ("wrong RPL", KERNEL_DS | 3, 10, u32::from(KERNEL_DS) | 1),
+        ("user data", USER_DS & !3, 10, u32::from(USER_DS & !3) | 1),
+        ("beyond the table", 0x1230, 10, 0x1231),
+        ("not present", NOT_PRESENT_DS, 12, u32::from(NOT_PRESENT_DS) | 1),
+        ("code", KERNEL_CS, 10, u32::from(KERNEL_CS) | 1),
+    ];
+    for &(name, stack, vector, code) in cases {
+        let mut m = Machine::protected().in_user_mode();
+        m.put32(TSS + 8, stack.into());
+        // The follow-up fault is taken by conforming code, which needs no stack.
+        m.put64(GDT + u64::from(FREE1), CODE32 | 4 << 40);
+        m.gate_to(vector, FREE1, handler(vector) as u32, 0x8e00);
+        m.code(32, |a| a.ud2().unwrap());
+        m.run_steps(1);
+        assert_eq!(m.state.rip, handler(vector), "{name}");
+        assert_eq!(words32(&m, 3), [code, USER_CODE as u32, USER_CS32.into()], "{name}");
+    }
+}
+
+fn v86() -> Machine {
+    let mut m = Machine::protected();
+    m.state.rflags |= u64::from(VM);
+    for segment in &mut m.state.segments {
+        *segment = Segment { selector: 0x6000, base: 0x6_0000, limit: 0xffff, attributes: 0xf3 };
+    }
+    m.state.rip = 0x10;
+    m.state.gpr[4] = 0x1000;
+    m
+}
+
+#[test]
+fn virtual_8086_mode_is_left_with_all_segments_on_the_stack() {
+    let mut m = v86();
+    m.code(16, |a| a.hlt().unwrap());
+    assert_eq!(m.run_to_handler(), 13);
+    let expected = [0, 0x10, 0x6000, 2 | RF | VM, 0x1000, 0x6000, 0x6000, 0x6000, 0x6000, 0x6000];
+    assert_eq!(words32(&m, 10), expected);
+    assert_eq!(m.state.rflags as u32 & VM, 0);
+    for register in [SegReg::Ds, SegReg::Es, SegReg::Fs, SegReg::Gs] {
+        assert_eq!(m.state.segments[register as usize].selector, 0);
+        assert!(!m.state.segments[register as usize].present());
+    }
+    // And back.
+    m.state.gpr[4] += 4;
+    m.state.halted = false;
+    m.state.rip = CODE;
+    m.code(32, |a| a.iretd().unwrap());
+    m.run_steps(1);
+    assert_eq!((m.state.rip, m.state.gpr[4]), (0x10, 0x1000));
+    assert_ne!(m.state.rflags as u32 & VM, 0);
+    assert_eq!(m.cpu.core().cpl, 3);
+    assert!(m.state.segments.iter().all(|s| s.selector == 0x6000 && s.base == 0x6_0000 && s.limit == 0xffff));
+}
+
+#[test]
+fn virtual_8086_mode_traps_by_iopl() {
+    let programs: [(&str, &[u8]); 6] = [
+        ("cli", &[0xfa]),
+        ("sti", &[0xfb]),
+        ("pushf", &[0x9c]),
+        ("popf", &[0x9d]),
+        ("int", &[0xcd, 0x20]),
+        ("iret", &[0xcf]),
+    ];
+    for (name, bytes) in programs {
+        let mut m = v86();
+        m.put(0x6_0010, bytes);
+        assert_eq!(m.run_to_handler(), 13, "{name}");
+        assert_eq!((m.stack32(0), m.stack32(1)), (0, 0x10), "{name}");
+    }
+    // INT3 is not checked; with IOPL 3 INT n goes through its gate.
+    for (iopl, bytes, vector) in [(0, &[0xcc][..], 3), (3 << 12, &[0xcd, 0x20][..], 0x20)] {
+        let mut m = v86();
+        m.state.rflags |= iopl;
+        m.gate(vector, handler(vector) as u32, 0xee00);
+        m.put(0x6_0010, bytes);
+        assert_eq!(m.run_to_handler(), vector);
+    }
+    let mut m = v86();
+    m.put(0x6_0010, &[0x0f, 0x00, 0xd8]);
+    assert_eq!(m.run_to_handler(), 6, "LTR is undefined here");
+}
+
+fn two_tasks() -> Machine {
+    let mut m = Machine::protected();
+    m.put64(GDT + u64::from(FREE1), tss_descriptor(TSS2, 9));
+    let fields = [
+        (32, CODE as u32 + 0x100),
+        (36, 0x2),
+        (40, 0xaaaa_0000),
+        (56, USER_STACK as u32),
+        (72, KERNEL_DS.into()),
+        (76, KERNEL_CS.into()),
+        (80, KERNEL_DS.into()),
+        (84, KERNEL_DS.into()),
+        (88, 0),
+        (92, 0),
+    ];
+    for (offset, value) in fields {
+        m.put32(TSS2 + offset, value);
+    }
+    m.state.gpr[0] = 0x1234_5678;
+    m
+}
+
+#[test]
+fn a_far_call_to_a_tss_nests_and_iret_returns() {
+    let mut m = two_tasks();
+    m.code(32, |a| a.db(&[0x9a, 0, 0, 0, 0, FREE1 as u8, 0]).unwrap());
+    m.code_at(32, CODE + 0x100, CODE + 0x100, |a| a.iretd().unwrap());
+    m.run_steps(1);
+    assert_eq!((m.state.rip, m.state.gpr[0], m.state.gpr[4]), (CODE + 0x100, 0xaaaa_0000, USER_STACK));
+    assert_eq!((m.state.tr.selector, m.state.tr.base), (FREE1, TSS2));
+    assert_eq!(m.state.rflags as u32, 2 | NT);
+    assert_ne!(m.state.cr0 & 8, 0, "TS is set");
+    assert_eq!(m.ram.load_u16(TSS2), TR, "the link");
+    assert_eq!(m.ram.load_u32(TSS + 32), CODE as u32 + 7);
+    assert_eq!(m.ram.load_u32(TSS + 40), 0x1234_5678);
+    assert_eq!(m.ram.load_u8(GDT + u64::from(FREE1) + 5), 0x8b, "busy");
+    assert_eq!(m.ram.load_u8(GDT + u64::from(TR) + 5), 0x8b, "still busy");
+    m.run_steps(1);
+    assert_eq!((m.state.rip, m.state.gpr[0], m.state.gpr[4]), (CODE + 7, 0x1234_5678, KERNEL_STACK));
+    assert_eq!(m.state.tr.selector, TR);
+    assert_eq!(m.state.rflags as u32 & NT, 0);
+    assert_eq!(m.ram.load_u8(GDT + u64::from(FREE1) + 5), 0x89, "available");
+}
+
+#[test]
+fn a_far_jump_to_a_tss_does_not_nest() {
+    let mut m = two_tasks();
+    m.code(32, |a| a.db(&[0xea, 0, 0, 0, 0, FREE1 as u8, 0]).unwrap());
+    m.run_steps(1);
+    assert_eq!((m.state.rip, m.state.rflags), (CODE + 0x100, 2));
+    assert_eq!(m.ram.load_u8(GDT + u64::from(TR) + 5), 0x89);
+    // The task it is in is busy: jumping to it again is refused.
+    m.code(32, |a| a.db(&[0xea, 0, 0, 0, 0, FREE1 as u8, 0]).unwrap());
+    assert_eq!(m.run_to_handler(), 13);
+    assert_eq!(m.stack32(0), u32::from(FREE1));
+}
+
+#[test]
+fn a_task_gate_takes_an_exception_with_its_error_code() {
+    let mut m = two_tasks();
+    m.gate_to(13, FREE1, 0, 0x8500);
+    m.code_at(32, CODE + 0x100, CODE + 0x100, |a| a.hlt().unwrap());
+    m.state.gpr[0] = 0x1238;
+    m.code(32, |a| a.mov(ds, eax).unwrap());
+    assert_eq!(m.run(), Stop::Halted);
+    assert_eq!(m.state.tr.selector, FREE1);
+    assert_eq!(m.state.gpr[4], USER_STACK - 4);
+    assert_eq!(m.stack32(0), 0x1238);
+    assert_eq!(m.ram.load_u32(TSS + 32), CODE as u32, "the fault's address");
+}
+
+#[test]
+fn a_fault_while_loading_the_new_task_is_the_new_tasks() {
+    let mut m = two_tasks();
+    m.put32(TSS2 + 84, 0x1238);
+    m.code(32, |a| a.db(&[0xea, 0, 0, 0, 0, FREE1 as u8, 0]).unwrap());
+    assert_eq!(m.run_to_handler(), 10);
+    assert_eq!(words32(&m, 2), [0x1238, CODE as u32 + 0x100]);
+    assert_eq!(m.state.tr.selector, FREE1);
+}
+
+#[test]
+fn a_32_bit_call_gate_copies_parameters() {
+    let mut m = Machine::protected().in_user_mode();
+    let gate = 0xec00_u64 << 32 | 2 << 32 | u64::from(KERNEL_CS) << 16 | CODE & 0xffff | (CODE >> 16) << 48;
+    m.put64(GDT + u64::from(FREE1), gate);
+    m.put32(USER_STACK, 0x1111);
+    m.put32(USER_STACK + 4, 0x2222);
+    m.code(32, |a| a.db(&[0x9a, 0, 0, 0, 0, FREE1 as u8, 0]).unwrap());
+    m.code_at(32, CODE, CODE, |a| a.db(&[0xca, 8, 0]).unwrap());
+    m.run_steps(1);
+    let frame = [USER_CODE as u32 + 7, USER_CS32.into(), 0x1111, 0x2222, USER_STACK as u32, USER_DS.into()];
+    assert_eq!(words32(&m, 6), frame);
+    m.run_steps(1);
+    assert_eq!((m.state.rip, m.state.gpr[4]), (USER_CODE + 7, USER_STACK + 8));
+}
+
+#[test]
+fn sysenter_and_sysexit() {
+    let mut m = Machine::protected().in_user_mode();
+    m.state.msrs.sysenter_cs = KERNEL_CS.into();
+    m.state.msrs.sysenter_esp = KERNEL_STACK;
+    m.state.msrs.sysenter_eip = CODE;
+    m.state.rflags |= u64::from(IF);
+    m.state.gpr[1] = 0x1000;
+    m.state.gpr[2] = 0x2000;
+    m.code(32, |a| a.sysenter().unwrap());
+    m.code_at(32, CODE, CODE, |a| a.sysexit().unwrap());
+    m.run_steps(1);
+    assert_eq!((m.state.rip, m.state.gpr[4], m.cpu.core().cpl), (CODE, KERNEL_STACK, 0));
+    assert_eq!(m.state.rflags as u32 & IF, 0);
+    m.run_steps(1);
+    assert_eq!((m.state.rip, m.state.gpr[4], m.cpu.core().cpl), (0x2000, 0x1000, 3));
+    assert_eq!((m.state.segments[1].selector, m.state.segments[2].selector), (0x1b, 0x23));
+}
+
+/// Turns 32-bit paging on with one 4 MiB page and one table.
+fn paged_32bit() -> Machine {
+    let mut m = Machine::protected();
+    m.put32(TABLES, 0x87);
+    m.put32(TABLES + 4, (TABLES as u32 + 0x1000) | 7);
+    m.put32(TABLES + 0x1000, DATA as u32 | 7);
+    m.state.cr3 = TABLES;
+    m.state.cr4 = 0x10;
+    m.state.cr0 |= 0x8001_0000;
+    m
+}
+
+#[test]
+fn paging_with_32_bit_entries() {
+    let mut m = paged_32bit();
+    m.state.gpr[1] = 0x40_0010;
+    m.code(32, |a| {
+        a.sidt(ptr(ecx)).unwrap();
+        a.hlt().unwrap();
+    });
+    assert_eq!(m.run(), Stop::Halted);
+    assert_eq!(m.ram.load_u16(DATA + 0x10), 0x7ff);
+    assert_eq!(m.ram.load_u32(TABLES + 0x1000) & 0x60, 0x60, "accessed and dirty");
+    assert_eq!(m.ram.load_u32(TABLES + 4) & 0x60, 0x20, "a directory entry has no dirty bit");
+
+    for (entry, error) in [(0, 2), (DATA as u32 | 5, 3)] {
+        let mut m = paged_32bit();
+        m.put32(TABLES + 0x1000, entry);
+        m.state.gpr[1] = 0x40_0010;
+        m.code(32, |a| a.sidt(ptr(ecx)).unwrap());
+        assert_eq!(m.run_to_handler(), 14);
+        assert_eq!((m.stack32(0), m.state.cr2), (error, 0x40_0010));
+    }
+}
+
+fn paged_pae() -> Machine {
+    let mut m = Machine::protected();
+    m.put64(TABLES, (TABLES + 0x1000) | 1);
+    m.put64(TABLES + 0x1000, 0x87);
+    m.put64(TABLES + 0x1008, 0x87 | 1 << 63);
+    m.state.gpr[0] = 0x8001_0031;
+    m.state.cr3 = TABLES;
+    m.state.cr4 = 0x20;
+    m
+}
+
+#[test]
+fn pae_loads_its_directory_pointers_with_paging() {
+    let mut m = paged_pae();
+    m.code(32, |a| {
+        a.mov(cr0, eax).unwrap();
+        a.hlt().unwrap();
+    });
+    assert_eq!(m.run(), Stop::Halted);
+    assert_eq!(m.state.pdptes, [(TABLES + 0x1000) | 1, 0, 0, 0]);
+
+    for bad in [1 << 1, 1 << 5, 1 << 8, 1 << 40, 1 << 63] {
+        let mut m = paged_pae();
+        m.put64(TABLES + 8, 1 | bad);
+        m.code(32, |a| a.mov(cr0, eax).unwrap());
+        assert_eq!(m.run_to_handler(), 13, "{bad:#x}");
+        assert_eq!(m.state.cr0 >> 31, 0);
+    }
+}
+
+#[test]
+fn no_execute_is_reserved_until_it_is_enabled() {
+    for (efer, error) in [(0, 9), (0x800, 1 | 0x10)] {
+        let mut m = paged_pae();
+        m.state.msrs.efer = efer;
+        m.state.gpr[1] = 0x20_0000;
+        m.code(32, |a| {
+            a.mov(cr0, eax).unwrap();
+            a.db(&[0xea, 0, 0, 0x20, 0, 8, 0]).unwrap();
+        });
+        assert_eq!(m.run_to_handler(), 14);
+        assert_eq!((m.stack32(0), m.state.cr2), (error, 0x20_0000));
+    }
+}
+
+#[test]
+fn expand_down_segments_and_limits() {
+    // Limit 0xfff, expand-down, big: everything above is inside.
+    let down = DATA32 & !(1 << 55) & !0xf_ffff & !(0xf << 48) | 0xfff | 4 << 40;
+    for (descriptor, offset, vector) in [
+        (down, 0x1000, 3),
+        (down, 0xfff, 13),
+        (down, 0xffff_fffb, 13),
+        (DATA32 & !(1 << 55) & !(0xf << 48) & !0xffff | 0xfff, 0xffa, 3),
+        (DATA32 & !(1 << 55) & !(0xf << 48) & !0xffff | 0xfff, 0xffb, 13),
+    ] {
+        let mut m = Machine::protected();
+        m.put64(GDT + u64::from(FREE1), descriptor);
+        m.state.gpr[0] = FREE1.into();
+        m.state.gpr[1] = offset;
+        m.code(32, |a| {
+            a.mov(es, eax).unwrap();
+            a.sidt(ptr(ecx).es()).unwrap();
+            a.int3().unwrap();
+        });
+        assert_eq!(m.run_to_handler(), vector, "{offset:#x}");
+    }
+}
+
+#[test]
+fn questions_about_selectors() {
+    let cases: &[(u16, bool, Option<u32>)] = &[
+        (KERNEL_DS, true, Some(0xcf_9300)),
+        (0, false, None),
+        (0x1230, false, None),
+        (TR, false, Some(0x8b00)),
+        (KERNEL_CS, true, Some(0xcf_9b00)),
+        (KERNEL_DS | 3, false, None),
+    ];
+    for &(selector, readable, rights) in cases {
+        let mut m = Machine::protected();
+        m.state.gpr[0] = selector.into();
+        m.state.gpr[2] = 0xdead_beef;
+        m.code(32, |a| {
+            a.verr(ax).unwrap();
+            a.pushfd().unwrap();
+            a.lar(edx, eax).unwrap();
+            a.pushfd().unwrap();
+            a.hlt().unwrap();
+        });
+        assert_eq!(m.run(), Stop::Halted);
+        assert_eq!(m.stack32(1) & 0x40 != 0, readable, "VERR {selector:#x}");
+        assert_eq!(m.stack32(0) & 0x40 != 0, rights.is_some(), "LAR {selector:#x}");
+        assert_eq!(m.state.gpr[2] as u32, rights.unwrap_or(0xdead_beef), "LAR {selector:#x}");
+    }
+    let mut m = Machine::protected();
+    m.state.gpr[0] = TR.into();
+    m.code(32, |a| {
+        a.lsl(edx, eax).unwrap();
+        a.hlt().unwrap();
+    });
+    m.run();
+    assert_eq!(m.state.gpr[2], 0x7ff);
+}
+
+#[test]
+fn ports_by_iopl_and_bitmap() {
+    // Port 0x61 is open in the bitmap, 0x62 is not.
+    let map = |m: &Machine| {
+        m.ram.store_u16(TSS + 102, 0x100);
+        m.put(TSS + 0x100, &[0xff; 0x40]);
+        m.put(TSS + 0x100 + 0x61 / 8, &[!(1 << 1)]);
+    };
+    for (iopl, port, size, vector) in
+        [(0, 0x61, 1, 3), (0, 0x62, 1, 13), (0, 0x61, 2, 13), (3, 0x62, 1, 3), (0, 0x8000, 1, 13)]
+    {
+        let mut m = Machine::protected().in_user_mode();
+        map(&m);
+        m.gate(3, handler(3) as u32, 0xee00);
+        m.state.rflags |= iopl << 12;
+        m.state.gpr[2] = port;
+        m.code(32, |a| {
+            match size {
+                1 => a.in_(al, dx).unwrap(),
+                _ => a.in_(ax, dx).unwrap(),
+            }
+            a.int3().unwrap();
+        });
+        assert_eq!(m.run_to_handler(), vector, "port {port:#x}, IOPL {iopl}");
+        if vector == 3 {
+            assert_eq!(m.state.gpr[0] & 0xff, port & 0xff);
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Protection, exceptions and system instructions, checked through the public interface only.
+
+mod control;
+mod debug;
+mod harness;
+mod legacy;
+mod long_mode;
+mod random;
+mod real;
+mod registers;

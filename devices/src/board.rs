@@ -1,0 +1,253 @@
+//! The board's small ports: system control (0x61, 0x92, keyboard reset, 0xCF9), POST code, debug console,
+//! debug exit and pvpanic. Each is a byte or two of state, so they share a file.
+//!
+//! Port 0x61 drives the gate of timer channel 2, which belongs to another chip: the wiring carries it over.
+//! Not modelled: the keyboard controller apart from its reset pulse, the speaker, NMI sources, and switching
+//! the A20 line off (the bit is stored and has no effect).
+
+use serde::{Deserialize, Serialize};
+
+/// What the guest asks of whoever runs the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// Switch the machine off (ACPI S5).
+    PowerOff,
+    /// Reset the machine.
+    Reset,
+    /// The guest announces its own crash.
+    Panicked(PanicKind),
+    /// End the run with this exit code.
+    DebugExit {
+        /// The value written, shifted left by one, plus one.
+        code: u32,
+    },
+}
+
+/// What the guest says about its crash (pvpanic).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PanicKind {
+    /// It has panicked and stops.
+    Panicked,
+    /// It has panicked and goes on into a crash kernel.
+    CrashLoaded,
+}
+
+/// Features of pvpanic: panicked, crash loaded.
+pub const PVPANIC_FEATURES: u8 = 0x03;
+/// What reading the debug console gives, so that a guest can find it.
+pub const DEBUG_CONSOLE_PRESENT: u8 = 0xE9;
+
+const PORT_B_WRITABLE: u8 = 0x0F;
+const PORT_B_GATE2: u8 = 0x01;
+const PORT_B_REFRESH: u8 = 0x10;
+const PORT_B_OUTPUT2: u8 = 0x20;
+/// The memory refresh signal on port 0x61 changes this often.
+const REFRESH_HALF_PERIOD_NS: u64 = 15_085;
+
+const PORT_92_RESET: u8 = 0x01;
+const PORT_92_A20: u8 = 0x02;
+
+/// Status of a keyboard controller that has passed its self test and has nothing to say; a driver that waits
+/// for its input buffer to be free before the reset command finds it free.
+const KEYBOARD_STATUS: u8 = 0x04;
+
+const RESET_CPU: u8 = 0x04;
+const RESET_WRITABLE: u8 = 0x0E;
+
+/// Everything the [`Board`] remembers, version 1.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BoardStateV1 {
+    port_b: u8,
+    port_92: u8,
+    post_code: u8,
+    reset_control: u8,
+}
+
+/// The small ports. See the module documentation.
+#[derive(Clone, Debug)]
+pub struct Board {
+    s: BoardStateV1,
+    requests: Vec<Request>,
+    debug_output: Vec<u8>,
+}
+
+impl Default for Board {
+    fn default() -> Board {
+        Board::new()
+    }
+}
+
+impl Board {
+    /// The ports after reset, A20 on.
+    pub fn new() -> Board {
+        Board::restore(&BoardStateV1 { port_b: 0, port_92: PORT_92_A20, post_code: 0, reset_control: 0 })
+    }
+
+    /// Reads port 0x61; `output2` is the output of timer channel 2.
+    pub fn read_port_b(&self, output2: bool, now_ns: u64) -> u8 {
+        let refresh = !(now_ns / REFRESH_HALF_PERIOD_NS).is_multiple_of(2);
+        self.s.port_b | if refresh { PORT_B_REFRESH } else { 0 } | if output2 { PORT_B_OUTPUT2 } else { 0 }
+    }
+
+    /// Writes port 0x61 and returns the level of timer channel 2's gate.
+    pub fn write_port_b(&mut self, value: u8) -> bool {
+        self.s.port_b = value & PORT_B_WRITABLE;
+        value & PORT_B_GATE2 != 0
+    }
+
+    /// Reads port 0x92.
+    pub fn read_port_92(&self) -> u8 {
+        self.s.port_92
+    }
+
+    /// Writes port 0x92: a rising bit 0 resets the machine.
+    pub fn write_port_92(&mut self, value: u8) {
+        if value & !self.s.port_92 & PORT_92_RESET != 0 {
+            self.requests.push(Request::Reset);
+        }
+        self.s.port_92 = value & (PORT_92_RESET | PORT_92_A20);
+    }
+
+    /// Reads the keyboard controller's status.
+    pub fn read_keyboard_status(&self) -> u8 {
+        KEYBOARD_STATUS
+    }
+
+    /// Writes a keyboard controller command: 0xF0 to 0xFF pulse the output lines whose bit is clear, and line 0
+    /// is the reset line.
+    pub fn write_keyboard_command(&mut self, value: u8) {
+        if value & 0xF1 == 0xF0 {
+            self.requests.push(Request::Reset);
+        }
+    }
+
+    /// Reads the last POST code.
+    pub fn read_post_code(&self) -> u8 {
+        self.s.post_code
+    }
+
+    /// Writes a POST code.
+    pub fn write_post_code(&mut self, value: u8) {
+        self.s.post_code = value;
+    }
+
+    /// Reads the reset control register.
+    pub fn read_reset_control(&self) -> u8 {
+        self.s.reset_control
+    }
+
+    /// Writes the reset control register: a rising bit 2 resets the machine.
+    pub fn write_reset_control(&mut self, value: u8) {
+        if value & !self.s.reset_control & RESET_CPU != 0 {
+            self.requests.push(Request::Reset);
+        }
+        self.s.reset_control = value & RESET_WRITABLE;
+    }
+
+    /// Writes a byte to the debug console.
+    pub fn write_debug_console(&mut self, value: u8) {
+        self.debug_output.push(value);
+    }
+
+    /// Writes the debug-exit port.
+    pub fn write_debug_exit(&mut self, value: u32) {
+        self.requests.push(Request::DebugExit { code: value << 1 | 1 });
+    }
+
+    /// Writes the pvpanic port: each bit announces one thing.
+    pub fn write_pvpanic(&mut self, value: u8) {
+        for (bit, kind) in [(0x01, PanicKind::Panicked), (0x02, PanicKind::CrashLoaded)] {
+            if value & bit != 0 {
+                self.requests.push(Request::Panicked(kind));
+            }
+        }
+    }
+
+    /// Adds a request that another chip has made.
+    pub fn request(&mut self, request: Request) {
+        self.requests.push(request);
+    }
+
+    /// Takes the requests made since the last call, oldest first. Like the output they are no part of the
+    /// state.
+    pub fn take_requests(&mut self) -> Vec<Request> {
+        std::mem::take(&mut self.requests)
+    }
+
+    /// Whether a request waits to be taken.
+    pub fn has_requests(&self) -> bool {
+        !self.requests.is_empty()
+    }
+
+    /// Takes the bytes written to the debug console since the last call.
+    pub fn take_debug_output(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.debug_output)
+    }
+
+    /// The ports' state.
+    pub fn save(&self) -> BoardStateV1 {
+        self.s.clone()
+    }
+
+    /// The ports in a saved state. Every state is possible.
+    pub fn restore(state: &BoardStateV1) -> Board {
+        Board { s: state.clone(), requests: Vec::new(), debug_output: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Values written to a port one after the other, and how many resets they ask for.
+    fn resets(write: fn(&mut Board, u8), values: &[u8]) -> usize {
+        let mut board = Board::new();
+        values.iter().for_each(|&value| write(&mut board, value));
+        let requests = board.take_requests();
+        assert!(requests.iter().all(|&request| request == Request::Reset));
+        requests.len()
+    }
+
+    #[test]
+    fn resets_come_from_three_ports_and_only_on_the_right_values() {
+        for (values, expected) in
+            [(&[0x02, 0x06][..], 1), (&[0x06], 1), (&[0x0E, 0x0E], 1), (&[0x02, 0x0A], 0)]
+        {
+            assert_eq!(resets(Board::write_reset_control, values), expected, "CF9 {values:02x?}");
+        }
+        for (values, expected) in
+            [(&[0x02][..], 0), (&[0x03], 1), (&[0x01, 0x01], 1), (&[0x01, 0x00, 0x01], 2)]
+        {
+            assert_eq!(resets(Board::write_port_92, values), expected, "92 {values:02x?}");
+        }
+        for (values, expected) in [(&[0xFE][..], 1), (&[0xFF], 0), (&[0xF0], 1), (&[0xAA, 0xD1, 0x20], 0)] {
+            assert_eq!(resets(Board::write_keyboard_command, values), expected, "64 {values:02x?}");
+        }
+    }
+
+    #[test]
+    fn port_b_shows_the_refresh_toggle_and_channel_2() {
+        let mut board = Board::new();
+        assert!(board.write_port_b(0xF1));
+        assert_eq!(board.read_port_b(false, 0), 0x01);
+        assert_eq!(board.read_port_b(true, REFRESH_HALF_PERIOD_NS), 0x31);
+        assert_eq!(board.read_port_b(false, 2 * REFRESH_HALF_PERIOD_NS), 0x01);
+        assert!(!board.write_port_b(0x02));
+    }
+
+    #[test]
+    fn pvpanic_and_debug_exit_become_requests_in_order() {
+        let mut board = Board::new();
+        board.write_pvpanic(0x03);
+        board.write_debug_exit(0x10);
+        board.write_debug_exit(u32::MAX);
+        let expected = [
+            Request::Panicked(PanicKind::Panicked),
+            Request::Panicked(PanicKind::CrashLoaded),
+            Request::DebugExit { code: 0x21 },
+            Request::DebugExit { code: u32::MAX },
+        ];
+        assert_eq!(board.take_requests(), expected);
+        assert!(!board.has_requests());
+    }
+}

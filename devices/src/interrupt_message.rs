@@ -1,0 +1,90 @@
+//! The message that travels from an interrupt source to the local APIC.
+
+/// How an interrupt is delivered (Intel SDM volume 3, "Interrupt Command Register").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeliveryMode {
+    /// The given vector.
+    Fixed,
+    /// The given vector, to the CPU that does the least important work. There is one CPU.
+    LowestPriority,
+    /// System management interrupt.
+    Smi,
+    /// Non-maskable interrupt.
+    Nmi,
+    /// INIT.
+    Init,
+    /// Start-up, between CPUs only.
+    StartUp,
+    /// The vector comes from the 8259.
+    ExtInt,
+    /// A reserved encoding.
+    Reserved,
+}
+
+impl DeliveryMode {
+    /// Decodes the low three bits.
+    pub fn from_bits(bits: u64) -> DeliveryMode {
+        match bits & 7 {
+            0 => DeliveryMode::Fixed,
+            1 => DeliveryMode::LowestPriority,
+            2 => DeliveryMode::Smi,
+            4 => DeliveryMode::Nmi,
+            5 => DeliveryMode::Init,
+            6 => DeliveryMode::StartUp,
+            7 => DeliveryMode::ExtInt,
+            _ => DeliveryMode::Reserved,
+        }
+    }
+}
+
+/// An interrupt on its way to a local APIC, from the I/O APIC or from a device (MSI).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InterruptMessage {
+    /// Destination, an APIC id or a logical destination.
+    pub destination: u8,
+    /// `destination` is a logical one.
+    pub logical: bool,
+    /// How to deliver it.
+    pub mode: DeliveryMode,
+    /// The vector, for the modes that have one.
+    pub vector: u8,
+    /// Level triggered: the EOI is reported back to the I/O APIC.
+    pub level: bool,
+}
+
+impl InterruptMessage {
+    /// Decodes a message-signalled interrupt (Intel SDM volume 3, "Message Signalled Interrupts"): a write
+    /// of `data` to `address`. `None` when the address is not one of those that mean an interrupt, or the
+    /// message only withdraws a level.
+    pub fn from_msi(address: u64, data: u32) -> Option<InterruptMessage> {
+        let withdraws = data & 0xC000 == 0x8000;
+        (address >> 20 == 0xFEE && !withdraws).then(|| InterruptMessage {
+            destination: (address >> 12) as u8,
+            logical: address & 0x04 != 0,
+            mode: DeliveryMode::from_bits(u64::from(data >> 8)),
+            vector: data as u8,
+            level: data & 0x8000 != 0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_msi_is_decoded() {
+        let message = InterruptMessage::from_msi(0xFEE0_1004, 0xC141).unwrap();
+        let expected = InterruptMessage {
+            destination: 1,
+            logical: true,
+            mode: DeliveryMode::LowestPriority,
+            vector: 0x41,
+            level: true,
+        };
+        assert_eq!(message, expected);
+        assert_eq!(InterruptMessage::from_msi(0xFEE0_0000, 0x8041), None, "level withdrawn");
+        assert_eq!(InterruptMessage::from_msi(0xFED0_0000, 0x41), None);
+        assert_eq!(InterruptMessage::from_msi(0x1_FEE0_0000, 0x41), None);
+    }
+}

@@ -1,0 +1,429 @@
+//! Local APIC of the one CPU (Intel SDM volume 3, chapter "Advanced Programmable Interrupt Controller").
+//!
+//! xAPIC (memory mapped) and x2APIC (MSRs), the local vector table, the timer in its three modes, and
+//! inter-processor interrupts to ourselves. The timer's bus clock runs at 1 GHz, one tick per nanosecond of
+//! virtual time before the divider, as does the TSC. Not modelled: INIT, start-up and SMI messages (accepted
+//! and dropped), remote read, the suppression of EOI broadcasts, and level-triggered LINT pins in fixed mode
+//! (treated as edge triggered).
+
+mod registers;
+mod timer;
+mod vectors;
+
+use serde::{Deserialize, Serialize};
+
+use crate::interrupt_message::{DeliveryMode, InterruptMessage};
+use crate::layout::LAPIC_BASE;
+use crate::restore::RestoreError;
+use timer::Timer;
+pub use timer::TimerStateV1;
+use vectors::VectorSet;
+
+/// IA32_APIC_BASE.
+pub const MSR_APIC_BASE: u32 = 0x1B;
+/// IA32_TSC_DEADLINE.
+pub const MSR_TSC_DEADLINE: u32 = 0x6E0;
+/// First x2APIC register.
+pub const MSR_X2APIC_FIRST: u32 = 0x800;
+/// Last x2APIC register.
+pub const MSR_X2APIC_LAST: u32 = 0x8FF;
+
+const BASE_BSP: u64 = 1 << 8;
+const BASE_X2APIC: u64 = 1 << 10;
+const BASE_ENABLE: u64 = 1 << 11;
+const BASE_ADDRESS: u64 = 0x000F_FFFF_FFFF_F000;
+
+/// APIC id of the one CPU.
+const ID: u32 = 0;
+const FIRST_LEGAL_VECTOR: u8 = 16;
+
+const SVR_ENABLE: u32 = 1 << 8;
+const LVT_MASKED: u32 = 1 << 16;
+
+const ESR_SEND_ILLEGAL: u32 = 1 << 5;
+const ESR_RECEIVED_ILLEGAL: u32 = 1 << 6;
+const ESR_ILLEGAL_REGISTER: u32 = 1 << 7;
+
+const LVT_TIMER: usize = 1;
+const LVT_LINT0: usize = 4;
+const LVT_LINT1: usize = 5;
+const LVT_ERROR: usize = 6;
+
+/// The access must raise a general-protection fault with error code 0 in the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the access raises #GP(0)")]
+pub struct GeneralProtection;
+
+/// Whether an MSR belongs to the local APIC.
+pub fn is_apic_msr(index: u32) -> bool {
+    matches!(index, MSR_APIC_BASE | MSR_TSC_DEADLINE | MSR_X2APIC_FIRST..=MSR_X2APIC_LAST)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Disabled,
+    XApic,
+    X2Apic,
+}
+
+/// Everything a [`LocalApic`] remembers, version 1.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LapicStateV1 {
+    /// IA32_APIC_BASE.
+    base: u64,
+    tpr: u8,
+    requested: VectorSet,
+    in_service: VectorSet,
+    trigger_mode: VectorSet,
+    /// LDR and DFR of xAPIC mode.
+    ldr: u32,
+    dfr: u32,
+    svr: u32,
+    /// ESR as the last write to it latched it.
+    esr: u32,
+    /// Errors since then.
+    errors: u32,
+    icr: u64,
+    /// CMCI, timer, thermal, performance, LINT0, LINT1, error.
+    lvt: [u32; 7],
+    timer: TimerStateV1,
+    /// Levels of the two local interrupt pins.
+    lint: [bool; 2],
+    nmi_pending: bool,
+}
+
+/// The local APIC. See the module documentation.
+#[derive(Clone, Debug)]
+pub struct LocalApic {
+    s: LapicStateV1,
+    /// A level-triggered vector whose EOI the I/O APIC has to hear of. The owner takes it at once.
+    eoi_broadcast: Option<u8>,
+}
+
+impl Default for LocalApic {
+    fn default() -> LocalApic {
+        LocalApic::new()
+    }
+}
+
+impl LocalApic {
+    /// The local APIC after power-on: enabled in xAPIC mode, but disabled by software.
+    pub fn new() -> LocalApic {
+        let s = LapicStateV1 {
+            base: LAPIC_BASE | BASE_ENABLE | BASE_BSP,
+            tpr: 0,
+            requested: VectorSet::default(),
+            in_service: VectorSet::default(),
+            trigger_mode: VectorSet::default(),
+            ldr: 0,
+            dfr: u32::MAX,
+            svr: 0xFF,
+            esr: 0,
+            errors: 0,
+            icr: 0,
+            lvt: [LVT_MASKED; 7],
+            timer: TimerStateV1::default(),
+            lint: [false; 2],
+            nmi_pending: false,
+        };
+        LocalApic { s, eoi_broadcast: None }
+    }
+
+    /// Does what PC firmware does before it starts a kernel: enables the APIC, lets the 8259's interrupts
+    /// through LINT0 ("virtual wire mode") and makes LINT1 the NMI pin.
+    pub fn set_virtual_wire_mode(&mut self) {
+        self.s.svr |= SVR_ENABLE;
+        self.s.lvt[LVT_LINT0] = 0x700;
+        self.s.lvt[LVT_LINT1] = 0x400;
+    }
+
+    /// Where the register page is, or `None` when the registers are not memory mapped.
+    pub fn mmio_base(&self) -> Option<u64> {
+        (self.mode() == Mode::XApic).then_some(self.s.base & BASE_ADDRESS)
+    }
+
+    /// Delivers a message. Returns whether this APIC accepted it.
+    pub fn deliver(&mut self, message: &InterruptMessage) -> bool {
+        if self.mode() == Mode::Disabled || !self.is_message_for_us(message) {
+            return false;
+        }
+        match message.mode {
+            DeliveryMode::Fixed | DeliveryMode::LowestPriority => self.accept(message.vector, message.level),
+            DeliveryMode::Nmi => {
+                self.s.nmi_pending = true;
+                true
+            }
+            // ExtINT is no event but a level, which the owner of the 8259 watches.
+            mode => {
+                log::debug!("local APIC: {mode:?} message dropped");
+                true
+            }
+        }
+    }
+
+    /// Drives LINT0 (`pin` 0, wired to the 8259) or LINT1 (1, the NMI pin).
+    pub fn set_lint(&mut self, pin: usize, level: bool) {
+        let rising = level && !self.s.lint[pin];
+        self.s.lint[pin] = level;
+        if !rising {
+            return;
+        }
+        if self.mode() == Mode::Disabled {
+            // Without an APIC the pins are the CPU's INTR and NMI.
+            self.s.nmi_pending |= pin == 1;
+        } else {
+            self.fire_lvt(LVT_LINT0 + pin);
+        }
+    }
+
+    /// Whether the 8259's interrupts reach the CPU through LINT0 (or past a disabled APIC).
+    pub fn passes_external_interrupt(&self) -> bool {
+        let lint0 = self.s.lvt[LVT_LINT0];
+        let open =
+            lint0 & LVT_MASKED == 0 && DeliveryMode::from_bits(u64::from(lint0 >> 8)) == DeliveryMode::ExtInt;
+        open || self.mode() == Mode::Disabled
+    }
+
+    /// The vector that would interrupt the CPU now.
+    #[inline]
+    pub fn pending_vector(&self) -> Option<u8> {
+        let vector = self.s.requested.highest()?;
+        (self.mode() != Mode::Disabled && vector >> 4 > self.ppr() >> 4).then_some(vector)
+    }
+
+    /// Takes the pending vector into service.
+    pub fn acknowledge(&mut self) -> Option<u8> {
+        let vector = self.pending_vector()?;
+        self.s.requested.remove(vector);
+        self.s.in_service.insert(vector);
+        Some(vector)
+    }
+
+    /// Takes a pending NMI.
+    pub fn take_nmi(&mut self) -> bool {
+        std::mem::take(&mut self.s.nmi_pending)
+    }
+
+    /// Whether an NMI is pending.
+    pub fn nmi_pending(&self) -> bool {
+        self.s.nmi_pending
+    }
+
+    /// Takes the vector of a level-triggered interrupt that has just ended.
+    pub fn take_eoi_broadcast(&mut self) -> Option<u8> {
+        self.eoi_broadcast.take()
+    }
+
+    /// CR8: bits 7:4 of the task priority.
+    pub fn cr8(&self) -> u8 {
+        self.s.tpr >> 4
+    }
+
+    /// Sets CR8; only the low four bits count.
+    pub fn set_cr8(&mut self, value: u8) {
+        self.s.tpr = value << 4;
+    }
+
+    /// When the timer expires next.
+    pub fn next_deadline_ns(&self) -> Option<u64> {
+        self.s.timer.expiry_ns
+    }
+
+    /// Lets the timer expire if it is due. Several expiries of a periodic timer since the last call are one
+    /// interrupt, as they would be while the CPU cannot take it.
+    pub fn advance(&mut self, now_ns: u64) {
+        if Timer::new(&mut self.s.timer, self.s.lvt[LVT_TIMER]).expire(now_ns) {
+            self.fire_lvt(LVT_TIMER);
+        }
+    }
+
+    /// Reads one of the MSRs of [`is_apic_msr`]; any other raises the fault it would raise on hardware.
+    pub fn read_msr(&mut self, index: u32, now_ns: u64) -> Result<u64, GeneralProtection> {
+        match index {
+            MSR_APIC_BASE => Ok(self.s.base),
+            MSR_TSC_DEADLINE => Ok(self.timer().tsc_deadline()),
+            MSR_X2APIC_FIRST..=MSR_X2APIC_LAST if self.mode() == Mode::X2Apic => {
+                self.read_x2apic(index - MSR_X2APIC_FIRST, now_ns)
+            }
+            _ => Err(GeneralProtection),
+        }
+    }
+
+    /// Writes one of the MSRs of [`is_apic_msr`]. A TSC deadline is given in nanoseconds of virtual time, 0
+    /// disarms.
+    pub fn write_msr(&mut self, index: u32, value: u64, now_ns: u64) -> Result<(), GeneralProtection> {
+        match index {
+            MSR_APIC_BASE => self.write_base(value),
+            MSR_TSC_DEADLINE => {
+                self.timer().set_tsc_deadline(value);
+                self.advance(now_ns);
+                Ok(())
+            }
+            MSR_X2APIC_FIRST..=MSR_X2APIC_LAST if self.mode() == Mode::X2Apic => {
+                self.write_x2apic(index - MSR_X2APIC_FIRST, value, now_ns)
+            }
+            _ => Err(GeneralProtection),
+        }
+    }
+
+    /// The chip's state.
+    pub fn save(&self) -> LapicStateV1 {
+        self.s.clone()
+    }
+
+    /// The chip in a saved state.
+    pub fn restore(state: &LapicStateV1) -> Result<LocalApic, RestoreError> {
+        let modes = state.base & (BASE_ENABLE | BASE_X2APIC);
+        RestoreError::unless(modes != BASE_X2APIC, "local APIC", "x2APIC mode without being enabled")?;
+        Ok(LocalApic { s: state.clone(), eoi_broadcast: None })
+    }
+
+    fn mode(&self) -> Mode {
+        match (self.s.base & BASE_ENABLE != 0, self.s.base & BASE_X2APIC != 0) {
+            (false, _) => Mode::Disabled,
+            (true, false) => Mode::XApic,
+            (true, true) => Mode::X2Apic,
+        }
+    }
+
+    fn timer(&mut self) -> Timer<'_> {
+        Timer::new(&mut self.s.timer, self.s.lvt[LVT_TIMER])
+    }
+
+    /// The mode changes that exist: disabled to xAPIC to x2APIC, and from either back to disabled. Disabling
+    /// resets everything else.
+    fn write_base(&mut self, value: u64) -> Result<(), GeneralProtection> {
+        if value & !(BASE_BSP | BASE_X2APIC | BASE_ENABLE | BASE_ADDRESS) != 0 {
+            return Err(GeneralProtection);
+        }
+        let (enable, x2apic) = (value & BASE_ENABLE != 0, value & BASE_X2APIC != 0);
+        let allowed = match self.mode() {
+            Mode::Disabled => !x2apic,
+            Mode::XApic => enable || !x2apic,
+            Mode::X2Apic => enable == x2apic,
+        };
+        if !allowed {
+            return Err(GeneralProtection);
+        }
+        if !enable {
+            let (lint, nmi_pending) = (self.s.lint, self.s.nmi_pending);
+            self.s = LapicStateV1 { lint, nmi_pending, ..LocalApic::new().s };
+        }
+        self.s.base = value;
+        Ok(())
+    }
+
+    fn is_software_enabled(&self) -> bool {
+        self.s.svr & SVR_ENABLE != 0
+    }
+
+    /// Accepts a fixed interrupt. While disabled by software the APIC accepts none.
+    fn accept(&mut self, vector: u8, level: bool) -> bool {
+        if vector < FIRST_LEGAL_VECTOR {
+            self.report_error(ESR_RECEIVED_ILLEGAL);
+            return false;
+        }
+        if !self.is_software_enabled() {
+            return false;
+        }
+        self.s.requested.insert(vector);
+        self.s.trigger_mode.set(vector, level);
+        true
+    }
+
+    /// Fires a local interrupt source.
+    fn fire_lvt(&mut self, index: usize) {
+        let entry = self.s.lvt[index];
+        if entry & LVT_MASKED != 0 {
+            return;
+        }
+        // The timer and the error entry have no delivery mode field and it reads as zero: fixed.
+        match DeliveryMode::from_bits(u64::from(entry >> 8)) {
+            DeliveryMode::Fixed => {
+                self.accept(entry as u8, false);
+            }
+            DeliveryMode::Nmi => self.s.nmi_pending = true,
+            _ => {}
+        }
+    }
+
+    fn report_error(&mut self, error: u32) {
+        let is_new = self.s.errors & error == 0;
+        self.s.errors |= error;
+        // An error entry with an illegal vector reports that as well, once.
+        if is_new {
+            self.fire_lvt(LVT_ERROR);
+        }
+    }
+
+    fn end_of_interrupt(&mut self) {
+        let Some(vector) = self.s.in_service.highest() else { return };
+        self.s.in_service.remove(vector);
+        if self.s.trigger_mode.contains(vector) {
+            self.eoi_broadcast = Some(vector);
+        }
+    }
+
+    /// Processor priority: the higher of the task priority and what is in service.
+    fn ppr(&self) -> u8 {
+        let in_service = self.s.in_service.highest().unwrap_or(0);
+        if self.s.tpr >> 4 >= in_service >> 4 { self.s.tpr } else { in_service & 0xF0 }
+    }
+
+    /// 8-bit destinations, as sources outside the CPU send them, in either mode.
+    fn is_message_for_us(&self, message: &InterruptMessage) -> bool {
+        let destination = u32::from(message.destination);
+        match (destination, message.logical) {
+            (0xFF, _) => true,
+            (_, true) => self.is_logically_us(destination),
+            (_, false) => destination == ID,
+        }
+    }
+
+    fn is_logically_us(&self, destination: u32) -> bool {
+        if self.mode() == Mode::X2Apic {
+            let ours = self.x2apic_ldr();
+            return destination >> 16 == ours >> 16 && destination & ours & 0xFFFF != 0;
+        }
+        let ours = self.s.ldr >> 24;
+        match self.s.dfr >> 28 {
+            0xF => destination & ours & 0xFF != 0,
+            // Cluster model: bits 7:4 name a cluster (15: all of them), bits 3:0 its members.
+            0x0 => {
+                let cluster = destination >> 4 & 0xF;
+                (cluster == 0xF || cluster == ours >> 4) && destination & ours & 0xF != 0
+            }
+            _ => false,
+        }
+    }
+
+    fn x2apic_ldr(&self) -> u32 {
+        ID >> 4 << 16 | 1 << (ID & 0xF)
+    }
+
+    /// Sends an inter-processor interrupt. There is no other CPU, so only what reaches ourselves matters.
+    fn send_ipi(&mut self, command: u32, destination: u32) {
+        let broadcast = if self.mode() == Mode::X2Apic { u32::MAX } else { 0xFF };
+        let reaches_us = match (command >> 18 & 3, command >> 11 & 1 != 0) {
+            (0, _) if destination == broadcast => true,
+            (0, true) => self.is_logically_us(destination),
+            (0, false) => destination == ID,
+            (1 | 2, _) => true,
+            _ => false,
+        };
+        let vector = command as u8;
+        match DeliveryMode::from_bits(u64::from(command >> 8)) {
+            DeliveryMode::Fixed | DeliveryMode::LowestPriority if vector < FIRST_LEGAL_VECTOR => {
+                self.report_error(ESR_SEND_ILLEGAL);
+            }
+            DeliveryMode::Fixed | DeliveryMode::LowestPriority if reaches_us => {
+                self.accept(vector, false);
+            }
+            DeliveryMode::Nmi if reaches_us => self.s.nmi_pending = true,
+            mode => log::trace!("local APIC: {mode:?} to {destination:#x} reaches nobody"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,105 @@
+//! The local APIC timer. It stores when it expires and never counts, so its state does not depend on when
+//! anybody looked at it.
+
+use serde::{Deserialize, Serialize};
+
+const MODE_PERIODIC: u32 = 1;
+const MODE_TSC_DEADLINE: u32 = 2;
+
+/// Everything the timer remembers, version 1. Its mode is in the local vector table.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimerStateV1 {
+    pub(super) initial: u32,
+    /// Divide configuration register.
+    pub(super) divide: u8,
+    /// When it expires, if it runs.
+    pub(super) expiry_ns: Option<u64>,
+}
+
+/// The timer's rules over its state and its entry in the local vector table.
+pub(super) struct Timer<'a> {
+    s: &'a mut TimerStateV1,
+    mode: u32,
+}
+
+impl<'a> Timer<'a> {
+    pub fn new(s: &'a mut TimerStateV1, entry: u32) -> Timer<'a> {
+        Timer { s, mode: mode(entry) }
+    }
+
+    pub fn tsc_deadline(&self) -> u64 {
+        if self.mode == MODE_TSC_DEADLINE { self.s.expiry_ns.unwrap_or(0) } else { 0 }
+    }
+
+    /// Outside TSC-deadline mode the register cannot be written.
+    pub fn set_tsc_deadline(&mut self, deadline_ns: u64) {
+        if self.mode == MODE_TSC_DEADLINE {
+            self.s.expiry_ns = (deadline_ns != 0).then_some(deadline_ns);
+        }
+    }
+
+    /// Writing the initial count starts the timer, zero stops it.
+    pub fn set_initial_count(&mut self, count: u32, now_ns: u64) {
+        if self.mode == MODE_TSC_DEADLINE {
+            return;
+        }
+        self.s.initial = count;
+        self.s.expiry_ns = if count == 0 { None } else { now_ns.checked_add(self.period_ns()) };
+    }
+
+    pub fn current_count(&self, now_ns: u64) -> u32 {
+        match self.s.expiry_ns {
+            Some(expiry_ns) if self.mode != MODE_TSC_DEADLINE => {
+                expiry_ns.saturating_sub(now_ns).div_ceil(1 << self.shift()) as u32
+            }
+            _ => 0,
+        }
+    }
+
+    /// A running countdown goes on from its current count at the new speed.
+    pub fn set_divide(&mut self, value: u32, now_ns: u64) {
+        let remaining = u64::from(self.current_count(now_ns));
+        self.s.divide = value as u8 & 0x0B;
+        if self.mode != MODE_TSC_DEADLINE && self.s.expiry_ns.is_some() {
+            self.s.expiry_ns = now_ns.checked_add(remaining << self.shift());
+        }
+    }
+
+    /// The vector table entry changed: moving into or out of TSC-deadline mode disarms the timer.
+    pub fn change_mode(&mut self, entry: u32) {
+        let mode = mode(entry);
+        if (mode == MODE_TSC_DEADLINE) != (self.mode == MODE_TSC_DEADLINE) {
+            self.s.expiry_ns = None;
+            self.s.initial = 0;
+        }
+        self.mode = mode;
+    }
+
+    /// Whether the timer has expired at `now_ns`; if so it is rearmed or stopped.
+    pub fn expire(&mut self, now_ns: u64) -> bool {
+        let Some(expiry_ns) = self.s.expiry_ns.filter(|&expiry_ns| expiry_ns <= now_ns) else { return false };
+        self.s.expiry_ns = None;
+        let period_ns = self.period_ns();
+        if self.mode == MODE_PERIODIC && period_ns > 0 {
+            let periods = (now_ns - expiry_ns) / period_ns + 1;
+            let ahead_ns = periods.checked_mul(period_ns);
+            self.s.expiry_ns = ahead_ns.and_then(|ahead_ns| expiry_ns.checked_add(ahead_ns));
+        }
+        true
+    }
+
+    fn period_ns(&self) -> u64 {
+        u64::from(self.s.initial) << self.shift()
+    }
+
+    /// Bits 3, 1 and 0 of the divide register: 0 divides by two, 6 by 128, 7 by one.
+    fn shift(&self) -> u32 {
+        let bits = u32::from(self.s.divide);
+        ((bits & 3 | bits >> 1 & 4) + 1) & 7
+    }
+}
+
+/// Bits 18:17 of the vector table entry. The reserved fourth mode behaves as one-shot.
+fn mode(entry: u32) -> u32 {
+    entry >> 17 & 3
+}

@@ -1,0 +1,136 @@
+//! The pair of 8259A interrupt controllers of a PC (Intel 8259A datasheet; ELCR as in the 82371 datasheet).
+//!
+//! The slave hangs on input 2 of the master. Initialisation and operation command words, automatic and
+//! rotating end of interrupt, special mask, polling, spurious interrupts and the edge/level control registers
+//! are modelled; buffered mode and MCS-80 call instructions are not (their bits are ignored).
+
+mod chip;
+
+use serde::{Deserialize, Serialize};
+
+use chip::Pic8259;
+pub use chip::Pic8259StateV1;
+
+const CASCADE: u8 = 2;
+
+/// Inputs that can be made level triggered: not 0, 1, 2 and 13, which the board uses itself, nor 8.
+const ELCR_MASK: [u8; 2] = [0xF8, 0xDE];
+
+/// Everything a [`PicPair`] remembers, version 1.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PicPairStateV1 {
+    master: Pic8259StateV1,
+    slave: Pic8259StateV1,
+}
+
+/// Which of the two chips.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PicChip {
+    /// Interrupt lines 0 to 7.
+    Master,
+    /// Interrupt lines 8 to 15.
+    Slave,
+}
+
+/// The two controllers. See the module documentation.
+#[derive(Clone, Debug)]
+pub struct PicPair {
+    master: Pic8259,
+    slave: Pic8259,
+}
+
+impl Default for PicPair {
+    fn default() -> PicPair {
+        PicPair::new(0)
+    }
+}
+
+impl PicPair {
+    /// The pair as firmware leaves it: initialised with vectors 0x08 and 0x70, everything masked, and
+    /// `level_lines` (bit n is line n) level triggered.
+    pub fn new(level_lines: u16) -> PicPair {
+        let [low, high] = level_lines.to_le_bytes();
+        PicPair {
+            master: Pic8259::new(0x08, low & ELCR_MASK[0]),
+            slave: Pic8259::new(0x70, high & ELCR_MASK[1]),
+        }
+    }
+
+    /// Reads the command (`offset` 0) or data (1) port of a chip.
+    pub fn read(&mut self, which: PicChip, offset: u16) -> u8 {
+        let value = self.chip(which).read(offset);
+        self.update_cascade();
+        value
+    }
+
+    /// Writes the command (`offset` 0) or data (1) port of a chip.
+    pub fn write(&mut self, which: PicChip, offset: u16, value: u8) {
+        self.chip(which).write(offset, value);
+        self.update_cascade();
+    }
+
+    /// Reads a chip's edge/level control register.
+    pub fn read_elcr(&self, which: PicChip) -> u8 {
+        match which {
+            PicChip::Master => self.master.elcr(),
+            PicChip::Slave => self.slave.elcr(),
+        }
+    }
+
+    /// Writes a chip's edge/level control register: a set bit makes the input level triggered.
+    pub fn write_elcr(&mut self, which: PicChip, value: u8) {
+        match which {
+            PicChip::Master => self.master.set_elcr(value & ELCR_MASK[0]),
+            PicChip::Slave => self.slave.set_elcr(value & ELCR_MASK[1]),
+        }
+        self.update_cascade();
+    }
+
+    /// Drives interrupt lines 0 to 15 (bit n is line n; line 2 does not exist and is ignored).
+    pub fn set_lines(&mut self, lines: u16) {
+        let [low, high] = lines.to_le_bytes();
+        self.master.set_inputs(low & !(1 << CASCADE));
+        self.slave.set_inputs(high);
+        self.update_cascade();
+    }
+
+    /// Level of the INT output to the CPU.
+    pub fn interrupt_pending(&self) -> bool {
+        self.master.request().is_some()
+    }
+
+    /// The two INTA cycles: takes the highest request into service and gives its vector. Without any request
+    /// this is the spurious interrupt 7 of the chip that was asked.
+    pub fn acknowledge(&mut self) -> u8 {
+        let vector = match self.master.acknowledge() {
+            (Some(CASCADE), _) => self.slave.acknowledge().1,
+            (_, vector) => vector,
+        };
+        self.update_cascade();
+        vector
+    }
+
+    /// The chips' state.
+    pub fn save(&self) -> PicPairStateV1 {
+        PicPairStateV1 { master: self.master.save(), slave: self.slave.save() }
+    }
+
+    /// The chips in a saved state. Every state is possible.
+    pub fn restore(state: &PicPairStateV1) -> PicPair {
+        PicPair { master: Pic8259::restore(&state.master), slave: Pic8259::restore(&state.slave) }
+    }
+
+    fn chip(&mut self, which: PicChip) -> &mut Pic8259 {
+        match which {
+            PicChip::Master => &mut self.master,
+            PicChip::Slave => &mut self.slave,
+        }
+    }
+
+    fn update_cascade(&mut self) {
+        self.master.set_cascade(CASCADE, self.slave.request().is_some());
+    }
+}
+
+#[cfg(test)]
+mod tests;

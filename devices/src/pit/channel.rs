@@ -1,0 +1,297 @@
+//! One of the timer's three counters: its registers, its access sequence and its gate.
+
+use serde::{Deserialize, Serialize};
+
+use super::cycle::Cycle;
+use crate::restore::RestoreError;
+
+/// What a counter is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CountPhase {
+    /// A control word was written and no complete count since. The counter holds its old value.
+    Unloaded {
+        /// The value it shows.
+        value: u32,
+    },
+    /// The gate holds the counter still.
+    Held {
+        /// The value it shows, which is also what mode 0 goes on from.
+        value: u32,
+        /// The counter has already been through zero (one-shot modes).
+        expired: bool,
+    },
+    /// The counter counts.
+    Counting {
+        /// The count in force before `current` begins, where one is.
+        previous: Option<Cycle>,
+        /// The newest count; it may begin in the future.
+        current: Cycle,
+    },
+}
+
+/// Everything one channel remembers, version 1.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChannelStateV1 {
+    mode: u8,
+    bcd: bool,
+    /// Control word bits 5:4: 1 low byte only, 2 high byte only, 3 low then high.
+    access: u8,
+    gate: bool,
+    phase: CountPhase,
+    /// The last complete count written, which gate triggers load.
+    reload: u32,
+    /// The low byte of a two-byte count whose high byte is still to come.
+    written_low: Option<u8>,
+    /// The next read of a two-byte value gives the high byte.
+    read_high: bool,
+    /// A latched count.
+    latched_count: Option<u16>,
+    latched_status: Option<u8>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Channel {
+    s: ChannelStateV1,
+}
+
+impl Channel {
+    pub fn new(gate: bool) -> Channel {
+        let s = ChannelStateV1 {
+            mode: 3,
+            bcd: false,
+            access: 3,
+            gate,
+            phase: CountPhase::Unloaded { value: 0 },
+            reload: 0x1_0000,
+            written_low: None,
+            read_high: false,
+            latched_count: None,
+            latched_status: None,
+        };
+        Channel { s }
+    }
+
+    pub fn save(&self) -> ChannelStateV1 {
+        self.s.clone()
+    }
+
+    pub fn restore(state: &ChannelStateV1) -> Result<Channel, RestoreError> {
+        let valid = |count: u32| (1..=0x1_0000).contains(&count);
+        let phase_valid = match state.phase {
+            CountPhase::Unloaded { value } | CountPhase::Held { value, .. } => value <= 0x1_0000,
+            CountPhase::Counting { previous, current } => {
+                valid(current.count) && previous.is_none_or(|cycle| valid(cycle.count))
+            }
+        };
+        RestoreError::unless(phase_valid && valid(state.reload), "PIT", "a count out of range")?;
+        RestoreError::unless(state.mode <= 5, "PIT", "an unknown mode")?;
+        RestoreError::unless((1..=3).contains(&state.access), "PIT", "an unknown access sequence")?;
+        Ok(Channel { s: state.clone() })
+    }
+
+    /// A control word for this channel.
+    pub fn control(&mut self, value: u8, tick: u64) {
+        let access = value >> 4 & 3;
+        if access == 0 {
+            return self.latch_count(tick);
+        }
+        let shown = self.value(tick);
+        let s = &mut self.s;
+        s.access = access;
+        // Bit 2 of the mode is ignored for the periodic modes, so 6 and 7 are 2 and 3.
+        s.mode = if value & 0x08 != 0 && value & 0x04 != 0 { value >> 1 & 3 } else { value >> 1 & 7 };
+        s.bcd = value & 1 != 0;
+        s.phase = CountPhase::Unloaded { value: shown };
+        s.written_low = None;
+        s.read_high = false;
+        s.latched_count = None;
+        s.latched_status = None;
+    }
+
+    pub fn write(&mut self, value: u8, tick: u64) {
+        match (self.s.access, self.s.written_low) {
+            (1, _) => self.load(u16::from(value), tick),
+            (2, _) => self.load(u16::from(value) << 8, tick),
+            (_, None) => self.write_low(value, tick),
+            (_, Some(low)) => {
+                self.s.written_low = None;
+                self.load(u16::from_le_bytes([low, value]), tick);
+            }
+        }
+    }
+
+    pub fn read(&mut self, tick: u64) -> u8 {
+        if let Some(status) = self.s.latched_status.take() {
+            return status;
+        }
+        let value = self.s.latched_count.unwrap_or_else(|| self.encoded_value(tick));
+        let high = self.s.access == 2 || self.s.access == 3 && self.s.read_high;
+        let more_to_come = self.s.access == 3 && !self.s.read_high;
+        self.s.read_high = more_to_come;
+        if !more_to_come {
+            self.s.latched_count = None;
+        }
+        if high { (value >> 8) as u8 } else { value as u8 }
+    }
+
+    /// Latches the count for reading; a latch that has not been read yet stays.
+    pub fn latch_count(&mut self, tick: u64) {
+        let value = self.encoded_value(tick);
+        self.s.latched_count.get_or_insert(value);
+    }
+
+    /// Latches the status byte; a latch that has not been read yet stays.
+    pub fn latch_status(&mut self, tick: u64) {
+        let s = &self.s;
+        let null_count = match s.phase {
+            CountPhase::Unloaded { .. } => true,
+            CountPhase::Held { .. } => false,
+            CountPhase::Counting { current, .. } => tick < current.origin_tick,
+        };
+        let status = u8::from(self.output(tick)) << 7
+            | u8::from(null_count) << 6
+            | s.access << 4
+            | s.mode << 1
+            | u8::from(s.bcd);
+        self.s.latched_status.get_or_insert(status);
+    }
+
+    /// Drives the gate input.
+    pub fn set_gate(&mut self, level: bool, tick: u64) {
+        let rising = level && !self.s.gate;
+        let falling = !level && self.s.gate;
+        let value = self.value(tick);
+        self.s.gate = level;
+        match (self.s.mode, self.s.phase) {
+            (1 | 5, _) if rising => self.start(tick + 1, self.s.reload),
+            (1 | 5, _) | (_, CountPhase::Unloaded { .. }) => {}
+            (mode, CountPhase::Counting { current, .. }) if falling => {
+                let expired = matches!(mode, 0 | 4) && current.is_expired(tick);
+                self.s.phase = CountPhase::Held { value, expired };
+            }
+            (0 | 4, CountPhase::Held { value, expired }) if rising => self.resume(value, expired, tick),
+            (_, CountPhase::Held { .. }) if rising => self.start(tick + 1, self.s.reload),
+            _ => {}
+        }
+    }
+
+    pub fn output(&self, tick: u64) -> bool {
+        match self.s.phase {
+            CountPhase::Unloaded { .. } => self.s.mode != 0,
+            CountPhase::Held { expired, .. } => self.s.mode != 0 || expired,
+            CountPhase::Counting { previous, current } if tick < current.origin_tick => {
+                previous.map_or(self.s.mode != 0, |cycle| cycle.output(self.s.mode, tick))
+            }
+            CountPhase::Counting { current, .. } => current.output(self.s.mode, tick),
+        }
+    }
+
+    /// The first tick after `tick` at which the output may change by itself.
+    pub fn next_change(&self, tick: u64) -> Option<u64> {
+        let CountPhase::Counting { previous, current } = self.s.phase else { return None };
+        if tick >= current.origin_tick {
+            return current.next_change(self.s.mode, tick);
+        }
+        let before = previous.and_then(|cycle| cycle.next_change(self.s.mode, tick));
+        Some(before.map_or(current.origin_tick, |change| change.min(current.origin_tick)))
+    }
+
+    fn modulus(&self) -> u32 {
+        if self.s.bcd { 10_000 } else { 0x1_0000 }
+    }
+
+    /// The binary value of the counter.
+    fn value(&self, tick: u64) -> u32 {
+        let (mode, modulus) = (self.s.mode, self.modulus());
+        match self.s.phase {
+            CountPhase::Unloaded { value } | CountPhase::Held { value, .. } => value,
+            CountPhase::Counting { previous: Some(cycle), current } if tick < current.origin_tick => {
+                cycle.value(mode, tick, modulus)
+            }
+            CountPhase::Counting { current, .. } => current.value(mode, tick, modulus),
+        }
+    }
+
+    /// The counter as it reads on the bus: the full count wraps to zero, and BCD counts are encoded.
+    fn encoded_value(&self, tick: u64) -> u16 {
+        let value = self.value(tick) % self.modulus();
+        if self.s.bcd { to_bcd(value) } else { value as u16 }
+    }
+
+    /// The first byte of a two-byte count. In mode 0 it stops the counter and pulls the output low.
+    fn write_low(&mut self, value: u8, tick: u64) {
+        self.s.written_low = Some(value);
+        if self.s.mode == 0 {
+            self.s.phase = CountPhase::Unloaded { value: self.value(tick) };
+        }
+    }
+
+    /// A complete count was written.
+    fn load(&mut self, raw: u16, tick: u64) {
+        let count = if self.s.bcd { from_bcd(raw) } else { u32::from(raw) };
+        self.s.reload = if count == 0 { self.modulus() } else { count };
+        match (self.s.mode, self.s.phase) {
+            // The new count waits for the next trigger.
+            (1 | 5, _) => {}
+            _ if !self.s.gate => {
+                self.s.phase = CountPhase::Held { value: self.s.reload, expired: false };
+            }
+            (2 | 3, CountPhase::Counting { previous, current }) => self.replace(previous, current, tick),
+            _ => self.start(tick + 1, self.s.reload),
+        }
+    }
+
+    /// Starts counting `count` at `origin_tick`; until then a running cycle goes on.
+    fn start(&mut self, origin_tick: u64, count: u32) {
+        let previous = match self.s.phase {
+            CountPhase::Counting { current, .. } if self.s.mode != 0 && current.origin_tick < origin_tick => {
+                Some(current)
+            }
+            _ => None,
+        };
+        self.s.phase =
+            CountPhase::Counting { previous, current: Cycle { origin_tick, count, expired: false } };
+    }
+
+    /// A new count in a periodic mode takes over when the running period (half period in mode 3) ends.
+    fn replace(&mut self, previous: Option<Cycle>, current: Cycle, tick: u64) {
+        let count = self.s.reload;
+        let (previous, origin_tick) = if tick < current.origin_tick {
+            (previous, current.origin_tick)
+        } else if self.s.mode == 3 {
+            (Some(current), current.half_period_end(tick))
+        } else {
+            (Some(current), current.period_end(tick))
+        };
+        self.s.phase =
+            CountPhase::Counting { previous, current: Cycle { origin_tick, count, expired: false } };
+    }
+
+    /// The gate lets a held counter go on from `value`.
+    fn resume(&mut self, value: u32, expired: bool, tick: u64) {
+        let modulus = self.modulus();
+        let count = if value == 0 { modulus } else { value };
+        let current = Cycle { origin_tick: tick, count, expired };
+        self.s.phase = CountPhase::Counting { previous: None, current };
+    }
+}
+
+fn to_bcd(value: u32) -> u16 {
+    let digit = |divisor: u32| (value / divisor % 10) as u16;
+    digit(1000) << 12 | digit(100) << 8 | digit(10) << 4 | digit(1)
+}
+
+/// Digits above nine, which the datasheet forbids, count as their binary value.
+fn from_bcd(raw: u16) -> u32 {
+    let digit = |shift: u32| u32::from(raw >> shift & 0xF);
+    let value = digit(12) * 1000 + digit(8) * 100 + digit(4) * 10 + digit(0);
+    value.min(9999)
+}
+
+#[cfg(test)]
+impl ChannelStateV1 {
+    /// Lets tests make impossible states.
+    pub(super) fn set_phase(&mut self, phase: CountPhase) {
+        self.phase = phase;
+    }
+}

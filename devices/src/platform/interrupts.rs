@@ -1,0 +1,95 @@
+//! Interrupt lines, interrupt messages and time.
+//!
+//! ```text
+//! UART RTC ACPI PIT ──► 8259 pair ──► LINT0 ─┐
+//!   │   │   │    └ GSI 2                     ├─► local APIC ──► CPU
+//!   └───┴───┴────────► I/O APIC ── messages ─┤
+//! PCI pins ──────────►    │      MSI ────────┘
+//! ```
+
+use super::{ExpansionBus, PCI_PIC_IRQS, Platform};
+use crate::board::Request;
+use crate::interrupt_message::InterruptMessage;
+use crate::layout::{PCI_FIRST_GSI, PIT_GSI, PIT_IRQ, RTC_IRQ, SCI_IRQ, SERIAL_IRQ};
+
+impl<B: ExpansionBus> Platform<B> {
+    /// Lets everything happen that is due by `now_ns`, in the order of time. The local APIC's timer goes
+    /// first at each instant; between two line changes all its expiries are one interrupt anyway.
+    pub(super) fn catch_up(&mut self, now_ns: u64) {
+        loop {
+            let line_ns = self.line_deadline_ns.filter(|&deadline_ns| deadline_ns <= now_ns);
+            self.lapic.advance(line_ns.unwrap_or(now_ns));
+            match line_ns {
+                Some(line_ns) => self.settle(line_ns),
+                None => return self.route(),
+            }
+        }
+    }
+
+    /// Brings the interrupt controllers up to date after something has happened at `now_ns`.
+    pub(super) fn settle(&mut self, now_ns: u64) {
+        let serial_dropped = self.uart.take_line_drop();
+        let serial = self.uart.irq();
+        if serial_dropped && serial {
+            self.drive_lines(false, now_ns);
+        }
+        self.drive_lines(serial, now_ns);
+        if self.pm.take_power_off() {
+            self.board.request(Request::PowerOff);
+        }
+        self.line_deadline_ns = self.next_line_change_ns(now_ns);
+        self.route();
+    }
+
+    /// Lets messages travel and works out whether the CPU is being interrupted.
+    pub(super) fn route(&mut self) {
+        for (address, data) in self.bus.take_msis() {
+            match InterruptMessage::from_msi(address, data) {
+                Some(message) => {
+                    self.lapic.deliver(&message);
+                }
+                None => log::debug!("MSI to {address:#x} is no interrupt"),
+            }
+        }
+        if let Some(vector) = self.lapic.take_eoi_broadcast() {
+            self.ioapic.end_of_interrupt(vector);
+        }
+        self.ioapic.service(|message| self.lapic.deliver(message));
+        self.lapic.set_lint(0, self.pic.interrupt_pending());
+        self.interrupt_pending = self.external_interrupt_pending() || self.lapic.pending_vector().is_some();
+    }
+
+    /// Whether the 8259 pair interrupts the CPU: past a disabled local APIC, through LINT0, or through pin 0
+    /// of the I/O APIC.
+    pub(super) fn external_interrupt_pending(&self) -> bool {
+        self.pic.interrupt_pending()
+            && (self.lapic.passes_external_interrupt() || self.ioapic.passes_external_interrupt(0))
+    }
+
+    pub(super) fn next_line_change_ns(&self, after_ns: u64) -> Option<u64> {
+        let changes = [
+            self.pit.next_deadline_ns(after_ns),
+            self.rtc.next_deadline_ns(after_ns),
+            self.pm.next_deadline_ns(after_ns),
+        ];
+        changes.into_iter().flatten().min()
+    }
+
+    fn drive_lines(&mut self, serial: bool, now_ns: u64) {
+        let pit = self.pit.irq(now_ns);
+        let isa = line(SERIAL_IRQ, serial)
+            | line(RTC_IRQ, self.rtc.irq(now_ns))
+            | line(SCI_IRQ, self.pm.sci(now_ns));
+        let pci = self.bus.irq_levels() & 0xF;
+        let pci_isa = PCI_PIC_IRQS
+            .iter()
+            .enumerate()
+            .fold(0, |lines, (pin, &irq)| lines | line(irq, pci >> pin & 1 != 0));
+        self.pic.set_lines((isa | line(PIT_IRQ, pit) | pci_isa) as u16);
+        self.ioapic.set_lines(isa | line(PIT_GSI, pit) | pci << PCI_FIRST_GSI);
+    }
+}
+
+fn line(number: u8, level: bool) -> u32 {
+    u32::from(level) << number
+}

@@ -1,0 +1,42 @@
+//! Virtio devices on PCI, as stock kernels' `virtio_pci` drives them: modern only, split rings.
+//!
+//! ```text
+//!  PciBus ── VirtioFunction   configuration space, BARs, MSI-X, INTx   (function.rs)
+//!              └ Transport    common registers, status, features       (transport.rs)
+//!                  ├ VirtQueue  rings, chains, notification rules      (queue.rs, chain.rs)
+//!                  └ VirtioDevice  block, console, rng                 (device.rs and one file each)
+//! ```
+//!
+//! Devices do all their work inside the access that notifies them: when the guest's write returns, every
+//! available buffer that can be used has been used. There is no time in between, so nothing here depends on
+//! the host's speed. A ring that breaks the rules makes the device ask for a reset (`DEVICE_NEEDS_RESET`) and
+//! do nothing until it gets one.
+//!
+//! Virtual I/O Device (VIRTIO) 1.2, chapters 2 to 5.
+
+mod block;
+mod block_backend;
+mod chain;
+mod console;
+mod device;
+mod function;
+mod queue;
+mod rng;
+mod state;
+#[cfg(test)]
+mod tests;
+mod transport;
+
+pub use block::Block;
+pub use block_backend::{BlockBackend, BlockError, SECTOR_BYTES};
+pub use console::Console;
+pub use device::VirtioDevice;
+pub use function::ConsolePort;
+pub(crate) use function::VirtioFunction;
+pub use rng::Rng;
+pub use state::{DeviceStateV1, QueueStateV1, TransportStateV1, VirtioFunctionStateV1};
+
+/// Bit `number` of a feature word.
+const fn feature(number: u32) -> u64 {
+    1 << number
+}

@@ -1,0 +1,229 @@
+//! One virtqueue: ring positions and addresses (kept by `virtio-queue`), its interrupt vector, and the loop
+//! that serves it.
+//!
+//! The loop looks at the available index once, so a device can be asked for at most one ring's worth of
+//! chains per notification, even by a driver that lets the device overwrite the ring. Whether to interrupt
+//! is decided once per loop, from the used index before and after; no more state than the two indices is
+//! needed, so none is hidden from checkpoints.
+//!
+//! VIRTIO 1.2, section 2.7.
+
+use std::num::Wrapping;
+use std::sync::atomic::Ordering::Relaxed;
+
+use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
+use virtio_queue::{Queue, QueueOwnedT, QueueState, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
+
+use super::chain::{Chain, RingError};
+use super::state::QueueStateV1;
+use crate::pci::StateError;
+
+/// Vector number that means "no interrupt".
+pub(crate) const NO_VECTOR: u16 = 0xFFFF;
+
+const AVAIL_F_NO_INTERRUPT: u16 = VRING_AVAIL_F_NO_INTERRUPT as u16;
+
+/// What a device did with a chain.
+pub(crate) enum Served {
+    /// It is done with the chain, having written this many bytes.
+    Used(u32),
+    /// It cannot use the chain yet; the chain and all later ones stay available.
+    NotYet,
+}
+
+/// Which ring address a register means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RingPart {
+    Descriptors,
+    Available,
+    Used,
+}
+
+/// See the module text.
+pub(crate) struct VirtQueue {
+    ring: Queue,
+    /// MSI-X vector, or [`NO_VECTOR`].
+    pub vector: u16,
+    scratch: Chain,
+}
+
+impl VirtQueue {
+    /// A disabled queue of at most `max_size` entries, a power of two.
+    pub fn new(max_size: u16) -> VirtQueue {
+        let ring = Queue::new(max_size).expect("devices offer power-of-two queue sizes");
+        VirtQueue { ring, vector: NO_VECTOR, scratch: Chain::default() }
+    }
+
+    /// Back to the state after power-on.
+    pub fn reset(&mut self) {
+        self.ring.reset();
+        self.vector = NO_VECTOR;
+    }
+
+    /// Size chosen by the driver.
+    pub fn size(&self) -> u16 {
+        self.ring.size()
+    }
+
+    /// Whether the driver enabled the queue.
+    pub fn enabled(&self) -> bool {
+        self.ring.ready()
+    }
+
+    /// The address of a part of the ring.
+    pub fn address(&self, part: RingPart) -> u64 {
+        match part {
+            RingPart::Descriptors => self.ring.desc_table(),
+            RingPart::Available => self.ring.avail_ring(),
+            RingPart::Used => self.ring.used_ring(),
+        }
+    }
+
+    /// Sets the size. Sizes that are not a power of two within the maximum are ignored, as is any change to
+    /// an enabled queue (also in the next functions).
+    pub fn set_size(&mut self, size: u16) {
+        if self.enabled() || self.ring.try_set_size(size).is_err() {
+            log::debug!("virtqueue: ignored size {size}");
+        }
+    }
+
+    /// Sets one half of an address; a misaligned address is ignored.
+    pub fn set_address_half(&mut self, part: RingPart, high: bool, value: u32) {
+        let shift = if high { 32 } else { 0 };
+        let address = self.address(part) & !(0xFFFF_FFFF << shift) | u64::from(value) << shift;
+        let address = GuestAddress(address);
+        let result = match part {
+            _ if self.enabled() => return log::debug!("virtqueue: {part:?} address of an enabled queue"),
+            RingPart::Descriptors => self.ring.try_set_desc_table_address(address),
+            RingPart::Available => self.ring.try_set_avail_ring_address(address),
+            RingPart::Used => self.ring.try_set_used_ring_address(address),
+        };
+        if result.is_err() {
+            log::debug!("virtqueue: ignored misaligned {part:?} address {:#x}", address.0);
+        }
+    }
+
+    /// Enables the queue with the notification rules that were negotiated.
+    pub fn enable(&mut self, event_idx: bool) {
+        self.ring.set_event_idx(event_idx);
+        self.ring.set_ready(true);
+    }
+
+    /// Hands available chains to `serve` until none is left or it says [`Served::NotYet`]. Returns whether
+    /// the driver wants an interrupt. After an error the ring is in no state to go on.
+    pub fn serve<M: GuestMemory>(
+        &mut self,
+        mem: &M,
+        mut serve: impl FnMut(&Chain) -> Result<Served, RingError>,
+    ) -> Result<bool, RingError> {
+        let mut chain = std::mem::take(&mut self.scratch);
+        let used_before = self.ring.next_used();
+        let result = self.serve_available(mem, &mut chain, &mut serve);
+        self.scratch = chain;
+        result?;
+        self.ask_for_notification(mem)?;
+        self.interrupt_wanted(mem, used_before)
+    }
+
+    fn serve_available<M: GuestMemory>(
+        &mut self,
+        mem: &M,
+        chain: &mut Chain,
+        serve: &mut impl FnMut(&Chain) -> Result<Served, RingError>,
+    ) -> Result<(), RingError> {
+        for _ in 0..self.available(mem)? {
+            let mut heads = self.ring.iter(mem).map_err(|_| RingError::AvailableIndex)?;
+            let Some(descriptors) = heads.next() else { return Ok(()) };
+            chain.parse(mem, descriptors)?;
+            match serve(chain)? {
+                Served::Used(length) => {
+                    self.ring.add_used(mem, chain.head, length).map_err(|_| RingError::RingOutsideRam)?
+                }
+                Served::NotYet => {
+                    self.ring.go_to_previous_position();
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of chains the driver has made available and the device has not taken.
+    fn available<M: GuestMemory>(&self, mem: &M) -> Result<u16, RingError> {
+        let size = usize::from(self.size());
+        let parts = [
+            (RingPart::Descriptors, 16 * size, Permissions::Read),
+            (RingPart::Available, 6 + 2 * size, Permissions::Read),
+            (RingPart::Used, 6 + 8 * size, Permissions::Write),
+        ];
+        if parts
+            .iter()
+            .any(|&(part, bytes, access)| !mem.check_range(GuestAddress(self.address(part)), bytes, access))
+        {
+            return Err(RingError::RingOutsideRam);
+        }
+        let index = self.ring.avail_idx(mem, Relaxed).map_err(|_| RingError::RingOutsideRam)?;
+        let count = (index - Wrapping(self.ring.next_avail())).0;
+        if count <= self.size() { Ok(count) } else { Err(RingError::AvailableIndex) }
+    }
+
+    /// With event index, says which available entry the device waits for. Without it the device never
+    /// discourages notifications, so there is nothing to write.
+    fn ask_for_notification<M: GuestMemory>(&mut self, mem: &M) -> Result<(), RingError> {
+        if self.ring.event_idx_enabled() {
+            self.ring.enable_notification(mem).map_err(|_| RingError::RingOutsideRam)?;
+        }
+        Ok(())
+    }
+
+    fn interrupt_wanted<M: GuestMemory>(&self, mem: &M, used_before: u16) -> Result<bool, RingError> {
+        let (new, old) = (Wrapping(self.ring.next_used()), Wrapping(used_before));
+        if new == old {
+            return Ok(false);
+        }
+        let available = self.address(RingPart::Available);
+        if !self.ring.event_idx_enabled() {
+            return Ok(load_u16(mem, available)? & AVAIL_F_NO_INTERRUPT == 0);
+        }
+        // Section 2.7.7.2: interrupt if the entry that the driver waits for is among those just added.
+        let used_event = Wrapping(load_u16(mem, available + 4 + 2 * u64::from(self.size()))?);
+        Ok(new - used_event - Wrapping(1) < new - old)
+    }
+
+    /// Saved form. Whether event index is on follows from the negotiated features.
+    pub fn state(&self) -> QueueStateV1 {
+        QueueStateV1 {
+            size: self.ring.size(),
+            enabled: self.ring.ready(),
+            descriptors: self.ring.desc_table(),
+            available: self.ring.avail_ring(),
+            used: self.ring.used_ring(),
+            next_available: self.ring.next_avail(),
+            next_used: self.ring.next_used(),
+            vector: self.vector,
+        }
+    }
+
+    /// A queue like this one with saved contents.
+    pub fn restored(&self, state: &QueueStateV1, event_idx: bool) -> Result<VirtQueue, StateError> {
+        let ring = Queue::try_from(QueueState {
+            max_size: self.ring.max_size(),
+            next_avail: state.next_available,
+            next_used: state.next_used,
+            event_idx_enabled: state.enabled && event_idx,
+            size: state.size,
+            ready: state.enabled,
+            desc_table: state.descriptors,
+            avail_ring: state.available,
+            used_ring: state.used,
+        })
+        .map_err(|e| StateError::new(format!("virtqueue: {e}")))?;
+        Ok(VirtQueue { ring, vector: state.vector, scratch: Chain::default() })
+    }
+}
+
+/// The caller has checked that the ring lies in RAM, so `address` does not overflow.
+fn load_u16<M: GuestMemory>(mem: &M, address: u64) -> Result<u16, RingError> {
+    mem.load::<u16>(GuestAddress(address), Relaxed).map(u16::from_le).map_err(|_| RingError::RingOutsideRam)
+}

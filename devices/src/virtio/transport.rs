@@ -1,0 +1,416 @@
+//! The registers of a modern virtio transport, as virtio-pci lays them out, and the device's life cycle.
+//!
+//! ```text
+//!            FEATURES_OK accepted       DRIVER_OK
+//!  reset ───────────────────────► set up ────────► live ──► NEEDS_RESET or FAILED
+//!    ▲                                                              │
+//!    └───────────────────── status := 0 ────────────────────────────┘
+//! ```
+//! Queues are served in the live state only. Interrupts are not sent from here: each access returns the
+//! [`Signals`] it caused, and the PCI function turns them into messages or a level.
+//!
+//! VIRTIO 1.2, sections 2.1 to 2.6, 3.1 and 4.1.4.
+
+use virtio_bindings::{virtio_config, virtio_ring};
+use vm_memory::GuestMemory;
+
+use super::chain::RingError;
+use super::console::{Console, RECEIVE_QUEUE};
+use super::device::{Model, VirtioDevice};
+use super::feature;
+use super::queue::{NO_VECTOR, RingPart, VirtQueue};
+use super::state::{DeviceStateV1, QueueStateV1, TransportStateV1};
+use crate::pci::StateError;
+
+/// Length of the common configuration structure, up to and including `queue_reset`.
+pub(crate) const COMMON_BYTES: usize = 0x3C;
+/// Bytes between the notification registers of two queues.
+pub(crate) const NOTIFY_STRIDE: usize = 4;
+
+/// Interrupt status: a queue has used buffers.
+pub(crate) const ISR_QUEUE: u8 = 1;
+/// Interrupt status: the configuration changed.
+pub(crate) const ISR_CONFIG: u8 = 2;
+
+const S_ACKNOWLEDGE: u8 = virtio_config::VIRTIO_CONFIG_S_ACKNOWLEDGE as u8;
+const S_DRIVER: u8 = virtio_config::VIRTIO_CONFIG_S_DRIVER as u8;
+const S_DRIVER_OK: u8 = virtio_config::VIRTIO_CONFIG_S_DRIVER_OK as u8;
+const S_FEATURES_OK: u8 = virtio_config::VIRTIO_CONFIG_S_FEATURES_OK as u8;
+const S_NEEDS_RESET: u8 = virtio_config::VIRTIO_CONFIG_S_NEEDS_RESET as u8;
+const S_FAILED: u8 = virtio_config::VIRTIO_CONFIG_S_FAILED as u8;
+/// Bits the driver can set.
+const S_BY_DRIVER: u8 = S_ACKNOWLEDGE | S_DRIVER | S_DRIVER_OK | S_FEATURES_OK | S_FAILED;
+
+const F_INDIRECT_DESC: u64 = feature(virtio_ring::VIRTIO_RING_F_INDIRECT_DESC);
+const F_EVENT_IDX: u64 = feature(virtio_ring::VIRTIO_RING_F_EVENT_IDX);
+const F_VERSION_1: u64 = feature(virtio_config::VIRTIO_F_VERSION_1);
+const F_RING_RESET: u64 = feature(virtio_config::VIRTIO_F_RING_RESET);
+const F_TRANSPORT: u64 = F_INDIRECT_DESC | F_EVENT_IDX | F_VERSION_1 | F_RING_RESET;
+
+/// What the driver is to be told after an access.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Signals {
+    /// Bit n: queue n has used buffers and the driver wants to know.
+    pub queues: u64,
+    /// The configuration (or the need for a reset) changed.
+    pub config: bool,
+    /// The device was reset: whatever it had to say before is void.
+    pub reset: bool,
+}
+
+/// See the module text.
+pub(crate) struct Transport {
+    device: VirtioDevice,
+    queues: Vec<VirtQueue>,
+    registers: TransportStateV1,
+    /// Number of interrupt vectors the driver can choose from.
+    vectors: u16,
+}
+
+/// Checked contents for [`Transport::install`].
+pub(crate) struct TransportParts {
+    registers: TransportStateV1,
+    queues: Vec<VirtQueue>,
+    device: DeviceStateV1,
+}
+
+impl Transport {
+    /// A device after power-on.
+    pub fn new(device: VirtioDevice) -> Transport {
+        let queues: Vec<_> = device.kind().queue_sizes.iter().map(|&size| VirtQueue::new(size)).collect();
+        let vectors = queues.len() as u16 + 1;
+        let registers = TransportStateV1 { config_vector: NO_VECTOR, ..Default::default() };
+        Transport { device, queues, registers, vectors }
+    }
+
+    /// The device model.
+    pub fn device(&self) -> &VirtioDevice {
+        &self.device
+    }
+
+    /// The device model.
+    pub fn device_mut(&mut self) -> &mut VirtioDevice {
+        &mut self.device
+    }
+
+    /// Number of queues.
+    pub fn queue_count(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// Vector of a queue, or [`NO_VECTOR`].
+    pub fn queue_vector(&self, index: usize) -> u16 {
+        self.queues[index].vector
+    }
+
+    /// Vector for configuration changes, or [`NO_VECTOR`].
+    pub fn config_vector(&self) -> u16 {
+        self.registers.config_vector
+    }
+
+    /// The interrupt status register, without the side effect of reading it.
+    pub fn isr(&self) -> u8 {
+        self.registers.isr
+    }
+
+    /// Sets bits of the interrupt status register.
+    pub fn set_isr(&mut self, bits: u8) {
+        self.registers.isr |= bits;
+    }
+
+    /// Reads the interrupt status register, which clears it.
+    pub fn take_isr(&mut self) -> u8 {
+        std::mem::take(&mut self.registers.isr)
+    }
+
+    /// Reads the common configuration structure, anywhere and in any width; zero behind its end.
+    pub fn read_common(&self, offset: usize, data: &mut [u8]) {
+        copy_window(&self.common(), offset, data);
+    }
+
+    /// Writes a register of the common configuration structure. An access that is not a whole register (or
+    /// half of a 64-bit one) is ignored.
+    pub fn write_common<M: GuestMemory>(
+        &mut self,
+        mem: &M,
+        offset: usize,
+        data: &[u8],
+        bus_master: bool,
+    ) -> Signals {
+        match (offset, data) {
+            (0x20 | 0x28 | 0x30, &[a, b, c, d, e, f, g, h]) => {
+                self.write_u32(offset, u32::from_le_bytes([a, b, c, d]));
+                self.write_u32(offset + 4, u32::from_le_bytes([e, f, g, h]));
+            }
+            (_, &[a, b, c, d]) => self.write_u32(offset, u32::from_le_bytes([a, b, c, d])),
+            (_, &[a, b]) => self.write_u16(offset, u16::from_le_bytes([a, b])),
+            (0x14, &[status]) => return self.write_status(mem, status, bus_master),
+            _ => log::debug!("virtio: ignored a {}-byte write to register {offset:#x}", data.len()),
+        }
+        Signals::default()
+    }
+
+    /// Reads the device configuration; zero behind its end.
+    pub fn read_config(&self, offset: usize, data: &mut [u8]) {
+        let mut config = self.device.config();
+        config.truncate(self.device.kind().config_bytes as usize);
+        copy_window(&config, offset, data);
+    }
+
+    /// Writes the device configuration; writes that leave it are ignored.
+    pub fn write_config(&mut self, offset: usize, data: &[u8]) {
+        if offset + data.len() <= self.device.kind().config_bytes as usize {
+            self.device.write_config(offset, data);
+        }
+    }
+
+    /// The driver made buffers available on a queue.
+    pub fn notify<M: GuestMemory>(&mut self, mem: &M, index: usize, bus_master: bool) -> Signals {
+        let enabled = self.queues.get(index).is_some_and(VirtQueue::enabled);
+        if !enabled || !self.live() || !bus_master {
+            log::debug!("virtio: ignored a notification for queue {index}");
+            return Signals::default();
+        }
+        match self.device.serve(mem, index, &mut self.queues[index]) {
+            Ok(wanted) => Signals { queues: u64::from(wanted) << index, ..Signals::default() },
+            Err(error) => self.need_reset(index, error),
+        }
+    }
+
+    /// Bytes typed at the console, which must be what the device is.
+    pub fn push_input<M: GuestMemory>(&mut self, mem: &M, bytes: &[u8], bus_master: bool) -> Signals {
+        if let Some(console) = self.console_mut() {
+            console.queue_input(bytes);
+        }
+        self.notify(mem, RECEIVE_QUEUE, bus_master)
+    }
+
+    /// The console's terminal has another size.
+    pub fn resize(&mut self, columns: u16, rows: u16) -> Signals {
+        let changed = self.console_mut().is_some_and(|console| console.resize(columns, rows));
+        if changed {
+            self.registers.generation = self.registers.generation.wrapping_add(1);
+        }
+        Signals { config: changed && self.live(), ..Signals::default() }
+    }
+
+    /// The model, if it is a console.
+    pub fn console_mut(&mut self) -> Option<&mut Console> {
+        match &mut self.device {
+            VirtioDevice::Console(console) => Some(console),
+            _ => None,
+        }
+    }
+
+    /// Saved form of registers, queues and device.
+    pub fn state(&self) -> (TransportStateV1, Vec<QueueStateV1>, DeviceStateV1) {
+        let queues = self.queues.iter().map(VirtQueue::state).collect();
+        (self.registers.clone(), queues, self.device.state())
+    }
+
+    /// Checks a saved state without changing anything.
+    pub fn check(
+        &self,
+        registers: &TransportStateV1,
+        queues: &[QueueStateV1],
+        device: &DeviceStateV1,
+    ) -> Result<TransportParts, StateError> {
+        self.device.check(device)?;
+        self.check_registers(registers)?;
+        if queues.len() != self.queues.len() {
+            return Err(StateError::new("the device has another number of queues"));
+        }
+        let set_up = registers.status & S_FEATURES_OK != 0;
+        if queues.iter().any(|queue| !self.vector_exists(queue.vector) || queue.enabled && !set_up) {
+            return Err(StateError::new("a queue has an impossible vector or is enabled too early"));
+        }
+        let event_idx = registers.driver_features & F_EVENT_IDX != 0;
+        let pairs = self.queues.iter().zip(queues);
+        let queues =
+            pairs.map(|(queue, state)| queue.restored(state, event_idx)).collect::<Result<_, _>>()?;
+        Ok(TransportParts { registers: registers.clone(), queues, device: device.clone() })
+    }
+
+    /// Puts back what [`Transport::check`] accepted.
+    pub fn install(&mut self, parts: TransportParts) {
+        self.registers = parts.registers;
+        self.queues = parts.queues;
+        self.device.install(&parts.device);
+    }
+
+    fn check_registers(&self, registers: &TransportStateV1) -> Result<(), StateError> {
+        let status = registers.status;
+        let set_up = status & S_FEATURES_OK != 0;
+        if status & !(S_BY_DRIVER | S_NEEDS_RESET) != 0 || status & S_DRIVER_OK != 0 && !set_up {
+            return Err(StateError::new(format!("device status {status:#x} cannot occur")));
+        }
+        if set_up && !self.acceptable(registers.driver_features) {
+            return Err(StateError::new("the driver uses features that the device does not have"));
+        }
+        if registers.isr & !(ISR_QUEUE | ISR_CONFIG) != 0 || !self.vector_exists(registers.config_vector) {
+            return Err(StateError::new("impossible interrupt status or configuration vector"));
+        }
+        Ok(())
+    }
+
+    fn vector_exists(&self, vector: u16) -> bool {
+        vector < self.vectors || vector == NO_VECTOR
+    }
+
+    fn offered(&self) -> u64 {
+        self.device.features() | F_TRANSPORT
+    }
+
+    fn acceptable(&self, features: u64) -> bool {
+        features & !self.offered() == 0 && features & F_VERSION_1 != 0
+    }
+
+    fn live(&self) -> bool {
+        self.registers.status & (S_DRIVER_OK | S_NEEDS_RESET | S_FAILED) == S_DRIVER_OK
+    }
+
+    fn set_up(&self) -> bool {
+        self.registers.status & S_FEATURES_OK != 0
+    }
+
+    fn selected(&mut self) -> Option<&mut VirtQueue> {
+        self.queues.get_mut(usize::from(self.registers.queue_select))
+    }
+
+    /// All common registers as the driver sees them.
+    fn common(&self) -> [u8; COMMON_BYTES] {
+        let registers = &self.registers;
+        let mut image = [0; COMMON_BYTES];
+        let mut put =
+            |offset: usize, value: &[u8]| image[offset..offset + value.len()].copy_from_slice(value);
+        put(0x00, &registers.device_feature_select.to_le_bytes());
+        put(0x04, &half(self.offered(), registers.device_feature_select).to_le_bytes());
+        put(0x08, &registers.driver_feature_select.to_le_bytes());
+        put(0x0C, &half(registers.driver_features, registers.driver_feature_select).to_le_bytes());
+        put(0x10, &registers.config_vector.to_le_bytes());
+        put(0x12, &(self.queues.len() as u16).to_le_bytes());
+        put(0x14, &[registers.status, registers.generation]);
+        put(0x16, &registers.queue_select.to_le_bytes());
+        if let Some(queue) = self.queues.get(usize::from(registers.queue_select)) {
+            put(0x18, &queue.size().to_le_bytes());
+            put(0x1A, &queue.vector.to_le_bytes());
+            put(0x1C, &u16::from(queue.enabled()).to_le_bytes());
+            put(0x1E, &registers.queue_select.to_le_bytes()); // queue_notify_off
+            put(0x20, &queue.address(RingPart::Descriptors).to_le_bytes());
+            put(0x28, &queue.address(RingPart::Available).to_le_bytes());
+            put(0x30, &queue.address(RingPart::Used).to_le_bytes());
+        }
+        image
+    }
+
+    fn write_u32(&mut self, offset: usize, value: u32) {
+        let (part, high) = match offset {
+            0x00 => return self.registers.device_feature_select = value,
+            0x08 => return self.registers.driver_feature_select = value,
+            0x0C => return self.write_features(value),
+            0x20 | 0x24 => (RingPart::Descriptors, offset == 0x24),
+            0x28 | 0x2C => (RingPart::Available, offset == 0x2C),
+            0x30 | 0x34 => (RingPart::Used, offset == 0x34),
+            _ => return log::debug!("virtio: ignored a dword write to register {offset:#x}"),
+        };
+        if let Some(queue) = self.selected() {
+            queue.set_address_half(part, high, value);
+        }
+    }
+
+    fn write_features(&mut self, value: u32) {
+        let shift = match self.registers.driver_feature_select {
+            0 => 0,
+            1 => 32,
+            _ => return,
+        };
+        if self.set_up() {
+            return log::debug!("virtio: features written after they were agreed on");
+        }
+        let other_half = self.registers.driver_features & !(0xFFFF_FFFF << shift);
+        self.registers.driver_features = other_half | u64::from(value) << shift;
+    }
+
+    fn write_u16(&mut self, offset: usize, value: u16) {
+        let vector = if value < self.vectors { value } else { NO_VECTOR };
+        let event_idx = self.registers.driver_features & F_EVENT_IDX != 0;
+        let ring_reset = self.registers.driver_features & F_RING_RESET != 0;
+        let set_up = self.set_up();
+        match offset {
+            0x10 => return self.registers.config_vector = vector,
+            0x16 => return self.registers.queue_select = value,
+            _ => {}
+        }
+        let Some(queue) = self.selected() else { return };
+        match offset {
+            0x18 => queue.set_size(value),
+            0x1A => queue.vector = vector,
+            0x1C if value == 1 && set_up => queue.enable(event_idx),
+            0x3A if value == 1 && set_up && ring_reset => queue.reset(),
+            _ => log::debug!("virtio: ignored {value:#x} written to register {offset:#x}"),
+        }
+    }
+
+    fn write_status<M: GuestMemory>(&mut self, mem: &M, value: u8, bus_master: bool) -> Signals {
+        if value == 0 {
+            self.reset();
+            return Signals { reset: true, ..Signals::default() };
+        }
+        // Bits can be set one by one or at once; only a reset clears them.
+        let was_live = self.live();
+        let mut status = self.registers.status | value & S_BY_DRIVER;
+        if !self.set_up() && !self.acceptable(self.registers.driver_features) {
+            status &= !S_FEATURES_OK;
+        }
+        if status & S_FEATURES_OK == 0 {
+            status &= !S_DRIVER_OK;
+        }
+        self.registers.status = status;
+        if self.live() && !was_live { self.serve_all(mem, bus_master) } else { Signals::default() }
+    }
+
+    /// Serves what the driver made available before it said that it is ready.
+    fn serve_all<M: GuestMemory>(&mut self, mem: &M, bus_master: bool) -> Signals {
+        let mut all = Signals::default();
+        for index in 0..self.queues.len() {
+            if self.queues[index].enabled() {
+                let signals = self.notify(mem, index, bus_master);
+                all.queues |= signals.queues;
+                all.config |= signals.config;
+            }
+        }
+        all
+    }
+
+    fn reset(&mut self) {
+        self.queues.iter_mut().for_each(VirtQueue::reset);
+        self.registers = TransportStateV1 {
+            config_vector: NO_VECTOR,
+            // Counts on, so that a driver cannot take a configuration read in two halves for one.
+            generation: self.registers.generation,
+            ..Default::default()
+        };
+    }
+
+    fn need_reset(&mut self, index: usize, error: RingError) -> Signals {
+        log::debug!("virtio: queue {index} needs a reset: {error}");
+        self.registers.status |= S_NEEDS_RESET;
+        Signals { config: true, ..Signals::default() }
+    }
+}
+
+/// The low or high half of a feature word; there are no others.
+fn half(features: u64, select: u32) -> u32 {
+    match select {
+        0 => features as u32,
+        1 => (features >> 32) as u32,
+        _ => 0,
+    }
+}
+
+/// Copies from a structure that reads zero behind its end.
+fn copy_window(image: &[u8], offset: usize, data: &mut [u8]) {
+    for (i, byte) in data.iter_mut().enumerate() {
+        *byte = image.get(offset + i).copied().unwrap_or(0);
+    }
+}

@@ -1,0 +1,115 @@
+//! Options that describe a machine, shared by `run` and `record`.
+
+use std::path::PathBuf;
+
+use vmm::config::{Images, MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineConfig, MachineOptions};
+use vmm::error::Error;
+use vmm::host::LiveOptions;
+use vmm::inputs::PowerOn;
+
+/// The machine and its surroundings.
+#[derive(clap::Args)]
+pub struct MachineArgs {
+    /// Kernel: bzImage, ELF vmlinux, PVH or Multiboot
+    #[arg(long, value_name = "FILE")]
+    kernel: PathBuf,
+    /// Initial RAM disk
+    #[arg(long, value_name = "FILE")]
+    initrd: Option<PathBuf>,
+    /// Kernel command line
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    cmdline: String,
+    /// Boot module for Multiboot kernels, with its command line: FILE or "FILE TEXT" (repeatable)
+    #[arg(long, value_name = "FILE [TEXT]")]
+    module: Vec<String>,
+    /// Raw disk image; the guest's writes never reach it
+    #[arg(long, value_name = "FILE")]
+    disk: Option<PathBuf>,
+    /// RAM size: a number with K, M or G
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
+    memory: u64,
+    /// Which engine executes the guest
+    #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
+    engine: EngineChoice,
+    /// Also write the guest's console output to this file
+    #[arg(long, value_name = "FILE")]
+    console_log: Option<PathBuf>,
+    /// Never wait in real time while the guest is idle
+    #[arg(long)]
+    unpaced: bool,
+    /// Date that the guest's clock starts with, in seconds since 1970 [default: now]
+    #[arg(long, value_name = "SECONDS")]
+    date: Option<i64>,
+    /// Seed of the guest's randomness [default: random]
+    #[arg(long, value_name = "NUMBER")]
+    seed: Option<u64>,
+    /// End the run after so many instructions
+    #[arg(long, value_name = "N")]
+    max_instructions: Option<u64>,
+}
+
+/// Which engine executes the guest.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum EngineChoice {
+    /// The fastest one that works here
+    Auto,
+    /// The software CPU
+    Soft,
+    /// Hardware virtualisation
+    Kvm,
+}
+
+impl MachineArgs {
+    /// Reads the images and gives the machine's description.
+    pub fn config(&self) -> Result<(MachineConfig, Images), Error> {
+        if self.engine == EngineChoice::Kvm {
+            let why = "this version has no KVM engine yet; use --engine soft";
+            return Err(Error::Unsupported(why.to_string()));
+        }
+        let modules = self.module.iter().map(|text| {
+            let (file, cmdline) = text.split_once(' ').unwrap_or((text, ""));
+            (PathBuf::from(file), cmdline.to_string())
+        });
+        MachineConfig::from_options(&MachineOptions {
+            kernel: self.kernel.clone(),
+            initrd: self.initrd.clone(),
+            modules: modules.collect(),
+            cmdline: self.cmdline.clone(),
+            disk: self.disk.clone(),
+            memory_bytes: self.memory,
+        })
+    }
+
+    /// What the machine is given at power-on.
+    pub fn power_on(&self) -> Result<PowerOn, Error> {
+        vmm::host::power_on(self.date, self.seed)
+    }
+
+    /// How the run treats the outside world.
+    pub fn live(&self) -> LiveOptions {
+        LiveOptions {
+            console_log: self.console_log.clone(),
+            unpaced: self.unpaced,
+            max_steps: self.max_instructions,
+        }
+    }
+}
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.chars().last().map(|c| c.to_ascii_uppercase()) {
+        Some('K') => (&text[..text.len() - 1], 10),
+        Some('M') => (&text[..text.len() - 1], 20),
+        Some('G') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| "write a size like 512M or 2G".to_string())?;
+    let bytes = number.checked_mul(1 << shift).unwrap_or(u64::MAX);
+    if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&bytes) {
+        return Err(format!(
+            "give between {}M and {}G of memory",
+            MIN_MEMORY_BYTES >> 20,
+            MAX_MEMORY_BYTES >> 30
+        ));
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,47 @@
+//! `ttvm run`: a guest without recording.
+
+use std::path::PathBuf;
+
+use vmm::error::Error;
+use vmm::host::{LiveConsole, RawTerminal};
+use vmm::inputs::Inputs;
+use vmm::machine::{Machine, RunStop};
+
+use super::machine_args::MachineArgs;
+use super::stats::{Stats, WithStats};
+
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    machine: MachineArgs,
+    /// Write counts for every MARK line on the console to this file (used by scripts/bench)
+    #[arg(long, value_name = "FILE")]
+    stats_json: Option<PathBuf>,
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    let (config, images) = args.machine.config()?;
+    let power_on = args.machine.power_on()?;
+    let mut machine = Machine::new(&config, &images, &power_on)?;
+    drop(images);
+    let live = LiveConsole::new(args.machine.live())?;
+    let Some(path) = &args.stats_json else {
+        let mut live = live;
+        return run_to_end(&mut machine, &mut live);
+    };
+    let mut inputs = WithStats::new(live);
+    let code = run_to_end(&mut machine, &mut inputs)?;
+    Stats::write(path, inputs.marks(), &machine)?;
+    Ok(code)
+}
+
+/// Runs a machine to its end on the user's terminal.
+pub fn run_to_end(machine: &mut Machine, inputs: &mut dyn Inputs) -> Result<i32, Error> {
+    let terminal = RawTerminal::enter()?;
+    let stop = machine.run(u64::MAX, inputs);
+    drop(terminal);
+    match stop? {
+        RunStop::Ended(outcome) => Ok(super::report_outcome(machine, &outcome)),
+        other => unreachable!("nothing else ends a run without limits: {other:?}"),
+    }
+}
