@@ -87,6 +87,8 @@ impl Soft {
                 handler & 0xffff | u64::from(KERNEL_CS) << 16 | rights << 40 | (handler >> 16 & 0xffff) << 48;
             self.ram.store_u64(IDT + vector * 16, low);
             self.ram.store_u64(IDT + vector * 16 + 8, handler >> 32);
+            // A jump to itself: steps that are left over may pass here.
+            self.ram.store_u16(HANDLERS + vector * HANDLER_BYTES, 0xfeeb);
         }
         self.ram.store_u64(GDT + u64::from(KERNEL_CS), 0x00af_9b00_0000_ffff);
         self.ram.store_u64(GDT + u64::from(USER_SS & !7), 0x00cf_f300_0000_ffff);

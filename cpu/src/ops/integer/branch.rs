@@ -16,13 +16,13 @@ impl Core {
     /// CS; otherwise the branch itself faults (SDM vol. 2, JMP, CALL, RET: #GP(0)).
     #[inline(always)]
     fn branch_to(&mut self, target: u64) -> Res<()> {
-        self.check_target(target)?;
+        self.check_near_target(target)?;
         self.rip = target;
         Ok(())
     }
 
     #[inline(always)]
-    fn check_target(&mut self, target: u64) -> Res<()> {
+    fn check_near_target(&mut self, target: u64) -> Res<()> {
         let allowed = if self.is_64bit() {
             crate::memory::canonical(target)
         } else {
@@ -68,7 +68,7 @@ fn call_relative<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<(
 #[inline(always)]
 fn call<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op, target: u64) -> Res<()> {
     if !core.is_64bit() {
-        core.check_target(target)?;
+        core.check_near_target(target)?;
     }
     let back = core.next_rip(core.block_rip(), op.next);
     let sp = core.stack_pointer_minus(W::BYTES);
