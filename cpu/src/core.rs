@@ -183,6 +183,12 @@ impl Core {
 
     /// Replaces the whole state. Translations and code derived from the old one are dropped.
     pub fn load_state(&mut self, state: &CpuState) {
+        self.load_registers(state);
+        self.mmu.flush_all();
+    }
+
+    /// Replaces the whole state but keeps translations and code: RAM has not been replaced.
+    pub(crate) fn load_registers(&mut self, state: &CpuState) {
         self.state = state.clone();
         self.regs = [0; 32];
         self.regs[..16].copy_from_slice(&state.gpr);
@@ -204,7 +210,6 @@ impl Core {
             self.segment_changed(index);
         }
         self.mode_changed();
-        self.mmu.flush_all();
         self.paging_changed();
         self.update_debug_attention();
     }

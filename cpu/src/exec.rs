@@ -15,6 +15,9 @@ use crate::memory::Target;
 use crate::op::{Break, Op, REG_BLOCK_RIP, Res};
 use crate::state::CpuState;
 
+/// Size of the largest memory operand of an op in bytes, FXSAVE's and the like aside.
+const LARGEST_OPERAND: u64 = 16;
+
 /// Why [`Cpu::run`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
@@ -58,6 +61,15 @@ impl Cpu {
         self.core.debug_registers_changed();
         self.core.debug.hit = None;
         self.core.stale_code.clear();
+    }
+
+    /// Replaces the architectural state, as [`Cpu::set_state`] does, over RAM that only the CPU and
+    /// [`GuestRam`] writes that it was told of have changed: what was derived from RAM stays, which makes this
+    /// cheap enough for every instruction.
+    pub fn set_registers(&mut self, state: &CpuState) {
+        self.core.load_registers(state);
+        self.core.debug_registers_changed();
+        self.core.debug.hit = None;
     }
 
     /// Steps executed since power-on: completed instructions, iterations of repeated string instructions, and
@@ -496,7 +508,8 @@ impl Core {
     fn noncanonical_stack_fault(&mut self, op: &Op) {
         if self.is_64bit() && self.exception.error_code == Some(0) {
             let address = self.effective_address(op).wrapping_add(self.seg_base[(op.seg & 7) as usize]);
-            if !crate::memory::canonical(address) {
+            let end = address.wrapping_add(LARGEST_OPERAND - 1);
+            if !crate::memory::canonical(address) || !crate::memory::canonical(end) {
                 self.exception.vector = crate::exception::SS;
             }
         }

@@ -238,6 +238,7 @@ impl Core {
     /// Raises whatever a store of `length` bytes would raise.
     pub fn check_writable(&mut self, _bus: &mut dyn Bus, address: u64, length: u64) -> Res<()> {
         let index = self.mmu.index_base();
+        self.check_end(address, length as usize)?;
         for (at, _) in page_chunks(address, length as usize) {
             self.translate(at, Access::Write, index)?;
         }
@@ -318,6 +319,7 @@ impl Core {
     fn load_slow(&mut self, bus: &mut dyn Bus, address: u64, bytes: &mut [u8], access: Access) -> Res<()> {
         let index = self.mmu.index_base();
         let in_first = first_part(address, bytes.len());
+        self.check_end(address, bytes.len())?;
         let first = self.translate(address, access, index)?;
         let second = if in_first < bytes.len() {
             Some(self.translate(self.wrapped(address, in_first), access, index)?)
@@ -338,6 +340,7 @@ impl Core {
     fn store_slow(&mut self, bus: &mut dyn Bus, address: u64, bytes: &[u8]) -> Res<()> {
         let index = self.mmu.index_base();
         let in_first = first_part(address, bytes.len());
+        self.check_end(address, bytes.len())?;
         let first = self.translate(address, Access::Write, index)?;
         let second = if in_first < bytes.len() {
             Some(self.translate(self.wrapped(address, in_first), Access::Write, index)?)
@@ -351,6 +354,12 @@ impl Core {
         }
         self.note_access(address, bytes.len() as u64, first, WatchKind::Write);
         Ok(())
+    }
+
+    /// An access whose last byte is not canonical raises #GP even if its first byte would raise #PF.
+    fn check_end(&mut self, address: u64, length: usize) -> Res<()> {
+        let end = address.wrapping_add(length as u64 - 1);
+        if self.long_mode() && !canonical(end) { Err(self.gp(0)) } else { Ok(()) }
     }
 
     /// The address `distance` further on; addresses wrap at 32 bits outside long mode.
