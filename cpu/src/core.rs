@@ -31,13 +31,10 @@ pub mod cr0 {
 /// CR4 bits.
 pub mod cr4 {
     #![allow(missing_docs, reason = "the names are the architecture's")]
-    pub const VME: u64 = 1;
-    pub const PVI: u64 = 1 << 1;
     pub const TSD: u64 = 1 << 2;
     pub const DE: u64 = 1 << 3;
     pub const PSE: u64 = 1 << 4;
     pub const PAE: u64 = 1 << 5;
-    pub const MCE: u64 = 1 << 6;
     pub const PGE: u64 = 1 << 7;
     pub const PCE: u64 = 1 << 8;
     pub const OSFXSR: u64 = 1 << 9;

@@ -122,10 +122,10 @@ impl Cpu {
         self.core.budget_end = until_steps;
         self.core.attention |= attention::SIGNALS;
         loop {
-            if self.core.attention != 0 {
-                if let Some(stop) = self.attend(bus) {
-                    return stop;
-                }
+            if self.core.attention != 0
+                && let Some(stop) = self.attend(bus)
+            {
+                return stop;
             }
             if self.core.block_steps >= until_steps {
                 return Stop::Budget;
@@ -264,15 +264,13 @@ impl Cpu {
             }
             return;
         }
-        if signals.interrupt {
-            if self.core.rflags & flags::IF != 0 && !shadow {
-                if let Some(vector) = bus.acknowledge_interrupt() {
-                    self.wake();
-                    self.deliver(bus, Delivery::Interrupt(vector));
-                }
-                return;
+        // With IF clear the request waits: setting IF, and the end of a shadow, set the bit again.
+        if signals.interrupt && self.core.rflags & flags::IF != 0 && !shadow {
+            if let Some(vector) = bus.acknowledge_interrupt() {
+                self.wake();
+                self.deliver(bus, Delivery::Interrupt(vector));
             }
-            // Waits for IF, or for the shadow's end: both set the bit again.
+            return;
         }
         if !shadow {
             self.core.attention &= !attention::SIGNALS;
@@ -309,10 +307,10 @@ impl Cpu {
         }
     }
 
-    /// Mode bits that decoding depends on: code size and stack width.
+    /// The mode that decoding depends on.
     #[inline(always)]
     fn mode(&self) -> u8 {
-        self.core.code_size as u8 | u8::from(self.core.stack_mask == 0xffff) << 2
+        self.core.code_size as u8
     }
 
     #[cold]
@@ -359,8 +357,7 @@ impl Cpu {
         let in_page = (start % PAGE_SIZE) as usize;
         let available = PAGE_SIZE as usize - in_page;
         self.core.ram.read_bytes(start, &mut bytes[..available]);
-        let mode =
-            decode::Mode { code_size: self.core.code_size, stack_16bit: self.core.stack_mask == 0xffff };
+        let mode = decode::Mode { code_size: self.core.code_size };
         let mut block = NewBlock {
             key,
             start,

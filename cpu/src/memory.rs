@@ -29,7 +29,7 @@ macro_rules! scalar_memory {
         pub fn $load(&mut self, bus: &mut dyn Bus, address: u64) -> Res<$type> {
             const SIZE: u64 = size_of::<$type>() as u64;
             let slot = self.mmu.slot(self.mmu.index_base(), address);
-            if slot.read == address & PAGE_MASK && address & !PAGE_MASK <= PAGE_SIZE - SIZE {
+            if slot.read == address & PAGE_MASK && fits_in_page(address, SIZE) {
                 return Ok(self.ram.$ram_load(address.wrapping_add(slot.addend)));
             }
             let mut bytes = [0; SIZE as usize];
@@ -42,7 +42,7 @@ macro_rules! scalar_memory {
         pub fn $store(&mut self, bus: &mut dyn Bus, address: u64, value: $type) -> Res<()> {
             const SIZE: u64 = size_of::<$type>() as u64;
             let slot = self.mmu.slot(self.mmu.index_base(), address);
-            if slot.write == address & PAGE_MASK && address & !PAGE_MASK <= PAGE_SIZE - SIZE {
+            if slot.write == address & PAGE_MASK && fits_in_page(address, SIZE) {
                 self.ram.$ram_store(address.wrapping_add(slot.addend), value);
                 return Ok(());
             }
@@ -60,7 +60,7 @@ macro_rules! scalar_memory {
         ) -> Res<()> {
             const SIZE: u64 = size_of::<$type>() as u64;
             let slot = self.mmu.slot(self.mmu.index_base(), address);
-            if slot.write == address & PAGE_MASK && address & !PAGE_MASK <= PAGE_SIZE - SIZE {
+            if slot.write == address & PAGE_MASK && fits_in_page(address, SIZE) {
                 let offset = address.wrapping_add(slot.addend);
                 let new = change(self, self.ram.$ram_load(offset));
                 self.ram.$ram_store(offset, new);
@@ -482,6 +482,12 @@ impl Core {
 #[inline(always)]
 pub fn canonical(address: u64) -> bool {
     ((address as i64) << 16 >> 16) as u64 == address
+}
+
+/// Whether an access stays inside the page it begins in.
+#[inline(always)]
+fn fits_in_page(address: u64, size_bytes: u64) -> bool {
+    (address & !PAGE_MASK) + size_bytes <= PAGE_SIZE
 }
 
 fn wrap(address: u64, op_flags: u8) -> u64 {
