@@ -184,7 +184,11 @@ impl Cpu {
         self.core.rflags &= !flags::RF;
         let rip = self.core.rip;
         let op = self.code.block(number).ops[0];
+        // One step only: a repeated string instruction that went on here would hold back an interrupt that
+        // waits for the shadow's end, and where the budget ended would then show.
+        let budget_end = std::mem::replace(&mut self.core.budget_end, self.core.block_steps + 1);
         let completed = self.run_block(bus, number, 1);
+        self.core.budget_end = budget_end;
         // A repeated string instruction that stopped between iterations.
         let iterated = !completed && self.core.rip == rip;
         if resume && iterated {

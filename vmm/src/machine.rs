@@ -188,6 +188,8 @@ impl Machine {
             self.after_run(inputs)?;
             match stop {
                 Stop::Budget | Stop::Bus => {}
+                // No time passes where this run ends: the next one goes on from here.
+                Stop::Halted if self.moment().steps >= until => {}
                 Stop::Halted => self.idle(inputs)?,
                 Stop::Shutdown => self.outcome = Some(Outcome::TripleFault { rip: self.engine.cpu().rip() }),
                 Stop::Breakpoint => return Ok(RunStop::Breakpoint),
