@@ -11,7 +11,7 @@ mod stats;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use vmm::error::{Error, exit_code};
+use vmm::error::exit_code;
 use vmm::machine::Outcome;
 
 /// Runs an operating system in a virtual machine, records the run, and goes back to any instruction of it.
@@ -97,9 +97,4 @@ fn registers_text(state: &cpu::CpuState) -> String {
         state.cr0, state.cr2, state.cr3, state.cr4, state.msrs.efer
     );
     text
-}
-
-/// A sentence for a wrong argument.
-fn usage(text: impl Into<String>) -> Error {
-    Error::Position(text.into())
 }
