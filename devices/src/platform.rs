@@ -217,7 +217,7 @@ impl<B: ExpansionBus> Platform<B> {
 
     /// Bytes of input that the guest would notice at once: none while its driver does not listen.
     pub fn console_room(&self) -> usize {
-        if self.uart.receive_interrupt_enabled() { self.uart.input_capacity() } else { 0 }
+        if self.uart.is_listened_to() { self.uart.input_capacity() } else { 0 }
     }
 
     /// Lets `change` act on the expansion bus (input for its devices), then delivers the interrupts that came
