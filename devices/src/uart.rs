@@ -200,7 +200,7 @@ impl Uart {
 
     /// The chip in a saved state, with no output waiting.
     pub fn restore(state: &UartStateV1) -> Result<Uart, RestoreError> {
-        let uart = Uart { s: state.clone(), output: Vec::new(), line_dropped: false };
+        let uart = Uart { s: state.clone(), output: Vec::new(), line_dropped: false, vain_polls: 0 };
         RestoreError::unless(
             state.received.len() <= uart.capacity(),
             "UART",
