@@ -111,7 +111,8 @@ impl Machine {
         }
         bus.add(Console::new(power_on.columns, power_on.rows));
         bus.add(Rng::new(entropy_seed(&power_on.seed)));
-        let board = Board::new(Platform::new(power_on.unix_seconds, bus), ram.clone());
+        let platform = Platform::new(power_on.unix_seconds, bus).with_debug_ports(config.debug_ports);
+        let board = Board::new(platform, ram.clone());
         let mut engine = Box::new(SoftEngine::new(ram.clone()));
         engine.set_state(&entry_state(&entry));
         let pages = ram.flags().pages();
