@@ -329,7 +329,7 @@ impl Machine {
         memory.apply(
             &self.image,
             |page| ram.flags().has(page, PageFlags::DIRTY),
-            |page, contents| ram.write_bytes(page * guest_ram::PAGE_SIZE, contents),
+            |page, contents| ram.replace_bytes(page * guest_ram::PAGE_SIZE, contents),
         );
         let now_ns = state.cpu.steps + state.idle_ns;
         self.board
