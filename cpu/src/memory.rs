@@ -265,7 +265,7 @@ impl Core {
     /// Translates one address for an access at a privilege index; enters the TLB where that is allowed.
     pub(crate) fn translate(&mut self, address: u64, access: Access, index: usize) -> Res<Target> {
         if self.long_mode() && !canonical(address) {
-            return Err(self.gp(0));
+            return Err(self.not_canonical());
         }
         let privilege = Mmu::privilege(index);
         let mut tables = Vec::new();
@@ -359,7 +359,20 @@ impl Core {
     /// An access whose last byte is not canonical raises #GP even if its first byte would raise #PF.
     fn check_end(&mut self, address: u64, length: usize) -> Res<()> {
         let end = address.wrapping_add(length as u64 - 1);
-        if self.long_mode() && !canonical(end) { Err(self.gp(0)) } else { Ok(()) }
+        if self.long_mode() && !canonical(end) { Err(self.not_canonical()) } else { Ok(()) }
+    }
+
+    /// #GP(0), marked as one that stack accesses raise as #SS(0).
+    #[cold]
+    fn not_canonical(&mut self) -> Break {
+        self.noncanonical = true;
+        self.gp(0)
+    }
+
+    /// Raises what the last byte of an operand read would raise: some instructions look there first.
+    pub(crate) fn probe_read(&mut self, address: u64) -> Res<()> {
+        let index = self.mmu.index_base();
+        self.translate(address, Access::Read, index).map(|_| ())
     }
 
     /// The address `distance` further on; addresses wrap at 32 bits outside long mode.

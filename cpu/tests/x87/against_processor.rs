@@ -85,7 +85,9 @@ fn compare(guest: &mut Guest, bytes: &[u8], code: Code, cases: u64, seed: u64) -
         if vector.is_some() || !same(code, &ours, &theirs) {
             wrong += 1;
             if wrong <= 2 {
-                println!("{code:?} {bytes:02x?} vector {vector:?}\nbefore {before:?}\nours   {ours:?}\ntheirs {theirs:?}\n");
+                println!(
+                    "{code:?} {bytes:02x?} vector {vector:?}\nbefore {before:?}\nours   {ours:?}\ntheirs {theirs:?}\n"
+                );
             }
         }
     }

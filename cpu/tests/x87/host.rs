@@ -66,11 +66,7 @@ impl Host {
             status: word(2),
             valid: image[4],
             opcode: word(6),
-            instruction_pointer: known(
-                quad(8),
-                self.code.as_ptr() as u64 + self.at as u64,
-                POINTER_TO_CODE,
-            ),
+            instruction_pointer: known(quad(8), self.code.as_ptr() as u64 + self.at as u64, POINTER_TO_CODE),
             data_pointer: known(quad(16), data, POINTER_TO_DATA),
             registers: std::array::from_fn(|st| (quad(32 + 16 * st), word(40 + 16 * st))),
             flags: registers.flags & crate::machine::ARITHMETIC,

@@ -82,6 +82,8 @@ fn fxsave<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<
     require_fx(core)?;
     let address = core.linear_write(op, FXSAVE_BYTES)?;
     core.require_aligned(address, 16)?;
+    // The last byte's page decides which of two page faults is raised.
+    core.check_writable(bus, address.wrapping_add(FXSAVE_BYTES - 1), 1)?;
     core.check_writable(bus, address, FXSAVE_BYTES)?;
     save_legacy(core, bus, address, X87 | SSE, WIDE)
 }

@@ -256,10 +256,9 @@ fn maskmovdqu(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
 
 fn maskmovq(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_mmx()?;
-    let (value, mask) = (core.mm(op.r0), core.mm(op.r1));
-    store_selected(core, bus, op, &value.to_le_bytes(), &mask.to_le_bytes())?;
     core.state.fpu.enter_mmx();
-    Ok(())
+    let (value, mask) = (core.mm(op.r0), core.mm(op.r1));
+    store_selected(core, bus, op, &value.to_le_bytes(), &mask.to_le_bytes())
 }
 
 /// Stores the bytes whose mask has its top bit set, all or none. Bytes that are not selected raise no faults.

@@ -126,9 +126,8 @@ impl FpuState {
 
     /// Of the tags that memory holds only "empty" counts.
     fn set_tags(&mut self, tags: u16) {
-        self.valid = (0..8).fold(0, |valid, register| {
-            valid | u8::from(tags >> (2 * register) & 3 != EMPTY) << register
-        });
+        self.valid = (0..8)
+            .fold(0, |valid, register| valid | u8::from(tags >> (2 * register) & 3 != EMPTY) << register);
     }
 }
 
@@ -139,6 +138,7 @@ fn fnstenv<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res
     let address = core.linear_write(op, layout.environment_bytes() as u64)?;
     let mut image = [0; IMAGE_BYTES];
     layout.write(&core.state.fpu, &mut image);
+    core.check_writable(bus, address.wrapping_add(layout.environment_bytes() as u64 - 1), 1)?;
     core.store_bytes(bus, address, &image[..layout.environment_bytes()])?;
     let control = core.state.fpu.control | EXCEPTIONS;
     core.state.fpu.set_control(control);
@@ -150,6 +150,7 @@ fn fldenv<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<
     let layout = Layout::of::<WIDE>(core);
     let address = core.linear(op, layout.environment_bytes() as u64)?;
     let mut image = [0; IMAGE_BYTES];
+    core.probe_read(address.wrapping_add(layout.environment_bytes() as u64 - 1))?;
     core.load_bytes(bus, address, &mut image[..layout.environment_bytes()])?;
     layout.read(&mut core.state.fpu, &image);
     Ok(())
@@ -167,6 +168,7 @@ fn fnsave<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<
     for (st, slot) in (0..8).zip(registers) {
         slot.copy_from_slice(&fpu.st(st).to_bytes());
     }
+    core.check_writable(bus, address.wrapping_add(layout.image_bytes() as u64 - 1), 1)?;
     core.store_bytes(bus, address, &image[..layout.image_bytes()])?;
     core.state.fpu.initialise();
     Ok(())
@@ -177,6 +179,7 @@ fn frstor<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<
     let layout = Layout::of::<WIDE>(core);
     let address = core.linear(op, layout.image_bytes() as u64)?;
     let mut image = [0; IMAGE_BYTES];
+    core.probe_read(address.wrapping_add(layout.image_bytes() as u64 - 1))?;
     core.load_bytes(bus, address, &mut image[..layout.image_bytes()])?;
     let fpu = &mut core.state.fpu;
     layout.read(fpu, &image);
