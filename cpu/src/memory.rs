@@ -369,7 +369,16 @@ impl Core {
         self.gp(0)
     }
 
-    /// Raises what the last byte of an operand read would raise: some instructions look there first.
+    /// Raises #GP(0) unless both ends of an operand are canonical, for instructions that check this before
+    /// its alignment.
+    pub(crate) fn require_canonical(&mut self, address: u64, length: u64) -> Res<()> {
+        if self.long_mode() && !canonical(address) {
+            return Err(self.not_canonical());
+        }
+        self.check_end(address, length as usize)
+    }
+
+    /// Raises what reading a byte would raise.
     pub(crate) fn probe_read(&mut self, address: u64) -> Res<()> {
         let index = self.mmu.index_base();
         self.translate(address, Access::Read, index).map(|_| ())

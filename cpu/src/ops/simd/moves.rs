@@ -120,10 +120,16 @@ moves! {
     mm_copy = |core, _, op| core.set_mm(op.r0, core.mm(op.r1));
     mm_load_quad = |core, bus, op| { let value = core.load_quad(bus, op)?; core.set_mm(op.r0, value) };
     mm_load_double = |core, bus, op| { let value = core.load_double(bus, op)?; core.set_mm(op.r0, value.into()) };
-    mm_store_quad = |core, bus, op| { core.state.fpu.enter_mmx(); core.store_quad(bus, op, core.mm(op.r1))? };
+    // TOP is zero even if the store faults; the tags are not changed then.
+    mm_store_quad = |core, bus, op| {
+        core.state.fpu.clear_top();
+        core.store_quad(bus, op, core.mm(op.r1))?;
+        core.state.fpu.enter_mmx()
+    };
     mm_store_double = |core, bus, op| {
-        core.state.fpu.enter_mmx();
-        core.store_double(bus, op, core.mm(op.r1) as u32)?
+        core.state.fpu.clear_top();
+        core.store_double(bus, op, core.mm(op.r1) as u32)?;
+        core.state.fpu.enter_mmx()
     };
     mm_from_gpr32 = |core, _, op| core.set_mm(op.r0, core.reg32(op.r1).into());
     mm_from_gpr64 = |core, _, op| core.set_mm(op.r0, core.reg64(op.r1));

@@ -261,14 +261,12 @@ fn maskmovq(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     store_selected(core, bus, op, &value.to_le_bytes(), &mask.to_le_bytes())
 }
 
-/// Stores the bytes whose mask has its top bit set, all or none. Bytes that are not selected raise no faults.
+/// Stores the bytes whose mask has its top bit set, all or none. Which bytes raise faults is up to the processor
+/// (SDM vol. 2, MASKMOVDQU): here, as on real ones, all of them.
 fn store_selected(core: &mut Core, bus: &mut dyn Bus, op: &Op, value: &[u8], mask: &[u8]) -> Res<()> {
     let start = core.linear_write(op, value.len() as u64)?;
     let selected = || (0..value.len()).filter(|&n| mask[n] & 0x80 != 0);
-    if let (Some(first), Some(last)) = (selected().next(), selected().next_back()) {
-        core.check_writable(bus, start.wrapping_add(first as u64), 1)?;
-        core.check_writable(bus, start.wrapping_add(last as u64), 1)?;
-    }
+    core.check_writable(bus, start, value.len() as u64)?;
     for n in selected() {
         core.store_u8(bus, start.wrapping_add(n as u64), value[n])?;
     }
