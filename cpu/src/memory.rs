@@ -369,19 +369,20 @@ impl Core {
         self.gp(0)
     }
 
-    /// Raises #GP(0) unless both ends of an operand are canonical, for instructions that check this before
+    /// Raises #GP(0) unless an operand begins at a canonical address, for instructions that check this before
     /// its alignment.
-    pub(crate) fn require_canonical(&mut self, address: u64, length: u64) -> Res<()> {
-        if self.long_mode() && !canonical(address) {
-            return Err(self.not_canonical());
-        }
-        self.check_end(address, length as usize)
+    pub(crate) fn require_canonical(&mut self, address: u64) -> Res<()> {
+        if self.long_mode() && !canonical(address) { Err(self.not_canonical()) } else { Ok(()) }
     }
 
-    /// Raises what reading a byte would raise.
-    pub(crate) fn probe_read(&mut self, address: u64) -> Res<()> {
+    /// Raises what reading `length` bytes would raise.
+    pub(crate) fn probe_read(&mut self, address: u64, length: u64) -> Res<()> {
         let index = self.mmu.index_base();
-        self.translate(address, Access::Read, index).map(|_| ())
+        self.check_end(address, length as usize)?;
+        for (at, _) in page_chunks(address, length as usize) {
+            self.translate(at, Access::Read, index)?;
+        }
+        Ok(())
     }
 
     /// The address `distance` further on; addresses wrap at 32 bits outside long mode.

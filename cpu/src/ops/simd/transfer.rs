@@ -1,7 +1,7 @@
 //! Single lanes and sign masks between SIMD and general registers or memory, variable blends, PTEST, and the
 //! byte-masked stores.
 
-use iced_x86::{Mnemonic, Register};
+use iced_x86::Mnemonic;
 
 use crate::bus::Bus;
 use crate::core::Core;
@@ -64,9 +64,6 @@ fn masked_store(insn: &Insn<'_>, handler: Handler) -> Op {
     op.base = 7;
     op.index = REG_ZERO;
     op.seg = insn.segment_slot(raw.memory_segment());
-    if raw.memory_segment() == Register::SS {
-        op.flags |= Op::STACK;
-    }
     op.flags |= match raw.op0_kind() {
         iced_x86::OpKind::MemorySegDI => Op::LEGACY_EA | Op::ADDR16,
         iced_x86::OpKind::MemorySegEDI => Op::LEGACY_EA | Op::ADDR32,
