@@ -121,6 +121,8 @@ pub struct Core {
     last_code_segment: (u64, u32),
     /// The exception of the last [`Break::Fault`].
     pub exception: Exception,
+    /// The exception is a #GP for a non-canonical address, not for a misaligned one.
+    pub(crate) noncanonical: bool,
     /// Address translation.
     pub mmu: Mmu,
     /// Guest memory.
@@ -156,6 +158,7 @@ impl Core {
             stack_mask: 0xffff,
             last_code_segment: (0, 0),
             exception: Exception::default(),
+            noncanonical: false,
             mmu: Mmu::new(&ram),
             state: CpuState::reset(),
             stale_code: Vec::new(),

@@ -15,9 +15,6 @@ use crate::memory::Target;
 use crate::op::{Break, Op, REG_BLOCK_RIP, Res};
 use crate::state::CpuState;
 
-/// Size of the largest memory operand of an op in bytes, FXSAVE's and the like aside.
-const LARGEST_OPERAND: u64 = 16;
-
 /// Why [`Cpu::run`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
@@ -433,7 +430,7 @@ impl Cpu {
                     }
                     core.rip = core.next_rip(rip, op.start);
                     if op.flags & Op::STACK != 0 && core.exception.vector == crate::exception::GP {
-                        core.noncanonical_stack_fault(op);
+                        core.noncanonical_stack_fault();
                     }
                     self.deliver_fault(bus);
                     return false;
@@ -452,6 +449,7 @@ impl Cpu {
     fn deliver_fault(&mut self, bus: &mut dyn Bus) {
         let exception = self.core.exception;
         self.deliver(bus, Delivery::Exception(exception));
+        self.core.noncanonical = false;
     }
 
     fn deliver(&mut self, bus: &mut dyn Bus, delivery: Delivery) {
@@ -505,13 +503,9 @@ impl Core {
 
     /// An op whose memory operand goes through RSP or RBP and whose address is not canonical raises #SS.
     #[cold]
-    fn noncanonical_stack_fault(&mut self, op: &Op) {
-        if self.is_64bit() && self.exception.error_code == Some(0) {
-            let address = self.effective_address(op).wrapping_add(self.seg_base[(op.seg & 7) as usize]);
-            let end = address.wrapping_add(LARGEST_OPERAND - 1);
-            if !crate::memory::canonical(address) || !crate::memory::canonical(end) {
-                self.exception.vector = crate::exception::SS;
-            }
+    fn noncanonical_stack_fault(&mut self) {
+        if self.is_64bit() && std::mem::take(&mut self.noncanonical) {
+            self.exception.vector = crate::exception::SS;
         }
     }
 

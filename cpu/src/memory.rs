@@ -265,7 +265,7 @@ impl Core {
     /// Translates one address for an access at a privilege index; enters the TLB where that is allowed.
     pub(crate) fn translate(&mut self, address: u64, access: Access, index: usize) -> Res<Target> {
         if self.long_mode() && !canonical(address) {
-            return Err(self.gp(0));
+            return Err(self.not_canonical());
         }
         let privilege = Mmu::privilege(index);
         let mut tables = Vec::new();
@@ -359,7 +359,30 @@ impl Core {
     /// An access whose last byte is not canonical raises #GP even if its first byte would raise #PF.
     fn check_end(&mut self, address: u64, length: usize) -> Res<()> {
         let end = address.wrapping_add(length as u64 - 1);
-        if self.long_mode() && !canonical(end) { Err(self.gp(0)) } else { Ok(()) }
+        if self.long_mode() && !canonical(end) { Err(self.not_canonical()) } else { Ok(()) }
+    }
+
+    /// #GP(0), marked as one that stack accesses raise as #SS(0).
+    #[cold]
+    fn not_canonical(&mut self) -> Break {
+        self.noncanonical = true;
+        self.gp(0)
+    }
+
+    /// Raises #GP(0) unless an operand begins at a canonical address, for instructions that check this before
+    /// its alignment.
+    pub(crate) fn require_canonical(&mut self, address: u64) -> Res<()> {
+        if self.long_mode() && !canonical(address) { Err(self.not_canonical()) } else { Ok(()) }
+    }
+
+    /// Raises what reading `length` bytes would raise.
+    pub(crate) fn probe_read(&mut self, address: u64, length: u64) -> Res<()> {
+        let index = self.mmu.index_base();
+        self.check_end(address, length as usize)?;
+        for (at, _) in page_chunks(address, length as usize) {
+            self.translate(at, Access::Read, index)?;
+        }
+        Ok(())
     }
 
     /// The address `distance` further on; addresses wrap at 32 bits outside long mode.

@@ -464,7 +464,10 @@ fn adjust_bit_offset(rng: &mut Rng, case: &mut Case, steering: &Steering) {
     else {
         return;
     };
-    if !steering.fixed[register] {
+    if steering.fixed[register] {
+        // It is part of the address too: what it points at then must not be mapped.
+        case.registers.gpr[register] |= 1 << 62;
+    } else {
         let offset = (rng.next() as i64 >> 51) as u64;
         case.registers.gpr[register] = match case.instruction.op_register(1).size() {
             8 => offset,
@@ -529,5 +532,7 @@ fn landing(rng: &mut Rng, case: &Case) -> u64 {
 
 fn point_at_pad(rng: &mut Rng, case: &mut Case) {
     let target = landing(rng, case);
+    // The stack must not overwrite it.
+    case.writes.truncate(1);
     patch_memory(case, 0, &target.to_le_bytes());
 }

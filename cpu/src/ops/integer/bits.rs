@@ -68,22 +68,15 @@ fn test_mem<O: BitTest, W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -
         let words = number as i64 >> W::BITS.trailing_zeros();
         at.disp = op.disp.wrapping_add(words.wrapping_mul(W::BYTES as i64));
     }
-    let tested = test_at::<O, W>(core, bus, &at, number);
-    // The run loop would look at the address without the bit offset.
-    if op.flags & Op::STACK != 0 { tested.map_err(|reason| core.as_stack_fault(reason)) } else { tested }
-}
-
-#[inline(always)]
-fn test_at<O: BitTest, W: Width>(core: &mut Core, bus: &mut dyn Bus, at: &Op, number: u64) -> Res<()> {
     let mask = 1 << (number & u64::from(W::BITS - 1));
     if O::WRITES {
-        let address = core.linear_write(at, W::BYTES)?;
+        let address = core.linear_write(&at, W::BYTES)?;
         return W::update(core, bus, address, |core, value| {
             set_carry(core, value & mask != 0);
             O::apply(value, mask)
         });
     }
-    let address = core.linear(at, W::BYTES)?;
+    let address = core.linear(&at, W::BYTES)?;
     let value = W::load(core, bus, address)?;
     set_carry(core, value & mask != 0);
     Ok(())
