@@ -343,6 +343,10 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     let mut op = Op::new(handler).aux(repeat);
     op.seg = insn.segment_slot(source_segment(insn));
     op.r0 = if insn.mode.is_64bit() { SEG_NONE } else { ES };
+    if repeat != 0 {
+        // It takes a number of steps that is not known beforehand: nothing may follow it in its block.
+        op.flags |= Op::ENDS_BLOCK;
+    }
     Some(op)
 }
 
