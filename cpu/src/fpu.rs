@@ -110,7 +110,8 @@ impl FpuState {
             status: word(2),
             valid: image[4],
             opcode: word(6) & 0x7ff,
-            instruction_pointer,
+            // Of the 64-bit form, processors keep 48 bits of the instruction pointer.
+            instruction_pointer: ((instruction_pointer as i64) << 16 >> 16) as u64,
             instruction_selector,
             data_pointer,
             data_selector,
