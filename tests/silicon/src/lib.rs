@@ -63,14 +63,20 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Nothing differed and nothing died.
+    /// Nothing differed, nothing that should be offered was undefined, and nothing died.
     pub fn passed(&self) -> bool {
-        self.report.differences() == 0 && self.died.is_empty()
+        self.report.differences() == 0 && self.report.not_offered.is_empty() && self.died.is_empty()
     }
 }
 
 /// Why this host cannot run the comparison, if it cannot.
 pub fn unsupported() -> Option<String> {
+    let vendor = std::arch::x86_64::__cpuid(0);
+    if [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() != b"GenuineIntel" {
+        return Some(
+            "not an Intel processor, which the CPU follows where the manuals leave room".to_string(),
+        );
+    }
     let missing = missing_features();
     (!missing.is_empty()).then(|| format!("the processor has no {}", missing.join(", ")))
 }
