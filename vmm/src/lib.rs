@@ -7,6 +7,7 @@
 pub mod acpi;
 pub mod board;
 pub mod boot;
+pub mod checks;
 pub mod config;
 pub mod console_watch;
 pub mod debug;
@@ -20,7 +21,9 @@ pub mod inputs;
 pub mod machine;
 pub mod player;
 pub mod position;
+pub mod ram_digest;
 pub mod recorder;
 pub mod recording;
 pub mod replay;
 pub mod timeline;
+pub mod written_pages;
