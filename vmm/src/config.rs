@@ -121,7 +121,7 @@ impl MachineConfig {
             return Err(format!("needs CPU model {:?}; this ttvm has {CPU_MODEL} only", self.cpu_model));
         }
         let memory = self.memory_bytes;
-        if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&memory) || !memory.is_multiple_of(1024) {
+        if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&memory) || !memory.is_multiple_of(512) {
             return Err(format!("asks for {memory} bytes of memory, which no machine of ours has"));
         }
         Ok(())

@@ -297,7 +297,14 @@ mod tests {
 
     fn check(steps: u64) -> CheckRecord {
         let at = Moment { steps, time_ns: steps + 1 };
-        CheckRecord { at, branches: 3, rip: 4, cpu_hash: [5; 8], devices_hash: Some([6; 8]), ram_digest: None }
+        CheckRecord {
+            at,
+            branches: 3,
+            rip: 4,
+            cpu_hash: [5; 8],
+            devices_hash: Some([6; 8]),
+            ram_digest: None,
+        }
     }
 
     fn sample_records() -> Vec<LogRecord> {
@@ -373,7 +380,15 @@ mod tests {
         let frame = |number: usize| &bytes[lengths[number]..lengths[number + 1]];
         for left in 0..6 {
             for right in left + 1..6 {
-                let order = (0..6).map(|n| if n == left { right } else if n == right { left } else { n });
+                let order = (0..6).map(|n| {
+                    if n == left {
+                        right
+                    } else if n == right {
+                        left
+                    } else {
+                        n
+                    }
+                });
                 let mut swapped = bytes[..lengths[0]].to_vec();
                 order.for_each(|number| swapped.extend_from_slice(frame(number)));
                 assert!(parse_log(&swapped).is_err(), "{left} {right}");
@@ -394,7 +409,15 @@ mod tests {
             ("two machines", vec![machine(), machine()]),
             ("no power-on", vec![machine(), event(5, Event::PowerButton)]),
             ("two", vec![machine(), event(0, power_on()), event(0, power_on())]),
-            ("back", vec![machine(), event(0, power_on()), event(5, Event::PowerButton), LogRecord::Check(check(4))]),
+            (
+                "back",
+                vec![
+                    machine(),
+                    event(0, power_on()),
+                    event(5, Event::PowerButton),
+                    LogRecord::Check(check(4)),
+                ],
+            ),
         ] {
             assert!(parse_log(&written(&records)).is_err(), "{what}");
         }

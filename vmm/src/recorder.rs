@@ -40,7 +40,13 @@ impl ConsoleDigest {
 impl<I: Inputs> Recorder<I> {
     /// Records into `log`, beginning with what the machine was given at power-on.
     pub fn new(live: I, log: LogWriter, power_on: PowerOn) -> Recorder<I> {
-        Recorder { live, log, power_on: Some(power_on), schedule: Schedule::default(), console: ConsoleDigest::default() }
+        Recorder {
+            live,
+            log,
+            power_on: Some(power_on),
+            schedule: Schedule::default(),
+            console: ConsoleDigest::default(),
+        }
     }
 
     /// Writes the end of the run.

@@ -116,7 +116,8 @@ impl Recording {
             return Err(Error::recording(path, "holds no events: the recording was cut off before it began"));
         }
         if log.machine_hash != manifest.machine_hash() {
-            let why = "describes another machine than the one that the event log was recorded on: it was changed";
+            let why =
+                "describes another machine than the one that the event log was recorded on: it was changed";
             return Err(Error::recording(&file, why));
         }
         for (_, image) in manifest.machine.images_mut() {
@@ -163,7 +164,8 @@ mod tests {
     fn images_may_move_and_nothing_else_may_change() {
         let (text, hash) = (manifest().text(), manifest().machine_hash());
         assert_eq!(Manifest::parse(&text).unwrap(), manifest());
-        let hash_with = |from: &str, to: &str| Manifest::parse(&text.replace(from, to)).unwrap().machine_hash();
+        let hash_with =
+            |from: &str, to: &str| Manifest::parse(&text.replace(from, to)).unwrap().machine_hash();
         assert_eq!(hash_with("\"kernel\",", "\"elsewhere\","), hash);
         assert_ne!(hash_with("ttyS0", "ttyS1"), hash);
         assert_ne!(hash_with("67108864", "134217728"), hash);
