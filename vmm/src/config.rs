@@ -101,6 +101,13 @@ impl MachineConfig {
             })
             .collect::<Result<Vec<_>, Error>>()?;
         let disk = options.disk.as_deref().map(hash_image).transpose()?;
+        // The manifest is JSON, which has no other characters.
+        let paths = [Some(&options.kernel), options.initrd.as_ref(), options.disk.as_ref()];
+        let modules_paths = options.modules.iter().map(|(path, _)| path);
+        if let Some(path) = paths.into_iter().flatten().chain(modules_paths).find(|p| p.to_str().is_none()) {
+            let source = std::io::Error::other("its name is not valid UTF-8; rename it");
+            return Err(Error::File { action: "use", path: path.clone(), source });
+        }
         let (initrd_file, initrd) = initrd.unzip();
         let (module_files, modules) = modules.into_iter().unzip();
         let config = MachineConfig {
@@ -116,20 +123,50 @@ impl MachineConfig {
         Ok((config, Images { kernel, initrd, modules }))
     }
 
+    /// Whether this program can build such a machine at all.
+    pub fn validate(&self) -> Result<(), String> {
+        if self.cpu_model != CPU_MODEL {
+            return Err(format!("needs CPU model {:?}; this ttvm has {CPU_MODEL} only", self.cpu_model));
+        }
+        let memory = self.memory_bytes;
+        if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&memory) || !memory.is_multiple_of(512) {
+            return Err(format!("asks for {memory} bytes of memory, which no machine of ours has"));
+        }
+        Ok(())
+    }
+
+    /// All image files, each with what it is to the machine.
+    pub fn images(&self) -> impl Iterator<Item = (&'static str, &ImageFile)> {
+        let modules = self.modules.iter().map(|module| ("boot module", &module.file));
+        std::iter::once(("kernel", &self.kernel))
+            .chain(self.initrd.iter().map(|file| ("initial RAM disk", file)))
+            .chain(modules)
+            .chain(self.disk.iter().map(|file| ("disk image", file)))
+    }
+
+    /// As [`MachineConfig::images`].
+    pub fn images_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut ImageFile)> {
+        let modules = self.modules.iter_mut().map(|module| ("boot module", &mut module.file));
+        std::iter::once(("kernel", &mut self.kernel))
+            .chain(self.initrd.iter_mut().map(|file| ("initial RAM disk", file)))
+            .chain(modules)
+            .chain(self.disk.iter_mut().map(|file| ("disk image", file)))
+    }
+
     /// Reads the images that a recording was made with and checks that they are still the same.
     pub fn read_images(&self) -> Result<Images, Error> {
-        if self.cpu_model != CPU_MODEL {
-            let why = format!("was made on CPU model {}, this version has {CPU_MODEL} only", self.cpu_model);
-            return Err(Error::recording("the recording", why));
-        }
+        let mut read = self.images().filter(|(what, _)| *what != "disk image").map(|(what, file)| {
+            let (now, bytes) = read_recorded(what, file, read_image)?;
+            same(what, file, &now)?;
+            Ok(bytes)
+        });
+        let kernel = read.next().expect("every machine has a kernel")?;
+        let initrd = self.initrd.as_ref().and_then(|_| read.next()).transpose()?;
+        let modules = read.collect::<Result<_, Error>>()?;
         if let Some(disk) = &self.disk {
-            same(disk, &hash_image(&disk.path)?)?;
+            same("disk image", disk, &read_recorded("disk image", disk, hash_image)?)?;
         }
-        Ok(Images {
-            kernel: read_same(&self.kernel)?,
-            initrd: self.initrd.as_ref().map(read_same).transpose()?,
-            modules: self.modules.iter().map(|m| read_same(&m.file)).collect::<Result<_, _>>()?,
-        })
+        Ok(Images { kernel, initrd, modules })
     }
 }
 
@@ -180,18 +217,39 @@ fn described(path: &Path, hash: &blake3::Hash, size_bytes: u64) -> ImageFile {
     ImageFile { path, hash: hash.to_hex().to_string(), size_bytes }
 }
 
-fn read_same(recorded: &ImageFile) -> Result<Vec<u8>, Error> {
-    let (now, bytes) = read_image(&recorded.path)?;
-    same(recorded, &now)?;
-    Ok(bytes)
+/// Looks at an image that a recording names. That it is not there, or is something that one could read from for
+/// ever, is the recording's trouble.
+fn read_recorded<T>(
+    what: &str,
+    recorded: &ImageFile,
+    read: impl Fn(&Path) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let missing = |why: String| {
+        let why = format!(
+            "the {what} of this recording {why}; put back the file with BLAKE3 hash {} ({} bytes), \
+             or change its path in the recording's manifest",
+            recorded.hash, recorded.size_bytes
+        );
+        Error::recording(&recorded.path, why)
+    };
+    let metadata =
+        std::fs::metadata(&recorded.path).map_err(|error| missing(format!("cannot be read: {error}")))?;
+    if !metadata.is_file() {
+        return Err(missing("is no ordinary file".to_string()));
+    }
+    read(&recorded.path).map_err(|error| match error {
+        Error::File { source, .. } => missing(format!("cannot be read: {source}")),
+        other => other,
+    })
 }
 
-fn same(recorded: &ImageFile, now: &ImageFile) -> Result<(), Error> {
-    if recorded.hash == now.hash {
+/// Whether an image is the one that was recorded.
+pub fn same(what: &str, recorded: &ImageFile, now: &ImageFile) -> Result<(), Error> {
+    if recorded.hash == now.hash && recorded.size_bytes == now.size_bytes {
         return Ok(());
     }
     let why = format!(
-        "has changed since the recording was made (then {}, now {}); put the old file back",
+        "the {what} has changed since the recording was made (BLAKE3 hash then {}, now {}); put the old file back",
         recorded.hash, now.hash
     );
     Err(Error::recording(&recorded.path, why))

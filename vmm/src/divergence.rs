@@ -5,14 +5,18 @@ use crate::position::Moment;
 /// The first difference that replay found.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
-    "the replay diverged at instruction {} ({:.9} s guest time): {what}: recorded {expected}, replayed {actual}{}",
+    "the replay diverged at instruction {} ({:.9} s guest time): {what}: recorded {expected}, replayed {actual}; \
+     equal until then at instruction {}{}",
     at.steps,
     at.time_ns as f64 / 1e9,
+    last_good.steps,
     around(neighbours)
 )]
 pub struct Divergence {
     /// Where the replay was.
     pub at: Moment,
+    /// The last point before it that was compared and found equal.
+    pub last_good: Moment,
     /// What differs.
     pub what: &'static str,
     /// The recorded value.

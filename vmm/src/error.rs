@@ -17,6 +17,23 @@ pub enum Error {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// A recording could not be carried on.
+    #[error(
+        "cannot {action} {path}: {source}; the run was stopped at instruction {steps}, and {recording} replays \
+         up to its last check before that"
+    )]
+    CutOff {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// The recording.
+        recording: PathBuf,
+        /// Where the machine was.
+        steps: u64,
+        /// Why it failed.
+        source: std::io::Error,
+    },
     /// The guest's images do not make a machine.
     #[error(transparent)]
     Boot(#[from] crate::boot::BootError),

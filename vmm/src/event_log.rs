@@ -1,19 +1,16 @@
-//! The event log: one file of framed, checksummed records, only ever appended to.
+//! The event log: one file of framed, checksummed records, only ever appended to. `FORMAT.md` describes it.
 //!
-//! ```text
-//! file    magic "TTVMLOG1", frame*
-//! frame   length u32, crc32 u32 (of the payload), payload: a LogRecord in postcard encoding
-//! ```
-//!
-//! A run that was cut off leaves a log whose last frame may be incomplete: reading stops before it and says so.
-//! Damage anywhere else is an error. Lengths are never trusted.
+//! This module knows frames and the order that records must have; what the records mean is known elsewhere. A run
+//! that was cut off leaves a log whose last frame may be incomplete: reading stops before it and says so. Damage
+//! anywhere else is an error. Lengths are never trusted.
 
 use std::fs::File;
-use std::io::{BufWriter, Read, Write};
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::checks::CheckRecord;
 use crate::error::Error;
 use crate::inputs::Event;
 use crate::machine::{Hashes, Outcome};
@@ -22,6 +19,8 @@ use crate::position::Moment;
 const MAGIC: &[u8; 8] = b"TTVMLOG1";
 /// No record is larger: console input comes in small pieces.
 const MAX_FRAME_BYTES: usize = 1 << 20;
+/// Length, checksum of the header, checksum of the payload.
+const HEADER_BYTES: usize = 12;
 
 /// An event and what is known of the machine where it came in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,7 +32,7 @@ pub struct EventRecord {
     /// RIP there.
     pub rip: u64,
     /// First bytes of the hash of the CPU's state there.
-    pub cpu_hash: u64,
+    pub cpu_hash: [u8; 8],
     /// What came in.
     pub event: Event,
 }
@@ -58,60 +57,119 @@ pub struct EndRecord {
 /// One record of the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LogRecord {
+    /// The hash of the machine's description in the manifest. The first record, and only that.
+    Machine([u8; 32]),
     /// An input.
     Event(EventRecord),
+    /// The machine's own state at some point.
+    Check(CheckRecord),
     /// The end.
     End(EndRecord),
 }
 
 /// Appends records to a log file.
 pub struct LogWriter {
-    file: BufWriter<File>,
+    file: File,
     path: PathBuf,
+    /// Length of the file up to the last whole record.
+    bytes: u64,
+    /// Checksum of the last payload.
+    chain: u32,
 }
 
 impl LogWriter {
     /// Starts a new log; the file must not exist.
     pub fn create(path: &Path) -> Result<LogWriter, Error> {
-        let file = File::create_new(path).map_err(Error::file("create", path))?;
-        let mut writer = LogWriter { file: BufWriter::new(file), path: path.to_path_buf() };
-        writer.write(MAGIC)?;
-        writer.flush()?;
-        Ok(writer)
+        let mut file = File::create_new(path).map_err(Error::file("create", path))?;
+        file.write_all(MAGIC).map_err(Error::file("write", path))?;
+        Ok(LogWriter { file, path: path.to_path_buf(), bytes: MAGIC.len() as u64, chain: 0 })
     }
 
     /// Appends a record and hands it to the operating system, so that only a crash of the host can lose it.
+    ///
+    /// Where that fails (a full disk), what was written before stays whole.
     pub fn append(&mut self, record: &LogRecord) -> Result<(), Error> {
         let payload = postcard::to_stdvec(record).expect("plain data in memory always serializes");
         assert!(payload.len() <= MAX_FRAME_BYTES, "events come in small pieces");
-        self.write(&(payload.len() as u32).to_le_bytes())?;
-        self.write(&crc32fast::hash(&payload).to_le_bytes())?;
-        self.write(&payload)?;
-        self.flush()
+        let header = Header::of(self.chain, &payload);
+        let mut frame = Vec::with_capacity(HEADER_BYTES + payload.len());
+        frame.extend_from_slice(&header.to_bytes(self.chain));
+        frame.extend_from_slice(&payload);
+        if let Err(error) = self.file.write_all(&frame) {
+            // Half a frame would read as a cut: taking it away is a courtesy that may fail as well.
+            let _ = self.file.set_len(self.bytes);
+            return Err(Error::file("write", &self.path)(error));
+        }
+        self.bytes += frame.len() as u64;
+        self.chain = header.payload_check;
+        Ok(())
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.file.write_all(bytes).map_err(Error::file("write", &self.path))
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// What precedes each payload. Both checksums begin with that of the frame before, so that a frame is whole only
+/// in its place.
+struct Header {
+    length: u32,
+    payload_check: u32,
+}
+
+impl Header {
+    fn of(chain: u32, payload: &[u8]) -> Header {
+        Header { length: payload.len() as u32, payload_check: chained(chain, &[payload]) }
     }
 
-    fn flush(&mut self) -> Result<(), Error> {
-        self.file.flush().map_err(Error::file("write", &self.path))
+    fn to_bytes(&self, chain: u32) -> [u8; HEADER_BYTES] {
+        let (length, check) = (self.length.to_le_bytes(), self.payload_check.to_le_bytes());
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..4].copy_from_slice(&length);
+        bytes[4..8].copy_from_slice(&check);
+        bytes[8..].copy_from_slice(&chained(chain, &[&length, &check]).to_le_bytes());
+        bytes
     }
+
+    /// `None` when its own checksum is wrong.
+    fn from_bytes(bytes: &[u8; HEADER_BYTES], chain: u32) -> Option<Header> {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let header = Header { length: word(0), payload_check: word(4) };
+        (header.to_bytes(chain) == *bytes).then_some(header)
+    }
+}
+
+fn chained(chain: u32, parts: &[&[u8]]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&chain.to_le_bytes());
+    parts.iter().for_each(|part| hasher.update(part));
+    hasher.finalize()
 }
 
 /// What a log holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Log {
+    /// Hash of the machine's description; zero where the log was cut off before it.
+    pub machine_hash: [u8; 32],
     /// All events in order.
     pub events: Vec<EventRecord>,
+    /// All checks in order, each with the number of events that precede it in the log.
+    pub checks: Vec<(usize, CheckRecord)>,
     /// The end, unless the recording was cut off.
     pub end: Option<EndRecord>,
+    /// Bytes of the file that hold whole records.
+    pub bytes: u64,
+    /// Whether an incomplete record follows them.
+    pub torn: bool,
 }
 
 /// Reads a whole log.
 pub fn read_log(path: &Path) -> Result<Log, Error> {
     let mut bytes = Vec::new();
-    File::open(path).and_then(|mut file| file.read_to_end(&mut bytes)).map_err(Error::file("read", path))?;
+    File::open(path)
+        .and_then(|mut file| file.read_to_end(&mut bytes))
+        .map_err(|error| Error::recording(path, format!("cannot be read: {error}")))?;
     parse_log(&bytes).map_err(|why| Error::recording(path, why))
 }
 
@@ -119,49 +177,107 @@ pub fn read_log(path: &Path) -> Result<Log, Error> {
 pub fn parse_log(bytes: &[u8]) -> Result<Log, String> {
     let mut rest =
         bytes.strip_prefix(MAGIC).ok_or("is not an event log of this version of ttvm (wrong magic bytes)")?;
-    let mut log = Log { events: Vec::new(), end: None };
+    let mut log = Log::empty();
+    let mut chain = 0;
     while !rest.is_empty() {
         let offset = bytes.len() - rest.len();
-        let Some((payload, after)) = next_frame(rest, offset)? else { break };
-        if log.end.is_some() {
-            return Err(format!("is damaged: a record follows the end, at byte {offset}"));
+        let damaged = |why: String| format!("is damaged: the record at byte {offset} {why}");
+        let Some((header, payload, after)) = next_frame(rest, chain).map_err(damaged)? else {
+            log.torn = true;
+            break;
+        };
+        // Bytes beyond the record would be a second meaning for the same file.
+        let (record, left) = postcard::take_from_bytes(payload)
+            .map_err(|error| damaged(format!("makes no sense ({error})")))?;
+        if !left.is_empty() {
+            return Err(damaged("is longer than what it says".to_string()));
         }
-        let record = postcard::from_bytes(payload)
-            .map_err(|_| format!("is damaged: the record at byte {offset} makes no sense"))?;
-        match record {
-            LogRecord::Event(event) => log.add(event, offset)?,
-            LogRecord::End(end) => log.end = Some(end),
-        }
-        rest = after;
+        log.add(record).map_err(|why| damaged(why.to_string()))?;
+        (rest, chain) = (after, header.payload_check);
+        log.bytes = (bytes.len() - rest.len()) as u64;
     }
     Ok(log)
 }
 
-/// The next frame's payload and what follows it; `None` where the file was cut off.
-fn next_frame(rest: &[u8], offset: usize) -> Result<Option<(&[u8], &[u8])>, String> {
-    let Some((header, body)) = rest.split_first_chunk::<8>() else { return Ok(None) };
-    let [a, b, c, d, crc @ ..] = *header;
-    let length = u32::from_le_bytes([a, b, c, d]) as usize;
-    if length > MAX_FRAME_BYTES {
-        return Err(format!("is damaged: the record at byte {offset} claims {length} bytes"));
+type Frame<'a> = (Header, &'a [u8], &'a [u8]);
+
+/// The next frame's header and payload and what follows it; `None` where the file was cut off.
+fn next_frame(rest: &[u8], chain: u32) -> Result<Option<Frame<'_>>, String> {
+    // A file system that lost power can leave zeroes where data did not arrive any more.
+    let arrived = rest.len() - rest.iter().rev().take_while(|&&byte| byte == 0).count();
+    if rest.len() < HEADER_BYTES || arrived < HEADER_BYTES && rest.len() > HEADER_BYTES {
+        return Ok(None);
     }
-    let Some((payload, after)) = body.split_at_checked(length) else { return Ok(None) };
-    if crc32fast::hash(payload) != u32::from_le_bytes(crc) {
-        return Err(format!("is damaged: the record at byte {offset} has a wrong checksum"));
+    let (header, body) = rest.split_first_chunk::<HEADER_BYTES>().expect("the length was looked at");
+    let header = Header::from_bytes(header, chain).ok_or("has a wrong header or is in the wrong place")?;
+    if header.length as usize > MAX_FRAME_BYTES {
+        return Err(format!("claims {} bytes", header.length));
     }
-    Ok(Some((payload, after)))
+    let Some((payload, after)) = body.split_at_checked(header.length as usize) else { return Ok(None) };
+    if chained(chain, &[payload]) == header.payload_check {
+        return Ok(Some((header, payload, after)));
+    }
+    // As above: the header arrived, some of the payload did not.
+    if after.iter().all(|&byte| byte == 0) && payload.ends_with(&[0]) && !after.is_empty() {
+        return Ok(None);
+    }
+    Err("has a wrong checksum".to_string())
 }
 
 impl Log {
-    fn add(&mut self, event: EventRecord, offset: usize) -> Result<(), String> {
-        if self.events.last().is_some_and(|last| last.at > event.at) {
-            return Err(format!("is damaged: the event at byte {offset} is out of order"));
+    fn empty() -> Log {
+        Log {
+            machine_hash: [0; 32],
+            events: Vec::new(),
+            checks: Vec::new(),
+            end: None,
+            bytes: MAGIC.len() as u64,
+            torn: false,
         }
-        if self.events.is_empty() != matches!(event.event, Event::PowerOn(_)) {
-            return Err(format!("is damaged: the event at byte {offset} is in the wrong place"));
+    }
+
+    /// The last point that the log knows.
+    pub fn last_moment(&self) -> Moment {
+        let event = self.events.last().map(|event| event.at);
+        let check = self.checks.last().map(|(_, check)| check.at);
+        let end = self.end.as_ref().map(|end| end.at);
+        event.max(check).max(end).unwrap_or_default()
+    }
+
+    fn add(&mut self, record: LogRecord) -> Result<(), &'static str> {
+        if self.end.is_some() {
+            return Err("follows the end");
         }
-        self.events.push(event);
+        let first = self.bytes == MAGIC.len() as u64;
+        if first != matches!(record, LogRecord::Machine(_)) {
+            return Err("is in the wrong place");
+        }
+        match record {
+            LogRecord::Machine(hash) => self.machine_hash = hash,
+            LogRecord::Event(event) => {
+                if self.events.is_empty() != matches!(event.event, Event::PowerOn(_)) {
+                    return Err("is in the wrong place");
+                }
+                self.in_order(event.at)?;
+                self.events.push(event);
+            }
+            LogRecord::Check(check) => {
+                self.in_order(check.at)?;
+                self.checks.push((self.events.len(), check));
+            }
+            LogRecord::End(end) => {
+                self.in_order(end.at)?;
+                self.end = Some(end);
+            }
+        }
         Ok(())
+    }
+
+    /// Nothing but power-on may come first, and neither count may go back.
+    fn in_order(&self, at: Moment) -> Result<(), &'static str> {
+        let last = self.last_moment();
+        let forward = at.steps >= last.steps && at.time_ns >= last.time_ns && at.time_ns >= at.steps;
+        if forward { Ok(()) } else { Err("is out of order") }
     }
 }
 
@@ -172,58 +288,148 @@ mod tests {
 
     fn record(steps: u64, event: Event) -> EventRecord {
         let at = Moment { steps, time_ns: steps };
-        EventRecord { at, branches: 0, rip: 0, cpu_hash: 0, event }
+        EventRecord { at, branches: 0, rip: 0, cpu_hash: [0; 8], event }
     }
 
     fn power_on() -> Event {
         Event::PowerOn(PowerOn { unix_seconds: 1, seed: [7; 32], columns: 80, rows: 25 })
     }
 
-    fn sample() -> (Vec<u8>, Vec<EventRecord>) {
+    fn check(steps: u64) -> CheckRecord {
+        let at = Moment { steps, time_ns: steps + 1 };
+        CheckRecord {
+            at,
+            branches: 3,
+            rip: 4,
+            cpu_hash: [5; 8],
+            devices_hash: Some([6; 8]),
+            ram_digest: None,
+        }
+    }
+
+    fn sample_records() -> Vec<LogRecord> {
+        vec![
+            LogRecord::Machine([9; 32]),
+            LogRecord::Event(record(0, power_on())),
+            LogRecord::Check(check(50)),
+            LogRecord::Event(record(100, Event::ConsoleInput(b"ls\n".to_vec()))),
+            LogRecord::Event(record(100, Event::PowerButton)),
+            LogRecord::Check(check(100)),
+        ]
+    }
+
+    fn written(records: &[LogRecord]) -> Vec<u8> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("events.log");
-        let events = vec![
-            record(0, power_on()),
-            record(100, Event::ConsoleInput(b"ls\n".to_vec())),
-            record(100, Event::PowerButton),
-        ];
         let mut writer = LogWriter::create(&path).unwrap();
-        for event in &events {
-            writer.append(&LogRecord::Event(event.clone())).unwrap();
+        records.iter().for_each(|record| writer.append(record).unwrap());
+        std::fs::read(&path).unwrap()
+    }
+
+    /// The log's records again, in its order.
+    fn records(log: &Log) -> Vec<LogRecord> {
+        let mut all = vec![LogRecord::Machine(log.machine_hash)];
+        for (number, event) in log.events.iter().enumerate() {
+            let before = log.checks.iter().filter(|(events, _)| *events == number);
+            all.extend(before.map(|(_, check)| LogRecord::Check(check.clone())));
+            all.push(LogRecord::Event(event.clone()));
         }
-        assert_eq!(read_log(&path).unwrap(), Log { events: events.clone(), end: None });
-        (std::fs::read(&path).unwrap(), events)
+        let last = log.checks.iter().filter(|(events, _)| *events == log.events.len());
+        all.extend(last.map(|(_, check)| LogRecord::Check(check.clone())));
+        all
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let log = parse_log(&written(&sample_records())).unwrap();
+        assert_eq!(records(&log), sample_records());
+        assert!(!log.torn);
+        assert_eq!(log.last_moment(), Moment { steps: 100, time_ns: 101 });
     }
 
     #[test]
     fn a_log_cut_off_anywhere_gives_the_records_before_the_cut() {
-        let (bytes, events) = sample();
-        for length in MAGIC.len()..bytes.len() {
-            let log = parse_log(&bytes[..length]).unwrap();
-            assert_eq!(log.events, events[..log.events.len()], "{length}");
-            assert!(log.events.len() < events.len());
-        }
-    }
-
-    #[test]
-    fn every_flipped_bit_is_noticed() {
-        let (bytes, events) = sample();
-        for bit in 0..bytes.len() * 8 {
-            let mut damaged = bytes.clone();
-            damaged[bit / 8] ^= 1 << (bit % 8);
-            if let Ok(log) = parse_log(&damaged) {
-                assert!(log.events.len() < events.len() && log.events == events[..log.events.len()], "{bit}");
+        let bytes = written(&sample_records());
+        for length in MAGIC.len() + 1..bytes.len() {
+            for zeroes in [0, 100] {
+                let mut cut = bytes[..length].to_vec();
+                cut.resize(length + zeroes, 0);
+                let log = parse_log(&cut).unwrap_or_else(|why| panic!("{length} {zeroes}: {why}"));
+                let whole = if log.bytes > 8 { records(&log) } else { Vec::new() };
+                assert_eq!(whole, sample_records()[..whole.len()], "{length}");
+                assert!(whole.len() < sample_records().len());
+                assert_eq!(log.torn, log.bytes < cut.len() as u64, "{length}");
             }
         }
     }
 
     #[test]
-    fn events_out_of_order_are_refused() {
-        let mut log = Log { events: Vec::new(), end: None };
-        assert!(log.add(record(5, Event::PowerButton), 8).is_err());
-        log.add(record(0, power_on()), 8).unwrap();
-        log.add(record(5, Event::PowerButton), 8).unwrap();
-        assert!(log.add(record(4, Event::PowerButton), 8).is_err());
-        assert!(log.add(record(6, power_on()), 8).is_err());
+    fn every_flipped_bit_is_noticed() {
+        let bytes = written(&sample_records());
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(parse_log(&damaged).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn whole_frames_in_another_order_are_refused() {
+        let lengths: Vec<usize> = (0..=6).map(|count| written(&sample_records()[..count]).len()).collect();
+        let bytes = written(&sample_records());
+        let frame = |number: usize| &bytes[lengths[number]..lengths[number + 1]];
+        for left in 0..6 {
+            for right in left + 1..6 {
+                let order = (0..6).map(|n| {
+                    if n == left {
+                        right
+                    } else if n == right {
+                        left
+                    } else {
+                        n
+                    }
+                });
+                let mut swapped = bytes[..lengths[0]].to_vec();
+                order.for_each(|number| swapped.extend_from_slice(frame(number)));
+                assert!(parse_log(&swapped).is_err(), "{left} {right}");
+            }
+        }
+        let without = [&bytes[..lengths[2]], &bytes[lengths[3]..]].concat();
+        assert!(parse_log(&without).is_err(), "a missing record");
+        let twice = [&bytes[..lengths[3]], &bytes[lengths[2]..]].concat();
+        assert!(parse_log(&twice).is_err(), "a record twice");
+    }
+
+    #[test]
+    fn records_in_an_order_that_no_run_has_are_refused() {
+        let machine = || LogRecord::Machine([9; 32]);
+        let event = |steps, event| LogRecord::Event(record(steps, event));
+        for (what, records) in [
+            ("no machine", vec![event(0, power_on())]),
+            ("two machines", vec![machine(), machine()]),
+            ("no power-on", vec![machine(), event(5, Event::PowerButton)]),
+            ("two", vec![machine(), event(0, power_on()), event(0, power_on())]),
+            (
+                "back",
+                vec![
+                    machine(),
+                    event(0, power_on()),
+                    event(5, Event::PowerButton),
+                    LogRecord::Check(check(4)),
+                ],
+            ),
+        ] {
+            assert!(parse_log(&written(&records)).is_err(), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_disk_that_is_full_leaves_whole_records() {
+        // A file that cannot grow: a full device behind a link, as `create` wants to make its file itself.
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let mut writer = LogWriter { file: full, path: "/dev/full".into(), bytes: 8, chain: 0 };
+        let error = writer.append(&sample_records()[0]).unwrap_err().to_string();
+        assert!(error.contains("cannot write /dev/full") && error.contains("No space left"), "{error}");
+        assert_eq!(writer.bytes, 8);
     }
 }

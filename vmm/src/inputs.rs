@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::checks::{CheckParts, CheckRecord};
 use crate::error::Error;
 use crate::position::Moment;
 
@@ -84,6 +85,17 @@ pub trait Inputs {
 
     /// The guest is idle and its next own deadline is `deadline_ns`.
     fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error>;
+
+    /// What to check of the machine exactly here, if anything; asked when [`Inputs::poll`] gives no event. The
+    /// answer comes by [`Inputs::checked`], and both are asked again.
+    fn check_due(&self, _now: Moment) -> Option<CheckParts> {
+        None
+    }
+
+    /// The check that was asked for.
+    fn checked(&mut self, _check: CheckRecord) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// Console output of the guest, in order.
     fn console_output(&mut self, _now: Moment, _bytes: &[u8]) -> Result<(), Error> {

@@ -5,8 +5,10 @@
 //! through which anything from outside comes in; [`timeline`] is time travel.
 
 pub mod acpi;
+pub mod bisect;
 pub mod board;
 pub mod boot;
+pub mod checks;
 pub mod config;
 pub mod console_watch;
 pub mod debug;
@@ -17,10 +19,16 @@ pub mod error;
 pub mod event_log;
 pub mod host;
 pub mod inputs;
+pub mod log_diff;
 pub mod machine;
+pub mod pack;
 pub mod player;
 pub mod position;
+pub mod ram_digest;
 pub mod recorder;
 pub mod recording;
+pub mod registers;
 pub mod replay;
 pub mod timeline;
+pub mod verify;
+pub mod written_pages;

@@ -8,11 +8,13 @@ use devices::pci::{PciBus, PciBusState};
 use devices::platform::{Platform, PlatformStateV1};
 use devices::virtio::{Block, Console, Rng};
 use devices::{PanicKind, Request};
-use guest_ram::{GuestRam, PageFlags};
+use guest_ram::GuestRam;
 use serde::{Deserialize, Serialize};
+use vm_memory::{Bytes, GuestAddress};
 
 use crate::board::Board;
 use crate::boot::{self, CpuEntry, SegmentState};
+use crate::checks::{CheckParts, CheckRecord};
 use crate::config::{Images, MachineConfig};
 use crate::console_watch::ConsoleWatch;
 use crate::disk::{DiskVersion, OverlayDisk};
@@ -20,6 +22,8 @@ use crate::engine::{Engine, SoftEngine};
 use crate::error::Error;
 use crate::inputs::{Event, Idle, Inputs, PowerOn, View};
 use crate::position::Moment;
+use crate::ram_digest::RamDigest;
+use crate::written_pages::{Reader, WrittenPages};
 
 /// What ended a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,8 +100,11 @@ pub struct Machine {
     console_watch: ConsoleWatch,
     outcome: Option<Outcome>,
     has_disk: bool,
-    /// What RAM held when its pages' dirty flags were last cleared.
+    written: WrittenPages,
+    /// What RAM held when it was last asked for.
     image: MemoryImage,
+    /// The digest of what RAM held when it was last asked for.
+    digest: RamDigest,
 }
 
 impl Machine {
@@ -122,7 +129,9 @@ impl Machine {
             console_watch: ConsoleWatch::default(),
             outcome: None,
             has_disk: config.disk.is_some(),
+            written: WrittenPages::none(pages),
             image: MemoryImage::zeroed(pages),
+            digest: RamDigest::zeroed(pages),
             ram,
         })
     }
@@ -206,8 +215,15 @@ impl Machine {
                 console_room: self.board.platform.console_room(),
                 cpu: self.engine.cpu(),
             };
-            let Some(event) = inputs.poll(&view)? else { break };
-            self.apply(&event);
+            let now = view.moment;
+            if let Some(event) = inputs.poll(&view)? {
+                self.apply(&event);
+            } else if let Some(parts) = inputs.check_due(now) {
+                let check = self.check(parts);
+                inputs.checked(check)?;
+            } else {
+                break;
+            }
         }
         Ok(())
     }
@@ -309,13 +325,52 @@ impl Machine {
 
     /// The contents of RAM. Costs as much as the pages written since the last call, or restore.
     pub fn memory_image(&mut self) -> MemoryImage {
-        let ram = &self.ram;
-        let image = self.image.next(
-            |page| ram.flags().has(page, PageFlags::DIRTY),
+        self.collect_written();
+        let (ram, written) = (&self.ram, &self.written);
+        self.image = self.image.next(
+            |page| written.has(page, Reader::Image),
             |page, to| ram.read_bytes(page * guest_ram::PAGE_SIZE, to),
         );
-        self.set_clean_image(image.clone());
-        image
+        self.written.seen_by(Reader::Image);
+        self.image.clone()
+    }
+
+    /// The state here in short. Changes nothing that the guest can see.
+    pub fn check(&mut self, parts: CheckParts) -> CheckRecord {
+        let at = self.moment();
+        CheckRecord {
+            at,
+            branches: self.engine.cpu().branches(),
+            rip: self.engine.cpu().rip(),
+            cpu_hash: short(&hash_of(&self.engine.state())),
+            devices_hash: parts.devices.then(|| {
+                // Devices too must stand at this point, so that equal machines have equal states.
+                self.board.platform.advance(at.time_ns);
+                short(&self.devices_hash())
+            }),
+            ram_digest: parts.ram.then(|| self.ram_digest()),
+        }
+    }
+
+    fn ram_digest(&mut self) -> [u8; 16] {
+        self.collect_written();
+        let written = &self.written;
+        let digest = self.digest.update(&self.ram, |page| written.has(page, Reader::Digest));
+        self.written.seen_by(Reader::Digest);
+        digest
+    }
+
+    fn collect_written(&mut self) {
+        self.written.collect(self.ram.flags());
+        self.engine.track_writes_anew();
+    }
+
+    /// Changes one bit of RAM, as failing memory does: for tests of what notices it.
+    pub fn flip_ram_bit(&mut self, offset: u64, bit: u8) {
+        let offset = offset % self.ram.size_bytes();
+        let gpa = GuestAddress(self.ram.layout().gpa_of(offset));
+        let byte = self.ram.load_u8(offset) ^ (1 << (bit % 8));
+        self.ram.memory().write_obj(byte, gpa).expect("the offset lies inside RAM");
     }
 
     /// Goes to another state of the same machine.
@@ -325,12 +380,7 @@ impl Machine {
         memory: &MemoryImage,
         disk: &DiskVersion,
     ) -> Result<(), Error> {
-        let ram = &self.ram;
-        memory.apply(
-            &self.image,
-            |page| ram.flags().has(page, PageFlags::DIRTY),
-            |page, contents| ram.replace_bytes(page * guest_ram::PAGE_SIZE, contents),
-        );
+        self.restore_memory(memory);
         let now_ns = state.cpu.steps + state.idle_ns;
         self.board
             .platform
@@ -340,30 +390,44 @@ impl Machine {
         self.console_watch = state.console_watch.clone();
         self.outcome = state.outcome.clone();
         self.engine.set_state(&state.cpu);
-        self.set_clean_image(memory.clone());
+        self.engine.track_writes_anew();
         if let Some(overlay) = self.disk_mut() {
             overlay.set_version(disk);
         }
         Ok(())
     }
 
-    fn set_clean_image(&mut self, image: MemoryImage) {
-        for page in 0..self.ram.flags().pages() {
-            self.ram.flags().clear(page, PageFlags::DIRTY);
+    fn restore_memory(&mut self, memory: &MemoryImage) {
+        self.collect_written();
+        let (ram, written) = (&self.ram, &self.written);
+        let mut replaced = Vec::new();
+        memory.apply(
+            &self.image,
+            |page| written.has(page, Reader::Image),
+            |page, contents| {
+                ram.replace_bytes(page * guest_ram::PAGE_SIZE, contents);
+                replaced.push(page);
+            },
+        );
+        for page in replaced {
+            self.written.mark(page, Reader::Digest);
         }
-        self.engine.track_writes_anew();
-        self.image = image;
+        self.written.seen_by(Reader::Image);
+        self.image = memory.clone();
     }
 
     /// Hashes of everything that can influence the future.
     pub fn hashes(&mut self) -> Hashes {
-        let state = self.state();
         Hashes {
-            cpu: hash_of(&state.cpu),
-            devices: hash_of(&(&state.platform, state.idle_ns, &state.console_watch)),
+            cpu: hash_of(&self.engine.state()),
+            devices: self.devices_hash(),
             ram: self.ram_hash(),
             disk: self.disk_mut().map(|disk| disk.hash()).unwrap_or_default(),
         }
+    }
+
+    fn devices_hash(&self) -> [u8; 32] {
+        hash_of(&(&self.board.platform.state(), self.board.idle_ns, &self.console_watch))
     }
 
     fn ram_hash(&self) -> [u8; 32] {
@@ -400,6 +464,12 @@ pub struct Hashes {
 pub fn hash_of(value: &impl Serialize) -> [u8; 32] {
     let bytes = postcard::to_stdvec(value).expect("plain data in memory always serializes");
     *blake3::hash(&bytes).as_bytes()
+}
+
+/// The first bytes of a hash, for records that are many.
+pub fn short(hash: &[u8; 32]) -> [u8; 8] {
+    let [a, b, c, d, e, f, g, h, ..] = *hash;
+    [a, b, c, d, e, f, g, h]
 }
 
 /// The kernel's seed and the entropy device's must not be related for the guest.

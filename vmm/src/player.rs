@@ -3,25 +3,69 @@
 
 use std::sync::Arc;
 
+use crate::checks::{CheckParts, CheckRecord};
 use crate::divergence::Divergence;
 use crate::error::Error;
 use crate::event_log::{EventRecord, Log};
 use crate::inputs::{Event, Idle, Inputs, PowerOn, View};
-use crate::machine::hash_of;
+use crate::machine::{hash_of, short};
 use crate::position::Moment;
+
+/// How much of the machine is compared with the recording's checks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scrutiny {
+    /// Nothing at all: events are given wherever they belong, whatever the machine looks like there. For
+    /// comparing one replay with another instead of with the recording.
+    Nothing,
+    /// The registers, at every event and every check.
+    #[default]
+    Registers,
+    /// Devices and RAM as well, wherever the recording noted them.
+    Everything,
+}
+
+/// How far a player is: what a snapshot keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    event: usize,
+    check: usize,
+    /// The last point that was compared and found equal.
+    last_good: Moment,
+}
 
 /// Gives recorded events.
 pub struct Player {
     events: Arc<[EventRecord]>,
-    next: usize,
+    /// Each with the number of events before it.
+    checks: Arc<[(usize, CheckRecord)]>,
+    next: Cursor,
+    scrutiny: Scrutiny,
     /// Receives console output; seeking in a recording has nobody to show it to.
     output: Option<Box<dyn FnMut(&[u8]) -> Result<(), Error> + Send>>,
+}
+
+/// What the log has next.
+enum Next<'a> {
+    Event(&'a EventRecord),
+    Check(&'a CheckRecord),
+    Nothing,
 }
 
 impl Player {
     /// A player at the start of a log.
     pub fn new(log: &Log) -> Player {
-        Player { events: log.events.clone().into(), next: 0, output: None }
+        Player {
+            events: log.events.clone().into(),
+            checks: log.checks.clone().into(),
+            next: Cursor::default(),
+            scrutiny: Scrutiny::default(),
+            output: None,
+        }
+    }
+
+    /// Says how much to compare.
+    pub fn set_scrutiny(&mut self, scrutiny: Scrutiny) {
+        self.scrutiny = scrutiny;
     }
 
     /// What the machine was given at power-on.
@@ -37,13 +81,13 @@ impl Player {
         self.output = Some(Box::new(sink));
     }
 
-    /// The number of events given so far: the cursor that a snapshot keeps.
-    pub fn cursor(&self) -> usize {
+    /// How far this player is.
+    pub fn cursor(&self) -> Cursor {
         self.next
     }
 
     /// Goes to a cursor.
-    pub fn set_cursor(&mut self, cursor: usize) {
+    pub fn set_cursor(&mut self, cursor: Cursor) {
         self.next = cursor;
     }
 
@@ -52,75 +96,179 @@ impl Player {
         &self.events
     }
 
-    fn check(&self, view: &View<'_>, expected: &EventRecord) -> Result<(), Error> {
-        if view.moment != expected.at {
-            let (then, now) = (format!("{:?}", expected.at), format!("{:?}", view.moment));
-            return Err(self.divergence(view.moment, "the point of an event", then, now));
-        }
-        let actual = record_of(view, expected.event.clone());
-        for (what, expected, actual) in [
-            ("RIP", expected.rip, actual.rip),
-            ("the count of conditional branches", expected.branches, actual.branches),
-            ("the hash of the registers", expected.cpu_hash, actual.cpu_hash),
-        ] {
-            if expected != actual {
-                let (then, now) = (format!("{expected:#x}"), format!("{actual:#x}"));
-                return Err(self.divergence(view.moment, what, then, now));
-            }
-        }
-        Ok(())
+    /// Whether everything in the log has been given and compared.
+    pub fn finished(&self) -> bool {
+        matches!(self.next(), Next::Nothing)
     }
 
-    fn divergence(&self, at: Moment, what: &'static str, expected: String, actual: String) -> Error {
-        let around = self.next.saturating_sub(2)..self.events.len().min(self.next + 3);
+    /// The last point that was compared and found equal.
+    pub fn last_good(&self) -> Moment {
+        self.next.last_good
+    }
+
+    /// A difference at `at`, with the recorded events around the next one.
+    pub fn divergence(&self, at: Moment, what: &'static str, expected: String, actual: String) -> Error {
+        let around = self.next.event.saturating_sub(2)..self.events.len().min(self.next.event + 3);
         let neighbours = self.events[around.clone()]
             .iter()
             .zip(around)
             .map(|(record, number)| format!("#{number} {} at {}", record.event.kind(), record.at.steps))
             .collect();
-        Error::Divergence(Box::new(Divergence { at, what, expected, actual, neighbours }))
+        let last_good = self.next.last_good;
+        Error::Divergence(Box::new(Divergence { at, last_good, what, expected, actual, neighbours }))
     }
+
+    fn next(&self) -> Next<'_> {
+        match self.checks.get(self.next.check) {
+            Some((events, check)) if *events <= self.next.event => Next::Check(check),
+            _ => self.events.get(self.next.event).map_or(Next::Nothing, Next::Event),
+        }
+    }
+
+    fn next_moment(&self) -> Option<Moment> {
+        match self.next() {
+            Next::Event(event) => Some(event.at),
+            Next::Check(check) => Some(check.at),
+            Next::Nothing => None,
+        }
+    }
+
+    fn compare_event(&self, view: &View<'_>, expected: &EventRecord) -> Result<(), Error> {
+        let actual = record_of(view, expected.event.clone());
+        self.compare_registers(view.moment, Registers::of_event(expected), Registers::of_event(&actual))
+    }
+
+    fn compare_check(&self, expected: &CheckRecord, actual: &CheckRecord) -> Result<(), Error> {
+        let at = actual.at;
+        self.compare_registers(at, Registers::of_check(expected), Registers::of_check(actual))?;
+        let hex = |bytes: Option<&[u8]>| bytes.map_or("nothing".to_string(), hex);
+        for (what, expected, actual) in [
+            (
+                "the hash of the devices",
+                hex(expected.devices_hash.as_ref().map(|h| h.as_slice())),
+                hex(actual.devices_hash.as_ref().map(|h| h.as_slice())),
+            ),
+            (
+                "the digest of RAM",
+                hex(expected.ram_digest.as_ref().map(|d| d.as_slice())),
+                hex(actual.ram_digest.as_ref().map(|d| d.as_slice())),
+            ),
+        ] {
+            // A replay that was not asked to look at devices and RAM has nothing to compare.
+            if self.scrutiny == Scrutiny::Everything && expected != actual {
+                return Err(self.divergence(at, what, expected, actual));
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_registers(&self, at: Moment, expected: Registers, actual: Registers) -> Result<(), Error> {
+        if expected.at != actual.at {
+            let (then, now) = (format!("{:?}", expected.at), format!("{:?}", actual.at));
+            return Err(self.divergence(at, "the point of a record", then, now));
+        }
+        for (what, expected, actual) in [
+            ("RIP", format!("{:#x}", expected.rip), format!("{:#x}", actual.rip)),
+            ("the count of conditional branches", expected.branches.to_string(), actual.branches.to_string()),
+            ("the hash of the registers", hex(&expected.hash), hex(&actual.hash)),
+        ] {
+            if expected != actual {
+                return Err(self.divergence(at, what, expected, actual));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What every record says of the registers.
+struct Registers {
+    at: Moment,
+    rip: u64,
+    branches: u64,
+    hash: [u8; 8],
+}
+
+impl Registers {
+    fn of_event(record: &EventRecord) -> Registers {
+        let EventRecord { at, branches, rip, cpu_hash, .. } = *record;
+        Registers { at, rip, branches, hash: cpu_hash }
+    }
+
+    fn of_check(record: &CheckRecord) -> Registers {
+        let CheckRecord { at, branches, rip, cpu_hash, .. } = *record;
+        Registers { at, rip, branches, hash: cpu_hash }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// What the log says of the machine where an event comes in.
 pub fn record_of(view: &View<'_>, event: Event) -> EventRecord {
-    let hash = hash_of(&view.cpu.state());
-    let [a, b, c, d, e, f, g, h, ..] = hash;
     EventRecord {
         at: view.moment,
         branches: view.cpu.branches(),
         rip: view.cpu.rip(),
-        cpu_hash: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+        cpu_hash: short(&hash_of(&view.cpu.state())),
         event,
     }
 }
 
 impl Inputs for Player {
     fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
-        let Some(expected) = self.events.get(self.next) else { return Ok(None) };
-        if view.moment < expected.at {
+        let Some(at) = self.next_moment() else { return Ok(None) };
+        if view.moment < at {
             return Ok(None);
         }
-        self.check(view, expected)?;
-        let event = expected.event.clone();
-        self.next += 1;
+        if view.moment > at && self.scrutiny != Scrutiny::Nothing {
+            let (then, now) = (format!("{at:?}"), format!("{:?}", view.moment));
+            return Err(self.divergence(view.moment, "the point of a record", then, now));
+        }
+        let Next::Event(expected) = self.next() else { return Ok(None) };
+        if self.scrutiny != Scrutiny::Nothing {
+            self.compare_event(view, expected)?;
+            self.next.last_good = view.moment;
+        }
+        let event = self.events[self.next.event].event.clone();
+        self.next.event += 1;
         Ok(Some(event))
     }
 
     fn next_poll(&self, now: Moment) -> u64 {
-        match self.events.get(self.next) {
-            Some(event) if event.at.steps > now.steps => event.at.steps,
+        match self.next_moment() {
+            Some(at) if at.steps > now.steps => at.steps,
             _ => u64::MAX,
         }
     }
 
     fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
-        let event_ns = self.events.get(self.next).filter(|e| e.at.steps == now.steps).map(|e| e.at.time_ns);
-        Ok(match (event_ns, deadline_ns) {
-            (Some(event), Some(deadline)) => Idle::Until(event.min(deadline)),
+        let record_ns = self.next_moment().filter(|at| at.steps == now.steps).map(|at| at.time_ns);
+        Ok(match (record_ns, deadline_ns) {
+            (Some(record), Some(deadline)) => Idle::Until(record.min(deadline)),
             (Some(ns), None) | (None, Some(ns)) => Idle::Until(ns),
             (None, None) => Idle::Forever,
         })
+    }
+
+    fn check_due(&self, now: Moment) -> Option<CheckParts> {
+        match self.next() {
+            Next::Check(check) if now >= check.at => Some(match self.scrutiny {
+                Scrutiny::Everything => check.parts(),
+                Scrutiny::Nothing | Scrutiny::Registers => CheckParts::default(),
+            }),
+            _ => None,
+        }
+    }
+
+    fn checked(&mut self, actual: CheckRecord) -> Result<(), Error> {
+        let Next::Check(expected) = self.next() else { return Ok(()) };
+        if self.scrutiny != Scrutiny::Nothing {
+            self.compare_check(expected, &actual)?;
+            self.next.last_good = actual.at;
+        }
+        self.next.check += 1;
+        Ok(())
     }
 
     fn console_output(&mut self, _now: Moment, bytes: &[u8]) -> Result<(), Error> {

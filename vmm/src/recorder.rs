@@ -1,5 +1,6 @@
 //! Inputs that write down what live inputs gave.
 
+use crate::checks::{CheckParts, CheckRecord, Schedule};
 use crate::error::Error;
 use crate::event_log::{EndRecord, LogRecord, LogWriter};
 use crate::inputs::{Event, Idle, Inputs, PowerOn, View};
@@ -12,6 +13,7 @@ pub struct Recorder<I> {
     live: I,
     log: LogWriter,
     power_on: Option<PowerOn>,
+    schedule: Schedule,
     console: ConsoleDigest,
 }
 
@@ -38,7 +40,13 @@ impl ConsoleDigest {
 impl<I: Inputs> Recorder<I> {
     /// Records into `log`, beginning with what the machine was given at power-on.
     pub fn new(live: I, log: LogWriter, power_on: PowerOn) -> Recorder<I> {
-        Recorder { live, log, power_on: Some(power_on), console: ConsoleDigest::default() }
+        Recorder {
+            live,
+            log,
+            power_on: Some(power_on),
+            schedule: Schedule::default(),
+            console: ConsoleDigest::default(),
+        }
     }
 
     /// Writes the end of the run.
@@ -70,7 +78,16 @@ impl<I: Inputs> Inputs for Recorder<I> {
     }
 
     fn next_poll(&self, now: Moment) -> u64 {
-        self.live.next_poll(now)
+        self.live.next_poll(now).min(self.schedule.next_steps())
+    }
+
+    fn check_due(&self, now: Moment) -> Option<CheckParts> {
+        self.schedule.due(now)
+    }
+
+    fn checked(&mut self, check: CheckRecord) -> Result<(), Error> {
+        self.schedule.taken(check.at, check.parts());
+        self.log.append(&LogRecord::Check(check))
     }
 
     fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {

@@ -1,18 +1,25 @@
-//! A recording on disk: a directory with a manifest that a person can read, and the event log.
+//! A recording on disk: a directory with a manifest that a person can read, and the event log. `FORMAT.md`
+//! describes both.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::MachineConfig;
 use crate::error::Error;
-use crate::event_log::{Log, LogWriter, read_log};
+use crate::event_log::{Log, LogRecord, LogWriter, read_log};
+use crate::machine::hash_of;
 
 /// Version of the format that this program writes and reads.
 pub const FORMAT_VERSION: u32 = 1;
 
-const MANIFEST: &str = "manifest.json";
-const EVENTS: &str = "events.log";
+/// The manifest's file name.
+pub const MANIFEST: &str = "manifest.json";
+/// The event log's file name.
+pub const EVENTS: &str = "events.log";
+/// No manifest is larger.
+pub const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
 /// What a recording is of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,10 +28,56 @@ pub struct Manifest {
     pub format_version: u32,
     /// The program and its version.
     pub made_by: String,
+    /// The engine that recorded.
+    pub engine: String,
     /// What positions are counted in: `steps` of the software engine.
     pub counter: String,
     /// The machine.
     pub machine: MachineConfig,
+}
+
+impl Manifest {
+    /// The manifest of a recording that this program makes now.
+    pub fn new(machine: MachineConfig) -> Manifest {
+        Manifest {
+            format_version: FORMAT_VERSION,
+            made_by: concat!("ttvm ", env!("CARGO_PKG_VERSION")).to_string(),
+            engine: "soft".to_string(),
+            counter: "steps".to_string(),
+            machine,
+        }
+    }
+
+    /// Parses a manifest's text. Never panics, whatever it is.
+    pub fn parse(text: &str) -> Result<Manifest, String> {
+        let version = serde_json::from_str::<VersionOnly>(text)
+            .map_err(|error| format!("is not a recording's manifest: {error}"))?;
+        if version.format_version != FORMAT_VERSION {
+            return Err(format!(
+                "has format version {}, made by {:?}; this ttvm reads version {FORMAT_VERSION}: use the ttvm that made it",
+                version.format_version, version.made_by
+            ));
+        }
+        let manifest: Manifest =
+            serde_json::from_str(text).map_err(|error| format!("is damaged: {error}"))?;
+        if manifest.counter != "steps" {
+            return Err(format!("counts in {:?}; this ttvm counts in steps only", manifest.counter));
+        }
+        manifest.machine.validate()?;
+        Ok(manifest)
+    }
+
+    /// The manifest as text.
+    pub fn text(&self) -> String {
+        serde_json::to_string_pretty(self).expect("plain data in memory always serializes") + "\n"
+    }
+
+    /// Hash of everything that determines the run. Where the images lie is no part of it: they may move.
+    pub fn machine_hash(&self) -> [u8; 32] {
+        let mut machine = self.machine.clone();
+        machine.images_mut().for_each(|(_, image)| image.path = PathBuf::new());
+        hash_of(&(&self.counter, machine))
+    }
 }
 
 /// An opened recording.
@@ -32,7 +85,7 @@ pub struct Manifest {
 pub struct Recording {
     /// Its directory.
     pub path: PathBuf,
-    /// What it is of.
+    /// What it is of. Paths of images that lie in the recording are made whole.
     pub manifest: Manifest,
     /// Its events.
     pub log: Log,
@@ -43,16 +96,12 @@ impl Recording {
     /// overwritten.
     pub fn create(path: &Path, machine: &MachineConfig) -> Result<LogWriter, Error> {
         std::fs::create_dir(path).map_err(Error::file("create", path))?;
-        let manifest = Manifest {
-            format_version: FORMAT_VERSION,
-            made_by: concat!("ttvm ", env!("CARGO_PKG_VERSION")).to_string(),
-            counter: "steps".to_string(),
-            machine: machine.clone(),
-        };
-        let text = serde_json::to_string_pretty(&manifest).expect("plain data in memory always serializes");
+        let manifest = Manifest::new(machine.clone());
         let file = path.join(MANIFEST);
-        std::fs::write(&file, text + "\n").map_err(Error::file("write", &file))?;
-        LogWriter::create(&path.join(EVENTS))
+        std::fs::write(&file, manifest.text()).map_err(Error::file("write", &file))?;
+        let mut log = LogWriter::create(&path.join(EVENTS))?;
+        log.append(&LogRecord::Machine(manifest.machine_hash()))?;
+        Ok(log)
     }
 
     /// Opens a recording.
@@ -61,25 +110,29 @@ impl Recording {
             return Err(Error::recording(path, "there is no recording here (it would be a directory)"));
         }
         let file = path.join(MANIFEST);
-        let text = std::fs::read_to_string(&file)
-            .map_err(|error| Error::recording(&file, format!("cannot be read: {error}")))?;
-        let version = serde_json::from_str::<VersionOnly>(&text)
-            .map_err(|error| Error::recording(&file, format!("is not a recording's manifest: {error}")))?;
-        if version.format_version != FORMAT_VERSION {
-            let why = format!(
-                "has format version {}, made by {}; this ttvm reads version {FORMAT_VERSION}",
-                version.format_version, version.made_by
-            );
-            return Err(Error::recording(&file, why));
-        }
-        let manifest: Manifest = serde_json::from_str(&text)
-            .map_err(|error| Error::recording(&file, format!("is damaged: {error}")))?;
+        let mut manifest = read_manifest(&file)?;
         let log = read_log(&path.join(EVENTS))?;
         if log.events.is_empty() {
             return Err(Error::recording(path, "holds no events: the recording was cut off before it began"));
         }
+        if log.machine_hash != manifest.machine_hash() {
+            let why =
+                "describes another machine than the one that the event log was recorded on: it was changed";
+            return Err(Error::recording(&file, why));
+        }
+        for (_, image) in manifest.machine.images_mut() {
+            image.path = path.join(&image.path);
+        }
         Ok(Recording { path: path.to_path_buf(), manifest, log })
     }
+}
+
+fn read_manifest(file: &Path) -> Result<Manifest, Error> {
+    let mut text = String::new();
+    std::fs::File::open(file)
+        .and_then(|opened| opened.take(MAX_MANIFEST_BYTES).read_to_string(&mut text))
+        .map_err(|error| Error::recording(file, format!("cannot be read: {error}")))?;
+    Manifest::parse(&text).map_err(|why| Error::recording(file, why))
 }
 
 #[derive(Deserialize)]
@@ -87,4 +140,51 @@ struct VersionOnly {
     format_version: u32,
     #[serde(default)]
     made_by: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ImageFile;
+
+    fn manifest() -> Manifest {
+        let image = |name: &str| ImageFile { path: name.into(), hash: "00".repeat(32), size_bytes: 5 };
+        Manifest::new(MachineConfig {
+            cpu_model: crate::config::CPU_MODEL.to_string(),
+            memory_bytes: 64 << 20,
+            kernel: image("kernel"),
+            initrd: None,
+            modules: Vec::new(),
+            cmdline: "console=ttyS0".to_string(),
+            disk: Some(image("disk")),
+        })
+    }
+
+    #[test]
+    fn images_may_move_and_nothing_else_may_change() {
+        let (text, hash) = (manifest().text(), manifest().machine_hash());
+        assert_eq!(Manifest::parse(&text).unwrap(), manifest());
+        let hash_with =
+            |from: &str, to: &str| Manifest::parse(&text.replace(from, to)).unwrap().machine_hash();
+        assert_eq!(hash_with("\"kernel\",", "\"elsewhere\","), hash);
+        assert_ne!(hash_with("ttyS0", "ttyS1"), hash);
+        assert_ne!(hash_with("67108864", "134217728"), hash);
+        assert_ne!(hash_with(": 5", ": 6"), hash);
+    }
+
+    #[test]
+    fn refusals_name_the_reason() {
+        let text = manifest().text();
+        for (from, to, expected) in [
+            ("\"format_version\": 1", "\"format_version\": 2", "has format version 2, made by \"ttvm"),
+            ("{", "[", "is not a recording's manifest"),
+            ("\"steps\"", "\"retired\"", "counts in \"retired\""),
+            ("67108864", "1152921504606846976", "memory"),
+            ("67108864", "67108865", "memory"),
+            ("\"cmdline\"", "\"commands\"", "is damaged"),
+        ] {
+            let why = Manifest::parse(&text.replacen(from, to, 1)).unwrap_err();
+            assert!(why.contains(expected), "{why}");
+        }
+    }
 }

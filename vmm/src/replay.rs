@@ -1,10 +1,11 @@
 //! Running a recording again.
 
-use crate::divergence::Divergence;
+use std::sync::{Arc, Mutex};
+
 use crate::error::Error;
 use crate::event_log::EndRecord;
-use crate::machine::{Machine, RunStop};
-use crate::player::Player;
+use crate::machine::{Machine, Outcome};
+use crate::player::{Player, Scrutiny};
 use crate::recorder::ConsoleDigest;
 use crate::recording::Recording;
 
@@ -24,8 +25,104 @@ pub fn open(recording: &Recording) -> Result<(Machine, Player), Error> {
 pub enum ReplayEnd {
     /// To the end of a complete recording, and everything was equal there.
     Verified,
-    /// To the last event of a recording that was cut off, or to the step count asked for.
+    /// To the last record of a recording that was cut off, or to the step count asked for.
     Stopped,
+}
+
+/// A bit of RAM that fails during a replay: for tests of what notices it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Where.
+    pub steps: u64,
+    /// Which byte, as an offset into RAM.
+    pub offset: u64,
+    /// Which bit of it.
+    pub bit: u8,
+}
+
+/// A replay under way.
+pub struct Replay<'a> {
+    recording: &'a Recording,
+    /// The machine.
+    pub machine: Machine,
+    /// What feeds it.
+    pub player: Player,
+    digest: Arc<Mutex<ConsoleDigest>>,
+    fault: Option<Fault>,
+}
+
+impl<'a> Replay<'a> {
+    /// Starts at the first instruction. `output` gets the console's output.
+    pub fn new(
+        recording: &'a Recording,
+        scrutiny: Scrutiny,
+        mut output: impl FnMut(&[u8]) -> Result<(), Error> + Send + 'static,
+    ) -> Result<Replay<'a>, Error> {
+        let (machine, mut player) = open(recording)?;
+        let digest = Arc::new(Mutex::new(ConsoleDigest::default()));
+        let shared = digest.clone();
+        player.set_scrutiny(scrutiny);
+        player.on_output(move |bytes| {
+            shared.lock().unwrap_or_else(|e| e.into_inner()).update(bytes);
+            output(bytes)
+        });
+        Ok(Replay { recording, machine, player, digest, fault: None })
+    }
+
+    /// Lets a bit of RAM fail on the way.
+    pub fn inject(&mut self, fault: Option<Fault>) {
+        self.fault = fault;
+    }
+
+    /// Runs to the end of the recording, or to a step count, and compares the end. `progress` gets the step
+    /// count now and then.
+    pub fn run(&mut self, until: Option<u64>, mut progress: impl FnMut(u64)) -> Result<ReplayEnd, Error> {
+        let last = last_step(self.recording);
+        // One step further than the end, where the end is still to come about: a run ends while an instruction
+        // is looked at, or while time passes before the next one.
+        let until = until.unwrap_or(u64::MAX).min(last.saturating_add(1));
+        while self.machine.outcome().is_none() && self.machine.moment().steps < until {
+            let now = self.machine.moment().steps;
+            progress(now);
+            if now == last && self.recording.log.end.is_none() && self.player.finished() {
+                break;
+            }
+            self.advance(until.min(now + PROGRESS_STEPS), last)?;
+        }
+        progress(self.machine.moment().steps);
+        if self.machine.outcome().is_none() && self.machine.moment().steps < last.saturating_add(1) {
+            return Ok(ReplayEnd::Stopped);
+        }
+        self.compare_end()
+    }
+
+    /// One stretch, which ends at `last` too: what comes there decides whether to go on.
+    fn advance(&mut self, until: u64, last: u64) -> Result<(), Error> {
+        let now = self.machine.moment().steps;
+        let mut until = if now < last { until.min(last) } else { until };
+        if let Some(fault) = self.fault.filter(|fault| fault.steps <= until) {
+            if fault.steps <= now {
+                self.machine.flip_ram_bit(fault.offset, fault.bit);
+                self.fault = None;
+            } else {
+                until = fault.steps;
+            }
+        }
+        self.machine.run(until, &mut self.player).map(drop)
+    }
+
+    fn compare_end(&mut self) -> Result<ReplayEnd, Error> {
+        let Some(end) = &self.recording.log.end else {
+            if self.machine.outcome().is_some() && !self.player.finished() {
+                let (then, now) = ("that it went on".to_string(), format!("{:?}", self.machine.outcome()));
+                return Err(self.player.divergence(self.machine.moment(), "how the run ended", then, now));
+            }
+            return Ok(ReplayEnd::Stopped);
+        };
+        let console = self.digest.lock().unwrap_or_else(|e| e.into_inner()).finish();
+        compare_end(&mut self.machine, &self.player, end, console)?;
+        Ok(ReplayEnd::Verified)
+    }
 }
 
 /// Replays a whole recording, or up to a step count, and compares the end. `progress` gets the step count now
@@ -33,49 +130,32 @@ pub enum ReplayEnd {
 pub fn replay(
     recording: &Recording,
     until: Option<u64>,
-    mut output: impl FnMut(&[u8]) -> Result<(), Error> + Send + 'static,
-    mut progress: impl FnMut(u64),
+    output: impl FnMut(&[u8]) -> Result<(), Error> + Send + 'static,
+    progress: impl FnMut(u64),
 ) -> Result<(Machine, ReplayEnd), Error> {
-    let (mut machine, mut player) = open(recording)?;
-    let digest = std::sync::Arc::new(std::sync::Mutex::new(ConsoleDigest::default()));
-    let shared = digest.clone();
-    player.on_output(move |bytes| {
-        shared.lock().unwrap_or_else(|e| e.into_inner()).update(bytes);
-        output(bytes)
-    });
-    let last = last_step(recording);
-    let until = until.unwrap_or(u64::MAX).min(last.saturating_add(1));
-    loop {
-        let now = machine.moment().steps;
-        progress(now);
-        match machine.run(until.min(now + PROGRESS_STEPS), &mut player)? {
-            RunStop::Reached if machine.moment().steps >= until => break,
-            RunStop::Ended(_) => break,
-            _ => {}
-        }
-    }
-    progress(machine.moment().steps);
-    let (Some(end), Some(_)) = (&recording.log.end, machine.outcome()) else {
-        return Ok((machine, ReplayEnd::Stopped));
-    };
-    let console = digest.lock().unwrap_or_else(|e| e.into_inner()).finish();
-    compare_end(&mut machine, end, console)?;
-    Ok((machine, ReplayEnd::Verified))
+    let mut replay = Replay::new(recording, Scrutiny::Registers, output)?;
+    let end = replay.run(until, progress)?;
+    Ok((replay.machine, end))
 }
 
 /// The last step count that the recording vouches for.
 pub fn last_step(recording: &Recording) -> u64 {
-    let last_event = recording.log.events.last().map_or(0, |event| event.at.steps);
-    recording.log.end.as_ref().map_or(last_event, |end| end.at.steps)
+    recording.log.last_moment().steps
 }
 
-fn compare_end(machine: &mut Machine, end: &EndRecord, console: (u64, [u8; 32])) -> Result<(), Error> {
+fn compare_end(
+    machine: &mut Machine,
+    player: &Player,
+    end: &EndRecord,
+    console: (u64, [u8; 32]),
+) -> Result<(), Error> {
     let at = machine.moment();
     let hashes = machine.hashes();
+    let outcome = machine.outcome().map_or("it went on".to_string(), Outcome::to_string);
     let hex = |hash: &[u8; 32]| blake3::Hash::from_bytes(*hash).to_hex().to_string();
     let pairs = [
         ("the end of the run", format!("{:?}", end.at), format!("{at:?}")),
-        ("how the run ended", format!("{:?}", Some(&end.outcome)), format!("{:?}", machine.outcome())),
+        ("how the run ended", end.outcome.to_string(), outcome),
         ("conditional branches", end.branches.to_string(), machine.cpu().branches().to_string()),
         ("the length of the console's output", end.console_bytes.to_string(), console.0.to_string()),
         ("the console's output", hex(&end.console_hash), hex(&console.1)),
@@ -86,8 +166,7 @@ fn compare_end(machine: &mut Machine, end: &EndRecord, console: (u64, [u8; 32]))
     ];
     for (what, expected, actual) in pairs {
         if expected != actual {
-            let divergence = Divergence { at, what, expected, actual, neighbours: Vec::new() };
-            return Err(Error::Divergence(Box::new(divergence)));
+            return Err(player.divergence(at, what, expected, actual));
         }
     }
     Ok(())

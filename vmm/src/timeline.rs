@@ -13,7 +13,7 @@ use cpu::{WatchKind, Watchpoint};
 use crate::disk::DiskVersion;
 use crate::error::Error;
 use crate::machine::{Machine, MachineState, Outcome, RunStop};
-use crate::player::Player;
+use crate::player::{Cursor, Player};
 use crate::position::PositionSpec;
 use crate::recording::Recording;
 use crate::replay;
@@ -34,7 +34,7 @@ struct Snapshot {
     state: MachineState,
     memory: MemoryImage,
     disk: DiskVersion,
-    cursor: usize,
+    cursor: Cursor,
     /// Taken on the way to some target, not as part of the even spacing.
     approach: bool,
     /// Larger is more recently useful.

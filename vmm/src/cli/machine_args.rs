@@ -112,14 +112,7 @@ fn parse_port(text: &str) -> Result<u16, String> {
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.chars().last().map(|c| c.to_ascii_uppercase()) {
-        Some('K') => (&text[..text.len() - 1], 10),
-        Some('M') => (&text[..text.len() - 1], 20),
-        Some('G') => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| "write a size like 512M or 2G".to_string())?;
-    let bytes = number.checked_mul(1 << shift).unwrap_or(u64::MAX);
+    let bytes = parse_bytes(text)?;
     if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&bytes) {
         return Err(format!(
             "give between {}M and {}G of memory",
@@ -128,4 +121,16 @@ fn parse_size(text: &str) -> Result<u64, String> {
         ));
     }
     Ok(bytes)
+}
+
+/// A number of bytes with K, M, G or nothing behind it.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.chars().last().map(|c| c.to_ascii_uppercase()) {
+        Some('K') => (&text[..text.len() - 1], 10),
+        Some('M') => (&text[..text.len() - 1], 20),
+        Some('G') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| "write a size like 512M or 2G".to_string())?;
+    number.checked_mul(1 << shift).ok_or_else(|| "that is too large".to_string())
 }

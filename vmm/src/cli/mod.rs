@@ -2,11 +2,16 @@
 
 mod debug;
 mod info;
+mod log;
 mod machine_args;
+mod pack;
+mod progress;
 mod record;
 mod replay;
 mod run;
 mod stats;
+mod unpack;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -34,6 +39,14 @@ enum Verb {
     Debug(debug::Args),
     /// Say what a recording holds
     Info(info::Args),
+    /// Check that a recording is whole and replays exactly; if not, find out where the difference began
+    Verify(verify::Args),
+    /// List the events of a recording, or say where two recordings part
+    Log(log::Args),
+    /// Make one file of a recording and its images, for another machine
+    Pack(pack::Args),
+    /// Make a recording of such a file again
+    Unpack(unpack::Args),
 }
 
 /// Parses the command line and obeys it.
@@ -48,6 +61,10 @@ pub fn main() -> ExitCode {
         Verb::Replay(args) => replay::run(args),
         Verb::Debug(args) => debug::run(args),
         Verb::Info(args) => info::run(args),
+        Verb::Verify(args) => verify::run(args),
+        Verb::Log(args) => log::run(args),
+        Verb::Pack(args) => pack::run(args),
+        Verb::Unpack(args) => unpack::run(args),
     };
     match result {
         Ok(code) => ExitCode::from(code as u8),
@@ -72,29 +89,10 @@ fn report_outcome(machine: &vmm::machine::Machine, outcome: &Outcome) -> i32 {
         Outcome::DebugExit { code } => (*code & 0xff) as i32,
         Outcome::Panic => exit_code::FAILED,
         Outcome::TripleFault { .. } | Outcome::IdleForever => {
-            eprint!("{}", registers_text(&machine.cpu().state()));
+            // As people who write kernels want to see them after a triple fault.
+            let lines = vmm::registers::lines(&machine.cpu().state());
+            lines.iter().for_each(|line| eprint!("{line}\r\n"));
             exit_code::FAILED
         }
     }
-}
-
-/// The general registers, as people who write kernels want to see them after a triple fault.
-fn registers_text(state: &cpu::CpuState) -> String {
-    const NAMES: [&str; 16] = [
-        "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13",
-        "r14", "r15",
-    ];
-    let mut text = String::new();
-    for (number, (name, value)) in NAMES.iter().zip(state.gpr).enumerate() {
-        text += &format!("{name:>4} {value:016x}{}", if number % 4 == 3 { "\r\n" } else { "" });
-    }
-    text += &format!(
-        " rip {:016x} rfl {:016x} cs {:04x} ss {:04x}\r\n",
-        state.rip, state.rflags, state.segments[1].selector, state.segments[2].selector
-    );
-    text += &format!(
-        " cr0 {:016x} cr2 {:016x} cr3 {:016x} cr4 {:016x} efer {:x}\r\n",
-        state.cr0, state.cr2, state.cr3, state.cr4, state.msrs.efer
-    );
-    text
 }

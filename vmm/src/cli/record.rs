@@ -25,14 +25,36 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let mut machine = Machine::new(&config, &images, &power_on)?;
     drop(images);
     let live = LiveConsole::new(args.machine.live())?;
+    // A file that may not grow is to be an error of writing, which can be said in a sentence.
+    signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Default::default())
+        .map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })?;
     let log = Recording::create(&args.output, &config)?;
     let mut recorder = Recorder::new(live, log, power_on);
     let terminal = RawTerminal::enter()?;
     let stop = machine.run(u64::MAX, &mut recorder);
     drop(terminal);
-    let RunStop::Ended(outcome) = stop? else { unreachable!("nothing else ends a run without limits") };
-    recorder.finish(&mut machine)?;
+    let kept = |error| cut_off(error, args, &machine);
+    let RunStop::Ended(outcome) = stop.map_err(kept)? else {
+        unreachable!("nothing else ends a run without limits")
+    };
+    if let Err(error) = recorder.finish(&mut machine) {
+        return Err(cut_off(error, args, &machine));
+    }
     let code = super::report_outcome(&machine, &outcome);
     eprintln!("ttvm: recorded in {}", args.output.display());
     Ok(code)
+}
+
+/// What to say when the recording could not be carried on: what is there is not lost.
+fn cut_off(error: Error, args: &Args, machine: &Machine) -> Error {
+    match error {
+        Error::File { action, path, source } if path.starts_with(&args.output) => Error::CutOff {
+            action,
+            path,
+            recording: args.output.clone(),
+            steps: machine.moment().steps,
+            source,
+        },
+        other => other,
+    }
 }

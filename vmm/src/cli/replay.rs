@@ -4,10 +4,13 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
 use vmm::error::{Error, exit_code};
+use vmm::player::Scrutiny;
 use vmm::position::PositionSpec;
 use vmm::recording::Recording;
-use vmm::replay::{ReplayEnd, last_step, replay};
+use vmm::replay::{Replay, ReplayEnd, last_step};
 use vmm::timeline::Timeline;
+
+use super::progress;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -16,6 +19,9 @@ pub struct Args {
     /// Stop at this position: end, panic, event:N, insn:N, branch:N, 12.5s, 37%
     #[arg(long, value_name = "POS")]
     to: Option<PositionSpec>,
+    /// Compare devices and RAM too, wherever the recording noted them
+    #[arg(long)]
+    verify: bool,
     /// Do not print the console's output
     #[arg(long)]
     quiet: bool,
@@ -24,15 +30,41 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<i32, Error> {
     let recording = Recording::open(&args.recording)?;
     let until = match args.to {
-        Some(PositionSpec::Instruction(steps)) => Some(steps),
+        None | Some(PositionSpec::End) => None,
+        Some(PositionSpec::Start) => Some(0),
+        Some(PositionSpec::Instruction(steps)) if steps <= last_step(&recording) => Some(steps),
         Some(spec) => Some(Timeline::open(&recording)?.resolve(spec, &mut || false)?),
-        None => None,
     };
-    let quiet = args.quiet;
-    let last = last_step(&recording).max(1);
-    // A progress line and the guest's console on one terminal would write into each other.
-    let show_progress = quiet && std::io::stderr().is_terminal();
-    let print = move |bytes: &[u8]| {
+    let scrutiny = if args.verify { Scrutiny::Everything } else { Scrutiny::Registers };
+    let apart = args.quiet || !std::io::stdout().is_terminal();
+    let length = until.unwrap_or(u64::MAX).min(last_step(&recording));
+    let bar = progress::bar(length, apart && std::io::stderr().is_terminal());
+    bar.set_message("replaying");
+    let mut replay = Replay::new(&recording, scrutiny, printer(args.quiet))?;
+    let result = replay.run(until, |steps| bar.set_position(steps));
+    bar.finish_and_clear();
+    let end = result?;
+    let now = replay.machine.moment();
+    let what = match end {
+        ReplayEnd::Verified => "replayed to the end: console, counts and hashes are equal",
+        ReplayEnd::Stopped if until.is_none() => {
+            "replayed without a difference to where the recording was cut off"
+        }
+        ReplayEnd::Stopped => "replayed without a difference, and stopped",
+    };
+    eprintln!(
+        "{}ttvm: {what}, at {} instructions, {} branches, {:.6} s guest time",
+        if args.quiet { "" } else { "\n" },
+        now.steps,
+        replay.machine.cpu().branches(),
+        now.time_ns as f64 / 1e9
+    );
+    Ok(exit_code::DONE)
+}
+
+/// Prints console output, unless nobody wants it.
+fn printer(quiet: bool) -> impl FnMut(&[u8]) -> Result<(), Error> + Send + 'static {
+    move |bytes| {
         if quiet {
             return Ok(());
         }
@@ -41,22 +73,5 @@ pub fn run(args: &Args) -> Result<i32, Error> {
             .write_all(bytes)
             .and_then(|()| stdout.flush())
             .map_err(|source| Error::Host { what: "cannot write the console's output".to_string(), source })
-    };
-    let (machine, end) = replay(&recording, until, print, |steps| {
-        if show_progress {
-            eprint!("\rttvm: {:3} %", steps.min(last) * 100 / last);
-        }
-    })?;
-    let now = machine.moment();
-    let what = match end {
-        ReplayEnd::Verified => "replayed to the end: console, counts and hashes are equal",
-        ReplayEnd::Stopped => "replayed without a difference, and stopped",
-    };
-    eprintln!(
-        "\nttvm: {what}, at {} instructions, {} branches, {:.6} s guest time",
-        now.steps,
-        machine.cpu().branches(),
-        now.time_ns as f64 / 1e9
-    );
-    Ok(exit_code::DONE)
+    }
 }

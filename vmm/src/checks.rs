@@ -1,0 +1,121 @@
+//! Checks: what a recording notes of the machine's own state every so often, so that a replay can prove that it
+//! is the same run, and so that a recording which was cut off says how far it is known.
+//!
+//! A check has up to three parts, from cheap to dear: registers, devices, RAM. [`Schedule`] says when a recorder
+//! takes which; a player takes them wherever the log has them. Taking one changes nothing that the guest can see.
+
+use serde::{Deserialize, Serialize};
+
+use crate::position::Moment;
+
+/// Steps between two checks of the registers: some tens of milliseconds of the host's time.
+const REGISTERS_STEPS: u64 = 16_000_000;
+/// Virtual time between two checks of an idle guest: with somebody at the console, as much real time.
+const REGISTERS_NS: u64 = 500_000_000;
+/// Steps between two checks that look at the devices too.
+const DEVICES_STEPS: u64 = 128_000_000;
+/// Steps between two checks that look at RAM too. They cost as much as the pages written in between.
+const RAM_STEPS: u64 = 512_000_000;
+
+/// What a check looks at besides the registers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CheckParts {
+    /// All devices and the clock.
+    pub devices: bool,
+    /// All of RAM.
+    pub ram: bool,
+}
+
+/// The machine's state at one point, in short.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckRecord {
+    /// Where.
+    pub at: Moment,
+    /// Retired conditional branches there.
+    pub branches: u64,
+    /// RIP there.
+    pub rip: u64,
+    /// First bytes of the hash of the CPU's state.
+    pub cpu_hash: [u8; 8],
+    /// First bytes of the hash of devices and clock, where the check looked at them.
+    pub devices_hash: Option<[u8; 8]>,
+    /// The digest of RAM ([`crate::ram_digest`]), where the check looked at it.
+    pub ram_digest: Option<[u8; 16]>,
+}
+
+impl CheckRecord {
+    /// What this check looked at.
+    pub fn parts(&self) -> CheckParts {
+        CheckParts { devices: self.devices_hash.is_some(), ram: self.ram_digest.is_some() }
+    }
+}
+
+/// When a recorder takes which check.
+///
+/// Dear parts are scheduled by steps, never by virtual time: an idle guest's seconds pass in next to no time of
+/// the host, and each would otherwise cost as much as a busy one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Schedule {
+    next: Moment,
+    next_devices: u64,
+    next_ram: u64,
+}
+
+impl Schedule {
+    /// What to check at `now`; the very first point is due.
+    pub fn due(&self, now: Moment) -> Option<CheckParts> {
+        let due = now.steps >= self.next.steps || now.time_ns >= self.next.time_ns;
+        due.then(|| CheckParts { devices: now.steps >= self.next_devices, ram: now.steps >= self.next_ram })
+    }
+
+    /// The step count at which a check is due at the latest.
+    pub fn next_steps(&self) -> u64 {
+        self.next.steps
+    }
+
+    /// Notes that `parts` were checked at `now`.
+    pub fn taken(&mut self, now: Moment, parts: CheckParts) {
+        self.next = Moment { steps: now.steps + REGISTERS_STEPS, time_ns: now.time_ns + REGISTERS_NS };
+        if parts.devices {
+            self.next_devices = now.steps + DEVICES_STEPS;
+        }
+        if parts.ram {
+            self.next_ram = now.steps + RAM_STEPS;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(steps: u64, time_ns: u64) -> Moment {
+        Moment { steps, time_ns }
+    }
+
+    #[test]
+    fn everything_is_due_at_the_start_and_each_part_at_its_own_distance() {
+        let mut schedule = Schedule::default();
+        let all = CheckParts { devices: true, ram: true };
+        assert_eq!(schedule.due(at(0, 0)), Some(all));
+        schedule.taken(at(0, 0), all);
+        let (mut counts, mut steps) = ([0; 3], 0);
+        while steps < 2 * RAM_STEPS {
+            steps = schedule.next_steps();
+            let parts = schedule.due(at(steps, steps)).unwrap();
+            counts[0] += 1;
+            counts[1] += u64::from(parts.devices);
+            counts[2] += u64::from(parts.ram);
+            schedule.taken(at(steps, steps), parts);
+        }
+        assert_eq!(counts, [2 * RAM_STEPS / REGISTERS_STEPS, 2 * RAM_STEPS / DEVICES_STEPS, 2]);
+    }
+
+    #[test]
+    fn an_idle_guest_is_checked_by_time_and_cheaply() {
+        let mut schedule = Schedule::default();
+        schedule.taken(at(0, 0), CheckParts { devices: true, ram: true });
+        assert_eq!(schedule.due(at(10, REGISTERS_NS - 1)), None);
+        assert_eq!(schedule.due(at(10, REGISTERS_NS)), Some(CheckParts::default()));
+    }
+}

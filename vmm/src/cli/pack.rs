@@ -1,0 +1,22 @@
+//! `ttvm pack`: one file for another machine.
+
+use std::path::PathBuf;
+
+use vmm::error::{Error, exit_code};
+use vmm::recording::Recording;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The recording
+    recording: PathBuf,
+    /// The file to write, which must not exist yet
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    let recording = Recording::open(&args.recording)?;
+    let bytes = vmm::pack::pack(&recording, &args.output)?;
+    eprintln!("ttvm: packed into {}, {bytes} bytes", args.output.display());
+    Ok(exit_code::DONE)
+}

@@ -1,0 +1,24 @@
+//! How far a replay is: a bar on standard error when that is a terminal, nothing otherwise.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+
+/// A bar for a replay of `length` instructions. `show` is false when the guest's console goes to the same
+/// terminal: the two would write into each other.
+pub fn bar(length: u64, show: bool) -> ProgressBar {
+    let target = if show { ProgressDrawTarget::stderr_with_hz(5) } else { ProgressDrawTarget::hidden() };
+    let bar = ProgressBar::with_draw_target(Some(length), target);
+    bar.set_style(style());
+    bar
+}
+
+fn style() -> ProgressStyle {
+    let template = "{msg} {bar:30} {percent:>3} %  {instructions} Minsn  {speed} MIPS  {eta} left";
+    ProgressStyle::with_template(template)
+        .expect("the template is a constant that is right")
+        .with_key("instructions", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+            let _ = write!(out, "{:.0}", state.pos() as f64 / 1e6);
+        })
+        .with_key("speed", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+            let _ = write!(out, "{:.0}", state.per_sec() / 1e6);
+        })
+}

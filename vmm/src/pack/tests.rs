@@ -1,0 +1,172 @@
+//! Packed recordings there and back, and what hostile ones can do.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::config::{ImageFile, ModuleFile};
+use crate::event_log::{EventRecord, LogRecord};
+use crate::inputs::{Event, PowerOn};
+use crate::position::Moment;
+
+fn image(directory: &Path, name: &str, contents: &[u8]) -> ImageFile {
+    let path = directory.join(name);
+    std::fs::write(&path, contents).unwrap();
+    ImageFile { path, hash: blake3::hash(contents).to_hex().to_string(), size_bytes: contents.len() as u64 }
+}
+
+fn disk_contents() -> Vec<u8> {
+    let mut disk = vec![0; 3_000_001];
+    disk[5] = 1;
+    disk[1_000_000..1_100_000].fill(7);
+    disk
+}
+
+/// A recording of nothing but power-on, with images of all kinds.
+fn recording(directory: &Path) -> Recording {
+    let machine = MachineConfig {
+        cpu_model: crate::config::CPU_MODEL.to_string(),
+        memory_bytes: 64 << 20,
+        kernel: image(directory, "vmlinuz", b"kernel"),
+        initrd: Some(image(directory, "initrd.gz", &[3; 100_000])),
+        modules: vec![ModuleFile { file: image(directory, "m", b""), cmdline: "x=y".to_string() }],
+        cmdline: String::new(),
+        disk: Some(image(directory, "disk.img", &disk_contents())),
+    };
+    let path = directory.join("r.ttvm");
+    let mut log = Recording::create(&path, &machine).unwrap();
+    let event = Event::PowerOn(PowerOn { unix_seconds: 1, seed: [7; 32], columns: 80, rows: 25 });
+    let at = Moment::default();
+    log.append(&LogRecord::Event(EventRecord { at, branches: 0, rip: 0, cpu_hash: [0; 8], event })).unwrap();
+    Recording::open(&path).unwrap()
+}
+
+/// Keeps everything in memory, and asserts what a sink may rely on.
+#[derive(Default)]
+struct Memory {
+    files: BTreeMap<PathBuf, Vec<u8>>,
+    last: PathBuf,
+}
+
+impl Sink for Memory {
+    fn begin(&mut self, name: &Path, size_bytes: u64) -> Result<(), Error> {
+        let plain = name.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+        assert!(plain && name.is_relative(), "{}", name.display());
+        self.last = name.to_path_buf();
+        assert!(self.files.insert(self.last.clone(), vec![0; size_bytes as usize]).is_none());
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        let file = self.files.get_mut(&self.last).unwrap();
+        file[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+fn read(bytes: &[u8]) -> Result<Contents, Error> {
+    read_archive(bytes, 1 << 24, Path::new("packed"), &mut Memory::default())
+}
+
+#[test]
+fn an_unpacked_recording_carries_its_images() {
+    let directory = tempfile::tempdir().unwrap();
+    let original = recording(directory.path());
+    let (packed, unpacked) = (directory.path().join("packed"), directory.path().join("u.ttvm"));
+    pack(&original, &packed).unwrap();
+    for (_, image) in original.manifest.machine.images() {
+        std::fs::remove_file(&image.path).unwrap();
+    }
+    unpack(&packed, &unpacked, DEFAULT_MAX_BYTES).unwrap();
+    let copy = Recording::open(&unpacked).unwrap();
+    assert_eq!(copy.log, original.log);
+    copy.manifest.machine.read_images().unwrap();
+    assert_eq!(std::fs::read(unpacked.join("images/disk")).unwrap(), disk_contents());
+    assert_eq!(copy.manifest.machine.kernel.path, unpacked.join("images/kernel"));
+    // And once more, from the copy.
+    let again = directory.path().join("again");
+    pack(&copy, &again).unwrap();
+    assert_eq!(std::fs::read(&again).unwrap(), std::fs::read(&packed).unwrap());
+}
+
+#[test]
+fn nothing_is_overwritten_and_nothing_half_done_is_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let original = recording(directory.path());
+    let (packed, unpacked) = (directory.path().join("packed"), directory.path().join("u.ttvm"));
+    pack(&original, &packed).unwrap();
+    assert!(pack(&original, &packed).is_err() && unpack(&packed, directory.path(), 1 << 30).is_err());
+    let bytes = std::fs::read(&packed).unwrap();
+    std::fs::write(&packed, &bytes[..bytes.len() - 1]).unwrap();
+    assert_eq!(unpack(&packed, &unpacked, 1 << 30).unwrap_err().exit_code(), 4);
+    assert!(!unpacked.exists());
+    std::fs::write(&original.manifest.machine.kernel.path, b"Kernel").unwrap();
+    let other = directory.path().join("other");
+    let error = pack(&original, &other).unwrap_err();
+    assert!(error.exit_code() == 4 && error.to_string().contains("kernel has changed"), "{error}");
+    assert!(!other.exists());
+}
+
+#[test]
+fn any_changed_byte_is_noticed() {
+    let directory = tempfile::tempdir().unwrap();
+    let packed = directory.path().join("packed");
+    pack(&recording(directory.path()), &packed).unwrap();
+    let bytes = std::fs::read(&packed).unwrap();
+    read(&bytes).unwrap();
+    let mut random = 1_u64;
+    for round in 0..2000 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let mut damaged = bytes.clone();
+        let at = (random >> 33) as usize % bytes.len();
+        match round % 3 {
+            0 => damaged[at] ^= 1 << (random >> 20 & 7),
+            1 => damaged.truncate(at),
+            _ => {
+                damaged.remove(at);
+            }
+        }
+        // A run of equal bytes is the same with another one of them removed.
+        if damaged != bytes
+            && let Ok(contents) = read(&damaged)
+        {
+            panic!("round {round} at {at}: {} events", contents.log.events.len());
+        }
+    }
+}
+
+/// An archive with whatever is wanted in its compressed part.
+fn archive(parts: &[&[u8]]) -> Vec<u8> {
+    let mut bytes = [&archive::MAGIC[..], &archive::VERSION.to_le_bytes()].concat();
+    bytes.extend(zstd::encode_all(&parts.concat()[..], 3).unwrap());
+    bytes
+}
+
+#[test]
+fn hostile_archives_are_refused_before_they_cost_anything() {
+    let directory = tempfile::tempdir().unwrap();
+    let original = recording(directory.path());
+    let mut manifest = original.manifest.clone();
+    manifest.machine.kernel.path = "../../escape".into();
+    let text = manifest.text();
+    let length = (text.len() as u32).to_le_bytes();
+    let log = std::fs::read(original.path.join(EVENTS)).unwrap();
+    let (size, whole) = ((log.len() as u64).to_le_bytes(), (log.len() as u32).to_le_bytes());
+    let hash = blake3::hash(&log);
+    let log_file = [&size[..], &[0; 8], &whole, &log, &size, &[0; 4], hash.as_bytes()].concat();
+    let huge = u64::MAX.to_le_bytes();
+    for (what, parts, expected) in [
+        ("a manifest of 4 GiB", vec![&[0xff; 4][..]], "claims 4294967295 bytes"),
+        ("a log of 16 EiB", vec![&length, text.as_bytes(), &huge], "--max-size"),
+        ("a piece outside", vec![&length, text.as_bytes(), &size, &huge, &whole, &log], "lies outside"),
+        ("a piece of 4 GiB", vec![&length, text.as_bytes(), &size, &[0; 8], &[0xff; 4]], "lies outside"),
+        (
+            "a kernel of another size",
+            vec![&length, text.as_bytes(), &log_file, &[9; 8]],
+            "does not have the size",
+        ),
+        ("no kernel", vec![&length, text.as_bytes(), &log_file], "is damaged"),
+    ] {
+        let error = read(&archive(&parts)).err().unwrap_or_else(|| panic!("{what} was accepted"));
+        assert!(error.exit_code() == 4 && error.to_string().contains(expected), "{what}: {error}");
+    }
+}

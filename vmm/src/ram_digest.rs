@@ -1,0 +1,90 @@
+//! A digest of all of RAM that costs only as much as the pages written since it was last asked for.
+//!
+//! It is the sum, modulo 2^128, of one term per page: zero for a page of zeroes, XXH3-128 of the contents seeded
+//! with the page's number for any other. A changed page changes the sum by the difference of two terms, so the sum
+//! can be kept up to date; and it depends on nothing but the contents, however they came about and whenever it was
+//! computed before. It finds accidents; it is no defence against somebody who looks for collisions, as the BLAKE3
+//! hash of RAM at a recording's end is.
+
+use guest_ram::{GuestRam, PAGE_SIZE};
+use twox_hash::XxHash3_128;
+
+/// The terms and their sum.
+pub struct RamDigest {
+    terms: Vec<u128>,
+    sum: u128,
+}
+
+impl RamDigest {
+    /// The digest of `pages` pages of zeroes.
+    pub fn zeroed(pages: u64) -> RamDigest {
+        RamDigest { terms: vec![0; pages as usize], sum: 0 }
+    }
+
+    /// Brings the digest up to date: pages for which `written` holds are read again.
+    pub fn update(&mut self, ram: &GuestRam, written: impl Fn(u64) -> bool) -> [u8; 16] {
+        let mut contents = [0; PAGE_SIZE as usize];
+        for (page, term) in self.terms.iter_mut().enumerate() {
+            if !written(page as u64) {
+                continue;
+            }
+            ram.read_bytes(page as u64 * PAGE_SIZE, &mut contents);
+            let new = term_of(page as u64, &contents);
+            self.sum = self.sum.wrapping_sub(*term).wrapping_add(new);
+            *term = new;
+        }
+        self.sum.to_le_bytes()
+    }
+}
+
+fn term_of(page: u64, contents: &[u8; PAGE_SIZE as usize]) -> u128 {
+    let zero = contents.iter().all(|&byte| byte == 0);
+    if zero { 0 } else { XxHash3_128::oneshot_with_seed(page, contents) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_digest_depends_on_contents_only() {
+        let ram = GuestRam::new(16 * PAGE_SIZE).unwrap();
+        let mut kept = RamDigest::zeroed(16);
+        assert_eq!(kept.update(&ram, |_| true), [0; 16]);
+        let mut seen = vec![[0; 16]];
+        for (offset, value) in [(0x10, 1), (0x1010, 1), (0x10, 2), (0xfff8, u64::MAX), (0x10, 3)] {
+            ram.store_u64(offset, value);
+            let digest = kept.update(&ram, |page| page == offset / PAGE_SIZE);
+            assert_eq!(digest, RamDigest::zeroed(16).update(&ram, |_| true));
+            assert!(!seen.contains(&digest), "{offset:#x}");
+            seen.push(digest);
+        }
+        for offset in [0x10, 0x1010, 0xfff8] {
+            ram.store_u64(offset, 0);
+        }
+        assert_eq!(kept.update(&ram, |_| true), [0; 16]);
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_page_changes_it() {
+        let ram = GuestRam::new(PAGE_SIZE).unwrap();
+        ram.fill(0, 0x5a, PAGE_SIZE as usize);
+        let before = RamDigest::zeroed(1).update(&ram, |_| true);
+        for bit in (0..PAGE_SIZE * 8).step_by(7) {
+            let byte = ram.load_u8(bit / 8);
+            ram.store_u8(bit / 8, byte ^ (1 << (bit % 8)));
+            assert_ne!(RamDigest::zeroed(1).update(&ram, |_| true), before, "bit {bit}");
+            ram.store_u8(bit / 8, byte);
+        }
+    }
+
+    #[test]
+    fn pages_that_swap_their_contents_change_it() {
+        let ram = GuestRam::new(2 * PAGE_SIZE).unwrap();
+        ram.fill(0, 1, PAGE_SIZE as usize);
+        let before = RamDigest::zeroed(2).update(&ram, |_| true);
+        ram.fill(PAGE_SIZE, 1, PAGE_SIZE as usize);
+        ram.fill(0, 0, PAGE_SIZE as usize);
+        assert_ne!(RamDigest::zeroed(2).update(&ram, |_| true), before);
+    }
+}

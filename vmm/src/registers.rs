@@ -1,0 +1,79 @@
+//! Registers for people to read.
+
+use cpu::CpuState;
+
+const NAMES: [&str; 16] = [
+    "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14",
+    "r15",
+];
+
+/// The general and the control registers, four to a line.
+pub fn lines(state: &CpuState) -> Vec<String> {
+    let general: Vec<String> =
+        NAMES.iter().zip(state.gpr).map(|(name, value)| format!("{name:>4} {value:016x}")).collect();
+    let mut lines: Vec<String> = general.chunks(4).map(|four| four.join("")).collect();
+    lines.push(format!(
+        " rip {:016x} rfl {:016x} cs {:04x} ss {:04x}",
+        state.rip, state.rflags, state.segments[1].selector, state.segments[2].selector
+    ));
+    lines.push(format!(
+        " cr0 {:016x} cr2 {:016x} cr3 {:016x} cr4 {:016x} efer {:x}",
+        state.cr0, state.cr2, state.cr3, state.cr4, state.msrs.efer
+    ));
+    lines
+}
+
+/// What differs between two states of a CPU, each as `name then now`.
+pub fn differences(then: &CpuState, now: &CpuState) -> Vec<String> {
+    let mut rest = now.clone();
+    let mut found = Vec::new();
+    let mut compare = |name: &str, then: u128, now: u128| {
+        if then != now {
+            found.push(format!("{name} {then:#x} {now:#x}"));
+        }
+    };
+    for (number, name) in NAMES.iter().enumerate() {
+        compare(name, then.gpr[number].into(), now.gpr[number].into());
+    }
+    for (name, then, now) in [
+        ("rip", then.rip, now.rip),
+        ("rflags", then.rflags, now.rflags),
+        ("cr0", then.cr0, now.cr0),
+        ("cr2", then.cr2, now.cr2),
+        ("cr3", then.cr3, now.cr3),
+        ("cr4", then.cr4, now.cr4),
+        ("steps", then.steps, now.steps),
+        ("branches", then.branches, now.branches),
+    ] {
+        compare(name, then.into(), now.into());
+    }
+    for number in 0..16 {
+        compare(&format!("xmm{number}"), then.xmm[number], now.xmm[number]);
+    }
+    (rest.gpr, rest.rip, rest.rflags, rest.xmm) = (then.gpr, then.rip, then.rflags, then.xmm);
+    (rest.cr0, rest.cr2, rest.cr3, rest.cr4) = (then.cr0, then.cr2, then.cr3, then.cr4);
+    (rest.steps, rest.branches) = (then.steps, then.branches);
+    if rest != *then {
+        found.push("other parts of the CPU's state differ".to_string());
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_difference_is_named() {
+        let then = CpuState::reset();
+        assert!(differences(&then, &then).is_empty());
+        let mut now = then.clone();
+        now.gpr[3] = 0x12;
+        now.xmm[15] = 1;
+        now.dr6 ^= 1;
+        assert_eq!(
+            differences(&then, &now),
+            ["rbx 0x0 0x12", "xmm15 0x0 0x1", "other parts of the CPU's state differ"]
+        );
+    }
+}
