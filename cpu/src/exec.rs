@@ -49,14 +49,22 @@ impl Cpu {
         self.core.save_state()
     }
 
-    /// Replaces the architectural state. RAM may have been replaced too, by writes that its page flags saw:
-    /// code from other pages stays decoded, everything else that was derived goes.
+    /// Replaces the architectural state. RAM may have been replaced too: nothing derived from it survives.
     pub fn set_state(&mut self, state: &CpuState) {
-        self.drop_stale();
+        self.core.ram.take_foreign_writes();
+        self.drop_code();
         self.core.mmu.flush_and_unflag(self.core.ram.flags());
         self.core.load_state(state);
         self.core.debug_registers_changed();
         self.core.debug.hit = None;
+        self.core.stale_code.clear();
+    }
+
+    /// Replaces the architectural state over RAM that was replaced by writes that its page flags saw
+    /// ([`GuestRam::replace_bytes`], devices): what was derived from other pages stays.
+    pub fn restore_state(&mut self, state: &CpuState) {
+        self.drop_stale();
+        self.set_registers(state);
     }
 
     /// Replaces the architectural state, as [`Cpu::set_state`] does, over RAM that only the CPU and

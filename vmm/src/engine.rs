@@ -13,7 +13,7 @@ pub trait Engine {
     fn run(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64) -> Stop;
     /// The architectural state, canonical.
     fn state(&self) -> CpuState;
-    /// Replaces the state; RAM may have been replaced too.
+    /// Replaces the state; RAM may have been replaced too, by writes that its page flags saw.
     fn set_state(&mut self, state: &CpuState);
     /// The CPU as a debugger looks at it.
     fn cpu(&self) -> &Cpu;
@@ -45,7 +45,7 @@ impl Engine for SoftEngine {
     }
 
     fn set_state(&mut self, state: &CpuState) {
-        self.0.set_state(state);
+        self.0.restore_state(state);
     }
 
     fn cpu(&self) -> &Cpu {
