@@ -111,10 +111,14 @@ mod tests {
         fn restore(&mut self, image: &MemoryImage) -> usize {
             let mut count = 0;
             let (pages, written) = (&mut self.pages, &self.written);
-            image.apply(&self.base, |n| written[n as usize], |n, contents| {
-                pages[n as usize] = *contents;
-                count += 1;
-            });
+            image.apply(
+                &self.base,
+                |n| written[n as usize],
+                |n, contents| {
+                    pages[n as usize] = *contents;
+                    count += 1;
+                },
+            );
             self.written.fill(false);
             self.base = image.clone();
             count

@@ -121,17 +121,26 @@ impl DebugPoints {
 }
 
 impl Core {
-    /// Replaces the debugger's breakpoints. The caller drops decoded code.
-    pub(crate) fn set_breakpoints(&mut self, points: impl IntoIterator<Item = (AddressKind, u64)>) {
-        self.debug.breakpoints = points.into_iter().collect();
+    /// Replaces the debugger's breakpoints. Says whether they differ from those before: then the caller drops
+    /// decoded code.
+    pub(crate) fn set_breakpoints(&mut self, points: impl IntoIterator<Item = (AddressKind, u64)>) -> bool {
+        let points = points.into_iter().collect();
+        if self.debug.breakpoints == points {
+            return false;
+        }
+        self.debug.breakpoints = points;
         self.debug.rebuild();
+        true
     }
 
     /// Replaces the debugger's watchpoints.
     pub(crate) fn set_watchpoints(&mut self, points: impl IntoIterator<Item = Watchpoint>) {
-        self.debug.watchpoints = points.into_iter().filter(|w| w.length != 0).collect();
-        self.debug.rebuild();
-        self.mmu.flush_all();
+        let points = points.into_iter().filter(|w| w.length != 0).collect();
+        if self.debug.watchpoints != points {
+            self.debug.watchpoints = points;
+            self.debug.rebuild();
+            self.mmu.flush_all();
+        }
     }
 
     /// To be called after DR0-DR3 or DR7 changed: the pages that the guest watches leave the fast path.

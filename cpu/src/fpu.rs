@@ -52,8 +52,14 @@ impl FpuState {
     /// What every MMX instruction but EMMS does first: TOP becomes 0, all registers count as valid.
     #[inline(always)]
     pub fn enter_mmx(&mut self) {
-        self.status &= !TOP;
+        self.clear_top();
         self.valid = 0xff;
+    }
+
+    /// TOP becomes 0; MMX registers do not move.
+    #[inline(always)]
+    pub fn clear_top(&mut self) {
+        self.status &= !TOP;
     }
 
     /// EMMS: TOP becomes 0, all registers count as empty.

@@ -37,7 +37,13 @@ impl OverlayDisk {
             let source = std::io::Error::other("it is smaller than one sector; give a raw disk image");
             return Err(Error::File { action: "use", path: path.to_path_buf(), source });
         }
-        Ok(OverlayDisk { base, path: path.to_path_buf(), size_bytes, written: BTreeMap::new(), failure: None })
+        Ok(OverlayDisk {
+            base,
+            path: path.to_path_buf(),
+            size_bytes,
+            written: BTreeMap::new(),
+            failure: None,
+        })
     }
 
     /// The guest's writes so far.

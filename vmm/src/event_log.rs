@@ -111,9 +111,7 @@ pub struct Log {
 /// Reads a whole log.
 pub fn read_log(path: &Path) -> Result<Log, Error> {
     let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|mut file| file.read_to_end(&mut bytes))
-        .map_err(Error::file("read", path))?;
+    File::open(path).and_then(|mut file| file.read_to_end(&mut bytes)).map_err(Error::file("read", path))?;
     parse_log(&bytes).map_err(|why| Error::recording(path, why))
 }
 

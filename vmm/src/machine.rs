@@ -111,7 +111,8 @@ impl Machine {
         }
         bus.add(Console::new(power_on.columns, power_on.rows));
         bus.add(Rng::new(entropy_seed(&power_on.seed)));
-        let board = Board::new(Platform::new(power_on.unix_seconds, bus), ram.clone());
+        let platform = Platform::new(power_on.unix_seconds, bus).with_debug_ports(config.debug_ports);
+        let board = Board::new(platform, ram.clone());
         let mut engine = Box::new(SoftEngine::new(ram.clone()));
         engine.set_state(&entry_state(&entry));
         let pages = ram.flags().pages();
@@ -167,12 +168,7 @@ impl Machine {
     }
 
     /// As [`Machine::run`]; the breakpoint that is passed over is the one at step count `origin`.
-    pub fn run_from(
-        &mut self,
-        until: u64,
-        origin: u64,
-        inputs: &mut dyn Inputs,
-    ) -> Result<RunStop, Error> {
+    pub fn run_from(&mut self, until: u64, origin: u64, inputs: &mut dyn Inputs) -> Result<RunStop, Error> {
         loop {
             if let Some(outcome) = &self.outcome {
                 return Ok(RunStop::Ended(outcome.clone()));
@@ -193,6 +189,8 @@ impl Machine {
             self.after_run(inputs)?;
             match stop {
                 Stop::Budget | Stop::Bus => {}
+                // No time passes where this run ends: the next one goes on from here.
+                Stop::Halted if self.moment().steps >= until => {}
                 Stop::Halted => self.idle(inputs)?,
                 Stop::Shutdown => self.outcome = Some(Outcome::TripleFault { rip: self.engine.cpu().rip() }),
                 Stop::Breakpoint => return Ok(RunStop::Breakpoint),
@@ -331,7 +329,7 @@ impl Machine {
         memory.apply(
             &self.image,
             |page| ram.flags().has(page, PageFlags::DIRTY),
-            |page, contents| ram.write_bytes(page * guest_ram::PAGE_SIZE, contents),
+            |page, contents| ram.replace_bytes(page * guest_ram::PAGE_SIZE, contents),
         );
         let now_ns = state.cpu.steps + state.idle_ns;
         self.board

@@ -45,9 +45,8 @@ impl std::str::FromStr for PositionSpec {
             )
         };
         let number = |digits: &str| digits.replace('_', "").parse::<u64>().map_err(|_| bad());
-        let decimal = |digits: &str| {
-            digits.parse::<f64>().ok().filter(|v| v.is_finite() && *v >= 0.0).ok_or_else(bad)
-        };
+        let decimal =
+            |digits: &str| digits.parse::<f64>().ok().filter(|v| v.is_finite() && *v >= 0.0).ok_or_else(bad);
         match text {
             "start" => return Ok(PositionSpec::Start),
             "end" => return Ok(PositionSpec::End),

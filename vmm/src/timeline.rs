@@ -140,12 +140,9 @@ impl Timeline {
             PositionSpec::Instruction(steps) if steps <= self.end => Ok(steps),
             PositionSpec::Instruction(steps) => beyond(format!("instruction {steps}: it has {}", self.end)),
             PositionSpec::Percent(percent) => Ok((self.end as f64 * percent / 100.0) as u64),
-            PositionSpec::Branch(count) => {
-                self.find(|machine| machine.cpu().branches(), count, poll)?.map_or_else(
-                    || beyond(format!("branch {count}")),
-                    Ok,
-                )
-            }
+            PositionSpec::Branch(count) => self
+                .find(|machine| machine.cpu().branches(), count, poll)?
+                .map_or_else(|| beyond(format!("branch {count}")), Ok),
             PositionSpec::Nanoseconds(ns) => self
                 .find(|machine| machine.moment().time_ns, ns, poll)?
                 .map_or_else(|| beyond(format!("{} s", ns as f64 / 1e9)), Ok),
@@ -311,8 +308,7 @@ impl Timeline {
                     continue;
                 }
                 RunStop::Watchpoint(hit) => {
-                    let stop =
-                        TravelStop::Watchpoint { kind: hit.watchpoint.kind, address: hit.address };
+                    let stop = TravelStop::Watchpoint { kind: hit.watchpoint.kind, address: hit.address };
                     found = Search::Hit(self.position() - 1, stop);
                 }
                 RunStop::Reached => self.keep_spacing(),

@@ -12,10 +12,14 @@ use crate::random::Random;
 
 /// C1 in the status word.
 const C1: u16 = 1 << 9;
+/// Underflow in the status word, and its mask in the control word.
+const UE: u16 = 1 << 4;
+/// A base register in ModR/M.
+const RCX: u8 = 1;
 
-/// All encodings that exist: with register operands, and with the memory operand at RAX.
+/// All encodings that exist: with register operands, and with the memory operand at RCX.
 fn encodings() -> Vec<(Vec<u8>, Code)> {
-    let memory = (0..8).map(|digit| digit << 3);
+    let memory = (0..8).map(|digit| digit << 3 | RCX);
     let modrms: Vec<u8> = (0xc0..=0xff).chain(memory).collect();
     let mut encodings = Vec::new();
     for escape in 0xd8..=0xdf {
@@ -55,6 +59,12 @@ fn setting(name: &str, default: u64) -> u64 {
 
 #[test]
 fn every_encoding_does_what_the_processor_does() {
+    let vendor = std::arch::x86_64::__cpuid(0);
+    if [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() != b"GenuineIntel" {
+        return println!(
+            "skipped: not an Intel processor, which the unit follows where the manual leaves room"
+        );
+    }
     let (cases, seed) = (setting("X87_CASES", 200), setting("X87_SEED", 1));
     let only = std::env::var("X87_ONLY").unwrap_or_default();
     println!("X87_CASES={cases} X87_SEED={seed}");
@@ -79,13 +89,15 @@ fn compare(guest: &mut Guest, bytes: &[u8], code: Code, cases: u64, seed: u64) -
     let mut wrong = 0;
     for _ in 0..cases {
         let before = Machine::random(&mut random, does_not_wait(code));
-        // SAFETY: an x87 instruction with its memory operand at RAX; no exception is pending if it waits.
+        // SAFETY: an x87 instruction with its memory operand at RCX; no exception is pending if it waits.
         let theirs = unsafe { host.run(&before) };
         let (ours, vector) = guest.run_machine(&before, bytes);
         if vector.is_some() || !same(code, &ours, &theirs) {
             wrong += 1;
             if wrong <= 2 {
-                println!("{code:?} {bytes:02x?} vector {vector:?}\nbefore {before:?}\nours   {ours:?}\ntheirs {theirs:?}\n");
+                println!(
+                    "{code:?} {bytes:02x?} vector {vector:?}\nbefore {before:?}\nours   {ours:?}\ntheirs {theirs:?}\n"
+                );
             }
         }
     }
@@ -105,8 +117,14 @@ fn keeps_pointers_alike() -> bool {
 fn same(code: Code, ours: &Machine, theirs: &Machine) -> bool {
     let (mut ours, mut theirs) = (ours.clone(), theirs.clone());
     if is_transcendental(code) {
-        ours.status &= !C1;
-        theirs.status &= !C1;
+        let borderline = theirs.registers[..2].iter().any(|&register| is_borderline(register));
+        if borderline && theirs.control & UE == 0 {
+            // An underflow more or less, and the result looks entirely different.
+            return true;
+        }
+        let uncertain = C1 | if borderline { UE } else { 0 };
+        ours.status &= !uncertain;
+        theirs.status &= !uncertain;
         for (our, their) in ours.registers.iter_mut().zip(&theirs.registers) {
             if (our.1 ^ their.1) & 0x8000 == 0 && ordinal(*our).abs_diff(ordinal(*their)) <= 1 {
                 *our = *their;
@@ -121,7 +139,14 @@ fn same(code: Code, ours: &Machine, theirs: &Machine) -> bool {
     ours == theirs
 }
 
+/// Whether it depends on the last place if the value is tiny.
+fn is_borderline(register: (u64, u16)) -> bool {
+    ordinal(register).abs_diff(1 << 63) <= 1
+}
+
 /// The magnitude's place among all magnitudes.
 fn ordinal((mantissa, sign_exponent): (u64, u16)) -> u128 {
-    (u128::from(sign_exponent & 0x7fff) << 63) + u128::from(mantissa & !(1 << 63))
+    let exponent = u128::from(sign_exponent & 0x7fff);
+    // The integer bit of a normal number counts as the lowest bit of its exponent.
+    (exponent.saturating_sub(1) << 63) + u128::from(mantissa)
 }

@@ -34,7 +34,7 @@ impl Guest {
         Guest { cpu: Cpu::new(ram.clone()), ram }
     }
 
-    /// The state runs start from: flat 32-bit protected mode, NE set, EAX pointing to the memory operand.
+    /// The state runs start from: flat 32-bit protected mode, NE set, ECX pointing to the memory operand.
     pub fn initial() -> CpuState {
         let mut state = CpuState::reset();
         let flat = |selector, attributes| Segment { selector, base: 0, limit: u32::MAX, attributes };
@@ -43,7 +43,7 @@ impl Guest {
         (state.gdtr.base, state.gdtr.limit) = (GDT, 23);
         (state.idtr.base, state.idtr.limit) = (IDT, 255);
         state.cr0 = 0x31;
-        state.gpr[0] = DATA;
+        state.gpr[1] = DATA;
         state.gpr[4] = STACK;
         state.rip = CODE;
         state
@@ -68,6 +68,7 @@ impl Guest {
         self.write_data(&machine.memory);
         let mut state = Guest::initial();
         state.rflags |= machine.flags;
+        state.gpr[0] = u64::from(machine.ax);
         state.fpu = fpu_state(machine);
         let (after, vector) = self.run(&state, instruction);
         (self.machine(&after), vector)
@@ -100,7 +101,7 @@ impl Guest {
                 (fpu.mantissas[physical(st)], fpu.sign_exponents[physical(st)])
             }),
             flags: state.rflags & ARITHMETIC,
-            ax: (state.gpr[0] != DATA).then_some(state.gpr[0] as u16),
+            ax: state.gpr[0] as u16,
             memory,
         }
     }

@@ -6,6 +6,7 @@ use crate::machine::{MEMORY_BYTES, Machine, POINTER_TO_CODE, POINTER_TO_DATA};
 
 const FLAGS: usize = 512;
 const RAX: usize = 520;
+const RCX: usize = 528;
 
 /// What native code loads and stores.
 #[repr(C, align(64))]
@@ -14,6 +15,7 @@ struct Registers {
     image: [u8; 512],
     flags: u64,
     rax: u64,
+    rcx: u64,
 }
 
 /// Code and data for native execution.
@@ -24,7 +26,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Prepares `instruction`, whose memory operand, if it has one, must be at RAX.
+    /// Prepares `instruction`, whose memory operand, if it has one, must be at RCX.
     pub fn new(instruction: &[u8]) -> Host {
         let map = || MmapMut::map_anon(4096).expect("anonymous memory");
         let (mut page, data) = (map(), map());
@@ -41,11 +43,15 @@ impl Host {
     /// # Safety
     ///
     /// It must be an x87 instruction that reads and writes nothing but the x87 state, the arithmetic flags, AX
-    /// and [`MEMORY_BYTES`] at RAX, and no unmasked exception may be pending if it waits.
+    /// and [`MEMORY_BYTES`] at RCX, and no unmasked exception may be pending if it waits.
     pub unsafe fn run(&mut self, machine: &Machine) -> Machine {
         self.data[..MEMORY_BYTES].copy_from_slice(&machine.memory);
-        let mut registers =
-            Registers { image: image(machine), flags: machine.flags, rax: self.data.as_ptr() as u64 };
+        let mut registers = Registers {
+            image: image(machine),
+            flags: machine.flags,
+            rax: u64::from(machine.ax),
+            rcx: self.data.as_ptr() as u64,
+        };
         // SAFETY: the page holds a function of this type, which saves what the calling convention preserves;
         // what is between its prologue and epilogue obeys the caller's promise.
         unsafe {
@@ -66,15 +72,11 @@ impl Host {
             status: word(2),
             valid: image[4],
             opcode: word(6),
-            instruction_pointer: known(
-                quad(8),
-                self.code.as_ptr() as u64 + self.at as u64,
-                POINTER_TO_CODE,
-            ),
+            instruction_pointer: known(quad(8), self.code.as_ptr() as u64 + self.at as u64, POINTER_TO_CODE),
             data_pointer: known(quad(16), data, POINTER_TO_DATA),
             registers: std::array::from_fn(|st| (quad(32 + 16 * st), word(40 + 16 * st))),
             flags: registers.flags & crate::machine::ARITHMETIC,
-            ax: (registers.rax != data).then_some(registers.rax as u16),
+            ax: registers.rax as u16,
             memory: self.data[..MEMORY_BYTES].try_into().expect("the memory operand"),
         }
     }
@@ -103,11 +105,12 @@ fn with_displacement(code: &mut Vec<u8>, bytes: &[u8], displacement: usize) {
 
 fn prologue() -> Vec<u8> {
     let mut code = Vec::new();
-    // fxrstor64 [rdi]; push [rdi + flags]; popfq; mov rax, [rdi + rax]
+    // fxrstor64 [rdi]; push [rdi + flags]; popfq; mov rax, [rdi + rax]; mov rcx, [rdi + rcx]
     code.extend_from_slice(&[0x48, 0x0f, 0xae, 0x0f]);
     with_displacement(&mut code, &[0xff, 0xb7], FLAGS);
     code.push(0x9d);
     with_displacement(&mut code, &[0x48, 0x8b, 0x87], RAX);
+    with_displacement(&mut code, &[0x48, 0x8b, 0x8f], RCX);
     code
 }
 

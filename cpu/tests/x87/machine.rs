@@ -28,8 +28,7 @@ pub struct Machine {
     /// ST(0) to ST(7): mantissa, sign and exponent.
     pub registers: [(u64, u16); 8],
     pub flags: u64,
-    /// AX if the instruction changed RAX, which otherwise holds the address of the memory operand.
-    pub ax: Option<u16>,
+    pub ax: u16,
     pub memory: [u8; MEMORY_BYTES],
 }
 
@@ -57,7 +56,7 @@ impl Machine {
             data_pointer: random.below(1 << 32),
             registers: random.registers(),
             flags: random.next() & ARITHMETIC,
-            ax: None,
+            ax: random.next() as u16,
             memory: random.memory(),
         }
     }
@@ -90,7 +89,7 @@ impl std::fmt::Debug for Machine {
         let top = u32::from(self.status >> 11 & 7);
         writeln!(
             f,
-            "control {:04x} status {:04x} top {top} valid (ST7..ST0) {:08b} opcode {:03x} ip {:x} dp {:x} flags {:x} ax {:x?}",
+            "control {:04x} status {:04x} top {top} valid (ST7..ST0) {:08b} opcode {:03x} ip {:x} dp {:x} flags {:x} ax {:x}",
             self.control,
             self.status,
             self.valid.rotate_right(top),

@@ -3,6 +3,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod against_processor;
+mod faults;
 mod guest;
 #[cfg(target_arch = "x86_64")]
 mod host;

@@ -38,8 +38,7 @@ impl ExpansionBus for PciBus {
     }
 
     fn restore(&mut self, state: &PciBusState) -> Result<(), RestoreError> {
-        PciBus::restore(self, state).map_err(|error| {
-            RestoreError { chip: "PCI bus", what: error.to_string().into() }
-        })
+        PciBus::restore(self, state)
+            .map_err(|error| RestoreError { chip: "PCI bus", what: error.to_string().into() })
     }
 }

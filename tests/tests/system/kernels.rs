@@ -33,6 +33,8 @@ fn guest(name: &str, modules: usize, memory_mib: u64, more: &str, directory: &st
     let cmdline = format!("ttvm-test modules={modules} mib={memory_mib}{more}");
     let mut options = MachineOptions {
         kernel: test_kernel(name),
+        debug_console: true,
+        debug_exit: Some(0x501),
         cmdline,
         memory_bytes: memory_mib << 20,
         ..MachineOptions::default()

@@ -26,11 +26,13 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<i32, Error> {
     let recording = Recording::open(&args.recording)?;
     let host = |error: gdb::ListenError| Error::Unsupported(error.to_string());
-    let listener = gdb::Listener::bind(&args.listen).map_err(host)?;
+    // A wrong address is said at once, not after the replay; gdb finds the door open when it may come in.
+    drop(gdb::Listener::bind(&args.listen).map_err(host)?);
     let mut timeline = Timeline::open(&recording)?;
-    eprintln!("ttvm: replaying to {:?}", args.at);
+    eprintln!("ttvm: replaying to where gdb begins");
     let target = timeline.resolve(args.at, &mut || false)?;
     timeline.seek(target, &mut || false)?;
+    let listener = gdb::Listener::bind(&args.listen).map_err(host)?;
     eprintln!("ttvm: ready; in gdb: target remote {}", listener.gdb_address());
     let once = args.once;
     gdb::serve(&listener, &mut GdbTarget::new(&mut timeline), |end| {

@@ -11,7 +11,7 @@ mod stats;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use vmm::error::{Error, exit_code};
+use vmm::error::exit_code;
 use vmm::machine::Outcome;
 
 /// Runs an operating system in a virtual machine, records the run, and goes back to any instruction of it.
@@ -81,8 +81,8 @@ fn report_outcome(machine: &vmm::machine::Machine, outcome: &Outcome) -> i32 {
 /// The general registers, as people who write kernels want to see them after a triple fault.
 fn registers_text(state: &cpu::CpuState) -> String {
     const NAMES: [&str; 16] = [
-        "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14",
-        "r15",
+        "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13",
+        "r14", "r15",
     ];
     let mut text = String::new();
     for (number, (name, value)) in NAMES.iter().zip(state.gpr).enumerate() {
@@ -97,9 +97,4 @@ fn registers_text(state: &cpu::CpuState) -> String {
         state.cr0, state.cr2, state.cr3, state.cr4, state.msrs.efer
     );
     text
-}
-
-/// A sentence for a wrong argument.
-fn usage(text: impl Into<String>) -> Error {
-    Error::Position(text.into())
 }

@@ -47,6 +47,8 @@ pub struct LiveConsole {
     terminated: Arc<AtomicBool>,
     resized: Arc<AtomicBool>,
     ended: bool,
+    /// Step count at which the keyboard is looked at again while the guest is busy.
+    next_look: u64,
 }
 
 impl LiveConsole {
@@ -75,6 +77,7 @@ impl LiveConsole {
             terminated,
             resized,
             ended: false,
+            next_look: 0,
         })
     }
 
@@ -153,7 +156,10 @@ impl Inputs for LiveConsole {
         if self.ended {
             return Ok(None);
         }
-        self.read_keyboard(0)?;
+        if view.moment.steps >= self.next_look {
+            self.next_look = view.moment.steps + POLL_STEPS;
+            self.read_keyboard(0)?;
+        }
         let limit = self.options.max_steps.is_some_and(|max| view.moment.steps >= max);
         let event = self.signalled().or_else(|| self.commands.pop_front());
         let event = event.or_else(|| limit.then_some(Event::Ended));

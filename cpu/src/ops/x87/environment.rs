@@ -10,6 +10,8 @@
 //! ```
 //!
 //! Virtual-8086 mode uses the real-mode layouts. The 32-bit layouts fill words that hold nothing with ones.
+//! FCS and FDS, deprecated, are stored as zero and ignored when loaded (SDM vol. 1, 8.1.8), so that the
+//! linear addresses of the real-mode layouts are mere offsets.
 
 use softfloat::x87::F80;
 
@@ -29,7 +31,7 @@ const REGISTER_BYTES: usize = 10;
 struct Layout {
     /// 28 bytes instead of 14.
     wide: bool,
-    /// Protected mode: with selectors. Otherwise pointers are linear and FOP is stored.
+    /// Protected mode: with selectors, and with FOP in the 32-bit layout only.
     protected: bool,
 }
 
@@ -50,16 +52,12 @@ impl Layout {
     fn fields(self, fpu: &FpuState) -> [u32; 7] {
         let ones = |word: u16| 0xffff_0000 | u32::from(word);
         let [ip, dp] = [fpu.instruction_pointer as u32, fpu.data_pointer as u32];
-        let [cs, ds] = [fpu.instruction_selector, fpu.data_selector];
         let opcode = u32::from(fpu.opcode & 0x7ff);
         let [control, status, tags] = [fpu.control, fpu.status, fpu.tags()].map(ones);
         let [i0, i1, d0, d1] = match (self.protected, self.wide) {
-            (true, true) => [ip, opcode << 16 | u32::from(cs), dp, ones(ds)],
-            (true, false) => [ip, u32::from(cs), dp, u32::from(ds)],
-            (false, _) => {
-                let (ip, dp) = (linear(ip, cs), linear(dp, ds));
-                [ones(ip as u16), ip >> 16 << 12 | opcode, ones(dp as u16), dp >> 16 << 12]
-            }
+            (true, true) => [ip, opcode << 16, dp, ones(0)],
+            (true, false) => [ip, 0, dp, 0],
+            (false, _) => [ones(ip as u16), ip >> 16 << 12 | opcode, ones(dp as u16), dp >> 16 << 12],
         };
         [control, status, tags, i0, i1, d0, d1]
     }
@@ -69,15 +67,14 @@ impl Layout {
         let [control, status, tags, i0, i1, d0, d1] = fields;
         fpu.status = status as u16;
         fpu.set_tags(tags as u16);
+        (fpu.instruction_selector, fpu.data_selector) = (0, 0);
         if self.protected {
             (fpu.instruction_pointer, fpu.data_pointer) = (u64::from(i0), u64::from(d0));
-            (fpu.instruction_selector, fpu.data_selector) = (i1 as u16, d1 as u16);
             // The 16-bit layout has no opcode, which so becomes zero.
             fpu.opcode = (i1 >> 16) as u16 & 0x7ff;
         } else {
             let pointer = |low: u32, high: u32| u64::from(low & 0xffff | (high >> 12 & 0xffff) << 16);
             (fpu.instruction_pointer, fpu.data_pointer) = (pointer(i0, i1), pointer(d0, d1));
-            (fpu.instruction_selector, fpu.data_selector) = (0, 0);
             fpu.opcode = i1 as u16 & 0x7ff;
         }
         fpu.set_control(control as u16);
@@ -102,10 +99,6 @@ impl Layout {
     }
 }
 
-fn linear(offset: u32, selector: u16) -> u32 {
-    offset.wrapping_add(u32::from(selector) << 4)
-}
-
 const EMPTY: u16 = 3;
 
 impl FpuState {
@@ -126,10 +119,22 @@ impl FpuState {
 
     /// Of the tags that memory holds only "empty" counts.
     fn set_tags(&mut self, tags: u16) {
-        self.valid = (0..8).fold(0, |valid, register| {
-            valid | u8::from(tags >> (2 * register) & 3 != EMPTY) << register
-        });
+        self.valid = (0..8)
+            .fold(0, |valid, register| valid | u8::from(tags >> (2 * register) & 3 != EMPTY) << register);
     }
+}
+
+/// Processors look at the first field and the last byte before anything else, which decides the address of a
+/// page fault.
+fn check_ends<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, address: u64, bytes: usize) -> Res<()> {
+    core.check_writable(bus, address, if WIDE { 4 } else { 2 })?;
+    core.check_writable(bus, address.wrapping_add(bytes as u64 - 1), 1)
+}
+
+/// As [`check_ends`], for operands that are read.
+fn probe_ends<const WIDE: bool>(core: &mut Core, address: u64, bytes: usize) -> Res<()> {
+    core.probe_read(address, if WIDE { 4 } else { 2 })?;
+    core.probe_read(address.wrapping_add(bytes as u64 - 1), 1)
 }
 
 /// FNSTENV, which afterwards masks all exceptions.
@@ -139,6 +144,7 @@ fn fnstenv<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res
     let address = core.linear_write(op, layout.environment_bytes() as u64)?;
     let mut image = [0; IMAGE_BYTES];
     layout.write(&core.state.fpu, &mut image);
+    check_ends::<WIDE>(core, bus, address, layout.environment_bytes())?;
     core.store_bytes(bus, address, &image[..layout.environment_bytes()])?;
     let control = core.state.fpu.control | EXCEPTIONS;
     core.state.fpu.set_control(control);
@@ -150,6 +156,7 @@ fn fldenv<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<
     let layout = Layout::of::<WIDE>(core);
     let address = core.linear(op, layout.environment_bytes() as u64)?;
     let mut image = [0; IMAGE_BYTES];
+    probe_ends::<WIDE>(core, address, layout.environment_bytes())?;
     core.load_bytes(bus, address, &mut image[..layout.environment_bytes()])?;
     layout.read(&mut core.state.fpu, &image);
     Ok(())
@@ -167,6 +174,7 @@ fn fnsave<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<
     for (st, slot) in (0..8).zip(registers) {
         slot.copy_from_slice(&fpu.st(st).to_bytes());
     }
+    check_ends::<WIDE>(core, bus, address, layout.image_bytes())?;
     core.store_bytes(bus, address, &image[..layout.image_bytes()])?;
     core.state.fpu.initialise();
     Ok(())
@@ -177,6 +185,7 @@ fn frstor<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<
     let layout = Layout::of::<WIDE>(core);
     let address = core.linear(op, layout.image_bytes() as u64)?;
     let mut image = [0; IMAGE_BYTES];
+    probe_ends::<WIDE>(core, address, layout.image_bytes())?;
     core.load_bytes(bus, address, &mut image[..layout.image_bytes()])?;
     let fpu = &mut core.state.fpu;
     layout.read(fpu, &image);

@@ -8,8 +8,7 @@
 //! Manual: SDM vol. 1, chapter 8; vol. 2 for each instruction. Where it leaves something open or processors
 //! disagree with it, this follows processors (`tests/x87` compares the two). What this CPU model chooses:
 //!
-//! * FCS and FDS are not kept up: they read as zero, as CPUID.(7,0):EBX bit 13 announces (SDM vol. 1, 8.1.8).
-//!   Values that FLDENV, FRSTOR or FXRSTOR load stay until the next instruction that sets the pointers.
+//! * FCS and FDS are zero, as CPUID.(7,0):EBX bit 13 announces (SDM vol. 1, 8.1.8).
 //! * FIP follows every non-control instruction; FDP and FOP only those that raise an unmasked exception, as
 //!   CPUID.(7,0):EBX bit 6 announces (SDM vol. 1, 8.1.8 and 8.1.9.1).
 //! * With CR0.NE = 0 there is no external error reporting (FERR#): unmasked exceptions show in the status word,
