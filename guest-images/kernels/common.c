@@ -3,9 +3,12 @@
 static unsigned failures;
 static const char *command_line = "";
 
+int use_debug_console = 1;
+
 static void put_char(char c)
 {
-    outb(0xE9, c);
+    if (use_debug_console)
+        outb(0xE9, c);
     for (int tries = 0; tries < 100000 && !(inb(0x3FD) & 0x20); tries++)
         ;
     outb(0x3F8, c);

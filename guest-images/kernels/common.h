@@ -16,6 +16,8 @@ static inline uint8_t inb(uint16_t port)
     return value;
 }
 
+/* Cleared by a kernel whose output is to appear once, on the serial port. */
+extern int use_debug_console;
 void print(const char *text);
 void print_hex(uint64_t value);
 /* Counts a failure and says why; the kernel goes on, so that one run shows all that is wrong. */

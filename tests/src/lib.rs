@@ -12,3 +12,4 @@ pub mod record;
 pub mod run;
 pub mod saved;
 pub mod script;
+pub mod traveller;

@@ -26,12 +26,12 @@ const HASH_EVERY: usize = 8;
 /// Floating point, processes, page faults, signals, idling, and a file system on a disk.
 const WORK: &str = "
     while read m; do insmod /lib/modules/$m; done </lib/modules/root;
-    awk 'BEGIN { for (i = 1; i < 3000; i++) s += sqrt(i) * sin(i) / exp(i % 7); print s }';
+    awk 'BEGIN { for (i = 1; i < 3000; i++) s += i * 1.5 / (i % 7 + 0.25) - s / 3; print s }';
     for i in 1 2 3 4 5 6 7 8; do ls -l /bin | md5sum; done;
     trap 'echo caught' USR1; kill -USR1 $$; sh -c 'kill -SEGV $$'; echo status $?;
     sleep 0.2; dd if=/dev/vda bs=64k count=16 2>/dev/null | sha256sum;
     mke2fs /dev/vda >/dev/null; mount -t ext2 /dev/vda /mnt; cp /bin/busybox /mnt; sync;
-    umount /mnt; mount -t ext2 /dev/vda /mnt; md5sum </mnt/busybox; ls /mnt; dmesg | tail -3";
+    umount /mnt; mount -t ext2 /dev/vda /mnt; md5sum </mnt/busybox; ls -1 /mnt; dmesg | tail -3";
 
 fn guest(directory: &Path) -> Guest {
     let disk = directory.join("disk.img");

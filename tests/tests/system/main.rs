@@ -1,6 +1,11 @@
 //! Whole-system tests: real kernels on the whole machine. One program, so that its tests share the processors.
 //! Run with `--release` (scripts/test does): an unoptimised CPU is too slow for kernels.
 
+mod debian;
 mod determinism;
+mod gdb_session;
 mod kernels;
+mod recordings;
 mod stock;
+mod travel;
+mod workloads;

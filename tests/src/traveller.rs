@@ -1,0 +1,64 @@
+//! The recorded run of the kernel `travel.elf` that the tests of recordings and of time travel share: two million steps
+//! with timer interrupts, keys and halts.
+
+use std::path::{Path, PathBuf};
+
+use vmm::config::MachineOptions;
+use vmm::event_log::EndRecord;
+
+use crate::guests::{Guest, test_kernel};
+use crate::record::record;
+use crate::script::Script;
+
+/// RAM of that guest.
+pub const MEMORY_BYTES: u64 = 8 << 20;
+
+/// The recording, and where things are in the guest.
+pub struct Traveller {
+    /// The recording's directory.
+    pub path: PathBuf,
+    /// Its end.
+    pub end: EndRecord,
+    /// Address of a variable that is written in every round.
+    pub counter: u64,
+    /// Address of a function that is called every 16 rounds.
+    pub hook: u64,
+    /// Address of a variable that the timer's handler writes.
+    pub ticks: u64,
+}
+
+/// The guest itself.
+pub fn guest() -> Guest {
+    Guest::new(&MachineOptions {
+        kernel: test_kernel("travel"),
+        memory_bytes: MEMORY_BYTES,
+        ..MachineOptions::default()
+    })
+}
+
+/// The keys that are typed: twelve of them, two of which halt the guest.
+pub fn script() -> Script {
+    let after_key = |key| ("key\n", key);
+    let mut lines =
+        vec![("ready\n", "a"), after_key("h"), ("halted\n", "b"), after_key("h"), ("halted\n", "c")];
+    lines.extend(["d", "e", "f", "g", "i", "j", "q"].map(after_key));
+    Script::new(&lines).with_limit(100_000_000)
+}
+
+impl Traveller {
+    /// Records the run below `directory`.
+    pub fn record(directory: &Path) -> Traveller {
+        let path = directory.join("travel.ttvm");
+        let mut script = script();
+        let (_, end) = record(&guest(), &path, &mut script);
+        let text = script.text();
+        assert!(text.ends_with("OK travel\n"), "{text}");
+        let address = |name: &str| {
+            let at = text.find(&format!("{name}=0x")).unwrap_or_else(|| panic!("no {name}: {text}"));
+            let digits = text[at + name.len() + 3..].lines().next().unwrap_or_default();
+            u64::from_str_radix(digits, 16).unwrap_or_else(|_| panic!("{digits} is no address"))
+        };
+        let (counter, hook, ticks) = (address("counter"), address("hook"), address("ticks"));
+        Traveller { path, end, counter, hook, ticks }
+    }
+}

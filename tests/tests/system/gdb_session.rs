@@ -1,0 +1,117 @@
+//! Unmodified gdb on a recording of a stock kernel: from the end back to the last write of a kernel variable, one
+//! instruction further, forward over it again, and to both ends of history.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+
+use tests::guests::{BUSYBOX, CLOUD, Guest};
+use tests::record::{open, record};
+use tests::script::Script;
+use vmm::debug::GdbTarget;
+use vmm::timeline::Timeline;
+
+/// The kernel variable that every timer tick writes.
+const VARIABLE: &str = "jiffies_64";
+
+/// Prints a name, RIP and the variable's value.
+fn show(name: &str, address: &str) -> String {
+    format!("printf \"{name} %lx %lu\\n\", $rip, *(unsigned long *) {address}")
+}
+
+fn gdb_commands(address: &str) -> Vec<String> {
+    let commands = [
+        "set pagination off",
+        "SHOW end",
+        "WATCH",
+        "reverse-continue",
+        "SHOW before-write",
+        "stepi",
+        "SHOW after-write",
+        "reverse-stepi",
+        "SHOW before-again",
+        "reverse-stepi",
+        "SHOW one-before",
+        "reverse-continue",
+        "SHOW earlier-write",
+        "continue",
+        "SHOW forward",
+        "delete",
+        "reverse-continue",
+        "SHOW start",
+        "continue",
+        "SHOW end-again",
+        "detach",
+    ];
+    let expand = |command: &&str| match command.split_once(' ') {
+        Some(("SHOW", name)) => show(name, address),
+        _ if *command == "WATCH" => format!("watch *(unsigned long *) {address}"),
+        _ => command.to_string(),
+    };
+    commands.iter().map(expand).collect()
+}
+
+fn run_gdb(socket: &Path, address: &str) -> String {
+    let mut command = Command::new("gdb");
+    command.args(["--quiet", "--nx", "--batch", "--ex", "set architecture i386:x86-64"]);
+    command.arg("--ex").arg(format!("target remote {}", socket.display()));
+    for line in gdb_commands(address) {
+        command.arg("--ex").arg(line);
+    }
+    let output = command.output().expect("gdb must be installed: run scripts/setup");
+    // If gdb never attached, nobody would end the wait for it.
+    drop(UnixStream::connect(socket));
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// RIP and the variable's value where gdb printed `name`.
+fn shown(transcript: &str, name: &str) -> (u64, u64) {
+    let line = transcript.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
+    let line = line.unwrap_or_else(|| panic!("no '{name}' in gdb's output:\n{transcript}"));
+    let (rip, value) = line.split_once(' ').expect("two numbers");
+    (u64::from_str_radix(rip, 16).expect("RIP"), value.parse().expect("the value"))
+}
+
+#[test]
+fn gdb_goes_back_to_the_last_write_of_a_kernel_variable() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let path = directory.path().join("session.ttvm");
+    let command = format!("grep -w {VARIABLE} /proc/kallsyms");
+    let mut script = Script::shell(&[&command, "poweroff -f"]);
+    let guest = Guest::linux(&CLOUD, &BUSYBOX, "", 256);
+    record(&guest, &path, &mut script);
+    let text = script.text();
+    let line = text.lines().find(|line| line.ends_with(&format!(" {VARIABLE}")) && line.len() < 60);
+    let digits = line.and_then(|line| line.split(' ').next()).expect("the guest prints the address");
+    let address = format!("0x{digits}");
+
+    let mut timeline = Timeline::open(&open(&path)).unwrap_or_else(|error| panic!("{error}"));
+    let start = timeline.machine().cpu().rip();
+    timeline.seek(timeline.end(), &mut || false).unwrap_or_else(|error| panic!("{error}"));
+    let end = timeline.machine().cpu().rip();
+    let socket = directory.path().join("gdb.socket");
+    let listener = gdb::Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
+    let gdb = std::thread::spawn(move || run_gdb(&socket, &address));
+    gdb::serve(&listener, &mut GdbTarget::new(&mut timeline), |_| false).expect("gdb is served");
+    drop(listener);
+    let transcript = gdb.join().expect("gdb's thread");
+    check(&transcript, start, end);
+}
+
+fn check(transcript: &str, start: u64, end: u64) {
+    let shown = |name| shown(transcript, name);
+    let (last_rip, last) = shown("end");
+    assert_eq!(last_rip, end, "{transcript}");
+    // Before the last write the variable has its last value but one; behind it, the last.
+    let (write_rip, before) = shown("before-write");
+    assert_eq!(before, last - 1, "{transcript}");
+    assert_eq!(shown("after-write").1, last, "{transcript}");
+    assert_eq!(shown("before-again"), (write_rip, before), "{transcript}");
+    let (one_before, value) = shown("one-before");
+    assert!(value == before && (1..=15).contains(&write_rip.wrapping_sub(one_before)), "{transcript}");
+    assert_eq!(shown("earlier-write"), (write_rip, before - 1), "{transcript}");
+    assert_eq!(shown("forward").1, before, "{transcript}");
+    assert_eq!(shown("start").0, start, "{transcript}");
+    assert_eq!(shown("end-again"), (end, last), "{transcript}");
+    assert!(transcript.matches("No more reverse-execution history").count() >= 2, "{transcript}");
+}

@@ -1,0 +1,217 @@
+//! Recordings: what was recorded replays equal, what was tampered with diverges or is refused, and nothing panics.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use tests::guests::{BUSYBOX, CLOUD, Guest};
+use tests::random::Random;
+use tests::record::{open, record};
+use tests::run::assert_shows;
+use tests::script::Script;
+use tests::traveller::{Traveller, guest, script};
+use vmm::error::{Error, exit_code};
+use vmm::event_log::{LogRecord, LogWriter};
+use vmm::inputs::Event;
+use vmm::machine::RunStop;
+use vmm::recording::Recording;
+use vmm::replay::{self, ReplayEnd, last_step, replay};
+
+fn replay_quietly(path: &Path) -> Result<ReplayEnd, Error> {
+    let recording = Recording::open(path)?;
+    replay(&recording, None, |_| Ok(()), |_| {}).map(|(_, end)| end)
+}
+
+fn traveller() -> (tempfile::TempDir, Traveller) {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let traveller = Traveller::record(directory.path());
+    (directory, traveller)
+}
+
+#[test]
+fn a_session_in_a_stock_kernel_replays() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let path = directory.path().join("session.ttvm");
+    let mut script = Script::shell(&["echo $((6 * 7)) is it", "ls -l /proc/self/fd | wc -l", "poweroff -f"]);
+    record(&Guest::linux(&CLOUD, &BUSYBOX, "", 256), &path, &mut script);
+    assert_shows(&script, "\n42 is it\n");
+    assert_eq!(replay_quietly(&path).unwrap(), ReplayEnd::Verified);
+}
+
+#[test]
+fn two_recordings_of_the_same_inputs_are_the_same_bytes() {
+    let (directory, first) = traveller();
+    let second = directory.path().join("second.ttvm");
+    record(&guest(), &second, &mut script());
+    for file in ["manifest.json", "events.log"] {
+        assert!(
+            std::fs::read(first.path.join(file)).unwrap() == std::fs::read(second.join(file)).unwrap(),
+            "{file}"
+        );
+    }
+    assert_eq!(replay_quietly(&second).unwrap(), ReplayEnd::Verified);
+}
+
+/// Replays with one bit of RAM changed in the middle.
+fn replay_with_flipped_bit(traveller: &Traveller, address: u64, bit: u32) -> Result<bool, Error> {
+    let recording = open(&traveller.path);
+    let (mut machine, mut player) = replay::open(&recording)?;
+    assert_eq!(machine.run(traveller.end.at.steps / 2, &mut player)?, RunStop::Reached);
+    let before = machine.ram().load_u8(address);
+    machine.ram().store_u8(address, before ^ 1 << bit);
+    machine.run(last_step(&recording) + 1, &mut player)?;
+    Ok(machine.hashes() == traveller.end.hashes && machine.moment() == traveller.end.at)
+}
+
+#[test]
+fn one_wrong_bit_of_ram_does_not_go_unnoticed() {
+    let (_directory, traveller) = traveller();
+    for bit in 0..8 {
+        // What the guest computes with changes its path, and the next event notices.
+        let error = replay_with_flipped_bit(&traveller, traveller.counter, bit).expect_err("it must diverge");
+        assert!(matches!(&error, Error::Divergence(_)), "{error}");
+        assert_eq!(error.exit_code(), exit_code::DIVERGED);
+        // What it never reads shows in the hashes at the end.
+        assert!(!replay_with_flipped_bit(&traveller, 7 << 20, bit).unwrap());
+    }
+}
+
+/// Writes the traveller's recording once more, its records changed.
+fn rewrite(traveller: &Traveller, to: &Path, change: impl FnOnce(&mut Vec<LogRecord>)) {
+    let recording = open(&traveller.path);
+    let mut records: Vec<_> = recording.log.events.into_iter().map(LogRecord::Event).collect();
+    records.extend(recording.log.end.map(LogRecord::End));
+    change(&mut records);
+    std::fs::create_dir(to).unwrap();
+    std::fs::copy(traveller.path.join("manifest.json"), to.join("manifest.json")).unwrap();
+    let mut writer = LogWriter::create(&to.join("events.log")).unwrap();
+    records.iter().for_each(|record| writer.append(record).unwrap());
+}
+
+type Change = fn(&mut Vec<LogRecord>);
+
+const TAMPERINGS: [(&str, Change); 8] = [
+    ("another key", |records| set_event(records, 3, Event::ConsoleInput(b"z".to_vec()))),
+    ("one key more", |records| set_event(records, 4, Event::ConsoleInput(b"ab".to_vec()))),
+    ("no key", |records| drop(records.remove(2))),
+    ("a power button", |records| set_event(records, 5, Event::PowerButton)),
+    ("an event later", |records| at_event(records, 6, |event| event.at.steps += 1)),
+    ("an event earlier in time", |records| at_event(records, 1, |event| event.at.time_ns -= 1)),
+    ("another hash of the registers", |records| at_event(records, 7, |event| event.cpu_hash ^= 1)),
+    ("another end", |records| {
+        let Some(LogRecord::End(end)) = records.last_mut() else { panic!("the recording has an end") };
+        end.hashes.devices[0] ^= 1;
+    }),
+];
+
+fn at_event(records: &mut [LogRecord], number: usize, change: impl FnOnce(&mut vmm::event_log::EventRecord)) {
+    let LogRecord::Event(event) = &mut records[number] else { panic!("record {number} is an event") };
+    change(event);
+}
+
+fn set_event(records: &mut [LogRecord], number: usize, event: Event) {
+    at_event(records, number, |record| record.event = event);
+}
+
+#[test]
+fn a_changed_recording_diverges() {
+    let (directory, traveller) = traveller();
+    for (number, (what, change)) in TAMPERINGS.into_iter().enumerate() {
+        let path = directory.path().join(format!("{number}.ttvm"));
+        rewrite(&traveller, &path, change);
+        match replay_quietly(&path) {
+            Err(error @ Error::Divergence(_)) => assert_eq!(error.exit_code(), exit_code::DIVERGED, "{what}"),
+            other => panic!("{what}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_recording_that_was_cut_off_replays_to_its_last_event() {
+    let (_directory, traveller) = traveller();
+    let file = traveller.path.join("events.log");
+    let bytes = std::fs::read(&file).unwrap();
+    let mut random = Random::new(1);
+    for length in (0..40).map(|_| random.below(bytes.len() as u64) as usize).chain([0, 8, bytes.len() - 1]) {
+        std::fs::write(&file, &bytes[..length]).unwrap();
+        match Recording::open(&traveller.path) {
+            Ok(recording) => {
+                let last = recording.log.events.last().expect("an open recording has events").at.steps;
+                let (machine, end) = replay(&recording, None, |_| Ok(()), |_| {}).unwrap();
+                assert_eq!(end, ReplayEnd::Stopped, "cut at {length}");
+                assert!(machine.moment().steps >= last, "cut at {length}");
+            }
+            Err(error) => {
+                assert_eq!(error.exit_code(), exit_code::UNREADABLE_RECORDING, "cut at {length}: {error}");
+                assert!(length < 130, "cut at {length}: {error}");
+            }
+        }
+    }
+}
+
+/// Opens and replays, whatever is there. Fails if that panics or if the exit code fits no recording.
+fn survives(path: &Path, what: &str) {
+    let result = catch_unwind(AssertUnwindSafe(|| replay_quietly(path)));
+    match result {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => {
+            let known = [exit_code::FAILED, exit_code::DIVERGED, exit_code::UNREADABLE_RECORDING]
+                .contains(&error.exit_code());
+            assert!(known, "{what}: {error}");
+        }
+        Err(_) => panic!("{what}: reading the recording panicked"),
+    }
+}
+
+#[test]
+fn damaged_files_never_cause_a_panic() {
+    let (_directory, traveller) = traveller();
+    let mut random = Random::new(99);
+    for name in ["events.log", "manifest.json"] {
+        let file = traveller.path.join(name);
+        let bytes = std::fs::read(&file).unwrap();
+        for round in 0..150 {
+            let mut damaged = bytes.clone();
+            for _ in 0..=random.below(3) {
+                let at = random.below(bytes.len() as u64) as usize;
+                damaged[at] = if name == "events.log" {
+                    random.next_u64() as u8
+                } else {
+                    b"0189aZ\"{}[],:-. \n"[random.below(17) as usize]
+                };
+            }
+            std::fs::write(&file, &damaged).unwrap();
+            survives(&traveller.path, &format!("{name}, round {round}"));
+        }
+        std::fs::write(&file, &bytes).unwrap();
+    }
+}
+
+/// (what, text in the manifest, its replacement)
+const FOREIGN: [(&str, &str, &str); 6] = [
+    ("a later format", "\"format_version\": 1", "\"format_version\": 99"),
+    ("no memory", "\"memory_bytes\": 8388608", "\"memory_bytes\": 0"),
+    ("all memory there is", "\"memory_bytes\": 8388608", "\"memory_bytes\": 18446744073709551615"),
+    ("far too much memory", "\"memory_bytes\": 8388608", "\"memory_bytes\": 4611686018427387904"),
+    ("another CPU", "\"ttvm-v2\"", "\"i486\""),
+    ("another kernel", "\"hash\": \"", "\"hash\": \"0"),
+];
+
+#[test]
+fn foreign_recordings_are_refused() {
+    let (directory, traveller) = traveller();
+    let file = traveller.path.join("manifest.json");
+    let text = std::fs::read_to_string(&file).unwrap();
+    for (what, from, to) in FOREIGN {
+        assert!(text.contains(from), "{what}: {text}");
+        std::fs::write(&file, text.replacen(from, to, 1)).unwrap();
+        let result = catch_unwind(|| replay_quietly(&traveller.path));
+        let error = result.unwrap_or_else(|_| panic!("{what}: panicked")).expect_err(what);
+        assert_eq!(error.exit_code(), exit_code::UNREADABLE_RECORDING, "{what}: {error}");
+    }
+    std::fs::write(&file, text).unwrap();
+    assert_eq!(replay_quietly(&traveller.path).unwrap(), ReplayEnd::Verified);
+    for empty in [directory.path().to_path_buf(), directory.path().join("none"), file] {
+        let error = replay_quietly(&empty).expect_err("there is no recording");
+        assert_eq!(error.exit_code(), exit_code::UNREADABLE_RECORDING, "{error}");
+    }
+}

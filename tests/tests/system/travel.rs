@@ -1,0 +1,195 @@
+//! Time travel against brute force: the recorded run of `travel.elf` is walked once, instruction by instruction,
+//! and whatever the timeline says of it must agree with that walk.
+
+use cpu::{AddressKind, WatchKind, Watchpoint};
+use tests::random::Random;
+use tests::record::open;
+use tests::traveller::Traveller;
+use vmm::machine::{Machine, RunStop, hash_of};
+use vmm::replay;
+use vmm::timeline::{Timeline, TravelStop};
+
+const SEED: u64 = 7;
+
+/// What a walk from the first instruction to the last one saw.
+struct Walk {
+    /// RIP at every step count.
+    rips: Vec<u64>,
+    /// Step counts at which the next instruction writes the counter.
+    writes: Vec<u64>,
+    /// Hashes of state and RAM at some step counts.
+    hashes: Vec<(u64, [u8; 32], [u8; 32])>,
+}
+
+fn ram_hash(machine: &Machine) -> [u8; 32] {
+    let mut bytes = vec![0; machine.ram().size_bytes() as usize];
+    machine.ram().read_bytes(0, &mut bytes);
+    hash_of(&bytes)
+}
+
+fn walk(traveller: &Traveller, hash_points: &[u64]) -> Walk {
+    let (mut machine, mut player) = replay::open(&open(&traveller.path)).unwrap_or_else(|e| panic!("{e}"));
+    let mut walk = Walk { rips: Vec::new(), writes: Vec::new(), hashes: Vec::new() };
+    let mut counter = machine.ram().load_u32(traveller.counter);
+    let mut points = hash_points.iter().peekable();
+    loop {
+        let here = machine.moment().steps;
+        walk.rips.push(machine.cpu().rip());
+        assert_eq!(walk.rips.len() as u64, here + 1);
+        if points.next_if(|&&point| point == here).is_some() {
+            walk.hashes.push((here, hash_of(&machine.state()), ram_hash(&machine)));
+        }
+        match machine.run(here + 1, &mut player).unwrap_or_else(|e| panic!("{e}")) {
+            RunStop::Reached => {}
+            RunStop::Ended(_) => break,
+            other => panic!("{other:?}"),
+        }
+        let now = machine.ram().load_u32(traveller.counter);
+        if now != counter {
+            walk.writes.push(here);
+        }
+        counter = now;
+    }
+    walk
+}
+
+/// Never to be interrupted.
+fn on() -> impl FnMut() -> bool {
+    || false
+}
+
+fn open_timeline(traveller: &Traveller) -> Timeline {
+    Timeline::open(&open(&traveller.path)).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn watch(address: u64) -> Watchpoint {
+    Watchpoint { space: AddressKind::Linear, address, length: 4, kind: WatchKind::Write }
+}
+
+/// The recording and its walk; recorded anew for each test, which takes less than a second.
+fn prepare(hash_points: usize) -> (tempfile::TempDir, Traveller, Walk) {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let traveller = Traveller::record(directory.path());
+    let points = Random::new(SEED).points(hash_points, traveller.end.at.steps);
+    let walk = walk(&traveller, &points);
+    assert_eq!(walk.hashes.len(), hash_points);
+    (directory, traveller, walk)
+}
+
+#[test]
+fn seeking_anywhere_gives_the_state_of_a_straight_run() {
+    let (_directory, traveller, walk) = prepare(60);
+    let mut timeline = open_timeline(&traveller);
+    let mut random = Random::new(SEED);
+    for _ in 0..150 {
+        let (point, state, ram) = walk.hashes[random.below(walk.hashes.len() as u64) as usize];
+        assert_eq!(timeline.seek(point, &mut on()).unwrap(), TravelStop::Reached);
+        assert_eq!(timeline.position(), point);
+        assert!(hash_of(&timeline.machine().state()) == state, "seed {SEED}: the state differs at {point}");
+        assert!(ram_hash(timeline.machine()) == ram, "seed {SEED}: RAM differs at {point}");
+    }
+}
+
+#[test]
+fn running_backward_finds_the_last_hit_and_running_forward_the_next() {
+    let (_directory, traveller, walk) = prepare(1);
+    let end = traveller.end.at.steps;
+    let calls: Vec<u64> = (0..end).filter(|&s| walk.rips[s as usize] == traveller.hook).collect();
+    assert!(
+        calls.len() > 100 && walk.writes.len() > 1000,
+        "{} calls, {} writes",
+        calls.len(),
+        walk.writes.len()
+    );
+    let mut timeline = open_timeline(&traveller);
+    let mut random = Random::new(SEED);
+    for round in 0..60 {
+        let from = random.below(end + 1);
+        let (hits, is_break) = if round % 2 == 0 { (&calls, true) } else { (&walk.writes, false) };
+        timeline.set_breakpoints(if is_break { vec![traveller.hook] } else { Vec::new() });
+        timeline.set_watchpoints(if is_break { Vec::new() } else { vec![watch(traveller.counter)] });
+
+        timeline.seek(from, &mut on()).unwrap();
+        let stop = timeline.run_backward(&mut on()).unwrap();
+        let expected = hits[..hits.partition_point(|&hit| hit < from)].last().copied();
+        assert_eq!(timeline.position(), expected.unwrap_or(0), "backward from {from}: {stop:?}");
+        check_stop(stop, expected.is_some(), is_break, TravelStop::Start, &traveller);
+
+        timeline.seek(from, &mut on()).unwrap();
+        let stop = timeline.run_forward(&mut on()).unwrap();
+        // A breakpoint where one stands has been reported; a write ahead stops behind it.
+        let first = hits.partition_point(|&hit| if is_break { hit <= from } else { hit < from });
+        let expected = hits.get(first).map(|&hit| if is_break { hit } else { hit + 1 });
+        assert_eq!(timeline.position(), expected.unwrap_or(end), "forward from {from}: {stop:?}");
+        check_stop(stop, expected.is_some(), is_break, TravelStop::End, &traveller);
+    }
+}
+
+fn check_stop(stop: TravelStop, hit: bool, is_break: bool, otherwise: TravelStop, traveller: &Traveller) {
+    let watchpoint = TravelStop::Watchpoint { kind: WatchKind::Write, address: traveller.counter };
+    let expected = match (hit, is_break) {
+        (false, _) => otherwise,
+        (true, true) => TravelStop::Breakpoint,
+        (true, false) => watchpoint,
+    };
+    assert_eq!(stop, expected);
+}
+
+#[test]
+fn stepping_backward_retraces_every_instruction() {
+    let (_directory, traveller, walk) = prepare(1);
+    let mut timeline = open_timeline(&traveller);
+    let mut random = Random::new(SEED);
+    for _ in 0..12 {
+        let from = 300 + random.below(traveller.end.at.steps - 300);
+        timeline.seek(from, &mut on()).unwrap();
+        for back in 1..=200 {
+            assert_eq!(timeline.step_backward(&mut on()).unwrap(), TravelStop::Reached);
+            let here = timeline.position();
+            assert_eq!(here, from - back);
+            assert_eq!(timeline.machine().cpu().rip(), walk.rips[here as usize], "at {here}");
+        }
+        for _ in 0..100 {
+            assert_eq!(timeline.step_forward().unwrap(), TravelStop::Reached);
+            let here = timeline.position();
+            assert_eq!(timeline.machine().cpu().rip(), walk.rips[here as usize], "at {here}");
+        }
+    }
+}
+
+#[test]
+fn both_ends_of_history_are_ends() {
+    let (_directory, traveller, walk) = prepare(1);
+    let end = traveller.end.at.steps;
+    let mut timeline = open_timeline(&traveller);
+    assert_eq!(timeline.position(), 0);
+    assert_eq!(timeline.step_backward(&mut on()).unwrap(), TravelStop::Start);
+    assert_eq!(timeline.run_backward(&mut on()).unwrap(), TravelStop::Start);
+    assert_eq!(timeline.run_forward(&mut on()).unwrap(), TravelStop::End);
+    assert_eq!(timeline.position(), end);
+    assert_eq!(timeline.step_forward().unwrap(), TravelStop::End);
+    assert_eq!(timeline.run_forward(&mut on()).unwrap(), TravelStop::End);
+    assert_eq!(timeline.position(), end);
+    assert_eq!(timeline.run_backward(&mut on()).unwrap(), TravelStop::Start);
+    assert_eq!((timeline.position(), timeline.machine().cpu().rip()), (0, walk.rips[0]));
+}
+
+#[test]
+fn zz_probe() {
+    let (_directory, traveller, walk) = prepare(1);
+    for start in [719_900, 720_010, 720_015, 720_016] {
+        let (mut machine, mut player) = replay::open(&open(&traveller.path)).unwrap_or_else(|e| panic!("{e}"));
+        machine.run(start, &mut player).unwrap();
+        let a = machine.moment();
+        machine.run(720_017, &mut player).unwrap();
+        if machine.moment().steps != 720017 || start == 0 || a.steps != start { println!("from {start} {a:?}: {:?}", machine.moment()); }
+    }
+    for s in 720_000..720_022 { println!("{s} {:x}", walk.rips[s]); }
+    let mut timeline = open_timeline(&traveller);
+    timeline.seek(720_217, &mut on()).unwrap();
+    while timeline.position() > 720_000 {
+      let b = timeline.position();
+      timeline.step_backward(&mut on()).unwrap();
+      if timeline.position() != b - 1 { println!("{b} -> {}", timeline.position()); break; }
+    }
+}
