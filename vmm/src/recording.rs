@@ -157,6 +157,7 @@ mod tests {
             modules: Vec::new(),
             cmdline: "console=ttyS0".to_string(),
             disk: Some(image("disk")),
+            debug_ports: devices::DebugPorts { console: false, exit: None },
         })
     }
 

@@ -96,7 +96,7 @@ const TAMPERINGS: [(&str, Change); 8] = [
     ("a power button", |records| set_event(records, 5, Event::PowerButton)),
     ("an event later", |records| at_event(records, 6, |event| event.at.steps += 1)),
     ("an event earlier in time", |records| at_event(records, 1, |event| event.at.time_ns -= 1)),
-    ("another hash of the registers", |records| at_event(records, 7, |event| event.cpu_hash ^= 1)),
+    ("another hash of the registers", |records| at_event(records, 7, |event| event.cpu_hash[0] ^= 1)),
     ("another end", |records| {
         let Some(LogRecord::End(end)) = records.last_mut() else { panic!("the recording has an end") };
         end.hashes.devices[0] ^= 1;

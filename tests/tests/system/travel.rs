@@ -178,18 +178,26 @@ fn both_ends_of_history_are_ends() {
 fn zz_probe() {
     let (_directory, traveller, walk) = prepare(1);
     for start in [719_900, 720_010, 720_015, 720_016] {
-        let (mut machine, mut player) = replay::open(&open(&traveller.path)).unwrap_or_else(|e| panic!("{e}"));
+        let (mut machine, mut player) =
+            replay::open(&open(&traveller.path)).unwrap_or_else(|e| panic!("{e}"));
         machine.run(start, &mut player).unwrap();
         let a = machine.moment();
         machine.run(720_017, &mut player).unwrap();
-        if machine.moment().steps != 720017 || start == 0 || a.steps != start { println!("from {start} {a:?}: {:?}", machine.moment()); }
+        if machine.moment().steps != 720017 || start == 0 || a.steps != start {
+            println!("from {start} {a:?}: {:?}", machine.moment());
+        }
     }
-    for s in 720_000..720_022 { println!("{s} {:x}", walk.rips[s]); }
+    for s in 720_000..720_022 {
+        println!("{s} {:x}", walk.rips[s]);
+    }
     let mut timeline = open_timeline(&traveller);
     timeline.seek(720_217, &mut on()).unwrap();
     while timeline.position() > 720_000 {
-      let b = timeline.position();
-      timeline.step_backward(&mut on()).unwrap();
-      if timeline.position() != b - 1 { println!("{b} -> {}", timeline.position()); break; }
+        let b = timeline.position();
+        timeline.step_backward(&mut on()).unwrap();
+        if timeline.position() != b - 1 {
+            println!("{b} -> {}", timeline.position());
+            break;
+        }
     }
 }
