@@ -142,19 +142,26 @@ pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, uses: &mut Uses) 
 /// Takes over ST(0) and ST(1) where they are within `ulps` units in the last place, and C1.
 fn take_extended(native: &FxImage, soft: &mut FxImage, ulps: u64) {
     const C1: u16 = 1 << 9;
-    const UNDERFLOW: u16 = 1 << 4;
+    // The underflow flag, and the two bits that say that it is unmasked.
+    const UNDERFLOW: u16 = 1 << 4 | 1 << 7 | 1 << 15;
     // An error below the last place decides whether the smallest normal result counts as tiny.
-    let smallest = (0..2).any(|n| native.sign_exponent(n) & 0x7fff <= 1);
+    let smallest = native.sign_exponent(0) & 0x7fff <= 1;
     let given_up = C1 | if smallest { UNDERFLOW } else { 0 };
     soft.set_status(soft.status() & !given_up | native.status() & given_up);
     for n in 0..2 {
-        // Sign, exponent and fraction without the integer bit, as one number.
-        let place =
-            |fx: &FxImage| i128::from(fx.sign_exponent(n)) << 63 | i128::from(fx.mantissa(n) << 1 >> 1);
-        if (place(native) - place(soft)).unsigned_abs() <= u128::from(ulps) {
+        let distance = (place(native, n, 0) - place(soft, n, 0)).unsigned_abs();
+        // Unmasked underflow scales the result up by 2^24576 (SDM vol. 1, 8.5.5).
+        let scaled = (place(native, n, 0) - place(soft, n, 24_576)).unsigned_abs();
+        if distance <= u128::from(ulps) || smallest && scaled <= u128::from(ulps) {
             soft.set_st(n, native.mantissa(n), native.sign_exponent(n));
         }
     }
+}
+
+/// Sign, exponent (less `scale`) and fraction without the integer bit of a register, as one number.
+fn place(fx: &FxImage, n: usize, scale: i128) -> i128 {
+    let exponent = i128::from(fx.sign_exponent(n)) - scale;
+    (exponent << 63) | i128::from(fx.mantissa(n) << 1 >> 1)
 }
 
 /// Takes over single-precision lanes that are close enough.

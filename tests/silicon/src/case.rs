@@ -97,6 +97,11 @@ impl<'a> Generator<'a> {
             write_operand(rng, case, target);
         }
         adjust(rng, case, &steering);
+        let stack = &mut case.registers.gpr[4];
+        if (CODE..CODE + CODE_BYTES).contains(stack) {
+            // The jumps out of the slots there are not the same bytes on both sides.
+            *stack = DATA + PAGE;
+        }
     }
 
     /// Picks an instruction, each `Code` as often as any other, and random operands for it.
@@ -207,8 +212,9 @@ fn place(rng: &mut Rng, case: &mut Case, bytes: &[u8; 24], code: Code, fs_base: 
         patch(&mut case.bytes, places.displacement_offset(), places.displacement_size(), value);
     }
     case.instruction = Decoder::with_ip(64, &case.bytes, rip, DecoderOptions::NONE).decode();
-    // With a 32-bit address, FS can only reach this process's own memory.
-    let own_memory = case.instruction.segment_prefix() == Register::FS && case.bytes[..4].contains(&0x67);
+    // With a 32-bit address, or an absolute one, FS can only reach this process's own memory.
+    let own_memory = case.instruction.segment_prefix() == Register::FS
+        && (case.bytes[..4].contains(&0x67) || is_absolute(&case.instruction));
     !own_memory && !is_odd_movbe(case) && offered(&case.instruction)
 }
 

@@ -2,6 +2,7 @@
 
 use crate::allowed::{self, Uses};
 use crate::case::Case;
+use crate::soft::KERNEL;
 use crate::state::{FxImage, Outcome, Registers};
 
 /// RFLAGS bits that are compared: the arithmetic ones, DF, NT, AC and ID. IF and IOPL are the operating
@@ -51,9 +52,11 @@ pub fn compare(case: &Case, pair: &Pair<'_>, uses: &mut Uses) -> Verdict {
 /// Takes over from the processor what is not part of the comparison.
 fn mask_uncompared(native: &Outcome, soft: &mut Outcome) {
     if let (Some(native), Some(soft)) = (native.fault, &mut soft.fault) {
-        // Linux reports page faults on kernel addresses as protection faults, whatever they are.
-        if soft.vector == 14 && soft.address >= USER_END {
-            soft.code |= native.code & 1;
+        // Linux reports page faults on kernel addresses as protection faults, whatever they are; and the guest's
+        // own kernel lies where this process has nothing.
+        let guest_kernel = (KERNEL..KERNEL + 0x20_0000).contains(&soft.address);
+        if soft.vector == 14 && (soft.address >= USER_END || guest_kernel) {
+            soft.code = soft.code & !1 | native.code & 1;
         }
     }
     let flags = soft.registers.rflags & COMPARED_FLAGS | native.registers.rflags & !COMPARED_FLAGS;
