@@ -8,7 +8,8 @@ use iced_x86::{
 
 use crate::catalogue::{Catalogue, Form, offered};
 use crate::layout::{
-    BATCH, DATA, DATA_BYTES, PAD_AHEAD, PAD_BACK, PAGE, READ_ONLY, START_COUNT, START_FIRST, UNMAPPED, slot,
+    BATCH, CODE, CODE_BYTES, DATA, DATA_BYTES, PAD_AHEAD, PAD_BACK, PAGE, READ_ONLY, START_COUNT,
+    START_FIRST, UNMAPPED, slot,
 };
 use crate::rng::Rng;
 use crate::state::{FxImage, Registers};
