@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::MachineConfig;
+use crate::config::{MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineConfig};
 use crate::error::Error;
 use crate::event_log::{Log, LogWriter, read_log};
 
@@ -74,6 +74,10 @@ impl Recording {
         }
         let manifest: Manifest = serde_json::from_str(&text)
             .map_err(|error| Error::recording(&file, format!("is damaged: {error}")))?;
+        if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&manifest.machine.memory_bytes) {
+            let why = format!("is damaged: no machine has {} bytes of memory", manifest.machine.memory_bytes);
+            return Err(Error::recording(&file, why));
+        }
         let log = read_log(&path.join(EVENTS))?;
         if log.events.is_empty() {
             return Err(Error::recording(path, "holds no events: the recording was cut off before it began"));
