@@ -11,6 +11,8 @@ use vmm::position::Moment;
 const POLL_STEPS: u64 = 100_000;
 /// A key takes this long while the guest has nothing to do.
 const TYPING_NS: u64 = 1_000_000;
+/// A guest that idles this long in virtual time, while no key is due, does not come to an end by itself.
+const PATIENCE_NS: u64 = 600_000_000_000;
 
 /// A scripted console. Keeps all output.
 #[derive(Clone, Default)]
@@ -95,6 +97,9 @@ impl Inputs for Script {
 
     fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
         self.idle_at = Some(now.steps);
+        if now.time_ns > PATIENCE_NS {
+            return Ok(Idle::Forever);
+        }
         if self.typing.is_empty() {
             self.look_for_text();
         }

@@ -32,6 +32,7 @@ pub fn guest() -> Guest {
     Guest::new(&MachineOptions {
         kernel: test_kernel("travel"),
         memory_bytes: MEMORY_BYTES,
+        debug_exit: Some(0x501),
         ..MachineOptions::default()
     })
 }

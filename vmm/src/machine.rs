@@ -291,6 +291,11 @@ impl Machine {
         if self.outcome.is_some() {
             return Ok(());
         }
+        if self.engine.cpu().core().rflags & INTERRUPT_FLAG == 0 && !self.board.platform.nmi_pending() {
+            // Halted with interrupts off: only an NMI would wake it, and nothing here sends one.
+            self.outcome = Some(Outcome::IdleForever);
+            return Ok(());
+        }
         let now = self.moment();
         let deadline = self.board.platform.next_deadline_ns();
         match inputs.idle(now, deadline)? {
@@ -443,6 +448,9 @@ impl Machine {
         *hasher.finalize().as_bytes()
     }
 }
+
+/// RFLAGS.IF.
+const INTERRUPT_FLAG: u64 = 1 << 9;
 
 /// The disk, if there is one, is the first device on the bus.
 const DISK_SLOT: usize = 1;

@@ -38,7 +38,8 @@ fn gdb_commands(address: &str) -> Vec<String> {
         "SHOW forward",
         "delete",
         "reverse-continue",
-        "SHOW start",
+        // Nothing is mapped yet where the variable will be.
+        "printf \"start %lx 0\\n\", $rip",
         "continue",
         "SHOW end-again",
         "detach",
@@ -69,7 +70,10 @@ fn shown(transcript: &str, name: &str) -> (u64, u64) {
     let line = transcript.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
     let line = line.unwrap_or_else(|| panic!("no '{name}' in gdb's output:\n{transcript}"));
     let (rip, value) = line.split_once(' ').expect("two numbers");
-    (u64::from_str_radix(rip, 16).expect("RIP"), value.parse().expect("the value"))
+    (
+        u64::from_str_radix(rip, 16).unwrap_or_else(|_| panic!("{line}: {transcript}")),
+        value.parse().unwrap_or_else(|_| panic!("{line}: {transcript}")),
+    )
 }
 
 #[test]
