@@ -21,8 +21,6 @@ pub(crate) type BlockNumber = u32;
 /// A run of instructions that ends at a branch, at a mode-changing instruction or at the page's end.
 pub(crate) struct Block {
     pub ops: Box<[Op]>,
-    /// RIP of the instruction behind the block, relative to its start.
-    pub length: u16,
     /// The last op sets RIP itself.
     pub sets_rip: bool,
     /// RAM page of the second half of a single instruction that crosses a page.
@@ -164,7 +162,6 @@ impl CodeCache {
         let sets_rip = block.ops.last().is_some_and(|op| op.flags & Op::SETS_RIP != 0);
         self.blocks[number as usize] = Some(Block {
             ops: block.ops.into_boxed_slice(),
-            length: block.length,
             sets_rip,
             second_page: block.second_page,
             check_breakpoint: block.check_breakpoint,

@@ -31,13 +31,10 @@ pub mod cr0 {
 /// CR4 bits.
 pub mod cr4 {
     #![allow(missing_docs, reason = "the names are the architecture's")]
-    pub const VME: u64 = 1;
-    pub const PVI: u64 = 1 << 1;
     pub const TSD: u64 = 1 << 2;
     pub const DE: u64 = 1 << 3;
     pub const PSE: u64 = 1 << 4;
     pub const PAE: u64 = 1 << 5;
-    pub const MCE: u64 = 1 << 6;
     pub const PGE: u64 = 1 << 7;
     pub const PCE: u64 = 1 << 8;
     pub const OSFXSR: u64 = 1 << 9;
@@ -124,6 +121,8 @@ pub struct Core {
     last_code_segment: (u64, u32),
     /// The exception of the last [`Break::Fault`].
     pub exception: Exception,
+    /// The exception is a #GP for a non-canonical address, not for a misaligned one.
+    pub(crate) noncanonical: bool,
     /// Address translation.
     pub mmu: Mmu,
     /// Guest memory.
@@ -159,6 +158,7 @@ impl Core {
             stack_mask: 0xffff,
             last_code_segment: (0, 0),
             exception: Exception::default(),
+            noncanonical: false,
             mmu: Mmu::new(&ram),
             state: CpuState::reset(),
             stale_code: Vec::new(),
@@ -183,6 +183,12 @@ impl Core {
 
     /// Replaces the whole state. Translations and code derived from the old one are dropped.
     pub fn load_state(&mut self, state: &CpuState) {
+        self.load_registers(state);
+        self.mmu.flush_all();
+    }
+
+    /// Replaces the whole state but keeps translations and code: RAM has not been replaced.
+    pub(crate) fn load_registers(&mut self, state: &CpuState) {
         self.state = state.clone();
         self.regs = [0; 32];
         self.regs[..16].copy_from_slice(&state.gpr);
@@ -204,7 +210,6 @@ impl Core {
             self.segment_changed(index);
         }
         self.mode_changed();
-        self.mmu.flush_all();
         self.paging_changed();
         self.update_debug_attention();
     }

@@ -36,7 +36,7 @@ const LEAF1_EDX: u32 = bits(&[0, 2, 3, 4, 5, 6, 8, 9, 11, 12, 13, 15, 16, 17, 19
 /// PCID, leaf 1 ECX.
 const PCID: u32 = 1 << 17;
 /// Leaf 7 EBX: FSGSBASE TSC_ADJUST BMI1 SMEP BMI2 ERMS INVPCID SMAP CLFLUSHOPT CLWB.
-const LEAF7_EBX: u32 = bits(&[0, 1, 3, 7, 8, 9, 10, 20, 23, 24]);
+const LEAF7_EBX: u32 = bits(&[0, 1, 3, 6, 7, 8, 9, 10, 13, 20, 23, 24]);
 /// Leaf 7 ECX: UMIP.
 const LEAF7_ECX: u32 = bits(&[2]);
 /// Leaf 7 EDX: FSRM.

@@ -41,7 +41,5 @@ pub const GP: u8 = 13;
 pub const PF: u8 = 14;
 /// x87 floating-point error.
 pub const MF: u8 = 16;
-/// Alignment check.
-pub const AC: u8 = 17;
 /// SIMD floating-point error.
 pub const XM: u8 = 19;

@@ -49,15 +49,23 @@ impl Cpu {
         self.core.save_state()
     }
 
-    /// Replaces the architectural state. RAM may have been replaced too: nothing derived from it survives.
+    /// Replaces the architectural state. RAM may have been replaced too, by writes that its page flags saw:
+    /// code from other pages stays decoded, everything else that was derived goes.
     pub fn set_state(&mut self, state: &CpuState) {
-        self.core.ram.take_foreign_writes();
-        self.drop_code();
+        self.drop_stale();
         self.core.mmu.flush_and_unflag(self.core.ram.flags());
         self.core.load_state(state);
         self.core.debug_registers_changed();
         self.core.debug.hit = None;
-        self.core.stale_code.clear();
+    }
+
+    /// Replaces the architectural state, as [`Cpu::set_state`] does, over RAM that only the CPU and
+    /// [`GuestRam`] writes that it was told of have changed: what was derived from RAM stays, which makes this
+    /// cheap enough for every instruction.
+    pub fn set_registers(&mut self, state: &CpuState) {
+        self.core.load_registers(state);
+        self.core.debug_registers_changed();
+        self.core.debug.hit = None;
     }
 
     /// Steps executed since power-on: completed instructions, iterations of repeated string instructions, and
@@ -110,10 +118,10 @@ impl Cpu {
         self.core.budget_end = until_steps;
         self.core.attention |= attention::SIGNALS;
         loop {
-            if self.core.attention != 0 {
-                if let Some(stop) = self.attend(bus) {
-                    return stop;
-                }
+            if self.core.attention != 0
+                && let Some(stop) = self.attend(bus)
+            {
+                return stop;
             }
             if self.core.block_steps >= until_steps {
                 return Stop::Budget;
@@ -172,7 +180,11 @@ impl Cpu {
         self.core.rflags &= !flags::RF;
         let rip = self.core.rip;
         let op = self.code.block(number).ops[0];
+        // One step only: a repeated string instruction that went on here would hold back an interrupt that
+        // waits for the shadow's end, and where the budget ended would then show.
+        let budget_end = std::mem::replace(&mut self.core.budget_end, self.core.block_steps + 1);
         let completed = self.run_block(bus, number, 1);
+        self.core.budget_end = budget_end;
         // A repeated string instruction that stopped between iterations.
         let iterated = !completed && self.core.rip == rip;
         if resume && iterated {
@@ -252,15 +264,13 @@ impl Cpu {
             }
             return;
         }
-        if signals.interrupt {
-            if self.core.rflags & flags::IF != 0 && !shadow {
-                if let Some(vector) = bus.acknowledge_interrupt() {
-                    self.wake();
-                    self.deliver(bus, Delivery::Interrupt(vector));
-                }
-                return;
+        // With IF clear the request waits: setting IF, and the end of a shadow, set the bit again.
+        if signals.interrupt && self.core.rflags & flags::IF != 0 && !shadow {
+            if let Some(vector) = bus.acknowledge_interrupt() {
+                self.wake();
+                self.deliver(bus, Delivery::Interrupt(vector));
             }
-            // Waits for IF, or for the shadow's end: both set the bit again.
+            return;
         }
         if !shadow {
             self.core.attention &= !attention::SIGNALS;
@@ -297,10 +307,10 @@ impl Cpu {
         }
     }
 
-    /// Mode bits that decoding depends on: code size and stack width.
+    /// The mode that decoding depends on.
     #[inline(always)]
     fn mode(&self) -> u8 {
-        self.core.code_size as u8 | u8::from(self.core.stack_mask == 0xffff) << 2
+        self.core.code_size as u8
     }
 
     #[cold]
@@ -347,8 +357,7 @@ impl Cpu {
         let in_page = (start % PAGE_SIZE) as usize;
         let available = PAGE_SIZE as usize - in_page;
         self.core.ram.read_bytes(start, &mut bytes[..available]);
-        let mode =
-            decode::Mode { code_size: self.core.code_size, stack_16bit: self.core.stack_mask == 0xffff };
+        let mode = decode::Mode { code_size: self.core.code_size };
         let mut block = NewBlock {
             key,
             start,
@@ -421,7 +430,7 @@ impl Cpu {
                     }
                     core.rip = core.next_rip(rip, op.start);
                     if op.flags & Op::STACK != 0 && core.exception.vector == crate::exception::GP {
-                        core.noncanonical_stack_fault(op);
+                        core.noncanonical_stack_fault();
                     }
                     self.deliver_fault(bus);
                     return false;
@@ -440,6 +449,7 @@ impl Cpu {
     fn deliver_fault(&mut self, bus: &mut dyn Bus) {
         let exception = self.core.exception;
         self.deliver(bus, Delivery::Exception(exception));
+        self.core.noncanonical = false;
     }
 
     fn deliver(&mut self, bus: &mut dyn Bus, delivery: Delivery) {
@@ -493,12 +503,9 @@ impl Core {
 
     /// An op whose memory operand goes through RSP or RBP and whose address is not canonical raises #SS.
     #[cold]
-    fn noncanonical_stack_fault(&mut self, op: &Op) {
-        if self.is_64bit() && self.exception.error_code == Some(0) {
-            let address = self.effective_address(op).wrapping_add(self.seg_base[(op.seg & 7) as usize]);
-            if !crate::memory::canonical(address) {
-                self.exception.vector = crate::exception::SS;
-            }
+    fn noncanonical_stack_fault(&mut self) {
+        if self.is_64bit() && std::mem::take(&mut self.noncanonical) {
+            self.exception.vector = crate::exception::SS;
         }
     }
 

@@ -52,8 +52,14 @@ impl FpuState {
     /// What every MMX instruction but EMMS does first: TOP becomes 0, all registers count as valid.
     #[inline(always)]
     pub fn enter_mmx(&mut self) {
-        self.status &= !TOP;
+        self.clear_top();
         self.valid = 0xff;
+    }
+
+    /// TOP becomes 0; MMX registers do not move.
+    #[inline(always)]
+    pub fn clear_top(&mut self) {
+        self.status &= !TOP;
     }
 
     /// EMMS: TOP becomes 0, all registers count as empty.
@@ -104,7 +110,8 @@ impl FpuState {
             status: word(2),
             valid: image[4],
             opcode: word(6) & 0x7ff,
-            instruction_pointer,
+            // Of the 64-bit form, processors keep 48 bits of the instruction pointer.
+            instruction_pointer: ((instruction_pointer as i64) << 16 >> 16) as u64,
             instruction_selector,
             data_pointer,
             data_selector,

@@ -29,7 +29,7 @@ macro_rules! scalar_memory {
         pub fn $load(&mut self, bus: &mut dyn Bus, address: u64) -> Res<$type> {
             const SIZE: u64 = size_of::<$type>() as u64;
             let slot = self.mmu.slot(self.mmu.index_base(), address);
-            if slot.read == address & PAGE_MASK && address & !PAGE_MASK <= PAGE_SIZE - SIZE {
+            if slot.read == address & PAGE_MASK && fits_in_page(address, SIZE) {
                 return Ok(self.ram.$ram_load(address.wrapping_add(slot.addend)));
             }
             let mut bytes = [0; SIZE as usize];
@@ -42,7 +42,7 @@ macro_rules! scalar_memory {
         pub fn $store(&mut self, bus: &mut dyn Bus, address: u64, value: $type) -> Res<()> {
             const SIZE: u64 = size_of::<$type>() as u64;
             let slot = self.mmu.slot(self.mmu.index_base(), address);
-            if slot.write == address & PAGE_MASK && address & !PAGE_MASK <= PAGE_SIZE - SIZE {
+            if slot.write == address & PAGE_MASK && fits_in_page(address, SIZE) {
                 self.ram.$ram_store(address.wrapping_add(slot.addend), value);
                 return Ok(());
             }
@@ -60,7 +60,7 @@ macro_rules! scalar_memory {
         ) -> Res<()> {
             const SIZE: u64 = size_of::<$type>() as u64;
             let slot = self.mmu.slot(self.mmu.index_base(), address);
-            if slot.write == address & PAGE_MASK && address & !PAGE_MASK <= PAGE_SIZE - SIZE {
+            if slot.write == address & PAGE_MASK && fits_in_page(address, SIZE) {
                 let offset = address.wrapping_add(slot.addend);
                 let new = change(self, self.ram.$ram_load(offset));
                 self.ram.$ram_store(offset, new);
@@ -238,6 +238,7 @@ impl Core {
     /// Raises whatever a store of `length` bytes would raise.
     pub fn check_writable(&mut self, _bus: &mut dyn Bus, address: u64, length: u64) -> Res<()> {
         let index = self.mmu.index_base();
+        self.check_end(address, length as usize)?;
         for (at, _) in page_chunks(address, length as usize) {
             self.translate(at, Access::Write, index)?;
         }
@@ -264,7 +265,7 @@ impl Core {
     /// Translates one address for an access at a privilege index; enters the TLB where that is allowed.
     pub(crate) fn translate(&mut self, address: u64, access: Access, index: usize) -> Res<Target> {
         if self.long_mode() && !canonical(address) {
-            return Err(self.gp(0));
+            return Err(self.not_canonical());
         }
         let privilege = Mmu::privilege(index);
         let mut tables = Vec::new();
@@ -318,6 +319,7 @@ impl Core {
     fn load_slow(&mut self, bus: &mut dyn Bus, address: u64, bytes: &mut [u8], access: Access) -> Res<()> {
         let index = self.mmu.index_base();
         let in_first = first_part(address, bytes.len());
+        self.check_end(address, bytes.len())?;
         let first = self.translate(address, access, index)?;
         let second = if in_first < bytes.len() {
             Some(self.translate(self.wrapped(address, in_first), access, index)?)
@@ -338,6 +340,7 @@ impl Core {
     fn store_slow(&mut self, bus: &mut dyn Bus, address: u64, bytes: &[u8]) -> Res<()> {
         let index = self.mmu.index_base();
         let in_first = first_part(address, bytes.len());
+        self.check_end(address, bytes.len())?;
         let first = self.translate(address, Access::Write, index)?;
         let second = if in_first < bytes.len() {
             Some(self.translate(self.wrapped(address, in_first), Access::Write, index)?)
@@ -350,6 +353,35 @@ impl Core {
             self.store_part(bus, target, tail);
         }
         self.note_access(address, bytes.len() as u64, first, WatchKind::Write);
+        Ok(())
+    }
+
+    /// An access whose last byte is not canonical raises #GP even if its first byte would raise #PF.
+    fn check_end(&mut self, address: u64, length: usize) -> Res<()> {
+        let end = address.wrapping_add(length as u64 - 1);
+        if self.long_mode() && !canonical(end) { Err(self.not_canonical()) } else { Ok(()) }
+    }
+
+    /// #GP(0), marked as one that stack accesses raise as #SS(0).
+    #[cold]
+    fn not_canonical(&mut self) -> Break {
+        self.noncanonical = true;
+        self.gp(0)
+    }
+
+    /// Raises #GP(0) unless an operand begins at a canonical address, for instructions that check this before
+    /// its alignment.
+    pub(crate) fn require_canonical(&mut self, address: u64) -> Res<()> {
+        if self.long_mode() && !canonical(address) { Err(self.not_canonical()) } else { Ok(()) }
+    }
+
+    /// Raises what reading `length` bytes would raise.
+    pub(crate) fn probe_read(&mut self, address: u64, length: u64) -> Res<()> {
+        let index = self.mmu.index_base();
+        self.check_end(address, length as usize)?;
+        for (at, _) in page_chunks(address, length as usize) {
+            self.translate(at, Access::Read, index)?;
+        }
         Ok(())
     }
 
@@ -473,6 +505,12 @@ impl Core {
 #[inline(always)]
 pub fn canonical(address: u64) -> bool {
     ((address as i64) << 16 >> 16) as u64 == address
+}
+
+/// Whether an access stays inside the page it begins in.
+#[inline(always)]
+fn fits_in_page(address: u64, size_bytes: u64) -> bool {
+    (address & !PAGE_MASK) + size_bytes <= PAGE_SIZE
 }
 
 fn wrap(address: u64, op_flags: u8) -> u64 {

@@ -23,6 +23,15 @@ pub enum Request {
     },
 }
 
+/// Which of the ports that kernel developers know from QEMU are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DebugPorts {
+    /// Port 0xE9: each byte written appears on the host.
+    pub console: bool,
+    /// A port that ends the run with exit code `(value << 1) | 1`.
+    pub exit: Option<u16>,
+}
+
 /// What the guest says about its crash (pvpanic).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PanicKind {

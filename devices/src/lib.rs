@@ -22,4 +22,4 @@ pub mod rtc;
 pub mod uart;
 pub mod virtio;
 
-pub use board::{PanicKind, Request};
+pub use board::{DebugPorts, PanicKind, Request};

@@ -21,10 +21,10 @@ use vm_memory::GuestMemory;
 
 use crate::acpi_pm::AcpiPm;
 use crate::board::Board;
-pub use crate::board::{PanicKind, Request};
+pub use crate::board::{DebugPorts, PanicKind, Request};
 use crate::ioapic::IoApic;
 use crate::lapic::{GeneralProtection, LocalApic};
-use crate::layout::{RTC_IRQ, SCI_IRQ};
+use crate::layout::{DEBUG_EXIT_PORT, RTC_IRQ, SCI_IRQ};
 use crate::pic::PicPair;
 use crate::pit::Pit;
 use crate::rtc::Rtc;
@@ -50,6 +50,8 @@ pub struct Platform<B = NoExpansion> {
     lapic: LocalApic,
     pm: AcpiPm,
     board: Board,
+    /// Part of the machine's description, not of its state.
+    debug_ports: DebugPorts,
     bus: B,
     /// Follows from the chips: whether the CPU is being interrupted.
     interrupt_pending: bool,
@@ -72,12 +74,19 @@ impl<B: ExpansionBus> Platform<B> {
             lapic,
             pm: AcpiPm::new(),
             board: Board::new(),
+            debug_ports: DebugPorts { console: true, exit: Some(DEBUG_EXIT_PORT) },
             bus,
             interrupt_pending: false,
             line_deadline_ns: None,
         };
         platform.settle(0);
         platform
+    }
+
+    /// Chooses the debug ports; all are there if this is not called.
+    pub fn with_debug_ports(mut self, ports: DebugPorts) -> Platform<B> {
+        self.debug_ports = ports;
+        self
     }
 
     /// When [`Platform::advance`] next has something to do, if ever.
@@ -217,7 +226,7 @@ impl<B: ExpansionBus> Platform<B> {
 
     /// Bytes of input that the guest would notice at once: none while its driver does not listen.
     pub fn console_room(&self) -> usize {
-        if self.uart.receive_interrupt_enabled() { self.uart.input_capacity() } else { 0 }
+        if self.uart.is_listened_to() { self.uart.input_capacity() } else { 0 }
     }
 
     /// Lets `change` act on the expansion bus (input for its devices), then delivers the interrupts that came

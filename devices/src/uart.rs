@@ -81,6 +81,9 @@ pub struct Uart {
     s: UartStateV1,
     output: Vec<u8>,
     line_dropped: bool,
+    /// Looks at LSR in a row that found nothing received and were not followed by a byte sent. Only tells the
+    /// owner when input is welcome, so it is no part of the state.
+    vain_polls: u32,
 }
 
 impl Default for Uart {
@@ -106,7 +109,7 @@ impl Uart {
             thr_empty_pending: false,
             modem_changes: 0,
         };
-        Uart { s, output: Vec::new(), line_dropped: false }
+        Uart { s, output: Vec::new(), line_dropped: false, vain_polls: 0 }
     }
 
     /// Reads register `offset` (0 to 7; higher ones read as all ones).
@@ -119,7 +122,11 @@ impl Uart {
             IIR_FCR => self.read_interrupt_identification(),
             LCR => self.s.lcr,
             MCR => self.s.mcr,
-            LSR => self.read_line_status(),
+            LSR => {
+                self.vain_polls =
+                    if self.s.received.is_empty() { self.vain_polls.saturating_add(1) } else { 0 };
+                self.read_line_status()
+            }
             MSR => {
                 let changes = std::mem::take(&mut self.s.modem_changes);
                 self.modem_lines() | changes
@@ -134,7 +141,10 @@ impl Uart {
         match offset {
             RBR_THR if self.dlab() => self.s.divisor = self.s.divisor & 0xFF00 | u16::from(value),
             IER if self.dlab() => self.s.divisor = self.s.divisor & 0x00FF | u16::from(value) << 8,
-            RBR_THR => self.transmit(value),
+            RBR_THR => {
+                self.vain_polls = 0;
+                self.transmit(value)
+            }
             IER => self.write_interrupt_enable(value & IER_MASK),
             IIR_FCR => self.write_fifo_control(value),
             LCR => self.s.lcr = value,
@@ -156,9 +166,11 @@ impl Uart {
         std::mem::take(&mut self.line_dropped)
     }
 
-    /// Whether the guest's driver wants an interrupt for each received byte, that is, whether it listens.
-    pub fn receive_interrupt_enabled(&self) -> bool {
-        self.s.ier & IER_RDI != 0
+    /// Whether the guest listens: its driver wants an interrupt for each received byte, or it polls for one.
+    pub fn is_listened_to(&self) -> bool {
+        // A driver that sends polls once or twice before each byte.
+        const POLLS_OF_A_LISTENER: u32 = 32;
+        self.s.ier & IER_RDI != 0 || self.vain_polls >= POLLS_OF_A_LISTENER
     }
 
     /// How many bytes [`Uart::push_input`] would take now. In loopback the line is disconnected: none.
@@ -188,7 +200,7 @@ impl Uart {
 
     /// The chip in a saved state, with no output waiting.
     pub fn restore(state: &UartStateV1) -> Result<Uart, RestoreError> {
-        let uart = Uart { s: state.clone(), output: Vec::new(), line_dropped: false };
+        let uart = Uart { s: state.clone(), output: Vec::new(), line_dropped: false, vain_polls: 0 };
         RestoreError::unless(
             state.received.len() <= uart.capacity(),
             "UART",

@@ -31,4 +31,5 @@ kernel 32 mb2 entry32 mb2_header.S entry32.S mb2.c
 kernel 32 pvh entry32 pvh_note.S entry32.S pvh.c
 kernel 32 pae entry32 mb1_header.S entry32.S pae.c
 kernel 32 real16 entry32 mb1_header.S entry32.S real16_trip.S real16.c
+kernel 32 travel entry32 mb1_header.S entry32.S travel.c
 kernel 64 elf64 entry64 entry64.S elf64.c

@@ -4,6 +4,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use devices::DebugPorts;
 use serde::{Deserialize, Serialize};
 
 use crate::boot;
@@ -51,6 +52,8 @@ pub struct MachineConfig {
     pub cmdline: String,
     /// The disk's base image; the guest's writes never reach it.
     pub disk: Option<ImageFile>,
+    /// Ports for kernel developers.
+    pub debug_ports: DebugPorts,
 }
 
 /// The name of the CPU model of this version.
@@ -71,6 +74,10 @@ pub struct MachineOptions {
     pub disk: Option<PathBuf>,
     /// RAM size.
     pub memory_bytes: u64,
+    /// Port 0xE9 prints on the console.
+    pub debug_console: bool,
+    /// The port that ends the run.
+    pub debug_exit: Option<u16>,
 }
 
 /// The contents of the images, read once.
@@ -111,6 +118,7 @@ impl MachineConfig {
             modules: module_files,
             cmdline: options.cmdline.clone(),
             disk,
+            debug_ports: DebugPorts { console: options.debug_console, exit: options.debug_exit },
         };
         Ok((config, Images { kernel, initrd, modules }))
     }

@@ -118,7 +118,8 @@ impl Machine {
         }
         bus.add(Console::new(power_on.columns, power_on.rows));
         bus.add(Rng::new(entropy_seed(&power_on.seed)));
-        let board = Board::new(Platform::new(power_on.unix_seconds, bus), ram.clone());
+        let platform = Platform::new(power_on.unix_seconds, bus).with_debug_ports(config.debug_ports);
+        let board = Board::new(platform, ram.clone());
         let mut engine = Box::new(SoftEngine::new(ram.clone()));
         engine.set_state(&entry_state(&entry));
         let pages = ram.flags().pages();
@@ -197,6 +198,8 @@ impl Machine {
             self.after_run(inputs)?;
             match stop {
                 Stop::Budget | Stop::Bus => {}
+                // No time passes where this run ends: the next one goes on from here.
+                Stop::Halted if self.moment().steps >= until => {}
                 Stop::Halted => self.idle(inputs)?,
                 Stop::Shutdown => self.outcome = Some(Outcome::TripleFault { rip: self.engine.cpu().rip() }),
                 Stop::Breakpoint => return Ok(RunStop::Breakpoint),
@@ -397,18 +400,13 @@ impl Machine {
     fn restore_memory(&mut self, memory: &MemoryImage) {
         self.collect_written();
         let (ram, written) = (&self.ram, &self.written);
-        let mut replaced = Vec::new();
         memory.apply(
             &self.image,
             |page| written.has(page, Reader::Image),
-            |page, contents| {
-                ram.write_bytes(page * guest_ram::PAGE_SIZE, contents);
-                replaced.push(page);
-            },
+            |page, contents| ram.replace_bytes(page * guest_ram::PAGE_SIZE, contents),
         );
-        for page in replaced {
-            self.written.mark(page, Reader::Digest);
-        }
+        // What was replaced is news to the digest, but not to the image.
+        self.collect_written();
         self.written.seen_by(Reader::Image);
         self.image = memory.clone();
     }

@@ -3,7 +3,7 @@
 
 mod operands;
 
-use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction};
+use iced_x86::{Decoder, DecoderError, DecoderOptions};
 pub(crate) use operands::Insn;
 
 use crate::core::CodeSize;
@@ -14,7 +14,6 @@ use crate::ops;
 #[derive(Clone, Copy)]
 pub(crate) struct Mode {
     pub code_size: CodeSize,
-    pub stack_16bit: bool,
 }
 
 impl Mode {
@@ -87,6 +86,3 @@ fn lower(insn: &Insn<'_>) -> Option<Op> {
         .or_else(|| ops::simd::lower(insn))
         .or_else(|| ops::x87::lower(insn))
 }
-
-/// The decoded form, for families that dispatch on it.
-pub(crate) type Raw = Instruction;

@@ -89,7 +89,7 @@ impl<'a> Insn<'a> {
         op.index = optional(raw.memory_index());
         op.scale = raw.memory_index_scale().trailing_zeros() as u8;
         op.seg = self.segment_slot(raw.memory_segment());
-        if raw.memory_segment() == Register::SS {
+        if self.in_stack_segment() {
             op.flags |= Op::STACK;
         }
         op.flags |= match self.address_bytes() {
@@ -101,6 +101,16 @@ impl<'a> Insn<'a> {
             op.flags |= Op::CHECK_SEGMENT;
         }
         op
+    }
+
+    /// Whether the memory operand is in the stack segment. In 64-bit mode an SS or DS override means nothing.
+    fn in_stack_segment(&self) -> bool {
+        let (base, segment) = (self.raw.memory_base(), self.raw.memory_segment());
+        if self.mode.is_64bit() {
+            let stack_base = matches!(base.full_register(), Register::RSP | Register::RBP);
+            return stack_base && !matches!(segment, Register::FS | Register::GS);
+        }
+        segment == Register::SS
     }
 
     /// Slot of a segment register as ops use it: in 64-bit mode only FS and GS have bases.

@@ -146,7 +146,7 @@ impl Mmu {
     /// The slot that may hold `address` under a privilege index.
     #[inline(always)]
     pub(crate) fn slot(&self, index_base: usize, address: u64) -> &Slot {
-        &self.current.slots[(index_base | (address >> 12) as usize & (SLOTS - 1)) & (ALL_SLOTS - 1)]
+        &self.current.slots[slot_number(index_base, address)]
     }
 
     /// Identifies the executable translations in force: equal values mean that nothing executable was
@@ -238,7 +238,7 @@ impl Mmu {
     /// Enters a translation for the page of `address`. `writable` and `executable` also say that the fast
     /// path may be used for that kind of access.
     pub(crate) fn fill(&mut self, index_base: usize, address: u64, fill: &Fill) {
-        let number = (index_base | (address >> 12) as usize & (SLOTS - 1)) & (ALL_SLOTS - 1);
+        let number = slot_number(index_base, address);
         let page = address & !(PAGE_SIZE - 1);
         let slot = &mut self.current.slots[number];
         let addend = fill.ram_page_offset.wrapping_sub(page);
@@ -317,9 +317,10 @@ impl Mmu {
 
     /// Drops the translations that came from the last-level entry at RAM `entry_offset`.
     fn drop_entry(&mut self, entry_offset: u64, narrow: bool) {
-        let low =
-            if narrow { entry_offset / 4 & (SLOTS as u64 - 1) } else { entry_offset / 8 & 511 } as usize;
-        let step = if narrow { 1024 } else { 512 };
+        // A table's index is the low part of a slot's number: 10 bits of it in 32-bit paging, else 9.
+        let (low, step) =
+            if narrow { ((entry_offset / 4) & 1023, 1024) } else { ((entry_offset / 8) & 511, 512) };
+        let low = low as usize;
         for context in std::iter::once(&mut self.current).chain(self.others.iter_mut()) {
             for number in (0..3).flat_map(|index| (low..SLOTS).step_by(step).map(move |n| index * SLOTS + n))
             {
@@ -330,6 +331,12 @@ impl Mmu {
             }
         }
     }
+}
+
+/// Number of the slot that may hold `address` under a privilege index.
+#[inline(always)]
+fn slot_number(index_base: usize, address: u64) -> usize {
+    (index_base | ((address >> 12) as usize & (SLOTS - 1))) & (ALL_SLOTS - 1)
 }
 
 /// A translation to enter into the TLB.

@@ -235,7 +235,8 @@ const SMALL: u128 = 0x3fd0_0000_0000_0000;
 fn unmasked_exceptions_leave_the_destination() {
     let cr4 = Guest::new(CODE, DATA, DATA_BYTES).initial().cr4;
     // (instruction, imm8, unmasked, operands, flags in MXCSR afterwards)
-    let cases: [(Code, Option<u8>, u32, [u128; 2], u32); 6] = [
+    type Case = (Code, Option<u8>, u32, [u128; 2], u32);
+    let cases: [Case; 6] = [
         (Code::Divsd_xmm_xmmm64, None, 4, [ONE, 0], 4),
         (Code::Divpd_xmm_xmmm128, None, 4, [ONE << 64 | ONE, THREE], 4),
         (Code::Divpd_xmm_xmmm128, None, 32, [ONE << 64 | ONE, ONE << 64 | THREE], 32),

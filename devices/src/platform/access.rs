@@ -45,7 +45,7 @@ impl<B: ExpansionBus> Platform<B> {
         self.advance(now_ns);
         let bytes = value.to_le_bytes();
         let data = &bytes[..usize::from(size.min(4))];
-        if port == DEBUG_EXIT_PORT {
+        if self.debug_ports.exit == Some(port) {
             // The one port that is as wide as the access.
             let zero_extended = data.iter().rev().fold(0, |number, &byte| number << 8 | u32::from(byte));
             self.board.write_debug_exit(zero_extended);
@@ -112,7 +112,7 @@ impl<B: ExpansionBus> Platform<B> {
             CMOS_PORT..=CMOS_END => self.rtc.read(port - CMOS_PORT, now_ns),
             POST_CODE_PORT => self.board.read_post_code(),
             PORT_92 => self.board.read_port_92(),
-            DEBUG_CONSOLE_PORT => DEBUG_CONSOLE_PRESENT,
+            DEBUG_CONSOLE_PORT if self.debug_ports.console => DEBUG_CONSOLE_PRESENT,
             SERIAL_PORT..=SERIAL_END => self.uart.read(port - SERIAL_PORT),
             PVPANIC_PORT => PVPANIC_FEATURES,
             PM1_EVENT_PORT..=PM_END => self.pm.read(port - PM1_EVENT_PORT, now_ns),
@@ -141,7 +141,7 @@ impl<B: ExpansionBus> Platform<B> {
             CMOS_PORT..=CMOS_END => self.rtc.write(port - CMOS_PORT, value, now_ns),
             POST_CODE_PORT => self.board.write_post_code(value),
             PORT_92 => self.board.write_port_92(value),
-            DEBUG_CONSOLE_PORT => self.board.write_debug_console(value),
+            DEBUG_CONSOLE_PORT if self.debug_ports.console => self.board.write_debug_console(value),
             SERIAL_PORT..=SERIAL_END => self.uart.write(port - SERIAL_PORT, value),
             PVPANIC_PORT => self.board.write_pvpanic(value),
             PM1_EVENT_PORT..=PM_END => self.pm.write(port - PM1_EVENT_PORT, value, now_ns),

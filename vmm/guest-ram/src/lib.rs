@@ -154,6 +154,13 @@ impl GuestRam {
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
     }
 
+    /// Copies bytes into RAM as a device's write does: pages become dirty, and whoever derived something from
+    /// them hears of it.
+    pub fn replace_bytes(&self, offset: u64, from: &[u8]) {
+        self.write_bytes(offset, from);
+        self.flags.foreign_write(offset, from.len() as u64);
+    }
+
     /// Copies `length` bytes inside RAM as `memmove` does, without touching page flags.
     pub fn copy_within(&self, from: u64, to: u64, length: usize) {
         let (from, to) = (self.pointer(from, length), self.pointer(to, length));

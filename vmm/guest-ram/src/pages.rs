@@ -80,7 +80,7 @@ impl PageFlags {
         std::mem::take(&mut *writes)
     }
 
-    fn foreign_write(&self, offset: u64, length: u64) {
+    pub(crate) fn foreign_write(&self, offset: u64, length: u64) {
         if length == 0 {
             return;
         }

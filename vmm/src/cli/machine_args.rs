@@ -28,6 +28,12 @@ pub struct MachineArgs {
     /// RAM size: a number with K, M or G
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     memory: u64,
+    /// Print what the guest writes to port 0xE9, as QEMU's isa-debugcon does
+    #[arg(long)]
+    debug_console: bool,
+    /// Let the guest end the run by writing V to this port: exit code (V << 1) | 1, as QEMU's isa-debug-exit
+    #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = "0x501", value_parser = parse_port)]
+    debug_exit: Option<u16>,
     /// Which engine executes the guest
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     engine: EngineChoice,
@@ -77,6 +83,8 @@ impl MachineArgs {
             cmdline: self.cmdline.clone(),
             disk: self.disk.clone(),
             memory_bytes: self.memory,
+            debug_console: self.debug_console,
+            debug_exit: self.debug_exit,
         })
     }
 
@@ -93,6 +101,14 @@ impl MachineArgs {
             max_steps: self.max_instructions,
         }
     }
+}
+
+fn parse_port(text: &str) -> Result<u16, String> {
+    let number = match text.strip_prefix("0x") {
+        Some(digits) => u16::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    number.map_err(|_| "write a port number like 0x501".to_string())
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {

@@ -1,8 +1,8 @@
 //! Bit tests and scans, POPCNT, LZCNT, TZCNT, BMI1, BMI2, CRC32.
 //!
-//! Undefined flags, as this CPU defines them: BT and its relatives change only CF; BSF and BSR clear all
-//! arithmetic flags but ZF (and PF, which goes with it) and leave the destination alone when the source is zero; the BMI
-//! instructions clear AF and set PF from the result.
+//! Undefined flags, as Intel's processors (Skylake and later) leave them: BT and its relatives change only CF;
+//! BSF and BSR set PF from the result and clear the others, and leave the destination alone when the source is
+//! zero; LZCNT, TZCNT and the BMI instructions clear AF and PF.
 
 use iced_x86::Mnemonic;
 
@@ -97,18 +97,27 @@ trait Scan: 'static {
     fn run<W: Width>(core: &mut Core, source: u64) -> Option<u64>;
 }
 
+/// LZCNT and TZCNT: PF is clear whether or not the result is zero.
 #[inline(always)]
-fn set_scan_flags(core: &mut Core, carry: bool, zero: bool) {
-    core.flags = LazyFlags { result: u64::from(!zero), aux: carry_overflow(carry, false) };
-    // Parity: result 1 has odd parity, so PF is clear unless ZF is set; LZCNT and TZCNT leave it undefined.
+fn set_count_flags(core: &mut Core, carry: bool, zero: bool) {
+    core.flags =
+        LazyFlags { result: u64::from(!zero), aux: carry_overflow(carry, false) | u64::from(zero) << 8 };
+}
+
+/// BSF and BSR: ZF says that the source was zero, PF is the result's.
+#[inline(always)]
+fn set_scan_flags(core: &mut Core, result: Option<u64>) {
+    // Bit 8 keeps ZF clear and has no part in PF.
+    core.flags = LazyFlags { result: result.map_or(0, |bit| bit | 1 << 8), aux: 0 };
 }
 
 struct Bsf;
 impl Scan for Bsf {
     #[inline(always)]
     fn run<W: Width>(core: &mut Core, source: u64) -> Option<u64> {
-        set_scan_flags(core, false, source == 0);
-        (source != 0).then(|| u64::from(source.trailing_zeros()))
+        let result = (source != 0).then(|| u64::from(source.trailing_zeros()));
+        set_scan_flags(core, result);
+        result
     }
 }
 
@@ -116,8 +125,9 @@ struct Bsr;
 impl Scan for Bsr {
     #[inline(always)]
     fn run<W: Width>(core: &mut Core, source: u64) -> Option<u64> {
-        set_scan_flags(core, false, source == 0);
-        (source != 0).then(|| u64::from(63 - source.leading_zeros()))
+        let result = (source != 0).then(|| u64::from(63 - source.leading_zeros()));
+        set_scan_flags(core, result);
+        result
     }
 }
 
@@ -126,7 +136,7 @@ impl Scan for Tzcnt {
     #[inline(always)]
     fn run<W: Width>(core: &mut Core, source: u64) -> Option<u64> {
         let count = source.trailing_zeros().min(W::BITS);
-        set_scan_flags(core, source == 0, count == 0);
+        set_count_flags(core, source == 0, count == 0);
         Some(u64::from(count))
     }
 }
@@ -136,7 +146,7 @@ impl Scan for Lzcnt {
     #[inline(always)]
     fn run<W: Width>(core: &mut Core, source: u64) -> Option<u64> {
         let count = source.leading_zeros() - (64 - W::BITS);
-        set_scan_flags(core, source == 0, count == 0);
+        set_count_flags(core, source == 0, count == 0);
         Some(u64::from(count))
     }
 }
@@ -187,7 +197,8 @@ impl Scan for Blsmsk {
 
 #[inline(always)]
 fn bmi_flags<W: Width>(core: &mut Core, result: u64, carry: bool) {
-    core.flags = LazyFlags { result: W::sext(result), aux: carry_overflow(carry, false) };
+    let even = u64::from((result as u8).count_ones() & 1 == 0);
+    core.flags = LazyFlags { result: W::sext(result), aux: carry_overflow(carry, false) | even << 8 };
 }
 
 /// Reads the r/m operand: register `r1`, or memory (`Op::FAMILY`).
@@ -242,7 +253,9 @@ bmi!(Bextr, W, |core, source, register| {
     let (start, length) = (register & 0xff, register >> 8 & 0xff);
     let shifted = if start >= u64::from(W::BITS) { 0 } else { source >> start };
     let result = if length >= 64 { shifted } else { shifted & !(u64::MAX << length) };
-    bmi_flags::<W>(core, result, false);
+    // SF is undefined, and clear even when all bits are extracted.
+    bmi_flags::<W>(core, result & !W::SIGN, false);
+    core.flags.result |= u64::from(result != 0) << 8;
     result
 });
 bmi!(Bzhi, W, |core, source, register| {

@@ -12,15 +12,23 @@ use crate::ops::width::{W16, W32, W64, Width};
 const BRANCH: u8 = Op::ENDS_BLOCK | Op::SETS_RIP;
 
 impl Core {
-    /// Sets RIP to a near branch target: legacy modes check the limit of CS here, 64-bit mode finds a
-    /// non-canonical target when it fetches from it.
+    /// Sets RIP to a near branch target, which must be canonical or, in legacy modes, within the limit of
+    /// CS; otherwise the branch itself faults (SDM vol. 2, JMP, CALL, RET: #GP(0)).
     #[inline(always)]
     fn branch_to(&mut self, target: u64) -> Res<()> {
-        if !self.is_64bit() && target > u64::from(self.state.segments[1].limit) {
-            return Err(self.gp(0));
-        }
+        self.check_near_target(target)?;
         self.rip = target;
         Ok(())
+    }
+
+    #[inline(always)]
+    fn check_near_target(&mut self, target: u64) -> Res<()> {
+        let allowed = if self.is_64bit() {
+            crate::memory::canonical(target)
+        } else {
+            target <= u64::from(self.state.segments[1].limit)
+        };
+        if allowed { Ok(()) } else { Err(self.gp(0)) }
     }
 
     /// Target of a relative branch: the displacement is relative to the block, `disp` is the mask of the
@@ -55,15 +63,18 @@ fn call_relative<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<(
     call::<W>(core, bus, op, target)
 }
 
-/// Pushes the return address after the target has been checked, so that a fault changes nothing.
+/// Faults change no register. A non-canonical target is found only after the return address was stored, as
+/// processors do it; the limit of CS is checked before.
 #[inline(always)]
 fn call<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op, target: u64) -> Res<()> {
-    if !core.is_64bit() && target > u64::from(core.state.segments[1].limit) {
-        return Err(core.gp(0));
+    if !core.is_64bit() {
+        core.check_near_target(target)?;
     }
     let back = core.next_rip(core.block_rip(), op.next);
-    core.push(bus, W::BYTES, back & W::MASK)?;
-    core.rip = target;
+    let sp = core.stack_pointer_minus(W::BYTES);
+    core.store_stack(bus, sp, W::BYTES, back & W::MASK)?;
+    core.branch_to(target)?;
+    core.set_stack_pointer(sp);
     Ok(())
 }
 

@@ -176,7 +176,7 @@ fn cmpxchg8b(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
         let expected = u64::from(core.reg32(2)) << 32 | u64::from(core.reg32(0));
         set_zero_flag(core, old == expected);
         if old == expected {
-            return u64::from(core.reg32(1)) | u64::from(core.reg32(3)) << 32;
+            return u64::from(core.reg32(1)) << 32 | u64::from(core.reg32(3));
         }
         core.set_reg32(0, old as u32);
         core.set_reg32(2, (old >> 32) as u32);

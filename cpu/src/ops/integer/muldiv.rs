@@ -1,7 +1,7 @@
 //! MUL, IMUL, DIV, IDIV.
 //!
-//! Undefined flags, as this CPU defines them: multiplications set SF, ZF and PF from the low half and clear
-//! AF; divisions leave all flags alone.
+//! Undefined flags, as Intel's processors (Skylake and later) leave them: multiplications set SF and PF from
+//! the low half and clear ZF and AF; divisions leave all flags alone.
 
 use iced_x86::Mnemonic;
 
@@ -25,7 +25,8 @@ fn source<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<u64> {
 
 #[inline(always)]
 fn set_flags<W: Width>(core: &mut Core, low: u64, significant: bool) {
-    core.flags = LazyFlags { result: W::sext(low), aux: carry_overflow(significant, significant) };
+    // Bit 32 has no part in SF and PF and keeps ZF clear.
+    core.flags = LazyFlags { result: W::sext(low) | 1 << 32, aux: carry_overflow(significant, significant) };
 }
 
 /// Writes a double-width result to AX, or DX:AX and so on.

@@ -1,7 +1,9 @@
 //! Shifts and rotates.
 //!
-//! Undefined flags, as this CPU defines them: AF is zero after shifts; OF follows the one-bit formula for
-//! every count; CF is zero after a shift by more than the operand's width (8 and 16 bits).
+//! Undefined flags, as Intel's processors (Skylake and later) leave them: AF is zero after shifts; OF is what a
+//! shift of the same operand by one bit gives, whatever the count; CF is zero after a shift by more than the
+//! operand's width (8 and 16 bits). ROL and ROR of a register by an immediate other than
+//! 1 leave OF alone.
 
 use iced_x86::Mnemonic;
 
@@ -15,6 +17,8 @@ use crate::ops::width::Width;
 
 /// A shift or rotate by a count that is already masked to 5 or 6 bits and not zero.
 trait Shift: 'static {
+    /// With a register as operand, a count that is an immediate other than 1 leaves OF alone.
+    const IMMEDIATE_KEEPS_OVERFLOW: bool = false;
     fn run<W: Width>(core: &mut Core, value: u64, count: u32) -> u64;
 }
 
@@ -34,6 +38,12 @@ fn sign<W: Width>(value: u64) -> bool {
     value & W::SIGN != 0
 }
 
+/// Whether the two uppermost bits differ: a shift to the left by one changes the sign.
+#[inline(always)]
+fn top_bits_differ<W: Width>(value: u64) -> bool {
+    sign::<W>(value ^ value << 1)
+}
+
 struct Shl;
 impl Shift for Shl {
     #[inline(always)]
@@ -41,7 +51,7 @@ impl Shift for Shl {
         let wide = u128::from(value) << count;
         let result = wide as u64 & W::MASK;
         let carry = wide >> W::BITS & 1 != 0;
-        set_shift_flags::<W>(core, result, carry, carry != sign::<W>(result));
+        set_shift_flags::<W>(core, result, carry, top_bits_differ::<W>(value));
         result
     }
 }
@@ -52,7 +62,7 @@ impl Shift for Shr {
     fn run<W: Width>(core: &mut Core, value: u64, count: u32) -> u64 {
         let result = value >> count;
         let carry = value >> (count - 1) & 1 != 0;
-        set_shift_flags::<W>(core, result, carry, sign::<W>(result << 1) != sign::<W>(result));
+        set_shift_flags::<W>(core, result, carry, sign::<W>(value));
         result
     }
 }
@@ -71,22 +81,24 @@ impl Shift for Sar {
 
 struct Rol;
 impl Shift for Rol {
+    const IMMEDIATE_KEEPS_OVERFLOW: bool = true;
     #[inline(always)]
     fn run<W: Width>(core: &mut Core, value: u64, count: u32) -> u64 {
         let result = rotate_left::<W>(value, count % W::BITS);
         let carry = result & 1 != 0;
-        set_rotate_flags(core, carry, carry != sign::<W>(result));
+        set_rotate_flags(core, carry, top_bits_differ::<W>(value));
         result
     }
 }
 
 struct Ror;
 impl Shift for Ror {
+    const IMMEDIATE_KEEPS_OVERFLOW: bool = true;
     #[inline(always)]
     fn run<W: Width>(core: &mut Core, value: u64, count: u32) -> u64 {
         let result = rotate_left::<W>(value, (W::BITS - count % W::BITS) % W::BITS);
         let carry = sign::<W>(result);
-        set_rotate_flags(core, carry, carry != sign::<W>(result << 1));
+        set_rotate_flags(core, carry, sign::<W>(value) != (value & 1 != 0));
         result
     }
 }
@@ -119,13 +131,14 @@ fn rotate_through_carry<W: Width>(core: &mut Core, value: u64, count: u32, left:
         return value;
     }
     let bits = W::BITS + 1;
-    let wide = u128::from(core.flags.cf()) << W::BITS | u128::from(value);
+    let old_carry = core.flags.cf();
+    let wide = u128::from(old_carry) << W::BITS | u128::from(value);
     let count = if left { count } else { bits - count };
     let rotated = wide << count | wide >> (bits - count);
     let result = rotated as u64 & W::MASK;
     let carry = rotated >> W::BITS & 1 != 0;
-    let top = sign::<W>(result);
-    set_rotate_flags(core, carry, if left { carry != top } else { top != sign::<W>(result << 1) });
+    let overflow = if left { top_bits_differ::<W>(value) } else { sign::<W>(value) != old_carry };
+    set_rotate_flags(core, carry, overflow);
     result
 }
 
@@ -134,28 +147,42 @@ fn masked<W: Width>(count: u64) -> u32 {
     (count & if W::BITS == 64 { 63 } else { 31 }) as u32
 }
 
-/// A count of zero changes no flag, but the register is written (which clears the upper half).
+/// A count of zero changes no flag.
 #[inline(always)]
-fn shift_register<O: Shift, W: Width>(core: &mut Core, register: u8, count: u64) {
-    let (value, count) = (W::get(core, register), masked::<W>(count));
-    let result = if count == 0 { value } else { O::run::<W>(core, value, count) };
+fn shift<O: Shift, W: Width, const IMMEDIATE: bool>(core: &mut Core, value: u64, count: u64) -> u64 {
+    let count = masked::<W>(count);
+    if count == 0 {
+        return value;
+    }
+    let overflow = core.flags.of();
+    let result = O::run::<W>(core, value, count);
+    if IMMEDIATE && O::IMMEDIATE_KEEPS_OVERFLOW && count != 1 {
+        let carry = core.flags.cf();
+        set_rotate_flags(core, carry, overflow);
+    }
+    result
+}
+
+/// The register is written even when the count is zero, which clears the upper half.
+#[inline(always)]
+fn shift_register<O: Shift, W: Width, const IMMEDIATE: bool>(core: &mut Core, register: u8, count: u64) {
+    let result = shift::<O, W, IMMEDIATE>(core, W::get(core, register), count);
     W::set(core, register, result);
 }
 
 #[inline(always)]
 fn shift_memory<O: Shift, W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op, count: u64) -> Res<()> {
     let address = core.linear_write(op, W::BYTES)?;
-    let count = masked::<W>(count);
-    W::update(core, bus, address, |core, v| if count == 0 { v } else { O::run::<W>(core, v, count) })
+    W::update(core, bus, address, |core, value| shift::<O, W, false>(core, value, count))
 }
 
 fn reg_imm<O: Shift, W: Width>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
-    shift_register::<O, W>(core, op.r0, op.imm);
+    shift_register::<O, W, true>(core, op.r0, op.imm);
     Ok(())
 }
 
 fn reg_cl<O: Shift, W: Width>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
-    shift_register::<O, W>(core, op.r0, core.regs[1]);
+    shift_register::<O, W, false>(core, op.r0, core.regs[1]);
     Ok(())
 }
 
@@ -199,7 +226,8 @@ fn double<W: Width, const LEFT: bool>(core: &mut Core, value: u64, filler: u64, 
         }
     };
     let (result, carry) = (result & W::MASK, carry & 1);
-    set_shift_flags::<W>(core, result, carry != 0, sign::<W>(result) != sign::<W>(value));
+    let overflow = if LEFT { top_bits_differ::<W>(value) } else { sign::<W>(value) != (filler & 1 != 0) };
+    set_shift_flags::<W>(core, result, carry != 0, overflow);
     result
 }
 

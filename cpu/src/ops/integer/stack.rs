@@ -88,11 +88,7 @@ fn enter<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     // The new top of the stack is probed, as the manual demands, before registers change.
     let probe = core.segment_linear(2, sp, W::BYTES, true)?;
     core.check_writable(bus, probe, W::BYTES).map_err(|reason| core.as_stack_fault(reason))?;
-    if mask == u64::MAX || mask == 0xffff_ffff && W::BITS == 32 {
-        core.regs[5] = frame;
-    } else {
-        W::set(core, 5, frame);
-    }
+    W::set(core, 5, frame);
     core.set_stack_pointer(sp);
     Ok(())
 }

@@ -46,6 +46,10 @@ trait Action: 'static {
     /// One iteration on elements of width `W` with addresses of width `A`.
     fn once<W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()>;
 
+    /// Registers that processors write back, which clears the upper halves of 32-bit ones, before the first
+    /// iteration of a repetition: even if it faults, even if the count is zero.
+    const WRITTEN_FIRST: &'static [u8] = &[];
+
     /// Does up to `limit` iterations at once and returns how many; 0 when it cannot.
     #[inline(always)]
     fn bulk<W: Width, A: Width>(_core: &mut Core, _op: &Op, _limit: u64) -> u64 {
@@ -76,6 +80,8 @@ fn advance<W: Width, A: Width>(core: &mut Core, register: u8, elements: u64) {
 
 struct Movs;
 impl Action for Movs {
+    const WRITTEN_FIRST: &'static [u8] = &[RSI, RDI];
+
     #[inline(always)]
     fn once<W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
         let from = source::<W, A>(core, op, false)?;
@@ -110,6 +116,8 @@ impl Action for Movs {
 
 struct Stos;
 impl Action for Stos {
+    const WRITTEN_FIRST: &'static [u8] = &[RDI];
+
     #[inline(always)]
     fn once<W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
         let to = destination::<W, A>(core, op, true)?;
@@ -167,10 +175,11 @@ struct Cmps;
 impl Action for Cmps {
     #[inline(always)]
     fn once<W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
-        let first = source::<W, A>(core, op, false)?;
-        let first = W::load(core, bus, first)?;
+        // Processors read the destination first: it decides which of two faults is raised.
         let second = destination::<W, A>(core, op, false)?;
         let second = W::load(core, bus, second)?;
+        let first = source::<W, A>(core, op, false)?;
+        let first = W::load(core, bus, first)?;
         sub::<W>(core, first, second, 0);
         advance::<W, A>(core, RSI, 1);
         advance::<W, A>(core, RDI, 1);
@@ -215,9 +224,10 @@ fn string<S: Action, W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op:
     if repeat == Repeat::Once {
         return S::once::<W, A>(core, bus, op);
     }
+    for &register in [RCX].iter().chain(S::WRITTEN_FIRST) {
+        A::set(core, register, A::get(core, register));
+    }
     if A::get(core, RCX) == 0 {
-        // A 32-bit count register is written even so: its upper half becomes zero.
-        A::set(core, RCX, 0);
         return Ok(());
     }
     loop {
@@ -333,6 +343,10 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     let mut op = Op::new(handler).aux(repeat);
     op.seg = insn.segment_slot(source_segment(insn));
     op.r0 = if insn.mode.is_64bit() { SEG_NONE } else { ES };
+    if repeat != 0 {
+        // It takes a number of steps that is not known beforehand: nothing may follow it in its block.
+        op.flags |= Op::ENDS_BLOCK;
+    }
     Some(op)
 }
 

@@ -207,8 +207,9 @@ fn from_mm<V: VectorOp>(core: &mut Core, _bus: &mut dyn Bus, op: &Op) -> Res<()>
     let mut env = core.sse_env();
     let old = core.xmm(op.r0).to_le_bytes();
     let result = V::apply(&mut env, old, u128::from(source).to_le_bytes(), 0);
-    core.finish_sse(env)?;
+    // Processors have left x87 mode by the time they raise #XM.
     core.state.fpu.enter_mmx();
+    core.finish_sse(env)?;
     core.set_xmm(op.r0, u128::from_le_bytes(result));
     Ok(())
 }
@@ -216,6 +217,7 @@ fn from_mm<V: VectorOp>(core: &mut Core, _bus: &mut dyn Bus, op: &Op) -> Res<()>
 fn convert_to_mm<V: VectorOp>(core: &mut Core, op: &Op, source: u128) -> Res<()> {
     let mut env = core.sse_env();
     let result = V::apply(&mut env, [0; 16], source.to_le_bytes(), 0);
+    core.state.fpu.enter_mmx();
     core.finish_sse(env)?;
     core.set_mm(op.r0, u128::from_le_bytes(result) as u64);
     Ok(())

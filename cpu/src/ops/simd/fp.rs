@@ -155,14 +155,15 @@ impl<T: Element> VectorOp for AddSub<T> {
     }
 }
 
-/// DPPS and DPPD. Each step rounds; an unmasked exception in one step means that the next is not taken. The
-/// manual does not say which NaN wins; each lane adds in an order of its own, as processors do.
+/// DPPS and DPPD. Each step rounds; an unmasked exception in one step means that the next is not taken, and
+/// leaves the flags of the steps before it in MXCSR. The manual does not say which NaN wins; each lane adds in
+/// an order of its own, as processors do.
 struct DotProduct<T>(PhantomData<T>);
 
 impl DotProduct<u32> {
     fn sums(env: &mut SseEnv, products: [u8; 16]) -> [u8; 16] {
         let pairs: [u8; 16] = build(|n| sse::add(env, u32::get(&products, n ^ 1), u32::get(&products, n)));
-        if env.finish().is_err() {
+        if !next_step(env) {
             return pairs;
         }
         build(|n| sse::add(env, u32::get(&pairs, n), u32::get(&pairs, n ^ 2)))
@@ -175,6 +176,13 @@ impl DotProduct<u64> {
     }
 }
 
+/// Makes the flags of a step final, unless it raised an unmasked exception: then there is no next step.
+fn next_step(env: &mut SseEnv) -> bool {
+    let Ok(mxcsr) = env.finish() else { return false };
+    *env = SseEnv::new(mxcsr);
+    true
+}
+
 macro_rules! dot_product {
     ($type:ty) => {
         impl VectorOp for DotProduct<$type> {
@@ -183,7 +191,7 @@ macro_rules! dot_product {
                     0 => 0,
                     _ => sse::mul(env, <$type>::get(&a, n), <$type>::get(&b, n)),
                 });
-                if env.finish().is_err() {
+                if !next_step(env) {
                     return products;
                 }
                 let sums = Self::sums(env, products);

@@ -120,8 +120,14 @@ moves! {
     mm_copy = |core, _, op| core.set_mm(op.r0, core.mm(op.r1));
     mm_load_quad = |core, bus, op| { let value = core.load_quad(bus, op)?; core.set_mm(op.r0, value) };
     mm_load_double = |core, bus, op| { let value = core.load_double(bus, op)?; core.set_mm(op.r0, value.into()) };
-    mm_store_quad = |core, bus, op| { core.store_quad(bus, op, core.mm(op.r1))?; core.state.fpu.enter_mmx() };
+    // TOP is zero even if the store faults; the tags are not changed then.
+    mm_store_quad = |core, bus, op| {
+        core.state.fpu.clear_top();
+        core.store_quad(bus, op, core.mm(op.r1))?;
+        core.state.fpu.enter_mmx()
+    };
     mm_store_double = |core, bus, op| {
+        core.state.fpu.clear_top();
         core.store_double(bus, op, core.mm(op.r1) as u32)?;
         core.state.fpu.enter_mmx()
     };

@@ -81,7 +81,10 @@ fn emms(core: &mut Core, _bus: &mut dyn Bus, _op: &Op) -> Res<()> {
 fn fxsave<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     require_fx(core)?;
     let address = core.linear_write(op, FXSAVE_BYTES)?;
+    core.require_canonical(address)?;
     core.require_aligned(address, 16)?;
+    // The last byte's page decides which of two page faults is raised.
+    core.check_writable(bus, address.wrapping_add(FXSAVE_BYTES - 1), 1)?;
     core.check_writable(bus, address, FXSAVE_BYTES)?;
     save_legacy(core, bus, address, X87 | SSE, WIDE)
 }
@@ -89,6 +92,7 @@ fn fxsave<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<
 fn fxrstor<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     require_fx(core)?;
     let address = core.linear(op, FXSAVE_BYTES)?;
+    core.require_canonical(address)?;
     core.require_aligned(address, 16)?;
     let mut image = [0; FXSAVE_BYTES as usize];
     core.load_bytes(bus, address, &mut image)?;

@@ -1,7 +1,7 @@
 //! Single lanes and sign masks between SIMD and general registers or memory, variable blends, PTEST, and the
 //! byte-masked stores.
 
-use iced_x86::{Mnemonic, Register};
+use iced_x86::Mnemonic;
 
 use crate::bus::Bus;
 use crate::core::Core;
@@ -64,9 +64,6 @@ fn masked_store(insn: &Insn<'_>, handler: Handler) -> Op {
     op.base = 7;
     op.index = REG_ZERO;
     op.seg = insn.segment_slot(raw.memory_segment());
-    if raw.memory_segment() == Register::SS {
-        op.flags |= Op::STACK;
-    }
     op.flags |= match raw.op0_kind() {
         iced_x86::OpKind::MemorySegDI => Op::LEGACY_EA | Op::ADDR16,
         iced_x86::OpKind::MemorySegEDI => Op::LEGACY_EA | Op::ADDR32,
@@ -256,20 +253,17 @@ fn maskmovdqu(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
 
 fn maskmovq(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_mmx()?;
-    let (value, mask) = (core.mm(op.r0), core.mm(op.r1));
-    store_selected(core, bus, op, &value.to_le_bytes(), &mask.to_le_bytes())?;
     core.state.fpu.enter_mmx();
-    Ok(())
+    let (value, mask) = (core.mm(op.r0), core.mm(op.r1));
+    store_selected(core, bus, op, &value.to_le_bytes(), &mask.to_le_bytes())
 }
 
-/// Stores the bytes whose mask has its top bit set, all or none. Bytes that are not selected raise no faults.
+/// Stores the bytes whose mask has its top bit set, all or none. Which bytes raise faults is up to the processor
+/// (SDM vol. 2, MASKMOVDQU): here, as on real ones, all of them.
 fn store_selected(core: &mut Core, bus: &mut dyn Bus, op: &Op, value: &[u8], mask: &[u8]) -> Res<()> {
     let start = core.linear_write(op, value.len() as u64)?;
     let selected = || (0..value.len()).filter(|&n| mask[n] & 0x80 != 0);
-    if let (Some(first), Some(last)) = (selected().next(), selected().next_back()) {
-        core.check_writable(bus, start.wrapping_add(first as u64), 1)?;
-        core.check_writable(bus, start.wrapping_add(last as u64), 1)?;
-    }
+    core.check_writable(bus, start, value.len() as u64)?;
     for n in selected() {
         core.store_u8(bus, start.wrapping_add(n as u64), value[n])?;
     }

@@ -124,6 +124,19 @@ impl FpuState {
     }
 }
 
+/// Processors look at the first field and the last byte before anything else, which decides the address of a
+/// page fault.
+fn check_ends<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, address: u64, bytes: usize) -> Res<()> {
+    core.check_writable(bus, address, if WIDE { 4 } else { 2 })?;
+    core.check_writable(bus, address.wrapping_add(bytes as u64 - 1), 1)
+}
+
+/// As [`check_ends`], for operands that are read.
+fn probe_ends<const WIDE: bool>(core: &mut Core, address: u64, bytes: usize) -> Res<()> {
+    core.probe_read(address, if WIDE { 4 } else { 2 })?;
+    core.probe_read(address.wrapping_add(bytes as u64 - 1), 1)
+}
+
 /// FNSTENV, which afterwards masks all exceptions.
 fn fnstenv<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.x87_available()?;
@@ -131,6 +144,7 @@ fn fnstenv<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res
     let address = core.linear_write(op, layout.environment_bytes() as u64)?;
     let mut image = [0; IMAGE_BYTES];
     layout.write(&core.state.fpu, &mut image);
+    check_ends::<WIDE>(core, bus, address, layout.environment_bytes())?;
     core.store_bytes(bus, address, &image[..layout.environment_bytes()])?;
     let control = core.state.fpu.control | EXCEPTIONS;
     core.state.fpu.set_control(control);
@@ -142,6 +156,7 @@ fn fldenv<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<
     let layout = Layout::of::<WIDE>(core);
     let address = core.linear(op, layout.environment_bytes() as u64)?;
     let mut image = [0; IMAGE_BYTES];
+    probe_ends::<WIDE>(core, address, layout.environment_bytes())?;
     core.load_bytes(bus, address, &mut image[..layout.environment_bytes()])?;
     layout.read(&mut core.state.fpu, &image);
     Ok(())
@@ -159,6 +174,7 @@ fn fnsave<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<
     for (st, slot) in (0..8).zip(registers) {
         slot.copy_from_slice(&fpu.st(st).to_bytes());
     }
+    check_ends::<WIDE>(core, bus, address, layout.image_bytes())?;
     core.store_bytes(bus, address, &image[..layout.image_bytes()])?;
     core.state.fpu.initialise();
     Ok(())
@@ -169,6 +185,7 @@ fn frstor<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<
     let layout = Layout::of::<WIDE>(core);
     let address = core.linear(op, layout.image_bytes() as u64)?;
     let mut image = [0; IMAGE_BYTES];
+    probe_ends::<WIDE>(core, address, layout.image_bytes())?;
     core.load_bytes(bus, address, &mut image[..layout.image_bytes()])?;
     let fpu = &mut core.state.fpu;
     layout.read(fpu, &image);

@@ -79,11 +79,13 @@ fn store<S: Store>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
 }
 
 fn write<S: Store>(core: &mut Core, bus: &mut dyn Bus, address: u64, bytes: [u8; 10]) -> Res<()> {
-    if S::BYTES > 8 {
-        return core.store_bytes(bus, address, &bytes);
-    }
     let low = u64::from_le_bytes(std::array::from_fn(|at| bytes[at]));
-    core.store_sized(bus, address, S::BYTES, low)
+    if S::BYTES <= 8 {
+        return core.store_sized(bus, address, S::BYTES, low);
+    }
+    // Two stores on processors too: the first stays when the second faults.
+    core.store_u64(bus, address, low)?;
+    core.store_u16(bus, address.wrapping_add(8), u16::from_le_bytes([bytes[8], bytes[9]]))
 }
 
 pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {

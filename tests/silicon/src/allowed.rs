@@ -1,0 +1,176 @@
+//! Every difference from the real processor that is allowed, each with its reason and the manual's words on it.
+//! The list is complete: anything else is a failure. What belongs to the operating system and not to the
+//! instruction (IF, IOPL and RF, reserved bytes of FXSAVE images, the P bit that Linux sets in error codes of
+//! kernel addresses) is not compared at all: see `compare.rs`.
+//!
+//! "SDM" is Intel's Software Developer's Manual, "APM" AMD's Architecture Programmer's Manual.
+
+use std::collections::BTreeMap;
+
+use iced_x86::Mnemonic;
+
+use crate::case::Case;
+use crate::compare::Pair;
+use crate::state::{FxImage, Outcome};
+
+/// How often each allowance was used, by [`Rule::name`].
+pub type Uses = BTreeMap<String, u64>;
+
+/// What a rule gives up.
+enum Scope {
+    /// RFLAGS bits.
+    Flags(u64),
+    /// Which of two exceptions was raised.
+    Exception,
+    /// Last places of x87 results, and C1, which tells whether the last rounding was upwards.
+    Extended { ulps: u64 },
+    /// Relative error of single-precision results: less than 1.5 * 2^-12 on either side of the exact value.
+    Approximation,
+}
+
+/// One allowed difference.
+struct Rule {
+    /// Short name, as the report prints it.
+    name: &'static str,
+    /// Where the manual says so.
+    #[allow(dead_code, reason = "for the reader")]
+    manual: &'static str,
+    applies: fn(&Case, &Pair<'_>) -> bool,
+    scope: Scope,
+}
+
+const ARITHMETIC: u64 = 0x8d5;
+
+const RULES: &[Rule] = &[
+    Rule {
+        name: "flags at a page fault inside REP CMPS and REP SCAS",
+        // Restoring them would need state that outlives a stop between two iterations; a handler that returns
+        // to the instruction cannot notice, since neither instruction reads the flags.
+        manual: "SDM vol. 2, REP: \"EFLAGS is restored to the state prior to the execution of the instruction\"",
+        applies: |case, pair| {
+            let instruction = &case.instruction;
+            let repeated = instruction.has_rep_prefix() || instruction.has_repne_prefix();
+            repeated && compares(instruction.mnemonic()) && pair.native.fault.is_some()
+        },
+        scope: Scope::Flags(ARITHMETIC),
+    },
+    Rule {
+        name: "#PF or #GP where an operand runs into the non-canonical hole",
+        manual: "SDM vol. 3, 6.9: the order of faults of one instruction's execution is model-specific",
+        applies: |case, pair| case.registers.rip == pair.native.registers.rip && in_the_hole(pair),
+        scope: Scope::Exception,
+    },
+    Rule {
+        name: "address of a page fault inside the operand of MASKMOVDQU and MASKMOVQ",
+        manual: "SDM vol. 2, MASKMOVDQU: \"an implementation-dependent number\" of bytes is accessed at a time",
+        applies: |case, pair| {
+            use Mnemonic::*;
+            let page_fault = |outcome: &Outcome| outcome.fault.is_some_and(|f| f.vector == 14);
+            matches!(case.instruction.mnemonic(), Maskmovdqu | Maskmovq)
+                && page_fault(pair.native)
+                && page_fault(pair.soft)
+        },
+        scope: Scope::Exception,
+    },
+    Rule {
+        name: "address of a page fault inside the operand of FXSAVE and FXRSTOR",
+        manual: "SDM vol. 3, 6.9: the order of faults of one instruction's execution is model-specific",
+        applies: |case, pair| {
+            use Mnemonic::*;
+            let page_fault = |outcome: &Outcome| outcome.fault.is_some_and(|f| f.vector == 14);
+            matches!(case.instruction.mnemonic(), Fxsave | Fxsave64 | Fxrstor | Fxrstor64)
+                && page_fault(pair.native)
+                && page_fault(pair.soft)
+        },
+        scope: Scope::Exception,
+    },
+    Rule {
+        name: "last place of x87 transcendental functions",
+        manual: "SDM vol. 1, 8.3.10: errors below 1 ulp, or 1.5 ulp when not rounding to nearest",
+        applies: |case, _| {
+            use Mnemonic::*;
+            let mnemonic = case.instruction.mnemonic();
+            matches!(mnemonic, F2xm1 | Fyl2x | Fyl2xp1 | Fsin | Fcos | Fsincos | Fptan | Fpatan)
+        },
+        scope: Scope::Extended { ulps: 1 },
+    },
+    Rule {
+        name: "approximations of RCPPS, RCPSS, RSQRTPS and RSQRTSS",
+        manual: "SDM vol. 2, RCPPS and RSQRTPS: relative error of at most 1.5 * 2^-12",
+        applies: |case, _| {
+            use Mnemonic::*;
+            matches!(case.instruction.mnemonic(), Rcpps | Rcpss | Rsqrtps | Rsqrtss)
+        },
+        scope: Scope::Approximation,
+    },
+];
+
+fn compares(mnemonic: Mnemonic) -> bool {
+    use Mnemonic::*;
+    matches!(mnemonic, Cmpsb | Cmpsw | Cmpsd | Cmpsq | Scasb | Scasw | Scasd | Scasq)
+}
+
+/// One side raised a page fault on the last bytes below the hole, the other #GP or #SS.
+fn in_the_hole(pair: &Pair<'_>) -> bool {
+    const HOLE: u64 = 0x8000_0000_0000;
+    let (Some(native), Some(soft)) = (pair.native.fault, pair.soft.fault) else { return false };
+    let general = |vector| matches!(vector, 12 | 13);
+    let (page_fault, other) = if native.vector == 14 { (native, soft) } else { (soft, native) };
+    page_fault.vector == 14 && general(other.vector) && (HOLE - 16..HOLE).contains(&page_fault.address)
+}
+
+/// Makes `soft` equal to the processor's result wherever a rule allows them to differ.
+pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, uses: &mut Uses) {
+    for rule in RULES.iter().filter(|rule| (rule.applies)(case, pair)) {
+        let before = soft.clone();
+        match rule.scope {
+            Scope::Flags(bits) => {
+                soft.registers.rflags ^= (soft.registers.rflags ^ pair.native.registers.rflags) & bits;
+            }
+            Scope::Exception => soft.fault = pair.native.fault,
+            Scope::Extended { ulps } => {
+                take_extended(&pair.native.registers.fx, &mut soft.registers.fx, ulps)
+            }
+            Scope::Approximation => take_approximations(&pair.native.registers.fx, &mut soft.registers.fx),
+        }
+        if *soft != before {
+            *uses.entry(rule.name.to_string()).or_default() += 1;
+        }
+    }
+}
+
+/// Takes over ST(0) and ST(1) where they are within `ulps` units in the last place, and C1.
+fn take_extended(native: &FxImage, soft: &mut FxImage, ulps: u64) {
+    const C1: u16 = 1 << 9;
+    const UNDERFLOW: u16 = 1 << 4;
+    // An error below the last place decides whether the smallest normal result counts as tiny.
+    let smallest = (0..2).any(|n| native.sign_exponent(n) & 0x7fff <= 1);
+    let given_up = C1 | if smallest { UNDERFLOW } else { 0 };
+    soft.set_status(soft.status() & !given_up | native.status() & given_up);
+    for n in 0..2 {
+        // Sign, exponent and fraction without the integer bit, as one number.
+        let place =
+            |fx: &FxImage| i128::from(fx.sign_exponent(n)) << 63 | i128::from(fx.mantissa(n) << 1 >> 1);
+        if (place(native) - place(soft)).unsigned_abs() <= u128::from(ulps) {
+            soft.set_st(n, native.mantissa(n), native.sign_exponent(n));
+        }
+    }
+}
+
+/// Takes over single-precision lanes that are close enough.
+fn take_approximations(native: &FxImage, soft: &mut FxImage) {
+    const TOLERANCE: f64 = 2.0 * 1.5 / 4096.0;
+    for n in 0..16 {
+        let (theirs, ours) = (native.xmm(n), soft.xmm(n));
+        let mut taken = ours;
+        for lane in (0..128).step_by(32) {
+            let [a, b] = [theirs, ours].map(|v| f64::from(f32::from_bits((v >> lane) as u32)));
+            // Tiny results are flushed, and an approximation of the smallest normal number may be tiny.
+            let flushed = a == 0.0 && b.abs() <= f64::from(f32::MIN_POSITIVE) * (1.0 + TOLERANCE);
+            if flushed || (a - b).abs() <= a.abs() * TOLERANCE {
+                taken = taken & !(0xffff_ffff << lane) | theirs & 0xffff_ffff << lane;
+            }
+        }
+        soft.set_xmm(n, taken);
+    }
+}

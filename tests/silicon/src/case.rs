@@ -1,0 +1,538 @@
+//! One random test: an instruction, the registers and memory it starts from. A case follows from the seed, its
+//! batch and its number alone.
+
+use iced_x86::{
+    Code, Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register,
+    UsedMemory,
+};
+
+use crate::catalogue::{Catalogue, Form, offered};
+use crate::layout::{
+    BATCH, DATA, DATA_BYTES, PAD_AHEAD, PAD_BACK, PAGE, READ_ONLY, START_COUNT, START_FIRST, UNMAPPED, slot,
+};
+use crate::rng::Rng;
+use crate::state::{FxImage, Registers};
+use crate::values;
+
+/// Longest instruction.
+const MAX_LENGTH: usize = 15;
+
+/// A test case.
+#[derive(Clone)]
+pub struct Case {
+    /// What the decoder makes of [`Case::bytes`].
+    pub instruction: Instruction,
+    /// The instruction.
+    pub bytes: [u8; MAX_LENGTH],
+    /// First byte of its slot.
+    pub slot: u64,
+    /// Registers before; `rip` is the instruction's address.
+    pub registers: Registers,
+    /// Bytes to put into memory first.
+    pub writes: Vec<Write>,
+    /// Iterations that a repeated string instruction may make; 1 for everything else.
+    pub steps: u64,
+}
+
+/// Bytes for one place in the writable data.
+#[derive(Clone)]
+pub struct Write {
+    /// Where.
+    pub address: u64,
+    /// How many of `bytes` count.
+    pub length: usize,
+    /// What.
+    pub bytes: [u8; 64],
+}
+
+impl Case {
+    /// The instruction's bytes.
+    pub fn code(&self) -> &[u8] {
+        &self.bytes[..self.instruction.len()]
+    }
+}
+
+/// Makes cases.
+pub struct Generator<'a> {
+    catalogue: &'a Catalogue,
+    info: InstructionInfoFactory,
+    seed: u64,
+    fs_base: u64,
+}
+
+impl<'a> Generator<'a> {
+    /// A generator over a catalogue. `fs_base` is the base of FS on both sides.
+    pub fn new(catalogue: &'a Catalogue, seed: u64, fs_base: u64) -> Generator<'a> {
+        Generator { catalogue, info: InstructionInfoFactory::new(), seed, fs_base }
+    }
+
+    /// Initial contents of the writable data in a batch.
+    pub fn batch_data(&self, batch: u64) -> Vec<u8> {
+        let mut data = vec![0; DATA_BYTES as usize];
+        values::memory(&mut Rng::new(&[self.seed, batch, u64::MAX]), &mut data);
+        data
+    }
+
+    /// Contents of the read-only page.
+    pub fn read_only_data(&self) -> Vec<u8> {
+        let mut data = vec![0; PAGE as usize];
+        values::memory(&mut Rng::new(&[self.seed, u64::MAX]), &mut data);
+        data
+    }
+
+    /// Case number `number` (below [`BATCH`]) of a batch.
+    pub fn case(&mut self, batch: u64, number: u64, case: &mut Case) {
+        let mut rng = Rng::new(&[self.seed, batch, number]);
+        let rng = &mut rng;
+        case.slot = slot(number % BATCH);
+        case.registers.rip = case.slot + START_FIRST + rng.below(START_COUNT);
+        case.writes.clear();
+        case.steps = 1;
+        self.encode(rng, case);
+        self.fill_registers(rng, case);
+        let mut steering = Steering { fixed: [false; 16], fs_base: self.fs_base };
+        let uses = self.info.info(&case.instruction).used_memory().to_vec();
+        for used in &uses {
+            let target = steering.aim(rng, case, used);
+            write_operand(rng, case, target);
+        }
+        adjust(rng, case, &steering);
+    }
+
+    /// Picks an instruction, each `Code` as often as any other, and random operands for it.
+    fn encode(&self, rng: &mut Rng, case: &mut Case) {
+        let (code, forms) = &self.catalogue.entries[rng.below(self.catalogue.entries.len() as u64) as usize];
+        loop {
+            let form = &forms[rng.below(forms.len() as u64) as usize];
+            let bytes = spell(rng, form);
+            if place(rng, case, &bytes, *code, self.fs_base) {
+                return;
+            }
+        }
+    }
+
+    fn fill_registers(&self, rng: &mut Rng, case: &mut Case) {
+        let registers = &mut case.registers;
+        for value in &mut registers.gpr {
+            *value = values::integer(rng);
+        }
+        registers.gpr[4] = DATA + PAGE + (rng.below(PAGE) & !7);
+        // Interrupts are enabled, as in every process.
+        registers.rflags = rng.next() & 0x8d5 | 0x202;
+        if rng.percent(15) {
+            registers.rflags |= 0x400;
+        }
+        values::fx_image(rng, &mut registers.fx);
+    }
+}
+
+impl Default for Case {
+    fn default() -> Case {
+        Case {
+            instruction: Instruction::default(),
+            bytes: [0; MAX_LENGTH],
+            slot: 0,
+            registers: Registers { fx: FxImage::ZERO, gpr: [0; 16], rip: 0, rflags: 2 },
+            writes: Vec::new(),
+            steps: 1,
+        }
+    }
+}
+
+/// A form with random REX or VEX fields, sometimes more prefixes, and random bytes behind it.
+fn spell(rng: &mut Rng, form: &Form) -> [u8; 24] {
+    let mut bytes = [0; 24];
+    let mut at = 0;
+    if rng.percent(15) {
+        for _ in 0..=rng.below(2) {
+            let common = [0x67, 0x65, 0x2e, 0x36, 0x3e, 0x26, 0x66, 0xf2, 0xf3, 0xf0, 0x64, 0x67];
+            bytes[at] = rng.pick(&common);
+            at += 1;
+        }
+    }
+    let head = at;
+    for (n, &byte) in form.bytes().iter().enumerate() {
+        let fixed_prefix = matches!(byte, 0x66 | 0xf2 | 0xf3) && n == 0;
+        if form.rex.is_none() && n == usize::from(fixed_prefix) && rng.percent(50) {
+            bytes[at] = 0x40 | rng.below(8) as u8;
+            at += 1;
+        }
+        bytes[at] = byte;
+        at += 1;
+    }
+    if let Some(rex) = form.rex {
+        let rex = head + usize::from(rex);
+        if form.vex {
+            bytes[rex] ^= rng.next() as u8 & 0xe0;
+            if rng.percent(90) {
+                bytes[rex + 1] ^= rng.next() as u8 & 0x78;
+            }
+        } else {
+            bytes[rex] |= rng.below(8) as u8;
+        }
+    }
+    for chunk in bytes[at..].chunks_mut(8) {
+        chunk.copy_from_slice(&rng.next().to_le_bytes()[..chunk.len()]);
+    }
+    if form.free && rng.percent(30) {
+        bytes[at] |= 0xc0;
+    }
+    bytes
+}
+
+/// Decodes the bytes at the case's address, gives immediates and displacements useful values, and takes the
+/// result if it still is an offered instruction. `code` may change when prefixes were added.
+fn place(rng: &mut Rng, case: &mut Case, bytes: &[u8; 24], code: Code, fs_base: u64) -> bool {
+    case.bytes.copy_from_slice(&bytes[..MAX_LENGTH]);
+    let rip = case.registers.rip;
+    let mut decoder = Decoder::with_ip(64, &case.bytes, rip, DecoderOptions::NONE);
+    let first = decoder.decode();
+    if first.is_invalid() || (first.code() != code && rng.percent(50)) || !offered(&first) {
+        return false;
+    }
+    let places = decoder.get_constant_offsets(&first);
+    if places.has_immediate() {
+        let (at, size) = (places.immediate_offset(), places.immediate_size());
+        if is_branch(&first) {
+            let pad = case.slot + if rng.percent(50) { PAD_AHEAD } else { PAD_BACK };
+            patch(&mut case.bytes, at, size, pad.wrapping_sub(rip + first.len() as u64));
+        } else if rng.percent(50) {
+            patch(&mut case.bytes, at, size, immediate(rng));
+        }
+    }
+    if places.has_displacement() && is_absolute(&first) {
+        let target = target(rng, &first, 0).wrapping_sub(segment_base(first.memory_segment(), fs_base));
+        let relative = first.is_ip_rel_memory_operand();
+        let value = if relative { target.wrapping_sub(rip + first.len() as u64) } else { target };
+        patch(&mut case.bytes, places.displacement_offset(), places.displacement_size(), value);
+    }
+    case.instruction = Decoder::with_ip(64, &case.bytes, rip, DecoderOptions::NONE).decode();
+    // With a 32-bit address, FS can only reach this process's own memory.
+    let own_memory = case.instruction.segment_prefix() == Register::FS && case.bytes[..4].contains(&0x67);
+    !own_memory && !is_odd_movbe(case) && offered(&case.instruction)
+}
+
+/// With REX.W and a redundant 66 prefix, Intel's processors make two accesses of a 64-bit MOVBE, and let the last
+/// segment prefix win even if it is one that 64-bit mode ignores. No compiler writes that.
+fn is_odd_movbe(case: &Case) -> bool {
+    let (instruction, prefixes) = (&case.instruction, &case.bytes[..6]);
+    instruction.mnemonic() == Mnemonic::Movbe
+        && instruction.memory_size().size() == 8
+        && prefixes.contains(&0x66)
+}
+
+fn is_branch(instruction: &Instruction) -> bool {
+    instruction.op_count() == 1
+        && matches!(
+            instruction.op_kind(0),
+            OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64
+        )
+}
+
+fn is_absolute(instruction: &Instruction) -> bool {
+    instruction.is_ip_rel_memory_operand()
+        || instruction.memory_base() == Register::None && instruction.memory_index() == Register::None
+}
+
+fn patch(bytes: &mut [u8], at: usize, size: usize, value: u64) {
+    bytes[at..at + size].copy_from_slice(&value.to_le_bytes()[..size]);
+}
+
+fn immediate(rng: &mut Rng) -> u64 {
+    match rng.below(4) {
+        0 => rng.below(70),
+        1 => rng.pick(&[0, 1, 2, 7, 8, 15, 16, 31, 32, 33, 63, 64, 0x7f, 0x80, 0xff]),
+        2 => rng.below(256),
+        _ => values::integer(rng),
+    }
+}
+
+/// Where a memory operand is to lie: mostly inside the data, aligned as instructions like it; sometimes across
+/// a page, on the read-only or the unmapped page, or nowhere at all.
+fn target(rng: &mut Rng, instruction: &Instruction, bytes: u64) -> u64 {
+    let room = if bytes > 64 { bytes } else { 64 };
+    let inside = DATA + room + rng.below(DATA_BYTES - 2 * room);
+    let big = instruction.memory_size().size() >= 16;
+    match rng.below(100) {
+        0..=84 if big && rng.percent(92) => inside & !15,
+        0..=59 => inside & !15,
+        60..=84 => inside,
+        85..=92 => DATA + PAGE * (1 + rng.below(2)) - 1 - rng.below(room.min(32)),
+        93 => READ_ONLY - 1 - rng.below(20),
+        94 => READ_ONLY + rng.below(PAGE),
+        95 => UNMAPPED - 1 - rng.below(20),
+        96 => UNMAPPED + rng.below(PAGE),
+        97 => DATA - 1 - rng.below(20),
+        98 => 0x8000_0000_0000 - 16 + rng.below(32),
+        _ if rng.percent(50) => rng.next() | 1 << 62,
+        _ => inside,
+    }
+}
+
+fn segment_base(segment: Register, fs_base: u64) -> u64 {
+    if segment == Register::FS { fs_base } else { 0 }
+}
+
+/// Chooses register values so that memory operands lie where they should.
+struct Steering {
+    /// Registers whose values are settled.
+    fixed: [bool; 16],
+    fs_base: u64,
+}
+
+impl Steering {
+    /// Aims one memory operand and returns its address.
+    fn aim(&mut self, rng: &mut Rng, case: &mut Case, used: &UsedMemory) -> u64 {
+        let bytes = used.memory_size().size() as u64;
+        let wanted = target(rng, &case.instruction, bytes);
+        let (base, index) = (general(used.base()), general(used.index()));
+        let narrow = used.base().is_gpr32() || used.index().is_gpr32();
+        let scale = u64::from(used.scale());
+        let offset =
+            wanted.wrapping_sub(segment_base(used.segment(), self.fs_base)).wrapping_sub(used.displacement());
+        match (base, index) {
+            (Some(base), Some(index)) if base == index => {
+                let value = divide(rng, offset, scale + 1);
+                self.settle(rng, case, base, value, narrow);
+            }
+            (Some(base), Some(index)) => {
+                if !self.fixed[index] && rng.percent(50) {
+                    case.registers.gpr[index] = rng.next() >> rng.below(64);
+                }
+                let part = register_value(case, used.index()).wrapping_mul(scale);
+                if self.fixed[base] && !self.fixed[index] {
+                    let rest = offset.wrapping_sub(case.registers.gpr[base]);
+                    let value = divide(rng, rest, scale);
+                    self.settle(rng, case, index, value, narrow);
+                } else {
+                    self.settle(rng, case, base, offset.wrapping_sub(part), narrow);
+                }
+                self.fixed[index] = true;
+            }
+            (Some(base), None) => self.settle(rng, case, base, offset, narrow),
+            (None, Some(index)) => {
+                let value = divide(rng, offset, scale);
+                self.settle(rng, case, index, value, narrow);
+            }
+            (None, None) => {}
+        }
+        self.address(case, used)
+    }
+
+    fn settle(&mut self, rng: &mut Rng, case: &mut Case, register: usize, value: u64, narrow: bool) {
+        if self.fixed[register] {
+            return;
+        }
+        // The upper half does not count in a 32-bit address.
+        let garbage = if narrow { rng.next() << 32 } else { 0 };
+        case.registers.gpr[register] = if narrow { value & 0xffff_ffff | garbage } else { value };
+        self.fixed[register] = true;
+    }
+
+    fn address(&self, case: &Case, used: &UsedMemory) -> u64 {
+        let base = register_value(case, used.base());
+        let index = register_value(case, used.index()).wrapping_mul(u64::from(used.scale()));
+        let sum = base.wrapping_add(index).wrapping_add(used.displacement());
+        let narrow = used.base().is_gpr32() || used.index().is_gpr32();
+        let offset = if narrow { sum & 0xffff_ffff } else { sum };
+        offset.wrapping_add(segment_base(used.segment(), self.fs_base))
+    }
+}
+
+/// Solves `x * factor = value`, as nearly as integers allow.
+fn divide(rng: &mut Rng, value: u64, factor: u64) -> u64 {
+    if factor.is_power_of_two() {
+        let high = if factor == 1 { 0 } else { rng.next() << (64 - factor.trailing_zeros()) };
+        return value >> factor.trailing_zeros() | high;
+    }
+    // Newton's iteration for the inverse modulo 2^64 doubles the correct bits each time.
+    let inverse = (0..6).fold(factor, |x, _| x.wrapping_mul(2_u64.wrapping_sub(factor.wrapping_mul(x))));
+    value.wrapping_mul(inverse)
+}
+
+fn general(register: Register) -> Option<usize> {
+    register.is_gpr().then(|| register.full_register().number())
+}
+
+fn register_value(case: &Case, register: Register) -> u64 {
+    let Some(number) = general(register) else { return 0 };
+    let value = case.registers.gpr[number];
+    match register.size() {
+        1 => value & 0xff,
+        4 => value & 0xffff_ffff,
+        _ => value,
+    }
+}
+
+/// Gives the operand at `target` interesting contents, if it lies in the writable data.
+fn write_operand(rng: &mut Rng, case: &mut Case, target: u64) {
+    if !(DATA..READ_ONLY).contains(&target) {
+        return;
+    }
+    let length = 64.min(READ_ONLY - target) as usize;
+    let mut write = Write { address: target, length, bytes: [0; 64] };
+    values::memory(rng, &mut write.bytes);
+    case.writes.push(write);
+}
+
+/// What single instructions need to do something worth comparing.
+fn adjust(rng: &mut Rng, case: &mut Case, steering: &Steering) {
+    use Mnemonic::*;
+    let instruction = case.instruction;
+    if instruction.is_string_instruction() {
+        return adjust_string(rng, case);
+    }
+    match instruction.mnemonic() {
+        Div | Idiv => adjust_division(rng, case),
+        Bt | Bts | Btr | Btc if instruction.op_kind(0) == OpKind::Memory => {
+            adjust_bit_offset(rng, case, steering);
+        }
+        Cmpxchg | Cmpxchg8b | Cmpxchg16b if rng.percent(50) => make_equal(case),
+        Ldmxcsr => patch_memory(case, 0, &(rng.next() as u32 & 0xffff | 0x1f00).to_le_bytes()),
+        Fxrstor | Fxrstor64 => adjust_image(rng, case),
+        Ret => point_at_pad(rng, case),
+        Jmp | Call if instruction.op_kind(0) == OpKind::Memory => point_at_pad(rng, case),
+        Jmp | Call if instruction.op_kind(0) == OpKind::Register => {
+            if let Some(register) = general(instruction.op_register(0)) {
+                case.registers.gpr[register] = landing(rng, case);
+            }
+        }
+        _ if shifts_by_cl(&instruction) && !steering.fixed[1] && rng.percent(50) => {
+            case.registers.gpr[1] = case.registers.gpr[1] & !0xff | immediate(rng) & 0xff;
+        }
+        _ => {}
+    }
+}
+
+fn shifts_by_cl(instruction: &Instruction) -> bool {
+    (1..instruction.op_count())
+        .any(|n| instruction.op_kind(n) == OpKind::Register && instruction.op_register(n) == Register::CL)
+}
+
+fn adjust_string(rng: &mut Rng, case: &mut Case) {
+    let instruction = &case.instruction;
+    if !instruction.has_rep_prefix() && !instruction.has_repne_prefix() {
+        return;
+    }
+    let narrow = (0..instruction.op_count()).any(|n| {
+        use OpKind::*;
+        matches!(instruction.op_kind(n), MemorySegESI | MemorySegEDI | MemoryESEDI)
+    });
+    let count = match rng.below(10) {
+        0 => 0,
+        1 => rng.below(600),
+        2 => 1,
+        _ => rng.below(40),
+    };
+    case.registers.gpr[1] = if narrow { count | rng.next() << 32 } else { count };
+    case.steps = count.max(1);
+    // Makes runs of equal elements for the comparing ones.
+    if rng.percent(60) {
+        let value = rng.below(256) as u8;
+        case.writes.iter_mut().for_each(|write| write.bytes[..48].fill(value));
+        if rng.percent(70) {
+            case.registers.gpr[0] = u64::from_le_bytes([value; 8]);
+        }
+    }
+}
+
+/// Keeps most quotients in range: the upper half of the dividend becomes small or a sign extension.
+fn adjust_division(rng: &mut Rng, case: &mut Case) {
+    if rng.percent(25) {
+        return;
+    }
+    let size = match case.instruction.op_kind(0) {
+        OpKind::Register => case.instruction.op_register(0).size(),
+        _ => case.instruction.memory_size().size(),
+    };
+    let gpr = &mut case.registers.gpr;
+    let high = if rng.percent(50) { 0 } else { u64::MAX };
+    if size == 1 {
+        gpr[0] = gpr[0] & !0xff00 | (high & 1) * 0xff00;
+    } else if general(case.instruction.memory_base()) != Some(2)
+        && general(case.instruction.memory_index()) != Some(2)
+    {
+        gpr[2] = if rng.percent(30) { rng.below(5) } else { high };
+    }
+}
+
+/// A bit offset in a register reaches memory on both sides of the operand: keeps it within the data.
+fn adjust_bit_offset(rng: &mut Rng, case: &mut Case, steering: &Steering) {
+    let Some(register) = (case.instruction.op_kind(1) == OpKind::Register)
+        .then(|| general(case.instruction.op_register(1)))
+        .flatten()
+    else {
+        return;
+    };
+    if steering.fixed[register] {
+        // It is part of the address too: what it points at then must not be mapped.
+        case.registers.gpr[register] |= 1 << 62;
+    } else {
+        let offset = (rng.next() as i64 >> 51) as u64;
+        case.registers.gpr[register] = match case.instruction.op_register(1).size() {
+            8 => offset,
+            size => offset & ((1 << (8 * size)) - 1) | rng.next() << (8 * size),
+        };
+    }
+}
+
+/// Makes a compare-and-exchange find what it expects.
+fn make_equal(case: &mut Case) {
+    let instruction = &case.instruction;
+    let gpr = &mut case.registers.gpr;
+    if instruction.op_kind(0) == OpKind::Register {
+        if let Some(register) = general(instruction.op_register(0)) {
+            gpr[0] = gpr[register];
+        }
+        return;
+    }
+    let bytes = match instruction.mnemonic() {
+        Mnemonic::Cmpxchg8b => {
+            let value = (gpr[2] as u32 as u128) << 32 | u128::from(gpr[0] as u32);
+            value.to_le_bytes()
+        }
+        _ => (u128::from(gpr[2]) << 64 | u128::from(gpr[0])).to_le_bytes(),
+    };
+    patch_memory(case, 0, &bytes);
+}
+
+/// Overwrites part of what the first memory operand is given.
+fn patch_memory(case: &mut Case, at: usize, bytes: &[u8]) {
+    if let Some(write) = case.writes.first_mut() {
+        let end = (at + bytes.len()).min(write.length);
+        write.bytes[at.min(end)..end].copy_from_slice(&bytes[..end - at.min(end)]);
+    }
+}
+
+/// An FXRSTOR operand that loads, most of the time.
+fn adjust_image(rng: &mut Rng, case: &mut Case) {
+    let Some(address) = case.writes.first().map(|write| write.address) else { return };
+    if address + 512 > READ_ONLY {
+        return;
+    }
+    let mut image = FxImage::ZERO;
+    values::fx_image(rng, &mut image);
+    case.writes.clear();
+    for (n, part) in image.0.chunks(64).enumerate() {
+        let bytes = part.try_into().expect("chunks of 64 bytes");
+        case.writes.push(Write { address: address + 64 * n as u64, length: 64, bytes });
+    }
+}
+
+/// A branch target: one of the pads, or sometimes nowhere.
+fn landing(rng: &mut Rng, case: &Case) -> u64 {
+    match rng.below(20) {
+        0 => UNMAPPED + rng.below(PAGE),
+        1 => DATA + rng.below(PAGE),
+        2 => rng.next() | 1 << 62,
+        n if n & 1 == 0 => case.slot + PAD_AHEAD,
+        _ => case.slot + PAD_BACK,
+    }
+}
+
+fn point_at_pad(rng: &mut Rng, case: &mut Case) {
+    let target = landing(rng, case);
+    // The stack must not overwrite it.
+    case.writes.truncate(1);
+    patch_memory(case, 0, &target.to_le_bytes());
+}

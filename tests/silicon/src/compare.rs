@@ -1,0 +1,146 @@
+//! Compares two outcomes and says in words what differs.
+
+use crate::allowed::{self, Uses};
+use crate::case::Case;
+use crate::state::{FxImage, Outcome, Registers};
+
+/// RFLAGS bits that are compared: the arithmetic ones, DF, NT, AC and ID. IF and IOPL are the operating
+/// system's, RF is set in what exceptions report.
+pub const COMPARED_FLAGS: u64 = 0x8d5 | 0x400 | 0x4000 | 0x4_0000 | 0x20_0000;
+
+/// First address that Linux does not give to processes.
+const USER_END: u64 = 0x7fff_ffff_f000;
+
+/// Both sides' results of one case.
+pub struct Pair<'a> {
+    /// The processor's.
+    pub native: &'a Outcome,
+    /// The software CPU's.
+    pub soft: &'a Outcome,
+    /// The processor's writable data.
+    pub native_data: &'a [u8],
+    /// The software CPU's writable data.
+    pub soft_data: &'a [u8],
+}
+
+/// What happened in one case.
+pub enum Verdict {
+    /// Equal, or different only in ways that [`allowed`] lists.
+    Equal,
+    /// The software CPU does not know the instruction.
+    NotOffered,
+    /// Different: one line per difference.
+    Different(Vec<String>),
+}
+
+/// Compares a case's outcomes. Counts the allowances that were used.
+pub fn compare(case: &Case, pair: &Pair<'_>, uses: &mut Uses) -> Verdict {
+    if pair.native == pair.soft && pair.native_data == pair.soft_data {
+        return Verdict::Equal;
+    }
+    if pair.soft.fault.is_some_and(|f| f.vector == 6) && pair.native.fault.is_none_or(|f| f.vector != 6) {
+        return Verdict::NotOffered;
+    }
+    let mut soft = pair.soft.clone();
+    mask_uncompared(pair.native, &mut soft);
+    allowed::apply(case, pair, &mut soft, uses);
+    let lines = differences(pair, &soft);
+    if lines.is_empty() { Verdict::Equal } else { Verdict::Different(lines) }
+}
+
+/// Takes over from the processor what is not part of the comparison.
+fn mask_uncompared(native: &Outcome, soft: &mut Outcome) {
+    if let (Some(native), Some(soft)) = (native.fault, &mut soft.fault) {
+        // Linux reports page faults on kernel addresses as protection faults, whatever they are.
+        if soft.vector == 14 && soft.address >= USER_END {
+            soft.code |= native.code & 1;
+        }
+    }
+    let flags = soft.registers.rflags & COMPARED_FLAGS | native.registers.rflags & !COMPARED_FLAGS;
+    soft.registers.rflags = flags;
+    let (to, from) = (&mut soft.registers.fx.0, &native.registers.fx.0);
+    // Reserved bytes, MXCSR_MASK, the upper parts of the x87 slots, and the bytes left to software.
+    to[5] = from[5];
+    to[28..32].copy_from_slice(&from[28..32]);
+    for n in 0..8 {
+        to[32 + 16 * n + 10..48 + 16 * n].copy_from_slice(&from[32 + 16 * n + 10..48 + 16 * n]);
+    }
+    to[416..].copy_from_slice(&from[416..]);
+}
+
+fn differences(pair: &Pair<'_>, soft: &Outcome) -> Vec<String> {
+    let native = pair.native;
+    let mut lines = Vec::new();
+    if native.fault != soft.fault {
+        lines.push(format!("exception: real {:x?}, soft {:x?}", native.fault, soft.fault));
+    }
+    register_differences(&native.registers, &soft.registers, &mut lines);
+    fx_differences(&native.registers.fx, &soft.registers.fx, &mut lines);
+    let soft_data = pair.soft_data;
+    if pair.native_data != soft_data {
+        let at = pair.native_data.iter().zip(soft_data).position(|(a, b)| a != b).unwrap_or(0);
+        let end = (at + 16).min(soft_data.len());
+        let address = crate::layout::DATA + at as u64;
+        lines.push(format!(
+            "memory at {address:#x}: real {:02x?}, soft {:02x?}",
+            &pair.native_data[at..end],
+            &soft_data[at..end]
+        ));
+    }
+    lines
+}
+
+fn register_differences(native: &Registers, soft: &Registers, lines: &mut Vec<String>) {
+    const NAMES: [&str; 16] = [
+        "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13",
+        "r14", "r15",
+    ];
+    for (n, name) in NAMES.iter().enumerate() {
+        line(lines, name, native.gpr[n], soft.gpr[n]);
+    }
+    line(lines, "rip", native.rip, soft.rip);
+    if native.rflags != soft.rflags {
+        let names = flag_names(native.rflags ^ soft.rflags);
+        lines.push(format!("rflags: real {:#x}, soft {:#x} ({names})", native.rflags, soft.rflags));
+    }
+}
+
+fn flag_names(bits: u64) -> String {
+    const NAMES: [(u64, &str); 10] = [
+        (1, "CF"),
+        (4, "PF"),
+        (0x10, "AF"),
+        (0x40, "ZF"),
+        (0x80, "SF"),
+        (0x400, "DF"),
+        (0x800, "OF"),
+        (0x4000, "NT"),
+        (0x4_0000, "AC"),
+        (0x20_0000, "ID"),
+    ];
+    let names = NAMES.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name);
+    names.collect::<Vec<_>>().join(" ")
+}
+
+fn line<T: PartialEq + std::fmt::LowerHex>(lines: &mut Vec<String>, name: &str, native: T, soft: T) {
+    if native != soft {
+        lines.push(format!("{name}: real {native:#x}, soft {soft:#x}"));
+    }
+}
+
+fn fx_differences(native: &FxImage, soft: &FxImage, lines: &mut Vec<String>) {
+    line(lines, "x87 control", native.control(), soft.control());
+    line(lines, "x87 status", native.status(), soft.status());
+    line(lines, "x87 tags", native.tags(), soft.tags());
+    line(lines, "x87 opcode", native.opcode(), soft.opcode());
+    line(lines, "x87 instruction pointer", native.instruction_pointer(), soft.instruction_pointer());
+    line(lines, "x87 data pointer", native.data_pointer(), soft.data_pointer());
+    line(lines, "mxcsr", native.mxcsr(), soft.mxcsr());
+    for n in 0..8 {
+        let wide = |fx: &FxImage| u128::from(fx.sign_exponent(n)) << 64 | u128::from(fx.mantissa(n));
+        line(lines, &format!("st{n}"), wide(native), wide(soft));
+    }
+    for n in 0..16 {
+        line(lines, &format!("xmm{n}"), native.xmm(n), soft.xmm(n));
+    }
+}

@@ -1,0 +1,39 @@
+//! Where everything lies in the address space that both sides share: code and data have the same addresses on
+//! the processor and in the software CPU's guest. All of it is below 2 GiB, so that every addressing form
+//! (absolute, RIP-relative, 32-bit) can reach it.
+
+/// Page size.
+pub const PAGE: u64 = 0x1000;
+/// First byte of the code area.
+pub const CODE: u64 = 0x1000_0000;
+/// Distance of two cases' code: not a power of two, so that instructions cross lines and pages.
+pub const CODE_STRIDE: u64 = 61;
+/// Cases per batch: the code area holds one each.
+pub const BATCH: u64 = 4096;
+/// Size of the code area in bytes.
+pub const CODE_BYTES: u64 = (BATCH * CODE_STRIDE).next_multiple_of(PAGE) + PAGE;
+/// Where a case's landing pad for backward branches lies in its slot.
+pub const PAD_BACK: u64 = 0;
+/// Where the instruction may start in its slot.
+pub const START_FIRST: u64 = 6;
+/// How many places it may start at.
+pub const START_COUNT: u64 = 24;
+/// Where the landing pad for forward branches lies.
+pub const PAD_AHEAD: u64 = 54;
+/// Writable data; unmapped pages lie before it and behind [`READ_ONLY`].
+pub const DATA: u64 = 0x2000_0000;
+/// Size of the writable data in bytes.
+pub const DATA_BYTES: u64 = 3 * PAGE;
+/// A read-only page behind the writable data.
+pub const READ_ONLY: u64 = DATA + DATA_BYTES;
+/// The page behind the read-only one: not mapped on either side.
+pub const UNMAPPED: u64 = READ_ONLY + PAGE;
+/// The code segment's selector, Linux's on the processor.
+pub const USER_CS: u16 = 0x33;
+/// The stack segment's selector.
+pub const USER_SS: u16 = 0x2b;
+
+/// First byte of a slot.
+pub fn slot(number: u64) -> u64 {
+    CODE + number * CODE_STRIDE
+}

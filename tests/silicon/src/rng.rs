@@ -1,0 +1,45 @@
+//! A small, fast, seedable generator (SplitMix64): a case is reproduced from its numbers alone.
+
+/// The generator's state.
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// A generator for one purpose: equal parts give equal sequences.
+    pub fn new(parts: &[u64]) -> Rng {
+        let mut rng = Rng(0x5851_f42d_4c95_7f2d);
+        for &part in parts {
+            rng.0 ^= part;
+            rng.0 = rng.next();
+        }
+        rng
+    }
+
+    /// 64 random bits.
+    #[inline]
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// A number below `limit`, which is not zero. The bias is negligible for small limits.
+    #[inline]
+    pub fn below(&mut self, limit: u64) -> u64 {
+        (u128::from(self.next()) * u128::from(limit) >> 64) as u64
+    }
+
+    /// True in `percent` of 100 cases.
+    #[inline]
+    pub fn percent(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    /// One of the given values.
+    #[inline]
+    pub fn pick<T: Copy>(&mut self, values: &[T]) -> T {
+        values[self.below(values.len() as u64) as usize]
+    }
+}

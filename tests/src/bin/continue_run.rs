@@ -1,0 +1,30 @@
+//! continue_run CONFIG SAVED UNTIL OUTPUT: what "a new process" is in the restore tests. Reads a machine's description
+//! and a saved machine, continues to a step count, and saves the machine and its console output below OUTPUT.
+
+#![forbid(unsafe_code)]
+
+use std::path::Path;
+
+use tests::guests::power_on;
+use tests::run::run_until;
+use tests::saved::Saved;
+use tests::script::Script;
+use vmm::config::MachineConfig;
+use vmm::machine::Machine;
+
+fn main() {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let [config, saved, until, output] = &arguments[..] else {
+        panic!("usage: continue_run CONFIG SAVED UNTIL OUTPUT");
+    };
+    let config: MachineConfig =
+        serde_json::from_str(&std::fs::read_to_string(config).expect("CONFIG can be read"))
+            .expect("CONFIG is a machine's description");
+    let images = config.read_images().unwrap_or_else(|error| panic!("{error}"));
+    let mut machine = Machine::new(&config, &images, &power_on()).unwrap_or_else(|error| panic!("{error}"));
+    Saved::read(Path::new(saved)).restore(&mut machine);
+    let mut script = Script::silent();
+    run_until(&mut machine, until.parse().expect("UNTIL is a step count"), &mut script);
+    Saved::of(&mut machine).write(&Path::new(output).join("saved"));
+    std::fs::write(Path::new(output).join("console"), script.output()).expect("OUTPUT is a folder");
+}

@@ -1,0 +1,102 @@
+//! The guests, by name, as machines that have not run yet.
+
+use std::path::{Path, PathBuf};
+
+use vmm::config::{Images, MachineConfig, MachineOptions};
+use vmm::inputs::PowerOn;
+use vmm::machine::Machine;
+
+/// A guest below `guest-images/out`, and the script that builds it.
+pub struct Artefact {
+    path: &'static str,
+    recipe: &'static str,
+}
+
+/// Debian's cloud kernel as shipped.
+pub const CLOUD: Artefact = Artefact { path: "kernel-cloud/vmlinuz", recipe: "guest-images/kernel" };
+/// The ELF image inside it.
+pub const CLOUD_ELF: Artefact = Artefact { path: "kernel-cloud/vmlinux", recipe: "guest-images/kernel" };
+/// Debian's ordinary kernel as shipped.
+pub const GENERIC: Artefact = Artefact { path: "kernel-generic/vmlinuz", recipe: "guest-images/kernel" };
+/// busybox for the cloud kernel.
+pub const BUSYBOX: Artefact = Artefact { path: "initrd-busybox-cloud.gz", recipe: "guest-images/initramfs" };
+/// busybox for the ordinary kernel.
+pub const BUSYBOX_GENERIC: Artefact =
+    Artefact { path: "initrd-busybox-generic.gz", recipe: "guest-images/initramfs" };
+/// The benchmark workloads.
+pub const BENCH: Artefact = Artefact { path: "initrd-bench.gz", recipe: "guest-images/workloads/build" };
+/// The workload for reverse debugging.
+pub const BENCH_RD: Artefact = Artefact { path: "initrd-rd.gz", recipe: "guest-images/workloads/build" };
+/// Debian 12 on a disk.
+pub const DEBIAN: Artefact = Artefact { path: "debian.img", recipe: "guest-images/debian-disk" };
+
+/// One of the tiny test kernels: `mb1`, `mb2`, `pvh`, `elf64`, `pae`, `real16`.
+pub fn test_kernel(name: &str) -> PathBuf {
+    existing(&format!("kernels/{name}.elf"), "guest-images/kernels/build.sh")
+}
+
+impl Artefact {
+    /// Where it is. Fails, naming the recipe, when it has not been built.
+    pub fn path(&self) -> PathBuf {
+        existing(self.path, self.recipe)
+    }
+}
+
+/// The top of the repository.
+pub fn repository() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.parent().expect("the package lies in the repository").to_path_buf()
+}
+
+fn existing(path: &str, recipe: &str) -> PathBuf {
+    let path = repository().join("guest-images/out").join(path);
+    assert!(path.exists(), "{} has not been built: run {recipe} (or scripts/guests) first", path.display());
+    path
+}
+
+/// What every test machine is given at power-on: the same date and seed always.
+pub fn power_on() -> PowerOn {
+    PowerOn { unix_seconds: 1_700_000_000, seed: [0x5a; 32], columns: 80, rows: 25 }
+}
+
+/// A machine's description with its images.
+pub struct Guest {
+    /// The description.
+    pub config: MachineConfig,
+    /// The images' contents.
+    pub images: Images,
+}
+
+impl Guest {
+    /// Reads the images.
+    pub fn new(options: &MachineOptions) -> Guest {
+        let (config, images) = MachineConfig::from_options(options).unwrap_or_else(|error| panic!("{error}"));
+        Guest { config, images }
+    }
+
+    /// Linux with an initial RAM disk and the serial console; `parameters` are added to the command line.
+    pub fn linux(kernel: &Artefact, initrd: &Artefact, parameters: &str, memory_mib: u64) -> Guest {
+        Guest::new(&linux_options(kernel, initrd, parameters, memory_mib))
+    }
+
+    /// The machine at its first instruction.
+    pub fn machine(&self) -> Machine {
+        Machine::new(&self.config, &self.images, &power_on()).unwrap_or_else(|error| panic!("{error}"))
+    }
+}
+
+/// Options for Linux with the serial console as its only parameter, and whatever else the caller adds.
+pub fn linux_options(
+    kernel: &Artefact,
+    initrd: &Artefact,
+    parameters: &str,
+    memory_mib: u64,
+) -> MachineOptions {
+    MachineOptions {
+        kernel: kernel.path(),
+        initrd: Some(initrd.path()),
+        cmdline: format!("console=ttyS0 {parameters}").trim_end().to_string(),
+        memory_bytes: memory_mib << 20,
+        ..MachineOptions::default()
+    }
+}

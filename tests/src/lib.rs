@@ -1,0 +1,14 @@
+//! The harness of the whole-system tests: builds machines from the guests in `guest-images/out`, types at their
+//! consoles by a script, and saves and restores them whole. Reads no clock and no host randomness, so that every
+//! run of a test is the same run.
+//!
+//! It is not a test framework: each function panics with a sentence where a test should fail.
+
+#![forbid(unsafe_code)]
+
+pub mod guests;
+pub mod random;
+pub mod record;
+pub mod run;
+pub mod saved;
+pub mod script;

@@ -1,0 +1,34 @@
+//! Numbers that look random and are the same in every run (SplitMix64).
+
+/// A generator; its whole state is one number.
+pub struct Random(u64);
+
+impl Random {
+    /// A generator that begins at a seed; tests print it when they fail.
+    pub fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    /// The next number.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `limit`, which is not 0.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next_u64() % limit
+    }
+
+    /// `count` distinct numbers in `1..limit`, in order.
+    pub fn points(&mut self, count: usize, limit: u64) -> Vec<u64> {
+        let mut points = std::collections::BTreeSet::new();
+        while points.len() < count {
+            points.insert(1 + self.below(limit - 1));
+        }
+        points.into_iter().collect()
+    }
+}

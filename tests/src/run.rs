@@ -1,0 +1,63 @@
+//! Running a machine to its end, and what is compared there.
+
+use serde::{Deserialize, Serialize};
+use vmm::inputs::Inputs;
+use vmm::machine::{Hashes, Machine, Outcome, RunStop};
+use vmm::position::Moment;
+
+use crate::script::Script;
+
+/// Beyond this many steps a guest hangs.
+pub const STEP_LIMIT: u64 = 60_000_000_000;
+
+/// Counts and hashes at one point of a run: equal runs have equal ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fingerprint {
+    /// Steps and virtual time.
+    pub at: Moment,
+    /// Retired conditional branches.
+    pub branches: u64,
+    /// Hashes of every part.
+    pub hashes: Hashes,
+}
+
+/// The machine's fingerprint where it stands.
+pub fn fingerprint(machine: &mut Machine) -> Fingerprint {
+    Fingerprint { at: machine.moment(), branches: machine.cpu().branches(), hashes: machine.hashes() }
+}
+
+/// Runs to a step count; `None` when it is reached, else how the run ended before it.
+pub fn run_until(machine: &mut Machine, steps: u64, inputs: &mut dyn Inputs) -> Option<Outcome> {
+    match machine.run(steps, inputs).unwrap_or_else(|error| panic!("{error}")) {
+        RunStop::Reached => None,
+        RunStop::Ended(outcome) => Some(outcome),
+        other => panic!("stopped without break- or watchpoints: {other:?}"),
+    }
+}
+
+/// Runs to the end. Fails with the console's last lines when the guest does not come to one.
+pub fn run_to_end(machine: &mut Machine, script: &mut Script) -> Outcome {
+    let outcome = run_until(machine, STEP_LIMIT, script);
+    let now = machine.moment();
+    let rip = machine.cpu().rip();
+    outcome.unwrap_or_else(|| panic!("still running at {now:?}, RIP {rip:#x}:\n{}", last_lines(script)))
+}
+
+/// Runs to a power-off and gives the console's text.
+pub fn run_to_power_off(machine: &mut Machine, script: &mut Script) -> String {
+    let outcome = run_to_end(machine, script);
+    assert_eq!(outcome, Outcome::PowerOff, "the console's last lines:\n{}", last_lines(script));
+    script.text()
+}
+
+/// Fails, showing the console, unless it shows `text`.
+pub fn assert_shows(script: &Script, text: &str) {
+    assert!(script.text().contains(text), "no '{text}' on the console:\n{}", last_lines(script));
+}
+
+/// The end of the console's output.
+pub fn last_lines(script: &Script) -> String {
+    let text = script.text();
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(40)..].join("\n")
+}

@@ -1,0 +1,130 @@
+//! Somebody at the console who waits for a text and then types, always at the same instruction.
+
+use std::collections::VecDeque;
+
+use vmm::error::Error;
+use vmm::inputs::{Event, Idle, Inputs, View};
+use vmm::position::Moment;
+
+/// Input comes in at multiples of this many steps, or while the guest idles. Stops of the run in between thus do
+/// not move it.
+const POLL_STEPS: u64 = 100_000;
+/// A key takes this long while the guest has nothing to do.
+const TYPING_NS: u64 = 1_000_000;
+
+/// A scripted console. Keeps all output.
+#[derive(Clone, Default)]
+pub struct Script {
+    lines: VecDeque<(String, String)>,
+    typing: VecDeque<u8>,
+    output: Vec<u8>,
+    searched: usize,
+    room: usize,
+    idle_at: Option<u64>,
+    limit_steps: Option<u64>,
+}
+
+impl Script {
+    /// Nobody at the console.
+    pub fn silent() -> Script {
+        Script::default()
+    }
+
+    /// Waits for the first text of each pair, then types the second.
+    pub fn new(lines: &[(&str, &str)]) -> Script {
+        let lines = lines.iter().map(|(wait, text)| (wait.to_string(), text.to_string())).collect();
+        Script { lines, ..Script::default() }
+    }
+
+    /// Types each command, and Enter, at the shell's prompt.
+    pub fn shell(commands: &[&str]) -> Script {
+        let lines = commands.iter().map(|command| ("/ # ".to_string(), format!("{command}\n"))).collect();
+        Script { lines, ..Script::default() }
+    }
+
+    /// Ends the run at a step count, if it has not ended before.
+    pub fn with_limit(mut self, steps: u64) -> Script {
+        self.limit_steps = Some(steps);
+        self
+    }
+
+    /// What the guest printed so far.
+    pub fn output(&self) -> &[u8] {
+        &self.output
+    }
+
+    /// The same as text without carriage returns.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.output).replace('\r', "")
+    }
+
+    fn look_for_text(&mut self) {
+        let Some((wait, _)) = self.lines.front() else { return };
+        let new = &self.output[self.searched..];
+        let Some(at) = new.windows(wait.len()).position(|window| window == wait.as_bytes()) else { return };
+        self.searched += at + wait.len();
+        let (_, text) = self.lines.pop_front().expect("it was just looked at");
+        self.typing.extend(text.bytes());
+    }
+}
+
+impl Inputs for Script {
+    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
+        let steps = view.moment.steps;
+        if self.limit_steps.is_some_and(|limit| steps >= limit) {
+            return Ok(Some(Event::Ended));
+        }
+        self.room = view.console_room;
+        if !steps.is_multiple_of(POLL_STEPS) && self.idle_at != Some(steps) {
+            return Ok(None);
+        }
+        if self.typing.is_empty() {
+            self.look_for_text();
+        }
+        let count = self.typing.len().min(view.console_room);
+        Ok((count > 0).then(|| Event::ConsoleInput(self.typing.drain(..count).collect())))
+    }
+
+    fn next_poll(&self, now: Moment) -> u64 {
+        let limit = self.limit_steps.unwrap_or(u64::MAX);
+        if self.lines.is_empty() && self.typing.is_empty() {
+            return limit;
+        }
+        limit.min((now.steps / POLL_STEPS + 1) * POLL_STEPS)
+    }
+
+    fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+        self.idle_at = Some(now.steps);
+        if self.typing.is_empty() {
+            self.look_for_text();
+        }
+        if self.typing.is_empty() || self.room == 0 {
+            return Ok(deadline_ns.map_or(Idle::Forever, Idle::Until));
+        }
+        Ok(Idle::Until(deadline_ns.unwrap_or(u64::MAX).min(now.time_ns + TYPING_NS)))
+    }
+
+    fn console_output(&mut self, _now: Moment, bytes: &[u8]) -> Result<(), Error> {
+        self.output.extend_from_slice(bytes);
+        Ok(())
+    }
+}
+
+/// By reference, so that the script can be looked at after a recorder has used it.
+impl Inputs for &mut Script {
+    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
+        (**self).poll(view)
+    }
+
+    fn next_poll(&self, now: Moment) -> u64 {
+        (**self).next_poll(now)
+    }
+
+    fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+        (**self).idle(now, deadline_ns)
+    }
+
+    fn console_output(&mut self, now: Moment, bytes: &[u8]) -> Result<(), Error> {
+        (**self).console_output(now, bytes)
+    }
+}

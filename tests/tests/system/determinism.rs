@@ -1,0 +1,175 @@
+//! Two runs of one guest are one run, and so is a run that is saved, restored elsewhere and continued at random
+//! instructions (design rule D5).
+//!
+//! `TTVM_RESTORES=1000 cargo test --release -p tests determinism` is the full version: that many points, each of them
+//! continued in a new process. Without the variable there are fewer, and most of them change machines in one process.
+
+use std::path::Path;
+use std::process::Command;
+
+use checkpoint::MemoryImage;
+use tests::guests::{BUSYBOX, CLOUD, Guest, linux_options};
+use tests::random::Random;
+use tests::run::{Fingerprint, assert_shows, fingerprint, run_to_end, run_until};
+use tests::saved::{Saved, through_bytes};
+use tests::script::Script;
+use vmm::disk::DiskVersion;
+use vmm::machine::{Machine, MachineState, Outcome, hash_of};
+
+const SEED: u64 = 2026;
+const SHORT_RESTORES: usize = 60;
+/// In the short version every so manieth continuation is a new process.
+const SHORT_PROCESS_EVERY: usize = 10;
+/// RAM and disk are hashed at every so manieth point; the rest of the state at each.
+const HASH_EVERY: usize = 8;
+
+/// Floating point, processes, page faults, signals, idling, and a file system on a disk.
+const WORK: &str = "
+    while read m; do insmod /lib/modules/$m; done </lib/modules/root;
+    awk 'BEGIN { for (i = 1; i < 3000; i++) s += sqrt(i) * sin(i) / exp(i % 7); print s }';
+    for i in 1 2 3 4 5 6 7 8; do ls -l /bin | md5sum; done;
+    trap 'echo caught' USR1; kill -USR1 $$; sh -c 'kill -SEGV $$'; echo status $?;
+    sleep 0.2; dd if=/dev/vda bs=64k count=16 2>/dev/null | sha256sum;
+    mke2fs /dev/vda >/dev/null; mount -t ext2 /dev/vda /mnt; cp /bin/busybox /mnt; sync;
+    umount /mnt; mount -t ext2 /dev/vda /mnt; md5sum </mnt/busybox; ls /mnt; dmesg | tail -3";
+
+fn guest(directory: &Path) -> Guest {
+    let disk = directory.join("disk.img");
+    let mut random = Random::new(SEED);
+    let contents: Vec<u8> = (0..1 << 20).flat_map(|_| random.next_u64().to_le_bytes()).collect();
+    std::fs::write(&disk, contents).expect("the folder is ours");
+    let work = WORK.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut options = linux_options(&CLOUD, &BUSYBOX, &format!("ttvm.run=\"{work}\""), 128);
+    options.disk = Some(disk);
+    Guest::new(&options)
+}
+
+/// A run's end.
+#[derive(PartialEq, Eq)]
+struct End {
+    outcome: Outcome,
+    fingerprint: Fingerprint,
+    console: String,
+}
+
+impl End {
+    fn assert_equal(&self, other: &End, what: &str) {
+        assert_eq!(self.console, other.console, "{what}: the consoles differ");
+        assert_eq!(self.fingerprint, other.fingerprint, "{what}: the machines differ at the end");
+        assert_eq!(self.outcome, other.outcome, "{what}");
+    }
+}
+
+fn run_straight(guest: &Guest) -> End {
+    let mut machine = guest.machine();
+    let mut script = Script::silent();
+    let outcome = run_to_end(&mut machine, &mut script);
+    for text in ["caught\n", "status 139\n", "busybox\n", "ttvm.run: exit status 0\n"] {
+        assert_shows(&script, text);
+    }
+    End { outcome, fingerprint: fingerprint(&mut machine), console: script.text() }
+}
+
+/// What the machine is at each point where it will be saved.
+struct Stops {
+    points: Vec<u64>,
+    states: Vec<[u8; 32]>,
+    hashes: Vec<Option<Fingerprint>>,
+}
+
+fn run_with_stops(guest: &Guest, points: Vec<u64>) -> (Stops, End) {
+    let mut machine = guest.machine();
+    let mut script = Script::silent();
+    let mut stops = Stops { points, states: Vec::new(), hashes: Vec::new() };
+    for (number, &point) in stops.points.iter().enumerate() {
+        assert_eq!(run_until(&mut machine, point, &mut script), None, "at point {number}, {point}");
+        stops.states.push(hash_of(&machine.state()));
+        stops.hashes.push(number.is_multiple_of(HASH_EVERY).then(|| fingerprint(&mut machine)));
+    }
+    let outcome = run_to_end(&mut machine, &mut script);
+    let end = End { outcome, fingerprint: fingerprint(&mut machine), console: script.text() };
+    (stops, end)
+}
+
+impl Stops {
+    fn check(&self, number: usize, machine: &mut Machine) {
+        let point = self.points[number];
+        assert_eq!(machine.moment().steps, point);
+        assert!(
+            hash_of(&machine.state()) == self.states[number],
+            "seed {SEED}: differs at point {number}, {point}"
+        );
+        if let Some(expected) = self.hashes[number] {
+            assert_eq!(
+                fingerprint(machine),
+                expected,
+                "seed {SEED}: RAM or disk differ at point {number}, {point}"
+            );
+        }
+    }
+}
+
+/// The parts of a machine that stands at a point, after a trip through bytes.
+fn save(machine: &mut Machine) -> (MachineState, MemoryImage, DiskVersion) {
+    let disk = machine.disk_version();
+    (through_bytes(&machine.state()), machine.memory_image(), disk)
+}
+
+/// Continues in a new process; gives what its console showed.
+fn continue_in_process(guest: &Guest, machine: &mut Machine, until: u64, directory: &Path) -> Vec<u8> {
+    let path = |name: &str| directory.join(name);
+    std::fs::write(path("config"), serde_json::to_string(&guest.config).expect("plain data")).expect("ours");
+    Saved::of(machine).write(&path("input"));
+    let program = env!("CARGO_BIN_EXE_continue_run");
+    let mut command = Command::new(program);
+    command.arg(path("config")).arg(path("input")).arg(until.to_string()).arg(directory);
+    let output = command.output().unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Saved::read(&path("saved")).restore(machine);
+    std::fs::read(path("console")).expect("the process wrote it")
+}
+
+/// Runs from point to point, each stretch in another machine or another process.
+fn run_with_restores(guest: &Guest, stops: &Stops, process_every: usize, directory: &Path) -> End {
+    let (mut machine, mut other) = (guest.machine(), guest.machine());
+    let mut script = Script::silent();
+    let mut at_process = None;
+    let mut console = Vec::new();
+    for (number, &point) in stops.points.iter().enumerate() {
+        if at_process == Some(number) {
+            console.extend(continue_in_process(guest, &mut machine, point, directory));
+        } else {
+            let before = script.output().len();
+            assert_eq!(run_until(&mut machine, point, &mut script), None, "at point {number}, {point}");
+            console.extend_from_slice(&script.output()[before..]);
+        }
+        stops.check(number, &mut machine);
+        at_process = (number + 1).is_multiple_of(process_every).then_some(number + 1);
+        let (state, memory, disk) = save(&mut machine);
+        other.restore(&state, &memory, &disk).unwrap_or_else(|error| panic!("{error}"));
+        std::mem::swap(&mut machine, &mut other);
+    }
+    let before = script.output().len();
+    let outcome = run_to_end(&mut machine, &mut script);
+    console.extend_from_slice(&script.output()[before..]);
+    let console = String::from_utf8_lossy(&console).replace('\r', "");
+    End { outcome, fingerprint: fingerprint(&mut machine), console }
+}
+
+#[test]
+fn a_run_saved_and_restored_at_random_instructions_is_the_same_run() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let guest = guest(directory.path());
+    let wanted = std::env::var("TTVM_RESTORES").ok();
+    let full = wanted.map(|text| text.parse().expect("TTVM_RESTORES is a number of points"));
+    let (count, process_every) = full.map_or((SHORT_RESTORES, SHORT_PROCESS_EVERY), |count| (count, 1));
+
+    let straight = run_straight(&guest);
+    let steps = straight.fingerprint.at.steps;
+    let points = Random::new(SEED).points(count, steps);
+    let (stops, stopped) = run_with_stops(&guest, points);
+    stopped.assert_equal(&straight, "a second run, with stops");
+    let restored = run_with_restores(&guest, &stops, process_every, directory.path());
+    restored.assert_equal(&straight, "the run with restores");
+    println!("{steps} instructions, {count} restores");
+}
