@@ -8,14 +8,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::position::Moment;
 
-/// Steps between two checks of the registers: some tens of milliseconds of the host's time.
-const REGISTERS_STEPS: u64 = 16_000_000;
-/// Virtual time between two checks of an idle guest: with somebody at the console, as much real time.
-const REGISTERS_NS: u64 = 500_000_000;
-/// Steps between two checks that look at the devices too.
-const DEVICES_STEPS: u64 = 128_000_000;
-/// Steps between two checks that look at RAM too. They cost as much as the pages written in between.
-const RAM_STEPS: u64 = 512_000_000;
+/// How often a recorder takes which check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Intervals {
+    /// Steps between two checks of the registers.
+    pub registers_steps: u64,
+    /// Virtual time between two checks of an idle guest's registers.
+    pub registers_ns: u64,
+    /// Steps between two checks that look at the devices too.
+    pub devices_steps: u64,
+    /// Steps between two checks that look at RAM too. They cost as much as the pages written in between.
+    pub ram_steps: u64,
+}
+
+impl Default for Intervals {
+    fn default() -> Intervals {
+        Intervals {
+            // Some tens of milliseconds of the host's time: that much can be lost at most.
+            registers_steps: 16_000_000,
+            // With somebody at the console, as much real time.
+            registers_ns: 500_000_000,
+            devices_steps: 128_000_000,
+            ram_steps: 512_000_000,
+        }
+    }
+}
 
 /// What a check looks at besides the registers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,12 +73,18 @@ impl CheckRecord {
 /// the host, and each would otherwise cost as much as a busy one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Schedule {
+    intervals: Intervals,
     next: Moment,
     next_devices: u64,
     next_ram: u64,
 }
 
 impl Schedule {
+    /// A schedule at whose very first point everything is due.
+    pub fn new(intervals: Intervals) -> Schedule {
+        Schedule { intervals, ..Schedule::default() }
+    }
+
     /// What to check at `now`; the very first point is due.
     pub fn due(&self, now: Moment) -> Option<CheckParts> {
         let due = now.steps >= self.next.steps || now.time_ns >= self.next.time_ns;
@@ -75,12 +98,15 @@ impl Schedule {
 
     /// Notes that `parts` were checked at `now`.
     pub fn taken(&mut self, now: Moment, parts: CheckParts) {
-        self.next = Moment { steps: now.steps + REGISTERS_STEPS, time_ns: now.time_ns + REGISTERS_NS };
+        self.next = Moment {
+            steps: now.steps + self.intervals.registers_steps,
+            time_ns: now.time_ns + self.intervals.registers_ns,
+        };
         if parts.devices {
-            self.next_devices = now.steps + DEVICES_STEPS;
+            self.next_devices = now.steps + self.intervals.devices_steps;
         }
         if parts.ram {
-            self.next_ram = now.steps + RAM_STEPS;
+            self.next_ram = now.steps + self.intervals.ram_steps;
         }
     }
 }
@@ -89,33 +115,36 @@ impl Schedule {
 mod tests {
     use super::*;
 
+    const INTERVALS: Intervals =
+        Intervals { registers_steps: 10, registers_ns: 70, devices_steps: 100, ram_steps: 1000 };
+
     fn at(steps: u64, time_ns: u64) -> Moment {
         Moment { steps, time_ns }
     }
 
     #[test]
     fn everything_is_due_at_the_start_and_each_part_at_its_own_distance() {
-        let mut schedule = Schedule::default();
+        let mut schedule = Schedule::new(INTERVALS);
         let all = CheckParts { devices: true, ram: true };
         assert_eq!(schedule.due(at(0, 0)), Some(all));
         schedule.taken(at(0, 0), all);
         let (mut counts, mut steps) = ([0; 3], 0);
-        while steps < 2 * RAM_STEPS {
+        while steps < 2000 {
             steps = schedule.next_steps();
-            let parts = schedule.due(at(steps, steps)).unwrap();
+            let parts = schedule.due(at(steps, 0)).unwrap();
             counts[0] += 1;
             counts[1] += u64::from(parts.devices);
             counts[2] += u64::from(parts.ram);
-            schedule.taken(at(steps, steps), parts);
+            schedule.taken(at(steps, 0), parts);
         }
-        assert_eq!(counts, [2 * RAM_STEPS / REGISTERS_STEPS, 2 * RAM_STEPS / DEVICES_STEPS, 2]);
+        assert_eq!(counts, [200, 20, 2]);
     }
 
     #[test]
     fn an_idle_guest_is_checked_by_time_and_cheaply() {
-        let mut schedule = Schedule::default();
+        let mut schedule = Schedule::new(INTERVALS);
         schedule.taken(at(0, 0), CheckParts { devices: true, ram: true });
-        assert_eq!(schedule.due(at(10, REGISTERS_NS - 1)), None);
-        assert_eq!(schedule.due(at(10, REGISTERS_NS)), Some(CheckParts::default()));
+        assert_eq!(schedule.due(at(9, INTERVALS.registers_ns - 1)), None);
+        assert_eq!(schedule.due(at(9, INTERVALS.registers_ns)), Some(CheckParts::default()));
     }
 }

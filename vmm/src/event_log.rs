@@ -303,7 +303,7 @@ mod tests {
             rip: 4,
             cpu_hash: [5; 8],
             devices_hash: Some([6; 8]),
-            ram_digest: None,
+            ram_digest: Some([7; 16]),
         }
     }
 

@@ -405,18 +405,13 @@ impl Machine {
     fn restore_memory(&mut self, memory: &MemoryImage) {
         self.collect_written();
         let (ram, written) = (&self.ram, &self.written);
-        let mut replaced = Vec::new();
         memory.apply(
             &self.image,
             |page| written.has(page, Reader::Image),
-            |page, contents| {
-                ram.replace_bytes(page * guest_ram::PAGE_SIZE, contents);
-                replaced.push(page);
-            },
+            |page, contents| ram.replace_bytes(page * guest_ram::PAGE_SIZE, contents),
         );
-        for page in replaced {
-            self.written.mark(page, Reader::Digest);
-        }
+        // What was replaced is news to the digest, but not to the image.
+        self.collect_written();
         self.written.seen_by(Reader::Image);
         self.image = memory.clone();
     }

@@ -1,6 +1,6 @@
 //! Inputs that write down what live inputs gave.
 
-use crate::checks::{CheckParts, CheckRecord, Schedule};
+use crate::checks::{CheckParts, CheckRecord, Intervals, Schedule};
 use crate::error::Error;
 use crate::event_log::{EndRecord, LogRecord, LogWriter};
 use crate::inputs::{Event, Idle, Inputs, PowerOn, View};
@@ -47,6 +47,11 @@ impl<I: Inputs> Recorder<I> {
             schedule: Schedule::default(),
             console: ConsoleDigest::default(),
         }
+    }
+
+    /// Takes checks at other distances than the usual ones.
+    pub fn check_every(&mut self, intervals: Intervals) {
+        self.schedule = Schedule::new(intervals);
     }
 
     /// Writes the end of the run.

@@ -117,7 +117,10 @@ impl Recording {
         }
         let log = read_log(&path.join(EVENTS))?;
         if log.events.is_empty() {
-            return Err(Error::recording(path, "holds no events: the recording was cut off before it began"));
+            return Err(Error::recording(
+                path.join(EVENTS),
+                "holds no events: the recording was cut off before it began",
+            ));
         }
         if log.machine_hash != manifest.machine_hash() {
             let why =
@@ -156,6 +159,7 @@ mod tests {
         Manifest::new(MachineConfig {
             cpu_model: crate::config::CPU_MODEL.to_string(),
             memory_bytes: 64 << 20,
+            debug_ports: devices::DebugPorts { console: false, exit: None },
             kernel: image("kernel"),
             initrd: None,
             modules: Vec::new(),

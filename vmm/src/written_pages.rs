@@ -41,11 +41,6 @@ impl WrittenPages {
         self.0[page as usize] & reader as u8 != 0
     }
 
-    /// Marks a page that was written behind the flags' back.
-    pub fn mark(&mut self, page: u64, reader: Reader) {
-        self.0[page as usize] |= reader as u8;
-    }
-
     /// `reader` has looked at everything.
     pub fn seen_by(&mut self, reader: Reader) {
         for marks in &mut self.0 {
@@ -74,8 +69,6 @@ mod tests {
         assert!(!written.has(3, Reader::Image) && written.has(3, Reader::Digest));
         assert!(written.has(4, Reader::Image) && written.has(4, Reader::Digest));
         written.seen_by(Reader::Digest);
-        written.mark(5, Reader::Digest);
         assert!(written.has(4, Reader::Image) && !written.has(4, Reader::Digest));
-        assert!(written.has(5, Reader::Digest) && !written.has(5, Reader::Image));
     }
 }

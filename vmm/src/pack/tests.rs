@@ -26,6 +26,7 @@ fn recording(directory: &Path) -> Recording {
     let machine = MachineConfig {
         cpu_model: crate::config::CPU_MODEL.to_string(),
         memory_bytes: 64 << 20,
+        debug_ports: devices::DebugPorts { console: false, exit: None },
         kernel: image(directory, "vmlinuz", b"kernel"),
         initrd: Some(image(directory, "initrd.gz", &[3; 100_000])),
         modules: vec![ModuleFile { file: image(directory, "m", b""), cmdline: "x=y".to_string() }],
@@ -64,8 +65,10 @@ impl Sink for Memory {
     }
 }
 
-fn read(bytes: &[u8]) -> Result<Contents, Error> {
-    read_archive(bytes, 1 << 24, Path::new("packed"), &mut Memory::default())
+fn read(bytes: &[u8]) -> Result<(Contents, Memory), Error> {
+    let mut memory = Memory::default();
+    let contents = read_archive(bytes, 1 << 24, Path::new("packed"), &mut memory)?;
+    Ok((contents, memory))
 }
 
 #[test]
@@ -113,8 +116,8 @@ fn any_changed_byte_is_noticed() {
     let packed = directory.path().join("packed");
     pack(&recording(directory.path()), &packed).unwrap();
     let bytes = std::fs::read(&packed).unwrap();
-    read(&bytes).unwrap();
-    let mut random = 1_u64;
+    let (expected, files) = read(&bytes).unwrap();
+    let (mut random, mut harmless) = (1_u64, 0);
     for round in 0..2000 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let mut damaged = bytes.clone();
@@ -126,13 +129,15 @@ fn any_changed_byte_is_noticed() {
                 damaged.remove(at);
             }
         }
-        // A run of equal bytes is the same with another one of them removed.
-        if damaged != bytes
-            && let Ok(contents) = read(&damaged)
-        {
-            panic!("round {round} at {at}: {} events", contents.log.events.len());
+        // Compressed data has a few bits that mean nothing.
+        if let Ok((contents, others)) = read(&damaged) {
+            assert_eq!(contents.manifest, expected.manifest, "round {round} at {at}");
+            assert_eq!(contents.log, expected.log, "round {round} at {at}");
+            assert!(others.files == files.files, "round {round} at {at}");
+            harmless += 1;
         }
     }
+    assert!(harmless < 20, "{harmless} of 2000 changes made no difference");
 }
 
 /// An archive with whatever is wanted in its compressed part.

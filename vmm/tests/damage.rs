@@ -1,0 +1,167 @@
+//! Damaged recordings: whatever is done to their files, opening, replaying and verifying them ends with a sentence
+//! and never with another run.
+
+mod tiny_guest;
+
+use std::path::{Path, PathBuf};
+
+use tiny_guest::{Numbers, record, typed};
+use vmm::error::{Error, exit_code};
+use vmm::player::Scrutiny;
+use vmm::recording::{EVENTS, MANIFEST, Recording};
+use vmm::replay::{Replay, ReplayEnd};
+
+const ROUNDS: u32 = 10_000;
+const CHANGES: u64 = 1000;
+
+struct Original {
+    directory: tempfile::TempDir,
+    recording: Recording,
+    files: Vec<(PathBuf, Vec<u8>)>,
+}
+
+fn original() -> Original {
+    let directory = tempfile::tempdir().unwrap();
+    let keys = typed(&[(20_000, "a"), (40_000, "bc"), (60_000, "d")]);
+    let (recording, _) = record(directory.path(), "r.ttvm", ROUNDS, keys);
+    let kernel = recording.manifest.machine.kernel.path.clone();
+    let paths = [recording.path.join(MANIFEST), recording.path.join(EVENTS), kernel];
+    let files = paths.map(|path| (path.clone(), std::fs::read(path).unwrap())).to_vec();
+    Original { directory, recording, files }
+}
+
+/// Opens and replays everything.
+fn replayed(path: &Path) -> Result<(Recording, ReplayEnd, u64), Error> {
+    let recording = Recording::open(path)?;
+    let mut replay = Replay::new(&recording, Scrutiny::Everything, |_| Ok(()))?;
+    let end = replay.run(None, |_| {})?;
+    let steps = replay.machine.moment().steps;
+    drop(replay);
+    Ok((recording, end, steps))
+}
+
+/// One random change of a file's bytes.
+fn change(bytes: &[u8], numbers: &mut Numbers) -> Vec<u8> {
+    let mut changed = bytes.to_vec();
+    let length = bytes.len() as u64;
+    let at = numbers.below(length) as usize;
+    match numbers.below(6) {
+        0 => changed[at] ^= 1 << numbers.below(8),
+        1 => changed[at] = numbers.below(256) as u8,
+        2 => changed.truncate(at),
+        3 => changed.insert(at, numbers.below(256) as u8),
+        4 => {
+            let other = numbers.below(length) as usize;
+            let count = (1 + numbers.below(64) as usize).min(bytes.len() - at.max(other));
+            changed[at..at + count].copy_from_slice(&bytes[other..other + count]);
+        }
+        _ => {
+            let end = at + numbers.below((bytes.len() - at) as u64 + 1) as usize;
+            changed.drain(at..end);
+        }
+    }
+    changed
+}
+
+#[test]
+fn no_random_change_makes_another_run_of_a_recording() {
+    let original = original();
+    let (_, end, whole_steps) = replayed(&original.recording.path).unwrap();
+    assert_eq!(end, ReplayEnd::Verified);
+    let mut numbers = Numbers(7);
+    let (mut refused, mut cut) = (0, 0);
+    for round in 0..CHANGES {
+        let (path, bytes) = &original.files[numbers.below(original.files.len() as u64) as usize];
+        let changed = change(bytes, &mut numbers);
+        std::fs::write(path, &changed).unwrap();
+        match replayed(&original.recording.path) {
+            Err(error) => {
+                let code = error.exit_code();
+                let told = [exit_code::DIVERGED, exit_code::UNREADABLE_RECORDING].contains(&code);
+                assert!(told, "round {round}: exit code {code}: {error}");
+                let named = error.to_string().contains(path.file_name().unwrap().to_str().unwrap());
+                assert!(named, "round {round}: {} is not named in: {error}", path.display());
+                refused += 1;
+            }
+            // Harmless: nothing that matters changed, or the log ends early and says so.
+            Ok((recording, ReplayEnd::Verified, steps)) => {
+                assert_eq!(recording.log, original.recording.log, "round {round}");
+                assert_eq!(steps, whole_steps, "round {round}");
+            }
+            Ok((recording, ReplayEnd::Stopped, _)) => {
+                assert!(recording.log.end.is_none() && path.ends_with(EVENTS), "round {round}");
+                let (log, whole) = (&recording.log, &original.recording.log);
+                assert_eq!(log.events, whole.events[..log.events.len()], "round {round}");
+                assert_eq!(log.checks, whole.checks[..log.checks.len()], "round {round}");
+                cut += 1;
+            }
+        }
+        std::fs::write(path, bytes).unwrap();
+    }
+    assert!(refused > CHANGES / 2 && cut > CHANGES / 50, "{refused} refused, {cut} cut off");
+}
+
+#[test]
+fn what_is_missing_or_foreign_is_named() {
+    let original = original();
+    let path = &original.recording.path;
+    let sentence = || match replayed(path) {
+        Err(error) => {
+            assert_eq!(error.exit_code(), exit_code::UNREADABLE_RECORDING, "{error}");
+            error.to_string()
+        }
+        Ok(_) => panic!("replayed"),
+    };
+    let hash = &original.recording.manifest.machine.kernel.hash;
+    let (kernel, bytes) = &original.files[2];
+    std::fs::remove_file(kernel).unwrap();
+    let text = sentence();
+    assert!(text.contains("the kernel of this recording") && text.contains(hash), "{text}");
+    std::fs::create_dir(kernel).unwrap();
+    assert!(sentence().contains("no ordinary file"));
+    std::fs::remove_dir(kernel).unwrap();
+    std::fs::write(kernel, [bytes, &b"x"[..]].concat()).unwrap();
+    let text = sentence();
+    let now = blake3::hash(&[bytes, &b"x"[..]].concat()).to_hex().to_string();
+    assert!(text.contains("has changed") && text.contains(hash) && text.contains(&now), "{text}");
+    std::fs::write(kernel, bytes).unwrap();
+
+    let (manifest, bytes) = &original.files[0];
+    let newer =
+        String::from_utf8(bytes.clone()).unwrap().replace("\"format_version\": 1", "\"format_version\": 2");
+    std::fs::write(manifest, newer).unwrap();
+    assert!(sentence().contains("has format version 2"));
+    let longer = String::from_utf8(bytes.clone())
+        .unwrap()
+        .replace("\"memory_bytes\": 4194304", "\"memory_bytes\": 8388608");
+    std::fs::write(manifest, longer).unwrap();
+    assert!(sentence().contains("describes another machine"));
+    std::fs::remove_file(manifest).unwrap();
+    assert!(sentence().contains(MANIFEST));
+    drop(original.directory);
+}
+
+#[test]
+fn a_log_cut_off_at_any_record_replays_to_its_last_one() {
+    let original = original();
+    let (path, bytes) = &original.files[1];
+    let whole = &original.recording.log;
+    let mut lengths = std::collections::BTreeSet::new();
+    for length in (9..bytes.len()).step_by(11) {
+        std::fs::write(path, &bytes[..length]).unwrap();
+        match Recording::open(&original.recording.path) {
+            // Only the length of the last whole record makes a difference.
+            Ok(recording) if !lengths.insert(recording.log.bytes) => continue,
+            Ok(_) => {}
+            Err(error) => {
+                assert!(error.to_string().contains("before it began") || length < 60, "{error}");
+                continue;
+            }
+        }
+        let (recording, end, steps) = replayed(&original.recording.path).unwrap();
+        assert_eq!(end, ReplayEnd::Stopped);
+        let last = recording.log.last_moment().steps;
+        assert!(steps == last || steps == last + 1, "{steps} {last}");
+    }
+    assert!(lengths.len() > whole.checks.len() / 2, "{} lengths", lengths.len());
+}

@@ -1,0 +1,137 @@
+//! Replays that are made to differ from their recording on purpose: every one is noticed, and the first
+//! instruction that differs is found where there are two machines to compare.
+
+mod tiny_guest;
+
+use tiny_guest::{DENSE, Numbers, STIRRED, STIRRED_BYTES, record, typed};
+use vmm::error::Error;
+use vmm::inputs::Event;
+use vmm::log_diff;
+use vmm::player::Scrutiny;
+use vmm::recording::Recording;
+use vmm::replay::{Fault, Replay, ReplayEnd};
+use vmm::verify::{Origin, compare, verify};
+
+const ROUNDS: u32 = 40_000;
+const KEYS: [(u64, &str); 3] = [(50_003, "a"), (111_111, "b"), (222_222, "d")];
+
+fn replayed(recording: &Recording, scrutiny: Scrutiny, fault: Option<Fault>) -> Result<ReplayEnd, Error> {
+    let mut replay = Replay::new(recording, scrutiny, |_| Ok(())).unwrap();
+    replay.inject(fault);
+    replay.run(None, |_| {})
+}
+
+fn diverges(recording: &Recording, scrutiny: Scrutiny) -> bool {
+    match replayed(recording, scrutiny, None) {
+        Err(Error::Divergence(_)) => true,
+        Err(other) => panic!("{other}"),
+        Ok(_) => false,
+    }
+}
+
+#[test]
+fn an_unchanged_recording_replays_and_verifies() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recording, end) = record(directory.path(), "r.ttvm", ROUNDS, typed(&KEYS));
+    assert_eq!(end.console_bytes, 3);
+    assert!(recording.log.checks.len() as u64 >= end.at.steps / DENSE.registers_steps);
+    for scrutiny in [Scrutiny::Registers, Scrutiny::Everything] {
+        assert_eq!(replayed(&recording, scrutiny, None).unwrap(), ReplayEnd::Verified);
+    }
+    let found = verify(&recording, None, |_, _| {}).unwrap();
+    assert!(found.complete && found.difference.is_none());
+    assert_eq!(found.at, end.at);
+}
+
+#[test]
+fn every_changed_event_is_noticed() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recording, _) = record(directory.path(), "r.ttvm", ROUNDS, typed(&KEYS));
+    for number in 1..recording.log.events.len() {
+        let changes: [(&str, &dyn Fn(&mut Recording)); 5] = [
+            ("payload", &|r| r.log.events[number].event = Event::ConsoleInput(b"x".to_vec())),
+            ("other kind", &|r| r.log.events[number].event = Event::PowerButton),
+            ("later", &|r| {
+                r.log.events[number].at.steps += 1;
+                r.log.events[number].at.time_ns += 1;
+            }),
+            ("earlier", &|r| {
+                r.log.events[number].at.steps -= 1;
+                r.log.events[number].at.time_ns -= 1;
+            }),
+            ("swapped", &|r| {
+                let other = 1 + number % (r.log.events.len() - 1);
+                let event = r.log.events[number].event.clone();
+                r.log.events[number].event = std::mem::replace(&mut r.log.events[other].event, event);
+            }),
+        ];
+        for (what, change) in changes {
+            let mut changed = recording.clone();
+            change(&mut changed);
+            assert!(diverges(&changed, Scrutiny::Registers), "event {number}: {what}");
+        }
+    }
+    let mut other_seed = recording.clone();
+    let Event::PowerOn(power_on) = &mut other_seed.log.events[0].event else { panic!() };
+    power_on.unix_seconds += 1;
+    assert!(diverges(&other_seed, Scrutiny::Everything), "power-on");
+}
+
+#[test]
+fn every_flipped_bit_of_ram_is_noticed_and_its_instruction_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recording, end) = record(directory.path(), "r.ttvm", ROUNDS, typed(&KEYS));
+    let mut numbers = Numbers(3);
+    for round in 0..40 {
+        let fault = Fault {
+            steps: numbers.below(end.at.steps),
+            offset: STIRRED + numbers.below(STIRRED_BYTES),
+            bit: numbers.below(8) as u8,
+        };
+        let error = replayed(&recording, Scrutiny::Everything, Some(fault)).expect_err("not noticed");
+        let Error::Divergence(divergence) = error else { panic!("{error}") };
+        assert!(divergence.at.steps >= fault.steps, "{fault:?}");
+        let distance = DENSE.ram_steps + DENSE.registers_steps;
+        assert!(divergence.at.steps <= fault.steps + distance, "{fault:?}: late, at {:?}", divergence.at);
+        // The end's hashes find it too, without any check of RAM on the way.
+        assert!(replayed(&recording, Scrutiny::Registers, Some(fault)).is_err(), "{fault:?}");
+        if round % 8 == 0 {
+            let found = verify(&recording, Some(fault), |_, _| {}).unwrap().difference.unwrap();
+            let Origin::ReplaysPart(parting) = found.origin else { panic!("{fault:?}: not located") };
+            assert_eq!(parting.steps, fault.steps, "{fault:?}");
+            assert!(parting.differences.iter().any(|line| line.contains("physical address")), "{parting:?}");
+        }
+    }
+}
+
+#[test]
+fn a_difference_that_every_replay_has_is_placed_between_two_checks() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut recording, _) = record(directory.path(), "r.ttvm", ROUNDS, typed(&KEYS));
+    recording.log.events[2].event = Event::ConsoleInput(b"x".to_vec());
+    let difference = verify(&recording, None, |_, _| {}).unwrap().difference.unwrap();
+    assert!(matches!(difference.origin, Origin::Between));
+    let (good, bad) = (difference.divergence.last_good.steps, difference.divergence.at.steps);
+    let place = recording.log.events[2].at.steps;
+    assert!(good <= place && place < bad && bad - good <= DENSE.registers_steps, "{good} {place} {bad}");
+    assert!(difference.events.iter().any(|(number, _)| *number == 2), "the event is among those shown");
+}
+
+#[test]
+fn two_recordings_of_one_run_part_at_an_instruction() {
+    let directory = tempfile::tempdir().unwrap();
+    let (left, end) = record(directory.path(), "l.ttvm", ROUNDS, typed(&KEYS));
+    let (same, _) = record(directory.path(), "s.ttvm", ROUNDS, typed(&KEYS));
+    assert_eq!(log_diff::diff(&left.log, &same.log), None);
+    assert!(compare(&left, &same, |_| {}).unwrap().is_none());
+    let mut keys = KEYS;
+    keys[1].1 = "c";
+    let (right, _) = record(directory.path(), "r.ttvm", ROUNDS, typed(&keys));
+    let parting = log_diff::diff(&left.log, &right.log).unwrap();
+    assert_eq!(parting.at.unwrap().steps, KEYS[1].0);
+    assert!(parting.what.starts_with("event 2"), "{}", parting.what);
+    let parting = compare(&left, &right, |_| {}).unwrap().unwrap();
+    assert_eq!(parting.steps, KEYS[1].0, "the step after which the serial port holds something else");
+    assert!(parting.steps < end.at.steps);
+    assert!(!parting.code.is_empty());
+}
