@@ -159,7 +159,6 @@ mod tests {
         Manifest::new(MachineConfig {
             cpu_model: crate::config::CPU_MODEL.to_string(),
             memory_bytes: 64 << 20,
-            debug_ports: devices::DebugPorts { console: false, exit: None },
             kernel: image("kernel"),
             initrd: None,
             modules: Vec::new(),

@@ -26,7 +26,6 @@ fn recording(directory: &Path) -> Recording {
     let machine = MachineConfig {
         cpu_model: crate::config::CPU_MODEL.to_string(),
         memory_bytes: 64 << 20,
-        debug_ports: devices::DebugPorts { console: false, exit: None },
         kernel: image(directory, "vmlinuz", b"kernel"),
         initrd: Some(image(directory, "initrd.gz", &[3; 100_000])),
         modules: vec![ModuleFile { file: image(directory, "m", b""), cmdline: "x=y".to_string() }],
