@@ -14,7 +14,7 @@ use crate::checks::CheckRecord;
 use crate::error::Error;
 use crate::inputs::Event;
 use crate::machine::{Hashes, Outcome};
-use crate::position::Moment;
+use crate::position::{MAX_TIME_NS, Moment};
 
 const MAGIC: &[u8; 8] = b"TTVMLOG1";
 /// No record is larger: console input comes in small pieces.
@@ -91,17 +91,14 @@ impl LogWriter {
     pub fn append(&mut self, record: &LogRecord) -> Result<(), Error> {
         let payload = postcard::to_stdvec(record).expect("plain data in memory always serializes");
         assert!(payload.len() <= MAX_FRAME_BYTES, "events come in small pieces");
-        let header = Header::of(self.chain, &payload);
-        let mut frame = Vec::with_capacity(HEADER_BYTES + payload.len());
-        frame.extend_from_slice(&header.to_bytes(self.chain));
-        frame.extend_from_slice(&payload);
+        let (frame, chain) = framed(self.chain, &payload);
         if let Err(error) = self.file.write_all(&frame) {
             // Half a frame would read as a cut: taking it away is a courtesy that may fail as well.
             let _ = self.file.set_len(self.bytes);
             return Err(Error::file("write", &self.path)(error));
         }
         self.bytes += frame.len() as u64;
-        self.chain = header.payload_check;
+        self.chain = chain;
         Ok(())
     }
 
@@ -109,6 +106,23 @@ impl LogWriter {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// A log with these payloads, whatever they are: for tests of what reading makes of them.
+pub fn log_of_payloads<'a>(payloads: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+    let (mut bytes, mut chain) = (MAGIC.to_vec(), 0);
+    for payload in payloads {
+        let (frame, next) = framed(chain, payload);
+        bytes.extend(frame);
+        chain = next;
+    }
+    bytes
+}
+
+/// A frame, and the checksum that the next one begins with.
+fn framed(chain: u32, payload: &[u8]) -> (Vec<u8>, u32) {
+    let header = Header::of(chain, payload);
+    ([&header.to_bytes(chain)[..], payload].concat(), header.payload_check)
 }
 
 /// What precedes each payload. Both checksums begin with that of the frame before, so that a frame is whole only
@@ -273,10 +287,13 @@ impl Log {
         Ok(())
     }
 
-    /// Nothing but power-on may come first, and neither count may go back.
+    /// Neither count may go back, nor be more than any run gets to.
     fn in_order(&self, at: Moment) -> Result<(), &'static str> {
         let last = self.last_moment();
-        let forward = at.steps >= last.steps && at.time_ns >= last.time_ns && at.time_ns >= at.steps;
+        let forward = at.steps >= last.steps
+            && at.time_ns >= last.time_ns
+            && at.time_ns >= at.steps
+            && at.time_ns <= MAX_TIME_NS;
         if forward { Ok(()) } else { Err("is out of order") }
     }
 }
@@ -421,6 +438,39 @@ mod tests {
         ] {
             assert!(parse_log(&written(&records)).is_err(), "{what}");
         }
+    }
+
+    #[test]
+    fn payloads_that_nobody_would_write_are_read_or_refused() {
+        let payloads: Vec<Vec<u8>> =
+            sample_records().iter().map(|record| postcard::to_stdvec(record).unwrap()).collect();
+        let mut random = 1_u64;
+        let mut below = |limit: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) as usize % limit
+        };
+        let mut accepted = 0;
+        for _ in 0..20_000 {
+            let mut changed = payloads.clone();
+            for _ in 0..=below(3) {
+                let payload = &mut changed[below(payloads.len())];
+                match below(3) {
+                    0 if !payload.is_empty() => {
+                        let at = below(payload.len());
+                        payload[at] = below(256) as u8;
+                    }
+                    1 => payload.truncate(below(payload.len() + 1)),
+                    _ => payload.insert(below(payload.len() + 1), 0xff),
+                }
+            }
+            if let Ok(log) = parse_log(&log_of_payloads(changed.iter().map(Vec::as_slice))) {
+                assert!(log.events.len() + log.checks.len() < payloads.len());
+                assert!(log.events.iter().zip(log.events.iter().skip(1)).all(|(a, b)| a.at <= b.at));
+                assert!(log.last_moment().time_ns <= MAX_TIME_NS);
+                accepted += 1;
+            }
+        }
+        assert!(accepted > 100, "{accepted}: nothing got as far as being looked at");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::disk::{DiskVersion, OverlayDisk};
 use crate::engine::{Engine, SoftEngine};
 use crate::error::Error;
 use crate::inputs::{Event, Idle, Inputs, PowerOn, View};
-use crate::position::Moment;
+use crate::position::{MAX_TIME_NS, Moment};
 use crate::ram_digest::RamDigest;
 use crate::written_pages::{Reader, WrittenPages};
 
@@ -297,7 +297,8 @@ impl Machine {
             return Ok(());
         }
         let now = self.moment();
-        let deadline = self.board.platform.next_deadline_ns();
+        // A guest may set a timer for the end of time, which is as good as none.
+        let deadline = self.board.platform.next_deadline_ns().filter(|&ns| ns < MAX_TIME_NS);
         match inputs.idle(now, deadline)? {
             Idle::Forever => self.outcome = Some(Outcome::IdleForever),
             Idle::Until(ns) => {

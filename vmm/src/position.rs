@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Virtual time that no run gets to, in nanoseconds: 146 years. Nothing overflows before it.
+pub const MAX_TIME_NS: u64 = 1 << 62;
+
 /// A point between two instructions, and the virtual time there.
 ///
 /// Points are ordered by `steps`; while the CPU is halted time passes at one step count, and `time_ns` tells

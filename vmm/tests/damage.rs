@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use tiny_guest::{Numbers, record, typed};
 use vmm::error::{Error, exit_code};
+use vmm::inputs::Event;
 use vmm::player::Scrutiny;
 use vmm::recording::{EVENTS, MANIFEST, Recording};
 use vmm::replay::{Replay, ReplayEnd};
@@ -79,7 +80,7 @@ fn no_random_change_makes_another_run_of_a_recording() {
                 let code = error.exit_code();
                 let told = [exit_code::DIVERGED, exit_code::UNREADABLE_RECORDING].contains(&code);
                 assert!(told, "round {round}: exit code {code}: {error}");
-                let named = error.to_string().contains(path.file_name().unwrap().to_str().unwrap());
+                let named = error.to_string().contains(path.file_stem().unwrap().to_str().unwrap());
                 assert!(named, "round {round}: {} is not named in: {error}", path.display());
                 refused += 1;
             }
@@ -139,6 +140,22 @@ fn what_is_missing_or_foreign_is_named() {
     std::fs::remove_file(manifest).unwrap();
     assert!(sentence().contains(MANIFEST));
     drop(original.directory);
+}
+
+#[test]
+fn whatever_a_stranger_gives_at_power_on_there_is_no_panic() {
+    let original = original();
+    for unix_seconds in [i64::MIN, i64::MIN / 2, -1, 0, 1 << 40, i64::MAX / 2, i64::MAX] {
+        for (columns, rows) in [(0, 0), (u16::MAX, u16::MAX)] {
+            let mut recording = original.recording.clone();
+            let Event::PowerOn(power_on) = &mut recording.log.events[0].event else { panic!() };
+            (power_on.unix_seconds, power_on.columns, power_on.rows) = (unix_seconds, columns, rows);
+            let error = Replay::new(&recording, Scrutiny::Everything, |_| Ok(()))
+                .and_then(|mut replay| replay.run(None, |_| {}))
+                .expect_err("this is another run");
+            assert_eq!(error.exit_code(), exit_code::DIVERGED, "{unix_seconds}: {error}");
+        }
+    }
 }
 
 #[test]

@@ -1,0 +1,23 @@
+//! Event logs: the bytes as they are, and the same bytes as payloads of frames with right checksums, which a fuzzer
+//! would never find by itself.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use vmm::event_log::{log_of_payloads, parse_log};
+
+fuzz_target!(|bytes: &[u8]| {
+    let _ = parse_log(bytes);
+    // The first byte of each piece says how long it is.
+    let mut rest = bytes;
+    let payloads = std::iter::from_fn(|| {
+        let (&length, after) = rest.split_first()?;
+        let (payload, after) = after.split_at(usize::from(length).min(after.len()));
+        rest = after;
+        Some(payload)
+    });
+    if let Ok(log) = parse_log(&log_of_payloads(payloads)) {
+        assert!(!log.torn);
+        let _ = vmm::log_diff::diff(&log, &log).map(|parting| panic!("differs from itself: {}", parting.what));
+    }
+});

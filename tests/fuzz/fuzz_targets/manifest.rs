@@ -1,0 +1,13 @@
+//! Manifests: what is accepted must say the same when it is written and read again.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use vmm::recording::Manifest;
+
+fuzz_target!(|text: &str| {
+    if let Ok(manifest) = Manifest::parse(text) {
+        assert_eq!(Manifest::parse(&manifest.text()).as_ref(), Ok(&manifest));
+        let _ = manifest.machine_hash();
+    }
+});

@@ -1,0 +1,10 @@
+//! Positions as people write them.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use vmm::position::PositionSpec;
+
+fuzz_target!(|text: &str| {
+    let _ = text.parse::<PositionSpec>();
+});
