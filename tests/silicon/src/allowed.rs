@@ -145,7 +145,7 @@ fn take_extended(native: &FxImage, soft: &mut FxImage, ulps: u64) {
     // The underflow flag, and the two bits that say that it is unmasked.
     const UNDERFLOW: u16 = 1 << 4 | 1 << 7 | 1 << 15;
     // An error below the last place decides whether the smallest normal result counts as tiny.
-    let smallest = native.sign_exponent(0) & 0x7fff <= 1;
+    let smallest = (0..2).any(|n| native.sign_exponent(n) & 0x7fff <= 1);
     let given_up = C1 | if smallest { UNDERFLOW } else { 0 };
     soft.set_status(soft.status() & !given_up | native.status() & given_up);
     for n in 0..2 {

@@ -216,7 +216,19 @@ fn place(rng: &mut Rng, case: &mut Case, bytes: &[u8; 24], code: Code, fs_base: 
     // With a 32-bit address, or an absolute one, FS can only reach this process's own memory.
     let own_memory = case.instruction.segment_prefix() == Register::FS
         && (case.bytes[..4].contains(&0x67) || is_absolute(&case.instruction));
-    !own_memory && !is_odd_movbe(case) && offered(&case.instruction)
+    !own_memory && !is_odd_movbe(case) && !aims_itself(&case.instruction) && offered(&case.instruction)
+}
+
+/// Whether a bit test's register both addresses memory and says how far from there to look: that cannot be aimed.
+fn aims_itself(instruction: &Instruction) -> bool {
+    use Mnemonic::*;
+    let full = |register: Register| register.full_register();
+    matches!(instruction.mnemonic(), Bt | Bts | Btr | Btc)
+        && instruction.op_kind(0) == OpKind::Memory
+        && instruction.op_kind(1) == OpKind::Register
+        && [instruction.memory_base(), instruction.memory_index()]
+            .iter()
+            .any(|&register| full(register) == full(instruction.op1_register()))
 }
 
 /// With REX.W and a redundant 66 prefix, Intel's processors make two accesses of a 64-bit MOVBE, and let the last
