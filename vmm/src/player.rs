@@ -41,8 +41,11 @@ pub struct Player {
     next: Cursor,
     scrutiny: Scrutiny,
     /// Receives console output; seeking in a recording has nobody to show it to.
-    output: Option<Box<dyn FnMut(&[u8]) -> Result<(), Error> + Send>>,
+    output: Option<Box<Output>>,
 }
+
+/// Takes console output.
+type Output = dyn FnMut(&[u8]) -> Result<(), Error> + Send;
 
 /// What the log has next.
 enum Next<'a> {

@@ -15,6 +15,9 @@ use vmm::verify::{Origin, compare, verify};
 const ROUNDS: u32 = 40_000;
 const KEYS: [(u64, &str); 3] = [(50_003, "a"), (111_111, "b"), (222_222, "d")];
 
+/// Something that is done to a recording.
+type Change<'a> = dyn Fn(&mut Recording) + 'a;
+
 fn replayed(recording: &Recording, scrutiny: Scrutiny, fault: Option<Fault>) -> Result<ReplayEnd, Error> {
     let mut replay = Replay::new(recording, scrutiny, |_| Ok(())).unwrap();
     replay.inject(fault);
@@ -48,7 +51,7 @@ fn every_changed_event_is_noticed() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = record(directory.path(), "r.ttvm", ROUNDS, typed(&KEYS));
     for number in 1..recording.log.events.len() {
-        let changes: [(&str, &dyn Fn(&mut Recording)); 5] = [
+        let changes: [(&str, &Change); 5] = [
             ("payload", &|r| r.log.events[number].event = Event::ConsoleInput(b"x".to_vec())),
             ("other kind", &|r| r.log.events[number].event = Event::PowerButton),
             ("later", &|r| {
