@@ -138,3 +138,18 @@ fn two_recordings_of_one_run_part_at_an_instruction() {
     assert!(parting.steps < end.at.steps);
     assert!(!parting.code.is_empty());
 }
+
+#[test]
+fn a_difference_in_ram_is_placed_between_two_checks_of_ram() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut recording, _) = record(directory.path(), "r.ttvm", ROUNDS, typed(&KEYS));
+    let checks = recording.log.checks.iter_mut().map(|(_, check)| check);
+    let mut of_ram: Vec<_> = checks.filter(|check| check.ram_digest.is_some()).collect();
+    let before = of_ram[1].at;
+    of_ram[2].ram_digest = Some([0; 16]);
+    let bad = of_ram[2].at;
+    let divergence = verify(&recording, None, |_, _| {}).unwrap().difference.unwrap().divergence;
+    assert_eq!((divergence.last_good, divergence.at), (before, bad));
+    assert_eq!(divergence.what, "the digest of RAM");
+    assert!(!diverges(&recording, Scrutiny::Registers), "nobody looks at RAM there");
+}
