@@ -82,12 +82,10 @@ fn difference_lines(difference: &Difference) -> Vec<String> {
              alone; with a second recording of the same run, 'ttvm verify --against' finds it.",
             divergence.last_good.steps, divergence.at.steps
         )),
-        Origin::DidNotRecur => lines.push(format!(
-            "A second and a third replay were equal to the recording: the difference did not come again. Suspect \
-             this host's memory, or report a bug in ttvm."
-        )),
+        Origin::DidNotRecur => lines.push("A second and a third replay were equal to the recording: the difference did not come again. Suspect \
+             this host's memory, or report a bug in ttvm.".to_string()),
         Origin::ReplaysPart(parting) => {
-            lines.push(format!("A second replay was equal to the recording."));
+            lines.push("A second replay was equal to the recording.".to_string());
             lines.extend(parting_lines(parting));
         }
     }
@@ -102,9 +100,9 @@ fn parting_lines(parting: &Parting) -> Vec<String> {
     ));
     let code: Vec<String> = parting.code.iter().map(|byte| format!("{byte:02x}")).collect();
     lines.push(format!("bytes there: {}", code.join(" ")));
-    lines.push(format!("registers before it:"));
+    lines.push("registers before it:".to_string());
     lines.extend(registers::lines(&parting.before));
-    lines.push(format!("different after it (first, second):"));
+    lines.push("different after it (first, second):".to_string());
     lines.extend(parting.differences.iter().map(|line| format!("  {line}")));
     lines
 }
