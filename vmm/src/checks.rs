@@ -88,7 +88,8 @@ impl Schedule {
     /// What to check at `now`; the very first point is due.
     pub fn due(&self, now: Moment) -> Option<CheckParts> {
         let due = now.steps >= self.next.steps || now.time_ns >= self.next.time_ns;
-        due.then(|| CheckParts { devices: now.steps >= self.next_devices, ram: now.steps >= self.next_ram })
+        let parts = CheckParts { devices: now.steps >= self.next_devices, ram: now.steps >= self.next_ram };
+        due.then_some(parts)
     }
 
     /// The step count at which a check is due at the latest.

@@ -6,7 +6,7 @@ use crate::position::Moment;
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
     "the replay diverged at instruction {} ({:.9} s guest time): {what}: recorded {expected}, replayed {actual}; \
-     equal until then at instruction {}{}",
+     compared last, and equal, at instruction {}{}",
     at.steps,
     at.time_ns as f64 / 1e9,
     last_good.steps,
@@ -15,7 +15,7 @@ use crate::position::Moment;
 pub struct Divergence {
     /// Where the replay was.
     pub at: Moment,
-    /// The last point before it that was compared and found equal.
+    /// The last point before it where the same part of the machine was compared and found equal.
     pub last_good: Moment,
     /// What differs.
     pub what: &'static str,

@@ -24,6 +24,19 @@ pub enum Scrutiny {
     Everything,
 }
 
+/// What part of a machine a difference is in: it tells since when it may have been there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Registers and counts, which every record has.
+    Registers,
+    /// The devices.
+    Devices,
+    /// RAM.
+    Ram,
+    /// What is compared at the end only.
+    Whole,
+}
+
 /// How far a player is: what a snapshot keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
@@ -41,8 +54,11 @@ pub struct Player {
     next: Cursor,
     scrutiny: Scrutiny,
     /// Receives console output; seeking in a recording has nobody to show it to.
-    output: Option<Box<dyn FnMut(&[u8]) -> Result<(), Error> + Send>>,
+    output: Option<Box<Output>>,
 }
+
+/// Takes console output.
+type Output = dyn FnMut(&[u8]) -> Result<(), Error> + Send;
 
 /// What the log has next.
 enum Next<'a> {
@@ -101,21 +117,40 @@ impl Player {
         matches!(self.next(), Next::Nothing)
     }
 
-    /// The last point that was compared and found equal.
-    pub fn last_good(&self) -> Moment {
-        self.next.last_good
-    }
-
     /// A difference at `at`, with the recorded events around the next one.
-    pub fn divergence(&self, at: Moment, what: &'static str, expected: String, actual: String) -> Error {
+    pub fn divergence(
+        &self,
+        at: Moment,
+        part: Part,
+        what: &'static str,
+        expected: String,
+        actual: String,
+    ) -> Error {
         let around = self.next.event.saturating_sub(2)..self.events.len().min(self.next.event + 3);
         let neighbours = self.events[around.clone()]
             .iter()
             .zip(around)
             .map(|(record, number)| format!("#{number} {} at {}", record.event.kind(), record.at.steps))
             .collect();
-        let last_good = self.next.last_good;
+        let last_good = self.last_good_of(part);
         Error::Divergence(Box::new(Divergence { at, last_good, what, expected, actual, neighbours }))
+    }
+
+    /// The last point where a part was compared and found equal.
+    fn last_good_of(&self, part: Part) -> Moment {
+        let noted = |check: &CheckRecord| match part {
+            Part::Devices => check.devices_hash.is_some(),
+            Part::Ram => check.ram_digest.is_some(),
+            Part::Registers | Part::Whole => false,
+        };
+        let mut passed = self.checks[..self.next.check].iter().map(|(_, check)| check).rev();
+        match (part, self.scrutiny) {
+            (Part::Registers, _) => self.next.last_good,
+            (_, Scrutiny::Everything) => {
+                passed.find(|check| noted(check)).map_or(Moment::default(), |c| c.at)
+            }
+            _ => Moment::default(),
+        }
     }
 
     fn next(&self) -> Next<'_> {
@@ -142,13 +177,15 @@ impl Player {
         let at = actual.at;
         self.compare_registers(at, Registers::of_check(expected), Registers::of_check(actual))?;
         let hex = |bytes: Option<&[u8]>| bytes.map_or("nothing".to_string(), hex);
-        for (what, expected, actual) in [
+        for (part, what, expected, actual) in [
             (
+                Part::Devices,
                 "the hash of the devices",
                 hex(expected.devices_hash.as_ref().map(|h| h.as_slice())),
                 hex(actual.devices_hash.as_ref().map(|h| h.as_slice())),
             ),
             (
+                Part::Ram,
                 "the digest of RAM",
                 hex(expected.ram_digest.as_ref().map(|d| d.as_slice())),
                 hex(actual.ram_digest.as_ref().map(|d| d.as_slice())),
@@ -156,7 +193,7 @@ impl Player {
         ] {
             // A replay that was not asked to look at devices and RAM has nothing to compare.
             if self.scrutiny == Scrutiny::Everything && expected != actual {
-                return Err(self.divergence(at, what, expected, actual));
+                return Err(self.divergence(at, part, what, expected, actual));
             }
         }
         Ok(())
@@ -165,7 +202,7 @@ impl Player {
     fn compare_registers(&self, at: Moment, expected: Registers, actual: Registers) -> Result<(), Error> {
         if expected.at != actual.at {
             let (then, now) = (format!("{:?}", expected.at), format!("{:?}", actual.at));
-            return Err(self.divergence(at, "the point of a record", then, now));
+            return Err(self.divergence(at, Part::Registers, "the point of a record", then, now));
         }
         for (what, expected, actual) in [
             ("RIP", format!("{:#x}", expected.rip), format!("{:#x}", actual.rip)),
@@ -173,7 +210,7 @@ impl Player {
             ("the hash of the registers", hex(&expected.hash), hex(&actual.hash)),
         ] {
             if expected != actual {
-                return Err(self.divergence(at, what, expected, actual));
+                return Err(self.divergence(at, Part::Registers, what, expected, actual));
             }
         }
         Ok(())
@@ -223,7 +260,7 @@ impl Inputs for Player {
         }
         if view.moment > at && self.scrutiny != Scrutiny::Nothing {
             let (then, now) = (format!("{at:?}"), format!("{:?}", view.moment));
-            return Err(self.divergence(view.moment, "the point of a record", then, now));
+            return Err(self.divergence(view.moment, Part::Registers, "the point of a record", then, now));
         }
         let Next::Event(expected) = self.next() else { return Ok(None) };
         if self.scrutiny != Scrutiny::Nothing {

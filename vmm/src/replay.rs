@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use crate::error::Error;
 use crate::event_log::EndRecord;
 use crate::machine::{Machine, Outcome};
-use crate::player::{Player, Scrutiny};
+use crate::player::{Part, Player, Scrutiny};
 use crate::recorder::ConsoleDigest;
 use crate::recording::Recording;
 
@@ -115,7 +115,13 @@ impl<'a> Replay<'a> {
         let Some(end) = &self.recording.log.end else {
             if self.machine.outcome().is_some() && !self.player.finished() {
                 let (then, now) = ("that it went on".to_string(), format!("{:?}", self.machine.outcome()));
-                return Err(self.player.divergence(self.machine.moment(), "how the run ended", then, now));
+                return Err(self.player.divergence(
+                    self.machine.moment(),
+                    Part::Registers,
+                    "how the run ended",
+                    then,
+                    now,
+                ));
             }
             return Ok(ReplayEnd::Stopped);
         };
@@ -154,19 +160,29 @@ fn compare_end(
     let outcome = machine.outcome().map_or("it went on".to_string(), Outcome::to_string);
     let hex = |hash: &[u8; 32]| blake3::Hash::from_bytes(*hash).to_hex().to_string();
     let pairs = [
-        ("the end of the run", format!("{:?}", end.at), format!("{at:?}")),
-        ("how the run ended", end.outcome.to_string(), outcome),
-        ("conditional branches", end.branches.to_string(), machine.cpu().branches().to_string()),
-        ("the length of the console's output", end.console_bytes.to_string(), console.0.to_string()),
-        ("the console's output", hex(&end.console_hash), hex(&console.1)),
-        ("the hash of the CPU", hex(&end.hashes.cpu), hex(&hashes.cpu)),
-        ("the hash of the devices", hex(&end.hashes.devices), hex(&hashes.devices)),
-        ("the hash of RAM", hex(&end.hashes.ram), hex(&hashes.ram)),
-        ("the hash of the disk", hex(&end.hashes.disk), hex(&hashes.disk)),
+        (Part::Registers, "the end of the run", format!("{:?}", end.at), format!("{at:?}")),
+        (Part::Registers, "how the run ended", end.outcome.to_string(), outcome),
+        (
+            Part::Registers,
+            "conditional branches",
+            end.branches.to_string(),
+            machine.cpu().branches().to_string(),
+        ),
+        (
+            Part::Whole,
+            "the length of the console's output",
+            end.console_bytes.to_string(),
+            console.0.to_string(),
+        ),
+        (Part::Whole, "the console's output", hex(&end.console_hash), hex(&console.1)),
+        (Part::Registers, "the hash of the CPU", hex(&end.hashes.cpu), hex(&hashes.cpu)),
+        (Part::Devices, "the hash of the devices", hex(&end.hashes.devices), hex(&hashes.devices)),
+        (Part::Ram, "the hash of RAM", hex(&end.hashes.ram), hex(&hashes.ram)),
+        (Part::Whole, "the hash of the disk", hex(&end.hashes.disk), hex(&hashes.disk)),
     ];
-    for (what, expected, actual) in pairs {
+    for (part, what, expected, actual) in pairs {
         if expected != actual {
-            return Err(player.divergence(at, what, expected, actual));
+            return Err(player.divergence(at, part, what, expected, actual));
         }
     }
     Ok(())

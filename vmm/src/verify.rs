@@ -101,8 +101,8 @@ fn find_origin(
 /// The last check of everything at or before a point.
 fn equal_everywhere(recording: &Recording, last_good: Moment) -> u64 {
     let checks = recording.log.checks.iter().map(|(_, check)| check);
-    let whole = checks.filter(|check| check.ram_digest.is_some() && check.at <= last_good);
-    whole.last().map_or(0, |check| check.at.steps)
+    let mut whole = checks.rev().filter(|check| check.ram_digest.is_some() && check.at <= last_good);
+    whole.next().map_or(0, |check| check.at.steps)
 }
 
 /// Where the replays of two recordings part; `None` if they do not.

@@ -37,7 +37,7 @@ fn a_recorder_that_is_killed_leaves_a_recording() {
     let directory = tempfile::tempdir().unwrap();
     let kernel = write_kernel(directory.path(), FOR_EVER);
     let mut numbers = Numbers(11);
-    for round in 0..6 {
+    for round in 0..4 {
         let path = directory.path().join(format!("{round}.ttvm"));
         let mut recorder = Command::new(TTVM)
             .args(arguments(&kernel, &path))
@@ -47,7 +47,7 @@ fn a_recorder_that_is_killed_leaves_a_recording() {
             .spawn()
             .unwrap();
         // The moment is given by how much has been recorded: after power-on and so many checks.
-        let (log, wanted) = (path.join(EVENTS), 150 + numbers.below(150));
+        let (log, wanted) = (path.join(EVENTS), 150 + numbers.below(100));
         while std::fs::metadata(&log).map_or(0, |metadata| metadata.len()) < wanted {
             assert!(recorder.try_wait().unwrap().is_none(), "the recorder ended by itself");
             std::thread::yield_now();
@@ -65,7 +65,7 @@ fn a_full_disk_ends_the_recording_with_one_sentence() {
     let path = directory.path().join("full.ttvm");
     // A limit on the size of files: what the file system says then is much the same as on a full disk.
     let output = Command::new("sh")
-        .args(["-c", "ulimit -f 2; exec \"$0\" \"$@\"", TTVM])
+        .args(["-c", "ulimit -f 1; exec \"$0\" \"$@\"", TTVM])
         .args(arguments(&kernel, &path))
         .stdin(Stdio::null())
         .output()

@@ -15,6 +15,9 @@ use vmm::verify::{Origin, compare, verify};
 const ROUNDS: u32 = 40_000;
 const KEYS: [(u64, &str); 3] = [(50_003, "a"), (111_111, "b"), (222_222, "d")];
 
+/// Something that is done to a recording.
+type Change<'a> = dyn Fn(&mut Recording) + 'a;
+
 fn replayed(recording: &Recording, scrutiny: Scrutiny, fault: Option<Fault>) -> Result<ReplayEnd, Error> {
     let mut replay = Replay::new(recording, scrutiny, |_| Ok(())).unwrap();
     replay.inject(fault);
@@ -48,7 +51,7 @@ fn every_changed_event_is_noticed() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = record(directory.path(), "r.ttvm", ROUNDS, typed(&KEYS));
     for number in 1..recording.log.events.len() {
-        let changes: [(&str, &dyn Fn(&mut Recording)); 5] = [
+        let changes: [(&str, &Change); 5] = [
             ("payload", &|r| r.log.events[number].event = Event::ConsoleInput(b"x".to_vec())),
             ("other kind", &|r| r.log.events[number].event = Event::PowerButton),
             ("later", &|r| {
@@ -134,4 +137,19 @@ fn two_recordings_of_one_run_part_at_an_instruction() {
     assert_eq!(parting.steps, KEYS[1].0, "the step after which the serial port holds something else");
     assert!(parting.steps < end.at.steps);
     assert!(!parting.code.is_empty());
+}
+
+#[test]
+fn a_difference_in_ram_is_placed_between_two_checks_of_ram() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut recording, _) = record(directory.path(), "r.ttvm", ROUNDS, typed(&KEYS));
+    let checks = recording.log.checks.iter_mut().map(|(_, check)| check);
+    let mut of_ram: Vec<_> = checks.filter(|check| check.ram_digest.is_some()).collect();
+    let before = of_ram[1].at;
+    of_ram[2].ram_digest = Some([0; 16]);
+    let bad = of_ram[2].at;
+    let divergence = verify(&recording, None, |_, _| {}).unwrap().difference.unwrap().divergence;
+    assert_eq!((divergence.last_good, divergence.at), (before, bad));
+    assert_eq!(divergence.what, "the digest of RAM");
+    assert!(!diverges(&recording, Scrutiny::Registers), "nobody looks at RAM there");
 }

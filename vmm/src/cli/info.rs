@@ -40,11 +40,11 @@ struct Info<'a> {
 pub fn run(args: &Args) -> Result<i32, Error> {
     let recording = Recording::open(&args.recording)?;
     let info = info(&recording);
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&info).expect("plain data always serializes"));
+    super::print(&if args.json {
+        serde_json::to_string_pretty(&info).expect("plain data always serializes")
     } else {
-        print_info(&info);
-    }
+        text(&info)
+    })?;
     Ok(exit_code::DONE)
 }
 
@@ -79,30 +79,42 @@ fn info(recording: &Recording) -> Info<'_> {
     }
 }
 
-fn print_info(info: &Info<'_>) {
+fn text(info: &Info<'_>) -> String {
+    let mut lines = Vec::new();
     let machine = info.machine;
-    println!("made by       {}, format version {}", info.made_by, info.format_version);
-    println!("engine        {}, counting in {}", info.engine, info.counter);
-    println!("machine       {} MiB RAM, CPU model {}", machine.memory_bytes >> 20, machine.cpu_model);
-    println!("kernel        {}", machine.kernel.path.display());
+    lines.push(format!("made by       {}, format version {}", info.made_by, info.format_version));
+    lines.push(format!("engine        {}, counting in {}", info.engine, info.counter));
+    lines.push(format!(
+        "machine       {} MiB RAM, CPU model {}",
+        machine.memory_bytes >> 20,
+        machine.cpu_model
+    ));
+    lines.push(format!("kernel        {}", machine.kernel.path.display()));
     if let Some(initrd) = &machine.initrd {
-        println!("initrd        {}", initrd.path.display());
+        lines.push(format!("initrd        {}", initrd.path.display()));
     }
     for module in &machine.modules {
-        println!("module        {} {}", module.file.path.display(), module.cmdline);
+        lines.push(format!("module        {} {}", module.file.path.display(), module.cmdline));
     }
     if let Some(disk) = &machine.disk {
-        println!("disk          {}", disk.path.display());
+        lines.push(format!("disk          {}", disk.path.display()));
     }
-    println!("command line  {}", machine.cmdline);
-    println!("ended         {}", info.ended.as_deref().unwrap_or("cut off: the recorder was stopped"));
-    println!("length        {} instructions, {:.6} s guest time", info.instructions, info.guest_seconds);
-    println!("branches      {} conditional", info.branches);
+    lines.push(format!("command line  {}", machine.cmdline));
+    lines.push(format!(
+        "ended         {}",
+        info.ended.as_deref().unwrap_or("cut off: the recorder was stopped")
+    ));
+    lines.push(format!(
+        "length        {} instructions, {:.6} s guest time",
+        info.instructions, info.guest_seconds
+    ));
+    lines.push(format!("branches      {} conditional", info.branches));
     for (kind, count) in &info.events {
-        println!("events        {count} {kind}");
+        lines.push(format!("events        {count} {kind}"));
     }
-    println!("checks        {}", info.checks);
+    lines.push(format!("checks        {}", info.checks));
     let rate = info.log_bytes_per_guest_second;
     let rate = rate.map_or(String::new(), |rate| format!(", {rate:.0} per guest second"));
-    println!("log           {} bytes{rate}", info.log_bytes);
+    lines.push(format!("log           {} bytes{rate}", info.log_bytes));
+    lines.join("\n")
 }

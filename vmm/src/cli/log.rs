@@ -70,11 +70,11 @@ pub fn run(args: &Args) -> Result<i32, Error> {
 
 fn print_diff(left: &Log, right: &Log) -> Result<i32, Error> {
     let Some(parting) = diff(left, right) else {
-        println!("the recordings do not differ as far as both go");
+        super::print("the recordings do not differ as far as both go")?;
         return Ok(exit_code::DONE);
     };
     let place = parting.at.map_or(String::new(), |at| format!(" at instruction {}", at.steps));
-    println!("the recordings part{place}: {}", parting.what);
+    super::print(&format!("the recordings part{place}: {}", parting.what))?;
     Ok(exit_code::DIVERGED)
 }
 

@@ -13,10 +13,11 @@ mod stats;
 mod unpack;
 mod verify;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use vmm::error::exit_code;
+use vmm::error::{Error, exit_code};
 use vmm::machine::Outcome;
 
 /// Runs an operating system in a virtual machine, records the run, and goes back to any instruction of it.
@@ -94,5 +95,15 @@ fn report_outcome(machine: &vmm::machine::Machine, outcome: &Outcome) -> i32 {
             lines.iter().for_each(|line| eprint!("{line}\r\n"));
             exit_code::FAILED
         }
+    }
+}
+
+/// Prints a result. Whoever stops reading has read enough.
+fn print(text: &str) -> Result<(), Error> {
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Error::Host { what: "cannot write to standard output".to_string(), source: error })
+        }
+        _ => Ok(()),
     }
 }

@@ -31,71 +31,80 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         let parting = compare(&recording, &Recording::open(other)?, |steps| bar.set_position(steps))?;
         bar.finish_and_clear();
         let Some(parting) = parting else {
-            println!("the two recordings replay alike");
+            super::print("the two recordings replay alike")?;
             return Ok(exit_code::DONE);
         };
-        print_parting(&parting);
+        super::print(&parting_lines(&parting).join("\n"))?;
         return Ok(exit_code::DIVERGED);
     }
     let log = &recording.log;
-    println!(
+    super::print(&format!(
         "store: {} bytes of log whole: {} events, {} checks{}",
         log.bytes,
         log.events.len(),
         log.checks.len(),
         if log.torn { "; the last record was cut off while it was written" } else { "" }
-    );
+    ))?;
     let found = verify(&recording, args.inject_fault, |what, steps| {
         bar.set_message(what);
         bar.set_position(steps);
     })?;
     bar.finish_and_clear();
     if let Some(difference) = &found.difference {
-        print_difference(difference);
+        super::print(&difference_lines(difference).join("\n"))?;
         return Ok(exit_code::DIVERGED);
     }
     let what = match found.complete {
         true => "replay: equal to the end: registers, devices, RAM, disk and console",
         false => "replay: equal at every check up to where the recording was cut off",
     };
-    println!("{what}, at {} instructions", found.at.steps);
+    super::print(&format!("{what}, at {} instructions", found.at.steps))?;
     Ok(exit_code::DONE)
 }
 
-fn print_difference(difference: &Difference) {
+fn difference_lines(difference: &Difference) -> Vec<String> {
+    let mut lines = Vec::new();
     let divergence = &difference.divergence;
-    println!("{divergence}");
-    println!("registers of the replay at instruction {}:", divergence.at.steps);
-    registers::lines(&difference.registers).iter().for_each(|line| println!("{line}"));
+    lines.push(divergence.to_string());
+    lines.push(format!("registers of the replay at instruction {}:", divergence.at.steps));
+    lines.extend(registers::lines(&difference.registers));
     for (number, record) in &difference.events {
-        println!("event {number} in between: {} at instruction {}", record.event.kind(), record.at.steps);
+        lines.push(format!(
+            "event {number} in between: {} at instruction {}",
+            record.event.kind(),
+            record.at.steps
+        ));
     }
     match &difference.origin {
-        Origin::Between => println!(
+        Origin::Between => lines.push(format!(
             "A second replay differs in the same way. The recording holds no states to compare with, so the first \
              instruction that differs lies between {} and {}, and cannot be told more closely from this recording \
              alone; with a second recording of the same run, 'ttvm verify --against' finds it.",
             divergence.last_good.steps, divergence.at.steps
-        ),
-        Origin::DidNotRecur => println!(
-            "A second and a third replay were equal to the recording: the difference did not come again. Suspect \
-             this host's memory, or report a bug in ttvm."
-        ),
+        )),
+        Origin::DidNotRecur => lines.push("A second and a third replay were equal to the recording: the difference did not come again. Suspect \
+             this host's memory, or report a bug in ttvm.".to_string()),
         Origin::ReplaysPart(parting) => {
-            println!("A second replay was equal to the recording.");
-            print_parting(parting);
+            lines.push("A second replay was equal to the recording.".to_string());
+            lines.extend(parting_lines(parting));
         }
     }
+    lines
 }
 
-fn print_parting(parting: &Parting) {
-    println!("first instruction that differs: insn:{} at rip {:#x}", parting.steps, parting.before.rip);
+fn parting_lines(parting: &Parting) -> Vec<String> {
+    let mut lines = Vec::new();
+    lines.push(format!(
+        "first instruction that differs: insn:{} at rip {:#x}",
+        parting.steps, parting.before.rip
+    ));
     let code: Vec<String> = parting.code.iter().map(|byte| format!("{byte:02x}")).collect();
-    println!("bytes there: {}", code.join(" "));
-    println!("registers before it:");
-    registers::lines(&parting.before).iter().for_each(|line| println!("{line}"));
-    println!("different after it (first, second):");
-    parting.differences.iter().for_each(|line| println!("  {line}"));
+    lines.push(format!("bytes there: {}", code.join(" ")));
+    lines.push("registers before it:".to_string());
+    lines.extend(registers::lines(&parting.before));
+    lines.push("different after it (first, second):".to_string());
+    lines.extend(parting.differences.iter().map(|line| format!("  {line}")));
+    lines
 }
 
 fn parse_fault(text: &str) -> Result<Fault, String> {
