@@ -10,7 +10,7 @@ use tests::run::assert_shows;
 use tests::script::Script;
 use tests::traveller::{Traveller, guest, script};
 use vmm::error::{Error, exit_code};
-use vmm::event_log::{LogRecord, LogWriter};
+use vmm::event_log::LogRecord;
 use vmm::inputs::Event;
 use vmm::machine::RunStop;
 use vmm::recording::Recording;
@@ -81,9 +81,7 @@ fn rewrite(traveller: &Traveller, to: &Path, change: impl FnOnce(&mut Vec<LogRec
     let mut records: Vec<_> = recording.log.events.into_iter().map(LogRecord::Event).collect();
     records.extend(recording.log.end.map(LogRecord::End));
     change(&mut records);
-    std::fs::create_dir(to).unwrap();
-    std::fs::copy(traveller.path.join("manifest.json"), to.join("manifest.json")).unwrap();
-    let mut writer = LogWriter::create(&to.join("events.log")).unwrap();
+    let mut writer = Recording::create(to, &recording.manifest.machine).unwrap();
     records.iter().for_each(|record| writer.append(record).unwrap());
 }
 
