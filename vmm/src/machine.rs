@@ -266,10 +266,10 @@ impl Machine {
                 self.obey(request);
             }
         }
-        if self.has_disk {
-            if let Some(error) = self.disk_mut().and_then(OverlayDisk::take_failure) {
-                return Err(error);
-            }
+        if self.has_disk
+            && let Some(error) = self.disk_mut().and_then(OverlayDisk::take_failure)
+        {
+            return Err(error);
         }
         Ok(())
     }

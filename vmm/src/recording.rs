@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineConfig};
+use crate::config::MachineConfig;
 use crate::error::Error;
 use crate::event_log::{Log, LogRecord, LogWriter, read_log};
 use crate::machine::hash_of;
@@ -111,10 +111,6 @@ impl Recording {
         }
         let file = path.join(MANIFEST);
         let mut manifest = read_manifest(&file)?;
-        if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&manifest.machine.memory_bytes) {
-            let why = format!("is damaged: no machine has {} bytes of memory", manifest.machine.memory_bytes);
-            return Err(Error::recording(&file, why));
-        }
         let log = read_log(&path.join(EVENTS))?;
         if log.events.is_empty() {
             return Err(Error::recording(

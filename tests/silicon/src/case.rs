@@ -124,7 +124,7 @@ impl<'a> Generator<'a> {
         }
         registers.gpr[4] = DATA + PAGE + (rng.below(PAGE) & !7);
         // Interrupts are enabled, as in every process.
-        registers.rflags = rng.next() & 0x8d5 | 0x202;
+        registers.rflags = rng.bits() & 0x8d5 | 0x202;
         if rng.percent(15) {
             registers.rflags |= 0x400;
         }
@@ -169,16 +169,16 @@ fn spell(rng: &mut Rng, form: &Form) -> [u8; 24] {
     if let Some(rex) = form.rex {
         let rex = head + usize::from(rex);
         if form.vex {
-            bytes[rex] ^= rng.next() as u8 & 0xe0;
+            bytes[rex] ^= rng.bits() as u8 & 0xe0;
             if rng.percent(90) {
-                bytes[rex + 1] ^= rng.next() as u8 & 0x78;
+                bytes[rex + 1] ^= rng.bits() as u8 & 0x78;
             }
         } else {
             bytes[rex] |= rng.below(8) as u8;
         }
     }
     for chunk in bytes[at..].chunks_mut(8) {
-        chunk.copy_from_slice(&rng.next().to_le_bytes()[..chunk.len()]);
+        chunk.copy_from_slice(&rng.bits().to_le_bytes()[..chunk.len()]);
     }
     if form.free && rng.percent(30) {
         bytes[at] |= 0xc0;
@@ -283,7 +283,7 @@ fn target(rng: &mut Rng, instruction: &Instruction, bytes: u64) -> u64 {
         96 => UNMAPPED + rng.below(PAGE),
         97 => DATA - 1 - rng.below(20),
         98 => 0x8000_0000_0000 - 16 + rng.below(32),
-        _ if rng.percent(50) => rng.next() | 1 << 62,
+        _ if rng.percent(50) => rng.bits() | 1 << 62,
         _ => inside,
     }
 }
@@ -316,7 +316,7 @@ impl Steering {
             }
             (Some(base), Some(index)) => {
                 if !self.fixed[index] && rng.percent(50) {
-                    case.registers.gpr[index] = rng.next() >> rng.below(64);
+                    case.registers.gpr[index] = rng.bits() >> rng.below(64);
                 }
                 let part = register_value(case, used.index()).wrapping_mul(scale);
                 if self.fixed[base] && !self.fixed[index] {
@@ -343,7 +343,7 @@ impl Steering {
             return;
         }
         // The upper half does not count in a 32-bit address.
-        let garbage = if narrow { rng.next() << 32 } else { 0 };
+        let garbage = if narrow { rng.bits() << 32 } else { 0 };
         case.registers.gpr[register] = if narrow { value & 0xffff_ffff | garbage } else { value };
         self.fixed[register] = true;
     }
@@ -361,7 +361,7 @@ impl Steering {
 /// Solves `x * factor = value`, as nearly as integers allow.
 fn divide(rng: &mut Rng, value: u64, factor: u64) -> u64 {
     if factor.is_power_of_two() {
-        let high = if factor == 1 { 0 } else { rng.next() << (64 - factor.trailing_zeros()) };
+        let high = if factor == 1 { 0 } else { rng.bits() << (64 - factor.trailing_zeros()) };
         return value >> factor.trailing_zeros() | high;
     }
     // Newton's iteration for the inverse modulo 2^64 doubles the correct bits each time.
@@ -407,7 +407,7 @@ fn adjust(rng: &mut Rng, case: &mut Case, steering: &Steering) {
             adjust_bit_offset(rng, case, steering);
         }
         Cmpxchg | Cmpxchg8b | Cmpxchg16b if rng.percent(50) => make_equal(case),
-        Ldmxcsr => patch_memory(case, 0, &(rng.next() as u32 & 0xffff | 0x1f00).to_le_bytes()),
+        Ldmxcsr => patch_memory(case, 0, &(rng.bits() as u32 & 0xffff | 0x1f00).to_le_bytes()),
         Fxrstor | Fxrstor64 => adjust_image(rng, case),
         Ret => point_at_pad(rng, case),
         Jmp | Call if instruction.op_kind(0) == OpKind::Memory => point_at_pad(rng, case),
@@ -443,7 +443,7 @@ fn adjust_string(rng: &mut Rng, case: &mut Case) {
         2 => 1,
         _ => rng.below(40),
     };
-    case.registers.gpr[1] = if narrow { count | rng.next() << 32 } else { count };
+    case.registers.gpr[1] = if narrow { count | rng.bits() << 32 } else { count };
     case.steps = count.max(1);
     // Makes runs of equal elements for the comparing ones.
     if rng.percent(60) {
@@ -487,10 +487,10 @@ fn adjust_bit_offset(rng: &mut Rng, case: &mut Case, steering: &Steering) {
         // It is part of the address too: what it points at then must not be mapped.
         case.registers.gpr[register] |= 1 << 62;
     } else {
-        let offset = (rng.next() as i64 >> 51) as u64;
+        let offset = (rng.bits() as i64 >> 51) as u64;
         case.registers.gpr[register] = match case.instruction.op_register(1).size() {
             8 => offset,
-            size => offset & ((1 << (8 * size)) - 1) | rng.next() << (8 * size),
+            size => offset & ((1 << (8 * size)) - 1) | rng.bits() << (8 * size),
         };
     }
 }
@@ -543,7 +543,7 @@ fn landing(rng: &mut Rng, case: &Case) -> u64 {
     match rng.below(20) {
         0 => UNMAPPED + rng.below(PAGE),
         1 => DATA + rng.below(PAGE),
-        2 => rng.next() | 1 << 62,
+        2 => rng.bits() | 1 << 62,
         n if n & 1 == 0 => case.slot + PAD_AHEAD,
         _ => case.slot + PAD_BACK,
     }

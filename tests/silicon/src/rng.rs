@@ -10,14 +10,14 @@ impl Rng {
         let mut rng = Rng(0x5851_f42d_4c95_7f2d);
         for &part in parts {
             rng.0 ^= part;
-            rng.0 = rng.next();
+            rng.0 = rng.bits();
         }
         rng
     }
 
     /// 64 random bits.
     #[inline]
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -28,7 +28,7 @@ impl Rng {
     /// A number below `limit`, which is not zero. The bias is negligible for small limits.
     #[inline]
     pub fn below(&mut self, limit: u64) -> u64 {
-        (u128::from(self.next()) * u128::from(limit) >> 64) as u64
+        (u128::from(self.bits()) * u128::from(limit) >> 64) as u64
     }
 
     /// True in `percent` of 100 cases.

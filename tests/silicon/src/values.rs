@@ -9,11 +9,11 @@ pub fn integer(rng: &mut Rng) -> u64 {
         0 => rng.below(4).wrapping_sub(1),
         1 => (1_u64 << rng.below(64)).wrapping_add(rng.below(3)).wrapping_sub(1),
         2 => rng.below(256),
-        3 => rng.next() as i32 as u64,
-        4 => u64::from(rng.next() as u32),
-        5 => rng.next() & rng.next() & rng.next(),
-        6 => (rng.next() as i64 >> rng.below(63)) as u64,
-        _ => rng.next(),
+        3 => rng.bits() as i32 as u64,
+        4 => u64::from(rng.bits() as u32),
+        5 => rng.bits() & rng.bits() & rng.bits(),
+        6 => (rng.bits() as i64 >> rng.below(63)) as u64,
+        _ => rng.bits(),
     }
 }
 
@@ -29,16 +29,16 @@ fn float(rng: &mut Rng, exponent_bits: u32, fraction_bits: u32) -> u64 {
         3 => top - 1 - rng.below(3),
         4..=9 => bias.wrapping_add(rng.below(80)).wrapping_sub(10),
         10..=12 => bias.wrapping_add(rng.below(5)).wrapping_sub(2),
-        _ => rng.next(),
+        _ => rng.bits(),
     } & top;
     let fraction = match rng.below(8) {
         0 | 1 => 0,
         2 => all,
         3 => 1_u64 << rng.below(u64::from(fraction_bits)),
         4 => all << rng.below(u64::from(fraction_bits)),
-        _ => rng.next(),
+        _ => rng.bits(),
     } & all;
-    (rng.next() & 1) << (exponent_bits + fraction_bits) | exponent << fraction_bits | fraction
+    (rng.bits() & 1) << (exponent_bits + fraction_bits) | exponent << fraction_bits | fraction
 }
 
 /// 128 bits: integers, floats of either width, or decimal digits.
@@ -49,7 +49,7 @@ pub fn vector(rng: &mut Rng) -> u128 {
         *half = match kind {
             0..=2 => float(rng, 8, 23) | float(rng, 8, 23) << 32,
             3..=4 => float(rng, 11, 52),
-            5 => rng.next() & 0x0707_0707_0707_0707,
+            5 => rng.bits() & 0x0707_0707_0707_0707,
             _ => integer(rng),
         };
     }
@@ -61,13 +61,13 @@ pub fn vector(rng: &mut Rng) -> u128 {
 
 /// An 80-bit x87 number: mantissa, sign and exponent. Includes the encodings that the x87 calls unsupported.
 pub fn extended(rng: &mut Rng) -> (u64, u16) {
-    let sign = (rng.next() & 1) as u16 * 0x8000;
+    let sign = (rng.bits() & 1) as u16 * 0x8000;
     let mut mantissa = match rng.below(8) {
         0 | 1 => 1 << 63,
         2 => u64::MAX,
         3 => 1 << 63 | 1 << rng.below(63),
         4 => 1 << 63 | integer(rng),
-        _ => 1 << 63 | rng.next(),
+        _ => 1 << 63 | rng.bits(),
     };
     let exponent = match rng.below(20) {
         0 => 0,
@@ -78,7 +78,7 @@ pub fn extended(rng: &mut Rng) -> (u64, u16) {
         10..=13 => 0x3ffd + rng.below(5) as u16,
         14 => 0x3f00 + rng.below(0x200) as u16,
         15 => 0x3bff + rng.below(0x801) as u16,
-        _ => rng.next() as u16 & 0x7fff,
+        _ => rng.bits() as u16 & 0x7fff,
     };
     match rng.below(40) {
         0 => mantissa = 0,
@@ -98,11 +98,11 @@ pub fn fx_image(rng: &mut Rng, fx: &mut FxImage) {
         control = 0x7f | rng.pick(&[0, 2, 3, 3]) << 8 | (rng.below(4) as u16) << 10;
     }
     if rng.percent(8) {
-        control &= !(rng.next() as u16 & 0x3f);
+        control &= !(rng.bits() as u16 & 0x3f);
     }
-    let mut status = (rng.next() as u16) & 0x7f00;
+    let mut status = (rng.bits() as u16) & 0x7f00;
     if rng.percent(30) {
-        status |= rng.next() as u16 & 0x7f;
+        status |= rng.bits() as u16 & 0x7f;
     }
     if rng.percent(85) {
         // Mostly nothing is pending that would only raise #MF.
@@ -113,10 +113,10 @@ pub fn fx_image(rng: &mut Rng, fx: &mut FxImage) {
     }
     fx.set_control(control);
     fx.set_status(status);
-    fx.set_tags(if rng.percent(70) { 0xff } else { rng.next() as u8 });
-    fx.set_opcode(rng.next() as u16 & 0x7ff);
-    fx.set_instruction_pointer(rng.next() & 0x7fff_ffff_ffff);
-    fx.set_data_pointer(rng.next() & 0x7fff_ffff_ffff);
+    fx.set_tags(if rng.percent(70) { 0xff } else { rng.bits() as u8 });
+    fx.set_opcode(rng.bits() as u16 & 0x7ff);
+    fx.set_instruction_pointer(rng.bits() & 0x7fff_ffff_ffff);
+    fx.set_data_pointer(rng.bits() & 0x7fff_ffff_ffff);
     for n in 0..8 {
         let (mantissa, sign_exponent) = if rng.percent(15) { (integer(rng), 0xffff) } else { extended(rng) };
         fx.set_st(n, mantissa, sign_exponent);
@@ -131,15 +131,15 @@ fn mxcsr(rng: &mut Rng) -> u32 {
     if rng.percent(30) {
         return 0x1f80;
     }
-    let mut value = 0x1f80 | rng.next() as u32 & 0x6000;
+    let mut value = 0x1f80 | rng.bits() as u32 & 0x6000;
     if rng.percent(40) {
-        value |= rng.next() as u32 & 0x8040;
+        value |= rng.bits() as u32 & 0x8040;
     }
     if rng.percent(30) {
-        value |= rng.next() as u32 & 0x3f;
+        value |= rng.bits() as u32 & 0x3f;
     }
     if rng.percent(10) {
-        value &= !(rng.next() as u32 & 0x1f80);
+        value &= !(rng.bits() as u32 & 0x1f80);
     }
     value
 }
@@ -158,7 +158,7 @@ pub fn memory(rng: &mut Rng, bytes: &mut [u8]) {
                 for n in 0..18 {
                     value |= u128::from(rng.below(10)) << (4 * n);
                 }
-                value | u128::from(rng.next() & 0x80) << 72
+                value | u128::from(rng.bits() & 0x80) << 72
             }
             _ => vector(rng),
         };
