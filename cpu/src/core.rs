@@ -82,8 +82,8 @@ pub mod attention {
     pub const FOREIGN_WRITES: u32 = 1 << 4;
     /// The CPU is halted or shut down.
     pub const HALTED: u32 = 1 << 5;
-    /// A debugger's watchpoint was hit by the instruction that just completed.
-    pub const WATCH_HIT: u32 = 1 << 6;
+    /// The step that just completed hit a debugger's watchpoint or trap.
+    pub const HIT: u32 = 1 << 6;
 }
 
 /// Registers, modes, translations: what instruction handlers work on.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::core::Core;
+use crate::core::{Core, attention};
 
 /// What a watchpoint looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,9 +49,50 @@ pub struct WatchHit {
     pub kind: WatchKind,
 }
 
+/// Events of the CPU that stop a run after the step in which they happen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Traps {
+    /// System calls with these numbers (RAX at SYSCALL, SYSENTER or INT 80h).
+    pub system_calls: SystemCalls,
+    /// Deliveries through these entries of the interrupt table: exceptions, interrupts, NMI and INT n alike.
+    pub vectors: BTreeSet<u8>,
+}
+
+/// A set of system calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SystemCalls {
+    /// Every one.
+    All,
+    /// Those with these numbers.
+    Numbered(BTreeSet<u64>),
+}
+
+impl Default for SystemCalls {
+    fn default() -> SystemCalls {
+        SystemCalls::Numbered(BTreeSet::new())
+    }
+}
+
+/// An event that [`Traps`] asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trap {
+    /// A system call with this number was entered.
+    SystemCall(u64),
+    /// Control passed through this entry of the interrupt table.
+    Vector(u8),
+}
+
+/// What the step that just completed did that somebody waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hit {
+    Watch(WatchHit),
+    Trap(Trap),
+}
+
 /// All points in force.
 #[derive(Default)]
 pub struct DebugPoints {
+    traps: Traps,
     breakpoints: BTreeSet<(AddressKind, u64)>,
     /// Offsets in the page of all breakpoints: linear and physical addresses agree in them.
     breakpoint_offsets: BTreeSet<u16>,
@@ -61,7 +102,7 @@ pub struct DebugPoints {
     /// Pages that the guest's own debug registers watch.
     guest_pages: BTreeSet<u64>,
     /// The first hit of the running instruction.
-    pub(crate) hit: Option<WatchHit>,
+    pub(crate) hit: Option<Hit>,
 }
 
 impl DebugPoints {
@@ -101,7 +142,7 @@ impl DebugPoints {
             (overlaps && wanted).then_some(WatchHit { watchpoint, address: at, kind })
         });
         if self.hit.is_none() {
-            self.hit = hit;
+            self.hit = hit.map(Hit::Watch);
         }
         hit.is_some()
     }
@@ -141,6 +182,36 @@ impl Core {
             self.debug.rebuild();
             self.mmu.flush_all();
         }
+    }
+
+    /// Replaces the debugger's traps.
+    pub(crate) fn set_traps(&mut self, traps: Traps) {
+        self.debug.traps = traps;
+    }
+
+    /// A system call was entered.
+    pub(crate) fn entered_system_call(&mut self) {
+        self.state.system_calls += 1;
+        let number = self.regs[0];
+        let wanted = match &self.debug.traps.system_calls {
+            SystemCalls::All => true,
+            SystemCalls::Numbered(numbers) => numbers.contains(&number),
+        };
+        if wanted {
+            self.note_trap(Trap::SystemCall(number));
+        }
+    }
+
+    /// Control passed through an entry of the interrupt table.
+    pub(crate) fn entered_vector(&mut self, vector: u8) {
+        if self.debug.traps.vectors.contains(&vector) {
+            self.note_trap(Trap::Vector(vector));
+        }
+    }
+
+    fn note_trap(&mut self, trap: Trap) {
+        self.debug.hit.get_or_insert(Hit::Trap(trap));
+        self.attention |= attention::HIT;
     }
 
     /// To be called after DR0-DR3 or DR7 changed: the pages that the guest watches leave the fast path.

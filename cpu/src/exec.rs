@@ -8,7 +8,7 @@ use guest_ram::{GuestRam, PAGE_SIZE};
 use crate::bus::Bus;
 use crate::code::{BlockKey, BlockNumber, CodeCache, MAX_OPS, NewBlock};
 use crate::core::{CodeSize, Core, attention};
-use crate::debug::{AddressKind, WatchHit, Watchpoint};
+use crate::debug::{AddressKind, Hit, Trap, Traps, WatchHit, Watchpoint};
 use crate::decode::{self, Decoded};
 use crate::flags;
 use crate::memory::Target;
@@ -28,8 +28,10 @@ pub enum Stop {
     Shutdown,
     /// The next instruction has a breakpoint.
     Breakpoint,
-    /// The instruction that just completed hit a watchpoint.
+    /// The step that just completed hit a watchpoint.
     Watchpoint(WatchHit),
+    /// The step that just completed was an event that a trap waits for.
+    Trap(Trap),
 }
 
 /// A deterministic x86-64 CPU.
@@ -87,6 +89,11 @@ impl Cpu {
         self.core.branches
     }
 
+    /// System calls entered since power-on: completed SYSCALL, SYSENTER and INT 80h.
+    pub fn system_calls(&self) -> u64 {
+        self.core.state.system_calls
+    }
+
     /// Address of the next instruction.
     pub fn rip(&self) -> u64 {
         self.core.rip
@@ -107,6 +114,11 @@ impl Cpu {
     /// Replaces the debugger's watchpoints.
     pub fn set_watchpoints(&mut self, points: impl IntoIterator<Item = Watchpoint>) {
         self.core.set_watchpoints(points);
+    }
+
+    /// Replaces the debugger's traps.
+    pub fn set_traps(&mut self, traps: Traps) {
+        self.core.set_traps(traps);
     }
 
     /// Makes the next store to every page mark it dirty again; to be called after dirty flags were cleared.
@@ -232,11 +244,8 @@ impl Cpu {
         if self.core.attention & (attention::STALE_CODE | attention::FOREIGN_WRITES) != 0 {
             self.drop_stale();
         }
-        if self.core.attention & attention::WATCH_HIT != 0 {
-            self.core.attention &= !attention::WATCH_HIT;
-            if let Some(hit) = self.core.debug.hit.take() {
-                return Some(Stop::Watchpoint(hit));
-            }
+        if let Some(stop) = self.take_hit() {
+            return Some(stop);
         }
         if self.core.attention & attention::SIGNALS != 0 {
             let signals = bus.signals();
@@ -246,6 +255,10 @@ impl Cpu {
             // Deliveries are steps too: the budget comes first.
             if self.core.block_steps < self.core.budget_end {
                 self.take_interrupts(bus, signals);
+                // A delivery is a step of its own, which can hit something too.
+                if let Some(stop) = self.take_hit() {
+                    return Some(stop);
+                }
             }
         }
         if self.core.attention & attention::HALTED != 0 {
@@ -256,6 +269,18 @@ impl Cpu {
             self.wake();
         }
         None
+    }
+
+    /// What the step that just completed hit.
+    fn take_hit(&mut self) -> Option<Stop> {
+        if self.core.attention & attention::HIT == 0 {
+            return None;
+        }
+        self.core.attention &= !attention::HIT;
+        self.core.debug.hit.take().map(|hit| match hit {
+            Hit::Watch(hit) => Stop::Watchpoint(hit),
+            Hit::Trap(trap) => Stop::Trap(trap),
+        })
     }
 
     fn take_interrupts(&mut self, bus: &mut dyn Bus, signals: crate::Signals) {

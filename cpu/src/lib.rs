@@ -33,6 +33,6 @@ mod state;
 
 pub use crate::bus::{Bus, Signals};
 pub use crate::core::Core;
-pub use crate::debug::{AddressKind, WatchHit, WatchKind, Watchpoint};
+pub use crate::debug::{AddressKind, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
 pub use crate::exec::{Cpu, Stop};
 pub use crate::state::{CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};

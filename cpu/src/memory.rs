@@ -459,7 +459,7 @@ impl Core {
             Target::Device(gpa) => gpa,
         };
         if self.debug.note_access(address, gpa, length, kind) {
-            self.attention |= attention::WATCH_HIT;
+            self.attention |= attention::HIT;
             self.break_block = true;
         }
         let traps = self.guest_data_breakpoints(address, length, kind);

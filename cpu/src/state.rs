@@ -153,6 +153,8 @@ pub struct CpuState {
     pub steps: u64,
     /// Retired conditional branches (Jcc, LOOPcc, JrCXZ), taken or not.
     pub branches: u64,
+    /// System calls entered: completed SYSCALL, SYSENTER and INT 80h.
+    pub system_calls: u64,
 }
 
 impl CpuState {
@@ -204,6 +206,7 @@ impl CpuState {
             pending_debug: 0,
             steps: 0,
             branches: 0,
+            system_calls: 0,
         }
     }
 }

@@ -1,18 +1,17 @@
 //! A machine as bytes: everything that a new process needs, besides the images, to continue a run.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use checkpoint::MemoryImage;
-use guest_ram::PAGE_SIZE;
+use checkpoint::{Maps, PAGE_BYTES, PageMap, PageRef};
 use serde::{Deserialize, Serialize};
-use vmm::disk::DiskVersion;
 use vmm::machine::{Machine, MachineState};
 
 /// State, RAM and disk of a machine.
 #[derive(Serialize, Deserialize)]
 pub struct Saved {
     state: MachineState,
-    /// Pages that are not zero, by number.
+    /// Pages by number.
     pages: Vec<(u64, Vec<u8>)>,
     blocks: Vec<(u64, Vec<u8>)>,
 }
@@ -20,31 +19,30 @@ pub struct Saved {
 impl Saved {
     /// Saves a machine where it stands.
     pub fn of(machine: &mut Machine) -> Saved {
-        let blocks = machine.disk_version().iter().map(|(&number, block)| (number, block.to_vec())).collect();
-        let mut buffer = vec![0; PAGE_SIZE as usize];
-        let mut pages = Vec::new();
-        for page in 0..machine.ram().flags().pages() {
-            machine.ram().read_bytes(page * PAGE_SIZE, &mut buffer);
-            if buffer.iter().any(|&byte| byte != 0) {
-                pages.push((page, buffer.clone()));
-            }
-        }
-        Saved { state: machine.state(), pages, blocks }
+        let maps = machine.maps();
+        let held = |map: &PageMap| {
+            let contents = |version: &PageRef| match version {
+                PageRef::Base => None,
+                PageRef::Zero => Some(vec![0; PAGE_BYTES]),
+                PageRef::Held(page) => Some(page.to_vec()),
+                PageRef::Stored(blob) => panic!("{blob} lies in a store: no test's machine has one"),
+            };
+            map.iter_not_base().filter_map(|(page, version)| Some((page, contents(version)?))).collect()
+        };
+        Saved { state: machine.state(), pages: held(&maps.ram), blocks: held(&maps.disk) }
     }
 
     /// Puts this into another machine of the same description.
     pub fn restore(&self, machine: &mut Machine) {
-        let mut contents = self.pages.iter().peekable();
-        let memory = MemoryImage::zeroed(machine.ram().flags().pages()).next(
-            |_| true,
-            |page, to| match contents.next_if(|(number, _)| *number == page) {
-                Some((_, bytes)) => to.copy_from_slice(bytes),
-                None => to.fill(0),
-            },
-        );
-        let disk: DiskVersion =
-            self.blocks.iter().map(|(number, block)| (*number, block.as_slice().into())).collect();
-        machine.restore(&self.state, &memory, &disk).unwrap_or_else(|error| panic!("{error}"));
+        let (ram_pages, disk_blocks) = machine.page_counts();
+        let mut maps = Maps { ram: PageMap::zeroed(ram_pages), disk: PageMap::new(disk_blocks) };
+        for (map, contents) in [(&mut maps.ram, &self.pages), (&mut maps.disk, &self.blocks)] {
+            for (page, bytes) in contents {
+                let page_bytes = bytes.as_slice().try_into().expect("pages have one size");
+                map.set(*page, PageRef::Held(Arc::new(page_bytes)));
+            }
+        }
+        machine.restore(&self.state, &maps).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Writes it to a file.

@@ -5,11 +5,10 @@
 //! differing; where a difference vanishes again, the place that is found is one where equal machines become
 //! different, but there may be an earlier one.
 
-use checkpoint::MemoryImage;
+use checkpoint::Maps;
 use cpu::CpuState;
 
 use crate::checks::{CheckParts, CheckRecord};
-use crate::disk::DiskVersion;
 use crate::error::Error;
 use crate::machine::{Machine, MachineState, Outcome};
 use crate::player::{Cursor, Player, Scrutiny};
@@ -33,8 +32,7 @@ pub struct Side {
 struct Saved {
     steps: u64,
     state: MachineState,
-    memory: MemoryImage,
-    disk: DiskVersion,
+    maps: Maps,
     cursor: Cursor,
 }
 
@@ -88,21 +86,20 @@ impl Side {
         Saved {
             steps: self.steps(),
             state: self.machine.state(),
-            memory: self.machine.memory_image(),
-            disk: self.machine.disk_version(),
+            maps: self.machine.maps(),
             cursor: self.player.cursor(),
         }
     }
 
     fn restore(&mut self, saved: &Saved) -> Result<(), Error> {
-        self.machine.restore(&saved.state, &saved.memory, &saved.disk)?;
+        self.machine.restore(&saved.state, &saved.maps)?;
         self.player.set_cursor(saved.cursor);
         Ok(())
     }
 
-    fn summary(&mut self) -> (CheckRecord, Option<Outcome>, DiskVersion) {
+    fn summary(&mut self) -> (CheckRecord, Option<Outcome>, [u8; 32]) {
         let check = self.machine.check(CheckParts { devices: true, ram: true });
-        (check, self.machine.outcome().cloned(), self.machine.disk_version())
+        (check, self.machine.outcome().cloned(), self.machine.disk_hash())
     }
 }
 

@@ -15,6 +15,10 @@ pub struct Board {
     pub platform: Platform<PciBus>,
     /// Virtual time that passed while the CPU was halted.
     pub idle_ns: u64,
+    /// Console output of the guest that nobody has taken yet, of all its consoles in the order of writing.
+    pub output: Vec<u8>,
+    /// Whether the CPU is to stop after the instruction that printed something.
+    pub stop_on_output: bool,
     ram: Arc<GuestRam>,
     /// The virtual time up to which the CPU may run without asking again.
     run_until_ns: u64,
@@ -23,7 +27,7 @@ pub struct Board {
 impl Board {
     /// A board around the given devices.
     pub fn new(platform: Platform<PciBus>, ram: Arc<GuestRam>) -> Board {
-        Board { platform, idle_ns: 0, ram, run_until_ns: 0 }
+        Board { platform, idle_ns: 0, output: Vec::new(), stop_on_output: false, ram, run_until_ns: 0 }
     }
 
     /// Virtual time at a step count.
@@ -48,6 +52,8 @@ impl Bus for Board {
 
     fn port_write(&mut self, steps: u64, port: u16, size_bytes: u8, value: u32) {
         self.platform.pio_write(self.ram.memory(), steps + self.idle_ns, port, size_bytes, value);
+        self.output.append(&mut self.platform.take_output());
+        self.output.append(&mut self.platform.take_debug_output());
     }
 
     fn mmio_read(&mut self, steps: u64, gpa: u64, data: &mut [u8]) {
@@ -56,6 +62,9 @@ impl Bus for Board {
 
     fn mmio_write(&mut self, steps: u64, gpa: u64, data: &[u8]) {
         self.platform.mmio_write(self.ram.memory(), steps + self.idle_ns, gpa, data);
+        if let Some(mut console) = self.platform.bus_mut().console_mut() {
+            self.output.append(&mut console.take_output());
+        }
     }
 
     fn signals(&mut self) -> Signals {
@@ -63,7 +72,7 @@ impl Bus for Board {
         Signals {
             interrupt: self.platform.interrupt_pending(),
             nmi: self.platform.nmi_pending(),
-            stop: earlier || self.platform.has_requests(),
+            stop: earlier || self.platform.has_requests() || (self.stop_on_output && !self.output.is_empty()),
         }
     }
 

@@ -7,7 +7,7 @@ use gdb::{DebugTarget, Refusal, Registers, Stop};
 
 use crate::error::Error;
 use crate::position::PositionSpec;
-use crate::timeline::{Timeline, TravelStop};
+use crate::timeline::{Cause, Timeline, TravelStop};
 
 /// A timeline for gdb. What gdb changes never reaches the recorded past: writes are refused.
 pub struct GdbTarget<'a> {
@@ -20,7 +20,7 @@ const READ_ONLY: &str = "this is a recorded run: registers and memory cannot be 
 
 const MONITOR_HELP: &str = "\
 monitor when          where this is: instruction count, branches, guest time
-monitor goto POS      go to a position: start, end, panic, event:N, insn:N, branch:N, 12.5s, 37%
+monitor goto POS      go to a position: start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
                       (then: maintenance flush register-cache)
 monitor end           where the recording ends
 ";
@@ -67,8 +67,10 @@ impl GdbTarget<'_> {
     fn gdb_stop(&self, stop: TravelStop) -> Stop {
         match stop {
             TravelStop::Reached => Stop::Step,
-            TravelStop::Breakpoint => Stop::Breakpoint(self.timeline.machine().cpu().rip()),
-            TravelStop::Watchpoint { kind, address } => Stop::Watchpoint {
+            TravelStop::Hit(Cause::Breakpoint(_)) => Stop::Breakpoint(self.timeline.machine().cpu().rip()),
+            // Only gdb's own points are set while gdb runs.
+            TravelStop::Hit(Cause::SystemCall(_) | Cause::Vector(_) | Cause::Console) => Stop::Step,
+            TravelStop::Hit(Cause::Watch { kind, address }) => Stop::Watchpoint {
                 kind: match kind {
                     cpu::WatchKind::Read => gdb::WatchKind::Read,
                     cpu::WatchKind::Write => gdb::WatchKind::Write,

@@ -1,30 +1,33 @@
-//! The guest's disk: an immutable base image under the guest's own writes, which are kept apart.
+//! The guest's disk: an immutable base image under the guest's own writes, which are kept apart (design rule D7).
 //!
-//! Replay executes the writes again, so they are stored nowhere but in memory here. Versions share their
-//! blocks, so that a snapshot costs one pointer per written block.
+//! Replay executes the writes again, so a replay stores them nowhere but in memory; a recorder moves them into its
+//! checkpoints. Versions of the disk share their blocks.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use checkpoint::{PAGE_BYTES, Page, PageMap, PageRef, Store};
 use devices::virtio::{BlockBackend, BlockError, SECTOR_BYTES};
 
 use crate::error::Error;
 
 /// Unit in which written contents are kept apart.
-const BLOCK_BYTES: u64 = 4096;
-
-/// Blocks that differ from the base image, by block number. Cloning shares the contents.
-pub type DiskVersion = BTreeMap<u64, Arc<[u8]>>;
+const BLOCK_BYTES: u64 = PAGE_BYTES as u64;
 
 /// A disk whose base image is never written.
 pub struct OverlayDisk {
     base: File,
     path: PathBuf,
     size_bytes: u64,
-    written: DiskVersion,
+    /// Where each block's contents are: [`PageRef::Base`] is the base image.
+    blocks: PageMap,
+    /// Blocks written since [`OverlayDisk::take_written`] was last called.
+    written: BTreeSet<u64>,
+    /// Where blocks are that lie in a recording's checkpoints.
+    store: Option<Arc<Store>>,
     failure: Option<(u64, std::io::Error)>,
 }
 
@@ -41,51 +44,103 @@ impl OverlayDisk {
             base,
             path: path.to_path_buf(),
             size_bytes,
-            written: BTreeMap::new(),
+            blocks: PageMap::new(size_bytes.div_ceil(BLOCK_BYTES)),
+            written: BTreeSet::new(),
+            store: None,
             failure: None,
         })
     }
 
-    /// The guest's writes so far.
-    pub fn version(&self) -> DiskVersion {
-        self.written.clone()
+    /// Number of blocks.
+    pub fn block_count(&self) -> u64 {
+        self.blocks.len()
     }
 
-    /// Goes back to an earlier version.
-    pub fn set_version(&mut self, version: &DiskVersion) {
-        self.written.clone_from(version);
+    /// Where stored blocks are read from.
+    pub fn attach_store(&mut self, store: Arc<Store>) {
+        self.store = Some(store);
+    }
+
+    /// The disk as it is now.
+    pub fn version(&self) -> PageMap {
+        self.blocks.clone()
+    }
+
+    /// Goes to another version.
+    pub fn set_version(&mut self, version: &PageMap) {
+        self.blocks.clone_from(version);
+        self.written.clear();
+    }
+
+    /// Number of blocks written since they were last taken.
+    pub fn written_count(&self) -> usize {
+        self.written.len()
+    }
+
+    /// The blocks written since the last call, in order.
+    pub fn take_written(&mut self) -> BTreeSet<u64> {
+        std::mem::take(&mut self.written)
+    }
+
+    /// Lets a block that was not written since it was taken lie where its contents have been stored.
+    pub fn adopt(&mut self, block: u64, stored: PageRef) {
+        if !self.written.contains(&block) {
+            self.blocks.set(block, stored);
+        }
     }
 
     /// Hash of the guest's writes.
-    pub fn hash(&self) -> [u8; 32] {
+    pub fn hash(&mut self) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new();
-        for (number, block) in &self.written {
+        let mut contents = [0; PAGE_BYTES];
+        let written: Vec<u64> = self.blocks.iter_not_base().map(|(number, _)| number).collect();
+        for number in written {
             hasher.update(&number.to_le_bytes());
-            hasher.update(block);
+            // A failure is kept and stops the run.
+            if self.read_block(number, &mut contents).is_ok() {
+                hasher.update(&contents);
+            }
         }
         *hasher.finalize().as_bytes()
     }
 
-    /// The first failure of the base image since the last call.
+    /// The first failure of the base image or the store since the last call.
     pub fn take_failure(&mut self) -> Option<Error> {
         let (offset, source) = self.failure.take()?;
         Some(Error::Disk { path: self.path.clone(), offset, source })
     }
 
-    fn base_block(&mut self, number: u64) -> Result<Vec<u8>, BlockError> {
-        let mut block = vec![0; BLOCK_BYTES as usize];
-        let offset = number * BLOCK_BYTES;
-        let length = BLOCK_BYTES.min(self.size_bytes - offset) as usize;
-        self.read_base(offset, &mut block[..length])?;
-        Ok(block)
+    /// The contents of one block, whose end may lie behind the end of the disk.
+    pub fn read_block(&mut self, number: u64, to: &mut Page) -> Result<(), BlockError> {
+        match self.blocks.get(number) {
+            PageRef::Zero => to.fill(0),
+            PageRef::Held(block) => to.copy_from_slice(&block[..]),
+            PageRef::Stored(blob) => {
+                let blob = *blob;
+                let read = match &self.store {
+                    Some(store) => store.read(blob, to).map_err(std::io::Error::other),
+                    None => Err(std::io::Error::other("the block lies in no store that is open")),
+                };
+                read.map_err(|source| self.failed(number * BLOCK_BYTES, source))?;
+            }
+            PageRef::Base => {
+                let offset = number * BLOCK_BYTES;
+                let length = BLOCK_BYTES.min(self.size_bytes - offset) as usize;
+                to[length..].fill(0);
+                self.read_base(offset, &mut to[..length])?;
+            }
+        }
+        Ok(())
     }
 
     fn read_base(&mut self, offset: u64, to: &mut [u8]) -> Result<(), BlockError> {
-        self.base.read_exact_at(to, offset).map_err(|source| {
-            let told = std::io::Error::new(source.kind(), source.to_string());
-            self.failure.get_or_insert((offset, source));
-            BlockError::Host(told)
-        })
+        self.base.read_exact_at(to, offset).map_err(|source| self.failed(offset, source))
+    }
+
+    fn failed(&mut self, offset: u64, source: std::io::Error) -> BlockError {
+        let told = std::io::Error::new(source.kind(), source.to_string());
+        self.failure.get_or_insert((offset, source));
+        BlockError::Host(told)
     }
 
     /// Calls `each` for every part of a byte range that lies in one block: number, offset in the block, range
@@ -113,14 +168,17 @@ impl BlockBackend for OverlayDisk {
 
     fn read(&mut self, sector: u64, to: &mut [u8]) -> Result<(), BlockError> {
         let offset = sector * SECTOR_BYTES as u64;
-        if self.written.is_empty() {
+        if Self::parts(offset, to.len()).all(|(number, ..)| matches!(self.blocks.get(number), PageRef::Base)) {
             return self.read_base(offset, to);
         }
+        let mut contents = [0; PAGE_BYTES];
         for (number, in_block, range) in Self::parts(offset, to.len()) {
             let part = &mut to[range];
-            match self.written.get(&number) {
-                Some(block) => part.copy_from_slice(&block[in_block..in_block + part.len()]),
-                None => self.read_base(number * BLOCK_BYTES + in_block as u64, part)?,
+            if matches!(self.blocks.get(number), PageRef::Base) {
+                self.read_base(number * BLOCK_BYTES + in_block as u64, part)?;
+            } else {
+                self.read_block(number, &mut contents)?;
+                part.copy_from_slice(&contents[in_block..in_block + part.len()]);
             }
         }
         Ok(())
@@ -129,17 +187,13 @@ impl BlockBackend for OverlayDisk {
     fn write(&mut self, sector: u64, from: &[u8]) -> Result<(), BlockError> {
         for (number, in_block, range) in Self::parts(sector * SECTOR_BYTES as u64, from.len()) {
             let part = &from[range];
-            let mut block = match self.written.get(&number) {
-                _ if part.len() == BLOCK_BYTES as usize => Vec::new(),
-                Some(block) => block.to_vec(),
-                None => self.base_block(number)?,
-            };
-            if block.is_empty() {
-                block.extend_from_slice(part);
-            } else {
-                block[in_block..in_block + part.len()].copy_from_slice(part);
+            let mut block = [0; PAGE_BYTES];
+            if part.len() < PAGE_BYTES {
+                self.read_block(number, &mut block)?;
             }
-            self.written.insert(number, block.into());
+            block[in_block..in_block + part.len()].copy_from_slice(part);
+            self.blocks.set(number, PageRef::Held(Arc::new(block)));
+            self.written.insert(number);
         }
         Ok(())
     }
@@ -189,5 +243,22 @@ mod tests {
         let mut bytes = [0; 512];
         disk.read(19, &mut bytes).unwrap();
         assert_eq!(bytes, [19; 512]);
+    }
+
+    #[test]
+    fn a_block_may_lie_elsewhere_until_it_is_written_again() {
+        let (_file, mut disk) = disk();
+        disk.write(0, &[7; 4096]).unwrap();
+        disk.write(8, &[8; 4096]).unwrap();
+        assert_eq!(disk.take_written().into_iter().collect::<Vec<_>>(), [0, 1]);
+        disk.write(0, &[9; 512]).unwrap();
+        let elsewhere = || PageRef::Held(Arc::new([5; PAGE_BYTES]));
+        disk.adopt(0, elsewhere());
+        disk.adopt(1, elsewhere());
+        let mut bytes = [0; 1024];
+        disk.read(0, &mut bytes).unwrap();
+        assert_eq!((bytes[0], bytes[512]), (9, 7));
+        disk.read(8, &mut bytes).unwrap();
+        assert_eq!(bytes, [5; 1024]);
     }
 }

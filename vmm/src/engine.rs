@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use cpu::{AddressKind, Bus, Cpu, CpuState, Stop, Watchpoint};
+use cpu::{AddressKind, Bus, Cpu, CpuState, Stop, Traps, Watchpoint};
 use guest_ram::GuestRam;
 
 /// Executes guest instructions. One thread at a time; the guest stands still between calls.
@@ -21,6 +21,8 @@ pub trait Engine {
     fn set_breakpoints(&mut self, points: &[(AddressKind, u64)]);
     /// Replaces all watchpoints.
     fn set_watchpoints(&mut self, points: &[Watchpoint]);
+    /// Replaces all traps.
+    fn set_traps(&mut self, traps: Traps);
     /// Dirty flags of pages were cleared: from now on every first write to a page must set its flag again.
     fn track_writes_anew(&mut self);
 }
@@ -58,6 +60,10 @@ impl Engine for SoftEngine {
 
     fn set_watchpoints(&mut self, points: &[Watchpoint]) {
         self.0.set_watchpoints(points.iter().copied());
+    }
+
+    fn set_traps(&mut self, traps: Traps) {
+        self.0.set_traps(traps);
     }
 
     fn track_writes_anew(&mut self) {

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use checkpoint::StoreError;
+
 use crate::divergence::Divergence;
 
 /// An error of any operation on a machine or a recording.
@@ -48,6 +50,9 @@ pub enum Error {
         /// What is wrong and what to do.
         why: String,
     },
+    /// The recording's checkpoints cannot be used.
+    #[error("{0}; the rest of the recording replays without them: move the checkpoints away")]
+    Checkpoints(StoreError),
     /// Replay did not do what was recorded.
     #[error(transparent)]
     Divergence(#[from] Box<Divergence>),
@@ -81,6 +86,12 @@ pub enum Error {
     Unsupported(String),
 }
 
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Error {
+        Error::Checkpoints(error)
+    }
+}
+
 impl Error {
     /// For `map_err` on file operations.
     pub fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
@@ -97,7 +108,7 @@ impl Error {
     pub fn exit_code(&self) -> i32 {
         match self {
             Error::Divergence(_) => exit_code::DIVERGED,
-            Error::Recording { .. } => exit_code::UNREADABLE_RECORDING,
+            Error::Recording { .. } | Error::Checkpoints(_) => exit_code::UNREADABLE_RECORDING,
             Error::Unsupported(_) => exit_code::HOST_LACKS_FEATURE,
             Error::Position(_) => exit_code::USAGE,
             _ => exit_code::FAILED,

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use checkpoint::MemoryImage;
-use cpu::{AddressKind, CpuState, SegReg, Segment, Stop, WatchHit, Watchpoint};
+use checkpoint::{BlobId, Maps, PAGE_BYTES, Page, PageMap, PageRef, Space, Store};
+use cpu::{AddressKind, CpuState, SegReg, Segment, Stop, Trap, Traps, WatchHit, Watchpoint};
 use devices::pci::{PciBus, PciBusState};
 use devices::platform::{Platform, PlatformStateV1};
 use devices::virtio::{Block, Console, Rng};
@@ -16,8 +16,8 @@ use crate::board::Board;
 use crate::boot::{self, CpuEntry, SegmentState};
 use crate::checks::{CheckParts, CheckRecord};
 use crate::config::{Images, MachineConfig};
-use crate::console_watch::ConsoleWatch;
-use crate::disk::{DiskVersion, OverlayDisk};
+use crate::console_tail::ConsoleTail;
+use crate::disk::OverlayDisk;
 use crate::engine::{Engine, SoftEngine};
 use crate::error::Error;
 use crate::inputs::{Event, Idle, Inputs, PowerOn, View};
@@ -73,8 +73,12 @@ pub enum RunStop {
     Ended(Outcome),
     /// The next instruction has a breakpoint.
     Breakpoint,
-    /// The instruction that just completed hit a watchpoint.
+    /// The step that just completed hit a watchpoint.
     Watchpoint(WatchHit),
+    /// The step that just completed was an event that a trap waits for.
+    Trap(Trap),
+    /// The guest printed this on its console ([`Machine::stop_on_output`]).
+    Output(Vec<u8>),
 }
 
 /// Everything about a machine but the contents of RAM and disk: plain data, canonical.
@@ -86,8 +90,8 @@ pub struct MachineState {
     pub platform: PlatformStateV1<PciBusState>,
     /// Virtual time that passed idle.
     pub idle_ns: u64,
-    /// What the console showed so far, as far as the machine looks at it.
-    pub console_watch: ConsoleWatch,
+    /// What the console showed last.
+    pub console: ConsoleTail,
     /// How the run ended, if it did.
     pub outcome: Option<Outcome>,
 }
@@ -97,12 +101,15 @@ pub struct Machine {
     engine: Box<dyn Engine>,
     ram: Arc<GuestRam>,
     board: Board,
-    console_watch: ConsoleWatch,
+    console: ConsoleTail,
     outcome: Option<Outcome>,
     has_disk: bool,
+    stop_on_output: bool,
     written: WrittenPages,
     /// What RAM held when it was last asked for.
-    image: MemoryImage,
+    image: PageMap,
+    /// Where pages are read from that lie in a recording's checkpoints.
+    store: Option<Arc<Store>>,
     /// The digest of what RAM held when it was last asked for.
     digest: RamDigest,
 }
@@ -126,11 +133,13 @@ impl Machine {
         Ok(Machine {
             engine,
             board,
-            console_watch: ConsoleWatch::default(),
+            console: ConsoleTail::default(),
             outcome: None,
             has_disk: config.disk.is_some(),
+            stop_on_output: false,
             written: WrittenPages::none(pages),
-            image: MemoryImage::zeroed(pages),
+            image: PageMap::zeroed(pages),
+            store: None,
             digest: RamDigest::zeroed(pages),
             ram,
         })
@@ -152,20 +161,45 @@ impl Machine {
         &self.ram
     }
 
+    /// Reads physical memory as a debugger: gives how many bytes, counted from `gpa`, lie in RAM.
+    pub fn read_physical(&self, gpa: u64, to: &mut [u8]) -> usize {
+        let ranges = self.ram.layout().ranges();
+        let found = ranges.into_iter().find(|(start, _, length)| gpa >= *start && gpa - start < *length);
+        let Some((start, offset, length)) = found else { return 0 };
+        let count = to.len().min((length - (gpa - start)) as usize);
+        self.ram.read_bytes(offset + (gpa - start), &mut to[..count]);
+        count
+    }
+
     /// How the run ended, if it did.
     pub fn outcome(&self) -> Option<&Outcome> {
         self.outcome.as_ref()
     }
 
-    /// Replaces all breakpoints (linear addresses).
-    pub fn set_breakpoints(&mut self, addresses: &[u64]) {
-        let points: Vec<_> = addresses.iter().map(|&a| (AddressKind::Linear, a)).collect();
-        self.engine.set_breakpoints(&points);
+    /// Replaces all breakpoints.
+    pub fn set_breakpoints(&mut self, points: &[(AddressKind, u64)]) {
+        self.engine.set_breakpoints(points);
     }
 
     /// Replaces all watchpoints.
     pub fn set_watchpoints(&mut self, points: &[Watchpoint]) {
         self.engine.set_watchpoints(points);
+    }
+
+    /// Replaces all traps.
+    pub fn set_traps(&mut self, traps: Traps) {
+        self.engine.set_traps(traps);
+    }
+
+    /// Whether runs stop when the guest has printed something on its console.
+    pub fn stop_on_output(&mut self, stop: bool) {
+        self.stop_on_output = stop;
+        self.board.stop_on_output = stop;
+    }
+
+    /// What the console showed last.
+    pub fn console(&self) -> &ConsoleTail {
+        &self.console
     }
 
     /// Runs to the step count `until`, or to the end, or to a break- or watchpoint.
@@ -195,7 +229,10 @@ impl Machine {
             let limit = until.min(inputs.next_poll(now).max(now.steps + 1));
             let limit = self.board.prepare_run(now.steps, limit);
             let stop = self.engine.run(&mut self.board, limit, origin);
-            self.after_run(inputs)?;
+            let output = self.after_run(inputs)?;
+            if self.stop_on_output && !output.is_empty() {
+                return Ok(RunStop::Output(output));
+            }
             match stop {
                 Stop::Budget | Stop::Bus => {}
                 // No time passes where this run ends: the next one goes on from here.
@@ -204,6 +241,7 @@ impl Machine {
                 Stop::Shutdown => self.outcome = Some(Outcome::TripleFault { rip: self.engine.cpu().rip() }),
                 Stop::Breakpoint => return Ok(RunStop::Breakpoint),
                 Stop::Watchpoint(hit) => return Ok(RunStop::Watchpoint(hit)),
+                Stop::Trap(trap) => return Ok(RunStop::Trap(trap)),
             }
         }
     }
@@ -248,16 +286,12 @@ impl Machine {
         }
     }
 
-    /// Looks at what the guest did: console output, requests, a failing disk.
-    fn after_run(&mut self, inputs: &mut dyn Inputs) -> Result<(), Error> {
-        let mut output = self.board.platform.take_output();
-        output.extend(self.board.platform.take_debug_output());
-        if let Some(mut console) = self.board.platform.bus_mut().console_mut() {
-            output.extend(console.take_output());
-        }
+    /// Looks at what the guest did: console output (which it gives), requests, a failing disk.
+    fn after_run(&mut self, inputs: &mut dyn Inputs) -> Result<Vec<u8>, Error> {
+        let output = std::mem::take(&mut self.board.output);
         if !output.is_empty() {
             inputs.console_output(self.moment(), &output)?;
-            if self.console_watch.saw_panic_end(&output) {
+            if self.console.push(&output) {
                 self.outcome = Some(Outcome::Panic);
             }
         }
@@ -271,7 +305,7 @@ impl Machine {
         {
             return Err(error);
         }
-        Ok(())
+        Ok(output)
     }
 
     fn obey(&mut self, request: Request) {
@@ -319,26 +353,86 @@ impl Machine {
             cpu: self.engine.state(),
             platform: self.board.platform.state(),
             idle_ns: self.board.idle_ns,
-            console_watch: self.console_watch.clone(),
+            console: self.console.clone(),
             outcome: self.outcome.clone(),
         }
     }
 
-    /// The guest's writes to its disk.
-    pub fn disk_version(&mut self) -> DiskVersion {
-        self.disk_mut().map(|disk| disk.version()).unwrap_or_default()
+    /// Where stored pages are read from, by restores and by the disk.
+    pub fn attach_store(&mut self, store: Arc<Store>) {
+        if let Some(disk) = self.disk_mut() {
+            disk.attach_store(store.clone());
+        }
+        self.store = Some(store);
     }
 
-    /// The contents of RAM. Costs as much as the pages written since the last call, or restore.
-    pub fn memory_image(&mut self) -> MemoryImage {
+    /// Number of pages that RAM and disk have, each of them.
+    pub fn page_counts(&mut self) -> (u64, u64) {
+        (self.ram.flags().pages(), self.disk_mut().map_or(0, |disk| disk.block_count()))
+    }
+
+    /// The contents of RAM and disk. Costs as much as the pages written since the last call, or restore.
+    pub fn maps(&mut self) -> Maps {
+        self.capture().0
+    }
+
+    /// The contents of RAM and disk, and how many pages memory is held for that was not before.
+    pub fn capture(&mut self) -> (Maps, usize) {
         self.collect_written();
-        let (ram, written) = (&self.ram, &self.written);
-        self.image = self.image.next(
-            |page| written.has(page, Reader::Image),
-            |page, to| ram.read_bytes(page * guest_ram::PAGE_SIZE, to),
-        );
+        let mut contents = [0; PAGE_BYTES];
+        let mut held = 0;
+        for page in self.written.of(Reader::Image) {
+            self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
+            if let Some(new) = changed_page(self.image.get(page), &contents) {
+                held += usize::from(matches!(new, PageRef::Held(_)));
+                self.image.set(page, new);
+            }
+        }
         self.written.seen_by(Reader::Image);
-        self.image.clone()
+        held += self.disk_mut().map_or(0, |disk| disk.take_written().len());
+        (Maps { ram: self.image.clone(), disk: self.disk_version() }, held)
+    }
+
+    /// Calls `each` with every page of RAM and disk that was written since the last call, [`Machine::maps`] or
+    /// restore, and gives their number. For a recorder, which keeps no maps.
+    pub fn take_written(
+        &mut self,
+        mut each: impl FnMut(Space, u64, &Page) -> Result<(), Error>,
+    ) -> Result<u64, Error> {
+        self.collect_written();
+        let mut contents = [0; PAGE_BYTES];
+        let mut count = 0;
+        for page in self.written.of(Reader::Image) {
+            self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
+            each(Space::Ram, page, &contents)?;
+            count += 1;
+        }
+        self.written.seen_by(Reader::Image);
+        if let Some(disk) = self.disk_mut() {
+            for block in disk.take_written() {
+                if disk.read_block(block, &mut contents).is_ok() {
+                    each(Space::Disk, block, &contents)?;
+                    count += 1;
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// Number of disk blocks written since they were last taken.
+    pub fn written_blocks(&mut self) -> usize {
+        self.disk_mut().map_or(0, |disk| disk.written_count())
+    }
+
+    /// Lets disk blocks that were taken lie where they have been stored, unless they were written again.
+    pub fn adopt_blocks(&mut self, blocks: impl IntoIterator<Item = (u64, PageRef)>) {
+        if let Some(disk) = self.disk_mut() {
+            blocks.into_iter().for_each(|(block, stored)| disk.adopt(block, stored));
+        }
+    }
+
+    fn disk_version(&mut self) -> PageMap {
+        self.disk_mut().map_or_else(|| PageMap::new(0), |disk| disk.version())
     }
 
     /// The state here in short. Changes nothing that the guest can see.
@@ -380,41 +474,61 @@ impl Machine {
     }
 
     /// Goes to another state of the same machine.
-    pub fn restore(
-        &mut self,
-        state: &MachineState,
-        memory: &MemoryImage,
-        disk: &DiskVersion,
-    ) -> Result<(), Error> {
-        self.restore_memory(memory);
+    pub fn restore(&mut self, state: &MachineState, maps: &Maps) -> Result<(), Error> {
+        self.restore_memory(&maps.ram)?;
         let now_ns = state.cpu.steps + state.idle_ns;
         self.board
             .platform
             .restore(&state.platform, now_ns)
             .map_err(|error| Error::State(error.to_string()))?;
         self.board.idle_ns = state.idle_ns;
-        self.console_watch = state.console_watch.clone();
+        self.console = state.console.clone();
         self.outcome = state.outcome.clone();
         self.engine.set_state(&state.cpu);
         self.engine.track_writes_anew();
         if let Some(overlay) = self.disk_mut() {
-            overlay.set_version(disk);
+            overlay.set_version(&maps.disk);
         }
         Ok(())
     }
 
-    fn restore_memory(&mut self, memory: &MemoryImage) {
+    /// Takes it that RAM and disk are, at this point, what `maps` says, without looking: of a recording's
+    /// checkpoint exactly here. What the machine held in memory of its own is given up for it.
+    pub fn rebase(&mut self, maps: &Maps) {
         self.collect_written();
-        let (ram, written) = (&self.ram, &self.written);
-        memory.apply(
-            &self.image,
-            |page| written.has(page, Reader::Image),
-            |page, contents| ram.replace_bytes(page * guest_ram::PAGE_SIZE, contents),
-        );
+        self.written.seen_by(Reader::Image);
+        self.image = maps.ram.clone();
+        if let Some(disk) = self.disk_mut() {
+            disk.set_version(&maps.disk);
+        }
+    }
+
+    fn restore_memory(&mut self, to: &PageMap) -> Result<(), Error> {
+        self.collect_written();
+        let written: Vec<u64> = self.written.of(Reader::Image).collect();
+        let differing: Vec<u64> = to.changed_since(&self.image).map(|(page, _)| page).collect();
+        let ram = self.ram.clone();
+        let put = |page: u64, contents: &Page| ram.replace_bytes(page * guest_ram::PAGE_SIZE, contents);
+        let mut stored: Vec<(u64, BlobId)> = Vec::new();
+        for page in merged(&written, &differing) {
+            match to.get(page) {
+                PageRef::Zero => put(page, &[0; PAGE_BYTES]),
+                PageRef::Held(contents) => put(page, contents),
+                PageRef::Stored(blob) => stored.push((page, *blob)),
+                PageRef::Base => return Err(Error::State("RAM has no base image".to_string())),
+            }
+        }
+        if !stored.is_empty() {
+            let Some(store) = &self.store else {
+                return Err(Error::State("its pages lie in checkpoints that are not open".to_string()));
+            };
+            store.read_many(&stored, put)?;
+        }
         // What was replaced is news to the digest, but not to the image.
         self.collect_written();
         self.written.seen_by(Reader::Image);
-        self.image = memory.clone();
+        self.image = to.clone();
+        Ok(())
     }
 
     /// Hashes of everything that can influence the future.
@@ -423,12 +537,17 @@ impl Machine {
             cpu: hash_of(&self.engine.state()),
             devices: self.devices_hash(),
             ram: self.ram_hash(),
-            disk: self.disk_mut().map(|disk| disk.hash()).unwrap_or_default(),
+            disk: self.disk_hash(),
         }
     }
 
+    /// Hash of what the guest wrote to its disk.
+    pub fn disk_hash(&mut self) -> [u8; 32] {
+        self.disk_mut().map(|disk| disk.hash()).unwrap_or_default()
+    }
+
     fn devices_hash(&self) -> [u8; 32] {
-        hash_of(&(&self.board.platform.state(), self.board.idle_ns, &self.console_watch))
+        hash_of(&(&self.board.platform.state(), self.board.idle_ns, &self.console))
     }
 
     fn ram_hash(&self) -> [u8; 32] {
@@ -443,6 +562,32 @@ impl Machine {
         }
         *hasher.finalize().as_bytes()
     }
+}
+
+/// What a page has become that was `old`; `None` where it is still the same.
+fn changed_page(old: &PageRef, contents: &Page) -> Option<PageRef> {
+    match old {
+        PageRef::Held(page) if **page == *contents => None,
+        _ if contents.iter().all(|&byte| byte == 0) => {
+            (!matches!(old, PageRef::Zero)).then_some(PageRef::Zero)
+        }
+        _ => Some(PageRef::Held(Arc::new(*contents))),
+    }
+}
+
+/// Two ascending lists as one, without doubles.
+fn merged(left: &[u64], right: &[u64]) -> impl Iterator<Item = u64> {
+    let (mut left, mut right) = (left.iter().copied().peekable(), right.iter().copied().peekable());
+    std::iter::from_fn(move || {
+        let next = match (left.peek(), right.peek()) {
+            (Some(&l), Some(&r)) => l.min(r),
+            (Some(&n), None) | (None, Some(&n)) => n,
+            (None, None) => return None,
+        };
+        left.next_if_eq(&next);
+        right.next_if_eq(&next);
+        Some(next)
+    })
 }
 
 /// RFLAGS.IF.

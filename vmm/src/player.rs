@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::checks::{CheckParts, CheckRecord};
 use crate::divergence::Divergence;
 use crate::error::Error;
@@ -38,12 +40,24 @@ pub enum Part {
 }
 
 /// How far a player is: what a snapshot keeps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor {
     event: usize,
     check: usize,
     /// The last point that was compared and found equal.
     last_good: Moment,
+}
+
+impl Cursor {
+    /// After so many events and checks, the last of which was equal at `last_good`.
+    pub fn after(events: usize, checks: usize, last_good: Moment) -> Cursor {
+        Cursor { event: events, check: checks, last_good }
+    }
+
+    /// Whether it lies within a log of so many events and checks.
+    pub fn is_within(&self, (events, checks): (usize, usize)) -> bool {
+        self.event <= events && self.check <= checks
+    }
 }
 
 /// Gives recorded events.

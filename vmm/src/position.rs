@@ -17,7 +17,7 @@ pub struct Moment {
     pub time_ns: u64,
 }
 
-/// A position as a person writes it: `start`, `end`, `panic`, `event:N`, `insn:N`, `branch:N`, `12.5s`, `37%`.
+/// A position as a person writes it: `start`, `end`, `panic`, `event:N`, `insn:N`, `branch:N`, `syscall:N`, `12.5s`, `37%`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PositionSpec {
     /// The first instruction.
@@ -32,6 +32,8 @@ pub enum PositionSpec {
     Instruction(u64),
     /// After N retired conditional branches.
     Branch(u64),
+    /// After N system calls were entered.
+    SystemCall(u64),
     /// Virtual time.
     Nanoseconds(u64),
     /// Share of all steps, in percent.
@@ -44,7 +46,8 @@ impl std::str::FromStr for PositionSpec {
     fn from_str(text: &str) -> Result<PositionSpec, String> {
         let bad = || {
             format!(
-                "'{text}' is not a position: write start, end, panic, event:N, insn:N, branch:N, 12.5s or 37%"
+                "'{text}' is not a position: write start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s \
+                 or 37%"
             )
         };
         let number = |digits: &str| digits.replace('_', "").parse::<u64>().map_err(|_| bad());
@@ -61,6 +64,7 @@ impl std::str::FromStr for PositionSpec {
                 "event" => number(digits).map(PositionSpec::Event),
                 "insn" => number(digits).map(PositionSpec::Instruction),
                 "branch" => number(digits).map(PositionSpec::Branch),
+                "syscall" => number(digits).map(PositionSpec::SystemCall),
                 _ => Err(bad()),
             };
         }
@@ -88,6 +92,7 @@ mod tests {
             ("event:3", PositionSpec::Event(3)),
             ("insn:1_000_000", PositionSpec::Instruction(1_000_000)),
             ("branch:7", PositionSpec::Branch(7)),
+            ("syscall:3", PositionSpec::SystemCall(3)),
             ("12.5s", PositionSpec::Nanoseconds(12_500_000_000)),
             ("37%", PositionSpec::Percent(37.0)),
         ] {

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::event_log::{EndRecord, LogRecord, LogWriter};
 use crate::inputs::{Event, Idle, Inputs, PowerOn, View};
 use crate::machine::Machine;
-use crate::player::record_of;
+use crate::player::{Cursor, record_of};
 use crate::position::Moment;
 
 /// Records what passes through it.
@@ -15,6 +15,10 @@ pub struct Recorder<I> {
     power_on: Option<PowerOn>,
     schedule: Schedule,
     console: ConsoleDigest,
+    /// Events and checks written so far, and where the last of them was.
+    events: usize,
+    checks: usize,
+    last: Moment,
 }
 
 /// Length and hash of all console output.
@@ -46,7 +50,15 @@ impl<I: Inputs> Recorder<I> {
             power_on: Some(power_on),
             schedule: Schedule::default(),
             console: ConsoleDigest::default(),
+            events: 0,
+            checks: 0,
+            last: Moment::default(),
         }
+    }
+
+    /// How far a player of this log is that stands where the machine stands.
+    pub fn cursor(&self) -> Cursor {
+        Cursor::after(self.events, self.checks, self.last)
     }
 
     /// Takes checks at other distances than the usual ones.
@@ -78,6 +90,8 @@ impl<I: Inputs> Inputs for Recorder<I> {
         };
         if let Some(event) = &event {
             self.log.append(&LogRecord::Event(record_of(view, event.clone())))?;
+            self.events += 1;
+            self.last = view.moment;
         }
         Ok(event)
     }
@@ -92,6 +106,8 @@ impl<I: Inputs> Inputs for Recorder<I> {
 
     fn checked(&mut self, check: CheckRecord) -> Result<(), Error> {
         self.schedule.taken(check.at, check.parts());
+        self.checks += 1;
+        self.last = check.at;
         self.log.append(&LogRecord::Check(check))
     }
 

@@ -3,7 +3,9 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use checkpoint::Store;
 use serde::{Deserialize, Serialize};
 
 use crate::config::MachineConfig;
@@ -12,12 +14,14 @@ use crate::event_log::{Log, LogRecord, LogWriter, read_log};
 use crate::machine::hash_of;
 
 /// Version of the format that this program writes and reads.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
 /// The event log's file name.
 pub const EVENTS: &str = "events.log";
+/// The directory of the checkpoints.
+pub const CHECKPOINTS: &str = "checkpoints";
 /// No manifest is larger.
 pub const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
@@ -104,6 +108,15 @@ impl Recording {
         Ok(log)
     }
 
+    /// Opens the recording's checkpoints for reading; `None` where it has none.
+    pub fn checkpoints(&self) -> Result<Option<Arc<Store>>, Error> {
+        let directory = self.path.join(CHECKPOINTS);
+        if !directory.is_dir() {
+            return Ok(None);
+        }
+        Ok(Some(Arc::new(Store::open(&directory)?)))
+    }
+
     /// Opens a recording.
     pub fn open(path: &Path) -> Result<Recording, Error> {
         if !path.is_dir() {
@@ -180,7 +193,7 @@ mod tests {
     fn refusals_name_the_reason() {
         let text = manifest().text();
         for (from, to, expected) in [
-            ("\"format_version\": 1", "\"format_version\": 2", "has format version 2, made by \"ttvm"),
+            ("\"format_version\": 2", "\"format_version\": 3", "has format version 3, made by \"ttvm"),
             ("{", "[", "is not a recording's manifest"),
             ("\"steps\"", "\"retired\"", "counts in \"retired\""),
             ("67108864", "1152921504606846976", "memory"),

@@ -36,6 +36,12 @@ impl WrittenPages {
         }
     }
 
+    /// The pages that `reader` has yet to look at, ascending.
+    pub fn of(&self, reader: Reader) -> impl Iterator<Item = u64> {
+        let marked = move |marks: &u8| marks & reader as u8 != 0;
+        (0..).zip(&self.0).filter(move |(_, marks)| marked(marks)).map(|(page, _)| page)
+    }
+
     /// Whether `reader` has yet to look at a page.
     pub fn has(&self, page: u64, reader: Reader) -> bool {
         self.0[page as usize] & reader as u8 != 0

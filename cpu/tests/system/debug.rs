@@ -1,5 +1,6 @@
 //! Single-stepping, RF, the guest's debug registers.
 
+use cpu::{Stop, SystemCalls, Trap, Traps};
 use iced_x86::code_asm::*;
 
 use crate::harness::*;
@@ -185,4 +186,71 @@ fn btf_traps_on_taken_branches_only() {
     assert_eq!(m.run_to_handler(), 1);
     assert_eq!(m.stack64(0), CODE + 0x100);
     assert_eq!(m.state.msrs.debugctl, 0, "the exception clears BTF");
+}
+
+#[test]
+fn system_calls_are_counted_and_trapped_by_number() {
+    let mut m = Machine::long();
+    m.state.msrs.star = u64::from(KERNEL_CS) << 32;
+    m.state.msrs.lstar = handler(0x90);
+    m.state.msrs.efer |= 1;
+    m.state.gpr[0] = 39;
+    m.code(64, |a| a.syscall().unwrap());
+    let traps = |numbers: &[u64]| Traps {
+        system_calls: SystemCalls::Numbered(numbers.iter().copied().collect()),
+        ..Traps::default()
+    };
+    for (traps, expected) in [
+        (traps(&[38]), Stop::Halted),
+        (traps(&[38, 39]), Stop::Trap(Trap::SystemCall(39))),
+        (Traps { system_calls: SystemCalls::All, ..Traps::default() }, Stop::Trap(Trap::SystemCall(39))),
+    ] {
+        m.cpu.set_state(&m.state);
+        m.cpu.set_traps(traps);
+        assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), expected);
+        assert_eq!(m.cpu.system_calls(), m.state.system_calls + 1);
+        if expected != Stop::Halted {
+            assert_eq!((m.cpu.steps(), m.cpu.rip()), (m.state.steps + 1, handler(0x90)));
+        }
+    }
+}
+
+#[test]
+fn int_80h_is_a_system_call_and_other_vectors_are_not() {
+    let mut m = Machine::long();
+    m.code(64, |a| {
+        a.int(0x80).unwrap();
+    });
+    m.run_to_handler();
+    assert_eq!(m.state.system_calls, 1);
+    let mut m = Machine::long();
+    m.code(64, |a| a.int(0x81).unwrap());
+    m.run_to_handler();
+    assert_eq!(m.state.system_calls, 0);
+}
+
+/// The delivery is a step of its own, and the run stops after it even where its budget ends there.
+#[test]
+fn deliveries_are_trapped_by_vector() {
+    for budget in [2, 100] {
+        let mut m = Machine::long();
+        m.state.rflags |= 0x200;
+        m.bus.vector = 0x40;
+        m.code(64, |a| {
+            a.out(0x80, al).unwrap();
+            a.ud2().unwrap();
+        });
+        m.cpu.set_state(&m.state);
+        m.cpu.set_traps(Traps { vectors: [0x40, 6].into_iter().collect(), ..Traps::default() });
+        let begin = m.state.steps;
+        assert_eq!(m.cpu.run(&mut m.bus, begin + 1, u64::MAX), Stop::Budget);
+        m.bus.signals.interrupt = true;
+        assert_eq!(m.cpu.run(&mut m.bus, begin + budget, u64::MAX), Stop::Trap(Trap::Vector(0x40)));
+        assert_eq!((m.cpu.steps(), m.cpu.rip()), (begin + 2, handler(0x40)));
+        let mut fault = m.cpu.state();
+        fault.rip = CODE + 2;
+        m.cpu.set_state(&fault);
+        assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Trap(Trap::Vector(6)));
+        assert_eq!(m.cpu.rip(), handler(6));
+    }
 }

@@ -7,13 +7,12 @@
 use std::path::Path;
 use std::process::Command;
 
-use checkpoint::MemoryImage;
+use checkpoint::Maps;
 use tests::guests::{BUSYBOX, CLOUD, Guest, linux_options};
 use tests::random::Random;
 use tests::run::{Fingerprint, assert_shows, fingerprint, run_to_end, run_until};
 use tests::saved::{Saved, through_bytes};
 use tests::script::Script;
-use vmm::disk::DiskVersion;
 use vmm::machine::{Machine, MachineState, Outcome, hash_of};
 
 const SEED: u64 = 2026;
@@ -110,9 +109,8 @@ impl Stops {
 }
 
 /// The parts of a machine that stands at a point, after a trip through bytes.
-fn save(machine: &mut Machine) -> (MachineState, MemoryImage, DiskVersion) {
-    let disk = machine.disk_version();
-    (through_bytes(&machine.state()), machine.memory_image(), disk)
+fn save(machine: &mut Machine) -> (MachineState, Maps) {
+    (through_bytes(&machine.state()), machine.maps())
 }
 
 /// Continues in a new process; gives what its console showed.
@@ -145,8 +143,8 @@ fn run_with_restores(guest: &Guest, stops: &Stops, process_every: usize, directo
         }
         stops.check(number, &mut machine);
         at_process = (number + 1).is_multiple_of(process_every).then_some(number + 1);
-        let (state, memory, disk) = save(&mut machine);
-        other.restore(&state, &memory, &disk).unwrap_or_else(|error| panic!("{error}"));
+        let (state, maps) = save(&mut machine);
+        other.restore(&state, &maps).unwrap_or_else(|error| panic!("{error}"));
         std::mem::swap(&mut machine, &mut other);
     }
     let before = script.output().len();

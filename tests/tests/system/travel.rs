@@ -7,7 +7,7 @@ use tests::record::open;
 use tests::traveller::Traveller;
 use vmm::machine::{Machine, RunStop, hash_of};
 use vmm::replay;
-use vmm::timeline::{Timeline, TravelStop};
+use vmm::timeline::{Cause, Timeline, TravelStop};
 
 const SEED: u64 = 7;
 
@@ -126,11 +126,12 @@ fn running_backward_finds_the_last_hit_and_running_forward_the_next() {
 }
 
 fn check_stop(stop: TravelStop, hit: bool, is_break: bool, otherwise: TravelStop, traveller: &Traveller) {
-    let watchpoint = TravelStop::Watchpoint { kind: WatchKind::Write, address: traveller.counter };
     let expected = match (hit, is_break) {
         (false, _) => otherwise,
-        (true, true) => TravelStop::Breakpoint,
-        (true, false) => watchpoint,
+        (true, true) => TravelStop::Hit(Cause::Breakpoint(traveller.hook)),
+        (true, false) => {
+            TravelStop::Hit(Cause::Watch { kind: WatchKind::Write, address: traveller.counter })
+        }
     };
     assert_eq!(stop, expected);
 }
@@ -149,16 +150,16 @@ fn a_run_stops_exactly_at_every_step_count() {
     starts.sort_unstable();
     for start in starts {
         machine.run(start.saturating_sub(30), &mut player).unwrap();
-        let (state, memory, disk) = (machine.state(), machine.memory_image(), machine.disk_version());
+        let (state, maps) = (machine.state(), machine.maps());
         let cursor = player.cursor();
         for until in machine.moment().steps..start + 700 {
-            machine.restore(&state, &memory, &disk).unwrap();
+            machine.restore(&state, &maps).unwrap();
             player.set_cursor(cursor);
             assert_eq!(machine.run(until, &mut player).unwrap(), RunStop::Reached);
             let reached = (machine.moment().steps, machine.cpu().rip());
             assert_eq!(reached, (until, walk.rips[until as usize]), "from {start}");
         }
-        machine.restore(&state, &memory, &disk).unwrap();
+        machine.restore(&state, &maps).unwrap();
         player.set_cursor(cursor);
     }
 }

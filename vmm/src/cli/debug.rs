@@ -15,7 +15,7 @@ pub struct Args {
     /// Where to wait for gdb: 127.0.0.1:PORT or unix:PATH
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:1234")]
     listen: String,
-    /// Where to begin: start, end, panic, event:N, insn:N, branch:N, 12.5s, 37%
+    /// Where to begin: start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
     #[arg(long, value_name = "POS", default_value = "end")]
     at: PositionSpec,
     /// End when the first gdb has left, instead of waiting for the next one

@@ -1,20 +1,32 @@
 //! `ttvm record`: a guest, recorded.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use checkpoint::{Policy, Store};
+use vmm::checkpointer::{CheckpointOptions, Checkpointer};
 use vmm::error::Error;
 use vmm::host::{LiveConsole, RawTerminal};
-use vmm::machine::{Machine, RunStop};
+use vmm::machine::{Machine, Outcome, RunStop};
 use vmm::recorder::Recorder;
-use vmm::recording::Recording;
+use vmm::recording::{CHECKPOINTS, Recording};
 
-use super::machine_args::MachineArgs;
+use super::machine_args::{MachineArgs, parse_bytes};
 
 #[derive(clap::Args)]
 pub struct Args {
     /// The recording to make: a directory NAME.ttvm that does not exist yet
     #[arg(short, long, value_name = "NAME.ttvm")]
     output: PathBuf,
+    /// Guest time between two checkpoints, like 1s or 250ms; 0 for none
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_time)]
+    checkpoint_interval: u64,
+    /// Disk space that checkpoints may take; older ones get sparser to stay below it
+    #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = parse_bytes)]
+    max_size: u64,
+    /// Keep only the checkpoints of the last stretch of guest time, like 10s
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    last: Option<u64>,
     #[command(flatten)]
     machine: MachineArgs,
 }
@@ -31,18 +43,48 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let log = Recording::create(&args.output, &config)?;
     let mut recorder = Recorder::new(live, log, power_on);
     let terminal = RawTerminal::enter()?;
-    let stop = machine.run(u64::MAX, &mut recorder);
+    let result = record(args, &mut machine, &mut recorder);
     drop(terminal);
-    let kept = |error| cut_off(error, args, &machine);
-    let RunStop::Ended(outcome) = stop.map_err(kept)? else {
-        unreachable!("nothing else ends a run without limits")
+    let result = result.and_then(|outcome| recorder.finish(&mut machine).map(|_| outcome));
+    let outcome = match result {
+        Ok(outcome) => outcome,
+        Err(error) => return Err(cut_off(error, args, &machine)),
     };
-    if let Err(error) = recorder.finish(&mut machine) {
-        return Err(cut_off(error, args, &machine));
-    }
     let code = super::report_outcome(&machine, &outcome);
     eprintln!("ttvm: recorded in {}", args.output.display());
     Ok(code)
+}
+
+/// Runs the machine to its end.
+fn record(args: &Args, machine: &mut Machine, recorder: &mut Recorder<LiveConsole>) -> Result<Outcome, Error> {
+    if args.checkpoint_interval == 0 {
+        return match machine.run(u64::MAX, recorder)? {
+            RunStop::Ended(outcome) => Ok(outcome),
+            _ => unreachable!("nothing else ends a run without limits"),
+        };
+    }
+    let (ram_pages, disk_blocks) = machine.page_counts();
+    let store = Store::create(&args.output.join(CHECKPOINTS), ram_pages, disk_blocks)?;
+    let options = CheckpointOptions {
+        interval_ns: args.checkpoint_interval,
+        policy: Policy { max_bytes: Some(args.max_size), keep_last_ns: args.last, ..Policy::default() },
+    };
+    let mut checkpointer = Checkpointer::new(Arc::new(store), options, machine)?;
+    let outcome = checkpointer.run(machine, recorder)?;
+    checkpointer.finish(machine, recorder)?;
+    Ok(outcome)
+}
+
+/// A stretch of time: a number with ns, us, ms, s, m or h, in nanoseconds.
+fn parse_time(text: &str) -> Result<u64, String> {
+    let units = [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9), ("m", 60e9), ("h", 3600e9)];
+    let with_unit = |(unit, ns): &(&str, f64)| {
+        let number: f64 = text.strip_suffix(unit)?.trim().parse().ok()?;
+        (number.is_finite() && number >= 0.0).then_some((number * ns) as u64)
+    };
+    let bare = (text == "0").then_some(0);
+    bare.or_else(|| units.iter().find_map(with_unit))
+        .ok_or_else(|| format!("'{text}' is no stretch of time: write something like 1s, 250ms or 2h"))
 }
 
 /// What to say when the recording could not be carried on: what is there is not lost.

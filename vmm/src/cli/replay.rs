@@ -16,7 +16,7 @@ use super::progress;
 pub struct Args {
     /// The recording
     recording: PathBuf,
-    /// Stop at this position: end, panic, event:N, insn:N, branch:N, 12.5s, 37%
+    /// Stop at this position: end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
     #[arg(long, value_name = "POS")]
     to: Option<PositionSpec>,
     /// Compare devices and RAM too, wherever the recording noted them

@@ -103,11 +103,17 @@ fn iret(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.interrupt_return(bus, op.aux.into(), next_rip)
 }
 
+/// The vector of system calls by INT, as 32-bit Linux has it.
+const SYSTEM_CALL_VECTOR: u8 = 0x80;
+
 /// Delivers an interrupt that the instruction itself asks for. It is one step, and no single-step trap
 /// follows it: the handler starts with TF clear and the trap pends on nothing. Hence [`Break::Done`].
 fn software_interrupt(core: &mut Core, bus: &mut dyn Bus, op: &Op, vector: u8, checked: bool) -> Res<()> {
     core.rip = core.return_rip(op);
     core.software_interrupt(bus, vector, checked)?;
+    if vector == SYSTEM_CALL_VECTOR {
+        core.entered_system_call();
+    }
     core.block_steps += 1;
     Err(Break::Done)
 }
@@ -175,6 +181,7 @@ fn syscall(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     let code = if core.long_mode() { CODE64 } else { CODE32 };
     load_flat(core, flat(selector, code, 0), flat(selector.wrapping_add(8), DATA, 0));
     core.set_rflags(old & !cleared);
+    core.entered_system_call();
     without_trap(core)
 }
 
@@ -229,6 +236,7 @@ fn sysenter(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     load_flat(core, flat(selector, CODE32, 0), flat(selector.wrapping_add(8), DATA, 0));
     core.regs[4] = core.state.msrs.sysenter_esp & 0xffff_ffff;
     core.rip = core.state.msrs.sysenter_eip & 0xffff_ffff;
+    core.entered_system_call();
     Ok(())
 }
 

@@ -1,0 +1,140 @@
+//! Takes checkpoints while a machine records: runs it in slices, and hands what was written since the last checkpoint to
+//! a writer in the background. The guest cannot notice; where checkpoints fall follows from the run alone, not from how
+//! fast the host is.
+
+use std::sync::Arc;
+
+use checkpoint::{BackgroundWriter, Policy, Store};
+
+use crate::error::Error;
+use crate::inputs::Inputs;
+use crate::machine::{Machine, Outcome, RunStop};
+use crate::position::Moment;
+use crate::recorder::Recorder;
+use crate::timeline::{CheckpointHead, state_bytes};
+
+/// How often a recorder takes checkpoints, and what it keeps.
+#[derive(Clone, Debug)]
+pub struct CheckpointOptions {
+    /// Virtual time between two checkpoints.
+    pub interval_ns: u64,
+    /// What is kept of them.
+    pub policy: Policy,
+}
+
+/// Steps between two looks at whether a checkpoint is due: some tens of milliseconds.
+const SLICE_STEPS: u64 = 10_000_000;
+/// Steps that pass between two checkpoints at least, however much virtual time an idle guest lets pass.
+const MIN_STEPS: u64 = 50_000_000;
+/// What a checkpoint costs, in steps that the engine could execute meanwhile: as such, and for each page in it.
+const COST_STEPS: u64 = 400_000;
+const PAGE_COST_STEPS: u64 = 1_200;
+/// The share of the run's time that checkpoints may take: one in so many.
+const COST_SHARE: u64 = 32;
+/// Written disk blocks that are held in memory until a checkpoint is taken for their sake: 16 MiB.
+const MAX_HELD_BLOCKS: usize = 4096;
+
+/// Decides when a checkpoint is due.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pace {
+    interval_ns: u64,
+    last: Moment,
+    /// Steps that the last checkpoint's cost asks for until the next.
+    earliest_steps: u64,
+}
+
+impl Pace {
+    fn due(&self, now: Moment, held_blocks: usize) -> bool {
+        let steps = now.steps - self.last.steps;
+        let wanted = now.time_ns - self.last.time_ns >= self.interval_ns && steps >= MIN_STEPS;
+        held_blocks >= MAX_HELD_BLOCKS || (wanted && steps >= self.earliest_steps)
+    }
+
+    fn taken(&mut self, now: Moment, pages: u64) {
+        self.last = now;
+        self.earliest_steps = (COST_STEPS + pages * PAGE_COST_STEPS) * COST_SHARE;
+    }
+}
+
+/// See the module.
+pub struct Checkpointer {
+    writer: BackgroundWriter,
+    pace: Pace,
+}
+
+impl Checkpointer {
+    /// Begins with a machine at its first instruction.
+    pub fn new(store: Arc<Store>, options: CheckpointOptions, machine: &mut Machine) -> Result<Checkpointer, Error> {
+        machine.attach_store(store.clone());
+        // What the loader wrote is there again in every replay.
+        machine.take_written(|_, _, _| Ok(()))?;
+        let pace = Pace { interval_ns: options.interval_ns, ..Pace::default() };
+        Ok(Checkpointer { writer: BackgroundWriter::start(store, options.policy)?, pace })
+    }
+
+    /// Runs the machine to its end.
+    pub fn run<I: Inputs>(
+        &mut self,
+        machine: &mut Machine,
+        recorder: &mut Recorder<I>,
+    ) -> Result<Outcome, Error> {
+        loop {
+            let until = machine.moment().steps + SLICE_STEPS;
+            if let RunStop::Ended(outcome) = machine.run(until, recorder)? {
+                return Ok(outcome);
+            }
+            if self.pace.due(machine.moment(), machine.written_blocks()) {
+                self.take(machine, recorder)?;
+            }
+        }
+    }
+
+    fn take<I: Inputs>(&mut self, machine: &mut Machine, recorder: &mut Recorder<I>) -> Result<(), Error> {
+        for done in self.writer.take_done() {
+            machine.adopt_blocks(done.disk);
+        }
+        let at = machine.moment();
+        let writer = &mut self.writer;
+        writer.begin(at.steps, at.time_ns)?;
+        let pages =
+            machine.take_written(|space, page, contents| Ok(writer.page(space, page, contents)?))?;
+        let head = CheckpointHead::of(machine, recorder.cursor());
+        writer.finish(head.to_bytes(), state_bytes(&machine.state()))?;
+        self.pace.taken(at, pages);
+        Ok(())
+    }
+
+    /// Takes a last checkpoint where the run ended, if that is a place which replay reaches in the same state, and
+    /// waits until everything is stored.
+    pub fn finish<I: Inputs>(mut self, machine: &mut Machine, recorder: &mut Recorder<I>) -> Result<(), Error> {
+        // Where the run was ended from outside, or by idling, time may have passed since the place was reached.
+        if !matches!(machine.outcome(), None | Some(Outcome::Ended | Outcome::IdleForever)) {
+            self.take(machine, recorder)?;
+        }
+        self.writer.close()?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(steps: u64, idle_ns: u64) -> Moment {
+        Moment { steps, time_ns: steps + idle_ns }
+    }
+
+    #[test]
+    fn checkpoints_come_by_virtual_time_but_no_faster_than_they_can_be_afforded() {
+        let mut pace = Pace { interval_ns: 1_000_000_000, ..Pace::default() };
+        assert!(!pace.due(at(999_999_999, 0), 0));
+        assert!(pace.due(at(1_000_000_000, 0), 0));
+        assert!(!pace.due(at(MIN_STEPS - 1, 5_000_000_000), 0), "idling is free, checkpoints are not");
+        assert!(pace.due(at(MIN_STEPS, 5_000_000_000), 0));
+        assert!(pace.due(at(5, 0), MAX_HELD_BLOCKS));
+        pace.taken(at(1_000_000_000, 0), 50_000);
+        let earliest = 1_000_000_000 + (COST_STEPS + 50_000 * PAGE_COST_STEPS) * COST_SHARE;
+        assert!(!pace.due(at(earliest - 1, 0), 0));
+        assert!(pace.due(at(earliest, 0), 0));
+    }
+}

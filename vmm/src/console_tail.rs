@@ -1,0 +1,88 @@
+//! The last of what the guest showed on its console: part of the machine's state, so that it can be looked at, and
+//! text in it found, at any point of a run. Kernels without the pvpanic driver say here that they have panicked.
+
+use serde::{Deserialize, Serialize};
+
+/// Text that Linux prints when a panic's report is complete.
+const PANIC_END: &[u8] = b"---[ end Kernel panic";
+/// Bytes that are kept: some screens full.
+const TAIL_BYTES: usize = 8192;
+
+/// The end of the console's output.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConsoleTail {
+    /// Length of all output so far.
+    length_bytes: u64,
+    /// The last [`TAIL_BYTES`] of it, or all. Exactly so, however the output was cut into pieces: equal machines
+    /// have equal states.
+    tail: Vec<u8>,
+}
+
+impl ConsoleTail {
+    /// Takes output, and says whether a panic's report ended in it.
+    pub fn push(&mut self, output: &[u8]) -> bool {
+        let before = self.tail.len().saturating_sub(PANIC_END.len() - 1);
+        self.length_bytes += output.len() as u64;
+        self.tail.extend_from_slice(output);
+        let panicked = find(&self.tail[before..], PANIC_END).is_some();
+        self.tail.drain(..self.tail.len().saturating_sub(TAIL_BYTES));
+        panicked
+    }
+
+    /// The last of the output, at most some kilobytes.
+    pub fn text(&self) -> &[u8] {
+        &self.tail
+    }
+
+    /// Length of all output so far.
+    pub fn length_bytes(&self) -> u64 {
+        self.length_bytes
+    }
+
+    /// Whether the last `fresh_bytes` of output complete an occurrence of `wanted`.
+    pub fn ended_with(&self, wanted: &[u8], fresh_bytes: usize) -> bool {
+        let from = self.tail.len().saturating_sub(fresh_bytes + wanted.len().saturating_sub(1));
+        find(&self.tail[from..], wanted).is_some()
+    }
+}
+
+fn find(text: &[u8], wanted: &[u8]) -> Option<usize> {
+    text.windows(wanted.len().max(1)).position(|window| window == wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_report_is_found_across_chunks() {
+        let mut tail = ConsoleTail::default();
+        assert!(!tail.push(b"[ 1.0] Kernel panic - not syncing\n[ 1.1] ---[ end Ker"));
+        assert!(tail.push(b"nel panic - not syncing: x ]---\n"));
+        assert!(!tail.push(b"-----[ end trace"));
+    }
+
+    #[test]
+    fn text_is_found_once_where_it_is_completed() {
+        let mut tail = ConsoleTail::default();
+        let mut found = Vec::new();
+        for (number, piece) in ["lo", "gin: ", "x", "login: login: "].iter().enumerate() {
+            tail.push(piece.as_bytes());
+            if tail.ended_with(b"login:", piece.len()) {
+                found.push(number);
+            }
+        }
+        assert_eq!(found, [1, 3]);
+    }
+
+    #[test]
+    fn only_the_end_is_kept() {
+        let mut tail = ConsoleTail::default();
+        (0..100_000_u32).for_each(|n| {
+            tail.push(&[n as u8]);
+        });
+        assert_eq!(tail.length_bytes(), 100_000);
+        assert_eq!(tail.text().len(), TAIL_BYTES);
+        assert_eq!(tail.text().last(), Some(&(99_999_u32 as u8)));
+    }
+}

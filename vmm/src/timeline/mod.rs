@@ -1,0 +1,306 @@
+//! Time travel: owns the current position in a recording. Callers say where to go; the timeline decides how (design
+//! rule D9).
+//!
+//! Going forward is running. Going backward is restoring the nearest earlier state and running forward from there:
+//! either one of the recording's checkpoints, or a snapshot that this session took on its way. Snapshots are dense
+//! around the place that is being looked at, so that the next step back is near.
+
+mod positions;
+mod search;
+mod snapshot;
+mod stops;
+mod walker;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cpu::Watchpoint;
+
+pub use self::search::Direction;
+use self::search::{ALONE, Keep, Scanned, Window, scan_on_all_cores};
+pub use self::snapshot::{CheckpointHead, Checkpoints, Snapshot, Snapshots, state_bytes};
+pub use self::stops::{Breakpoint, Cause, Hit, Stops, Watch, address_space};
+use self::stops::Armed;
+pub use self::walker::Poll;
+use self::walker::{Shared, TRAIL_STEPS, Walked, Walker};
+use crate::error::Error;
+use crate::machine::{Machine, Outcome};
+use crate::recording::Recording;
+use crate::replay;
+
+/// Why a movement ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TravelStop {
+    /// Where it was asked to go.
+    Reached,
+    /// At something to stop at: after it when going forward, before it when going backward.
+    Hit(Cause),
+    /// The poll function asked to stop.
+    Interrupted,
+    /// At the first instruction of the recording.
+    Start,
+    /// At the end of the recording.
+    End,
+}
+
+/// A recording with a current position that can be anywhere in it.
+pub struct Timeline {
+    walker: Walker,
+    shared: Arc<Shared>,
+    panic: Option<u64>,
+    stops: Stops,
+}
+
+impl Timeline {
+    /// Opens a recording at its first instruction.
+    pub fn open(recording: &Recording) -> Result<Timeline, Error> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Timeline::open_with(recording, threads)
+    }
+
+    /// As [`Timeline::open`]; long searches use at most `threads` cores, and guest RAM as many times.
+    pub fn open_with(recording: &Recording, threads: usize) -> Result<Timeline, Error> {
+        let images = recording.manifest.machine.read_images()?;
+        let end = replay::last_step(recording);
+        let mut shared = Shared {
+            recording: recording.clone(),
+            images,
+            end,
+            checkpoints: None,
+            snapshots: Snapshots::default(),
+            threads: threads.max(1),
+            replayed: AtomicU64::new(0),
+        };
+        if let Some(store) = recording.checkpoints()? {
+            let player = crate::player::Player::new(&recording.log);
+            let mut first = Machine::new(&recording.manifest.machine, &shared.images, player.power_on())?;
+            if (store.ram_pages(), store.disk_blocks()) != first.page_counts() {
+                let why = "is of another machine: RAM or disk have another size";
+                return Err(Error::recording(store.dir(), why));
+            }
+            let log = &recording.log;
+            let records = (log.events.len(), log.checks.len());
+            let initial = first.maps().ram;
+            shared.checkpoints = Some(Checkpoints::new(store, initial, log.last_moment(), records)?);
+        }
+        let shared = Arc::new(shared);
+        let panicked = recording.log.end.as_ref().filter(|end| end.outcome == Outcome::Panic);
+        Ok(Timeline {
+            walker: Walker::new(shared.clone())?,
+            shared,
+            panic: panicked.map(|end| end.at.steps),
+            stops: Stops::default(),
+        })
+    }
+
+    /// The machine, standing still.
+    pub fn machine(&self) -> &Machine {
+        &self.walker.machine
+    }
+
+    /// The machine, for what needs more than a look but does not move it.
+    pub fn machine_mut(&mut self) -> &mut Machine {
+        &mut self.walker.machine
+    }
+
+    /// The current step count.
+    pub fn position(&self) -> u64 {
+        self.walker.position()
+    }
+
+    /// The step count at which the recording ends.
+    pub fn end(&self) -> u64 {
+        self.shared.end
+    }
+
+    /// Steps executed so far to get to places.
+    pub fn replayed_steps(&self) -> u64 {
+        self.shared.replayed.load(Ordering::Relaxed)
+    }
+
+    /// The recording's checkpoints.
+    pub fn checkpoints(&self) -> Option<&Checkpoints> {
+        self.shared.checkpoints.as_ref()
+    }
+
+    /// Here, as what a checkpoint keeps.
+    pub fn snapshot(&mut self) -> Snapshot {
+        Snapshot {
+            state: self.walker.machine.state(),
+            maps: self.walker.machine.maps(),
+            cursor: self.walker.player.cursor(),
+        }
+    }
+
+    /// Replaces everything that runs stop at.
+    pub fn set_stops(&mut self, stops: Stops) {
+        self.stops = stops;
+    }
+
+    /// Replaces the breakpoints that runs stop at.
+    pub fn set_breakpoints(&mut self, addresses: Vec<u64>) {
+        self.stops.breakpoints = addresses.into_iter().map(Breakpoint::at).collect();
+    }
+
+    /// Replaces the watchpoints that runs and steps stop at.
+    pub fn set_watchpoints(&mut self, points: Vec<Watchpoint>) {
+        self.stops.watches = points.into_iter().map(Watch::from).collect();
+    }
+
+    /// Goes to a step count, forward or backward, without stopping at anything.
+    pub fn seek(&mut self, target: u64, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        let target = target.min(self.shared.end);
+        let walked = self.walker.seek(target, poll)?;
+        Ok(if walked == Walked::Interrupted {
+            TravelStop::Interrupted
+        } else if self.position() < target {
+            TravelStop::End
+        } else {
+            TravelStop::Reached
+        })
+    }
+
+    /// Runs forward to something to stop at, the end, or until told to stop.
+    pub fn run_forward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        let here = self.position();
+        let checkpoints: Vec<u64> = self.checkpoints_in(here + 1, self.shared.end);
+        let alone = checkpoints.get(ALONE).copied().unwrap_or(self.shared.end);
+        let stops = self.stops.clone();
+        let mut armed = Armed::new(&stops, &mut self.walker.machine);
+        let mut origin = here;
+        match self.walker.run(alone, &mut armed, &mut origin, TRAIL_STEPS, poll)? {
+            Walked::Hit(hit) => return Ok(TravelStop::Hit(hit.cause)),
+            Walked::Interrupted => return Ok(TravelStop::Interrupted),
+            Walked::There if alone == self.shared.end => return Ok(TravelStop::End),
+            Walked::There => {}
+        }
+        let starts = || checkpoints[ALONE..].iter().copied();
+        let ends = starts().skip(1).chain([self.shared.end]);
+        let windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
+        self.finish_on_all_cores(&windows, Direction::Forward, poll)
+    }
+
+    /// Runs backward to something to stop at, the start, or until told to stop.
+    pub fn run_backward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        let origin = self.position();
+        let stops = self.stops.clone();
+        let mut end = origin;
+        while end > 0 {
+            if self.checkpoints_in(end, origin).len() >= ALONE && self.shared.threads > 1 {
+                let starts = || [0].into_iter().chain(self.checkpoints_in(1, end - 1));
+                let ends = starts().skip(1).chain([end]);
+                let mut windows: Vec<_> =
+                    starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
+                windows.reverse();
+                return self.finish_on_all_cores(&windows, Direction::Backward, poll);
+            }
+            let window = self.walker.window_before(end, origin);
+            match self.walker.scan(window, &stops, Keep::Last, poll)? {
+                Scanned::Hits(hits) => match hits.last() {
+                    Some(hit) => return self.arrive(*hit, Direction::Backward, poll),
+                    None => end = window.start,
+                },
+                Scanned::Interrupted => return self.interrupted(end),
+            }
+        }
+        self.seek(0, poll)?;
+        Ok(TravelStop::Start)
+    }
+
+    fn finish_on_all_cores(
+        &mut self,
+        windows: &[Window],
+        direction: Direction,
+        poll: &mut Poll<'_>,
+    ) -> Result<TravelStop, Error> {
+        let keep = if direction == Direction::Forward { Keep::First } else { Keep::Last };
+        let stops = self.stops.clone();
+        match scan_on_all_cores(&mut self.walker, &self.shared, windows, &stops, keep, poll)? {
+            Scanned::Hits(hits) => match (hits.last(), direction) {
+                (Some(hit), _) => self.arrive(*hit, direction, poll),
+                (None, Direction::Backward) => {
+                    self.seek(0, poll)?;
+                    Ok(TravelStop::Start)
+                }
+                (None, Direction::Forward) => {
+                    self.seek(self.shared.end, poll)?;
+                    Ok(TravelStop::End)
+                }
+            },
+            Scanned::Interrupted => self.interrupted(self.position()),
+        }
+    }
+
+    fn arrive(&mut self, hit: Hit, direction: Direction, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        let target = if direction == Direction::Forward { hit.after } else { hit.before };
+        let stop = self.seek(target, poll)?;
+        Ok(if stop == TravelStop::Reached { TravelStop::Hit(hit.cause) } else { stop })
+    }
+
+    /// Somewhere at or before `steps` that can be had at once: who interrupts does not want to wait.
+    fn interrupted(&mut self, steps: u64) -> Result<TravelStop, Error> {
+        Armed::disarm(&mut self.walker.machine);
+        self.walker.restore_nearest(steps)?;
+        Ok(TravelStop::Interrupted)
+    }
+
+    fn checkpoints_in(&self, first: u64, last: u64) -> Vec<u64> {
+        let heads = self.shared.checkpoints.as_ref().map(|checkpoints| checkpoints.heads());
+        let in_range = heads.filter(|_| first <= last).map(|heads| heads.range(first..=last));
+        in_range.into_iter().flatten().map(|(&steps, _)| steps).collect()
+    }
+
+    /// All hits of the timeline's stops between two step counts, at most `limit`, in the order of the run. `None`
+    /// when told to stop. Afterwards the position is some place in between.
+    pub fn hits(
+        &mut self,
+        from: u64,
+        to: u64,
+        limit: usize,
+        poll: &mut Poll<'_>,
+    ) -> Result<Option<Vec<Hit>>, Error> {
+        let to = to.min(self.shared.end);
+        let starts = || [from].into_iter().chain(self.checkpoints_in(from + 1, to.saturating_sub(1)));
+        let ends = starts().skip(1).chain([to]);
+        let windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
+        let stops = self.stops.clone();
+        let keep = Keep::All(limit);
+        match scan_on_all_cores(&mut self.walker, &self.shared, &windows, &stops, keep, poll)? {
+            Scanned::Hits(hits) => Ok(Some(hits)),
+            Scanned::Interrupted => self.interrupted(self.position()).map(|_| None),
+        }
+    }
+
+    /// Executes one instruction, ignoring breakpoints.
+    pub fn step_forward(&mut self) -> Result<TravelStop, Error> {
+        let here = self.position();
+        if here >= self.shared.end {
+            return Ok(TravelStop::End);
+        }
+        let stops = Stops { breakpoints: Vec::new(), ..self.stops.clone() };
+        let mut armed = Armed::new(&stops, &mut self.walker.machine);
+        let mut origin = here;
+        let walked = self.walker.run(here + 1, &mut armed, &mut origin, u64::MAX, &mut || false)?;
+        Ok(match walked {
+            Walked::Hit(hit) => TravelStop::Hit(hit.cause),
+            _ if self.position() > here => TravelStop::Reached,
+            _ => TravelStop::End,
+        })
+    }
+
+    /// Undoes one instruction. What there is to stop at and is undone is reported.
+    pub fn step_backward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        let here = self.position();
+        if here == 0 {
+            return Ok(TravelStop::Start);
+        }
+        let stop = self.seek(here - 1, poll)?;
+        let only_breakpoints = Stops { breakpoints: self.stops.breakpoints.clone(), ..Stops::default() };
+        if stop != TravelStop::Reached || self.stops == only_breakpoints {
+            return Ok(stop);
+        }
+        let undone = self.step_forward()?;
+        self.seek(here - 1, poll)?;
+        Ok(if matches!(undone, TravelStop::Hit(_)) { undone } else { TravelStop::Reached })
+    }
+}

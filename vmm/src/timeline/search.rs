@@ -1,0 +1,215 @@
+//! Searches along a recording: window by window between places that can be restored, each window run forward.
+//!
+//! A search backward wants the last hit of the latest window that has one. Windows do not depend on one another, so a
+//! long search has a walker on every core. It begins alone, though: what the others do beyond the first hit is lost.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use super::stops::{Armed, Hit, Stops};
+use super::walker::{Poll, Shared, TRAIL_STEPS, Walked, Walker};
+use crate::error::Error;
+
+/// Checkpoints that a search passes before other cores join in.
+pub(super) const ALONE: usize = 4;
+/// The first window of a search backward.
+const FIRST_WINDOW_STEPS: u64 = 100_000;
+/// Parts of a window between which its scan leaves snapshots: what lies between them has to be run again to get to
+/// a hit.
+const PARTS: u64 = 16;
+
+/// How long to wait between two looks at what other cores still do.
+const WAIT: Duration = Duration::from_millis(10);
+
+/// Which way a search goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From earlier to later.
+    Forward,
+    /// From later to earlier.
+    Backward,
+}
+
+/// From a place that can be restored (or where the walker stands) to another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Window {
+    pub start: u64,
+    pub end: u64,
+}
+
+/// What scanning found.
+pub(super) enum Scanned {
+    /// All hits that were asked for.
+    Hits(Vec<Hit>),
+    /// Somebody asked to stop.
+    Interrupted,
+}
+
+/// Which hits of a window to keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    First,
+    Last,
+    /// At most so many, and then no more are looked for.
+    All(usize),
+}
+
+impl Walker {
+    /// Goes to a window's start and scans it.
+    pub fn scan(
+        &mut self,
+        window: Window,
+        stops: &Stops,
+        keep: Keep,
+        poll: &mut Poll<'_>,
+    ) -> Result<Scanned, Error> {
+        if self.position() != window.start {
+            self.restore_nearest(window.start)?;
+            if self.advance(window.start, TRAIL_STEPS, poll)? == Walked::Interrupted {
+                return Ok(Scanned::Interrupted);
+            }
+        }
+        let trail = ((window.end - window.start) / PARTS).max(TRAIL_STEPS);
+        let mut armed = Armed::new(stops, &mut self.machine);
+        // A breakpoint at the window's very first instruction counts.
+        let mut origin = u64::MAX;
+        let mut hits = Vec::new();
+        loop {
+            match self.run(window.end, &mut armed, &mut origin, trail, poll)? {
+                Walked::There => return Ok(Scanned::Hits(hits)),
+                Walked::Interrupted => return Ok(Scanned::Interrupted),
+                Walked::Hit(hit) => {
+                    if keep == Keep::Last {
+                        hits.clear();
+                    }
+                    hits.push(hit);
+                }
+            }
+            let enough = match keep {
+                Keep::First => 1,
+                Keep::Last => usize::MAX,
+                Keep::All(limit) => limit,
+            };
+            if hits.len() >= enough {
+                return Ok(Scanned::Hits(hits));
+            }
+        }
+    }
+
+    /// The window before `end` that a search backward that began at `origin` looks at next: small at first, since
+    /// most hits are near, and a constant share of what was searched already later on.
+    pub fn window_before(&self, end: u64, origin: u64) -> Window {
+        let length = ((origin - end) / PARTS).max(FIRST_WINDOW_STEPS);
+        Window { start: self.nearest(end.saturating_sub(length)).0, end }
+    }
+}
+
+/// Windows that several walkers work on.
+struct Work<'a> {
+    /// In the order in which hits are wanted.
+    windows: &'a [Window],
+    stops: &'a Stops,
+    keep: Keep,
+    state: Mutex<State>,
+    cancelled: AtomicBool,
+}
+
+struct State {
+    next: usize,
+    found: Vec<Option<Vec<Hit>>>,
+    error: Option<Error>,
+}
+
+impl Work<'_> {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Whether the hits of a window can still matter.
+    fn matters(&self, number: usize) -> bool {
+        if self.cancelled.load(Ordering::Relaxed) {
+            return false;
+        }
+        let state = self.state();
+        let mut earlier = state.found[..number].iter().flatten();
+        match self.keep {
+            Keep::All(limit) => earlier.map(Vec::len).sum::<usize>() < limit,
+            Keep::First | Keep::Last => earlier.all(Vec::is_empty),
+        }
+    }
+
+    fn take(&self) -> Option<usize> {
+        let number = {
+            let mut state = self.state();
+            state.next += 1;
+            state.next - 1
+        };
+        (number < self.windows.len() && self.matters(number)).then_some(number)
+    }
+
+    /// Works until nothing is left. `poll` asks whether the person wants to stop.
+    fn work(&self, walker: &mut Walker, poll: &mut Poll<'_>) {
+        while let Some(number) = self.take() {
+            let mut asked = || {
+                if poll() {
+                    self.cancelled.store(true, Ordering::Relaxed);
+                }
+                !self.matters(number)
+            };
+            match walker.scan(self.windows[number], self.stops, self.keep, &mut asked) {
+                Ok(Scanned::Hits(hits)) => self.state().found[number] = Some(hits),
+                Ok(Scanned::Interrupted) => {}
+                Err(error) => self.failed(error),
+            }
+        }
+    }
+
+    fn failed(&self, error: Error) {
+        self.cancelled.store(true, Ordering::Relaxed);
+        self.state().error.get_or_insert(error);
+    }
+}
+
+/// Scans windows with `walker` and one more walker on each other core. Gives the hits in the windows' order: those of
+/// the first window that has any, or all.
+pub(super) fn scan_on_all_cores(
+    walker: &mut Walker,
+    shared: &Arc<Shared>,
+    windows: &[Window],
+    stops: &Stops,
+    keep: Keep,
+    poll: &mut Poll<'_>,
+) -> Result<Scanned, Error> {
+    let state = Mutex::new(State { next: 0, found: vec![None; windows.len()], error: None });
+    let work = Work { windows, stops, keep, state, cancelled: AtomicBool::new(false) };
+    std::thread::scope(|scope| {
+        let spawn = |_| {
+            scope.spawn(|| match Walker::new(shared.clone()) {
+                Ok(mut other) => work.work(&mut other, &mut || false),
+                Err(error) => work.failed(error),
+            })
+        };
+        let others: Vec<_> = (1..shared.threads.min(windows.len())).map(spawn).collect();
+        work.work(walker, poll);
+        while others.iter().any(|other| !other.is_finished()) {
+            if poll() {
+                work.cancelled.store(true, Ordering::Relaxed);
+            }
+            std::thread::sleep(WAIT);
+        }
+    });
+    let cancelled = work.cancelled.load(Ordering::Relaxed);
+    let state = work.state.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(error) = state.error {
+        return Err(error);
+    }
+    if cancelled {
+        return Ok(Scanned::Interrupted);
+    }
+    let mut with_hits = state.found.into_iter().flatten().filter(|hits| !hits.is_empty());
+    Ok(Scanned::Hits(match keep {
+        Keep::First | Keep::Last => with_hits.next().unwrap_or_default(),
+        Keep::All(limit) => with_hits.flatten().take(limit).collect(),
+    }))
+}

@@ -1,0 +1,211 @@
+//! What a run along the timeline stops at, and the machine's side of finding it.
+
+use cpu::{AddressKind, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
+
+use crate::machine::{Machine, RunStop};
+
+/// A place in the code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Breakpoint {
+    /// How `address` is meant.
+    pub space: AddressKind,
+    /// Address of the instruction.
+    pub address: u64,
+    /// Only in the address space with this root of its page tables ([`address_space`]).
+    pub only_in: Option<u64>,
+}
+
+impl Breakpoint {
+    /// At a linear address, whatever address space is current.
+    pub fn at(address: u64) -> Breakpoint {
+        Breakpoint { space: AddressKind::Linear, address, only_in: None }
+    }
+}
+
+/// A watched range of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watch {
+    /// Which accesses to what.
+    pub point: Watchpoint,
+    /// Only writes after which the contents are others than before.
+    pub changes_only: bool,
+    /// Only in the address space with this root of its page tables ([`address_space`]).
+    pub only_in: Option<u64>,
+}
+
+impl From<Watchpoint> for Watch {
+    fn from(point: Watchpoint) -> Watch {
+        Watch { point, changes_only: false, only_in: None }
+    }
+}
+
+/// The root of the current page tables: what tells address spaces apart.
+pub fn address_space(machine: &Machine) -> u64 {
+    machine.cpu().core().state.cr3 & 0x000f_ffff_ffff_f000
+}
+
+/// Everything that a run stops at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stops {
+    /// Before instructions at these places.
+    pub breakpoints: Vec<Breakpoint>,
+    /// After accesses to these ranges.
+    pub watches: Vec<Watch>,
+    /// After these events of the CPU.
+    pub traps: Traps,
+    /// When this text has appeared on the console.
+    pub console: Option<Vec<u8>>,
+}
+
+impl Stops {
+    /// Whether there is nothing to stop at.
+    pub fn is_empty(&self) -> bool {
+        *self == Stops::default()
+    }
+
+    /// One system call, or each.
+    pub fn system_call(number: Option<u64>) -> Stops {
+        let system_calls =
+            number.map_or(SystemCalls::All, |number| SystemCalls::Numbered([number].into_iter().collect()));
+        Stops { traps: Traps { system_calls, ..Traps::default() }, ..Stops::default() }
+    }
+}
+
+/// Why a run stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The next instruction, at this linear address, has a breakpoint.
+    Breakpoint(u64),
+    /// An access to a watched range.
+    Watch {
+        /// The kind that the watchpoint was set with.
+        kind: WatchKind,
+        /// The accessed address.
+        address: u64,
+    },
+    /// A system call with this number was entered.
+    SystemCall(u64),
+    /// Control passed through this entry of the interrupt table.
+    Vector(u8),
+    /// The text appeared on the console.
+    Console,
+}
+
+/// Something that a run stops at, where it happens: between `before` and `after`, which are the same for what
+/// happens before an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hit {
+    /// Step count before it: where a run backward stops.
+    pub before: u64,
+    /// Step count after it: where a run forward stops.
+    pub after: u64,
+    /// What it is.
+    pub cause: Cause,
+}
+
+/// Stops that are armed in one machine, with what has to be remembered between two hits.
+pub(super) struct Armed<'a> {
+    stops: &'a Stops,
+    /// The contents of each watch with `changes_only`, when last looked at.
+    contents: Vec<Option<Vec<u8>>>,
+}
+
+impl<'a> Armed<'a> {
+    /// Arms the stops where the machine stands.
+    pub fn new(stops: &'a Stops, machine: &mut Machine) -> Armed<'a> {
+        let points: Vec<_> = stops.breakpoints.iter().map(|b| (b.space, b.address)).collect();
+        machine.set_breakpoints(&points);
+        machine.set_watchpoints(&stops.watches.iter().map(|watch| watch.point).collect::<Vec<_>>());
+        machine.set_traps(stops.traps.clone());
+        machine.stop_on_output(stops.console.is_some());
+        let mut armed = Armed { stops, contents: vec![None; stops.watches.len()] };
+        armed.look(machine);
+        armed
+    }
+
+    /// Disarms everything.
+    pub fn disarm(machine: &mut Machine) {
+        machine.set_breakpoints(&[]);
+        machine.set_watchpoints(&[]);
+        machine.set_traps(Traps::default());
+        machine.stop_on_output(false);
+    }
+
+    fn look(&mut self, machine: &Machine) {
+        for (watch, contents) in self.stops.watches.iter().zip(&mut self.contents) {
+            if watch.changes_only {
+                *contents = contents_of(&watch.point, machine);
+            }
+        }
+    }
+
+    /// What a stop of the machine means: a hit, or `None` where nobody waits for it.
+    pub fn hit(&mut self, stop: &RunStop, machine: &Machine) -> Option<Hit> {
+        let here = machine.moment().steps;
+        let step = |cause| Some(Hit { before: here - 1, after: here, cause });
+        match stop {
+            RunStop::Breakpoint => self.at_breakpoint(machine, here),
+            RunStop::Watchpoint(hit) => self.watched(hit, machine).and_then(step),
+            RunStop::Trap(Trap::SystemCall(number)) => step(Cause::SystemCall(*number)),
+            RunStop::Trap(Trap::Vector(vector)) => step(Cause::Vector(*vector)),
+            RunStop::Output(output) => {
+                let wanted = self.stops.console.as_ref()?;
+                machine.console().ended_with(wanted, output.len()).then_some(Cause::Console).and_then(step)
+            }
+            RunStop::Reached | RunStop::Ended(_) => None,
+        }
+    }
+
+    fn at_breakpoint(&self, machine: &Machine, here: u64) -> Option<Hit> {
+        let core = machine.cpu().core();
+        let linear = core.rip.wrapping_add(core.seg_base[1]);
+        let wanted = self.stops.breakpoints.iter().any(|point| {
+            let address = match point.space {
+                AddressKind::Linear => Some(linear),
+                AddressKind::Physical => core.peek_address(linear),
+            };
+            address == Some(point.address) && point.only_in.is_none_or(|root| root == address_space(machine))
+        });
+        wanted.then_some(Hit { before: here, after: here, cause: Cause::Breakpoint(linear) })
+    }
+
+    /// The engine names one watchpoint of those that an access hit; others may want it too.
+    fn watched(&mut self, hit: &WatchHit, machine: &Machine) -> Option<Cause> {
+        let mut cause = None;
+        for (watch, contents) in self.stops.watches.iter().zip(&mut self.contents) {
+            if watch.changes_only {
+                let now = contents_of(&watch.point, machine);
+                let changed = now != *contents;
+                *contents = now;
+                if !changed {
+                    continue;
+                }
+            } else if !overlaps(&watch.point, hit) {
+                continue;
+            }
+            if watch.only_in.is_none_or(|root| root == address_space(machine)) {
+                let address = if watch.point == hit.watchpoint { hit.address } else { watch.point.address };
+                cause.get_or_insert(Cause::Watch { kind: watch.point.kind, address });
+            }
+        }
+        cause
+    }
+}
+
+fn overlaps(point: &Watchpoint, hit: &WatchHit) -> bool {
+    *point == hit.watchpoint
+}
+
+/// The bytes of a watched range, as far as they can be read.
+fn contents_of(point: &Watchpoint, machine: &Machine) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; usize::try_from(point.length).ok()?.min(MAX_COMPARED)];
+    let length = match point.space {
+        AddressKind::Linear => machine.cpu().core().peek(point.address, &mut bytes),
+        AddressKind::Physical => machine.read_physical(point.address, &mut bytes),
+    };
+    bytes.truncate(length);
+    Some(bytes)
+}
+
+/// Bytes of a watched range that are compared at most.
+const MAX_COMPARED: usize = 1 << 20;

@@ -1,0 +1,216 @@
+//! A machine that walks along a recording: restores snapshots, runs, and leaves snapshots on its way. A timeline has
+//! one that stands at its position; long searches have one for each core.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::snapshot::{Checkpoints, Snapshot, Snapshots};
+use super::stops::{Armed, Hit, Stops};
+use crate::config::Images;
+use crate::error::Error;
+use crate::machine::{Machine, RunStop};
+use crate::player::Player;
+use crate::recording::Recording;
+
+/// Longest stretch between two questions whether to stop: some tens of milliseconds.
+const POLL_STEPS: u64 = 4_000_000;
+/// Distance of the snapshots that a walk leaves behind, unless it is told otherwise: a single step back from any
+/// place of the walk replays no more.
+pub(super) const TRAIL_STEPS: u64 = 8_000_000;
+/// Nearest of the snapshots before a place that is approached, and the factor from one to the next.
+const APPROACH_STEPS: u64 = 128;
+const APPROACH_FACTOR: u64 = 8;
+
+/// Asks whether to stop.
+pub type Poll<'a> = dyn FnMut() -> bool + 'a;
+
+/// What all walkers of a timeline share.
+pub(super) struct Shared {
+    pub recording: Recording,
+    pub images: Images,
+    /// Step count at which the recording ends.
+    pub end: u64,
+    /// `None` while the first walker is being made.
+    pub checkpoints: Option<Checkpoints>,
+    pub snapshots: Snapshots,
+    /// Walkers that a long search may have.
+    pub threads: usize,
+    /// Steps that all walkers executed.
+    pub replayed: AtomicU64,
+}
+
+/// How a stretch of a walk ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Walked {
+    /// Where it was to end.
+    There,
+    /// Somebody asked to stop.
+    Interrupted,
+    /// At something to stop at.
+    Hit(Hit),
+}
+
+/// See the module.
+pub(super) struct Walker {
+    pub machine: Machine,
+    pub player: Player,
+    shared: Arc<Shared>,
+}
+
+impl Walker {
+    /// A walker at the first instruction.
+    pub fn new(shared: Arc<Shared>) -> Result<Walker, Error> {
+        let player = Player::new(&shared.recording.log);
+        let config = &shared.recording.manifest.machine;
+        let mut machine = Machine::new(config, &shared.images, player.power_on())?;
+        if let Some(checkpoints) = &shared.checkpoints {
+            machine.attach_store(checkpoints.store().clone());
+        }
+        let mut walker = Walker { machine, player, shared };
+        walker.leave_snapshot();
+        Ok(walker)
+    }
+
+    /// The step count where it stands.
+    pub fn position(&self) -> u64 {
+        self.machine.moment().steps
+    }
+
+    /// The last place at or before `steps` that can be restored, and whether it is a checkpoint.
+    pub fn nearest(&self, steps: u64) -> (u64, bool) {
+        let snapshot = self.shared.snapshots.nearest(steps).map_or(0, |(at, _)| at);
+        match self.shared.checkpoint_before(steps) {
+            Some(at) if at > snapshot => (at, true),
+            _ => (snapshot, false),
+        }
+    }
+
+    /// Goes to the last place at or before `steps` that can be restored.
+    pub fn restore_nearest(&mut self, steps: u64) -> Result<(), Error> {
+        match (self.nearest(steps), &self.shared.checkpoints) {
+            ((at, true), Some(checkpoints)) => {
+                let snapshot = checkpoints.load(at)?;
+                self.restore(&snapshot)
+            }
+            _ => {
+                let (_, snapshot) = self.shared.snapshots.nearest(steps).expect("there is one at the start");
+                self.restore(&snapshot)
+            }
+        }
+    }
+
+    fn restore(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
+        self.machine.restore(&snapshot.state, &snapshot.maps)?;
+        self.player.set_cursor(snapshot.cursor);
+        Ok(())
+    }
+
+    /// Goes to a step count, forward or backward.
+    pub fn seek(&mut self, target: u64, poll: &mut Poll<'_>) -> Result<Walked, Error> {
+        Armed::disarm(&mut self.machine);
+        self.shared.snapshots.focus(target);
+        let here = self.position();
+        if target < here || self.nearest(target).0 > here {
+            self.restore_nearest(target)?;
+        }
+        // Snapshots on the way in, closer and closer together, make the next steps back cheap.
+        let mut distance = APPROACH_STEPS;
+        let mut stages = Vec::new();
+        while distance < (target - self.position()).min(2 * TRAIL_STEPS) {
+            stages.push(target - distance);
+            distance *= APPROACH_FACTOR;
+        }
+        for stage in stages.into_iter().rev() {
+            if self.advance(stage, TRAIL_STEPS, poll)? == Walked::Interrupted {
+                return Ok(Walked::Interrupted);
+            }
+            self.leave_snapshot();
+        }
+        self.advance(target, TRAIL_STEPS, poll)
+    }
+
+    /// Runs on to a step count without stopping at anything, with a snapshot every `trail` steps.
+    pub fn advance(&mut self, target: u64, trail: u64, poll: &mut Poll<'_>) -> Result<Walked, Error> {
+        let nothing = Stops::default();
+        let mut armed = Armed::new(&nothing, &mut self.machine);
+        let mut origin = u64::MAX;
+        self.run(target, &mut armed, &mut origin, trail, poll)
+    }
+
+    /// Runs on to a step count, or to something to stop at, with a snapshot every `trail` steps. A breakpoint at step
+    /// count `origin` is passed over; going on from a hit goes on with what `origin` is then.
+    pub fn run(
+        &mut self,
+        target: u64,
+        armed: &mut Armed<'_>,
+        origin: &mut u64,
+        trail: u64,
+        poll: &mut Poll<'_>,
+    ) -> Result<Walked, Error> {
+        while self.position() < target {
+            let here = self.position();
+            let until = target.min(here + POLL_STEPS).min(self.next_stage(here, trail));
+            let stop = self.machine.run_from(until, *origin, &mut self.player);
+            self.shared.replayed.fetch_add(self.position() - here, Ordering::Relaxed);
+            let stop = stop?;
+            if stop == RunStop::Breakpoint {
+                *origin = self.position();
+            }
+            if let Some(hit) = armed.hit(&stop, &self.machine) {
+                return Ok(Walked::Hit(hit));
+            }
+            match stop {
+                RunStop::Reached => self.at_stage(trail)?,
+                RunStop::Ended(_) => return Ok(Walked::There),
+                _ => continue,
+            }
+            if self.position() < target && poll() {
+                return Ok(Walked::Interrupted);
+            }
+        }
+        Ok(Walked::There)
+    }
+
+    /// The next step count after `here` where there is something to do: a snapshot to take, a checkpoint to pass.
+    fn next_stage(&self, here: u64, trail: u64) -> u64 {
+        let checkpoint = self.shared.checkpoint_after(here).unwrap_or(u64::MAX);
+        checkpoint.min((here / trail + 1).saturating_mul(trail))
+    }
+
+    fn at_stage(&mut self, trail: u64) -> Result<(), Error> {
+        let here = self.position();
+        if let Some(checkpoints) = self.shared.checkpoints.as_ref().filter(|c| c.heads().contains_key(&here)) {
+            // From here on the pages are those of the checkpoint, which need no memory.
+            self.machine.rebase(&checkpoints.maps(here)?);
+        } else if here.is_multiple_of(trail) {
+            self.shared.snapshots.focus(here);
+            self.leave_snapshot();
+        }
+        Ok(())
+    }
+
+    /// Keeps a snapshot of this place, unless there is one.
+    pub fn leave_snapshot(&mut self) {
+        let steps = self.position();
+        if self.shared.snapshots.contains(steps) {
+            return;
+        }
+        let (maps, pages) = self.machine.capture();
+        let snapshot = Snapshot { state: self.machine.state(), maps, cursor: self.player.cursor() };
+        self.shared.snapshots.keep(steps, snapshot, pages);
+    }
+}
+
+impl Shared {
+    /// The last checkpoint at or before a step count.
+    pub fn checkpoint_before(&self, steps: u64) -> Option<u64> {
+        let heads = self.checkpoints.as_ref()?.heads();
+        heads.range(..=steps).next_back().map(|(&at, _)| at)
+    }
+
+    /// The first checkpoint after a step count.
+    pub fn checkpoint_after(&self, steps: u64) -> Option<u64> {
+        let heads = self.checkpoints.as_ref()?.heads();
+        heads.range(steps + 1..).next().map(|(&at, _)| at)
+    }
+}
