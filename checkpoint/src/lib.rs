@@ -1,23 +1,54 @@
-//! Versions of a guest's memory that share their equal pages.
+//! Versions of a guest's memory and disk.
 //!
-//! A [`MemoryImage`] is the contents of all pages at one point. Taking one copies only the pages written since
-//! the image before it; zero pages cost nothing; going back to one writes only the pages that differ. Images
-//! live in memory: persistence, deltas and thinning belong to the checkpoint store that grows here.
+//! A [`Store`] is a folder of checkpoints on disk that share their equal pages, with [`Maps`] that say which
+//! version of a page belongs to which checkpoint; [`BackgroundWriter`] fills it while a guest runs.
+//! The crate knows pages and opaque bytes. What a machine is, and what its pages held at power-on, is the
+//! caller's knowledge. `FORMAT.md` describes the files.
+//!
+//! A [`MemoryImage`] is the contents of all pages at one point, in memory only.
 
 #![forbid(unsafe_code)]
 
+mod background;
+mod bulk;
+mod cache;
+mod codec;
+mod draft;
+mod error;
+mod folder;
+mod format;
+mod list;
+mod map;
+mod merge;
+mod open;
+mod read;
+mod store;
+mod table;
+mod thin;
+mod verify;
+
 use std::sync::Arc;
+
+pub use background::{BackgroundWriter, Done};
+pub use draft::Draft;
+pub use error::{Result, StoreError, StoreErrorKind};
+pub use map::{BlobId, Maps, PageMap, PageRef, Space};
+pub use store::{Counts, Entry, Store};
+pub use thin::Policy;
 
 /// Bytes in a page.
 pub const PAGE_BYTES: usize = 4096;
 
+/// The contents of a page of RAM or a block of the disk.
+pub type Page = [u8; PAGE_BYTES];
+
 /// One page's contents; `None` is a page of zeroes.
-type Page = Option<Arc<[u8; PAGE_BYTES]>>;
+type SharedPage = Option<Arc<[u8; PAGE_BYTES]>>;
 
 /// The contents of every page at one point of a run. Cloning shares the pages.
 #[derive(Clone, Debug)]
 pub struct MemoryImage {
-    pages: Arc<[Page]>,
+    pages: Arc<[SharedPage]>,
 }
 
 impl MemoryImage {
@@ -60,7 +91,7 @@ impl MemoryImage {
     }
 }
 
-fn same_page(a: &Page, b: &Page) -> bool {
+fn same_page(a: &SharedPage, b: &SharedPage) -> bool {
     match (a, b) {
         (None, None) => true,
         (Some(a), Some(b)) => Arc::ptr_eq(a, b),
@@ -68,7 +99,7 @@ fn same_page(a: &Page, b: &Page) -> bool {
     }
 }
 
-fn same_or_new(old: &Page, contents: &[u8; PAGE_BYTES]) -> Page {
+fn same_or_new(old: &SharedPage, contents: &[u8; PAGE_BYTES]) -> SharedPage {
     match old {
         Some(page) if **page == *contents => old.clone(),
         _ if contents.iter().all(|&b| b == 0) => None,

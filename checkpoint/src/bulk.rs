@@ -1,0 +1,222 @@
+//! Reading many versions for a restore, on two threads, in the order of their places.
+//!
+//! What is handed out does not depend on the threads, only the order in which it is.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, TryRecvError, sync_channel};
+use std::thread;
+
+use crate::codec::{Codec, xor};
+use crate::read::Place;
+use crate::store::{OpenFile, Store};
+use crate::table::{Digest, Row};
+use crate::{BlobId, Page, Result, StoreError, StoreErrorKind};
+
+/// Pages that are decoded together.
+const BATCH: usize = 512;
+
+/// Below this many a second thread is not worth its start.
+const MIN_FOR_THREAD: usize = 2 * BATCH;
+
+/// Blobs this near to one another are read together with what lies between them.
+const MAX_GAP: u64 = 8 << 10;
+
+/// The largest single read.
+const MAX_EXTENT: u64 = 1 << 20;
+
+/// A version's blob in a file.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Blob {
+    file: u32,
+    offset: u64,
+    len: u16,
+    id: u64,
+    digest: Digest,
+}
+
+/// A page to be read.
+struct Request {
+    page: u64,
+    /// The version itself, or what it differs from.
+    full: Blob,
+    delta: Option<Blob>,
+}
+
+type Files = BTreeMap<u32, OpenFile>;
+type Pages = Vec<(u64, Page)>;
+
+impl Store {
+    /// Reads the contents of many versions, each for a page, and hands them to `sink` in any order.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::read`]. Pages that were handed out before the error are right.
+    pub fn read_many(&self, wanted: &[(u64, BlobId)], mut sink: impl FnMut(u64, &Page)) -> Result<()> {
+        let (mut requests, files) = self.requests(wanted)?;
+        requests.sort_unstable_by_key(|request| (request.full, request.delta));
+        let batches: Vec<&[Request]> = requests.chunks(BATCH).collect();
+        let next = AtomicUsize::new(0);
+        let take = || batches.get(next.fetch_add(1, Ordering::Relaxed)).copied();
+        let mut hand_out = |pages: Pages| pages.iter().for_each(|(page, contents)| sink(*page, contents));
+        if requests.len() < MIN_FOR_THREAD {
+            while let Some(batch) = take() {
+                hand_out(self.decode_batch(batch, &files)?);
+            }
+            return Ok(());
+        }
+        thread::scope(|scope| {
+            let (send, receive) = sync_channel(2);
+            let (take, files) = (&take, &files);
+            scope.spawn(move || self.decode_batches(take, files, send));
+            while let Some(batch) = take() {
+                hand_out(self.decode_batch(batch, files)?);
+                match receive.try_recv() {
+                    Ok(pages) => hand_out(pages?),
+                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => {}
+                }
+            }
+            receive.iter().try_for_each(|pages| Ok(hand_out(pages?)))
+        })
+    }
+
+    /// The second thread: stops at an error, or when the first one has given up.
+    fn decode_batches<'a>(
+        &self,
+        take: &impl Fn() -> Option<&'a [Request]>,
+        files: &Files,
+        send: SyncSender<Result<Pages>>,
+    ) {
+        while let Some(batch) = take() {
+            let pages = self.decode_batch(batch, files);
+            let failed = pages.is_err();
+            if send.send(pages).is_err() || failed {
+                return;
+            }
+        }
+    }
+
+    fn requests(&self, wanted: &[(u64, BlobId)]) -> Result<(Vec<Request>, Files)> {
+        let inner = self.read_inner();
+        let row = |id: u64| {
+            let row = inner.blobs.get(id).filter(|row| inner.files.contains_key(&row.file));
+            row.ok_or_else(|| StoreError::new(&self.dir, StoreErrorKind::Gone(id)))
+        };
+        let (mut requests, mut files) = (Vec::with_capacity(wanted.len()), Files::new());
+        for &(page, BlobId(id)) in wanted {
+            let own = row(id)?;
+            let request = match own.base {
+                None => Request { page, full: blob(id, own), delta: None },
+                Some(base) => {
+                    Request { page, full: blob(base.get(), row(base.get())?), delta: Some(blob(id, own)) }
+                }
+            };
+            for file in [Some(request.full.file), request.delta.map(|delta| delta.file)].into_iter().flatten()
+            {
+                if !files.contains_key(&file) {
+                    files.insert(file, inner.open(&self.dir, file)?);
+                }
+            }
+            requests.push(request);
+        }
+        Ok((requests, files))
+    }
+
+    fn decode_batch(&self, batch: &[Request], files: &Files) -> Result<Pages> {
+        let mut blobs: Vec<Blob> = batch.iter().map(|request| request.full).collect();
+        blobs.extend(batch.iter().filter_map(|request| request.delta));
+        let bytes = Bytes::read(blobs, files)?;
+        self.with_codec(|codec| decode(batch, &bytes, files, codec))
+    }
+}
+
+fn blob(id: u64, row: &Row) -> Blob {
+    Blob { file: row.file, offset: row.offset, len: row.len, id, digest: row.digest }
+}
+
+fn decode(batch: &[Request], bytes: &Bytes, files: &Files, codec: &mut Codec) -> Result<Pages> {
+    let mut pages = Pages::with_capacity(batch.len());
+    let mut last: Option<(Blob, Page)> = None;
+    for request in batch {
+        // Neighbours often differ from the same version.
+        let full = match last {
+            Some((blob, page)) if blob == request.full => page,
+            _ => unpack(&request.full, bytes, files, codec)?,
+        };
+        last = Some((request.full, full));
+        let mut page = full;
+        let version = match &request.delta {
+            None => &request.full,
+            Some(delta) => {
+                page = unpack(delta, bytes, files, codec)?;
+                xor(&mut page, &full);
+                delta
+            }
+        };
+        place(version, files).check(&page)?;
+        pages.push((request.page, page));
+    }
+    Ok(pages)
+}
+
+fn unpack(blob: &Blob, bytes: &Bytes, files: &Files, codec: &mut Codec) -> Result<Page> {
+    let mut page = crate::map::ZERO_PAGE;
+    match codec.unpack(bytes.of(blob), &mut page) {
+        true => Ok(page),
+        false => Err(place(blob, files).damaged("it cannot be unpacked")),
+    }
+}
+
+fn place(blob: &Blob, files: &Files) -> Place {
+    let open = &files[&blob.file];
+    let (file, path, len) = (open.file.clone(), open.path.clone(), usize::from(blob.len));
+    Place { id: blob.id, file, path, offset: blob.offset, len, digest: blob.digest }
+}
+
+/// The bytes of a batch's blobs, with some of what lies between them.
+struct Bytes {
+    bytes: Vec<u8>,
+    /// File and offset of each extent's first byte, and where in `bytes` that is.
+    extents: Vec<(u32, u64, usize)>,
+}
+
+impl Bytes {
+    fn read(mut blobs: Vec<Blob>, files: &Files) -> Result<Bytes> {
+        blobs.sort_unstable();
+        blobs.dedup();
+        let mut all = Bytes { bytes: Vec::new(), extents: Vec::new() };
+        let mut rest = &blobs[..];
+        while let Some(first) = rest.first() {
+            let mut end = first.offset;
+            let together = rest.iter().take_while(|blob| {
+                let near = blob.file == first.file && blob.offset <= end + MAX_GAP;
+                end = end.max(blob.offset + u64::from(blob.len));
+                near && end - first.offset <= MAX_EXTENT
+            });
+            let count = together.count();
+            let (extent, behind) = rest.split_at(count);
+            all.read_extent(extent, files)?;
+            rest = behind;
+        }
+        Ok(all)
+    }
+
+    fn read_extent(&mut self, blobs: &[Blob], files: &Files) -> Result<()> {
+        let (first, last) = (&blobs[0], &blobs[blobs.len() - 1]);
+        let len = (last.offset - first.offset) as usize + usize::from(last.len);
+        let at = self.bytes.len();
+        self.bytes.resize(at + len, 0);
+        self.extents.push((first.file, first.offset, at));
+        let OpenFile { file, path, .. } = &files[&first.file];
+        file.read_exact_at(&mut self.bytes[at..], first.offset).map_err(StoreError::io(path, "read pages"))
+    }
+
+    fn of(&self, blob: &Blob) -> &[u8] {
+        let key = (blob.file, blob.offset);
+        let extent = self.extents.partition_point(|(file, offset, _)| (*file, *offset) <= key) - 1;
+        let (_, offset, at) = self.extents[extent];
+        let from = at + (blob.offset - offset) as usize;
+        &self.bytes[from..from + usize::from(blob.len)]
+    }
+}

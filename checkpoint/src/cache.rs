@@ -1,0 +1,158 @@
+//! The store's three small memories: decoded pages, recent contents, and maps that were asked for.
+//!
+//! All are bounded and deterministic; losing an entry costs time or room, never correctness.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::table::Digest;
+use crate::{Maps, Page};
+
+/// 16 MiB of decoded pages.
+const PAGES: usize = 4096;
+
+/// Decoded full versions by id, one place for each. An entry that was of use since the last competitor came
+/// survives it, so that part of a scan over more pages than fit still hits.
+#[derive(Default)]
+pub(crate) struct PageCache {
+    places: Vec<Option<CachedPage>>,
+}
+
+struct CachedPage {
+    id: u64,
+    used: bool,
+    page: Arc<Page>,
+}
+
+impl PageCache {
+    pub fn get(&mut self, id: u64) -> Option<Arc<Page>> {
+        let cached = self.places.get_mut(id as usize % PAGES)?.as_mut()?;
+        (cached.id == id).then(|| {
+            cached.used = true;
+            cached.page.clone()
+        })
+    }
+
+    pub fn put(&mut self, id: u64, page: &Arc<Page>) {
+        if self.places.is_empty() {
+            self.places.resize_with(PAGES, || None);
+        }
+        match &mut self.places[id as usize % PAGES] {
+            Some(cached) if cached.used && cached.id != id => cached.used = false,
+            place => *place = Some(CachedPage { id, used: false, page: page.clone() }),
+        }
+    }
+}
+
+const RECENT: usize = 1 << 16;
+
+/// Which version had given contents, among those written lately: a block read from the disk into guest memory
+/// is then stored once. 2 MiB.
+#[derive(Default)]
+pub(crate) struct Recent {
+    places: Vec<(Digest, u64)>,
+}
+
+impl Recent {
+    pub fn get(&self, digest: &Digest) -> Option<u64> {
+        self.places.get(place(digest)).filter(|(known, _)| known == digest).map(|(_, id)| *id)
+    }
+
+    pub fn put(&mut self, digest: Digest, id: u64) {
+        if self.places.is_empty() {
+            self.places.resize(RECENT, ([0; 16], 0));
+        }
+        self.places[place(&digest)] = (digest, id);
+    }
+}
+
+fn place(digest: &Digest) -> usize {
+    usize::from(u16::from_le_bytes([digest[0], digest[1]]))
+}
+
+/// More than the steps that double from one to the largest store; a map of 512 MiB is at most 2 MiB.
+const MAPS: usize = 14;
+
+/// The maps that were asked for last, by position and by the number of the file that they belong to.
+#[derive(Default)]
+pub(crate) struct MapsCache {
+    maps: BTreeMap<u64, CachedMaps>,
+    clock: u64,
+}
+
+struct CachedMaps {
+    file: u32,
+    maps: Maps,
+    last_use: u64,
+}
+
+impl MapsCache {
+    /// The cached position at or before `position` that is nearest to it and that `is_live`, given its file.
+    pub fn nearest(&mut self, position: u64, is_live: impl Fn(u64, u32) -> bool) -> Option<(u64, Maps)> {
+        self.clock += 1;
+        let mut earlier = self.maps.range_mut(..=position).rev();
+        let (position, cached) = earlier.find(|(position, cached)| is_live(**position, cached.file))?;
+        cached.last_use = self.clock;
+        Some((*position, cached.maps.clone()))
+    }
+
+    pub fn put(&mut self, position: u64, file: u32, maps: Maps) {
+        self.clock += 1;
+        self.maps.insert(position, CachedMaps { file, maps, last_use: self.clock });
+        if self.maps.len() > MAPS {
+            let oldest = self.maps.iter().min_by_key(|(_, cached)| cached.last_use);
+            let oldest = *oldest.expect("it holds more than none").0;
+            self.maps.remove(&oldest);
+        }
+    }
+
+    pub fn remove(&mut self, position: u64) {
+        self.maps.remove(&position);
+    }
+
+    pub fn clear(&mut self) {
+        self.maps.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scan_over_twice_the_cache_still_hits() {
+        let mut cache = PageCache::default();
+        let page = Arc::new([1; crate::PAGE_BYTES]);
+        let mut hits = 0;
+        for id in (0..3).flat_map(|_| 0..2 * PAGES as u64) {
+            match cache.get(id) {
+                Some(_) => hits += 1,
+                None => cache.put(id, &page),
+            }
+        }
+        assert!(hits >= PAGES, "{hits}");
+    }
+
+    #[test]
+    fn maps_of_other_files_are_not_found() {
+        let mut cache = MapsCache::default();
+        cache.put(10, 1, Maps::new(1, 1));
+        cache.put(20, 2, Maps::new(2, 1));
+        assert_eq!(cache.nearest(25, |_, _| true).unwrap().0, 20);
+        assert_eq!(cache.nearest(25, |_, file| file == 1).unwrap().0, 10);
+        assert!(cache.nearest(9, |_, _| true).is_none());
+        (0..100).for_each(|n| cache.put(100 + n, 3, Maps::new(1, 1)));
+        assert_eq!(cache.maps.len(), MAPS);
+    }
+
+    #[test]
+    fn recent_contents_are_told_apart() {
+        let mut recent = Recent::default();
+        let (mut a, mut b) = ([7; 16], [7; 16]);
+        (a[15], b[15]) = (1, 2);
+        recent.put(a, 5);
+        assert_eq!((recent.get(&a), recent.get(&b)), (Some(5), None));
+        recent.put(b, 6);
+        assert_eq!((recent.get(&a), recent.get(&b)), (None, Some(6)));
+    }
+}

@@ -1,0 +1,163 @@
+//! How one page becomes a blob: compressed by itself, or as its difference from another page.
+//!
+//! The stored form is described in `FORMAT.md`; RFC 8878 describes the compressed frames.
+
+use std::io;
+
+use twox_hash::XxHash3_128;
+use zstd::bulk::{Compressor, Decompressor};
+
+use crate::table::Digest;
+use crate::{PAGE_BYTES, Page};
+
+/// The fastest of zstd's ordinary levels: pages are compressed while the guest waits for a core.
+const LEVEL: i32 = 1;
+
+/// A difference this small is kept without asking what the page by itself would take.
+const SMALL_DELTA_BYTES: usize = 512;
+
+/// Of the page's 512 words. When more differ, a difference seldom compresses better than the page.
+const MAX_DELTA_WORDS: usize = 320;
+
+/// The digest that identifies a page's contents.
+pub(crate) fn digest(page: &Page) -> Digest {
+    XxHash3_128::oneshot(page).to_le_bytes()
+}
+
+/// What [`Codec::encode`] made of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Encoded {
+    Full,
+    Delta,
+}
+
+/// Compression state and scratch space, worth keeping between pages.
+pub(crate) struct Codec {
+    compressor: Compressor<'static>,
+    decompressor: Decompressor<'static>,
+    full: Buffer,
+    delta: Buffer,
+}
+
+/// A compressed page: never longer than the page itself.
+struct Buffer {
+    bytes: Box<[u8; PAGE_BYTES]>,
+    len: usize,
+}
+
+impl Codec {
+    /// Fails only for want of memory.
+    pub fn new() -> io::Result<Codec> {
+        let buffer = || Buffer { bytes: Box::new([0; PAGE_BYTES]), len: 0 };
+        let (full, delta) = (buffer(), buffer());
+        Ok(Codec { compressor: Compressor::new(LEVEL)?, decompressor: Decompressor::new()?, full, delta })
+    }
+
+    /// The smaller form of `page`, where a full version that `base` could be compared with exists. Prefers a
+    /// full one when it costs little more: the differences that follow become smaller.
+    pub fn encode(&mut self, page: &Page, base: Option<&Page>) -> (Encoded, &[u8]) {
+        let Some(difference) = base.and_then(|base| difference(page, base)) else {
+            self.full.pack(&mut self.compressor, page);
+            return (Encoded::Full, self.full.packed());
+        };
+        self.delta.pack(&mut self.compressor, &difference);
+        if self.delta.len <= SMALL_DELTA_BYTES {
+            return (Encoded::Delta, self.delta.packed());
+        }
+        self.full.pack(&mut self.compressor, page);
+        if self.full.len <= self.delta.len * 3 / 2 {
+            return (Encoded::Full, self.full.packed());
+        }
+        (Encoded::Delta, self.delta.packed())
+    }
+
+    /// Undoes the compression of a blob. False if it does not yield a page.
+    pub fn unpack(&mut self, blob: &[u8], to: &mut Page) -> bool {
+        if let Ok(page) = <&Page>::try_from(blob) {
+            *to = *page;
+            return true;
+        }
+        matches!(self.decompressor.decompress_to_buffer(blob, &mut to[..]), Ok(PAGE_BYTES))
+    }
+}
+
+impl Buffer {
+    fn pack(&mut self, compressor: &mut Compressor<'_>, page: &Page) {
+        // A page that does not shrink is an error of the compressor, whose room is one byte too small for it.
+        let room = &mut self.bytes[..PAGE_BYTES - 1];
+        self.len = compressor.compress_to_buffer(&page[..], room).unwrap_or_else(|_| {
+            *self.bytes = *page;
+            PAGE_BYTES
+        });
+    }
+
+    fn packed(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// Replaces `page` by its exclusive-or with `base`, which turns a difference into the page and back.
+pub(crate) fn xor(page: &mut Page, base: &Page) {
+    for (byte, other) in page.iter_mut().zip(base) {
+        *byte ^= other;
+    }
+}
+
+/// The exclusive-or of the pages unless most of their words differ.
+fn difference(page: &Page, base: &Page) -> Option<Page> {
+    let mut difference = *page;
+    xor(&mut difference, base);
+    let differing = difference.chunks_exact(8).filter(|word| *word != [0; 8]).count();
+    (differing <= MAX_DELTA_WORDS).then_some(difference)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(seed: u64) -> Page {
+        let mut state = seed;
+        std::array::from_fn(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        })
+    }
+
+    fn roundtrip(page: &Page, base: Option<&Page>) -> (Encoded, usize) {
+        let mut codec = Codec::new().unwrap();
+        let (kind, bytes) = codec.encode(page, base);
+        let bytes = bytes.to_vec();
+        let mut back = [0xee; PAGE_BYTES];
+        assert!(codec.unpack(&bytes, &mut back));
+        if kind == Encoded::Delta {
+            xor(&mut back, base.unwrap());
+        }
+        assert!(back == *page);
+        (kind, bytes.len())
+    }
+
+    #[test]
+    fn each_page_takes_its_smaller_form() {
+        let (random, mut changed) = (noise(1), noise(1));
+        changed[100..120].fill(0);
+        assert_eq!(roundtrip(&random, None), (Encoded::Full, PAGE_BYTES));
+        assert_eq!(roundtrip(&noise(2), Some(&random)), (Encoded::Full, PAGE_BYTES));
+        let (kind, len) = roundtrip(&changed, Some(&random));
+        assert!(kind == Encoded::Delta && len < 100, "{len}");
+        // Half of a compressible page is random: the difference is as large as the page.
+        let mut half = [7; PAGE_BYTES];
+        half[..2000].copy_from_slice(&random[..2000]);
+        assert_eq!(roundtrip(&half, Some(&[7; PAGE_BYTES])).0, Encoded::Full);
+    }
+
+    #[test]
+    fn bytes_that_are_no_page_are_refused() {
+        let mut codec = Codec::new().unwrap();
+        let mut page = [0; PAGE_BYTES];
+        let short = zstd::bulk::compress(&[1; 100], 1).unwrap();
+        let long = zstd::bulk::compress(&[1; 5000], 1).unwrap();
+        for bytes in [&[][..], &[0], &short, &long, &long[..8], &noise(3)[..4095]] {
+            assert!(!codec.unpack(bytes, &mut page));
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! Adding a checkpoint: deciding what each page that may have changed costs, and writing the file.
+
+use std::collections::BTreeSet;
+use std::num::NonZeroU64;
+use std::sync::MutexGuard;
+
+use crate::codec::{Codec, Encoded, digest};
+use crate::folder::{MAX_NUMBER, Part, checkpoint_path};
+use crate::format::{
+    BlobEntry, Directory, FOOTER_BYTES, Footer, MAGIC, MAX_HEAD_BYTES, pack_section, plain_section,
+};
+use crate::list::{Lists, Runs, Slot};
+use crate::map::ZERO_PAGE;
+use crate::store::{Store, Writer};
+use crate::table::{Digest, Row};
+use crate::thin::Policy;
+use crate::{BlobId, Entry, Maps, PAGE_BYTES, Page, PageRef, Result, Space, StoreError, StoreErrorKind};
+
+/// How far a file that is being written grows before the cap is looked at again, at most.
+const ROOM_BYTES: u64 = 1 << 20;
+
+/// A checkpoint that is being written. Dropping it leaves the store as it was.
+pub struct Draft<'a> {
+    store: &'a Store,
+    writer: MutexGuard<'a, Writer>,
+    policy: Option<Policy>,
+    part: Part,
+    number: u32,
+    position: u64,
+    time_ns: u64,
+    /// The maps at the checkpoint before this one.
+    previous: Maps,
+    /// The maps at this checkpoint, as far as its pages have arrived.
+    maps: Maps,
+    /// What this file's list is relative to: `previous` with the pages gone back that do so.
+    incoming: Maps,
+    /// The checkpoint that follows, if this one is not the last.
+    next: Option<Next>,
+    codec: Codec,
+    blobs: Vec<BlobEntry>,
+    /// Ids of this file's blobs, from the first of them on.
+    first_blob: u64,
+    /// Versions that are referred to before the list is there to do so.
+    pins: Vec<u64>,
+    dirtied_bytes: u64,
+    /// Bytes that may be written before the cap must be looked at again.
+    room: u64,
+    done: bool,
+}
+
+struct Next {
+    maps: Maps,
+    lists: Lists,
+}
+
+impl Store {
+    /// Begins a checkpoint at `position`, before, between or behind the others.
+    ///
+    /// # Errors
+    ///
+    /// If another process writes to the store, the position is taken, or the file cannot be created.
+    pub fn add(&self, position: u64, time_ns: u64) -> Result<Draft<'_>> {
+        self.draft(position, time_ns, None)
+    }
+
+    /// Begins a checkpoint that thins others out while it grows, so that the policy's cap always holds.
+    pub(crate) fn draft(&self, position: u64, time_ns: u64, policy: Option<Policy>) -> Result<Draft<'_>> {
+        let mut writer = self.writer()?;
+        let (previous, next) = self.neighbours(position)?;
+        let empty = Maps::new(self.shape.ram_pages, self.shape.disk_blocks);
+        let (previous, incoming) = match previous {
+            Some(previous) => (self.maps_at(previous)?, self.maps_behind(previous)?),
+            None => (empty.clone(), empty),
+        };
+        let next = next.map(|next| self.next(next)).transpose()?;
+        let number = writer.next_file;
+        if number > MAX_NUMBER {
+            return Err(StoreError::new(&self.dir, StoreErrorKind::Full(u64::from(MAX_NUMBER))));
+        }
+        let mut part = Part::create(checkpoint_path(&self.dir, number))?;
+        part.write(&MAGIC)?;
+        writer.next_file += 1;
+        let codec = Codec::new().map_err(StoreError::io(&self.dir, "set up compression"))?;
+        Ok(Draft {
+            store: self,
+            first_blob: writer.next_blob,
+            writer,
+            policy,
+            part,
+            number,
+            position,
+            time_ns,
+            maps: previous.clone(),
+            previous,
+            incoming,
+            next,
+            codec,
+            blobs: Vec::new(),
+            pins: Vec::new(),
+            dirtied_bytes: 0,
+            room: 0,
+            done: false,
+        })
+    }
+
+    /// The positions of the checkpoints on either side.
+    fn neighbours(&self, position: u64) -> Result<(Option<u64>, Option<u64>)> {
+        let inner = self.read_inner();
+        let previous = inner.order.range(..position).next_back().map(|(at, _)| *at);
+        match inner.order.range(position..).next().map(|(at, _)| *at) {
+            Some(at) if at == position => Err(StoreError::new(&self.dir, StoreErrorKind::Taken(at))),
+            next => Ok((previous, next)),
+        }
+    }
+
+    fn next(&self, position: u64) -> Result<Next> {
+        let maps = self.maps_at(position)?;
+        let open = {
+            let inner = self.read_inner();
+            inner.open(&self.dir, inner.order[&position])?
+        };
+        Ok(Next { maps, lists: open.directory()?.list })
+    }
+}
+
+impl Draft<'_> {
+    /// Says what a page holds at this checkpoint. Pages that hold what they held at the checkpoint before it
+    /// may be left out; those that cost nothing (unchanged, zero, or equal to another) may be handed in.
+    /// Returns where the contents are stored; read it once the checkpoint is finished.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written, or it does not fit beneath the cap. The draft is then of no more use.
+    ///
+    /// # Panics
+    ///
+    /// If the machine has no such page.
+    pub fn page(&mut self, space: Space, number: u64, contents: &Page) -> Result<PageRef> {
+        assert!(number < self.maps.space(space).len(), "{space:?} has no page {number}");
+        self.dirtied_bytes += PAGE_BYTES as u64;
+        let version = match *contents == ZERO_PAGE {
+            true => PageRef::Zero,
+            false => PageRef::Stored(BlobId(self.version(space, number, contents)?)),
+        };
+        if !self.maps.space(space).get(number).same_as(&version) {
+            self.maps.space_mut(space).set(number, version.clone());
+        }
+        Ok(version)
+    }
+
+    /// The id of a version with these contents, which is new only if no equal one is known.
+    fn version(&mut self, space: Space, number: u64, contents: &Page) -> Result<u64> {
+        let digest = digest(contents);
+        let before = self.previous.space(space).get(number).stored();
+        let after = self.next.as_ref().and_then(|next| next.maps.space(space).get(number).stored());
+        let base = {
+            let inner = self.store.read_inner();
+            let row = |id: u64| inner.blobs.get(id).map(|row| (id, row));
+            let known = [before, after, self.writer.recent.get(&digest)];
+            let equal = known.into_iter().flatten().filter_map(row).find(|(_, row)| row.digest == digest);
+            if let Some((id, _)) = equal {
+                drop(inner);
+                self.pin(id);
+                return Ok(id);
+            }
+            before.or(after).and_then(row).map(|(id, row)| row.base.map_or(id, NonZeroU64::get))
+        };
+        self.write_version(digest, contents, base)
+    }
+
+    /// Keeps a version while checkpoints around it are removed to make room.
+    fn pin(&mut self, id: u64) {
+        self.store.write_inner().blobs.refer(id, 1);
+        self.pins.push(id);
+    }
+
+    fn write_version(&mut self, digest: Digest, contents: &Page, base: Option<u64>) -> Result<u64> {
+        self.make_room(PAGE_BYTES as u64)?;
+        let base_page = base.map(|base| self.store.full_page_of(base)).transpose()?;
+        let (kind, bytes) = self.codec.encode(contents, base_page.as_deref());
+        let (offset, len) = (self.part.len(), bytes.len() as u16);
+        self.part.write(bytes)?;
+        let id = self.writer.next_blob;
+        self.writer.next_blob += 1;
+        self.writer.recent.put(digest, id);
+        let base = base.and_then(NonZeroU64::new).filter(|_| kind == Encoded::Delta);
+        let row = Row { digest, offset, base, file: self.number, refs: 0, len, low: 0 };
+        let mut inner = self.store.write_inner();
+        inner.blobs.insert(id, row);
+        if let Some(base) = base {
+            inner.blobs.refer(base.get(), 1);
+        }
+        // The first blob's id counts from 0, the others from the one before.
+        let step = if self.blobs.is_empty() { id } else { 1 };
+        let step = NonZeroU64::new(step).expect("ids begin with 1");
+        self.blobs.push(BlobEntry { step, base, len, digest });
+        Ok(id)
+    }
+
+    /// Thins out others until `bytes` more fit beneath the cap.
+    fn make_room(&mut self, bytes: u64) -> Result<()> {
+        let Some(policy) = self.policy else { return Ok(()) };
+        if self.room < bytes {
+            let free = self.store.thin_for(&mut self.writer, &policy, self.part.len() + bytes)?;
+            let Some(free) = free else {
+                let cap = policy.max_bytes.unwrap_or(u64::MAX);
+                return Err(StoreError::new(&self.store.dir, StoreErrorKind::Full(cap)));
+            };
+            self.room = bytes + free.min(ROOM_BYTES);
+        }
+        self.room -= bytes;
+        Ok(())
+    }
+
+    /// Writes the rest of the file and makes it part of the store. `head` are at most 4096 bytes that
+    /// [`Store::entries`] gives back, `state` any number that [`Store::state_at`] reads.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written, does not fit beneath the cap, or the head is too long. The store is then as
+    /// it was before the draft.
+    pub fn finish(mut self, head: &[u8], state: &[u8]) -> Result<Entry> {
+        if head.len() > MAX_HEAD_BYTES {
+            return Err(StoreError::new(&self.store.dir, StoreErrorKind::HeadTooLong(head.len())));
+        }
+        let directory = self.directory();
+        let raw = postcard::to_stdvec(&directory).expect("a directory has nothing that cannot be encoded");
+        let (directory_bytes, directory_section) = pack_section(&raw);
+        let (state_bytes, state) = pack_section(state);
+        let footer = Footer {
+            number: self.number,
+            position: self.position,
+            time_ns: self.time_ns,
+            shape: self.store.shape,
+            blobs_len: self.part.len() - MAGIC.len() as u64,
+            head: plain_section(head),
+            state,
+            directory: directory_section,
+        };
+        self.make_room(head.len() as u64 + state.len + directory_section.len + FOOTER_BYTES)?;
+        for bytes in [head, &state_bytes, &directory_bytes, &footer.to_bytes()] {
+            self.part.write(bytes)?;
+        }
+        self.part.sync()?;
+        self.put(footer, &directory, head)
+    }
+
+    /// The changes to what this checkpoint builds upon, and how the next one gets to see nothing of them.
+    fn directory(&mut self) -> Directory {
+        let list = Lists::changes(&self.maps, &self.incoming);
+        let back = |space: Space| {
+            let Some(next) = &self.next else { return Runs::default() };
+            let covered: BTreeSet<u64> = next.lists.space(space).pages().map(|(page, _)| page).collect();
+            let pages =
+                list.space(space).pages().map(|(page, _)| page).filter(|page| !covered.contains(page));
+            let before = self.incoming.space(space);
+            Runs::of(pages.map(|page| (page, Slot::of(before.get(page)))))
+        };
+        let back = Lists { ram: back(Space::Ram), disk: back(Space::Disk) };
+        let (dirtied_bytes, blobs) = (self.dirtied_bytes, std::mem::take(&mut self.blobs));
+        Directory { dirtied_bytes, list, back, blobs }
+    }
+
+    /// Gives the file its name and enters it in the store.
+    fn put(mut self, footer: Footer, directory: &Directory, head: &[u8]) -> Result<Entry> {
+        let (listed, file) = self.part.listed(self.number)?;
+        let mut inner = self.store.write_inner();
+        self.part.rename()?;
+        inner.insert(footer, directory, head.to_vec(), listed, &file);
+        directory.list.versions().chain(directory.back.versions()).for_each(|id| inner.blobs.refer(id, 1));
+        std::mem::take(&mut self.pins).into_iter().for_each(|id| inner.blobs.refer(id, -1));
+        let entry = inner.files[&self.number].entry.clone();
+        drop(inner);
+        self.done = true;
+        self.store.remember(self.position, self.number, self.maps.clone());
+        Ok(entry)
+    }
+}
+
+impl Drop for Draft<'_> {
+    /// Takes back what the table says about a file that did not come to be.
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        let mut inner = self.store.write_inner();
+        std::mem::take(&mut self.pins).into_iter().for_each(|id| inner.blobs.refer(id, -1));
+        for id in self.first_blob..self.writer.next_blob {
+            let base = inner.blobs.get(id).and_then(|row| row.base);
+            if let Some(base) = base {
+                inner.blobs.refer(base.get(), -1);
+            }
+            inner.blobs.remove(id);
+        }
+    }
+}

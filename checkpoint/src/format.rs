@@ -1,0 +1,344 @@
+//! The bytes of a checkpoint's file: `FORMAT.md` is the description that this follows.
+//!
+//! Reading trusts no length: sections must fill the file exactly, and what is unpacked from one is at most
+//! [`MAX_RATIO`] times its size.
+
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::num::NonZeroU64;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use crate::list::Lists;
+use crate::table::Digest;
+use crate::{PAGE_BYTES, Result, StoreError, StoreErrorKind};
+
+/// The first bytes of every checkpoint's file.
+pub(crate) const MAGIC: [u8; 8] = *b"ttvmckpt";
+
+/// Of this format. A reader refuses others.
+pub(crate) const VERSION: u32 = 1;
+
+/// The largest number of pages of either space: 4 TiB.
+pub(crate) const MAX_PAGES: u64 = 1 << 30;
+
+/// The largest head.
+pub(crate) const MAX_HEAD_BYTES: usize = 4096;
+
+/// Versions are numbered below this, so that no sum of a version and a length overflows.
+pub(crate) const MAX_BLOB_ID: u64 = 1 << 62;
+
+/// What a section may unpack to, in multiples of its size in the file and beyond [`UNPACK_FREE_BYTES`].
+const MAX_RATIO: u64 = 64;
+const UNPACK_FREE_BYTES: u64 = 1 << 20;
+
+const FOOTER_WORDS: usize = 14;
+pub(crate) const FOOTER_BYTES: u64 = FOOTER_WORDS as u64 * 8 + 16;
+
+/// The numbers of pages in a space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub ram_pages: u64,
+    pub disk_blocks: u64,
+}
+
+/// Where the sections of a file are and what it says about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Footer {
+    pub number: u32,
+    pub position: u64,
+    pub time_ns: u64,
+    pub shape: Shape,
+    pub blobs_len: u64,
+    pub head: Section,
+    pub state: Section,
+    pub directory: Section,
+}
+
+/// A section behind the blobs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Section {
+    /// Bytes in the file.
+    pub len: u64,
+    /// Bytes when unpacked: the same if the section is not compressed.
+    pub raw_len: u64,
+    /// CRC-32 of the bytes in the file.
+    pub crc: u32,
+}
+
+/// What is in a checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Directory {
+    /// Of the pages that were handed in, whether or not they had changed.
+    pub dirtied_bytes: u64,
+    /// Pages that are not what they are after the previous checkpoint's `back` list.
+    pub list: Lists,
+    /// What listed pages return to for the checkpoints that follow, where those do not list them.
+    pub back: Lists,
+    /// The blobs in this file, in order of their ids and of their places.
+    pub blobs: Vec<BlobEntry>,
+}
+
+/// One blob in a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BlobEntry {
+    /// How much its id is above that of the blob before it; above 0 for the first.
+    pub step: NonZeroU64,
+    pub base: Option<NonZeroU64>,
+    pub len: u16,
+    pub digest: Digest,
+}
+
+impl Directory {
+    /// Id, offset in the file, and entry of each blob.
+    pub fn places(&self) -> impl Iterator<Item = (u64, u64, &BlobEntry)> {
+        let (mut id, mut offset) = (0, MAGIC.len() as u64);
+        self.blobs.iter().map(move |blob| {
+            id += blob.step.get();
+            let at = offset;
+            offset += u64::from(blob.len);
+            (id, at, blob)
+        })
+    }
+
+    /// What is wrong with a directory by itself, if anything.
+    fn fault(&self, footer: &Footer) -> Option<&'static str> {
+        let Shape { ram_pages, disk_blocks } = footer.shape;
+        for lists in [&self.list, &self.back] {
+            if !lists.ram.is_within(ram_pages) || !lists.disk.is_within(disk_blocks) {
+                return Some("lists pages that the machine does not have");
+            }
+        }
+        let (mut id, mut offset) = (0_u64, 0_u64);
+        for blob in &self.blobs {
+            id = id.saturating_add(blob.step.get());
+            offset += u64::from(blob.len);
+            if blob.len == 0 || usize::from(blob.len) > PAGE_BYTES {
+                return Some("lists a blob of an impossible length");
+            }
+        }
+        if id >= MAX_BLOB_ID {
+            return Some("numbers its blobs too high");
+        }
+        (offset != footer.blobs_len).then_some("lists blobs that do not fill their section")
+    }
+}
+
+impl Footer {
+    /// The file's length.
+    pub fn file_len(&self) -> Option<u64> {
+        let sections = [self.blobs_len, self.head.len, self.state.len, self.directory.len, FOOTER_BYTES];
+        sections.iter().try_fold(MAGIC.len() as u64, |sum, len| sum.checked_add(*len))
+    }
+
+    fn head_at(&self) -> u64 {
+        MAGIC.len() as u64 + self.blobs_len
+    }
+
+    fn state_at(&self) -> u64 {
+        self.head_at() + self.head.len
+    }
+
+    fn directory_at(&self) -> u64 {
+        self.state_at() + self.state.len
+    }
+
+    /// The file's last bytes.
+    pub fn to_bytes(self) -> Vec<u8> {
+        let words: [u64; FOOTER_WORDS] = [
+            u64::from(self.number),
+            self.position,
+            self.time_ns,
+            self.shape.ram_pages,
+            self.shape.disk_blocks,
+            self.blobs_len,
+            self.head.len,
+            u64::from(self.head.crc),
+            self.state.len,
+            self.state.raw_len,
+            u64::from(self.state.crc),
+            self.directory.len,
+            self.directory.raw_len,
+            u64::from(self.directory.crc),
+        ];
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+        bytes.extend(MAGIC);
+        bytes
+    }
+
+    /// Reads and checks the footer of a file of `file_len` bytes.
+    pub fn read(file: &File, path: &Path, file_len: u64) -> Result<Footer> {
+        let wrong = |what: &str| StoreError::damaged(path, "footer", what);
+        let at = file_len.checked_sub(FOOTER_BYTES).ok_or_else(|| wrong("the file is too short for one"))?;
+        let mut bytes = [0; FOOTER_BYTES as usize];
+        file.read_exact_at(&mut bytes, at).map_err(StoreError::io(path, "read the footer"))?;
+        let (words, tail) = bytes.split_at(FOOTER_WORDS * 8);
+        let half = |at: usize| u32::from_le_bytes([tail[at], tail[at + 1], tail[at + 2], tail[at + 3]]);
+        if tail[8..] != MAGIC {
+            return Err(wrong("it does not end in the format's name"));
+        }
+        if half(4) != crc32fast::hash(&bytes[..FOOTER_WORDS * 8 + 4]) {
+            return Err(wrong("its CRC-32 is another"));
+        }
+        if half(0) != VERSION {
+            let kind = StoreErrorKind::Version { found: half(0), known: VERSION };
+            return Err(StoreError::new(path, kind));
+        }
+        let mut values = [0; FOOTER_WORDS];
+        for (value, word) in values.iter_mut().zip(words.chunks_exact(8)) {
+            *value = u64::from_le_bytes(word.try_into().expect("chunks of 8 bytes"));
+        }
+        let footer = Footer::from_words(&values).ok_or_else(|| wrong("a number is out of range"))?;
+        match footer.file_len() == Some(file_len) {
+            true => Ok(footer),
+            false => Err(wrong("the sections do not fill the file")),
+        }
+    }
+
+    fn from_words(words: &[u64; FOOTER_WORDS]) -> Option<Footer> {
+        let [number, position, time_ns, ram_pages, disk_blocks, blobs_len, rest @ ..] = *words;
+        let [
+            head_len,
+            head_crc,
+            state_len,
+            state_raw,
+            state_crc,
+            directory_len,
+            directory_raw,
+            directory_crc,
+        ] = rest;
+        let section = |len, raw_len, crc: u64| Some(Section { len, raw_len, crc: u32::try_from(crc).ok()? });
+        let footer = Footer {
+            number: u32::try_from(number).ok()?,
+            position,
+            time_ns,
+            shape: Shape { ram_pages, disk_blocks },
+            blobs_len,
+            head: section(head_len, head_len, head_crc)?,
+            state: section(state_len, state_raw, state_crc)?,
+            directory: section(directory_len, directory_raw, directory_crc)?,
+        };
+        (head_len <= MAX_HEAD_BYTES as u64).then_some(footer)
+    }
+
+    pub fn read_head(&self, file: &File, path: &Path) -> Result<Vec<u8>> {
+        read_section(file, path, "head", self.head_at(), &self.head)
+    }
+
+    pub fn read_state(&self, file: &File, path: &Path) -> Result<Vec<u8>> {
+        read_section(file, path, "state", self.state_at(), &self.state)
+    }
+
+    /// The state as it is in the file, for a copy of it.
+    pub fn read_packed_state(&self, file: &File, path: &Path) -> Result<Vec<u8>> {
+        let as_it_is = Section { raw_len: self.state.len, ..self.state };
+        read_section(file, path, "state", self.state_at(), &as_it_is)
+    }
+
+    /// Reads the directory and checks everything that can be checked without the other files.
+    pub fn read_directory(&self, file: &File, path: &Path) -> Result<Directory> {
+        let bytes = read_section(file, path, "directory", self.directory_at(), &self.directory)?;
+        let wrong = |what: &str| StoreError::damaged(path, "directory", what);
+        let directory: Directory = match postcard::take_from_bytes(&bytes) {
+            Ok((directory, [])) => directory,
+            _ => return Err(wrong("it cannot be decoded")),
+        };
+        match directory.fault(self) {
+            None => Ok(directory),
+            Some(what) => Err(wrong(what)),
+        }
+    }
+}
+
+/// A section's bytes for the file and their description.
+pub(crate) fn pack_section(raw: &[u8]) -> (Vec<u8>, Section) {
+    let packed = zstd::bulk::compress(raw, 1).ok();
+    let bytes = packed.filter(|p| p.len() < raw.len() && raw.len() as u64 <= unpack_limit(p.len() as u64));
+    let bytes = bytes.unwrap_or_else(|| raw.to_vec());
+    let section =
+        Section { len: bytes.len() as u64, raw_len: raw.len() as u64, crc: crc32fast::hash(&bytes) };
+    (bytes, section)
+}
+
+/// The description of a section that is stored as it is.
+pub(crate) fn plain_section(bytes: &[u8]) -> Section {
+    Section { len: bytes.len() as u64, raw_len: bytes.len() as u64, crc: crc32fast::hash(bytes) }
+}
+
+fn unpack_limit(len: u64) -> u64 {
+    len.saturating_mul(MAX_RATIO).saturating_add(UNPACK_FREE_BYTES)
+}
+
+/// Reads a section that lies within the file, as the footer's check has shown.
+fn read_section(file: &File, path: &Path, name: &'static str, at: u64, section: &Section) -> Result<Vec<u8>> {
+    let wrong = |what: &str| StoreError::damaged(path, name, what);
+    let len = usize::try_from(section.len).map_err(|_| wrong("it does not fit into memory"))?;
+    let mut bytes = vec![0; len];
+    file.read_exact_at(&mut bytes, at).map_err(StoreError::io(path, "read a section"))?;
+    if crc32fast::hash(&bytes) != section.crc {
+        return Err(wrong("its CRC-32 is another"));
+    }
+    if section.raw_len == section.len {
+        return Ok(bytes);
+    }
+    if section.raw_len > unpack_limit(section.len) {
+        return Err(wrong("it claims to unpack to too much"));
+    }
+    match zstd::bulk::decompress(&bytes, section.raw_len as usize) {
+        Ok(raw) if raw.len() as u64 == section.raw_len => Ok(raw),
+        _ => Err(wrong("it cannot be unpacked")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sections_that_shrink_too_well_are_stored_as_they_are() {
+        for (raw, packed) in [
+            (vec![0; 100], true),
+            (vec![0; 1 << 20], true),
+            (vec![0; 3 << 20], false),
+            (Vec::new(), false),
+            (vec![9], false),
+        ] {
+            let (bytes, section) = pack_section(&raw);
+            assert_eq!(bytes.len() < raw.len(), packed, "{}", raw.len());
+            assert_eq!((bytes.len() as u64, raw.len() as u64), (section.len, section.raw_len));
+        }
+    }
+
+    #[test]
+    fn a_footer_comes_back() {
+        let section = |len, raw_len| Section { len, raw_len, crc: 77 };
+        let footer = Footer {
+            number: 3,
+            position: 1 << 40,
+            time_ns: 12,
+            shape: Shape { ram_pages: 5, disk_blocks: 6 },
+            blobs_len: 0,
+            head: section(0, 0),
+            state: section(0, 0),
+            directory: section(0, 0),
+        };
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&MAGIC, 0).unwrap();
+        file.write_all_at(&footer.to_bytes(), 8).unwrap();
+        let len = 8 + FOOTER_BYTES;
+        assert_eq!(Footer::read(&file, Path::new("x"), len).unwrap(), footer);
+        for (at, what) in [(7, "the file is too short"), (len - 1, "does not end"), (0, "too short")] {
+            let error = Footer::read(&file, Path::new("x"), at).unwrap_err();
+            assert!(error.to_string().contains(what), "{error}");
+        }
+        for at in 8..len {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, at).unwrap();
+            file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+            assert!(Footer::read(&file, Path::new("x"), len).is_err(), "byte {at}");
+            file.write_all_at(&byte, at).unwrap();
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Removing a checkpoint: what others need of its file moves into a neighbour's.
+//!
+//! The neighbour is written anew under its old name, then the removed file is deleted. A writer that is
+//! killed between the two leaves the checkpoint in place, and some blobs twice.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use crate::folder::{self, Part, checkpoint_path};
+use crate::format::{BlobEntry, Directory, Footer, MAGIC, Section, pack_section};
+use crate::list::Lists;
+use crate::store::{Inner, OpenFile, Store, Writer};
+use crate::table::Row;
+use crate::{Entry, Result, StoreError};
+
+/// Neighbouring blobs are copied up to this many bytes at a time.
+const COPY_BYTES: u64 = 1 << 20;
+
+/// What becomes of a file that is removed.
+struct Plan {
+    /// The checkpoint to be removed, and its file.
+    position: u64,
+    number: u32,
+    /// The file written anew, unless nothing is needed by others.
+    carrier: Option<Carrier>,
+    /// Changes in how often versions are referred to.
+    refs: BTreeMap<u64, i64>,
+    /// Versions that cease to exist.
+    lost: Vec<u64>,
+}
+
+/// A file that takes over another's blobs.
+struct Carrier {
+    old: OpenFile,
+    directory: Directory,
+    packed_directory: Vec<u8>,
+    section: Section,
+    /// Id, and where each blob is now.
+    blobs: Vec<(u64, Row)>,
+}
+
+impl Carrier {
+    fn footer(&self) -> Footer {
+        let blobs_len = self.blobs.iter().map(|(_, row)| u64::from(row.len)).sum();
+        Footer { blobs_len, directory: self.section, ..self.old.footer }
+    }
+
+    fn file_len(&self) -> u64 {
+        self.footer().file_len().expect("it is no larger than two files together")
+    }
+}
+
+impl Store {
+    /// Removes the checkpoint at `position`. Those that remain are what they were, down to the numbers of
+    /// their page versions; versions that none of them has are gone.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such checkpoint, another process writes to the store, or a file cannot be read or written.
+    /// The store is then as it was.
+    pub fn remove(&self, position: u64) -> Result<Entry> {
+        let mut writer = self.writer()?;
+        let removed = self.remove_within(&mut writer, position, u64::MAX)?;
+        Ok(removed.expect("no file is larger than all numbers"))
+    }
+
+    /// Removes a checkpoint unless that needs a temporary file of more than `limit` bytes.
+    pub(crate) fn remove_within(&self, _: &mut Writer, position: u64, limit: u64) -> Result<Option<Entry>> {
+        let plan = self.plan(position)?;
+        let part = match &plan.carrier {
+            Some(carrier) if carrier.file_len() > limit => return Ok(None),
+            Some(carrier) => Some(self.write_carrier(carrier)?),
+            None => None,
+        };
+        let entry = self.carry_out(plan, part)?;
+        Ok(Some(entry))
+    }
+
+    fn plan(&self, position: u64) -> Result<Plan> {
+        let (removed, previous, next) = self.around(position)?;
+        let number = removed.footer.number;
+        let gone = removed.directory()?;
+        let mut refs = BTreeMap::new();
+        count(&mut refs, &[&gone.list, &gone.back], -1);
+        // The successor takes over the list, and the last checkpoint's predecessor only blobs.
+        let heir = match (&next, &previous) {
+            (Some(next), previous) => {
+                let mut directory = next.directory()?;
+                count(&mut refs, &[&directory.list], -1);
+                let before = previous.as_ref().map(|previous| previous.footer.position);
+                directory.list = self.joined(&gone, &directory.list, before, next.footer.position)?;
+                count(&mut refs, &[&directory.list], 1);
+                directory.dirtied_bytes = directory.dirtied_bytes.saturating_add(gone.dirtied_bytes);
+                Some((next.clone(), directory))
+            }
+            (None, Some(previous)) => Some((previous.clone(), previous.directory()?)),
+            (None, None) => None,
+        };
+        let inner = self.read_inner();
+        let mut sources = held_by(&inner, number, &gone);
+        let mut others =
+            heir.as_ref().map_or(Vec::new(), |(file, own)| held_by(&inner, file.footer.number, own));
+        if next.is_some() {
+            sources.append(&mut others);
+        }
+        sources.sort_unstable_by_key(|(id, _)| *id);
+        let (mut blobs, lost) = sort_out(sources, &mut refs);
+        let heir = heir.filter(|_| next.is_some() || !blobs.is_empty());
+        blobs.append(&mut others);
+        blobs.sort_unstable_by_key(|(id, _)| *id);
+        Ok(Plan { position, number, carrier: heir.map(|heir| carrier(heir, blobs)), refs, lost })
+    }
+
+    /// The file of a checkpoint and those of its neighbours.
+    fn around(&self, position: u64) -> Result<(OpenFile, Option<OpenFile>, Option<OpenFile>)> {
+        let inner = self.read_inner();
+        let open = |number: &u32| inner.open(&self.dir, *number);
+        let removed = inner.order.get(&position).ok_or_else(|| self.missing(position))?;
+        let previous = inner.order.range(..position).next_back().map(|(_, number)| open(number));
+        let mut behind = inner.order.range(position..).skip(1);
+        let next = behind.next().map(|(_, number)| open(number));
+        Ok((open(removed)?, previous.transpose()?, next.transpose()?))
+    }
+
+    /// What the successor must list when `gone` is no longer before it.
+    fn joined(&self, gone: &Directory, next: &Lists, before: Option<u64>, position: u64) -> Result<Lists> {
+        if gone.back.is_empty() {
+            return Ok(Lists::overlay(&[&gone.list, next]));
+        }
+        let before = match before {
+            Some(before) => self.maps_behind(before)?,
+            None => crate::Maps::new(self.shape.ram_pages, self.shape.disk_blocks),
+        };
+        Ok(Lists::changes(&self.maps_at(position)?, &before))
+    }
+
+    fn write_carrier(&self, carrier: &Carrier) -> Result<Part> {
+        let footer = carrier.footer();
+        let mut part = Part::create(checkpoint_path(&self.dir, footer.number))?;
+        part.write(&MAGIC)?;
+        self.copy_blobs(&carrier.blobs, &mut part)?;
+        let OpenFile { file, path, footer: old } = &carrier.old;
+        part.write(&old.read_head(file, path)?)?;
+        part.write(&old.read_packed_state(file, path)?)?;
+        part.write(&carrier.packed_directory)?;
+        part.write(&footer.to_bytes())?;
+        part.sync()?;
+        assert_eq!(part.len(), carrier.file_len(), "the file is as long as its footer says");
+        Ok(part)
+    }
+
+    fn copy_blobs(&self, blobs: &[(u64, Row)], part: &mut Part) -> Result<()> {
+        let follows = |a: &(u64, Row), b: &(u64, Row)| {
+            a.1.file == b.1.file && a.1.offset + u64::from(a.1.len) == b.1.offset
+        };
+        let mut bytes = Vec::new();
+        for extent in blobs.chunk_by(follows) {
+            let open = self.read_inner().open(&self.dir, extent[0].1.file)?;
+            let mut at = extent[0].1.offset;
+            let end = extent.iter().fold(at, |end, (_, row)| end + u64::from(row.len));
+            while at < end {
+                bytes.resize((end - at).min(COPY_BYTES) as usize, 0);
+                open.file.read_exact_at(&mut bytes, at).map_err(StoreError::io(&open.path, "read a page"))?;
+                part.write(&bytes)?;
+                at += bytes.len() as u64;
+            }
+        }
+        Ok(())
+    }
+
+    fn carry_out(&self, plan: Plan, part: Option<Part>) -> Result<Entry> {
+        let mut inner = self.write_inner();
+        if let (Some(mut part), Some(carrier)) = (part, plan.carrier) {
+            let (listed, file) = part.listed(carrier.old.footer.number)?;
+            part.rename()?;
+            take_over(&mut inner, &carrier, listed, &file);
+        }
+        for (id, change) in plan.refs {
+            inner.blobs.refer(id, change);
+        }
+        plan.lost.iter().for_each(|id| inner.blobs.remove(*id));
+        let entry = inner.files[&plan.number].entry.clone();
+        inner.remove(plan.number);
+        drop(inner);
+        self.forget(plan.position);
+        folder::remove(&checkpoint_path(&self.dir, plan.number))?;
+        Ok(entry)
+    }
+}
+
+/// Enters a file that has been written anew.
+fn take_over(inner: &mut Inner, carrier: &Carrier, listed: folder::Listed, file: &Arc<std::fs::File>) {
+    let footer = carrier.footer();
+    let head = inner.files[&footer.number].entry.head.clone();
+    inner.insert(footer, &carrier.directory, head, listed, file);
+    for (id, offset, _) in carrier.directory.places() {
+        let row = inner.blobs.get_mut(id).expect("blobs that move are in the table");
+        (row.file, row.offset) = (footer.number, offset);
+    }
+}
+
+/// Adds `change` for every version in the lists.
+fn count(refs: &mut BTreeMap<u64, i64>, lists: &[&Lists], change: i64) {
+    for id in lists.iter().flat_map(|lists| lists.versions()) {
+        *refs.entry(id).or_default() += change;
+    }
+}
+
+/// The blobs that are read from a file: not those of which another one holds a copy that is.
+fn held_by(inner: &Inner, number: u32, directory: &Directory) -> Vec<(u64, Row)> {
+    let rows = directory.places().filter_map(|(id, _, _)| Some((id, *inner.blobs.get(id)?)));
+    rows.filter(|(_, row)| row.file == number).collect()
+}
+
+/// Separates the blobs that are still referred to from the others. First the differences, since each that is
+/// lost refers no more to a full version.
+fn sort_out(sources: Vec<(u64, Row)>, refs: &mut BTreeMap<u64, i64>) -> (Vec<(u64, Row)>, Vec<u64>) {
+    for (id, row) in &sources {
+        if let Some(base) = row.base
+            && is_lost(*id, row, refs)
+        {
+            *refs.entry(base.get()).or_default() -= 1;
+        }
+    }
+    let (lost, kept): (Vec<_>, Vec<_>) = sources.into_iter().partition(|(id, row)| is_lost(*id, row, refs));
+    (kept, lost.into_iter().map(|(id, _)| id).collect())
+}
+
+fn is_lost(id: u64, row: &Row, refs: &BTreeMap<u64, i64>) -> bool {
+    i64::from(row.refs) + refs.get(&id).copied().unwrap_or(0) == 0
+}
+
+fn carrier((old, mut directory): (OpenFile, Directory), blobs: Vec<(u64, Row)>) -> Carrier {
+    let mut last = 0;
+    directory.blobs.clear();
+    for (id, row) in &blobs {
+        let step = NonZeroU64::new(id - last).expect("ids ascend from 1");
+        directory.blobs.push(BlobEntry { step, base: row.base, len: row.len, digest: row.digest });
+        last = *id;
+    }
+    let raw = postcard::to_stdvec(&directory).expect("a directory has nothing that cannot be encoded");
+    let (packed_directory, section) = pack_section(&raw);
+    Carrier { old, directory, packed_directory, section, blobs }
+}

@@ -1,0 +1,118 @@
+//! Reading stored versions: one at a time through a small cache, or many by their places.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::codec::{Codec, digest, xor};
+use crate::map::ZERO_PAGE;
+use crate::store::{Inner, Store, lock};
+use crate::table::{Digest, Row};
+use crate::{BlobId, PAGE_BYTES, Page, Result, StoreError, StoreErrorKind};
+
+/// A blob and the file that holds it.
+pub(crate) struct Place {
+    pub id: u64,
+    pub file: Arc<File>,
+    pub path: PathBuf,
+    pub offset: u64,
+    pub len: usize,
+    pub digest: Digest,
+}
+
+impl Place {
+    pub fn damaged(&self, what: &str) -> StoreError {
+        let Place { id, offset, .. } = self;
+        StoreError::damaged(&self.path, format!("version {id} at byte {offset}"), what)
+    }
+
+    /// Reads and unpacks the blob, which is a page or a difference.
+    pub fn load(&self, codec: &mut Codec) -> Result<Page> {
+        let mut bytes = [0; PAGE_BYTES];
+        let bytes = &mut bytes[..self.len];
+        self.file.read_exact_at(bytes, self.offset).map_err(StoreError::io(&self.path, "read a page"))?;
+        self.unpack(codec, bytes)
+    }
+
+    fn unpack(&self, codec: &mut Codec, bytes: &[u8]) -> Result<Page> {
+        let mut page = ZERO_PAGE;
+        match codec.unpack(bytes, &mut page) {
+            true => Ok(page),
+            false => Err(self.damaged("it cannot be unpacked")),
+        }
+    }
+
+    pub fn check(&self, page: &Page) -> Result<()> {
+        match digest(page) == self.digest {
+            true => Ok(()),
+            false => Err(self.damaged("its digest is another")),
+        }
+    }
+}
+
+impl Store {
+    /// Reads the contents of a stored version.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not hold it (any more), or it is damaged: what was read has the digest that was
+    /// computed when it was written.
+    pub fn read(&self, id: BlobId, to: &mut Page) -> Result<()> {
+        let (place, base) = self.places(id.0)?;
+        let Some(base) = base else {
+            *to = *self.full_page(&place)?;
+            return Ok(());
+        };
+        let base = self.full_page(&base)?;
+        *to = self.with_codec(|codec| place.load(codec))?;
+        xor(to, &base);
+        place.check(to)
+    }
+
+    /// Where a version is, and the full one that it differs from.
+    fn places(&self, id: u64) -> Result<(Place, Option<Place>)> {
+        let inner = self.read_inner();
+        let row = self.row(&inner, id)?;
+        let place = self.place(&inner, id, row)?;
+        let base = match row.base {
+            Some(base) => Some(self.place(&inner, base.get(), self.row(&inner, base.get())?)?),
+            None => None,
+        };
+        Ok((place, base))
+    }
+
+    fn row<'a>(&self, inner: &'a Inner, id: u64) -> Result<&'a Row> {
+        // The file of a draft's versions is not there yet.
+        let row = inner.blobs.get(id).filter(|row| inner.files.contains_key(&row.file));
+        row.ok_or_else(|| StoreError::new(&self.dir, StoreErrorKind::Gone(id)))
+    }
+
+    fn place(&self, inner: &Inner, id: u64, row: &Row) -> Result<Place> {
+        let open = inner.open(&self.dir, row.file)?;
+        let (offset, len) = (row.offset, usize::from(row.len));
+        Ok(Place { id, file: open.file, path: open.path, offset, len, digest: row.digest })
+    }
+
+    /// The contents of the full version `id`, through the cache.
+    pub(crate) fn full_page_of(&self, id: u64) -> Result<Arc<Page>> {
+        if let Some(page) = lock(&self.pages).get(id) {
+            return Ok(page);
+        }
+        let place = {
+            let inner = self.read_inner();
+            self.place(&inner, id, self.row(&inner, id)?)?
+        };
+        self.full_page(&place)
+    }
+
+    fn full_page(&self, place: &Place) -> Result<Arc<Page>> {
+        if let Some(page) = lock(&self.pages).get(place.id) {
+            return Ok(page);
+        }
+        let page = Arc::new(self.with_codec(|codec| place.load(codec))?);
+        place.check(&page)?;
+        lock(&self.pages).put(place.id, &page);
+        Ok(page)
+    }
+}

@@ -1,0 +1,200 @@
+//! Which checkpoints to give up: few from long ago, many from lately, and never more than the cap allows.
+
+use std::cmp::Ordering;
+
+use crate::store::{Store, Writer};
+use crate::{Entry, Result};
+
+/// How many checkpoints to try for one that can be removed in little room.
+const ATTEMPTS: usize = 8;
+
+/// What a store may keep. Whatever is set must hold; the default only bounds the number of checkpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// The size of all files together, in bytes, with those that are being written.
+    pub max_bytes: Option<u64>,
+    /// Guest time before the newest checkpoint, in nanoseconds, beyond which only one is kept.
+    pub keep_last_ns: Option<u64>,
+    /// The number of checkpoints.
+    pub max_checkpoints: usize,
+}
+
+impl Default for Policy {
+    fn default() -> Policy {
+        Policy { max_bytes: None, keep_last_ns: None, max_checkpoints: 4096 }
+    }
+}
+
+impl Policy {
+    /// A recorder starts to thin out when the files fill this much, so that it always has room for the temporary
+    /// file of a merge.
+    fn goal_bytes(max_bytes: u64) -> u64 {
+        max_bytes - max_bytes / 8
+    }
+}
+
+impl Store {
+    /// Removes checkpoints until the policy holds, and returns them.
+    ///
+    /// First go those that are older than `keep_last_ns`, except the newest of them: from there one gets to the
+    /// oldest moment that was asked for. Then, while there are too many or too many bytes, goes the one with
+    /// the smallest gap around it compared to its distance from the newest: what remains gets exponentially
+    /// sparser into the past. The first and the newest go last, in this order: a cap smaller than any
+    /// checkpoint leaves none.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::remove`]; those removed before the error stay removed.
+    pub fn thin(&self, policy: &Policy) -> Result<Vec<Entry>> {
+        self.thin_lazily(policy, 1)
+    }
+
+    /// Thins out, but lets `patience` checkpoints get too old before they are removed, all at once.
+    pub(crate) fn thin_lazily(&self, policy: &Policy, patience: usize) -> Result<Vec<Entry>> {
+        let mut writer = self.writer()?;
+        let mut removed = Vec::new();
+        let old = too_old(&self.entries(), policy.keep_last_ns);
+        if old.len() >= patience {
+            // The oldest is the largest; as the last one to go it is copied once.
+            for position in old.into_iter().rev() {
+                removed.extend(self.remove_within(&mut writer, position, self.spare(policy))?);
+            }
+        }
+        loop {
+            let entries = self.entries();
+            let too_large = policy.max_bytes.is_some_and(|max| self.total_bytes() > max);
+            if entries.is_empty() || (entries.len() <= policy.max_checkpoints && !too_large) {
+                return Ok(removed);
+            }
+            let mut candidates = by_sparseness(&entries);
+            candidates.extend([0, entries.len() - 1]);
+            match self.remove_first_that_fits(&mut writer, &entries, &candidates, self.spare(policy))? {
+                Some(entry) => removed.push(entry),
+                None => return Ok(removed),
+            }
+        }
+    }
+
+    /// What a temporary file may take. Once the store is too large there is no cap to keep.
+    fn spare(&self, policy: &Policy) -> u64 {
+        policy.max_bytes.map_or(u64::MAX, |max| max.checked_sub(self.total_bytes()).unwrap_or(u64::MAX))
+    }
+
+    /// Makes room for an unfinished file of `part_bytes` behind the newest checkpoint, which therefore stays.
+    /// Returns how many bytes more would fit, `None` if even these do not.
+    pub(crate) fn thin_for(
+        &self,
+        writer: &mut Writer,
+        policy: &Policy,
+        part_bytes: u64,
+    ) -> Result<Option<u64>> {
+        let Some(max) = policy.max_bytes else { return Ok(Some(u64::MAX)) };
+        loop {
+            let used = self.total_bytes() + part_bytes;
+            if used <= Policy::goal_bytes(max) {
+                return Ok(Some(Policy::goal_bytes(max) - used));
+            }
+            let entries = self.entries();
+            let mut candidates = by_sparseness(&entries);
+            if entries.len() > 1 {
+                candidates.push(0);
+            }
+            let spare = max.saturating_sub(used);
+            if self.remove_first_that_fits(writer, &entries, &candidates, spare)?.is_none() {
+                return Ok(max.checked_sub(used));
+            }
+        }
+    }
+
+    fn remove_first_that_fits(
+        &self,
+        writer: &mut Writer,
+        entries: &[Entry],
+        candidates: &[usize],
+        limit: u64,
+    ) -> Result<Option<Entry>> {
+        for candidate in candidates.iter().take(ATTEMPTS) {
+            if let Some(removed) = self.remove_within(writer, entries[*candidate].position, limit)? {
+                return Ok(Some(removed));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The positions of checkpoints older than `keep_ns` before the newest, except the newest of them.
+pub(crate) fn too_old(entries: &[Entry], keep_ns: Option<u64>) -> Vec<u64> {
+    let (Some(keep_ns), Some(newest)) = (keep_ns, entries.last()) else { return Vec::new() };
+    let oldest_ns = newest.time_ns.saturating_sub(keep_ns);
+    let older = entries.iter().take_while(|entry| entry.time_ns <= oldest_ns).count();
+    entries[..older.saturating_sub(1)].iter().map(|entry| entry.position).collect()
+}
+
+/// The inner entries, first those whose removal is felt least.
+fn by_sparseness(entries: &[Entry]) -> Vec<usize> {
+    let Some(newest) = entries.last() else { return Vec::new() };
+    let mut inner: Vec<usize> = (1..entries.len().saturating_sub(1)).collect();
+    let gap = |at: usize| u128::from(entries[at + 1].position - entries[at - 1].position);
+    let distance = |at: usize| u128::from(newest.position - entries[at].position);
+    let felt = |a: &usize, b: &usize| -> Ordering {
+        // Fractions are compared by multiplying them out.
+        (gap(*a) * distance(*b)).cmp(&(gap(*b) * distance(*a)))
+    };
+    if inner.len() > ATTEMPTS {
+        inner.select_nth_unstable_by(ATTEMPTS - 1, felt);
+        inner.truncate(ATTEMPTS);
+    }
+    inner.sort_by(felt);
+    inner
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(positions: impl IntoIterator<Item = u64>) -> Vec<Entry> {
+        let entry = |position| Entry {
+            number: 0,
+            position,
+            time_ns: position * 10,
+            head: Vec::new(),
+            bytes: 1,
+            counts: crate::Counts::default(),
+        };
+        positions.into_iter().map(entry).collect()
+    }
+
+    #[test]
+    fn what_remains_gets_exponentially_sparser() {
+        let mut kept: Vec<u64> = Vec::new();
+        for position in 0..2000 {
+            kept.push(position);
+            if kept.len() > 40 {
+                let at = by_sparseness(&entries(kept.iter().copied()))[0];
+                kept.remove(at);
+            }
+        }
+        assert_eq!((kept[0], kept[39]), (0, 1999));
+        let gap_before = |age: u64| {
+            let at = kept.partition_point(|position| *position <= 1999 - age);
+            kept[at] - kept[at - 1]
+        };
+        let gaps = [gap_before(5), gap_before(60), gap_before(300), gap_before(1200)];
+        assert!(gaps.is_sorted() && gaps[0] <= 2 && gaps[3] >= 8 * gaps[1], "{gaps:?} in {kept:?}");
+        for pair in kept.windows(2) {
+            assert!(pair[1] - pair[0] <= 8 + (1999 - pair[0]) / 3, "{pair:?} in {kept:?}");
+        }
+    }
+
+    #[test]
+    fn the_newest_of_the_old_ones_stays() {
+        let all = entries([1, 5, 10, 20, 30]);
+        for (keep_ns, old) in
+            [(Some(200), vec![1, 5]), (Some(205), vec![1]), (Some(1000), vec![]), (None, vec![])]
+        {
+            assert_eq!(too_old(&all, keep_ns), old, "{keep_ns:?}");
+        }
+        assert_eq!(too_old(&all, Some(0)), [1, 5, 10, 20]);
+        assert_eq!(too_old(&[], Some(0)), [0; 0]);
+    }
+}

@@ -1,0 +1,61 @@
+//! Checking a whole store: every section, every blob, every reference.
+
+use crate::codec::xor;
+use crate::read::Place;
+use crate::store::{OpenFile, Store};
+use crate::{Result, StoreError};
+
+/// How many blobs are checked between two reports of progress.
+const REPORT_BLOBS: usize = 1024;
+
+impl Store {
+    /// Reads everything: unpacks every blob, compares every digest and checksum. Opening the store has checked the
+    /// references already. `progress` is told the bytes done and the bytes in all.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is wrong, with its file and place.
+    pub fn verify(&self, mut progress: impl FnMut(u64, u64)) -> Result<()> {
+        let files = {
+            let inner = self.read_inner();
+            let numbers = inner.order.values();
+            numbers.map(|number| inner.open(&self.dir, *number)).collect::<Result<Vec<_>>>()?
+        };
+        let lens = files.iter().map(|open| open.footer.file_len().unwrap_or(0));
+        let total = lens.clone().sum();
+        let mut done = 0;
+        for (open, len) in files.iter().zip(lens) {
+            self.verify_file(open, |bytes| progress(done + bytes, total))?;
+            done += len;
+            progress(done, total);
+        }
+        Ok(())
+    }
+
+    fn verify_file(&self, open: &OpenFile, mut progress: impl FnMut(u64)) -> Result<()> {
+        let OpenFile { file, path, footer } = open;
+        footer.read_head(file, path)?;
+        footer.read_state(file, path)?;
+        let directory = open.directory()?;
+        for (count, (id, offset, blob)) in directory.places().enumerate() {
+            let (file, path, len) = (file.clone(), path.clone(), usize::from(blob.len));
+            let place = Place { id, file, path, offset, len, digest: blob.digest };
+            let mut page = self.with_codec(|codec| place.load(codec))?;
+            if let Some(base) = blob.base {
+                let base = self.full_page_of(base.get()).map_err(|error| self.base_error(&place, error))?;
+                xor(&mut page, &base);
+            }
+            place.check(&page)?;
+            if count % REPORT_BLOBS == 0 {
+                progress(offset);
+            }
+        }
+        Ok(())
+    }
+
+    /// A base that is gone because somebody thins out meanwhile is no damage, but cannot be checked either.
+    fn base_error(&self, place: &Place, error: StoreError) -> StoreError {
+        log::debug!("version {} of {} needs another: {error}", place.id, place.path.display());
+        error
+    }
+}
