@@ -86,6 +86,29 @@ impl PageMap {
         PageMap { len: pages, chunks: Arc::default() }
     }
 
+    /// A map of `pages` pages of zeroes.
+    pub fn zeroed(pages: u64) -> PageMap {
+        let mut map = PageMap::new(pages);
+        map.fill(0, pages, &PageRef::Zero);
+        map
+    }
+
+    /// This map with the versions of `base` for pages that are as at power-on.
+    pub fn over(&self, base: &PageMap) -> PageMap {
+        let mut map = base.clone();
+        let chunks = Arc::make_mut(&mut map.chunks);
+        for (&number, chunk) in self.chunks.iter() {
+            let below = chunks.entry(number).or_insert_with(|| chunk.clone());
+            let below = Arc::make_mut(below);
+            for (below, above) in below.iter_mut().zip(chunk.iter()) {
+                if !matches!(above, PageRef::Base) {
+                    below.clone_from(above);
+                }
+            }
+        }
+        map
+    }
+
     /// The number of pages, of whatever version.
     pub fn len(&self) -> u64 {
         self.len

@@ -64,7 +64,11 @@ pub struct Checkpointer {
 
 impl Checkpointer {
     /// Begins with a machine at its first instruction.
-    pub fn new(store: Arc<Store>, options: CheckpointOptions, machine: &mut Machine) -> Result<Checkpointer, Error> {
+    pub fn new(
+        store: Arc<Store>,
+        options: CheckpointOptions,
+        machine: &mut Machine,
+    ) -> Result<Checkpointer, Error> {
         machine.attach_store(store.clone());
         // What the loader wrote is there again in every replay.
         machine.take_written(|_, _, _| Ok(()))?;
@@ -96,8 +100,7 @@ impl Checkpointer {
         let at = machine.moment();
         let writer = &mut self.writer;
         writer.begin(at.steps, at.time_ns)?;
-        let pages =
-            machine.take_written(|space, page, contents| Ok(writer.page(space, page, contents)?))?;
+        let pages = machine.take_written(|space, page, contents| Ok(writer.page(space, page, contents)?))?;
         let head = CheckpointHead::of(machine, recorder.cursor());
         writer.finish(head.to_bytes(), state_bytes(&machine.state()))?;
         self.pace.taken(at, pages);
@@ -106,7 +109,11 @@ impl Checkpointer {
 
     /// Takes a last checkpoint where the run ended, if that is a place which replay reaches in the same state, and
     /// waits until everything is stored.
-    pub fn finish<I: Inputs>(mut self, machine: &mut Machine, recorder: &mut Recorder<I>) -> Result<(), Error> {
+    pub fn finish<I: Inputs>(
+        mut self,
+        machine: &mut Machine,
+        recorder: &mut Recorder<I>,
+    ) -> Result<(), Error> {
         // Where the run was ended from outside, or by idling, time may have passed since the place was reached.
         if !matches!(machine.outcome(), None | Some(Outcome::Ended | Outcome::IdleForever)) {
             self.take(machine, recorder)?;

@@ -168,7 +168,8 @@ impl BlockBackend for OverlayDisk {
 
     fn read(&mut self, sector: u64, to: &mut [u8]) -> Result<(), BlockError> {
         let offset = sector * SECTOR_BYTES as u64;
-        if Self::parts(offset, to.len()).all(|(number, ..)| matches!(self.blocks.get(number), PageRef::Base)) {
+        if Self::parts(offset, to.len()).all(|(number, ..)| matches!(self.blocks.get(number), PageRef::Base))
+        {
             return self.read_base(offset, to);
         }
         let mut contents = [0; PAGE_BYTES];

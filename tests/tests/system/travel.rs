@@ -129,9 +129,7 @@ fn check_stop(stop: TravelStop, hit: bool, is_break: bool, otherwise: TravelStop
     let expected = match (hit, is_break) {
         (false, _) => otherwise,
         (true, true) => TravelStop::Hit(Cause::Breakpoint(traveller.hook)),
-        (true, false) => {
-            TravelStop::Hit(Cause::Watch { kind: WatchKind::Write, address: traveller.counter })
-        }
+        (true, false) => TravelStop::Hit(Cause::Watch { kind: WatchKind::Write, address: traveller.counter }),
     };
     assert_eq!(stop, expected);
 }

@@ -56,7 +56,11 @@ pub fn run(args: &Args) -> Result<i32, Error> {
 }
 
 /// Runs the machine to its end.
-fn record(args: &Args, machine: &mut Machine, recorder: &mut Recorder<LiveConsole>) -> Result<Outcome, Error> {
+fn record(
+    args: &Args,
+    machine: &mut Machine,
+    recorder: &mut Recorder<LiveConsole>,
+) -> Result<Outcome, Error> {
     if args.checkpoint_interval == 0 {
         return match machine.run(u64::MAX, recorder)? {
             RunStop::Ended(outcome) => Ok(outcome),

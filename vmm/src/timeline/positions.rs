@@ -68,12 +68,11 @@ impl Timeline {
                 break;
             }
         }
-        let reached = |timeline: &mut Timeline, steps: u64, poll: &mut Poll<'_>| {
-            match timeline.seek(steps, poll)? {
+        let reached =
+            |timeline: &mut Timeline, steps: u64, poll: &mut Poll<'_>| match timeline.seek(steps, poll)? {
                 TravelStop::Interrupted => Err(Error::Position("interrupted".to_string())),
                 _ => Ok((measure.of_machine)(timeline.machine()) >= wanted),
-            }
-        };
+            };
         let mut high = match high {
             Some(high) => high,
             None if reached(self, self.end(), poll)? => self.end(),

@@ -101,7 +101,10 @@ impl Checkpoints {
                 // A recorder that was killed may have stored a checkpoint that its log does not reach.
                 Some(head) if head.at > end => continue,
                 _ => {
-                    let why = format!("the checkpoint at instruction {} does not fit the event log", entry.position);
+                    let why = format!(
+                        "the checkpoint at instruction {} does not fit the event log",
+                        entry.position
+                    );
                     return Err(Error::recording(store.dir(), why));
                 }
             };
@@ -133,10 +136,12 @@ impl Checkpoints {
         let state: MachineState = postcard::from_bytes(&bytes)
             .ok()
             .filter(|state: &MachineState| {
-                state.cpu.steps == steps && state.cpu.steps.checked_add(state.idle_ns) == Some(head.at.time_ns)
+                state.cpu.steps == steps
+                    && state.cpu.steps.checked_add(state.idle_ns) == Some(head.at.time_ns)
             })
             .ok_or_else(|| {
-                let why = format!("the machine's state in the checkpoint at instruction {steps} makes no sense");
+                let why =
+                    format!("the machine's state in the checkpoint at instruction {steps} makes no sense");
                 Error::recording(self.store.dir(), why)
             })?;
         Ok(Snapshot { state, maps: self.maps(steps)?, cursor: head.cursor })
@@ -209,9 +214,8 @@ impl Inner {
     /// The one whose loss leaves the smallest gap for its distance from the focus.
     fn least_useful(&self) -> Option<u64> {
         let steps: Vec<u64> = self.by_steps.keys().copied().collect();
-        let cost = |before: u64, at: u64, after: u64| {
-            (after - before) as f64 / (at.abs_diff(self.focus) + 1) as f64
-        };
+        let cost =
+            |before: u64, at: u64, after: u64| (after - before) as f64 / (at.abs_diff(self.focus) + 1) as f64;
         steps
             .windows(2)
             .enumerate()

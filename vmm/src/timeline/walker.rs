@@ -179,7 +179,8 @@ impl Walker {
 
     fn at_stage(&mut self, trail: u64) -> Result<(), Error> {
         let here = self.position();
-        if let Some(checkpoints) = self.shared.checkpoints.as_ref().filter(|c| c.heads().contains_key(&here)) {
+        if let Some(checkpoints) = self.shared.checkpoints.as_ref().filter(|c| c.heads().contains_key(&here))
+        {
             // From here on the pages are those of the checkpoint, which need no memory.
             self.machine.rebase(&checkpoints.maps(here)?);
         } else if here.is_multiple_of(trail) {
