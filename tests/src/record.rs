@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use vmm::checkpointer::{self, CheckpointOptions};
 use vmm::event_log::EndRecord;
 use vmm::machine::Machine;
 use vmm::recorder::Recorder;
@@ -18,6 +19,22 @@ pub fn record(guest: &Guest, path: &Path, script: &mut Script) -> (Machine, EndR
     let mut recorder = Recorder::new(script, log, power_on());
     let outcome = run_until(&mut machine, STEP_LIMIT, &mut recorder);
     assert!(outcome.is_some(), "the guest is still running at {:?}", machine.moment());
+    let end = recorder.finish(&mut machine).unwrap_or_else(|error| panic!("{error}"));
+    (machine, end)
+}
+
+/// As [`record`], with checkpoints.
+pub fn record_with_checkpoints(
+    guest: &Guest,
+    path: &Path,
+    script: &mut Script,
+    options: CheckpointOptions,
+) -> (Machine, EndRecord) {
+    let mut machine = guest.machine();
+    let log = Recording::create(path, &guest.config).unwrap_or_else(|error| panic!("{error}"));
+    let mut recorder = Recorder::new(script, log, power_on());
+    checkpointer::record(&mut machine, &mut recorder, path, options)
+        .unwrap_or_else(|error| panic!("{error}"));
     let end = recorder.finish(&mut machine).unwrap_or_else(|error| panic!("{error}"));
     (machine, end)
 }

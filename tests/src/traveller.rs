@@ -3,11 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
+use vmm::checkpointer::CheckpointOptions;
 use vmm::config::MachineOptions;
 use vmm::event_log::EndRecord;
+use vmm::machine::Machine;
 
 use crate::guests::{Guest, test_kernel};
-use crate::record::record;
+use crate::record::{record, record_with_checkpoints};
 use crate::script::Script;
 
 /// RAM of that guest.
@@ -49,6 +51,26 @@ pub fn script() -> Script {
 impl Traveller {
     /// Records the run below `directory`.
     pub fn record(directory: &Path) -> Traveller {
+        Traveller::record_by(directory, record)
+    }
+
+    /// As [`Traveller::record`], with a checkpoint every so many steps.
+    pub fn record_with_checkpoints(directory: &Path, every_steps: u64) -> Traveller {
+        let options = CheckpointOptions {
+            interval_ns: 0,
+            min_steps: every_steps,
+            slice_steps: 1000,
+            ..CheckpointOptions::default()
+        };
+        Traveller::record_by(directory, |guest, path, script| {
+            record_with_checkpoints(guest, path, script, options)
+        })
+    }
+
+    fn record_by(
+        directory: &Path,
+        record: impl FnOnce(&Guest, &Path, &mut Script) -> (Machine, EndRecord),
+    ) -> Traveller {
         let path = directory.join("travel.ttvm");
         let mut script = script();
         let (_, end) = record(&guest(), &path, &mut script);

@@ -2,6 +2,7 @@
 //! a writer in the background. The guest cannot notice; where checkpoints fall follows from the run alone, not from how
 //! fast the host is.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use checkpoint::{BackgroundWriter, Policy, Store};
@@ -11,6 +12,7 @@ use crate::inputs::Inputs;
 use crate::machine::{Machine, Outcome, RunStop};
 use crate::position::Moment;
 use crate::recorder::Recorder;
+use crate::recording::CHECKPOINTS;
 use crate::timeline::{CheckpointHead, state_bytes};
 
 /// How often a recorder takes checkpoints, and what it keeps.
@@ -18,16 +20,28 @@ use crate::timeline::{CheckpointHead, state_bytes};
 pub struct CheckpointOptions {
     /// Virtual time between two checkpoints.
     pub interval_ns: u64,
+    /// Steps between two checkpoints at least, however much virtual time an idle guest lets pass, or however many
+    /// pages a busy one writes.
+    pub min_steps: u64,
+    /// Steps between two looks at whether a checkpoint is due.
+    pub slice_steps: u64,
     /// What is kept of them.
     pub policy: Policy,
 }
 
-/// Steps between two looks at whether a checkpoint is due: some tens of milliseconds.
-const SLICE_STEPS: u64 = 10_000_000;
-/// Steps that pass between two checkpoints at least, however much virtual time an idle guest lets pass.
-const MIN_STEPS: u64 = 50_000_000;
-/// What a checkpoint costs, in steps that the engine could execute meanwhile: as such, and for each page in it.
-const COST_STEPS: u64 = 400_000;
+impl Default for CheckpointOptions {
+    fn default() -> CheckpointOptions {
+        CheckpointOptions {
+            interval_ns: 1_000_000_000,
+            min_steps: 50_000_000,
+            // Some tens of milliseconds.
+            slice_steps: 10_000_000,
+            policy: Policy::default(),
+        }
+    }
+}
+
+/// What a checkpoint costs for each page in it, in steps that the engine could execute meanwhile.
 const PAGE_COST_STEPS: u64 = 1_200;
 /// The share of the run's time that checkpoints may take: one in so many.
 const COST_SHARE: u64 = 32;
@@ -38,28 +52,45 @@ const MAX_HELD_BLOCKS: usize = 4096;
 #[derive(Clone, Copy, Debug, Default)]
 struct Pace {
     interval_ns: u64,
+    min_steps: u64,
     last: Moment,
     /// Steps that the last checkpoint's cost asks for until the next.
-    earliest_steps: u64,
+    rest_steps: u64,
 }
 
 impl Pace {
     fn due(&self, now: Moment, held_blocks: usize) -> bool {
         let steps = now.steps - self.last.steps;
-        let wanted = now.time_ns - self.last.time_ns >= self.interval_ns && steps >= MIN_STEPS;
-        held_blocks >= MAX_HELD_BLOCKS || (wanted && steps >= self.earliest_steps)
+        let wanted = now.time_ns - self.last.time_ns >= self.interval_ns;
+        held_blocks >= MAX_HELD_BLOCKS || (wanted && steps >= self.min_steps.max(self.rest_steps))
     }
 
     fn taken(&mut self, now: Moment, pages: u64) {
         self.last = now;
-        self.earliest_steps = (COST_STEPS + pages * PAGE_COST_STEPS) * COST_SHARE;
+        self.rest_steps = pages * PAGE_COST_STEPS * COST_SHARE;
     }
 }
 
+/// Records a machine from its first instruction to its end into the recording at `path`, with checkpoints.
+pub fn record<I: Inputs>(
+    machine: &mut Machine,
+    recorder: &mut Recorder<I>,
+    path: &Path,
+    options: CheckpointOptions,
+) -> Result<Outcome, Error> {
+    let (ram_pages, disk_blocks) = machine.page_counts();
+    let store = Arc::new(Store::create(path.join(CHECKPOINTS), ram_pages, disk_blocks)?);
+    let mut checkpointer = Checkpointer::new(store, options, machine)?;
+    let outcome = checkpointer.run(machine, recorder)?;
+    checkpointer.finish(machine, recorder)?;
+    Ok(outcome)
+}
+
 /// See the module.
-pub struct Checkpointer {
+struct Checkpointer {
     writer: BackgroundWriter,
     pace: Pace,
+    slice_steps: u64,
 }
 
 impl Checkpointer {
@@ -72,18 +103,19 @@ impl Checkpointer {
         machine.attach_store(store.clone());
         // What the loader wrote is there again in every replay.
         machine.take_written(|_, _, _| Ok(()))?;
-        let pace = Pace { interval_ns: options.interval_ns, ..Pace::default() };
-        Ok(Checkpointer { writer: BackgroundWriter::start(store, options.policy)?, pace })
+        let CheckpointOptions { interval_ns, min_steps, slice_steps, policy } = options;
+        let pace = Pace { interval_ns, min_steps, ..Pace::default() };
+        Ok(Checkpointer { writer: BackgroundWriter::start(store, policy)?, pace, slice_steps })
     }
 
     /// Runs the machine to its end.
-    pub fn run<I: Inputs>(
+    fn run<I: Inputs>(
         &mut self,
         machine: &mut Machine,
         recorder: &mut Recorder<I>,
     ) -> Result<Outcome, Error> {
         loop {
-            let until = machine.moment().steps + SLICE_STEPS;
+            let until = machine.moment().steps.saturating_add(self.slice_steps);
             if let RunStop::Ended(outcome) = machine.run(until, recorder)? {
                 return Ok(outcome);
             }
@@ -109,11 +141,7 @@ impl Checkpointer {
 
     /// Takes a last checkpoint where the run ended, if that is a place which replay reaches in the same state, and
     /// waits until everything is stored.
-    pub fn finish<I: Inputs>(
-        mut self,
-        machine: &mut Machine,
-        recorder: &mut Recorder<I>,
-    ) -> Result<(), Error> {
+    fn finish<I: Inputs>(mut self, machine: &mut Machine, recorder: &mut Recorder<I>) -> Result<(), Error> {
         // Where the run was ended from outside, or by idling, time may have passed since the place was reached.
         if !matches!(machine.outcome(), None | Some(Outcome::Ended | Outcome::IdleForever)) {
             self.take(machine, recorder)?;
@@ -133,14 +161,15 @@ mod tests {
 
     #[test]
     fn checkpoints_come_by_virtual_time_but_no_faster_than_they_can_be_afforded() {
-        let mut pace = Pace { interval_ns: 1_000_000_000, ..Pace::default() };
+        let min_steps = 50_000_000;
+        let mut pace = Pace { interval_ns: 1_000_000_000, min_steps, ..Pace::default() };
         assert!(!pace.due(at(999_999_999, 0), 0));
         assert!(pace.due(at(1_000_000_000, 0), 0));
-        assert!(!pace.due(at(MIN_STEPS - 1, 5_000_000_000), 0), "idling is free, checkpoints are not");
-        assert!(pace.due(at(MIN_STEPS, 5_000_000_000), 0));
+        assert!(!pace.due(at(min_steps - 1, 5_000_000_000), 0), "idling is free, checkpoints are not");
+        assert!(pace.due(at(min_steps, 5_000_000_000), 0));
         assert!(pace.due(at(5, 0), MAX_HELD_BLOCKS));
         pace.taken(at(1_000_000_000, 0), 50_000);
-        let earliest = 1_000_000_000 + (COST_STEPS + 50_000 * PAGE_COST_STEPS) * COST_SHARE;
+        let earliest = 1_000_000_000 + 50_000 * PAGE_COST_STEPS * COST_SHARE;
         assert!(!pace.due(at(earliest - 1, 0), 0));
         assert!(pace.due(at(earliest, 0), 0));
     }

@@ -66,10 +66,25 @@ fn watch(address: u64) -> Watchpoint {
     Watchpoint { space: AddressKind::Linear, address, length: 4, kind: WatchKind::Write }
 }
 
+/// Distance of the checkpoints in recordings that have them.
+const CHECKPOINT_STEPS: u64 = 100_000;
+
 /// The recording and its walk; recorded anew for each test, which takes less than a second.
 fn prepare(hash_points: usize) -> (tempfile::TempDir, Traveller, Walk) {
+    prepare_by(hash_points, Traveller::record)
+}
+
+/// As [`prepare`], with checkpoints in the recording.
+fn prepare_with_checkpoints(hash_points: usize) -> (tempfile::TempDir, Traveller, Walk) {
+    prepare_by(hash_points, |directory| Traveller::record_with_checkpoints(directory, CHECKPOINT_STEPS))
+}
+
+fn prepare_by(
+    hash_points: usize,
+    record: impl FnOnce(&std::path::Path) -> Traveller,
+) -> (tempfile::TempDir, Traveller, Walk) {
     let directory = tempfile::tempdir().expect("a temporary folder");
-    let traveller = Traveller::record(directory.path());
+    let traveller = record(directory.path());
     let points = Random::new(SEED).points(hash_points, traveller.end.at.steps);
     let walk = walk(&traveller, &points);
     assert_eq!(walk.hashes.len(), hash_points);
@@ -79,7 +94,19 @@ fn prepare(hash_points: usize) -> (tempfile::TempDir, Traveller, Walk) {
 #[test]
 fn seeking_anywhere_gives_the_state_of_a_straight_run() {
     let (_directory, traveller, walk) = prepare(60);
-    let mut timeline = open_timeline(&traveller);
+    check_seeks(open_timeline(&traveller), &walk);
+}
+
+#[test]
+fn seeking_with_checkpoints_gives_the_state_of_a_straight_run() {
+    let (_directory, traveller, walk) = prepare_with_checkpoints(60);
+    let timeline = open_timeline(&traveller);
+    let count = timeline.checkpoints().expect("they were asked for").heads().len();
+    assert!(count >= 10, "{count} checkpoints");
+    check_seeks(timeline, &walk);
+}
+
+fn check_seeks(mut timeline: Timeline, walk: &Walk) {
     let mut random = Random::new(SEED);
     for _ in 0..150 {
         let (point, state, ram) = walk.hashes[random.below(walk.hashes.len() as u64) as usize];
@@ -93,6 +120,16 @@ fn seeking_anywhere_gives_the_state_of_a_straight_run() {
 #[test]
 fn running_backward_finds_the_last_hit_and_running_forward_the_next() {
     let (_directory, traveller, walk) = prepare(1);
+    check_runs(&traveller, &walk);
+}
+
+#[test]
+fn running_with_checkpoints_finds_the_same() {
+    let (_directory, traveller, walk) = prepare_with_checkpoints(1);
+    check_runs(&traveller, &walk);
+}
+
+fn check_runs(traveller: &Traveller, walk: &Walk) {
     let end = traveller.end.at.steps;
     let calls: Vec<u64> = (0..end).filter(|&s| walk.rips[s as usize] == traveller.hook).collect();
     assert!(
@@ -101,7 +138,7 @@ fn running_backward_finds_the_last_hit_and_running_forward_the_next() {
         calls.len(),
         walk.writes.len()
     );
-    let mut timeline = open_timeline(&traveller);
+    let mut timeline = open_timeline(traveller);
     let mut random = Random::new(SEED);
     for round in 0..60 {
         let from = random.below(end + 1);
@@ -113,7 +150,7 @@ fn running_backward_finds_the_last_hit_and_running_forward_the_next() {
         let stop = timeline.run_backward(&mut on()).unwrap();
         let expected = hits[..hits.partition_point(|&hit| hit < from)].last().copied();
         assert_eq!(timeline.position(), expected.unwrap_or(0), "backward from {from}: {stop:?}");
-        check_stop(stop, expected.is_some(), is_break, TravelStop::Start, &traveller);
+        check_stop(stop, expected.is_some(), is_break, TravelStop::Start, traveller);
 
         timeline.seek(from, &mut on()).unwrap();
         let stop = timeline.run_forward(&mut on()).unwrap();
@@ -121,7 +158,7 @@ fn running_backward_finds_the_last_hit_and_running_forward_the_next() {
         let first = hits.partition_point(|&hit| if is_break { hit <= from } else { hit < from });
         let expected = hits.get(first).map(|&hit| if is_break { hit } else { hit + 1 });
         assert_eq!(timeline.position(), expected.unwrap_or(end), "forward from {from}: {stop:?}");
-        check_stop(stop, expected.is_some(), is_break, TravelStop::End, &traveller);
+        check_stop(stop, expected.is_some(), is_break, TravelStop::End, traveller);
     }
 }
 
@@ -199,4 +236,41 @@ fn both_ends_of_history_are_ends() {
     assert_eq!(timeline.position(), end);
     assert_eq!(timeline.run_backward(&mut on()).unwrap(), TravelStop::Start);
     assert_eq!((timeline.position(), timeline.machine().cpu().rip()), (0, walk.rips[0]));
+}
+
+/// Far away from the position, with few checkpoints in between or many, on one core or several.
+#[test]
+fn all_hits_are_found_whatever_the_number_of_cores() {
+    let (_directory, traveller, walk) = prepare_with_checkpoints(1);
+    let end = traveller.end.at.steps;
+    let calls: Vec<u64> = (0..end).filter(|&s| walk.rips[s as usize] == traveller.hook).collect();
+    for threads in [1, 2, 5] {
+        let mut timeline = Timeline::open_with(&open(&traveller.path), threads).unwrap();
+        timeline.set_breakpoints(vec![traveller.hook]);
+        let found = timeline.hits(0, end, usize::MAX, &mut on()).unwrap().unwrap();
+        assert_eq!(found.iter().map(|hit| hit.before).collect::<Vec<_>>(), calls, "{threads} threads");
+        timeline.set_breakpoints(Vec::new());
+        timeline.set_watchpoints(vec![watch(traveller.counter)]);
+        let found = timeline.hits(1000, end / 2, usize::MAX, &mut on()).unwrap().unwrap();
+        let between: Vec<u64> =
+            walk.writes.iter().copied().filter(|&at| at >= 1000 && at < end / 2).collect();
+        assert_eq!(found.iter().map(|hit| hit.before).collect::<Vec<_>>(), between, "{threads} threads");
+        // Something that happens only once, near the start, looked for from the end.
+        let first_call = calls[0];
+        timeline.seek(end, &mut on()).unwrap();
+        timeline.set_watchpoints(Vec::new());
+        timeline.set_breakpoints(vec![walk.rips[0]]);
+        assert_eq!(
+            timeline.run_backward(&mut on()).unwrap(),
+            TravelStop::Hit(Cause::Breakpoint(walk.rips[0]))
+        );
+        assert_eq!(timeline.position(), 0);
+        timeline.seek(first_call - 1, &mut on()).unwrap();
+        timeline.set_breakpoints(vec![traveller.hook]);
+        assert_eq!(
+            timeline.run_forward(&mut on()).unwrap(),
+            TravelStop::Hit(Cause::Breakpoint(traveller.hook))
+        );
+        assert_eq!(timeline.position(), first_call);
+    }
 }

@@ -1,15 +1,14 @@
 //! `ttvm record`: a guest, recorded.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use checkpoint::{Policy, Store};
-use vmm::checkpointer::{CheckpointOptions, Checkpointer};
+use checkpoint::Policy;
+use vmm::checkpointer::{self, CheckpointOptions};
 use vmm::error::Error;
 use vmm::host::{LiveConsole, RawTerminal};
 use vmm::machine::{Machine, Outcome, RunStop};
 use vmm::recorder::Recorder;
-use vmm::recording::{CHECKPOINTS, Recording};
+use vmm::recording::Recording;
 
 use super::machine_args::{MachineArgs, parse_bytes};
 
@@ -67,16 +66,12 @@ fn record(
             _ => unreachable!("nothing else ends a run without limits"),
         };
     }
-    let (ram_pages, disk_blocks) = machine.page_counts();
-    let store = Store::create(&args.output.join(CHECKPOINTS), ram_pages, disk_blocks)?;
     let options = CheckpointOptions {
         interval_ns: args.checkpoint_interval,
         policy: Policy { max_bytes: Some(args.max_size), keep_last_ns: args.last, ..Policy::default() },
+        ..CheckpointOptions::default()
     };
-    let mut checkpointer = Checkpointer::new(Arc::new(store), options, machine)?;
-    let outcome = checkpointer.run(machine, recorder)?;
-    checkpointer.finish(machine, recorder)?;
-    Ok(outcome)
+    checkpointer::record(machine, recorder, &args.output, options)
 }
 
 /// A stretch of time: a number with ns, us, ms, s, m or h, in nanoseconds.
