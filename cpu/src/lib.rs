@@ -32,7 +32,7 @@ mod simd;
 mod state;
 
 pub use crate::bus::{Bus, Signals};
-pub use crate::core::Core;
+pub use crate::core::{CodeSize, Core};
 pub use crate::debug::{AddressKind, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
 pub use crate::exec::{Cpu, Stop};
 pub use crate::state::{CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};

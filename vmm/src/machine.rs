@@ -419,6 +419,13 @@ impl Machine {
         Ok(count)
     }
 
+    /// The contents of a disk block.
+    pub fn read_disk_block(&mut self, block: u64, to: &mut Page) -> Result<(), Error> {
+        let Some(disk) = self.disk_mut() else { return Ok(()) };
+        let _ = disk.read_block(block, to);
+        disk.take_failure().map_or(Ok(()), Err)
+    }
+
     /// Number of disk blocks written since they were last taken.
     pub fn written_blocks(&mut self) -> usize {
         self.disk_mut().map_or(0, |disk| disk.written_count())

@@ -54,6 +54,11 @@ impl Cursor {
         Cursor { event: events, check: checks, last_good }
     }
 
+    /// The number of events before it.
+    pub fn events(&self) -> usize {
+        self.event
+    }
+
     /// Whether it lies within a log of so many events and checks.
     pub fn is_within(&self, (events, checks): (usize, usize)) -> bool {
         self.event <= events && self.check <= checks

@@ -23,6 +23,25 @@ pub fn lines(state: &CpuState) -> Vec<String> {
     lines
 }
 
+/// The general, segment and control registers by name.
+pub fn named(state: &CpuState) -> Vec<(&'static str, u64)> {
+    let segments = ["es", "cs", "ss", "ds", "fs", "gs"];
+    let selectors = segments.into_iter().zip(state.segments.iter().map(|segment| segment.selector.into()));
+    let rest = [
+        ("rip", state.rip),
+        ("rflags", state.rflags),
+        ("fs_base", state.segments[4].base),
+        ("gs_base", state.segments[5].base),
+        ("kernel_gs_base", state.msrs.kernel_gs_base),
+        ("cr0", state.cr0),
+        ("cr2", state.cr2),
+        ("cr3", state.cr3),
+        ("cr4", state.cr4),
+        ("efer", state.msrs.efer),
+    ];
+    NAMES.into_iter().zip(state.gpr).chain(selectors).chain(rest).collect()
+}
+
 /// What differs between two states of a CPU, each as `name then now`.
 pub fn differences(then: &CpuState, now: &CpuState) -> Vec<String> {
     let mut rest = now.clone();

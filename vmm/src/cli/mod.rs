@@ -1,7 +1,9 @@
 //! The command line: one file per verb. Results go to standard output, everything else to standard error.
 
+mod checkpoints;
 mod debug;
 mod info;
+mod interrupt;
 mod log;
 mod machine_args;
 mod pack;
@@ -9,6 +11,8 @@ mod progress;
 mod record;
 mod replay;
 mod run;
+mod search;
+mod state;
 mod stats;
 mod unpack;
 mod verify;
@@ -40,6 +44,12 @@ enum Verb {
     Debug(debug::Args),
     /// Say what a recording holds
     Info(info::Args),
+    /// Show the machine at a position: registers, memory, code, console
+    State(state::Args),
+    /// Find where in a recording something happens
+    Search(search::Args),
+    /// List, add or remove the checkpoints that make going to a position fast
+    Checkpoints(checkpoints::Args),
     /// Check that a recording is whole and replays exactly; if not, find out where the difference began
     Verify(verify::Args),
     /// List the events of a recording, or say where two recordings part
@@ -62,6 +72,9 @@ pub fn main() -> ExitCode {
         Verb::Replay(args) => replay::run(args),
         Verb::Debug(args) => debug::run(args),
         Verb::Info(args) => info::run(args),
+        Verb::State(args) => state::run(args),
+        Verb::Search(args) => search::run(args),
+        Verb::Checkpoints(args) => checkpoints::run(args),
         Verb::Verify(args) => verify::run(args),
         Verb::Log(args) => log::run(args),
         Verb::Pack(args) => pack::run(args),

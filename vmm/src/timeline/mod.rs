@@ -5,6 +5,7 @@
 //! either one of the recording's checkpoints, or a snapshot that this session took on its way. Snapshots are dense
 //! around the place that is being looked at, so that the next step back is near.
 
+mod condition;
 mod positions;
 mod search;
 mod snapshot;
@@ -14,8 +15,10 @@ mod walker;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use checkpoint::{Entry, Maps, PAGE_BYTES, Space, Store};
 use cpu::Watchpoint;
 
+pub use self::condition::{CONDITIONS, Condition, number};
 pub use self::search::Direction;
 use self::search::{ALONE, Keep, Scanned, Window, scan_on_all_cores};
 pub use self::snapshot::{CheckpointHead, Checkpoints, Snapshot, Snapshots, state_bytes};
@@ -25,7 +28,7 @@ pub use self::walker::Poll;
 use self::walker::{Shared, TRAIL_STEPS, Walked, Walker};
 use crate::error::Error;
 use crate::machine::{Machine, Outcome};
-use crate::recording::Recording;
+use crate::recording::{CHECKPOINTS, Recording};
 use crate::replay;
 
 /// Why a movement ended.
@@ -130,6 +133,45 @@ impl Timeline {
             maps: self.walker.machine.maps(),
             cursor: self.walker.player.cursor(),
         }
+    }
+
+    /// Adds a checkpoint of this place to the recording, for every session that opens it from now on.
+    pub fn add_checkpoint(&mut self) -> Result<Entry, Error> {
+        let here = self.position();
+        let directory = self.shared.recording.path.join(CHECKPOINTS);
+        let machine = &mut self.walker.machine;
+        let (ram_pages, disk_blocks) = machine.page_counts();
+        // A store of its own: other sessions and other walkers of this one go on with what they have opened.
+        let store = if directory.is_dir() {
+            Store::open(&directory)?
+        } else {
+            Store::create(&directory, ram_pages, disk_blocks)?
+        };
+        if store.entries().iter().any(|entry| entry.position == here) {
+            return Err(Error::Position(format!("there is a checkpoint at instruction {here} already")));
+        }
+        let initial = match &self.shared.checkpoints {
+            Some(checkpoints) => checkpoints.initial().clone(),
+            None => self.shared.snapshots.nearest(0).expect("there is one at the start").1.maps.ram.clone(),
+        };
+        let before = match store.entry_at_or_before(here) {
+            Some(entry) => store.maps_at(entry.position)?,
+            None => Maps::new(ram_pages, disk_blocks),
+        };
+        let now = machine.maps();
+        let mut draft = store.add(here, machine.moment().time_ns)?;
+        let mut contents = [0; PAGE_BYTES];
+        let ram = before.ram.over(&initial);
+        for (page, _) in now.ram.changed_since(&ram) {
+            machine.ram().read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
+            draft.page(Space::Ram, page, &contents)?;
+        }
+        for (block, _) in now.disk.changed_since(&before.disk) {
+            machine.read_disk_block(block, &mut contents)?;
+            draft.page(Space::Disk, block, &contents)?;
+        }
+        let head = CheckpointHead::of(machine, self.walker.player.cursor());
+        Ok(draft.finish(&head.to_bytes(), &state_bytes(&machine.state()))?)
     }
 
     /// Replaces everything that runs stop at.

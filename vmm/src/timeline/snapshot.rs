@@ -117,6 +117,11 @@ impl Checkpoints {
         &self.store
     }
 
+    /// RAM at power-on.
+    pub fn initial(&self) -> &PageMap {
+        &self.initial
+    }
+
     /// All heads by step count.
     pub fn heads(&self) -> &BTreeMap<u64, CheckpointHead> {
         &self.heads

@@ -1,0 +1,148 @@
+//! `ttvm checkpoints`: what checkpoints a recording has, one more, one less.
+
+use std::path::PathBuf;
+
+use checkpoint::Entry;
+use serde::Serialize;
+use vmm::error::{Error, exit_code};
+use vmm::position::PositionSpec;
+use vmm::recording::Recording;
+use vmm::timeline::{CheckpointHead, Timeline, TravelStop};
+
+use super::interrupt::Interrupt;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The recording
+    recording: PathBuf,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(clap::Subcommand)]
+enum Action {
+    /// List the checkpoints
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Take a checkpoint at a position, by replaying to it
+    Add {
+        /// start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
+        position: PositionSpec,
+    },
+    /// Remove a checkpoint
+    Remove {
+        /// Its instruction, as listed, or its position in any notation
+        position: String,
+    },
+}
+
+#[derive(Serialize)]
+struct Row {
+    instruction: u64,
+    guest_seconds: f64,
+    branches: u64,
+    system_calls: u64,
+    rip: String,
+    events: usize,
+    ram_pages: u64,
+    disk_blocks: u64,
+    bytes: u64,
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    let recording = Recording::open(&args.recording)?;
+    match &args.action {
+        Action::List { json } => list(&recording, *json),
+        Action::Add { position } => add(&recording, *position),
+        Action::Remove { position } => remove(&recording, position),
+    }
+}
+
+fn list(recording: &Recording, json: bool) -> Result<i32, Error> {
+    let entries = recording.checkpoints()?.map(|store| store.entries()).unwrap_or_default();
+    let rows: Vec<Row> = entries.iter().filter_map(row).collect();
+    super::print(&if json {
+        serde_json::to_string_pretty(&rows).expect("plain data always serializes")
+    } else {
+        table(&rows)
+    })?;
+    Ok(exit_code::DONE)
+}
+
+fn row(entry: &Entry) -> Option<Row> {
+    let head = CheckpointHead::parse(&entry.head)?;
+    Some(Row {
+        instruction: entry.position,
+        guest_seconds: head.at.time_ns as f64 / 1e9,
+        branches: head.branches,
+        system_calls: head.system_calls,
+        rip: format!("{:#x}", head.rip),
+        events: head.cursor.events(),
+        ram_pages: entry.counts.ram,
+        disk_blocks: entry.counts.disk,
+        bytes: entry.bytes,
+    })
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut lines = vec![format!(
+        "{:>16} {:>14} {:>12} {:>18} {:>7} {:>9} {:>9} {:>10}",
+        "instruction", "guest s", "syscalls", "rip", "events", "RAM pages", "blocks", "bytes"
+    )];
+    lines.extend(rows.iter().map(|row| {
+        format!(
+            "{:>16} {:>14.6} {:>12} {:>18} {:>7} {:>9} {:>9} {:>10}",
+            row.instruction,
+            row.guest_seconds,
+            row.system_calls,
+            row.rip,
+            row.events,
+            row.ram_pages,
+            row.disk_blocks,
+            row.bytes
+        )
+    }));
+    lines.push(format!(
+        "{} checkpoints, {} bytes",
+        rows.len(),
+        rows.iter().map(|row| row.bytes).sum::<u64>()
+    ));
+    lines.join("\n")
+}
+
+fn add(recording: &Recording, position: PositionSpec) -> Result<i32, Error> {
+    let mut timeline = Timeline::open(recording)?;
+    let mut interrupt = Interrupt::catch()?;
+    let target = timeline.resolve(position, &mut || interrupt.poll())?;
+    if timeline.seek(target, &mut || interrupt.poll())? == TravelStop::Interrupted {
+        return Ok(exit_code::FAILED);
+    }
+    let entry = timeline.add_checkpoint()?;
+    eprintln!("ttvm: checkpoint at instruction {}, {} bytes", entry.position, entry.bytes);
+    Ok(exit_code::DONE)
+}
+
+fn remove(recording: &Recording, position: &str) -> Result<i32, Error> {
+    let target = match position.parse::<u64>() {
+        Ok(steps) => steps,
+        Err(_) => {
+            let spec: PositionSpec = position.parse().map_err(Error::Position)?;
+            Timeline::open(recording)?.resolve(spec, &mut || false)?
+        }
+    };
+    let none = || {
+        Error::Position(format!(
+            "there is no checkpoint at instruction {target}: see `ttvm checkpoints list`"
+        ))
+    };
+    let store = recording.checkpoints()?.ok_or_else(none)?;
+    if !store.entries().iter().any(|entry| entry.position == target) {
+        return Err(none());
+    }
+    store.remove(target)?;
+    eprintln!("ttvm: removed the checkpoint at instruction {target}");
+    Ok(exit_code::DONE)
+}

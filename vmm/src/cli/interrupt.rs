@@ -1,0 +1,26 @@
+//! ^C during something long: asks it to stop where it stands, instead of ending the process.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use vmm::error::Error;
+
+/// Whether ^C was pressed.
+pub struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// From here on ^C only sets a mark. A second one ends the process.
+    pub fn catch() -> Result<Interrupt, Error> {
+        let pressed = Arc::new(AtomicBool::new(false));
+        let signal = signal_hook::consts::SIGINT;
+        signal_hook::flag::register_conditional_shutdown(signal, 130, pressed.clone())
+            .and_then(|_| signal_hook::flag::register(signal, pressed.clone()))
+            .map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })?;
+        Ok(Interrupt(pressed))
+    }
+
+    /// Whether to stop.
+    pub fn poll(&mut self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}

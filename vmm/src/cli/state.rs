@@ -1,0 +1,204 @@
+//! `ttvm state`: the machine at one position.
+
+use std::path::PathBuf;
+
+use iced_x86::{Decoder, DecoderOptions, Formatter, Instruction, IntelFormatter};
+use serde::Serialize;
+use vmm::error::{Error, exit_code};
+use vmm::position::PositionSpec;
+use vmm::recording::Recording;
+use vmm::registers;
+use vmm::timeline::{Timeline, TravelStop, number};
+
+use super::interrupt::Interrupt;
+
+/// No more memory is printed at once.
+const MAX_MEMORY_BYTES: u64 = 1 << 20;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The recording
+    recording: PathBuf,
+    /// Where: start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
+    #[arg(long, value_name = "POS", default_value = "end")]
+    at: PositionSpec,
+    /// Show memory at a virtual address, as ADDR:LEN (repeatable)
+    #[arg(long, value_name = "ADDR:LEN", value_parser = parse_range)]
+    memory: Vec<Range>,
+    /// Show memory at a physical address, as ADDR:LEN (repeatable)
+    #[arg(long, value_name = "ADDR:LEN", value_parser = parse_range)]
+    physical: Vec<Range>,
+    /// Instructions to disassemble from RIP on
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    instructions: usize,
+    /// Lines of the console to show
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    console: usize,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// An address and a length.
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    address: u64,
+    length: u64,
+}
+
+fn parse_range(text: &str) -> Result<Range, String> {
+    let parsed = text
+        .split_once(':')
+        .and_then(|(address, length)| Some(Range { address: number(address)?, length: number(length)? }));
+    parsed
+        .filter(|range| range.length <= MAX_MEMORY_BYTES)
+        .ok_or_else(|| format!("'{text}' is no range: write ADDR:LEN, at most {MAX_MEMORY_BYTES} bytes"))
+}
+
+#[derive(Serialize)]
+struct State {
+    instruction: u64,
+    branches: u64,
+    system_calls: u64,
+    guest_seconds: f64,
+    outcome: Option<String>,
+    registers: Registers,
+    memory: Vec<Bytes>,
+    physical: Vec<Bytes>,
+    code: Vec<Line>,
+    console: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Registers {
+    #[serde(flatten)]
+    values: serde_json::Map<String, serde_json::Value>,
+    #[serde(skip)]
+    lines: Vec<String>,
+}
+
+/// Memory as far as it can be read.
+#[derive(Serialize)]
+struct Bytes {
+    address: String,
+    bytes: String,
+}
+
+#[derive(Serialize)]
+struct Line {
+    address: String,
+    bytes: String,
+    text: String,
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    let recording = Recording::open(&args.recording)?;
+    let mut timeline = Timeline::open(&recording)?;
+    let mut interrupt = Interrupt::catch()?;
+    let target = timeline.resolve(args.at, &mut || interrupt.poll())?;
+    if timeline.seek(target, &mut || interrupt.poll())? == TravelStop::Interrupted {
+        return Ok(exit_code::FAILED);
+    }
+    let state = state(args, &timeline);
+    super::print(&if args.json {
+        serde_json::to_string_pretty(&state).expect("plain data always serializes")
+    } else {
+        text(&state)
+    })?;
+    Ok(exit_code::DONE)
+}
+
+fn state(args: &Args, timeline: &Timeline) -> State {
+    let machine = timeline.machine();
+    let (now, cpu) = (machine.moment(), machine.cpu());
+    let read = |range: &Range, read: &dyn Fn(u64, &mut [u8]) -> usize| {
+        let mut bytes = vec![0; range.length as usize];
+        let count = read(range.address, &mut bytes);
+        Bytes { address: format!("{:#x}", range.address), bytes: hex(&bytes[..count]) }
+    };
+    let console = String::from_utf8_lossy(machine.console().text()).replace('\r', "");
+    let lines: Vec<&str> = console.lines().collect();
+    State {
+        instruction: now.steps,
+        branches: cpu.branches(),
+        system_calls: cpu.system_calls(),
+        guest_seconds: now.time_ns as f64 / 1e9,
+        outcome: machine.outcome().map(|outcome| outcome.to_string()),
+        registers: registers_of(&cpu.state()),
+        memory: args.memory.iter().map(|range| read(range, &|a, to| cpu.core().peek(a, to))).collect(),
+        physical: args
+            .physical
+            .iter()
+            .map(|range| read(range, &|a, to| machine.read_physical(a, to)))
+            .collect(),
+        code: disassemble(timeline, args.instructions),
+        console: lines[lines.len().saturating_sub(args.console)..]
+            .iter()
+            .map(|line| (*line).to_string())
+            .collect(),
+    }
+}
+
+fn registers_of(state: &cpu::CpuState) -> Registers {
+    let values = registers::named(state)
+        .into_iter()
+        .map(|(name, value)| (name.to_string(), format!("{value:#x}").into()))
+        .collect();
+    Registers { values, lines: registers::lines(state) }
+}
+
+/// The instructions from RIP on.
+fn disassemble(timeline: &Timeline, count: usize) -> Vec<Line> {
+    let core = timeline.machine().cpu().core();
+    let start = core.rip.wrapping_add(core.seg_base[1]);
+    let mut bytes = vec![0; count.min(10_000) * 15];
+    let readable = core.peek(start, &mut bytes);
+    let bits = match core.code_size {
+        cpu::CodeSize::Bits16 => 16,
+        cpu::CodeSize::Bits32 => 32,
+        cpu::CodeSize::Bits64 => 64,
+    };
+    let mut decoder = Decoder::with_ip(bits, &bytes[..readable], core.rip, DecoderOptions::NONE);
+    let (mut formatter, mut instruction) = (IntelFormatter::new(), Instruction::default());
+    let mut lines = Vec::new();
+    while lines.len() < count && decoder.can_decode() {
+        let at = decoder.position();
+        decoder.decode_out(&mut instruction);
+        let mut text = String::new();
+        formatter.format(&instruction, &mut text);
+        let code = &bytes[at..decoder.position()];
+        lines.push(Line { address: format!("{:#x}", instruction.ip()), bytes: hex(code), text });
+    }
+    lines
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn text(state: &State) -> String {
+    let mut lines = vec![format!(
+        "instruction {}, branch {}, system call {}, {:.9} s guest time",
+        state.instruction, state.branches, state.system_calls, state.guest_seconds
+    )];
+    lines.extend(state.outcome.iter().cloned());
+    lines.extend(state.registers.lines.iter().cloned());
+    for (kind, ranges) in [("memory", &state.memory), ("physical memory", &state.physical)] {
+        for range in ranges {
+            lines.push(format!("\n{kind} at {}", range.address));
+            let digits = range.bytes.as_bytes().chunks(32);
+            lines.extend(digits.map(|row| format!("  {}", String::from_utf8_lossy(row))));
+        }
+    }
+    if !state.code.is_empty() {
+        lines.push("\ncode".to_string());
+        lines.extend(
+            state.code.iter().map(|line| format!("  {}  {:<24} {}", line.address, line.bytes, line.text)),
+        );
+    }
+    if !state.console.is_empty() {
+        lines.push("\nconsole".to_string());
+        lines.extend(state.console.iter().map(|line| format!("  {line}")));
+    }
+    lines.join("\n")
+}

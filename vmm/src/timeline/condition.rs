@@ -1,0 +1,114 @@
+//! What to search for, as a person writes it.
+
+use cpu::{AddressKind, Traps, WatchKind, Watchpoint};
+
+use super::stops::{Breakpoint, Cause, Stops, Watch};
+
+/// What the notation can be.
+pub const CONDITIONS: &str = "break:ADDR, write:ADDR[+LEN], read:ADDR[+LEN], access:ADDR[+LEN], change:ADDR[+LEN] (each also with \
+     -phys, as in write-phys:ADDR), syscall, syscall-nr:N, vector:N, console:TEXT";
+
+/// A condition, parsed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition(pub Stops);
+
+impl std::str::FromStr for Condition {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Condition, String> {
+        let bad = || format!("'{text}' is no condition: write {CONDITIONS}");
+        let (word, rest) = text.split_once(':').unwrap_or((text, ""));
+        let (kind, space) = match word.strip_suffix("-phys") {
+            Some(kind) => (kind, AddressKind::Physical),
+            None => (word, AddressKind::Linear),
+        };
+        let watch = |kind, changes_only| {
+            let (address, length) = rest.split_once('+').unwrap_or((rest, "1"));
+            let (address, length) = (number(address)?, number(length)?);
+            let length = (length > 0 && address.checked_add(length).is_some()).then_some(length)?;
+            let point = Watchpoint { space, address, length, kind };
+            Some(Stops { watches: vec![Watch { point, changes_only, only_in: None }], ..Stops::default() })
+        };
+        let stops = match kind {
+            "break" => number(rest).map(|address| Stops {
+                breakpoints: vec![Breakpoint { space, address, only_in: None }],
+                ..Stops::default()
+            }),
+            "write" => watch(WatchKind::Write, false),
+            "read" => watch(WatchKind::Read, false),
+            "access" => watch(WatchKind::Access, false),
+            "change" => watch(WatchKind::Write, true),
+            "syscall" if text == "syscall" => Some(Stops::system_call(None)),
+            "syscall-nr" => number(rest).map(|number| Stops::system_call(Some(number))),
+            "vector" => number(rest).and_then(|vector| u8::try_from(vector).ok()).map(|vector| Stops {
+                traps: Traps { vectors: [vector].into_iter().collect(), ..Traps::default() },
+                ..Stops::default()
+            }),
+            "console" if !rest.is_empty() => {
+                Some(Stops { console: Some(rest.as_bytes().to_vec()), ..Stops::default() })
+            }
+            _ => None,
+        };
+        stops.map(Condition).ok_or_else(bad)
+    }
+}
+
+/// A number, in hexadecimal with 0x before it.
+pub fn number(text: &str) -> Option<u64> {
+    let text = text.replace('_', "");
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Cause::Breakpoint(address) => write!(f, "at {address:#x}"),
+            Cause::Watch { kind, address } => {
+                let what = match kind {
+                    WatchKind::Read => "read of",
+                    WatchKind::Write => "write to",
+                    WatchKind::Access => "access to",
+                };
+                write!(f, "{what} {address:#x}")
+            }
+            Cause::SystemCall(number) => write!(f, "system call {number}"),
+            Cause::Vector(vector) => write!(f, "vector {vector}"),
+            Cause::Console => f.write_str("the text on the console"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_notation_is_read() {
+        let stops = |text: &str| text.parse::<Condition>().unwrap().0;
+        assert_eq!(stops("break:0xffff_ffff_8100_0000").breakpoints, [Breakpoint::at(0xffff_ffff_8100_0000)]);
+        let watch = stops("change-phys:4096+8").watches[0];
+        let point =
+            Watchpoint { space: AddressKind::Physical, address: 4096, length: 8, kind: WatchKind::Write };
+        assert_eq!(watch, Watch { point, changes_only: true, only_in: None });
+        assert_eq!(stops("read:0x10").watches[0].point.length, 1);
+        assert_eq!(stops("syscall"), Stops::system_call(None));
+        assert_eq!(stops("syscall-nr:39"), Stops::system_call(Some(39)));
+        assert_eq!(stops("vector:14").traps.vectors.into_iter().collect::<Vec<_>>(), [14]);
+        assert_eq!(stops("console:login: ").console.unwrap(), b"login: ");
+        for text in [
+            "",
+            "break",
+            "break:x",
+            "write:1+0",
+            "vector:256",
+            "console:",
+            "syscall:x",
+            "read:0xffffffffffffffff+9",
+        ] {
+            assert!(text.parse::<Condition>().is_err(), "{text}");
+        }
+    }
+}
