@@ -133,9 +133,10 @@ impl BackgroundWriter {
     /// The first error of the thread.
     pub fn close(mut self) -> Result<Vec<Done>> {
         self.join();
-        match lock(&self.shared).error.take() {
+        let mut shared = lock(&self.shared);
+        match shared.error.take() {
             Some(error) => Err(error),
-            None => Ok(std::mem::take(&mut lock(&self.shared).done)),
+            None => Ok(std::mem::take(&mut shared.done)),
         }
     }
 
