@@ -61,6 +61,8 @@ impl Run {
             Step::Write(space, page, code) => self.machine.write(space, page, code),
             Step::Append(distance) => {
                 let last = self.model.copies.last_key_value().map_or(0, |(position, _)| *position);
+                // Nothing turns back into what it was at power-on without being written.
+                self.machine.inherit(&self.model.before(last + distance));
                 self.model.add(&self.store, last + distance, &self.machine);
             }
             Step::Insert(at, writes) => self.insert(at, &writes),

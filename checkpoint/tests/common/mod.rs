@@ -61,6 +61,12 @@ impl Machine {
         pages[number as usize % len] = Some(code);
     }
 
+    /// Gives pages that were never written what they held `before`.
+    pub fn inherit(&mut self, before: &Machine) {
+        let pages = self.ram.iter_mut().zip(&before.ram).chain(self.disk.iter_mut().zip(&before.disk));
+        pages.for_each(|(now, then)| *now = now.or(*then));
+    }
+
     /// Pages that differ from `before`, and some that do not.
     pub fn dirty(&self, before: &Machine) -> Vec<(Space, u64, Page)> {
         let mut dirty = Vec::new();
