@@ -6,6 +6,7 @@ mod determinism;
 mod gdb_session;
 mod kernels;
 mod recordings;
+mod seeks;
 mod stock;
 mod travel;
 mod workloads;
