@@ -1,5 +1,6 @@
 """One ttvm process: its console, what it cost, and somebody who types into it or kills it."""
 
+import contextlib
 import os
 import pty
 import select
@@ -134,7 +135,9 @@ def answer(process, console, keys, last):
     if last:
         resize(console, 100, 30)
         process.send_signal(signal.SIGWINCH)
-    os.write(console, keys)
+    # A process that has just ended is noticed where its output is read.
+    with contextlib.suppress(OSError):
+        os.write(console, keys)
 
 
 def read(console):
