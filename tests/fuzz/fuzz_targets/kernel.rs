@@ -8,6 +8,11 @@ use vmm::boot::{BootImages, Image, Module, load};
 
 const RAM_BYTES: u64 = 8 << 20;
 
+thread_local! {
+    /// Loading never reads what was there before, so every kernel may come into the same RAM.
+    static RAM: GuestRam = GuestRam::new(RAM_BYTES).expect("there is room for this much");
+}
+
 fuzz_target!(|bytes: &[u8]| {
     let Some((&companions, kernel)) = bytes.split_first() else { return };
     let other = Image { name: "other", bytes: b"ttvm-module" };
@@ -18,6 +23,5 @@ fuzz_target!(|bytes: &[u8]| {
         rng_seed: (companions & 8 != 0).then_some([7; 32]),
         ..BootImages::new(Image { name: "kernel", bytes: kernel })
     };
-    let ram = GuestRam::new(RAM_BYTES).expect("there is room for this much");
-    let _ = load(&ram, &images);
+    let _ = RAM.with(|ram| load(ram, &images));
 });
