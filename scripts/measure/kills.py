@@ -57,11 +57,14 @@ def kill_one(ttvm, number, after_s, recording):
     lost_s = killed.ended_at - os.stat(log).st_mtime
     info, wrong = info_of(ttvm, recording)
     if wrong:
-        return Kill(number, after_s, NOT_BEGUN not in wrong[0], wrong if NOT_BEGUN not in wrong[0] else [], 0, lost_s)
+        begun = NOT_BEGUN not in wrong[0]
+        return Kill(number, after_s, begun, wrong if begun else [], 0, lost_s)
     replayed = run([ttvm, "replay", recording, "--verify"])
     wrong += wrong_replay(info, killed, replayed)
     if lost_s > MOST_LOST_S:
-        wrong.append(f"the last record was written {lost_s:.3f} s before the kill")
+        # A recorder that gets next to no CPU cannot write in time; the load tells such a case.
+        load = os.getloadavg()[0]
+        wrong.append(f"the last record was written {lost_s:.3f} s before the kill (load average {load:.1f})")
     return Kill(number, after_s, True, wrong, info["instructions"], lost_s)
 
 
