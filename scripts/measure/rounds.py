@@ -108,7 +108,8 @@ def wrong_replay(info, console, replayed, end):
     if end[1] != ALL_EQUAL:
         wrong.append(f"replay says: {end[1]}")
     if replayed.console != console:
-        wrong.append(f"replay printed other bytes than record, from byte {first_difference(replayed.console, console)} on")
+        at = first_difference(replayed.console, console)
+        wrong.append(f"replay printed other bytes than record, from byte {at} on")
     if info and (info["instructions"], info["branches"]) != (int(end[2]), int(end[3])):
         wrong.append(f"replay ended at {end[2]} instructions, {end[3]} branches; info says otherwise")
     return wrong
@@ -188,7 +189,8 @@ def over_limits(summary, guest):
         exact.append(f"idle: the log grows by {summary.log_bytes_per_s:.0f} bytes per guest second")
     for verb, peak in (("record", summary.record_peak), ("replay", summary.replay_peak)):
         if peak > guest.memory_bytes + MOST_EXTRA_MEMORY:
-            exact.append(f"{summary.guest}: {verb} took {peak / MIB:.1f} MiB for {guest.memory_bytes / MIB:.0f} MiB of RAM")
+            ram = guest.memory_bytes / MIB
+            exact.append(f"{summary.guest}: {verb} took {peak / MIB:.1f} MiB for {ram:.0f} MiB of RAM")
     if summary.recording > MOST_RECORDING:
         measured.append(f"{summary.guest}: recording took {summary.recording:.3f} times the CPU time of a run")
     if summary.replaying > MOST_REPLAYING:
