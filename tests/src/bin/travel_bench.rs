@@ -58,25 +58,26 @@ fn main() {
 fn restores(timeline: &mut Timeline) {
     let checkpoints = timeline.checkpoints().map(|checkpoints| checkpoints.heads());
     let steps: Vec<u64> = checkpoints.into_iter().flatten().map(|(&steps, _)| steps).collect();
-    let mut times = Vec::new();
+    let (mut times, mut walls) = (Vec::new(), Vec::new());
     for number in 0..steps.len() {
         let target = steps[number * 7919 % steps.len()];
-        let (_, cpu, _) =
-            timed(|| timeline.seek(target, &mut || false).unwrap_or_else(|error| panic!("{error}")));
+        let (_, cpu, wall) = timed(|| timeline.seek(target, &mut || false).unwrap_or_else(|e| panic!("{e}")));
         times.push(cpu);
+        walls.push(wall);
     }
     if !times.is_empty() {
-        let worst = times.iter().copied().fold(0.0, f64::max);
-        let notes = format!("median of {}; the dearest {worst:.4}", times.len());
-        row("restore a checkpoint", median(times), 0.0, &notes);
+        let worst = |times: &[f64]| times.iter().copied().fold(0.0, f64::max);
+        let dearest = format!("the dearest {:.4} CPU, {:.4} wall", worst(&times), worst(&walls));
+        let notes = format!("median of {}; {dearest}", times.len());
+        row("restore a checkpoint", median(times), median(walls), &notes);
     }
 }
 
 fn steps(timeline: &mut Timeline, end: u64) {
-    let mut seek =
-        |target: u64| timed(|| timeline.seek(target, &mut || false).unwrap_or_else(|e| panic!("{e}")));
-    let (_, cpu, wall) = seek(end);
+    let (_, cpu, wall) = timed(|| timeline.seek(end, &mut || false).unwrap_or_else(|e| panic!("{e}")));
     row("go to the end", cpu, wall, "");
+    let (_, cpu, wall) = timed(|| timeline.settle(&mut || false).unwrap_or_else(|e| panic!("{e}")));
+    row("make steps back from there near", cpu, wall, "");
     let mut cold = Vec::new();
     for n in 1..=9 {
         // Arrive by running forward, as after `continue`, and step back.
@@ -93,7 +94,7 @@ fn steps(timeline: &mut Timeline, end: u64) {
     let worst = cold.iter().copied().fold(0.0, f64::max);
     row("one step back, cold, after running", median(cold), 0.0, &format!("the dearest {worst:.4}"));
     timeline.seek(end, &mut || false).unwrap_or_else(|error| panic!("{error}"));
-    for count in [10, 1000, 10_000] {
+    for count in [1, 10, 1000, 10_000] {
         let (_, cpu, wall) = timed(|| {
             for _ in 0..count {
                 let stop = timeline.step_backward(&mut || false).unwrap_or_else(|e| panic!("{e}"));

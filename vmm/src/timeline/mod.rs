@@ -202,6 +202,17 @@ impl Timeline {
         })
     }
 
+    /// Makes the next steps back from here near, where nothing has been left behind yet: after going straight to a
+    /// checkpoint. Costs at most as much as replaying from the checkpoint before.
+    pub fn settle(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        let here = self.position();
+        let before = self.walker.nearest(here.saturating_sub(1)).0;
+        if here - before > TRAIL_STEPS {
+            self.walker.seek(before, poll)?;
+        }
+        self.seek(here, poll)
+    }
+
     /// Runs forward to something to stop at, the end, or until told to stop.
     pub fn run_forward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         let here = self.position();

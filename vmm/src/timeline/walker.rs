@@ -110,7 +110,9 @@ impl Walker {
         Armed::disarm(&mut self.machine);
         self.shared.snapshots.focus(target);
         let here = self.position();
-        if target < here || self.nearest(target).0 > here {
+        let nearest = self.nearest(target).0;
+        // Where little is left, running there leaves snapshots behind, and a checkpoint does not.
+        if target < here || (nearest > here && target - here > TRAIL_STEPS) {
             self.restore_nearest(target)?;
         }
         // Snapshots on the way in, closer and closer together, make the next steps back cheap.
