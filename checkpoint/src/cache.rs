@@ -39,7 +39,7 @@ impl PageCache {
         }
         match &mut self.places[id as usize % PAGES] {
             Some(cached) if cached.used && cached.id != id => cached.used = false,
-            place => *place = Some(CachedPage { id, used: false, page: page.clone() }),
+            place => *place = Some(CachedPage { id, used: true, page: page.clone() }),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! How one page becomes a blob: compressed by itself, or as its difference from another page.
+//! How one page becomes a blob: compressed by itself, or as its difference from another page, of which a few
+//! words are written down as they are.
 //!
 //! The stored form is described in `FORMAT.md`; RFC 8878 describes the compressed frames.
 
@@ -12,6 +13,12 @@ use crate::{PAGE_BYTES, Page};
 
 /// The fastest of zstd's ordinary levels: pages are compressed while the guest waits for a core.
 const LEVEL: i32 = 1;
+
+/// The first byte of a patch: no compressed frame begins with it (RFC 8878, section 3.1.1).
+const PATCH_TAG: u8 = 0;
+
+/// A patch this small is kept without compressing the difference: most are, and that is ten times as quick.
+const SMALL_PATCH_BYTES: usize = 256;
 
 /// A difference this small is kept without asking what the page by itself would take.
 const SMALL_DELTA_BYTES: usize = 512;
@@ -60,6 +67,10 @@ impl Codec {
             self.full.pack(&mut self.compressor, page);
             return (Encoded::Full, self.full.packed());
         };
+        if let Some(len) = write_patch(&difference, &mut self.delta.bytes[..SMALL_PATCH_BYTES]) {
+            self.delta.len = len;
+            return (Encoded::Delta, self.delta.packed());
+        }
         self.delta.pack(&mut self.compressor, &difference);
         if self.delta.len <= SMALL_DELTA_BYTES {
             return (Encoded::Delta, self.delta.packed());
@@ -76,6 +87,9 @@ impl Codec {
         if let Ok(page) = <&Page>::try_from(blob) {
             *to = *page;
             return true;
+        }
+        if let Some((&PATCH_TAG, patch)) = blob.split_first() {
+            return read_patch(patch, to);
         }
         matches!(self.decompressor.decompress_to_buffer(blob, &mut to[..]), Ok(PAGE_BYTES))
     }
@@ -94,6 +108,51 @@ impl Buffer {
     fn packed(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
+}
+
+/// Writes the words of a page that are not zero, each group of them behind two bytes: how many zero words
+/// precede it, and how many there are. None if there is not enough room.
+fn write_patch(page: &Page, to: &mut [u8]) -> Option<usize> {
+    to[0] = PATCH_TAG;
+    let (mut len, mut group, mut skip) = (1, None, 0_usize);
+    for word in page.chunks_exact(8) {
+        if word == [0; 8] {
+            (group, skip) = (None, skip + 1);
+            continue;
+        }
+        let start = match group {
+            Some(start) if to[start + 1] < u8::MAX => start,
+            _ => {
+                while skip > usize::from(u8::MAX) {
+                    to.get_mut(len..len + 2)?.copy_from_slice(&[u8::MAX, 0]);
+                    (len, skip) = (len + 2, skip - usize::from(u8::MAX));
+                }
+                to.get_mut(len..len + 2)?.copy_from_slice(&[skip as u8, 0]);
+                len += 2;
+                len - 2
+            }
+        };
+        (group, skip) = (Some(start), 0);
+        to.get_mut(len..len + 8)?.copy_from_slice(word);
+        to[start + 1] += 1;
+        len += 8;
+    }
+    Some(len)
+}
+
+/// The page that a patch (without its tag) was written from. False if there is none.
+fn read_patch(mut patch: &[u8], page: &mut Page) -> bool {
+    page.fill(0);
+    let mut at = 0;
+    while let [skip, count, rest @ ..] = patch {
+        at += usize::from(*skip) * 8;
+        let len = usize::from(*count) * 8;
+        let (Some(to), Some(words)) = (page.get_mut(at..at + len), rest.get(..len)) else { return false };
+        to.copy_from_slice(words);
+        patch = &rest[len..];
+        at += len;
+    }
+    patch.is_empty()
 }
 
 /// Replaces `page` by its exclusive-or with `base`, which turns a difference into the page and back.
@@ -151,12 +210,35 @@ mod tests {
     }
 
     #[test]
+    fn patches_come_back() {
+        let words: [&[usize]; 7] =
+            [&[], &[0], &[511], &[0, 511], &[255, 256, 257], &[3, 4, 6, 300], &[256, 511]];
+        for words in words {
+            let mut page = [0; PAGE_BYTES];
+            words.iter().for_each(|word| page[word * 8 + word % 8] = 9);
+            let mut patch = [0xaa; 256];
+            let len = write_patch(&page, &mut patch).unwrap();
+            let mut back = [0xee; PAGE_BYTES];
+            assert!(read_patch(&patch[1..len], &mut back) && back == page, "{words:?}");
+            if !words.is_empty() {
+                assert!(!read_patch(&patch[1..len - 1], &mut back), "{words:?} cut off");
+            }
+        }
+        let mut long = vec![0; 3 * PAGE_BYTES];
+        let len = write_patch(&noise(5), &mut long).unwrap();
+        let mut back = [0; PAGE_BYTES];
+        assert!(read_patch(&long[1..len], &mut back) && back == noise(5));
+        assert_eq!(write_patch(&noise(5), &mut long[..256]), None);
+        assert!(!read_patch(&[255, 0, 255, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0], &mut back), "beyond the end");
+    }
+
+    #[test]
     fn bytes_that_are_no_page_are_refused() {
         let mut codec = Codec::new().unwrap();
         let mut page = [0; PAGE_BYTES];
         let short = zstd::bulk::compress(&[1; 100], 1).unwrap();
         let long = zstd::bulk::compress(&[1; 5000], 1).unwrap();
-        for bytes in [&[][..], &[0], &short, &long, &long[..8], &noise(3)[..4095]] {
+        for bytes in [&[][..], &[0, 1], &[9], &short, &long, &long[..8], &noise(3)[..4095]] {
             assert!(!codec.unpack(bytes, &mut page));
         }
     }

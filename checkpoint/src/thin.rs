@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use crate::store::{Store, Writer};
-use crate::{Entry, Result};
+use crate::{Entry, PAGE_BYTES, Result};
 
 /// How many checkpoints to try for one that can be removed in little room.
 const ATTEMPTS: usize = 8;
@@ -22,14 +22,6 @@ pub struct Policy {
 impl Default for Policy {
     fn default() -> Policy {
         Policy { max_bytes: None, keep_last_ns: None, max_checkpoints: 4096 }
-    }
-}
-
-impl Policy {
-    /// A recorder starts to thin out when the files fill this much, so that it always has room for the temporary
-    /// file of a merge.
-    fn goal_bytes(max_bytes: u64) -> u64 {
-        max_bytes - max_bytes / 8
     }
 }
 
@@ -91,10 +83,11 @@ impl Store {
         let Some(max) = policy.max_bytes else { return Ok(Some(u64::MAX)) };
         loop {
             let used = self.total_bytes() + part_bytes;
-            if used <= Policy::goal_bytes(max) {
-                return Ok(Some(Policy::goal_bytes(max) - used));
-            }
             let entries = self.entries();
+            let goal = goal_bytes(max, self.shape.ram_pages * PAGE_BYTES as u64);
+            if used <= goal {
+                return Ok(Some(goal - used));
+            }
             let mut candidates = by_sparseness(&entries);
             if entries.len() > 1 {
                 candidates.push(0);
@@ -113,7 +106,7 @@ impl Store {
         candidates: &[usize],
         limit: u64,
     ) -> Result<Option<Entry>> {
-        for candidate in candidates.iter().take(ATTEMPTS) {
+        for candidate in candidates {
             if let Some(removed) = self.remove_within(writer, entries[*candidate].position, limit)? {
                 return Ok(Some(removed));
             }
@@ -128,6 +121,12 @@ pub(crate) fn too_old(entries: &[Entry], keep_ns: Option<u64>) -> Vec<u64> {
     let oldest_ns = newest.time_ns.saturating_sub(keep_ns);
     let older = entries.iter().take_while(|entry| entry.time_ns <= oldest_ns).count();
     entries[..older.saturating_sub(1)].iter().map(|entry| entry.position).collect()
+}
+
+/// How much a recorder may fill before it thins out: the temporary file of a merge must fit beneath the cap, and
+/// few hold more than two versions of the whole RAM. In half of the cap all of them fit, whatever their sizes.
+fn goal_bytes(max_bytes: u64, ram_bytes: u64) -> u64 {
+    max_bytes - ram_bytes.saturating_mul(2).clamp(max_bytes / 8, max_bytes / 2)
 }
 
 /// The inner entries, first those whose removal is felt least.

@@ -1,0 +1,104 @@
+//! The background writer beneath a cap, in trouble, and with its windows of time.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use checkpoint::{BackgroundWriter, Policy, Space, Store, StoreErrorKind};
+use common::{Machine, Model, check_maps, new_store};
+
+fn folder_bytes(dir: &Path) -> u64 {
+    fs::read_dir(dir).unwrap().filter_map(|entry| Some(entry.ok()?.metadata().ok()?.len())).sum()
+}
+
+/// Records `rounds` checkpoints with a few new pages in each; calls `watch` after every page.
+fn record(store: &Arc<Store>, policy: Policy, rounds: u32, mut watch: impl FnMut()) -> (Model, bool) {
+    let mut writer = BackgroundWriter::start(store.clone(), policy).unwrap();
+    let (mut model, mut machine, mut before) = (Model::default(), Machine::new(), Machine::new());
+    for round in 0..rounds {
+        let position = u64::from(round) * 100;
+        for page in 0..30 {
+            machine.write(Space::Ram, u64::from(page * 13 + round) % 400, 112 * (1 + page + round * 30));
+        }
+        let copy = common::Copy::at(position, machine.clone());
+        writer.begin(position, copy.time_ns).unwrap();
+        for (space, number, contents) in machine.dirty(&before) {
+            writer.page(space, number, &contents).unwrap();
+            watch();
+        }
+        writer.finish(copy.head.clone(), copy.state.clone()).unwrap();
+        model.copies.insert(position, copy);
+        before = machine.clone();
+    }
+    while !writer.is_full()
+        && store.entries().last().is_none_or(|e| e.position != u64::from(rounds - 1) * 100)
+    {
+        std::thread::yield_now();
+    }
+    let full = writer.is_full();
+    writer.close().unwrap();
+    let kept: Vec<u64> = store.entries().iter().map(|entry| entry.position).collect();
+    model.copies.retain(|position, _| kept.contains(position));
+    (model, full)
+}
+
+#[test]
+fn the_cap_holds_at_every_moment() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(new_store(dir.path()));
+    let max = 6 << 20;
+    let policy = Policy { max_bytes: Some(max), ..Policy::default() };
+    let (model, full) = record(&store, policy, 120, || assert!(folder_bytes(dir.path()) <= max));
+    assert!(!full, "{:?}", store.entries().iter().map(|e| (e.position, e.bytes >> 10)).collect::<Vec<_>>());
+    assert!((3..100).contains(&model.copies.len()), "{}", model.copies.len());
+    assert_eq!(model.copies.last_key_value().map(|(position, _)| *position), Some(11_900));
+    model.check(&store);
+    model.check(&Store::open(dir.path()).unwrap());
+}
+
+#[test]
+fn a_cap_that_is_too_small_ends_recording_of_checkpoints() {
+    for max in [0, 40_000, 400_000] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(new_store(dir.path()));
+        let policy = Policy { max_bytes: Some(max), ..Policy::default() };
+        let (model, full) = record(&store, policy, 40, || assert!(folder_bytes(dir.path()) <= max.max(40)));
+        assert!(full && store.total_bytes() <= max.max(40), "{} of {max}", store.total_bytes());
+        assert_eq!(model.copies.is_empty(), max < 400_000);
+        model.check(&Store::open(dir.path()).unwrap());
+    }
+}
+
+#[test]
+fn old_checkpoints_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(new_store(dir.path()));
+    // The model's time is three times its position.
+    let policy = Policy { keep_last_ns: Some(3000), ..Policy::default() };
+    let (model, _) = record(&store, policy, 60, || {});
+    let oldest = *model.copies.first_key_value().unwrap().0;
+    assert!((5900 - 1000 - 900..=5900 - 1000).contains(&oldest), "{oldest}");
+    store.thin(&policy).unwrap();
+    assert_eq!(store.entries()[0].position, 4900);
+    let maps = store.maps_at(4900).unwrap();
+    check_maps(&store, &maps, &model.copies[&4900].machine, 4900);
+}
+
+#[test]
+fn trouble_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(new_store(dir.path()));
+    store.add(7, 0).unwrap().finish(&[], &[]).unwrap();
+    let mut writer = BackgroundWriter::start(store, Policy::default()).unwrap();
+    // An error of the thread comes with one of the next calls.
+    let mut told = None;
+    while told.is_none() {
+        told = writer.begin(7, 0).and_then(|()| writer.finish(Vec::new(), Vec::new())).err();
+    }
+    assert!(matches!(told.unwrap().kind, StoreErrorKind::Taken(7)));
+    assert!(writer.page(Space::Ram, 0, &[1; 4096]).is_ok(), "a page alone is not sent yet");
+    assert!(writer.finish(Vec::new(), Vec::new()).is_err());
+    assert!(matches!(writer.close().unwrap_err().kind, StoreErrorKind::Taken(7)));
+}

@@ -1,0 +1,244 @@
+//! Damaged, foreign and half-written files: an error or the right contents, never a panic or wrong bytes.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use checkpoint::{PAGE_BYTES, PageRef, Result, Space, Store, StoreErrorKind};
+use common::{DISK_BLOCKS, Machine, Model, RAM_PAGES, example, new_store, page};
+use proptest::prelude::*;
+
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+/// Reads everything. Every page that can be read must be right, and errors are told to the caller.
+fn read_all(dir: &Path, model: &Model) -> Result<()> {
+    let store = Store::open(dir)?;
+    for entry in store.entries() {
+        let copy = &model.copies[&entry.position];
+        assert_eq!((entry.time_ns, &entry.head), (copy.time_ns, &copy.head));
+        assert_eq!(store.state_at(entry.position)?, copy.state);
+        let maps = store.maps_at(entry.position)?;
+        for space in [Space::Ram, Space::Disk] {
+            read_space(&store, &maps, space, &copy.machine)?;
+        }
+    }
+    store.verify(|_, _| {})
+}
+
+fn read_space(store: &Store, maps: &checkpoint::Maps, space: Space, machine: &Machine) -> Result<()> {
+    let mut stored = Vec::new();
+    for (number, version) in maps.space(space).iter_not_base() {
+        let expected = page(machine.space(space)[number as usize].unwrap());
+        let PageRef::Stored(id) = version else { continue };
+        stored.push((number, *id));
+        let mut contents = [0; PAGE_BYTES];
+        if store.read(*id, &mut contents).is_ok() {
+            assert!(contents == expected, "{space:?} page {number}");
+        }
+    }
+    let expected = |number: u64| page(machine.space(space)[number as usize].unwrap());
+    store.read_many(&stored, |number, contents| assert!(*contents == expected(number)))
+}
+
+#[test]
+fn every_changed_byte_is_noticed_or_harmless() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, model) = example(dir.path());
+    read_all(dir.path(), &model).unwrap();
+    let mut seed = 1_u64;
+    for path in files(dir.path()).into_iter().filter(|path| !path.ends_with("lock")) {
+        let good = fs::read(&path).unwrap();
+        let tail = good.len().saturating_sub(160);
+        let step = (good.len() / 60).max(1);
+        for at in (0..good.len()).step_by(step).chain(tail..good.len()) {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let mut bad = good.clone();
+            bad[at] ^= ((seed >> 40) as u8).max(1);
+            fs::write(&path, &bad).unwrap();
+            if let Err(error) = read_all(dir.path(), &model) {
+                assert!(error.to_string().contains(dir.path().to_str().unwrap()), "{error}");
+            } else {
+                assert!(at < 8, "byte {at} of {} means nothing", path.display());
+            }
+        }
+        fs::write(&path, &good).unwrap();
+    }
+    read_all(dir.path(), &model).unwrap();
+}
+
+#[test]
+fn every_truncation_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, model) = example(dir.path());
+    for path in files(dir.path()).into_iter().filter(|path| !path.ends_with("lock")) {
+        let good = fs::read(&path).unwrap();
+        let step = (good.len() / 40).max(1);
+        for len in (0..good.len()).step_by(step).chain([good.len() - 1]) {
+            fs::write(&path, &good[..len]).unwrap();
+            let error = Store::open(dir.path()).err().unwrap();
+            assert!(error.is_damage(), "{error}");
+        }
+        fs::write(&path, [&good[..], &good].concat()).unwrap();
+        assert!(Store::open(dir.path()).is_err(), "{} twice", path.display());
+        fs::write(&path, &good).unwrap();
+    }
+    read_all(dir.path(), &model).unwrap();
+}
+
+#[test]
+fn files_in_the_wrong_place_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, model) = example(dir.path());
+    let all = files(dir.path());
+    let (first, second) = (&all[0], &all[1]);
+    let good = fs::read(first).unwrap();
+    // Another's name, a missing file, another machine's.
+    fs::copy(second, first).unwrap();
+    assert!(Store::open(dir.path()).err().unwrap().is_damage());
+    fs::remove_file(first).unwrap();
+    assert!(Store::open(dir.path()).err().unwrap().is_damage());
+    let other = tempfile::tempdir().unwrap();
+    Store::create(other.path(), RAM_PAGES + 1, DISK_BLOCKS)
+        .unwrap()
+        .add(10, 0)
+        .unwrap()
+        .finish(&[], &[])
+        .unwrap();
+    fs::copy(&files(other.path())[0], first).unwrap();
+    assert!(Store::open(dir.path()).err().unwrap().is_damage());
+    fs::write(first, good).unwrap();
+    read_all(dir.path(), &model).unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn several_changes_at_once(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
+        let dir = tempfile::tempdir().unwrap();
+        let (_, model) = example(dir.path());
+        let all = files(dir.path());
+        for (file, at, byte) in changes {
+            let path = file.get(&all);
+            let mut bytes = fs::read(path).unwrap();
+            if !bytes.is_empty() {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+                fs::write(path, bytes).unwrap();
+            }
+        }
+        // Whatever it says, it neither panics nor returns other contents.
+        let _ = read_all(dir.path(), &model);
+    }
+}
+
+/// The store as a writer leaves it that is killed somewhere in an addition or a removal.
+#[test]
+fn a_killed_writer_leaves_a_store_that_opens() {
+    for removed in [10, 25, 20, 40, 60] {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, mut model) = example(dir.path());
+        let before: Vec<(PathBuf, Vec<u8>)> =
+            files(dir.path()).into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect();
+        store.remove(removed).unwrap();
+        drop(store);
+        // Killed before the rename: the merged file is a part, whole or not; all others are as they were.
+        let merged: Vec<(PathBuf, Vec<u8>)> =
+            files(dir.path()).into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect();
+        let changed: Vec<_> = merged.iter().filter(|file| !before.contains(file)).collect();
+        assert!(changed.len() <= 1, "one file is written anew");
+        for (path, bytes) in &changed {
+            let old = &before.iter().find(|(old, _)| old == path).unwrap().1;
+            let part = path.with_extension("ckpt.part");
+            for len in [0, bytes.len() / 2, bytes.len()] {
+                before.iter().for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
+                fs::write(path, old).unwrap();
+                fs::write(&part, &bytes[..len]).unwrap();
+                model.check(&Store::open(dir.path()).unwrap());
+            }
+            fs::remove_file(&part).unwrap();
+            // Killed between the rename and the deletion: the removed checkpoint is still there.
+            fs::write(path, bytes).unwrap();
+        }
+        let gone: Vec<_> = before.iter().filter(|(path, _)| !merged.iter().any(|(m, _)| m == path)).collect();
+        assert_eq!(gone.len(), 1);
+        fs::write(&gone[0].0, &gone[0].1).unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        model.check(&store);
+        store.verify(|_, _| {}).unwrap();
+        // The next writer can go on from there, in whatever way.
+        let machine = model.copies[&60].machine.clone();
+        model.add(&store, 70, &machine);
+        for position in [removed, 30, 70, 50] {
+            store.remove(position).unwrap();
+            model.copies.remove(&position);
+            model.check(&store);
+            model.check(&Store::open(dir.path()).unwrap());
+        }
+        store.verify(|_, _| {}).unwrap();
+    }
+}
+
+#[test]
+fn a_writer_removes_what_another_left_unfinished() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, mut model) = example(dir.path());
+    drop(store);
+    let part = dir.path().join("00000099.ckpt.part");
+    fs::write(&part, b"half").unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    assert!(part.exists(), "a reader changes nothing");
+    let machine = model.copies[&60].machine.clone();
+    model.add(&store, 70, &machine);
+    assert!(!part.exists());
+    model.check(&store);
+}
+
+#[test]
+fn a_reader_keeps_what_a_writer_removes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, model) = example(dir.path());
+    let reader = Store::open(dir.path()).unwrap();
+    for position in [20, 10, 60, 40, 25, 30, 50] {
+        store.remove(position).unwrap();
+        model.check(&reader);
+    }
+    assert_eq!(Store::open(dir.path()).unwrap().entries().len(), 0);
+    // A second writer waits its turn; then it sees what the first one did.
+    assert!(matches!(reader.remove(10).unwrap_err().kind, StoreErrorKind::Busy));
+    drop(store);
+    assert!(matches!(reader.remove(10).unwrap_err().kind, StoreErrorKind::Missing(10)));
+    assert_eq!(reader.entries().len(), 0);
+}
+
+#[test]
+fn opening_while_a_writer_merges_succeeds() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = new_store(dir.path());
+    let (mut model, mut machine) = (Model::default(), Machine::new());
+    for position in 0..60 {
+        machine.write(Space::Ram, position % 9, position as u32 * 5);
+        model.add(&store, position, &machine);
+    }
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            (0..40).for_each(|_| {
+                let opened = Store::open(dir.path()).unwrap();
+                let entries = opened.entries();
+                let last = entries.last().unwrap();
+                assert_eq!(opened.state_at(last.position).unwrap(), model.copies[&last.position].state);
+                let maps = opened.maps_at(last.position).unwrap();
+                common::check_maps(&opened, &maps, &model.copies[&last.position].machine, last.position);
+            });
+        });
+        for position in (0..59).step_by(2).chain((1..59).step_by(2)) {
+            store.remove(position).unwrap();
+        }
+        reader.join().unwrap();
+    });
+}

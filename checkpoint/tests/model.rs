@@ -1,0 +1,230 @@
+//! Any sequence of additions, removals and reopenings against full copies.
+
+mod common;
+
+use checkpoint::{BackgroundWriter, Policy, Space, Store, StoreErrorKind};
+use common::{Machine, Model, example, new_store, put};
+use proptest::prelude::*;
+use std::sync::Arc;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write(Space, u64, u32),
+    Append(u64),
+    Insert(prop::sample::Index, Vec<(Space, u64, u32)>),
+    Remove(prop::sample::Index),
+    GiveUp,
+    ThinTo(usize),
+    ThinHalf,
+    Reopen,
+}
+
+fn space() -> impl Strategy<Value = Space> {
+    prop_oneof![Just(Space::Ram), Just(Space::Disk)]
+}
+
+fn write() -> impl Strategy<Value = (Space, u64, u32)> {
+    // Few pages and contents, so that equal ones and changes of changes happen.
+    (space(), prop_oneof![0_u64..20, 500_u64..530], 0_u32..130)
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        12 => write().prop_map(|(space, page, code)| Step::Write(space, page, code)),
+        5 => (1_u64..1000).prop_map(Step::Append),
+        4 => (any::<prop::sample::Index>(), prop::collection::vec(write(), 0..12))
+            .prop_map(|(at, writes)| Step::Insert(at, writes)),
+        3 => any::<prop::sample::Index>().prop_map(Step::Remove),
+        1 => Just(Step::GiveUp),
+        1 => (0_usize..8).prop_map(Step::ThinTo),
+        1 => Just(Step::ThinHalf),
+        2 => Just(Step::Reopen),
+    ]
+}
+
+struct Run {
+    dir: tempfile::TempDir,
+    store: Store,
+    model: Model,
+    machine: Machine,
+}
+
+impl Run {
+    fn new() -> Run {
+        let dir = tempfile::tempdir().unwrap();
+        let store = new_store(dir.path());
+        Run { dir, store, model: Model::default(), machine: Machine::new() }
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Write(space, page, code) => self.machine.write(space, page, code),
+            Step::Append(distance) => {
+                let last = self.model.copies.last_key_value().map_or(0, |(position, _)| *position);
+                // Nothing turns back into what it was at power-on without being written.
+                self.machine.inherit(&self.model.before(last + distance));
+                self.model.add(&self.store, last + distance, &self.machine);
+            }
+            Step::Insert(at, writes) => self.insert(at, &writes),
+            Step::Remove(at) => {
+                if let Some(position) = self.pick(at) {
+                    assert_eq!(self.store.remove(position).unwrap().position, position);
+                    self.model.copies.remove(&position);
+                }
+            }
+            Step::GiveUp => {
+                let mut draft = self.store.add(u64::MAX, 1).unwrap();
+                put(&mut draft, &self.machine.dirty(&Machine::new()));
+            }
+            Step::ThinTo(max_checkpoints) => self.thin(&Policy { max_checkpoints, ..Policy::default() }),
+            Step::ThinHalf => {
+                let max_bytes = Some(self.store.total_bytes() / 2);
+                self.thin(&Policy { max_bytes, ..Policy::default() });
+            }
+            Step::Reopen => self.store = Store::open(self.dir.path()).unwrap(),
+        }
+    }
+
+    fn pick(&self, at: prop::sample::Index) -> Option<u64> {
+        let positions: Vec<u64> = self.model.copies.keys().copied().collect();
+        (!positions.is_empty()).then(|| *at.get(&positions))
+    }
+
+    /// Adds a checkpoint behind a random one if there is room before the next.
+    fn insert(&mut self, at: prop::sample::Index, writes: &[(Space, u64, u32)]) {
+        let position = self.pick(at).map_or(5, |position| position + 1);
+        if self.model.copies.contains_key(&position) {
+            let taken = self.store.add(position, 0).err().unwrap();
+            assert!(matches!(taken.kind, StoreErrorKind::Taken(_)));
+            return;
+        }
+        let mut machine = self.model.before(position);
+        writes.iter().for_each(|(space, page, code)| machine.write(*space, *page, *code));
+        self.model.add(&self.store, position, &machine);
+    }
+
+    fn thin(&mut self, policy: &Policy) {
+        for removed in self.store.thin(policy).unwrap() {
+            assert!(self.model.copies.remove(&removed.position).is_some());
+        }
+        assert!(self.model.copies.len() <= policy.max_checkpoints);
+        if let Some(max) = policy.max_bytes {
+            assert!(self.model.copies.is_empty() || self.store.total_bytes() <= max);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_checkpoint_stays_what_it_was(steps in prop::collection::vec(step(), 1..60)) {
+        let mut run = Run::new();
+        for (count, step) in steps.into_iter().enumerate() {
+            run.step(step);
+            if count % 8 == 7 {
+                run.model.check(&run.store);
+            }
+        }
+        run.model.check(&run.store);
+        run.store.verify(|done, total| assert!(done <= total)).unwrap();
+        let opened = Store::open(run.dir.path()).unwrap();
+        run.model.check(&opened);
+        prop_assert_eq!(opened.entries(), run.store.entries());
+        prop_assert_eq!(opened.total_bytes(), run.store.total_bytes());
+    }
+
+    #[test]
+    fn the_background_writer_equals_the_store(rounds in prop::collection::vec(prop::collection::vec(write(), 0..40), 1..20)) {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(new_store(dir.path()));
+        let policy = Policy { max_checkpoints: 7, ..Policy::default() };
+        let mut writer = BackgroundWriter::start(store.clone(), policy).unwrap();
+        let (mut model, mut machine, mut before) = (Model::default(), Machine::new(), Machine::new());
+        for (round, writes) in rounds.iter().enumerate() {
+            let position = round as u64 * 10;
+            writes.iter().for_each(|(space, page, code)| machine.write(*space, *page, *code));
+            let copy = common::Copy::at(position, machine.clone());
+            writer.begin(position, copy.time_ns).unwrap();
+            for (space, number, contents) in machine.dirty(&before) {
+                writer.page(space, number, &contents).unwrap();
+            }
+            writer.finish(copy.head.clone(), copy.state.clone()).unwrap();
+            model.copies.insert(position, copy);
+            before = machine.clone();
+        }
+        let done = writer.close().unwrap();
+        prop_assert_eq!(done.len(), rounds.len());
+        let kept: Vec<u64> = store.entries().iter().map(|entry| entry.position).collect();
+        prop_assert_eq!(kept.len(), rounds.len().min(7));
+        let newest = done.last().unwrap();
+        let maps = store.maps_at(newest.entry.position).unwrap();
+        for (block, version) in &newest.disk {
+            prop_assert!(maps.disk.get(*block).same_as(version));
+        }
+        model.copies.retain(|position, _| kept.contains(position));
+        model.check(&store);
+    }
+}
+
+#[test]
+fn equal_pages_are_stored_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, mut model) = example(dir.path());
+    let before = store.entries();
+    // RAM and disk get what other pages have had; every page is handed in.
+    let mut machine = model.copies[&60].machine.clone();
+    machine.write(Space::Ram, 300, 3);
+    machine.write(Space::Disk, 30, 3);
+    machine.write(Space::Ram, 301, 0);
+    model.add(&store, 70, &machine);
+    let entry = store.entries().pop().unwrap();
+    assert_eq!((entry.counts.ram, entry.counts.disk, entry.counts.zero), (2, 1, 1));
+    assert_eq!((entry.counts.full, entry.counts.delta), (0, 0), "of {before:?}");
+    model.check(&store);
+}
+
+#[test]
+fn small_changes_are_stored_as_differences() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = new_store(dir.path());
+    let (mut model, mut machine) = (Model::default(), Machine::new());
+    for member in 0..16 {
+        (0..20).for_each(|n| machine.write(Space::Ram, n, 7 * 16 * (n as u32 + 1) + member));
+        model.add(&store, u64::from(member), &machine);
+    }
+    let entries = store.entries();
+    assert_eq!((entries[0].counts.full, entries[0].counts.delta), (20, 0));
+    for entry in &entries[1..] {
+        assert_eq!((entry.counts.full, entry.counts.delta), (0, 20));
+        assert!(entry.bytes < entries[0].bytes / 10, "{} of {}", entry.bytes, entries[0].bytes);
+    }
+    // Without the full versions' own checkpoint the differences still have something to differ from.
+    for position in 0..15 {
+        store.remove(position).unwrap();
+        model.copies.remove(&position);
+        model.check(&store);
+    }
+    assert_eq!((store.entries()[0].counts.full, store.entries()[0].counts.delta), (20, 20));
+}
+
+#[test]
+fn what_nobody_needs_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, mut model) = example(dir.path());
+    let first = store.maps_at(10).unwrap();
+    for position in [10, 60, 25, 30, 40, 50, 20] {
+        store.remove(position).unwrap();
+        model.copies.remove(&position);
+        model.check(&store);
+        store.verify(|_, _| {}).unwrap();
+    }
+    let gone = first.ram.iter_not_base().find_map(|(_, version)| match version {
+        checkpoint::PageRef::Stored(id) => Some(*id),
+        _ => None,
+    });
+    let error = store.read(gone.unwrap(), &mut [0; 4096]).unwrap_err();
+    assert!(matches!(error.kind, StoreErrorKind::Gone(_)), "{error}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "the header and the lock");
+    assert!(matches!(store.state_at(10).unwrap_err().kind, StoreErrorKind::Missing(10)));
+}
