@@ -232,7 +232,8 @@ impl Store {
         if !inner.order.contains_key(&of.footer.position) {
             return Err(self.missing(of.footer.position));
         }
-        let what = "it does not belong behind the files that are there: some are missing, or of another store";
+        let what =
+            "it does not belong behind the files that are there: some are missing, or of another store";
         Err(StoreError::damaged(&of.path, "directory", what))
     }
 

@@ -99,7 +99,7 @@ impl Recording {
     /// Makes the directory and the manifest, and opens the log for writing. An existing recording is never
     /// overwritten.
     pub fn create(path: &Path, machine: &MachineConfig) -> Result<LogWriter, Error> {
-        std::fs::create_dir(path).map_err(Error::file("create", path))?;
+        std::fs::create_dir(path).map_err(|source| Error::file("create", path)(existing(source)))?;
         let manifest = Manifest::new(machine.clone());
         let file = path.join(MANIFEST);
         std::fs::write(&file, manifest.text()).map_err(Error::file("write", &file))?;
@@ -141,6 +141,15 @@ impl Recording {
         }
         Ok(Recording { path: path.to_path_buf(), manifest, log })
     }
+}
+
+/// Says what to do about a name that is taken.
+fn existing(source: std::io::Error) -> std::io::Error {
+    if source.kind() != std::io::ErrorKind::AlreadyExists {
+        return source;
+    }
+    let why = "something of this name exists, and recordings are never overwritten; remove it or choose another name";
+    std::io::Error::new(source.kind(), why)
 }
 
 fn read_manifest(file: &Path) -> Result<Manifest, Error> {
