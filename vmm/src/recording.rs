@@ -12,6 +12,7 @@ use crate::config::MachineConfig;
 use crate::error::Error;
 use crate::event_log::{Log, LogRecord, LogWriter, read_log};
 use crate::machine::hash_of;
+use crate::timeline::CheckpointHead;
 
 /// Version of the format that this program writes and reads.
 pub const FORMAT_VERSION: u32 = 2;
@@ -108,13 +109,23 @@ impl Recording {
         Ok(log)
     }
 
-    /// Opens the recording's checkpoints for reading; `None` where it has none.
+    /// Opens the recording's checkpoints for reading, and checks that they are of this recording; `None` where it has
+    /// none.
     pub fn checkpoints(&self) -> Result<Option<Arc<Store>>, Error> {
         let directory = self.path.join(CHECKPOINTS);
         if !directory.is_dir() {
             return Ok(None);
         }
-        Ok(Some(Arc::new(Store::open(&directory)?)))
+        let store = Store::open(&directory)?;
+        for entry in store.entries() {
+            if CheckpointHead::parse(&entry.head).is_some_and(|head| !head.cursor.is_of(&self.log)) {
+                let file = checkpoint::file_name(Some(entry.number)).unwrap_or_default();
+                let why =
+                    format!("the checkpoint at instruction {} belongs to another recording", entry.position);
+                return Err(Error::recording(directory.join(file), why));
+            }
+        }
+        Ok(Some(Arc::new(store)))
     }
 
     /// Opens a recording.
