@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU64;
 use std::sync::MutexGuard;
 
+use crate::check::maps_check;
 use crate::codec::{Codec, Encoded, digest};
 use crate::folder::{MAX_NUMBER, Part, checkpoint_path};
 use crate::format::{
@@ -258,7 +259,8 @@ impl Draft<'_> {
         };
         let back = Lists { ram: back(Space::Ram), disk: back(Space::Disk) };
         let (dirtied_bytes, blobs) = (self.dirtied_bytes, std::mem::take(&mut self.blobs));
-        Directory { dirtied_bytes, list, back, blobs }
+        let maps_check = maps_check(&self.maps, &self.store.read_inner().blobs);
+        Directory { dirtied_bytes, maps_check, list, back, blobs }
     }
 
     /// Gives the file its name and enters it in the store.

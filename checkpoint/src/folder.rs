@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::format::{MAX_PAGES, Shape, VERSION};
 use crate::{Result, StoreError, StoreErrorKind};
 
-const HEADER_NAME: &str = "store";
+pub(crate) const HEADER_NAME: &str = "store";
 const HEADER_MAGIC: [u8; 8] = *b"ttvmstor";
 /// Magic, version, two numbers of pages, CRC-32.
 pub(crate) const HEADER_BYTES: usize = 8 + 4 + 8 + 8 + 4;
@@ -30,7 +30,11 @@ pub(crate) struct Listed {
 }
 
 pub(crate) fn checkpoint_path(dir: &Path, number: u32) -> PathBuf {
-    dir.join(format!("{number:08}.ckpt"))
+    dir.join(checkpoint_name(number))
+}
+
+pub(crate) fn checkpoint_name(number: u32) -> String {
+    format!("{number:08}.ckpt")
 }
 
 /// The finished checkpoints' files by number. Files that vanish meanwhile are left out.

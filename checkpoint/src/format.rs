@@ -71,6 +71,8 @@ pub(crate) struct Section {
 pub(crate) struct Directory {
     /// Of the pages that were handed in, whether or not they had changed.
     pub dirtied_bytes: u64,
+    /// Of the maps at this checkpoint; see [`crate::check`].
+    pub maps_check: u64,
     /// Pages that are not what they are after the previous checkpoint's `back` list.
     pub list: Lists,
     /// What listed pages return to for the checkpoints that follow, where those do not list them.

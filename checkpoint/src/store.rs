@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::cache::{MapsCache, PageCache, Recent};
+use crate::check::maps_check;
 use crate::codec::Codec;
 use crate::folder::{self, HEADER_BYTES, Listed};
 use crate::format::{Directory, Footer, Shape};
@@ -197,7 +198,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// If there is no such checkpoint or a file cannot be read.
+    /// If there is no such checkpoint, a file cannot be read, or the files before it are not those that it was
+    /// written after.
     pub fn maps_at(&self, position: u64) -> Result<Maps> {
         let (mut maps, start, steps) = self.path_to(position)?;
         let mut back = match start {
@@ -210,14 +212,29 @@ impl Store {
             }
             let directory = step.directory()?;
             directory.list.apply(&mut maps);
-            back = Some(directory.back);
             // Maps at distances 0, 1, 2, 4, ... before the end make a walk backwards cheap.
             let distance = steps.len() - 1 - at;
             if distance == 0 || distance.is_power_of_two() {
+                self.check_maps(step, &directory, &maps)?;
                 self.remember(step.footer.position, step.footer.number, maps.clone());
             }
+            back = Some(directory.back);
         }
         Ok(maps)
+    }
+
+    /// Compares maps with the check that was written down for them.
+    fn check_maps(&self, of: &OpenFile, directory: &Directory, maps: &Maps) -> Result<()> {
+        let inner = self.read_inner();
+        if directory.maps_check == maps_check(maps, &inner.blobs) {
+            return Ok(());
+        }
+        if !inner.order.contains_key(&of.footer.position) {
+            return Err(self.missing(of.footer.position));
+        }
+        let what =
+            "it does not belong behind the files that are there: some are missing, or of another store";
+        Err(StoreError::damaged(&of.path, "directory", what))
     }
 
     /// The nearest cached maps, their file if it has pages that go back, and the files from there to `position`.

@@ -9,7 +9,8 @@ use crate::{Result, StoreError};
 const REPORT_BLOBS: usize = 1024;
 
 impl Store {
-    /// Reads everything: unpacks every blob, compares every digest and checksum. Opening the store has checked the
+    /// Reads everything: unpacks every blob, compares every digest and checksum, and looks at the maps
+    /// of every checkpoint. Opening the store has checked the
     /// references already. `progress` is told the bytes done and the bytes in all.
     ///
     /// # Errors
@@ -26,6 +27,7 @@ impl Store {
         let mut done = 0;
         for (open, len) in files.iter().zip(lens) {
             self.verify_file(open, |bytes| progress(done + bytes, total))?;
+            self.maps_at(open.footer.position)?;
             done += len;
             progress(done, total);
         }

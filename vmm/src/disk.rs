@@ -133,6 +133,15 @@ impl OverlayDisk {
         Ok(())
     }
 
+    /// As [`OverlayDisk::read_block`], for others than the guest: the failure is given and not kept.
+    pub fn read_whole_block(&mut self, number: u64, to: &mut Page) -> Result<(), Error> {
+        let Err(error) = self.read_block(number, to) else { return Ok(()) };
+        let offset = number * BLOCK_BYTES;
+        let source = std::io::Error::other(error.to_string());
+        let other = Error::Disk { path: self.path.clone(), offset, source };
+        Err(self.take_failure().unwrap_or(other))
+    }
+
     fn read_base(&mut self, offset: u64, to: &mut [u8]) -> Result<(), BlockError> {
         self.base.read_exact_at(to, offset).map_err(|source| self.failed(offset, source))
     }

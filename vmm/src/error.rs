@@ -51,7 +51,7 @@ pub enum Error {
         why: String,
     },
     /// The recording's checkpoints cannot be used.
-    #[error("{0}; the rest of the recording replays without them: move the checkpoints away")]
+    #[error("{}; the rest of the recording replays without them: move the checkpoints away", with_cause(.0))]
     Checkpoints(StoreError),
     /// Replay did not do what was recorded.
     #[error(transparent)]
@@ -84,6 +84,14 @@ pub enum Error {
     /// The host lacks something.
     #[error("{0}")]
     Unsupported(String),
+}
+
+/// A sentence with the host's answer, where there is one: nobody prints the chain.
+fn with_cause(error: &StoreError) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
 }
 
 impl From<StoreError> for Error {

@@ -102,6 +102,11 @@ impl LogWriter {
         Ok(())
     }
 
+    /// The checksum of everything that was appended.
+    pub fn check(&self) -> u32 {
+        self.chain
+    }
+
     /// The file.
     pub fn path(&self) -> &Path {
         &self.path
@@ -176,6 +181,8 @@ pub struct Log {
     pub bytes: u64,
     /// Whether an incomplete record follows them.
     pub torn: bool,
+    /// The checksum of everything up to each record.
+    pub chain: Vec<u32>,
 }
 
 /// Reads a whole log.
@@ -208,6 +215,7 @@ pub fn parse_log(bytes: &[u8]) -> Result<Log, String> {
         }
         log.add(record).map_err(|why| damaged(why.to_string()))?;
         (rest, chain) = (after, header.payload_check);
+        log.chain.push(chain);
         log.bytes = (bytes.len() - rest.len()) as u64;
     }
     Ok(log)
@@ -247,7 +255,14 @@ impl Log {
             end: None,
             bytes: MAGIC.len() as u64,
             torn: false,
+            chain: Vec::new(),
         }
+    }
+
+    /// The checksum of everything up to a place behind so many events and checks, if the log reaches there.
+    pub fn check_behind(&self, events: usize, checks: usize) -> Option<u32> {
+        // One record for each, behind the machine's.
+        self.chain.get(events.checked_add(checks)?).copied()
     }
 
     /// The last point that the log knows.

@@ -10,6 +10,7 @@ pub mod board;
 pub mod boot;
 pub mod checkpointer;
 pub mod checks;
+pub mod compare_checkpoints;
 pub mod config;
 pub mod console_tail;
 pub mod debug;

@@ -429,6 +429,14 @@ impl Machine {
         self.disk_mut().map_or(0, |disk| disk.written_count())
     }
 
+    /// The contents of a disk block, whose end may lie behind the end of the disk.
+    pub fn read_block(&mut self, block: u64, to: &mut Page) -> Result<(), Error> {
+        let Some(disk) = self.disk_mut() else {
+            return Err(Error::State("the machine has no disk".to_string()));
+        };
+        disk.read_whole_block(block, to)
+    }
+
     /// Lets disk blocks that were taken lie where they have been stored, unless they were written again.
     pub fn adopt_blocks(&mut self, blocks: impl IntoIterator<Item = (u64, PageRef)>) {
         if let Some(disk) = self.disk_mut() {

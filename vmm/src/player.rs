@@ -46,12 +46,20 @@ pub struct Cursor {
     check: usize,
     /// The last point that was compared and found equal.
     last_good: Moment,
+    /// The checksum of the log up to here, so that a place in another log is told from one in this.
+    log_check: u32,
 }
 
 impl Cursor {
-    /// After so many events and checks, the last of which was equal at `last_good`.
-    pub fn after(events: usize, checks: usize, last_good: Moment) -> Cursor {
-        Cursor { event: events, check: checks, last_good }
+    /// After so many events and checks, the last of which was equal at `last_good`; `log_check` is the checksum of
+    /// the log up to there.
+    pub fn after(events: usize, checks: usize, last_good: Moment, log_check: u32) -> Cursor {
+        Cursor { event: events, check: checks, last_good, log_check }
+    }
+
+    /// Whether it is a place in this log. One that the log does not reach may be: the log may have been cut off.
+    pub fn is_of(&self, log: &Log) -> bool {
+        log.check_behind(self.event, self.check).is_none_or(|check| check == self.log_check)
     }
 
     /// The number of events before it.
@@ -70,6 +78,8 @@ pub struct Player {
     events: Arc<[EventRecord]>,
     /// Each with the number of events before it.
     checks: Arc<[(usize, CheckRecord)]>,
+    /// As in the log.
+    chain: Arc<[u32]>,
     next: Cursor,
     scrutiny: Scrutiny,
     /// Receives console output; seeking in a recording has nobody to show it to.
@@ -92,6 +102,7 @@ impl Player {
         Player {
             events: log.events.clone().into(),
             checks: log.checks.clone().into(),
+            chain: log.chain.clone().into(),
             next: Cursor::default(),
             scrutiny: Scrutiny::default(),
             output: None,
@@ -118,7 +129,8 @@ impl Player {
 
     /// How far this player is.
     pub fn cursor(&self) -> Cursor {
-        self.next
+        let log_check = self.chain.get(self.next.event + self.next.check).copied().unwrap_or_default();
+        Cursor { log_check, ..self.next }
     }
 
     /// Goes to a cursor.

@@ -58,7 +58,7 @@ impl<I: Inputs> Recorder<I> {
 
     /// How far a player of this log is that stands where the machine stands.
     pub fn cursor(&self) -> Cursor {
-        Cursor::after(self.events, self.checks, self.last)
+        Cursor::after(self.events, self.checks, self.last, self.log.check())
     }
 
     /// Takes checks at other distances than the usual ones.

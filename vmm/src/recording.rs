@@ -12,6 +12,7 @@ use crate::config::MachineConfig;
 use crate::error::Error;
 use crate::event_log::{Log, LogRecord, LogWriter, read_log};
 use crate::machine::hash_of;
+use crate::timeline::CheckpointHead;
 
 /// Version of the format that this program writes and reads.
 pub const FORMAT_VERSION: u32 = 2;
@@ -99,7 +100,7 @@ impl Recording {
     /// Makes the directory and the manifest, and opens the log for writing. An existing recording is never
     /// overwritten.
     pub fn create(path: &Path, machine: &MachineConfig) -> Result<LogWriter, Error> {
-        std::fs::create_dir(path).map_err(Error::file("create", path))?;
+        std::fs::create_dir(path).map_err(|source| Error::file("create", path)(existing(source)))?;
         let manifest = Manifest::new(machine.clone());
         let file = path.join(MANIFEST);
         std::fs::write(&file, manifest.text()).map_err(Error::file("write", &file))?;
@@ -108,13 +109,23 @@ impl Recording {
         Ok(log)
     }
 
-    /// Opens the recording's checkpoints for reading; `None` where it has none.
+    /// Opens the recording's checkpoints for reading, and checks that they are of this recording; `None` where it has
+    /// none.
     pub fn checkpoints(&self) -> Result<Option<Arc<Store>>, Error> {
         let directory = self.path.join(CHECKPOINTS);
         if !directory.is_dir() {
             return Ok(None);
         }
-        Ok(Some(Arc::new(Store::open(&directory)?)))
+        let store = Store::open(&directory)?;
+        for entry in store.entries() {
+            if CheckpointHead::parse(&entry.head).is_some_and(|head| !head.cursor.is_of(&self.log)) {
+                let file = checkpoint::file_name(Some(entry.number)).unwrap_or_default();
+                let why =
+                    format!("the checkpoint at instruction {} belongs to another recording", entry.position);
+                return Err(Error::recording(directory.join(file), why));
+            }
+        }
+        Ok(Some(Arc::new(store)))
     }
 
     /// Opens a recording.
@@ -141,6 +152,15 @@ impl Recording {
         }
         Ok(Recording { path: path.to_path_buf(), manifest, log })
     }
+}
+
+/// Says what to do about a name that is taken.
+fn existing(source: std::io::Error) -> std::io::Error {
+    if source.kind() != std::io::ErrorKind::AlreadyExists {
+        return source;
+    }
+    let why = "something of this name exists, and recordings are never overwritten; remove it or choose another name";
+    std::io::Error::new(source.kind(), why)
 }
 
 fn read_manifest(file: &Path) -> Result<Manifest, Error> {

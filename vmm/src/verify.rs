@@ -1,5 +1,5 @@
-//! Verifying a recording: everything in its store, then a replay that compares all that the recording noted, and
-//! where that fails, as exact an answer as can be had to the question where the difference began.
+//! Verifying a recording: everything in its store, then a replay that compares all that the recording noted and
+//! every checkpoint, and where that fails, as exact an answer as can be had to the question where the difference began.
 //!
 //! A recording holds hashes, not states. So where every replay differs from it in the same way, the difference can
 //! be placed between two checks and no closer: the recorded machine of that time is gone. Where two *replays*
@@ -10,6 +10,7 @@
 use cpu::CpuState;
 
 use crate::bisect::{Parting, Side, find_parting};
+use crate::compare_checkpoints::{CheckpointComparison, CheckpointDifference};
 use crate::divergence::Divergence;
 use crate::error::Error;
 use crate::event_log::EventRecord;
@@ -26,6 +27,17 @@ pub struct Verification {
     pub complete: bool,
     /// The difference, if there is one.
     pub difference: Option<Difference>,
+    /// Number of checkpoints that were compared with the replay.
+    pub checkpoints: usize,
+    /// The first checkpoint that is not what the replay had at its place.
+    pub checkpoint_difference: Option<CheckpointDifference>,
+}
+
+impl Verification {
+    /// Whether nothing differs.
+    pub fn equal(&self) -> bool {
+        self.difference.is_none() && self.checkpoint_difference.is_none()
+    }
 }
 
 /// A difference between recording and replay.
@@ -50,8 +62,8 @@ pub enum Origin {
     DidNotRecur,
 }
 
-/// Replays a whole recording and compares everything. `fault` lets memory fail on the way, for tests. `progress`
-/// gets what is being done and a step count.
+/// Checks the store of checkpoints, then replays the whole recording and compares everything. `fault` lets memory fail on the way, for tests. `progress`
+/// gets what is being done and a step count, or the share of one.
 pub fn verify(
     recording: &Recording,
     fault: Option<Fault>,
@@ -59,11 +71,22 @@ pub fn verify(
 ) -> Result<Verification, Error> {
     let complete = recording.log.end.is_some();
     let mut replay = Replay::new(recording, Scrutiny::Everything, |_| Ok(()))?;
+    let last = last_step(recording);
+    let mut comparison = CheckpointComparison::new(recording, &mut replay.machine, |done, all| {
+        let share = u128::from(last) * u128::from(done) / u128::from(all.max(1));
+        progress("checking checkpoints", share as u64);
+    })?;
     replay.inject(fault);
-    let error = match replay.run(None, |steps| progress("replaying", steps)) {
-        Ok(ReplayEnd::Verified | ReplayEnd::Stopped) => {
-            return Ok(Verification { at: replay.machine.moment(), complete, difference: None });
-        }
+    let result = run_and_compare(&mut replay, comparison.as_mut(), |steps| progress("replaying", steps));
+    let mut found = Verification {
+        at: replay.machine.moment(),
+        complete,
+        difference: None,
+        checkpoints: comparison.as_ref().map_or(0, |comparison| comparison.compared),
+        checkpoint_difference: comparison.and_then(|comparison| comparison.difference),
+    };
+    let error = match result {
+        Ok(ReplayEnd::Verified | ReplayEnd::Stopped) => return Ok(found),
         Err(error) => error,
     };
     let Error::Divergence(divergence) = error else { return Err(error) };
@@ -72,8 +95,25 @@ pub fn verify(
     let origin = find_origin(recording, &divergence, fault, &mut progress)?;
     let between = |event: &EventRecord| event.at >= divergence.last_good && event.at <= divergence.at;
     let events = recording.log.events.iter().cloned().enumerate().filter(|(_, e)| between(e)).collect();
-    let difference = Difference { divergence: *divergence.clone(), registers, events, origin };
-    Ok(Verification { at: divergence.at, complete, difference: Some(difference) })
+    found.at = divergence.at;
+    found.difference = Some(Difference { divergence: *divergence.clone(), registers, events, origin });
+    Ok(found)
+}
+
+/// Replays to the end, and compares the checkpoints on the way.
+fn run_and_compare(
+    replay: &mut Replay<'_>,
+    comparison: Option<&mut CheckpointComparison>,
+    mut progress: impl FnMut(u64),
+) -> Result<ReplayEnd, Error> {
+    if let Some(comparison) = comparison {
+        for steps in comparison.positions() {
+            let until = (!comparison.is_after_the_end(steps)?).then_some(steps);
+            replay.run(until, &mut progress)?;
+            comparison.compare(steps, &mut replay.machine, &replay.player)?;
+        }
+    }
+    replay.run(None, progress)
 }
 
 fn find_origin(

@@ -129,9 +129,9 @@ fn what_is_missing_or_foreign_is_named() {
 
     let (manifest, bytes) = &original.files[0];
     let newer =
-        String::from_utf8(bytes.clone()).unwrap().replace("\"format_version\": 1", "\"format_version\": 2");
+        String::from_utf8(bytes.clone()).unwrap().replace("\"format_version\": 2", "\"format_version\": 3");
     std::fs::write(manifest, newer).unwrap();
-    assert!(sentence().contains("has format version 2"));
+    assert!(sentence().contains("has format version 3"));
     let longer = String::from_utf8(bytes.clone())
         .unwrap()
         .replace("\"memory_bytes\": 4194304", "\"memory_bytes\": 8388608");

@@ -30,7 +30,7 @@ fn info_says_everything_in_json() {
     let info: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(code, 0);
     for (field, expected) in [
-        ("format_version", Value::from(1)),
+        ("format_version", Value::from(2)),
         ("engine", "soft".into()),
         ("counter", "steps".into()),
         ("cpu_model", "ttvm-v2".into()),

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use checkpoint::Store;
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
+use vmm::position::Moment;
 use vmm::recording::Recording;
 
 #[derive(clap::Args)]
@@ -35,11 +37,40 @@ struct Info<'a> {
     log_bytes: u64,
     log_bytes_per_guest_second: Option<f64>,
     console_bytes: Option<u64>,
+    checkpoints: Option<CheckpointInfo>,
+}
+
+/// What there is to say of a recording's checkpoints.
+#[derive(Serialize)]
+struct CheckpointInfo {
+    count: usize,
+    bytes: u64,
+    bytes_per_guest_second: Option<f64>,
+    first: Option<Place>,
+    last: Option<Place>,
+    /// The longest stretch without one, from the start and to the end too: what has to be replayed at worst.
+    largest_gap: Place,
+}
+
+/// A point of the run, or a distance between two.
+#[derive(Clone, Copy, Serialize)]
+struct Place {
+    instructions: u64,
+    guest_seconds: f64,
+}
+
+impl Place {
+    fn between(from: Moment, to: Moment) -> Place {
+        let ns = to.time_ns.saturating_sub(from.time_ns);
+        Place { instructions: to.steps.saturating_sub(from.steps), guest_seconds: ns as f64 / 1e9 }
+    }
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let recording = Recording::open(&args.recording)?;
-    let info = info(&recording);
+    let store = recording.checkpoints()?;
+    let mut info = info(&recording);
+    info.checkpoints = store.map(|store| checkpoint_info(&store, recording.log.last_moment()));
     super::print(&if args.json {
         serde_json::to_string_pretty(&info).expect("plain data always serializes")
     } else {
@@ -76,6 +107,31 @@ fn info(recording: &Recording) -> Info<'_> {
         log_bytes: log.bytes,
         log_bytes_per_guest_second: (last.time_ns > 0).then(|| log.bytes as f64 / guest_seconds),
         console_bytes: end.map(|e| e.console_bytes),
+        checkpoints: None,
+    }
+}
+
+fn checkpoint_info(store: &Store, end: Moment) -> CheckpointInfo {
+    let points: Vec<Moment> = store
+        .entries()
+        .iter()
+        .map(|entry| Moment { steps: entry.position, time_ns: entry.time_ns })
+        // A recorder that was killed may have stored one that its log does not reach.
+        .filter(|at| *at <= end)
+        .collect();
+    let ends = points.iter().copied().chain([end]);
+    let starts = [Moment::default()].into_iter().chain(points.iter().copied());
+    let gaps = starts.zip(ends).map(|(from, to)| Place::between(from, to));
+    let longest = gaps.max_by_key(|gap| gap.instructions);
+    let place = |at: &Moment| Place::between(Moment::default(), *at);
+    let bytes = store.total_bytes();
+    CheckpointInfo {
+        count: points.len(),
+        bytes,
+        bytes_per_guest_second: (end.time_ns > 0).then(|| bytes as f64 / (end.time_ns as f64 / 1e9)),
+        first: points.first().map(place),
+        last: points.last().map(place),
+        largest_gap: longest.unwrap_or_else(|| place(&end)),
     }
 }
 
@@ -116,5 +172,21 @@ fn text(info: &Info<'_>) -> String {
     let rate = info.log_bytes_per_guest_second;
     let rate = rate.map_or(String::new(), |rate| format!(", {rate:.0} per guest second"));
     lines.push(format!("log           {} bytes{rate}", info.log_bytes));
+    if let Some(checkpoints) = &info.checkpoints {
+        lines.extend(checkpoint_lines(checkpoints));
+    }
     lines.join("\n")
+}
+
+fn checkpoint_lines(info: &CheckpointInfo) -> Vec<String> {
+    let rate = info.bytes_per_guest_second;
+    let rate = rate.map_or(String::new(), |rate| format!(", {rate:.0} per guest second"));
+    let place = |at: &Place| format!("{} instructions, {:.6} s", at.instructions, at.guest_seconds);
+    let mut lines = vec![format!("checkpoints   {}, {} bytes{rate}", info.count, info.bytes)];
+    if let (Some(first), Some(last)) = (&info.first, &info.last) {
+        lines.push(format!("  first       {}", place(first)));
+        lines.push(format!("  last        {}", place(last)));
+    }
+    lines.push(format!("  largest gap {}", place(&info.largest_gap)));
+    lines
 }

@@ -12,11 +12,14 @@ pub struct Args {
     /// The file to write, which must not exist yet
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
+    /// Leave the checkpoints out: a smaller file, whose recording takes longer to travel in
+    #[arg(long)]
+    no_checkpoints: bool,
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let recording = Recording::open(&args.recording)?;
-    let bytes = vmm::pack::pack(&recording, &args.output)?;
+    let bytes = vmm::pack::pack(&recording, &args.output, !args.no_checkpoints)?;
     eprintln!("ttvm: packed into {}, {bytes} bytes", args.output.display());
     Ok(exit_code::DONE)
 }

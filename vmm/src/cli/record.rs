@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use checkpoint::Policy;
+use checkpoint::{Policy, StoreError, StoreErrorKind};
 use vmm::checkpointer::{self, CheckpointOptions};
 use vmm::error::Error;
 use vmm::host::{LiveConsole, RawTerminal};
@@ -88,14 +88,16 @@ fn parse_time(text: &str) -> Result<u64, String> {
 
 /// What to say when the recording could not be carried on: what is there is not lost.
 fn cut_off(error: Error, args: &Args, machine: &Machine) -> Error {
-    match error {
-        Error::File { action, path, source } if path.starts_with(&args.output) => Error::CutOff {
-            action,
-            path,
-            recording: args.output.clone(),
-            steps: machine.moment().steps,
-            source,
-        },
-        other => other,
+    let (action, path, source) = match error {
+        Error::File { action, path, source } => (action, path, source),
+        Error::Checkpoints(StoreError { path, kind: StoreErrorKind::Io { what, source } }) => {
+            (what, path, std::io::Error::new(source.kind(), source))
+        }
+        other => return other,
+    };
+    if !path.starts_with(&args.output) {
+        return Error::File { action, path, source };
     }
+    let (recording, steps) = (args.output.clone(), machine.moment().steps);
+    Error::CutOff { action, path, recording, steps, source }
 }

@@ -3,12 +3,14 @@
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
+use serde::Serialize;
 use vmm::bisect::Parting;
 use vmm::error::{Error, exit_code};
+use vmm::event_log::Log;
 use vmm::recording::Recording;
 use vmm::registers;
 use vmm::replay::{Fault, last_step};
-use vmm::verify::{Difference, Origin, compare, verify};
+use vmm::verify::{Difference, Origin, Verification, compare, verify};
 
 use super::progress;
 
@@ -16,6 +18,9 @@ use super::progress;
 pub struct Args {
     /// The recording
     recording: PathBuf,
+    /// Print JSON
+    #[arg(long, conflicts_with = "against")]
+    json: bool,
     /// Compare with another recording of the same run instead, and find the first instruction that differs
     #[arg(long, value_name = "RECORDING")]
     against: Option<PathBuf>,
@@ -37,29 +42,90 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         super::print(&parting_lines(&parting).join("\n"))?;
         return Ok(exit_code::DIVERGED);
     }
-    let log = &recording.log;
-    super::print(&format!(
-        "store: {} bytes of log whole: {} events, {} checks{}",
-        log.bytes,
-        log.events.len(),
-        log.checks.len(),
-        if log.torn { "; the last record was cut off while it was written" } else { "" }
-    ))?;
+    if !args.json {
+        super::print(&log_line(&recording.log))?;
+    }
     let found = verify(&recording, args.inject_fault, |what, steps| {
         bar.set_message(what);
         bar.set_position(steps);
     })?;
     bar.finish_and_clear();
-    if let Some(difference) = &found.difference {
-        super::print(&difference_lines(difference).join("\n"))?;
-        return Ok(exit_code::DIVERGED);
-    }
-    let what = match found.complete {
-        true => "replay: equal to the end: registers, devices, RAM, disk and console",
-        false => "replay: equal at every check up to where the recording was cut off",
+    super::print(&if args.json { json(&recording, &found) } else { lines(&found).join("\n") })?;
+    Ok(if found.equal() { exit_code::DONE } else { exit_code::DIVERGED })
+}
+
+fn log_line(log: &Log) -> String {
+    format!(
+        "store: {} bytes of log whole: {} events, {} checks{}",
+        log.bytes,
+        log.events.len(),
+        log.checks.len(),
+        if log.torn { "; the last record was cut off while it was written" } else { "" }
+    )
+}
+
+#[derive(Serialize)]
+struct Report {
+    equal: bool,
+    complete: bool,
+    instructions: u64,
+    events: usize,
+    checks: usize,
+    log_bytes: u64,
+    checkpoints_compared: usize,
+    /// Sentences.
+    difference: Option<String>,
+    checkpoint_difference: Option<String>,
+    /// The first instruction that is known to differ.
+    first_different_instruction: Option<u64>,
+}
+
+fn json(recording: &Recording, found: &Verification) -> String {
+    let origin = found.difference.as_ref().map(|difference| &difference.origin);
+    let report = Report {
+        equal: found.equal(),
+        complete: found.complete,
+        instructions: found.at.steps,
+        events: recording.log.events.len(),
+        checks: recording.log.checks.len(),
+        log_bytes: recording.log.bytes,
+        checkpoints_compared: found.checkpoints,
+        difference: found.difference.as_ref().map(|difference| difference.divergence.to_string()),
+        checkpoint_difference: found.checkpoint_difference.as_ref().map(ToString::to_string),
+        first_different_instruction: match origin {
+            Some(Origin::ReplaysPart(parting)) => Some(parting.steps),
+            _ => None,
+        },
     };
-    super::print(&format!("{what}, at {} instructions", found.at.steps))?;
-    Ok(exit_code::DONE)
+    serde_json::to_string_pretty(&report).expect("plain data always serializes")
+}
+
+fn lines(found: &Verification) -> Vec<String> {
+    let mut lines = Vec::new();
+    match &found.checkpoint_difference {
+        Some(difference) => {
+            lines.push(format!(
+                "checkpoints: {} compared, and the last of them differs: {difference}",
+                found.checkpoints
+            ));
+        }
+        None if found.checkpoints > 0 => {
+            lines.push(format!("checkpoints: {} compared, all equal to the replay", found.checkpoints));
+        }
+        None => {}
+    }
+    match (&found.difference, found.complete) {
+        (Some(difference), _) => lines.extend(difference_lines(difference)),
+        (None, true) => lines.push(format!(
+            "replay: equal to the end: registers, devices, RAM, disk and console, at {} instructions",
+            found.at.steps
+        )),
+        (None, false) => lines.push(format!(
+            "replay: equal at every check up to where the recording was cut off, at {} instructions",
+            found.at.steps
+        )),
+    }
+    lines
 }
 
 fn difference_lines(difference: &Difference) -> Vec<String> {

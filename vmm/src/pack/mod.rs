@@ -1,5 +1,5 @@
 //! One file with everything that another machine needs to replay a recording: manifest, log, and the images with
-//! which it began. `FORMAT.md` describes it. [`pack`] writes such a file, [`unpack`] makes a recording of it again,
+//! which it began, and its checkpoints. `FORMAT.md` describes it. [`pack`] writes such a file, [`unpack`] makes a recording of it again,
 //! which carries its images inside.
 
 mod archive;
@@ -11,19 +11,21 @@ use std::io::{BufReader, BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use checkpoint::{Store, StoreError};
 pub use reader::{Contents, Sink, read_archive};
 
 use crate::config::MachineConfig;
 use crate::error::Error;
-use crate::recording::{EVENTS, MANIFEST, Manifest, Recording};
+use crate::recording::{CHECKPOINTS, EVENTS, MANIFEST, Manifest, Recording};
 
 /// Most that a packed recording may grow to when nothing else is said: apparent bytes, holes included.
 pub const DEFAULT_MAX_BYTES: u64 = 64 << 30;
 
-/// Writes a packed recording to a file that does not exist yet. Gives its size.
-pub fn pack(recording: &Recording, to: &Path) -> Result<u64, Error> {
+/// Writes a packed recording to a file that does not exist yet, with or without its checkpoints. Gives its size.
+pub fn pack(recording: &Recording, to: &Path, with_checkpoints: bool) -> Result<u64, Error> {
+    let checkpoints = if with_checkpoints { recording.checkpoints()? } else { None };
     let file = File::create_new(to).map_err(Error::file("create", to))?;
-    let written = writer::write_archive(recording, BufWriter::new(&file), to)
+    let written = writer::write_archive(recording, checkpoints.as_deref(), BufWriter::new(&file), to)
         .and_then(|mut out| out.flush().map_err(Error::file("write", to)))
         .and_then(|()| file.metadata().map_err(Error::file("look at", to)));
     match written {
@@ -41,11 +43,16 @@ pub fn unpack(from: &Path, to: &Path, max_bytes: u64) -> Result<(), Error> {
     let file = File::open(from).map_err(Error::file("open", from))?;
     std::fs::create_dir(to).map_err(Error::file("create", to))?;
     let mut sink = Directory { path: to.to_path_buf(), file: None };
-    let made = std::fs::create_dir(to.join(IMAGES))
-        .map_err(Error::file("create", to.join(IMAGES)))
+    let made = make_directories(to)
         .and_then(|()| read_archive(BufReader::new(file), max_bytes, from, &mut sink))
         // The manifest comes last: without it nobody takes a half unpacked directory for a recording.
         .and_then(|contents| {
+            if contents.has_checkpoints {
+                Store::open(to.join(CHECKPOINTS)).map_err(|error| damaged_store(from, &error))?;
+            } else {
+                std::fs::remove_dir(to.join(CHECKPOINTS))
+                    .map_err(Error::file("remove", to.join(CHECKPOINTS)))?;
+            }
             let manifest = to.join(MANIFEST);
             std::fs::write(&manifest, contents.manifest.text()).map_err(Error::file("write", manifest))
         });
@@ -54,6 +61,19 @@ pub fn unpack(from: &Path, to: &Path, max_bytes: u64) -> Result<(), Error> {
         let _ = std::fs::remove_dir_all(to);
     }
     made
+}
+
+fn make_directories(of: &Path) -> Result<(), Error> {
+    [IMAGES, CHECKPOINTS].iter().try_for_each(|name| {
+        let path = of.join(name);
+        std::fs::create_dir(&path).map_err(Error::file("create", path))
+    })
+}
+
+/// The files had the hashes that were noted, and still make no store.
+fn damaged_store(archive: &Path, error: &StoreError) -> Error {
+    let in_store = error.path.file_name().unwrap_or_default().display();
+    Error::recording(archive, format!("is damaged: the file {in_store} of its checkpoints {}", error.kind))
 }
 
 /// Where images lie in a recording that carries them.

@@ -4,11 +4,11 @@
 use std::io::{BufRead, Read};
 use std::path::Path;
 
-use super::archive::{CHUNK_BYTES, MAGIC, VERSION, WINDOW_LOG_MAX};
+use super::archive::{CHUNK_BYTES, MAGIC, MAX_CHECKPOINTS, NO_CHECKPOINT, VERSION, WINDOW_LOG_MAX};
 use super::{EVENTS, with_images_inside};
 use crate::error::Error;
 use crate::event_log::{Log, parse_log};
-use crate::recording::{MAX_MANIFEST_BYTES, Manifest};
+use crate::recording::{CHECKPOINTS, MAX_MANIFEST_BYTES, Manifest};
 
 /// Where the files of a packed recording go.
 pub trait Sink {
@@ -24,6 +24,8 @@ pub struct Contents {
     pub manifest: Manifest,
     /// The log.
     pub log: Log,
+    /// Whether there were checkpoints.
+    pub has_checkpoints: bool,
 }
 
 /// Reads a whole packed recording; `path` is for messages. Its files may have `max_bytes` together.
@@ -50,8 +52,9 @@ pub fn read_archive(
     for (what, image) in manifest.machine.images() {
         reader.file(&image.path, what, Some((image.size_bytes, &image.hash)), sink)?;
     }
+    let has_checkpoints = reader.checkpoints(sink)?;
     reader.end()?;
-    Ok(Contents { manifest, log })
+    Ok(Contents { manifest, log, has_checkpoints })
 }
 
 fn check_version(from: &mut impl Read) -> Result<(), String> {
@@ -150,6 +153,32 @@ impl<R: Read> Reader<'_, R> {
             hasher.update(&buffer[..length]);
             sink.write(offset, &buffer[..length])?;
             done = offset + length as u64;
+        }
+    }
+
+    /// Reads the files of the checkpoints, if there are any. Their contents are the store's business.
+    fn checkpoints(&mut self, sink: &mut dyn Sink) -> Result<bool, Error> {
+        match self.exact()? {
+            [0] => return Ok(false),
+            [1] => {}
+            [other] => return Err(self.damaged(format!("it may have checkpoints or none, but not {other}"))),
+        }
+        let directory = Path::new(CHECKPOINTS);
+        let name = |number| checkpoint::file_name(number).map(|name| directory.join(name));
+        let header = name(None).expect("the header always has a name");
+        self.file(&header, "header of its checkpoints", None, sink)?;
+        let (mut count, mut last) = (0, None);
+        loop {
+            let number = u32::from_le_bytes(self.exact()?);
+            if number == NO_CHECKPOINT {
+                return Ok(true);
+            }
+            let file = name(Some(number)).filter(|_| last < Some(number) && count < MAX_CHECKPOINTS);
+            let Some(file) = file else {
+                return Err(self.damaged(format!("the number {number} of a checkpoint is out of order")));
+            };
+            self.file(&file, &format!("checkpoint {number}"), None, sink)?;
+            (count, last) = (count + 1, Some(number));
         }
     }
 

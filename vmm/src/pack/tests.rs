@@ -75,7 +75,7 @@ fn an_unpacked_recording_carries_its_images() {
     let directory = tempfile::tempdir().unwrap();
     let original = recording(directory.path());
     let (packed, unpacked) = (directory.path().join("packed"), directory.path().join("u.ttvm"));
-    pack(&original, &packed).unwrap();
+    pack(&original, &packed, true).unwrap();
     for (_, image) in original.manifest.machine.images() {
         std::fs::remove_file(&image.path).unwrap();
     }
@@ -87,7 +87,7 @@ fn an_unpacked_recording_carries_its_images() {
     assert_eq!(copy.manifest.machine.kernel.path, unpacked.join("images/kernel"));
     // And once more, from the copy.
     let again = directory.path().join("again");
-    pack(&copy, &again).unwrap();
+    pack(&copy, &again, true).unwrap();
     assert_eq!(std::fs::read(&again).unwrap(), std::fs::read(&packed).unwrap());
 }
 
@@ -96,15 +96,15 @@ fn nothing_is_overwritten_and_nothing_half_done_is_left() {
     let directory = tempfile::tempdir().unwrap();
     let original = recording(directory.path());
     let (packed, unpacked) = (directory.path().join("packed"), directory.path().join("u.ttvm"));
-    pack(&original, &packed).unwrap();
-    assert!(pack(&original, &packed).is_err() && unpack(&packed, directory.path(), 1 << 30).is_err());
+    pack(&original, &packed, true).unwrap();
+    assert!(pack(&original, &packed, true).is_err() && unpack(&packed, directory.path(), 1 << 30).is_err());
     let bytes = std::fs::read(&packed).unwrap();
     std::fs::write(&packed, &bytes[..bytes.len() - 1]).unwrap();
     assert_eq!(unpack(&packed, &unpacked, 1 << 30).unwrap_err().exit_code(), 4);
     assert!(!unpacked.exists());
     std::fs::write(&original.manifest.machine.kernel.path, b"Kernel").unwrap();
     let other = directory.path().join("other");
-    let error = pack(&original, &other).unwrap_err();
+    let error = pack(&original, &other, true).unwrap_err();
     assert!(error.exit_code() == 4 && error.to_string().contains("kernel has changed"), "{error}");
     assert!(!other.exists());
 }
@@ -113,7 +113,7 @@ fn nothing_is_overwritten_and_nothing_half_done_is_left() {
 fn any_changed_byte_is_noticed() {
     let directory = tempfile::tempdir().unwrap();
     let packed = directory.path().join("packed");
-    pack(&recording(directory.path()), &packed).unwrap();
+    pack(&recording(directory.path()), &packed, true).unwrap();
     let bytes = std::fs::read(&packed).unwrap();
     let (expected, files) = read(&bytes).unwrap();
     let (mut random, mut harmless) = (1_u64, 0);

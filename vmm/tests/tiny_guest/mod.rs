@@ -8,6 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use iced_x86::code_asm::*;
+use vmm::checkpointer::{self, CheckpointOptions};
 use vmm::checks::Intervals;
 use vmm::config::{MachineConfig, MachineOptions};
 use vmm::error::Error;
@@ -17,6 +18,7 @@ use vmm::machine::{Machine, RunStop};
 use vmm::position::Moment;
 use vmm::recorder::Recorder;
 use vmm::recording::Recording;
+use vmm::timeline::Timeline;
 
 const LOAD: u32 = 0x10_0000;
 /// Physical address of the memory that the guest stirs.
@@ -134,6 +136,40 @@ pub fn record(
     rounds: u32,
     script: Vec<(u64, Event)>,
 ) -> (Recording, EndRecord) {
+    record_with(directory, name, rounds, script, None)
+}
+
+/// Records the guest with checkpoints: two that the recorder takes, the last of them at the end, and one at each of
+/// `more` step counts.
+pub fn record_with_checkpoints(
+    directory: &Path,
+    name: &str,
+    rounds: u32,
+    script: Vec<(u64, Event)>,
+    more: &[u64],
+) -> (Recording, EndRecord) {
+    let options = CheckpointOptions {
+        interval_ns: 10_000,
+        min_steps: 10_000,
+        slice_steps: 10_000,
+        ..CheckpointOptions::default()
+    };
+    let (recording, end) = record_with(directory, name, rounds, script, Some(options));
+    for &steps in more {
+        let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+        timeline.seek(steps, &mut || false).unwrap();
+        timeline.add_checkpoint().unwrap();
+    }
+    (recording, end)
+}
+
+fn record_with(
+    directory: &Path,
+    name: &str,
+    rounds: u32,
+    script: Vec<(u64, Event)>,
+    checkpoints: Option<CheckpointOptions>,
+) -> (Recording, EndRecord) {
     let options = MachineOptions {
         kernel: write_kernel(directory, rounds),
         memory_bytes: 4 << 20,
@@ -147,8 +183,15 @@ pub fn record(
     let log = Recording::create(&path, &config).unwrap();
     let mut recorder = Recorder::new(Script(script), log, power_on);
     recorder.check_every(DENSE);
-    let stop = machine.run(u64::MAX, &mut recorder).unwrap();
-    assert!(matches!(stop, RunStop::Ended(_)));
+    match checkpoints {
+        Some(options) => {
+            checkpointer::record(&mut machine, &mut recorder, &path, options).unwrap();
+        }
+        None => {
+            let stop = machine.run(u64::MAX, &mut recorder).unwrap();
+            assert!(matches!(stop, RunStop::Ended(_)));
+        }
+    }
     let end = recorder.finish(&mut machine).unwrap();
     (Recording::open(&path).unwrap(), end)
 }

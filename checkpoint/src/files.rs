@@ -1,0 +1,51 @@
+//! A store's files, for whoever copies a store as a whole.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use crate::folder::{HEADER_BYTES, HEADER_NAME, MAX_NUMBER, checkpoint_name};
+use crate::{Result, Store, StoreError};
+
+/// A file of a store, open for reading.
+#[derive(Clone, Debug)]
+pub struct StoreFile {
+    /// The checkpoint's number; `None` for the store's header.
+    pub number: Option<u32>,
+    /// Its name in the store's folder.
+    pub name: String,
+    /// The file. What is read from it stays the same whatever happens to the folder.
+    pub file: Arc<File>,
+    /// Its size in bytes.
+    pub bytes: u64,
+}
+
+impl Store {
+    /// The header, and then the files of all checkpoints by number: what another folder must have to be the
+    /// same store.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be opened.
+    pub fn files(&self) -> Result<Vec<StoreFile>> {
+        let path = self.dir.join(HEADER_NAME);
+        let header = File::open(&path).map_err(StoreError::io(&path, "open the store's header"))?;
+        let name = HEADER_NAME.to_string();
+        let header = StoreFile { number: None, name, file: Arc::new(header), bytes: HEADER_BYTES as u64 };
+        let inner = self.read_inner();
+        let checkpoints = inner.files.iter().map(|(&number, stored)| {
+            let file = inner.open(&self.dir, number)?.file;
+            let name = checkpoint_name(number);
+            Ok(StoreFile { number: Some(number), name, file, bytes: stored.entry.bytes })
+        });
+        [Ok(header)].into_iter().chain(checkpoints).collect()
+    }
+}
+
+/// The name that a store's file must have: of the checkpoint with this number, or of the header. `None` if there is
+/// no such number.
+pub fn file_name(number: Option<u32>) -> Option<String> {
+    match number {
+        None => Some(HEADER_NAME.to_string()),
+        Some(number) => (number <= MAX_NUMBER).then(|| checkpoint_name(number)),
+    }
+}

@@ -1,0 +1,226 @@
+//! Damaged checkpoints: whatever is done to their files, verifying and travelling end with a sentence, or at the very
+//! state that an undamaged recording has there.
+
+mod tiny_guest;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use checkpoint::{PAGE_BYTES, Page, Space, Store};
+use tiny_guest::{Numbers, STIRRED, record_with_checkpoints, typed};
+use vmm::error::{Error, exit_code};
+use vmm::machine::Hashes;
+use vmm::recording::{CHECKPOINTS, Recording};
+use vmm::timeline::Timeline;
+use vmm::verify::verify;
+
+const ROUNDS: u32 = 10_000;
+const CHANGES: u64 = 400;
+const KEYS: [(u64, &str); 3] = [(20_000, "a"), (40_000, "bc"), (60_000, "d")];
+/// Where checkpoints are besides those of the recorder: some of them between others.
+const MORE: [u64; 5] = [100_000, 30_001, 50_000, 45_678, 70_000];
+
+struct Original {
+    _directory: tempfile::TempDir,
+    recording: Recording,
+    /// The checkpoints' files and the store's header.
+    files: Vec<(PathBuf, Vec<u8>)>,
+    /// The machine at some step counts.
+    hashes: BTreeMap<u64, Hashes>,
+}
+
+fn original() -> Original {
+    let directory = tempfile::tempdir().unwrap();
+    let (recording, end) = record_with_checkpoints(directory.path(), "r.ttvm", ROUNDS, typed(&KEYS), &MORE);
+    let files = files_of(&recording);
+    assert_eq!(files.len(), MORE.len() + 3);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let steps = (1..40).map(|n| n * end.at.steps / 40).chain(MORE).chain([end.at.steps]);
+    let hashes = steps.map(|steps| (steps, hashes_at(&mut timeline, steps).unwrap())).collect();
+    Original { _directory: directory, recording, files, hashes }
+}
+
+fn files_of(recording: &Recording) -> Vec<(PathBuf, Vec<u8>)> {
+    let listed = std::fs::read_dir(recording.path.join(CHECKPOINTS)).unwrap();
+    let paths = listed.map(|entry| entry.unwrap().path()).filter(|path| !path.ends_with("lock"));
+    let mut files: Vec<_> = paths.map(|path| (path.clone(), std::fs::read(path).unwrap())).collect();
+    files.sort();
+    files
+}
+
+fn hashes_at(timeline: &mut Timeline, steps: u64) -> Result<Hashes, Error> {
+    timeline.seek(steps, &mut || false)?;
+    assert_eq!(timeline.position(), steps);
+    Ok(timeline.machine_mut().hashes())
+}
+
+/// Verifies the recording, and travels to `steps`; gives whether anything was noticed, which must be told in the
+/// right way. What was not noticed must be harmless.
+fn noticed(original: &Original, steps: &[u64], what: &str) -> bool {
+    let opened = Recording::open(&original.recording.path).unwrap();
+    let verified = match verify(&opened, None, |_, _| {}) {
+        Ok(found) => found.equal(),
+        Err(error) => told(&error, what),
+    };
+    let mut travelled = true;
+    for &steps in steps {
+        let hashes = Timeline::open_with(&opened, 1).and_then(|mut timeline| hashes_at(&mut timeline, steps));
+        match hashes {
+            Ok(hashes) => assert_eq!(hashes, original.hashes[&steps], "{what}: another run at {steps}"),
+            Err(error) => travelled = told(&error, what),
+        }
+    }
+    assert!(travelled || !verified, "{what}: travelling notices what verifying does not");
+    !verified
+}
+
+fn told(error: &Error, what: &str) -> bool {
+    assert_eq!(error.exit_code(), exit_code::UNREADABLE_RECORDING, "{what}: {error}");
+    assert!(error.to_string().contains(CHECKPOINTS), "{what}: no file is named in: {error}");
+    false
+}
+
+fn change(bytes: &[u8], numbers: &mut Numbers) -> Vec<u8> {
+    let mut changed = bytes.to_vec();
+    let length = bytes.len() as u64;
+    let at = numbers.below(length) as usize;
+    match numbers.below(5) {
+        0 => changed[at] ^= 1 << numbers.below(8),
+        1 => changed[at] = numbers.below(256) as u8,
+        2 => changed.truncate(at),
+        3 => changed.insert(at, numbers.below(256) as u8),
+        _ => {
+            let other = numbers.below(length) as usize;
+            let count = (1 + numbers.below(64) as usize).min(bytes.len() - at.max(other));
+            changed[at..at + count].copy_from_slice(&bytes[other..other + count]);
+        }
+    }
+    changed
+}
+
+#[test]
+fn no_random_change_of_a_checkpoint_leads_to_another_state() {
+    let original = original();
+    let everywhere: Vec<u64> = original.hashes.keys().copied().collect();
+    assert!(!noticed(&original, &everywhere, "nothing"));
+    let mut numbers = Numbers(3);
+    let mut count = 0;
+    for round in 0..CHANGES {
+        let (path, bytes) = &original.files[numbers.below(original.files.len() as u64) as usize];
+        let changed = change(bytes, &mut numbers);
+        std::fs::write(path, &changed).unwrap();
+        let steps = everywhere[numbers.below(everywhere.len() as u64) as usize];
+        let name = path.file_name().unwrap().display();
+        let found = noticed(&original, &[steps], &format!("round {round}, {name}, to {steps}"));
+        assert!(found || changed == *bytes, "round {round}: a change of {name} goes unnoticed");
+        count += u64::from(found);
+        std::fs::write(path, bytes).unwrap();
+    }
+    assert!(count > CHANGES * 9 / 10, "{count} noticed");
+}
+
+/// Puts the files back as they were.
+fn put_back(original: &Original) {
+    let directory = original.recording.path.join(CHECKPOINTS);
+    std::fs::remove_dir_all(&directory).unwrap();
+    std::fs::create_dir(&directory).unwrap();
+    original.files.iter().for_each(|(path, bytes)| std::fs::write(path, bytes).unwrap());
+}
+
+#[test]
+fn checkpoints_that_are_mixed_up_lead_to_no_other_state() {
+    let original = original();
+    let everywhere: Vec<u64> = original.hashes.keys().copied().collect();
+    let other_keys = typed(&[(20_000, "a"), (40_000, "xy"), (60_000, "d")]);
+    let directory = tempfile::tempdir().unwrap();
+    let (other, _) = record_with_checkpoints(directory.path(), "o.ttvm", ROUNDS, other_keys, &MORE);
+    let others = files_of(&other);
+    let checkpoints = &original.files[..original.files.len() - 1];
+    let mut unnoticed = Vec::new();
+    let mut look = |what: String| {
+        if !noticed(&original, &everywhere, &what) {
+            unnoticed.push(what);
+        }
+        put_back(&original);
+    };
+    for (at, (path, bytes)) in checkpoints.iter().enumerate() {
+        let name = path.file_name().unwrap().to_str().unwrap().to_string();
+        std::fs::remove_file(path).unwrap();
+        look(format!("{name} removed"));
+        std::fs::rename(path, path.with_extension("ckpt.part")).unwrap();
+        look(format!("{name} renamed to unfinished"));
+        std::fs::rename(path, path.with_file_name("00000099.ckpt")).unwrap();
+        look(format!("{name} renamed"));
+        std::fs::copy(path, path.with_file_name("00000099.ckpt")).unwrap();
+        look(format!("{name} copied"));
+        std::fs::write(path, &others[at].1).unwrap();
+        look(format!("{name} from another recording"));
+        for (other_path, other_bytes) in &checkpoints[at + 1..] {
+            std::fs::write(path, other_bytes).unwrap();
+            std::fs::write(other_path, bytes).unwrap();
+            look(format!("{name} and {} swapped", other_path.file_name().unwrap().display()));
+        }
+    }
+    others.iter().zip(&original.files).for_each(|(from, to)| std::fs::write(&to.0, &from.1).unwrap());
+    look("all from another recording".to_string());
+    // Nothing is missed of checkpoints that were put between others, which build upon none of their pages, of the last
+    // one, and of those from before the two recordings part.
+    for what in &unnoticed {
+        let harmless = what.contains("removed") || what.contains("unfinished") || what.contains("another");
+        assert!(harmless && !what.starts_with("all"), "{what} goes unnoticed");
+    }
+    assert!(unnoticed.len() <= 10, "{unnoticed:?}");
+}
+
+/// Writes a checkpoint in which everything is whole and something is wrong.
+fn forge(path: &Path, of: u64, at: u64, page: Option<(u64, Page)>, state: impl Fn(&mut Vec<u8>)) {
+    let store = Store::open(path.join(CHECKPOINTS)).unwrap();
+    let entry = store.entries().into_iter().find(|entry| entry.position == of).unwrap();
+    let mut bytes = store.state_at(of).unwrap();
+    state(&mut bytes);
+    let maps = store.maps_at(of).unwrap();
+    store.remove(of).unwrap();
+    let mut draft = store.add(at, entry.time_ns).unwrap();
+    let before = Store::open(path.join(CHECKPOINTS)).unwrap();
+    assert!(maps.ram.len() == before.ram_pages());
+    if let Some((number, contents)) = page {
+        draft.page(Space::Ram, number, &contents).unwrap();
+    }
+    draft.finish(&entry.head, &bytes).unwrap();
+}
+
+#[test]
+fn a_checkpoint_that_lies_is_found_by_verify() {
+    let page = |value: u8| Some((STIRRED / PAGE_BYTES as u64, [value; PAGE_BYTES]));
+    for (what, page, damage, expected) in [
+        ("a page", page(7), None, "the page of RAM at 0x200000 differs, first in byte 0x0"),
+        ("the first register", None, Some(0), "the CPU's state differs"),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        // The checkpoint that is forged is the first, so that leaving its pages out makes no difference in others.
+        let (recording, end) =
+            record_with_checkpoints(directory.path(), "r.ttvm", ROUNDS, typed(&KEYS), &[5, 100_000]);
+        forge(&recording.path, 5, 5, page, |state| {
+            if let Some(at) = damage {
+                let byte: &mut u8 = &mut state[at];
+                *byte ^= 1;
+            }
+        });
+        let recording = Recording::open(&recording.path).unwrap();
+        let found = verify(&recording, None, |_, _| {}).unwrap();
+        assert!(found.difference.is_none() && found.at == end.at && !found.equal(), "{what}");
+        let told = found.checkpoint_difference.unwrap().to_string();
+        assert!(
+            told.contains("the checkpoint at instruction 5 ") && told.contains(expected),
+            "{what}: {told}"
+        );
+    }
+}
+
+#[test]
+fn verify_compares_every_checkpoint() {
+    let original = original();
+    let found = verify(&original.recording, None, |_, _| {}).unwrap();
+    assert!(found.equal() && found.difference.is_none());
+    assert_eq!(found.checkpoints, MORE.len() + 2);
+}

@@ -1,0 +1,86 @@
+//! Checkpoints of strangers: states that can be decoded and are nonsense. They are refused, or the machine runs on with
+//! them; it never panics.
+
+mod tiny_guest;
+
+use tiny_guest::{Numbers, record_with_checkpoints, typed};
+use vmm::error::{Error, exit_code};
+use vmm::machine::MachineState;
+use vmm::player::{Player, Scrutiny};
+use vmm::recording::Recording;
+use vmm::replay;
+use vmm::timeline::{Checkpoints, Snapshot, state_bytes};
+
+const ROUNDS: u32 = 4_000;
+const MUTATIONS: u64 = 3_000;
+const STEPS: u64 = 10_000;
+
+fn mutate(bytes: &mut Vec<u8>, numbers: &mut Numbers) {
+    for _ in 0..=numbers.below(4) {
+        let at = numbers.below(bytes.len() as u64) as usize;
+        match numbers.below(6) {
+            0 => bytes[at] ^= 1 << numbers.below(8),
+            1 => bytes[at] = numbers.below(256) as u8,
+            2 => bytes[at] = [0, 1, 0x7f, 0xff][numbers.below(4) as usize],
+            3 => bytes.insert(at, numbers.below(256) as u8),
+            // A number of its own, as large as can be.
+            4 => {
+                bytes.splice(at..=at, [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]);
+            }
+            _ => {
+                bytes.remove(at);
+            }
+        }
+    }
+}
+
+/// As a timeline does it: restores the state, and runs on.
+fn restored_and_run(recording: &Recording, snapshot: &Snapshot, store: &Checkpoints) -> Result<(), Error> {
+    let (mut machine, mut player) = replay::open(recording)?;
+    machine.attach_store(store.store().clone());
+    player.set_scrutiny(Scrutiny::Registers);
+    machine.restore(&snapshot.state, &snapshot.maps)?;
+    player.set_cursor(snapshot.cursor);
+    let until = machine.moment().steps.saturating_add(STEPS);
+    machine.run(until, &mut player)?;
+    drop(machine.state());
+    Ok(())
+}
+
+#[test]
+fn no_state_makes_a_machine_panic() {
+    let directory = tempfile::tempdir().unwrap();
+    let keys = typed(&[(5_000, "a"), (9_000, "b")]);
+    let (recording, _) = record_with_checkpoints(directory.path(), "r.ttvm", ROUNDS, keys, &[7_000, 20_000]);
+    let (mut first, _) = replay::open(&recording).unwrap();
+    let log = &recording.log;
+    let store = recording.checkpoints().unwrap().unwrap();
+    let records = (log.events.len(), log.checks.len());
+    let checkpoints = Checkpoints::new(store, first.maps().ram, log.last_moment(), records).unwrap();
+    let originals: Vec<Snapshot> =
+        checkpoints.heads().keys().map(|&steps| checkpoints.load(steps).unwrap()).collect();
+    let mut numbers = Numbers(5);
+    let (mut decoded, mut refused, mut ran) = (0, 0, 0);
+    for round in 0..MUTATIONS {
+        let original = &originals[numbers.below(originals.len() as u64) as usize];
+        let mut bytes = state_bytes(&original.state);
+        mutate(&mut bytes, &mut numbers);
+        let Ok(state) = postcard::from_bytes::<MachineState>(&bytes) else { continue };
+        decoded += 1;
+        let snapshot = Snapshot { state, ..original.clone() };
+        match restored_and_run(&recording, &snapshot, &checkpoints) {
+            Ok(()) => ran += 1,
+            Err(error) => {
+                let code = error.exit_code();
+                let told = [exit_code::DIVERGED, exit_code::UNREADABLE_RECORDING].contains(&code);
+                assert!(told, "round {round}: exit code {code}: {error}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(
+        decoded > MUTATIONS / 4 && refused > 0 && ran > 0,
+        "{decoded} decoded, {refused} refused, {ran} ran"
+    );
+    assert_eq!(Player::new(log).cursor().events(), 0);
+}
