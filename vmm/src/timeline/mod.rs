@@ -206,11 +206,14 @@ impl Timeline {
     /// checkpoint. Costs at most as much as replaying from the checkpoint before.
     pub fn settle(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         let here = self.position();
-        let before = self.walker.nearest(here.saturating_sub(1)).0;
-        if here - before > TRAIL_STEPS {
-            self.walker.seek(before, poll)?;
+        let before = here.saturating_sub(1);
+        if here - self.walker.nearest(before).0 <= TRAIL_STEPS {
+            return Ok(TravelStop::Reached);
         }
-        self.seek(here, poll)
+        Armed::disarm(&mut self.walker.machine);
+        self.walker.restore_nearest(before)?;
+        let walked = self.walker.approach(here, poll)?;
+        Ok(if walked == Walked::Interrupted { TravelStop::Interrupted } else { TravelStop::Reached })
     }
 
     /// Runs forward to something to stop at, the end, or until told to stop.
