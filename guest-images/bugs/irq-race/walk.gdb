@@ -1,0 +1,39 @@
+# From an audit that does not add up to the update that was lost, some milliseconds before.
+
+echo \n# Back to the check that failed.\n
+break *$fault
+reverse-continue
+delete
+monitor when
+print bucket
+printf "%d tokens are missing\n", filled - spent - bucket.level
+
+echo \n# Nothing is wrong with the check. Each write to the level should take four at most, or add. Backwards through the\n
+echo # writes, until one does not: standing before each, the level it leaves is the one that was seen last.\n
+set $after = bucket.level
+set $writes = 0
+watch bucket.level
+commands
+  silent
+end
+while 1
+  reverse-continue
+  set $writes = $writes + 1
+  if $after + 4 < bucket.level
+    loop_break
+  end
+  set $after = bucket.level
+end
+printf "%d writes further back: here the level goes from %d to %d\n", $writes, bucket.level, $after
+monitor when
+culprit
+
+echo \n# What it stores was computed from an older level. Somebody wrote another one since.\n
+reverse-continue
+delete
+culprit
+
+echo \n# And that was an interrupt: back out of it, to what it interrupted.\n
+quietly-back-to-interrupted
+frame
+x/4i $rip

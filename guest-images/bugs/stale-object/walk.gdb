@@ -1,0 +1,35 @@
+# From a fault in a harmless loop to the object that it stumbled over, to who wrote there, and to who gave the object
+# away while it was still in use.
+
+echo \n# Back to the instruction that faulted.\n
+break *$fault
+reverse-continue
+culprit
+info locals
+
+echo \n# It follows a pointer that is text. The round of the loop before this one got it from a caller who waits:\n
+reverse-continue
+delete
+print *caller
+set $object = caller
+set $number = caller->number
+
+echo \n# Who wrote that?\n
+watch -location $object->next_waiting
+reverse-continue
+delete
+quietly-back-to-module
+culprit
+info locals
+
+echo \n# A note, by somebody who was given this card by the allocator. So it was free before. Who freed it?\n
+break forget if caller == $object
+reverse-continue
+delete
+culprit
+echo \n# And from where?\n
+reverse-finish
+culprit
+print *caller
+print waiting
+monitor when
