@@ -7,8 +7,14 @@ set print address on
 set print elements 48
 set disassemble-next-line off
 
-# culprit: prints where this is: function, source line, instruction. The lines after the word are what
-# guest-images/bugs/walk makes its summary from.
+# on-the-way and culprit print where this is: function, source line, instruction. guest-images/bugs/walk makes its
+# summary from the lines after the word.
+define on-the-way
+  echo on the way:\n
+  frame
+  x/i $rip
+end
+
 define culprit
   echo culprit:\n
   frame

@@ -1,6 +1,7 @@
 # From "scheduling while atomic" to the call that sleeps in an interrupt, and to who holds what it waits for.
 
-echo \n# The report shows where the kernel noticed. Somebody is in the queue of the journal's semaphore now:\n
+echo \n# The report says where the kernel noticed, and 0x00010002: the CPU is in a hardware interrupt. Something waits for the\n
+echo # journal's semaphore, and requests are under way.\n
 monitor when
 print journal.lock.count
 print journal.pending
@@ -12,12 +13,12 @@ delete
 quietly-back-to-module
 culprit
 
-echo \n# This is called when the device has finished a record. What is the CPU doing here? Bits 16 to 19 of the preemption\n
-echo # count say that it is in a hardware interrupt; so this must not wait. It usually need not: who has the semaphore?\n
+echo \n# The device has finished a record, and this is its interrupt: here one must not wait. Most days one need not. Who has\n
+echo # the semaphore today?\n
 watch journal.lock.count
 reverse-continue
 delete
 quietly-back-to-module
-culprit
-info locals
+on-the-way
+backtrace 2
 monitor when

@@ -46,7 +46,7 @@ static enum hrtimer_restart tick(struct hrtimer *timer)
 
 static noinline bool take(unsigned int weight)
 {
-	unsigned int level = READ_ONCE(bucket.level);
+	unsigned int level = READ_ONCE(bucket.level); /* [3] */
 
 	if (level < weight) {
 		bucket.refused++;

@@ -16,7 +16,7 @@ watch bucket.level
 commands
   silent
 end
-while 1
+while $writes < 1000
   reverse-continue
   set $writes = $writes + 1
   if $after + 4 < bucket.level
@@ -28,12 +28,19 @@ printf "%d writes further back: here the level goes from %d to %d\n", $writes, b
 monitor when
 culprit
 
-echo \n# What it stores was computed from an older level. Somebody wrote another one since.\n
+echo \n# What it stores was computed from an older level: somebody has written another one since. Who?\n
 reverse-continue
 delete
-culprit
+on-the-way
+printf "This makes it %d.\n", bucket.level + 25
 
-echo \n# And that was an interrupt: back out of it, to what it interrupted.\n
-quietly-back-to-interrupted
-frame
-x/4i $rip
+echo \n# And where does the old one come from? Back through the reads, to that of the function that was interrupted.\n
+rwatch bucket.level
+set $reads = 0
+while $reads < 1 || ($reads < 10 && ($rip < (void *) take || $rip > (void *) take + 64))
+  reverse-continue
+  set $reads = $reads + 1
+end
+delete
+on-the-way
+monitor when

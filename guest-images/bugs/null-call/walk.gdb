@@ -18,7 +18,7 @@ x/s $rsp
 watch -location *(unsigned long *) $rsp
 reverse-continue
 delete
-culprit
+on-the-way
 echo \n# One call further up, and before it: the backtrace that the report could not show.\n
 reverse-finish
 backtrace 3

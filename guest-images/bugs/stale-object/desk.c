@@ -78,7 +78,7 @@ static noinline void answer(struct caller *caller)
 
 static noinline void forget(struct caller *caller)
 {
-	kmem_cache_free(cards, caller); /* [2] */
+	kmem_cache_free(cards, caller);
 }
 
 static noinline void hang_up(struct caller *caller)
@@ -98,7 +98,7 @@ static noinline int pin(const char *text)
 	note = kmem_cache_zalloc(cards, GFP_KERNEL);
 	if (!note)
 		return -ENOMEM;
-	strscpy(note->text, text, sizeof(note->text)); /* [3] */
+	snprintf(note->text, sizeof(note->text), "%s", text); /* [2] */
 	wall[notes++] = note;
 	return 0;
 }
@@ -108,7 +108,7 @@ static noinline void music(void)
 	struct caller *caller;
 
 	for (caller = waiting; caller; caller = caller->next_waiting)
-		caller->played++; /* [4] */
+		caller->played++; /* [3] */
 }
 
 static int obey(const char *line)

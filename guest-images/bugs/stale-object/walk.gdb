@@ -4,7 +4,7 @@
 echo \n# Back to the instruction that faulted.\n
 break *$fault
 reverse-continue
-culprit
+on-the-way
 info locals
 
 echo \n# It follows a pointer that is text. The round of the loop before this one got it from a caller who waits:\n
@@ -12,22 +12,20 @@ reverse-continue
 delete
 print *caller
 set $object = caller
-set $number = caller->number
 
 echo \n# Who wrote that?\n
 watch -location $object->next_waiting
 reverse-continue
 delete
 quietly-back-to-module
-culprit
+on-the-way
 info locals
 
-echo \n# A note, by somebody who was given this card by the allocator. So it was free before. Who freed it?\n
+echo \n# A note, by somebody who was given this card by the allocator. So it was free before. Who gave it back,\n
+echo # and from where?\n
 break forget if caller == $object
 reverse-continue
 delete
-culprit
-echo \n# And from where?\n
 reverse-finish
 culprit
 print *caller
