@@ -155,6 +155,9 @@ impl Cpu {
             let number = match self.find_block() {
                 Ok(number) => number,
                 Err(_) => {
+                    if self.breaks_where_nothing_is(origin) {
+                        return Stop::Breakpoint;
+                    }
                     self.deliver_fault(bus);
                     continue;
                 }
@@ -234,6 +237,14 @@ impl Cpu {
         let address = self.core.rip.wrapping_add(self.core.seg_base[1]);
         let gpa = self.core.peek_address(address).unwrap_or(u64::MAX);
         self.core.debug.breaks_at(address, gpa)
+    }
+
+    /// Whether a breakpoint stands at the next instruction although it cannot be fetched: a call through a null
+    /// pointer is worth stopping at.
+    #[cold]
+    fn breaks_where_nothing_is(&self, origin: u64) -> bool {
+        let address = self.core.rip.wrapping_add(self.core.seg_base[1]);
+        self.core.debug.breaks_at_offset(address) && self.at_breakpoint(origin)
     }
 
     /// Looks after everything that [`attention`] names. `Some` leaves the run loop.

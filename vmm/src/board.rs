@@ -7,6 +7,8 @@ use devices::pci::PciBus;
 use devices::platform::Platform;
 use guest_ram::GuestRam;
 
+use crate::console_tail::ConsoleTail;
+
 /// The devices and the clock, as the CPU's bus.
 ///
 /// Virtual time is the CPU's step count plus the time spent idle, in nanoseconds; the raw TSC ticks with it.
@@ -17,6 +19,10 @@ pub struct Board {
     pub idle_ns: u64,
     /// Console output of the guest that nobody has taken yet, of all its consoles in the order of writing.
     pub output: Vec<u8>,
+    /// The last of the console's output.
+    pub console: ConsoleTail,
+    /// The console has just shown the end of a panic's report.
+    pub panicked: bool,
     /// Whether the CPU is to stop after the instruction that printed something.
     pub stop_on_output: bool,
     ram: Arc<GuestRam>,
@@ -27,12 +33,31 @@ pub struct Board {
 impl Board {
     /// A board around the given devices.
     pub fn new(platform: Platform<PciBus>, ram: Arc<GuestRam>) -> Board {
-        Board { platform, idle_ns: 0, output: Vec::new(), stop_on_output: false, ram, run_until_ns: 0 }
+        Board {
+            platform,
+            idle_ns: 0,
+            output: Vec::new(),
+            console: ConsoleTail::default(),
+            panicked: false,
+            stop_on_output: false,
+            ram,
+            run_until_ns: 0,
+        }
     }
 
     /// Virtual time at a step count.
     pub fn time_ns(&self, steps: u64) -> u64 {
         steps + self.idle_ns
+    }
+
+    /// Takes what the guest may just have printed. That it is looked at right after the instruction which did it is
+    /// what makes the end of a panic a place in the run, and not where somebody happened to look.
+    fn note_output(&mut self, take: impl FnOnce(&mut Platform<PciBus>) -> Vec<u8>) {
+        let mut output = take(&mut self.platform);
+        if !output.is_empty() {
+            self.panicked |= self.console.push(&output);
+            self.output.append(&mut output);
+        }
     }
 
     /// Fires what is due, and gives the step count at which the next deadline falls, at most `limit_steps`.
@@ -52,8 +77,11 @@ impl Bus for Board {
 
     fn port_write(&mut self, steps: u64, port: u16, size_bytes: u8, value: u32) {
         self.platform.pio_write(self.ram.memory(), steps + self.idle_ns, port, size_bytes, value);
-        self.output.append(&mut self.platform.take_output());
-        self.output.append(&mut self.platform.take_debug_output());
+        self.note_output(|platform| {
+            let mut output = platform.take_output();
+            output.append(&mut platform.take_debug_output());
+            output
+        });
     }
 
     fn mmio_read(&mut self, steps: u64, gpa: u64, data: &mut [u8]) {
@@ -62,9 +90,9 @@ impl Bus for Board {
 
     fn mmio_write(&mut self, steps: u64, gpa: u64, data: &[u8]) {
         self.platform.mmio_write(self.ram.memory(), steps + self.idle_ns, gpa, data);
-        if let Some(mut console) = self.platform.bus_mut().console_mut() {
-            self.output.append(&mut console.take_output());
-        }
+        self.note_output(|platform| {
+            platform.bus_mut().console_mut().map(|mut console| console.take_output()).unwrap_or_default()
+        });
     }
 
     fn signals(&mut self) -> Signals {
@@ -72,7 +100,10 @@ impl Bus for Board {
         Signals {
             interrupt: self.platform.interrupt_pending(),
             nmi: self.platform.nmi_pending(),
-            stop: earlier || self.platform.has_requests() || (self.stop_on_output && !self.output.is_empty()),
+            stop: earlier
+                || self.panicked
+                || self.platform.has_requests()
+                || (self.stop_on_output && !self.output.is_empty()),
         }
     }
 

@@ -101,7 +101,6 @@ pub struct Machine {
     engine: Box<dyn Engine>,
     ram: Arc<GuestRam>,
     board: Board,
-    console: ConsoleTail,
     outcome: Option<Outcome>,
     has_disk: bool,
     stop_on_output: bool,
@@ -133,7 +132,6 @@ impl Machine {
         Ok(Machine {
             engine,
             board,
-            console: ConsoleTail::default(),
             outcome: None,
             has_disk: config.disk.is_some(),
             stop_on_output: false,
@@ -199,7 +197,7 @@ impl Machine {
 
     /// What the console showed last.
     pub fn console(&self) -> &ConsoleTail {
-        &self.console
+        &self.board.console
     }
 
     /// Runs to the step count `until`, or to the end, or to a break- or watchpoint.
@@ -291,9 +289,9 @@ impl Machine {
         let output = std::mem::take(&mut self.board.output);
         if !output.is_empty() {
             inputs.console_output(self.moment(), &output)?;
-            if self.console.push(&output) {
-                self.outcome = Some(Outcome::Panic);
-            }
+        }
+        if std::mem::take(&mut self.board.panicked) {
+            self.outcome = Some(Outcome::Panic);
         }
         if self.board.platform.has_requests() {
             for request in self.board.platform.take_requests() {
@@ -353,7 +351,7 @@ impl Machine {
             cpu: self.engine.state(),
             platform: self.board.platform.state(),
             idle_ns: self.board.idle_ns,
-            console: self.console.clone(),
+            console: self.board.console.clone(),
             outcome: self.outcome.clone(),
         }
     }
@@ -492,7 +490,9 @@ impl Machine {
             .restore(&state.platform, now_ns)
             .map_err(|error| Error::State(error.to_string()))?;
         self.board.idle_ns = state.idle_ns;
-        self.console = state.console.clone();
+        self.board.console = state.console.clone();
+        self.board.output.clear();
+        self.board.panicked = false;
         self.outcome = state.outcome.clone();
         self.engine.set_state(&state.cpu);
         self.engine.track_writes_anew();
@@ -557,7 +557,7 @@ impl Machine {
     }
 
     fn devices_hash(&self) -> [u8; 32] {
-        hash_of(&(&self.board.platform.state(), self.board.idle_ns, &self.console))
+        hash_of(&(&self.board.platform.state(), self.board.idle_ns, &self.board.console))
     }
 
     fn ram_hash(&self) -> [u8; 32] {

@@ -1,6 +1,6 @@
 //! Single-stepping, RF, the guest's debug registers.
 
-use cpu::{Stop, SystemCalls, Trap, Traps};
+use cpu::{AddressKind, Stop, SystemCalls, Trap, Traps};
 use iced_x86::code_asm::*;
 
 use crate::harness::*;
@@ -253,4 +253,18 @@ fn deliveries_are_trapped_by_vector() {
         assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Trap(Trap::Vector(6)));
         assert_eq!(m.cpu.rip(), handler(6));
     }
+}
+
+#[test]
+fn a_breakpoint_where_nothing_is_mapped_stops_before_the_fault() {
+    let mut m = Machine::long();
+    let nowhere = 0x1234_5000_0000;
+    m.state.rip = nowhere;
+    m.cpu.set_state(&m.state);
+    m.cpu.set_breakpoints([(AddressKind::Linear, nowhere)]);
+    assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Breakpoint);
+    assert_eq!((m.cpu.rip(), m.cpu.steps()), (nowhere, m.state.steps));
+    assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, m.cpu.steps()), Stop::Halted, "in the handler of the fault");
+    m.state = m.cpu.state();
+    assert_eq!(m.stack64(1), nowhere);
 }
