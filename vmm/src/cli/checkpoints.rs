@@ -49,6 +49,9 @@ struct Row {
     events: usize,
     ram_pages: u64,
     disk_blocks: u64,
+    /// Of the pages that were written since the checkpoint before.
+    written_bytes: u64,
+    /// Of the checkpoint's file.
     bytes: u64,
 }
 
@@ -83,6 +86,7 @@ fn row(entry: &Entry) -> Option<Row> {
         events: head.cursor.events(),
         ram_pages: entry.counts.ram,
         disk_blocks: entry.counts.disk,
+        written_bytes: entry.counts.dirtied_bytes,
         bytes: entry.bytes,
     })
 }
