@@ -490,8 +490,9 @@ impl Machine {
 
     /// Goes to another state of the same machine.
     pub fn restore(&mut self, state: &MachineState, maps: &Maps) -> Result<(), Error> {
+        let now_ns = state.cpu.steps.checked_add(state.idle_ns).filter(|&ns| ns <= MAX_TIME_NS);
+        let now_ns = now_ns.ok_or_else(|| Error::State("it lies behind the end of time".to_string()))?;
         self.restore_memory(&maps.ram)?;
-        let now_ns = state.cpu.steps + state.idle_ns;
         self.board
             .platform
             .restore(&state.platform, now_ns)
