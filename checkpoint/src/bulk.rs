@@ -3,6 +3,7 @@
 //! What is handed out does not depend on the threads, only the order in which it is.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TryRecvError, sync_channel};
@@ -77,7 +78,10 @@ impl Store {
                     Err(TryRecvError::Empty | TryRecvError::Disconnected) => {}
                 }
             }
-            receive.iter().try_for_each(|pages| Ok(hand_out(pages?)))
+            for pages in receive {
+                hand_out(pages?);
+            }
+            Ok(())
         })
     }
 
@@ -114,8 +118,8 @@ impl Store {
             };
             for file in [Some(request.full.file), request.delta.map(|delta| delta.file)].into_iter().flatten()
             {
-                if !files.contains_key(&file) {
-                    files.insert(file, inner.open(&self.dir, file)?);
+                if let Entry::Vacant(place) = files.entry(file) {
+                    place.insert(inner.open(&self.dir, file)?);
                 }
             }
             requests.push(request);

@@ -103,7 +103,7 @@ fn check_bases(inner: &mut Inner, dir: &Path) -> Result<()> {
     let deltas: Vec<_> =
         inner.blobs.iter().filter_map(|(id, row)| Some((id, row.base?.get(), row.file))).collect();
     for (id, base, file) in deltas {
-        if !inner.blobs.get(base).is_some_and(|row| row.base.is_none()) {
+        if inner.blobs.get(base).is_none_or(|row| row.base.is_some()) {
             let path = checkpoint_path(dir, file);
             return Err(StoreError::damaged(
                 &path,

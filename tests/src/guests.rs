@@ -27,6 +27,8 @@ pub const BUSYBOX_GENERIC: Artefact =
 pub const BENCH: Artefact = Artefact { path: "initrd-bench.gz", recipe: "guest-images/workloads/build" };
 /// The workload for reverse debugging.
 pub const BENCH_RD: Artefact = Artefact { path: "initrd-rd.gz", recipe: "guest-images/workloads/build" };
+/// Kernel modules with a bug each. Not there when the kernel's headers could not be had.
+pub const BUGS: Artefact = Artefact { path: "initrd-bugs.gz", recipe: "guest-images/bugs/build" };
 /// Debian 12 on a disk.
 pub const DEBIAN: Artefact = Artefact { path: "debian.img", recipe: "guest-images/debian-disk" };
 
@@ -39,6 +41,11 @@ impl Artefact {
     /// Where it is. Fails, naming the recipe, when it has not been built.
     pub fn path(&self) -> PathBuf {
         existing(self.path, self.recipe)
+    }
+
+    /// Whether it has been built.
+    pub fn exists(&self) -> bool {
+        repository().join("guest-images/out").join(self.path).exists()
     }
 }
 

@@ -397,14 +397,13 @@ impl Machine {
         self.collect_written();
         let mut contents = [0; PAGE_BYTES];
         let mut held = 0;
-        for page in self.written.of(Reader::Image) {
+        for page in self.written.take(Reader::Image) {
             self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
             if let Some(new) = changed_page(self.image.get(page), &contents) {
                 held += usize::from(matches!(new, PageRef::Held(_)));
                 self.image.set(page, new);
             }
         }
-        self.written.seen_by(Reader::Image);
         held += self.disk_mut().map_or(0, |disk| disk.take_written().len());
         (Maps { ram: self.image.clone(), disk: self.disk_version() }, held)
     }
@@ -418,12 +417,11 @@ impl Machine {
         self.collect_written();
         let mut contents = [0; PAGE_BYTES];
         let mut count = 0;
-        for page in self.written.of(Reader::Image) {
+        for page in self.written.take(Reader::Image) {
             self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
             each(Space::Ram, page, &contents)?;
             count += 1;
         }
-        self.written.seen_by(Reader::Image);
         if let Some(disk) = self.disk_mut() {
             for block in disk.take_written() {
                 if disk.read_block(block, &mut contents).is_ok() {
@@ -485,10 +483,7 @@ impl Machine {
 
     fn ram_digest(&mut self) -> [u8; 16] {
         self.collect_written();
-        let written = &self.written;
-        let digest = self.digest.update(&self.ram, |page| written.has(page, Reader::Digest));
-        self.written.seen_by(Reader::Digest);
-        digest
+        self.digest.update(&self.ram, self.written.take(Reader::Digest))
     }
 
     fn collect_written(&mut self) {
@@ -527,7 +522,7 @@ impl Machine {
     /// checkpoint exactly here. What the machine held in memory of its own is given up for it.
     pub fn rebase(&mut self, maps: &Maps) {
         self.collect_written();
-        self.written.seen_by(Reader::Image);
+        self.written.take(Reader::Image);
         self.image = maps.ram.clone();
         if let Some(disk) = self.disk_mut() {
             disk.set_version(&maps.disk);
@@ -536,7 +531,7 @@ impl Machine {
 
     fn restore_memory(&mut self, to: &PageMap) -> Result<(), Error> {
         self.collect_written();
-        let written: Vec<u64> = self.written.of(Reader::Image).collect();
+        let written = self.written.take(Reader::Image);
         let differing: Vec<u64> = to.changed_since(&self.image).map(|(page, _)| page).collect();
         let ram = self.ram.clone();
         let put = |page: u64, contents: &Page| ram.replace_bytes(page * guest_ram::PAGE_SIZE, contents);
@@ -557,7 +552,7 @@ impl Machine {
         }
         // What was replaced is news to the digest, but not to the image.
         self.collect_written();
-        self.written.seen_by(Reader::Image);
+        self.written.take(Reader::Image);
         self.image = to.clone();
         Ok(())
     }

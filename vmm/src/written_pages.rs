@@ -7,51 +7,50 @@ use guest_ram::PageFlags;
 
 /// Somebody who wants to know what was written since it last looked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
 pub enum Reader {
     /// The memory image.
-    Image = 1,
+    Image = 0,
     /// The RAM digest.
-    Digest = 2,
+    Digest = 1,
 }
 
-const ALL: u8 = Reader::Image as u8 | Reader::Digest as u8;
+/// The pages that one reader has yet to look at.
+struct News {
+    /// By page.
+    is_new: Vec<bool>,
+    pages: Vec<u64>,
+}
 
-/// One mark per page and reader.
-pub struct WrittenPages(Vec<u8>);
+/// The pages that each reader has yet to look at.
+pub struct WrittenPages([News; 2]);
 
 impl WrittenPages {
     /// No page was written.
     pub fn none(pages: u64) -> WrittenPages {
-        WrittenPages(vec![0; pages as usize])
+        let none = || News { is_new: vec![false; pages as usize], pages: Vec::new() };
+        WrittenPages([none(), none()])
     }
 
-    /// Moves the dirty flags into the marks. The engine has to track writes anew afterwards.
+    /// Takes in the dirty flags. The engine has to track writes anew afterwards.
     pub fn collect(&mut self, flags: &PageFlags) {
-        for (page, marks) in self.0.iter_mut().enumerate() {
-            if flags.has(page as u64, PageFlags::DIRTY) {
-                flags.clear(page as u64, PageFlags::DIRTY);
-                *marks = ALL;
+        flags.take_dirty(|page| {
+            for news in &mut self.0 {
+                if !std::mem::replace(&mut news.is_new[page as usize], true) {
+                    news.pages.push(page);
+                }
             }
+        });
+    }
+
+    /// The pages that `reader` has yet to look at, ascending. It has looked at them then.
+    pub fn take(&mut self, reader: Reader) -> Vec<u64> {
+        let news = &mut self.0[reader as usize];
+        let mut pages = std::mem::take(&mut news.pages);
+        pages.sort_unstable();
+        for &page in &pages {
+            news.is_new[page as usize] = false;
         }
-    }
-
-    /// The pages that `reader` has yet to look at, ascending.
-    pub fn of(&self, reader: Reader) -> impl Iterator<Item = u64> {
-        let marked = move |marks: &u8| marks & reader as u8 != 0;
-        (0..).zip(&self.0).filter(move |(_, marks)| marked(marks)).map(|(page, _)| page)
-    }
-
-    /// Whether `reader` has yet to look at a page.
-    pub fn has(&self, page: u64, reader: Reader) -> bool {
-        self.0[page as usize] & reader as u8 != 0
-    }
-
-    /// `reader` has looked at everything.
-    pub fn seen_by(&mut self, reader: Reader) {
-        for marks in &mut self.0 {
-            *marks &= !(reader as u8);
-        }
+        pages
     }
 }
 
@@ -65,16 +64,16 @@ mod tests {
     fn one_reader_takes_nothing_from_the_other() {
         let ram = GuestRam::new(1 << 20).unwrap();
         let mut written = WrittenPages::none(ram.flags().pages());
-        ram.flags().set(3, PageFlags::DIRTY);
+        for page in [200, 3] {
+            ram.flags().set(page, PageFlags::DIRTY);
+        }
         written.collect(ram.flags());
         assert!(!ram.flags().has(3, PageFlags::DIRTY));
-        assert!(written.has(3, Reader::Image) && written.has(3, Reader::Digest));
-        written.seen_by(Reader::Image);
+        assert_eq!(written.take(Reader::Image), [3, 200]);
         ram.flags().set(4, PageFlags::DIRTY);
         written.collect(ram.flags());
-        assert!(!written.has(3, Reader::Image) && written.has(3, Reader::Digest));
-        assert!(written.has(4, Reader::Image) && written.has(4, Reader::Digest));
-        written.seen_by(Reader::Digest);
-        assert!(written.has(4, Reader::Image) && !written.has(4, Reader::Digest));
+        assert_eq!(written.take(Reader::Image), [4]);
+        assert_eq!(written.take(Reader::Digest), [3, 4, 200]);
+        assert_eq!(written.take(Reader::Digest), [0; 0]);
     }
 }

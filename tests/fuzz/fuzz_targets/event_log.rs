@@ -18,6 +18,7 @@ fuzz_target!(|bytes: &[u8]| {
     });
     if let Ok(log) = parse_log(&log_of_payloads(payloads)) {
         assert!(!log.torn);
-        let _ = vmm::log_diff::diff(&log, &log).map(|parting| panic!("differs from itself: {}", parting.what));
+        let _ =
+            vmm::log_diff::diff(&log, &log).map(|parting| panic!("differs from itself: {}", parting.what));
     }
 });

@@ -1,11 +1,13 @@
 //! Whole-system tests: real kernels on the whole machine. One program, so that its tests share the processors.
 //! Run with `--release` (scripts/test does): an unoptimised CPU is too slow for kernels.
 
+mod bugs;
 mod debian;
 mod determinism;
 mod gdb_session;
 mod kernels;
 mod recordings;
+mod seeks;
 mod stock;
 mod travel;
 mod workloads;

@@ -15,6 +15,7 @@ mod pages;
 use std::sync::Arc;
 
 pub use layout::{HIGH_RAM_START, LOW_RAM_LIMIT, RamLayout};
+use nix::sys::mman::{MmapAdvise, madvise};
 pub use pages::{PAGE_SIZE, PageFlags, PageTracker};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
@@ -81,6 +82,7 @@ impl GuestRam {
             usize::try_from(layout.size_bytes()).map_err(|_| no_memory(size_bytes, "it is too large"))?;
         let region = vm_memory::MmapRegion::<()>::new(size).map_err(|e| no_memory(size_bytes, e))?;
         let base = region.as_ptr();
+        ask_for_huge_pages(base, size);
         let flags = PageFlags::new(size / PAGE_SIZE as usize);
         let regions = layout
             .ranges()
@@ -193,6 +195,15 @@ fn guest_region(
     }
     .map_err(|e| e.to_string())?;
     GuestRegionMmap::new(region, GuestAddress(gpa)).ok_or_else(|| "its address range overflows".to_string())
+}
+
+/// Guests touch most of their memory, and few large pages are cheaper to have and to find than many small ones.
+fn ask_for_huge_pages(base: *mut u8, size: usize) {
+    let Some(address) = std::ptr::NonNull::new(base) else { return };
+    // SAFETY: the range is a mapping of ours, and the advice changes nothing that a program can see.
+    let advised = unsafe { madvise(address.cast(), size, MmapAdvise::MADV_HUGEPAGE) };
+    // A host without them is only slower.
+    let _ = advised;
 }
 
 fn no_memory(size_bytes: u64, why: impl std::fmt::Display) -> RamError {

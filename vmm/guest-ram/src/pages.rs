@@ -15,9 +15,14 @@ pub struct PageFlags(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     flags: Box<[AtomicU8]>,
+    /// For each group of pages, whether one of them may be dirty: most never are.
+    groups: Box<[AtomicBool]>,
     any_foreign: AtomicBool,
     foreign_writes: Mutex<Vec<u64>>,
 }
+
+/// Pages that share a mark.
+const GROUP_PAGES: usize = 64;
 
 impl PageFlags {
     /// Written since this flag was last cleared.
@@ -32,6 +37,7 @@ impl PageFlags {
     pub(crate) fn new(pages: usize) -> PageFlags {
         PageFlags(Arc::new(Shared {
             flags: (0..pages).map(|_| AtomicU8::new(0)).collect(),
+            groups: (0..pages.div_ceil(GROUP_PAGES)).map(|_| AtomicBool::new(false)).collect(),
             any_foreign: AtomicBool::new(false),
             foreign_writes: Mutex::new(Vec::new()),
         }))
@@ -59,6 +65,26 @@ impl PageFlags {
     pub fn set(&self, page: u64, bits: u8) {
         let flags = &self.0.flags[page as usize];
         flags.store(flags.load(Relaxed) | bits, Relaxed);
+        if bits & Self::DIRTY != 0 {
+            self.0.groups[page as usize / GROUP_PAGES].store(true, Relaxed);
+        }
+    }
+
+    /// Calls `each` with every dirty page, in order; it is dirty no longer.
+    pub fn take_dirty(&self, mut each: impl FnMut(u64)) {
+        for (number, group) in self.0.groups.iter().enumerate() {
+            if !group.load(Relaxed) {
+                continue;
+            }
+            group.store(false, Relaxed);
+            let first = number * GROUP_PAGES;
+            for page in first..(first + GROUP_PAGES).min(self.0.flags.len()) {
+                if self.has(page as u64, Self::DIRTY) {
+                    self.clear(page as u64, Self::DIRTY);
+                    each(page as u64);
+                }
+            }
+        }
     }
 
     /// Clears flags. Only one thread changes flags at a time.

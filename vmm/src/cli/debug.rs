@@ -32,6 +32,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     eprintln!("ttvm: replaying to where gdb begins");
     let target = timeline.resolve(args.at, &mut || false)?;
     timeline.seek(target, &mut || false)?;
+    timeline.settle(&mut || false)?;
     let listener = gdb::Listener::bind(&args.listen).map_err(host)?;
     eprintln!("ttvm: ready; in gdb: target remote {}", listener.gdb_address());
     let once = args.once;

@@ -202,6 +202,20 @@ impl Timeline {
         })
     }
 
+    /// Makes the next steps back from here near, where nothing has been left behind yet: after going straight to a
+    /// checkpoint. Costs at most as much as replaying from the checkpoint before.
+    pub fn settle(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        let here = self.position();
+        let before = here.saturating_sub(1);
+        if here - self.walker.nearest(before).0 <= TRAIL_STEPS {
+            return Ok(TravelStop::Reached);
+        }
+        Armed::disarm(&mut self.walker.machine);
+        self.walker.restore_nearest(before)?;
+        let walked = self.walker.approach(here, poll)?;
+        Ok(if walked == Walked::Interrupted { TravelStop::Interrupted } else { TravelStop::Reached })
+    }
+
     /// Runs forward to something to stop at, the end, or until told to stop.
     pub fn run_forward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         let here = self.position();

@@ -108,12 +108,19 @@ impl Walker {
     /// Goes to a step count, forward or backward.
     pub fn seek(&mut self, target: u64, poll: &mut Poll<'_>) -> Result<Walked, Error> {
         Armed::disarm(&mut self.machine);
-        self.shared.snapshots.focus(target);
         let here = self.position();
-        if target < here || self.nearest(target).0 > here {
+        let nearest = self.nearest(target).0;
+        // Where little is left, running there leaves snapshots behind, and a checkpoint does not.
+        if target < here || (nearest > here && target - here > TRAIL_STEPS) {
             self.restore_nearest(target)?;
         }
-        // Snapshots on the way in, closer and closer together, make the next steps back cheap.
+        self.approach(target, poll)
+    }
+
+    /// Runs on to a step count, with snapshots on the way that are closer and closer together towards it: they make
+    /// the next steps back cheap.
+    pub fn approach(&mut self, target: u64, poll: &mut Poll<'_>) -> Result<Walked, Error> {
+        self.shared.snapshots.focus(target);
         let mut distance = APPROACH_STEPS;
         let mut stages = Vec::new();
         while distance < (target - self.position()).min(2 * TRAIL_STEPS) {

@@ -1,0 +1,1 @@
+"""What the scripts that measure ttvm share. Not meant to be run."""

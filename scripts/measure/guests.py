@@ -1,0 +1,58 @@
+"""The guests of an endurance run: the benchmark workloads, Debian on a disk with somebody who logs in, and one that
+has nothing to do."""
+
+import itertools
+from dataclasses import dataclass
+
+from measure.process import Typist
+from measure.workloads import GUESTS, KERNEL, LAST_MARK, WORKLOADS, machine_options
+
+GUEST_NAMES = [*WORKLOADS, "debian", "idle"]
+MIB = 1 << 20
+# Smaller scales than the workloads' own, so that a round of all takes some minutes. The others have no smaller one.
+SHORT_SCALES = {"sys": "5", "rd": "20"}
+BUSYBOX = f"{GUESTS}/initrd-busybox-cloud.gz"
+DEBIAN = f"{GUESTS}/debian.img"
+LOG_IN = [(b"login: ", b"root\n")]
+LEAVE = b"systemctl is-system-running; poweroff\n"
+SHORT_SESSION = LOG_IN + [(b"~# ", b"python3 -c 'print(sum(range(10**5)))'\n"), (b"4999950000", LEAVE)]
+FULL_SESSION = LOG_IN + [(b"~# ", b"./check.sh\n"), (b"CHECK-OK 9.787606036044348", LEAVE)]
+PROMPT = b"/ # "
+# Computing, reading, and now and then nothing to do, for as long as it takes.
+BUSY_SHELL = [(PROMPT, b"ls -lR /sys | md5sum\n"), (PROMPT, b"sleep 0.3; date\n"), (PROMPT, b"echo $((6 * 7))\n")]
+
+
+@dataclass
+class Guest:
+    """A guest and what is known of it."""
+
+    name: str
+    options: list
+    memory_bytes: int
+    shows: bytes
+    """What its console shows if it did its work."""
+    session: list | None = None
+    """What somebody types into it. Such a guest does not do exactly the same twice."""
+
+    def typist(self):
+        return Typist(self.session) if self.session else None
+
+
+def guest_of(name, disk, full):
+    """The guest of this name, at full or at a smaller scale; `disk` is an empty disk."""
+    if name in WORKLOADS:
+        scale = "" if full else SHORT_SCALES.get(name, "")
+        return Guest(name, machine_options(name, scale, disk), 256 * MIB, LAST_MARK.encode())
+    options = ["--engine", "soft", "--kernel", KERNEL, "--initrd", BUSYBOX, "--cmdline"]
+    if name == "idle":
+        options += ['console=ttyS0 ttvm.run="sleep 600"', "--memory", "256M", "--unpaced"]
+        return Guest(name, options, 256 * MIB, b"exit status 0")
+    options += ["console=ttyS0 root=/dev/vda", "--memory", "512M", "--disk", DEBIAN]
+    session = FULL_SESSION if full else SHORT_SESSION
+    return Guest(name, options, 512 * MIB, session[-1][0], session)
+
+
+def busy_shell():
+    """A boot to a shell in which somebody types commands without end."""
+    options = ["--engine", "soft", "--kernel", KERNEL, "--initrd", BUSYBOX, "--cmdline", "console=ttyS0"]
+    return Guest("shell", [*options, "--memory", "256M"], 256 * MIB, PROMPT, itertools.cycle(BUSY_SHELL))

@@ -1,0 +1,46 @@
+"""The benchmark guests: where they are, how a machine for one is described, and how all of it is built."""
+
+import os
+import subprocess
+
+REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+GUESTS = f"{REPO}/guest-images/out"
+KERNEL = f"{GUESTS}/kernel-cloud/vmlinuz"
+TTVM = f"{REPO}/target/release/ttvm"
+WORKLOADS = ["boot", "cpu", "sys", "mem", "disk", "rd"]
+# The same for every machine monitor; they keep QEMU from losing time in the calibration of clocks.
+CMDLINE = "console=ttyS0 panic=-1 reboot=t nokaslr no_timer_check tsc=reliable mitigations=off"
+LAST_MARK = "MARK point done"
+DISK_BYTES = 256 << 20
+
+
+def guest_options(workload, scale):
+    """Initrd and command line, the same for every machine monitor."""
+    initrd = f"{GUESTS}/initrd-{'rd' if workload == 'rd' else 'bench'}.gz"
+    cmdline = f"{CMDLINE} w={workload}" + (f" n={scale}" if scale else "")
+    return initrd, cmdline
+
+
+def machine_options(workload, scale, disk):
+    """The machine as ttvm's run and record want it; `disk` is an empty disk for the workload that needs one."""
+    initrd, cmdline = guest_options(workload, scale)
+    options = ["--engine", "soft", "--kernel", KERNEL, "--initrd", initrd, "--cmdline", cmdline, "--memory", "256M"]
+    return options + (["--disk", disk] if workload == "disk" else [])
+
+
+def make_empty_disk(path):
+    with open(path, "wb") as file:
+        file.truncate(DISK_BYTES)
+
+
+def build(guests):
+    """Sets the machine up and builds ttvm; `guests` is the command that builds the guests."""
+    subprocess.run([f"{REPO}/scripts/setup"], check=True)
+    subprocess.run(guests, check=True, stdout=subprocess.DEVNULL)
+    path = os.environ["PATH"] + ":" + os.environ.get("CARGO_HOME", os.path.expanduser("~/.cargo")) + "/bin"
+    subprocess.run(
+        ["cargo", "build", "--release", "--locked", "--package", "vmm", "--bin", "ttvm"],
+        cwd=REPO,
+        env=dict(os.environ, PATH=path),
+        check=True,
+    )

@@ -1,0 +1,27 @@
+//! Kernels: packed recordings bring theirs with them, so a stranger may have made it.
+
+#![no_main]
+
+use guest_ram::GuestRam;
+use libfuzzer_sys::fuzz_target;
+use vmm::boot::{BootImages, Image, Module, load};
+
+const RAM_BYTES: u64 = 8 << 20;
+
+thread_local! {
+    /// Loading never reads what was there before, so every kernel may come into the same RAM.
+    static RAM: GuestRam = GuestRam::new(RAM_BYTES).expect("there is room for this much");
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((&companions, kernel)) = bytes.split_first() else { return };
+    let other = Image { name: "other", bytes: b"ttvm-module" };
+    let images = BootImages {
+        cmdline: "console=ttyS0",
+        initrd: (companions & 1 != 0).then_some(other),
+        modules: vec![Module { image: other, cmdline: "one" }; usize::from(companions >> 1 & 3)],
+        rng_seed: (companions & 8 != 0).then_some([7; 32]),
+        ..BootImages::new(Image { name: "kernel", bytes: kernel })
+    };
+    let _ = RAM.with(|ram| load(ram, &images));
+});

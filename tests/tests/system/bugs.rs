@@ -1,0 +1,171 @@
+//! Kernel modules with a bug each: recorded until the kernel panics, and then gdb walks backwards from the panic to the
+//! cause, by the script that a person would use. What it finds is compared with markers such as `/* [1] */` in the
+//! modules' sources.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+
+use tests::guests::{BUGS, CLOUD_ELF, Guest, linux_options, repository};
+use tests::record::{open, record};
+use tests::run::last_lines;
+use tests::script::Script;
+use vmm::debug::GdbTarget;
+use vmm::machine::Outcome;
+use vmm::timeline::Timeline;
+
+/// A bug, and the places that gdb must come to, in this order.
+struct Bug {
+    name: &'static str,
+    source: &'static str,
+    places: &'static [Place],
+}
+
+struct Place {
+    /// How the walk introduces it: `culprit` or `on the way`.
+    what: &'static str,
+    function: &'static str,
+    /// The number of the marker in the source.
+    marker: u32,
+    /// How the instruction there begins.
+    instruction: &'static str,
+}
+
+const fn place(what: &'static str, function: &'static str, marker: u32, instruction: &'static str) -> Place {
+    Place { what, function, marker, instruction }
+}
+
+const NULL_CALL: Bug = Bug {
+    name: "null-call",
+    source: "postbox.c",
+    places: &[
+        place("culprit", "port_receive", 1, "jmp "),
+        place("on the way", "unpack", 2, "mov %cl,"),
+        place("culprit", "port_close", 3, "movq $0x0,"),
+    ],
+};
+
+const IRQ_RACE: Bug = Bug {
+    name: "irq-race",
+    source: "tokens.c",
+    places: &[
+        place("culprit", "take", 1, "mov %eax,"),
+        place("on the way", "refill", 2, "mov %eax,"),
+        place("on the way", "take", 3, "mov 0x"),
+    ],
+};
+
+const STALE_OBJECT: Bug = Bug {
+    name: "stale-object",
+    source: "desk.c",
+    places: &[
+        place("on the way", "music", 3, "addl $0x1,"),
+        place("on the way", "pin", 2, "call "),
+        place("culprit", "hang_up", 1, "call "),
+    ],
+};
+
+const ATOMIC_SLEEP: Bug = Bug {
+    name: "atomic-sleep",
+    source: "journal.c",
+    places: &[place("culprit", "record_done", 1, "call "), place("on the way", "append", 2, "call ")],
+};
+
+impl Bug {
+    /// The source as debug information names it.
+    fn source(&self) -> String {
+        format!("guest-images/bugs/{}/{}", self.name, self.source)
+    }
+
+    /// The number of the line with a marker.
+    fn line_of(&self, marker: u32) -> usize {
+        let text = std::fs::read_to_string(repository().join(self.source())).expect("the module's source");
+        let marker = format!("/* [{marker}] */");
+        let lines: Vec<_> = text.lines().enumerate().filter(|(_, line)| line.ends_with(&marker)).collect();
+        assert_eq!(lines.len(), 1, "{marker} marks one line of {}", self.source());
+        lines[0].0 + 1
+    }
+
+    /// How the summary's line for a place begins.
+    fn expected(&self, place: &Place) -> String {
+        let Place { what, function, marker, instruction } = place;
+        format!("{what}: {function} {}:{} {instruction}", self.source(), self.line_of(*marker))
+    }
+}
+
+/// The guest's parameters that a panic be reported early, and which bug it is.
+fn parameters(name: &str) -> String {
+    let common = std::fs::read_to_string(repository().join("guest-images/bugs/cmdline"));
+    format!("{} bug={name}", common.expect("the parameters for all bugs").trim())
+}
+
+/// Records until the panic's report is complete, and keeps what the console showed.
+fn record_panic(name: &str, directory: &Path) {
+    let mut options = linux_options(&CLOUD_ELF, &BUGS, &parameters(name), 128);
+    let disk = directory.join("disk.img");
+    std::fs::File::create(&disk).and_then(|file| file.set_len(8 << 20)).expect("the folder is ours");
+    options.disk = Some(disk);
+    let mut script = Script::silent();
+    let (_, end) = record(&Guest::new(&options), &directory.join("bug.ttvm"), &mut script);
+    assert_eq!(end.outcome, Outcome::Panic, "{}", last_lines(&script));
+    std::fs::write(directory.join("console.log"), script.output()).expect("the folder is ours");
+}
+
+/// Runs the walk's script while the recording is served; its output.
+fn walk_back(name: &'static str, directory: &Path) -> String {
+    let mut timeline =
+        Timeline::open(&open(&directory.join("bug.ttvm"))).unwrap_or_else(|error| panic!("{error}"));
+    timeline.seek(timeline.end(), &mut || false).unwrap_or_else(|error| panic!("{error}"));
+    let socket = directory.join("gdb.socket");
+    let listener = gdb::Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
+    let console = directory.join("console.log");
+    let walk = std::thread::spawn(move || {
+        let script = repository().join("guest-images/bugs/walk");
+        let output = Command::new(script).arg(name).args([&console, &socket]).output();
+        // If gdb never attached, nobody would end the wait for it.
+        drop(UnixStream::connect(&socket));
+        output.expect("the script can be run")
+    });
+    gdb::serve(&listener, &mut GdbTarget::new(&mut timeline), |_| false).expect("gdb is served");
+    drop(listener);
+    let output = walk.join().expect("the walk's thread");
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+fn gdb_finds_the_cause(bug: &Bug) {
+    if !BUGS.exists() {
+        println!("skipped: there is no guest with bugs; guest-images/bugs/build says why");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    record_panic(bug.name, directory.path());
+    let transcript = walk_back(bug.name, directory.path());
+    let is_place =
+        |line: &&str| bug.places.iter().any(|place| line.starts_with(&format!("{}: ", place.what)));
+    let found: Vec<_> = transcript.lines().filter(is_place).collect();
+    assert_eq!(found.len(), bug.places.len(), "{transcript}");
+    for (found, place) in found.iter().zip(bug.places) {
+        let expected = bug.expected(place);
+        assert!(found.starts_with(&expected), "'{found}' instead of '{expected}':\n{transcript}");
+    }
+}
+
+#[test]
+fn null_call() {
+    gdb_finds_the_cause(&NULL_CALL);
+}
+
+#[test]
+fn irq_race() {
+    gdb_finds_the_cause(&IRQ_RACE);
+}
+
+#[test]
+fn stale_object() {
+    gdb_finds_the_cause(&STALE_OBJECT);
+}
+
+#[test]
+fn atomic_sleep() {
+    gdb_finds_the_cause(&ATOMIC_SLEEP);
+}

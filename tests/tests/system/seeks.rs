@@ -1,0 +1,132 @@
+//! Any point of a recording, from any other, is what a straight replay from the start comes through there: registers,
+//! devices, RAM and disk.
+//!
+//! `TTVM_PAIRS=2000 cargo test --release -p tests seeks` is the full version: so many pairs of points, over recordings of
+//! Debian's boot and of the benchmark workloads `disk` and `rd`. Without the variable there are a few, over `disk`.
+
+use std::path::Path;
+
+use tests::guests::{BENCH, BENCH_RD, BUSYBOX, CLOUD, DEBIAN, Guest, linux_options};
+use tests::random::Random;
+use tests::record::{open, record_with_checkpoints};
+use tests::script::Script;
+use vmm::checkpointer::CheckpointOptions;
+use vmm::checks::{CheckParts, CheckRecord};
+use vmm::machine::{Machine, hash_of};
+use vmm::recording::Recording;
+use vmm::replay;
+use vmm::timeline::{Timeline, TravelStop};
+
+const SEED: u64 = 4711;
+const SHORT_PAIRS: usize = 12;
+/// Different points at most; pairs are made of them.
+const MAX_POINTS: usize = 250;
+/// Close together, so that most of the time goes into what is tested.
+const CHECKPOINT_NS: u64 = 100_000_000;
+
+/// Whether this is the full version, and of how many pairs.
+fn full_pairs() -> Option<usize> {
+    let wanted = std::env::var("TTVM_PAIRS").ok()?;
+    Some(wanted.parse().expect("TTVM_PAIRS is a number of pairs"))
+}
+
+/// What is compared.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    state: [u8; 32],
+    check: CheckRecord,
+    disk: [u8; 32],
+}
+
+fn look(machine: &mut Machine) -> Seen {
+    let check = machine.check(CheckParts { devices: true, ram: true });
+    Seen { state: hash_of(&machine.state()), check, disk: machine.disk_hash() }
+}
+
+fn record(guest: &Guest, directory: &Path, script: &mut Script) -> Recording {
+    let path = directory.join("r.ttvm");
+    let options = CheckpointOptions { interval_ns: CHECKPOINT_NS, ..CheckpointOptions::default() };
+    record_with_checkpoints(guest, &path, script, options);
+    open(&path)
+}
+
+/// What a straight replay is at each point.
+fn straight(recording: &Recording, points: &[u64]) -> Vec<Seen> {
+    let (mut machine, mut player) = replay::open(recording).unwrap_or_else(|error| panic!("{error}"));
+    let mut seen = Vec::new();
+    for &point in points {
+        machine.run(point, &mut player).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(machine.moment().steps, point);
+        seen.push(look(&mut machine));
+    }
+    seen
+}
+
+fn check(recording: &Recording, pairs: usize) {
+    let mut random = Random::new(SEED);
+    let points = random.points(pairs.min(MAX_POINTS), replay::last_step(recording));
+    let expected = straight(recording, &points);
+    let mut timeline = Timeline::open(recording).unwrap_or_else(|error| panic!("{error}"));
+    let checkpoints = timeline.checkpoints().map_or(0, |checkpoints| checkpoints.heads().len());
+    assert!(checkpoints >= 5, "{checkpoints} checkpoints");
+    let mut from = 0;
+    for pair in 0..pairs {
+        let number = random.below(points.len() as u64) as usize;
+        let to = points[number];
+        let stop = timeline.seek(to, &mut || false).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!((stop, timeline.position()), (TravelStop::Reached, to), "seed {SEED}, pair {pair}");
+        let seen = look(timeline.machine_mut());
+        assert_eq!(seen, expected[number], "seed {SEED}, pair {pair}: from {from} to {to}");
+        from = to;
+    }
+    let replayed = timeline.replayed_steps() as f64 / 1e9;
+    println!("{pairs} pairs of {} points, {checkpoints} checkpoints, {replayed:.1}e9 steps", points.len());
+}
+
+fn empty_disk(directory: &Path) -> std::path::PathBuf {
+    let path = directory.join("disk.img");
+    std::fs::File::create(&path).and_then(|file| file.set_len(256 << 20)).expect("the folder is ours");
+    path
+}
+
+#[test]
+fn on_a_disk_that_is_written() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let mut options = linux_options(&CLOUD, &BENCH, "w=disk", 256);
+    let disk = empty_disk(directory.path());
+    options.disk = Some(disk.clone());
+    let recording = record(&Guest::new(&options), directory.path(), &mut Script::silent());
+    let before = blake3_of(&disk);
+    check(&recording, full_pairs().map_or(SHORT_PAIRS, |pairs| pairs / 3));
+    assert_eq!(blake3_of(&disk), before, "the base image is never written");
+}
+
+fn blake3_of(path: &Path) -> [u8; 32] {
+    hash_of(&std::fs::read(path).expect("it was just written"))
+}
+
+#[test]
+fn in_debians_boot() {
+    let Some(pairs) = full_pairs() else {
+        println!("skipped: the short version looks at the disk workload only");
+        return;
+    };
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let mut options = linux_options(&CLOUD, &BUSYBOX, "root=/dev/vda", 512);
+    options.disk = Some(DEBIAN.path());
+    let mut script = Script::new(&[("login: ", "root\n"), ("~# ", "poweroff\n")]);
+    let recording = record(&Guest::new(&options), directory.path(), &mut script);
+    check(&recording, pairs / 3);
+}
+
+#[test]
+fn in_the_workload_rd() {
+    let Some(pairs) = full_pairs() else {
+        println!("skipped: the short version looks at the disk workload only");
+        return;
+    };
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let options = linux_options(&CLOUD, &BENCH_RD, "w=rd n=200", 256);
+    let recording = record(&Guest::new(&options), directory.path(), &mut Script::silent());
+    check(&recording, pairs - 2 * (pairs / 3));
+}
