@@ -280,6 +280,11 @@ impl Store {
         lock(&self.maps).put(position, file, maps);
     }
 
+    /// Takes it that the maps of a checkpoint are right: they were just written down.
+    pub(crate) fn trust(&self, position: u64, file: u32) {
+        lock(&self.maps).set_checked(position, file);
+    }
+
     pub(crate) fn forget(&self, position: u64) {
         lock(&self.maps).remove(position);
     }
