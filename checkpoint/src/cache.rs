@@ -2,7 +2,7 @@
 //!
 //! All are bounded and deterministic; losing an entry costs time or room, never correctness.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::table::Digest;
@@ -77,6 +77,8 @@ const MAPS: usize = 14;
 #[derive(Default)]
 pub(crate) struct MapsCache {
     maps: BTreeMap<u64, CachedMaps>,
+    /// Position and file of the checkpoints whose maps are known to be right, cached or not.
+    checked: BTreeSet<(u64, u32)>,
     clock: u64,
 }
 
@@ -110,8 +112,17 @@ impl MapsCache {
         self.maps.remove(&position);
     }
 
+    pub fn is_checked(&self, position: u64, file: u32) -> bool {
+        self.checked.contains(&(position, file))
+    }
+
+    pub fn set_checked(&mut self, position: u64, file: u32) {
+        self.checked.insert((position, file));
+    }
+
     pub fn clear(&mut self) {
         self.maps.clear();
+        self.checked.clear();
     }
 }
 

@@ -275,6 +275,7 @@ impl Draft<'_> {
         drop(inner);
         self.done = true;
         self.store.remember(self.position, self.number, self.maps.clone());
+        self.store.trust(self.position, self.number);
         Ok(entry)
     }
 }

@@ -96,6 +96,8 @@ pub(crate) struct StoredFile {
     pub footer: Footer,
     /// Whether it has a list of pages that return to what they were.
     pub goes_back: bool,
+    /// Of the maps there.
+    pub maps_check: u64,
     pub listed: Listed,
     held: Option<Arc<File>>,
 }
@@ -215,26 +217,29 @@ impl Store {
             // Maps at distances 0, 1, 2, 4, ... before the end make a walk backwards cheap.
             let distance = steps.len() - 1 - at;
             if distance == 0 || distance.is_power_of_two() {
-                self.check_maps(step, &directory, &maps)?;
                 self.remember(step.footer.position, step.footer.number, maps.clone());
             }
             back = Some(directory.back);
         }
+        self.check_maps(position, &maps)?;
         Ok(maps)
     }
 
-    /// Compares maps with the check that was written down for them.
-    fn check_maps(&self, of: &OpenFile, directory: &Directory, maps: &Maps) -> Result<()> {
+    /// Compares the maps at a checkpoint with the check that was written down for them, once.
+    fn check_maps(&self, position: u64, maps: &Maps) -> Result<()> {
         let inner = self.read_inner();
-        if directory.maps_check == maps_check(maps, &inner.blobs) {
+        let number = *inner.order.get(&position).ok_or_else(|| self.missing(position))?;
+        if lock(&self.maps).is_checked(position, number) {
             return Ok(());
         }
-        if !inner.order.contains_key(&of.footer.position) {
-            return Err(self.missing(of.footer.position));
+        if inner.files[&number].maps_check != maps_check(maps, &inner.blobs) {
+            let what =
+                "it does not belong behind the files that are there: some are missing, or of another store";
+            let path = folder::checkpoint_path(&self.dir, number);
+            return Err(StoreError::damaged(&path, "directory", what));
         }
-        let what =
-            "it does not belong behind the files that are there: some are missing, or of another store";
-        Err(StoreError::damaged(&of.path, "directory", what))
+        lock(&self.maps).set_checked(position, number);
+        Ok(())
     }
 
     /// The nearest cached maps, their file if it has pages that go back, and the files from there to `position`.
@@ -273,6 +278,11 @@ impl Store {
 
     pub(crate) fn remember(&self, position: u64, file: u32, maps: Maps) {
         lock(&self.maps).put(position, file, maps);
+    }
+
+    /// Takes it that the maps of a checkpoint are right: they were just written down.
+    pub(crate) fn trust(&self, position: u64, file: u32) {
+        lock(&self.maps).set_checked(position, file);
     }
 
     pub(crate) fn forget(&self, position: u64) {
@@ -366,9 +376,9 @@ impl Inner {
         let Footer { number, position, time_ns, .. } = footer;
         let entry =
             Entry { number, position, time_ns, head, bytes: listed.len, counts: Counts::of(directory) };
-        let goes_back = !directory.back.is_empty();
+        let (goes_back, maps_check) = (!directory.back.is_empty(), directory.maps_check);
         self.order.insert(position, number);
-        self.files.insert(number, StoredFile { entry, footer, goes_back, listed, held });
+        self.files.insert(number, StoredFile { entry, footer, goes_back, maps_check, listed, held });
     }
 
     pub fn remove(&mut self, number: u32) {

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 const PANIC_END: &[u8] = b"---[ end Kernel panic";
 /// Bytes that are kept: some screens full.
 const TAIL_BYTES: usize = 8192;
+/// No guest gets to print as much.
+const MAX_LENGTH_BYTES: u64 = 1 << 62;
 
 /// The end of the console's output.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +29,12 @@ impl ConsoleTail {
         let panicked = find(&self.tail[before..], PANIC_END).is_some();
         self.tail.drain(..self.tail.len().saturating_sub(TAIL_BYTES));
         panicked
+    }
+
+    /// Whether output could have led here. States may come from strangers.
+    pub fn is_possible(&self) -> bool {
+        let kept = self.length_bytes.min(TAIL_BYTES as u64);
+        self.tail.len() as u64 == kept && self.length_bytes <= MAX_LENGTH_BYTES
     }
 
     /// The last of the output, at most some kilobytes.
@@ -53,6 +61,19 @@ fn find(text: &[u8], wanted: &[u8]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_output_leads_to_is_possible_and_else_nothing() {
+        let mut tail = ConsoleTail::default();
+        for length in [0, 1, 5000, 3192, 1, 9000] {
+            tail.push(&vec![b'x'; length]);
+            assert!(tail.is_possible(), "{}", tail.length_bytes);
+        }
+        for length_bytes in [0, TAIL_BYTES as u64 - 1, MAX_LENGTH_BYTES + 1] {
+            assert!(!ConsoleTail { length_bytes, ..tail.clone() }.is_possible(), "{length_bytes}");
+        }
+        assert!(!ConsoleTail { length_bytes: 5, tail: vec![0; 4] }.is_possible());
+    }
 
     #[test]
     fn the_end_of_a_report_is_found_across_chunks() {

@@ -116,7 +116,10 @@ impl Error {
     pub fn exit_code(&self) -> i32 {
         match self {
             Error::Divergence(_) => exit_code::DIVERGED,
-            Error::Recording { .. } | Error::Checkpoints(_) => exit_code::UNREADABLE_RECORDING,
+            // Nothing but a recording's checkpoints has states to be taken.
+            Error::Recording { .. } | Error::Checkpoints(_) | Error::State(_) => {
+                exit_code::UNREADABLE_RECORDING
+            }
             Error::Unsupported(_) => exit_code::HOST_LACKS_FEATURE,
             Error::Position(_) => exit_code::USAGE,
             _ => exit_code::FAILED,

@@ -96,6 +96,22 @@ pub struct MachineState {
     pub outcome: Option<Outcome>,
 }
 
+impl MachineState {
+    /// The virtual time, if counts and console are such as a machine can have them; the devices look at theirs when
+    /// they are restored. States may come from strangers.
+    fn check(&self) -> Result<u64, &'static str> {
+        let CpuState { steps, branches, system_calls, .. } = self.cpu;
+        let now_ns = steps.checked_add(self.idle_ns).filter(|&ns| ns <= MAX_TIME_NS);
+        if branches > steps || system_calls > steps {
+            return Err("it counts more branches or system calls than instructions");
+        }
+        if !self.console.is_possible() {
+            return Err("its console kept more, or less, than the end of the output");
+        }
+        now_ns.ok_or("it lies behind the end of time")
+    }
+}
+
 /// One machine.
 pub struct Machine {
     engine: Box<dyn Engine>,
@@ -483,8 +499,8 @@ impl Machine {
 
     /// Goes to another state of the same machine.
     pub fn restore(&mut self, state: &MachineState, maps: &Maps) -> Result<(), Error> {
+        let now_ns = state.check().map_err(|why| Error::State(why.to_string()))?;
         self.restore_memory(&maps.ram)?;
-        let now_ns = state.cpu.steps + state.idle_ns;
         self.board
             .platform
             .restore(&state.platform, now_ns)

@@ -139,7 +139,11 @@ fn every_bad_input_is_one_sentence_with_the_right_exit_code() {
         (&["run"], 2, &["--kernel"]),
         (&["frobnicate"], 2, &["frobnicate"]),
         (&["record", "--kernel", "kernel"], 2, &["--output"]),
-        (&["record", "-o", "old.ttvm", "--kernel", "kernel"], 1, &["old.ttvm", "exists"]),
+        (
+            &["record", "-o", "old.ttvm", "--kernel", "kernel"],
+            1,
+            &["old.ttvm", "exists", "choose another name"],
+        ),
         (&["record", "-o", "none/r.ttvm", "--kernel", "kernel"], 1, &["none/r.ttvm"]),
         (&["replay", "missing.ttvm"], 4, &["missing.ttvm", "no recording"]),
         (&["replay", "old.ttvm"], 4, &["old.ttvm"]),

@@ -77,3 +77,60 @@ fn a_full_disk_ends_the_recording_with_one_sentence() {
     assert!(!Recording::open(&path).unwrap().log.torn);
     assert!(replayed(&path) > 16_000_000);
 }
+
+#[test]
+fn a_disk_too_full_for_checkpoints_ends_the_recording_with_one_sentence() {
+    let directory = tempfile::tempdir().unwrap();
+    let kernel = write_kernel(directory.path(), FOR_EVER);
+    let path = directory.path().join("full.ttvm");
+    // Enough for the log, but not for a checkpoint.
+    let output = Command::new("sh")
+        .args(["-c", "ulimit -f 64; exec \"$0\" \"$@\"", TTVM])
+        .args(arguments(&kernel, &path))
+        .args(["--checkpoint-interval", "20ms"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert_eq!(told.trim().lines().count(), 1, "{told}");
+    for part in ["cannot write", ".ckpt", "too large", "the run was stopped at instruction", "replays"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    assert!(replayed(&path) > 16_000_000);
+    let recording = Recording::open(&path).unwrap();
+    assert!(recording.checkpoints().unwrap().unwrap().entries().is_empty());
+}
+
+/// Records onto a file system of 1.5 MiB, and says what is there then. Needs root for the file system.
+const ON_A_SMALL_DISK: &str = "\
+    mount -t tmpfs -o size=1536k none \"$1\" || exit 99\n\
+    \"$0\" record -o \"$1/r.ttvm\" --kernel \"$2\" --memory 4M --unpaced --checkpoint-interval 20ms 2>&1\n\
+    echo recorded $?\n\
+    \"$0\" verify \"$1/r.ttvm\" 2>&1\n\
+    echo verified $?\n";
+
+#[test]
+fn what_fits_on_a_full_disk_replays_with_its_checkpoints() {
+    let directory = tempfile::tempdir().unwrap();
+    let kernel = write_kernel(directory.path(), FOR_EVER);
+    let disk = directory.path().join("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", ON_A_SMALL_DISK, TTVM])
+        .args([&disk, &kernel])
+        .stdin(Stdio::null())
+        .output();
+    let told = match &output {
+        Ok(output) => String::from_utf8_lossy(&output.stdout),
+        Err(_) => "".into(),
+    };
+    if !told.contains("recorded") {
+        eprintln!("skipped: this needs root, to mount a small file system");
+        return;
+    }
+    let lines: Vec<&str> = told.trim().lines().collect();
+    assert!(lines[0].contains("No space left") && lines[0].contains("replays"), "{told}");
+    assert_eq!(lines[1], "recorded 1", "{told}");
+    assert!(told.contains("checkpoints: 1 compared, all equal") && told.ends_with("verified 0\n"), "{told}");
+}

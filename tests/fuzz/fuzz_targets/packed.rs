@@ -35,7 +35,7 @@ impl Sink for Nowhere {
 fuzz_target!(|bytes: &[u8]| {
     let path = Path::new("fuzzed");
     let _ = read_archive(bytes, MAX_BYTES, path, &mut Nowhere::default());
-    let mut wrapped = b"TTVMPACK\x01\0\0\0".to_vec();
+    let mut wrapped = b"TTVMPACK\x02\0\0\0".to_vec();
     wrapped.extend(zstd::encode_all(bytes, 1).expect("compressing in memory cannot fail"));
     let _ = read_archive(&wrapped[..], MAX_BYTES, path, &mut Nowhere::default());
 });

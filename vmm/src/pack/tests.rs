@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use checkpoint::{PAGE_BYTES, Space};
+
 use super::*;
 use crate::config::{ImageFile, ModuleFile};
 use crate::event_log::{EventRecord, LogRecord};
@@ -38,7 +40,25 @@ fn recording(directory: &Path) -> Recording {
     let event = Event::PowerOn(PowerOn { unix_seconds: 1, seed: [7; 32], columns: 80, rows: 25 });
     let at = Moment::default();
     log.append(&LogRecord::Event(EventRecord { at, branches: 0, rip: 0, cpu_hash: [0; 8], event })).unwrap();
+    let store = Store::create(path.join(CHECKPOINTS), 16, 733).unwrap();
+    for position in [10, 20, 30] {
+        let mut draft = store.add(position, position).unwrap();
+        draft.page(Space::Ram, position / 10, &[position as u8; PAGE_BYTES]).unwrap();
+        draft.page(Space::Disk, 732, &[position as u8 + 1; PAGE_BYTES]).unwrap();
+        draft.finish(b"head", b"state").unwrap();
+    }
     Recording::open(&path).unwrap()
+}
+
+/// Names and contents of the checkpoints' files.
+fn checkpoint_files(recording: &Path) -> Vec<(String, Vec<u8>)> {
+    let listed = std::fs::read_dir(recording.join(CHECKPOINTS)).unwrap().map(|entry| entry.unwrap());
+    let read = |entry: std::fs::DirEntry| {
+        (entry.file_name().into_string().unwrap(), std::fs::read(entry.path()).unwrap())
+    };
+    let mut files: Vec<_> = listed.map(read).filter(|(name, _)| name != "lock").collect();
+    files.sort();
+    files
 }
 
 /// Keeps everything in memory, and asserts what a sink may rely on.
@@ -85,10 +105,42 @@ fn an_unpacked_recording_carries_its_images() {
     copy.manifest.machine.read_images().unwrap();
     assert_eq!(std::fs::read(unpacked.join("images/disk")).unwrap(), disk_contents());
     assert_eq!(copy.manifest.machine.kernel.path, unpacked.join("images/kernel"));
+    assert_eq!(checkpoint_files(&unpacked).len(), 4);
+    assert_eq!(checkpoint_files(&unpacked), checkpoint_files(&original.path));
+    copy.checkpoints().unwrap().unwrap().verify(|_, _| {}).unwrap();
     // And once more, from the copy.
     let again = directory.path().join("again");
     pack(&copy, &again, true).unwrap();
     assert_eq!(std::fs::read(&again).unwrap(), std::fs::read(&packed).unwrap());
+}
+
+#[test]
+fn checkpoints_may_be_left_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let original = recording(directory.path());
+    let (packed, unpacked) = (directory.path().join("packed"), directory.path().join("u.ttvm"));
+    pack(&original, &packed, false).unwrap();
+    unpack(&packed, &unpacked, DEFAULT_MAX_BYTES).unwrap();
+    assert!(!unpacked.join(CHECKPOINTS).exists());
+    assert!(Recording::open(&unpacked).unwrap().checkpoints().unwrap().is_none());
+}
+
+#[test]
+fn checkpoints_count_for_the_size_and_must_fit_together() {
+    let directory = tempfile::tempdir().unwrap();
+    let original = recording(directory.path());
+    let (packed, unpacked) = (directory.path().join("packed"), directory.path().join("u.ttvm"));
+    pack(&original, &packed, true).unwrap();
+    let images: u64 = original.manifest.machine.images().map(|(_, image)| image.size_bytes).sum();
+    let without = images + original.log.bytes;
+    let with = without + original.checkpoints().unwrap().unwrap().total_bytes();
+    assert!(unpack(&packed, &unpacked, with - 1).unwrap_err().to_string().contains("--max-size"));
+    unpack(&packed, &unpacked, with).unwrap();
+    // What a checkpoint builds upon is missing: every file is whole, and the store is not.
+    std::fs::remove_file(unpacked.join(CHECKPOINTS).join("00000001.ckpt")).unwrap();
+    let copy = Recording::open(&unpacked).unwrap();
+    let store = copy.checkpoints().unwrap().unwrap();
+    assert!(store.maps_at(20).unwrap_err().is_damage());
 }
 
 #[test]
@@ -139,6 +191,18 @@ fn any_changed_byte_is_noticed() {
     assert!(harmless < 20, "{harmless} of 2000 changes made no difference");
 }
 
+/// A file of any size in the archive's form.
+fn in_pieces(contents: &[u8]) -> Vec<u8> {
+    let size = (contents.len() as u64).to_le_bytes();
+    let mut bytes = size.to_vec();
+    for (number, piece) in contents.chunks(archive::CHUNK_BYTES).enumerate() {
+        bytes.extend(((number * archive::CHUNK_BYTES) as u64).to_le_bytes());
+        bytes.extend((piece.len() as u32).to_le_bytes());
+        bytes.extend(piece);
+    }
+    [&bytes[..], &size, &[0; 4], blake3::hash(contents).as_bytes()].concat()
+}
+
 /// An archive with whatever is wanted in its compressed part.
 fn archive(parts: &[&[u8]]) -> Vec<u8> {
     let mut bytes = [&archive::MAGIC[..], &archive::VERSION.to_le_bytes()].concat();
@@ -156,9 +220,21 @@ fn hostile_archives_are_refused_before_they_cost_anything() {
     let length = (text.len() as u32).to_le_bytes();
     let log = std::fs::read(original.path.join(EVENTS)).unwrap();
     let (size, whole) = ((log.len() as u64).to_le_bytes(), (log.len() as u32).to_le_bytes());
-    let hash = blake3::hash(&log);
-    let log_file = [&size[..], &[0; 8], &whole, &log, &size, &[0; 4], hash.as_bytes()].concat();
+    let log_file = in_pieces(&log);
     let huge = u64::MAX.to_le_bytes();
+    let images: Vec<u8> = manifest
+        .machine
+        .images()
+        .flat_map(|(_, image)| {
+            let from = if image.path.ends_with("escape") {
+                directory.path().join("vmlinuz")
+            } else {
+                image.path.clone()
+            };
+            in_pieces(&std::fs::read(from).unwrap())
+        })
+        .collect();
+    let (nothing, one, unnamed) = (in_pieces(b""), 1_u32.to_le_bytes(), 100_000_000_u32.to_le_bytes());
     for (what, parts, expected) in [
         ("a manifest of 4 GiB", vec![&[0xff; 4][..]], "claims 4294967295 bytes"),
         ("a log of 16 EiB", vec![&length, text.as_bytes(), &huge], "--max-size"),
@@ -168,6 +244,28 @@ fn hostile_archives_are_refused_before_they_cost_anything() {
             "a kernel of another size",
             vec![&length, text.as_bytes(), &log_file, &[9; 8]],
             "does not have the size",
+        ),
+        ("half a checkpoint", vec![&length, text.as_bytes(), &log_file, &images, &[1]], "is damaged"),
+        ("some checkpoints", vec![&length, text.as_bytes(), &log_file, &images, &[7]], "but not 7"),
+        (
+            "a checkpoint without a name",
+            vec![&length, text.as_bytes(), &log_file, &images, &[1], &nothing, &unnamed],
+            "the number 100000000 of a checkpoint is out of order",
+        ),
+        (
+            "a checkpoint twice",
+            vec![&length, text.as_bytes(), &log_file, &images, &[1], &nothing, &one, &nothing, &one],
+            "the number 1 of a checkpoint is out of order",
+        ),
+        (
+            "a checkpoint of 16 EiB",
+            vec![&length, text.as_bytes(), &log_file, &images, &[1], &nothing, &one, &huge],
+            "--max-size",
+        ),
+        (
+            "something behind the checkpoints",
+            vec![&length, text.as_bytes(), &log_file, &images, &[0], &[0]],
+            "something follows",
         ),
         ("no kernel", vec![&length, text.as_bytes(), &log_file], "is damaged"),
     ] {
