@@ -27,13 +27,15 @@ class Kill:
     wrong: list
     """Sentences."""
     instructions: int
+    checkpoints: int
     lost_s: float
     """Time of the host between the last thing recorded and the kill."""
 
 
 def record(ttvm, recording, **when):
     guest = busy_shell()
-    return run([ttvm, "record", "--output", recording, *guest.options], guest.typist(), **when)
+    dense = ["--checkpoint-interval", "50ms"]
+    return run([ttvm, "record", "--output", recording, *dense, *guest.options], guest.typist(), **when)
 
 
 def boot_s(ttvm, recording):
@@ -51,21 +53,25 @@ def kill_one(ttvm, number, after_s, recording):
     log = f"{recording}/events.log"
     if killed.code != -9:
         wrong = [f"record ended with {killed.code} before the kill: {killed.messages.strip()[-300:]}"]
-        return Kill(number, after_s, True, wrong, 0, 0.0)
+        return Kill(number, after_s, True, wrong, 0, 0, 0.0)
     if not os.path.exists(log):
-        return Kill(number, after_s, False, [], 0, 0.0)
+        return Kill(number, after_s, False, [], 0, 0, 0.0)
     lost_s = killed.ended_at - os.stat(log).st_mtime
     info, wrong = info_of(ttvm, recording)
     if wrong:
         begun = NOT_BEGUN not in wrong[0]
-        return Kill(number, after_s, begun, wrong if begun else [], 0, lost_s)
+        return Kill(number, after_s, begun, wrong if begun else [], 0, 0, lost_s)
     replayed = run([ttvm, "replay", recording, "--verify"])
     wrong += wrong_replay(info, killed, replayed)
+    # Compares every checkpoint with the replayed machine.
+    verified = run([ttvm, "verify", recording])
+    if verified.code != 0:
+        wrong.append(f"verify ended with {verified.code}: {verified.messages.strip()[-1000:]}")
     if lost_s > MOST_LOST_S:
         # A recorder that gets next to no CPU cannot write in time; the load tells such a case.
         load = os.getloadavg()[0]
         wrong.append(f"the last record was written {lost_s:.3f} s before the kill (load average {load:.1f})")
-    return Kill(number, after_s, True, wrong, info["instructions"], lost_s)
+    return Kill(number, after_s, True, wrong, info["instructions"], (info["checkpoints"] or {}).get("count", 0), lost_s)
 
 
 def wrong_replay(info, killed, replayed):
@@ -111,6 +117,7 @@ def line_of(kill):
     result = "WRONG" if kill.wrong else "opens and replays"
     return (
         f"kill {kill.number} after {kill.after_s:.3f} s: {result}, {kill.instructions / 1e6:.1f} Minsn,"
+        f" {kill.checkpoints} checkpoints,"
         f" the last {kill.lost_s * 1000:.0f} ms lost"
     )
 
