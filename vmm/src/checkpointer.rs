@@ -91,6 +91,7 @@ struct Checkpointer {
     writer: BackgroundWriter,
     pace: Pace,
     slice_steps: u64,
+    told_full: bool,
 }
 
 impl Checkpointer {
@@ -105,7 +106,12 @@ impl Checkpointer {
         machine.take_written(|_, _, _| Ok(()))?;
         let CheckpointOptions { interval_ns, min_steps, slice_steps, policy } = options;
         let pace = Pace { interval_ns, min_steps, ..Pace::default() };
-        Ok(Checkpointer { writer: BackgroundWriter::start(store, policy)?, pace, slice_steps })
+        Ok(Checkpointer {
+            writer: BackgroundWriter::start(store, policy)?,
+            pace,
+            slice_steps,
+            told_full: false,
+        })
     }
 
     /// Runs the machine to its end.
@@ -136,6 +142,9 @@ impl Checkpointer {
         let head = CheckpointHead::of(machine, recorder.cursor());
         writer.finish(head.to_bytes(), state_bytes(&machine.state()))?;
         self.pace.taken(at, pages);
+        if self.writer.is_full() && !std::mem::replace(&mut self.told_full, true) {
+            log::warn!("no more checkpoints fit below --max-size; the recording goes on without new ones");
+        }
         Ok(())
     }
 
