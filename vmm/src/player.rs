@@ -127,6 +127,11 @@ impl Player {
         self.output = Some(Box::new(sink));
     }
 
+    /// Sends console output nowhere any more.
+    pub fn without_output(&mut self) {
+        self.output = None;
+    }
+
     /// How far this player is.
     pub fn cursor(&self) -> Cursor {
         let log_check = self.chain.get(self.next.event + self.next.check).copied().unwrap_or_default();

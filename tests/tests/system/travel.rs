@@ -7,7 +7,7 @@ use tests::record::open;
 use tests::traveller::Traveller;
 use vmm::machine::{Machine, RunStop, hash_of};
 use vmm::replay;
-use vmm::timeline::{Cause, Timeline, TravelStop};
+use vmm::timeline::{Cause, Condition, Timeline, TravelStop};
 
 const SEED: u64 = 7;
 
@@ -273,4 +273,74 @@ fn all_hits_are_found_whatever_the_number_of_cores() {
         );
         assert_eq!(timeline.position(), first_call);
     }
+}
+
+#[test]
+fn whoever_interrupts_stands_at_some_place_of_the_run() {
+    let (_directory, traveller, walk) = prepare_with_checkpoints(1);
+    let end = traveller.end.at.steps;
+    let mut random = Random::new(SEED);
+    let mut interrupted = 0;
+    for round in 0..40 {
+        let mut timeline = Timeline::open_with(&open(&traveller.path), 1 + round % 3).unwrap();
+        timeline.seek(random.below(end + 1), &mut on()).unwrap();
+        timeline.set_watchpoints(vec![watch(0x10)]);
+        let mut polls = random.below(6);
+        let mut poll = || {
+            polls = polls.saturating_sub(1);
+            polls == 0
+        };
+        let stop = match round % 4 {
+            0 => timeline.seek(random.below(end + 1), &mut poll).unwrap(),
+            1 => timeline.run_backward(&mut poll).unwrap(),
+            2 => timeline.run_forward(&mut poll).unwrap(),
+            _ => match timeline.hits(0, end, 10, &mut poll).unwrap() {
+                Some(hits) => {
+                    assert!(hits.is_empty());
+                    TravelStop::Reached
+                }
+                None => TravelStop::Interrupted,
+            },
+        };
+        interrupted += u32::from(stop == TravelStop::Interrupted);
+        let here = timeline.position();
+        // The walk does not look at the very end.
+        let expected = walk.rips.get(here as usize).copied();
+        let rip = timeline.machine().cpu().rip();
+        assert!(
+            expected.is_none_or(|expected| expected == rip),
+            "round {round}: {stop:?} at {here}, RIP {rip:#x}"
+        );
+        let next = random.below(end);
+        assert_eq!(timeline.seek(next, &mut on()).unwrap(), TravelStop::Reached);
+        assert_eq!(timeline.machine().cpu().rip(), walk.rips[next as usize], "round {round}");
+    }
+    assert!(interrupted >= 15, "{interrupted} of 40 rounds were interrupted");
+}
+
+#[test]
+fn console_text_and_changed_contents_are_found_where_they_come_about() {
+    let (_directory, traveller, walk) = prepare_with_checkpoints(1);
+    let end = traveller.end.at.steps;
+    let mut timeline = open_timeline(&traveller);
+    let condition = |text: &str| text.parse::<Condition>().unwrap_or_else(|error| panic!("{error}")).0;
+    timeline.set_stops(condition("console:halted"));
+    let texts = timeline.hits(0, end, 100, &mut on()).unwrap().unwrap();
+    assert_eq!(texts.len(), 2, "{texts:?}");
+    for hit in texts {
+        assert_eq!((hit.cause, hit.after), (Cause::Console, hit.before + 1));
+        for (at, shown) in [(hit.before, false), (hit.after, true)] {
+            timeline.seek(at, &mut on()).unwrap();
+            assert_eq!(timeline.machine().console().text().ends_with(b"halted"), shown, "at {at}");
+        }
+    }
+    // Every write of the counter changes it; code is never changed.
+    for (address, expected) in [(traveller.counter, walk.writes.len()), (traveller.hook, 0)] {
+        timeline.set_stops(condition(&format!("change:{address:#x}+4")));
+        let changes = timeline.hits(0, end, usize::MAX, &mut on()).unwrap().unwrap();
+        assert_eq!(changes.len(), expected, "{address:#x}");
+    }
+    timeline.set_stops(condition(&format!("write-phys:{:#x}+4", traveller.counter)));
+    let writes = timeline.hits(0, end, usize::MAX, &mut on()).unwrap().unwrap();
+    assert_eq!(writes.iter().map(|hit| hit.before).collect::<Vec<_>>(), walk.writes);
 }

@@ -8,8 +8,9 @@ use vmm::player::Scrutiny;
 use vmm::position::PositionSpec;
 use vmm::recording::Recording;
 use vmm::replay::{Replay, ReplayEnd, last_step};
-use vmm::timeline::Timeline;
+use vmm::timeline::{Timeline, TravelStop};
 
+use super::interrupt::Interrupt;
 use super::progress;
 
 #[derive(clap::Args)]
@@ -19,6 +20,9 @@ pub struct Args {
     /// Stop at this position: end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
     #[arg(long, value_name = "POS")]
     to: Option<PositionSpec>,
+    /// Begin at this position, going there by the nearest checkpoint; what comes before is not compared
+    #[arg(long, value_name = "POS", conflicts_with = "verify")]
+    from: Option<PositionSpec>,
     /// Compare devices and RAM too, wherever the recording noted them
     #[arg(long)]
     verify: bool,
@@ -29,6 +33,9 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let recording = Recording::open(&args.recording)?;
+    if let Some(from) = args.from {
+        return play(args, &recording, from);
+    }
     let until = match args.to {
         None | Some(PositionSpec::End) => None,
         Some(PositionSpec::Start) => Some(0),
@@ -60,6 +67,30 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         now.time_ns as f64 / 1e9
     );
     Ok(exit_code::DONE)
+}
+
+/// Replays a part of a recording.
+fn play(args: &Args, recording: &Recording, from: PositionSpec) -> Result<i32, Error> {
+    let mut timeline = Timeline::open(recording)?;
+    let mut interrupt = Interrupt::catch()?;
+    let begin = timeline.resolve(from, &mut || interrupt.poll())?;
+    let end = timeline.resolve(args.to.unwrap_or(PositionSpec::End), &mut || interrupt.poll())?;
+    if end < begin {
+        return Err(Error::Position("--to is before --from".to_string()));
+    }
+    let mut stop = timeline.seek(begin, &mut || interrupt.poll())?;
+    if stop != TravelStop::Interrupted {
+        stop = timeline.play(end, printer(args.quiet), &mut || interrupt.poll())?;
+    }
+    let interrupted = stop == TravelStop::Interrupted;
+    let what = if interrupted { "interrupted" } else { "replayed without a difference" };
+    let now = timeline.machine().moment();
+    eprintln!(
+        "\nttvm: {what} from {begin} to {} instructions, {:.6} s guest time",
+        now.steps,
+        now.time_ns as f64 / 1e9
+    );
+    Ok(if interrupted { exit_code::FAILED } else { exit_code::DONE })
 }
 
 /// Prints console output, unless nobody wants it.

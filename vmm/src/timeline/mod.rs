@@ -202,6 +202,19 @@ impl Timeline {
         })
     }
 
+    /// Runs on from here to a step count without leaving anything out, and hands on what the console shows.
+    pub fn play(
+        &mut self,
+        until: u64,
+        output: impl FnMut(&[u8]) -> Result<(), Error> + Send + 'static,
+        poll: &mut Poll<'_>,
+    ) -> Result<TravelStop, Error> {
+        self.walker.player.on_output(output);
+        let walked = self.walker.advance(until.min(self.shared.end), TRAIL_STEPS, poll);
+        self.walker.player.without_output();
+        Ok(if walked? == Walked::Interrupted { TravelStop::Interrupted } else { TravelStop::Reached })
+    }
+
     /// Makes the next steps back from here near, where nothing has been left behind yet: after going straight to a
     /// checkpoint. Costs at most as much as replaying from the checkpoint before.
     pub fn settle(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
