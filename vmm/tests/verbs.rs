@@ -3,24 +3,11 @@
 mod tiny_guest;
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use tiny_guest::{STIRRED, record, record_with_checkpoints, typed};
+use tiny_guest::{STIRRED, record, record_with_checkpoints, ttvm, typed};
 
 const ROUNDS: u32 = 20_000;
-
-/// Runs `ttvm`; gives exit code, standard output and standard error.
-fn ttvm(directory: &Path, arguments: &[&str]) -> (i32, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_ttvm"))
-        .current_dir(directory)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
-}
 
 #[test]
 fn info_says_everything_in_json() {

@@ -6,6 +6,7 @@
 #![allow(dead_code)] // Every test program uses another part of this.
 
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use iced_x86::code_asm::*;
 use vmm::checkpointer::{self, CheckpointOptions};
@@ -194,6 +195,18 @@ fn record_with(
     }
     let end = recorder.finish(&mut machine).unwrap();
     (Recording::open(&path).unwrap(), end)
+}
+
+/// Runs `ttvm`; gives exit code, standard output and standard error.
+pub fn ttvm(directory: &Path, arguments: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_ttvm"))
+        .current_dir(directory)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
 }
 
 /// Numbers that are the same in every run.
