@@ -2,8 +2,6 @@
 
 mod tiny_guest;
 
-use std::path::Path;
-
 use serde_json::Value;
 use tiny_guest::{STIRRED, record, record_with_checkpoints, ttvm, typed};
 
