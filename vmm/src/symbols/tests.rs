@@ -1,0 +1,1 @@
+//! Tests with tables made up here.
