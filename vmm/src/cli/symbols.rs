@@ -31,7 +31,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     if timeline.seek(target, &mut || interrupt.poll())? == TravelStop::Interrupted {
         return Ok(exit_code::FAILED);
     }
-    let symbols = Symbols::of_kernel(timeline.machine().cpu().core())
+    let symbols = Symbols::of_machine(timeline.machine())
         .map_err(|none| Error::Position(format!("{none} at instruction {target}")))?;
     std::fs::write(&args.output, elf::file(&symbols)).map_err(Error::file("write", &args.output))?;
     if let Some(why) = symbols.without_modules() {

@@ -89,7 +89,8 @@ fn symbol_table(symbols: &Symbols, sections: usize) -> (Vec<u8>, u32, Strings) {
     let mut names = Strings::default();
     let mut table = vec![0; SYMBOL_BYTES as usize];
     let files = [None].into_iter().chain((0..symbols.modules().len()).map(Some));
-    let mut locals: Vec<&Symbol> = symbols.all().iter().filter(|symbol| binding(symbol) == STB_LOCAL).collect();
+    let mut locals: Vec<&Symbol> =
+        symbols.all().iter().filter(|symbol| binding(symbol) == STB_LOCAL).collect();
     locals.sort_by_key(|symbol| symbol.module);
     let mut locals = locals.into_iter().peekable();
     for module in files {

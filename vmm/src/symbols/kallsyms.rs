@@ -96,7 +96,8 @@ impl<'a> Tokens<'a> {
     /// The table whose index begins at `at`, if it does.
     fn with_index_at(bytes: &'a [u8], at: usize) -> Option<Tokens<'a>> {
         let index = bytes.get(at..at + 512)?;
-        let start = |number: usize| usize::from(u16::from_le_bytes([index[2 * number], index[2 * number + 1]]));
+        let start =
+            |number: usize| usize::from(u16::from_le_bytes([index[2 * number], index[2 * number + 1]]));
         // All but the first few positions in memory end here.
         if start(0) != 0 || start(1) == 0 || (1..256).any(|number| start(number) <= start(number - 1)) {
             return None;

@@ -12,6 +12,7 @@
 pub mod btf;
 pub mod elf;
 pub mod kallsyms;
+mod kernel_view;
 pub mod modules;
 mod sections;
 #[cfg(test)]
@@ -19,7 +20,9 @@ mod tests;
 
 use std::cmp::Reverse;
 
+pub use self::kernel_view::KernelView;
 pub use self::sections::{Access, Section};
+use crate::machine::Machine;
 
 /// The longest name that is kept, in bytes: `KSYM_NAME_LEN` of Linux.
 pub const MAX_NAME_BYTES: usize = 512;
@@ -33,12 +36,6 @@ pub trait Memory {
     /// Reads at a virtual address of the kernel, without side effects. Returns how many bytes there are, from the
     /// first on.
     fn read(&self, address: u64, to: &mut [u8]) -> usize;
-}
-
-impl Memory for cpu::Core {
-    fn read(&self, address: u64, to: &mut [u8]) -> usize {
-        self.peek(address, to)
-    }
 }
 
 /// A function or variable.
@@ -88,6 +85,21 @@ pub struct Symbols {
 pub struct NoKernel;
 
 impl Symbols {
+    /// Those of the kernel that a machine runs, as of now.
+    pub fn of_machine(machine: &Machine) -> Result<Symbols, NoKernel> {
+        let current = Symbols::of_kernel(&KernelView::current(machine));
+        let is_whole = |symbols: &Symbols| symbols.without_modules.is_none();
+        if current.as_ref().is_ok_and(is_whole) {
+            return current;
+        }
+        // A program's tables may have the kernel's tables of symbols and not its variables.
+        let behind_user = KernelView::behind_user(machine).map(|view| Symbols::of_kernel(&view));
+        match behind_user {
+            Some(Ok(symbols)) if current.is_err() || is_whole(&symbols) => Ok(symbols),
+            _ => current,
+        }
+    }
+
     /// Searches the kernel's part of the address space. Takes a while: reads all of the kernel's image.
     pub fn of_kernel(memory: &dyn Memory) -> Result<Symbols, NoKernel> {
         let kernel = kallsyms::search(memory).ok_or(NoKernel)?;

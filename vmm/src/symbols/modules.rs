@@ -41,6 +41,9 @@ pub enum Missing {
     /// No type information where it should be.
     #[error("the kernel's type information (CONFIG_DEBUG_INFO_BTF) cannot be read")]
     Types,
+    /// Where the list should begin there is no memory.
+    #[error("the kernel's list of modules cannot be read")]
+    List,
     /// A structure of a kernel that we do not know.
     #[error("'struct {structure}' of this kernel has no '{field}'")]
     Field {
@@ -64,6 +67,7 @@ pub fn loaded(memory: &dyn Memory, kernel: &[Found]) -> Result<Vec<Module>, Miss
         return Err(Missing::Types);
     }
     let layout = Layout::of(&Btf::parse(&bytes).ok_or(Missing::Types)?)?;
+    number::<8>(memory, head).ok_or(Missing::List)?;
     Ok(layout.walk(memory, head))
 }
 
@@ -102,10 +106,9 @@ impl Layout {
             state: module("state")?,
             name: module("name")?,
             kallsyms: module("kallsyms")?,
-            regions: regions_6_4(btf).or_else(|| regions_6_1(btf)).ok_or(Missing::Field {
-                structure: "module",
-                field: "core_layout",
-            })?,
+            regions: regions_6_4(btf)
+                .or_else(|| regions_6_1(btf))
+                .ok_or(Missing::Field { structure: "module", field: "core_layout" })?,
             symtab: tables("symtab")?,
             num_symtab: tables("num_symtab")?,
             strtab: tables("strtab")?,
