@@ -450,7 +450,7 @@ fn names_and_addresses() {
         (BASE, Some(("_text", 0))),
         (BASE + 0xff, Some(("_text", 0xff))),
         (BASE + 0x100 + 0x7f, Some(("sys_1", 0x3f))),
-        (BASE + 0x1_1000, None),
+        (BASE + 0x1_1010, Some(("_etext", 0x10))),
         (BASE + 0x2_0010, Some(("modules", 8))),
         (BASE - 1, None),
         (CODE, None),
