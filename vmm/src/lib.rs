@@ -31,6 +31,7 @@ pub mod recorder;
 pub mod recording;
 pub mod registers;
 pub mod replay;
+pub mod symbols;
 pub mod timeline;
 pub mod verify;
 pub mod written_pages;

@@ -9,5 +9,6 @@ mod kernels;
 mod recordings;
 mod seeks;
 mod stock;
+mod symbols;
 mod travel;
 mod workloads;

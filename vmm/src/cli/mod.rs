@@ -14,6 +14,7 @@ mod run;
 mod search;
 mod state;
 mod stats;
+mod symbols;
 mod unpack;
 mod verify;
 
@@ -46,6 +47,8 @@ enum Verb {
     Info(info::Args),
     /// Show the machine at a position: registers, memory, code, console
     State(state::Args),
+    /// Make a symbol file for gdb from the guest kernel itself, as of a position
+    Symbols(symbols::Args),
     /// Find where in a recording something happens
     Search(search::Args),
     /// List, add or remove the checkpoints that make going to a position fast
@@ -73,6 +76,7 @@ pub fn main() -> ExitCode {
         Verb::Debug(args) => debug::run(args),
         Verb::Info(args) => info::run(args),
         Verb::State(args) => state::run(args),
+        Verb::Symbols(args) => symbols::run(args),
         Verb::Search(args) => search::run(args),
         Verb::Checkpoints(args) => checkpoints::run(args),
         Verb::Verify(args) => verify::run(args),

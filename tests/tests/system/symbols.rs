@@ -1,0 +1,134 @@
+//! Symbols out of a stock kernel's own memory, where KASLR has put it: they are those that the guest itself lists, and
+//! gdb finds its way with them.
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tests::guests::{BUSYBOX, CLOUD, Guest};
+use tests::record::{open, record};
+use tests::script::Script;
+use vmm::debug::GdbTarget;
+use vmm::symbols::{NoKernel, Symbols, elf};
+use vmm::timeline::Timeline;
+
+/// Where the kernel would be without KASLR.
+const LINKED_AT: u64 = 0xffff_ffff_8100_0000;
+
+/// What the guest lists: code, data, init code that is gone, variables of each CPU, modules.
+const LISTED: &str = "grep -w -e _text -e _end -e start_kernel -e do_syscall_64 -e jiffies -e init_task -e modules \
+                      -e cpu_hw_events -e __start_BTF -e virtio_init -e virtqueue_add_sgs -e virtblk_probe \
+                      -e vp_modern_probe -e __this_module /proc/kallsyms";
+
+/// A line of the guest's /proc/kallsyms.
+#[derive(Debug)]
+struct Listed {
+    address: u64,
+    class: u8,
+    name: String,
+    module: Option<String>,
+}
+
+impl Listed {
+    fn parse(line: &str) -> Option<Listed> {
+        let mut words = line.split_whitespace();
+        let address = words.next().filter(|digits| digits.len() == 16)?;
+        let address = u64::from_str_radix(address, 16).ok()?;
+        let class = words.next().filter(|class| class.len() == 1)?.as_bytes()[0];
+        let name = words.next()?.to_string();
+        let module = words.next().map(|name| name.trim_matches(['[', ']']).to_string());
+        Some(Listed { address, class, name, module })
+    }
+
+    fn is_in(&self, symbols: &Symbols) -> bool {
+        symbols.all().iter().any(|symbol| {
+            let module = symbol.module.map(|number| &symbols.modules()[number]);
+            (symbol.address, symbol.class) == (self.address, self.class)
+                && symbol.name == self.name
+                && module == self.module.as_ref()
+        })
+    }
+}
+
+/// Boots with isolated page tables, so that the kernel is hidden while programs run; what the guest listed.
+fn record_boot(path: &Path) -> Vec<Listed> {
+    let guest = Guest::linux(&CLOUD, &BUSYBOX, "pti=on", 128);
+    let mut script = Script::shell(&[LISTED, "poweroff -f"]);
+    record(&guest, path, &mut script);
+    script.text().lines().filter_map(Listed::parse).collect()
+}
+
+fn symbols_at(timeline: &mut Timeline, position: &str) -> Result<Symbols, NoKernel> {
+    let position = position.parse().expect("a position");
+    let target = timeline.resolve(position, &mut || false).unwrap_or_else(|error| panic!("{error}"));
+    timeline.seek(target, &mut || false).unwrap_or_else(|error| panic!("{error}"));
+    Symbols::of_machine(timeline.machine())
+}
+
+/// What gdb says with these symbols, with the recording's end as its target.
+fn gdb_says(timeline: &mut Timeline, file: PathBuf, commands: &'static [&'static str]) -> String {
+    let socket = file.with_extension("socket");
+    let listener = gdb::Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
+    let debugger = std::thread::spawn(move || {
+        let attach = format!("target remote {}", socket.display());
+        let mut gdb = Command::new("gdb");
+        gdb.args(["--quiet", "--nx", "--batch", "-ex", "set pagination off", "-ex", &attach]);
+        let output = gdb.args(commands.iter().flat_map(|command| ["-ex", command])).arg(file).output();
+        // If gdb never attached, nobody would end the wait for it.
+        drop(UnixStream::connect(&socket));
+        output.expect("gdb can be run")
+    });
+    gdb::serve(&listener, &mut GdbTarget::new(timeline), |_| false).expect("gdb is served");
+    drop(listener);
+    let output = debugger.join().expect("gdb's thread");
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[test]
+fn symbols_are_those_that_the_guest_lists() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let recording = directory.path().join("boot.ttvm");
+    let listed = record_boot(&recording);
+    assert!(listed.len() > 20, "{listed:?}");
+    assert!(listed.iter().filter(|line| line.module.is_some()).count() > 8, "{listed:?}");
+    let mut timeline = Timeline::open(&open(&recording)).unwrap_or_else(|error| panic!("{error}"));
+
+    assert_eq!(symbols_at(&mut timeline, "start"), Err(NoKernel));
+    // The first instructions of a system call still run on the program's page tables, and no module is loaded yet.
+    let early = symbols_at(&mut timeline, "syscall:1").expect("the kernel runs");
+    assert_eq!((early.modules().len(), early.without_modules()), (0, None));
+    let symbols = symbols_at(&mut timeline, "end").expect("the kernel runs");
+    assert!(symbols.modules().iter().any(|name| name == "virtio_blk"), "{:?}", symbols.modules());
+    for line in &listed {
+        assert!(line.is_in(&symbols), "{line:x?}");
+        assert_eq!(line.is_in(&early), line.module.is_none(), "{line:x?}");
+    }
+    let start_kernel = symbols.address_of("start_kernel").expect("it is listed");
+    assert_eq!(symbols.name_of(start_kernel + 5), Some(("start_kernel", 5)));
+    assert_ne!(symbols.address_of("_text"), Some(LINKED_AT), "there is no KASLR");
+
+    let file = directory.path().join("vmlinux.sym");
+    std::fs::write(&file, elf::file(&symbols)).expect("the folder is ours");
+    let commands = &[
+        "info address start_kernel",
+        "info symbol do_syscall_64",
+        "info symbol virtblk_probe",
+        "break __x64_sys_reboot",
+        "reverse-continue",
+        "info symbol $rip",
+    ];
+    let said = gdb_says(&mut timeline, file, commands);
+    let expected = [
+        format!("Symbol \"start_kernel\" is at {start_kernel:#x} in a file"),
+        "do_syscall_64 in section .text".to_string(),
+        "virtblk_probe in section .text.virtio_blk".to_string(),
+        "__x64_sys_reboot in section .text".to_string(),
+    ];
+    let mut rest = said.as_str();
+    for text in &expected {
+        let at = rest
+            .find(text)
+            .unwrap_or_else(|| panic!("no '{text}' in what is left of gdb's answers:\n{said}"));
+        rest = &rest[at + text.len()..];
+    }
+}

@@ -1,0 +1,257 @@
+//! The modules that are loaded, and their symbols.
+//!
+//! They hang in a list that begins with the kernel's variable `modules`. Where the fields of `struct module` are
+//! differs from one configuration of the kernel to the next, so it is taken from the kernel's type information,
+//! which lies between `__start_BTF` and `__stop_BTF`. Known are Linux 6.1 (`core_layout` and `init_layout`) and,
+//! from 6.4 on, the array `mem`.
+
+use super::btf::Btf;
+use super::kallsyms::Found;
+use super::sections::{Access, Section};
+use super::{MAX_NAME_BYTES, MAX_NAMES_BYTES, MAX_SYMBOLS, Memory, number, text};
+
+/// No more modules are looked at.
+const MAX_MODULES: usize = 4096;
+/// The most type information that is read.
+const MAX_BTF_BYTES: u64 = 64 << 20;
+/// The longest name of a module, `MODULE_NAME_LEN`.
+const MAX_MODULE_NAME_BYTES: usize = 64;
+/// The size of `Elf64_Sym`.
+const SYMBOL_BYTES: usize = 24;
+/// `MODULE_STATE_UNFORMED`: nothing in it can be relied on yet.
+const UNFORMED: u64 = 3;
+
+/// A loaded module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Module {
+    /// Its name.
+    pub name: String,
+    /// Where it is.
+    pub sections: Vec<Section>,
+    /// What it defines.
+    pub symbols: Vec<Found>,
+}
+
+/// Why the modules could not be found.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Missing {
+    /// A kernel that cannot load modules, or that leaves variables out of its tables (no `CONFIG_KALLSYMS_ALL`).
+    #[error("the kernel's symbols do not include '{0}'")]
+    Symbol(&'static str),
+    /// No type information where it should be.
+    #[error("the kernel's type information (CONFIG_DEBUG_INFO_BTF) cannot be read")]
+    Types,
+    /// Where the list should begin there is no memory.
+    #[error("the kernel's list of modules cannot be read")]
+    List,
+    /// A structure of a kernel that we do not know.
+    #[error("'struct {structure}' of this kernel has no '{field}'")]
+    Field {
+        /// Which structure.
+        structure: &'static str,
+        /// What should be in it.
+        field: &'static str,
+    },
+}
+
+/// Reads all modules. A list that leads nowhere gives those before that place.
+pub fn loaded(memory: &dyn Memory, kernel: &[Found]) -> Result<Vec<Module>, Missing> {
+    let address = |name: &'static str| {
+        let found = kernel.iter().find(|symbol| symbol.name == name);
+        found.map(|found| found.address).ok_or(Missing::Symbol(name))
+    };
+    let (head, start, stop) = (address("modules")?, address("__start_BTF")?, address("__stop_BTF")?);
+    let size = stop.checked_sub(start).filter(|&size| size <= MAX_BTF_BYTES).ok_or(Missing::Types)?;
+    let mut bytes = vec![0; size as usize];
+    if memory.read(start, &mut bytes) != bytes.len() {
+        return Err(Missing::Types);
+    }
+    let layout = Layout::of(&Btf::parse(&bytes).ok_or(Missing::Types)?)?;
+    number::<8>(memory, head).ok_or(Missing::List)?;
+    Ok(layout.walk(memory, head))
+}
+
+/// Where the fields are, in bytes.
+struct Layout {
+    list: u64,
+    state: u64,
+    name: u64,
+    kallsyms: u64,
+    regions: Vec<Region>,
+    symtab: u64,
+    num_symtab: u64,
+    strtab: u64,
+    /// Older kernels have the class in the symbol.
+    typetab: Option<u64>,
+}
+
+/// Where a stretch of memory of a module is described.
+struct Region {
+    base: u64,
+    size: u64,
+    /// How it is divided: what it is, and where the end of that is, relative to the base.
+    parts: Vec<(&'static str, Access, u64)>,
+}
+
+impl Layout {
+    fn of(btf: &Btf<'_>) -> Result<Layout, Missing> {
+        let field = |structure: &'static str, field: &'static str| {
+            let found = btf.structure(structure).and_then(|number| btf.field(number, field));
+            found.ok_or(Missing::Field { structure, field })
+        };
+        let module = |name| field("module", name).map(|field| field.offset);
+        let tables = |name| field("mod_kallsyms", name).map(|field| field.offset);
+        Ok(Layout {
+            list: module("list")?,
+            state: module("state")?,
+            name: module("name")?,
+            kallsyms: module("kallsyms")?,
+            regions: regions_6_4(btf)
+                .or_else(|| regions_6_1(btf))
+                .ok_or(Missing::Field { structure: "module", field: "core_layout" })?,
+            symtab: tables("symtab")?,
+            num_symtab: tables("num_symtab")?,
+            strtab: tables("strtab")?,
+            typetab: tables("typetab").ok(),
+        })
+    }
+
+    fn walk(&self, memory: &dyn Memory, head: u64) -> Vec<Module> {
+        let (mut modules, mut room, mut at) = (Vec::new(), Room::default(), head);
+        for _ in 0..MAX_MODULES {
+            match number::<8>(memory, at) {
+                Some(next) if next != head => at = next,
+                _ => break,
+            }
+            modules.extend(self.module(memory, at.wrapping_sub(self.list), &mut room));
+        }
+        modules
+    }
+
+    fn module(&self, memory: &dyn Memory, at: u64, room: &mut Room) -> Option<Module> {
+        let field = |offset: u64| at.wrapping_add(offset);
+        let name = text(memory, field(self.name), MAX_MODULE_NAME_BYTES).filter(|name| !name.is_empty())?;
+        if number::<4>(memory, field(self.state))? == UNFORMED {
+            return None;
+        }
+        let sections = self.regions.iter().flat_map(|region| region.sections(memory, at, &name)).collect();
+        let tables = number::<8>(memory, field(self.kallsyms))?;
+        let symbols = self.symbols(memory, tables, room).unwrap_or_default();
+        Some(Module { name, sections, symbols })
+    }
+
+    /// The symbols of `struct mod_kallsyms` at an address.
+    fn symbols(&self, memory: &dyn Memory, at: u64, room: &mut Room) -> Option<Vec<Found>> {
+        let field = |offset: u64| number::<8>(memory, at.wrapping_add(offset));
+        let (symtab, strtab) = (field(self.symtab)?, field(self.strtab)?);
+        let count = number::<4>(memory, at.wrapping_add(self.num_symtab))? as usize;
+        room.symbols = room.symbols.checked_sub(count)?;
+        let mut entries = vec![0; count * SYMBOL_BYTES];
+        let readable = memory.read(symtab, &mut entries);
+        let mut classes = vec![0; count];
+        if let Some(typetab) = self.typetab {
+            memory.read(field(typetab)?, &mut classes);
+        }
+        let entries = entries[..readable].as_chunks::<SYMBOL_BYTES>().0;
+        let symbol = |(entry, &class): (&[u8; SYMBOL_BYTES], &u8)| {
+            let class = if self.typetab.is_some() { class } else { entry[4] };
+            symbol(memory, entry, class, strtab, room)
+        };
+        Some(entries.iter().zip(&classes).filter_map(symbol).collect())
+    }
+}
+
+/// What may still be read of all modules.
+struct Room {
+    symbols: usize,
+    name_bytes: usize,
+}
+
+impl Default for Room {
+    fn default() -> Room {
+        Room { symbols: MAX_SYMBOLS, name_bytes: MAX_NAMES_BYTES }
+    }
+}
+
+/// An entry of a symbol table, unless it is undefined or only of use to the linker.
+fn symbol(
+    memory: &dyn Memory,
+    entry: &[u8; SYMBOL_BYTES],
+    class: u8,
+    strtab: u64,
+    room: &mut Room,
+) -> Option<Found> {
+    let u32_at = |at: usize| u32::from_le_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]]);
+    let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
+    let undefined = entry[6..8] == [0, 0];
+    if undefined || !class.is_ascii_alphabetic() {
+        return None;
+    }
+    let name = text(memory, strtab.wrapping_add(u64::from(u32_at(0))), MAX_NAME_BYTES)?;
+    room.name_bytes = room.name_bytes.checked_sub(name.len())?;
+    let for_the_linker = name.is_empty() || name.starts_with('$') || name.starts_with(".L");
+    (!for_the_linker).then(|| Found { name, address: u64_at(8), size: u64_at(16), class })
+}
+
+/// `struct module_layout core_layout, init_layout`: code, constants, data that becomes constant, data.
+fn regions_6_1(btf: &Btf<'_>) -> Option<Vec<Region>> {
+    let (module, inner) = (btf.structure("module")?, btf.structure("module_layout")?);
+    let region = |field: &str, names: [&'static str; 3]| {
+        let at = btf.field(module, field)?.offset;
+        let within = |name: &str| Some(at + btf.field(inner, name)?.offset);
+        Some(Region {
+            base: within("base")?,
+            size: within("size")?,
+            parts: vec![
+                (names[0], Access::Code, within("text_size")?),
+                (names[1], Access::Constants, within("ro_size")?),
+                (names[2], Access::Data, within("size")?),
+            ],
+        })
+    };
+    let core = region("core_layout", [".text", ".rodata", ".data"])?;
+    Some(vec![core, region("init_layout", [".init.text", ".init.rodata", ".init.data"])?])
+}
+
+/// `struct module_memory mem[]`, by `enum mod_mem_type`.
+fn regions_6_4(btf: &Btf<'_>) -> Option<Vec<Region>> {
+    const KINDS: [(&str, Access); 7] = [
+        (".text", Access::Code),
+        (".data", Access::Data),
+        (".rodata", Access::Constants),
+        (".data..ro_after_init", Access::Data),
+        (".init.text", Access::Code),
+        (".init.data", Access::Data),
+        (".init.rodata", Access::Constants),
+    ];
+    let field = btf.field(btf.structure("module")?, "mem")?;
+    let (memory, count) = btf.array(field.kind)?;
+    let (each, base, size) = (btf.size(memory)?, btf.field(memory, "base")?, btf.field(memory, "size")?);
+    let region = |(number, (name, access)): (u64, (&'static str, Access))| {
+        let at = field.offset + number * each;
+        let (base, size) = (at + base.offset, at + size.offset);
+        Region { base, size, parts: vec![(name, access, size)] }
+    };
+    Some((0..u64::from(count)).zip(KINDS).map(region).collect())
+}
+
+impl Region {
+    /// The sections of the module whose structure is at an address.
+    fn sections(&self, memory: &dyn Memory, module: u64, name: &str) -> Vec<Section> {
+        let base = number::<8>(memory, module.wrapping_add(self.base)).unwrap_or(0);
+        let size = |offset: u64| number::<4>(memory, module.wrapping_add(offset)).unwrap_or(0);
+        let mut start = 0;
+        let section = |&(part, access, end): &(&str, Access, u64)| {
+            let end = size(end).clamp(start, size(self.size).max(start));
+            let section = Section::new(
+                format!("{part}.{name}"),
+                base.checked_add(start).filter(|_| base != 0)?,
+                end - start,
+                access,
+            );
+            start = end;
+            section
+        };
+        self.parts.iter().filter_map(section).collect()
+    }
+}
