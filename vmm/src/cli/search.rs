@@ -6,6 +6,7 @@ use serde::Serialize;
 use vmm::error::{Error, exit_code};
 use vmm::position::PositionSpec;
 use vmm::recording::Recording;
+use vmm::symbols::Symbols;
 use vmm::timeline::{CONDITIONS, Cause, Condition, Timeline, TravelStop};
 
 use super::interrupt::Interrupt;
@@ -15,8 +16,8 @@ use super::interrupt::Interrupt;
 pub struct Args {
     /// The recording
     recording: PathBuf,
-    /// What to look for
-    condition: Condition,
+    /// What to look for; ADDR is a number or the name of a kernel symbol
+    condition: String,
     /// Look for the first place after --from instead of the last one before it
     #[arg(long, conflicts_with = "all")]
     forward: bool,
@@ -71,7 +72,8 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let from =
         args.from.unwrap_or(if args.forward || args.all { PositionSpec::Start } else { PositionSpec::End });
     let from = timeline.resolve(from, &mut || interrupt.poll())?;
-    timeline.set_stops(args.condition.0.clone());
+    let condition = condition(args, &mut timeline, from, &mut interrupt)?;
+    timeline.set_stops(condition.0);
     let found = if args.all {
         let to = timeline.resolve(args.to, &mut || interrupt.poll())?;
         all(args, &mut timeline, from, to, &mut interrupt)?
@@ -88,6 +90,23 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         eprintln!("ttvm: {} found, {billions:.3}e9 instructions replayed", found.hits.len());
     }
     Ok(if found.interrupted || found.hits.is_empty() { exit_code::FAILED } else { exit_code::DONE })
+}
+
+/// The condition, with the names that the guest's kernel knows where the search begins.
+fn condition(
+    args: &Args,
+    timeline: &mut Timeline,
+    from: u64,
+    interrupt: &mut Interrupt,
+) -> Result<Condition, Error> {
+    if let Ok(condition) = args.condition.parse() {
+        return Ok(condition);
+    }
+    // At the very start there is no kernel yet that could be asked.
+    let place = if from == 0 { timeline.end() } else { from };
+    timeline.seek(place, &mut || interrupt.poll())?;
+    let symbols = Symbols::of_machine(timeline.machine()).ok();
+    Condition::parse(&args.condition, |name| symbols.as_ref()?.address_of(name)).map_err(Error::Position)
 }
 
 fn all(

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use iced_x86::{Decoder, DecoderOptions, Formatter, Instruction, IntelFormatter};
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
+use vmm::machine::Machine;
 use vmm::position::PositionSpec;
 use vmm::recording::Recording;
 use vmm::registers;
+use vmm::symbols::Symbols;
 use vmm::timeline::{Timeline, TravelStop, number};
 
 use super::interrupt::Interrupt;
@@ -62,6 +64,8 @@ struct State {
     system_calls: u64,
     guest_seconds: f64,
     outcome: Option<String>,
+    /// The kernel symbol that RIP is in, and how far.
+    place: Option<String>,
     registers: Registers,
     memory: Vec<Bytes>,
     physical: Vec<Bytes>,
@@ -124,6 +128,7 @@ fn state(args: &Args, timeline: &Timeline) -> State {
         system_calls: cpu.system_calls(),
         guest_seconds: now.time_ns as f64 / 1e9,
         outcome: machine.outcome().map(|outcome| outcome.to_string()),
+        place: place(machine),
         registers: registers_of(&cpu.state()),
         memory: args.memory.iter().map(|range| read(range, &|a, to| cpu.core().peek(a, to))).collect(),
         physical: args
@@ -137,6 +142,14 @@ fn state(args: &Args, timeline: &Timeline) -> State {
             .map(|line| (*line).to_string())
             .collect(),
     }
+}
+
+/// Where in the kernel RIP is; user programs have no symbols here.
+fn place(machine: &Machine) -> Option<String> {
+    let core = machine.cpu().core();
+    let symbols = (core.cpl == 0).then(|| Symbols::of_machine(machine).ok())??;
+    let (name, offset) = symbols.name_of(core.rip)?;
+    Some(format!("{name}+{offset:#x}"))
 }
 
 fn registers_of(state: &cpu::CpuState) -> Registers {
@@ -182,6 +195,7 @@ fn text(state: &State) -> String {
         state.instruction, state.branches, state.system_calls, state.guest_seconds
     )];
     lines.extend(state.outcome.iter().cloned());
+    lines.extend(state.place.iter().map(|place| format!("in the kernel's {place}")));
     lines.extend(state.registers.lines.iter().cloned());
     for (kind, ranges) in [("memory", &state.memory), ("physical memory", &state.physical)] {
         for range in ranges {

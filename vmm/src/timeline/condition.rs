@@ -16,6 +16,14 @@ impl std::str::FromStr for Condition {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Condition, String> {
+        Condition::parse(text, |_| None)
+    }
+}
+
+impl Condition {
+    /// Reads the notation; `address_of` knows the addresses of names.
+    pub fn parse(text: &str, address_of: impl Fn(&str) -> Option<u64>) -> Result<Condition, String> {
+        let place = |text: &str| number(text).or_else(|| address_of(text));
         let bad = || format!("'{text}' is no condition: write {CONDITIONS}");
         let (word, rest) = text.split_once(':').unwrap_or((text, ""));
         let (kind, space) = match word.strip_suffix("-phys") {
@@ -24,13 +32,13 @@ impl std::str::FromStr for Condition {
         };
         let watch = |kind, changes_only| {
             let (address, length) = rest.split_once('+').unwrap_or((rest, "1"));
-            let (address, length) = (number(address)?, number(length)?);
+            let (address, length) = (place(address)?, number(length)?);
             let length = (length > 0 && address.checked_add(length).is_some()).then_some(length)?;
             let point = Watchpoint { space, address, length, kind };
             Some(Stops { watches: vec![Watch { point, changes_only, only_in: None }], ..Stops::default() })
         };
         let stops = match kind {
-            "break" => number(rest).map(|address| Stops {
+            "break" => place(rest).map(|address| Stops {
                 breakpoints: vec![Breakpoint { space, address, only_in: None }],
                 ..Stops::default()
             }),
