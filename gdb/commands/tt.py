@@ -10,7 +10,10 @@ import gdb
 
 def ask(command):
     """Sends a monitor command and gives the answer."""
-    return gdb.execute("monitor " + command, to_string=True)
+    answer = gdb.execute("monitor " + command, to_string=True)
+    if answer.startswith("error: "):
+        raise gdb.GdbError(answer[7:].rstrip())
+    return answer
 
 
 def where():
@@ -18,7 +21,7 @@ def where():
     try:
         position, end, fork = ask("position").split()
         return int(position), int(end), fork == "1"
-    except (gdb.error, ValueError):
+    except (gdb.error, gdb.GdbError, ValueError):
         return None
 
 

@@ -59,7 +59,8 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         address: args.listen.clone().unwrap_or_else(|| default.to_string()),
         allow_remote: args.allow_remote,
         at: args.at,
-        once: args.once,
+        // A gdb of our own is the only one, unless others were told where to come.
+        once: args.once || (args.gdb && args.listen.is_none()),
     };
     if args.gdb {
         // ^C is for gdb, which is in the foreground with us.

@@ -15,13 +15,16 @@ use gdb::{DebugTarget, Refusal, Registers, Stop};
 
 pub use self::sessions::{Options, Report, serve};
 use crate::error::Error;
-use crate::timeline::{Breakpoint, Cause, Hit, Stops, Timeline, TravelStop, Watch};
+use crate::machine::Machine;
+use crate::timeline::{Breakpoint, Cause, Filter, Hit, Stops, Timeline, TravelStop, Watch};
 
 /// A timeline for gdb. What gdb changes never reaches the recorded past.
 pub struct GdbTarget<'a> {
     timeline: &'a mut Timeline,
     breakpoints: Vec<u64>,
     watchpoints: Vec<gdb::Watchpoint>,
+    /// Conditions of the breakpoints, by address.
+    filters: BTreeMap<u64, Filter>,
     /// In which address space they count.
     bounds: Bounds,
     /// Step counts with names.
@@ -53,6 +56,7 @@ impl<'a> GdbTarget<'a> {
             timeline,
             breakpoints: Vec::new(),
             watchpoints: Vec::new(),
+            filters: BTreeMap::new(),
             bounds: Bounds::default(),
             marks: BTreeMap::new(),
             hits: Vec::new(),
@@ -72,6 +76,7 @@ impl<'a> GdbTarget<'a> {
         };
         self.timeline.set_stops(Stops {
             breakpoints: self.breakpoints.iter().map(breakpoint).collect(),
+            filters: self.filters.clone(),
             watches: self.watchpoints.iter().map(watch).collect(),
             ..Stops::default()
         });
@@ -163,6 +168,21 @@ impl DebugTarget for GdbTarget<'_> {
         self.points_changed();
     }
 
+    fn set_conditions(&mut self, address: u64, conditions: &[gdb::Condition]) {
+        if conditions.is_empty() {
+            self.filters.remove(&address);
+        } else {
+            let conditions = conditions.to_vec();
+            let holds = move |machine: &Machine| {
+                let mut registers = registers::to_gdb(&machine.cpu().state());
+                let memory = |address: u64, bytes: &mut [u8]| machine.cpu().core().peek(address, bytes);
+                conditions.iter().any(|condition| condition.holds(&mut registers, &memory))
+            };
+            self.filters.insert(address, Filter::new(holds));
+        }
+        self.points_changed();
+    }
+
     fn set_watchpoint(&mut self, watchpoint: gdb::Watchpoint) -> Result<(), Refusal> {
         self.watchpoints.push(watchpoint);
         self.points_changed();
@@ -220,7 +240,8 @@ impl DebugTarget for GdbTarget<'_> {
     }
 
     fn monitor(&mut self, command: &str, poll: &mut gdb::Poll<'_>) -> Result<String, Refusal> {
-        self.obey(command, poll)
+        // gdb prints an error's text no better than this, and scripts must be able to tell.
+        Ok(self.obey(command, poll).unwrap_or_else(|refusal| format!("error: {refusal}\n")))
     }
 
     fn take_message(&mut self) -> Option<String> {

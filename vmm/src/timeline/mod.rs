@@ -24,7 +24,7 @@ pub use self::search::Direction;
 use self::search::{ALONE, Keep, Scanned, Window, scan_on_all_cores};
 pub use self::snapshot::{CheckpointHead, Checkpoints, Snapshot, Snapshots, state_bytes};
 use self::stops::Armed;
-pub use self::stops::{Breakpoint, Cause, Hit, Stops, Watch, address_space};
+pub use self::stops::{Breakpoint, Cause, Filter, Hit, Stops, Watch, address_space};
 pub use self::walker::Poll;
 use self::walker::{Shared, TRAIL_STEPS, Walked, Walker};
 use crate::error::Error;
@@ -367,7 +367,8 @@ impl Timeline {
             return Ok(TravelStop::Start);
         }
         let stop = self.seek(here - 1, poll)?;
-        let only_breakpoints = Stops { breakpoints: self.stops.breakpoints.clone(), ..Stops::default() };
+        let Stops { breakpoints, filters, .. } = self.stops.clone();
+        let only_breakpoints = Stops { breakpoints, filters, ..Stops::default() };
         if stop != TravelStop::Reached || self.stops == only_breakpoints {
             return Ok(stop);
         }
