@@ -203,7 +203,8 @@ fn parse_conditions(mut text: &str) -> Option<Vec<Condition>> {
         let (length, rest) = text.strip_prefix('X')?.split_once(',')?;
         let digits = usize::from_str_radix(length, 16).ok()?.checked_mul(2)?;
         let (hex, rest) = rest.split_at_checked(digits)?;
-        let bytes = hex.as_bytes().chunks(2).map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok());
+        let bytes =
+            hex.as_bytes().chunks(2).map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok());
         conditions.push(Condition(bytes.collect::<Option<Vec<u8>>>()?));
         text = rest;
     }
@@ -299,7 +300,14 @@ mod tests {
         assert_eq!(parse_packet(b"Z0,1000,1;X3,220127"), Some((0x1000, false, one(&[0x22, 1, 0x27]))));
         assert_eq!(parse_packet(b"Z1,ff,1;X1,27;cmds:0"), Some((0xff, true, one(&[0x27]))));
         assert_eq!(parse_packet(b"Z0,1,1;X1,27X1,28").map(|(_, _, all)| all.len()), Some(2));
-        for body in ["Z0,1000,1", "Z0,1,1;", "Z0,1,1;X5,27", "Z0,1,1;Xffffffffffffffff,27", "Z2,1,1;X1,27", "Z0,1;X1,zz"] {
+        for body in [
+            "Z0,1000,1",
+            "Z0,1,1;",
+            "Z0,1,1;X5,27",
+            "Z0,1,1;Xffffffffffffffff,27",
+            "Z2,1,1;X1,27",
+            "Z0,1;X1,zz",
+        ] {
             assert_eq!(parse_packet(body.as_bytes()), None, "{body}");
         }
     }

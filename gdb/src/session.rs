@@ -329,7 +329,10 @@ fn feed<'t>(idle: Idle<'t>, adapter: &mut Adapter<'t>, body: &[u8]) -> Result<Ma
 /// actions for one that lets everything run.
 fn is_reasonable(body: &[u8]) -> bool {
     // A breakpoint with conditions or commands that make no sense must not become one without.
-    if (body.starts_with(b"Z0,") || body.starts_with(b"Z1,")) && body.contains(&b';') && parse_packet(body).is_none() {
+    if (body.starts_with(b"Z0,") || body.starts_with(b"Z1,"))
+        && body.contains(&b';')
+        && parse_packet(body).is_none()
+    {
         return false;
     }
     if body == b"vCont" {

@@ -150,7 +150,10 @@ impl DebugTarget for GdbTarget<'_> {
 
     fn write_memory(&mut self, address: u64, bytes: &[u8]) -> Result<(), Refusal> {
         if !self.timeline.machine().can_change_memory(address, bytes.len()) {
-            return Err(Refusal::new(format!("no RAM is mapped at all of {} bytes at {address:#x}", bytes.len())));
+            return Err(Refusal::new(format!(
+                "no RAM is mapped at all of {} bytes at {address:#x}",
+                bytes.len()
+            )));
         }
         self.note_fork();
         self.timeline.change_memory(address, bytes);

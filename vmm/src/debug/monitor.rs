@@ -67,7 +67,8 @@ impl GdbTarget<'_> {
         let machine = self.timeline.machine();
         let now = machine.moment();
         let fork = self.timeline.forked_at();
-        let fork = fork.map(|at| format!(", in a scratch fork begun at instruction {at}")).unwrap_or_default();
+        let fork =
+            fork.map(|at| format!(", in a scratch fork begun at instruction {at}")).unwrap_or_default();
         format!(
             "instruction {} of {}, branch {}, {:.9} s guest time{fork}\n",
             now.steps,
@@ -104,7 +105,8 @@ impl GdbTarget<'_> {
         }
         if let Some(digits) = text.strip_prefix("hit:") {
             let hit = digits.parse().ok().and_then(|number: usize| self.hits.get(number));
-            let none = || Refusal::new(format!("the last list has no hit {digits}: it has {}", self.hits.len()));
+            let none =
+                || Refusal::new(format!("the last list has no hit {digits}: it has {}", self.hits.len()));
             return hit.map(|hit| hit.before).ok_or_else(none);
         }
         let spec: PositionSpec = text.parse().map_err(Refusal::new)?;
@@ -122,8 +124,12 @@ impl GdbTarget<'_> {
         let found = match stop {
             TravelStop::Hit(cause) => format!("{cause}\n"),
             TravelStop::Interrupted => "interrupted\n".to_string(),
-            TravelStop::Start => "not between here and the start of the recording: this is the start\n".to_string(),
-            TravelStop::End | TravelStop::Reached => "not between here and the end: this is the end\n".to_string(),
+            TravelStop::Start => {
+                "not between here and the start of the recording: this is the start\n".to_string()
+            }
+            TravelStop::End | TravelStop::Reached => {
+                "not between here and the end: this is the end\n".to_string()
+            }
         };
         Ok(found + &self.when())
     }
@@ -227,9 +233,10 @@ impl GdbTarget<'_> {
 
     fn physical(&self, text: &str) -> Result<String, Refusal> {
         let range = text.split_once(' ').and_then(|(at, length)| Some((number(at)?, number(length.trim())?)));
-        let (address, length) = range
-            .filter(|&(_, length)| length <= MAX_PHYSICAL_BYTES)
-            .ok_or_else(|| Refusal::new(format!("write: physical ADDR LEN, at most {MAX_PHYSICAL_BYTES} bytes")))?;
+        let (address, length) =
+            range.filter(|&(_, length)| length <= MAX_PHYSICAL_BYTES).ok_or_else(|| {
+                Refusal::new(format!("write: physical ADDR LEN, at most {MAX_PHYSICAL_BYTES} bytes"))
+            })?;
         let mut bytes = vec![0; length as usize];
         let count = self.timeline.machine().read_physical(address, &mut bytes);
         let mut answer = String::new();
@@ -250,12 +257,14 @@ impl GdbTarget<'_> {
             "here" => Some(address_space(self.timeline.machine())),
             "anywhere" => None,
             cr3 => {
-                let bad = || Refusal::new(format!("'{cr3}' is no address space: write here, anywhere, or a CR3"));
+                let bad =
+                    || Refusal::new(format!("'{cr3}' is no address space: write here, anywhere, or a CR3"));
                 Some(number(cr3).ok_or_else(bad)? & 0x000f_ffff_ffff_f000)
             }
         };
         let bad = |word: &str| Refusal::new(format!("'{word}' is no address"));
-        let addresses = words.map(|word| number(word).ok_or_else(|| bad(word))).collect::<Result<Vec<_>, _>>()?;
+        let addresses =
+            words.map(|word| number(word).ok_or_else(|| bad(word))).collect::<Result<Vec<_>, _>>()?;
         if addresses.is_empty() {
             self.bounds.all = root;
         }
@@ -352,7 +361,8 @@ mod tests {
         assert_eq!(stops_of("last-interrupt").unwrap().traps.vectors.len(), 224);
         assert_eq!(stops_of("vector:14").unwrap().traps.vectors.len(), 1);
         assert_eq!(stops_of("console:login: ").unwrap().console.unwrap(), b"login: ");
-        for text in ["", "write", "write x", "write 1 0", "call", "interrupt 256", "syscall x", "nonsense 1"] {
+        for text in ["", "write", "write x", "write 1 0", "call", "interrupt 256", "syscall x", "nonsense 1"]
+        {
             assert!(stops_of(text).is_err(), "{text}");
         }
     }

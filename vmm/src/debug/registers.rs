@@ -78,14 +78,15 @@ pub(super) fn from_gdb(state: &CpuState, new: &Registers) -> Result<CpuState, Re
     if (new.cr0, new.cr3, new.cr4, new.cr8, new.efer) != (old.cr0, old.cr3, old.cr4, old.cr8, old.efer) {
         return fixed("a control register");
     }
-    let addresses = [(new.fs_base, "fs_base"), (new.gs_base, "gs_base"), (new.k_gs_base, "k_gs_base"), (new.rip, "rip")];
+    let addresses =
+        [(new.fs_base, "fs_base"), (new.gs_base, "gs_base"), (new.k_gs_base, "k_gs_base"), (new.rip, "rip")];
     if let Some((_, name)) = addresses.iter().find(|(address, _)| !canonical(*address)) {
         return Err(Refusal::new(format!("{name} must be a canonical address")));
     }
     let mut state = state.clone();
     state.gpr = [
-        new.rax, new.rcx, new.rdx, new.rbx, new.rsp, new.rbp, new.rsi, new.rdi, new.r8, new.r9, new.r10, new.r11,
-        new.r12, new.r13, new.r14, new.r15,
+        new.rax, new.rcx, new.rdx, new.rbx, new.rsp, new.rbp, new.rsi, new.rdi, new.r8, new.r9, new.r10,
+        new.r11, new.r12, new.r13, new.r14, new.r15,
     ];
     if new.rip != old.rip {
         // Who is sent elsewhere waits for nothing any more.
