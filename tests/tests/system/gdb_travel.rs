@@ -122,13 +122,13 @@ impl Session<'_> {
             _ => {
                 let remainder = random.below(8);
                 self.command(&format!(
-                    "break *{hook:#x} if *(unsigned int *) {counter:#x} % 8 == {remainder}"
+                    "break *{hook:#x} if (*(unsigned int *) {counter:#x} >> 16) % 8 == {remainder}"
                 ));
                 self.command("reverse-continue");
                 self.command("delete");
                 let holds = |&at: &usize| {
                     let (rip, counter) = self.trace.0[at];
-                    rip == hook && u64::from(counter % 8) == remainder
+                    rip == hook && u64::from((counter >> 16) % 8) == remainder
                 };
                 self.at = (0..self.at).rev().find(holds).unwrap_or(0);
             }
