@@ -26,7 +26,7 @@ use gdbstub::target::{Target, TargetError, TargetResult};
 use crate::link::Link;
 use crate::registers::{RegisterNumber, X86_64};
 use crate::stops::Stops;
-use crate::{DebugTarget, Refusal, Registers, Stop, WatchKind, Watchpoint};
+use crate::{Condition, DebugTarget, Refusal, Registers, Stop, WatchKind, Watchpoint};
 
 /// The only thread.
 pub(crate) const CPU: Tid = Tid::MIN;
@@ -115,6 +115,13 @@ impl<'t> Adapter<'t> {
         std::mem::take(&mut self.console)
     }
 
+    /// Inserts a breakpoint with conditions, which the library does not know.
+    pub(crate) fn add_conditional(&mut self, address: u64, hardware: bool, conditions: Vec<Condition>) {
+        let set = if hardware { &mut self.stops.hardware } else { &mut self.stops.software };
+        set.insert(address);
+        self.stops.conditions.insert((address, hardware), conditions);
+    }
+
     /// Takes the client's breakpoints and watchpoints out of the target.
     pub(crate) fn finish(&mut self) {
         self.stops.clear(self.target);
@@ -190,6 +197,24 @@ impl<'t> Adapter<'t> {
 fn sticky_poll(link: &mut Link<'_>) -> impl FnMut() -> bool {
     let mut asked = false;
     move || {
+        asked = asked || link.wants_stop();
+        asked
+    }
+}
+
+/// Polls after which gdb is told that somebody is still there.
+const POLLS_PER_SIGN: u32 = 16;
+
+/// As [`sticky_poll`] for `monitor` commands: gdb complains when it hears nothing for two seconds, so that it is sent an
+/// empty text every now and then.
+fn patient_poll(link: &mut Link<'_>) -> impl FnMut() -> bool {
+    let (mut asked, mut polls) = (false, 0_u32);
+    move || {
+        polls += 1;
+        if polls.is_multiple_of(POLLS_PER_SIGN) {
+            // That the client has gone is found out by looking.
+            let _ = link.send(b"$O#4f");
+        }
         asked = asked || link.wants_stop();
         asked
     }
@@ -416,11 +441,13 @@ impl ext::Breakpoints for Adapter<'_> {
 
 impl ext::SwBreakpoint for Adapter<'_> {
     fn add_sw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
+        self.stops.conditions.remove(&(address, false));
         self.stops.software.insert(address);
         Ok(true)
     }
 
     fn remove_sw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
+        self.stops.conditions.remove(&(address, false));
         self.stops.software.remove(&address);
         Ok(true)
     }
@@ -428,11 +455,13 @@ impl ext::SwBreakpoint for Adapter<'_> {
 
 impl ext::HwBreakpoint for Adapter<'_> {
     fn add_hw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
+        self.stops.conditions.remove(&(address, true));
         self.stops.hardware.insert(address);
         Ok(true)
     }
 
     fn remove_hw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
+        self.stops.conditions.remove(&(address, true));
         self.stops.hardware.remove(&address);
         Ok(true)
     }
@@ -472,7 +501,7 @@ impl MonitorCmd for Adapter<'_> {
     ) -> Result<(), Infallible> {
         let command = String::from_utf8_lossy(command);
         self.registers = None;
-        let answer = self.target.monitor(command.trim(), &mut sticky_poll(&mut self.link));
+        let answer = self.target.monitor(command.trim(), &mut patient_poll(&mut self.link));
         self.print(&answer.unwrap_or_else(|refusal| refusal.0));
         let text = self.take_console();
         for chunk in text.as_bytes().chunks(CONSOLE_CHUNK_BYTES) {

@@ -10,6 +10,7 @@
 //!   back at every stop;
 //! - refusals ("the recorded past cannot be changed") reach the person at gdb as sentences;
 //! - ^C interrupts a run through a poll function that the target calls;
+//! - conditions of breakpoints are evaluated by the target while it runs, not by gdb after a stop;
 //! - control registers and segment bases are part of the register file.
 //!
 //! The crate knows nothing of engines, logs or positions, starts no threads and never looks at a clock.
@@ -22,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod condition;
 mod description;
 mod frame;
 mod link;
@@ -31,6 +33,7 @@ mod session;
 mod stops;
 mod target;
 
+pub use condition::{Condition, ReadMemory};
 pub use link::Transport;
 pub use listener::{ListenError, Listener, Stream};
 pub use registers::Registers;

@@ -1,6 +1,7 @@
 //! Where gdb connects to: a TCP port of this machine, or a Unix socket.
 //!
-//! The protocol has no authentication and gives its client everything, so only loopback addresses are served.
+//! The protocol has no authentication and gives its client everything, so only loopback addresses are served unless
+//! the caller asks for more.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
@@ -53,6 +54,13 @@ enum Socket {
     Unix(UnixListener, PathBuf),
 }
 
+/// Who may connect.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    ThisHost,
+    Anyone,
+}
+
 /// One client's connection.
 #[derive(Debug)]
 pub enum Stream {
@@ -69,16 +77,29 @@ impl Listener {
     /// # Errors
     /// [`ListenError`] says in one sentence what is wrong with the address or with the host.
     pub fn bind(address: &str) -> Result<Self, ListenError> {
+        Self::bind_within(address, Reach::ThisHost)
+    }
+
+    /// As [`Self::bind`], but also on addresses that other hosts reach. Whoever connects is in control of the target
+    /// then, so the network must be one's own.
+    ///
+    /// # Errors
+    /// As [`Self::bind`].
+    pub fn bind_anywhere(address: &str) -> Result<Self, ListenError> {
+        Self::bind_within(address, Reach::Anyone)
+    }
+
+    fn bind_within(address: &str, reach: Reach) -> Result<Self, ListenError> {
         match address.strip_prefix("unix:") {
             Some("") => Err(ListenError::Address(address.to_owned())),
             Some(path) => Self::bind_unix(address, Path::new(path)),
-            None => Self::bind_tcp(address),
+            None => Self::bind_tcp(address, reach),
         }
     }
 
-    fn bind_tcp(address: &str) -> Result<Self, ListenError> {
+    fn bind_tcp(address: &str, reach: Reach) -> Result<Self, ListenError> {
         let wanted = parse_tcp(address).ok_or_else(|| ListenError::Address(address.to_owned()))?;
-        if !wanted.ip().is_loopback() {
+        if reach == Reach::ThisHost && !wanted.ip().is_loopback() {
             return Err(ListenError::NotLoopback(wanted));
         }
         let bound = TcpListener::bind(wanted).and_then(|socket| Ok((socket.local_addr()?, socket)));
@@ -215,6 +236,12 @@ mod tests {
             let sentence = Listener::bind(address).unwrap_err().to_string();
             assert!(sentence.contains(expected), "{address}: {sentence}");
         }
+    }
+
+    #[test]
+    fn other_addresses_are_served_when_asked_for() {
+        let listener = Listener::bind_anywhere("0.0.0.0:0").unwrap();
+        assert!(listener.gdb_address().starts_with("0.0.0.0:"));
     }
 
     #[test]

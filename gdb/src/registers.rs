@@ -242,6 +242,11 @@ impl RegisterNumber {
     pub(crate) const RSP: Self = Self(7);
     pub(crate) const RIP: Self = Self(16);
 
+    /// The register with this number, if there is one.
+    pub(crate) fn from_index(index: usize) -> Option<Self> {
+        (index < TABLE.len()).then_some(Self(index))
+    }
+
     fn place(self) -> Place {
         TABLE[self.0].place
     }

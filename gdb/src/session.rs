@@ -20,6 +20,7 @@ use gdbstub::stub::state_machine::{GdbStubStateMachine, GdbStubStateMachineInner
 use gdbstub::stub::{DisconnectReason, GdbStub, GdbStubError};
 
 use crate::adapter::Adapter;
+use crate::condition::parse_packet;
 use crate::frame::{Event, MAX_PACKET_BYTES, encode_console_into, encode_error_into, encode_into};
 use crate::link::{Link, Transport};
 use crate::{DebugTarget, ListenError, Listener};
@@ -156,6 +157,12 @@ impl<'t> Session<'t> {
             self.send(adapter)?;
             return Ok(None);
         }
+        if let Some((address, hardware, conditions)) = parse_packet(body) {
+            adapter.add_conditional(address, hardware, conditions);
+            self.reply(b"OK");
+            self.send(adapter)?;
+            return Ok(None);
+        }
         let idle = self.library.take().expect("the library is idle between packets");
         let mut outcome = feed(idle, adapter, body);
         if let Ok(GdbStubStateMachine::Running(running)) = outcome {
@@ -195,6 +202,9 @@ impl<'t> Session<'t> {
             Ok(GdbStubStateMachine::Idle(idle)) => {
                 self.library = Some(idle);
                 self.remember_handshake(body);
+                if body.starts_with(b"qSupported") {
+                    self.offer_conditions();
+                }
                 if let Some(refusal) = adapter.take_refusal() {
                     self.reply_error(&refusal.0);
                 }
@@ -247,6 +257,30 @@ impl<'t> Session<'t> {
         self.reply_error("the request makes no sense");
     }
 
+    /// Adds to the library's list of features what it does not know.
+    fn offer_conditions(&mut self) {
+        let mut outgoing = self.outgoing.0.borrow_mut();
+        let start = outgoing.iter().position(|&byte| byte == b'$');
+        let end = outgoing.iter().rposition(|&byte| byte == b'#');
+        if let (Some(start), Some(end)) = (start, end)
+            && start < end
+        {
+            let body = [&outgoing[start + 1..end], b";ConditionalBreakpoints+"].concat();
+            outgoing.truncate(start);
+            encode_into(&mut outgoing, &body);
+        }
+    }
+
+    /// Replies without the library.
+    fn reply(&mut self, body: &[u8]) {
+        let mut outgoing = self.outgoing.0.borrow_mut();
+        outgoing.clear();
+        if !self.no_acks {
+            outgoing.push(b'+');
+        }
+        encode_into(&mut outgoing, body);
+    }
+
     /// Replaces whatever is about to be sent by an error.
     fn reply_error(&mut self, sentence: &str) {
         let mut outgoing = self.outgoing.0.borrow_mut();
@@ -294,6 +328,13 @@ fn feed<'t>(idle: Idle<'t>, adapter: &mut Adapter<'t>, body: &[u8]) -> Result<Ma
 /// empty reply to an empty read would mean that memory cannot be read at all. It takes a `vCont` without
 /// actions for one that lets everything run.
 fn is_reasonable(body: &[u8]) -> bool {
+    // A breakpoint with conditions or commands that make no sense must not become one without.
+    if (body.starts_with(b"Z0,") || body.starts_with(b"Z1,"))
+        && body.contains(&b';')
+        && parse_packet(body).is_none()
+    {
+        return false;
+    }
     if body == b"vCont" {
         return false;
     }

@@ -3,9 +3,9 @@
 //! gdb takes all of them out at every stop and puts them back before every move. The target hears only of the
 //! difference, and only right before it moves.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{DebugTarget, Refusal, Watchpoint};
+use crate::{Condition, DebugTarget, Refusal, Watchpoint};
 
 /// The two sets, and what gdb inserted as which kind.
 #[derive(Default)]
@@ -16,7 +16,11 @@ pub(crate) struct Stops {
     pub(crate) hardware: BTreeSet<u64>,
     /// Watchpoints that gdb inserted.
     pub(crate) watchpoints: BTreeSet<Watchpoint>,
+    /// The conditions that gdb gave, by address and whether the breakpoint is a hardware one.
+    pub(crate) conditions: BTreeMap<(u64, bool), Vec<Condition>>,
     target_breakpoints: BTreeSet<u64>,
+    /// The conditions that the target has; the rest has none.
+    target_conditions: BTreeMap<u64, Vec<Condition>>,
     target_watchpoints: BTreeSet<Watchpoint>,
 }
 
@@ -61,6 +65,9 @@ impl Stops {
         self.target_breakpoints.retain(|address| {
             let keep = software.contains(address) || hardware.contains(address);
             if !keep {
+                if self.target_conditions.remove(address).is_some() {
+                    target.set_conditions(*address, &[]);
+                }
                 target.clear_breakpoint(*address);
             }
             keep
@@ -70,12 +77,34 @@ impl Stops {
                 target.set_breakpoint(*address)?;
                 self.target_breakpoints.insert(*address);
             }
+            let wanted = self.wanted_conditions(*address);
+            if self.target_conditions.get(address) != wanted.as_ref() {
+                target.set_conditions(*address, wanted.as_deref().unwrap_or_default());
+                match wanted {
+                    Some(conditions) => self.target_conditions.insert(*address, conditions),
+                    None => self.target_conditions.remove(address),
+                };
+            }
         }
         Ok(())
     }
 
+    /// The conditions one of which must hold at an address; `None` if a breakpoint there has none.
+    fn wanted_conditions(&self, address: u64) -> Option<Vec<Condition>> {
+        let mut wanted = Vec::new();
+        for (set, hardware) in [(&self.software, false), (&self.hardware, true)] {
+            if set.contains(&address) {
+                wanted.extend_from_slice(self.conditions.get(&(address, hardware))?);
+            }
+        }
+        Some(wanted)
+    }
+
     /// Leaves the target without any: the client has gone.
     pub(crate) fn clear(&mut self, target: &mut dyn DebugTarget) {
+        for address in std::mem::take(&mut self.target_conditions).into_keys() {
+            target.set_conditions(address, &[]);
+        }
         std::mem::take(&mut self.target_breakpoints)
             .into_iter()
             .for_each(|address| target.clear_breakpoint(address));

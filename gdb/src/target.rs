@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use crate::Registers;
+use crate::{Condition, Registers};
 
 /// Asks "should I stop now?". Once it has said `true` it keeps saying so until the run is over.
 ///
@@ -103,6 +103,12 @@ pub trait DebugTarget {
 
     /// Takes back [`Self::set_breakpoint`].
     fn clear_breakpoint(&mut self, address: u64);
+
+    /// Makes the breakpoint at this address, which is set, stop a run only where one of these conditions holds; without
+    /// any, always. Called when that changes.
+    ///
+    /// A target that ignores this stops too often, and gdb then looks at the conditions itself.
+    fn set_conditions(&mut self, _address: u64, _conditions: &[Condition]) {}
 
     /// Makes runs and steps stop at accesses to this range. Called once per watchpoint until cleared.
     fn set_watchpoint(&mut self, watchpoint: Watchpoint) -> Result<(), Refusal>;

@@ -5,6 +5,7 @@ mod bugs;
 mod debian;
 mod determinism;
 mod gdb_session;
+mod gdb_travel;
 mod kernels;
 mod recordings;
 mod seeks;

@@ -6,6 +6,7 @@
 //! around the place that is being looked at, so that the next step back is near.
 
 mod condition;
+mod fork;
 mod positions;
 mod search;
 mod snapshot;
@@ -23,7 +24,7 @@ pub use self::search::Direction;
 use self::search::{ALONE, Keep, Scanned, Window, scan_on_all_cores};
 pub use self::snapshot::{CheckpointHead, Checkpoints, Snapshot, Snapshots, state_bytes};
 use self::stops::Armed;
-pub use self::stops::{Breakpoint, Cause, Hit, Stops, Watch, address_space};
+pub use self::stops::{Breakpoint, Cause, Filter, Hit, Stops, Watch, address_space};
 pub use self::walker::Poll;
 use self::walker::{Shared, TRAIL_STEPS, Walked, Walker};
 use crate::error::Error;
@@ -52,6 +53,8 @@ pub struct Timeline {
     shared: Arc<Shared>,
     panic: Option<u64>,
     stops: Stops,
+    /// The machine is not in the recorded history but in this.
+    fork: Option<fork::Fork>,
 }
 
 impl Timeline {
@@ -93,6 +96,7 @@ impl Timeline {
             shared,
             panic: panicked.map(|end| end.at.steps),
             stops: Stops::default(),
+            fork: None,
         })
     }
 
@@ -137,6 +141,7 @@ impl Timeline {
 
     /// Adds a checkpoint of this place to the recording, for every session that opens it from now on.
     pub fn add_checkpoint(&mut self) -> Result<Entry, Error> {
+        self.must_be_history()?;
         let here = self.position();
         let directory = self.shared.recording.path.join(CHECKPOINTS);
         let machine = &mut self.walker.machine;
@@ -191,6 +196,7 @@ impl Timeline {
 
     /// Goes to a step count, forward or backward, without stopping at anything.
     pub fn seek(&mut self, target: u64, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        self.must_be_history()?;
         let target = target.min(self.shared.end);
         let walked = self.walker.seek(target, poll)?;
         Ok(if walked == Walked::Interrupted {
@@ -218,6 +224,7 @@ impl Timeline {
     /// Makes the next steps back from here near, where nothing has been left behind yet: after going straight to a
     /// checkpoint. Costs at most as much as replaying from the checkpoint before.
     pub fn settle(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        self.must_be_history()?;
         let here = self.position();
         let before = here.saturating_sub(1);
         if here - self.walker.nearest(before).0 <= TRAIL_STEPS {
@@ -231,10 +238,13 @@ impl Timeline {
 
     /// Runs forward to something to stop at, the end, or until told to stop.
     pub fn run_forward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        let stops = self.stops.clone();
+        if self.fork.is_some() {
+            return self.run_fork(u64::MAX, &stops, poll);
+        }
         let here = self.position();
         let checkpoints: Vec<u64> = self.checkpoints_in(here + 1, self.shared.end);
         let alone = checkpoints.get(ALONE).copied().unwrap_or(self.shared.end);
-        let stops = self.stops.clone();
         let mut armed = Armed::new(&stops, &mut self.walker.machine);
         let mut origin = here;
         match self.walker.run(alone, &mut armed, &mut origin, TRAIL_STEPS, poll)? {
@@ -251,6 +261,7 @@ impl Timeline {
 
     /// Runs backward to something to stop at, the start, or until told to stop.
     pub fn run_backward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        self.must_be_history()?;
         let origin = self.position();
         let stops = self.stops.clone();
         let mut end = origin;
@@ -328,6 +339,7 @@ impl Timeline {
         limit: usize,
         poll: &mut Poll<'_>,
     ) -> Result<Option<Vec<Hit>>, Error> {
+        self.must_be_history()?;
         let to = to.min(self.shared.end);
         let starts = || [from].into_iter().chain(self.checkpoints_in(from + 1, to.saturating_sub(1)));
         let ends = starts().skip(1).chain([to]);
@@ -343,10 +355,13 @@ impl Timeline {
     /// Executes one instruction, ignoring breakpoints.
     pub fn step_forward(&mut self) -> Result<TravelStop, Error> {
         let here = self.position();
+        let stops = Stops { breakpoints: Vec::new(), ..self.stops.clone() };
+        if self.fork.is_some() {
+            return self.run_fork(here + 1, &stops, &mut || false);
+        }
         if here >= self.shared.end {
             return Ok(TravelStop::End);
         }
-        let stops = Stops { breakpoints: Vec::new(), ..self.stops.clone() };
         let mut armed = Armed::new(&stops, &mut self.walker.machine);
         let mut origin = here;
         let walked = self.walker.run(here + 1, &mut armed, &mut origin, u64::MAX, &mut || false)?;
@@ -359,12 +374,14 @@ impl Timeline {
 
     /// Undoes one instruction. What there is to stop at and is undone is reported.
     pub fn step_backward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        self.must_be_history()?;
         let here = self.position();
         if here == 0 {
             return Ok(TravelStop::Start);
         }
         let stop = self.seek(here - 1, poll)?;
-        let only_breakpoints = Stops { breakpoints: self.stops.breakpoints.clone(), ..Stops::default() };
+        let Stops { breakpoints, filters, .. } = self.stops.clone();
+        let only_breakpoints = Stops { breakpoints, filters, ..Stops::default() };
         if stop != TravelStop::Reached || self.stops == only_breakpoints {
             return Ok(stop);
         }

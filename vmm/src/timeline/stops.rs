@@ -1,5 +1,8 @@
 //! What a run along the timeline stops at, and the machine's side of finding it.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use cpu::{AddressKind, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
 
 use crate::machine::{Machine, RunStop};
@@ -21,6 +24,31 @@ impl Breakpoint {
         Breakpoint { space: AddressKind::Linear, address, only_in: None }
     }
 }
+
+/// What must hold where a breakpoint is reached, for it to count: asked while the run goes on, by any thread.
+#[derive(Clone)]
+pub struct Filter(Arc<dyn Fn(&Machine) -> bool + Send + Sync>);
+
+impl Filter {
+    /// A filter that asks this. It must depend on the machine alone.
+    pub fn new(holds: impl Fn(&Machine) -> bool + Send + Sync + 'static) -> Filter {
+        Filter(Arc::new(holds))
+    }
+}
+
+impl std::fmt::Debug for Filter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Filter")
+    }
+}
+
+impl PartialEq for Filter {
+    fn eq(&self, other: &Filter) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Filter {}
 
 /// A watched range of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +77,8 @@ pub fn address_space(machine: &Machine) -> u64 {
 pub struct Stops {
     /// Before instructions at these places.
     pub breakpoints: Vec<Breakpoint>,
+    /// Where breakpoints count under a condition only, by linear address.
+    pub filters: BTreeMap<u64, Filter>,
     /// After accesses to these ranges.
     pub watches: Vec<Watch>,
     /// After these events of the CPU.
@@ -166,7 +196,8 @@ impl<'a> Armed<'a> {
             };
             address == Some(point.address) && point.only_in.is_none_or(|root| root == address_space(machine))
         });
-        wanted.then_some(Hit { before: here, after: here, cause: Cause::Breakpoint(linear) })
+        let holds = || self.stops.filters.get(&linear).is_none_or(|filter| (filter.0)(machine));
+        (wanted && holds()).then_some(Hit { before: here, after: here, cause: Cause::Breakpoint(linear) })
     }
 
     /// The engine names one watchpoint of those that an access hit; others may want it too.

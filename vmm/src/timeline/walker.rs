@@ -13,7 +13,7 @@ use crate::player::Player;
 use crate::recording::Recording;
 
 /// Longest stretch between two questions whether to stop: some tens of milliseconds.
-const POLL_STEPS: u64 = 4_000_000;
+pub(super) const POLL_STEPS: u64 = 4_000_000;
 /// Distance of the snapshots that a walk leaves behind, unless it is told otherwise: a single step back from any
 /// place of the walk replays no more.
 pub(super) const TRAIL_STEPS: u64 = 8_000_000;
@@ -99,7 +99,8 @@ impl Walker {
         }
     }
 
-    fn restore(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
+    /// Goes to a snapshot.
+    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
         self.machine.restore(&snapshot.state, &snapshot.maps)?;
         self.player.set_cursor(snapshot.cursor);
         Ok(())

@@ -1,0 +1,309 @@
+"""gdb commands for a recording that ttvm serves: moving along it, and asking it questions.
+
+`ttvm debug --gdb` loads this file. For a gdb of your own: `ttvm debug --print-commands > tt.py`, and in gdb
+`source tt.py`. Everything is done by `monitor` commands; what is added here is expressions instead of addresses, and
+that gdb drops what it knew about the place before a movement. gdb 12 or newer.
+"""
+
+import gdb
+
+
+def ask(command):
+    """Sends a monitor command and gives the answer."""
+    answer = gdb.execute("monitor " + command, to_string=True)
+    if answer.startswith("error: "):
+        raise gdb.GdbError(answer[7:].rstrip())
+    return answer
+
+
+def where():
+    """The instruction count, that of the recording's end, and whether this is a scratch fork; None without ttvm."""
+    try:
+        position, end, fork = ask("position").split()
+        return int(position), int(end), fork == "1"
+    except (gdb.error, gdb.GdbError, ValueError):
+        return None
+
+
+def forget():
+    """Makes gdb look again at everything: it does not know that the machine has moved."""
+    for cache in ("register-cache", "dcache"):
+        try:
+            gdb.execute("maintenance flush " + cache, to_string=True)
+        except gdb.error:
+            pass  # Other versions of gdb have other names for it.
+    # A watchpoint compares with the value that it last saw: let it see the one here.
+    for point in gdb.breakpoints() or ():
+        if point.type in (gdb.BP_WATCHPOINT, gdb.BP_HARDWARE_WATCHPOINT) and point.enabled:
+            try:
+                point.enabled = False
+                point.enabled = True
+            except gdb.error:
+                pass  # Its expression means nothing here.
+
+
+def move(command):
+    """Obeys a monitor command that moves, and shows the new place as gdb does after a stop."""
+    before = where()
+    answer = ask(command)
+    forget()
+    gdb.write(answer)
+    if where() != before:
+        try:
+            gdb.execute("frame")
+            gdb.execute("display")
+        except gdb.error as error:
+            gdb.write(str(error) + "\n")
+
+
+def address_and_length(text):
+    """What memory an expression is: that of a variable, or one word at an address."""
+    value = gdb.parse_and_eval(text)
+    if value.address is not None and value.type.code != gdb.TYPE_CODE_FUNC:
+        return int(value.address), value.type.sizeof
+    return number(value), 8
+
+
+def code_address(text):
+    """The first instruction of a function, or an address."""
+    value = gdb.parse_and_eval(text)
+    if value.type.code == gdb.TYPE_CODE_FUNC:
+        value = value.address
+    return number(value)
+
+
+def number(value):
+    return int(value.cast(gdb.lookup_type("unsigned long"))) & 0xFFFFFFFFFFFFFFFF
+
+
+def target(text):
+    """A thing to run to, with its expressions evaluated."""
+    word, _, rest = text.strip().partition(" ")
+    kind = word.replace("last-", "").replace("next-", "")
+    if kind in ("write", "change", "read", "access") and rest:
+        return "%s %#x %d" % ((kind,) + address_and_length(rest))
+    if kind == "call" and rest:
+        return "call %#x" % code_address(rest)
+    if kind in ("syscall", "interrupt"):
+        return kind + (" %d" % number(gdb.parse_and_eval(rest)) if rest else "")
+    return text
+
+
+class Tt(gdb.Command):
+    """Time travel in a recording that ttvm serves.
+
+gdb's own reverse commands work as always: reverse-continue, reverse-step, reverse-next, reverse-finish, reverse-stepi.
+Changing memory or registers, or calling a function, begins a scratch fork: see "help tt back"."""
+
+    def __init__(self):
+        super().__init__("tt", gdb.COMMAND_RUNNING, gdb.COMPLETE_NONE, True)
+
+
+class Verb(gdb.Command):
+    """One command below tt."""
+
+    completer = gdb.COMPLETE_NONE
+
+    def __init__(self):
+        super().__init__("tt " + self.verb, gdb.COMMAND_RUNNING, self.completer)
+
+
+class Goto(Verb):
+    """Go to a position: tt goto POS
+
+POS is start, end, panic (where the guest announced it), event:N, insn:N, branch:N, syscall:N, 12.5s (guest time),
+37%, mark:NAME (see "help tt mark") or hit:N (see "help tt traps"). Break- and watchpoints stay."""
+
+    verb = "goto"
+
+    def invoke(self, argument, from_tty):
+        move("goto " + argument)
+
+
+class When(Verb):
+    """Say where this is: instruction count, branches, guest time."""
+
+    verb = "when"
+
+    def invoke(self, argument, from_tty):
+        gdb.write(ask("when"))
+
+
+class BackTo(Verb):
+    """Go back to right before something last happened: tt back-to WHAT
+
+last-write EXPR       the last write to a variable, or to the 8 bytes at an address
+last-change EXPR      the last write that made it different
+last-read EXPR        the last read of it
+last-call FUNCTION    the last time its first instruction was reached
+last-syscall [N]      the last system call, or the last one with that number
+last-interrupt [N]    the last interrupt, or the last one with that vector
+or a condition as "tt search" takes it. stepi then executes the instruction that did it."""
+
+    verb = "back-to"
+    completer = gdb.COMPLETE_EXPRESSION
+
+    def invoke(self, argument, from_tty):
+        move("back-to " + target(argument))
+
+
+class ForwardTo(Verb):
+    """Go forward to right behind something: tt forward-to next-write EXPR, and so on as in "help tt back-to"."""
+
+    verb = "forward-to"
+    completer = gdb.COMPLETE_EXPRESSION
+
+    def invoke(self, argument, from_tty):
+        move("forward-to " + target(argument))
+
+
+class Traps(Verb):
+    """List all places where a condition holds: tt traps CONDITION [FROM TO]
+
+"tt goto hit:N" goes to one of them. The conditions are those of "tt search"; FROM and TO are positions as
+"tt goto" takes them."""
+
+    verb = "traps"
+
+    def invoke(self, argument, from_tty):
+        gdb.write(ask("traps " + argument))
+
+
+class Search(Verb):
+    """Say where a condition held last and where it holds next, without going there: tt search CONDITION
+
+break:ADDR, write:ADDR[+LEN], read:ADDR[+LEN], access:ADDR[+LEN], change:ADDR[+LEN] (with -phys, as in write-phys:ADDR,
+for physical addresses), syscall, syscall-nr:N, vector:N, console:TEXT, or what "tt back-to" takes."""
+
+    verb = "search"
+    completer = gdb.COMPLETE_EXPRESSION
+
+    def invoke(self, argument, from_tty):
+        gdb.write(ask("search " + target(argument)))
+
+
+class Mark(Verb):
+    """Give this place a name, for "tt goto mark:NAME": tt mark NAME
+
+Without a name: list the names. They last as long as the connection."""
+
+    verb = "mark"
+
+    def invoke(self, argument, from_tty):
+        gdb.write(ask("mark " + argument))
+
+
+class Checkpoint(Verb):
+    """Add a checkpoint to the recording here: from the next session on, coming back here is fast."""
+
+    verb = "checkpoint"
+
+    def invoke(self, argument, from_tty):
+        gdb.write(ask("checkpoint"))
+
+
+class Console(Verb):
+    """Show the guest's console as it is at this position: tt console [LINES]"""
+
+    verb = "console"
+
+    def invoke(self, argument, from_tty):
+        gdb.write(ask("console " + argument))
+
+
+class Physical(Verb):
+    """Show physical memory: tt physical ADDR LEN, both of them expressions without blanks."""
+
+    verb = "physical"
+
+    def invoke(self, argument, from_tty):
+        words = gdb.string_to_argv(argument)
+        if len(words) != 2:
+            raise gdb.GdbError("write: tt physical ADDR LEN")
+        gdb.write(ask("physical %#x %d" % tuple(number(gdb.parse_and_eval(word)) for word in words)))
+
+
+class BreakIn(Verb):
+    """Stop in one address space only: tt break-in here|CR3|anywhere [NUMBER...]
+
+here is the address space that is current at this position. With numbers of break- or watchpoints, only those are
+bound, otherwise all that are not bound by themselves. Without anything: say what is bound."""
+
+    verb = "break-in"
+
+    def invoke(self, argument, from_tty):
+        space, *numbers = gdb.string_to_argv(argument) or [""]
+        if space not in ("", "here", "anywhere"):
+            space = "%#x" % number(gdb.parse_and_eval(space))
+        addresses = [address for text in numbers for address in self.addresses(int(text))]
+        gdb.write(ask(" ".join(["break-in", space] + ["%#x" % address for address in addresses])))
+
+    def addresses(self, wanted):
+        for point in gdb.breakpoints():
+            if point.number == wanted:
+                if point.location is None:
+                    return [address_and_length(point.expression)[0]]
+                if hasattr(point, "locations"):
+                    return [location.address for location in point.locations]
+                return [place.pc for place in gdb.decode_line(point.location)[1]]
+        raise gdb.GdbError("there is no breakpoint %d" % wanted)
+
+
+class Back(Verb):
+    """Leave a scratch fork and return to the recorded history, at the place where the fork began.
+
+A fork begins when memory or registers are written or a function is called. Nothing comes into it from outside, and it
+only goes forward; the recording is never changed."""
+
+    verb = "back"
+
+    def invoke(self, argument, from_tty):
+        move("back")
+
+
+class GuardBackward(Verb):
+    """Raise an error if there is nothing before this place. The reverse commands ask this before they begin, so that a
+script that goes back in a loop ends at the start of the recording."""
+
+    verb = "guard-backward"
+
+    def invoke(self, argument, from_tty):
+        place = where()
+        if place and place[0] == 0:
+            raise gdb.GdbError("This is the start of the recording: there is nothing before it.")
+        if place and place[2]:
+            raise gdb.GdbError("This is a scratch fork, and it only goes forward: 'tt back' leaves it.")
+
+
+class GuardForward(Verb):
+    """Raise an error if there is nothing after this place. The forward commands ask this before they begin."""
+
+    verb = "guard-forward"
+
+    def invoke(self, argument, from_tty):
+        place = where()
+        if place and place[0] >= place[1] and not place[2]:
+            raise gdb.GdbError("This is the end of the recording: there is nothing after it.")
+
+
+class Position(gdb.Function):
+    """$_tt_position(): the instruction count here."""
+
+    def __init__(self):
+        super().__init__("_tt_position")
+
+    def invoke(self):
+        place = where()
+        if place is None:
+            raise gdb.GdbError("no recording is connected")
+        return place[0]
+
+
+for command in (Tt, Goto, When, BackTo, ForwardTo, Traps, Search, Mark, Checkpoint, Console, Physical, BreakIn, Back):
+    command()
+for command in (GuardBackward, GuardForward, Position):
+    command()
+for name in ("stepi", "step", "nexti", "next", "continue"):
+    gdb.execute("define hook-%s\ntt guard-forward\nend" % name, to_string=True)
+    gdb.execute("define hook-reverse-%s\ntt guard-backward\nend" % name, to_string=True)
+gdb.execute("define hook-reverse-finish\ntt guard-backward\nend", to_string=True)

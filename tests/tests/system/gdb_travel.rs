@@ -1,0 +1,193 @@
+//! A long session of unmodified gdb with the tt commands: steps, breakpoints and searches in both directions, mixed with
+//! gotos and scratch forks. Each place it comes to is compared with a straight replay that was single-stepped.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::process::Command;
+use std::sync::mpsc::channel;
+
+use tests::guests::repository;
+use tests::random::Random;
+use tests::record::open;
+use tests::traveller::Traveller;
+use vmm::debug::{Options, Report, serve};
+use vmm::machine::Machine;
+use vmm::player::Player;
+use vmm::position::PositionSpec;
+
+/// RIP and the guest's counter at every step count.
+struct Trace(Vec<(u64, u32)>);
+
+impl Trace {
+    fn new(traveller: &Traveller) -> Trace {
+        let recording = open(&traveller.path);
+        let config = &recording.manifest.machine;
+        let images = config.read_images().unwrap_or_else(|error| panic!("{error}"));
+        let mut player = Player::new(&recording.log);
+        let mut machine = Machine::new(config, &images, player.power_on()).expect("the machine was recorded");
+        let mut trace = Vec::new();
+        for step in 0..=traveller.end.at.steps {
+            machine.run(step, &mut player).unwrap_or_else(|error| panic!("{error}"));
+            let mut counter = [0; 4];
+            assert_eq!(machine.cpu().core().peek(traveller.counter, &mut counter), 4);
+            trace.push((machine.cpu().rip(), u32::from_le_bytes(counter)));
+        }
+        Trace(trace)
+    }
+
+    fn end(&self) -> usize {
+        self.0.len() - 1
+    }
+
+    /// Where running to a breakpoint at `rip` leads to.
+    fn breakpoint_before(&self, from: usize, rip: u64) -> usize {
+        (0..from).rev().find(|&at| self.0[at].0 == rip).unwrap_or(0)
+    }
+
+    fn breakpoint_after(&self, from: usize, rip: u64) -> usize {
+        (from + 1..=self.end()).find(|&at| self.0[at].0 == rip).unwrap_or(self.end())
+    }
+
+    /// Right before the counter last changed.
+    fn change_before(&self, from: usize) -> usize {
+        (0..from).rev().find(|&at| self.0[at].1 != self.0[at + 1].1).unwrap_or(0)
+    }
+}
+
+/// gdb's script, and what it must print.
+struct Session<'a> {
+    trace: &'a Trace,
+    traveller: &'a Traveller,
+    script: String,
+    expected: Vec<String>,
+    at: usize,
+    commands: usize,
+}
+
+impl Session<'_> {
+    fn command(&mut self, command: &str) {
+        writeln!(self.script, "{command}").expect("a string takes everything");
+        self.commands += 1;
+    }
+
+    fn show(&mut self) {
+        let counter = self.traveller.counter;
+        self.command(&format!(
+            "printf \"at %lu %lx %u\\n\", $_tt_position(), $rip, *(unsigned int *) {counter:#x}"
+        ));
+        let (rip, counter) = self.trace.0[self.at];
+        self.expected.push(format!("at {} {rip:x} {counter}", self.at));
+    }
+
+    /// One movement or fork, of each kind in turn.
+    fn act(&mut self, number: usize, random: &mut Random) {
+        let Traveller { hook, counter, .. } = *self.traveller;
+        let place = random.below(self.trace.end() as u64 - 2000) as usize + 1000;
+        match number % 8 {
+            0 => {
+                self.command(&format!("tt goto insn:{place}"));
+                self.at = place;
+            }
+            1 => {
+                self.command("reverse-stepi 40");
+                self.at -= 40;
+            }
+            2 => {
+                self.command("stepi 25");
+                self.at += 25;
+            }
+            3 => {
+                self.command(&format!("tbreak *{hook:#x}"));
+                self.command("reverse-continue");
+                self.command("delete");
+                self.at = self.trace.breakpoint_before(self.at, hook);
+            }
+            4 => {
+                self.command(&format!("tt back-to last-change *(unsigned int *) {counter:#x}"));
+                self.at = self.trace.change_before(self.at);
+            }
+            5 => {
+                self.command(&format!("tbreak *{hook:#x}"));
+                self.command("continue");
+                self.command("delete");
+                self.at = self.trace.breakpoint_after(self.at, hook);
+            }
+            6 => {
+                // What happens in a fork is gone with it.
+                self.command(&format!("set var *(unsigned int *) {counter:#x} = 4711"));
+                self.command("set var $ebx = 1");
+                self.command("stepi 30");
+                self.command("tt back");
+            }
+            _ => {
+                let remainder = random.below(8);
+                self.command(&format!(
+                    "break *{hook:#x} if (*(unsigned int *) {counter:#x} >> 16) % 8 == {remainder}"
+                ));
+                self.command("reverse-continue");
+                self.command("delete");
+                let holds = |&at: &usize| {
+                    let (rip, counter) = self.trace.0[at];
+                    rip == hook && u64::from((counter >> 16) % 8) == remainder
+                };
+                self.at = (0..self.at).rev().find(holds).unwrap_or(0);
+            }
+        }
+        self.show();
+    }
+}
+
+fn run_gdb(directory: &Path, address: &str) -> String {
+    let commands = repository().join("gdb/commands/tt.py");
+    let output = Command::new("gdb")
+        .args(["--quiet", "--nx", "--batch", "-ex", "set architecture i386:x86-64", "-x"])
+        .arg(commands)
+        .args(["-ex", &format!("target remote {address}"), "-x"])
+        .arg(directory.join("script.gdb"))
+        .output()
+        .expect("gdb must be installed: run scripts/setup");
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[test]
+fn a_long_session_agrees_with_single_stepping() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let traveller = Traveller::record_with_checkpoints(directory.path(), 300_000);
+    let trace = Trace::new(&traveller);
+    let script = "set pagination off\nset confirm off\n".to_string();
+    let mut session =
+        Session { trace: &trace, traveller: &traveller, script, expected: Vec::new(), at: 0, commands: 0 };
+    let mut random = Random::new(5);
+    (0..64).for_each(|number| session.act(number, &mut random));
+    for (place, at) in [("start", 0), ("end", trace.end())] {
+        session.command(&format!("tt goto {place}"));
+        session.at = at;
+        session.show();
+    }
+    assert!(session.commands >= 150, "{}", session.commands);
+    std::fs::write(directory.path().join("script.gdb"), &session.script).expect("the folder is ours");
+
+    let socket = directory.path().join("gdb.socket");
+    let options = Options {
+        address: format!("unix:{}", socket.display()),
+        allow_remote: false,
+        at: PositionSpec::Start,
+        once: true,
+    };
+    let (ready, is_ready) = channel();
+    let recording = open(&traveller.path);
+    let server = std::thread::spawn(move || {
+        serve(&recording, &options, &|report| {
+            if let Report::Ready(address) = report {
+                ready.send(address).expect("the test waits");
+            }
+        })
+    });
+    let address = is_ready.recv().expect("the server becomes ready");
+    let transcript = run_gdb(directory.path(), &address);
+    server.join().expect("the server survives").unwrap_or_else(|error| panic!("{error}"));
+    let shown: Vec<&str> = transcript.lines().filter(|line| line.starts_with("at ")).collect();
+    for (number, expected) in session.expected.iter().enumerate() {
+        assert_eq!(shown.get(number), Some(&expected.as_str()), "answer {number} of\n{transcript}");
+    }
+}

@@ -1,0 +1,253 @@
+//! The timeline as gdb's debug target, and sessions of gdb on a recording.
+//!
+//! What gdb changes goes to a scratch fork and never into the recording ([`crate::timeline`]); `monitor.rs` has the
+//! commands that gdb does not know, `sessions.rs` gives each gdb a timeline of its own.
+
+mod monitor;
+mod registers;
+mod sessions;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use cpu::AddressKind;
+use gdb::{DebugTarget, Refusal, Registers, Stop};
+
+pub use self::sessions::{Options, Report, serve};
+use crate::error::Error;
+use crate::machine::Machine;
+use crate::timeline::{Breakpoint, Cause, Filter, Hit, Stops, Timeline, TravelStop, Watch};
+
+/// A timeline for gdb. What gdb changes never reaches the recorded past.
+pub struct GdbTarget<'a> {
+    timeline: &'a mut Timeline,
+    breakpoints: Vec<u64>,
+    watchpoints: Vec<gdb::Watchpoint>,
+    /// Conditions of the breakpoints, by address.
+    filters: BTreeMap<u64, Filter>,
+    /// In which address space they count.
+    bounds: Bounds,
+    /// Step counts with names.
+    marks: BTreeMap<String, u64>,
+    /// What the last list of hits found, to choose from.
+    hits: Vec<Hit>,
+    /// What gdb's user is to be told when gdb next listens.
+    message: Option<String>,
+}
+
+/// Which points stop in one address space only: the root of its page tables.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Bounds {
+    /// For points that are not named below.
+    all: Option<u64>,
+    by_address: BTreeMap<u64, u64>,
+}
+
+impl Bounds {
+    fn of(&self, address: u64) -> Option<u64> {
+        self.by_address.get(&address).copied().or(self.all)
+    }
+}
+
+impl<'a> GdbTarget<'a> {
+    /// A target that stands where the timeline stands.
+    pub fn new(timeline: &'a mut Timeline) -> GdbTarget<'a> {
+        GdbTarget {
+            timeline,
+            breakpoints: Vec::new(),
+            watchpoints: Vec::new(),
+            filters: BTreeMap::new(),
+            bounds: Bounds::default(),
+            marks: BTreeMap::new(),
+            hits: Vec::new(),
+            message: None,
+        }
+    }
+
+    /// Hands the points in force to the timeline.
+    fn points_changed(&mut self) {
+        let breakpoint =
+            |&address: &u64| Breakpoint { only_in: self.bounds.of(address), ..Breakpoint::at(address) };
+        let watch = |point: &gdb::Watchpoint| Watch {
+            point: engine_watchpoint(point),
+            // gdb goes on by itself where a write has changed nothing: it need not hear of it.
+            changes_only: point.kind == gdb::WatchKind::Write,
+            only_in: self.bounds.of(point.address),
+        };
+        self.timeline.set_stops(Stops {
+            breakpoints: self.breakpoints.iter().map(breakpoint).collect(),
+            filters: self.filters.clone(),
+            watches: self.watchpoints.iter().map(watch).collect(),
+            ..Stops::default()
+        });
+    }
+
+    /// To be called before gdb changes something.
+    fn note_fork(&mut self) {
+        if self.timeline.forked_at().is_none() {
+            self.message = Some(format!(
+                "This is now a scratch fork of the recording, begun at instruction {}: nothing comes in from outside, \
+                 and it only goes forward. 'monitor back' returns to the recorded history here.",
+                self.timeline.position()
+            ));
+        }
+    }
+}
+
+fn refused(error: Error) -> Refusal {
+    Refusal::new(error.to_string())
+}
+
+fn engine_watchpoint(point: &gdb::Watchpoint) -> cpu::Watchpoint {
+    let kind = match point.kind {
+        gdb::WatchKind::Read => cpu::WatchKind::Read,
+        gdb::WatchKind::Write => cpu::WatchKind::Write,
+        gdb::WatchKind::Access => cpu::WatchKind::Access,
+    };
+    cpu::Watchpoint { space: AddressKind::Linear, address: point.address, length: point.length, kind }
+}
+
+impl GdbTarget<'_> {
+    fn gdb_stop(&self, stop: TravelStop) -> Stop {
+        match stop {
+            TravelStop::Reached => Stop::Step,
+            TravelStop::Hit(Cause::Breakpoint(_)) => Stop::Breakpoint(self.timeline.machine().cpu().rip()),
+            // Only gdb's own points are set while gdb runs.
+            TravelStop::Hit(Cause::SystemCall(_) | Cause::Vector(_) | Cause::Console) => Stop::Step,
+            TravelStop::Hit(Cause::Watch { kind, address }) => Stop::Watchpoint {
+                kind: match kind {
+                    cpu::WatchKind::Read => gdb::WatchKind::Read,
+                    cpu::WatchKind::Write => gdb::WatchKind::Write,
+                    cpu::WatchKind::Access => gdb::WatchKind::Access,
+                },
+                address,
+            },
+            TravelStop::Interrupted => Stop::Interrupted,
+            TravelStop::Start => Stop::HistoryStart,
+            TravelStop::End => Stop::HistoryEnd,
+        }
+    }
+}
+
+impl DebugTarget for GdbTarget<'_> {
+    fn read_registers(&mut self) -> Result<Registers, Refusal> {
+        Ok(registers::to_gdb(&self.timeline.machine().cpu().state()))
+    }
+
+    fn write_registers(&mut self, registers: &Registers) -> Result<(), Refusal> {
+        let old = self.timeline.machine().cpu().state();
+        let new = registers::from_gdb(&old, registers)?;
+        if new != old {
+            self.note_fork();
+            self.timeline.change_registers(&new);
+        }
+        Ok(())
+    }
+
+    fn read_memory(&mut self, address: u64, buffer: &mut [u8]) -> usize {
+        self.timeline.machine().cpu().core().peek(address, buffer)
+    }
+
+    fn write_memory(&mut self, address: u64, bytes: &[u8]) -> Result<(), Refusal> {
+        if !self.timeline.machine().can_change_memory(address, bytes.len()) {
+            return Err(Refusal::new(format!(
+                "no RAM is mapped at all of {} bytes at {address:#x}",
+                bytes.len()
+            )));
+        }
+        self.note_fork();
+        self.timeline.change_memory(address, bytes);
+        Ok(())
+    }
+
+    fn set_breakpoint(&mut self, address: u64) -> Result<(), Refusal> {
+        self.breakpoints.push(address);
+        self.points_changed();
+        Ok(())
+    }
+
+    fn clear_breakpoint(&mut self, address: u64) {
+        self.breakpoints.retain(|&b| b != address);
+        self.points_changed();
+    }
+
+    fn set_conditions(&mut self, address: u64, conditions: &[gdb::Condition]) {
+        if conditions.is_empty() {
+            self.filters.remove(&address);
+        } else {
+            let conditions = conditions.to_vec();
+            let holds = move |machine: &Machine| {
+                let mut registers = registers::to_gdb(&machine.cpu().state());
+                let memory = |address: u64, bytes: &mut [u8]| machine.cpu().core().peek(address, bytes);
+                conditions.iter().any(|condition| condition.holds(&mut registers, &memory))
+            };
+            self.filters.insert(address, Filter::new(holds));
+        }
+        self.points_changed();
+    }
+
+    fn set_watchpoint(&mut self, watchpoint: gdb::Watchpoint) -> Result<(), Refusal> {
+        self.watchpoints.push(watchpoint);
+        self.points_changed();
+        Ok(())
+    }
+
+    fn clear_watchpoint(&mut self, watchpoint: gdb::Watchpoint) {
+        self.watchpoints.retain(|&w| w != watchpoint);
+        self.points_changed();
+    }
+
+    fn step_forward(&mut self, _poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
+        let stop = self.timeline.step_forward().map_err(refused)?;
+        Ok(self.gdb_stop(stop))
+    }
+
+    fn step_backward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
+        let stop = self.timeline.step_backward(poll).map_err(refused)?;
+        Ok(self.gdb_stop(stop))
+    }
+
+    fn run_forward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
+        let stop = self.timeline.run_forward(poll).map_err(refused)?;
+        Ok(self.gdb_stop(stop))
+    }
+
+    fn run_backward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
+        let stop = self.timeline.run_backward(poll).map_err(refused)?;
+        Ok(self.gdb_stop(stop))
+    }
+
+    fn step_range(
+        &mut self,
+        range: Range<u64>,
+        breakpoints: &std::collections::BTreeSet<u64>,
+        poll: &mut gdb::Poll<'_>,
+    ) -> Result<Stop, Refusal> {
+        for step in 1_u64.. {
+            let stop = self.step_forward(poll)?;
+            if stop != Stop::Step {
+                return Ok(stop);
+            }
+            let rip = self.timeline.machine().cpu().rip();
+            if breakpoints.contains(&rip) {
+                return Ok(Stop::Breakpoint(rip));
+            }
+            if !range.contains(&rip) {
+                return Ok(Stop::Step);
+            }
+            if step.is_multiple_of(4096) && poll() {
+                return Ok(Stop::Interrupted);
+            }
+        }
+        unreachable!("nobody waits for 2^64 steps")
+    }
+
+    fn monitor(&mut self, command: &str, poll: &mut gdb::Poll<'_>) -> Result<String, Refusal> {
+        // gdb prints an error's text no better than this, and scripts must be able to tell.
+        Ok(self.obey(command, poll).unwrap_or_else(|refusal| format!("error: {refusal}\n")))
+    }
+
+    fn take_message(&mut self) -> Option<String> {
+        self.message.take()
+    }
+}

@@ -1,0 +1,369 @@
+//! `monitor` commands: what gdb has no words for. `gdb/commands/tt.py` makes them gdb commands of their own, which also
+//! drop what gdb has cached.
+
+use std::fmt::Write;
+
+use cpu::{AddressKind, Traps, WatchKind, Watchpoint};
+use gdb::{Poll, Refusal};
+
+use super::{GdbTarget, refused};
+use crate::position::PositionSpec;
+use crate::timeline::{
+    Breakpoint, CONDITIONS, Condition, Direction, Hit, Stops, TravelStop, address_space, number,
+};
+
+/// Hits that one list has at most.
+const MAX_LISTED: usize = 1000;
+/// Bytes of physical memory that are shown at once.
+const MAX_PHYSICAL_BYTES: u64 = 1 << 16;
+
+const HELP: &str = "\
+monitor when                        where this is: instruction count, branches, guest time
+monitor goto POS                    go to a position: start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s,
+                                    37%, mark:NAME, hit:N (of the last list)
+monitor back-to WHAT                go back to before WHAT last happened
+monitor forward-to WHAT             go forward to behind WHAT when it happens next
+                                    WHAT: write ADDR [LEN], change ADDR [LEN], read ADDR [LEN], call ADDR, syscall [N],
+                                    interrupt [VECTOR], or a condition
+monitor traps CONDITION [FROM TO]   list where a condition holds, to choose from by goto hit:N
+monitor search CONDITION            where it held last and where it holds next, without going there
+monitor mark [NAME]                 give this place a name, or list the names
+monitor checkpoint                  add a checkpoint to the recording here: coming back gets fast
+monitor console [LINES]             the guest's console as of now
+monitor physical ADDR LEN           physical memory
+monitor break-in here|CR3|anywhere [ADDR...]
+                                    let all break- and watchpoints, or those at ADDR, stop in one address space only
+monitor back                        leave the scratch fork that changing something began
+monitor position                    instruction count, that of the recording's end, and 1 in a fork, for scripts
+(After a movement gdb must drop what it knows: maintenance flush register-cache. The tt commands do.)
+";
+
+impl GdbTarget<'_> {
+    /// Obeys a command and gives what gdb shall print.
+    pub(super) fn obey(&mut self, command: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
+        let (word, rest) = command.trim().split_once(' ').unwrap_or((command.trim(), ""));
+        let rest = rest.trim();
+        match word {
+            "when" => Ok(self.when()),
+            "end" => Ok(format!("the recording ends at instruction {}\n", self.timeline.end())),
+            "position" => Ok(self.position()),
+            "goto" => self.goto(rest, poll),
+            "back-to" => self.travel_to(rest, Direction::Backward, poll),
+            "forward-to" => self.travel_to(rest, Direction::Forward, poll),
+            "traps" => self.list_hits(rest, poll),
+            "search" => self.search(rest, poll),
+            "mark" => self.mark(rest),
+            "checkpoint" => self.add_checkpoint(),
+            "console" => Ok(self.console(rest)),
+            "physical" => self.physical(rest),
+            "break-in" => self.break_in(rest),
+            "back" => self.leave_fork(),
+            "help" | "" => Ok(format!("{HELP}conditions: {CONDITIONS}\n")),
+            _ => Err(Refusal::new(format!("there is no 'monitor {word}': try 'monitor help'"))),
+        }
+    }
+
+    fn when(&self) -> String {
+        let machine = self.timeline.machine();
+        let now = machine.moment();
+        let fork = self.timeline.forked_at();
+        let fork =
+            fork.map(|at| format!(", in a scratch fork begun at instruction {at}")).unwrap_or_default();
+        format!(
+            "instruction {} of {}, branch {}, {:.9} s guest time{fork}\n",
+            now.steps,
+            self.timeline.end(),
+            machine.cpu().branches(),
+            now.time_ns as f64 / 1e9
+        )
+    }
+
+    fn position(&self) -> String {
+        let (end, fork) = (self.timeline.end(), self.timeline.forked_at());
+        format!("{} {end} {}\n", self.timeline.position(), u8::from(fork.is_some()))
+    }
+
+    fn goto(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
+        let left = self.timeline.leave_fork().map_err(refused)?;
+        let target = self.place(text, poll)?;
+        let stop = self.timeline.seek(target, poll).map_err(refused)?;
+        let mut answer = String::new();
+        if left.is_some() {
+            answer += "The scratch fork is gone.\n";
+        }
+        if stop == TravelStop::Interrupted {
+            answer += "Interrupted on the way.\n";
+        }
+        Ok(answer + &self.when())
+    }
+
+    /// The step count that a position means; marks and listed hits are this session's own.
+    fn place(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<u64, Refusal> {
+        if let Some(name) = text.strip_prefix("mark:") {
+            let none = || Refusal::new(format!("there is no mark '{name}'"));
+            return self.marks.get(name).copied().ok_or_else(none);
+        }
+        if let Some(digits) = text.strip_prefix("hit:") {
+            let hit = digits.parse().ok().and_then(|number: usize| self.hits.get(number));
+            let none =
+                || Refusal::new(format!("the last list has no hit {digits}: it has {}", self.hits.len()));
+            return hit.map(|hit| hit.before).ok_or_else(none);
+        }
+        let spec: PositionSpec = text.parse().map_err(Refusal::new)?;
+        self.timeline.resolve(spec, poll).map_err(refused)
+    }
+
+    fn travel_to(
+        &mut self,
+        what: &str,
+        direction: Direction,
+        poll: &mut Poll<'_>,
+    ) -> Result<String, Refusal> {
+        let stops = stops_of(what)?;
+        let stop = self.run(&stops, direction, poll)?;
+        let found = match stop {
+            TravelStop::Hit(cause) => format!("{cause}\n"),
+            TravelStop::Interrupted => "interrupted\n".to_string(),
+            TravelStop::Start => {
+                "not between here and the start of the recording: this is the start\n".to_string()
+            }
+            TravelStop::End | TravelStop::Reached => {
+                "not between here and the end: this is the end\n".to_string()
+            }
+        };
+        Ok(found + &self.when())
+    }
+
+    /// Runs to other things than gdb's own points.
+    fn run(
+        &mut self,
+        stops: &Stops,
+        direction: Direction,
+        poll: &mut Poll<'_>,
+    ) -> Result<TravelStop, Refusal> {
+        self.timeline.set_stops(stops.clone());
+        let stop = match direction {
+            Direction::Forward => self.timeline.run_forward(poll),
+            Direction::Backward => self.timeline.run_backward(poll),
+        };
+        self.points_changed();
+        stop.map_err(refused)
+    }
+
+    fn list_hits(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
+        let (condition, from, to) = self.region(text, poll)?;
+        let here = self.timeline.position();
+        self.timeline.set_stops(condition.0);
+        let hits = self.timeline.hits(from, to, MAX_LISTED, poll);
+        self.points_changed();
+        let hits = hits.map_err(refused)?;
+        self.timeline.seek(here, poll).map_err(refused)?;
+        self.hits = hits.ok_or_else(|| Refusal::new("interrupted"))?;
+        let mut answer = String::new();
+        for (number, Hit { before, cause, .. }) in self.hits.iter().enumerate() {
+            let _ = writeln!(answer, "hit:{number:<4} insn:{before:<14} {cause}");
+        }
+        answer += &match self.hits.len() {
+            0 => "nowhere in that part of the recording\n".to_string(),
+            MAX_LISTED => format!("these are the first {MAX_LISTED}; goto hit:N goes to one\n"),
+            _ => "goto hit:N goes to one\n".to_string(),
+        };
+        Ok(answer)
+    }
+
+    /// A condition and, if the last two words are positions, where it is looked for.
+    fn region(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<(Condition, u64, u64), Refusal> {
+        let mut words = text.rsplitn(3, ' ');
+        if let (Some(to), Some(from), Some(condition)) = (words.next(), words.next(), words.next())
+            && let Ok(condition) = condition.trim().parse()
+            && let (Ok(from), Ok(to)) = (self.place(from, poll), self.place(to, poll))
+        {
+            return if from <= to {
+                Ok((condition, from, to))
+            } else {
+                Err(Refusal::new("that part of the recording ends before it begins"))
+            };
+        }
+        Ok((text.parse().map_err(Refusal::new)?, 0, self.timeline.end()))
+    }
+
+    fn search(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
+        let stops = stops_of(text)?;
+        let here = self.timeline.position();
+        let mut answer = String::new();
+        for (direction, name) in [(Direction::Backward, "before"), (Direction::Forward, "after")] {
+            let found = match self.run(&stops, direction, poll)? {
+                TravelStop::Hit(cause) => format!("insn:{} {cause}", self.timeline.position()),
+                TravelStop::Interrupted => "interrupted".to_string(),
+                _ => "nowhere".to_string(),
+            };
+            let _ = writeln!(answer, "{name}: {found}");
+            self.timeline.seek(here, poll).map_err(refused)?;
+        }
+        Ok(answer)
+    }
+
+    fn mark(&mut self, name: &str) -> Result<String, Refusal> {
+        if name.is_empty() {
+            let lines = self.marks.iter().map(|(name, at)| format!("mark:{name:<16} insn:{at}\n"));
+            return Ok(lines.collect());
+        }
+        if name.contains(char::is_whitespace) {
+            return Err(Refusal::new("a mark's name is one word"));
+        }
+        if self.timeline.forked_at().is_some() {
+            return Err(Refusal::new("a place in a scratch fork cannot be come back to"));
+        }
+        let here = self.timeline.position();
+        self.marks.insert(name.to_string(), here);
+        Ok(format!("mark:{name} is instruction {here}\n"))
+    }
+
+    fn add_checkpoint(&mut self) -> Result<String, Refusal> {
+        let entry = self.timeline.add_checkpoint().map_err(refused)?;
+        Ok(format!("there is a checkpoint at instruction {} now\n", entry.position))
+    }
+
+    fn console(&self, lines: &str) -> String {
+        let text = String::from_utf8_lossy(self.timeline.machine().console().text()).replace('\r', "");
+        let all: Vec<&str> = text.lines().collect();
+        let wanted = lines.parse().unwrap_or(all.len());
+        all[all.len().saturating_sub(wanted)..].iter().map(|line| format!("{line}\n")).collect()
+    }
+
+    fn physical(&self, text: &str) -> Result<String, Refusal> {
+        let range = text.split_once(' ').and_then(|(at, length)| Some((number(at)?, number(length.trim())?)));
+        let (address, length) =
+            range.filter(|&(_, length)| length <= MAX_PHYSICAL_BYTES).ok_or_else(|| {
+                Refusal::new(format!("write: physical ADDR LEN, at most {MAX_PHYSICAL_BYTES} bytes"))
+            })?;
+        let mut bytes = vec![0; length as usize];
+        let count = self.timeline.machine().read_physical(address, &mut bytes);
+        let mut answer = String::new();
+        for (row, at) in bytes[..count].chunks(16).zip((address..).step_by(16)) {
+            let digits: Vec<String> = row.iter().map(|byte| format!("{byte:02x}")).collect();
+            let _ = writeln!(answer, "{at:#014x}  {}", digits.join(" "));
+        }
+        if count < bytes.len() {
+            let _ = writeln!(answer, "there is no RAM at {:#x}", address.saturating_add(count as u64));
+        }
+        Ok(answer)
+    }
+
+    fn break_in(&mut self, text: &str) -> Result<String, Refusal> {
+        let mut words = text.split_whitespace();
+        let Some(space) = words.next() else { return Ok(self.bounds_text()) };
+        let root = match space {
+            "here" => Some(address_space(self.timeline.machine())),
+            "anywhere" => None,
+            cr3 => {
+                let bad =
+                    || Refusal::new(format!("'{cr3}' is no address space: write here, anywhere, or a CR3"));
+                Some(number(cr3).ok_or_else(bad)? & 0x000f_ffff_ffff_f000)
+            }
+        };
+        let bad = |word: &str| Refusal::new(format!("'{word}' is no address"));
+        let addresses =
+            words.map(|word| number(word).ok_or_else(|| bad(word))).collect::<Result<Vec<_>, _>>()?;
+        if addresses.is_empty() {
+            self.bounds.all = root;
+        }
+        for address in addresses {
+            match root {
+                Some(root) => self.bounds.by_address.insert(address, root),
+                None => self.bounds.by_address.remove(&address),
+            };
+        }
+        self.points_changed();
+        Ok(self.bounds_text())
+    }
+
+    fn bounds_text(&self) -> String {
+        let space = |root: &u64| format!("only in the address space with CR3 {root:#x}");
+        let all = self.bounds.all.as_ref().map_or("in all address spaces".to_string(), space);
+        let mut text = format!("break- and watchpoints stop {all}\n");
+        for (address, root) in &self.bounds.by_address {
+            let _ = writeln!(text, "those at {address:#x} stop {}", space(root));
+        }
+        text
+    }
+
+    fn leave_fork(&mut self) -> Result<String, Refusal> {
+        match self.timeline.leave_fork().map_err(refused)? {
+            Some(_) => {
+                // It would be news from a fork that is gone.
+                self.message = None;
+                Ok(format!("back in the recorded history: {}", self.when()))
+            }
+            None => Err(Refusal::new("this is the recorded history: there is no fork to come back from")),
+        }
+    }
+}
+
+/// What to run to: the words of the command, or any condition.
+fn stops_of(text: &str) -> Result<Stops, Refusal> {
+    let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
+    let word = word.trim_start_matches("last-").trim_start_matches("next-");
+    let numbers = rest.split_whitespace().map(number).collect::<Option<Vec<_>>>();
+    let watch = |kind, changes_only, address: u64, length: u64| {
+        address.checked_add(length).filter(|_| length > 0)?;
+        let point = Watchpoint { space: AddressKind::Linear, address, length, kind };
+        Some(Stops {
+            watches: vec![crate::timeline::Watch { changes_only, ..point.into() }],
+            ..Stops::default()
+        })
+    };
+    let range = |numbers: &[u64]| match *numbers {
+        [address] => Some((address, 1)),
+        [address, length] => Some((address, length)),
+        _ => None,
+    };
+    let watched = |kind, changes_only, numbers: &[u64]| {
+        range(numbers).and_then(|(address, length)| watch(kind, changes_only, address, length))
+    };
+    let stops = match (word, numbers.as_deref()) {
+        ("write", Some(numbers)) => watched(WatchKind::Write, false, numbers),
+        ("change", Some(numbers)) => watched(WatchKind::Write, true, numbers),
+        ("read", Some(numbers)) => watched(WatchKind::Read, false, numbers),
+        ("access", Some(numbers)) => watched(WatchKind::Access, false, numbers),
+        ("call", Some(&[address])) => {
+            Some(Stops { breakpoints: vec![Breakpoint::at(address)], ..Stops::default() })
+        }
+        ("syscall", Some([])) => Some(Stops::system_call(None)),
+        ("syscall", Some(&[number])) => Some(Stops::system_call(Some(number))),
+        // The vectors below 32 are exceptions.
+        ("interrupt", Some([])) => Some(vectors(32..=255)),
+        ("interrupt", Some(&[vector])) => u8::try_from(vector).ok().map(|vector| vectors(vector..=vector)),
+        _ => None,
+    };
+    match stops {
+        Some(stops) => Ok(stops),
+        None => text.parse().map(|Condition(stops)| stops).map_err(Refusal::new),
+    }
+}
+
+fn vectors(vectors: std::ops::RangeInclusive<u8>) -> Stops {
+    Stops { traps: Traps { vectors: vectors.collect(), ..Traps::default() }, ..Stops::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_to_run_to_is_understood() {
+        let write = stops_of("last-write 0x1000 4").unwrap().watches[0];
+        assert_eq!((write.point.address, write.point.length, write.changes_only), (0x1000, 4, false));
+        assert!(stops_of("change 16").unwrap().watches[0].changes_only);
+        assert_eq!(stops_of("last-call 0x10").unwrap().breakpoints, [Breakpoint::at(0x10)]);
+        assert_eq!(stops_of("syscall").unwrap(), Stops::system_call(None));
+        assert_eq!(stops_of("next-syscall 3").unwrap(), Stops::system_call(Some(3)));
+        assert_eq!(stops_of("last-interrupt").unwrap().traps.vectors.len(), 224);
+        assert_eq!(stops_of("vector:14").unwrap().traps.vectors.len(), 1);
+        assert_eq!(stops_of("console:login: ").unwrap().console.unwrap(), b"login: ");
+        for text in ["", "write", "write x", "write 1 0", "call", "interrupt 256", "syscall x", "nonsense 1"]
+        {
+            assert!(stops_of(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Several gdbs on one recording, each with a timeline, and thus a position, of its own.
+//!
+//! A timeline is made ready before its gdb comes: gdb waits two seconds for its first answer, and getting to the end of
+//! a recording without checkpoints takes longer.
+
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, PoisonError};
+
+use gdb::{ListenError, Listener, SessionEnd};
+
+use super::GdbTarget;
+use crate::error::Error;
+use crate::position::PositionSpec;
+use crate::recording::Recording;
+use crate::timeline::Timeline;
+
+/// Sessions at once; each has guest RAM of its own.
+const MAX_SESSIONS: usize = 8;
+
+/// How to serve.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where to wait for gdb, as [`Listener::bind`] takes it.
+    pub address: String,
+    /// Whether `address` may be one that other hosts reach.
+    pub allow_remote: bool,
+    /// Where each session begins.
+    pub at: PositionSpec,
+    /// Only one session.
+    pub once: bool,
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum Report {
+    /// gdb can come: its `target remote` takes this.
+    Ready(String),
+    /// A session has begun; sessions are counted from 1.
+    Began(usize),
+    /// A session has ended.
+    Ended(usize, SessionEnd),
+}
+
+/// How a session tells the one who starts them.
+enum News {
+    Began,
+    Ended,
+    Failed(Error),
+}
+
+/// Serves gdbs on a recording, for as long as connections can be had, or one only. `report` hears from several threads.
+pub fn serve(
+    recording: &Recording,
+    options: &Options,
+    report: &(dyn Fn(Report) + Sync),
+) -> Result<(), Error> {
+    // A wrong address is said at once, not after the replay; gdb finds the door open when it may come in.
+    drop(bind(options)?);
+    let sessions = Sessions { recording, options, report, listener: Mutex::new(None) };
+    let (sender, news) = channel();
+    std::thread::scope(|scope| {
+        let (mut begun, mut running, mut waiting) = (0, 0, false);
+        loop {
+            if !waiting && running < MAX_SESSIONS && !(options.once && begun > 0) {
+                let (sender, sessions) = (sender.clone(), &sessions);
+                scope.spawn(move || {
+                    let last = sessions.run(begun + 1, &sender).map_or_else(News::Failed, |()| News::Ended);
+                    // Nobody listens any more once a failure has been heard of.
+                    let _ = sender.send(last);
+                });
+                waiting = true;
+            }
+            match news.recv().expect("a sender is kept here") {
+                News::Began => (begun, running, waiting) = (begun + 1, running + 1, false),
+                News::Ended if options.once => return Ok(()),
+                News::Ended => running -= 1,
+                News::Failed(error) => return Err(error),
+            }
+        }
+    })
+}
+
+struct Sessions<'a> {
+    recording: &'a Recording,
+    options: &'a Options,
+    report: &'a (dyn Fn(Report) + Sync),
+    /// `None` until the first timeline is ready.
+    listener: Mutex<Option<Listener>>,
+}
+
+impl Sessions<'_> {
+    /// Makes a timeline ready, waits for a gdb, and serves it.
+    fn run(&self, number: usize, news: &Sender<News>) -> Result<(), Error> {
+        let mut timeline = Timeline::open(self.recording)?;
+        let target = timeline.resolve(self.options.at, &mut || false)?;
+        timeline.seek(target, &mut || false)?;
+        timeline.settle(&mut || false)?;
+        let stream = {
+            let mut listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
+            if listener.is_none() {
+                let bound = bind(self.options)?;
+                (self.report)(Report::Ready(bound.gdb_address().to_string()));
+                *listener = Some(bound);
+            }
+            listener.as_ref().expect("it was just made").accept().map_err(trouble)?
+        };
+        (self.report)(Report::Began(number));
+        let _ = news.send(News::Began);
+        let end = gdb::serve_stream(stream, &mut GdbTarget::new(&mut timeline));
+        (self.report)(Report::Ended(number, end));
+        Ok(())
+    }
+}
+
+fn bind(options: &Options) -> Result<Listener, Error> {
+    let bound = if options.allow_remote {
+        Listener::bind_anywhere(&options.address)
+    } else {
+        Listener::bind(&options.address)
+    };
+    bound.map_err(trouble)
+}
+
+fn trouble(error: ListenError) -> Error {
+    Error::Unsupported(error.to_string())
+}

@@ -1,0 +1,121 @@
+//! Scratch forks: a debugger changes registers or memory, and the machine goes on from there into a future that was
+//! never recorded. Nothing comes into it from outside, it only goes forward, and leaving it puts the machine back into
+//! the recorded history at the place where the fork began. The recording never hears of it.
+
+use cpu::CpuState;
+
+use super::snapshot::Snapshot;
+use super::stops::{Armed, Stops};
+use super::walker::{POLL_STEPS, Poll};
+use super::{Timeline, TravelStop};
+use crate::error::Error;
+use crate::inputs::{Event, Idle, Inputs, View};
+use crate::machine::RunStop;
+use crate::position::Moment;
+
+/// A fork under way.
+pub(super) struct Fork {
+    /// Where history was left.
+    root: Snapshot,
+}
+
+/// What a fork gets from outside: time passes, and that is all.
+struct Nobody;
+
+impl Inputs for Nobody {
+    fn poll(&mut self, _view: &View<'_>) -> Result<Option<Event>, Error> {
+        Ok(None)
+    }
+
+    fn next_poll(&self, _now: Moment) -> u64 {
+        u64::MAX
+    }
+
+    fn idle(&mut self, _now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+        Ok(deadline_ns.map_or(Idle::Forever, Idle::Until))
+    }
+}
+
+impl Timeline {
+    /// The step count at which the fork began that the machine is in, if it is in one.
+    pub fn forked_at(&self) -> Option<u64> {
+        self.fork.as_ref().map(|fork| fork.root.state.cpu.steps)
+    }
+
+    /// Replaces the CPU's registers. Begins a fork, unless the machine is in one.
+    pub fn change_registers(&mut self, state: &CpuState) {
+        self.begin_fork();
+        self.walker.machine.change_registers(state);
+    }
+
+    /// Writes memory at a linear address as a debugger: all bytes, or none where some of them are not mapped to RAM,
+    /// which is `false`. Begins a fork, unless the machine is in one.
+    pub fn change_memory(&mut self, address: u64, bytes: &[u8]) -> bool {
+        if !self.walker.machine.can_change_memory(address, bytes.len()) {
+            return false;
+        }
+        self.begin_fork();
+        self.walker.machine.change_memory(address, bytes);
+        true
+    }
+
+    /// Goes back to where the fork began; gives where that is, or `None` if the machine is in no fork.
+    pub fn leave_fork(&mut self) -> Result<Option<u64>, Error> {
+        let Some(fork) = &self.fork else { return Ok(None) };
+        let steps = fork.root.state.cpu.steps;
+        Armed::disarm(&mut self.walker.machine);
+        self.walker.restore(&fork.root)?;
+        // Only now: had it failed, the machine would still be none that history knows.
+        self.fork = None;
+        Ok(Some(steps))
+    }
+
+    fn begin_fork(&mut self) {
+        if self.fork.is_none() {
+            self.fork = Some(Fork { root: self.snapshot() });
+            self.walker.machine.go_on_after_end();
+        }
+    }
+
+    /// Refuses what makes sense in the recorded history only.
+    pub(super) fn must_be_history(&self) -> Result<(), Error> {
+        match self.forked_at() {
+            None => Ok(()),
+            Some(steps) => Err(Error::Position(format!(
+                "this is a scratch fork of the recording, begun at instruction {steps}, and it only goes forward: \
+                 'monitor back' returns to the recorded history"
+            ))),
+        }
+    }
+
+    /// Runs a fork on to a step count, or to something to stop at.
+    pub(super) fn run_fork(
+        &mut self,
+        target: u64,
+        stops: &Stops,
+        poll: &mut Poll<'_>,
+    ) -> Result<TravelStop, Error> {
+        let machine = &mut self.walker.machine;
+        let mut origin = machine.moment().steps;
+        let mut armed = Armed::new(stops, machine);
+        loop {
+            let here = machine.moment().steps;
+            if here >= target {
+                return Ok(TravelStop::Reached);
+            }
+            let stop = machine.run_from(target.min(here + POLL_STEPS), origin, &mut Nobody)?;
+            if stop == RunStop::Breakpoint {
+                origin = machine.moment().steps;
+            }
+            if let Some(hit) = armed.hit(&stop, machine) {
+                return Ok(TravelStop::Hit(hit.cause));
+            }
+            if matches!(stop, RunStop::Ended(_)) {
+                return Ok(TravelStop::End);
+            }
+            if machine.moment().steps < target && poll() {
+                return Ok(TravelStop::Interrupted);
+            }
+        }
+    }
+}
