@@ -31,7 +31,7 @@ impl<'a> KernelView<'a> {
     /// Through what would be the kernel's tables if the current ones were a program's.
     pub fn behind_user(machine: &'a Machine) -> Option<KernelView<'a>> {
         let root = address_space(machine);
-        (root & USER_ROOT_BIT != 0).then(|| KernelView { machine, root: Some(root & !USER_ROOT_BIT) })
+        (root & USER_ROOT_BIT != 0).then_some(KernelView { machine, root: Some(root & !USER_ROOT_BIT) })
     }
 
     fn physical(&self, root: u64, address: u64) -> Option<u64> {

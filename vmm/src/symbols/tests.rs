@@ -314,7 +314,7 @@ fn memory_with_modules(types: &Types, kallsyms: u64) -> (Pages, Vec<Found>) {
 }
 
 fn sections(module: &modules::Module) -> Vec<(&str, u64, u64, Access)> {
-    let view = |section: &'_ Section| (section.start, section.size, section.access);
+    let view = |section: &Section| (section.start, section.size, section.access);
     let rows = module.sections.iter().map(|section| (section.name.as_str(), view(section)));
     rows.map(|(name, (start, size, access))| (name, start, size, access)).collect()
 }
