@@ -18,7 +18,9 @@ pub enum ListenError {
     #[error("cannot listen on {0:?}: expected ADDRESS:PORT, like 127.0.0.1:1234, or unix:PATH")]
     Address(String),
     /// The address can be reached from elsewhere.
-    #[error("cannot listen on {0}: whoever connects is in control, so only loopback addresses are allowed")]
+    #[error(
+        "cannot listen on {0}: whoever connects is in control, so only loopback addresses are allowed unless remote ones are asked for"
+    )]
     NotLoopback(SocketAddr),
     /// Something else listens there.
     #[error("cannot listen on {0}: the address is in use")]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use checkpoint::StoreError;
+use checkpoint::{StoreError, StoreErrorKind};
 
 use crate::divergence::Divergence;
 
@@ -51,7 +51,7 @@ pub enum Error {
         why: String,
     },
     /// The recording's checkpoints cannot be used.
-    #[error("{}; the rest of the recording replays without them: move the checkpoints away", with_cause(.0))]
+    #[error("{}", with_advice(.0))]
     Checkpoints(StoreError),
     /// Replay did not do what was recorded.
     #[error(transparent)]
@@ -86,11 +86,15 @@ pub enum Error {
     Unsupported(String),
 }
 
-/// A sentence with the host's answer, where there is one: nobody prints the chain.
-fn with_cause(error: &StoreError) -> String {
-    match std::error::Error::source(error) {
+/// A sentence with the host's answer, where there is one (nobody prints the chain), and with what to do.
+fn with_advice(error: &StoreError) -> String {
+    let sentence = match std::error::Error::source(error) {
         Some(cause) => format!("{error}: {cause}"),
         None => error.to_string(),
+    };
+    match error.kind {
+        StoreErrorKind::Busy => format!("{sentence}; wait until it has ended"),
+        _ => format!("{sentence}; the rest of the recording replays without them: move the checkpoints away"),
     }
 }
 

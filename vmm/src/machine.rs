@@ -422,20 +422,12 @@ impl Machine {
         }
         if let Some(disk) = self.disk_mut() {
             for block in disk.take_written() {
-                if disk.read_block(block, &mut contents).is_ok() {
-                    each(Space::Disk, block, &contents)?;
-                    count += 1;
-                }
+                disk.read_whole_block(block, &mut contents)?;
+                each(Space::Disk, block, &contents)?;
+                count += 1;
             }
         }
         Ok(count)
-    }
-
-    /// The contents of a disk block.
-    pub fn read_disk_block(&mut self, block: u64, to: &mut Page) -> Result<(), Error> {
-        let Some(disk) = self.disk_mut() else { return Ok(()) };
-        let _ = disk.read_block(block, to);
-        disk.take_failure().map_or(Ok(()), Err)
     }
 
     /// Number of disk blocks written since they were last taken.

@@ -58,21 +58,27 @@ fn a_recorder_that_is_killed_leaves_a_recording() {
     }
 }
 
+/// Records while no file may have more than so many blocks: what the file system says then is much the same as on a full
+/// disk. The recorder must fail with one sentence, which this gives.
+fn record_with_small_files(blocks: u32, arguments: &[String]) -> String {
+    let output = Command::new("sh")
+        .args(["-c", &format!("ulimit -f {blocks}; exec \"$0\" \"$@\""), TTVM])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert_eq!(told.trim().lines().count(), 1, "{told}");
+    told
+}
+
 #[test]
 fn a_full_disk_ends_the_recording_with_one_sentence() {
     let directory = tempfile::tempdir().unwrap();
     let kernel = write_kernel(directory.path(), FOR_EVER);
     let path = directory.path().join("full.ttvm");
-    // A limit on the size of files: what the file system says then is much the same as on a full disk.
-    let output = Command::new("sh")
-        .args(["-c", "ulimit -f 1; exec \"$0\" \"$@\"", TTVM])
-        .args(arguments(&kernel, &path))
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{told}");
-    assert_eq!(told.trim().lines().count(), 1, "{told}");
+    let told = record_with_small_files(1, &arguments(&kernel, &path));
     assert!(told.contains("cannot write") && told.contains(EVENTS) && told.contains("replays"), "{told}");
     assert!(!Recording::open(&path).unwrap().log.torn);
     assert!(replayed(&path) > 16_000_000);
@@ -84,16 +90,9 @@ fn a_disk_too_full_for_checkpoints_ends_the_recording_with_one_sentence() {
     let kernel = write_kernel(directory.path(), FOR_EVER);
     let path = directory.path().join("full.ttvm");
     // Enough for the log, but not for a checkpoint.
-    let output = Command::new("sh")
-        .args(["-c", "ulimit -f 64; exec \"$0\" \"$@\"", TTVM])
-        .args(arguments(&kernel, &path))
-        .args(["--checkpoint-interval", "20ms"])
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{told}");
-    assert_eq!(told.trim().lines().count(), 1, "{told}");
+    let mut arguments = arguments(&kernel, &path);
+    arguments.extend(["--checkpoint-interval", "20ms"].map(str::to_string));
+    let told = record_with_small_files(64, &arguments);
     for part in ["cannot write", ".ckpt", "too large", "the run was stopped at instruction", "replays"] {
         assert!(told.contains(part), "{part}: {told}");
     }

@@ -5,7 +5,7 @@ mod tiny_guest;
 
 use std::path::{Path, PathBuf};
 
-use tiny_guest::{Numbers, record, typed};
+use tiny_guest::{Numbers, change, record, typed};
 use vmm::error::{Error, exit_code};
 use vmm::inputs::Event;
 use vmm::player::Scrutiny;
@@ -39,29 +39,6 @@ fn replayed(path: &Path) -> Result<(Recording, ReplayEnd, u64), Error> {
     let steps = replay.machine.moment().steps;
     drop(replay);
     Ok((recording, end, steps))
-}
-
-/// One random change of a file's bytes.
-fn change(bytes: &[u8], numbers: &mut Numbers) -> Vec<u8> {
-    let mut changed = bytes.to_vec();
-    let length = bytes.len() as u64;
-    let at = numbers.below(length) as usize;
-    match numbers.below(6) {
-        0 => changed[at] ^= 1 << numbers.below(8),
-        1 => changed[at] = numbers.below(256) as u8,
-        2 => changed.truncate(at),
-        3 => changed.insert(at, numbers.below(256) as u8),
-        4 => {
-            let other = numbers.below(length) as usize;
-            let count = (1 + numbers.below(64) as usize).min(bytes.len() - at.max(other));
-            changed[at..at + count].copy_from_slice(&bytes[other..other + count]);
-        }
-        _ => {
-            let end = at + numbers.below((bytes.len() - at) as u64 + 1) as usize;
-            changed.drain(at..end);
-        }
-    }
-    changed
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use checkpoint::{PAGE_BYTES, Page, Space, Store};
-use tiny_guest::{Numbers, STIRRED, record_with_checkpoints, typed};
+use tiny_guest::{Numbers, STIRRED, change, record_with_checkpoints, typed};
 use vmm::error::{Error, exit_code};
 use vmm::machine::Hashes;
 use vmm::recording::{CHECKPOINTS, Recording};
@@ -78,24 +78,6 @@ fn told(error: &Error, what: &str) -> bool {
     assert_eq!(error.exit_code(), exit_code::UNREADABLE_RECORDING, "{what}: {error}");
     assert!(error.to_string().contains(CHECKPOINTS), "{what}: no file is named in: {error}");
     false
-}
-
-fn change(bytes: &[u8], numbers: &mut Numbers) -> Vec<u8> {
-    let mut changed = bytes.to_vec();
-    let length = bytes.len() as u64;
-    let at = numbers.below(length) as usize;
-    match numbers.below(5) {
-        0 => changed[at] ^= 1 << numbers.below(8),
-        1 => changed[at] = numbers.below(256) as u8,
-        2 => changed.truncate(at),
-        3 => changed.insert(at, numbers.below(256) as u8),
-        _ => {
-            let other = numbers.below(length) as usize;
-            let count = (1 + numbers.below(64) as usize).min(bytes.len() - at.max(other));
-            changed[at..at + count].copy_from_slice(&bytes[other..other + count]);
-        }
-    }
-    changed
 }
 
 #[test]

@@ -7,9 +7,9 @@ use serde::Serialize;
 use vmm::error::{Error, exit_code};
 use vmm::position::PositionSpec;
 use vmm::recording::Recording;
-use vmm::timeline::{CheckpointHead, Timeline, TravelStop};
+use vmm::timeline::{CheckpointHead, Timeline};
 
-use super::interrupt::Interrupt;
+use super::travel;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -118,12 +118,7 @@ fn table(rows: &[Row]) -> String {
 }
 
 fn add(recording: &Recording, position: PositionSpec) -> Result<i32, Error> {
-    let mut timeline = Timeline::open(recording)?;
-    let mut interrupt = Interrupt::catch()?;
-    let target = timeline.resolve(position, &mut || interrupt.poll())?;
-    if timeline.seek(target, &mut || interrupt.poll())? == TravelStop::Interrupted {
-        return Ok(exit_code::FAILED);
-    }
+    let Some(mut timeline) = travel::open_at(recording, position)? else { return Ok(exit_code::FAILED) };
     let entry = timeline.add_checkpoint()?;
     eprintln!("ttvm: checkpoint at instruction {}, {} bytes", entry.position, entry.bytes);
     Ok(exit_code::DONE)

@@ -15,6 +15,7 @@ mod search;
 mod state;
 mod stats;
 mod symbols;
+mod travel;
 mod unpack;
 mod verify;
 

@@ -10,9 +10,9 @@ use vmm::position::PositionSpec;
 use vmm::recording::Recording;
 use vmm::registers;
 use vmm::symbols::Symbols;
-use vmm::timeline::{Timeline, TravelStop, number};
+use vmm::timeline::{Timeline, number};
 
-use super::interrupt::Interrupt;
+use super::travel;
 
 /// No more memory is printed at once.
 const MAX_MEMORY_BYTES: u64 = 1 << 20;
@@ -97,12 +97,7 @@ struct Line {
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let recording = Recording::open(&args.recording)?;
-    let mut timeline = Timeline::open(&recording)?;
-    let mut interrupt = Interrupt::catch()?;
-    let target = timeline.resolve(args.at, &mut || interrupt.poll())?;
-    if timeline.seek(target, &mut || interrupt.poll())? == TravelStop::Interrupted {
-        return Ok(exit_code::FAILED);
-    }
+    let Some(timeline) = travel::open_at(&recording, args.at)? else { return Ok(exit_code::FAILED) };
     let state = state(args, &timeline);
     super::print(&if args.json {
         serde_json::to_string_pretty(&state).expect("plain data always serializes")

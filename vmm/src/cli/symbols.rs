@@ -6,9 +6,8 @@ use vmm::error::{Error, exit_code};
 use vmm::position::PositionSpec;
 use vmm::recording::Recording;
 use vmm::symbols::{Symbols, elf};
-use vmm::timeline::{Timeline, TravelStop};
 
-use super::interrupt::Interrupt;
+use super::travel;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -25,14 +24,9 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let recording = Recording::open(&args.recording)?;
-    let mut timeline = Timeline::open(&recording)?;
-    let mut interrupt = Interrupt::catch()?;
-    let target = timeline.resolve(args.at, &mut || interrupt.poll())?;
-    if timeline.seek(target, &mut || interrupt.poll())? == TravelStop::Interrupted {
-        return Ok(exit_code::FAILED);
-    }
+    let Some(timeline) = travel::open_at(&recording, args.at)? else { return Ok(exit_code::FAILED) };
     let symbols = Symbols::of_machine(timeline.machine())
-        .map_err(|none| Error::Position(format!("{none} at instruction {target}")))?;
+        .map_err(|none| Error::Position(format!("{none} at instruction {}", timeline.position())))?;
     std::fs::write(&args.output, elf::file(&symbols)).map_err(Error::file("write", &args.output))?;
     if let Some(why) = symbols.without_modules() {
         eprintln!("ttvm: without the symbols of modules: {why}");

@@ -57,7 +57,11 @@ impl Condition {
             }
             _ => None,
         };
-        stops.map(Condition).ok_or_else(bad)
+        let place_of = rest.split_once('+').map_or(rest, |(place, _)| place);
+        let named = ["break", "write", "read", "access", "change"].contains(&kind) && !place_of.is_empty();
+        let unknown = || format!("'{place_of}' is neither a number nor a symbol of the guest's kernel");
+        let is_unknown = named && place(place_of).is_none();
+        stops.map(Condition).ok_or_else(|| if is_unknown { unknown() } else { bad() })
     }
 }
 
@@ -106,6 +110,10 @@ mod tests {
         assert_eq!(stops("syscall-nr:39"), Stops::system_call(Some(39)));
         assert_eq!(stops("vector:14").traps.vectors.into_iter().collect::<Vec<_>>(), [14]);
         assert_eq!(stops("console:login: ").console.unwrap(), b"login: ");
+        let named = Condition::parse("break:panic", |name| (name == "panic").then_some(7)).unwrap();
+        assert_eq!(named.0.breakpoints, [Breakpoint::at(7)]);
+        let unknown = "write:nowhere+8".parse::<Condition>().unwrap_err();
+        assert!(unknown.contains("'nowhere' is neither"), "{unknown}");
         for text in [
             "",
             "break",

@@ -172,7 +172,7 @@ impl Timeline {
             draft.page(Space::Ram, page, &contents)?;
         }
         for (block, _) in now.disk.changed_since(&before.disk) {
-            machine.read_disk_block(block, &mut contents)?;
+            machine.read_block(block, &mut contents)?;
             draft.page(Space::Disk, block, &contents)?;
         }
         let head = CheckpointHead::of(machine, self.walker.player.cursor());

@@ -208,11 +208,6 @@ impl Snapshots {
             }
         }
     }
-
-    /// How many there are.
-    pub fn count(&self) -> usize {
-        self.inner().by_steps.len()
-    }
 }
 
 impl Inner {

@@ -88,11 +88,6 @@ pub struct Stops {
 }
 
 impl Stops {
-    /// Whether there is nothing to stop at.
-    pub fn is_empty(&self) -> bool {
-        *self == Stops::default()
-    }
-
     /// One system call, or each.
     pub fn system_call(number: Option<u64>) -> Stops {
         let system_calls =
@@ -211,7 +206,7 @@ impl<'a> Armed<'a> {
                 if !changed {
                     continue;
                 }
-            } else if !overlaps(&watch.point, hit) {
+            } else if watch.point != hit.watchpoint {
                 continue;
             }
             if watch.only_in.is_none_or(|root| root == address_space(machine)) {
@@ -221,10 +216,6 @@ impl<'a> Armed<'a> {
         }
         cause
     }
-}
-
-fn overlaps(point: &Watchpoint, hit: &WatchHit) -> bool {
-    *point == hit.watchpoint
 }
 
 /// The bytes of a watched range, as far as they can be read.

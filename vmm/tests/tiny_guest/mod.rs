@@ -219,3 +219,26 @@ impl Numbers {
         (self.0 >> 33) % limit
     }
 }
+
+/// One random change of a file's bytes.
+pub fn change(bytes: &[u8], numbers: &mut Numbers) -> Vec<u8> {
+    let mut changed = bytes.to_vec();
+    let length = bytes.len() as u64;
+    let at = numbers.below(length) as usize;
+    match numbers.below(6) {
+        0 => changed[at] ^= 1 << numbers.below(8),
+        1 => changed[at] = numbers.below(256) as u8,
+        2 => changed.truncate(at),
+        3 => changed.insert(at, numbers.below(256) as u8),
+        4 => {
+            let other = numbers.below(length) as usize;
+            let count = (1 + numbers.below(64) as usize).min(bytes.len() - at.max(other));
+            changed[at..at + count].copy_from_slice(&bytes[other..other + count]);
+        }
+        _ => {
+            let end = at + numbers.below((bytes.len() - at) as u64 + 1) as usize;
+            changed.drain(at..end);
+        }
+    }
+    changed
+}
