@@ -1,7 +1,7 @@
 //! Verifying a recording: everything in its store, then a replay that compares all that the recording noted and
 //! every checkpoint, and where that fails, as exact an answer as can be had to the question where the difference began.
 //!
-//! A recording holds hashes, not states. So where every replay differs from it in the same way, the difference can
+//! The log holds hashes, not states. So where every replay differs from it in the same way, the difference can
 //! be placed between two checks and no closer: the recorded machine of that time is gone. Where two *replays*
 //! differ (a bit of memory that failed, something in this program that is not deterministic), or where there is a
 //! second recording of the same run, both machines can be had live, and the first instruction that they execute
