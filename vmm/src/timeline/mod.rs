@@ -278,6 +278,7 @@ impl Timeline {
             match self.walker.scan(window, &stops, Keep::Last, poll)? {
                 Scanned::Hits(hits) => match hits.last() {
                     Some(hit) => return self.arrive(*hit, Direction::Backward, poll),
+                    None if window.start > 0 && poll() => return self.interrupted(window.start),
                     None => end = window.start,
                 },
                 Scanned::Interrupted => return self.interrupted(end),

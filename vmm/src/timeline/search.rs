@@ -151,6 +151,11 @@ impl Work<'_> {
     /// Works until nothing is left. `poll` asks whether the person wants to stop.
     fn work(&self, walker: &mut Walker, poll: &mut Poll<'_>) {
         while let Some(number) = self.take() {
+            // A window may be shorter than the distance at which a walker asks.
+            if poll() {
+                self.cancelled.store(true, Ordering::Relaxed);
+                return;
+            }
             let mut asked = || {
                 if poll() {
                     self.cancelled.store(true, Ordering::Relaxed);
