@@ -32,7 +32,8 @@ class Round:
     instructions: int
     guest_s: float
     log_bytes: int
-    run: dict
+    run: dict | None
+    """Only in rounds that measure what recording costs."""
     record: dict
     replay: dict
     """`cpu_s`, `peak_bytes` and `instructions` of each."""
@@ -49,8 +50,8 @@ def cpu_per_instruction(cost):
     return cost["cpu_s"] / max(cost["instructions"], 1)
 
 
-def costs(done, instructions):
-    return {"cpu_s": done.cpu_s, "peak_bytes": done.peak_bytes, "instructions": instructions}
+def cost_of(done, instructions):
+    return {"cpu_s": done.cpu_s, "peak_bytes": done.peak_bytes, "instructions": int(instructions or 0)}
 
 
 def info_of(ttvm, recording):
@@ -61,23 +62,30 @@ def info_of(ttvm, recording):
     return json.loads(done.console), []
 
 
-def play(ttvm, guest, number, recording):
-    """One round; the recording is left at `recording`."""
+def play(ttvm, guest, number, recording, costs):
+    """One round; the recording is left at `recording`. With `costs`, the guest also runs without recording."""
     # Each round is another run, but the same with recording and without.
     machine = [*guest.options, "--seed", str(number), "--date", str(1_700_000_000 + 86_400 * number)]
-    ran = run([ttvm, "run", *machine], guest.typist())
+    ran = run([ttvm, "run", *machine], guest.typist()) if costs else None
     recorded = run([ttvm, "record", "--output", recording, *machine], guest.typist())
     info, wrong = info_of(ttvm, recording)
     replayed = run([ttvm, "replay", recording, "--verify"])
-    ends = [ENDED.search(ran.messages), ENDED.search(recorded.messages), REPLAYED.search(replayed.messages)]
-    instructions = [int(end[2 if end.re is REPLAYED else 1]) if end else 0 for end in ends]
-    wrong += wrong_run("run", ran, guest) + wrong_run("record", recorded, guest)
-    if guest.session is None and (ran.console, instructions[0]) != (recorded.console, instructions[1]):
-        wrong.append("the guest did something else with recording than without")
-    wrong += wrong_recording(info, recorded, ends[1]) + wrong_replay(info, recorded.console, replayed, ends[2])
-    three = map(costs, (ran, recorded, replayed), instructions)
+    recorded_to, replayed_to = ENDED.search(recorded.messages), REPLAYED.search(replayed.messages)
+    recording_cost = cost_of(recorded, recorded_to and recorded_to[1])
+    run_cost = None
+    if ran:
+        ran_to = ENDED.search(ran.messages)
+        run_cost = cost_of(ran, ran_to and ran_to[1])
+        wrong += wrong_run("run", ran, guest)
+        both = [(ran.console, run_cost["instructions"]), (recorded.console, recording_cost["instructions"])]
+        if guest.session is None and both[0] != both[1]:
+            wrong.append("the guest did something else with recording than without")
+    wrong += wrong_run("record", recorded, guest) + wrong_recording(info, recorded, recorded_to)
+    wrong += wrong_replay(info, recorded.console, replayed, replayed_to)
+    replay_cost = cost_of(replayed, replayed_to and replayed_to[2])
     log_bytes, guest_s = info.get("log_bytes", 0), info.get("guest_seconds", 0.0)
-    return Round(guest.name, number, wrong, info.get("instructions", 0), guest_s, log_bytes, *three)
+    instructions = info.get("instructions", 0)
+    return Round(guest.name, number, wrong, instructions, guest_s, log_bytes, run_cost, recording_cost, replay_cost)
 
 
 def wrong_run(verb, done, guest):
@@ -141,25 +149,27 @@ class Summary:
 
 
 def summary_of(rounds):
-    def median(value):
+    def median(value, rounds=rounds):
         return statistics.median(value(r) for r in rounds)
 
-    def most(value):
+    def most(value, rounds=rounds):
         return max(value(r) for r in rounds)
+
+    with_run = [r for r in rounds if r.run]
 
     return Summary(
         guest=rounds[0].guest,
         rounds=len(rounds),
         failed=sum(bool(r.wrong) for r in rounds),
         instructions=int(median(lambda r: r.instructions)),
-        run_s=median(lambda r: r.run["cpu_s"]),
+        run_s=median(lambda r: r.run["cpu_s"], with_run),
         record_s=median(lambda r: r.record["cpu_s"]),
         replay_s=median(lambda r: r.replay["cpu_s"]),
-        recording=median(Round.recording_costs),
+        recording=median(Round.recording_costs, with_run),
         replaying=median(Round.replaying_costs),
         log_bytes=most(lambda r: r.log_bytes),
         log_bytes_per_s=most(lambda r: r.log_bytes / r.guest_s if r.guest_s else 0),
-        run_peak=most(lambda r: r.run["peak_bytes"]),
+        run_peak=most(lambda r: r.run["peak_bytes"], with_run),
         record_peak=most(lambda r: r.record["peak_bytes"]),
         replay_peak=most(lambda r: r.replay["peak_bytes"]),
     )
@@ -198,15 +208,16 @@ def over_limits(summary, guest):
     return exact, measured
 
 
-def play_and_report(ttvm, guest, number, keep):
+def play_and_report(ttvm, guest, number, keep, costs):
     """One round; says what was wrong, and keeps the recording only then."""
     recording = f"{keep}/{guest.name}-{number}.ttvm"
-    result = play(ttvm, guest, number, recording)
+    result = play(ttvm, guest, number, recording, costs)
     if not result.wrong:
         shutil.rmtree(recording)
     for sentence in result.wrong:
         print(f"WRONG {guest.name}, round {number}: {sentence}; see {ttvm} replay --verify {recording}")
-    times = ", ".join(f"{verb} {getattr(result, verb)['cpu_s']:.2f} s" for verb in ("run", "record", "replay"))
+    played = [(verb, getattr(result, verb)) for verb in ("run", "record", "replay")]
+    times = ", ".join(f"{verb} {cost['cpu_s']:.2f} s" for verb, cost in played if cost)
     print(f"round {number} {guest.name}: {'WRONG' if result.wrong else 'equal'}; {times}", flush=True)
     return result
 
