@@ -15,6 +15,9 @@ use crate::script::Script;
 /// RAM of that guest.
 pub const MEMORY_BYTES: u64 = 8 << 20;
 
+/// How often a recorder with checkpoints looks whether one is due, and keeps the state that it stores at the end.
+pub const SLICE_STEPS: u64 = 1000;
+
 /// The recording, and where things are in the guest.
 pub struct Traveller {
     /// The recording's directory.
@@ -59,7 +62,7 @@ impl Traveller {
         let options = CheckpointOptions {
             interval_ns: 0,
             min_steps: every_steps,
-            slice_steps: 1000,
+            slice_steps: SLICE_STEPS,
             ..CheckpointOptions::default()
         };
         Traveller::record_by(directory, |guest, path, script| {

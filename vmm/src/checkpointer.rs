@@ -14,6 +14,7 @@ use crate::position::Moment;
 use crate::recorder::Recorder;
 use crate::recording::CHECKPOINTS;
 use crate::timeline::{CheckpointHead, state_bytes};
+use crate::trail::Trail;
 
 /// How often a recorder takes checkpoints, and what it keeps.
 #[derive(Clone, Debug)]
@@ -91,6 +92,7 @@ struct Checkpointer {
     writer: BackgroundWriter,
     pace: Pace,
     slice_steps: u64,
+    trail: Trail,
     told_full: bool,
 }
 
@@ -104,12 +106,15 @@ impl Checkpointer {
         machine.attach_store(store.clone());
         // What the loader wrote is there again in every replay.
         machine.take_written(|_, _, _| Ok(()))?;
+        let mut trail = Trail::default();
+        trail.checkpoint(machine);
         let CheckpointOptions { interval_ns, min_steps, slice_steps, policy } = options;
         let pace = Pace { interval_ns, min_steps, ..Pace::default() };
         Ok(Checkpointer {
             writer: BackgroundWriter::start(store, policy)?,
             pace,
             slice_steps,
+            trail,
             told_full: false,
         })
     }
@@ -127,6 +132,9 @@ impl Checkpointer {
             }
             if self.pace.due(machine.moment(), machine.written_blocks()) {
                 self.take(machine, recorder)?;
+                self.trail.checkpoint(machine);
+            } else {
+                self.trail.mark(machine, recorder.cursor());
             }
         }
     }
@@ -148,9 +156,10 @@ impl Checkpointer {
         Ok(())
     }
 
-    /// Takes a last checkpoint where the run ended, if that is a place which replay reaches in the same state, and
-    /// waits until everything is stored.
+    /// Takes the last checkpoints: shortly before the end, and where the run ended, if that is a place which
+    /// replay reaches in the same state. Waits until everything is stored.
     fn finish<I: Inputs>(mut self, machine: &mut Machine, recorder: &mut Recorder<I>) -> Result<(), Error> {
+        std::mem::take(&mut self.trail).store(machine.moment(), &mut self.writer)?;
         // Where the run was ended from outside, or by idling, time may have passed since the place was reached.
         if !matches!(machine.outcome(), None | Some(Outcome::Ended | Outcome::IdleForever)) {
             self.take(machine, recorder)?;

@@ -33,5 +33,6 @@ pub mod registers;
 pub mod replay;
 pub mod symbols;
 pub mod timeline;
+mod trail;
 pub mod verify;
 pub mod written_pages;

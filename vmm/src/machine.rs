@@ -430,6 +430,16 @@ impl Machine {
         Ok(count)
     }
 
+    /// Calls `each` with every page of RAM that was written since the last call.
+    pub fn take_trail(&mut self, mut each: impl FnMut(u64, &Page)) {
+        self.collect_written();
+        let mut contents = [0; PAGE_BYTES];
+        for page in self.written.take(Reader::Trail) {
+            self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
+            each(page, &contents);
+        }
+    }
+
     /// Number of disk blocks written since they were last taken.
     pub fn written_blocks(&mut self) -> usize {
         self.disk_mut().map_or(0, |disk| disk.written_count())
@@ -450,7 +460,8 @@ impl Machine {
         }
     }
 
-    fn disk_version(&mut self) -> PageMap {
+    /// The contents of the disk.
+    pub fn disk_version(&mut self) -> PageMap {
         self.disk_mut().map_or_else(|| PageMap::new(0), |disk| disk.version())
     }
 

@@ -1,7 +1,8 @@
 //! Which pages were written since each of several readers last looked.
 //!
-//! Guest RAM has one dirty flag per page, but two readers want to know what was written since *they* last looked:
-//! the memory image (snapshots) and the RAM digest (checks). Neither may take the flag away from the other.
+//! Guest RAM has one dirty flag per page, but several readers want to know what was written since *they* last looked:
+//! the memory image (snapshots, checkpoints), the RAM digest (checks) and the trail. None may take the flag away from
+//! the others.
 
 use guest_ram::PageFlags;
 
@@ -12,6 +13,8 @@ pub enum Reader {
     Image = 0,
     /// The RAM digest.
     Digest = 1,
+    /// The trail of states before the end of a recording.
+    Trail = 2,
 }
 
 /// The pages that one reader has yet to look at.
@@ -22,13 +25,13 @@ struct News {
 }
 
 /// The pages that each reader has yet to look at.
-pub struct WrittenPages([News; 2]);
+pub struct WrittenPages([News; 3]);
 
 impl WrittenPages {
     /// No page was written.
     pub fn none(pages: u64) -> WrittenPages {
         let none = || News { is_new: vec![false; pages as usize], pages: Vec::new() };
-        WrittenPages([none(), none()])
+        WrittenPages([none(), none(), none()])
     }
 
     /// Takes in the dirty flags. The engine has to track writes anew afterwards.
@@ -61,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_reader_takes_nothing_from_the_other() {
+    fn one_reader_takes_nothing_from_the_others() {
         let ram = GuestRam::new(1 << 20).unwrap();
         let mut written = WrittenPages::none(ram.flags().pages());
         for page in [200, 3] {
@@ -75,5 +78,6 @@ mod tests {
         assert_eq!(written.take(Reader::Image), [4]);
         assert_eq!(written.take(Reader::Digest), [3, 4, 200]);
         assert_eq!(written.take(Reader::Digest), [0; 0]);
+        assert_eq!(written.take(Reader::Trail), [3, 4, 200]);
     }
 }

@@ -18,7 +18,7 @@ fn json(directory: &Path, arguments: &[&str]) -> Value {
 fn recording() -> (tempfile::TempDir, u64) {
     let directory = tempfile::tempdir().unwrap();
     let keys = typed(&[(5_000, "a"), (90_000, "b")]);
-    let (_, end) = record_with_checkpoints(directory.path(), "r.ttvm", ROUNDS, keys, &[30_000, 110_000]);
+    let (_, end) = record_with_checkpoints(directory.path(), "r.ttvm", ROUNDS, keys, &[30_000, 105_000]);
     (directory, end.at.steps)
 }
 

@@ -4,7 +4,7 @@
 use cpu::{AddressKind, WatchKind, Watchpoint};
 use tests::random::Random;
 use tests::record::open;
-use tests::traveller::Traveller;
+use tests::traveller::{SLICE_STEPS, Traveller};
 use vmm::machine::{Machine, RunStop, hash_of};
 use vmm::replay;
 use vmm::timeline::{Cause, Condition, Timeline, TravelStop};
@@ -114,6 +114,31 @@ fn check_seeks(mut timeline: Timeline, walk: &Walk) {
         assert_eq!(timeline.position(), point);
         assert!(hash_of(&timeline.machine().state()) == state, "seed {SEED}: the state differs at {point}");
         assert!(ram_hash(timeline.machine()) == ram, "seed {SEED}: RAM differs at {point}");
+    }
+}
+
+#[test]
+fn steps_back_from_the_end_are_near_when_nothing_was_replayed_yet() {
+    let (_directory, traveller, walk) = prepare_with_checkpoints(1);
+    let mut timeline = open_timeline(&traveller);
+    let heads: Vec<u64> = timeline.checkpoints().unwrap().heads().keys().copied().collect();
+    let end = timeline.end();
+    let distances: Vec<u64> = heads.iter().rev().map(|at| end - at).collect();
+    // The recorder looks every so many steps, and in the end stores what it saw last: not in the rhythm of checkpoints.
+    assert!(distances[0] == 0 && distances[1] < SLICE_STEPS, "{heads:?}");
+    assert!((SLICE_STEPS..2 * SLICE_STEPS).contains(&distances[2]), "{heads:?}");
+    assert!(distances[3] > 2 * SLICE_STEPS, "{heads:?}");
+    timeline.seek(end, &mut on()).unwrap();
+    let before = timeline.replayed_steps();
+    assert_eq!(timeline.step_backward(&mut on()).unwrap(), TravelStop::Reached);
+    assert!(
+        timeline.replayed_steps() - before <= SLICE_STEPS,
+        "{} replayed",
+        timeline.replayed_steps() - before
+    );
+    for position in distances[1..3].iter().map(|distance| end - distance) {
+        timeline.seek(position, &mut on()).unwrap();
+        assert_eq!(timeline.machine().cpu().rip(), walk.rips[position as usize]);
     }
 }
 

@@ -140,7 +140,7 @@ pub fn record(
     record_with(directory, name, rounds, script, None)
 }
 
-/// Records the guest with checkpoints: two that the recorder takes, the last of them at the end, and one at each of
+/// Records the guest with checkpoints: four that the recorder takes, the last three of them about the end, and one at each of
 /// `more` step counts.
 pub fn record_with_checkpoints(
     directory: &Path,

@@ -1,0 +1,106 @@
+//! Two states of a machine shortly before where it is, held in memory while it records. A recorder stores them when the
+//! run ends: whoever opens the recording there steps backward at once, instead of replaying from the last checkpoint.
+//!
+//! A state is what the pages written since the checkpoint before it held then. Which of them will be written again
+//! before the end nobody knows, so copies are kept of all of them, up to a limit.
+
+use std::collections::BTreeMap;
+
+use checkpoint::{BackgroundWriter, Page, PageMap, PageRef, Space};
+
+use crate::error::Error;
+use crate::machine::{Machine, MachineState};
+use crate::player::Cursor;
+use crate::position::Moment;
+use crate::timeline::{CheckpointHead, state_bytes};
+
+/// Pages that are held at most: 16 MiB. After more there is no trail until the next checkpoint.
+const MAX_PAGES: usize = 4096;
+
+/// See the module.
+#[derive(Default)]
+pub struct Trail {
+    older: Option<Mark>,
+    newer: Option<Mark>,
+    given_up: bool,
+}
+
+/// One state.
+struct Mark {
+    at: Moment,
+    head: CheckpointHead,
+    state: MachineState,
+    /// What was written since the mark or the checkpoint before it; for the older mark, since the checkpoint before it.
+    ram: BTreeMap<u64, Box<Page>>,
+    disk: PageMap,
+    /// Whether a checkpoint was taken since.
+    is_behind_checkpoint: bool,
+}
+
+impl Trail {
+    /// A checkpoint was just taken here: what follows is relative to it.
+    pub fn checkpoint(&mut self, machine: &mut Machine) {
+        machine.take_trail(|_, _| {});
+        let last = joined(self.older.take(), self.newer.take());
+        let older = last.map(|mark| Mark { is_behind_checkpoint: true, ..mark });
+        *self = Trail { older, ..Trail::default() };
+    }
+
+    /// Keeps the state here, and the one kept last.
+    pub fn mark(&mut self, machine: &mut Machine, cursor: Cursor) {
+        if self.given_up {
+            return;
+        }
+        let mut ram = BTreeMap::new();
+        machine.take_trail(|page, contents| {
+            ram.insert(page, Box::new(*contents));
+        });
+        let here = Mark {
+            at: machine.moment(),
+            head: CheckpointHead::of(machine, cursor),
+            state: machine.state(),
+            ram,
+            disk: machine.disk_version(),
+            is_behind_checkpoint: false,
+        };
+        let newer = self.newer.replace(here);
+        self.older = joined(self.older.take(), newer);
+        let pages = |mark: &Option<Mark>| mark.as_ref().map_or(0, |mark| mark.ram.len());
+        if pages(&self.older) + pages(&self.newer) > MAX_PAGES {
+            *self = Trail { given_up: true, ..Trail::default() };
+        }
+    }
+
+    /// Hands the states that lie before `end` to the writer, each as a checkpoint.
+    pub fn store(self, end: Moment, writer: &mut BackgroundWriter) -> Result<(), Error> {
+        let mut before: Option<PageMap> = None;
+        for mark in [self.older, self.newer].into_iter().flatten().filter(|mark| mark.at.steps < end.steps) {
+            writer.begin(mark.at.steps, mark.at.time_ns)?;
+            for (page, contents) in &mark.ram {
+                writer.page(Space::Ram, *page, contents)?;
+            }
+            let nothing = PageMap::new(mark.disk.len());
+            for (block, contents) in mark.disk.changed_since(before.as_ref().unwrap_or(&nothing)) {
+                // Others lie in an earlier checkpoint.
+                if let PageRef::Held(contents) = contents {
+                    writer.page(Space::Disk, block, contents)?;
+                }
+            }
+            writer.finish(mark.head.to_bytes(), state_bytes(&mark.state))?;
+            before = Some(mark.disk);
+        }
+        Ok(())
+    }
+}
+
+/// The later mark, relative to what the earlier one is relative to.
+fn joined(earlier: Option<Mark>, later: Option<Mark>) -> Option<Mark> {
+    match (earlier, later) {
+        (Some(earlier), Some(later)) if !earlier.is_behind_checkpoint => {
+            let mut ram = earlier.ram;
+            ram.extend(later.ram);
+            Some(Mark { ram, ..later })
+        }
+        (earlier, later) => later.or(earlier),
+    }
+}
