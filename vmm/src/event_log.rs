@@ -4,7 +4,7 @@
 //! that was cut off leaves a log whose last frame may be incomplete: reading stops before it and says so. Damage
 //! anywhere else is an error. Lengths are never trusted.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -81,6 +81,8 @@ impl LogWriter {
     /// Starts a new log; the file must not exist.
     pub fn create(path: &Path) -> Result<LogWriter, Error> {
         let mut file = File::create_new(path).map_err(Error::file("create", path))?;
+        // Only says that somebody still writes: where files cannot be locked, nobody gets to know.
+        let _ = file.try_lock();
         file.write_all(MAGIC).map_err(Error::file("write", path))?;
         Ok(LogWriter { file, path: path.to_path_buf(), bytes: MAGIC.len() as u64, chain: 0 })
     }
@@ -192,6 +194,11 @@ pub fn read_log(path: &Path) -> Result<Log, Error> {
         .and_then(|mut file| file.read_to_end(&mut bytes))
         .map_err(|error| Error::recording(path, format!("cannot be read: {error}")))?;
     parse_log(&bytes).map_err(|why| Error::recording(path, why))
+}
+
+/// Whether somebody still writes the log.
+pub fn is_being_written(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
 /// Parses the bytes of a log. Never panics, whatever they are.

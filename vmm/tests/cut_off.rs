@@ -21,6 +21,10 @@ fn arguments(kernel: &Path, recording: &Path) -> Vec<String> {
         .to_vec()
 }
 
+fn info(path: &Path) -> String {
+    tiny_guest::ttvm(Path::new("."), &["info", path.to_str().unwrap()]).1
+}
+
 /// Opens and replays what is there; gives the step count that was reached.
 fn replayed(path: &Path) -> u64 {
     let recording = Recording::open(path).unwrap();
@@ -52,8 +56,10 @@ fn a_recorder_that_is_killed_leaves_a_recording() {
             assert!(recorder.try_wait().unwrap().is_none(), "the recorder ended by itself");
             std::thread::yield_now();
         }
+        assert!(info(&path).contains("ended         not yet: it is still being recorded"));
         recorder.kill().unwrap();
         recorder.wait().unwrap();
+        assert!(info(&path).contains("ended         cut off"));
         replayed(&path);
     }
 }

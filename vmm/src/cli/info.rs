@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use checkpoint::Store;
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
+use vmm::event_log::is_being_written;
 use vmm::position::Moment;
-use vmm::recording::Recording;
+use vmm::recording::{EVENTS, Recording};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -28,6 +29,8 @@ struct Info<'a> {
     machine: &'a vmm::config::MachineConfig,
     /// Whether the recording reaches the end of the run; if not, it was cut off.
     complete: bool,
+    /// Whether a recorder is still at work on it.
+    being_recorded: bool,
     ended: Option<String>,
     instructions: u64,
     branches: u64,
@@ -98,6 +101,7 @@ fn info(recording: &Recording) -> Info<'_> {
         cpu_model: &manifest.machine.cpu_model,
         machine: &manifest.machine,
         complete: end.is_some(),
+        being_recorded: is_being_written(&recording.path.join(EVENTS)),
         ended: end.map(|e| e.outcome.to_string()),
         instructions: last.steps,
         branches: end.map_or(branches, |e| e.branches),
@@ -158,7 +162,11 @@ fn text(info: &Info<'_>) -> String {
     lines.push(format!("command line  {}", machine.cmdline));
     lines.push(format!(
         "ended         {}",
-        info.ended.as_deref().unwrap_or("cut off: the recorder was stopped")
+        match &info.ended {
+            Some(ended) => ended,
+            None if info.being_recorded => "not yet: it is still being recorded",
+            None => "cut off: the recorder was stopped",
+        }
     ));
     lines.push(format!(
         "length        {} instructions, {:.6} s guest time",
