@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use checkpoint::{BackgroundWriter, Policy, Store};
 
+use crate::checkpoints::{CheckpointHead, state_bytes};
 use crate::error::Error;
 use crate::inputs::Inputs;
 use crate::machine::{Machine, Outcome, RunStop};
 use crate::position::Moment;
 use crate::recorder::Recorder;
 use crate::recording::CHECKPOINTS;
-use crate::timeline::{CheckpointHead, state_bytes};
 use crate::trail::Trail;
 
 /// How often a recorder takes checkpoints, and what it keeps.

@@ -9,12 +9,12 @@ use std::fmt;
 
 use checkpoint::{Maps, PAGE_BYTES, Page, PageMap, PageRef, Space};
 
+use crate::checkpoints::{CheckpointHead, Checkpoints, state_bytes};
 use crate::disk::OverlayDisk;
 use crate::error::Error;
 use crate::machine::{Machine, MachineState};
 use crate::player::Player;
 use crate::recording::Recording;
-use crate::timeline::{CheckpointHead, Checkpoints, state_bytes};
 
 /// A checkpoint that is not what a replay has at its place.
 #[derive(Clone, Debug, PartialEq, Eq)]

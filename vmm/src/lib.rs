@@ -9,6 +9,7 @@ pub mod bisect;
 pub mod board;
 pub mod boot;
 pub mod checkpointer;
+pub mod checkpoints;
 pub mod checks;
 pub mod compare_checkpoints;
 pub mod config;

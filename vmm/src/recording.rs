@@ -8,11 +8,11 @@ use std::sync::Arc;
 use checkpoint::Store;
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoints::CheckpointHead;
 use crate::config::MachineConfig;
 use crate::error::Error;
 use crate::event_log::{Log, LogRecord, LogWriter, read_log};
 use crate::machine::hash_of;
-use crate::timeline::CheckpointHead;
 
 /// Version of the format that this program writes and reads.
 pub const FORMAT_VERSION: u32 = 2;

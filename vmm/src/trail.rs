@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 
 use checkpoint::{BackgroundWriter, Page, PageMap, PageRef, Space};
 
+use crate::checkpoints::{CheckpointHead, state_bytes};
 use crate::error::Error;
 use crate::machine::{Machine, MachineState};
 use crate::player::Cursor;
 use crate::position::Moment;
-use crate::timeline::{CheckpointHead, state_bytes};
 
 /// Pages that are held at most: 16 MiB. After more there is no trail until the next checkpoint.
 const MAX_PAGES: usize = 4096;

@@ -4,12 +4,12 @@
 mod tiny_guest;
 
 use tiny_guest::{Numbers, record_with_checkpoints, typed};
+use vmm::checkpoints::{Checkpoints, Snapshot, state_bytes};
 use vmm::error::{Error, exit_code};
 use vmm::machine::MachineState;
 use vmm::player::{Player, Scrutiny};
 use vmm::recording::Recording;
 use vmm::replay;
-use vmm::timeline::{Checkpoints, Snapshot, state_bytes};
 
 const ROUNDS: u32 = 4_000;
 const MUTATIONS: u64 = 3_000;

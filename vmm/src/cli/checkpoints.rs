@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use checkpoint::Entry;
 use serde::Serialize;
+use vmm::checkpoints::CheckpointHead;
 use vmm::error::{Error, exit_code};
 use vmm::position::PositionSpec;
 use vmm::recording::Recording;
-use vmm::timeline::{CheckpointHead, Timeline};
+use vmm::timeline::Timeline;
 
 use super::travel;
 

@@ -4,10 +4,10 @@
 
 use cpu::CpuState;
 
-use super::snapshot::Snapshot;
 use super::stops::{Armed, Stops};
 use super::walker::{POLL_STEPS, Poll};
 use super::{Timeline, TravelStop};
+use crate::checkpoints::Snapshot;
 use crate::error::Error;
 use crate::inputs::{Event, Idle, Inputs, View};
 use crate::machine::RunStop;

@@ -1,8 +1,8 @@
 //! What the notations of positions mean in a recording.
 
-use super::snapshot::CheckpointHead;
 use super::walker::Poll;
 use super::{Timeline, TravelStop};
+use crate::checkpoints::CheckpointHead;
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::position::PositionSpec;

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::snapshot::{Checkpoints, Snapshot, Snapshots};
+use super::snapshot::Snapshots;
 use super::stops::{Armed, Hit, Stops};
+use crate::checkpoints::{Checkpoints, Snapshot};
 use crate::config::Images;
 use crate::error::Error;
 use crate::machine::{Machine, RunStop};
