@@ -295,48 +295,47 @@ class Symbols(Verb):
 They come from the guest itself, at the addresses that this boot has given them: names of functions and variables, without
 types and source lines. FILE is a file with more of them for the same kernel, such as the vmlinux of Debian's -dbg
 package: ttvm finds out how far the kernel was moved (KASLR); only the modules' symbols come from the guest then. A file of
-something else is loaded as it is. FILE is used again when the command is given without it; "tt symbols none" is the
+something else is loaded as it is. FILE is used again when the command is given without it; "tt symbols none" loads the
 guest's own again. Give the command again when modules have come or gone."""
 
     verb = "symbols"
     completer = gdb.COMPLETE_FILENAME
     file = ""
-    # The command that has loaded FILE, and the file with the modules.
-    loaded = None
-    modules = None
+    # The commands that have loaded what is loaded.
+    loaded = []
 
     def invoke(self, argument, from_tty):
         words = gdb.string_to_argv(argument)
+        file = Symbols.file
         if words:
-            Symbols.file = "" if words[0] == "none" else os.path.abspath(os.path.expanduser(words[0]))
-        lines = ask("symbols " + Symbols.file).splitlines()
-        self.forget_modules()
+            file = "" if words[0] == "none" else os.path.abspath(os.path.expanduser(words[0]))
         try:
-            for line in lines:
-                self.obey(line)
+            lines = ask("symbols " + file).splitlines()
+            self.load([line for line in lines if line.startswith("add-symbol-file ")])
         finally:
             ask("symbols loaded")
+        Symbols.file = file
+        for line in lines:
+            if line.startswith("# "):
+                gdb.write(line[2:] + "\n")
+        try:
+            gdb.execute("frame")
+        except gdb.error as error:
+            gdb.write(str(error) + "\n")
 
-    def obey(self, line):
-        """Loads a file; other lines are for people."""
-        if line.startswith("symbol-file "):
-            # A kernel with debug information takes a while, and it has not moved since.
-            if line != Symbols.loaded:
-                gdb.execute(line, to_string=True)
-            Symbols.loaded = line
-        elif line.startswith("add-symbol-file "):
-            gdb.execute(line, to_string=True)
-            Symbols.modules = line.partition(" ")[2]
-        else:
-            gdb.write(line.lstrip("# ") + "\n")
-
-    def forget_modules(self):
-        if Symbols.modules:
-            try:
-                gdb.execute("remove-symbol-file " + Symbols.modules, to_string=True)
-            except gdb.error:
-                pass  # Somebody has done so already.
-            Symbols.modules = None
+    def load(self, commands):
+        """Loads what is new. A kernel with debug information takes a while, and once is enough: it does not move."""
+        before, Symbols.loaded = Symbols.loaded, []
+        for command in commands:
+            if command not in before:
+                gdb.execute(command, to_string=True)
+            Symbols.loaded.append(command)
+        for command in before:
+            if command not in commands:
+                try:
+                    gdb.execute('remove-symbol-file "%s"' % gdb.string_to_argv(command)[1], to_string=True)
+                except gdb.error:
+                    pass  # Somebody has done so already.
 
 
 class BreakIn(Verb):

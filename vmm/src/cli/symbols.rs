@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use vmm::error::{Error, exit_code};
 use vmm::position::PositionSpec;
 use vmm::recording::Recording;
-use vmm::symbols::vmlinux::{Match, Unusable, compare, load_command};
+use vmm::symbols::vmlinux::{Match, Unusable, compare};
 use vmm::symbols::{Symbols, elf};
 
 use super::travel;
@@ -33,7 +33,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let symbols = Symbols::of_machine(timeline.machine())
         .map_err(|none| Error::Position(format!("{none} at instruction {}", timeline.position())))?;
     if let Some(file) = &args.like {
-        super::print(load_like(file, &symbols)?.trim_end())?;
+        super::print(&load_like(file, &symbols)?)?;
     }
     if let Some(output) = &args.output {
         let of_modules = args.like.as_ref().map(|_| symbols.of_modules());
@@ -43,8 +43,9 @@ pub fn run(args: &Args) -> Result<i32, Error> {
 }
 
 fn load_like(file: &Path, symbols: &Symbols) -> Result<String, Error> {
+    let file = &std::path::absolute(file).map_err(Error::file("find", file))?;
     match compare(file, symbols) {
-        Ok(Match::Moved(distance)) => Ok(load_command(file, distance)),
+        Ok(Match::Kernel(placement)) => Ok(placement.load_command(file)),
         Ok(Match::NoKernel) => Err(Error::Position(format!("{} is no kernel with symbols", file.display()))),
         Err(Unusable::Unreadable { path, source }) => {
             Err(Error::File { action: "use the symbols of", path, source })
@@ -59,6 +60,8 @@ fn write(output: &Path, symbols: &Symbols) -> Result<(), Error> {
         eprintln!("ttvm: without the symbols of modules: {why}");
     }
     let (count, modules) = (symbols.all().len(), symbols.modules().len());
-    eprintln!("ttvm: {count} symbols, of the kernel and {modules} modules, in {}", output.display());
+    let kernel =
+        if symbols.all().iter().any(|symbol| symbol.module.is_none()) { "the kernel and " } else { "" };
+    eprintln!("ttvm: {count} symbols, of {kernel}{modules} modules, in {}", output.display());
     Ok(())
 }

@@ -2,7 +2,7 @@
 //! `monitor symbols` makes files of for gdb, and where the processes are.
 
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use gdb::Refusal;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::GdbTarget;
 use crate::symbols::tasks::{NoTasks, Tasks};
-use crate::symbols::vmlinux::{Match, compare, load_command, quoted};
+use crate::symbols::vmlinux::{Match, Placement, compare};
 use crate::symbols::{NoKernel, Symbols, elf};
 use crate::timeline::{Cause, number};
 
@@ -78,7 +78,7 @@ impl GdbTarget<'_> {
         }
         let mut answer = if argument.is_empty() {
             let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
-            format!("symbol-file {}\n", quoted(&self.symbol_file("kernel", &symbols)?))
+            self.symbol_file("kernel", &symbols)?
         } else {
             self.commands_for(Path::new(argument))?
         };
@@ -94,25 +94,29 @@ impl GdbTarget<'_> {
 
     /// The commands for a file with the kernel's symbols, or with others.
     fn commands_for(&mut self, file: &Path) -> Result<String, Refusal> {
+        let as_it_is = Placement::default().load_command(file);
         let Ok(symbols) = self.symbols() else {
-            return Ok(format!("# {NoKernel} here: the file is taken as it is\n{}", load_command(file, 0)));
+            return Ok(format!("# {NoKernel} here: the file is taken as it is\n{as_it_is}\n"));
         };
-        let failed = |error: &dyn std::error::Error| Refusal::new(error.to_string());
-        let mut answer = match compare(file, &symbols).map_err(|error| failed(&error))? {
-            Match::Moved(distance) => load_command(file, distance),
+        match compare(file, &symbols).map_err(|error| Refusal::new(error.to_string()))? {
             Match::NoKernel => {
-                format!("# this is not the guest's kernel: it is taken as it is\n{}", load_command(file, 0))
+                Ok(format!("# this is not the guest's kernel: it is taken as it is\n{as_it_is}\n"))
             }
-        };
-        if !symbols.modules().is_empty() {
-            let path = self.symbol_file("modules", &symbols.of_modules())?;
-            let _ = writeln!(answer, "add-symbol-file {}", quoted(&path));
+            Match::Kernel(placement) => {
+                let kernel = placement.load_command(file) + "\n";
+                let modules = symbols.of_modules();
+                Ok(if modules.all().is_empty() {
+                    kernel
+                } else {
+                    kernel + &self.symbol_file("modules", &modules)?
+                })
+            }
         }
-        Ok(answer)
     }
 
-    /// Writes symbols where gdb can read them, until it says that it has, or the session ends.
-    fn symbol_file(&mut self, name: &str, symbols: &Symbols) -> Result<PathBuf, Refusal> {
+    /// Writes symbols where gdb can read them, until it says that it has, or the session ends. Gives the command that
+    /// does so.
+    fn symbol_file(&mut self, name: &str, symbols: &Symbols) -> Result<String, Refusal> {
         let failed =
             |error: std::io::Error| Refusal::new(format!("cannot write a file with symbols: {error}"));
         let files = match self.kernel.files.take() {
@@ -123,6 +127,6 @@ impl GdbTarget<'_> {
         let path = files.path().join(format!("{name}-{}", self.kernel.count));
         self.kernel.files = Some(files);
         std::fs::write(&path, elf::file(symbols)).map_err(failed)?;
-        Ok(path)
+        Ok(Placement::default().load_command(&path) + "\n")
     }
 }

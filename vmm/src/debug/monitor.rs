@@ -158,12 +158,13 @@ impl GdbTarget<'_> {
 
     fn list_hits(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
         let (stops, from, to) = self.region(text, poll)?;
-        let here = self.timeline.position();
+        // Who gives up shall not wait for the way back.
+        let here = self.timeline.snapshot();
         self.timeline.set_stops(stops);
         let hits = self.timeline.hits(from, to, MAX_LISTED, poll);
         self.points_changed();
         let hits = hits.map_err(refused)?;
-        self.return_to(here)?;
+        self.timeline.return_to(&here).map_err(refused)?;
         self.hits = hits.ok_or_else(|| Refusal::new("interrupted"))?;
         let mut answer = String::new();
         for (number, Hit { before, cause, .. }) in self.hits.iter().enumerate() {
@@ -206,15 +207,9 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// Back to where a question was asked: what was replayed for the answer is left behind even by somebody in a hurry.
-    fn return_to(&mut self, here: u64) -> Result<(), Refusal> {
-        self.timeline.seek(here, &mut || false).map_err(refused)?;
-        Ok(())
-    }
-
     fn search(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
         let stops = self.stops_of(text)?;
-        let here = self.timeline.position();
+        let here = self.timeline.snapshot();
         let mut answer = String::new();
         for (direction, name) in [(Direction::Backward, "before"), (Direction::Forward, "after")] {
             let found = match self.run(&stops, direction, poll)? {
@@ -223,7 +218,7 @@ impl GdbTarget<'_> {
                 _ => "nowhere".to_string(),
             };
             let _ = writeln!(answer, "{name}: {found}");
-            self.return_to(here)?;
+            self.timeline.return_to(&here).map_err(refused)?;
         }
         Ok(answer)
     }

@@ -5,16 +5,19 @@
 //! trusts no length. Whether the file is of this very kernel is told by comparing all functions that both name once.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use super::Symbols;
+use super::kallsyms::IMAGE;
 
 const HEADER_BYTES: usize = 64;
 const SECTION_BYTES: usize = 64;
 const SYMBOL_BYTES: usize = 24;
 const SHT_SYMTAB: u32 = 2;
+const SHF_ALLOC: u64 = 2;
 const STT_FUNC: u8 = 2;
 const SHN_UNDEF: u16 = 0;
 const EM_X86_64: u16 = 62;
@@ -28,12 +31,35 @@ const MIN_COMMON: usize = 64;
 const MIN_AGREEING_PERCENT: usize = 99;
 
 /// How a file and the guest's kernel go together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Match {
-    /// The file is of this kernel, which is so many bytes further up.
-    Moved(u64),
+    /// The file is of this kernel.
+    Kernel(Placement),
     /// The file is not of a kernel.
     NoKernel,
+}
+
+/// Where a file's sections are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// So many bytes further up than the file says.
+    pub distance: u64,
+    /// But for these, by name and address: variables that each CPU has, whose addresses are offsets.
+    pub fixed: Vec<(String, u64)>,
+}
+
+impl Placement {
+    /// The gdb command, without a newline, that adds a file's symbols.
+    pub fn load_command(&self, path: &Path) -> String {
+        let mut command = format!("add-symbol-file {}", quoted(path));
+        if self.distance != 0 {
+            let _ = write!(command, " -o {:#x}", self.distance);
+            for (name, address) in &self.fixed {
+                let _ = write!(command, " -s {name} {address:#x}");
+            }
+        }
+        command
+    }
 }
 
 /// Why a file's symbols are of no use.
@@ -64,20 +90,14 @@ pub enum Unusable {
 
 /// Compares the symbols in a file with those of the guest's kernel.
 pub fn compare(path: &Path, symbols: &Symbols) -> Result<Match, Unusable> {
-    let functions = read(path).map_err(|source| Unusable::Unreadable { path: path.to_path_buf(), source })?;
-    let (distance, common, agreeing) = compare_functions(&functions, symbols);
+    let contents = read(path).map_err(|source| Unusable::Unreadable { path: path.to_path_buf(), source })?;
+    let (distance, common, agreeing) = compare_functions(&contents.functions, symbols);
     match distance {
         _ if common < MIN_COMMON => Ok(Match::NoKernel),
-        Some(distance) if agreeing * 100 >= common * MIN_AGREEING_PERCENT => Ok(Match::Moved(distance)),
+        Some(distance) if agreeing * 100 >= common * MIN_AGREEING_PERCENT => {
+            Ok(Match::Kernel(Placement { distance, fixed: contents.fixed }))
+        }
         _ => Err(Unusable::OtherKernel { path: path.to_path_buf(), common, agreeing }),
-    }
-}
-
-/// The gdb command, with its newline, that loads a file's symbols as the program's, moved up by so many bytes.
-pub fn load_command(path: &Path, distance: u64) -> String {
-    match distance {
-        0 => format!("symbol-file {}\n", quoted(path)),
-        _ => format!("symbol-file -o {distance:#x} {}\n", quoted(path)),
     }
 }
 
@@ -93,13 +113,13 @@ pub fn quoted(path: &Path) -> String {
     text + "\""
 }
 
-fn read(path: &Path) -> io::Result<Functions> {
+fn read(path: &Path) -> io::Result<Contents> {
     let file = File::open(path)?;
     // Others can be without an end, or wait for somebody.
     if !file.metadata()?.is_file() {
         return Err(bad("it is not a plain file"));
     }
-    functions(file)
+    contents(file)
 }
 
 fn bad(why: &str) -> io::Error {
@@ -108,6 +128,13 @@ fn bad(why: &str) -> io::Error {
 
 /// The addresses of functions, by name; of names that occur more than once `None`.
 type Functions = BTreeMap<Vec<u8>, Option<u64>>;
+
+/// What is read of a file.
+struct Contents {
+    functions: Functions,
+    /// See [`Placement`].
+    fixed: Vec<(String, u64)>,
+}
 
 /// The distance from the file to the guest's kernel, how many functions can be compared, and how many agree with it.
 fn compare_functions(functions: &Functions, symbols: &Symbols) -> (Option<u64>, usize, usize) {
@@ -126,25 +153,39 @@ fn compare_functions(functions: &Functions, symbols: &Symbols) -> (Option<u64>, 
     (distance, common, agreeing)
 }
 
-/// Reads a file's functions and landmarks.
-fn functions(mut file: impl Read + Seek) -> io::Result<Functions> {
+/// Reads a file's functions and landmarks, and which of its sections are not where the kernel is.
+fn contents(mut file: impl Read + Seek) -> io::Result<Contents> {
     let mut header = [0; HEADER_BYTES];
     file.read_exact(&mut header).map_err(|_| bad("it is not an ELF file"))?;
     if !header.starts_with(b"\x7fELF\x02\x01") || u16_at(&header, 18) != EM_X86_64 {
         return Err(bad("it is not an ELF file for x86-64"));
     }
-    let sections =
-        table(&mut file, u64_at(&header, 40), u64::from(u16_at(&header, 60)) * SECTION_BYTES as u64)?;
+    let size = u64::from(u16_at(&header, 60)) * SECTION_BYTES as u64;
+    let sections = table(&mut file, u64_at(&header, 40), size)?;
     let (sections, _) = sections.as_chunks::<SECTION_BYTES>();
+    let mut contents = |section: &[u8]| table(&mut file, u64_at(section, 24), u64_at(section, 32));
     let symtab = sections.iter().find(|section| u32_at(*section, 4) == SHT_SYMTAB);
     let symtab = symtab.ok_or_else(|| bad("it has no symbols (stripped?)"))?;
     let strtab = sections.get(u32_at(symtab, 40) as usize).ok_or_else(|| bad("its symbols have no names"))?;
-    let mut contents = |section: &[u8]| table(&mut file, u64_at(section, 24), u64_at(section, 32));
-    let (symbols, names) = (contents(symtab)?, contents(strtab)?);
+    let functions = functions(&contents(symtab)?, &contents(strtab)?);
+    let names = sections.get(usize::from(u16_at(&header, 62))).map(|section| contents(section));
+    let names = names.transpose()?.unwrap_or_default();
+    let is_fixed = |section: &&[u8; SECTION_BYTES]| {
+        u64_at(*section, 8) & SHF_ALLOC != 0 && !IMAGE.contains(&u64_at(*section, 16))
+    };
+    let fixed = sections.iter().filter(is_fixed).filter_map(|section| {
+        let name = str::from_utf8(text_at(&names, u32_at(section, 0))).ok()?;
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        let is_word = !name.is_empty() && name.bytes().all(is_plain);
+        is_word.then(|| (name.to_string(), u64_at(section, 16)))
+    });
+    Ok(Contents { functions, fixed: fixed.collect() })
+}
+
+fn functions(symbols: &[u8], names: &[u8]) -> Functions {
     let mut functions = Functions::new();
     for symbol in symbols.as_chunks::<SYMBOL_BYTES>().0 {
-        let name = names.get(u32_at(symbol, 0) as usize..).unwrap_or_default();
-        let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+        let name = text_at(names, u32_at(symbol, 0));
         let is_landmark = LANDMARKS.iter().any(|landmark| landmark.as_bytes() == name);
         let is_function = symbol[4] & 0xf == STT_FUNC || is_landmark;
         if is_function && u16_at(symbol, 6) != SHN_UNDEF && !name.is_empty() {
@@ -152,7 +193,13 @@ fn functions(mut file: impl Read + Seek) -> io::Result<Functions> {
             functions.entry(name.to_vec()).and_modify(|known| *known = None).or_insert(Some(address));
         }
     }
-    Ok(functions)
+    functions
+}
+
+/// The text that begins at a place in a table of them.
+fn text_at(table: &[u8], at: u32) -> &[u8] {
+    let text = table.get(at as usize..).unwrap_or_default();
+    text.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
 /// Reads a part of the file.
