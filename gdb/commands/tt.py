@@ -401,6 +401,9 @@ class GuardForward(Verb):
     verb = "guard-forward"
 
     def invoke(self, argument, from_tty):
+        # gdb makes a reverse command of the forward one, with all its hooks.
+        if gdb.execute("show exec-direction", to_string=True).startswith("Reverse"):
+            return
         place = where()
         if place and place[0] >= place[1] and not place[2]:
             raise gdb.GdbError("This is the end of the recording: there is nothing after it.")

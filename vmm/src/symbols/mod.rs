@@ -19,6 +19,10 @@ mod sections;
 pub mod tasks;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_of_tasks;
+#[cfg(test)]
+mod tests_of_vmlinux;
 pub mod vmlinux;
 
 use std::cmp::Reverse;

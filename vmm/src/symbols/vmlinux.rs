@@ -130,7 +130,7 @@ fn bad(why: &str) -> io::Error {
 type Functions = BTreeMap<Vec<u8>, Option<u64>>;
 
 /// What is read of a file.
-struct Contents {
+pub(super) struct Contents {
     functions: Functions,
     /// See [`Placement`].
     fixed: Vec<(String, u64)>,
@@ -154,7 +154,7 @@ fn compare_functions(functions: &Functions, symbols: &Symbols) -> (Option<u64>, 
 }
 
 /// Reads a file's functions and landmarks, and which of its sections are not where the kernel is.
-fn contents(mut file: impl Read + Seek) -> io::Result<Contents> {
+pub(super) fn contents(mut file: impl Read + Seek) -> io::Result<Contents> {
     let mut header = [0; HEADER_BYTES];
     file.read_exact(&mut header).map_err(|_| bad("it is not an ELF file"))?;
     if !header.starts_with(b"\x7fELF\x02\x01") || u16_at(&header, 18) != EM_X86_64 {
@@ -171,7 +171,7 @@ fn contents(mut file: impl Read + Seek) -> io::Result<Contents> {
     let names = sections.get(usize::from(u16_at(&header, 62))).map(|section| contents(section));
     let names = names.transpose()?.unwrap_or_default();
     let is_fixed = |section: &&[u8; SECTION_BYTES]| {
-        u64_at(*section, 8) & SHF_ALLOC != 0 && !IMAGE.contains(&u64_at(*section, 16))
+        u64_at(*section, 8) & SHF_ALLOC != 0 && u64_at(*section, 16) < IMAGE.start
     };
     let fixed = sections.iter().filter(is_fixed).filter_map(|section| {
         let name = str::from_utf8(text_at(&names, u32_at(section, 0))).ok()?;
