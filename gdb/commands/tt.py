@@ -5,15 +5,54 @@
 that gdb drops what it knew about the place before a movement. gdb 12 or newer.
 """
 
+import os
+import re
+
 import gdb
+
+
+NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")
+
+
+class Interrupted(gdb.GdbError):
+    """Somebody pressed ^C before the answer came."""
 
 
 def ask(command):
     """Sends a monitor command and gives the answer."""
-    answer = gdb.execute("monitor " + command, to_string=True)
+    try:
+        answer = gdb.execute("monitor " + command, to_string=True)
+    except KeyboardInterrupt:
+        synchronize()
+        raise Interrupted("Interrupted.") from None
     if answer.startswith("error: "):
         raise gdb.GdbError(answer[7:].rstrip())
     return answer
+
+
+def synchronize():
+    """Makes ttvm drop the command under way, and reads what it has sent so far.
+
+    At ^C gdb stops reading the answer to a monitor command, tells nobody, and would take the rest for the answer to its
+    next request. A request with a word ends the command; until its answer is that word, what comes is from before.
+    Requests that are not answered let gdb read on."""
+    connection = gdb.selected_inferior().connection
+    attempts, wanted, request = 0, None, None
+    while True:
+        try:
+            if request is None:
+                attempts += 1
+                wanted = b"in-step-%d" % attempts
+                request = b"qttvm.sync:" + wanted
+            if connection.send_packet(request) == wanted:
+                return
+            request = b"qttvm.nothing"
+        except KeyboardInterrupt:
+            request = None  # Whether it was sent, nobody knows.
+        except gdb.error:
+            if connection is None or not connection.is_valid():
+                raise
+            request = b"qttvm.nothing"  # Nothing came for some seconds.
 
 
 def where():
@@ -45,7 +84,10 @@ def forget():
 def move(command):
     """Obeys a monitor command that moves, and shows the new place as gdb does after a stop."""
     before = where()
-    answer = ask(command)
+    try:
+        answer = ask(command)
+    except Interrupted:
+        answer = "Interrupted on the way.\n" + ask("when")
     forget()
     gdb.write(answer)
     if where() != before:
@@ -80,10 +122,16 @@ def target(text):
     """A thing to run to, with its expressions evaluated."""
     word, _, rest = text.strip().partition(" ")
     kind = word.replace("last-", "").replace("next-", "")
-    if kind in ("write", "change", "read", "access") and rest:
-        return "%s %#x %d" % ((kind,) + address_and_length(rest))
-    if kind == "call" and rest:
-        return "call %#x" % code_address(rest)
+    try:
+        if kind in ("write", "change", "read", "access") and rest:
+            return "%s %#x %d" % ((kind,) + address_and_length(rest))
+        if kind == "call" and rest:
+            return "call %#x" % code_address(rest)
+    except gdb.error:
+        # ttvm knows the names of the kernel and how large what they mean is; gdb may know neither.
+        if not NAME.fullmatch(rest):
+            raise
+        return kind + " " + rest
     if kind in ("syscall", "interrupt"):
         return kind + (" %d" % number(gdb.parse_and_eval(rest)) if rest else "")
     return text
@@ -112,7 +160,8 @@ class Goto(Verb):
     """Go to a position: tt goto POS
 
 POS is start, end, panic (where the guest announced it), event:N, insn:N, branch:N, syscall:N, 12.5s (guest time),
-37%, mark:NAME (see "help tt mark") or hit:N (see "help tt traps"). Break- and watchpoints stay."""
+37%, mark:NAME (see "help tt mark") or hit:N (see "help tt traps"). Break- and watchpoints stay. ^C ends it somewhere
+on the way."""
 
     verb = "goto"
 
@@ -138,7 +187,10 @@ last-read EXPR        the last read of it
 last-call FUNCTION    the last time its first instruction was reached
 last-syscall [N]      the last system call, or the last one with that number
 last-interrupt [N]    the last interrupt, or the last one with that vector
-or a condition as "tt search" takes it. stepi then executes the instruction that did it."""
+or a condition as "tt search" takes it. stepi then executes the instruction that did it.
+
+Without debug information the names of the guest kernel's variables and functions do as well. ^C ends the search where it
+has come to; the same command goes on from there."""
 
     verb = "back-to"
     completer = gdb.COMPLETE_EXPRESSION
@@ -161,7 +213,7 @@ class Traps(Verb):
     """List all places where a condition holds: tt traps CONDITION [FROM TO]
 
 "tt goto hit:N" goes to one of them. The conditions are those of "tt search"; FROM and TO are positions as
-"tt goto" takes them."""
+"tt goto" takes them. ^C gives up, without leaving this place."""
 
     verb = "traps"
 
@@ -173,7 +225,8 @@ class Search(Verb):
     """Say where a condition held last and where it holds next, without going there: tt search CONDITION
 
 break:ADDR, write:ADDR[+LEN], read:ADDR[+LEN], access:ADDR[+LEN], change:ADDR[+LEN] (with -phys, as in write-phys:ADDR,
-for physical addresses), syscall, syscall-nr:N, vector:N, console:TEXT, or what "tt back-to" takes."""
+for physical addresses), syscall, syscall-nr:N, vector:N, console:TEXT, or what "tt back-to" takes. ADDR is a number or
+the name of a symbol of the guest's kernel. ^C gives up, without leaving this place."""
 
     verb = "search"
     completer = gdb.COMPLETE_EXPRESSION
@@ -223,20 +276,87 @@ class Physical(Verb):
         gdb.write(ask("physical %#x %d" % tuple(number(gdb.parse_and_eval(word)) for word in words)))
 
 
-class BreakIn(Verb):
-    """Stop in one address space only: tt break-in here|CR3|anywhere [NUMBER...]
+class Ps(Verb):
+    """Show the guest's processes as of this position, * at the one that runs: tt ps
 
-here is the address space that is current at this position. With numbers of break- or watchpoints, only those are
-bound, otherwise all that are not bound by themselves. Without anything: say what is bound."""
+Their numbers and names are for "tt break-in". Kernel threads have no address space of their own. STATE is what ps
+writes: R runs or wants to, S sleeps, D sleeps and is not to be disturbed, I is idle, T is stopped, t is traced, Z has
+ended, X is gone, P is parked."""
+
+    verb = "ps"
+
+    def invoke(self, argument, from_tty):
+        gdb.write(ask("ps"))
+
+
+class Symbols(Verb):
+    """Load the symbols of the guest's kernel, modules included, as of this position: tt symbols [FILE]
+
+They come from the guest itself, at the addresses that this boot has given them: names of functions and variables, without
+types and source lines. FILE is a file with more of them for the same kernel, such as the vmlinux of Debian's -dbg
+package: ttvm finds out how far the kernel was moved (KASLR); only the modules' symbols come from the guest then. A file of
+something else is loaded as it is. FILE is used again when the command is given without it; "tt symbols none" loads the
+guest's own again. Give the command again when modules have come or gone."""
+
+    verb = "symbols"
+    completer = gdb.COMPLETE_FILENAME
+    file = ""
+    # The commands that have loaded what is loaded.
+    loaded = []
+
+    def invoke(self, argument, from_tty):
+        words = gdb.string_to_argv(argument)
+        file = Symbols.file
+        if words:
+            file = "" if words[0] == "none" else os.path.abspath(os.path.expanduser(words[0]))
+        try:
+            lines = ask("symbols " + file).splitlines()
+            self.load([line for line in lines if line.startswith("add-symbol-file ")])
+        finally:
+            ask("symbols loaded")
+        Symbols.file = file
+        for line in lines:
+            if line.startswith("# "):
+                gdb.write(line[2:] + "\n")
+        try:
+            gdb.execute("frame")
+        except gdb.error as error:
+            gdb.write(str(error) + "\n")
+
+    def load(self, commands):
+        """Loads what is new. A kernel with debug information takes a while, and once is enough: it does not move."""
+        before, Symbols.loaded = Symbols.loaded, []
+        for command in commands:
+            if command not in before:
+                gdb.execute(command, to_string=True)
+            Symbols.loaded.append(command)
+        for command in before:
+            if command not in commands:
+                try:
+                    gdb.execute('remove-symbol-file "%s"' % gdb.string_to_argv(command)[1], to_string=True)
+                except gdb.error:
+                    pass  # Somebody has done so already.
+
+
+class BreakIn(Verb):
+    """Stop in one process only: tt break-in PID|NAME|here|CR3|anywhere [NUMBER...]
+
+PID is the number of a process or of one of its threads, NAME what "tt ps" calls it (all processes with that name are
+meant, also those that are not there yet or any more), here the address space that is current at this position, CR3 an
+address space by its page tables (0x... or an expression that begins with $). A kernel thread has no address space: points
+stop while it runs. With numbers of break- or watchpoints, only those are bound, otherwise all that are not bound by
+themselves. Without anything: say what is bound."""
 
     verb = "break-in"
 
     def invoke(self, argument, from_tty):
-        space, *numbers = gdb.string_to_argv(argument) or [""]
-        if space not in ("", "here", "anywhere"):
-            space = "%#x" % number(gdb.parse_and_eval(space))
+        wanted, *numbers = gdb.string_to_argv(argument) or [""]
+        if wanted.startswith(("$", "(", "0x")):
+            wanted = "%#x" % number(gdb.parse_and_eval(wanted))
+        elif wanted:
+            wanted = '"%s"' % wanted
         addresses = [address for text in numbers for address in self.addresses(int(text))]
-        gdb.write(ask(" ".join(["break-in", space] + ["%#x" % address for address in addresses])))
+        gdb.write(ask(" ".join(["break-in", wanted] + ["%#x" % address for address in addresses])))
 
     def addresses(self, wanted):
         for point in gdb.breakpoints():
@@ -281,6 +401,9 @@ class GuardForward(Verb):
     verb = "guard-forward"
 
     def invoke(self, argument, from_tty):
+        # gdb makes a reverse command of the forward one, with all its hooks.
+        if gdb.execute("show exec-direction", to_string=True).startswith("Reverse"):
+            return
         place = where()
         if place and place[0] >= place[1] and not place[2]:
             raise gdb.GdbError("This is the end of the recording: there is nothing after it.")
@@ -299,9 +422,9 @@ class Position(gdb.Function):
         return place[0]
 
 
-for command in (Tt, Goto, When, BackTo, ForwardTo, Traps, Search, Mark, Checkpoint, Console, Physical, BreakIn, Back):
+for command in (Tt, Goto, When, BackTo, ForwardTo, Traps, Search, Mark, Checkpoint, Console, Physical, Ps, BreakIn):
     command()
-for command in (GuardBackward, GuardForward, Position):
+for command in (Symbols, Back, GuardBackward, GuardForward, Position):
     command()
 for name in ("stepi", "step", "nexti", "next", "continue"):
     gdb.execute("define hook-%s\ntt guard-forward\nend" % name, to_string=True)

@@ -61,6 +61,8 @@ pub(crate) struct Adapter<'t> {
     refusal: Option<Refusal>,
     /// Text that gdb would not show if it came as an error; it goes out when gdb next listens.
     console: String,
+    /// Nobody waits for the answer to the request under way any more.
+    abandoned: bool,
 }
 
 impl<'t> Adapter<'t> {
@@ -73,6 +75,7 @@ impl<'t> Adapter<'t> {
             requested: Move::RunForward,
             refusal: None,
             console: String::new(),
+            abandoned: false,
         }
     }
 
@@ -105,6 +108,11 @@ impl<'t> Adapter<'t> {
     /// Why the last request failed, if there is a sentence for it.
     pub(crate) fn take_refusal(&mut self) -> Option<Refusal> {
         self.refusal.take()
+    }
+
+    /// Whether the client has stopped waiting for the answer to this request, once.
+    pub(crate) fn take_abandoned(&mut self) -> bool {
+        std::mem::take(&mut self.abandoned)
     }
 
     /// What gdb shall print as soon as it listens.
@@ -202,20 +210,29 @@ fn sticky_poll(link: &mut Link<'_>) -> impl FnMut() -> bool {
     }
 }
 
-/// Polls after which gdb is told that somebody is still there.
-const POLLS_PER_SIGN: u32 = 16;
+/// Polls after which gdb is told that somebody is still there; it also is when gdb notices a ^C.
+const POLLS_PER_SIGN: u32 = 4;
 
-/// As [`sticky_poll`] for `monitor` commands: gdb complains when it hears nothing for two seconds, so that it is sent an
+/// As [`sticky_poll`] for `monitor` commands. gdb complains when it hears nothing for two seconds, so that it is sent an
 /// empty text every now and then.
-fn patient_poll(link: &mut Link<'_>) -> impl FnMut() -> bool {
+///
+/// At ^C gdb tells nobody: it stops listening for the answer and goes on with its next request. Nothing else makes it
+/// send one, so a request that arrives after such a sign of life ends the command, and sets `abandoned`.
+fn patient_poll<'l>(link: &'l mut Link<'_>, abandoned: &'l mut bool) -> impl FnMut() -> bool + 'l {
     let (mut asked, mut polls) = (false, 0_u32);
+    // Some clients send several requests at once; those came before the first sign.
+    let mut before = None;
     move || {
+        asked = asked || link.wants_stop();
+        if before.is_some_and(|before| link.waiting_packets() > before) {
+            (asked, *abandoned) = (true, true);
+        }
         polls += 1;
-        if polls.is_multiple_of(POLLS_PER_SIGN) {
+        if polls.is_multiple_of(POLLS_PER_SIGN) && !asked {
+            before.get_or_insert(link.waiting_packets());
             // That the client has gone is found out by looking.
             let _ = link.send(b"$O#4f");
         }
-        asked = asked || link.wants_stop();
         asked
     }
 }
@@ -501,7 +518,10 @@ impl MonitorCmd for Adapter<'_> {
     ) -> Result<(), Infallible> {
         let command = String::from_utf8_lossy(command);
         self.registers = None;
-        let answer = self.target.monitor(command.trim(), &mut patient_poll(&mut self.link));
+        let answer = {
+            let mut poll = patient_poll(&mut self.link, &mut self.abandoned);
+            self.target.monitor(command.trim(), &mut poll)
+        };
         self.print(&answer.unwrap_or_else(|refusal| refusal.0));
         let text = self.take_console();
         for chunk in text.as_bytes().chunks(CONSOLE_CHUNK_BYTES) {

@@ -67,6 +67,11 @@ impl<'s> Link<'s> {
         interrupt.and_then(|index| self.waiting.remove(index)).is_some() || self.closed
     }
 
+    /// How many packets have arrived that nobody has taken.
+    pub(crate) fn waiting_packets(&self) -> usize {
+        self.waiting.iter().filter(|event| matches!(event, Event::Packet(_))).count()
+    }
+
     /// Whether a read would return at once. An interrupted or failed poll says no; the next one will know.
     fn has_input(&self) -> bool {
         let mut descriptors = [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)];

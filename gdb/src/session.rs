@@ -113,6 +113,10 @@ struct Session<'t> {
 }
 
 const NO_ACKS_REQUEST: &[u8] = b"QStartNoAckMode";
+/// Is answered by what follows it.
+const SYNC_REQUEST: &[u8] = b"qttvm.sync:";
+/// Is not answered.
+const NOTHING_REQUEST: &[u8] = b"qttvm.nothing";
 
 impl<'t> Session<'t> {
     fn new(adapter: &mut Adapter<'t>) -> Self {
@@ -157,6 +161,10 @@ impl<'t> Session<'t> {
             self.send(adapter)?;
             return Ok(None);
         }
+        if self.synchronize(body) {
+            self.send(adapter)?;
+            return Ok(None);
+        }
         if let Some((address, hardware, conditions)) = parse_packet(body) {
             adapter.add_conditional(address, hardware, conditions);
             self.reply(b"OK");
@@ -171,8 +179,28 @@ impl<'t> Session<'t> {
             outcome = self.move_target(running, adapter);
         }
         let end = self.settle(outcome, body, adapter);
+        if adapter.take_abandoned() {
+            // It would be taken for the answer to the next request.
+            self.outgoing.0.borrow_mut().clear();
+        }
         self.send(adapter)?;
         Ok(end)
+    }
+
+    /// Answers requests of our own, by which a client that has stopped waiting for an answer gets in step again: it
+    /// sends a word, and then nothings until the word comes back, each of which lets it read one packet more.
+    fn synchronize(&mut self, body: &[u8]) -> bool {
+        if let Some(word) = body.strip_prefix(SYNC_REQUEST) {
+            self.reply(word);
+        } else if body == NOTHING_REQUEST {
+            self.outgoing.0.borrow_mut().clear();
+            if !self.no_acks {
+                self.outgoing.0.borrow_mut().push(b'+');
+            }
+        } else {
+            return false;
+        }
+        true
     }
 
     /// Moves the target, and has the library report where and why it stopped.

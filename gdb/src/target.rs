@@ -172,7 +172,8 @@ pub trait DebugTarget {
 
     /// Obeys gdb's `monitor COMMAND` and returns what gdb shall print (a missing final newline is added).
     ///
-    /// The command may take long and may poll: the answer is `true` once the client has gone. It may move the
+    /// The command may take long and should then poll as often as a run does: the answer is `true` once the client has
+    /// gone, or does not wait for the command any more. It may move the
     /// target; gdb does not expect that and must then be told to drop what it has cached (`maintenance flush
     /// register-cache`).
     fn monitor(&mut self, command: &str, poll: &mut Poll<'_>) -> Result<String, Refusal>;

@@ -308,6 +308,37 @@ fn a_client_that_leaves_ends_an_endless_run() {
 }
 
 #[test]
+fn a_client_that_waits_no_longer_gets_in_step_again() {
+    let mut client = Client::connect_without_acks(Toy::new());
+    for word in ["one", "two"] {
+        client.send(format!("qRcmd,{}", hex("wait")).as_bytes());
+        // As gdb at ^C: the sign of life is the last thing that it reads.
+        assert_eq!(client.reply(), "O");
+        let mut reply = client.request(&format!("qttvm.sync:{word}"));
+        while reply != word {
+            assert_eq!(reply, "O", "signs of life, and never the answer to the command");
+            reply = client.request("qttvm.nothing");
+        }
+        assert_eq!(client.rip(), ENTRY);
+    }
+}
+
+#[test]
+fn requests_that_come_together_are_not_taken_for_impatience() {
+    let mut client = Client::connect_without_acks(Toy::new());
+    let wait = packet(format!("qRcmd,{}", hex("wait")).as_bytes());
+    client.send_raw(&[wait, packet(b"qttvm.sync:later")].concat());
+    assert_eq!(client.reply(), "O");
+    client.send_raw(b"\x03");
+    let mut reply = client.reply();
+    while reply == "O" {
+        reply = client.reply();
+    }
+    assert_eq!(reply, format!("O{}", hex("the client has gone\n")));
+    assert_eq!((client.reply(), client.reply()), ("OK".to_string(), "later".to_string()));
+}
+
+#[test]
 fn a_failed_run_is_explained() {
     let mut client = Client::connect_without_acks(Toy { broken: Some("replay diverged at 5"), ..Toy::new() });
     for request in [CONTINUE, "bc"] {

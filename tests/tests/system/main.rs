@@ -4,6 +4,8 @@
 mod bugs;
 mod debian;
 mod determinism;
+mod gdb_interrupts;
+mod gdb_processes;
 mod gdb_session;
 mod gdb_travel;
 mod kernels;

@@ -9,6 +9,7 @@ use vmm::debug::{Options, Report, serve};
 use vmm::error::{Error, exit_code};
 use vmm::position::PositionSpec;
 use vmm::recording::Recording;
+use vmm::symbols::vmlinux::quoted;
 
 /// gdb commands of our own, in gdb's Python.
 const COMMANDS: &str = include_str!("../../../gdb/commands/tt.py");
@@ -34,10 +35,11 @@ pub struct Args {
     /// End when the first gdb has left, instead of waiting for the next one
     #[arg(long)]
     once: bool,
-    /// Start gdb here, attached, with the tt commands; end when it ends
+    /// Start gdb here, attached, with the tt commands and the guest kernel's symbols; end when it ends
     #[arg(long)]
     gdb: bool,
-    /// Give the gdb that --gdb starts this file's symbols
+    /// Give the gdb that --gdb starts this file's symbols: of the guest's kernel with debug information, which are moved
+    /// to where the guest has it, or of anything else
     #[arg(long, value_name = "FILE", requires = "gdb")]
     symbols: Option<PathBuf>,
     /// Print the file with the tt commands, for a gdb of your own: source it there
@@ -96,11 +98,12 @@ fn gdb_command(args: &Args, address: &str) -> Command {
         command.args(["-ex", &line]);
     };
     tell("set architecture i386:x86-64".to_string());
-    if let Some(symbols) = &args.symbols {
-        tell(format!("symbol-file {}", symbols.display()));
-    }
     tell(load);
     tell(format!("target remote {address}"));
+    tell(match &args.symbols {
+        Some(file) => format!("tt symbols {}", quoted(file)),
+        None => "tt symbols".to_string(),
+    });
     command.args(&args.gdb_arguments);
     command
 }

@@ -10,6 +10,7 @@ use vmm::position::PositionSpec;
 use vmm::recording::Recording;
 use vmm::registers;
 use vmm::symbols::Symbols;
+use vmm::symbols::tasks::{AddressSpace, Processes, Thread};
 use vmm::timeline::{Timeline, number};
 
 use super::travel;
@@ -30,6 +31,9 @@ pub struct Args {
     /// Show memory at a physical address, as ADDR:LEN (repeatable)
     #[arg(long, value_name = "ADDR:LEN", value_parser = parse_range)]
     physical: Vec<Range>,
+    /// Show the guest's processes
+    #[arg(long)]
+    processes: bool,
     /// Instructions to disassemble from RIP on
     #[arg(long, value_name = "N", default_value_t = 8)]
     instructions: usize,
@@ -70,7 +74,28 @@ struct State {
     memory: Vec<Bytes>,
     physical: Vec<Bytes>,
     code: Vec<Line>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    processes: Option<Vec<Task>>,
     console: Vec<String>,
+}
+
+/// A process, or a thread beside the first one of a process.
+#[derive(Serialize)]
+struct Task {
+    pid: u32,
+    /// Of a thread: its process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thread_of: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<char>,
+    /// What is in CR3 while the kernel works for it, without the low bits.
+    cr3: Option<String>,
+    kernel_thread: bool,
+    /// It runs, or was interrupted.
+    current: bool,
+    name: String,
 }
 
 #[derive(Serialize)]
@@ -98,7 +123,7 @@ struct Line {
 pub fn run(args: &Args) -> Result<i32, Error> {
     let recording = Recording::open(&args.recording)?;
     let Some(timeline) = travel::open_at(&recording, args.at)? else { return Ok(exit_code::FAILED) };
-    let state = state(args, &timeline);
+    let state = state(args, &timeline)?;
     super::print(&if args.json {
         serde_json::to_string_pretty(&state).expect("plain data always serializes")
     } else {
@@ -107,7 +132,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     Ok(exit_code::DONE)
 }
 
-fn state(args: &Args, timeline: &Timeline) -> State {
+fn state(args: &Args, timeline: &Timeline) -> Result<State, Error> {
     let machine = timeline.machine();
     let (now, cpu) = (machine.moment(), machine.cpu());
     let read = |range: &Range, read: &dyn Fn(u64, &mut [u8]) -> usize| {
@@ -117,7 +142,8 @@ fn state(args: &Args, timeline: &Timeline) -> State {
     };
     let console = String::from_utf8_lossy(machine.console().text()).replace('\r', "");
     let lines: Vec<&str> = console.lines().collect();
-    State {
+    let processes = args.processes.then(|| tasks(machine)).transpose()?;
+    Ok(State {
         instruction: now.steps,
         branches: cpu.branches(),
         system_calls: cpu.system_calls(),
@@ -132,11 +158,52 @@ fn state(args: &Args, timeline: &Timeline) -> State {
             .map(|range| read(range, &|a, to| machine.read_physical(a, to)))
             .collect(),
         code: disassemble(timeline, args.instructions),
+        processes,
         console: lines[lines.len().saturating_sub(args.console)..]
             .iter()
             .map(|line| (*line).to_string())
             .collect(),
+    })
+}
+
+fn tasks(machine: &Machine) -> Result<Vec<Task>, Error> {
+    let processes = Processes::of_machine(machine)
+        .map_err(|none| Error::Position(format!("there are no processes to show: {none}")))?;
+    if let Some(damage) = processes.damage {
+        eprintln!("ttvm: these are not all processes: {damage}");
     }
+    let current = processes.current.as_ref().map(|current| current.id);
+    let mut tasks = Vec::new();
+    for process in processes.all {
+        let (cr3, kernel_thread) = match process.space {
+            AddressSpace::Own(root) => (Some(format!("{root:#x}")), false),
+            AddressSpace::KernelThread => (None, true),
+            AddressSpace::None => (None, false),
+        };
+        let thread = |thread: Thread| Task {
+            pid: thread.id,
+            thread_of: Some(process.pid),
+            parent: None,
+            state: None,
+            cr3: cr3.clone(),
+            kernel_thread,
+            current: current == Some(thread.id),
+            name: thread.name,
+        };
+        let threads: Vec<_> = process.threads.into_iter().map(thread).collect();
+        tasks.push(Task {
+            pid: process.pid,
+            thread_of: None,
+            parent: Some(process.parent),
+            state: Some(process.state),
+            cr3,
+            kernel_thread,
+            current: current == Some(process.pid),
+            name: process.name,
+        });
+        tasks.extend(threads);
+    }
+    Ok(tasks)
 }
 
 /// Where in the kernel RIP is; user programs have no symbols here.
@@ -205,9 +272,24 @@ fn text(state: &State) -> String {
             state.code.iter().map(|line| format!("  {}  {:<24} {}", line.address, line.bytes, line.text)),
         );
     }
+    if let Some(processes) = &state.processes {
+        lines.push("\nprocesses".to_string());
+        lines.extend(processes.iter().map(task_line));
+    }
     if !state.console.is_empty() {
         lines.push("\nconsole".to_string());
         lines.extend(state.console.iter().map(|line| format!("  {line}")));
     }
     lines.join("\n")
+}
+
+fn task_line(task: &Task) -> String {
+    let mark = if task.current { '*' } else { ' ' };
+    let parent = match (task.thread_of, task.parent) {
+        (Some(process), _) => format!("in {process}"),
+        (None, parent) => parent.unwrap_or(0).to_string(),
+    };
+    let space = if task.kernel_thread { Some("kernel thread") } else { task.cr3.as_deref() };
+    let (state, space) = (task.state.unwrap_or(' '), space.unwrap_or("none"));
+    format!("{mark} {:7} {parent:>10} {state} {space:14} {}", task.pid, task.name)
 }

@@ -1,9 +1,13 @@
 //! The timeline as gdb's debug target, and sessions of gdb on a recording.
 //!
 //! What gdb changes goes to a scratch fork and never into the recording ([`crate::timeline`]); `monitor.rs` has the
-//! commands that gdb does not know, `sessions.rs` gives each gdb a timeline of its own.
+//! commands that gdb does not know (`processes.rs` and `kernel.rs` those that ask the guest's kernel), `bounds.rs` stops
+//! in one process only, `sessions.rs` gives each gdb a timeline of its own.
 
+mod bounds;
+mod kernel;
 mod monitor;
+mod processes;
 mod registers;
 mod sessions;
 
@@ -13,6 +17,8 @@ use std::ops::Range;
 use cpu::AddressKind;
 use gdb::{DebugTarget, Refusal, Registers, Stop};
 
+use self::bounds::Bounds;
+use self::kernel::Kernel;
 pub use self::sessions::{Options, Report, serve};
 use crate::error::Error;
 use crate::machine::Machine;
@@ -23,30 +29,18 @@ pub struct GdbTarget<'a> {
     timeline: &'a mut Timeline,
     breakpoints: Vec<u64>,
     watchpoints: Vec<gdb::Watchpoint>,
-    /// Conditions of the breakpoints, by address.
+    /// gdb's conditions of the breakpoints, by address.
     filters: BTreeMap<u64, Filter>,
-    /// In which address space they count.
+    /// In which processes they count.
     bounds: Bounds,
+    /// What is known of the guest's kernel.
+    kernel: Kernel,
     /// Step counts with names.
     marks: BTreeMap<String, u64>,
     /// What the last list of hits found, to choose from.
     hits: Vec<Hit>,
     /// What gdb's user is to be told when gdb next listens.
     message: Option<String>,
-}
-
-/// Which points stop in one address space only: the root of its page tables.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Bounds {
-    /// For points that are not named below.
-    all: Option<u64>,
-    by_address: BTreeMap<u64, u64>,
-}
-
-impl Bounds {
-    fn of(&self, address: u64) -> Option<u64> {
-        self.by_address.get(&address).copied().or(self.all)
-    }
 }
 
 impl<'a> GdbTarget<'a> {
@@ -58,6 +52,7 @@ impl<'a> GdbTarget<'a> {
             watchpoints: Vec::new(),
             filters: BTreeMap::new(),
             bounds: Bounds::default(),
+            kernel: Kernel::default(),
             marks: BTreeMap::new(),
             hits: Vec::new(),
             message: None,
@@ -66,18 +61,18 @@ impl<'a> GdbTarget<'a> {
 
     /// Hands the points in force to the timeline.
     fn points_changed(&mut self) {
-        let breakpoint =
-            |&address: &u64| Breakpoint { only_in: self.bounds.of(address), ..Breakpoint::at(address) };
         let watch = |point: &gdb::Watchpoint| Watch {
             point: engine_watchpoint(point),
             // gdb goes on by itself where a write has changed nothing: it need not hear of it.
             changes_only: point.kind == gdb::WatchKind::Write,
-            only_in: self.bounds.of(point.address),
         };
+        let filter = |address: u64, condition| Some((address, self.bounds.filter(address, condition)?));
+        let at_breakpoint = |&address: &u64| filter(address, self.filters.get(&address).cloned());
         self.timeline.set_stops(Stops {
-            breakpoints: self.breakpoints.iter().map(breakpoint).collect(),
-            filters: self.filters.clone(),
+            breakpoints: self.breakpoints.iter().map(|&address| Breakpoint::at(address)).collect(),
+            filters: self.breakpoints.iter().filter_map(at_breakpoint).collect(),
             watches: self.watchpoints.iter().map(watch).collect(),
+            watch_filters: self.watchpoints.iter().filter_map(|point| filter(point.address, None)).collect(),
             ..Stops::default()
         });
     }

@@ -8,12 +8,12 @@ use gdb::{Poll, Refusal};
 
 use super::{GdbTarget, refused};
 use crate::position::PositionSpec;
-use crate::timeline::{
-    Breakpoint, CONDITIONS, Condition, Direction, Hit, Stops, TravelStop, address_space, number,
-};
+use crate::timeline::{Breakpoint, CONDITIONS, Condition, Direction, Hit, Stops, TravelStop, Watch, number};
 
 /// Hits that one list has at most.
 const MAX_LISTED: usize = 1000;
+/// Sizes of symbols are up to the next one; of a long one the first word is meant.
+const MAX_VARIABLE_BYTES: u64 = 8;
 /// Bytes of physical memory that are shown at once.
 const MAX_PHYSICAL_BYTES: u64 = 1 << 16;
 
@@ -24,15 +24,19 @@ monitor goto POS                    go to a position: start, end, panic, event:N
 monitor back-to WHAT                go back to before WHAT last happened
 monitor forward-to WHAT             go forward to behind WHAT when it happens next
                                     WHAT: write ADDR [LEN], change ADDR [LEN], read ADDR [LEN], call ADDR, syscall [N],
-                                    interrupt [VECTOR], or a condition
+                                    interrupt [VECTOR], or a condition; ADDR may be the name of a kernel symbol
 monitor traps CONDITION [FROM TO]   list where a condition holds, to choose from by goto hit:N
 monitor search CONDITION            where it held last and where it holds next, without going there
 monitor mark [NAME]                 give this place a name, or list the names
 monitor checkpoint                  add a checkpoint to the recording here: coming back gets fast
 monitor console [LINES]             the guest's console as of now
 monitor physical ADDR LEN           physical memory
-monitor break-in here|CR3|anywhere [ADDR...]
-                                    let all break- and watchpoints, or those at ADDR, stop in one address space only
+monitor ps                          the guest's processes as of now; * marks the one that runs
+monitor break-in PID|NAME|here|CR3|anywhere [ADDR...]
+                                    let all break- and watchpoints, or those at ADDR, stop in one process only, in
+                                    those with one name, or in one address space
+monitor symbols [FILE]              make a file of the guest kernel's symbols, and say how gdb loads it; with FILE: how
+                                    gdb loads the symbols in that file of the same kernel, and those of the modules
 monitor back                        leave the scratch fork that changing something began
 monitor position                    instruction count, that of the recording's end, and 1 in a fork, for scripts
 (After a movement gdb must drop what it knows: maintenance flush register-cache. The tt commands do.)
@@ -56,7 +60,9 @@ impl GdbTarget<'_> {
             "checkpoint" => self.add_checkpoint(),
             "console" => Ok(self.console(rest)),
             "physical" => self.physical(rest),
+            "ps" => self.ps(),
             "break-in" => self.break_in(rest),
+            "symbols" => self.symbol_commands(rest),
             "back" => self.leave_fork(),
             "help" | "" => Ok(format!("{HELP}conditions: {CONDITIONS}\n")),
             _ => Err(Refusal::new(format!("there is no 'monitor {word}': try 'monitor help'"))),
@@ -119,10 +125,10 @@ impl GdbTarget<'_> {
         direction: Direction,
         poll: &mut Poll<'_>,
     ) -> Result<String, Refusal> {
-        let stops = stops_of(what)?;
+        let stops = self.stops_of(what)?;
         let stop = self.run(&stops, direction, poll)?;
         let found = match stop {
-            TravelStop::Hit(cause) => format!("{cause}\n"),
+            TravelStop::Hit(cause) => format!("{}\n", self.told(cause)),
             TravelStop::Interrupted => "interrupted\n".to_string(),
             TravelStop::Start => {
                 "not between here and the start of the recording: this is the start\n".to_string()
@@ -151,17 +157,18 @@ impl GdbTarget<'_> {
     }
 
     fn list_hits(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
-        let (condition, from, to) = self.region(text, poll)?;
-        let here = self.timeline.position();
-        self.timeline.set_stops(condition.0);
+        let (stops, from, to) = self.region(text, poll)?;
+        // Who gives up shall not wait for the way back.
+        let here = self.timeline.snapshot();
+        self.timeline.set_stops(stops);
         let hits = self.timeline.hits(from, to, MAX_LISTED, poll);
         self.points_changed();
         let hits = hits.map_err(refused)?;
-        self.timeline.seek(here, poll).map_err(refused)?;
+        self.timeline.return_to(&here).map_err(refused)?;
         self.hits = hits.ok_or_else(|| Refusal::new("interrupted"))?;
         let mut answer = String::new();
         for (number, Hit { before, cause, .. }) in self.hits.iter().enumerate() {
-            let _ = writeln!(answer, "hit:{number:<4} insn:{before:<14} {cause}");
+            let _ = writeln!(answer, "hit:{number:<4} insn:{before:<14} {}", self.told(*cause));
         }
         answer += &match self.hits.len() {
             0 => "nowhere in that part of the recording\n".to_string(),
@@ -172,33 +179,46 @@ impl GdbTarget<'_> {
     }
 
     /// A condition and, if the last two words are positions, where it is looked for.
-    fn region(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<(Condition, u64, u64), Refusal> {
+    fn region(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<(Stops, u64, u64), Refusal> {
         let mut words = text.rsplitn(3, ' ');
         if let (Some(to), Some(from), Some(condition)) = (words.next(), words.next(), words.next())
-            && let Ok(condition) = condition.trim().parse()
             && let (Ok(from), Ok(to)) = (self.place(from, poll), self.place(to, poll))
+            && let Ok(stops) = self.stops_of(condition.trim())
         {
             return if from <= to {
-                Ok((condition, from, to))
+                Ok((stops, from, to))
             } else {
                 Err(Refusal::new("that part of the recording ends before it begins"))
             };
         }
-        Ok((text.parse().map_err(Refusal::new)?, 0, self.timeline.end()))
+        Ok((self.stops_of(text)?, 0, self.timeline.end()))
+    }
+
+    /// What to run to, with the names that the guest's kernel knows here.
+    fn stops_of(&mut self, text: &str) -> Result<Stops, Refusal> {
+        // Numbers do, mostly, and the symbols have to be searched for.
+        let without_names = stops_of(text, &|_| None);
+        match without_names {
+            Ok(stops) => Ok(stops),
+            Err(refusal) => {
+                let symbols = self.symbols().map_err(|_| refusal)?;
+                stops_of(text, &|name| symbols.named(name).map(|symbol| (symbol.address, symbol.size)))
+            }
+        }
     }
 
     fn search(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
-        let stops = stops_of(text)?;
-        let here = self.timeline.position();
+        let stops = self.stops_of(text)?;
+        let here = self.timeline.snapshot();
         let mut answer = String::new();
         for (direction, name) in [(Direction::Backward, "before"), (Direction::Forward, "after")] {
             let found = match self.run(&stops, direction, poll)? {
-                TravelStop::Hit(cause) => format!("insn:{} {cause}", self.timeline.position()),
+                TravelStop::Hit(cause) => format!("insn:{} {}", self.timeline.position(), self.told(cause)),
                 TravelStop::Interrupted => "interrupted".to_string(),
                 _ => "nowhere".to_string(),
             };
             let _ = writeln!(answer, "{name}: {found}");
-            self.timeline.seek(here, poll).map_err(refused)?;
+            self.timeline.return_to(&here).map_err(refused)?;
         }
         Ok(answer)
     }
@@ -250,44 +270,6 @@ impl GdbTarget<'_> {
         Ok(answer)
     }
 
-    fn break_in(&mut self, text: &str) -> Result<String, Refusal> {
-        let mut words = text.split_whitespace();
-        let Some(space) = words.next() else { return Ok(self.bounds_text()) };
-        let root = match space {
-            "here" => Some(address_space(self.timeline.machine())),
-            "anywhere" => None,
-            cr3 => {
-                let bad =
-                    || Refusal::new(format!("'{cr3}' is no address space: write here, anywhere, or a CR3"));
-                Some(number(cr3).ok_or_else(bad)? & 0x000f_ffff_ffff_f000)
-            }
-        };
-        let bad = |word: &str| Refusal::new(format!("'{word}' is no address"));
-        let addresses =
-            words.map(|word| number(word).ok_or_else(|| bad(word))).collect::<Result<Vec<_>, _>>()?;
-        if addresses.is_empty() {
-            self.bounds.all = root;
-        }
-        for address in addresses {
-            match root {
-                Some(root) => self.bounds.by_address.insert(address, root),
-                None => self.bounds.by_address.remove(&address),
-            };
-        }
-        self.points_changed();
-        Ok(self.bounds_text())
-    }
-
-    fn bounds_text(&self) -> String {
-        let space = |root: &u64| format!("only in the address space with CR3 {root:#x}");
-        let all = self.bounds.all.as_ref().map_or("in all address spaces".to_string(), space);
-        let mut text = format!("break- and watchpoints stop {all}\n");
-        for (address, root) in &self.bounds.by_address {
-            let _ = writeln!(text, "those at {address:#x} stop {}", space(root));
-        }
-        text
-    }
-
     fn leave_fork(&mut self) -> Result<String, Refusal> {
         match self.timeline.leave_fork().map_err(refused)? {
             Some(_) => {
@@ -300,35 +282,28 @@ impl GdbTarget<'_> {
     }
 }
 
+/// A kernel symbol's address and size, by its name.
+type Names<'a> = dyn Fn(&str) -> Option<(u64, u64)> + 'a;
+
 /// What to run to: the words of the command, or any condition.
-fn stops_of(text: &str) -> Result<Stops, Refusal> {
+fn stops_of(text: &str, names: &Names<'_>) -> Result<Stops, Refusal> {
     let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
     let word = word.trim_start_matches("last-").trim_start_matches("next-");
-    let numbers = rest.split_whitespace().map(number).collect::<Option<Vec<_>>>();
-    let watch = |kind, changes_only, address: u64, length: u64| {
+    let words: Vec<_> = rest.split_whitespace().collect();
+    let watched = |kind, changes_only| {
+        let (address, length) = range(&words, names)?;
         address.checked_add(length).filter(|_| length > 0)?;
         let point = Watchpoint { space: AddressKind::Linear, address, length, kind };
-        Some(Stops {
-            watches: vec![crate::timeline::Watch { changes_only, ..point.into() }],
-            ..Stops::default()
-        })
+        Some(Stops { watches: vec![Watch { changes_only, ..point.into() }], ..Stops::default() })
     };
-    let range = |numbers: &[u64]| match *numbers {
-        [address] => Some((address, 1)),
-        [address, length] => Some((address, length)),
-        _ => None,
-    };
-    let watched = |kind, changes_only, numbers: &[u64]| {
-        range(numbers).and_then(|(address, length)| watch(kind, changes_only, address, length))
-    };
+    let numbers = words.iter().map(|word| number(word)).collect::<Option<Vec<_>>>();
     let stops = match (word, numbers.as_deref()) {
-        ("write", Some(numbers)) => watched(WatchKind::Write, false, numbers),
-        ("change", Some(numbers)) => watched(WatchKind::Write, true, numbers),
-        ("read", Some(numbers)) => watched(WatchKind::Read, false, numbers),
-        ("access", Some(numbers)) => watched(WatchKind::Access, false, numbers),
-        ("call", Some(&[address])) => {
-            Some(Stops { breakpoints: vec![Breakpoint::at(address)], ..Stops::default() })
-        }
+        ("write", _) => watched(WatchKind::Write, false),
+        ("change", _) => watched(WatchKind::Write, true),
+        ("read", _) => watched(WatchKind::Read, false),
+        ("access", _) => watched(WatchKind::Access, false),
+        ("call", _) if words.len() == 1 => place(words[0], names)
+            .map(|(address, _)| Stops { breakpoints: vec![Breakpoint::at(address)], ..Stops::default() }),
         ("syscall", Some([])) => Some(Stops::system_call(None)),
         ("syscall", Some(&[number])) => Some(Stops::system_call(Some(number))),
         // The vectors below 32 are exceptions.
@@ -336,9 +311,29 @@ fn stops_of(text: &str) -> Result<Stops, Refusal> {
         ("interrupt", Some(&[vector])) => u8::try_from(vector).ok().map(|vector| vectors(vector..=vector)),
         _ => None,
     };
-    match stops {
-        Some(stops) => Ok(stops),
-        None => text.parse().map(|Condition(stops)| stops).map_err(Refusal::new),
+    if let Some(stops) = stops {
+        return Ok(stops);
+    }
+    let is_place = ["write", "change", "read", "access", "call"].contains(&word);
+    if let Some(unknown) = words.first().filter(|word| is_place && place(word, names).is_none()) {
+        let why = format!("'{unknown}' is neither a number nor a symbol of the guest's kernel");
+        return Err(Refusal::new(why));
+    }
+    let parsed = Condition::parse(text, |name| names(name).map(|(address, _)| address));
+    parsed.map(|Condition(stops)| stops).map_err(Refusal::new)
+}
+
+/// An address, and how many bytes are meant by it if nothing is said.
+fn place(word: &str, names: &Names<'_>) -> Option<(u64, u64)> {
+    let named = || names(word).map(|(address, size)| (address, size.clamp(1, MAX_VARIABLE_BYTES)));
+    number(word).map(|address| (address, 1)).or_else(named)
+}
+
+fn range(words: &[&str], names: &Names<'_>) -> Option<(u64, u64)> {
+    match *words {
+        [word] => place(word, names),
+        [word, length] => Some((place(word, names)?.0, number(length)?)),
+        _ => None,
     }
 }
 
@@ -352,6 +347,7 @@ mod tests {
 
     #[test]
     fn what_to_run_to_is_understood() {
+        let stops_of = |text: &str| stops_of(text, &|_| None);
         let write = stops_of("last-write 0x1000 4").unwrap().watches[0];
         assert_eq!((write.point.address, write.point.length, write.changes_only), (0x1000, 4, false));
         assert!(stops_of("change 16").unwrap().watches[0].changes_only);
@@ -364,6 +360,32 @@ mod tests {
         for text in ["", "write", "write x", "write 1 0", "call", "interrupt 256", "syscall x", "nonsense 1"]
         {
             assert!(stops_of(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_are_places() {
+        let names = |name: &str| match name {
+            "flag" => Some((0x1000, 4)),
+            "table" => Some((0x2000, 0x800)),
+            _ => None,
+        };
+        let stops_of = |text: &str| stops_of(text, &names);
+        for (text, address, length) in [
+            ("last-write flag", 0x1000, 4),
+            ("change table", 0x2000, 8),
+            ("read table 64", 0x2000, 64),
+            ("access:flag", 0x1000, 1),
+            ("write:table+2", 0x2000, 2),
+        ] {
+            let point = stops_of(text).unwrap().watches[0].point;
+            assert_eq!((point.address, point.length), (address, length), "{text}");
+        }
+        assert_eq!(stops_of("last-call flag").unwrap().breakpoints, [Breakpoint::at(0x1000)]);
+        assert_eq!(stops_of("break:table").unwrap().breakpoints, [Breakpoint::at(0x2000)]);
+        for text in ["write flags", "call flags", "break:flags"] {
+            let refusal = stops_of(text).unwrap_err().to_string();
+            assert!(refusal.starts_with("'flags' is neither a number nor a symbol"), "{refusal}");
         }
     }
 }

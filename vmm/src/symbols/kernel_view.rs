@@ -8,7 +8,8 @@ use super::Memory;
 use crate::machine::Machine;
 use crate::timeline::address_space;
 
-const USER_ROOT_BIT: u64 = 1 << 12;
+/// What the root of a program's tables has and that of the kernel's own has not, where both exist.
+pub const USER_ROOT_BIT: u64 = 1 << 12;
 const PRESENT: u64 = 1;
 /// In an entry above the last level: it maps a page and not a table.
 const LARGE: u64 = 1 << 7;
@@ -34,7 +35,13 @@ impl<'a> KernelView<'a> {
         (root & USER_ROOT_BIT != 0).then_some(KernelView { machine, root: Some(root & !USER_ROOT_BIT) })
     }
 
-    fn physical(&self, root: u64, address: u64) -> Option<u64> {
+    /// Through the current tables, and then through what would be the kernel's behind a program's: what is found in
+    /// neither is not there.
+    pub fn all(machine: &'a Machine) -> impl Iterator<Item = KernelView<'a>> {
+        [KernelView::current(machine)].into_iter().chain(KernelView::behind_user(machine))
+    }
+
+    fn walk(&self, root: u64, address: u64) -> Option<u64> {
         let mut table = root;
         for shift in [39, 30, 21, 12] {
             let mut entry = [0; 8];
@@ -66,7 +73,7 @@ impl Memory for KernelView<'_> {
         while done < to.len() {
             let at = address.wrapping_add(done as u64);
             let room = (PAGE_BYTES - at % PAGE_BYTES).min((to.len() - done) as u64) as usize;
-            let Some(physical) = self.physical(root, at) else { break };
+            let Some(physical) = self.walk(root, at) else { break };
             let count = self.machine.read_physical(physical, &mut to[done..done + room]);
             done += count;
             if count < room {
@@ -74,5 +81,11 @@ impl Memory for KernelView<'_> {
             }
         }
         done
+    }
+    fn physical(&self, address: u64) -> Option<u64> {
+        match self.root {
+            Some(root) => self.walk(root, address),
+            None => self.machine.cpu().core().peek_address(address),
+        }
     }
 }

@@ -4,7 +4,8 @@
 //!
 //! [`kallsyms`] finds the kernel's tables by their structure, [`modules`] walks the list of modules with the help
 //! of the kernel's type information ([`btf`]), and [`elf`] makes a file of all that for gdb. There are no types and
-//! no source lines in it, and nothing about user programs.
+//! no source lines in it, and nothing about user programs. [`vmlinux`] says how far a kernel with debug information
+//! was moved, and [`tasks`] which processes there are.
 //!
 //! Follows Linux: `scripts/kallsyms.c`, `kernel/kallsyms.c`, `kernel/module/kallsyms.c` (6.1, and the order of
 //! tables of later ones), `Documentation/bpf/btf.rst`. Guest memory is not to be trusted: every length has a limit.
@@ -15,12 +16,18 @@ pub mod kallsyms;
 mod kernel_view;
 pub mod modules;
 mod sections;
+pub mod tasks;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_of_tasks;
+#[cfg(test)]
+mod tests_of_vmlinux;
+pub mod vmlinux;
 
 use std::cmp::Reverse;
 
-pub use self::kernel_view::KernelView;
+pub use self::kernel_view::{KernelView, USER_ROOT_BIT};
 pub use self::sections::{Access, Section};
 use crate::machine::Machine;
 
@@ -36,6 +43,9 @@ pub trait Memory {
     /// Reads at a virtual address of the kernel, without side effects. Returns how many bytes there are, from the
     /// first on.
     fn read(&self, address: u64, to: &mut [u8]) -> usize;
+
+    /// Where in physical memory a virtual address of the kernel is.
+    fn physical(&self, address: u64) -> Option<u64>;
 }
 
 /// A function or variable.
@@ -138,12 +148,45 @@ impl Symbols {
         Symbols { symbols, by_name, sections, modules: names, without_modules: None }
     }
 
-    /// The address of a symbol. Of several with this name: the kernel's before a module's, a global one before
-    /// others, the lowest.
+    /// A symbol by its name. Of several with this name: the kernel's before a module's, a global one before others,
+    /// the lowest.
+    pub fn named(&self, name: &str) -> Option<&Symbol> {
+        self.all_named(name).next()
+    }
+
+    /// All symbols with a name, the one that [`Symbols::named`] gives first.
+    pub fn all_named(&self, name: &str) -> impl Iterator<Item = &Symbol> {
+        let first = self.by_name.partition_point(|&number| self.name(number) < name);
+        let symbols = self.by_name[first..].iter().map(|&number| &self.symbols[number as usize]);
+        symbols.take_while(move |symbol| symbol.name == name)
+    }
+
+    /// The address of a symbol, of several that of [`Symbols::named`].
     pub fn address_of(&self, name: &str) -> Option<u64> {
-        let number = self.by_name.partition_point(|&number| self.name(number) < name);
-        let &number = self.by_name.get(number).filter(|&&number| self.name(number) == name)?;
-        Some(self.symbols[number as usize].address)
+        self.named(name).map(|symbol| symbol.address)
+    }
+
+    /// What the modules define, without the kernel itself.
+    pub fn of_modules(&self) -> Symbols {
+        let found = |symbol: &Symbol| kallsyms::Found {
+            name: symbol.name.clone(),
+            address: symbol.address,
+            size: symbol.size,
+            class: symbol.class,
+        };
+        let in_module = |number: usize, symbol: &&Symbol| symbol.module == Some(number);
+        let module = |(number, name): (usize, &String)| modules::Module {
+            name: name.clone(),
+            sections: Vec::new(),
+            symbols: self.symbols.iter().filter(|symbol| in_module(number, symbol)).map(found).collect(),
+        };
+        let mut loaded: Vec<_> = self.modules.iter().enumerate().map(module).collect();
+        if let Some(first) = loaded.first_mut() {
+            // Which of them a section belongs to does not matter any more.
+            let of_kernel = |section: &&Section| kallsyms::IMAGE.contains(&section.start);
+            first.sections = self.sections.iter().filter(|section| !of_kernel(section)).cloned().collect();
+        }
+        Symbols { without_modules: self.without_modules.clone(), ..Symbols::new(Vec::new(), loaded) }
     }
 
     /// The name of what lies at an address, and how many bytes after its beginning. `None` outside the kernel and

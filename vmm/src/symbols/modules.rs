@@ -32,10 +32,11 @@ pub struct Module {
     pub symbols: Vec<Found>,
 }
 
-/// Why the modules could not be found.
+/// Why the modules, or other things of the kernel, could not be found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
-    /// A kernel that cannot load modules, or that leaves variables out of its tables (no `CONFIG_KALLSYMS_ALL`).
+    /// A kernel that has no such thing (that cannot load modules, say), or that leaves variables out of its tables
+    /// (no `CONFIG_KALLSYMS_ALL`).
     #[error("the kernel's symbols do not include '{0}'")]
     Symbol(&'static str),
     /// No type information where it should be.
@@ -54,18 +55,27 @@ pub enum Missing {
     },
 }
 
-/// Reads all modules. A list that leads nowhere gives those before that place.
-pub fn loaded(memory: &dyn Memory, kernel: &[Found]) -> Result<Vec<Module>, Missing> {
-    let address = |name: &'static str| {
-        let found = kernel.iter().find(|symbol| symbol.name == name);
-        found.map(|found| found.address).ok_or(Missing::Symbol(name))
-    };
-    let (head, start, stop) = (address("modules")?, address("__start_BTF")?, address("__stop_BTF")?);
+/// The kernel's type information; `address_of` knows the kernel's symbols.
+pub(super) fn types(
+    memory: &dyn Memory,
+    address_of: &dyn Fn(&'static str) -> Option<u64>,
+) -> Result<Vec<u8>, Missing> {
+    let address = |name: &'static str| address_of(name).ok_or(Missing::Symbol(name));
+    let (start, stop) = (address("__start_BTF")?, address("__stop_BTF")?);
     let size = stop.checked_sub(start).filter(|&size| size <= MAX_BTF_BYTES).ok_or(Missing::Types)?;
     let mut bytes = vec![0; size as usize];
     if memory.read(start, &mut bytes) != bytes.len() {
         return Err(Missing::Types);
     }
+    Ok(bytes)
+}
+
+/// Reads all modules. A list that leads nowhere gives those before that place.
+pub fn loaded(memory: &dyn Memory, kernel: &[Found]) -> Result<Vec<Module>, Missing> {
+    let address_of =
+        |name: &'static str| kernel.iter().find(|symbol| symbol.name == name).map(|found| found.address);
+    let head = address_of("modules").ok_or(Missing::Symbol("modules"))?;
+    let bytes = types(memory, &address_of)?;
     let layout = Layout::of(&Btf::parse(&bytes).ok_or(Missing::Types)?)?;
     number::<8>(memory, head).ok_or(Missing::List)?;
     Ok(layout.walk(memory, head))

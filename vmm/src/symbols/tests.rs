@@ -7,22 +7,24 @@ use super::kallsyms::{self, Found};
 use super::modules::{self, Missing};
 use super::*;
 
-const BASE: u64 = 0xffff_ffff_9aa0_0000;
+pub(super) const BASE: u64 = 0xffff_ffff_9aa0_0000;
 const PAGE: u64 = 4096;
+/// Where physical memory is mapped as a whole.
+pub(super) const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 
 /// Memory in pages.
 #[derive(Default)]
-struct Pages(BTreeMap<u64, Vec<u8>>);
+pub(super) struct Pages(pub BTreeMap<u64, Vec<u8>>);
 
 impl Pages {
-    fn write(&mut self, address: u64, bytes: &[u8]) {
+    pub fn write(&mut self, address: u64, bytes: &[u8]) {
         for (at, &byte) in (address..).zip(bytes) {
             let page = self.0.entry(at / PAGE).or_insert_with(|| vec![0; PAGE as usize]);
             page[(at % PAGE) as usize] = byte;
         }
     }
 
-    fn write_u64(&mut self, address: u64, value: u64) {
+    pub fn write_u64(&mut self, address: u64, value: u64) {
         self.write(address, &value.to_le_bytes());
     }
 }
@@ -35,6 +37,11 @@ impl Memory for Pages {
             *byte = page[(at % PAGE) as usize];
         }
         to.len()
+    }
+
+    /// All of it lies where the kernel maps all physical memory.
+    fn physical(&self, address: u64) -> Option<u64> {
+        self.0.contains_key(&(address / PAGE)).then(|| address.wrapping_sub(DIRECT_MAP))
     }
 }
 
@@ -50,7 +57,7 @@ enum Shape {
 
 const SHAPES: [Shape; 3] = [Shape::Linux6_1, Shape::Later, Shape::AllRelative];
 
-fn found(address: u64, class: char, name: &str) -> Found {
+pub(super) fn found(address: u64, class: char, name: &str) -> Found {
     Found { name: name.to_string(), address, size: 0, class: class as u8 }
 }
 
@@ -185,14 +192,14 @@ fn damaged_tables_do_no_harm() {
 }
 
 /// Type information, record by record.
-struct Types {
+pub(super) struct Types {
     records: Vec<u8>,
     strings: Vec<u8>,
     count: u32,
 }
 
 impl Types {
-    fn new() -> Types {
+    pub fn new() -> Types {
         Types { records: Vec::new(), strings: vec![0], count: 0 }
     }
 
@@ -204,7 +211,7 @@ impl Types {
         (self.strings.len() - text.len() - 1) as u32
     }
 
-    fn record(&mut self, name: &str, info: u32, size: u32, rest: &[u32]) -> u32 {
+    pub fn record(&mut self, name: &str, info: u32, size: u32, rest: &[u32]) -> u32 {
         let name = self.string(name);
         let words = [name, info, size].into_iter().chain(rest.iter().copied());
         self.records.extend(words.flat_map(u32::to_le_bytes));
@@ -213,14 +220,14 @@ impl Types {
     }
 
     /// A structure with fields (name, type, offset in bytes).
-    fn structure(&mut self, name: &str, size: u32, fields: &[(&str, u32, u32)]) -> u32 {
+    pub fn structure(&mut self, name: &str, size: u32, fields: &[(&str, u32, u32)]) -> u32 {
         let names: Vec<u32> = fields.iter().map(|(name, ..)| self.string(name)).collect();
         let field = |(name, (_, kind, offset)): (u32, &(&str, u32, u32))| [name, *kind, offset * 8];
         let rest: Vec<u32> = names.into_iter().zip(fields).flat_map(field).collect();
         self.record(name, 4 << 24 | fields.len() as u32, size, &rest)
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    pub fn bytes(&self) -> Vec<u8> {
         let (types, strings) = (self.records.len() as u32, self.strings.len() as u32);
         let mut bytes = vec![0x9f, 0xeb, 1, 0];
         bytes.extend([24, 0, types, types, strings].iter().flat_map(|word: &u32| word.to_le_bytes()));
@@ -431,7 +438,7 @@ fn damaged_types_do_no_harm() {
     }
 }
 
-fn symbols() -> Symbols {
+pub(super) fn symbols() -> Symbols {
     let symbols = vec![found(CODE + 0x10, 't', "take"), found(CODE + 0x40, 'T', "sys_5")];
     let section = Section::new(".text.tokens", CODE, 0x1000, Access::Code).expect("it is not empty");
     let module = modules::Module { name: "tokens".to_string(), sections: vec![section], symbols };

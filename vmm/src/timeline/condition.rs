@@ -35,11 +35,11 @@ impl Condition {
             let (address, length) = (place(address)?, number(length)?);
             let length = (length > 0 && address.checked_add(length).is_some()).then_some(length)?;
             let point = Watchpoint { space, address, length, kind };
-            Some(Stops { watches: vec![Watch { point, changes_only, only_in: None }], ..Stops::default() })
+            Some(Stops { watches: vec![Watch { point, changes_only }], ..Stops::default() })
         };
         let stops = match kind {
             "break" => place(rest).map(|address| Stops {
-                breakpoints: vec![Breakpoint { space, address, only_in: None }],
+                breakpoints: vec![Breakpoint { space, address }],
                 ..Stops::default()
             }),
             "write" => watch(WatchKind::Write, false),
@@ -104,7 +104,7 @@ mod tests {
         let watch = stops("change-phys:4096+8").watches[0];
         let point =
             Watchpoint { space: AddressKind::Physical, address: 4096, length: 8, kind: WatchKind::Write };
-        assert_eq!(watch, Watch { point, changes_only: true, only_in: None });
+        assert_eq!(watch, Watch { point, changes_only: true });
         assert_eq!(stops("read:0x10").watches[0].point.length, 1);
         assert_eq!(stops("syscall"), Stops::system_call(None));
         assert_eq!(stops("syscall-nr:39"), Stops::system_call(Some(39)));

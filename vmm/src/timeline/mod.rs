@@ -209,6 +209,13 @@ impl Timeline {
         })
     }
 
+    /// Goes back at once to where [`Timeline::snapshot`] was taken, in this session and in the recorded history.
+    pub fn return_to(&mut self, here: &Snapshot) -> Result<(), Error> {
+        self.must_be_history()?;
+        Armed::disarm(&mut self.walker.machine);
+        self.walker.restore(here)
+    }
+
     /// Runs on from here to a step count without leaving anything out, and hands on what the console shows.
     pub fn play(
         &mut self,

@@ -14,18 +14,17 @@ pub struct Breakpoint {
     pub space: AddressKind,
     /// Address of the instruction.
     pub address: u64,
-    /// Only in the address space with this root of its page tables ([`address_space`]).
-    pub only_in: Option<u64>,
 }
 
 impl Breakpoint {
     /// At a linear address, whatever address space is current.
     pub fn at(address: u64) -> Breakpoint {
-        Breakpoint { space: AddressKind::Linear, address, only_in: None }
+        Breakpoint { space: AddressKind::Linear, address }
     }
 }
 
-/// What must hold where a breakpoint is reached, for it to count: asked while the run goes on, by any thread.
+/// What must hold where a breakpoint is reached or memory accessed, for it to count: asked while the run goes on, by any
+/// thread.
 #[derive(Clone)]
 pub struct Filter(Arc<dyn Fn(&Machine) -> bool + Send + Sync>);
 
@@ -33,6 +32,11 @@ impl Filter {
     /// A filter that asks this. It must depend on the machine alone.
     pub fn new(holds: impl Fn(&Machine) -> bool + Send + Sync + 'static) -> Filter {
         Filter(Arc::new(holds))
+    }
+
+    /// Asks about a machine as it stands.
+    pub fn holds(&self, machine: &Machine) -> bool {
+        (self.0)(machine)
     }
 }
 
@@ -57,13 +61,11 @@ pub struct Watch {
     pub point: Watchpoint,
     /// Only writes after which the contents are others than before.
     pub changes_only: bool,
-    /// Only in the address space with this root of its page tables ([`address_space`]).
-    pub only_in: Option<u64>,
 }
 
 impl From<Watchpoint> for Watch {
     fn from(point: Watchpoint) -> Watch {
-        Watch { point, changes_only: false, only_in: None }
+        Watch { point, changes_only: false }
     }
 }
 
@@ -81,6 +83,8 @@ pub struct Stops {
     pub filters: BTreeMap<u64, Filter>,
     /// After accesses to these ranges.
     pub watches: Vec<Watch>,
+    /// Where accesses count under a condition only, by the address at which the range begins.
+    pub watch_filters: BTreeMap<u64, Filter>,
     /// After these events of the CPU.
     pub traps: Traps,
     /// When this text has appeared on the console.
@@ -189,9 +193,9 @@ impl<'a> Armed<'a> {
                 AddressKind::Linear => Some(linear),
                 AddressKind::Physical => core.peek_address(linear),
             };
-            address == Some(point.address) && point.only_in.is_none_or(|root| root == address_space(machine))
+            address == Some(point.address)
         });
-        let holds = || self.stops.filters.get(&linear).is_none_or(|filter| (filter.0)(machine));
+        let holds = || self.stops.filters.get(&linear).is_none_or(|filter| filter.holds(machine));
         (wanted && holds()).then_some(Hit { before: here, after: here, cause: Cause::Breakpoint(linear) })
     }
 
@@ -209,7 +213,8 @@ impl<'a> Armed<'a> {
             } else if watch.point != hit.watchpoint {
                 continue;
             }
-            if watch.only_in.is_none_or(|root| root == address_space(machine)) {
+            let filter = self.stops.watch_filters.get(&watch.point.address);
+            if filter.is_none_or(|filter| filter.holds(machine)) {
                 let address = if watch.point == hit.watchpoint { hit.address } else { watch.point.address };
                 cause.get_or_insert(Cause::Watch { kind: watch.point.kind, address });
             }

@@ -1,0 +1,293 @@
+//! What gdb can ask a stock kernel for: its processes, stops in one of them only, its own symbols and those of its
+//! vmlinux. Page tables are isolated, so that programs and the kernel have different ones. What gdb says is compared
+//! with the guest's own `ps`, and with a search that looks at each hit.
+
+use std::collections::BTreeSet;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+
+use tests::elf::move_down;
+use tests::guests::{BUSYBOX, CLOUD, Guest, repository};
+use tests::record::{open, record};
+use tests::script::Script;
+use vmm::debug::GdbTarget;
+use vmm::symbols::tasks::{AddressSpace, Process, Tasks};
+use vmm::symbols::{Symbols, USER_ROOT_BIT, elf, kallsyms};
+use vmm::timeline::{Breakpoint, Stops, Timeline, address_space};
+
+/// Hits that are compared, from the end backwards.
+const HITS: usize = 12;
+/// What is printed right after the guest's list of processes.
+const LISTED: &str = "that was all";
+
+/// Some processes that sleep, a list of all, and some that write.
+fn record_processes(path: &Path) -> String {
+    let guest = Guest::linux(&CLOUD, &BUSYBOX, "pti=on", 128);
+    let list = format!("ps -o pid,ppid,stat,comm; echo that was ''all");
+    let commands =
+        ["sleep 1000 &", "sleep 1001 &", &list, "cat /proc/version; cat /proc/loadavg; ls /", "poweroff -f"];
+    let mut script = Script::shell(&commands);
+    record(&guest, path, &mut script);
+    script.text()
+}
+
+/// The lines of the guest's list: number, parent, state, name.
+fn listed(console: &str) -> Vec<(u32, u32, char, String)> {
+    let line = |line: &str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let [pid, parent, state, name] = words[..] else { return None };
+        Some((pid.parse().ok()?, parent.parse().ok()?, state.chars().next()?, name.to_string()))
+    };
+    console.lines().filter_map(line).collect()
+}
+
+struct Boot<'a> {
+    timeline: Timeline,
+    symbols: Symbols,
+    tasks: Tasks,
+    directory: &'a Path,
+}
+
+impl Boot<'_> {
+    fn goto(&mut self, position: u64) {
+        self.timeline.seek(position, &mut || false).unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Where something happened last before the end, and in which process: newest first, at most `HITS` of each.
+    fn hits(&mut self, from: u64, stops: Stops) -> Vec<(u64, Process)> {
+        self.timeline.set_stops(stops);
+        let end = self.timeline.end();
+        let hits = self.timeline.hits(from, end, 10_000, &mut || false);
+        let hits = hits.unwrap_or_else(|error| panic!("{error}")).expect("nobody interrupts");
+        let mut found = Vec::new();
+        for hit in hits.iter().rev().take(8 * HITS) {
+            self.goto(hit.after);
+            let processes = self.tasks.list(self.timeline.machine());
+            assert_eq!(processes.damage, None);
+            let current = processes.all.iter().find(|process| processes.is_current(process));
+            found.push((hit.before, current.expect("something runs").clone()));
+        }
+        found
+    }
+
+    /// What gdb says, with our commands loaded.
+    fn gdb(&mut self, commands: &[String]) -> String {
+        let socket = self.directory.join("gdb.socket");
+        let listener = gdb::Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
+        let mut gdb = Command::new("gdb");
+        gdb.args(["--quiet", "--nx", "--batch", "-ex", "set pagination off", "-ex", "set width 0"]);
+        gdb.args(["-ex", "set architecture i386:x86-64", "-x"]).arg(repository().join("gdb/commands/tt.py"));
+        gdb.args(["-ex", &format!("target remote {}", socket.display())]);
+        gdb.args(commands.iter().flat_map(|command| ["-ex", command]));
+        let debugger = std::thread::spawn(move || {
+            let output = gdb.output();
+            // If gdb never attached, nobody would end the wait for it.
+            drop(UnixStream::connect(&socket));
+            output.expect("gdb can be run")
+        });
+        gdb::serve(&listener, &mut GdbTarget::new(&mut self.timeline), |_| false).expect("gdb is served");
+        drop(listener);
+        let output = debugger.join().expect("gdb's thread");
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+    }
+
+    /// Where gdb stops, going back from the end, with points bound by `bound`.
+    fn stops_of_gdb(&mut self, point: &str, bound: &str, count: usize) -> Vec<u64> {
+        let mut commands = vec!["tt goto end".to_string(), point.to_string(), format!("tt break-in {bound}")];
+        for _ in 0..count {
+            commands.push("reverse-continue".to_string());
+            commands.push("printf \"at %lu\\n\", $_tt_position()".to_string());
+        }
+        let said = self.gdb(&commands);
+        let stops: Vec<_> = said
+            .lines()
+            .filter_map(|line| line.strip_prefix("at "))
+            .map(|digits| digits.parse().expect("a number"))
+            .collect();
+        assert_eq!(stops.len(), count, "{said}");
+        stops
+    }
+}
+
+/// Those hits that are wanted.
+fn chosen(hits: &[(u64, Process)], wanted: impl Fn(&Process) -> bool) -> Vec<u64> {
+    hits.iter().filter(|(_, process)| wanted(process)).map(|&(at, _)| at).take(HITS).collect()
+}
+
+#[test]
+fn processes_and_symbols_of_a_stock_kernel() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let path = directory.path().join("boot.ttvm");
+    let console = record_processes(&path);
+    let mut timeline = Timeline::open(&open(&path)).unwrap_or_else(|error| panic!("{error}"));
+    timeline.set_stops(Stops { console: Some(LISTED.into()), ..Stops::default() });
+    timeline.run_forward(&mut || false).unwrap_or_else(|error| panic!("{error}"));
+    let marker = timeline.position();
+    let symbols = Symbols::of_machine(timeline.machine()).expect("the kernel runs");
+    let tasks = Tasks::of_kernel(timeline.machine(), &symbols).expect("it is known");
+    let mut boot = Boot { timeline, symbols, tasks, directory: directory.path() };
+    the_list_is_the_guests(&boot, &console);
+    stops_are_in_one_process(&mut boot, marker);
+    symbols_are_loaded_and_used(&mut boot);
+}
+
+fn the_list_is_the_guests(boot: &Boot<'_>, console: &str) {
+    let listed = listed(console);
+    assert!(listed.len() > 30, "{console}");
+    let processes = boot.tasks.list(boot.timeline.machine());
+    assert_eq!(processes.damage, None);
+    for (pid, parent, state, name) in &listed {
+        // It has ended since.
+        if name == "ps" {
+            continue;
+        }
+        let process = processes.with(*pid).unwrap_or_else(|| panic!("no {pid} in {processes:#?}"));
+        assert_eq!(process.parent, *parent, "{process:?}");
+        // It adds what a worker works at.
+        assert!(name.starts_with(&process.name), "{name} {process:?}");
+        if name == "sleep" {
+            assert_eq!(process.state, *state, "{process:?}");
+            assert!(matches!(process.space, AddressSpace::Own(_)), "{process:?}");
+        }
+        let of_kernel = *pid == 2 || *parent == 2;
+        assert_eq!(process.space == AddressSpace::KernelThread, of_kernel, "{process:?}");
+    }
+    assert!(processes.all.len() <= listed.len() + 2, "{processes:#?}");
+    let current = processes.current.as_ref().and_then(|current| processes.with(current.process));
+    assert_eq!(current.map(|process| process.name.as_str()), Some("sh"), "it has just printed");
+}
+
+fn stops_are_in_one_process(boot: &mut Boot<'_>, from: u64) {
+    let write = boot.symbols.address_of("__x64_sys_write").expect("it is there");
+    let hits = boot.hits(from, Stops { breakpoints: vec![Breakpoint::at(write)], ..Stops::default() });
+    let names: BTreeSet<_> = hits.iter().map(|(_, process)| process.name.clone()).collect();
+    assert!(["cat", "sh", "ls"].iter().all(|name| names.contains(*name)), "{names:?}");
+    let shell = hits.iter().find(|(_, process)| process.name == "sh").expect("it writes").1.clone();
+    let AddressSpace::Own(root) = shell.space else { panic!("{shell:?}") };
+    let of_shell = chosen(&hits, |process| process.pid == shell.pid);
+    let of_cat = chosen(&hits, |process| process.name == "cat");
+    assert!(of_shell.len() > 3 && of_cat.len() > 1, "{of_shell:?} {of_cat:?}");
+    let at_write = format!("break *{write:#x}");
+    let stops = boot.stops_of_gdb(&at_write, &shell.pid.to_string(), of_shell.len());
+    assert_eq!(stops, of_shell);
+    assert_eq!(boot.stops_of_gdb(&at_write, "cat", of_cat.len()), of_cat);
+    // As CR3 is while the program runs: its own tables, and what tells their TLB entries apart.
+    let cr3 = format!("{:#x}", root | USER_ROOT_BIT | 0x805);
+    assert_eq!(boot.stops_of_gdb(&at_write, &cr3, of_shell.len()), of_shell);
+
+    // The programs are one file, so that they have their code at the same addresses.
+    boot.goto(of_cat[0]);
+    boot.timeline.set_stops(Stops::system_call(Some(1)));
+    boot.timeline.run_backward(&mut || false).unwrap_or_else(|error| panic!("{error}"));
+    let machine = boot.timeline.machine();
+    assert!(machine.cpu().core().cpl == 3 && address_space(machine) & USER_ROOT_BIT != 0);
+    let user = machine.cpu().rip();
+    let processes = boot.tasks.list(machine);
+    let cat = processes.all.iter().find(|process| processes.is_current(process)).expect("it runs");
+    assert_eq!((cat.name.as_str(), cat.space), ("cat", AddressSpace::Own(boot.tasks.address_space(machine))));
+    let cat = cat.pid;
+    let hits = boot.hits(from, Stops { breakpoints: vec![Breakpoint::at(user)], ..Stops::default() });
+    let expected = chosen(&hits, |process| process.pid == cat);
+    assert!(!expected.is_empty() && expected.len() < hits.len(), "{expected:?} of {}", hits.len());
+    let at_user = format!("break *{user:#x}");
+    assert_eq!(boot.stops_of_gdb(&at_user, &cat.to_string(), expected.len()), expected);
+
+    let jiffies = boot.symbols.address_of("jiffies_64").expect("it is there");
+    let changes =
+        format!("change:{jiffies:#x}+8").parse::<vmm::timeline::Condition>().expect("a condition").0;
+    let hits = boot.hits(from, changes);
+    let (_, owner) = hits.iter().find(|(_, process)| process.pid != hits[0].1.pid).expect("others run too");
+    let (owner, other) = (owner.pid, hits[0].1.pid);
+    for pid in [owner, other] {
+        let expected: Vec<_> = chosen(&hits, |process| process.pid == pid).into_iter().take(4).collect();
+        let watch = format!("watch *(unsigned long *) {jiffies:#x}");
+        assert_eq!(boot.stops_of_gdb(&watch, &pid.to_string(), expected.len()), expected, "{pid}");
+    }
+    let said = boot.gdb(&["tt goto end", "tt break-in 2", "tt break-in", "tt ps"].map(str::to_string));
+    for text in [
+        "2 (kthreadd) is a kernel thread without an address space",
+        "only in process 2\n",
+        " kernel thread  kthreadd\n",
+    ] {
+        assert!(said.contains(text), "no '{text}' in {said}");
+    }
+    assert_eq!(said.lines().filter(|line| line.ends_with(" sleep")).count(), 2, "{said}");
+}
+
+fn symbols_are_loaded_and_used(boot: &mut Boot<'_>) {
+    let end = boot.timeline.end();
+    boot.goto(end);
+    let text = boot.symbols.address_of("_text").expect("it is there");
+    let distance = text - 0xffff_ffff_8100_0000;
+    assert_ne!(distance, 0, "there is no KASLR");
+    let mut vmlinux = elf::file(&boot.symbols);
+    move_down(&mut vmlinux, kallsyms::IMAGE, distance);
+    let file = boot.directory.join("vmlinux of it");
+    std::fs::write(&file, vmlinux).expect("the folder is ours");
+    let do_exit = boot.symbols.address_of("do_exit").expect("it is there");
+    let said = boot.gdb(
+        &[
+            "tt symbols",
+            "info address do_exit",
+            "info symbol virtblk_probe",
+            "break __x64_sys_reboot",
+            "reverse-continue",
+            &format!("tt symbols '{}'", file.display()),
+            "info address do_exit",
+            "reverse-stepi",
+            "continue",
+            "tt goto syscall:1",
+            "tt symbols",
+            "echo early\\n",
+            "info symbol virtblk_probe",
+            "info address do_exit",
+            "tt goto end",
+            "tt symbols none",
+            "info symbol virtblk_probe",
+            "tt back-to last-call do_exit",
+            "tt search write:jiffies_64+8",
+            "tt back-to last-write no_such_thing",
+            "tt symbols /nowhere/vmlinux",
+        ]
+        .map(str::to_string),
+    );
+    let located = format!("Symbol \"do_exit\" is at {do_exit:#x} in a file");
+    expect_in_order(
+        &said,
+        &[
+            "virtio_blk",
+            &located,
+            "virtblk_probe in section .text.virtio_blk",
+            "Breakpoint 1, 0x",
+            "in __x64_sys_reboot",
+            &located,
+            "Breakpoint 1, 0x",
+            "modules: none",
+            "early",
+            &located,
+            "virtblk_probe in section .text.virtio_blk",
+            "<do_exit>",
+            "in do_exit",
+            "before: insn:",
+            "after: insn:",
+        ],
+    );
+    for text in [
+        "No symbol \"virtblk_probe\" in current context",
+        "'no_such_thing' is neither a number nor a symbol of the guest's kernel",
+        "cannot use the symbols of /nowhere/vmlinux: No such file",
+    ] {
+        assert!(said.contains(text), "no '{text}' in {said}");
+    }
+}
+
+fn expect_in_order(said: &str, expected: &[&str]) {
+    let mut rest = said;
+    for text in expected {
+        let at = rest
+            .find(text)
+            .unwrap_or_else(|| panic!("no '{text}' in what is left of gdb's answers:\n{said}"));
+        rest = &rest[at + text.len()..];
+    }
+}
