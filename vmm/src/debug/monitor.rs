@@ -92,7 +92,10 @@ impl GdbTarget<'_> {
     fn goto(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
         let left = self.timeline.leave_fork().map_err(refused)?;
         let target = self.place(text, poll)?;
-        let stop = self.timeline.seek(target, poll).map_err(refused)?;
+        let mut stop = self.timeline.seek(target, poll).map_err(refused)?;
+        if stop == TravelStop::Reached {
+            stop = self.timeline.settle(poll).map_err(refused)?;
+        }
         let mut answer = String::new();
         if left.is_some() {
             answer += "The scratch fork is gone.\n";
