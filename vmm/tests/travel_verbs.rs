@@ -99,3 +99,17 @@ fn a_part_of_a_recording_replays() {
     let (code, _, told) = ttvm(directory.path(), &["replay", "r.ttvm", "--from", "end", "--to", "start"]);
     assert!(code == 2 && told.contains("before"), "{code}: {told}");
 }
+
+#[test]
+fn a_guest_without_a_known_kernel_has_neither_processes_nor_symbols() {
+    let (directory, _) = recording();
+    let (code, out, told) = ttvm(directory.path(), &["state", "r.ttvm", "--processes"]);
+    assert!(
+        code == 2 && out.is_empty() && told.contains("there are no processes to show: no kernel"),
+        "{code}: {told}"
+    );
+    let (code, out, told) = ttvm(directory.path(), &["symbols", "r.ttvm", "--like", "vmlinux"]);
+    assert!(code == 2 && out.is_empty() && told.contains("no kernel with a symbol table"), "{code}: {told}");
+    let (code, _, told) = ttvm(directory.path(), &["symbols", "r.ttvm"]);
+    assert!(code == 2 && told.contains("--output"), "{code}: {told}");
+}

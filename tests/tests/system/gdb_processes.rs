@@ -8,9 +8,10 @@ use std::path::Path;
 use std::process::Command;
 
 use tests::elf::move_down;
-use tests::guests::{BUSYBOX, CLOUD, Guest, repository};
+use tests::guests::{BUSYBOX, CLOUD, Guest, repository, test_kernel};
 use tests::record::{open, record};
 use tests::script::Script;
+use tests::traveller::Traveller;
 use vmm::debug::GdbTarget;
 use vmm::symbols::tasks::{AddressSpace, Process, Tasks};
 use vmm::symbols::{Symbols, USER_ROOT_BIT, elf, kallsyms};
@@ -24,9 +25,8 @@ const LISTED: &str = "that was all";
 /// Some processes that sleep, a list of all, and some that write.
 fn record_processes(path: &Path) -> String {
     let guest = Guest::linux(&CLOUD, &BUSYBOX, "pti=on", 128);
-    let list = format!("ps -o pid,ppid,stat,comm; echo that was ''all");
-    let commands =
-        ["sleep 1000 &", "sleep 1001 &", &list, "cat /proc/version; cat /proc/loadavg; ls /", "poweroff -f"];
+    let list = "ps -o pid,ppid,stat,comm; echo that was ''all";
+    let commands = ["sleep 1000 &", "sleep 1001 &", list, "ls /; ls /proc/sys; uname -a", "poweroff -f"];
     let mut script = Script::shell(&commands);
     record(&guest, path, &mut script);
     script.text()
@@ -40,6 +40,27 @@ fn listed(console: &str) -> Vec<(u32, u32, char, String)> {
         Some((pid.parse().ok()?, parent.parse().ok()?, state.chars().next()?, name.to_string()))
     };
     console.lines().filter_map(line).collect()
+}
+
+/// What gdb says, with our commands loaded.
+fn gdb_says(timeline: &mut Timeline, directory: &Path, commands: &[String]) -> String {
+    let socket = directory.join("gdb.socket");
+    let listener = gdb::Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
+    let mut gdb = Command::new("gdb");
+    gdb.args(["--quiet", "--nx", "--batch", "-ex", "set pagination off", "-ex", "set width 0"]);
+    gdb.args(["-ex", "set architecture i386:x86-64", "-x"]).arg(repository().join("gdb/commands/tt.py"));
+    gdb.args(["-ex", &format!("target remote {}", socket.display())]);
+    gdb.args(commands.iter().flat_map(|command| ["-ex", command]));
+    let debugger = std::thread::spawn(move || {
+        let output = gdb.output();
+        // If gdb never attached, nobody would end the wait for it.
+        drop(UnixStream::connect(&socket));
+        output.expect("gdb can be run")
+    });
+    gdb::serve(&listener, &mut GdbTarget::new(timeline), |_| false).expect("gdb is served");
+    drop(listener);
+    let output = debugger.join().expect("gdb's thread");
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
 struct Boot<'a> {
@@ -71,25 +92,8 @@ impl Boot<'_> {
         found
     }
 
-    /// What gdb says, with our commands loaded.
     fn gdb(&mut self, commands: &[String]) -> String {
-        let socket = self.directory.join("gdb.socket");
-        let listener = gdb::Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
-        let mut gdb = Command::new("gdb");
-        gdb.args(["--quiet", "--nx", "--batch", "-ex", "set pagination off", "-ex", "set width 0"]);
-        gdb.args(["-ex", "set architecture i386:x86-64", "-x"]).arg(repository().join("gdb/commands/tt.py"));
-        gdb.args(["-ex", &format!("target remote {}", socket.display())]);
-        gdb.args(commands.iter().flat_map(|command| ["-ex", command]));
-        let debugger = std::thread::spawn(move || {
-            let output = gdb.output();
-            // If gdb never attached, nobody would end the wait for it.
-            drop(UnixStream::connect(&socket));
-            output.expect("gdb can be run")
-        });
-        gdb::serve(&listener, &mut GdbTarget::new(&mut self.timeline), |_| false).expect("gdb is served");
-        drop(listener);
-        let output = debugger.join().expect("gdb's thread");
-        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+        gdb_says(&mut self.timeline, self.directory, commands)
     }
 
     /// Where gdb stops, going back from the end, with points bound by `bound`.
@@ -162,36 +166,36 @@ fn stops_are_in_one_process(boot: &mut Boot<'_>, from: u64) {
     let write = boot.symbols.address_of("__x64_sys_write").expect("it is there");
     let hits = boot.hits(from, Stops { breakpoints: vec![Breakpoint::at(write)], ..Stops::default() });
     let names: BTreeSet<_> = hits.iter().map(|(_, process)| process.name.clone()).collect();
-    assert!(["cat", "sh", "ls"].iter().all(|name| names.contains(*name)), "{names:?}");
+    assert!(["sh", "ls"].iter().all(|name| names.contains(*name)), "{names:?}");
     let shell = hits.iter().find(|(_, process)| process.name == "sh").expect("it writes").1.clone();
     let AddressSpace::Own(root) = shell.space else { panic!("{shell:?}") };
     let of_shell = chosen(&hits, |process| process.pid == shell.pid);
-    let of_cat = chosen(&hits, |process| process.name == "cat");
-    assert!(of_shell.len() > 3 && of_cat.len() > 1, "{of_shell:?} {of_cat:?}");
+    let of_ls = chosen(&hits, |process| process.name == "ls");
+    assert!(of_shell.len() > 3 && of_ls.len() > 1, "{of_shell:?} {of_ls:?}");
     let at_write = format!("break *{write:#x}");
     let stops = boot.stops_of_gdb(&at_write, &shell.pid.to_string(), of_shell.len());
     assert_eq!(stops, of_shell);
-    assert_eq!(boot.stops_of_gdb(&at_write, "cat", of_cat.len()), of_cat);
+    assert_eq!(boot.stops_of_gdb(&at_write, "ls", of_ls.len()), of_ls);
     // As CR3 is while the program runs: its own tables, and what tells their TLB entries apart.
     let cr3 = format!("{:#x}", root | USER_ROOT_BIT | 0x805);
     assert_eq!(boot.stops_of_gdb(&at_write, &cr3, of_shell.len()), of_shell);
 
     // The programs are one file, so that they have their code at the same addresses.
-    boot.goto(of_cat[0]);
+    boot.goto(of_ls[0]);
     boot.timeline.set_stops(Stops::system_call(Some(1)));
     boot.timeline.run_backward(&mut || false).unwrap_or_else(|error| panic!("{error}"));
     let machine = boot.timeline.machine();
     assert!(machine.cpu().core().cpl == 3 && address_space(machine) & USER_ROOT_BIT != 0);
     let user = machine.cpu().rip();
     let processes = boot.tasks.list(machine);
-    let cat = processes.all.iter().find(|process| processes.is_current(process)).expect("it runs");
-    assert_eq!((cat.name.as_str(), cat.space), ("cat", AddressSpace::Own(boot.tasks.address_space(machine))));
-    let cat = cat.pid;
+    let ls = processes.all.iter().find(|process| processes.is_current(process)).expect("it runs");
+    assert_eq!((ls.name.as_str(), ls.space), ("ls", AddressSpace::Own(boot.tasks.address_space(machine))));
+    let ls = ls.pid;
     let hits = boot.hits(from, Stops { breakpoints: vec![Breakpoint::at(user)], ..Stops::default() });
-    let expected = chosen(&hits, |process| process.pid == cat);
+    let expected = chosen(&hits, |process| process.pid == ls);
     assert!(!expected.is_empty() && expected.len() < hits.len(), "{expected:?} of {}", hits.len());
     let at_user = format!("break *{user:#x}");
-    assert_eq!(boot.stops_of_gdb(&at_user, &cat.to_string(), expected.len()), expected);
+    assert_eq!(boot.stops_of_gdb(&at_user, &ls.to_string(), expected.len()), expected);
 
     let jiffies = boot.symbols.address_of("jiffies_64").expect("it is there");
     let changes =
@@ -221,7 +225,12 @@ fn symbols_are_loaded_and_used(boot: &mut Boot<'_>) {
     let text = boot.symbols.address_of("_text").expect("it is there");
     let distance = text - 0xffff_ffff_8100_0000;
     assert_ne!(distance, 0, "there is no KASLR");
-    let mut vmlinux = elf::file(&boot.symbols);
+    // No module is loaded yet at the first system call.
+    let early = "syscall:1".parse().expect("a position");
+    let early = boot.timeline.resolve(early, &mut || false).unwrap_or_else(|error| panic!("{error}"));
+    boot.goto(early);
+    let mut vmlinux = elf::file(&Symbols::of_machine(boot.timeline.machine()).expect("the kernel runs"));
+    boot.goto(end);
     move_down(&mut vmlinux, kallsyms::IMAGE, distance);
     let file = boot.directory.join("vmlinux of it");
     std::fs::write(&file, vmlinux).expect("the folder is ours");
@@ -274,7 +283,8 @@ fn symbols_are_loaded_and_used(boot: &mut Boot<'_>) {
         ],
     );
     for text in [
-        "No symbol \"virtblk_probe\" in current context",
+        "No symbol",
+        &format!("early\n{located}"),
         "'no_such_thing' is neither a number nor a symbol of the guest's kernel",
         "cannot use the symbols of /nowhere/vmlinux: No such file",
     ] {
@@ -290,4 +300,52 @@ fn expect_in_order(said: &str, expected: &[&str]) {
             .unwrap_or_else(|| panic!("no '{text}' in what is left of gdb's answers:\n{said}"));
         rest = &rest[at + text.len()..];
     }
+}
+
+#[test]
+fn a_kernel_without_symbols_has_address_spaces() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let traveller = Traveller::record(directory.path());
+    let mut timeline = Timeline::open(&open(&traveller.path)).unwrap_or_else(|error| panic!("{error}"));
+    timeline.seek(timeline.end(), &mut || false).unwrap_or_else(|error| panic!("{error}"));
+    let root = address_space(timeline.machine());
+    let kernel = test_kernel("travel");
+    let show = |name: &str| format!("printf \"{name} %lu %lx\\n\", $_tt_position(), $rip");
+    let commands = [
+        "tt ps".to_string(),
+        "tt symbols".to_string(),
+        "tt break-in 12".to_string(),
+        format!("break *{:#x}", traveller.hook),
+        "tt break-in here".to_string(),
+        "reverse-continue".to_string(),
+        show("here"),
+        format!("tt break-in {:#x} 1", root + 0x1000),
+        "reverse-continue".to_string(),
+        show("elsewhere"),
+        "tt goto end".to_string(),
+        "tt break-in anywhere 1".to_string(),
+        "tt break-in anywhere".to_string(),
+        "reverse-continue".to_string(),
+        show("anywhere"),
+        format!("tt symbols {}", kernel.display()),
+        "info symbol $rip".to_string(),
+    ];
+    let said = gdb_says(&mut timeline, directory.path(), &commands);
+    let shown = |name: &str| {
+        let line = said.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
+        line.unwrap_or_else(|| panic!("no '{name}' in {said}")).to_string()
+    };
+    timeline.seek(timeline.end(), &mut || false).unwrap_or_else(|error| panic!("{error}"));
+    timeline.set_breakpoints(vec![traveller.hook]);
+    timeline.run_backward(&mut || false).unwrap_or_else(|error| panic!("{error}"));
+    let expected = format!("{} {:x}", timeline.position(), traveller.hook);
+    assert_eq!((shown("here"), shown("anywhere")), (expected.clone(), expected), "{said}");
+    assert!(shown("elsewhere").starts_with("0 "), "{said}");
+    assert_eq!(
+        said.matches("no kernel with a symbol table (CONFIG_KALLSYMS) is mapped").count(),
+        4,
+        "{said}"
+    );
+    assert!(said.contains("break- and watchpoints stop in all processes"), "{said}");
+    assert!(said.contains("hook in section .text"), "{said}");
 }

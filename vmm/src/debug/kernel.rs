@@ -14,11 +14,14 @@ use crate::symbols::vmlinux::{Match, Placement, compare};
 use crate::symbols::{NoKernel, Symbols, elf};
 use crate::timeline::{Cause, number};
 
+/// A step count, and where the fork begins that it is in.
+type Place = (u64, Option<u64>);
+
 /// What was found out and need not be searched for again.
 #[derive(Default)]
 pub(super) struct Kernel {
-    /// The symbols at the place where they were last asked for: its step count, and where the fork begins that it is in.
-    symbols: Option<((u64, Option<u64>), Arc<Symbols>)>,
+    /// The symbols at the place where they were last asked for.
+    symbols: Option<(Place, Arc<Symbols>)>,
     tasks: Option<Arc<Tasks>>,
     files: Option<TempDir>,
     /// Files that were made in this session.

@@ -1,13 +1,14 @@
 //! `monitor ps` and `monitor break-in`: the guest's processes, and stopping in one of them only.
 
 use std::fmt::Write;
+use std::sync::Arc;
 
 use gdb::Refusal;
 
 use super::GdbTarget;
 use super::bounds::Only;
 use crate::symbols::USER_ROOT_BIT;
-use crate::symbols::tasks::{AddressSpace, Process, Processes};
+use crate::symbols::tasks::{AddressSpace, Process, Processes, Tasks};
 use crate::timeline::{address_space, number};
 
 /// `PID_MAX_LIMIT` of Linux: no process has a number above.
@@ -126,7 +127,7 @@ impl GdbTarget<'_> {
         Ok((only, said))
     }
 
-    fn processes(&mut self) -> Result<(std::sync::Arc<crate::symbols::tasks::Tasks>, Processes), Refusal> {
+    fn processes(&mut self) -> Result<(Arc<Tasks>, Processes), Refusal> {
         let tasks = self.tasks().map_err(|error| Refusal::new(error.to_string()))?;
         let processes = tasks.list(self.timeline.machine());
         if processes.all.is_empty() {
