@@ -25,6 +25,12 @@ def where():
         return None
 
 
+def goes_backward():
+    """Whether a movement goes back now. reverse-stepi and its like turn the direction round and run the forward
+    command, with its hook."""
+    return "everse" in gdb.execute("show exec-direction", to_string=True)
+
+
 def forget():
     """Makes gdb look again at everything: it does not know that the machine has moved."""
     for cache in ("register-cache", "dcache"):
@@ -281,6 +287,8 @@ class GuardForward(Verb):
     verb = "guard-forward"
 
     def invoke(self, argument, from_tty):
+        if goes_backward():
+            return
         place = where()
         if place and place[0] >= place[1] and not place[2]:
             raise gdb.GdbError("This is the end of the recording: there is nothing after it.")

@@ -23,10 +23,11 @@ use gdbstub::target::ext::monitor_cmd::{ConsoleOutput, MonitorCmd, MonitorCmdOps
 use gdbstub::target::ext::thread_extra_info::{ThreadExtraInfo, ThreadExtraInfoOps};
 use gdbstub::target::{Target, TargetError, TargetResult};
 
+use crate::frame::encode_console_into;
 use crate::link::Link;
 use crate::registers::{RegisterNumber, X86_64};
 use crate::stops::Stops;
-use crate::{Condition, DebugTarget, Refusal, Registers, Stop, WatchKind, Watchpoint};
+use crate::{Condition, DebugTarget, Progress, Refusal, Registers, Stop, WatchKind, Watchpoint};
 
 /// The only thread.
 pub(crate) const CPU: Tid = Tid::MIN;
@@ -133,7 +134,8 @@ impl<'t> Adapter<'t> {
             Move::StepForward | Move::StepBackward => stops.apply_watchpoints(*target)?,
             Move::RunForward | Move::RunBackward | Move::Range(_) => stops.apply_all(*target)?,
         }
-        let poll = &mut sticky_poll(link);
+        let mut progress = target.progress();
+        let poll = &mut sticky_poll(link, &mut *progress);
         match requested {
             Move::StepForward => target.step_forward(poll),
             Move::StepBackward => target.step_backward(poll),
@@ -193,10 +195,17 @@ impl<'t> Adapter<'t> {
     }
 }
 
-/// A poll that asks the link until the answer is yes, and then remembers that.
-fn sticky_poll(link: &mut Link<'_>) -> impl FnMut() -> bool {
+/// A poll that asks the link until the answer is yes, and then remembers that. What there is to say of the progress goes
+/// out meanwhile.
+fn sticky_poll(link: &mut Link<'_>, progress: &mut Progress) -> impl FnMut() -> bool {
     let mut asked = false;
     move || {
+        if let Some(text) = progress() {
+            let mut packet = Vec::new();
+            encode_console_into(&mut packet, &text);
+            // That the client has gone is found out by looking.
+            let _ = link.send(&packet);
+        }
         asked = asked || link.wants_stop();
         asked
     }
@@ -207,9 +216,10 @@ const POLLS_PER_SIGN: u32 = 16;
 
 /// As [`sticky_poll`] for `monitor` commands: gdb complains when it hears nothing for two seconds, so that it is sent an
 /// empty text every now and then.
-fn patient_poll(link: &mut Link<'_>) -> impl FnMut() -> bool {
+fn patient_poll(link: &mut Link<'_>, progress: &mut Progress) -> impl FnMut() -> bool {
     let (mut asked, mut polls) = (false, 0_u32);
     move || {
+        progress();
         polls += 1;
         if polls.is_multiple_of(POLLS_PER_SIGN) {
             // That the client has gone is found out by looking.
@@ -501,7 +511,9 @@ impl MonitorCmd for Adapter<'_> {
     ) -> Result<(), Infallible> {
         let command = String::from_utf8_lossy(command);
         self.registers = None;
-        let answer = self.target.monitor(command.trim(), &mut patient_poll(&mut self.link));
+        let mut progress = self.target.progress();
+        let answer =
+            self.target.monitor(command.trim(), &mut patient_poll(&mut self.link, &mut *progress));
         self.print(&answer.unwrap_or_else(|refusal| refusal.0));
         let text = self.take_console();
         for chunk in text.as_bytes().chunks(CONSOLE_CHUNK_BYTES) {

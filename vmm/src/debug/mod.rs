@@ -4,11 +4,14 @@
 //! commands that gdb does not know, `sessions.rs` gives each gdb a timeline of its own.
 
 mod monitor;
+mod progress;
 mod registers;
 mod sessions;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
 
 use cpu::AddressKind;
 use gdb::{DebugTarget, Refusal, Registers, Stop};
@@ -33,6 +36,7 @@ pub struct GdbTarget<'a> {
     hits: Vec<Hit>,
     /// What gdb's user is to be told when gdb next listens.
     message: Option<String>,
+    progress: progress::Settings,
 }
 
 /// Which points stop in one address space only: the root of its page tables.
@@ -61,7 +65,14 @@ impl<'a> GdbTarget<'a> {
             marks: BTreeMap::new(),
             hits: Vec::new(),
             message: None,
+            progress: progress::Settings::default(),
         }
+    }
+
+    /// Lets movements say after each such time how far they are, to gdb and to `listener`; without this, to gdb every two
+    /// seconds.
+    pub fn with_progress(self, every: Duration, listener: impl Fn(String) + 'static) -> GdbTarget<'a> {
+        GdbTarget { progress: progress::Settings { every, listener: Some(Rc::new(listener)) }, ..self }
     }
 
     /// Hands the points in force to the timeline.
@@ -245,6 +256,10 @@ impl DebugTarget for GdbTarget<'_> {
     fn monitor(&mut self, command: &str, poll: &mut gdb::Poll<'_>) -> Result<String, Refusal> {
         // gdb prints an error's text no better than this, and scripts must be able to tell.
         Ok(self.obey(command, poll).unwrap_or_else(|refusal| format!("error: {refusal}\n")))
+    }
+
+    fn progress(&mut self) -> Box<gdb::Progress> {
+        progress::teller(self.timeline.meter(), &self.progress)
     }
 
     fn take_message(&mut self) -> Option<String> {
