@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod gdb;
 pub mod guests;
 pub mod random;
 pub mod record;

@@ -5,12 +5,16 @@ import os
 
 import gdb
 
+
+def obey(commands):
+    for number, command in enumerate(commands):
+        print(f"> {number} {command}", flush=True)
+        try:
+            print(gdb.execute(command, to_string=True), end="", flush=True)
+        except gdb.error as error:
+            print(f"! {error}", flush=True)
+    print(f"> {len(commands)} end", flush=True)
+
+
 with open(os.environ["TTVM_SCRIPT"]) as file:
-    commands = file.read().splitlines()
-for number, command in enumerate(commands):
-    print(f"> {number} {command}", flush=True)
-    try:
-        print(gdb.execute(command, to_string=True), end="", flush=True)
-    except gdb.error as error:
-        print(f"! {error}", flush=True)
-print(f"> {len(commands)} end", flush=True)
+    obey(file.read().splitlines())

@@ -55,12 +55,13 @@ impl Variable {
     /// As an expression for gdb.
     pub fn expression(&self) -> String {
         let kind = match self.bytes {
-            1 => "unsigned char",
-            2 => "unsigned short",
-            4 => "unsigned int",
-            _ => "unsigned long",
+            1 => "(unsigned char *)".to_string(),
+            2 => "(unsigned short *)".to_string(),
+            4 => "(unsigned int *)".to_string(),
+            8 => "(unsigned long *)".to_string(),
+            odd => format!("(unsigned char (*)[{odd}])"),
         };
-        format!("*({kind} *) {:#x}", self.address)
+        format!("*{kind} {:#x}", self.address)
     }
 
     fn read(&self, machine: &Machine) -> u64 {
@@ -204,9 +205,7 @@ impl Trace {
             let hit = if at > start { step(machine, at, inputs) } else { None };
             if let Some(address) = hit {
                 let before = places.last_mut().expect("it is not the first");
-                before.accesses = variables.map(|variable| {
-                    (variable.address..variable.address + variable.bytes).contains(&address)
-                });
+                before.accesses = variables.map(|variable| variable.kind.is_some() && variable.address == address);
             }
             places.push(look(machine, &variables));
             let rip = machine.cpu().rip();
@@ -252,11 +251,11 @@ struct Snapshot {
     maps: checkpoint::Maps,
 }
 
-/// Executes one step; the address of a watched access that it made.
+/// Executes one step; the address of the watched variable that it accessed.
 fn step(machine: &mut Machine, to: usize, inputs: &mut dyn Inputs) -> Option<u64> {
     match machine.run(to as u64, inputs).unwrap_or_else(|error| panic!("{error}")) {
         RunStop::Reached => None,
-        RunStop::Watchpoint(hit) => Some(hit.address),
+        RunStop::Watchpoint(hit) => Some(hit.watchpoint.address),
         other => panic!("{other:?} at step {to}"),
     }
 }
@@ -268,7 +267,7 @@ fn look(machine: &Machine, variables: &[Variable; WATCHED]) -> Place {
     core.peek(core.regs[RSP], &mut top);
     Place {
         rip: cpu.rip(),
-        flags: core.rflags | core.flags.to_rflags(),
+        flags: core.rflags | core.flags.bits(),
         gpr: core.regs[..16].try_into().expect("there are more than that"),
         top: u64::from_le_bytes(top),
         branches: cpu.branches(),

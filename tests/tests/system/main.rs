@@ -4,6 +4,9 @@
 mod bugs;
 mod debian;
 mod determinism;
+mod gdb_debian;
+mod gdb_long;
+mod gdb_mi;
 mod gdb_session;
 mod gdb_travel;
 mod kernels;

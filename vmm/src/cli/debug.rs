@@ -78,12 +78,12 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         // gdb has the terminal.
         Report::Began(_) | Report::Moving(..) | Report::Ended(..) if args.gdb => {}
         Report::Moving(number, text) if std::io::stderr().is_terminal() => {
-            eprintln!("ttvm: gdb {number}: {text}");
+            eprintln!("ttvm: session {number}: {text}");
         }
         // Nobody watches.
         Report::Moving(..) => {}
-        Report::Began(number) => eprintln!("ttvm: gdb {number} is connected"),
-        Report::Ended(number, end) => eprintln!("ttvm: gdb {number}: {end:?}"),
+        Report::Began(number) => eprintln!("ttvm: session {number}: gdb is connected"),
+        Report::Ended(number, end) => eprintln!("ttvm: session {number}: {end}"),
     })?;
     if args.gdb {
         // The session is over, but gdb may not be; its end is ours.
