@@ -512,8 +512,7 @@ impl MonitorCmd for Adapter<'_> {
         let command = String::from_utf8_lossy(command);
         self.registers = None;
         let mut progress = self.target.progress();
-        let answer =
-            self.target.monitor(command.trim(), &mut patient_poll(&mut self.link, &mut *progress));
+        let answer = self.target.monitor(command.trim(), &mut patient_poll(&mut self.link, &mut *progress));
         self.print(&answer.unwrap_or_else(|refusal| refusal.0));
         let text = self.take_console();
         for chunk in text.as_bytes().chunks(CONSOLE_CHUNK_BYTES) {

@@ -75,7 +75,7 @@ impl Client {
         }
         let text = String::from_utf8(bytes).unwrap();
         let start = text.find('$').unwrap() + 1;
-        text[start..text.len() - 3].to_string()
+        without_run_lengths(&text[start..text.len() - 3])
     }
 
     fn request(&mut self, body: &str) -> String {
@@ -93,6 +93,22 @@ impl Client {
         let text = String::from_utf8(bytes.collect()).unwrap();
         text.split(' ').next().unwrap().parse().unwrap()
     }
+}
+
+/// A reply with what `*` stands for written out: the character before it, as often as the one behind it says.
+fn without_run_lengths(reply: &str) -> String {
+    let mut text = String::new();
+    let mut characters = reply.chars();
+    while let Some(character) = characters.next() {
+        match (character, text.chars().last()) {
+            ('*', Some(last)) => {
+                let count = characters.next().unwrap() as usize - 29;
+                text.extend(std::iter::repeat_n(last, count));
+            }
+            _ => text.push(character),
+        }
+    }
+    text
 }
 
 fn server() -> (tempfile::TempDir, Server, u64) {

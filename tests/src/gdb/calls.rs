@@ -188,7 +188,8 @@ impl Calls {
         }
         let (name, offset) = symbols.name_of(address)?;
         let start = address - offset;
-        let size = symbols.all().iter().filter(|s| s.address == start && s.name == name).map(|s| s.size).max()?;
+        let size =
+            symbols.all().iter().filter(|s| s.address == start && s.name == name).map(|s| s.size).max()?;
         let function = Function {
             name: name.to_string(),
             end: start + size,
@@ -204,7 +205,11 @@ impl Calls {
 fn way(here: &Place, next: &Place, code: &[u8; 4]) -> Way {
     let (before, after) = (here.gpr[RSP], next.gpr[RSP]);
     // A prefix for 64-bit operands, registers or segments does not matter here.
-    let code = if matches!(code[0], 0x40..=0x4f | 0x2e | 0x3e | 0x64 | 0x65 | 0xf2 | 0xf3) { &code[1..] } else { &code[..] };
+    let code = if matches!(code[0], 0x40..=0x4f | 0x2e | 0x3e | 0x64 | 0x65 | 0xf2 | 0xf3) {
+        &code[1..]
+    } else {
+        &code[..]
+    };
     let is_near = next.rip > here.rip && next.rip - here.rip <= 15;
     let is_call = code[0] == 0xe8 || (code[0] == 0xff && (code[1] >> 3) & 7 == 2);
     let is_return = matches!(code[0], 0xc2 | 0xc3);

@@ -27,7 +27,8 @@ pub struct Lines {
 impl Lines {
     /// Lines for every other function that is always called and returns.
     pub fn new(trace: &Trace, calls: &Calls) -> Lines {
-        let regular = calls.functions.iter().filter(|(_, function)| function.regular && function.depths.len() > 3);
+        let regular =
+            calls.functions.iter().filter(|(_, function)| function.regular && function.depths.len() > 3);
         let mut lines = Lines { functions: BTreeMap::new(), visits: BTreeMap::new() };
         for (number, (&start, function)) in regular.enumerate() {
             if number % 3 == 2 {
@@ -147,7 +148,10 @@ impl Lines {
         );
         for start in self.functions.keys() {
             let name = &calls.functions[start].name;
-            let _ = writeln!(text, ".uleb128 2\n.asciz \"{name}\"\n.quad .Lbegin{start:x}, .Lend{start:x} - .Lbegin{start:x}");
+            let _ = writeln!(
+                text,
+                ".uleb128 2\n.asciz \"{name}\"\n.quad .Lbegin{start:x}, .Lend{start:x} - .Lbegin{start:x}"
+            );
         }
         text.push_str(".byte 0\n.Linfo_end:\n.section .debug_ranges,\"\",@progbits\n");
         for start in self.functions.keys() {

@@ -155,7 +155,8 @@ impl Trace {
         trace.run(&mut machine, end, &mut player);
         for (at, snapshot) in forked {
             let fork = trace.fork(&mut machine, &snapshot);
-            let window = trace.windows.iter_mut().find(|window| window.contains(at)).expect("it came from there");
+            let window =
+                trace.windows.iter_mut().find(|window| window.contains(at)).expect("it came from there");
             window.forks.insert(at, fork);
         }
         trace
@@ -205,7 +206,8 @@ impl Trace {
             let hit = if at > start { step(machine, at, inputs) } else { None };
             if let Some(address) = hit {
                 let before = places.last_mut().expect("it is not the first");
-                before.accesses = variables.map(|variable| variable.kind.is_some() && variable.address == address);
+                before.accesses =
+                    variables.map(|variable| variable.kind.is_some() && variable.address == address);
             }
             places.push(look(machine, &variables));
             let rip = machine.cpu().rip();

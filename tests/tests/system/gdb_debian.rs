@@ -219,8 +219,7 @@ fn shown(step: usize, place: &Place) -> String {
     format!("at {step} {rip:x} {:x} {:x} {:x} {flags:x}\n", gpr[RAX], gpr[RSP], gpr[RDI])
 }
 
-const SHOW: &str =
-    "printf \"at %lu %lx %lx %lx %lx %x\\n\", $_tt_position(), $rip, $rax, $rsp, $rdi, (unsigned int) $eflags";
+const SHOW: &str = "printf \"at %lu %lx %lx %lx %lx %x\\n\", $_tt_position(), $rip, $rax, $rsp, $rdi, (unsigned int) $eflags";
 
 impl<'a> Session<'a> {
     fn command(&mut self, command: impl Into<String>) {
@@ -417,7 +416,9 @@ impl<'a> Session<'a> {
             self.find(true, |_, place| place.accesses[variable])
         } else {
             // The access may be what the next instruction does.
-            (self.at..self.window.end()).find(|&step| self.window.at(step).accesses[variable]).map(|step| step + 1)
+            (self.at..self.window.end())
+                .find(|&step| self.window.at(step).accesses[variable])
+                .map(|step| step + 1)
         };
         let Some(to) = found else { return false };
         // gdb takes a read after which the variable differs from what it last saw for a write.
@@ -476,7 +477,8 @@ impl<'a> Session<'a> {
         let mut done = false;
         for _ in 0..4 {
             // Each as often as the others.
-            let often = |(word, _): &&(&'static str, Leads<'a>)| self.taken.get(word).copied().unwrap_or_default();
+            let often =
+                |(word, _): &&(&'static str, Leads<'a>)| self.taken.get(word).copied().unwrap_or_default();
             let &(word, leads) = ways.iter().min_by_key(often).expect("there are some");
             if leads(&self.reference, self.at).is_none() {
                 let Some(step) = self.place_for(leads) else { break };
@@ -492,16 +494,21 @@ impl<'a> Session<'a> {
 
     /// To an instruction of the running function, or out of it.
     fn until_place(&mut self, _backward: bool) -> bool {
-        let known = |reference: &Reference<'_>, step: usize| reference.finish(step).filter(|exit| exit - step > 20);
+        let known =
+            |reference: &Reference<'_>, step: usize| reference.finish(step).filter(|exit| exit - step > 20);
         let Some(step) = self.place_for(known) else { return false };
         self.goto(step);
         let exit = self.reference.finish(step).expect("it was just asked");
         let (number, activation) = self.reference.activation(step).expect("it was just asked");
         let later: Vec<usize> = (step + 1..exit)
-            .filter(|&later| self.reference.calls.running_number(later) == Some(number) && !self.is_repeated(later))
+            .filter(|&later| {
+                self.reference.calls.running_number(later) == Some(number) && !self.is_repeated(later)
+            })
             .collect();
         assert!(activation.exit == Some(exit));
-        let Some(&chosen) = later.get(self.random.below(later.len().max(1) as u64) as usize) else { return false };
+        let Some(&chosen) = later.get(self.random.below(later.len().max(1) as u64) as usize) else {
+            return false;
+        };
         let rip = self.window.at(chosen).rip;
         let to = self.find(false, |_, place| place.rip == rip).expect("it was taken from there");
         // What comes first may be another activation's.
@@ -530,7 +537,9 @@ impl<'a> Session<'a> {
             2 => {
                 let enters = |step: usize| {
                     let (here, next) = (self.window.at(step), self.window.at(step + 1));
-                    here.rip >> 63 == 0 && next.rip >> 63 == 1 && self.reference.trace.code[&here.rip][..2] == [0x0f, 5]
+                    here.rip >> 63 == 0
+                        && next.rip >> 63 == 1
+                        && self.reference.trace.code[&here.rip][..2] == [0x0f, 5]
                 };
                 let to = if backward {
                     self.find(true, |step, _| enters(step))

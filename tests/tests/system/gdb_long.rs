@@ -148,7 +148,8 @@ fn shown(transcript: &str, name: &str) -> (u64, u64) {
     let line = transcript.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
     let words = line.and_then(|line| line.split_once(' '));
     let (rip, value) = words.unwrap_or_else(|| panic!("no '{name}' in gdb's output:\n{transcript}"));
-    let number = |digits| u64::from_str_radix(digits, 16).unwrap_or_else(|_| panic!("{digits}: {transcript}"));
+    let number =
+        |digits| u64::from_str_radix(digits, 16).unwrap_or_else(|_| panic!("{digits}: {transcript}"));
     (number(rip), number(value))
 }
 

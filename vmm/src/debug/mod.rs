@@ -36,6 +36,8 @@ pub struct GdbTarget<'a> {
     hits: Vec<Hit>,
     /// What gdb's user is to be told when gdb next listens.
     message: Option<String>,
+    /// Nobody sees the answer to the last command: the message waits.
+    unseen: bool,
     progress: progress::Settings,
 }
 
@@ -65,6 +67,7 @@ impl<'a> GdbTarget<'a> {
             marks: BTreeMap::new(),
             hits: Vec::new(),
             message: None,
+            unseen: false,
             progress: progress::Settings::default(),
         }
     }
@@ -254,6 +257,8 @@ impl DebugTarget for GdbTarget<'_> {
     }
 
     fn monitor(&mut self, command: &str, poll: &mut gdb::Poll<'_>) -> Result<String, Refusal> {
+        // This is asked by scripts.
+        self.unseen = command == "position";
         // gdb prints an error's text no better than this, and scripts must be able to tell.
         Ok(self.obey(command, poll).unwrap_or_else(|refusal| format!("error: {refusal}\n")))
     }
@@ -263,6 +268,6 @@ impl DebugTarget for GdbTarget<'_> {
     }
 
     fn take_message(&mut self) -> Option<String> {
-        self.message.take()
+        if std::mem::take(&mut self.unseen) { None } else { self.message.take() }
     }
 }

@@ -45,7 +45,8 @@ fn sentence((done, at_most): (u64, u64), elapsed: Duration) -> String {
     const MILLION: f64 = 1e6;
     let (done, at_most) = (done as f64, at_most as f64);
     let speed = done / elapsed.as_secs_f64().max(1e-3);
-    let left = if speed > 0.0 { format!(", at most {:.0} s left", (at_most - done) / speed) } else { String::new() };
+    let left =
+        if speed > 0.0 { format!(", at most {:.0} s left", (at_most - done) / speed) } else { String::new() };
     format!(
         "{:.0} of at most {:.0} million instructions replayed, {:.0} %{left}",
         done / MILLION,
@@ -68,7 +69,11 @@ mod tests {
                 2,
                 "350 of at most 25000 million instructions replayed, 1 %, at most 141 s left",
             ),
-            ((4_000_000, 4_000_000), 1, "4 of at most 4 million instructions replayed, 100 %, at most 0 s left"),
+            (
+                (4_000_000, 4_000_000),
+                1,
+                "4 of at most 4 million instructions replayed, 100 %, at most 0 s left",
+            ),
         ];
         for (progress, seconds, expected) in table {
             assert_eq!(sentence(progress, Duration::from_secs(seconds)), expected);

@@ -287,7 +287,9 @@ impl Timeline {
         let mut end = origin;
         while end > 0 {
             let window = self.walker.window_before(end, origin);
-            if self.shared.threads > 1 && origin - window.start > ALONE_STEPS {
+            let is_long =
+                origin - window.start > ALONE_STEPS || self.checkpoints_in(end, origin).len() >= ALONE;
+            if self.shared.threads > 1 && is_long {
                 let windows = self.windows_back_from(end);
                 if windows.len() > 1 {
                     return self.finish_on_all_cores(&windows, Direction::Backward, poll);

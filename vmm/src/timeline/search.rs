@@ -11,10 +11,10 @@ use super::stops::{Armed, Hit, Stops};
 use super::walker::{Poll, Shared, TRAIL_STEPS, Walked, Walker};
 use crate::error::Error;
 
-/// Checkpoints that a search forward passes before other cores join in.
+/// Checkpoints that a search passes before other cores join in.
 pub(super) const ALONE: usize = 4;
-/// Steps that a search backward looks through before other cores join in: most hits are near, and another walker is not
-/// to be had for nothing.
+/// Steps that a search backward looks through at most before other cores join in: most hits are near, and another walker is
+/// not to be had for nothing.
 pub(super) const ALONE_STEPS: u64 = 50_000_000;
 /// The first window of a search backward.
 const FIRST_WINDOW_STEPS: u64 = 100_000;
