@@ -64,6 +64,12 @@ def where():
         return None
 
 
+def goes_backward():
+    """Whether a movement goes back now. reverse-stepi and its like turn the direction round and run the forward
+    command, with its hook."""
+    return "everse" in gdb.execute("show exec-direction", to_string=True)
+
+
 def forget():
     """Makes gdb look again at everything: it does not know that the machine has moved."""
     for cache in ("register-cache", "dcache"):
@@ -402,7 +408,7 @@ class GuardForward(Verb):
 
     def invoke(self, argument, from_tty):
         # gdb makes a reverse command of the forward one, with all its hooks.
-        if gdb.execute("show exec-direction", to_string=True).startswith("Reverse"):
+        if goes_backward():
             return
         place = where()
         if place and place[0] >= place[1] and not place[2]:

@@ -23,10 +23,11 @@ use gdbstub::target::ext::monitor_cmd::{ConsoleOutput, MonitorCmd, MonitorCmdOps
 use gdbstub::target::ext::thread_extra_info::{ThreadExtraInfo, ThreadExtraInfoOps};
 use gdbstub::target::{Target, TargetError, TargetResult};
 
+use crate::frame::encode_console_into;
 use crate::link::Link;
 use crate::registers::{RegisterNumber, X86_64};
 use crate::stops::Stops;
-use crate::{Condition, DebugTarget, Refusal, Registers, Stop, WatchKind, Watchpoint};
+use crate::{Condition, DebugTarget, Progress, Refusal, Registers, Stop, WatchKind, Watchpoint};
 
 /// The only thread.
 pub(crate) const CPU: Tid = Tid::MIN;
@@ -141,7 +142,8 @@ impl<'t> Adapter<'t> {
             Move::StepForward | Move::StepBackward => stops.apply_watchpoints(*target)?,
             Move::RunForward | Move::RunBackward | Move::Range(_) => stops.apply_all(*target)?,
         }
-        let poll = &mut sticky_poll(link);
+        let mut progress = target.progress();
+        let poll = &mut sticky_poll(link, &mut *progress);
         match requested {
             Move::StepForward => target.step_forward(poll),
             Move::StepBackward => target.step_backward(poll),
@@ -201,10 +203,17 @@ impl<'t> Adapter<'t> {
     }
 }
 
-/// A poll that asks the link until the answer is yes, and then remembers that.
-fn sticky_poll(link: &mut Link<'_>) -> impl FnMut() -> bool {
+/// A poll that asks the link until the answer is yes, and then remembers that. What there is to say of the progress goes
+/// out meanwhile.
+fn sticky_poll(link: &mut Link<'_>, progress: &mut Progress) -> impl FnMut() -> bool {
     let mut asked = false;
     move || {
+        if let Some(text) = progress() {
+            let mut packet = Vec::new();
+            encode_console_into(&mut packet, &text);
+            // That the client has gone is found out by looking.
+            let _ = link.send(&packet);
+        }
         asked = asked || link.wants_stop();
         asked
     }
@@ -218,11 +227,16 @@ const POLLS_PER_SIGN: u32 = 4;
 ///
 /// At ^C gdb tells nobody: it stops listening for the answer and goes on with its next request. Nothing else makes it
 /// send one, so a request that arrives after such a sign of life ends the command, and sets `abandoned`.
-fn patient_poll<'l>(link: &'l mut Link<'_>, abandoned: &'l mut bool) -> impl FnMut() -> bool + 'l {
+fn patient_poll<'l>(
+    link: &'l mut Link<'_>,
+    progress: &'l mut Progress,
+    abandoned: &'l mut bool,
+) -> impl FnMut() -> bool + 'l {
     let (mut asked, mut polls) = (false, 0_u32);
     // Some clients send several requests at once; those came before the first sign.
     let mut before = None;
     move || {
+        progress();
         asked = asked || link.wants_stop();
         if before.is_some_and(|before| link.waiting_packets() > before) {
             (asked, *abandoned) = (true, true);
@@ -518,8 +532,9 @@ impl MonitorCmd for Adapter<'_> {
     ) -> Result<(), Infallible> {
         let command = String::from_utf8_lossy(command);
         self.registers = None;
+        let mut progress = self.target.progress();
         let answer = {
-            let mut poll = patient_poll(&mut self.link, &mut self.abandoned);
+            let mut poll = patient_poll(&mut self.link, &mut *progress, &mut self.abandoned);
             self.target.monitor(command.trim(), &mut poll)
         };
         self.print(&answer.unwrap_or_else(|refusal| refusal.0));

@@ -9,7 +9,7 @@
 //! - breakpoints and watchpoints reach the target lazily, because gdb takes all of them out and puts them
 //!   back at every stop;
 //! - refusals ("the recorded past cannot be changed") reach the person at gdb as sentences;
-//! - ^C interrupts a run through a poll function that the target calls;
+//! - ^C interrupts a run through a poll function that the target calls, and how far a long run is gets printed meanwhile;
 //! - conditions of breakpoints are evaluated by the target while it runs, not by gdb after a stop;
 //! - control registers and segment bases are part of the register file.
 //!
@@ -38,4 +38,4 @@ pub use link::Transport;
 pub use listener::{ListenError, Listener, Stream};
 pub use registers::Registers;
 pub use session::{SessionEnd, serve, serve_stream};
-pub use target::{DebugTarget, Poll, Refusal, Stop, WatchKind, Watchpoint};
+pub use target::{DebugTarget, Poll, Progress, Refusal, Stop, WatchKind, Watchpoint};

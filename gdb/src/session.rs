@@ -12,6 +12,7 @@
 
 use std::cell::RefCell;
 use std::convert::Infallible;
+use std::fmt;
 use std::io;
 use std::rc::Rc;
 
@@ -38,6 +39,17 @@ pub enum SessionEnd {
     Lost(String),
 }
 
+impl fmt::Display for SessionEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SessionEnd::Detached => f.write_str("gdb has detached"),
+            SessionEnd::Killed => f.write_str("gdb has ended the session"),
+            SessionEnd::Closed => f.write_str("gdb has closed the connection"),
+            SessionEnd::Lost(why) => write!(f, "the connection to gdb is lost: {why}"),
+        }
+    }
+}
+
 /// Serves one client after the other, until `keep_going` answers the end of a session with `false`.
 ///
 /// # Errors
@@ -51,12 +63,7 @@ pub fn serve(
         let stream = listener.accept()?;
         log::info!("gdb is connected");
         let end = serve_stream(stream, target);
-        match &end {
-            SessionEnd::Detached => log::info!("gdb has detached"),
-            SessionEnd::Killed => log::info!("gdb has ended the session"),
-            SessionEnd::Closed => log::info!("gdb has closed the connection"),
-            SessionEnd::Lost(why) => log::warn!("the connection to gdb is lost: {why}"),
-        }
+        log::info!("{end}");
         if !keep_going(&end) {
             return Ok(());
         }

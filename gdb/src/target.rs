@@ -13,6 +13,9 @@ use crate::{Condition, Registers};
 /// few thousand instructions, and at least every 50 ms, so that ^C is answered at once.
 pub type Poll<'a> = dyn FnMut() -> bool + 'a;
 
+/// Says how far a movement is, for the person who waits: text to be shown at once, or nothing yet.
+pub type Progress = dyn FnMut() -> Option<String>;
+
 /// The target did not do what was asked. The text is one sentence for the person at gdb, without a full stop.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -177,6 +180,15 @@ pub trait DebugTarget {
     /// target; gdb does not expect that and must then be told to drop what it has cached (`maintenance flush
     /// register-cache`).
     fn monitor(&mut self, command: &str, poll: &mut Poll<'_>) -> Result<String, Refusal>;
+
+    /// What tells the person at gdb how far a movement is. The server asks for it before the target moves or obeys a `monitor`
+    /// command, and then calls it at every poll: how often there is something to say is up to the target.
+    ///
+    /// During a movement gdb prints the text as it comes. During a `monitor` command it would keep it and take it for a part
+    /// of the answer: the text is not sent then.
+    fn progress(&mut self) -> Box<Progress> {
+        Box::new(|| None)
+    }
 
     /// Something that the person at gdb should know although nothing failed ("a scratch branch starts here"), once.
     ///

@@ -221,6 +221,21 @@ fn a_message_of_the_target_is_printed_once_with_the_next_stop() {
 }
 
 #[test]
+fn progress_is_printed_while_the_target_moves() {
+    let toy = || Toy { progress: Some("half way\n"), endless: true, ..Toy::new() };
+    let mut client = Client::connect_without_acks(toy());
+    for request in [CONTINUE, "bc"] {
+        // It comes before the run has ended: only then it is interrupted.
+        assert_eq!(client.request(request), format!("O{}", hex("half way\n")), "{request}");
+        client.send_raw(b"\x03");
+        assert!(client.reply().starts_with("T02"), "{request}");
+    }
+    // During a command gdb would take it for a part of the answer.
+    assert_eq!(client.request(&format!("qRcmd,{}", hex("where"))), format!("O{}", hex("instruction 0\n")));
+    assert_eq!(client.reply(), "OK");
+}
+
+#[test]
 fn accepted_writes_can_be_read_back() {
     let mut client = Client::connect_without_acks(Toy { writable: true, ..Toy::new() });
     assert_eq!(client.request("P0=1122334455667788"), "OK");

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod elf;
+pub mod gdb;
 pub mod guests;
 pub mod random;
 pub mod record;

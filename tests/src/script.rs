@@ -12,7 +12,7 @@ const POLL_STEPS: u64 = 100_000;
 /// A key takes this long while the guest has nothing to do.
 const TYPING_NS: u64 = 1_000_000;
 /// A guest that idles this long in virtual time, while no key is due, does not come to an end by itself.
-const PATIENCE_NS: u64 = 600_000_000_000;
+const PATIENCE_NS: u64 = 3_600_000_000_000;
 
 /// A scripted console. Keeps all output.
 #[derive(Clone, Default)]

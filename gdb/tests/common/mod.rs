@@ -59,6 +59,8 @@ pub struct Toy {
     pub message: Option<&'static str>,
     /// Runs fail with this sentence.
     pub broken: Option<&'static str>,
+    /// What is said at the first poll of a movement or command.
+    pub progress: Option<&'static str>,
     pub register_reads: usize,
 }
 
@@ -74,6 +76,7 @@ impl Toy {
             endless: false,
             message: None,
             broken: None,
+            progress: None,
             register_reads: 0,
         }
     }
@@ -289,6 +292,11 @@ impl DebugTarget for Toy {
             }
             unknown => Err(Refusal::new(format!("unknown command: {unknown}"))),
         }
+    }
+
+    fn progress(&mut self) -> Box<gdb::Progress> {
+        let mut text = self.progress;
+        Box::new(move || text.take().map(str::to_owned))
     }
 
     fn take_message(&mut self) -> Option<String> {

@@ -1,19 +1,11 @@
 //! A long session of unmodified gdb with the tt commands: steps, breakpoints and searches in both directions, mixed with
 //! gotos and scratch forks. Each place it comes to is compared with a straight replay that was single-stepped.
 
-use std::fmt::Write;
-use std::path::Path;
-use std::process::Command;
-use std::sync::mpsc::channel;
-
-use tests::guests::repository;
+use tests::gdb::session::GdbScript;
 use tests::random::Random;
 use tests::record::open;
 use tests::traveller::Traveller;
-use vmm::debug::{Options, Report, serve};
-use vmm::machine::Machine;
-use vmm::player::Player;
-use vmm::position::PositionSpec;
+use vmm::replay;
 
 /// RIP and the guest's counter at every step count.
 struct Trace(Vec<(u64, u32)>);
@@ -21,10 +13,7 @@ struct Trace(Vec<(u64, u32)>);
 impl Trace {
     fn new(traveller: &Traveller) -> Trace {
         let recording = open(&traveller.path);
-        let config = &recording.manifest.machine;
-        let images = config.read_images().unwrap_or_else(|error| panic!("{error}"));
-        let mut player = Player::new(&recording.log);
-        let mut machine = Machine::new(config, &images, player.power_on()).expect("the machine was recorded");
+        let (mut machine, mut player) = replay::open(&recording).unwrap_or_else(|error| panic!("{error}"));
         let mut trace = Vec::new();
         for step in 0..=traveller.end.at.steps {
             machine.run(step, &mut player).unwrap_or_else(|error| panic!("{error}"));
@@ -58,25 +47,22 @@ impl Trace {
 struct Session<'a> {
     trace: &'a Trace,
     traveller: &'a Traveller,
-    script: String,
-    expected: Vec<String>,
+    script: GdbScript,
     at: usize,
-    commands: usize,
 }
 
 impl Session<'_> {
     fn command(&mut self, command: &str) {
-        writeln!(self.script, "{command}").expect("a string takes everything");
-        self.commands += 1;
+        self.script.command(command);
     }
 
     fn show(&mut self) {
         let counter = self.traveller.counter;
-        self.command(&format!(
-            "printf \"at %lu %lx %u\\n\", $_tt_position(), $rip, *(unsigned int *) {counter:#x}"
-        ));
-        let (rip, counter) = self.trace.0[self.at];
-        self.expected.push(format!("at {} {rip:x} {counter}", self.at));
+        let (rip, value) = self.trace.0[self.at];
+        self.script.ask(
+            format!("printf \"at %lu %lx %u\\n\", $_tt_position(), $rip, *(unsigned int *) {counter:#x}"),
+            format!("at {} {rip:x} {value}\n", self.at),
+        );
     }
 
     /// One movement or fork, of each kind in turn.
@@ -137,26 +123,12 @@ impl Session<'_> {
     }
 }
 
-fn run_gdb(directory: &Path, address: &str) -> String {
-    let commands = repository().join("gdb/commands/tt.py");
-    let output = Command::new("gdb")
-        .args(["--quiet", "--nx", "--batch", "-ex", "set architecture i386:x86-64", "-x"])
-        .arg(commands)
-        .args(["-ex", &format!("target remote {address}"), "-x"])
-        .arg(directory.join("script.gdb"))
-        .output()
-        .expect("gdb must be installed: run scripts/setup");
-    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
-}
-
 #[test]
 fn a_long_session_agrees_with_single_stepping() {
     let directory = tempfile::tempdir().expect("a temporary folder");
     let traveller = Traveller::record_with_checkpoints(directory.path(), 300_000);
     let trace = Trace::new(&traveller);
-    let script = "set pagination off\nset confirm off\n".to_string();
-    let mut session =
-        Session { trace: &trace, traveller: &traveller, script, expected: Vec::new(), at: 0, commands: 0 };
+    let mut session = Session { trace: &trace, traveller: &traveller, script: GdbScript::default(), at: 0 };
     let mut random = Random::new(5);
     (0..64).for_each(|number| session.act(number, &mut random));
     for (place, at) in [("start", 0), ("end", trace.end())] {
@@ -164,30 +136,7 @@ fn a_long_session_agrees_with_single_stepping() {
         session.at = at;
         session.show();
     }
-    assert!(session.commands >= 150, "{}", session.commands);
-    std::fs::write(directory.path().join("script.gdb"), &session.script).expect("the folder is ours");
-
-    let socket = directory.path().join("gdb.socket");
-    let options = Options {
-        address: format!("unix:{}", socket.display()),
-        allow_remote: false,
-        at: PositionSpec::Start,
-        once: true,
-    };
-    let (ready, is_ready) = channel();
-    let recording = open(&traveller.path);
-    let server = std::thread::spawn(move || {
-        serve(&recording, &options, &|report| {
-            if let Report::Ready(address) = report {
-                ready.send(address).expect("the test waits");
-            }
-        })
-    });
-    let address = is_ready.recv().expect("the server becomes ready");
-    let transcript = run_gdb(directory.path(), &address);
-    server.join().expect("the server survives").unwrap_or_else(|error| panic!("{error}"));
-    let shown: Vec<&str> = transcript.lines().filter(|line| line.starts_with("at ")).collect();
-    for (number, expected) in session.expected.iter().enumerate() {
-        assert_eq!(shown.get(number), Some(&expected.as_str()), "answer {number} of\n{transcript}");
-    }
+    assert!(session.script.len() >= 150, "{}", session.script.len());
+    let transcript = session.script.run(&open(&traveller.path), directory.path(), &[]);
+    session.script.check(&transcript);
 }

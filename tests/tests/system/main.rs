@@ -4,7 +4,10 @@
 mod bugs;
 mod debian;
 mod determinism;
+mod gdb_debian;
 mod gdb_interrupts;
+mod gdb_long;
+mod gdb_mi;
 mod gdb_processes;
 mod gdb_session;
 mod gdb_travel;

@@ -1,5 +1,6 @@
 //! `ttvm debug`: gdb on a recording.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::{Command, exit};
 use std::sync::Arc;
@@ -77,9 +78,14 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         }
         Report::Ready(address) => eprintln!("ttvm: ready; in gdb: target remote {address}"),
         // gdb has the terminal.
-        Report::Began(_) | Report::Ended(..) if args.gdb => {}
-        Report::Began(number) => eprintln!("ttvm: gdb {number} is connected"),
-        Report::Ended(number, end) => eprintln!("ttvm: gdb {number}: {end:?}"),
+        Report::Began(_) | Report::Moving(..) | Report::Ended(..) if args.gdb => {}
+        Report::Moving(number, text) if std::io::stderr().is_terminal() => {
+            eprintln!("ttvm: session {number}: {text}");
+        }
+        // Nobody watches.
+        Report::Moving(..) => {}
+        Report::Began(number) => eprintln!("ttvm: session {number}: gdb is connected"),
+        Report::Ended(number, end) => eprintln!("ttvm: session {number}: {end}"),
     })?;
     if args.gdb {
         // The session is over, but gdb may not be; its end is ours.

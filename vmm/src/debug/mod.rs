@@ -8,11 +8,14 @@ mod bounds;
 mod kernel;
 mod monitor;
 mod processes;
+mod progress;
 mod registers;
 mod sessions;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
 
 use cpu::AddressKind;
 use gdb::{DebugTarget, Refusal, Registers, Stop};
@@ -41,6 +44,9 @@ pub struct GdbTarget<'a> {
     hits: Vec<Hit>,
     /// What gdb's user is to be told when gdb next listens.
     message: Option<String>,
+    /// Nobody sees the answer to the last command: the message waits.
+    unseen: bool,
+    progress: progress::Settings,
 }
 
 impl<'a> GdbTarget<'a> {
@@ -56,7 +62,15 @@ impl<'a> GdbTarget<'a> {
             marks: BTreeMap::new(),
             hits: Vec::new(),
             message: None,
+            unseen: false,
+            progress: progress::Settings::default(),
         }
+    }
+
+    /// Lets movements say after each such time how far they are, to gdb and to `listener`; without this, to gdb every two
+    /// seconds.
+    pub fn with_progress(self, every: Duration, listener: impl Fn(String) + 'static) -> GdbTarget<'a> {
+        GdbTarget { progress: progress::Settings { every, listener: Some(Rc::new(listener)) }, ..self }
     }
 
     /// Hands the points in force to the timeline.
@@ -238,11 +252,17 @@ impl DebugTarget for GdbTarget<'_> {
     }
 
     fn monitor(&mut self, command: &str, poll: &mut gdb::Poll<'_>) -> Result<String, Refusal> {
+        // This is asked by scripts.
+        self.unseen = command == "position";
         // gdb prints an error's text no better than this, and scripts must be able to tell.
         Ok(self.obey(command, poll).unwrap_or_else(|refusal| format!("error: {refusal}\n")))
     }
 
+    fn progress(&mut self) -> Box<gdb::Progress> {
+        progress::teller(self.timeline.meter(), &self.progress)
+    }
+
     fn take_message(&mut self) -> Option<String> {
-        self.message.take()
+        if std::mem::take(&mut self.unseen) { None } else { self.message.take() }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use gdb::{ListenError, Listener, SessionEnd};
 
@@ -16,6 +17,9 @@ use crate::timeline::Timeline;
 
 /// Sessions at once; each has guest RAM of its own.
 const MAX_SESSIONS: usize = 8;
+
+/// The time between two sentences that say how far a movement is.
+const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 
 /// How to serve.
 #[derive(Clone, Debug)]
@@ -37,6 +41,8 @@ pub enum Report {
     Ready(String),
     /// A session has begun; sessions are counted from 1.
     Began(usize),
+    /// In this session gdb waits for a movement that takes long, and this is how far it is.
+    Moving(usize, String),
     /// A session has ended.
     Ended(usize, SessionEnd),
 }
@@ -44,6 +50,7 @@ pub enum Report {
 /// How a session tells the one who starts them.
 enum News {
     Began,
+    Moving(usize, String),
     Ended,
     Failed(Error),
 }
@@ -72,6 +79,7 @@ pub fn serve(
             }
             match news.recv().expect("a sender is kept here") {
                 News::Began => (begun, running, waiting) = (begun + 1, running + 1, false),
+                News::Moving(number, text) => report(Report::Moving(number, text)),
                 News::Ended if options.once => return Ok(()),
                 News::Ended => running -= 1,
                 News::Failed(error) => return Err(error),
@@ -106,7 +114,11 @@ impl Sessions<'_> {
         };
         (self.report)(Report::Began(number));
         let _ = news.send(News::Began);
-        let end = gdb::serve_stream(stream, &mut GdbTarget::new(&mut timeline));
+        let moving = news.clone();
+        let mut target = GdbTarget::new(&mut timeline).with_progress(PROGRESS_EVERY, move |text| {
+            let _ = moving.send(News::Moving(number, text));
+        });
+        let end = gdb::serve_stream(stream, &mut target);
         (self.report)(Report::Ended(number, end));
         Ok(())
     }

@@ -21,12 +21,12 @@ use cpu::Watchpoint;
 
 pub use self::condition::{CONDITIONS, Condition, number};
 pub use self::search::Direction;
-use self::search::{ALONE, Keep, Scanned, Window, scan_on_all_cores};
+use self::search::{ALONE, ALONE_STEPS, Keep, Scanned, Window, scan_on_all_cores};
 use self::snapshot::Snapshots;
 use self::stops::Armed;
 pub use self::stops::{Breakpoint, Cause, Filter, Hit, Stops, Watch, address_space};
 pub use self::walker::Poll;
-use self::walker::{Shared, TRAIL_STEPS, Walked, Walker};
+use self::walker::{Shared, TRAIL_STEPS, Task, Walked, Walker};
 use crate::checkpoints::{CheckpointHead, Checkpoints, Snapshot, state_bytes};
 use crate::error::Error;
 use crate::machine::{Machine, Outcome};
@@ -46,6 +46,17 @@ pub enum TravelStop {
     Start,
     /// At the end of the recording.
     End,
+}
+
+/// How far the movement under way is, for who waits for it: can be asked while the timeline moves.
+#[derive(Clone)]
+pub struct Meter(Arc<Shared>);
+
+impl Meter {
+    /// Steps that have been executed, and those that will have been at most; a movement may end well before.
+    pub fn progress(&self) -> (u64, u64) {
+        self.0.progress()
+    }
 }
 
 /// A recording with a current position that can be anywhere in it.
@@ -77,6 +88,7 @@ impl Timeline {
             snapshots: Snapshots::default(),
             threads: threads.max(1),
             replayed: AtomicU64::new(0),
+            task: Task::default(),
         };
         if let Some(store) = recording.checkpoints()? {
             let player = crate::player::Player::new(&recording.log);
@@ -124,6 +136,11 @@ impl Timeline {
     /// Steps executed so far to get to places.
     pub fn replayed_steps(&self) -> u64 {
         self.shared.replayed.load(Ordering::Relaxed)
+    }
+
+    /// What tells how far a movement is.
+    pub fn meter(&self) -> Meter {
+        Meter(self.shared.clone())
     }
 
     /// The recording's checkpoints.
@@ -199,6 +216,7 @@ impl Timeline {
     pub fn seek(&mut self, target: u64, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         self.must_be_history()?;
         let target = target.min(self.shared.end);
+        self.shared.begin(target - self.walker.nearest(target).0);
         let walked = self.walker.seek(target, poll)?;
         Ok(if walked == Walked::Interrupted {
             TravelStop::Interrupted
@@ -251,6 +269,7 @@ impl Timeline {
             return self.run_fork(u64::MAX, &stops, poll);
         }
         let here = self.position();
+        self.shared.begin(self.shared.end - here);
         let checkpoints: Vec<u64> = self.checkpoints_in(here + 1, self.shared.end);
         let alone = checkpoints.get(ALONE).copied().unwrap_or(self.shared.end);
         let mut armed = Armed::new(&stops, &mut self.walker.machine);
@@ -271,18 +290,19 @@ impl Timeline {
     pub fn run_backward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         self.must_be_history()?;
         let origin = self.position();
+        self.shared.begin(origin);
         let stops = self.stops.clone();
         let mut end = origin;
         while end > 0 {
-            if self.checkpoints_in(end, origin).len() >= ALONE && self.shared.threads > 1 {
-                let starts = || [0].into_iter().chain(self.checkpoints_in(1, end - 1));
-                let ends = starts().skip(1).chain([end]);
-                let mut windows: Vec<_> =
-                    starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
-                windows.reverse();
-                return self.finish_on_all_cores(&windows, Direction::Backward, poll);
-            }
             let window = self.walker.window_before(end, origin);
+            let is_long =
+                origin - window.start > ALONE_STEPS || self.checkpoints_in(end, origin).len() >= ALONE;
+            if self.shared.threads > 1 && is_long {
+                let windows = self.windows_back_from(end);
+                if windows.len() > 1 {
+                    return self.finish_on_all_cores(&windows, Direction::Backward, poll);
+                }
+            }
             match self.walker.scan(window, &stops, Keep::Last, poll)? {
                 Scanned::Hits(hits) => match hits.last() {
                     Some(hit) => return self.arrive(*hit, Direction::Backward, poll),
@@ -294,6 +314,15 @@ impl Timeline {
         }
         self.seek(0, poll)?;
         Ok(TravelStop::Start)
+    }
+
+    /// What lies before `end`, from one checkpoint to the next, the latest first.
+    fn windows_back_from(&self, end: u64) -> Vec<Window> {
+        let starts = || [0].into_iter().chain(self.checkpoints_in(1, end - 1));
+        let ends = starts().skip(1).chain([end]);
+        let mut windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
+        windows.reverse();
+        windows
     }
 
     fn finish_on_all_cores(
@@ -350,6 +379,7 @@ impl Timeline {
     ) -> Result<Option<Vec<Hit>>, Error> {
         self.must_be_history()?;
         let to = to.min(self.shared.end);
+        self.shared.begin(to.saturating_sub(from));
         let starts = || [from].into_iter().chain(self.checkpoints_in(from + 1, to.saturating_sub(1)));
         let ends = starts().skip(1).chain([to]);
         let windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();

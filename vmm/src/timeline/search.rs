@@ -13,6 +13,9 @@ use crate::error::Error;
 
 /// Checkpoints that a search passes before other cores join in.
 pub(super) const ALONE: usize = 4;
+/// Steps that a search backward looks through at most before other cores join in: most hits are near, and another walker is
+/// not to be had for nothing.
+pub(super) const ALONE_STEPS: u64 = 50_000_000;
 /// The first window of a search backward.
 const FIRST_WINDOW_STEPS: u64 = 100_000;
 /// Parts of a window between which its scan leaves snapshots: what lies between them has to be run again to get to
@@ -103,6 +106,24 @@ impl Walker {
         let length = ((origin - end) / PARTS).max(FIRST_WINDOW_STEPS);
         Window { start: self.nearest(end.saturating_sub(length)).0, end }
     }
+
+    /// The last hits of a window that may be long: snapshots within it, where there are any, make it a row of short
+    /// ones.
+    fn scan_backward(
+        &mut self,
+        window: Window,
+        stops: &Stops,
+        poll: &mut Poll<'_>,
+    ) -> Result<Scanned, Error> {
+        let mut end = window.end;
+        loop {
+            let start = self.nearest(end.saturating_sub(ALONE_STEPS)).0.max(window.start);
+            match self.scan(Window { start, end }, stops, Keep::Last, poll)? {
+                Scanned::Hits(hits) if hits.is_empty() && start > window.start => end = start,
+                found => return Ok(found),
+            }
+        }
+    }
 }
 
 /// Windows that several walkers work on.
@@ -162,7 +183,12 @@ impl Work<'_> {
                 }
                 !self.matters(number)
             };
-            match walker.scan(self.windows[number], self.stops, self.keep, &mut asked) {
+            let window = self.windows[number];
+            let scanned = match self.keep {
+                Keep::Last => walker.scan_backward(window, self.stops, &mut asked),
+                Keep::First | Keep::All(_) => walker.scan(window, self.stops, self.keep, &mut asked),
+            };
+            match scanned {
                 Ok(Scanned::Hits(hits)) => self.state().found[number] = Some(hits),
                 Ok(Scanned::Interrupted) => {}
                 Err(error) => self.failed(error),

@@ -38,6 +38,17 @@ pub(super) struct Shared {
     pub threads: usize,
     /// Steps that all walkers executed.
     pub replayed: AtomicU64,
+    /// What the movement under way may have to execute.
+    pub task: Task,
+}
+
+/// The movement under way, or the last one.
+#[derive(Default)]
+pub(super) struct Task {
+    /// The steps executed before it began.
+    begun_at: AtomicU64,
+    /// The steps that it executes at most, or a little more.
+    at_most: AtomicU64,
 }
 
 /// How a stretch of a walk ended.
@@ -212,6 +223,19 @@ impl Walker {
 }
 
 impl Shared {
+    /// Notes that a movement begins that executes about so many steps at most.
+    pub fn begin(&self, at_most: u64) {
+        self.task.begun_at.store(self.replayed.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.task.at_most.store(at_most, Ordering::Relaxed);
+    }
+
+    /// Steps that the movement under way has executed, and will have executed at most.
+    pub fn progress(&self) -> (u64, u64) {
+        let begun_at = self.task.begun_at.load(Ordering::Relaxed);
+        let done = self.replayed.load(Ordering::Relaxed).saturating_sub(begun_at);
+        (done, self.task.at_most.load(Ordering::Relaxed).max(done))
+    }
+
     /// The last checkpoint at or before a step count.
     pub fn checkpoint_before(&self, steps: u64) -> Option<u64> {
         let heads = self.checkpoints.as_ref()?.heads();

@@ -1,0 +1,128 @@
+//! A script for gdb, what gdb must answer, and a server that it runs against.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::channel;
+
+use vmm::debug::{Options, Report, serve};
+use vmm::position::PositionSpec;
+use vmm::recording::Recording;
+
+use crate::guests::repository;
+
+/// Runs a list of commands in gdb, whatever errors there are.
+const DRIVER: &str = "tests/src/gdb/in_gdb.py";
+
+/// A script, and what gdb must say to some of its commands.
+#[derive(Default)]
+pub struct GdbScript {
+    commands: Vec<String>,
+    /// The number of a command, and a text that its answer must contain.
+    expected: Vec<(usize, String)>,
+}
+
+/// What gdb printed.
+pub struct Transcript(String);
+
+impl GdbScript {
+    /// Adds a command.
+    pub fn command(&mut self, command: impl Into<String>) {
+        self.commands.push(command.into());
+    }
+
+    /// Adds a command and a text that gdb must answer.
+    pub fn ask(&mut self, command: impl Into<String>, answer: impl Into<String>) {
+        self.expected.push((self.commands.len(), answer.into()));
+        self.command(command);
+    }
+
+    /// The number of commands so far.
+    pub fn len(&self) -> usize {
+        self.commands.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.commands.is_empty()
+    }
+
+    /// Runs gdb with the tt commands and these symbol files against a server of its own, below `directory`. Its first
+    /// place is the recording's start.
+    pub fn run(&self, recording: &Recording, directory: &Path, symbols: &[PathBuf]) -> Transcript {
+        let script = directory.join("script.gdb");
+        std::fs::write(&script, self.commands.join("\n") + "\n").expect("the folder is ours");
+        let socket = directory.join("gdb.socket");
+        let options = Options {
+            address: format!("unix:{}", socket.display()),
+            allow_remote: false,
+            at: PositionSpec::Start,
+            once: true,
+        };
+        let (ready, is_ready) = channel();
+        let output = std::thread::scope(|scope| {
+            let server = scope.spawn(move || {
+                serve(recording, &options, &|report| {
+                    if let Report::Ready(address) = report {
+                        ready.send(address).expect("the test waits");
+                    }
+                })
+            });
+            let address = is_ready.recv().expect("the server becomes ready");
+            let output = run_gdb(&script, &address, symbols);
+            // Nobody would end the wait for a gdb that never attached.
+            drop(std::os::unix::net::UnixStream::connect(&socket));
+            server.join().expect("the server survives").unwrap_or_else(|error| panic!("{error}"));
+            output
+        });
+        Transcript(output)
+    }
+
+    /// Compares gdb's answers with what is expected; all that differ are shown.
+    pub fn check(&self, transcript: &Transcript) {
+        let answers = transcript.answers();
+        assert_eq!(answers.len(), self.commands.len() + 1, "gdb ended early:\n{}", transcript.0);
+        let mut wrong = String::new();
+        for (number, expected) in &self.expected {
+            if !answers[*number].contains(expected.as_str()) {
+                let _ = writeln!(wrong, "command {number}: no '{expected}' at the end of");
+                for before in number.saturating_sub(6)..=*number {
+                    let _ = write!(wrong, "    > {before} {}", answers[before].replace('\n', "\n    "));
+                    wrong.push('\n');
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong}");
+    }
+}
+
+impl Transcript {
+    /// Each command with gdb's answer to it.
+    fn answers(&self) -> Vec<&str> {
+        let mut rest = self.0.as_str();
+        let mut answers = Vec::new();
+        for number in 0.. {
+            let Some(at) = rest.find(&format!("> {number} ")) else { break };
+            if number > 0 {
+                answers.push(&rest[..at]);
+            }
+            rest = &rest[at + format!("> {number} ").len()..];
+        }
+        answers.push(rest);
+        answers
+    }
+}
+
+fn run_gdb(script: &Path, address: &str, symbols: &[PathBuf]) -> String {
+    let mut gdb = Command::new("gdb");
+    gdb.args(["--quiet", "--nx", "--batch", "-ex", "set architecture i386:x86-64"]);
+    gdb.args(["-ex", "set confirm off", "-ex", "set pagination off", "-ex", "set width 0"]);
+    for (number, file) in symbols.iter().enumerate() {
+        let verb = if number == 0 { "symbol-file" } else { "add-symbol-file" };
+        gdb.args(["-ex", &format!("{verb} {}", file.display())]);
+    }
+    gdb.arg("-x").arg(repository().join("gdb/commands/tt.py"));
+    gdb.args(["-ex", &format!("target remote {address}"), "-x"]).arg(repository().join(DRIVER));
+    let output = gdb.env("TTVM_SCRIPT", script).output().expect("gdb must be installed: run scripts/setup");
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}

@@ -1,0 +1,279 @@
+//! Windows of a recording, single-stepped along a straight replay: where every step leads to, what watched variables
+//! hold, and what a run that a debugger changed does. Goes neither back nor by way of checkpoints.
+
+use std::collections::BTreeMap;
+
+use cpu::{AddressKind, CpuState, WatchKind, Watchpoint};
+use vmm::inputs::Inputs;
+use vmm::machine::{Machine, MachineState, RunStop};
+use vmm::recording::Recording;
+use vmm::replay;
+
+use crate::script::Script;
+
+/// A general register's number in [`Place::gpr`].
+pub const RAX: usize = 0;
+/// See [`RAX`].
+pub const RSP: usize = 4;
+/// See [`RAX`].
+pub const RDI: usize = 7;
+
+/// The machine between two steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Address of the next instruction.
+    pub rip: u64,
+    /// RFLAGS.
+    pub flags: u64,
+    /// RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
+    pub gpr: [u64; 16],
+    /// The word on top of the stack; 0 if nothing is mapped there.
+    pub top: u64,
+    /// Retired conditional branches.
+    pub branches: u64,
+    /// What the watched variables hold.
+    pub values: [u64; WATCHED],
+    /// Whether the step from here accesses the watched variable in the way that it is watched.
+    pub accesses: [bool; WATCHED],
+}
+
+/// Variables that are watched in one window.
+pub const WATCHED: usize = 5;
+
+/// A variable, and which accesses are noted.
+#[derive(Clone, Copy, Debug)]
+pub struct Variable {
+    /// Its linear address.
+    pub address: u64,
+    /// At most 8.
+    pub bytes: u64,
+    /// `None`: only its value.
+    pub kind: Option<WatchKind>,
+}
+
+impl Variable {
+    /// As an expression for gdb.
+    pub fn expression(&self) -> String {
+        let kind = match self.bytes {
+            1 => "(unsigned char *)".to_string(),
+            2 => "(unsigned short *)".to_string(),
+            4 => "(unsigned int *)".to_string(),
+            8 => "(unsigned long *)".to_string(),
+            odd => format!("(unsigned char (*)[{odd}])"),
+        };
+        format!("*{kind} {:#x}", self.address)
+    }
+
+    fn read(&self, machine: &Machine) -> u64 {
+        let mut bytes = [0; 8];
+        machine.cpu().core().peek(self.address, &mut bytes[..self.bytes as usize]);
+        u64::from_le_bytes(bytes)
+    }
+}
+
+/// A part of the recording, step by step.
+pub struct Window {
+    /// The step count of the first place.
+    pub start: usize,
+    /// The machine at every step count from there on.
+    pub places: Vec<Place>,
+    /// What was watched.
+    pub variables: [Variable; WATCHED],
+    /// Runs that left history, by the step count where they did.
+    pub forks: BTreeMap<usize, Fork>,
+}
+
+/// A change by a debugger and what came of it.
+pub struct Fork {
+    /// What the debugger put into RAX.
+    pub rax: u64,
+    /// Where it wrote 8 bytes, and which.
+    pub wrote: (u64, u64),
+    /// The machine at every step count from the change on.
+    pub places: Vec<Place>,
+}
+
+impl Window {
+    /// The last step count of which there is a place.
+    pub fn end(&self) -> usize {
+        self.start + self.places.len() - 1
+    }
+
+    /// The machine at a step count.
+    pub fn at(&self, step: usize) -> &Place {
+        &self.places[step - self.start]
+    }
+
+    /// Whether a step count lies in this window.
+    pub fn contains(&self, step: usize) -> bool {
+        (self.start..=self.end()).contains(&step)
+    }
+}
+
+/// What a reference is wanted of.
+pub struct Wanted<'a> {
+    /// Windows: where they begin and their lengths, in order and apart from one another.
+    pub windows: &'a [(usize, usize)],
+    /// Which variables to watch, asked at the beginning of each window.
+    pub variables: &'a dyn Fn(&Machine) -> [Variable; WATCHED],
+    /// Step counts at which runs leave history, each within a window.
+    pub forks: &'a [usize],
+    /// Linear addresses; where they are reached is found along the whole recording.
+    pub rare: &'a [u64],
+}
+
+/// See the module.
+pub struct Trace {
+    /// As they were wanted.
+    pub windows: Vec<Window>,
+    /// Step counts at which the rare addresses are reached.
+    pub rare: BTreeMap<u64, Vec<usize>>,
+    /// The first bytes of every instruction that was seen.
+    pub code: BTreeMap<u64, [u8; 4]>,
+    /// The recording's last step count.
+    pub end: usize,
+}
+
+/// Steps of a run that left history.
+const FORK_STEPS: usize = 300;
+/// What a debugger puts into RAX where a run leaves history.
+const FORK_RAX: u64 = 0x5eed;
+
+impl Trace {
+    /// Replays a recording once from its start to its end.
+    pub fn new(recording: &Recording, wanted: &Wanted<'_>) -> Trace {
+        let (mut machine, mut player) = replay::open(recording).unwrap_or_else(|error| panic!("{error}"));
+        let end = replay::last_step(recording) as usize;
+        let rare = wanted.rare.iter().map(|&address| (address, Vec::new())).collect();
+        let mut trace = Trace { windows: Vec::new(), rare, code: BTreeMap::new(), end };
+        let mut forked = Vec::new();
+        for &(start, length) in wanted.windows {
+            trace.run(&mut machine, start, &mut player);
+            let window = trace.window(&mut machine, length, wanted, &mut player, &mut forked);
+            trace.windows.push(window);
+        }
+        trace.run(&mut machine, end, &mut player);
+        for (at, snapshot) in forked {
+            let fork = trace.fork(&mut machine, &snapshot);
+            let window =
+                trace.windows.iter_mut().find(|window| window.contains(at)).expect("it came from there");
+            window.forks.insert(at, fork);
+        }
+        trace
+    }
+
+    /// The window that a step count lies in.
+    pub fn window_of(&self, step: usize) -> Option<&Window> {
+        self.windows.iter().find(|window| window.contains(step))
+    }
+
+    /// Runs to a step count and notes where the rare addresses are reached.
+    fn run(&mut self, machine: &mut Machine, to: usize, inputs: &mut dyn Inputs) {
+        let points: Vec<_> = self.rare.keys().map(|&address| (AddressKind::Linear, address)).collect();
+        machine.set_breakpoints(&points);
+        while machine.moment().steps < to as u64 {
+            match machine.run(to as u64, inputs).unwrap_or_else(|error| panic!("{error}")) {
+                RunStop::Breakpoint => self.note(machine),
+                RunStop::Reached => {}
+                other => panic!("{other:?} before step {to}"),
+            }
+        }
+        machine.set_breakpoints(&[]);
+    }
+
+    fn note(&mut self, machine: &Machine) {
+        let hits = self.rare.get_mut(&machine.cpu().rip()).expect("it stopped there");
+        hits.push(machine.moment().steps as usize);
+    }
+
+    fn window(
+        &mut self,
+        machine: &mut Machine,
+        length: usize,
+        wanted: &Wanted<'_>,
+        inputs: &mut dyn Inputs,
+        forked: &mut Vec<(usize, Snapshot)>,
+    ) -> Window {
+        let start = machine.moment().steps as usize;
+        let variables = (wanted.variables)(machine);
+        let points = variables.iter().filter_map(|variable| {
+            let Variable { address, bytes: length, kind } = *variable;
+            Some(Watchpoint { space: AddressKind::Linear, address, length, kind: kind? })
+        });
+        machine.set_watchpoints(&points.collect::<Vec<_>>());
+        let mut places: Vec<Place> = Vec::with_capacity(length + 1);
+        for at in start..=start + length {
+            let hit = if at > start { step(machine, at, inputs) } else { None };
+            if let Some(address) = hit {
+                let before = places.last_mut().expect("it is not the first");
+                before.accesses =
+                    variables.map(|variable| variable.kind.is_some() && variable.address == address);
+            }
+            places.push(look(machine, &variables));
+            let rip = machine.cpu().rip();
+            self.code.entry(rip).or_insert_with(|| {
+                let mut bytes = [0; 4];
+                machine.cpu().core().peek(rip, &mut bytes);
+                bytes
+            });
+            if self.rare.contains_key(&rip) && at < start + length {
+                self.note(machine);
+            }
+            if wanted.forks.contains(&at) {
+                forked.push((at, Snapshot { state: machine.state(), maps: machine.maps() }));
+            }
+        }
+        machine.set_watchpoints(&[]);
+        Window { start, places, variables, forks: BTreeMap::new() }
+    }
+
+    /// Changes RAX and the word below the stack, and goes on with nothing from outside.
+    fn fork(&self, machine: &mut Machine, from: &Snapshot) -> Fork {
+        machine.restore(&from.state, &from.maps).unwrap_or_else(|error| panic!("{error}"));
+        let mut state: CpuState = machine.cpu().state();
+        state.gpr[RAX] = FORK_RAX;
+        let wrote = (state.gpr[RSP] & !7, state.gpr[RSP] ^ FORK_RAX);
+        machine.change_registers(&state);
+        machine.change_memory(wrote.0, &wrote.1.to_le_bytes());
+        let nothing = Variable { address: 0, bytes: 0, kind: None };
+        let mut nobody = Script::silent();
+        let mut places = vec![look(machine, &[nothing; WATCHED])];
+        let start = machine.moment().steps as usize;
+        for at in start + 1..=start + FORK_STEPS {
+            step(machine, at, &mut nobody);
+            places.push(look(machine, &[nothing; WATCHED]));
+        }
+        Fork { rax: FORK_RAX, wrote, places }
+    }
+}
+
+/// What a machine can be put back to.
+struct Snapshot {
+    state: MachineState,
+    maps: checkpoint::Maps,
+}
+
+/// Executes one step; the address of the watched variable that it accessed.
+fn step(machine: &mut Machine, to: usize, inputs: &mut dyn Inputs) -> Option<u64> {
+    match machine.run(to as u64, inputs).unwrap_or_else(|error| panic!("{error}")) {
+        RunStop::Reached => None,
+        RunStop::Watchpoint(hit) => Some(hit.watchpoint.address),
+        other => panic!("{other:?} at step {to}"),
+    }
+}
+
+fn look(machine: &Machine, variables: &[Variable; WATCHED]) -> Place {
+    let cpu = machine.cpu();
+    let core = cpu.core();
+    let mut top = [0; 8];
+    core.peek(core.regs[RSP], &mut top);
+    Place {
+        rip: cpu.rip(),
+        flags: core.rflags | core.flags.bits(),
+        gpr: core.regs[..16].try_into().expect("there are more than that"),
+        top: u64::from_le_bytes(top),
+        branches: cpu.branches(),
+        values: variables.map(|variable| variable.read(machine)),
+        accesses: [false; WATCHED],
+    }
+}
