@@ -436,3 +436,6 @@ for name in ("stepi", "step", "nexti", "next", "continue"):
     gdb.execute("define hook-%s\ntt guard-forward\nend" % name, to_string=True)
     gdb.execute("define hook-reverse-%s\ntt guard-backward\nend" % name, to_string=True)
 gdb.execute("define hook-reverse-finish\ntt guard-backward\nend", to_string=True)
+# By default gdb gives a server up that is silent for two seconds: on a busy machine that is short.
+if (gdb.parameter("remotetimeout") or 0) < 30:
+    gdb.execute("set remotetimeout 30")
