@@ -26,7 +26,7 @@ const LENGTH: u64 = 1_500_000_000;
 const WINDOWS: [f64; 4] = [0.55, 0.83, 0.93, 0.98];
 const WINDOW_STEPS: usize = 120_000;
 /// Functions whose calls are known along the whole recording.
-const RARE: [&str; 3] = ["kernel_init_freeable", "begin_new_exec", "__x64_sys_mount"];
+const RARE: [&str; 2] = ["begin_new_exec", "__x64_sys_mount"];
 /// Random actions in each window.
 const ACTIONS: usize = 30;
 
@@ -698,10 +698,10 @@ impl<'a> Session<'a> {
         let again = last_before(exec, back).max(last_before(mount, back)).expect("several of them");
         self.moves("reverse-continue", again);
         self.command("delete");
-        let boot = trace.rare[&address("kernel_init_freeable")][0];
-        self.moves("tt back-to last-call kernel_init_freeable", boot);
+        let earlier = last_before(exec, again).expect("several of them");
+        self.moves("tt back-to last-call begin_new_exec", earlier);
         self.command("tbreak *begin_new_exec");
-        self.moves("continue", first_after(exec, boot).expect("programs were started"));
+        self.moves("continue", first_after(exec, earlier).expect("it comes from there"));
         let percent = (trace.end as f64 * 0.625) as usize;
         self.moves("tt goto 62.5%", percent);
         let window = &trace.windows[2];

@@ -130,10 +130,10 @@ fn front_ends_go_both_ways() {
             })
         });
         let address = is_ready.recv().expect("the server becomes ready");
-        let (traveller, gdb_address) = (&traveller, address.clone());
+        let (to, traveller) = (address.clone(), &traveller);
         let toured = scope.spawn(move || {
             let mut mi = Mi::start();
-            tour(&mut mi, traveller, &gdb_address);
+            tour(&mut mi, traveller, &to);
             mi.gdb.wait().expect("it is our child");
         });
         let toured = toured.join();
