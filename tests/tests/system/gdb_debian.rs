@@ -321,13 +321,10 @@ impl<'a> Session<'a> {
             self.command(format!("{kind} *{rip:#x}"));
             addresses.push(rip);
         }
-        for _ in 0..=self.below(2) {
-            let Some(to) = self.find(backward, |_, place| addresses.contains(&place.rip)) else { break };
-            self.moves(run_word(backward), to);
-            // A temporary one is gone now.
-            break;
-        }
-        self.command("delete");
+        let delete = ["delete", "delete breakpoints"][self.below(2)];
+        let hit = self.find(backward, |_, place| addresses.contains(&place.rip));
+        self.moves(run_word(backward), hit.expect("it was taken from there"));
+        self.command(delete);
         true
     }
 
