@@ -142,7 +142,7 @@ impl Checkpoints {
             .ok()
             .filter(|state: &MachineState| {
                 state.cpu.steps == steps
-                    && state.cpu.steps.checked_add(state.idle_ns) == Some(head.at.time_ns)
+                    && time_may_be(&state, head.at)
             })
             .ok_or_else(|| {
                 let why =
@@ -151,6 +151,11 @@ impl Checkpoints {
             })?;
         Ok(Snapshot { state, maps: self.maps(steps)?, cursor: head.cursor })
     }
+}
+
+/// Whether a state can be at a moment, in one time base or the other.
+fn time_may_be(state: &MachineState, at: Moment) -> bool {
+    state.idle_ns == at.time_ns || state.cpu.steps.checked_add(state.idle_ns) == Some(at.time_ns)
 }
 
 /// The snapshots of one session: close together around the place that is being looked at, and ever farther apart
