@@ -6,12 +6,14 @@
 //! exits before it, and a place between two exits by a [`Mark`]. See the kernel's Documentation/virt/kvm/api.rst.
 //!
 //! Where to start reading: [`KvmCpu::run`] is the run loop; `vcpu` is the bare vCPU with its exits, `state` the conversion of
-//! states, `landing` chooses where a guest can be stopped that makes no exits, `host` says what a host offers.
+//! states, `landing` chooses where a guest can be stopped that makes no exits, `probe` finds out what a host's KVM is worth.
 
+mod counter;
 mod error;
 mod kick;
 mod landing;
 mod mark;
+mod probe;
 mod run;
 mod state;
 mod vcpu;
@@ -20,4 +22,6 @@ mod vm;
 pub use error::Error;
 pub use mark::{Mark, fold_registers};
 pub use run::{End, KvmCpu, Leave, Statistics};
+pub use counter::{CounterReport, test_counter};
+pub use probe::{Capabilities, Probe, capabilities, probe};
 pub use vm::is_present;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::boot;
 use crate::error::Error;
 use crate::position::TimeBase;
+use crate::time_reads::{self, Rewriting};
 
 /// Least RAM that anything is expected to boot in.
 pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
@@ -126,7 +127,8 @@ impl MachineConfig {
             disk,
             debug_ports: DebugPorts { console: options.debug_console, exit: options.debug_exit },
         };
-        Ok((config, Images { kernel, initrd, modules }))
+        let images = Images { kernel, initrd, modules }.for_machine(&config);
+        Ok((config, images))
     }
 
     /// What lets time pass in this machine.
@@ -186,11 +188,26 @@ impl MachineConfig {
         if let Some(disk) = &self.disk {
             same("disk image", disk, &read_recorded("disk image", disk, hash_image)?)?;
         }
-        Ok(Images { kernel, initrd, modules })
+        Ok(Images { kernel, initrd, modules }.for_machine(self))
     }
 }
 
 impl Images {
+    /// With a kernel whose RDTSC do not reach the host's clock, where the machine needs one.
+    fn for_machine(mut self, config: &MachineConfig) -> Images {
+        if config.time_base() == TimeBase::Instructions {
+            return self;
+        }
+        match time_reads::rewrite(&mut self.kernel) {
+            Rewriting::Done(count) => log::debug!("rewrote {count} RDTSC in the kernel"),
+            Rewriting::NotElf => log::warn!(
+                "the kernel is not an ELF image: what it reads from the time stamp counter cannot be kept from it, and \
+                 replay will differ; give its vmlinux"
+            ),
+        }
+        self
+    }
+
     /// The images as the boot code wants them.
     pub fn for_boot<'a>(&'a self, config: &'a MachineConfig, seed: &[u8; 32]) -> boot::BootImages<'a> {
         let mut images = boot::BootImages::new(image(&config.kernel, &self.kernel));

@@ -42,7 +42,7 @@ pub enum Event {
 
 /// What tells a place where the guest was stopped from others between the same two exits, besides RIP and the hash of the
 /// registers, which all records have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stopped {
     /// The general registers, folded ([`crate::engine::fold_registers`]): quick to compare at each of many candidates.
     pub registers: u64,
@@ -121,6 +121,8 @@ pub enum Departure {
         due: Duration,
         /// In real time from now.
         force: Duration,
+        /// Whether somebody will want to find that place again, which costs a look at what was written.
+        note: bool,
     },
     /// Before the next exit, where it was once stopped.
     At {

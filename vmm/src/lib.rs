@@ -34,6 +34,7 @@ pub mod recording;
 pub mod registers;
 pub mod replay;
 pub mod symbols;
+pub mod time_reads;
 pub mod timeline;
 pub mod translate;
 pub mod verify;

@@ -298,7 +298,8 @@ impl Machine {
             let now = self.moment();
             let limit = until.min(inputs.next_poll(now).max(now.steps + 1));
             let limit = self.board.prepare_run(self.engine.cpu().steps(), limit);
-            let leave = self.leave(inputs.departure(now, self.board.platform.next_deadline_ns()));
+            let departure = inputs.departure(now, self.board.platform.next_deadline_ns());
+            let leave = self.leave(departure);
             let end = self.engine.run(&mut self.board, limit, origin, leave)?;
             let output = self.after_run(inputs)?;
             if self.stop_on_output && !output.is_empty() {
@@ -307,11 +308,12 @@ impl Machine {
             let stop = match end {
                 End::Stop(stop) => stop,
                 End::Forced => {
-                    self.stopped = Some(self.here());
+                    let noted = matches!(departure, Departure::After { note: true, .. });
+                    self.stopped = Some(if noted { self.here() } else { Stopped::default() });
                     continue;
                 }
                 End::Mark => {
-                    self.arrive(inputs.departure(now, None));
+                    self.arrive(departure);
                     continue;
                 }
             };
@@ -338,7 +340,7 @@ impl Machine {
         let not_here = std::mem::take(&mut self.not_here);
         match departure {
             Departure::Exits => Leave::Never,
-            Departure::After { due, force } => Leave::After { due, force },
+            Departure::After { due, force, .. } => Leave::After { due, force },
             Departure::At { rip, stopped, .. } => {
                 Leave::At(Mark { rip, registers: stopped.registers, not_here })
             }

@@ -195,6 +195,14 @@ impl Player {
         }
     }
 
+    /// What the next thing in the log is a check of, if it is one.
+    pub fn next_check_parts(&self) -> Option<CheckParts> {
+        match self.next() {
+            Next::Check(check) => Some(check.parts()),
+            _ => None,
+        }
+    }
+
     fn next_moment(&self) -> Option<Moment> {
         match self.next() {
             Next::Event(event) => Some(event.at),

@@ -101,7 +101,10 @@ impl<I: Inputs> Inputs for Recorder<I> {
     }
 
     fn departure(&self, now: Moment, deadline_ns: Option<u64>) -> Departure {
-        self.live.departure(now, deadline_ns)
+        match self.live.departure(now, deadline_ns) {
+            Departure::After { due, force, .. } => Departure::After { due, force, note: true },
+            other => other,
+        }
     }
 
     fn check_due(&self, now: Moment) -> Option<CheckParts> {

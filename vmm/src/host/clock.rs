@@ -67,7 +67,7 @@ impl<I: Inputs> Inputs for LiveClock<I> {
         let untold = self.told.elapsed();
         let wanted = deadline_ns.map_or(LOOK, |ns| Duration::from_nanos(ns.saturating_sub(now.time_ns)));
         let due = wanted.min(LOOK).saturating_sub(untold).max(GRAIN);
-        Departure::After { due, force: due + PATIENCE }
+        Departure::After { due, force: due + PATIENCE, note: false }
     }
 
     fn check_due(&self, now: Moment) -> Option<CheckParts> {

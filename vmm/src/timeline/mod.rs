@@ -29,6 +29,7 @@ pub use self::walker::Poll;
 use self::walker::{Shared, TRAIL_STEPS, Walked, Walker};
 use crate::error::Error;
 use crate::machine::{Machine, Outcome};
+use crate::position::Counting;
 use crate::recording::{CHECKPOINTS, Recording};
 use crate::replay;
 
@@ -66,6 +67,10 @@ impl Timeline {
 
     /// As [`Timeline::open`]; long searches use at most `threads` cores, and guest RAM as many times.
     pub fn open_with(recording: &Recording, threads: usize) -> Result<Timeline, Error> {
+        if recording.counting != Counting::Instructions {
+            let why = "its positions are exits; they have to be translated before one can travel in it";
+            return Err(Error::recording(&recording.path, why));
+        }
         let images = recording.manifest.machine.read_images()?;
         let end = replay::last_step(recording);
         let mut shared = Shared {
