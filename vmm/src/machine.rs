@@ -165,7 +165,10 @@ impl Machine {
         }
         bus.add(Console::new(power_on.columns, power_on.rows));
         bus.add(Rng::new(entropy_seed(&power_on.seed)));
-        let platform = Platform::new(power_on.unix_seconds, bus).with_debug_ports(config.debug_ports);
+        let mut platform = Platform::new(power_on.unix_seconds, bus).with_debug_ports(config.debug_ports);
+        if time_base == TimeBase::Exits {
+            start_pit(&mut platform, &ram);
+        }
         let board = Board::new(platform, ram.clone(), time_base, counting);
         let mut engine = kind.build(ram.clone(), config.model())?;
         engine.set_state(&entry_state(&entry));
@@ -785,6 +788,14 @@ pub fn hash_of(value: &impl Serialize) -> [u8; 32] {
 pub fn short(hash: &[u8; 32]) -> [u8; 8] {
     let [a, b, c, d, e, f, g, h, ..] = *hash;
     [a, b, c, d, e, f, g, h]
+}
+
+/// Without a TSC, Linux takes early randomness from the PIT's first channel, and waits for ever if nobody has started
+/// it. Firmware does: mode 2, the longest period.
+fn start_pit(platform: &mut Platform<PciBus>, ram: &GuestRam) {
+    for (port, value) in [(0x43, 0x34), (0x40, 0), (0x40, 0)] {
+        platform.pio_write(ram.memory(), 0, port, 1, value);
+    }
 }
 
 /// The kernel's seed and the entropy device's must not be related for the guest.
