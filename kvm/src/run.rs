@@ -335,12 +335,10 @@ impl KvmCpu {
             Exit::ReadMsr { index } => {
                 let value = self.soft.read_msr(run.bus, index);
                 self.vcpu.answer_msr(value);
-                self.left_guest(run)?;
             }
             Exit::WriteMsr { index, value } => {
                 let done = self.soft.write_msr(run.bus, index, value);
                 self.vcpu.answer_msr(done.map(|()| value));
-                self.left_guest(run)?;
             }
             Exit::Halt => self.halt(run)?,
             Exit::TaskPriority => {
@@ -362,7 +360,8 @@ impl KvmCpu {
         Ok(None)
     }
 
-    /// The machine saw an exit: it is where whoever waits for one goes on.
+    /// The machine saw an exit: it is where whoever waits for one goes on. Model-specific registers are mostly the CPU's
+    /// own affair, of which the machine sees nothing.
     fn left_guest(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
         run.exited = true;
         if run.landing.take().is_some() {
@@ -450,7 +449,6 @@ impl KvmCpu {
         self.soft.set_state(&state);
         self.soft.run(run.bus, state.steps + 1, state.steps);
         self.statistics.emulated += 1;
-        run.exited = true;
         self.ahead = true;
         self.load(run.bus)
     }
