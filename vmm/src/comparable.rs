@@ -13,7 +13,7 @@ use crate::position::TimeBase;
 /// CF, PF, AF, ZF, SF, OF, and RF, which processors clear at slightly different moments.
 const VOLATILE_FLAGS: u64 = 0x8d5 | 1 << 16;
 
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 struct Comparable<'a> {
     gpr: &'a [u64; 16],
     rip: u64,
@@ -36,6 +36,11 @@ pub fn cpu_hash(state: &CpuState, time_base: TimeBase) -> [u8; 32] {
         TimeBase::Instructions => hash_of(state),
         TimeBase::Exits => hash_of(&comparable(state)),
     }
+}
+
+/// The same, for a person to compare.
+pub fn shown(state: &CpuState) -> String {
+    format!("{:x?}", comparable(state))
 }
 
 fn comparable(state: &CpuState) -> Comparable<'_> {

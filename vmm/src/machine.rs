@@ -15,7 +15,7 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::board::Board;
 use crate::boot::{self, CpuEntry, SegmentState};
 use crate::checks::{CheckParts, CheckRecord};
-use crate::comparable::cpu_hash;
+use crate::comparable::{self, cpu_hash};
 use crate::config::{Images, MachineConfig};
 use crate::console_tail::ConsoleTail;
 use crate::disk::OverlayDisk;
@@ -335,7 +335,9 @@ impl Machine {
 
     /// What identifies this place besides its registers' hash.
     fn here(&mut self) -> Stopped {
-        let registers = fold_registers(&self.engine.state().gpr);
+        let state = self.engine.state();
+        log::trace!("stopped after exit {}: {}", self.moment().steps, comparable::shown(&state));
+        let registers = fold_registers(&state.gpr);
         Stopped { registers, ram_digest: self.ram_digest() }
     }
 
@@ -353,7 +355,13 @@ impl Machine {
     /// The guest may be where it was once stopped: the rest of the machine says whether it is.
     fn arrive(&mut self, departure: Departure) {
         let Departure::At { cpu_hash, stopped, .. } = departure else { return };
-        self.not_here = self.view().cpu_hash() != cpu_hash || self.here() != stopped;
+        let registers = self.view().cpu_hash() == cpu_hash;
+        self.not_here = !registers || self.here() != stopped;
+        if self.not_here {
+            let (at, rip) = (self.moment().steps, self.engine.cpu().rip());
+            log::trace!("stopped after exit {at}: {}", comparable::shown(&self.engine.state()));
+            log::debug!("not where it was stopped after exit {at}: at {rip:#x}, registers equal: {registers}");
+        }
         if !self.not_here {
             self.stopped = Some(stopped);
         }
