@@ -86,9 +86,10 @@ impl GdbScript {
         for (number, expected) in &self.expected {
             if !answers[*number].contains(expected.as_str()) {
                 let _ = writeln!(wrong, "command {number}: no '{expected}' at the end of");
-                for before in number.saturating_sub(6)..=*number {
-                    let _ = write!(wrong, "    > {before} {}", answers[before].replace('\n', "\n    "));
-                    wrong.push('\n');
+                for (before, answer) in
+                    answers.iter().enumerate().take(number + 1).skip(number.saturating_sub(6))
+                {
+                    let _ = writeln!(wrong, "    > {before} {}", answer.replace('\n', "\n    "));
                 }
             }
         }

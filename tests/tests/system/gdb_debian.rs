@@ -26,7 +26,7 @@ const LENGTH: u64 = 1_500_000_000;
 const WINDOWS: [f64; 4] = [0.55, 0.83, 0.93, 0.98];
 const WINDOW_STEPS: usize = 120_000;
 /// Functions whose calls are known along the whole recording.
-const RARE: [&str; 3] = ["kernel_init_freeable", "begin_new_exec", "__x64_sys_mount"];
+const RARE: [&str; 2] = ["begin_new_exec", "__x64_sys_mount"];
 /// Random actions in each window.
 const ACTIONS: usize = 30;
 
@@ -321,13 +321,10 @@ impl<'a> Session<'a> {
             self.command(format!("{kind} *{rip:#x}"));
             addresses.push(rip);
         }
-        for _ in 0..=self.below(2) {
-            let Some(to) = self.find(backward, |_, place| addresses.contains(&place.rip)) else { break };
-            self.moves(run_word(backward), to);
-            // A temporary one is gone now.
-            break;
-        }
-        self.command("delete");
+        let delete = ["delete", "delete breakpoints"][self.below(2)];
+        let hit = self.find(backward, |_, place| addresses.contains(&place.rip));
+        self.moves(run_word(backward), hit.expect("it was taken from there"));
+        self.command(delete);
         true
     }
 
@@ -698,10 +695,10 @@ impl<'a> Session<'a> {
         let again = last_before(exec, back).max(last_before(mount, back)).expect("several of them");
         self.moves("reverse-continue", again);
         self.command("delete");
-        let boot = trace.rare[&address("kernel_init_freeable")][0];
-        self.moves("tt back-to last-call kernel_init_freeable", boot);
+        let earlier = last_before(exec, again).expect("several of them");
+        self.moves("tt back-to last-call begin_new_exec", earlier);
         self.command("tbreak *begin_new_exec");
-        self.moves("continue", first_after(exec, boot).expect("programs were started"));
+        self.moves("continue", first_after(exec, earlier).expect("it comes from there"));
         let percent = (trace.end as f64 * 0.625) as usize;
         self.moves("tt goto 62.5%", percent);
         let window = &trace.windows[2];

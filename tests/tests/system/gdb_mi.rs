@@ -57,11 +57,13 @@ impl Mi {
         result
     }
 
-    /// Sends a command that moves, and checks why gdb says that it stopped.
+    /// Sends a command that moves, and checks why gdb says that it stopped; it gives no reason at both ends.
     fn moves(&mut self, command: &str, reason: &str) -> u64 {
         self.ask(command);
         let stopped = self.read_to("*stopped");
-        assert!(stopped.contains(&format!("reason=\"{reason}\"")), "{}", self.transcript);
+        let reason =
+            if reason.is_empty() { "*stopped,frame=".to_string() } else { format!("reason=\"{reason}\"") };
+        assert!(stopped.contains(&reason), "{}", self.transcript);
         let (_, address) = stopped.split_once("addr=\"0x").expect("a frame with an address");
         let digits = address.split('"').next().expect("there is an end");
         u64::from_str_radix(digits, 16).expect("an address")
@@ -99,12 +101,13 @@ fn tour(mi: &mut Mi, traveller: &Traveller, address: &str) {
     assert_eq!(mi.console("tt when"), earlier);
     mi.ask("-break-delete");
 
-    mi.ask(&format!("-break-watch *(unsigned int*){:#x}", traveller.counter));
+    mi.ask(&format!("-break-watch \"*(unsigned int *) {:#x}\"", traveller.counter));
     mi.moves("-exec-continue --reverse", "watchpoint-trigger");
     mi.ask("-break-delete");
-    mi.moves("-exec-continue --reverse", "no-history");
+    mi.moves("-exec-continue --reverse", "");
     assert!(mi.console("tt when").contains("instruction 0 of"), "{}", mi.transcript);
-    mi.moves("-exec-continue", "no-history");
+    mi.moves("-exec-continue", "");
+    assert_eq!(mi.transcript.matches("No more reverse-execution history").count(), 2, "{}", mi.transcript);
     mi.ask("-target-detach");
     mi.ask("-gdb-exit");
 }
@@ -130,10 +133,10 @@ fn front_ends_go_both_ways() {
             })
         });
         let address = is_ready.recv().expect("the server becomes ready");
-        let (traveller, gdb_address) = (&traveller, address.clone());
+        let (to, traveller) = (address.clone(), &traveller);
         let toured = scope.spawn(move || {
             let mut mi = Mi::start();
-            tour(&mut mi, traveller, &gdb_address);
+            tour(&mut mi, traveller, &to);
             mi.gdb.wait().expect("it is our child");
         });
         let toured = toured.join();
