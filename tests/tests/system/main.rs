@@ -7,6 +7,7 @@ mod determinism;
 mod gdb_session;
 mod gdb_travel;
 mod kernels;
+mod kvm_lab;
 mod recordings;
 mod seeks;
 mod stock;
