@@ -46,7 +46,11 @@ pub fn test_counter() -> CounterReport {
     let event = event_of_this_processor();
     let Some(number) = event else {
         let why = "no exact counter of conditional branches is known for this processor".to_string();
-        return CounterReport { event, usable: Err(why), advice: "positions come from exits and hashes instead" };
+        return CounterReport {
+            event,
+            usable: Err(why),
+            advice: "positions come from exits and hashes instead",
+        };
     };
     match count_loop(number) {
         Ok(counted) if (BRANCHES..BRANCHES + SLACK).contains(&counted) => {
@@ -87,8 +91,8 @@ fn event_of(vendor: &[u32; 3], family: u32, model: u32) -> Option<u64> {
     const AMD: [u32; 3] = [0x6874_7541, 0x6974_6e65, 0x444d_4163];
     /// Sandy Bridge to Comet Lake, and Xeons of these years.
     const OLDER: [u32; 24] = [
-        0x2a, 0x2d, 0x3a, 0x3e, 0x3c, 0x3f, 0x45, 0x46, 0x3d, 0x47, 0x4f, 0x56, 0x4e, 0x5e, 0x55, 0x8e, 0x9e, 0xa5,
-        0xa6, 0x66, 0x1a, 0x1e, 0x2c, 0x2f,
+        0x2a, 0x2d, 0x3a, 0x3e, 0x3c, 0x3f, 0x45, 0x46, 0x3d, 0x47, 0x4f, 0x56, 0x4e, 0x5e, 0x55, 0x8e, 0x9e,
+        0xa5, 0xa6, 0x66, 0x1a, 0x1e, 0x2c, 0x2f,
     ];
     /// Ice Lake to Raptor Lake, and Xeons of these years.
     const NEWER: [u32; 12] = [0x7d, 0x7e, 0x6a, 0x6c, 0x8c, 0x8d, 0xa7, 0x97, 0x9a, 0xb7, 0x8f, 0xcf];

@@ -47,8 +47,7 @@ pub(crate) fn choose(rip: u64, bits: u32, read: impl Fn(u64, &mut [u8]) -> usize
 const ALL: u32 = RflagsBits::OF | RflagsBits::SF | RflagsBits::ZF | RflagsBits::CF | RflagsBits::PF;
 
 fn defined_flags(instruction: &Instruction) -> u32 {
-    let defined =
-        instruction.rflags_written() | instruction.rflags_cleared() | instruction.rflags_set();
+    let defined = instruction.rflags_written() | instruction.rflags_cleared() | instruction.rflags_set();
     // A shift by zero leaves the flags, and by how much is not known here; POPF is not worth the thought.
     match instruction.mnemonic() {
         Mnemonic::Popf | Mnemonic::Popfd | Mnemonic::Popfq => 0,

@@ -19,9 +19,9 @@ mod state;
 mod vcpu;
 mod vm;
 
+pub use counter::{CounterReport, test_counter};
 pub use error::Error;
 pub use mark::{Mark, fold_registers};
-pub use run::{End, KvmCpu, Leave, Statistics};
-pub use counter::{CounterReport, test_counter};
 pub use probe::{Capabilities, Probe, capabilities, probe};
+pub use run::{End, KvmCpu, Leave, Statistics};
 pub use vm::is_present;

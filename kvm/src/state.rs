@@ -5,9 +5,7 @@
 //! and counts stay what they are in the state that is completed.
 
 use cpu::{CpuState, FpuState, Segment, TableRegister};
-use kvm_bindings::{
-    kvm_debugregs, kvm_dtable, kvm_regs, kvm_segment, kvm_sregs, kvm_vcpu_events, kvm_xsave,
-};
+use kvm_bindings::{kvm_debugregs, kvm_dtable, kvm_regs, kvm_segment, kvm_sregs, kvm_vcpu_events, kvm_xsave};
 
 /// The APIC's base as KVM must know it to let CPUID show an APIC: enabled, on the boot processor.
 const APIC_BASE: u64 = 0xfee0_0900;
@@ -18,17 +16,8 @@ const SHADOW_STI: u8 = 2;
 const EVENTS_VALID: u32 = 1 | 4;
 const DEBUG_EXCEPTION: u8 = 1;
 /// Model-specific registers that KVM keeps.
-pub(crate) const MSRS: [u32; 9] = [
-    0x174,
-    0x175,
-    0x176,
-    0x277,
-    0xc000_0081,
-    0xc000_0082,
-    0xc000_0083,
-    0xc000_0084,
-    0xc000_0102,
-];
+pub(crate) const MSRS: [u32; 9] =
+    [0x174, 0x175, 0x176, 0x277, 0xc000_0081, 0xc000_0082, 0xc000_0083, 0xc000_0084, 0xc000_0102];
 
 /// The values of [`MSRS`] in a state.
 pub(crate) fn msrs_mut(state: &mut CpuState) -> [&mut u64; 9] {

@@ -140,7 +140,9 @@ impl Vcpu {
         let internal = unsafe { self.fd.get_kvm_run().__bindgen_anon_1.internal };
         match internal.suberror {
             kvm_bindings::KVM_INTERNAL_ERROR_EMULATION => Exit::NotEmulated,
-            kind => Exit::Stuck(format!("an internal error of KVM (kind {kind}, {:x?})", &internal.data[..4])),
+            kind => {
+                Exit::Stuck(format!("an internal error of KVM (kind {kind}, {:x?})", &internal.data[..4]))
+            }
         }
     }
 

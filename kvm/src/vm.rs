@@ -117,9 +117,8 @@ impl Vm {
 
     fn filter_msrs(&self) -> Result<(), Error> {
         let mut cap = kvm_enable_cap { cap: Cap::X86UserSpaceMsr as u32, ..Default::default() };
-        cap.args[0] = u64::from(
-            KVM_MSR_EXIT_REASON_INVAL | KVM_MSR_EXIT_REASON_UNKNOWN | KVM_MSR_EXIT_REASON_FILTER,
-        );
+        cap.args[0] =
+            u64::from(KVM_MSR_EXIT_REASON_INVAL | KVM_MSR_EXIT_REASON_UNKNOWN | KVM_MSR_EXIT_REASON_FILTER);
         self.fd.enable_cap(&cap).map_err(failed("give model-specific registers out"))?;
         let ranges = NATIVE_MSRS.map(|(first, last)| MsrFilterRange {
             flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,

@@ -360,7 +360,9 @@ impl Machine {
         if self.not_here {
             let (at, rip) = (self.moment().steps, self.engine.cpu().rip());
             log::trace!("stopped after exit {at}: {}", comparable::shown(&self.engine.state()));
-            log::debug!("not where it was stopped after exit {at}: at {rip:#x}, registers equal: {registers}");
+            log::debug!(
+                "not where it was stopped after exit {at}: at {rip:#x}, registers equal: {registers}"
+            );
         }
         if !self.not_here {
             self.stopped = Some(stopped);

@@ -22,13 +22,8 @@ pub fn open(recording: &Recording) -> Result<(Machine, Player), Error> {
 pub fn open_on(recording: &Recording, engine: EngineKind) -> Result<(Machine, Player), Error> {
     let images = recording.manifest.machine.read_images()?;
     let player = Player::new(&recording.log);
-    let machine = Machine::build(
-        &recording.manifest.machine,
-        &images,
-        player.power_on(),
-        engine,
-        recording.counting,
-    )?;
+    let machine =
+        Machine::build(&recording.manifest.machine, &images, player.power_on(), engine, recording.counting)?;
     Ok((machine, player))
 }
 
@@ -184,12 +179,7 @@ fn compare_end(
     let pairs = [
         (Part::Registers, "the end of the run", format!("{:?}", end.at), format!("{at:?}")),
         (Part::Registers, "how the run ended", end.outcome.to_string(), outcome),
-        (
-            Part::Registers,
-            "conditional branches",
-            end.branches.to_string(),
-            machine.branches().to_string(),
-        ),
+        (Part::Registers, "conditional branches", end.branches.to_string(), machine.branches().to_string()),
         (
             Part::Whole,
             "the length of the console's output",

@@ -78,8 +78,7 @@ fn record(directory: &Path, seed: u64) -> (Recording, EndRecord) {
     };
     let (config, images) = MachineConfig::from_options(&options).unwrap();
     let power_on = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
-    let mut machine =
-        Machine::build(&config, &images, &power_on, EngineKind::Soft, Counting::Exits).unwrap();
+    let mut machine = Machine::build(&config, &images, &power_on, EngineKind::Soft, Counting::Exits).unwrap();
     let path = directory.join(format!("exits-{seed}.ttvm"));
     let log = Recording::create(&path, &config).unwrap();
     let host = Host { numbers: Cell::new(seed), told: false, keys: vec![(20, "a"), (50, "bc")] };

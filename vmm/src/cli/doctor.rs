@@ -80,7 +80,11 @@ fn memory() -> Finding {
         "memory",
         enough,
         format!("{} MiB are free", kib >> 10),
-        if enough { "" } else { "a guest with the usual 256M needs about 512 MiB: end something, or use --memory" },
+        if enough {
+            ""
+        } else {
+            "a guest with the usual 256M needs about 512 MiB: end something, or use --memory"
+        },
     )
 }
 
@@ -115,8 +119,10 @@ fn examine_kvm(findings: &mut Vec<Finding>) -> bool {
         findings.push(finding(name, ok, detail, ""));
     }
     if !works {
-        let detail = "this is not the processor's own virtualisation (VMX or SVM) but an imitation in software";
-        let advice = "use --engine soft, which auto does; for KVM take a machine with hardware virtualisation";
+        let detail =
+            "this is not the processor's own virtualisation (VMX or SVM) but an imitation in software";
+        let advice =
+            "use --engine soft, which auto does; for KVM take a machine with hardware virtualisation";
         findings.push(finding("kind of KVM", false, detail, advice));
     }
     works

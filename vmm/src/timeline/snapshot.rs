@@ -140,10 +140,7 @@ impl Checkpoints {
         let bytes = self.store.state_at(steps)?;
         let state: MachineState = postcard::from_bytes(&bytes)
             .ok()
-            .filter(|state: &MachineState| {
-                state.cpu.steps == steps
-                    && time_may_be(&state, head.at)
-            })
+            .filter(|state: &MachineState| state.cpu.steps == steps && time_may_be(&state, head.at))
             .ok_or_else(|| {
                 let why =
                     format!("the machine's state in the checkpoint at instruction {steps} makes no sense");
