@@ -92,7 +92,7 @@ struct Run<'a> {
     bus: &'a mut dyn Bus,
     leave: Leave,
     due: Option<Instant>,
-    /// An exit was made that the machine sees.
+    /// The guest was last left by an exit that the machine sees, and has not gone on since.
     exited: bool,
     /// Where the guest is expected after time was up.
     landing: Option<u64>,
@@ -218,6 +218,7 @@ impl KvmCpu {
             }
             let window = signals.interrupt && !delivered;
             self.statistics.entries += 1;
+            run.exited = false;
             let exit = self.vcpu.enter(window, run.bus.cr8());
             if let Some(end) = self.handle(run, exit)? {
                 return Ok(end);

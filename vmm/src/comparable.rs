@@ -67,8 +67,9 @@ fn comparable(state: &CpuState) -> Comparable<'_> {
             m.sfmask,
             m.kernel_gs_base,
             m.sysenter_cs,
-            m.sysenter_esp,
-            m.sysenter_eip,
+            // AMD's processors, and KVM for guests with their name, keep 32 bits of these.
+            m.sysenter_esp & 0xffff_ffff,
+            m.sysenter_eip & 0xffff_ffff,
             m.pat,
         ],
         waiting: [state.halted, state.shut_down],

@@ -65,6 +65,20 @@ impl SoftEngine {
         SoftEngine(cpu)
     }
 
+    /// Runs for so many steps, as if they were nanoseconds, and stops between two instructions: how the KVM engine behaves
+    /// for its callers, without KVM.
+    fn run_for(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64, steps: u64) -> End {
+        let limit = until_steps.min(self.0.steps().saturating_add(steps.max(1)));
+        let stop = self.0.run(bus, limit, origin);
+        if stop != Stop::Budget || limit == until_steps {
+            return End::Stop(stop);
+        }
+        if self.0.core().state.interrupt_shadow {
+            return self.run_for(bus, until_steps, origin, 1);
+        }
+        End::Forced
+    }
+
     /// Runs to where the guest may be at the mark.
     fn run_to_mark(&mut self, bus: &mut dyn Bus, until_steps: u64, mark: Mark) -> End {
         let mut not_here = mark.not_here.then(|| self.0.steps());
@@ -90,9 +104,9 @@ impl SoftEngine {
 impl Engine for SoftEngine {
     fn run(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64, leave: Leave) -> Result<End, Error> {
         Ok(match leave {
+            Leave::Never => End::Stop(self.0.run(bus, until_steps, origin)),
             Leave::At(mark) => self.run_to_mark(bus, until_steps, mark),
-            // Nobody waits for an engine that counts its steps: it is told how far to run.
-            Leave::Never | Leave::After { .. } => End::Stop(self.0.run(bus, until_steps, origin)),
+            Leave::After { force, .. } => self.run_for(bus, until_steps, origin, force.as_nanos() as u64),
         })
     }
 
