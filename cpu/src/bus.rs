@@ -38,6 +38,11 @@ pub trait Bus {
     fn cr8(&mut self) -> u64;
     /// Sets CR8.
     fn set_cr8(&mut self, steps: u64, value: u64);
+    /// A HLT at privilege level 0 was executed; `following` is the byte of code behind it. A value means that it is
+    /// no halt: the kernel's RDTSC was rewritten to it, it reads this from the (raw) time-stamp counter and goes on.
+    fn halt(&mut self, _steps: u64, _following: Option<u8>) -> Option<u64> {
+        None
+    }
     /// The raw time-stamp counter at a step count.
     fn tsc(&mut self, steps: u64) -> u64;
 }

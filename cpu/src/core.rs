@@ -5,6 +5,7 @@ use std::sync::Arc;
 use guest_ram::GuestRam;
 
 use crate::code::CodeLines;
+use crate::cpuid::Model;
 use crate::debug::DebugPoints;
 use crate::exception::Exception;
 use crate::flags::{self, LazyFlags};
@@ -125,6 +126,8 @@ pub struct Core {
     pub(crate) noncanonical: bool,
     /// Address translation.
     pub mmu: Mmu,
+    /// What CPUID says.
+    pub model: Model,
     /// Guest memory.
     pub ram: Arc<GuestRam>,
     /// Everything that is not hot. `gpr`, `rip`, `rflags`, `steps` and `branches` in here are stale while the
@@ -160,6 +163,7 @@ impl Core {
             exception: Exception::default(),
             noncanonical: false,
             mmu: Mmu::new(&ram),
+            model: Model::default(),
             state: CpuState::reset(),
             stale_code: Vec::new(),
             code_lines: CodeLines::new(&ram),

@@ -1,13 +1,73 @@
-//! The CPU model that the guest sees: `ttvm-v2`, an x86-64-v2 processor with the identity of an AMD family
+//! The CPU models that a guest can see: `ttvm-v2`, an x86-64-v2 processor with the identity of an AMD family
 //! 17h part (which decides about details such as SYSCALL, and about the model-specific registers that a
-//! kernel touches). See the APM vol. 3, appendix E, and the SDM vol. 2, CPUID.
+//! kernel touches), and `ttvm-v2-kvm`, of which less is said. See the APM vol. 3, appendix E, and the SDM vol. 2, CPUID.
 //!
-//! A feature is listed here exactly when its instructions and registers exist.
+//! A feature of `ttvm-v2` is listed here exactly when its instructions and registers exist.
 
 use crate::core::{Core, cr4};
 
 /// Family, model and stepping as CPUID leaf 1 reports them in EAX.
 pub(crate) const SIGNATURE: u32 = 0x00b0_0f21;
+
+/// Which processor CPUID describes. What is executed does not depend on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Model {
+    /// All that the software CPU has.
+    #[default]
+    V2,
+    /// The part of it that every processor since about 2013 executes just so under KVM. What would let the processor's
+    /// own time, randomness or optimisations in is hidden: the TSC, RDTSCP, the TSC deadline, the XSAVE family. So is
+    /// what not all of them have (PCID, INVPCID, UMIP, CLWB, 1 GiB pages), and x2APIC, whose registers KVM keeps to itself.
+    V2Kvm,
+}
+
+impl Model {
+    /// What of each feature word is hidden.
+    fn hidden(self) -> Hidden {
+        match self {
+            Model::V2 => Hidden::default(),
+            Model::V2Kvm => Hidden {
+                leaf1_ecx: bits(&[17, 21, 24, 26]),
+                leaf1_edx: bits(&[4]),
+                leaf7_ebx: bits(&[1, 10, 23, 24]),
+                leaf7_ecx: u32::MAX,
+                leaf7_edx: u32::MAX,
+                extended_edx: bits(&[4, 26, 27]),
+            },
+        }
+    }
+
+    fn brand(self) -> &'static [u8; 48] {
+        match self {
+            Model::V2 => BRAND,
+            Model::V2Kvm => BRAND_KVM,
+        }
+    }
+
+    /// Every leaf with something in it: leaf, subleaf (where the leaf has several), and EAX, EBX, ECX, EDX. For an engine
+    /// that lets a processor answer CPUID, which fills in OSXSAVE.
+    pub fn leaves(self) -> Vec<(u32, Option<u32>, [u32; 4])> {
+        let basic = 0..=MAX_BASIC;
+        let all = basic.chain([0x4000_0000]).chain(0x8000_0000..=MAX_EXTENDED);
+        all.map(|number| {
+            let subleaf = matches!(number, 7 | 0xd).then_some(0);
+            (number, subleaf, leaf_of(self, false, number, 0))
+        })
+        .filter(|(number, _, words)| *words != [0; 4] || *number == MAX_BASIC)
+        .collect()
+    }
+}
+
+/// Feature bits that a model does not show.
+#[derive(Clone, Copy, Default)]
+struct Hidden {
+    leaf1_ecx: u32,
+    leaf1_edx: u32,
+    leaf7_ebx: u32,
+    leaf7_ecx: u32,
+    leaf7_edx: u32,
+    extended_edx: u32,
+}
 
 /// Highest basic, extended and hypervisor leaf.
 const MAX_BASIC: u32 = 0xd;
@@ -17,6 +77,8 @@ const MAX_HYPERVISOR: u32 = 0x4000_0000;
 const VENDOR: &[u8; 12] = b"AuthenticAMD";
 const HYPERVISOR: &[u8; 12] = b"TTVMTTVMTTVM";
 const BRAND: &[u8; 48] = b"ttvm-v2 deterministic x86-64 CPU\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
+const BRAND_KVM: &[u8; 48] = b"ttvm-v2-kvm x86-64 CPU\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
 const fn bits(numbers: &[u32]) -> u32 {
     let mut value = 0;
@@ -57,28 +119,35 @@ fn word(bytes: &[u8], number: usize) -> u32 {
 
 /// The processor's answer to CPUID. Leaves beyond a range's maximum are zero, as on AMD.
 pub(crate) fn leaf(core: &Core, leaf: u32, subleaf: u32) -> Leaf {
+    leaf_of(core.model, core.state.cr4 & cr4::OSXSAVE != 0, leaf, subleaf)
+}
+
+fn leaf_of(model: Model, osxsave: bool, leaf: u32, subleaf: u32) -> Leaf {
+    let hidden = model.hidden();
     match leaf {
         0 => [MAX_BASIC, word(VENDOR, 0), word(VENDOR, 2), word(VENDOR, 1)],
-        1 => features(core),
+        1 => features(hidden, osxsave),
         // Nothing to say about C-states; MONITOR does not exist.
         5 => [0; 4],
         // ARAT: the local APIC's timer never stops.
         6 => [1 << 2, 0, 0, 0],
-        7 if subleaf == 0 => [0, LEAF7_EBX, LEAF7_ECX, LEAF7_EDX],
-        0xd => xsave(core, subleaf),
+        7 if subleaf == 0 => {
+            [0, LEAF7_EBX & !hidden.leaf7_ebx, LEAF7_ECX & !hidden.leaf7_ecx, LEAF7_EDX & !hidden.leaf7_edx]
+        }
+        0xd if model == Model::V2 => xsave(subleaf),
         0x4000_0000 => [MAX_HYPERVISOR, word(HYPERVISOR, 0), word(HYPERVISOR, 1), word(HYPERVISOR, 2)],
         0x8000_0000 => [MAX_EXTENDED, word(VENDOR, 0), word(VENDOR, 2), word(VENDOR, 1)],
-        0x8000_0001 => [SIGNATURE, 0, EXTENDED_ECX, EXTENDED_EDX],
+        0x8000_0001 => [SIGNATURE, 0, EXTENDED_ECX, EXTENDED_EDX & !hidden.extended_edx],
         0x8000_0002..=0x8000_0004 => {
             let first = (leaf - 0x8000_0002) as usize * 4;
-            [0, 1, 2, 3].map(|n| word(BRAND, first + n))
+            [0, 1, 2, 3].map(|n| word(model.brand(), first + n))
         }
         // L1: 64 (4K pages) and 32 (large) entry TLBs, 32 KiB 8-way data and instruction caches.
         0x8000_0005 => [0xff40_ff40, 0xff40_ff40, 0x2008_0140, 0x2008_0140],
         // L2: 512 KiB 8-way; L3: 4 MiB 16-way; 64-byte lines.
         0x8000_0006 => [0x6400_6400, 0x6400_6400, 0x0200_6140, 0x0020_8140],
         // Invariant TSC.
-        0x8000_0007 => [0, 0, 0, 1 << 8],
+        0x8000_0007 if model == Model::V2 => [0, 0, 0, 1 << 8],
         // 40 physical and 48 linear address bits; one core.
         0x8000_0008 => [48 << 8 | crate::mmu::PHYSICAL_BITS, 0, 0, 0],
         // LFENCE is always serializing; a null selector clears the segment's base.
@@ -87,17 +156,17 @@ pub(crate) fn leaf(core: &Core, leaf: u32, subleaf: u32) -> Leaf {
     }
 }
 
-fn features(core: &Core) -> Leaf {
-    let mut ecx = LEAF1_ECX | PCID;
-    if core.state.cr4 & cr4::OSXSAVE != 0 {
+fn features(hidden: Hidden, osxsave: bool) -> Leaf {
+    let mut ecx = (LEAF1_ECX | PCID) & !hidden.leaf1_ecx;
+    if osxsave {
         ecx |= 1 << 27;
     }
     // CLFLUSH lines of 8 quadwords, one logical processor, APIC id 0.
-    [SIGNATURE, 1 << 16 | 8 << 8, ecx, LEAF1_EDX]
+    [SIGNATURE, 1 << 16 | 8 << 8, ecx, LEAF1_EDX & !hidden.leaf1_edx]
 }
 
 /// x87 and SSE state only: 512 bytes of legacy area and the 64-byte header.
-fn xsave(_core: &Core, subleaf: u32) -> Leaf {
+fn xsave(subleaf: u32) -> Leaf {
     match subleaf {
         0 => [3, 576, 576, 0],
         _ => [0; 4],

@@ -8,6 +8,7 @@ use guest_ram::{GuestRam, PAGE_SIZE};
 use crate::bus::Bus;
 use crate::code::{BlockKey, BlockNumber, CodeCache, MAX_OPS, NewBlock};
 use crate::core::{CodeSize, Core, attention};
+use crate::cpuid::Model;
 use crate::debug::{AddressKind, Hit, Trap, Traps, WatchHit, Watchpoint};
 use crate::decode::{self, Decoded};
 use crate::flags;
@@ -44,6 +45,21 @@ impl Cpu {
     /// A CPU in reset state on the given RAM.
     pub fn new(ram: Arc<GuestRam>) -> Cpu {
         Cpu { core: Core::new(ram), code: CodeCache::new() }
+    }
+
+    /// Lets CPUID describe another processor.
+    pub fn set_model(&mut self, model: Model) {
+        self.core.model = model;
+    }
+
+    /// What RDMSR would read at privilege level 0; `None` for #GP.
+    pub fn read_msr(&mut self, bus: &mut dyn Bus, index: u32) -> Option<u64> {
+        self.core.read_msr(bus, index).ok()
+    }
+
+    /// What WRMSR would do at privilege level 0; `None` for #GP.
+    pub fn write_msr(&mut self, bus: &mut dyn Bus, index: u32, value: u64) -> Option<()> {
+        self.core.write_msr(bus, index, value).ok()
     }
 
     /// The architectural state. Equal machines give equal states.

@@ -33,6 +33,7 @@ mod state;
 
 pub use crate::bus::{Bus, Signals};
 pub use crate::core::{CodeSize, Core};
+pub use crate::cpuid::Model;
 pub use crate::debug::{AddressKind, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
 pub use crate::exec::{Cpu, Stop};
 pub use crate::state::{CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};

@@ -1,4 +1,4 @@
-//! Everything around the CPU: the platform's devices, on the clock that the CPU's steps drive.
+//! Everything around the CPU: the platform's devices, on the clock that the CPU's steps or exits drive.
 
 use std::sync::Arc;
 
@@ -8,15 +8,21 @@ use devices::platform::Platform;
 use guest_ram::GuestRam;
 
 use crate::console_tail::ConsoleTail;
+use crate::position::{Counting, TimeBase};
 
 /// The devices and the clock, as the CPU's bus.
 ///
-/// Virtual time is the CPU's step count plus the time spent idle, in nanoseconds; the raw TSC ticks with it.
+/// Virtual time is the CPU's step count plus the time spent idle, in nanoseconds; the raw TSC ticks with it. In a machine
+/// whose time base is exits, each exit takes the step's place, and all of the time is in `idle_ns`.
 pub struct Board {
     /// All devices.
     pub platform: Platform<PciBus>,
-    /// Virtual time that passed while the CPU was halted.
+    /// Virtual time that passed otherwise than by steps: while the CPU was halted.
     pub idle_ns: u64,
+    /// Exits since this board was made.
+    pub exits: u64,
+    time_base: TimeBase,
+    counting: Counting,
     /// Console output of the guest that nobody has taken yet, of all its consoles in the order of writing.
     pub output: Vec<u8>,
     /// The last of the console's output.
@@ -28,26 +34,51 @@ pub struct Board {
     ram: Arc<GuestRam>,
     /// The virtual time up to which the CPU may run without asking again.
     run_until_ns: u64,
+    /// The number of exits at which the CPU is to stop.
+    run_until_exits: u64,
 }
+
+/// HLT with this behind it is a rewritten RDTSC: HLT; NOP is as long, and KVM lets go of every HLT.
+pub const TIME_READ_MARK: u8 = 0x90;
 
 impl Board {
     /// A board around the given devices.
-    pub fn new(platform: Platform<PciBus>, ram: Arc<GuestRam>) -> Board {
+    pub fn new(
+        platform: Platform<PciBus>,
+        ram: Arc<GuestRam>,
+        time_base: TimeBase,
+        counting: Counting,
+    ) -> Board {
         Board {
             platform,
             idle_ns: 0,
+            exits: 0,
+            time_base,
+            counting,
             output: Vec::new(),
             console: ConsoleTail::default(),
             panicked: false,
             stop_on_output: false,
             ram,
             run_until_ns: 0,
+            run_until_exits: u64::MAX,
         }
     }
 
     /// Virtual time at a step count.
     pub fn time_ns(&self, steps: u64) -> u64 {
-        steps + self.idle_ns
+        match self.time_base {
+            TimeBase::Instructions => steps + self.idle_ns,
+            TimeBase::Exits => self.idle_ns,
+        }
+    }
+
+    /// The guest was left.
+    pub fn note_exit(&mut self) {
+        self.exits += 1;
+        if self.time_base == TimeBase::Exits {
+            self.idle_ns += 1;
+        }
     }
 
     /// Takes what the guest may just have printed. That it is looked at right after the instruction which did it is
@@ -60,9 +91,21 @@ impl Board {
         }
     }
 
-    /// Fires what is due, and gives the step count at which the next deadline falls, at most `limit_steps`.
-    pub fn prepare_run(&mut self, steps: u64, limit_steps: u64) -> u64 {
+    /// Fires what is due, and gives the CPU's step count at which the next deadline falls, at most `limit`, which is
+    /// in what the machine counts.
+    pub fn prepare_run(&mut self, steps: u64, limit: u64) -> u64 {
         self.platform.advance(self.time_ns(steps));
+        let limit_steps = match self.counting {
+            Counting::Instructions => limit,
+            Counting::Exits => {
+                self.run_until_exits = limit;
+                u64::MAX
+            }
+        };
+        if self.time_base == TimeBase::Exits {
+            // No step lets time pass; exits and events do, after which deadlines are looked at.
+            return limit_steps;
+        }
         let deadline = self.platform.next_deadline_ns().unwrap_or(u64::MAX);
         let until = limit_steps.min(deadline.saturating_sub(self.idle_ns)).max(steps + 1).min(limit_steps);
         self.run_until_ns = self.time_ns(until);
@@ -72,11 +115,14 @@ impl Board {
 
 impl Bus for Board {
     fn port_read(&mut self, steps: u64, port: u16, size_bytes: u8) -> u32 {
-        self.platform.pio_read(self.ram.memory(), steps + self.idle_ns, port, size_bytes)
+        let value = self.platform.pio_read(self.ram.memory(), self.time_ns(steps), port, size_bytes);
+        self.note_exit();
+        value
     }
 
     fn port_write(&mut self, steps: u64, port: u16, size_bytes: u8, value: u32) {
-        self.platform.pio_write(self.ram.memory(), steps + self.idle_ns, port, size_bytes, value);
+        self.platform.pio_write(self.ram.memory(), self.time_ns(steps), port, size_bytes, value);
+        self.note_exit();
         self.note_output(|platform| {
             let mut output = platform.take_output();
             output.append(&mut platform.take_debug_output());
@@ -85,22 +131,30 @@ impl Bus for Board {
     }
 
     fn mmio_read(&mut self, steps: u64, gpa: u64, data: &mut [u8]) {
-        self.platform.mmio_read(self.ram.memory(), steps + self.idle_ns, gpa, data);
+        self.platform.mmio_read(self.ram.memory(), self.time_ns(steps), gpa, data);
+        self.note_exit();
     }
 
     fn mmio_write(&mut self, steps: u64, gpa: u64, data: &[u8]) {
-        self.platform.mmio_write(self.ram.memory(), steps + self.idle_ns, gpa, data);
+        self.platform.mmio_write(self.ram.memory(), self.time_ns(steps), gpa, data);
+        self.note_exit();
         self.note_output(|platform| {
             platform.bus_mut().console_mut().map(|mut console| console.take_output()).unwrap_or_default()
         });
     }
 
     fn signals(&mut self) -> Signals {
-        let earlier = self.platform.next_deadline_ns().is_some_and(|d| d < self.run_until_ns);
+        let horizon_ns = match self.time_base {
+            TimeBase::Instructions => self.run_until_ns,
+            TimeBase::Exits => self.idle_ns + 1,
+        };
+        let earlier = self.platform.next_deadline_ns().is_some_and(|d| d < horizon_ns);
+        let enough = self.exits >= self.run_until_exits;
         Signals {
             interrupt: self.platform.interrupt_pending(),
             nmi: self.platform.nmi_pending(),
             stop: earlier
+                || enough
                 || self.panicked
                 || self.platform.has_requests()
                 || (self.stop_on_output && !self.output.is_empty()),
@@ -116,11 +170,15 @@ impl Bus for Board {
     }
 
     fn read_msr(&mut self, steps: u64, index: u32) -> Option<u64> {
-        self.platform.apic_read_msr(steps + self.idle_ns, index).ok()
+        let value = self.platform.apic_read_msr(self.time_ns(steps), index).ok();
+        self.note_exit();
+        value
     }
 
     fn write_msr(&mut self, steps: u64, index: u32, value: u64) -> Option<()> {
-        self.platform.apic_write_msr(steps + self.idle_ns, index, value).ok()
+        let done = self.platform.apic_write_msr(self.time_ns(steps), index, value).ok();
+        self.note_exit();
+        done
     }
 
     fn cr8(&mut self) -> u64 {
@@ -131,7 +189,14 @@ impl Bus for Board {
         self.platform.set_cr8(value as u8);
     }
 
+    fn halt(&mut self, steps: u64, following: Option<u8>) -> Option<u64> {
+        let time = (self.time_base == TimeBase::Exits && following == Some(TIME_READ_MARK))
+            .then(|| self.time_ns(steps));
+        self.note_exit();
+        time
+    }
+
     fn tsc(&mut self, steps: u64) -> u64 {
-        steps + self.idle_ns
+        self.time_ns(steps)
     }
 }

@@ -136,10 +136,7 @@ impl Checkpoints {
         let bytes = self.store.state_at(steps)?;
         let state: MachineState = postcard::from_bytes(&bytes)
             .ok()
-            .filter(|state: &MachineState| {
-                state.cpu.steps == steps
-                    && state.cpu.steps.checked_add(state.idle_ns) == Some(head.at.time_ns)
-            })
+            .filter(|state: &MachineState| state.cpu.steps == steps && time_may_be(state, head.at))
             .ok_or_else(|| {
                 let why =
                     format!("the machine's state in the checkpoint at instruction {steps} makes no sense");
@@ -147,4 +144,9 @@ impl Checkpoints {
             })?;
         Ok(Snapshot { state, maps: self.maps(steps)?, cursor: head.cursor })
     }
+}
+
+/// Whether a state can be at a moment, in one time base or the other.
+fn time_may_be(state: &MachineState, at: Moment) -> bool {
+    state.idle_ns == at.time_ns || state.cpu.steps.checked_add(state.idle_ns) == Some(at.time_ns)
 }

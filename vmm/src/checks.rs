@@ -34,6 +34,18 @@ impl Default for Intervals {
     }
 }
 
+impl Intervals {
+    /// For machines that are counted in exits, of which there are far fewer. RAM is looked at wherever the guest is stopped.
+    pub fn of_exits() -> Intervals {
+        Intervals {
+            registers_steps: 20_000,
+            registers_ns: 500_000_000,
+            devices_steps: 100_000,
+            ram_steps: 400_000,
+        }
+    }
+}
+
 /// What a check looks at besides the registers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckParts {

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::boot;
 use crate::error::Error;
+use crate::position::TimeBase;
+use crate::time_reads::{self, Rewriting};
 
 /// Least RAM that anything is expected to boot in.
 pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
@@ -56,8 +58,11 @@ pub struct MachineConfig {
     pub debug_ports: DebugPorts,
 }
 
-/// The name of the CPU model of this version.
+/// The name of the CPU model of the software engine.
 pub const CPU_MODEL: &str = "ttvm-v2";
+/// The name of the CPU model that both engines have. It says also that the machine's time is [`TimeBase::Exits`] and
+/// that the kernel's RDTSC are rewritten.
+pub const CPU_MODEL_KVM: &str = "ttvm-v2-kvm";
 
 /// What the user asked for; [`MachineConfig::from_options`] looks at the files.
 #[derive(Clone, Debug, Default)]
@@ -78,6 +83,8 @@ pub struct MachineOptions {
     pub debug_console: bool,
     /// The port that ends the run.
     pub debug_exit: Option<u16>,
+    /// A machine that KVM can run.
+    pub for_kvm: bool,
 }
 
 /// The contents of the images, read once.
@@ -111,7 +118,7 @@ impl MachineConfig {
         let (initrd_file, initrd) = initrd.unzip();
         let (module_files, modules) = modules.into_iter().unzip();
         let config = MachineConfig {
-            cpu_model: CPU_MODEL.to_string(),
+            cpu_model: if options.for_kvm { CPU_MODEL_KVM } else { CPU_MODEL }.to_string(),
             memory_bytes: options.memory_bytes,
             kernel: kernel_file,
             initrd: initrd_file,
@@ -120,13 +127,28 @@ impl MachineConfig {
             disk,
             debug_ports: DebugPorts { console: options.debug_console, exit: options.debug_exit },
         };
-        Ok((config, Images { kernel, initrd, modules }))
+        let images = Images { kernel, initrd, modules }.for_machine(&config);
+        Ok((config, images))
+    }
+
+    /// What lets time pass in this machine.
+    pub fn time_base(&self) -> TimeBase {
+        match self.model() {
+            cpu::Model::V2 => TimeBase::Instructions,
+            cpu::Model::V2Kvm => TimeBase::Exits,
+        }
+    }
+
+    /// What CPUID says.
+    pub fn model(&self) -> cpu::Model {
+        if self.cpu_model == CPU_MODEL_KVM { cpu::Model::V2Kvm } else { cpu::Model::V2 }
     }
 
     /// Whether this program can build such a machine at all.
     pub fn validate(&self) -> Result<(), String> {
-        if self.cpu_model != CPU_MODEL {
-            return Err(format!("needs CPU model {:?}; this ttvm has {CPU_MODEL} only", self.cpu_model));
+        if ![CPU_MODEL, CPU_MODEL_KVM].contains(&self.cpu_model.as_str()) {
+            let have = format!("this ttvm has {CPU_MODEL} and {CPU_MODEL_KVM}");
+            return Err(format!("needs CPU model {:?}; {have}", self.cpu_model));
         }
         let memory = self.memory_bytes;
         if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&memory) || !memory.is_multiple_of(512) {
@@ -166,11 +188,26 @@ impl MachineConfig {
         if let Some(disk) = &self.disk {
             same("disk image", disk, &read_recorded("disk image", disk, hash_image)?)?;
         }
-        Ok(Images { kernel, initrd, modules })
+        Ok(Images { kernel, initrd, modules }.for_machine(self))
     }
 }
 
 impl Images {
+    /// With a kernel whose RDTSC do not reach the host's clock, where the machine needs one.
+    fn for_machine(mut self, config: &MachineConfig) -> Images {
+        if config.time_base() == TimeBase::Instructions {
+            return self;
+        }
+        match time_reads::rewrite(&mut self.kernel) {
+            Rewriting::Done(count) => log::debug!("rewrote {count} RDTSC in the kernel"),
+            Rewriting::NotElf => log::warn!(
+                "the kernel is not an ELF image: what it reads from the time stamp counter cannot be kept from it, and \
+                 replay will differ; give its vmlinux"
+            ),
+        }
+        self
+    }
+
     /// The images as the boot code wants them.
     pub fn for_boot<'a>(&'a self, config: &'a MachineConfig, seed: &[u8; 32]) -> boot::BootImages<'a> {
         let mut images = boot::BootImages::new(image(&config.kernel, &self.kernel));

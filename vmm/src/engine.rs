@@ -3,14 +3,39 @@
 
 use std::sync::Arc;
 
-use cpu::{AddressKind, Bus, Cpu, CpuState, Stop, Traps, Watchpoint};
+use cpu::{AddressKind, Bus, Cpu, CpuState, Model, Stop, Traps, Watchpoint};
 use guest_ram::GuestRam;
+pub use kvm::{End, Leave, Mark, fold_registers};
+
+use crate::error::Error;
+
+/// Which engine executes a machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineKind {
+    /// The software CPU.
+    #[default]
+    Soft,
+    /// KVM.
+    Kvm,
+}
+
+impl EngineKind {
+    /// An engine of this kind over `ram`, in reset state.
+    pub fn build(self, ram: Arc<GuestRam>, model: Model) -> Result<Box<dyn Engine>, Error> {
+        Ok(match self {
+            EngineKind::Soft => Box::new(SoftEngine::new(ram, model)),
+            EngineKind::Kvm => Box::new(crate::kvm_engine::KvmEngine::new(ram, model)?),
+        })
+    }
+}
 
 /// Executes guest instructions. One thread at a time; the guest stands still between calls.
 pub trait Engine {
-    /// Runs until the step count is `until_steps`, exactly, or something stops it first. Accesses to
-    /// anything but RAM go to `bus`. A breakpoint at step count `origin` is passed over.
-    fn run(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64) -> Stop;
+    /// Runs until the CPU's step count is `until_steps`, exactly, or something stops it first: the bus, `leave`, a break- or
+    /// watchpoint. Accesses to anything but RAM go to `bus`. A breakpoint at step count `origin` is passed over.
+    ///
+    /// An engine that does not count steps stops where the bus or `leave` says.
+    fn run(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64, leave: Leave) -> Result<End, Error>;
     /// The architectural state, canonical.
     fn state(&self) -> CpuState;
     /// Replaces the state; RAM may have been replaced too, by writes that its page flags saw.
@@ -23,6 +48,8 @@ pub trait Engine {
     fn set_watchpoints(&mut self, points: &[Watchpoint]);
     /// Replaces all traps.
     fn set_traps(&mut self, traps: Traps);
+    /// The page flags of RAM are about to be looked at: every page that was written must have its flag.
+    fn note_written(&mut self);
     /// Dirty flags of pages were cleared: from now on every first write to a page must set its flag again.
     fn track_writes_anew(&mut self);
 }
@@ -32,14 +59,55 @@ pub struct SoftEngine(Cpu);
 
 impl SoftEngine {
     /// A CPU in reset state.
-    pub fn new(ram: Arc<GuestRam>) -> SoftEngine {
-        SoftEngine(Cpu::new(ram))
+    pub fn new(ram: Arc<GuestRam>, model: Model) -> SoftEngine {
+        let mut cpu = Cpu::new(ram);
+        cpu.set_model(model);
+        SoftEngine(cpu)
+    }
+
+    /// Runs for so many steps, as if they were nanoseconds, and stops between two instructions: how the KVM engine behaves
+    /// for its callers, without KVM.
+    fn run_for(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64, steps: u64) -> End {
+        let limit = until_steps.min(self.0.steps().saturating_add(steps.max(1)));
+        let stop = self.0.run(bus, limit, origin);
+        if stop != Stop::Budget || limit == until_steps {
+            return End::Stop(stop);
+        }
+        if self.0.core().state.interrupt_shadow {
+            return self.run_for(bus, until_steps, origin, 1);
+        }
+        End::Forced
+    }
+
+    /// Runs to where the guest may be at the mark.
+    fn run_to_mark(&mut self, bus: &mut dyn Bus, until_steps: u64, mark: Mark) -> End {
+        let mut not_here = mark.not_here.then(|| self.0.steps());
+        let mut origin = u64::MAX;
+        self.0.set_breakpoints([(AddressKind::Linear, mark.rip)]);
+        let end = loop {
+            match self.0.run(bus, until_steps, origin) {
+                Stop::Breakpoint => {
+                    origin = self.0.steps();
+                    let rejected = not_here.take() == Some(origin);
+                    if !rejected && fold_registers(&self.0.state().gpr) == mark.registers {
+                        break End::Mark;
+                    }
+                }
+                stop => break End::Stop(stop),
+            }
+        };
+        self.0.set_breakpoints([]);
+        end
     }
 }
 
 impl Engine for SoftEngine {
-    fn run(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64) -> Stop {
-        self.0.run(bus, until_steps, origin)
+    fn run(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64, leave: Leave) -> Result<End, Error> {
+        Ok(match leave {
+            Leave::Never => End::Stop(self.0.run(bus, until_steps, origin)),
+            Leave::At(mark) => self.run_to_mark(bus, until_steps, mark),
+            Leave::After { force, .. } => self.run_for(bus, until_steps, origin, force.as_nanos() as u64),
+        })
     }
 
     fn state(&self) -> CpuState {
@@ -65,6 +133,8 @@ impl Engine for SoftEngine {
     fn set_traps(&mut self, traps: Traps) {
         self.0.set_traps(traps);
     }
+
+    fn note_written(&mut self) {}
 
     fn track_writes_anew(&mut self) {
         self.0.track_writes_anew();

@@ -81,6 +81,9 @@ pub enum Error {
     /// A position that does not exist.
     #[error("{0}")]
     Position(String),
+    /// KVM cannot go on.
+    #[error(transparent)]
+    Kvm(kvm::Error),
     /// The host lacks something.
     #[error("{0}")]
     Unsupported(String),
@@ -101,6 +104,15 @@ fn with_advice(error: &StoreError) -> String {
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Error {
         Error::Checkpoints(error)
+    }
+}
+
+impl From<kvm::Error> for Error {
+    fn from(error: kvm::Error) -> Error {
+        match error {
+            kvm::Error::Device(..) | kvm::Error::Lacks(_) => Error::Unsupported(error.to_string()),
+            other => Error::Kvm(other),
+        }
     }
 }
 

@@ -314,7 +314,7 @@ impl Log {
         let last = self.last_moment();
         let forward = at.steps >= last.steps
             && at.time_ns >= last.time_ns
-            && at.time_ns >= at.steps
+            && at.steps <= MAX_TIME_NS
             && at.time_ns <= MAX_TIME_NS;
         if forward { Ok(()) } else { Err("is out of order") }
     }

@@ -3,11 +3,15 @@
 //! The machine asks its [`Inputs`] at points between instructions. Live inputs ask the host; a recorder writes
 //! down what they gave; a player gives it again at the same points. The machine cannot tell which it has.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::checks::{CheckParts, CheckRecord};
+use crate::comparable::cpu_hash;
 use crate::error::Error;
-use crate::position::Moment;
+use crate::machine::short;
+use crate::position::{Counting, Moment, TimeBase};
 
 /// Something from outside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +31,23 @@ pub enum Event {
     PowerButton,
     /// Whoever ran the machine ended the run here.
     Ended,
+    /// The guest was stopped here although it made no exit: what follows is to come in here. It is an exit itself.
+    Stopped(Stopped),
+    /// So much time passed for whoever ran the machine.
+    TimePassed {
+        /// Nanoseconds.
+        ns: u64,
+    },
+}
+
+/// What tells a place where the guest was stopped from others between the same two exits, besides RIP and the hash of the
+/// registers, which all records have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopped {
+    /// The general registers, folded ([`crate::engine::fold_registers`]): quick to compare at each of many candidates.
+    pub registers: u64,
+    /// The digest of RAM ([`crate::ram_digest`]).
+    pub ram_digest: [u8; 16],
 }
 
 impl Event {
@@ -38,6 +59,8 @@ impl Event {
             Event::ConsoleResize { .. } => "console-resize",
             Event::PowerButton => "power-button",
             Event::Ended => "ended",
+            Event::Stopped(_) => "stopped",
+            Event::TimePassed { .. } => "time-passed",
         }
     }
 }
@@ -64,6 +87,52 @@ pub struct View<'a> {
     pub console_room: usize,
     /// The CPU, for checks.
     pub cpu: &'a cpu::Cpu,
+    /// What the steps of `moment` are.
+    pub counting: Counting,
+    /// What lets time pass.
+    pub time_base: TimeBase,
+    /// The guest was just stopped here without an exit, which an event has yet to say.
+    pub stopped: Option<Stopped>,
+}
+
+impl View<'_> {
+    /// Retired conditional branches; zero where no engine may count on them.
+    pub fn branches(&self) -> u64 {
+        match self.counting {
+            Counting::Instructions => self.cpu.branches(),
+            Counting::Exits => 0,
+        }
+    }
+
+    /// First bytes of the hash of the CPU's state.
+    pub fn cpu_hash(&self) -> [u8; 8] {
+        short(&cpu_hash(&self.cpu.state(), self.time_base))
+    }
+}
+
+/// How an engine that does not count instructions is to leave the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departure {
+    /// By exits only.
+    Exits,
+    /// At the first exit after `due`, or wherever the guest is after `force`.
+    After {
+        /// In real time from now.
+        due: Duration,
+        /// In real time from now.
+        force: Duration,
+        /// Whether somebody will want to find that place again, which costs a look at what was written.
+        note: bool,
+    },
+    /// Before the next exit, where it was once stopped.
+    At {
+        /// RIP there.
+        rip: u64,
+        /// First bytes of the hash of the CPU's state there.
+        cpu_hash: [u8; 8],
+        /// What else is known of it.
+        stopped: Stopped,
+    },
 }
 
 /// What to do while the guest is idle.
@@ -85,6 +154,11 @@ pub trait Inputs {
 
     /// The guest is idle and its next own deadline is `deadline_ns`.
     fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error>;
+
+    /// How the guest is to be left if nothing else makes it; its next own deadline is `deadline_ns`.
+    fn departure(&self, _now: Moment, _deadline_ns: Option<u64>) -> Departure {
+        Departure::Exits
+    }
 
     /// What to check of the machine exactly here, if anything; asked when [`Inputs::poll`] gives no event. The
     /// answer comes by [`Inputs::checked`], and both are asked again.

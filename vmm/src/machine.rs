@@ -15,13 +15,14 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::board::Board;
 use crate::boot::{self, CpuEntry, SegmentState};
 use crate::checks::{CheckParts, CheckRecord};
+use crate::comparable::{self, cpu_hash};
 use crate::config::{Images, MachineConfig};
 use crate::console_tail::ConsoleTail;
 use crate::disk::OverlayDisk;
-use crate::engine::{Engine, SoftEngine};
+use crate::engine::{End, Engine, EngineKind, Leave, Mark, fold_registers};
 use crate::error::Error;
-use crate::inputs::{Event, Idle, Inputs, PowerOn, View};
-use crate::position::{MAX_TIME_NS, Moment};
+use crate::inputs::{Departure, Event, Idle, Inputs, PowerOn, Stopped, View};
+use crate::position::{Counting, MAX_TIME_NS, Moment, TimeBase};
 use crate::ram_digest::RamDigest;
 use crate::written_pages::{Reader, WrittenPages};
 
@@ -99,9 +100,10 @@ pub struct MachineState {
 impl MachineState {
     /// The virtual time, if counts and console are such as a machine can have them; the devices look at theirs when
     /// they are restored. States may come from strangers.
-    fn check(&self) -> Result<u64, &'static str> {
+    fn check(&self, time_base: TimeBase) -> Result<u64, &'static str> {
         let CpuState { steps, branches, system_calls, .. } = self.cpu;
-        let now_ns = steps.checked_add(self.idle_ns).filter(|&ns| ns <= MAX_TIME_NS);
+        let counted = if time_base == TimeBase::Instructions { steps } else { 0 };
+        let now_ns = counted.checked_add(self.idle_ns).filter(|&ns| ns.max(steps) <= MAX_TIME_NS);
         if branches > steps || system_calls > steps {
             return Err("it counts more branches or system calls than instructions");
         }
@@ -127,11 +129,34 @@ pub struct Machine {
     store: Option<Arc<Store>>,
     /// The digest of what RAM held when it was last asked for.
     digest: RamDigest,
+    time_base: TimeBase,
+    counting: Counting,
+    /// The guest was stopped here without an exit, and no event has said so yet.
+    stopped: Option<Stopped>,
+    /// The guest might have been where it was once stopped, and is not.
+    not_here: bool,
 }
 
 impl Machine {
-    /// Builds a machine and loads its kernel: the state at the first instruction.
+    /// Builds a machine and loads its kernel: the state at the first instruction. The software engine executes it, and
+    /// instructions are counted.
     pub fn new(config: &MachineConfig, images: &Images, power_on: &PowerOn) -> Result<Machine, Error> {
+        Machine::build(config, images, power_on, EngineKind::Soft, Counting::Instructions)
+    }
+
+    /// As [`Machine::new`], on an engine of `kind`. KVM can count exits only.
+    pub fn build(
+        config: &MachineConfig,
+        images: &Images,
+        power_on: &PowerOn,
+        kind: EngineKind,
+        counting: Counting,
+    ) -> Result<Machine, Error> {
+        let time_base = config.time_base();
+        if kind == EngineKind::Kvm && (counting, time_base) != (Counting::Exits, TimeBase::Exits) {
+            let why = "KVM cannot run a machine whose time is counted in instructions; use --engine soft";
+            return Err(Error::Unsupported(why.to_string()));
+        }
         let ram = Arc::new(GuestRam::new(config.memory_bytes)?);
         let entry = boot::load(&ram, &images.for_boot(config, &kernel_seed(&power_on.seed)))?;
         let mut bus = PciBus::new();
@@ -140,9 +165,12 @@ impl Machine {
         }
         bus.add(Console::new(power_on.columns, power_on.rows));
         bus.add(Rng::new(entropy_seed(&power_on.seed)));
-        let platform = Platform::new(power_on.unix_seconds, bus).with_debug_ports(config.debug_ports);
-        let board = Board::new(platform, ram.clone());
-        let mut engine = Box::new(SoftEngine::new(ram.clone()));
+        let mut platform = Platform::new(power_on.unix_seconds, bus).with_debug_ports(config.debug_ports);
+        if time_base == TimeBase::Exits {
+            start_pit(&mut platform, &ram);
+        }
+        let board = Board::new(platform, ram.clone(), time_base, counting);
+        let mut engine = kind.build(ram.clone(), config.model())?;
         engine.set_state(&entry_state(&entry));
         let pages = ram.flags().pages();
         Ok(Machine {
@@ -154,15 +182,44 @@ impl Machine {
             written: WrittenPages::none(pages),
             image: PageMap::zeroed(pages),
             store: None,
-            digest: RamDigest::zeroed(pages),
+            digest: RamDigest::zeroed(pages, time_base),
+            time_base,
+            counting,
+            stopped: None,
+            not_here: false,
             ram,
         })
     }
 
     /// Where the machine is.
     pub fn moment(&self) -> Moment {
-        let steps = self.engine.cpu().steps();
-        Moment { steps, time_ns: self.board.time_ns(steps) }
+        let cpu_steps = self.engine.cpu().steps();
+        let steps = match self.counting {
+            Counting::Instructions => cpu_steps,
+            Counting::Exits => self.board.exits,
+        };
+        Moment { steps, time_ns: self.board.time_ns(cpu_steps) }
+    }
+
+    /// What the steps of its moments are.
+    pub fn counting(&self) -> Counting {
+        self.counting
+    }
+
+    /// Retired conditional branches; zero where exits are counted.
+    pub fn branches(&self) -> u64 {
+        self.view().branches()
+    }
+
+    fn view(&self) -> View<'_> {
+        View {
+            moment: self.moment(),
+            console_room: self.board.platform.console_room(),
+            cpu: self.engine.cpu(),
+            counting: self.counting,
+            time_base: self.time_base,
+            stopped: self.stopped,
+        }
     }
 
     /// The engine, for a debugger's reads.
@@ -240,13 +297,29 @@ impl Machine {
             if self.outcome.is_some() {
                 continue;
             }
+            // Events may have let time pass.
+            let now = self.moment();
             let limit = until.min(inputs.next_poll(now).max(now.steps + 1));
-            let limit = self.board.prepare_run(now.steps, limit);
-            let stop = self.engine.run(&mut self.board, limit, origin);
+            let limit = self.board.prepare_run(self.engine.cpu().steps(), limit);
+            let departure = inputs.departure(now, self.board.platform.next_deadline_ns());
+            let leave = self.leave(departure);
+            let end = self.engine.run(&mut self.board, limit, origin, leave)?;
             let output = self.after_run(inputs)?;
             if self.stop_on_output && !output.is_empty() {
                 return Ok(RunStop::Output(output));
             }
+            let stop = match end {
+                End::Stop(stop) => stop,
+                End::Forced => {
+                    let noted = matches!(departure, Departure::After { note: true, .. });
+                    self.stopped = Some(if noted { self.here() } else { Stopped::default() });
+                    continue;
+                }
+                End::Mark => {
+                    self.arrive(departure);
+                    continue;
+                }
+            };
             match stop {
                 Stop::Budget | Stop::Bus => {}
                 // No time passes where this run ends: the next one goes on from here.
@@ -260,13 +333,45 @@ impl Machine {
         }
     }
 
+    /// What identifies this place besides its registers' hash.
+    fn here(&mut self) -> Stopped {
+        let state = self.engine.state();
+        log::trace!("stopped after exit {}: {}", self.moment().steps, comparable::shown(&state));
+        let registers = fold_registers(&state.gpr);
+        Stopped { registers, ram_digest: self.ram_digest() }
+    }
+
+    fn leave(&mut self, departure: Departure) -> Leave {
+        let not_here = std::mem::take(&mut self.not_here);
+        match departure {
+            Departure::Exits => Leave::Never,
+            Departure::After { due, force, .. } => Leave::After { due, force },
+            Departure::At { rip, stopped, .. } => {
+                Leave::At(Mark { rip, registers: stopped.registers, not_here })
+            }
+        }
+    }
+
+    /// The guest may be where it was once stopped: the rest of the machine says whether it is.
+    fn arrive(&mut self, departure: Departure) {
+        let Departure::At { cpu_hash, stopped, .. } = departure else { return };
+        let registers = self.view().cpu_hash() == cpu_hash;
+        self.not_here = !registers || self.here() != stopped;
+        if self.not_here {
+            let (at, rip) = (self.moment().steps, self.engine.cpu().rip());
+            log::trace!("stopped after exit {at}: {}", comparable::shown(&self.engine.state()));
+            log::debug!(
+                "not where it was stopped after exit {at}: at {rip:#x}, registers equal: {registers}"
+            );
+        }
+        if !self.not_here {
+            self.stopped = Some(stopped);
+        }
+    }
+
     fn take_events(&mut self, inputs: &mut dyn Inputs) -> Result<(), Error> {
         while self.outcome.is_none() {
-            let view = View {
-                moment: self.moment(),
-                console_room: self.board.platform.console_room(),
-                cpu: self.engine.cpu(),
-            };
+            let view = self.view();
             let now = view.moment;
             if let Some(event) = inputs.poll(&view)? {
                 self.apply(&event);
@@ -297,6 +402,14 @@ impl Machine {
             }
             Event::PowerButton => platform.press_power_button(now_ns),
             Event::Ended => self.outcome = Some(Outcome::Ended),
+            Event::Stopped(_) => {
+                self.stopped = None;
+                self.board.note_exit();
+            }
+            // No run gets to the end of time, but a log may claim it.
+            Event::TimePassed { ns } => {
+                self.board.idle_ns = self.board.idle_ns.saturating_add(*ns).min(MAX_TIME_NS);
+            }
         }
     }
 
@@ -470,9 +583,9 @@ impl Machine {
         let at = self.moment();
         CheckRecord {
             at,
-            branches: self.engine.cpu().branches(),
+            branches: self.branches(),
             rip: self.engine.cpu().rip(),
-            cpu_hash: short(&hash_of(&self.engine.state())),
+            cpu_hash: self.view().cpu_hash(),
             devices_hash: parts.devices.then(|| {
                 // Devices too must stand at this point, so that equal machines have equal states.
                 self.board.platform.advance(at.time_ns);
@@ -488,6 +601,7 @@ impl Machine {
     }
 
     fn collect_written(&mut self) {
+        self.engine.note_written();
         self.written.collect(self.ram.flags());
         self.engine.track_writes_anew();
     }
@@ -537,7 +651,7 @@ impl Machine {
 
     /// Goes to another state of the same machine.
     pub fn restore(&mut self, state: &MachineState, maps: &Maps) -> Result<(), Error> {
-        let now_ns = state.check().map_err(|why| Error::State(why.to_string()))?;
+        let now_ns = state.check(self.time_base).map_err(|why| Error::State(why.to_string()))?;
         self.restore_memory(&maps.ram)?;
         self.board
             .platform
@@ -598,7 +712,7 @@ impl Machine {
     /// Hashes of everything that can influence the future.
     pub fn hashes(&mut self) -> Hashes {
         Hashes {
-            cpu: hash_of(&self.engine.state()),
+            cpu: cpu_hash(&self.engine.state(), self.time_base),
             devices: self.devices_hash(),
             ram: self.ram_hash(),
             disk: self.disk_hash(),
@@ -695,6 +809,14 @@ pub fn hash_of(value: &impl Serialize) -> [u8; 32] {
 pub fn short(hash: &[u8; 32]) -> [u8; 8] {
     let [a, b, c, d, e, f, g, h, ..] = *hash;
     [a, b, c, d, e, f, g, h]
+}
+
+/// Without a TSC, Linux takes early randomness from the PIT's first channel, and waits for ever if nobody has started
+/// it. Firmware does: mode 2, the longest period.
+fn start_pit(platform: &mut Platform<PciBus>, ram: &GuestRam) {
+    for (port, value) in [(0x43, 0x34), (0x40, 0), (0x40, 0)] {
+        platform.pio_write(ram.memory(), 0, port, 1, value);
+    }
 }
 
 /// The kernel's seed and the entropy device's must not be related for the guest.

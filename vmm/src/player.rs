@@ -9,9 +9,8 @@ use crate::checks::{CheckParts, CheckRecord};
 use crate::divergence::Divergence;
 use crate::error::Error;
 use crate::event_log::{EventRecord, Log};
-use crate::inputs::{Event, Idle, Inputs, PowerOn, View};
-use crate::machine::{hash_of, short};
-use crate::position::Moment;
+use crate::inputs::{Departure, Event, Idle, Inputs, PowerOn, View};
+use crate::position::{Counting, Moment};
 
 /// How much of the machine is compared with the recording's checks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -196,6 +195,14 @@ impl Player {
         }
     }
 
+    /// What the next thing in the log is a check of, if it is one.
+    pub fn next_check_parts(&self) -> Option<CheckParts> {
+        match self.next() {
+            Next::Check(check) => Some(check.parts()),
+            _ => None,
+        }
+    }
+
     fn next_moment(&self) -> Option<Moment> {
         match self.next() {
             Next::Event(event) => Some(event.at),
@@ -273,6 +280,10 @@ impl Registers {
     }
 }
 
+fn is_stop(record: &EventRecord) -> bool {
+    matches!(record.event, Event::Stopped(_))
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -281,9 +292,9 @@ fn hex(bytes: &[u8]) -> String {
 pub fn record_of(view: &View<'_>, event: Event) -> EventRecord {
     EventRecord {
         at: view.moment,
-        branches: view.cpu.branches(),
+        branches: view.branches(),
         rip: view.cpu.rip(),
-        cpu_hash: short(&hash_of(&view.cpu.state())),
+        cpu_hash: view.cpu_hash(),
         event,
     }
 }
@@ -299,6 +310,10 @@ impl Inputs for Player {
             return Err(self.divergence(view.moment, Part::Registers, "the point of a record", then, now));
         }
         let Next::Event(expected) = self.next() else { return Ok(None) };
+        if view.counting == Counting::Exits && is_stop(expected) && view.stopped.is_none() {
+            // This far by exits, and not there yet.
+            return Ok(None);
+        }
         if self.scrutiny != Scrutiny::Nothing {
             self.compare_event(view, expected)?;
             self.next.last_good = view.moment;
@@ -311,6 +326,8 @@ impl Inputs for Player {
     fn next_poll(&self, now: Moment) -> u64 {
         match self.next_moment() {
             Some(at) if at.steps > now.steps => at.steps,
+            // An exit that comes before the place where the guest was stopped is a difference.
+            Some(_) if matches!(self.next(), Next::Event(event) if is_stop(event)) => now.steps + 1,
             _ => u64::MAX,
         }
     }
@@ -322,6 +339,17 @@ impl Inputs for Player {
             (Some(ns), None) | (None, Some(ns)) => Idle::Until(ns),
             (None, None) => Idle::Forever,
         })
+    }
+
+    fn departure(&self, now: Moment, _deadline_ns: Option<u64>) -> Departure {
+        match self.next() {
+            Next::Event(EventRecord { at, rip, cpu_hash, event: Event::Stopped(stopped), .. })
+                if *at == now =>
+            {
+                Departure::At { rip: *rip, cpu_hash: *cpu_hash, stopped: *stopped }
+            }
+            _ => Departure::Exits,
+        }
     }
 
     fn check_due(&self, now: Moment) -> Option<CheckParts> {

@@ -5,6 +5,28 @@ use serde::{Deserialize, Serialize};
 /// Virtual time that no run gets to, in nanoseconds: 146 years. Nothing overflows before it.
 pub const MAX_TIME_NS: u64 = 1 << 62;
 
+/// What the steps of a [`Moment`] are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Counting {
+    /// Instructions and deliveries, as the software CPU counts them.
+    #[default]
+    Instructions,
+    /// Exits: what any engine sees of the guest without counting instructions. One for each access to a port or to memory
+    /// that is no RAM, each access to a model-specific register of the board, each HLT, and each time that the guest was
+    /// stopped without one.
+    Exits,
+}
+
+/// What lets virtual time pass while the guest runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TimeBase {
+    /// Each step is a nanosecond.
+    #[default]
+    Instructions,
+    /// Each exit is a nanosecond; whatever else passed came in as an event.
+    Exits,
+}
+
 /// A point between two instructions, and the virtual time there.
 ///
 /// Points are ordered by `steps`; while the CPU is halted time passes at one step count, and `time_ns` tells

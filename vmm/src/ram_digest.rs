@@ -5,20 +5,26 @@
 //! can be kept up to date; and it depends on nothing but the contents, however they came about and whenever it was
 //! computed before. It finds accidents; it is no defence against somebody who looks for collisions, as the BLAKE3
 //! hash of RAM at a recording's end is.
+//!
+//! A processor sets the accessed bits of page tables when it pleases, also ahead of what it executes. Where one may run the
+//! guest, bits 5 and 6 of every word that may be an entry in use (bit 0 is set) are left out.
 
 use guest_ram::{GuestRam, PAGE_SIZE};
 use twox_hash::XxHash3_128;
+
+use crate::position::TimeBase;
 
 /// The terms and their sum.
 pub struct RamDigest {
     terms: Vec<u128>,
     sum: u128,
+    time_base: TimeBase,
 }
 
 impl RamDigest {
     /// The digest of `pages` pages of zeroes.
-    pub fn zeroed(pages: u64) -> RamDigest {
-        RamDigest { terms: vec![0; pages as usize], sum: 0 }
+    pub fn zeroed(pages: u64, time_base: TimeBase) -> RamDigest {
+        RamDigest { terms: vec![0; pages as usize], sum: 0, time_base }
     }
 
     /// Brings the digest up to date after `pages` were written.
@@ -26,12 +32,23 @@ impl RamDigest {
         let mut contents = [0; PAGE_SIZE as usize];
         for page in pages {
             ram.read_bytes(page * PAGE_SIZE, &mut contents);
+            if self.time_base == TimeBase::Exits {
+                leave_out_accessed_bits(&mut contents);
+            }
             let new = term_of(page, &contents);
             let term = &mut self.terms[page as usize];
             self.sum = self.sum.wrapping_sub(*term).wrapping_add(new);
             *term = new;
         }
         self.sum.to_le_bytes()
+    }
+}
+
+fn leave_out_accessed_bits(contents: &mut [u8; PAGE_SIZE as usize]) {
+    for word in contents.chunks_exact_mut(8) {
+        if word[0] & 1 != 0 {
+            word[0] &= !0x60;
+        }
     }
 }
 
@@ -47,13 +64,13 @@ mod tests {
     #[test]
     fn the_digest_depends_on_contents_only() {
         let ram = GuestRam::new(16 * PAGE_SIZE).unwrap();
-        let mut kept = RamDigest::zeroed(16);
+        let mut kept = RamDigest::zeroed(16, TimeBase::Instructions);
         assert_eq!(kept.update(&ram, 0..16), [0; 16]);
         let mut seen = vec![[0; 16]];
         for (offset, value) in [(0x10, 1), (0x1010, 1), (0x10, 2), (0xfff8, u64::MAX), (0x10, 3)] {
             ram.store_u64(offset, value);
             let digest = kept.update(&ram, [offset / PAGE_SIZE]);
-            assert_eq!(digest, RamDigest::zeroed(16).update(&ram, 0..16));
+            assert_eq!(digest, RamDigest::zeroed(16, TimeBase::Instructions).update(&ram, 0..16));
             assert!(!seen.contains(&digest), "{offset:#x}");
             seen.push(digest);
         }
@@ -64,14 +81,27 @@ mod tests {
     }
 
     #[test]
+    fn bits_that_a_processor_sets_when_it_pleases_can_be_left_out() {
+        let ram = GuestRam::new(PAGE_SIZE).unwrap();
+        let digest = |value: u64, time_base| {
+            ram.store_u64(8, value);
+            RamDigest::zeroed(1, time_base).update(&ram, [0])
+        };
+        assert_eq!(digest(0x1067, TimeBase::Exits), digest(0x1007, TimeBase::Exits));
+        assert_ne!(digest(0x1067, TimeBase::Instructions), digest(0x1007, TimeBase::Instructions));
+        assert_ne!(digest(0x1066, TimeBase::Exits), digest(0x1006, TimeBase::Exits), "not in use");
+        assert_ne!(digest(0x1087, TimeBase::Exits), digest(0x1007, TimeBase::Exits));
+    }
+
+    #[test]
     fn every_flipped_bit_of_a_page_changes_it() {
         let ram = GuestRam::new(PAGE_SIZE).unwrap();
         ram.fill(0, 0x5a, PAGE_SIZE as usize);
-        let before = RamDigest::zeroed(1).update(&ram, [0]);
+        let before = RamDigest::zeroed(1, TimeBase::Instructions).update(&ram, [0]);
         for bit in (0..PAGE_SIZE * 8).step_by(7) {
             let byte = ram.load_u8(bit / 8);
             ram.store_u8(bit / 8, byte ^ (1 << (bit % 8)));
-            assert_ne!(RamDigest::zeroed(1).update(&ram, [0]), before, "bit {bit}");
+            assert_ne!(RamDigest::zeroed(1, TimeBase::Instructions).update(&ram, [0]), before, "bit {bit}");
             ram.store_u8(bit / 8, byte);
         }
     }
@@ -80,9 +110,9 @@ mod tests {
     fn pages_that_swap_their_contents_change_it() {
         let ram = GuestRam::new(2 * PAGE_SIZE).unwrap();
         ram.fill(0, 1, PAGE_SIZE as usize);
-        let before = RamDigest::zeroed(2).update(&ram, [0, 1]);
+        let before = RamDigest::zeroed(2, TimeBase::Instructions).update(&ram, [0, 1]);
         ram.fill(PAGE_SIZE, 1, PAGE_SIZE as usize);
         ram.fill(0, 0, PAGE_SIZE as usize);
-        assert_ne!(RamDigest::zeroed(2).update(&ram, [0, 1]), before);
+        assert_ne!(RamDigest::zeroed(2, TimeBase::Instructions).update(&ram, [0, 1]), before);
     }
 }

@@ -3,7 +3,7 @@
 use crate::checks::{CheckParts, CheckRecord, Intervals, Schedule};
 use crate::error::Error;
 use crate::event_log::{EndRecord, LogRecord, LogWriter};
-use crate::inputs::{Event, Idle, Inputs, PowerOn, View};
+use crate::inputs::{Departure, Event, Idle, Inputs, PowerOn, View};
 use crate::machine::Machine;
 use crate::player::{Cursor, record_of};
 use crate::position::Moment;
@@ -71,7 +71,7 @@ impl<I: Inputs> Recorder<I> {
         let (console_bytes, console_hash) = self.console.finish();
         let end = EndRecord {
             at: machine.moment(),
-            branches: machine.cpu().branches(),
+            branches: machine.branches(),
             outcome: machine.outcome().cloned().expect("a run is finished once it has ended"),
             hashes: machine.hashes(),
             console_bytes,
@@ -98,6 +98,13 @@ impl<I: Inputs> Inputs for Recorder<I> {
 
     fn next_poll(&self, now: Moment) -> u64 {
         self.live.next_poll(now).min(self.schedule.next_steps())
+    }
+
+    fn departure(&self, now: Moment, deadline_ns: Option<u64>) -> Departure {
+        match self.live.departure(now, deadline_ns) {
+            Departure::After { due, force, .. } => Departure::After { due, force, note: true },
+            other => other,
+        }
     }
 
     fn check_due(&self, now: Moment) -> Option<CheckParts> {

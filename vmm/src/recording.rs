@@ -13,6 +13,7 @@ use crate::config::MachineConfig;
 use crate::error::Error;
 use crate::event_log::{Log, LogRecord, LogWriter, read_log};
 use crate::machine::hash_of;
+use crate::position::{Counting, TimeBase};
 
 /// Version of the format that this program writes and reads.
 pub const FORMAT_VERSION: u32 = 2;
@@ -26,6 +27,10 @@ pub const CHECKPOINTS: &str = "checkpoints";
 /// No manifest is larger.
 pub const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
+/// What manifests call [`Counting::Instructions`] and [`Counting::Exits`].
+const COUNTER_STEPS: &str = "steps";
+const COUNTER_EXITS: &str = "exits";
+
 /// What a recording is of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -35,7 +40,7 @@ pub struct Manifest {
     pub made_by: String,
     /// The engine that recorded.
     pub engine: String,
-    /// What positions are counted in: `steps` of the software engine.
+    /// What positions are counted in: `steps` of the software engine, or `exits`, which any engine counts.
     pub counter: String,
     /// The machine.
     pub machine: MachineConfig,
@@ -44,11 +49,12 @@ pub struct Manifest {
 impl Manifest {
     /// The manifest of a recording that this program makes now.
     pub fn new(machine: MachineConfig) -> Manifest {
+        let exits = machine.time_base() == TimeBase::Exits;
         Manifest {
             format_version: FORMAT_VERSION,
             made_by: concat!("ttvm ", env!("CARGO_PKG_VERSION")).to_string(),
-            engine: "soft".to_string(),
-            counter: "steps".to_string(),
+            engine: if exits { "kvm" } else { "soft" }.to_string(),
+            counter: if exits { COUNTER_EXITS } else { COUNTER_STEPS }.to_string(),
             machine,
         }
     }
@@ -65,10 +71,15 @@ impl Manifest {
         }
         let manifest: Manifest =
             serde_json::from_str(text).map_err(|error| format!("is damaged: {error}"))?;
-        if manifest.counter != "steps" {
-            return Err(format!("counts in {:?}; this ttvm counts in steps only", manifest.counter));
-        }
         manifest.machine.validate()?;
+        let counter = match manifest.machine.time_base() {
+            TimeBase::Instructions => COUNTER_STEPS,
+            TimeBase::Exits => COUNTER_EXITS,
+        };
+        if manifest.counter != counter {
+            let counts = format!("counts in {:?}", manifest.counter);
+            return Err(format!("{counts}; for such a machine this ttvm counts in {counter} only"));
+        }
         Ok(manifest)
     }
 
@@ -94,6 +105,8 @@ pub struct Recording {
     pub manifest: Manifest,
     /// Its events.
     pub log: Log,
+    /// What the positions in the log are.
+    pub counting: Counting,
 }
 
 impl Recording {
@@ -150,7 +163,11 @@ impl Recording {
         for (_, image) in manifest.machine.images_mut() {
             image.path = path.join(&image.path);
         }
-        Ok(Recording { path: path.to_path_buf(), manifest, log })
+        let counting = match manifest.machine.time_base() {
+            TimeBase::Instructions => Counting::Instructions,
+            TimeBase::Exits => Counting::Exits,
+        };
+        Ok(Recording { path: path.to_path_buf(), manifest, log, counting })
     }
 }
 

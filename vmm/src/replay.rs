@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use crate::engine::EngineKind;
 use crate::error::Error;
 use crate::event_log::EndRecord;
 use crate::machine::{Machine, Outcome};
@@ -14,9 +15,15 @@ const PROGRESS_STEPS: u64 = 20_000_000;
 
 /// Builds the machine of a recording at its first instruction, and the player that feeds it.
 pub fn open(recording: &Recording) -> Result<(Machine, Player), Error> {
+    open_on(recording, EngineKind::Soft)
+}
+
+/// As [`open`], on an engine of this kind.
+pub fn open_on(recording: &Recording, engine: EngineKind) -> Result<(Machine, Player), Error> {
     let images = recording.manifest.machine.read_images()?;
     let player = Player::new(&recording.log);
-    let machine = Machine::new(&recording.manifest.machine, &images, player.power_on())?;
+    let machine =
+        Machine::build(&recording.manifest.machine, &images, player.power_on(), engine, recording.counting)?;
     Ok((machine, player))
 }
 
@@ -56,9 +63,19 @@ impl<'a> Replay<'a> {
     pub fn new(
         recording: &'a Recording,
         scrutiny: Scrutiny,
+        output: impl FnMut(&[u8]) -> Result<(), Error> + Send + 'static,
+    ) -> Result<Replay<'a>, Error> {
+        Replay::on(EngineKind::Soft, recording, scrutiny, output)
+    }
+
+    /// As [`Replay::new`], on an engine of this kind.
+    pub fn on(
+        engine: EngineKind,
+        recording: &'a Recording,
+        scrutiny: Scrutiny,
         mut output: impl FnMut(&[u8]) -> Result<(), Error> + Send + 'static,
     ) -> Result<Replay<'a>, Error> {
-        let (machine, mut player) = open(recording)?;
+        let (machine, mut player) = open_on(recording, engine)?;
         let digest = Arc::new(Mutex::new(ConsoleDigest::default()));
         let shared = digest.clone();
         player.set_scrutiny(scrutiny);
@@ -162,12 +179,7 @@ fn compare_end(
     let pairs = [
         (Part::Registers, "the end of the run", format!("{:?}", end.at), format!("{at:?}")),
         (Part::Registers, "how the run ended", end.outcome.to_string(), outcome),
-        (
-            Part::Registers,
-            "conditional branches",
-            end.branches.to_string(),
-            machine.cpu().branches().to_string(),
-        ),
+        (Part::Registers, "conditional branches", end.branches.to_string(), machine.branches().to_string()),
         (
             Part::Whole,
             "the length of the console's output",

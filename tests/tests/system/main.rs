@@ -12,6 +12,7 @@ mod gdb_processes;
 mod gdb_session;
 mod gdb_travel;
 mod kernels;
+mod kvm_lab;
 mod recordings;
 mod seeks;
 mod stock;

@@ -57,7 +57,7 @@ struct Row {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let recording = Recording::open(&args.recording)?;
+    let recording = travel::open(&args.recording)?;
     match &args.action {
         Action::List { json } => list(&recording, *json),
         Action::Add { position } => add(&recording, *position),

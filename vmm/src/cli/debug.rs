@@ -9,7 +9,6 @@ use std::sync::atomic::AtomicBool;
 use vmm::debug::{Options, Report, serve};
 use vmm::error::{Error, exit_code};
 use vmm::position::PositionSpec;
-use vmm::recording::Recording;
 use vmm::symbols::vmlinux::quoted;
 
 /// gdb commands of our own, in gdb's Python.
@@ -18,6 +17,8 @@ const COMMANDS: &str = include_str!("../../../gdb/commands/tt.py");
 const COMMANDS_VARIABLE: &str = "TTVM_GDB_COMMANDS";
 /// Where to wait for gdb, unless told otherwise.
 const DEFAULT_ADDRESS: &str = "127.0.0.1:1234";
+
+use super::travel;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -56,7 +57,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         super::print(COMMANDS.trim_end())?;
         return Ok(exit_code::DONE);
     };
-    let recording = Recording::open(path)?;
+    let recording = travel::open(path)?;
     let default = if args.gdb { "127.0.0.1:0" } else { DEFAULT_ADDRESS };
     let options = Options {
         address: args.listen.clone().unwrap_or_else(|| default.to_string()),

@@ -143,6 +143,11 @@ fn text(line: &Line<'_>) -> String {
             text += &format!(" date {} console {}x{}", given.unix_seconds, given.columns, given.rows);
         }
         Some(Event::PowerButton | Event::Ended) => {}
+        Some(Event::Stopped(stopped)) => {
+            let digest: String = stopped.ram_digest.iter().map(|byte| format!("{byte:02x}")).collect();
+            text += &format!(" without an exit, RAM {digest}");
+        }
+        Some(Event::TimePassed { ns }) => text += &format!(" {:.6} s", *ns as f64 / 1e9),
         None => line.hashes.iter().for_each(|(what, hash)| text += &format!(" {what} {}", &hash[..16])),
     }
     text + &line.outcome.as_ref().map_or(String::new(), |outcome| format!(": {outcome}"))

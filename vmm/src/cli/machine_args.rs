@@ -3,9 +3,13 @@
 use std::path::PathBuf;
 
 use vmm::config::{Images, MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineConfig, MachineOptions};
+use vmm::engine::EngineKind;
 use vmm::error::Error;
 use vmm::host::LiveOptions;
 use vmm::inputs::PowerOn;
+use vmm::machine::Machine;
+use vmm::position::{Counting, TimeBase};
+use vmm::recording::Recording;
 
 /// The machine and its surroundings.
 #[derive(clap::Args)]
@@ -34,9 +38,8 @@ pub struct MachineArgs {
     /// Let the guest end the run by writing V to this port: exit code (V << 1) | 1, as QEMU's isa-debug-exit
     #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = "0x501", value_parser = parse_port)]
     debug_exit: Option<u16>,
-    /// Which engine executes the guest
-    #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
-    engine: EngineChoice,
+    #[command(flatten)]
+    engine: EngineArgs,
     /// Also write the guest's console output to this file
     #[arg(long, value_name = "FILE")]
     console_log: Option<PathBuf>,
@@ -54,6 +57,37 @@ pub struct MachineArgs {
     max_instructions: Option<u64>,
 }
 
+/// Which engine.
+#[derive(clap::Args)]
+pub struct EngineArgs {
+    /// Which engine executes the guest; see `ttvm doctor`
+    #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
+    engine: EngineChoice,
+}
+
+impl EngineArgs {
+    /// The engine for a run that begins.
+    pub fn for_new_run(&self) -> EngineKind {
+        match self.engine {
+            // Exact positions at full speed need a counter, which no KVM engine of ours uses yet.
+            EngineChoice::Auto | EngineChoice::Soft => EngineKind::Soft,
+            EngineChoice::Kvm => EngineKind::Kvm,
+        }
+    }
+
+    /// The engine for a recording.
+    pub fn for_replay(&self, recording: &Recording) -> Result<EngineKind, Error> {
+        if self.engine != EngineChoice::Kvm {
+            return Ok(EngineKind::Soft);
+        }
+        if recording.counting != Counting::Exits {
+            let why = "this recording counts instructions, which KVM does not: use --engine soft";
+            return Err(Error::Unsupported(why.to_string()));
+        }
+        Ok(EngineKind::Kvm)
+    }
+}
+
 /// Which engine executes the guest.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum EngineChoice {
@@ -67,11 +101,7 @@ enum EngineChoice {
 
 impl MachineArgs {
     /// Reads the images and gives the machine's description.
-    pub fn config(&self) -> Result<(MachineConfig, Images), Error> {
-        if self.engine == EngineChoice::Kvm {
-            let why = "this version has no KVM engine yet; use --engine soft";
-            return Err(Error::Unsupported(why.to_string()));
-        }
+    fn config(&self) -> Result<(MachineConfig, Images), Error> {
         let modules = self.module.iter().map(|text| {
             let (file, cmdline) = text.split_once(' ').unwrap_or((text, ""));
             (PathBuf::from(file), cmdline.to_string())
@@ -85,7 +115,24 @@ impl MachineArgs {
             memory_bytes: self.memory,
             debug_console: self.debug_console,
             debug_exit: self.debug_exit,
+            for_kvm: self.engine() == EngineKind::Kvm,
         })
+    }
+
+    /// The engine that executes the guest.
+    pub fn engine(&self) -> EngineKind {
+        self.engine.for_new_run()
+    }
+
+    /// The machine, on its engine, at its first instruction.
+    pub fn build(&self, power_on: &PowerOn) -> Result<(MachineConfig, Machine), Error> {
+        let (config, images) = self.config()?;
+        let counting = match config.time_base() {
+            TimeBase::Instructions => Counting::Instructions,
+            TimeBase::Exits => Counting::Exits,
+        };
+        let machine = Machine::build(&config, &images, power_on, self.engine(), counting)?;
+        Ok((config, machine))
     }
 
     /// What the machine is given at power-on.

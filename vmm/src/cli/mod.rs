@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod debug;
+mod doctor;
 mod info;
 mod interrupt;
 mod log;
@@ -58,6 +59,8 @@ enum Verb {
     Verify(verify::Args),
     /// List the events of a recording, or say where two recordings part
     Log(log::Args),
+    /// Say what this host offers to each engine, and what to do about what is missing
+    Doctor(doctor::Args),
     /// Make one file of a recording and its images, for another machine
     Pack(pack::Args),
     /// Make a recording of such a file again
@@ -82,6 +85,7 @@ pub fn main() -> ExitCode {
         Verb::Checkpoints(args) => checkpoints::run(args),
         Verb::Verify(args) => verify::run(args),
         Verb::Log(args) => log::run(args),
+        Verb::Doctor(args) => doctor::run(args),
         Verb::Pack(args) => pack::run(args),
         Verb::Unpack(args) => unpack::run(args),
     };

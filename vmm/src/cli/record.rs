@@ -4,9 +4,13 @@ use std::path::PathBuf;
 
 use checkpoint::{Policy, StoreError, StoreErrorKind};
 use vmm::checkpointer::{self, CheckpointOptions};
+use vmm::checks::Intervals;
+use vmm::engine::EngineKind;
 use vmm::error::Error;
-use vmm::host::{LiveConsole, RawTerminal};
+use vmm::host::{LiveClock, LiveConsole, RawTerminal};
+use vmm::inputs::Inputs;
 use vmm::machine::{Machine, Outcome, RunStop};
+use vmm::position::Counting;
 use vmm::recorder::Recorder;
 use vmm::recording::Recording;
 
@@ -31,16 +35,28 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let (config, images) = args.machine.config()?;
     let power_on = args.machine.power_on()?;
-    let mut machine = Machine::new(&config, &images, &power_on)?;
-    drop(images);
+    let (config, machine) = args.machine.build(&power_on)?;
     let live = LiveConsole::new(args.machine.live())?;
     // A file that may not grow is to be an error of writing, which can be said in a sentence.
     signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Default::default())
         .map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })?;
     let log = Recording::create(&args.output, &config)?;
-    let mut recorder = Recorder::new(live, log, power_on);
+    match args.machine.engine() {
+        EngineKind::Soft => record_to_end(args, machine, Recorder::new(live, log, power_on)),
+        EngineKind::Kvm => {
+            let mut recorder = Recorder::new(LiveClock::new(live), log, power_on);
+            recorder.check_every(Intervals::of_exits());
+            record_to_end(args, machine, recorder)
+        }
+    }
+}
+
+fn record_to_end<I: Inputs>(
+    args: &Args,
+    mut machine: Machine,
+    mut recorder: Recorder<I>,
+) -> Result<i32, Error> {
     let terminal = RawTerminal::enter()?;
     let result = record(args, &mut machine, &mut recorder);
     drop(terminal);
@@ -55,12 +71,13 @@ pub fn run(args: &Args) -> Result<i32, Error> {
 }
 
 /// Runs the machine to its end.
-fn record(
+fn record<I: Inputs>(
     args: &Args,
     machine: &mut Machine,
-    recorder: &mut Recorder<LiveConsole>,
+    recorder: &mut Recorder<I>,
 ) -> Result<Outcome, Error> {
-    if args.checkpoint_interval == 0 {
+    // Checkpoints lie at instruction counts, which such a recording gets only when it is translated.
+    if args.checkpoint_interval == 0 || machine.counting() == Counting::Exits {
         return match machine.run(u64::MAX, recorder)? {
             RunStop::Ended(outcome) => Ok(outcome),
             _ => unreachable!("nothing else ends a run without limits"),

@@ -3,15 +3,18 @@
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
+use vmm::engine::EngineKind;
 use vmm::error::{Error, exit_code};
 use vmm::player::Scrutiny;
-use vmm::position::PositionSpec;
+use vmm::position::{Counting, PositionSpec};
 use vmm::recording::Recording;
 use vmm::replay::{Replay, ReplayEnd, last_step};
 use vmm::timeline::{Timeline, TravelStop};
 
 use super::interrupt::Interrupt;
+use super::machine_args::EngineArgs;
 use super::progress;
+use super::travel::translated;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -26,6 +29,8 @@ pub struct Args {
     /// Compare devices and RAM too, wherever the recording noted them
     #[arg(long)]
     verify: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
     /// Do not print the console's output
     #[arg(long)]
     quiet: bool,
@@ -33,21 +38,31 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let recording = Recording::open(&args.recording)?;
+    let engine = args.engine.for_replay(&recording)?;
+    let whole = matches!((args.from, args.to), (None, None | Some(PositionSpec::End)));
+    if recording.counting == Counting::Exits && !whole {
+        // Positions are instruction counts.
+        return replay(args, &translated(recording)?, EngineKind::Soft);
+    }
+    replay(args, &recording, engine)
+}
+
+fn replay(args: &Args, recording: &Recording, engine: EngineKind) -> Result<i32, Error> {
     if let Some(from) = args.from {
-        return play(args, &recording, from);
+        return play(args, recording, from);
     }
     let until = match args.to {
         None | Some(PositionSpec::End) => None,
         Some(PositionSpec::Start) => Some(0),
-        Some(PositionSpec::Instruction(steps)) if steps <= last_step(&recording) => Some(steps),
-        Some(spec) => Some(Timeline::open(&recording)?.resolve(spec, &mut || false)?),
+        Some(PositionSpec::Instruction(steps)) if steps <= last_step(recording) => Some(steps),
+        Some(spec) => Some(Timeline::open(recording)?.resolve(spec, &mut || false)?),
     };
     let scrutiny = if args.verify { Scrutiny::Everything } else { Scrutiny::Registers };
     let apart = args.quiet || !std::io::stdout().is_terminal();
-    let length = until.unwrap_or(u64::MAX).min(last_step(&recording));
+    let length = until.unwrap_or(u64::MAX).min(last_step(recording));
     let bar = progress::bar(length, apart && std::io::stderr().is_terminal());
     bar.set_message("replaying");
-    let mut replay = Replay::new(&recording, scrutiny, printer(args.quiet))?;
+    let mut replay = Replay::on(engine, recording, scrutiny, printer(args.quiet))?;
     let result = replay.run(until, |steps| bar.set_position(steps));
     bar.finish_and_clear();
     let end = result?;

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use vmm::engine::EngineKind;
 use vmm::error::Error;
-use vmm::host::{LiveConsole, RawTerminal};
+use vmm::host::{LiveClock, LiveConsole, RawTerminal};
 use vmm::inputs::Inputs;
 use vmm::machine::{Machine, RunStop};
 
@@ -20,18 +21,23 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let (config, images) = args.machine.config()?;
     let power_on = args.machine.power_on()?;
-    let mut machine = Machine::new(&config, &images, &power_on)?;
-    drop(images);
+    let (_, mut machine) = args.machine.build(&power_on)?;
     let live = LiveConsole::new(args.machine.live())?;
+    match args.machine.engine() {
+        EngineKind::Soft => run_live(args, &mut machine, live),
+        EngineKind::Kvm => run_live(args, &mut machine, LiveClock::new(live)),
+    }
+}
+
+fn run_live(args: &Args, machine: &mut Machine, live: impl Inputs) -> Result<i32, Error> {
     let Some(path) = &args.stats_json else {
         let mut live = live;
-        return run_to_end(&mut machine, &mut live);
+        return run_to_end(machine, &mut live);
     };
     let mut inputs = WithStats::new(live);
-    let code = run_to_end(&mut machine, &mut inputs)?;
-    Stats::write(path, inputs.marks(), &machine)?;
+    let code = run_to_end(machine, &mut inputs)?;
+    Stats::write(path, inputs.marks(), machine)?;
     Ok(code)
 }
 

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
 use vmm::position::PositionSpec;
-use vmm::recording::Recording;
 use vmm::symbols::Symbols;
 use vmm::timeline::{CONDITIONS, Cause, Condition, Timeline, TravelStop};
 
 use super::interrupt::Interrupt;
+use super::travel;
 
 #[derive(clap::Args)]
 #[command(after_help = format!("Conditions: {CONDITIONS}"))]
@@ -63,7 +63,7 @@ struct Place {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let recording = Recording::open(&args.recording)?;
+    let recording = travel::open(&args.recording)?;
     let mut timeline = match args.threads {
         Some(threads) => Timeline::open_with(&recording, threads)?,
         None => Timeline::open(&recording)?,

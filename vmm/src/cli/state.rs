@@ -7,7 +7,6 @@ use serde::Serialize;
 use vmm::error::{Error, exit_code};
 use vmm::machine::Machine;
 use vmm::position::PositionSpec;
-use vmm::recording::Recording;
 use vmm::registers;
 use vmm::symbols::Symbols;
 use vmm::symbols::tasks::{AddressSpace, Processes, Thread};
@@ -121,7 +120,7 @@ struct Line {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let recording = Recording::open(&args.recording)?;
+    let recording = travel::open(&args.recording)?;
     let Some(timeline) = travel::open_at(&recording, args.at)? else { return Ok(exit_code::FAILED) };
     let state = state(args, &timeline)?;
     super::print(&if args.json {

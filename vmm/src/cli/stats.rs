@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use vmm::error::Error;
-use vmm::inputs::{Event, Idle, Inputs, View};
+use vmm::inputs::{Departure, Event, Idle, Inputs, View};
 use vmm::machine::Machine;
 use vmm::position::Moment;
 
@@ -58,6 +58,10 @@ impl<I: Inputs> Inputs for WithStats<I> {
 
     fn next_poll(&self, now: Moment) -> u64 {
         self.inner.next_poll(now)
+    }
+
+    fn departure(&self, now: Moment, deadline_ns: Option<u64>) -> Departure {
+        self.inner.departure(now, deadline_ns)
     }
 
     fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {

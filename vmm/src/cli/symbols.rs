@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use vmm::error::{Error, exit_code};
 use vmm::position::PositionSpec;
-use vmm::recording::Recording;
 use vmm::symbols::vmlinux::{Match, Unusable, compare};
 use vmm::symbols::{Symbols, elf};
 
@@ -28,7 +27,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let recording = Recording::open(&args.recording)?;
+    let recording = travel::open(&args.recording)?;
     let Some(timeline) = travel::open_at(&recording, args.at)? else { return Ok(exit_code::FAILED) };
     let symbols = Symbols::of_machine(timeline.machine())
         .map_err(|none| Error::Position(format!("{none} at instruction {}", timeline.position())))?;

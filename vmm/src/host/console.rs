@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::error::Error;
 use crate::host::terminal::window_size;
 use crate::inputs::{Event, Idle, Inputs, View};
-use crate::position::Moment;
+use crate::position::{Counting, Moment};
 
 /// How often the keyboard is looked at while the guest is busy, in steps.
 const POLL_STEPS: u64 = 2_000_000;
@@ -156,7 +156,7 @@ impl Inputs for LiveConsole {
         if self.ended {
             return Ok(None);
         }
-        if view.moment.steps >= self.next_look {
+        if view.moment.steps >= self.next_look || view.counting == Counting::Exits {
             self.next_look = view.moment.steps + POLL_STEPS;
             self.read_keyboard(0)?;
         }

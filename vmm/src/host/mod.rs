@@ -1,9 +1,11 @@
 //! The host's side of a run: terminal, keyboard, clock, entropy, signals. Only live inputs reach in here;
 //! nothing that replays does.
 
+mod clock;
 mod console;
 mod terminal;
 
+pub use clock::LiveClock;
 pub use console::{LiveConsole, LiveOptions};
 pub use terminal::RawTerminal;
 

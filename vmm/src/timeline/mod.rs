@@ -30,6 +30,7 @@ use self::walker::{Shared, TRAIL_STEPS, Task, Walked, Walker};
 use crate::checkpoints::{CheckpointHead, Checkpoints, Snapshot, state_bytes};
 use crate::error::Error;
 use crate::machine::{Machine, Outcome};
+use crate::position::Counting;
 use crate::recording::{CHECKPOINTS, Recording};
 use crate::replay;
 
@@ -78,6 +79,10 @@ impl Timeline {
 
     /// As [`Timeline::open`]; long searches use at most `threads` cores, and guest RAM as many times.
     pub fn open_with(recording: &Recording, threads: usize) -> Result<Timeline, Error> {
+        if recording.counting != Counting::Instructions {
+            let why = "its positions are exits; they have to be translated before one can travel in it";
+            return Err(Error::recording(&recording.path, why));
+        }
         let images = recording.manifest.machine.read_images()?;
         let end = replay::last_step(recording);
         let mut shared = Shared {

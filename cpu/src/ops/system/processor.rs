@@ -95,8 +95,17 @@ fn check_not_v86(core: &mut Core) -> Res<()> {
     if core.rflags & crate::flags::VM != 0 { Err(core.gp(0)) } else { Ok(()) }
 }
 
-fn hlt(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
+fn hlt(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_cpl0()?;
+    let next = core.next_rip(core.block_rip(), op.next).wrapping_add(core.seg_base[1]);
+    let mut following = [0];
+    let known = core.peek(next, &mut following) == 1;
+    let time = bus.halt(core.steps(), known.then_some(following[0]));
+    core.bus_was_used();
+    if let Some(raw) = time {
+        set_pair(core, raw.wrapping_add(core.state.msrs.tsc_offset));
+        return Ok(());
+    }
     core.state.halted = true;
     core.attention |= attention::HALTED | attention::SIGNALS;
     core.break_block = true;

@@ -1,0 +1,27 @@
+//! One virtual CPU of the Linux kernel's KVM, over the same RAM and the same [`cpu::Bus`] as the software CPU, with
+//! its state as [`cpu::CpuState`]: what runs on the one can go on on the other at any point between two instructions.
+//!
+//! KVM executes and nothing more: interrupt controllers, timers and clocks stay outside, because the kernel's would let
+//! host time in. What the processor does not count is not counted here either: a place in the run is named by the
+//! exits before it, and a place between two exits by a [`Mark`]. See the kernel's Documentation/virt/kvm/api.rst.
+//!
+//! Where to start reading: [`KvmCpu::run`] is the run loop; `vcpu` is the bare vCPU with its exits, `state` the conversion of
+//! states, `landing` chooses where a guest can be stopped that makes no exits, `probe` finds out what a host's KVM is worth.
+
+mod counter;
+mod error;
+mod kick;
+mod landing;
+mod mark;
+mod probe;
+mod run;
+mod state;
+mod vcpu;
+mod vm;
+
+pub use counter::{CounterReport, test_counter};
+pub use error::Error;
+pub use mark::{Mark, fold_registers};
+pub use probe::{Capabilities, Probe, capabilities, probe};
+pub use run::{End, KvmCpu, Leave, Statistics};
+pub use vm::is_present;

@@ -1,0 +1,227 @@
+//! What this host's KVM is worth: tiny guests that say whether it is the processor's own virtualisation.
+//!
+//! Some hosts have a `/dev/kvm` that emulates the kernel mode of its guests in software: slow, incomplete, and silently wrong in
+//! places. No capability tells; running a few instructions does.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cpu::{Bus, CpuState, Model, Segment, Signals, Stop, TableRegister};
+use guest_ram::GuestRam;
+use kvm_ioctls::Cap;
+
+use crate::error::Error;
+use crate::mark::{Mark, fold_registers};
+use crate::run::{End, KvmCpu, Leave};
+use crate::vm;
+
+/// What a probe found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// As hardware does it.
+    Works,
+    /// Otherwise, and how.
+    Fails(String),
+}
+
+/// What `/dev/kvm` says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// What the engine cannot do without and is not there.
+    pub missing: Option<&'static str>,
+    /// Written pages can be had as a ring.
+    pub dirty_ring: bool,
+    /// Most vCPUs that it recommends.
+    pub vcpus: usize,
+}
+
+/// Asks `/dev/kvm`.
+pub fn capabilities() -> Result<Capabilities, Error> {
+    let kvm = vm::open()?;
+    let missing = match vm::check(&kvm) {
+        Err(Error::Lacks(what)) => Some(what),
+        _ => None,
+    };
+    Ok(Capabilities {
+        missing,
+        dirty_ring: kvm.check_extension(Cap::DirtyLogRing),
+        vcpus: kvm.get_nr_vcpus(),
+    })
+}
+
+/// Runs the tiny guests, each with its name.
+pub fn probe() -> Vec<(&'static str, Probe)> {
+    let guests: [(&str, fn() -> Result<(), String>); 4] = [
+        ("kernel-mode instructions", kernel_mode),
+        ("SYSCALL", system_call),
+        ("breakpoints in user mode", user_breakpoint),
+        ("kernel-mode speed", speed),
+    ];
+    guests.map(|(name, guest)| (name, guest().map_or_else(Probe::Fails, |()| Probe::Works))).into()
+}
+
+const CODE: u64 = 0x1000;
+const USER_CODE: u64 = 0x2000;
+const STACK: u64 = 0x7000;
+const TABLES: u64 = 0x8000;
+const RESULT_PORT: u16 = 0x10;
+/// A guest of a few instructions takes no longer; one that hangs is stopped.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Notes what the guest writes to the result port.
+#[derive(Default)]
+struct Results(Vec<u8>);
+
+impl Bus for Results {
+    fn port_read(&mut self, _: u64, _: u16, _: u8) -> u32 {
+        u32::MAX
+    }
+    fn port_write(&mut self, _: u64, port: u16, _: u8, value: u32) {
+        if port == RESULT_PORT {
+            self.0.push(value as u8);
+        }
+    }
+    fn mmio_read(&mut self, _: u64, _: u64, data: &mut [u8]) {
+        data.fill(0xff);
+    }
+    fn mmio_write(&mut self, _: u64, _: u64, _: &[u8]) {}
+    fn signals(&mut self) -> Signals {
+        Signals::default()
+    }
+    fn acknowledge_interrupt(&mut self) -> Option<u8> {
+        None
+    }
+    fn take_nmi(&mut self) -> bool {
+        false
+    }
+    fn read_msr(&mut self, _: u64, _: u32) -> Option<u64> {
+        None
+    }
+    fn write_msr(&mut self, _: u64, _: u32, _: u64) -> Option<()> {
+        None
+    }
+    fn cr8(&mut self) -> u64 {
+        0
+    }
+    fn set_cr8(&mut self, _: u64, _: u64) {}
+    fn tsc(&mut self, _: u64) -> u64 {
+        0
+    }
+}
+
+/// A vCPU in 64-bit mode with the first 2 MiB mapped for everybody, at `CODE` in kernel mode.
+fn guest(kernel: &[u8], user: &[u8]) -> Result<(KvmCpu, CpuState), String> {
+    let ram = Arc::new(GuestRam::new(2 << 20).map_err(|error| error.to_string())?);
+    ram.write_bytes(CODE, kernel);
+    ram.write_bytes(USER_CODE, user);
+    // Present, writable, for users; the last one is a 2 MiB page.
+    for (table, entry) in [(0, TABLES + 0x1007), (0x1000, TABLES + 0x2007), (0x2000, 0x87)] {
+        ram.store_u64(TABLES + table, entry);
+    }
+    let mut cpu = KvmCpu::new(ram, Model::V2Kvm).map_err(|error| error.to_string())?;
+    let state = kernel_state();
+    cpu.set_state(&state);
+    Ok((cpu, state))
+}
+
+fn kernel_state() -> CpuState {
+    let mut state = CpuState::reset();
+    let flat = |selector, attributes| Segment { selector, base: 0, limit: u32::MAX, attributes };
+    state.segments = [flat(0x10, 0xc093); 6];
+    state.segments[1] = flat(8, 0xa09b);
+    state.tr = Segment { selector: 0x40, base: 0x6000, limit: 0x67, attributes: 0x8b };
+    state.idtr = TableRegister::default();
+    state.gdtr = TableRegister::default();
+    state.cr0 = 0x8005_0033;
+    state.cr3 = TABLES;
+    // PAE, OSFXSR, OSXMMEXCPT.
+    state.cr4 = 0x620;
+    // SCE, LME, LMA, NXE.
+    state.msrs.efer = 0xd01;
+    state.gpr = [0; 16];
+    state.gpr[4] = STACK;
+    state.rip = CODE;
+    state
+}
+
+fn run(cpu: &mut KvmCpu, leave: Leave) -> Result<(End, Vec<u8>), String> {
+    let mut bus = Results::default();
+    let end = cpu.run(&mut bus, leave).map_err(|error| error.to_string())?;
+    if cpu.statistics().emulated > 0 {
+        return Err("it cannot execute an instruction that every processor has".to_string());
+    }
+    Ok((end, bus.0))
+}
+
+fn run_to_halt(cpu: &mut KvmCpu) -> Result<Vec<u8>, String> {
+    match run(cpu, Leave::After { due: PATIENCE, force: PATIENCE })? {
+        (End::Stop(Stop::Halted), results) => Ok(results),
+        (end, _) => Err(format!("a guest of a few instructions did not come to its end ({end:?})")),
+    }
+}
+
+fn expect(what: &str, found: &[u8], expected: &[u8]) -> Result<(), String> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(format!("{what}: {found:?} instead of {expected:?}"))
+}
+
+/// mov ecx, 0xff; popcnt eax, ecx; out 0x10, al; hlt
+fn kernel_mode() -> Result<(), String> {
+    let code = [0xb9, 0xff, 0, 0, 0, 0xf3, 0x0f, 0xb8, 0xc1, 0xe6, RESULT_PORT as u8, 0xf4];
+    let (mut cpu, _) = guest(&code, &[])?;
+    expect("POPCNT in kernel mode", &run_to_halt(&mut cpu)?, &[8])
+}
+
+/// A state in user mode at `USER_CODE`, whose SYSCALL leads to `CODE`.
+fn user_state(mut state: CpuState) -> CpuState {
+    let flat = |selector, attributes| Segment { selector, base: 0, limit: u32::MAX, attributes };
+    state.segments = [flat(0x1b, 0xc0f3); 6];
+    state.segments[1] = flat(0x23, 0xa0fb);
+    state.msrs.star = 0x0010_0008 << 32;
+    state.msrs.lstar = CODE;
+    state.rip = USER_CODE;
+    state
+}
+
+/// User: syscall. Kernel: mov eax, cs; and al, 3; out 0x10, al; hlt
+fn system_call() -> Result<(), String> {
+    let kernel = [0x8c, 0xc8, 0x24, 3, 0xe6, RESULT_PORT as u8, 0xf4];
+    let (mut cpu, state) = guest(&kernel, &[0x0f, 0x05])?;
+    cpu.set_state(&user_state(state));
+    expect("the privilege level behind SYSCALL", &run_to_halt(&mut cpu)?, &[0])
+}
+
+/// User: nop; nop; syscall. The mark is at the second nop.
+fn user_breakpoint() -> Result<(), String> {
+    let (mut cpu, state) = guest(&[0xf4], &[0x90, 0x90, 0x0f, 0x05])?;
+    let state = user_state(state);
+    cpu.set_state(&state);
+    let mark = Mark { rip: USER_CODE + 1, registers: fold_registers(&state.gpr), not_here: false };
+    match run(&mut cpu, Leave::At(mark))? {
+        (End::Mark, _) if cpu.statistics().landed_by_software == 0 => Ok(()),
+        (end, _) => Err(format!("a hardware breakpoint did not hit ({end:?})")),
+    }
+}
+
+/// Iterations of the loop, two instructions each.
+const ITERATIONS: u32 = 500_000;
+/// The slowest hardware is a hundred times as fast.
+const MILLION_PER_SECOND: u64 = 20;
+
+/// mov ecx, ITERATIONS; 1: dec ecx; jnz 1b; hlt
+fn speed() -> Result<(), String> {
+    let mut code = vec![0xb9];
+    code.extend(ITERATIONS.to_le_bytes());
+    code.extend([0xff, 0xc9, 0x75, 0xfc, 0xf4]);
+    let (mut cpu, _) = guest(&code, &[])?;
+    let before = Instant::now();
+    run_to_halt(&mut cpu)?;
+    let nanoseconds = before.elapsed().as_nanos().max(1) as u64;
+    let found = u64::from(ITERATIONS) * 2 * 1000 / nanoseconds;
+    if found >= MILLION_PER_SECOND {
+        return Ok(());
+    }
+    Err(format!("{found} million instructions per second: kernel mode is emulated, not executed"))
+}

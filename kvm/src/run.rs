@@ -1,0 +1,456 @@
+//! The run loop: enters the guest, passes its accesses on, delivers interrupts at the same boundaries as the software CPU,
+//! and stops at exits, when time is up, or at a mark.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cpu::{AddressKind, Bus, Cpu, CpuState, Model, Stop};
+use guest_ram::GuestRam;
+use kvm_bindings::kvm_regs;
+
+use crate::error::Error;
+use crate::kick::Kick;
+use crate::landing;
+use crate::mark::{Mark, fold_registers};
+use crate::state::{gpr_of, nothing_under_way};
+use crate::vcpu::{Exit, Vcpu};
+use crate::vm::Vm;
+
+/// When to leave the guest, apart from what the bus asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leave {
+    /// Never.
+    Never,
+    /// For somebody who lives in real time: at the first exit after `due`, or, if none comes for so long, wherever the
+    /// guest is after `force`.
+    After {
+        /// From now.
+        due: Duration,
+        /// From now.
+        force: Duration,
+    },
+    /// At a mark, before the next exit.
+    At(Mark),
+}
+
+/// Why [`KvmCpu::run`] returned. The guest stands between two instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// As the software CPU says it.
+    Stop(Stop),
+    /// Time was up, and no exit came.
+    Forced,
+    /// The guest may be at the mark.
+    Mark,
+}
+
+/// What happened so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Entries into the guest.
+    pub entries: u64,
+    /// Interrupts delivered.
+    pub interrupts: u64,
+    /// Times that the guest was stopped without an exit.
+    pub forced: u64,
+    /// Breakpoints that were met on the way to a mark.
+    pub breakpoints: u64,
+    /// Marks that the software CPU went to.
+    pub landed_by_software: u64,
+    /// Instructions that KVM could not emulate and the software CPU did.
+    pub emulated: u64,
+}
+
+/// So many breakpoints are met on the way to a mark before the software CPU takes over: a loop can pass it
+/// hundreds of thousands of times, and each exit costs as much as some hundred instructions on the software CPU.
+const BREAKPOINTS_PER_LANDING: u32 = 32;
+/// A mark that is not found within so many steps will not be found.
+const STEPS_PER_LANDING: u64 = 1 << 33;
+const RESUME_FLAG: u64 = 1 << 16;
+const LONG_CODE: u16 = 1 << 13;
+const BIG_CODE: u16 = 1 << 14;
+/// HLT is one byte.
+const HALT_BYTES: u64 = 1;
+
+/// A CPU that KVM executes.
+pub struct KvmCpu {
+    vm: Vm,
+    vcpu: Vcpu,
+    /// The state wherever `ahead` says so, at every other stop a copy; and what emulates.
+    soft: Cpu,
+    /// The software CPU's state is newer than the vCPU's.
+    ahead: bool,
+    /// No instruction is half done in the vCPU, and what it says of interrupts is true.
+    settled: bool,
+    halted: bool,
+    kick: Option<Kick>,
+    statistics: Statistics,
+}
+
+/// One call of [`KvmCpu::run`].
+struct Run<'a> {
+    bus: &'a mut dyn Bus,
+    leave: Leave,
+    due: Option<Instant>,
+    /// The guest was last left by an exit that the machine sees, and has not gone on since.
+    exited: bool,
+    /// Where the guest is expected after time was up.
+    landing: Option<u64>,
+    /// Breakpoints met on the way to the mark.
+    met: u32,
+}
+
+impl KvmCpu {
+    /// A CPU in reset state over `ram`, with the CPUID of `model`.
+    pub fn new(ram: Arc<GuestRam>, model: Model) -> Result<KvmCpu, Error> {
+        let (vm, fd) = Vm::new(ram.clone(), model)?;
+        let mut soft = Cpu::new(ram);
+        soft.set_model(model);
+        Ok(KvmCpu {
+            vm,
+            vcpu: Vcpu::new(fd),
+            soft,
+            ahead: true,
+            settled: false,
+            halted: false,
+            kick: None,
+            statistics: Statistics::default(),
+        })
+    }
+
+    /// The CPU as of the last stop, for reads.
+    pub fn cpu(&self) -> &Cpu {
+        &self.soft
+    }
+
+    /// Replaces the whole state.
+    pub fn set_state(&mut self, state: &CpuState) {
+        self.soft.set_state(state);
+        self.ahead = true;
+    }
+
+    /// What happened so far.
+    pub fn statistics(&self) -> Statistics {
+        self.statistics
+    }
+
+    /// Marks in RAM's page flags what the guest wrote since the last call; the first call marks everything.
+    pub fn note_written(&mut self) -> Result<(), Error> {
+        self.vm.note_written()
+    }
+
+    /// Runs until the bus or `leave` says otherwise, or the guest halts.
+    pub fn run(&mut self, bus: &mut dyn Bus, leave: Leave) -> Result<End, Error> {
+        self.load(bus)?;
+        let mut run = Run { bus, leave, due: None, exited: false, landing: None, met: 0 };
+        if let Leave::After { due, force } = leave {
+            run.due = Some(Instant::now() + due);
+            let shared = self.vcpu.shared();
+            Kick::here(&mut self.kick)
+                .map_err(|error| Error::Call("make a timer", error))?
+                .arm(shared, force);
+        }
+        let end = self.run_loop(&mut run);
+        if let (Leave::After { .. }, Some(kick)) = (leave, &self.kick) {
+            kick.disarm();
+        }
+        self.vcpu.set_breakpoint(None)?;
+        let end = end?;
+        if !self.ahead {
+            self.take_state()?;
+        }
+        Ok(end)
+    }
+
+    /// Brings the vCPU up to the software CPU's state.
+    fn load(&mut self, bus: &mut dyn Bus) -> Result<(), Error> {
+        if !self.ahead {
+            return Ok(());
+        }
+        let state = self.soft.state();
+        self.vcpu.load(&state, bus.cr8())?;
+        self.halted = state.halted;
+        self.ahead = false;
+        self.settled = false;
+        Ok(())
+    }
+
+    /// Brings the software CPU's registers up to the vCPU's state, for whoever looks at them.
+    fn take_state(&mut self) -> Result<(), Error> {
+        let mut state = self.soft.state();
+        self.vcpu.take_all(&mut state)?;
+        state.halted = self.halted;
+        self.soft.set_registers(&state);
+        Ok(())
+    }
+
+    fn run_loop(&mut self, run: &mut Run<'_>) -> Result<End, Error> {
+        loop {
+            let signals = run.bus.signals();
+            let due = run.exited && run.due.is_some_and(|due| Instant::now() >= due);
+            let mark = match run.leave {
+                Leave::At(mark) => Some(mark),
+                _ => None,
+            };
+            let asked = signals.stop || due || signals.interrupt || signals.nmi || self.halted;
+            if !self.settled && (asked || mark.is_some()) {
+                let exit = self.vcpu.settle(run.bus.cr8());
+                if matches!(exit, Exit::Interrupted) {
+                    self.settled = true;
+                    continue;
+                }
+                if let Some(end) = self.handle(run, exit)? {
+                    return Ok(end);
+                }
+                continue;
+            }
+            if signals.stop || due {
+                return Ok(End::Stop(Stop::Bus));
+            }
+            let delivered = self.deliver(run.bus, signals)?;
+            if self.halted {
+                return Ok(End::Stop(Stop::Halted));
+            }
+            if let Some(mark) = mark.filter(|_| !delivered)
+                && let Some(end) = self.look_for(run, mark)?
+            {
+                return Ok(end);
+            }
+            let window = signals.interrupt && !delivered;
+            self.statistics.entries += 1;
+            run.exited = false;
+            let exit = self.vcpu.enter(window, run.bus.cr8());
+            if let Some(end) = self.handle(run, exit)? {
+                return Ok(end);
+            }
+        }
+    }
+
+    /// Delivers what is due here. The CPU then has something under way until the guest is entered.
+    fn deliver(&mut self, bus: &mut dyn Bus, signals: cpu::Signals) -> Result<bool, Error> {
+        if !(signals.nmi || signals.interrupt) {
+            return Ok(false);
+        }
+        let events = self.vcpu.synced().events;
+        if signals.nmi && events.nmi.masked == 0 && events.interrupt.shadow == 0 {
+            if bus.take_nmi() {
+                self.vcpu.nmi()?;
+                self.halted = false;
+            }
+            return Ok(true);
+        }
+        if !signals.interrupt || !self.vcpu.ready_for_interrupt() {
+            return Ok(false);
+        }
+        if let Some(vector) = bus.acknowledge_interrupt() {
+            self.vcpu.interrupt(vector)?;
+            self.halted = false;
+            self.statistics.interrupts += 1;
+        }
+        Ok(true)
+    }
+
+    /// Looks whether the guest is at the mark, and sets the breakpoint on it where it is not.
+    fn look_for(&mut self, run: &mut Run<'_>, mark: Mark) -> Result<Option<End>, Error> {
+        let synced = self.vcpu.synced();
+        if synced.regs.rip == mark.rip && nothing_under_way(&synced.events) {
+            let seen = std::mem::replace(&mut run.leave, Leave::At(Mark { not_here: false, ..mark }));
+            let rejected = seen == Leave::At(Mark { not_here: true, ..mark });
+            if !rejected && fold_registers(&gpr_of(&synced.regs)) == mark.registers {
+                return Ok(Some(End::Mark));
+            }
+            if run.met >= BREAKPOINTS_PER_LANDING {
+                return self.land_by_software(run, mark).map(Some);
+            }
+            // The breakpoint itself is passed over once.
+            self.vcpu.change(|regs: &mut kvm_regs| regs.rflags |= RESUME_FLAG);
+        }
+        self.vcpu.set_breakpoint(Some(mark.rip))?;
+        Ok(None)
+    }
+
+    /// Goes on with the software CPU to where the registers are the mark's.
+    fn land_by_software(&mut self, run: &mut Run<'_>, mark: Mark) -> Result<End, Error> {
+        self.vcpu.set_breakpoint(None)?;
+        self.take_state()?;
+        let state = self.soft.state();
+        self.soft.set_state(&state);
+        self.ahead = true;
+        self.statistics.landed_by_software += 1;
+        let limit = state.steps + STEPS_PER_LANDING;
+        let mut origin = state.steps;
+        self.soft.set_breakpoints([(AddressKind::Linear, mark.rip)]);
+        let end = loop {
+            match self.soft.run(run.bus, limit, origin) {
+                Stop::Breakpoint if fold_registers(&self.soft.state().gpr) == mark.registers => {
+                    break Ok(End::Mark);
+                }
+                Stop::Breakpoint => origin = self.soft.steps(),
+                Stop::Budget => {
+                    break Err(Error::Stuck {
+                        rip: self.soft.rip(),
+                        why: "it never comes to the place where it was interrupted".to_string(),
+                    });
+                }
+                stop => break Ok(End::Stop(stop)),
+            }
+        };
+        self.soft.set_breakpoints([]);
+        end
+    }
+
+    /// Does what an exit asks for. `Some` leaves the loop.
+    fn handle(&mut self, run: &mut Run<'_>, exit: Exit) -> Result<Option<End>, Error> {
+        self.settled = !matches!(
+            exit,
+            Exit::Port { .. }
+                | Exit::MmioRead { .. }
+                | Exit::MmioWrite { .. }
+                | Exit::ReadMsr { .. }
+                | Exit::WriteMsr { .. }
+        );
+        let steps = self.soft.steps();
+        match exit {
+            Exit::Port { out, port, size_bytes, count } => {
+                for number in 0..count {
+                    if out {
+                        let value = self.vcpu.port_value(number, size_bytes);
+                        run.bus.port_write(steps, port, size_bytes, value);
+                    } else {
+                        let value = run.bus.port_read(steps, port, size_bytes);
+                        self.vcpu.answer_port(number, size_bytes, value);
+                    }
+                }
+                self.left_guest(run)?;
+            }
+            Exit::MmioRead { gpa, length } => {
+                let mut data = [0; 8];
+                run.bus.mmio_read(steps, gpa, &mut data[..length]);
+                self.vcpu.answer_mmio(&data[..length]);
+                self.left_guest(run)?;
+            }
+            Exit::MmioWrite { gpa, data, length } => {
+                run.bus.mmio_write(steps, gpa, &data[..length]);
+                self.left_guest(run)?;
+            }
+            Exit::ReadMsr { index } => {
+                let value = self.soft.read_msr(run.bus, index);
+                self.vcpu.answer_msr(value);
+            }
+            Exit::WriteMsr { index, value } => {
+                let done = self.soft.write_msr(run.bus, index, value);
+                self.vcpu.answer_msr(done.map(|()| value));
+            }
+            Exit::Halt => self.halt(run)?,
+            Exit::TaskPriority => {
+                let cr8 = self.vcpu.cr8();
+                run.bus.set_cr8(steps, cr8);
+            }
+            Exit::Window => {}
+            Exit::Breakpoint => return self.breakpoint(run),
+            Exit::Interrupted => self.interrupted(run)?,
+            Exit::Shutdown => {
+                let mut state = self.soft.state();
+                state.shut_down = true;
+                self.soft.set_registers(&state);
+                return Ok(Some(End::Stop(Stop::Shutdown)));
+            }
+            Exit::NotEmulated => self.emulate(run)?,
+            Exit::Stuck(why) => return Err(Error::Stuck { rip: self.vcpu.synced().regs.rip, why }),
+        }
+        Ok(None)
+    }
+
+    /// The machine saw an exit: it is where whoever waits for one goes on. Model-specific registers are mostly the CPU's
+    /// own affair, of which the machine sees nothing.
+    fn left_guest(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
+        run.exited = true;
+        if run.landing.take().is_some() {
+            self.vcpu.set_breakpoint(None)?;
+        }
+        Ok(())
+    }
+
+    /// HLT, or an RDTSC that was rewritten to it.
+    fn halt(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
+        self.left_guest(run)?;
+        let steps = self.soft.steps();
+        let state = self.look()?;
+        let mut following = [0];
+        let known = self.soft.core().peek(state.rip, &mut following) == 1;
+        match run.bus.halt(steps, known.then_some(following[0])) {
+            Some(raw) => {
+                let time = raw.wrapping_add(state.msrs.tsc_offset);
+                self.vcpu.change(|regs: &mut kvm_regs| {
+                    (regs.rax, regs.rdx) = (time & 0xffff_ffff, time >> 32);
+                });
+            }
+            None => self.halted = true,
+        }
+        log::trace!("HLT at {:#x}", state.rip.wrapping_sub(HALT_BYTES));
+        Ok(())
+    }
+
+    /// Lets the software CPU see the registers that the last exit brought along, for reads of guest memory.
+    fn look(&mut self) -> Result<CpuState, Error> {
+        let mut state = self.soft.state();
+        self.vcpu.take_synced(&mut state);
+        self.soft.set_registers(&state);
+        Ok(state)
+    }
+
+    /// A breakpoint: of the mark, which the loop looks at, or of the place where a forced stop is to be.
+    fn breakpoint(&mut self, run: &mut Run<'_>) -> Result<Option<End>, Error> {
+        let synced = self.vcpu.synced();
+        if run.landing != Some(synced.regs.rip) {
+            self.statistics.breakpoints += 1;
+            run.met += 1;
+            return Ok(None);
+        }
+        run.landing = None;
+        self.vcpu.set_breakpoint(None)?;
+        if !nothing_under_way(&synced.events) || synced.events.interrupt.shadow != 0 {
+            return Ok(None);
+        }
+        self.statistics.forced += 1;
+        Ok(Some(End::Forced))
+    }
+
+    /// A kick came. If time is up, the guest is sent to a place where it can be stopped.
+    fn interrupted(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
+        let synced = self.vcpu.synced();
+        let up = run.due.is_some_and(|due| Instant::now() >= due);
+        if !up || !nothing_under_way(&synced.events) || synced.events.interrupt.shadow != 0 || self.halted {
+            return Ok(());
+        }
+        let state = self.look()?;
+        let code = &state.segments[cpu::SegReg::Cs as usize];
+        let flat = code.base == 0 || code.attributes & LONG_CODE != 0;
+        if !flat {
+            // Real mode and the like: boot code, which makes exits soon.
+            return Ok(());
+        }
+        let bits = match code.attributes & (LONG_CODE | BIG_CODE) {
+            0 => 16,
+            BIG_CODE => 32,
+            _ => 64,
+        };
+        let target = landing::choose(state.rip, bits, |at, to| self.soft.core().peek(at, to));
+        log::trace!("time is up at {:#x}; it is stopped at {target:#x}", state.rip);
+        run.landing = Some(target);
+        self.vcpu.set_breakpoint(Some(target))
+    }
+
+    /// One instruction that KVM cannot emulate.
+    fn emulate(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
+        let rip = self.vcpu.synced().regs.rip;
+        log::debug!("KVM cannot emulate the instruction at {rip:#x}; the software CPU does it");
+        self.take_state()?;
+        let state = self.soft.state();
+        self.soft.set_state(&state);
+        self.soft.run(run.bus, state.steps + 1, state.steps);
+        self.statistics.emulated += 1;
+        self.ahead = true;
+        self.load(run.bus)
+    }
+}

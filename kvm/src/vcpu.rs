@@ -1,0 +1,280 @@
+//! The bare vCPU: entering the guest, and what came out as plain values.
+
+use cpu::CpuState;
+use kvm_bindings::{
+    KVM_EXIT_IO_OUT, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, Msrs, kvm_guest_debug, kvm_interrupt,
+    kvm_msr_entry, kvm_run, kvm_sync_regs,
+};
+use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
+
+use crate::error::{Error, failed};
+use crate::state;
+
+/// Why the guest was left.
+#[derive(Debug)]
+pub(crate) enum Exit {
+    /// Port access: elements of `size_bytes`, one after the other.
+    Port { out: bool, port: u16, size_bytes: u8, count: u32 },
+    /// Read of what is no RAM.
+    MmioRead { gpa: u64, length: usize },
+    /// Write to what is no RAM.
+    MmioWrite { gpa: u64, data: [u8; 8], length: usize },
+    /// RDMSR.
+    ReadMsr { index: u32 },
+    /// WRMSR.
+    WriteMsr { index: u32, value: u64 },
+    /// HLT, completed.
+    Halt,
+    /// An interrupt can be delivered now.
+    Window,
+    /// The hardware breakpoint.
+    Breakpoint,
+    /// CR8 was lowered.
+    TaskPriority,
+    /// A signal came, or an immediate exit was asked for; no instruction is half done.
+    Interrupted,
+    /// Triple fault.
+    Shutdown,
+    /// KVM could not emulate the instruction at RIP; nothing of it was done.
+    NotEmulated,
+    /// Nothing that can be gone on from.
+    Stuck(String),
+}
+
+/// A vCPU.
+pub(crate) struct Vcpu {
+    fd: VcpuFd,
+    breakpoint: Option<u64>,
+}
+
+impl Vcpu {
+    pub(crate) fn new(mut fd: VcpuFd) -> Vcpu {
+        for registers in [SyncReg::Register, SyncReg::SystemRegister, SyncReg::VcpuEvents] {
+            fd.set_sync_valid_reg(registers);
+        }
+        Vcpu { fd, breakpoint: None }
+    }
+
+    /// The page that is shared with KVM, for the kick's handler.
+    pub(crate) fn shared(&mut self) -> *mut kvm_run {
+        self.fd.get_kvm_run()
+    }
+
+    /// Registers as of the last exit.
+    pub(crate) fn synced(&self) -> kvm_sync_regs {
+        self.fd.sync_regs()
+    }
+
+    /// Changes general registers before the next entry.
+    pub(crate) fn change(&mut self, change: impl FnOnce(&mut kvm_bindings::kvm_regs)) {
+        change(&mut self.fd.sync_regs_mut().regs);
+        self.fd.set_sync_dirty_reg(SyncReg::Register);
+    }
+
+    /// Whether an interrupt can be delivered where the last exit left the guest.
+    pub(crate) fn ready_for_interrupt(&mut self) -> bool {
+        self.fd.get_kvm_run().ready_for_interrupt_injection != 0
+    }
+
+    /// The task priority as of the last exit.
+    pub(crate) fn cr8(&mut self) -> u64 {
+        self.fd.get_kvm_run().cr8
+    }
+
+    /// Enters the guest. With `window`, comes out as soon as an interrupt can be delivered.
+    pub(crate) fn enter(&mut self, window: bool, cr8: u64) -> Exit {
+        let run = self.fd.get_kvm_run();
+        run.request_interrupt_window = u8::from(window);
+        run.cr8 = cr8;
+        let exit = self.enter_now();
+        // A kick that came too early or too late has done its work.
+        self.fd.set_kvm_immediate_exit(0);
+        exit
+    }
+
+    /// Completes the instruction under way without going on. It may make further exits.
+    pub(crate) fn settle(&mut self, cr8: u64) -> Exit {
+        self.fd.set_kvm_immediate_exit(1);
+        self.enter(false, cr8)
+    }
+
+    fn enter_now(&mut self) -> Exit {
+        let exit = match self.fd.run() {
+            Ok(exit) => exit,
+            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => return Exit::Interrupted,
+            Err(error) => return Exit::Stuck(std::io::Error::from_raw_os_error(error.errno()).to_string()),
+        };
+        match exit {
+            VcpuExit::IoIn(..) | VcpuExit::IoOut(..) => self.port_exit(),
+            VcpuExit::MmioRead(gpa, data) => Exit::MmioRead { gpa, length: data.len() },
+            VcpuExit::MmioWrite(gpa, from) => {
+                let mut data = [0; 8];
+                data[..from.len()].copy_from_slice(from);
+                Exit::MmioWrite { gpa, data, length: from.len() }
+            }
+            VcpuExit::X86Rdmsr(msr) => Exit::ReadMsr { index: msr.index },
+            VcpuExit::X86Wrmsr(msr) => Exit::WriteMsr { index: msr.index, value: msr.data },
+            VcpuExit::Hlt => Exit::Halt,
+            VcpuExit::IrqWindowOpen => Exit::Window,
+            VcpuExit::Debug(_) => Exit::Breakpoint,
+            VcpuExit::SetTpr => Exit::TaskPriority,
+            VcpuExit::Intr => Exit::Interrupted,
+            VcpuExit::Shutdown => Exit::Shutdown,
+            VcpuExit::InternalError => self.internal_error(),
+            VcpuExit::FailEntry(reason, _) => {
+                Exit::Stuck(format!("the processor refuses to enter the guest (reason {reason:#x})"))
+            }
+            other => Exit::Stuck(format!("an exit that nobody asked for: {other:?}")),
+        }
+    }
+
+    fn port_exit(&mut self) -> Exit {
+        // SAFETY: KVM said that the exit is of this kind, so this is the field in use.
+        let io = unsafe { self.fd.get_kvm_run().__bindgen_anon_1.io };
+        let out = u32::from(io.direction) == KVM_EXIT_IO_OUT;
+        Exit::Port { out, port: io.port, size_bytes: io.size, count: io.count }
+    }
+
+    fn internal_error(&mut self) -> Exit {
+        // SAFETY: as above.
+        let internal = unsafe { self.fd.get_kvm_run().__bindgen_anon_1.internal };
+        match internal.suberror {
+            kvm_bindings::KVM_INTERNAL_ERROR_EMULATION => Exit::NotEmulated,
+            kind => {
+                Exit::Stuck(format!("an internal error of KVM (kind {kind}, {:x?})", &internal.data[..4]))
+            }
+        }
+    }
+
+    /// The bytes of the present port exit's elements.
+    fn port_data(&mut self) -> &mut [u8] {
+        let run = self.fd.get_kvm_run();
+        // SAFETY: only called for port exits, so this is the field in use.
+        let io = unsafe { run.__bindgen_anon_1.io };
+        let start = std::ptr::from_mut(run).cast::<u8>();
+        // SAFETY: KVM says where in the mapping of the shared page the data lie, and how long they are; the borrow of
+        // `self` keeps everybody else away.
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                start.add(io.data_offset as usize),
+                io.count as usize * usize::from(io.size),
+            )
+        }
+    }
+
+    /// Element `number` of the present port exit.
+    pub(crate) fn port_value(&mut self, number: u32, size_bytes: u8) -> u32 {
+        let size = usize::from(size_bytes);
+        let at = number as usize * size;
+        let mut bytes = [0; 4];
+        bytes[..size].copy_from_slice(&self.port_data()[at..at + size]);
+        u32::from_le_bytes(bytes)
+    }
+
+    /// Answers element `number` of the present port exit.
+    pub(crate) fn answer_port(&mut self, number: u32, size_bytes: u8, value: u32) {
+        let size = usize::from(size_bytes);
+        let at = number as usize * size;
+        self.port_data()[at..at + size].copy_from_slice(&value.to_le_bytes()[..size]);
+    }
+
+    /// Answers the present MMIO read.
+    pub(crate) fn answer_mmio(&mut self, data: &[u8]) {
+        // SAFETY: only called for MMIO exits, so this is the field in use.
+        let mmio = unsafe { &mut self.fd.get_kvm_run().__bindgen_anon_1.mmio };
+        mmio.data[..data.len()].copy_from_slice(data);
+    }
+
+    /// Answers the present RDMSR or WRMSR; `None` raises #GP.
+    pub(crate) fn answer_msr(&mut self, value: Option<u64>) {
+        // SAFETY: only called for exits of these kinds, so this is the field in use.
+        let msr = unsafe { &mut self.fd.get_kvm_run().__bindgen_anon_1.msr };
+        msr.error = u8::from(value.is_none());
+        msr.data = value.unwrap_or_default();
+    }
+
+    /// Delivers an external interrupt at the next entry.
+    pub(crate) fn interrupt(&self, vector: u8) -> Result<(), Error> {
+        use std::os::fd::AsRawFd;
+        // _IOW(KVMIO, 0x86, struct kvm_interrupt), for which the library has no call.
+        const KVM_INTERRUPT: libc::c_ulong = 0x4004_ae86;
+        let interrupt = kvm_interrupt { irq: u32::from(vector) };
+        // SAFETY: the call reads the structure and keeps nothing of it.
+        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), KVM_INTERRUPT, &raw const interrupt) };
+        if result == 0 {
+            return Ok(());
+        }
+        Err(Error::Call("deliver an interrupt", std::io::Error::last_os_error()))
+    }
+
+    /// Delivers an NMI at the next entry.
+    pub(crate) fn nmi(&self) -> Result<(), Error> {
+        self.fd.nmi().map_err(failed("deliver an NMI"))
+    }
+
+    /// Sets or removes the hardware breakpoint. The guest's own debug registers are out of force meanwhile.
+    pub(crate) fn set_breakpoint(&mut self, rip: Option<u64>) -> Result<(), Error> {
+        if self.breakpoint == rip {
+            return Ok(());
+        }
+        let mut debug = kvm_guest_debug::default();
+        if let Some(rip) = rip {
+            debug.control = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
+            debug.arch.debugreg[0] = rip;
+            // G0, and the bit that is always one.
+            debug.arch.debugreg[7] = 0x402;
+        }
+        self.fd.set_guest_debug(&debug).map_err(failed("set a breakpoint"))?;
+        self.breakpoint = rip;
+        Ok(())
+    }
+
+    /// Completes `state` with what the last exit brought along.
+    pub(crate) fn take_synced(&self, state: &mut CpuState) {
+        let synced = self.synced();
+        state::take_registers(state, &synced.regs, &synced.sregs, &synced.events);
+    }
+
+    /// Completes `state` with everything; no instruction may be under way.
+    pub(crate) fn take_all(&self, state: &mut CpuState) -> Result<(), Error> {
+        self.take_synced(state);
+        state::take_xsave(state, &self.fd.get_xsave().map_err(failed("give its floating-point state"))?);
+        state::take_debugregs(state, &self.fd.get_debug_regs().map_err(failed("give its debug registers"))?);
+        let entries = state::MSRS.map(|index| kvm_msr_entry { index, ..Default::default() });
+        let mut msrs = Msrs::from_entries(&entries).map_err(|_| Error::Lacks("room for registers"))?;
+        let count = self.fd.get_msrs(&mut msrs).map_err(failed("give its model-specific registers"))?;
+        if count != entries.len() {
+            return Err(Error::Lacks("one of the model-specific registers of a 64-bit processor"));
+        }
+        for (to, entry) in state::msrs_mut(state).into_iter().zip(msrs.as_slice()) {
+            *to = entry.data;
+        }
+        Ok(())
+    }
+
+    /// Replaces the whole state. RAM may have been replaced too: no translation survives.
+    pub(crate) fn load(&mut self, from: &CpuState, cr8: u64) -> Result<(), Error> {
+        const PGE: u64 = 1 << 7;
+        let mut copy = from.clone();
+        let entries: Vec<kvm_msr_entry> = state::msrs_mut(&mut copy)
+            .into_iter()
+            .zip(state::MSRS)
+            .map(|(value, index)| kvm_msr_entry { index, data: *value, ..Default::default() })
+            .collect();
+        let msrs = Msrs::from_entries(&entries).map_err(|_| Error::Lacks("room for registers"))?;
+        let sregs = state::sregs_of(from, cr8);
+        // A change of CR4.PGE makes KVM drop every translation; there is no call that says so.
+        let mut other = sregs;
+        other.cr4 ^= PGE;
+        self.fd.set_sregs(&other).map_err(failed("take system registers"))?;
+        self.fd.set_sregs(&sregs).map_err(failed("take system registers"))?;
+        self.fd.set_regs(&state::regs_of(from)).map_err(failed("take registers"))?;
+        // SAFETY: an image without dynamic features is as long as the structure.
+        unsafe { self.fd.set_xsave(&state::xsave_of(from)) }.map_err(failed("take floating-point state"))?;
+        self.fd.set_debug_regs(&state::debugregs_of(from)).map_err(failed("take debug registers"))?;
+        if self.fd.set_msrs(&msrs).map_err(failed("take model-specific registers"))? != entries.len() {
+            return Err(Error::Lacks("one of the model-specific registers of a 64-bit processor"));
+        }
+        self.fd.set_vcpu_events(&state::events_of(from)).map_err(failed("take events"))
+    }
+}

@@ -1,0 +1,88 @@
+//! KVM: a stock kernel boots, is typed at and reads its disk under KVM in the lab, and is recorded. The recording replays there,
+//! and outside of it on the software engine, which has no KVM at all; then one travels in it.
+
+use std::path::Path;
+use std::process::Command;
+
+use tests::guests::{BUSYBOX, CLOUD_ELF, repository};
+use vmm::inputs::Event;
+use vmm::position::Counting;
+use vmm::recording::Recording;
+use vmm::replay::{ReplayEnd, replay};
+use vmm::timeline::{Timeline, TravelStop};
+use vmm::translate::in_instructions;
+
+/// What the lab is asked to do. The disk is small, its contents are known.
+const COMMAND: &str = r#"
+set -e
+./ttvm doctor >out/doctor
+printf 'echo sum $((6 * 7))\nmd5sum /dev/vda\npoweroff -f\n' >keys
+./ttvm record -o out/lab.ttvm --engine kvm --kernel vmlinux --initrd initrd.gz --disk disk --memory 128M \
+    --cmdline "console=ttyS0 quiet" <keys >out/console
+./ttvm replay --engine kvm --verify --quiet out/lab.ttvm
+"#;
+
+/// Runs [`COMMAND`] in the lab; what it leaves lands in `directory`.
+fn in_the_lab(directory: &Path, disk: &Path) {
+    let named = |name: &str, path: &Path| format!("{name}={}", path.display());
+    let output = Command::new(repository().join("scripts/kvm-lab"))
+        .arg("--out")
+        .arg(directory)
+        .arg(COMMAND)
+        .arg("ttvm=static:vmm:ttvm")
+        .arg(named("vmlinux", &CLOUD_ELF.path()))
+        .arg(named("initrd.gz", &BUSYBOX.path()))
+        .arg(named("disk", disk))
+        .output()
+        .expect("the lab's script can be started");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{}\n{}", text(&output.stdout), text(&output.stderr));
+}
+
+/// The recording with the images of this machine in place of the lab's.
+fn brought_home(directory: &Path, disk: &Path) -> Recording {
+    let path = directory.join("lab.ttvm");
+    let manifest = path.join("manifest.json");
+    let mut text = std::fs::read_to_string(&manifest).expect("a recording has a manifest");
+    for (there, here) in
+        [("vmlinux", &CLOUD_ELF.path()), ("initrd.gz", &BUSYBOX.path()), ("disk", &disk.to_path_buf())]
+    {
+        text = text.replace(&format!("/lab/{there}"), &here.display().to_string());
+    }
+    std::fs::write(&manifest, text).expect("the manifest can be changed");
+    Recording::open(&path).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn a_run_under_kvm_replays_there_and_on_the_software_engine() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let disk = directory.path().join("disk");
+    let contents: Vec<u8> = (0..1_u32 << 18).flat_map(|word| word.to_le_bytes()).collect();
+    std::fs::write(&disk, contents).expect("the disk can be written");
+    in_the_lab(directory.path(), &disk);
+
+    let doctor = std::fs::read_to_string(directory.path().join("doctor")).expect("it was written");
+    assert!(doctor.contains("ok   kernel-mode instructions"), "{doctor}");
+    assert!(doctor.contains("--   branch counter"), "{doctor}");
+    let console = std::fs::read_to_string(directory.path().join("console")).expect("it was written");
+    assert!(console.contains("\nsum 42"), "{console}");
+    // md5sum of the numbers from 0 to 2^18 - 1, four bytes each.
+    let expected = Command::new("md5sum").arg(&disk).output().expect("the host has md5sum").stdout;
+    let sum = String::from_utf8_lossy(&expected[..32]).into_owned();
+    assert!(console.contains(&sum), "{sum}\n{console}");
+
+    let recording = brought_home(directory.path(), &disk);
+    assert_eq!(recording.counting, Counting::Exits);
+    let stopped = recording.log.events.iter().filter(|record| matches!(record.event, Event::Stopped(_)));
+    assert!(stopped.count() > 20, "timers come due in loops that make no exits");
+    let (_, end) = replay(&recording, None, |_| Ok(()), |_| {}).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(end, ReplayEnd::Verified);
+
+    let translated = in_instructions(recording, |_| {}).unwrap_or_else(|error| panic!("{error}"));
+    let mut timeline = Timeline::open(&translated).unwrap_or_else(|error| panic!("{error}"));
+    let end = timeline.end();
+    for at in [end / 2, end / 2 - 1000, end] {
+        assert_eq!(timeline.seek(at, &mut || false).unwrap(), TravelStop::Reached);
+        assert_eq!(timeline.position(), at);
+    }
+}

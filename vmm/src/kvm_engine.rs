@@ -1,0 +1,63 @@
+//! KVM as an engine.
+//!
+//! It counts exits, not instructions, and has no break- or watchpoints of a debugger: a recording is debugged on the software
+//! engine, whichever recorded it.
+
+use std::sync::Arc;
+
+use cpu::{AddressKind, Bus, Cpu, CpuState, Model, Traps, Watchpoint};
+use guest_ram::GuestRam;
+use kvm::KvmCpu;
+
+use crate::engine::{End, Engine, Leave};
+use crate::error::Error;
+
+/// A vCPU of KVM.
+pub struct KvmEngine(KvmCpu);
+
+impl KvmEngine {
+    /// A vCPU in reset state.
+    pub fn new(ram: Arc<GuestRam>, model: Model) -> Result<KvmEngine, Error> {
+        Ok(KvmEngine(KvmCpu::new(ram, model)?))
+    }
+}
+
+impl Engine for KvmEngine {
+    fn run(&mut self, bus: &mut dyn Bus, _until: u64, _origin: u64, leave: Leave) -> Result<End, Error> {
+        Ok(self.0.run(bus, leave)?)
+    }
+
+    fn state(&self) -> CpuState {
+        self.0.cpu().state()
+    }
+
+    fn set_state(&mut self, state: &CpuState) {
+        self.0.set_state(state);
+    }
+
+    fn cpu(&self) -> &Cpu {
+        self.0.cpu()
+    }
+
+    fn set_breakpoints(&mut self, points: &[(AddressKind, u64)]) {
+        debug_assert!(points.is_empty(), "debugging is the software engine's");
+    }
+
+    fn set_watchpoints(&mut self, points: &[Watchpoint]) {
+        debug_assert!(points.is_empty(), "debugging is the software engine's");
+    }
+
+    fn set_traps(&mut self, _traps: Traps) {}
+
+    fn note_written(&mut self) {
+        self.0.note_written().expect("KVM keeps a log of writes for memory that it has taken");
+    }
+
+    fn track_writes_anew(&mut self) {}
+}
+
+impl Drop for KvmEngine {
+    fn drop(&mut self) {
+        log::debug!("KVM: {:?}", self.0.statistics());
+    }
+}

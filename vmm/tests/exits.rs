@@ -1,0 +1,189 @@
+//! Machines that count exits: recorded with stops between exits, replayed by exits alone, translated, travelled in. All on the
+//! software engine, which can stop a guest as KVM does; the KVM engine itself is tested in the KVM lab.
+
+mod tiny_guest;
+
+use std::cell::Cell;
+use std::path::Path;
+use std::time::Duration;
+
+use tiny_guest::{Numbers, write_kernel};
+use vmm::checks::Intervals;
+use vmm::config::{MachineConfig, MachineOptions};
+use vmm::engine::EngineKind;
+use vmm::error::Error;
+use vmm::event_log::{EndRecord, LogRecord, LogWriter};
+use vmm::inputs::{Departure, Event, Idle, Inputs, PowerOn, View};
+use vmm::machine::{Machine, RunStop};
+use vmm::position::{Counting, Moment};
+use vmm::recorder::Recorder;
+use vmm::recording::{EVENTS, Recording};
+use vmm::replay::{ReplayEnd, replay};
+use vmm::timeline::{Timeline, TravelStop};
+use vmm::translate::{INSTRUCTIONS, in_instructions};
+
+/// A clock and a keyboard that do as numbers say.
+struct Host {
+    numbers: Cell<u64>,
+    told: bool,
+    keys: Vec<(u64, &'static str)>,
+}
+
+impl Host {
+    fn below(&self, limit: u64) -> u64 {
+        let mut numbers = Numbers(self.numbers.get());
+        let number = numbers.below(limit);
+        self.numbers.set(numbers.0);
+        number
+    }
+}
+
+impl Inputs for Host {
+    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
+        if let Some(stopped) = view.stopped {
+            return Ok(Some(Event::Stopped(stopped)));
+        }
+        if !std::mem::replace(&mut self.told, true) {
+            return Ok(Some(Event::TimePassed { ns: self.below(200_000) }));
+        }
+        if self.keys.first().is_some_and(|(exits, _)| *exits <= view.moment.steps) {
+            return Ok(Some(Event::ConsoleInput(self.keys.remove(0).1.into())));
+        }
+        self.told = false;
+        Ok(None)
+    }
+
+    fn next_poll(&self, now: Moment) -> u64 {
+        now.steps + 1 + self.below(3)
+    }
+
+    fn idle(&mut self, _now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+        Ok(deadline_ns.map_or(Idle::Forever, Idle::Until))
+    }
+
+    fn departure(&self, _now: Moment, _deadline_ns: Option<u64>) -> Departure {
+        let force = Duration::from_nanos(1 + self.below(4000));
+        Departure::After { due: force, force, note: true }
+    }
+}
+
+/// Records the tiny guest, stopping it at places that `seed` chooses.
+fn record(directory: &Path, seed: u64) -> (Recording, EndRecord) {
+    let options = MachineOptions {
+        kernel: write_kernel(directory, 20_000),
+        memory_bytes: 4 << 20,
+        debug_exit: Some(0x501),
+        for_kvm: true,
+        ..MachineOptions::default()
+    };
+    let (config, images) = MachineConfig::from_options(&options).unwrap();
+    let power_on = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
+    let mut machine = Machine::build(&config, &images, &power_on, EngineKind::Soft, Counting::Exits).unwrap();
+    let path = directory.join(format!("exits-{seed}.ttvm"));
+    let log = Recording::create(&path, &config).unwrap();
+    let host = Host { numbers: Cell::new(seed), told: false, keys: vec![(20, "a"), (50, "bc")] };
+    let mut recorder = Recorder::new(host, log, power_on);
+    recorder.check_every(Intervals {
+        registers_steps: 10,
+        registers_ns: 1 << 40,
+        devices_steps: 20,
+        ram_steps: 40,
+    });
+    assert!(matches!(machine.run(u64::MAX, &mut recorder).unwrap(), RunStop::Ended(_)));
+    let end = recorder.finish(&mut machine).unwrap();
+    (Recording::open(&path).unwrap(), end)
+}
+
+fn stops(recording: &Recording) -> usize {
+    recording.log.events.iter().filter(|record| matches!(record.event, Event::Stopped(_))).count()
+}
+
+#[test]
+fn a_guest_that_was_stopped_anywhere_replays_by_exits() {
+    let directory = tempfile::tempdir().unwrap();
+    for seed in [3, 4, 5] {
+        let (recording, end) = record(directory.path(), seed);
+        assert_eq!(recording.counting, Counting::Exits);
+        assert!(stops(&recording) > 50, "{} stops", stops(&recording));
+        assert!(end.console_bytes >= 3, "what was typed is echoed");
+        let (_, how) = replay(&recording, None, |_| Ok(()), |_| {}).unwrap();
+        assert_eq!(how, ReplayEnd::Verified, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_translated_recording_is_the_same_run() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recording, end) = record(directory.path(), 7);
+    let events: Vec<Event> = recording.log.events.iter().map(|record| record.event.clone()).collect();
+    let path = recording.path.clone();
+    let translated = in_instructions(recording, |_| {}).unwrap();
+    assert_eq!(translated.counting, Counting::Instructions);
+    assert!(events.iter().eq(translated.log.events.iter().map(|record| &record.event)));
+    let last = translated.log.end.clone().unwrap();
+    assert_eq!((last.hashes, last.outcome.clone()), (end.hashes, end.outcome));
+    assert_eq!((last.console_bytes, last.console_hash), (end.console_bytes, end.console_hash));
+    assert!(last.at.steps > 20_000 * 5, "{:?}", last.at);
+    let (_, how) = replay(&translated, None, |_| Ok(()), |_| {}).unwrap();
+    assert_eq!(how, ReplayEnd::Verified);
+    // The second time it is only read.
+    let before = std::fs::metadata(path.join(INSTRUCTIONS)).unwrap().modified().unwrap();
+    let again = in_instructions(Recording::open(&path).unwrap(), |_| {}).unwrap();
+    assert_eq!(again.log, translated.log);
+    assert_eq!(std::fs::metadata(path.join(INSTRUCTIONS)).unwrap().modified().unwrap(), before);
+}
+
+#[test]
+fn one_travels_in_a_translated_recording() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recording, _) = record(directory.path(), 9);
+    assert!(Timeline::open(&recording).is_err(), "exits are no positions to travel to");
+    let mut timeline = Timeline::open_with(&in_instructions(recording, |_| {}).unwrap(), 1).unwrap();
+    let mut seen = Vec::new();
+    for at in [50_000, 90_000, 70_000, 50_000, 90_000, 70_000] {
+        assert_eq!(timeline.seek(at, &mut || false).unwrap(), TravelStop::Reached);
+        seen.push((at, timeline.machine_mut().hashes()));
+    }
+    seen.sort_by_key(|(at, _)| *at);
+    assert!(seen.chunks(2).all(|pair| pair[0].1 == pair[1].1), "the same place is the same state");
+    assert_ne!(seen[0].1, seen[2].1);
+}
+
+#[test]
+fn a_log_that_names_another_place_diverges() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recording, _) = record(directory.path(), 11);
+    let stop = recording.log.events.iter().rposition(|r| matches!(r.event, Event::Stopped(_))).unwrap();
+    let mut changed = recording.log.clone();
+    if let Event::Stopped(stopped) = &mut changed.events[stop].event {
+        stopped.ram_digest[0] ^= 1;
+    }
+    rewrite(&recording, &changed.events);
+    let error = replay(&Recording::open(&recording.path).unwrap(), None, |_| Ok(()), |_| {}).err().unwrap();
+    assert!(matches!(error, Error::Divergence(_)), "{error}");
+}
+
+/// Replaces a recording's events; checks and end go.
+fn rewrite(recording: &Recording, events: &[vmm::event_log::EventRecord]) {
+    let path = recording.path.join(EVENTS);
+    std::fs::remove_file(&path).unwrap();
+    let mut log = LogWriter::create(&path).unwrap();
+    log.append(&LogRecord::Machine(recording.log.machine_hash)).unwrap();
+    for event in events {
+        log.append(&LogRecord::Event(event.clone())).unwrap();
+    }
+}
+
+#[test]
+fn an_engine_that_counts_exits_takes_no_other_machine() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = MachineOptions {
+        kernel: write_kernel(directory.path(), 10),
+        memory_bytes: 4 << 20,
+        ..MachineOptions::default()
+    };
+    let (config, images) = MachineConfig::from_options(&options).unwrap();
+    let power_on = PowerOn { unix_seconds: 1, seed: [1; 32], columns: 80, rows: 25 };
+    let built = Machine::build(&config, &images, &power_on, EngineKind::Kvm, Counting::Exits);
+    assert!(matches!(built, Err(Error::Unsupported(_))));
+}
