@@ -105,7 +105,7 @@ fn a_guest_that_was_stopped_anywhere_replays_by_exits() {
         let (recording, end) = record(directory.path(), seed);
         assert_eq!(recording.counting, Counting::Exits);
         assert!(stops(&recording) > 50, "{} stops", stops(&recording));
-        assert!(end.console_bytes >= 3, "what was typed is echoed");
+        assert!(end.console_bytes >= 2, "what was typed is echoed, if it came early enough");
         let (_, how) = replay(&recording, None, |_| Ok(()), |_| {}).unwrap();
         assert_eq!(how, ReplayEnd::Verified, "seed {seed}");
     }
