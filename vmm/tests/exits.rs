@@ -81,7 +81,7 @@ fn record(directory: &Path, seed: u64) -> (Recording, EndRecord) {
     let mut machine = Machine::build(&config, &images, &power_on, EngineKind::Soft, Counting::Exits).unwrap();
     let path = directory.join(format!("exits-{seed}.ttvm"));
     let log = Recording::create(&path, &config).unwrap();
-    let host = Host { numbers: Cell::new(seed), told: false, keys: vec![(20, "a"), (50, "bc")] };
+    let host = Host { numbers: Cell::new(seed), told: false, keys: vec![(200, "a"), (400, "bc")] };
     let mut recorder = Recorder::new(host, log, power_on);
     recorder.check_every(Intervals {
         registers_steps: 10,
