@@ -32,7 +32,8 @@ pub fn without_undefined_flags(word: u64) -> u64 {
 /// [`without_undefined_flags`] leaves out.
 pub fn fold_registers(gpr: &[u64; 16]) -> u64 {
     gpr.iter().fold(0x9e37_79b9_7f4a_7c15, |sum: u64, register| {
-        let mixed = (sum.rotate_left(5) ^ without_undefined_flags(*register)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        let mixed =
+            (sum.rotate_left(5) ^ without_undefined_flags(*register)).wrapping_mul(0xff51_afd7_ed55_8ccd);
         mixed ^ mixed >> 32
     })
 }
