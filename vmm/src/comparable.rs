@@ -80,6 +80,9 @@ fn comparable(state: &CpuState) -> Comparable<'_> {
 mod tests {
     use super::*;
 
+    /// Something that changes, and how.
+    type Change<'a> = (&'a str, &'a dyn Fn(&mut CpuState));
+
     #[test]
     fn what_processors_differ_in_does_not_count_and_everything_else_does() {
         let state = CpuState::reset();
@@ -89,7 +92,7 @@ mod tests {
             cpu_hash(&changed, TimeBase::Exits)
         };
         let same = hash(&|_| ());
-        let ignored: [(&str, &dyn Fn(&mut CpuState)); 4] = [
+        let ignored: [Change; 4] = [
             ("counts", &|s| (s.steps, s.branches) = (5, 6)),
             ("flags", &|s| s.rflags ^= 0x8d5),
             ("x87 pointers", &|s| s.fpu.instruction_pointer = 9),
@@ -98,7 +101,7 @@ mod tests {
         for (what, change) in ignored {
             assert_eq!(hash(change), same, "{what}");
         }
-        let seen: [(&str, &dyn Fn(&mut CpuState)); 8] = [
+        let seen: [Change; 8] = [
             ("a register", &|s| s.gpr[15] = 1),
             ("RIP", &|s| s.rip += 1),
             ("IF", &|s| s.rflags ^= 1 << 9),
