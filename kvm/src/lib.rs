@@ -21,7 +21,7 @@ mod vm;
 
 pub use counter::{CounterReport, test_counter};
 pub use error::Error;
-pub use mark::{Mark, fold_registers};
+pub use mark::{Mark, fold_registers, without_undefined_flags};
 pub use probe::{Capabilities, Probe, capabilities, probe};
 pub use run::{End, KvmCpu, Leave, Statistics};
 pub use vm::is_present;

@@ -51,7 +51,7 @@ pub fn capabilities() -> Result<Capabilities, Error> {
 
 /// Runs the tiny guests, each with its name.
 pub fn probe() -> Vec<(&'static str, Probe)> {
-    let guests: [(&str, fn() -> Result<(), String>); 4] = [
+    let guests: [(&str, Guest); 4] = [
         ("kernel-mode instructions", kernel_mode),
         ("SYSCALL", system_call),
         ("breakpoints in user mode", user_breakpoint),
@@ -59,6 +59,9 @@ pub fn probe() -> Vec<(&'static str, Probe)> {
     ];
     guests.map(|(name, guest)| (name, guest().map_or_else(Probe::Fails, |()| Probe::Works))).into()
 }
+
+/// Runs one tiny guest; an error says what was not as on hardware.
+type Guest = fn() -> Result<(), String>;
 
 const CODE: u64 = 0x1000;
 const USER_CODE: u64 = 0x2000;

@@ -243,11 +243,19 @@ impl KvmCpu {
             return Ok(false);
         }
         if let Some(vector) = bus.acknowledge_interrupt() {
+            self.clear_resume_flag();
             self.vcpu.interrupt(vector)?;
             self.halted = false;
             self.statistics.interrupts += 1;
         }
         Ok(true)
+    }
+
+    /// Breakpoints of ours leave RF set, which an interrupt would push for the guest to see.
+    fn clear_resume_flag(&mut self) {
+        if self.vcpu.synced().regs.rflags & RESUME_FLAG != 0 {
+            self.vcpu.change(|regs: &mut kvm_regs| regs.rflags &= !RESUME_FLAG);
+        }
     }
 
     /// Looks whether the guest is at the mark, and sets the breakpoint on it where it is not.
@@ -257,6 +265,7 @@ impl KvmCpu {
             let seen = std::mem::replace(&mut run.leave, Leave::At(Mark { not_here: false, ..mark }));
             let rejected = seen == Leave::At(Mark { not_here: true, ..mark });
             if !rejected && fold_registers(&gpr_of(&synced.regs)) == mark.registers {
+                self.clear_resume_flag();
                 return Ok(Some(End::Mark));
             }
             if run.met >= BREAKPOINTS_PER_LANDING {
@@ -412,6 +421,7 @@ impl KvmCpu {
         if !nothing_under_way(&synced.events) || synced.events.interrupt.shadow != 0 {
             return Ok(None);
         }
+        self.clear_resume_flag();
         self.statistics.forced += 1;
         Ok(Some(End::Forced))
     }

@@ -1,7 +1,7 @@
 //! What of a CPU's state must be the same on every engine and processor.
 //!
 //! The software CPU gives equal states, bit by bit. Processors keep things beside the architecture's: hidden parts of segments
-//! that are not in use, arithmetic flags that an instruction leaves undefined, where the last x87 instruction was. A
+//! that are not in use, arithmetic flags that an instruction leaves undefined (also in copies of RFLAGS), where the last x87 instruction was. A
 //! machine that more than one of them runs is compared without these, and without counts that only one of them has.
 
 use cpu::{CpuState, SegReg};
@@ -15,7 +15,7 @@ const VOLATILE_FLAGS: u64 = 0x8d5 | 1 << 16;
 
 #[derive(Debug, Serialize)]
 struct Comparable<'a> {
-    gpr: &'a [u64; 16],
+    gpr: [u64; 16],
     rip: u64,
     rflags: u64,
     selectors: [u16; 8],
@@ -48,7 +48,7 @@ fn comparable(state: &CpuState) -> Comparable<'_> {
     let base = |register: SegReg| state.segments[register as usize].base;
     let (m, fpu) = (&state.msrs, &state.fpu);
     Comparable {
-        gpr: &state.gpr,
+        gpr: state.gpr.map(kvm::without_undefined_flags),
         rip: state.rip,
         rflags: state.rflags & !VOLATILE_FLAGS,
         selectors: [es, cs, ss, ds, fs, gs, state.ldtr.selector, state.tr.selector],
@@ -80,6 +80,9 @@ fn comparable(state: &CpuState) -> Comparable<'_> {
 mod tests {
     use super::*;
 
+    /// Something that changes, and how.
+    type Change<'a> = (&'a str, &'a dyn Fn(&mut CpuState));
+
     #[test]
     fn what_processors_differ_in_does_not_count_and_everything_else_does() {
         let state = CpuState::reset();
@@ -89,7 +92,7 @@ mod tests {
             cpu_hash(&changed, TimeBase::Exits)
         };
         let same = hash(&|_| ());
-        let ignored: [(&str, &dyn Fn(&mut CpuState)); 4] = [
+        let ignored: [Change; 4] = [
             ("counts", &|s| (s.steps, s.branches) = (5, 6)),
             ("flags", &|s| s.rflags ^= 0x8d5),
             ("x87 pointers", &|s| s.fpu.instruction_pointer = 9),
@@ -98,7 +101,7 @@ mod tests {
         for (what, change) in ignored {
             assert_eq!(hash(change), same, "{what}");
         }
-        let seen: [(&str, &dyn Fn(&mut CpuState)); 8] = [
+        let seen: [Change; 8] = [
             ("a register", &|s| s.gpr[15] = 1),
             ("RIP", &|s| s.rip += 1),
             ("IF", &|s| s.rflags ^= 1 << 9),

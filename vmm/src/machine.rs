@@ -23,7 +23,7 @@ use crate::engine::{End, Engine, EngineKind, Leave, Mark, fold_registers};
 use crate::error::Error;
 use crate::inputs::{Departure, Event, Idle, Inputs, PowerOn, Stopped, View};
 use crate::position::{Counting, MAX_TIME_NS, Moment, TimeBase};
-use crate::ram_digest::RamDigest;
+use crate::ram_digest::{RamDigest, leave_out_processors_own};
 use crate::written_pages::{Reader, WrittenPages};
 
 /// What ended a run.
@@ -735,6 +735,9 @@ impl Machine {
         while offset < self.ram.size_bytes() {
             let length = (self.ram.size_bytes() - offset).min(buffer.len() as u64) as usize;
             self.ram.read_bytes(offset, &mut buffer[..length]);
+            if self.time_base == TimeBase::Exits {
+                leave_out_processors_own(&mut buffer[..length]);
+            }
             hasher.update(&buffer[..length]);
             offset += length as u64;
         }

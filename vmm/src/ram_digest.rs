@@ -7,7 +7,8 @@
 //! hash of RAM at a recording's end is.
 //!
 //! A processor sets the accessed bits of page tables when it pleases, also ahead of what it executes. Where one may run the
-//! guest, bits 5 and 6 of every word that may be an entry in use (bit 0 is set) are left out.
+//! guest, bits 5 and 6 of every word that may be an entry in use (bit 0 is set) are left out, and so are the arithmetic flags
+//! of every word that may be a copy of RFLAGS ([`kvm::without_undefined_flags`]).
 
 use guest_ram::{GuestRam, PAGE_SIZE};
 use twox_hash::XxHash3_128;
@@ -33,7 +34,7 @@ impl RamDigest {
         for page in pages {
             ram.read_bytes(page * PAGE_SIZE, &mut contents);
             if self.time_base == TimeBase::Exits {
-                leave_out_accessed_bits(&mut contents);
+                leave_out_processors_own(&mut contents);
             }
             let new = term_of(page, &contents);
             let term = &mut self.terms[page as usize];
@@ -44,13 +45,19 @@ impl RamDigest {
     }
 }
 
-fn leave_out_accessed_bits(contents: &mut [u8; PAGE_SIZE as usize]) {
-    for word in contents.chunks_exact_mut(8) {
-        if word[0] & 1 != 0 {
-            word[0] &= !0x60;
+/// Leaves out of memory, in whole words, what is up to the processor: see the module.
+pub fn leave_out_processors_own(contents: &mut [u8]) {
+    for bytes in contents.as_chunks_mut().0 {
+        let mut word = kvm::without_undefined_flags(u64::from_le_bytes(*bytes));
+        if word & 1 != 0 {
+            word &= !ACCESSED_AND_DIRTY;
         }
+        *bytes = word.to_le_bytes();
     }
 }
+
+/// Of an entry of a page table.
+const ACCESSED_AND_DIRTY: u64 = 0x60;
 
 fn term_of(page: u64, contents: &[u8; PAGE_SIZE as usize]) -> u128 {
     let zero = contents.iter().all(|&byte| byte == 0);
@@ -87,10 +94,10 @@ mod tests {
             ram.store_u64(8, value);
             RamDigest::zeroed(1, time_base).update(&ram, [0])
         };
-        assert_eq!(digest(0x1067, TimeBase::Exits), digest(0x1007, TimeBase::Exits));
-        assert_ne!(digest(0x1067, TimeBase::Instructions), digest(0x1007, TimeBase::Instructions));
-        assert_ne!(digest(0x1066, TimeBase::Exits), digest(0x1006, TimeBase::Exits), "not in use");
-        assert_ne!(digest(0x1087, TimeBase::Exits), digest(0x1007, TimeBase::Exits));
+        assert_eq!(digest(0x401067, TimeBase::Exits), digest(0x401007, TimeBase::Exits));
+        assert_ne!(digest(0x401067, TimeBase::Instructions), digest(0x401007, TimeBase::Instructions));
+        assert_ne!(digest(0x401066, TimeBase::Exits), digest(0x401006, TimeBase::Exits), "not in use");
+        assert_ne!(digest(0x401087, TimeBase::Exits), digest(0x401007, TimeBase::Exits));
     }
 
     #[test]

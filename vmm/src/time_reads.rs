@@ -14,6 +14,8 @@ use crate::board::TIME_READ_MARK;
 
 const RDTSC: [u8; 2] = [0x0f, 0x31];
 const HLT: u8 = 0xf4;
+/// Of a 64-bit file.
+const SECTION_HEADER_BYTES: usize = 64;
 const SHF_EXECINSTR: u64 = 4;
 const SHT_NOBITS: u32 = 8;
 /// Decoding begins so far before a place that looks like an RDTSC: wherever it begins, it is in step long before.
@@ -76,6 +78,7 @@ fn code_sections(image: &[u8]) -> Option<Vec<(usize, usize)>> {
     let mut found = Vec::new();
     for number in 0..count {
         let header = table.checked_add(number * size)?;
+        bytes(header, SECTION_HEADER_BYTES)?;
         let (kind, flags) = (word(header + 4)?, long(header + 8)?);
         if flags & SHF_EXECINSTR == 0 || kind == SHT_NOBITS {
             continue;
