@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::checks::{CheckParts, CheckRecord};
-use crate::comparable::cpu_hash;
+use crate::comparable::{cpu_hash, shown};
 use crate::error::Error;
 use crate::machine::short;
 use crate::position::{Counting, Moment, TimeBase};
@@ -106,7 +106,11 @@ impl View<'_> {
 
     /// First bytes of the hash of the CPU's state.
     pub fn cpu_hash(&self) -> [u8; 8] {
-        short(&cpu_hash(&self.cpu.state(), self.time_base))
+        let state = self.cpu.state();
+        if self.time_base == TimeBase::Exits {
+            log::trace!("compared after {}: {}", self.moment.steps, shown(&state));
+        }
+        short(&cpu_hash(&state, self.time_base))
     }
 }
 
