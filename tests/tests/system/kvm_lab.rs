@@ -66,7 +66,9 @@ fn brought_home(directory: &Path, disk: &Path) -> Recording {
 #[test]
 fn a_run_under_kvm_replays_there_and_on_the_software_engine() {
     if std::env::var_os("TTVM_KVM_LAB").is_none() {
-        println!("skipped: replays of KVM's recordings do not get to the end of a boot yet; TTVM_KVM_LAB=1 runs it");
+        println!(
+            "skipped: replays of KVM's recordings do not get to the end of a boot yet; TTVM_KVM_LAB=1 runs it"
+        );
         return;
     }
     let directory = tempfile::tempdir().expect("a temporary folder");
