@@ -4,11 +4,14 @@
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// `/dev/kvm` is not there or not for us.
-    #[error("/dev/kvm cannot be used: {0}; {1}")]
+    #[error("KVM cannot be used: /dev/kvm: {0}; {1}")]
     Device(std::io::Error, &'static str),
     /// This KVM lacks something.
     #[error("this host's KVM lacks {0}; use --engine soft")]
     Lacks(&'static str),
+    /// It is not the processor's own virtualisation.
+    #[error("this host's KVM is an imitation in software ({0}); use --engine soft, and see ttvm doctor")]
+    Imitation(String),
     /// A call failed.
     #[error("KVM failed to {0}: {1}")]
     Call(&'static str, std::io::Error),

@@ -49,6 +49,11 @@ pub fn capabilities() -> Result<Capabilities, Error> {
     })
 }
 
+/// Refuses a KVM that does not execute as hardware does. Asks only what takes no time.
+pub fn refuse_imitation() -> Result<(), Error> {
+    kernel_mode().map_err(Error::Imitation)
+}
+
 /// Runs the tiny guests, each with its name.
 pub fn probe() -> Vec<(&'static str, Probe)> {
     let guests: [(&str, Guest); 4] = [

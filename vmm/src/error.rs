@@ -110,7 +110,9 @@ impl From<StoreError> for Error {
 impl From<kvm::Error> for Error {
     fn from(error: kvm::Error) -> Error {
         match error {
-            kvm::Error::Device(..) | kvm::Error::Lacks(_) => Error::Unsupported(error.to_string()),
+            kvm::Error::Device(..) | kvm::Error::Lacks(_) | kvm::Error::Imitation(_) => {
+                Error::Unsupported(error.to_string())
+            }
             other => Error::Kvm(other),
         }
     }

@@ -12,6 +12,12 @@ use kvm::KvmCpu;
 use crate::engine::{End, Engine, Leave};
 use crate::error::Error;
 
+/// Refuses hosts without KVM, and with one that does not execute as hardware does.
+pub fn require() -> Result<(), Error> {
+    kvm::capabilities()?;
+    Ok(kvm::refuse_imitation()?)
+}
+
 /// A vCPU of KVM.
 pub struct KvmEngine(KvmCpu);
 

@@ -7,6 +7,7 @@ use vmm::engine::EngineKind;
 use vmm::error::Error;
 use vmm::host::LiveOptions;
 use vmm::inputs::PowerOn;
+use vmm::kvm_engine;
 use vmm::machine::Machine;
 use vmm::position::{Counting, TimeBase};
 use vmm::recording::Recording;
@@ -84,6 +85,7 @@ impl EngineArgs {
             let why = "this recording counts instructions, which KVM does not: use --engine soft";
             return Err(Error::Unsupported(why.to_string()));
         }
+        kvm_engine::require()?;
         Ok(EngineKind::Kvm)
     }
 }
@@ -102,6 +104,9 @@ enum EngineChoice {
 impl MachineArgs {
     /// Reads the images and gives the machine's description.
     fn config(&self) -> Result<(MachineConfig, Images), Error> {
+        if self.engine() == EngineKind::Kvm {
+            kvm_engine::require()?;
+        }
         let modules = self.module.iter().map(|text| {
             let (file, cmdline) = text.split_once(' ').unwrap_or((text, ""));
             (PathBuf::from(file), cmdline.to_string())
