@@ -46,3 +46,46 @@ pub trait Bus {
     /// The raw time-stamp counter at a step count.
     fn tsc(&mut self, steps: u64) -> u64;
 }
+
+/// A board with nothing on it: reads give ones, nothing interrupts, and board MSRs raise #GP. For programs that need
+/// none; what they write to ports is kept.
+#[derive(Clone, Debug, Default)]
+pub struct EmptyBus {
+    /// Port and value of each write, in order.
+    pub written: Vec<(u16, u32)>,
+}
+
+impl Bus for EmptyBus {
+    fn port_read(&mut self, _: u64, _: u16, _: u8) -> u32 {
+        u32::MAX
+    }
+    fn port_write(&mut self, _: u64, port: u16, _: u8, value: u32) {
+        self.written.push((port, value));
+    }
+    fn mmio_read(&mut self, _: u64, _: u64, data: &mut [u8]) {
+        data.fill(0xff);
+    }
+    fn mmio_write(&mut self, _: u64, _: u64, _: &[u8]) {}
+    fn signals(&mut self) -> Signals {
+        Signals::default()
+    }
+    fn acknowledge_interrupt(&mut self) -> Option<u8> {
+        None
+    }
+    fn take_nmi(&mut self) -> bool {
+        false
+    }
+    fn read_msr(&mut self, _: u64, _: u32) -> Option<u64> {
+        None
+    }
+    fn write_msr(&mut self, _: u64, _: u32, _: u64) -> Option<()> {
+        None
+    }
+    fn cr8(&mut self) -> u64 {
+        0
+    }
+    fn set_cr8(&mut self, _: u64, _: u64) {}
+    fn tsc(&mut self, steps: u64) -> u64 {
+        steps
+    }
+}

@@ -31,7 +31,7 @@ mod segmentation;
 mod simd;
 mod state;
 
-pub use crate::bus::{Bus, Signals};
+pub use crate::bus::{Bus, EmptyBus, Signals};
 pub use crate::core::{CodeSize, Core};
 pub use crate::cpuid::Model;
 pub use crate::debug::{AddressKind, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};

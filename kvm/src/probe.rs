@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cpu::{Bus, CpuState, Model, Segment, Signals, Stop, TableRegister};
+use cpu::{CpuState, EmptyBus, Model, Segment, Stop, TableRegister};
 use guest_ram::GuestRam;
 use kvm_ioctls::Cap;
 
@@ -76,47 +76,6 @@ const RESULT_PORT: u16 = 0x10;
 /// A guest of a few instructions takes no longer; one that hangs is stopped.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Notes what the guest writes to the result port.
-#[derive(Default)]
-struct Results(Vec<u8>);
-
-impl Bus for Results {
-    fn port_read(&mut self, _: u64, _: u16, _: u8) -> u32 {
-        u32::MAX
-    }
-    fn port_write(&mut self, _: u64, port: u16, _: u8, value: u32) {
-        if port == RESULT_PORT {
-            self.0.push(value as u8);
-        }
-    }
-    fn mmio_read(&mut self, _: u64, _: u64, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-    fn mmio_write(&mut self, _: u64, _: u64, _: &[u8]) {}
-    fn signals(&mut self) -> Signals {
-        Signals::default()
-    }
-    fn acknowledge_interrupt(&mut self) -> Option<u8> {
-        None
-    }
-    fn take_nmi(&mut self) -> bool {
-        false
-    }
-    fn read_msr(&mut self, _: u64, _: u32) -> Option<u64> {
-        None
-    }
-    fn write_msr(&mut self, _: u64, _: u32, _: u64) -> Option<()> {
-        None
-    }
-    fn cr8(&mut self) -> u64 {
-        0
-    }
-    fn set_cr8(&mut self, _: u64, _: u64) {}
-    fn tsc(&mut self, _: u64) -> u64 {
-        0
-    }
-}
-
 /// A vCPU in 64-bit mode with the first 2 MiB mapped for everybody, at `CODE` in kernel mode.
 fn guest(kernel: &[u8], user: &[u8]) -> Result<(KvmCpu, CpuState), String> {
     let ram = Arc::new(GuestRam::new(2 << 20).map_err(|error| error.to_string())?);
@@ -153,12 +112,13 @@ fn kernel_state() -> CpuState {
 }
 
 fn run(cpu: &mut KvmCpu, leave: Leave) -> Result<(End, Vec<u8>), String> {
-    let mut bus = Results::default();
+    let mut bus = EmptyBus::default();
     let end = cpu.run(&mut bus, leave).map_err(|error| error.to_string())?;
     if cpu.statistics().emulated > 0 {
         return Err("it cannot execute an instruction that every processor has".to_string());
     }
-    Ok((end, bus.0))
+    let results = bus.written.iter().filter(|(port, _)| *port == RESULT_PORT);
+    Ok((end, results.map(|(_, value)| *value as u8).collect()))
 }
 
 fn run_to_halt(cpu: &mut KvmCpu) -> Result<Vec<u8>, String> {

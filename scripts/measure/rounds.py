@@ -62,12 +62,12 @@ def info_of(ttvm, recording):
     return json.loads(done.console), []
 
 
-def play(ttvm, guest, number, recording, costs):
+def play(ttvm, guest, number, recording, costs, record_options):
     """One round; the recording is left at `recording`. With `costs`, the guest also runs without recording."""
     # Each round is another run, but the same with recording and without.
     machine = [*guest.options, "--seed", str(number), "--date", str(1_700_000_000 + 86_400 * number)]
     ran = run([ttvm, "run", *machine], guest.typist()) if costs else None
-    recorded = run([ttvm, "record", "--output", recording, *machine], guest.typist())
+    recorded = run([ttvm, "record", "--output", recording, *record_options, *machine], guest.typist())
     info, wrong = info_of(ttvm, recording)
     replayed = run([ttvm, "replay", recording, "--verify"])
     recorded_to, replayed_to = ENDED.search(recorded.messages), REPLAYED.search(replayed.messages)
@@ -208,10 +208,10 @@ def over_limits(summary, guest):
     return exact, measured
 
 
-def play_and_report(ttvm, guest, number, keep, costs):
+def play_and_report(ttvm, guest, number, keep, costs, record_options):
     """One round; says what was wrong, and keeps the recording only then."""
     recording = f"{keep}/{guest.name}-{number}.ttvm"
-    result = play(ttvm, guest, number, recording, costs)
+    result = play(ttvm, guest, number, recording, costs, record_options)
     if not result.wrong:
         shutil.rmtree(recording)
     for sentence in result.wrong:

@@ -8,9 +8,9 @@ use devices::DebugPorts;
 use serde::{Deserialize, Serialize};
 
 use crate::boot;
+use crate::boot::time_reads::{self, Rewriting};
 use crate::error::Error;
 use crate::position::TimeBase;
-use crate::time_reads::{self, Rewriting};
 
 /// Least RAM that anything is expected to boot in.
 pub const MIN_MEMORY_BYTES: u64 = 4 << 20;

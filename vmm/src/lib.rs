@@ -35,7 +35,6 @@ pub mod recording;
 pub mod registers;
 pub mod replay;
 pub mod symbols;
-pub mod time_reads;
 pub mod timeline;
 mod trail;
 pub mod translate;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cpu::{Bus, Cpu, CpuState, Segment, Signals, Stop};
+use cpu::{Cpu, CpuState, EmptyBus, Segment, Stop};
 use guest_ram::GuestRam;
 
 const PAGE: u64 = 4096;
@@ -70,7 +70,7 @@ impl Guest {
         let mut state = state.clone();
         state.rip = self.code + offset;
         self.cpu.set_state(&state);
-        let stop = self.cpu.run(&mut NoBus, state.steps + 1, u64::MAX);
+        let stop = self.cpu.run(&mut EmptyBus::default(), state.steps + 1, u64::MAX);
         let after = self.cpu.state();
         let next = state.rip + instruction.len() as u64;
         let vector = match after.rip.wrapping_sub(HANDLERS) {
@@ -122,39 +122,4 @@ fn initial_state() -> CpuState {
     state.msrs.efer = 0xd01;
     state.gpr[4] = STACK + PAGE;
     state
-}
-
-struct NoBus;
-
-impl Bus for NoBus {
-    fn port_read(&mut self, _: u64, _: u16, _: u8) -> u32 {
-        0
-    }
-    fn port_write(&mut self, _: u64, _: u16, _: u8, _: u32) {}
-    fn mmio_read(&mut self, _: u64, _: u64, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-    fn mmio_write(&mut self, _: u64, _: u64, _: &[u8]) {}
-    fn signals(&mut self) -> Signals {
-        Signals::default()
-    }
-    fn acknowledge_interrupt(&mut self) -> Option<u8> {
-        None
-    }
-    fn take_nmi(&mut self) -> bool {
-        false
-    }
-    fn read_msr(&mut self, _: u64, _: u32) -> Option<u64> {
-        None
-    }
-    fn write_msr(&mut self, _: u64, _: u32, _: u64) -> Option<()> {
-        None
-    }
-    fn cr8(&mut self) -> u64 {
-        0
-    }
-    fn set_cr8(&mut self, _: u64, _: u64) {}
-    fn tsc(&mut self, steps: u64) -> u64 {
-        steps
-    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cpu::{Bus, Cpu, CpuState, FpuState, Segment, Signals, Stop};
+use cpu::{Cpu, CpuState, EmptyBus, FpuState, Segment, Stop};
 use guest_ram::GuestRam;
 
 use crate::machine::{ARITHMETIC, MEMORY_BYTES, Machine, POINTER_TO_CODE, POINTER_TO_DATA};
@@ -53,7 +53,7 @@ impl Guest {
     pub fn run(&mut self, state: &CpuState, instruction: &[u8]) -> (CpuState, Option<u8>) {
         self.ram.write_bytes(state.segments[1].base + state.rip, instruction);
         self.cpu.set_state(state);
-        let stop = self.cpu.run(&mut NoBus, state.steps + 1, state.steps);
+        let stop = self.cpu.run(&mut EmptyBus::default(), state.steps + 1, state.steps);
         let after = self.cpu.state();
         let vector = match after.rip.wrapping_sub(HANDLERS) {
             distance if distance < 512 => Some((distance / 16) as u8),
@@ -120,40 +120,5 @@ fn fpu_state(machine: &Machine) -> FpuState {
         data_pointer: machine.data_pointer,
         instruction_selector: 0,
         data_selector: 0,
-    }
-}
-
-struct NoBus;
-
-impl Bus for NoBus {
-    fn port_read(&mut self, _: u64, _: u16, _: u8) -> u32 {
-        0
-    }
-    fn port_write(&mut self, _: u64, _: u16, _: u8, _: u32) {}
-    fn mmio_read(&mut self, _: u64, _: u64, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-    fn mmio_write(&mut self, _: u64, _: u64, _: &[u8]) {}
-    fn signals(&mut self) -> Signals {
-        Signals::default()
-    }
-    fn acknowledge_interrupt(&mut self) -> Option<u8> {
-        None
-    }
-    fn take_nmi(&mut self) -> bool {
-        false
-    }
-    fn read_msr(&mut self, _: u64, _: u32) -> Option<u64> {
-        None
-    }
-    fn write_msr(&mut self, _: u64, _: u32, _: u64) -> Option<()> {
-        None
-    }
-    fn cr8(&mut self) -> u64 {
-        0
-    }
-    fn set_cr8(&mut self, _: u64, _: u64) {}
-    fn tsc(&mut self, steps: u64) -> u64 {
-        steps
     }
 }

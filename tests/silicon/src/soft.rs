@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use cpu::{Bus, Cpu, CpuState, Segment, Signals, Stop, TableRegister};
+use cpu::{Cpu, CpuState, EmptyBus, Segment, Stop, TableRegister};
 use guest_ram::GuestRam;
 
 use crate::layout::{CODE, CODE_BYTES, DATA, DATA_BYTES, PAGE, READ_ONLY, USER_CS, USER_SS};
@@ -133,10 +133,10 @@ impl Soft {
     pub fn run(&mut self, input: &Registers, steps: u64, fetch: bool, outcome: &mut Outcome) {
         self.load(input);
         let mut until = steps.clamp(1, MAX_STEPS);
-        let mut stop = self.cpu.run(&mut NoBus, until, u64::MAX);
+        let mut stop = self.cpu.run(&mut EmptyBus::default(), until, u64::MAX);
         if fetch && stop == Stop::Budget && !in_handler(self.cpu.rip()) {
             until += 1;
-            stop = self.cpu.run(&mut NoBus, until, u64::MAX);
+            stop = self.cpu.run(&mut EmptyBus::default(), until, u64::MAX);
         }
         self.save(stop, outcome);
     }
@@ -246,41 +246,5 @@ fn save_fx(state: &CpuState, fx: &mut FxImage) {
     fx.set_mxcsr(state.mxcsr);
     for n in 0..16 {
         fx.set_xmm(n, state.xmm[n]);
-    }
-}
-
-/// No devices: user-mode code without I/O rights reaches none.
-struct NoBus;
-
-impl Bus for NoBus {
-    fn port_read(&mut self, _: u64, _: u16, _: u8) -> u32 {
-        u32::MAX
-    }
-    fn port_write(&mut self, _: u64, _: u16, _: u8, _: u32) {}
-    fn mmio_read(&mut self, _: u64, _: u64, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-    fn mmio_write(&mut self, _: u64, _: u64, _: &[u8]) {}
-    fn signals(&mut self) -> Signals {
-        Signals::default()
-    }
-    fn acknowledge_interrupt(&mut self) -> Option<u8> {
-        None
-    }
-    fn take_nmi(&mut self) -> bool {
-        false
-    }
-    fn read_msr(&mut self, _: u64, _: u32) -> Option<u64> {
-        None
-    }
-    fn write_msr(&mut self, _: u64, _: u32, _: u64) -> Option<()> {
-        None
-    }
-    fn cr8(&mut self) -> u64 {
-        0
-    }
-    fn set_cr8(&mut self, _: u64, _: u64) {}
-    fn tsc(&mut self, _: u64) -> u64 {
-        0
     }
 }

@@ -2,13 +2,13 @@
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::mpsc::channel;
 
 use vmm::debug::{Options, Report, serve};
 use vmm::position::PositionSpec;
 use vmm::recording::Recording;
 
+use super::batch;
 use crate::guests::repository;
 
 /// Runs a list of commands in gdb, whatever errors there are.
@@ -71,7 +71,7 @@ impl GdbScript {
             let address = is_ready.recv().expect("the server becomes ready");
             let output = run_gdb(&script, &address, symbols);
             // Nobody would end the wait for a gdb that never attached.
-            drop(std::os::unix::net::UnixStream::connect(&socket));
+            batch::leave(&socket);
             server.join().expect("the server survives").unwrap_or_else(|error| panic!("{error}"));
             output
         });
@@ -115,9 +115,8 @@ impl Transcript {
 }
 
 fn run_gdb(script: &Path, address: &str, symbols: &[PathBuf]) -> String {
-    let mut gdb = Command::new("gdb");
-    gdb.args(["--quiet", "--nx", "--batch", "-ex", "set architecture i386:x86-64"]);
-    gdb.args(["-ex", "set confirm off", "-ex", "set pagination off", "-ex", "set width 0"]);
+    let mut gdb = batch::gdb();
+    gdb.args(["-ex", "set confirm off"]);
     for (number, file) in symbols.iter().enumerate() {
         let verb = if number == 0 { "symbol-file" } else { "add-symbol-file" };
         gdb.args(["-ex", &format!("{verb} {}", file.display())]);
@@ -125,5 +124,5 @@ fn run_gdb(script: &Path, address: &str, symbols: &[PathBuf]) -> String {
     gdb.arg("-x").arg(repository().join("gdb/commands/tt.py"));
     gdb.args(["-ex", &format!("target remote {address}"), "-x"]).arg(repository().join(DRIVER));
     let output = gdb.env("TTVM_SCRIPT", script).output().expect("gdb must be installed: run scripts/setup");
-    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+    batch::said(&output)
 }

@@ -2,15 +2,14 @@
 //! cause, by the script that a person would use. What it finds is compared with markers such as `/* [1] */` in the
 //! modules' sources.
 
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 
+use tests::gdb::batch;
 use tests::guests::{BUGS, CLOUD_ELF, Guest, linux_options, repository};
 use tests::record::{open, record};
 use tests::run::last_lines;
 use tests::script::Script;
-use vmm::debug::GdbTarget;
 use vmm::machine::Outcome;
 use vmm::timeline::Timeline;
 
@@ -112,24 +111,15 @@ fn record_panic(name: &str, directory: &Path) {
 }
 
 /// Runs the walk's script while the recording is served; its output.
-fn walk_back(name: &'static str, directory: &Path) -> String {
+fn walk_back(name: &str, directory: &Path) -> String {
     let mut timeline =
         Timeline::open(&open(&directory.join("bug.ttvm"))).unwrap_or_else(|error| panic!("{error}"));
     timeline.seek(timeline.end(), &mut || false).unwrap_or_else(|error| panic!("{error}"));
-    let socket = directory.join("gdb.socket");
-    let listener = gdb::Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
-    let console = directory.join("console.log");
-    let walk = std::thread::spawn(move || {
-        let script = repository().join("guest-images/bugs/walk");
-        let output = Command::new(script).arg(name).args([&console, &socket]).output();
-        // If gdb never attached, nobody would end the wait for it.
-        drop(UnixStream::connect(&socket));
-        output.expect("the script can be run")
-    });
-    gdb::serve(&listener, &mut GdbTarget::new(&mut timeline), |_| false).expect("gdb is served");
-    drop(listener);
-    let output = walk.join().expect("the walk's thread");
-    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+    batch::serve(&mut timeline, directory, |socket| {
+        let mut walk = Command::new(repository().join("guest-images/bugs/walk"));
+        walk.arg(name).args([&directory.join("console.log"), socket]);
+        walk
+    })
 }
 
 fn gdb_finds_the_cause(bug: &Bug) {

@@ -5,12 +5,13 @@
 
 use std::io::{Read, Result, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest, repository};
 use tests::record::{open, record};
 use tests::script::Script;
@@ -62,21 +63,17 @@ impl AsFd for Watched {
 
 /// Runs gdb, and presses ^C whenever told to; what it says, and how often that was.
 fn run_gdb(address: &str, commands: &[String], noticed: &Receiver<()>) -> (String, usize) {
-    let mut gdb = Command::new("gdb");
-    gdb.args(["--quiet", "--nx", "--batch", "-ex", "set pagination off", "-ex", "set width 0"]);
-    gdb.args(["-ex", "set architecture i386:x86-64", "-x"]).arg(repository().join("gdb/commands/tt.py"));
-    gdb.args(["-ex", &format!("target remote {address}")]);
-    gdb.args(commands.iter().flat_map(|command| ["-ex", command]));
+    let mut gdb = batch::gdb();
+    gdb.arg("-x").arg(repository().join("gdb/commands/tt.py"));
+    batch::attach(&mut gdb, Path::new(address), commands);
     gdb.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let gdb = gdb.spawn().expect("gdb can be run");
     let pid = Pid::from_raw(gdb.id() as i32);
     // Ends when the connection does.
     let signals = noticed.iter().map(|()| kill(pid, Signal::SIGINT).expect("gdb runs")).count();
     let output = gdb.wait_with_output().expect("gdb ends");
-    drop(UnixStream::connect(address));
-    let said =
-        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    (said, signals)
+    batch::leave(Path::new(address));
+    (batch::said(&output), signals)
 }
 
 #[test]

@@ -6,14 +6,14 @@
 //! half a minute.
 
 use std::io::Read;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tests::gdb::batch;
 use tests::guests::{BUGS, CLOUD_ELF, Guest, linux_options};
 use tests::record::{open, record_with_checkpoints};
 use tests::run::last_lines;
@@ -99,10 +99,8 @@ fn walk(
     timeline.seek(timeline.end(), &mut || false).unwrap_or_else(|error| panic!("{error}"));
     let socket = directory.join("gdb.socket");
     let listener = gdb::Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
-    let mut gdb = Command::new("gdb");
-    gdb.args(["--quiet", "--nx", "--batch", "-ex", "set architecture i386:x86-64", "-ex", "set width 0"]);
-    gdb.args(["-ex", &format!("target remote {}", socket.display())]);
-    gdb.args(commands.iter().flat_map(|command| ["-ex", command]));
+    let mut gdb = batch::gdb();
+    batch::attach(&mut gdb, &socket, commands);
     gdb.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut gdb = gdb.spawn().expect("gdb must be installed: run scripts/setup");
     let pid = Pid::from_raw(gdb.id() as i32);
@@ -128,8 +126,7 @@ fn walk(
             let mut text = String::new();
             output.read_to_string(&mut text).expect("gdb prints text");
             gdb.wait().expect("it is our child");
-            // If gdb never attached, nobody would end the wait for it.
-            drop(UnixStream::connect(socket));
+            batch::leave(socket);
             text
         });
         gdb::serve(&listener, &mut target, |_| false).expect("gdb is served");

@@ -3,16 +3,14 @@
 //! with the guest's own `ps`, and with a search that looks at each hit.
 
 use std::collections::BTreeSet;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::Command;
 
 use tests::elf::move_down;
+use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest, repository, test_kernel};
 use tests::record::{open, record};
 use tests::script::Script;
 use tests::traveller::Traveller;
-use vmm::debug::GdbTarget;
 use vmm::symbols::tasks::{AddressSpace, Process, Tasks};
 use vmm::symbols::{Symbols, USER_ROOT_BIT, elf, kallsyms};
 use vmm::timeline::{Breakpoint, Stops, Timeline, address_space};
@@ -44,23 +42,12 @@ fn listed(console: &str) -> Vec<(u32, u32, char, String)> {
 
 /// What gdb says, with our commands loaded.
 fn gdb_says(timeline: &mut Timeline, directory: &Path, commands: &[String]) -> String {
-    let socket = directory.join("gdb.socket");
-    let listener = gdb::Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
-    let mut gdb = Command::new("gdb");
-    gdb.args(["--quiet", "--nx", "--batch", "-ex", "set pagination off", "-ex", "set width 0"]);
-    gdb.args(["-ex", "set architecture i386:x86-64", "-x"]).arg(repository().join("gdb/commands/tt.py"));
-    gdb.args(["-ex", &format!("target remote {}", socket.display())]);
-    gdb.args(commands.iter().flat_map(|command| ["-ex", command]));
-    let debugger = std::thread::spawn(move || {
-        let output = gdb.output();
-        // If gdb never attached, nobody would end the wait for it.
-        drop(UnixStream::connect(&socket));
-        output.expect("gdb can be run")
-    });
-    gdb::serve(&listener, &mut GdbTarget::new(timeline), |_| false).expect("gdb is served");
-    drop(listener);
-    let output = debugger.join().expect("gdb's thread");
-    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+    batch::serve(timeline, directory, |socket| {
+        let mut gdb = batch::gdb();
+        gdb.arg("-x").arg(repository().join("gdb/commands/tt.py"));
+        batch::attach(&mut gdb, socket, commands);
+        gdb
+    })
 }
 
 struct Boot<'a> {

@@ -1,14 +1,10 @@
 //! Unmodified gdb on a recording of a stock kernel: from the end back to the last write of a kernel variable, one
 //! instruction further, forward over it again, and to both ends of history.
 
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::process::Command;
-
+use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest};
 use tests::record::{open, record};
 use tests::script::Script;
-use vmm::debug::GdbTarget;
 use vmm::timeline::Timeline;
 
 /// The kernel variable that every timer tick writes.
@@ -52,19 +48,6 @@ fn gdb_commands(address: &str) -> Vec<String> {
     commands.iter().map(expand).collect()
 }
 
-fn run_gdb(socket: &Path, address: &str) -> String {
-    let mut command = Command::new("gdb");
-    command.args(["--quiet", "--nx", "--batch", "--ex", "set architecture i386:x86-64"]);
-    command.arg("--ex").arg(format!("target remote {}", socket.display()));
-    for line in gdb_commands(address) {
-        command.arg("--ex").arg(line);
-    }
-    let output = command.output().expect("gdb must be installed: run scripts/setup");
-    // If gdb never attached, nobody would end the wait for it.
-    drop(UnixStream::connect(socket));
-    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
-}
-
 /// RIP and the variable's value where gdb printed `name`.
 fn shown(transcript: &str, name: &str) -> (u64, u64) {
     let line = transcript.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
@@ -93,12 +76,11 @@ fn gdb_goes_back_to_the_last_write_of_a_kernel_variable() {
     let start = timeline.machine().cpu().rip();
     timeline.seek(timeline.end(), &mut || false).unwrap_or_else(|error| panic!("{error}"));
     let end = timeline.machine().cpu().rip();
-    let socket = directory.path().join("gdb.socket");
-    let listener = gdb::Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
-    let gdb = std::thread::spawn(move || run_gdb(&socket, &address));
-    gdb::serve(&listener, &mut GdbTarget::new(&mut timeline), |_| false).expect("gdb is served");
-    drop(listener);
-    let transcript = gdb.join().expect("gdb's thread");
+    let transcript = batch::serve(&mut timeline, directory.path(), |socket| {
+        let mut gdb = batch::gdb();
+        batch::attach(&mut gdb, socket, &gdb_commands(&address));
+        gdb
+    });
     check(&transcript, start, end);
 }
 

@@ -1,14 +1,12 @@
 //! Symbols out of a stock kernel's own memory, where KASLR has put it: they are those that the guest itself lists, and
 //! gdb finds its way with them.
 
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
+use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest};
 use tests::record::{open, record};
 use tests::script::Script;
-use vmm::debug::GdbTarget;
 use vmm::symbols::{NoKernel, Symbols, elf};
 use vmm::timeline::Timeline;
 
@@ -66,22 +64,13 @@ fn symbols_at(timeline: &mut Timeline, position: &str) -> Result<Symbols, NoKern
 }
 
 /// What gdb says with these symbols, with the recording's end as its target.
-fn gdb_says(timeline: &mut Timeline, file: PathBuf, commands: &'static [&'static str]) -> String {
-    let socket = file.with_extension("socket");
-    let listener = gdb::Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
-    let debugger = std::thread::spawn(move || {
-        let attach = format!("target remote {}", socket.display());
-        let mut gdb = Command::new("gdb");
-        gdb.args(["--quiet", "--nx", "--batch", "-ex", "set pagination off", "-ex", &attach]);
-        let output = gdb.args(commands.iter().flat_map(|command| ["-ex", command])).arg(file).output();
-        // If gdb never attached, nobody would end the wait for it.
-        drop(UnixStream::connect(&socket));
-        output.expect("gdb can be run")
-    });
-    gdb::serve(&listener, &mut GdbTarget::new(timeline), |_| false).expect("gdb is served");
-    drop(listener);
-    let output = debugger.join().expect("gdb's thread");
-    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+fn gdb_says(timeline: &mut Timeline, file: &Path, commands: &[&str]) -> String {
+    batch::serve(timeline, file.parent().expect("it lies in a folder"), |socket| {
+        let mut gdb = batch::gdb();
+        batch::attach(&mut gdb, socket, commands);
+        gdb.arg(file);
+        gdb
+    })
 }
 
 #[test]
@@ -117,7 +106,7 @@ fn symbols_are_those_that_the_guest_lists() {
         "reverse-continue",
         "info symbol $rip",
     ];
-    let said = gdb_says(&mut timeline, file, commands);
+    let said = gdb_says(&mut timeline, &file, commands);
     let expected = [
         format!("Symbol \"start_kernel\" is at {start_kernel:#x} in a file"),
         "do_syscall_64 in section .text".to_string(),

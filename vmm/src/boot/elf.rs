@@ -1,5 +1,7 @@
 //! ELF files as kernels: headers, loadable segments, notes, sections (System V gABI, chapters 4 and 5).
 
+use std::ops::Range;
+
 use super::bytes::{has_at, slice_at, u16_at, u32_at, u64_at};
 use super::loader::Loader;
 use super::{BootError, Image};
@@ -12,6 +14,7 @@ pub(super) const MACHINE_X86_64: u16 = 62;
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
 const SHF_ALLOC: u64 = 2;
+pub(super) const SHF_EXECINSTR: u64 = 4;
 const SHT_NOBITS: u32 = 8;
 const NOTE_XEN_GUEST_OS: u32 = 6;
 const NOTE_XEN_PHYS32_ENTRY: u32 = 18;
@@ -155,6 +158,29 @@ impl<'a> Elf<'a> {
             .flat_map(|rest| Notes { rest })
     }
 
+    /// The section headers in the file. A stripped or damaged table is not needed to run: there are none then.
+    fn section_headers(&self) -> Option<&'a [u8]> {
+        let table = self.sections;
+        let smallest = if self.is_64 { 64 } else { 40 };
+        let size = u64::from(table.entry_size) * u64::from(table.count);
+        let headers = slice_at(self.image.bytes, table.offset, size)?;
+        (table.count != 0 && table.entry_size >= smallest).then_some(headers)
+    }
+
+    /// Where in a 64-bit file the executable sections are. `None` if there are no section headers, or one of them lies.
+    pub(super) fn code_sections(&self) -> Option<Vec<Range<usize>>> {
+        let mut found = Vec::new();
+        for header in self.section_headers()?.chunks_exact(usize::from(self.sections.entry_size)) {
+            if u64_at(header, 8)? & SHF_EXECINSTR == 0 || u32_at(header, 4)? == SHT_NOBITS {
+                continue;
+            }
+            let (offset, size) = (u64_at(header, 24)?, u64_at(header, 32)?);
+            slice_at(self.image.bytes, offset, size)?;
+            found.push(offset as usize..(offset + size) as usize);
+        }
+        Some(found)
+    }
+
     /// The section headers for the guest. Sections that no segment loads (symbols, names) are put into memory
     /// here; their headers get the new address. `shift` is what [`Elf::load`] was given.
     pub(super) fn load_sections(
@@ -163,13 +189,7 @@ impl<'a> Elf<'a> {
         shift: u64,
     ) -> Result<Option<SectionHeaders>, BootError> {
         let table = self.sections;
-        let smallest = if self.is_64 { 64 } else { 40 };
-        let size = u64::from(table.entry_size) * u64::from(table.count);
-        // A stripped or damaged section table is not needed to run: the guest then gets none.
-        let Some(headers) = slice_at(self.image.bytes, table.offset, size) else { return Ok(None) };
-        if table.count == 0 || table.entry_size < smallest {
-            return Ok(None);
-        }
+        let Some(headers) = self.section_headers() else { return Ok(None) };
         let mut bytes = headers.to_vec();
         for header in bytes.chunks_exact_mut(usize::from(table.entry_size)) {
             self.place_section(loader, header, shift)?;

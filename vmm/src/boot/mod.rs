@@ -24,6 +24,7 @@ mod multiboot2;
 mod pvh;
 #[cfg(test)]
 mod tests;
+pub mod time_reads;
 
 pub use detect::Protocol;
 pub use entry::{BOOT_CS, BOOT_DS, BOOT_TR, CpuEntry, CpuMode, SegmentState, TableRegister};

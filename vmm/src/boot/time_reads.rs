@@ -8,16 +8,16 @@
 //! a bzImage, whose code does not exist before the guest has unpacked it. Where one of these reads it after all, replay
 //! finds the difference at the next event.
 
+use std::ops::Range;
+
 use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 
+use super::Image;
+use super::elf::Elf;
 use crate::board::TIME_READ_MARK;
 
 const RDTSC: [u8; 2] = [0x0f, 0x31];
 const HLT: u8 = 0xf4;
-/// Of a 64-bit file.
-const SECTION_HEADER_BYTES: usize = 64;
-const SHF_EXECINSTR: u64 = 4;
-const SHT_NOBITS: u32 = 8;
 /// Decoding begins so far before a place that looks like an RDTSC: wherever it begins, it is in step long before.
 const RUN_UP_BYTES: usize = 192;
 
@@ -34,8 +34,8 @@ pub enum Rewriting {
 pub fn rewrite(image: &mut [u8]) -> Rewriting {
     let Some(sections) = code_sections(image) else { return Rewriting::NotElf };
     let mut count = 0;
-    for (from, to) in sections {
-        let code = &mut image[from..to];
+    for section in sections {
+        let code = &mut image[section];
         let found: Vec<usize> = candidates(code).filter(|&at| is_rdtsc(code, at)).collect();
         count += found.len();
         for at in found {
@@ -65,40 +65,25 @@ fn is_rdtsc(code: &[u8], at: usize) -> bool {
 }
 
 /// Where in the file the executable sections are; `None` for what is not a 64-bit ELF file with sections.
-fn code_sections(image: &[u8]) -> Option<Vec<(usize, usize)>> {
-    let bytes = |at: usize, length: usize| image.get(at..at.checked_add(length)?);
-    let half = |at: usize| Some(u16::from_le_bytes(bytes(at, 2)?.try_into().ok()?));
-    let word = |at: usize| Some(u32::from_le_bytes(bytes(at, 4)?.try_into().ok()?));
-    let long = |at: usize| Some(u64::from_le_bytes(bytes(at, 8)?.try_into().ok()?));
-    if bytes(0, 5)? != b"\x7fELF\x02" {
+fn code_sections(bytes: &[u8]) -> Option<Vec<Range<usize>>> {
+    if !Elf::is_elf(bytes) {
         return None;
     }
-    let table = usize::try_from(long(40)?).ok()?;
-    let (size, count) = (usize::from(half(58)?), usize::from(half(60)?));
-    let mut found = Vec::new();
-    for number in 0..count {
-        let header = table.checked_add(number * size)?;
-        bytes(header, SECTION_HEADER_BYTES)?;
-        let (kind, flags) = (word(header + 4)?, long(header + 8)?);
-        if flags & SHF_EXECINSTR == 0 || kind == SHT_NOBITS {
-            continue;
-        }
-        let from = usize::try_from(long(header + 24)?).ok()?;
-        let to = from.checked_add(usize::try_from(long(header + 32)?).ok()?)?;
-        bytes(from, to - from)?;
-        found.push((from, to));
-    }
-    (!found.is_empty()).then_some(found)
+    let elf = Elf::parse(Image { name: "", bytes }).ok().filter(|elf| elf.is_64)?;
+    elf.code_sections().filter(|sections| !sections.is_empty())
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::elf::SHF_EXECINSTR;
     use super::*;
 
     /// An ELF file with one executable section.
     fn elf(code: &[u8], flags: u64) -> Vec<u8> {
         let mut file = vec![0; 64];
-        file[..5].copy_from_slice(b"\x7fELF\x02");
+        // 64 bits, little-endian, executable, for x86-64.
+        file[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        (file[16], file[18]) = (2, 62);
         let table = 64 + code.len();
         file[40..48].copy_from_slice(&(table as u64).to_le_bytes());
         file[58..60].copy_from_slice(&64_u16.to_le_bytes());

@@ -1,0 +1,48 @@
+//! gdb in batch mode, on a timeline that is served to it.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use vmm::debug::GdbTarget;
+use vmm::timeline::Timeline;
+
+/// gdb without a user's settings, which ends after its commands.
+pub fn gdb() -> Command {
+    let mut gdb = Command::new("gdb");
+    gdb.args(["--quiet", "--nx", "--batch", "-ex", "set architecture i386:x86-64"]);
+    gdb.args(["-ex", "set pagination off", "-ex", "set width 0"]);
+    gdb
+}
+
+/// Has gdb attach at `socket`, and then obey.
+pub fn attach<S: AsRef<str>>(gdb: &mut Command, socket: &Path, commands: &[S]) {
+    gdb.args(["-ex", &format!("target remote {}", socket.display())]);
+    gdb.args(commands.iter().flat_map(|command| ["-ex", command.as_ref()]));
+}
+
+/// Serves a timeline to one client, the command that `client` makes for a socket in `directory`; what that prints,
+/// errors last.
+pub fn serve(timeline: &mut Timeline, directory: &Path, client: impl FnOnce(&Path) -> Command) -> String {
+    let socket = directory.join("gdb.socket");
+    let listener = gdb::Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
+    let mut command = client(&socket);
+    let running = std::thread::spawn(move || {
+        let output = command.output();
+        leave(&socket);
+        output.expect("gdb must be installed: run scripts/setup")
+    });
+    gdb::serve(&listener, &mut GdbTarget::new(timeline), |_| false).expect("gdb is served");
+    drop(listener);
+    said(&running.join().expect("the client's thread"))
+}
+
+/// Ends the wait for a gdb that never attached.
+pub fn leave(socket: &Path) {
+    drop(UnixStream::connect(socket));
+}
+
+/// What a command printed, errors last.
+pub fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
