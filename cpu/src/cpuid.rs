@@ -9,7 +9,7 @@ use crate::core::{Core, cr4};
 /// Family, model and stepping as CPUID leaf 1 reports them in EAX.
 pub(crate) const SIGNATURE: u32 = 0x00b0_0f21;
 
-/// Which processor CPUID describes. What is executed does not depend on it.
+/// Which processor CPUID describes. Of what is executed, only how an update of memory faults depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Model {
     /// All that the software CPU has.
@@ -19,14 +19,42 @@ pub enum Model {
     /// own time, randomness or optimisations in is hidden: the TSC, RDTSCP, the TSC deadline, the XSAVE family. So is
     /// what not all of them have (PCID, INVPCID, UMIP, CLWB, 1 GiB pages), and x2APIC, whose registers KVM keeps to itself.
     V2Kvm,
+    /// The same where the "hardware" below KVM is itself an emulation, QEMU's TCG: there an instruction that reads, changes
+    /// and writes memory begins by reading it as any other read would. A page that is not there then faults without the
+    /// error code's W bit, and a page that may only be read faults a second time, which no processor made of silicon does.
+    V2KvmTcg,
 }
 
 impl Model {
+    const ALL: [(Model, &str); 3] =
+        [(Model::V2, "ttvm-v2"), (Model::V2Kvm, "ttvm-v2-kvm"), (Model::V2KvmTcg, "ttvm-v2-kvm-tcg")];
+
+    /// The model's name, as recordings have it.
+    pub fn name(self) -> &'static str {
+        let found = Model::ALL.iter().find(|(model, _)| *model == self);
+        found.expect("every model has a name").1
+    }
+
+    /// The model of this name.
+    pub fn named(name: &str) -> Option<Model> {
+        Model::ALL.iter().find(|(_, known)| *known == name).map(|(model, _)| *model)
+    }
+
+    /// Names of all models.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        Model::ALL.iter().map(|(_, name)| *name)
+    }
+
+    /// Whether KVM can be this processor.
+    pub fn is_for_kvm(self) -> bool {
+        self != Model::V2
+    }
+
     /// What of each feature word is hidden.
     fn hidden(self) -> Hidden {
         match self {
             Model::V2 => Hidden::default(),
-            Model::V2Kvm => Hidden {
+            Model::V2Kvm | Model::V2KvmTcg => Hidden {
                 leaf1_ecx: bits(&[17, 21, 24, 26]),
                 leaf1_edx: bits(&[4]),
                 leaf7_ebx: bits(&[1, 10, 23, 24]),
@@ -40,7 +68,7 @@ impl Model {
     fn brand(self) -> &'static [u8; 48] {
         match self {
             Model::V2 => BRAND,
-            Model::V2Kvm => BRAND_KVM,
+            Model::V2Kvm | Model::V2KvmTcg => BRAND_KVM,
         }
     }
 

@@ -6,6 +6,7 @@ use guest_ram::{PAGE_SIZE, PageFlags};
 
 use crate::bus::Bus;
 use crate::core::{Core, attention, cr4};
+use crate::cpuid::Model;
 use crate::debug::WatchKind;
 use crate::exception::{Exception, PF};
 use crate::mmu::{Access, Fill, Mmu};
@@ -67,7 +68,7 @@ macro_rules! scalar_memory {
                 return Ok(());
             }
             let mut bytes = [0; SIZE as usize];
-            self.load_slow(bus, address, &mut bytes, Access::Write)?;
+            self.load_for_update(bus, address, &mut bytes)?;
             let new = change(self, <$type>::from_le_bytes(bytes));
             self.store_slow(bus, address, &new.to_le_bytes())
         }
@@ -312,6 +313,16 @@ impl Core {
         }
         let index = self.mmu.index_base();
         self.translate(address, Access::Execute, index)
+    }
+
+    /// The read of a read-modify-write, which faults as a write does on processors of silicon.
+    #[cold]
+    #[inline(never)]
+    fn load_for_update(&mut self, bus: &mut dyn Bus, address: u64, bytes: &mut [u8]) -> Res<()> {
+        if self.model == Model::V2KvmTcg {
+            self.probe_read(address, bytes.len() as u64)?;
+        }
+        self.load_slow(bus, address, bytes, Access::Write)
     }
 
     #[cold]

@@ -22,6 +22,6 @@ mod vm;
 pub use counter::{CounterReport, test_counter};
 pub use error::Error;
 pub use mark::{Mark, fold_registers, without_undefined_flags};
-pub use probe::{Capabilities, Probe, capabilities, probe, refuse_imitation};
+pub use probe::{Capabilities, Probe, capabilities, model, probe, refuse_imitation};
 pub use run::{End, KvmCpu, Leave, Statistics};
 pub use vm::is_present;

@@ -54,6 +54,16 @@ pub fn refuse_imitation() -> Result<(), Error> {
     kernel_mode().map_err(Error::Imitation)
 }
 
+/// Which processor KVM is here: an update of memory shows whether it is made of silicon.
+pub fn model() -> Result<Model, Error> {
+    let stuck = |why| Error::Stuck { rip: CODE, why };
+    match update_fault().map_err(stuck)?[..] {
+        [code] if code & WRITE != 0 => Ok(Model::V2Kvm),
+        [_] => Ok(Model::V2KvmTcg),
+        _ => Err(stuck("a page fault did not reach the guest's handler".to_string())),
+    }
+}
+
 /// Runs the tiny guests, each with its name.
 pub fn probe() -> Vec<(&'static str, Probe)> {
     let guests: [(&str, Guest); 4] = [
@@ -70,6 +80,9 @@ type Guest = fn() -> Result<(), String>;
 
 const CODE: u64 = 0x1000;
 const USER_CODE: u64 = 0x2000;
+const HANDLER: u64 = 0x3000;
+const IDT: u64 = 0x4000;
+const GDT: u64 = 0x5000;
 const STACK: u64 = 0x7000;
 const TABLES: u64 = 0x8000;
 const RESULT_PORT: u16 = 0x10;
@@ -140,6 +153,24 @@ fn kernel_mode() -> Result<(), String> {
     let code = [0xb9, 0xff, 0, 0, 0, 0xf3, 0x0f, 0xb8, 0xc1, 0xe6, RESULT_PORT as u8, 0xf4];
     let (mut cpu, _) = guest(&code, &[])?;
     expect("POPCNT in kernel mode", &run_to_halt(&mut cpu)?, &[8])
+}
+
+const PAGE_FAULT: u64 = 14;
+/// In a page fault's error code: the access was a write.
+const WRITE: u8 = 1 << 1;
+
+/// inc dword [4 MiB], where nothing is. Handler: pop rax; out 0x10, al; hlt
+fn update_fault() -> Result<Vec<u8>, String> {
+    let (mut cpu, mut state) = guest(&[0xff, 0x04, 0x25, 0, 0, 0x40, 0], &[])?;
+    let ram = cpu.cpu().core().ram.clone();
+    ram.write_bytes(HANDLER, &[0x58, 0xe6, RESULT_PORT as u8, 0xf4]);
+    // A 64-bit code segment as the running one's, and an interrupt gate into it.
+    ram.store_u64(GDT + 8, 0x00af_9b00_0000_ffff);
+    ram.store_u64(IDT + PAGE_FAULT * 16, 0x8e00 << 32 | 8 << 16 | HANDLER);
+    state.gdtr = TableRegister { base: GDT, limit: 15 };
+    state.idtr = TableRegister { base: IDT, limit: 0xfff };
+    cpu.set_state(&state);
+    run_to_halt(&mut cpu)
 }
 
 /// A state in user mode at `USER_CODE`, whose SYSCALL leads to `CODE`.

@@ -58,12 +58,6 @@ pub struct MachineConfig {
     pub debug_ports: DebugPorts,
 }
 
-/// The name of the CPU model of the software engine.
-pub const CPU_MODEL: &str = "ttvm-v2";
-/// The name of the CPU model that both engines have. It says also that the machine's time is [`TimeBase::Exits`] and
-/// that the kernel's RDTSC are rewritten.
-pub const CPU_MODEL_KVM: &str = "ttvm-v2-kvm";
-
 /// What the user asked for; [`MachineConfig::from_options`] looks at the files.
 #[derive(Clone, Debug, Default)]
 pub struct MachineOptions {
@@ -83,8 +77,9 @@ pub struct MachineOptions {
     pub debug_console: bool,
     /// The port that ends the run.
     pub debug_exit: Option<u16>,
-    /// A machine that KVM can run.
-    pub for_kvm: bool,
+    /// The CPU. One that KVM can be says also that the machine's time is [`TimeBase::Exits`] and that the kernel's RDTSC are
+    /// rewritten.
+    pub model: cpu::Model,
 }
 
 /// The contents of the images, read once.
@@ -118,7 +113,7 @@ impl MachineConfig {
         let (initrd_file, initrd) = initrd.unzip();
         let (module_files, modules) = modules.into_iter().unzip();
         let config = MachineConfig {
-            cpu_model: if options.for_kvm { CPU_MODEL_KVM } else { CPU_MODEL }.to_string(),
+            cpu_model: options.model.name().to_string(),
             memory_bytes: options.memory_bytes,
             kernel: kernel_file,
             initrd: initrd_file,
@@ -133,22 +128,19 @@ impl MachineConfig {
 
     /// What lets time pass in this machine.
     pub fn time_base(&self) -> TimeBase {
-        match self.model() {
-            cpu::Model::V2 => TimeBase::Instructions,
-            cpu::Model::V2Kvm => TimeBase::Exits,
-        }
+        if self.model().is_for_kvm() { TimeBase::Exits } else { TimeBase::Instructions }
     }
 
     /// What CPUID says.
     pub fn model(&self) -> cpu::Model {
-        if self.cpu_model == CPU_MODEL_KVM { cpu::Model::V2Kvm } else { cpu::Model::V2 }
+        cpu::Model::named(&self.cpu_model).unwrap_or_default()
     }
 
     /// Whether this program can build such a machine at all.
     pub fn validate(&self) -> Result<(), String> {
-        if ![CPU_MODEL, CPU_MODEL_KVM].contains(&self.cpu_model.as_str()) {
-            let have = format!("this ttvm has {CPU_MODEL} and {CPU_MODEL_KVM}");
-            return Err(format!("needs CPU model {:?}; {have}", self.cpu_model));
+        if cpu::Model::named(&self.cpu_model).is_none() {
+            let have = cpu::Model::names().collect::<Vec<_>>().join(", ");
+            return Err(format!("needs CPU model {:?}; this ttvm has {have}", self.cpu_model));
         }
         let memory = self.memory_bytes;
         if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&memory) || !memory.is_multiple_of(512) {

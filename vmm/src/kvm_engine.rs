@@ -12,10 +12,11 @@ use kvm::KvmCpu;
 use crate::engine::{End, Engine, Leave};
 use crate::error::Error;
 
-/// Refuses hosts without KVM, and with one that does not execute as hardware does.
-pub fn require() -> Result<(), Error> {
+/// What processor this host's KVM can be. Refuses hosts without KVM, and with one that does not execute as hardware does.
+pub fn model() -> Result<Model, Error> {
     kvm::capabilities()?;
-    Ok(kvm::refuse_imitation()?)
+    kvm::refuse_imitation()?;
+    Ok(kvm::model()?)
 }
 
 /// A vCPU of KVM.

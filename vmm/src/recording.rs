@@ -203,7 +203,7 @@ mod tests {
     fn manifest() -> Manifest {
         let image = |name: &str| ImageFile { path: name.into(), hash: "00".repeat(32), size_bytes: 5 };
         Manifest::new(MachineConfig {
-            cpu_model: crate::config::CPU_MODEL.to_string(),
+            cpu_model: cpu::Model::default().name().to_string(),
             memory_bytes: 64 << 20,
             kernel: image("kernel"),
             initrd: None,

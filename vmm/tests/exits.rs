@@ -73,7 +73,7 @@ fn record(directory: &Path, seed: u64) -> (Recording, EndRecord) {
         kernel: write_kernel(directory, 20_000),
         memory_bytes: 4 << 20,
         debug_exit: Some(0x501),
-        for_kvm: true,
+        model: cpu::Model::V2Kvm,
         ..MachineOptions::default()
     };
     let (config, images) = MachineConfig::from_options(&options).unwrap();

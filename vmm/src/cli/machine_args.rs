@@ -85,7 +85,16 @@ impl EngineArgs {
             let why = "this recording counts instructions, which KVM does not: use --engine soft";
             return Err(Error::Unsupported(why.to_string()));
         }
-        kvm_engine::require()?;
+        let recorded = recording.manifest.machine.model();
+        let here = kvm_engine::model()?;
+        if recorded != here {
+            let why = format!(
+                "this recording needs a processor like {}, and this host's is like {}: use --engine soft",
+                recorded.name(),
+                here.name()
+            );
+            return Err(Error::Unsupported(why));
+        }
         Ok(EngineKind::Kvm)
     }
 }
@@ -104,9 +113,10 @@ enum EngineChoice {
 impl MachineArgs {
     /// Reads the images and gives the machine's description.
     fn config(&self) -> Result<(MachineConfig, Images), Error> {
-        if self.engine() == EngineKind::Kvm {
-            kvm_engine::require()?;
-        }
+        let model = match self.engine() {
+            EngineKind::Kvm => kvm_engine::model()?,
+            EngineKind::Soft => cpu::Model::default(),
+        };
         let modules = self.module.iter().map(|text| {
             let (file, cmdline) = text.split_once(' ').unwrap_or((text, ""));
             (PathBuf::from(file), cmdline.to_string())
@@ -120,7 +130,7 @@ impl MachineArgs {
             memory_bytes: self.memory,
             debug_console: self.debug_console,
             debug_exit: self.debug_exit,
-            for_kvm: self.engine() == EngineKind::Kvm,
+            model,
         })
     }
 
