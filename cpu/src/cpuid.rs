@@ -9,7 +9,7 @@ use crate::core::{Core, cr4};
 /// Family, model and stepping as CPUID leaf 1 reports them in EAX.
 pub(crate) const SIGNATURE: u32 = 0x00b0_0f21;
 
-/// Which processor CPUID describes. Of what is executed, only how an update of memory faults depends on it.
+/// Which processor CPUID describes. What is executed depends on it only where said here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Model {
     /// All that the software CPU has.
@@ -19,9 +19,11 @@ pub enum Model {
     /// own time, randomness or optimisations in is hidden: the TSC, RDTSCP, the TSC deadline, the XSAVE family. So is
     /// what not all of them have (PCID, INVPCID, UMIP, CLWB, 1 GiB pages), and x2APIC, whose registers KVM keeps to itself.
     V2Kvm,
-    /// The same where the "hardware" below KVM is itself an emulation, QEMU's TCG: there an instruction that reads, changes
-    /// and writes memory begins by reading it as any other read would. A page that is not there then faults without the
-    /// error code's W bit, and a page that may only be read faults a second time, which no processor made of silicon does.
+    /// The same where the "hardware" below KVM is itself an emulation, QEMU's TCG, which differs from every processor of
+    /// silicon in what a kernel can see: an instruction that reads, changes and writes memory begins by reading it as any
+    /// other read would, so that a page that is not there faults without the error code's W bit, and one that may only be
+    /// read faults a second time; FXSAVE leaves out what no register needs;
+    /// interrupts push RF set.
     V2KvmTcg,
 }
 

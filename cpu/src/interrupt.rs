@@ -6,6 +6,7 @@
 
 use crate::bus::Bus;
 use crate::core::{Core, attention, cr0};
+use crate::cpuid::Model;
 use crate::exception::{self, Exception};
 use crate::exec::Delivery;
 use crate::flags;
@@ -101,7 +102,14 @@ impl Core {
     }
 
     fn external_event(&self, vector: u8) -> Event {
-        Event { vector, error_code: None, software: false, rflags: self.rflags_bits() }
+        let rflags = match self.model {
+            Model::V2 => self.rflags_bits(),
+            // KVM's engine interrupts behind breakpoints of its own, and clears what they leave in RF.
+            Model::V2Kvm => self.rflags_bits() & !flags::RF,
+            // Nested in TCG, an interrupt is pushed as a fault is.
+            Model::V2KvmTcg => self.rflags_bits() | flags::RF,
+        };
+        Event { vector, error_code: None, software: false, rflags }
     }
 
     fn deliver_event(&mut self, bus: &mut dyn Bus, event: Event) -> Res<()> {

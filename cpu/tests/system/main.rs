@@ -5,6 +5,7 @@ mod debug;
 mod harness;
 mod legacy;
 mod long_mode;
+mod models;
 mod random;
 mod real;
 mod registers;

@@ -9,10 +9,13 @@
 //! - Bytes that belong to no register or to reserved fields of the image (XMM8 to XMM15 outside 64-bit mode,
 //!   416 to 511) are not written.
 
+use std::ops::Range;
+
 use iced_x86::Code;
 
 use crate::bus::Bus;
 use crate::core::{Core, cr0, cr4};
+use crate::cpuid::Model;
 use crate::decode::Insn;
 use crate::exception;
 use crate::fpu::IMAGE_BYTES;
@@ -170,8 +173,9 @@ fn save_legacy(core: &mut Core, bus: &mut dyn Bus, address: u64, parts: u64, wid
     let mut image = [0; IMAGE_BYTES];
     core.state.fpu.write_image(&mut image, wide);
     if parts & X87 != 0 {
-        core.store_bytes(bus, address, &image[..24])?;
-        core.store_bytes(bus, address.wrapping_add(32), &image[32..])?;
+        for part in x87_parts(core.model, &mut image) {
+            core.store_bytes(bus, address.wrapping_add(part.start as u64), &image[part])?;
+        }
     }
     if parts & (SSE | AVX) != 0 {
         let both = u64::from(core.state.mxcsr) | u64::from(MXCSR_MASK) << 32;
@@ -184,6 +188,16 @@ fn save_legacy(core: &mut Core, bus: &mut dyn Bus, address: u64, parts: u64, wid
         }
     }
     Ok(())
+}
+
+/// The bytes of an image that saving the x87 state writes. TCG writes no opcode, zeroes for pointers, and
+/// nothing between the registers.
+fn x87_parts(model: Model, image: &mut [u8; IMAGE_BYTES]) -> Vec<Range<usize>> {
+    if model != Model::V2KvmTcg {
+        return vec![0..24, 32..IMAGE_BYTES];
+    }
+    image[8..24].fill(0);
+    [0..6, 8..24].into_iter().chain((32..IMAGE_BYTES).step_by(16).map(|at| at..at + 10)).collect()
 }
 
 /// Loads the XMM registers that the present mode has from an image, or clears them.

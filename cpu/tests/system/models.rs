@@ -1,0 +1,86 @@
+//! Where what is executed depends on the CPU model: see [`cpu::Model`].
+
+use cpu::Model;
+use iced_x86::code_asm::*;
+
+use crate::harness::{DATA, Machine};
+
+const MODELS: [Model; 3] = [Model::V2, Model::V2Kvm, Model::V2KvmTcg];
+const PAGE_FAULT: u8 = 14;
+const RF: u64 = 1 << 16;
+
+fn machine(model: Model) -> Machine {
+    let mut m = Machine::long();
+    m.cpu.set_model(model);
+    m
+}
+
+/// The error code of the page fault that `inc dword [DATA]` raises.
+fn update_fault(model: Model, clear: u64, user: bool) -> u64 {
+    let m = machine(model);
+    let mut m = if user { m.in_user_mode() } else { m };
+    m.page(DATA, clear, 0);
+    m.code(64, |a| a.inc(dword_ptr(DATA)).unwrap());
+    assert_eq!(m.run_to_handler(), PAGE_FAULT);
+    m.stack64(0)
+}
+
+#[test]
+fn an_update_of_a_missing_page_faults_as_a_write_but_under_tcg_as_a_read() {
+    assert_eq!(MODELS.map(|model| update_fault(model, 1, false)), [2, 2, 0]);
+    assert_eq!(MODELS.map(|model| update_fault(model, 1, true)), [6, 6, 4]);
+    // A page that may be read and not written faults as for a write everywhere.
+    assert_eq!(MODELS.map(|model| update_fault(model, 2, true)), [7, 7, 7]);
+}
+
+/// RFLAGS as an interrupt pushes them that comes before the first instruction, with RF set there or not.
+fn pushed_flags(model: Model, rf: u64) -> u64 {
+    let mut m = machine(model);
+    m.state.rflags |= 0x200 | rf;
+    m.bus.signals.interrupt = true;
+    m.bus.vector = 0x40;
+    m.code(64, |a| a.nop().unwrap());
+    assert_eq!(m.run_to_handler(), 0x40);
+    m.stack64(2)
+}
+
+#[test]
+fn interrupts_push_rf_as_the_model_says() {
+    assert_eq!(MODELS.map(|model| pushed_flags(model, 0) & RF), [0, 0, RF]);
+    assert_eq!(MODELS.map(|model| pushed_flags(model, RF) & RF), [RF, 0, RF]);
+}
+
+/// Which of an FXSAVE image's first 160 bytes are written.
+fn written(model: Model) -> Vec<usize> {
+    let images = [0_u8, 0xff].map(|before| {
+        let mut m = machine(model);
+        m.state.cr4 |= 0x200;
+        m.put(DATA, &[before; 512]);
+        m.code(64, |a| {
+            a.fld1().unwrap();
+            a.fxsave64(ptr(DATA)).unwrap();
+            a.hlt().unwrap();
+        });
+        assert_eq!(m.run(), cpu::Stop::Halted);
+        (0..160).map(|at| m.ram.load_u8(DATA + at)).collect::<Vec<u8>>()
+    });
+    (0..160).filter(|&at| images[0][at] == images[1][at]).collect()
+}
+
+#[test]
+fn fxsave_leaves_gaps_under_tcg() {
+    for model in [Model::V2, Model::V2Kvm] {
+        assert_eq!(written(model), (0..160).collect::<Vec<_>>());
+    }
+    let gap = |at: usize| matches!(at, 6 | 7) || at >= 32 && at % 16 >= 10;
+    assert_eq!(written(Model::V2KvmTcg), (0..160).filter(|&at| !gap(at)).collect::<Vec<_>>());
+}
+
+#[test]
+fn names_and_models_are_one_to_one() {
+    for model in MODELS {
+        assert_eq!(Model::named(model.name()), Some(model));
+    }
+    assert_eq!(Model::names().count(), MODELS.len());
+    assert_eq!(Model::named("ttvm-v3"), None);
+}
