@@ -211,10 +211,18 @@ impl KvmCpu {
             if self.halted {
                 return Ok(End::Stop(Stop::Halted));
             }
-            if let Some(mark) = mark.filter(|_| !delivered)
-                && let Some(end) = self.look_for(run, mark)?
-            {
-                return Ok(end);
+            match mark {
+                // It stands there no more: the handler comes first, which may be where the mark is.
+                Some(mark) if delivered => {
+                    run.leave = Leave::At(Mark { not_here: false, ..mark });
+                    self.vcpu.set_breakpoint(Some(mark.rip))?;
+                }
+                Some(mark) => {
+                    if let Some(end) = self.look_for(run, mark)? {
+                        return Ok(end);
+                    }
+                }
+                None => {}
             }
             let window = signals.interrupt && !delivered;
             self.statistics.entries += 1;
