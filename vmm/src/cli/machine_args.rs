@@ -53,6 +53,10 @@ pub struct MachineArgs {
     /// Seed of the guest's randomness [default: random]
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
+    /// With --engine kvm: let the guest's clock run N times slower than the host's while the guest works. For hosts where
+    /// leaving the guest takes so long that it would do nothing but serve its timer
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    slow_clock: u32,
     /// End the run after so many instructions
     #[arg(long, value_name = "N")]
     max_instructions: Option<u64>,
@@ -153,6 +157,11 @@ impl MachineArgs {
     /// What the machine is given at power-on.
     pub fn power_on(&self) -> Result<PowerOn, Error> {
         vmm::host::power_on(self.date, self.seed)
+    }
+
+    /// How many times slower than the host's clock the guest's runs while it works.
+    pub fn slow_clock(&self) -> u32 {
+        self.slow_clock
     }
 
     /// How the run treats the outside world.

@@ -45,7 +45,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     match args.machine.engine() {
         EngineKind::Soft => record_to_end(args, machine, Recorder::new(live, log, power_on)),
         EngineKind::Kvm => {
-            let mut recorder = Recorder::new(LiveClock::new(live), log, power_on);
+            let mut recorder = Recorder::new(LiveClock::new(live, args.machine.slow_clock()), log, power_on);
             recorder.check_every(Intervals::of_exits());
             record_to_end(args, machine, recorder)
         }

@@ -10,14 +10,17 @@ use crate::position::Moment;
 
 /// Less time than this is let pass together with what comes after it.
 const GRAIN: Duration = Duration::from_micros(50);
-/// A guest without a deadline is looked at this often: somebody may type.
+/// A guest is looked at this often whatever its deadlines are, because somebody may type: at exits, and without one.
 const LOOK: Duration = Duration::from_millis(10);
+const FORCED_LOOK: Duration = Duration::from_millis(100);
 /// An exit is waited for this long before the guest is stopped without one.
 const PATIENCE: Duration = Duration::from_millis(1);
 
 /// Inputs with a clock beside them.
 pub struct LiveClock<I> {
     inner: I,
+    /// So many times slower than the host's clock runs the guest's while it works.
+    slowdown: u32,
     /// Up to here the guest knows of the time that passed.
     told: Instant,
     /// In this round of questions the guest was told already.
@@ -25,9 +28,15 @@ pub struct LiveClock<I> {
 }
 
 impl<I> LiveClock<I> {
-    /// The clock starts here.
-    pub fn new(inner: I) -> LiveClock<I> {
-        LiveClock { inner, told: Instant::now(), told_now: false }
+    /// The clock starts here. `slowdown` is for hosts where an exit takes so long that a guest would do nothing but serve
+    /// its timer: so many times slower than the host's clock the guest's runs while the guest works (0 counts as 1).
+    pub fn new(inner: I, slowdown: u32) -> LiveClock<I> {
+        LiveClock { inner, slowdown: slowdown.max(1), told: Instant::now(), told_now: false }
+    }
+
+    /// Guest time that passed and was not told.
+    fn untold(&self) -> Duration {
+        self.told.elapsed() / self.slowdown
     }
 
     /// What is beside it.
@@ -41,9 +50,9 @@ impl<I: Inputs> Inputs for LiveClock<I> {
         if let Some(stopped) = view.stopped {
             return Ok(Some(Event::Stopped(stopped)));
         }
-        let passed = self.told.elapsed();
+        let passed = self.untold();
         if passed >= GRAIN && !self.told_now {
-            self.told += passed;
+            self.told += passed * self.slowdown;
             self.told_now = true;
             return Ok(Some(Event::TimePassed { ns: passed.as_nanos() as u64 }));
         }
@@ -64,10 +73,9 @@ impl<I: Inputs> Inputs for LiveClock<I> {
     }
 
     fn departure(&self, now: Moment, deadline_ns: Option<u64>) -> Departure {
-        let untold = self.told.elapsed();
-        let wanted = deadline_ns.map_or(LOOK, |ns| Duration::from_nanos(ns.saturating_sub(now.time_ns)));
-        let due = wanted.min(LOOK).saturating_sub(untold).max(GRAIN);
-        Departure::After { due, force: due + PATIENCE, note: false }
+        let wanted = deadline_ns.map_or(FORCED_LOOK, |ns| Duration::from_nanos(ns.saturating_sub(now.time_ns)));
+        let wanted = wanted.saturating_sub(self.untold()).max(GRAIN) * self.slowdown;
+        Departure::After { due: wanted.min(LOOK), force: wanted.min(FORCED_LOOK) + PATIENCE, note: false }
     }
 
     fn check_due(&self, now: Moment) -> Option<CheckParts> {

@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -18,6 +19,8 @@ use crate::position::{Counting, Moment};
 
 /// How often the keyboard is looked at while the guest is busy, in steps.
 const POLL_STEPS: u64 = 2_000_000;
+/// As long after it begins to listen, a driver is done with its start.
+const DRIVER_STARTS: Duration = Duration::from_millis(20);
 /// The key that introduces commands: Ctrl-A, as in QEMU.
 const ESCAPE: u8 = 1;
 
@@ -49,6 +52,8 @@ pub struct LiveConsole {
     ended: bool,
     /// Step count at which the keyboard is looked at again while the guest is busy.
     next_look: u64,
+    /// Since when a guest that is counted in exits takes input.
+    listening_since: Option<Instant>,
 }
 
 impl LiveConsole {
@@ -78,6 +83,7 @@ impl LiveConsole {
             resized,
             ended: false,
             next_look: 0,
+            listening_since: None,
         })
     }
 
@@ -137,6 +143,17 @@ impl LiveConsole {
         None
     }
 
+    /// How much can be typed now. Between two looks at a guest that is counted in instructions its driver gets far; one that is
+    /// counted in exits is looked at in the middle of a driver's start, which throws away what is there already.
+    fn room(&mut self, view: &View<'_>) -> usize {
+        if view.counting == Counting::Instructions || view.console_room == 0 {
+            self.listening_since = None;
+            return view.console_room;
+        }
+        let since = self.listening_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < DRIVER_STARTS { 0 } else { view.console_room }
+    }
+
     /// Somebody may still type: idle time passes in real time.
     fn paced(&self) -> bool {
         !self.closed && !self.options.unpaced
@@ -167,7 +184,7 @@ impl Inputs for LiveConsole {
             self.ended = event == Event::Ended;
             return Ok(Some(event));
         }
-        let count = self.typed.len().min(view.console_room);
+        let count = self.typed.len().min(self.room(view));
         if count == 0 {
             return Ok(None);
         }
@@ -185,7 +202,7 @@ impl Inputs for LiveConsole {
         let wanted_ns = deadline_ns.map_or(u64::MAX, |d| d - now.time_ns.min(d));
         // Under a millisecond nobody notices, and poll's resolution is a millisecond.
         let milliseconds = (wanted_ns / 1_000_000).min(100) as u16;
-        let before = std::time::Instant::now();
+        let before = Instant::now();
         if milliseconds > 0 {
             self.read_keyboard(milliseconds)?;
         }
