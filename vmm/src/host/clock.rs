@@ -73,7 +73,8 @@ impl<I: Inputs> Inputs for LiveClock<I> {
     }
 
     fn departure(&self, now: Moment, deadline_ns: Option<u64>) -> Departure {
-        let wanted = deadline_ns.map_or(FORCED_LOOK, |ns| Duration::from_nanos(ns.saturating_sub(now.time_ns)));
+        let wanted =
+            deadline_ns.map_or(FORCED_LOOK, |ns| Duration::from_nanos(ns.saturating_sub(now.time_ns)));
         let wanted = wanted.saturating_sub(self.untold()).max(GRAIN) * self.slowdown;
         Departure::After { due: wanted.min(LOOK), force: wanted.min(FORCED_LOOK) + PATIENCE, note: false }
     }
