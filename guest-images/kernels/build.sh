@@ -15,7 +15,7 @@ kernel() {
     objects=
     for source in "$@" common.c; do
         object="$out/$name-${source%.*}.o"
-        # shellcheck disable=SC2086
+        # shellcheck disable=SC2046,SC2086
         gcc -m"$bits" $flags $([ "$bits" = 64 ] && echo -mno-red-zone) -c "$source" -o "$object"
         objects="$objects $object"
     done

@@ -9,7 +9,8 @@ status=0
 # run NAME MODULES MIB
 run() {
     # QEMU takes one initrd for PVH and a list of them for Multiboot; either way one module is given.
-    modules=$([ "$2" = 1 ] && echo "-initrd $out/module" || true)
+    modules=
+    if [ "$2" = 1 ]; then modules="-initrd $out/module"; fi
     code=0
     # shellcheck disable=SC2086
     timeout 60 qemu-system-x86_64 -M pc -cpu max -m "$3" -display none -serial stdio -no-reboot \
