@@ -54,6 +54,29 @@ fn search_and_state_agree_about_a_write() {
 }
 
 #[test]
+fn a_count_or_a_time_names_the_first_instruction_that_reaches_it() {
+    let (directory, end) = recording();
+    let state = |at: &str| json(directory.path(), &["state", "r.ttvm", "--at", at, "--json"]);
+    let at_end = state("end");
+    let last = at_end["branches"].as_u64().unwrap();
+    let mut numbers = tiny_guest::Numbers(7);
+    let counts: Vec<u64> = (0..20).map(|_| numbers.below(last) + 1).chain([1, last]).collect();
+    for count in counts {
+        let found = state(&format!("branch:{count}"))["instruction"].as_u64().unwrap();
+        let branches = |at: u64| state(&format!("insn:{at}"))["branches"].as_u64().unwrap();
+        assert_eq!((branches(found - 1), branches(found)), (count - 1, count), "branch {count} at {found}");
+    }
+    let half = (at_end["guest_seconds"].as_f64().unwrap() * 5e5).floor() / 1e6;
+    let found = state(&format!("{half}s"))["instruction"].as_u64().unwrap();
+    let seconds = |at: u64| state(&format!("insn:{at}"))["guest_seconds"].as_f64().unwrap();
+    assert!(found < end && seconds(found - 1) < half && seconds(found) >= half, "{half} s at {found}");
+    for beyond in [format!("branch:{}", last + 1), format!("{}s", half * 2.1), "syscall:1".to_string()] {
+        let (code, _, told) = ttvm(directory.path(), &["state", "r.ttvm", "--at", &beyond]);
+        assert!(code == 2 && told.contains("ends before"), "{code}: {told}");
+    }
+}
+
+#[test]
 fn checkpoints_are_listed_added_and_removed() {
     let (directory, end) = recording();
     let list = || {

@@ -1,11 +1,16 @@
 //! What the notations of positions mean in a recording.
 
-use super::walker::Poll;
+use super::walker::{Poll, TRAIL_STEPS, Walked};
 use super::{Timeline, TravelStop};
 use crate::checkpoints::CheckpointHead;
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::position::PositionSpec;
+
+/// Steps between two looks at a measure while it is far from what is wanted, and the factor to the next finer ones.
+/// The first is a power of the second.
+const SLICE_STEPS: u64 = 1 << 22;
+const SLICE_FACTOR: u64 = 1 << 2;
 
 /// Something that only grows along a run, in a machine and in the head of a checkpoint.
 struct Measure {
@@ -52,44 +57,45 @@ impl Timeline {
         }
     }
 
-    /// The first step count at which a measure has reached `wanted`: between two checkpoints by their heads, and
-    /// from there by bisection.
+    /// The first step count at which a measure has reached `wanted`. The heads of the checkpoints say behind which of
+    /// them that is; from there the run is replayed once, in slices, and the slice that has it again in finer ones.
     fn find(&mut self, measure: &Measure, wanted: u64, poll: &mut Poll<'_>) -> Result<Option<u64>, Error> {
-        let back_to = self.position();
-        let (mut low, mut high) = (0, None);
         if wanted == 0 {
             return Ok(Some(0));
         }
+        let back_to = self.position();
+        let (mut low, mut high) = (0, self.end());
         for (&steps, head) in self.checkpoints().into_iter().flat_map(|checkpoints| checkpoints.heads()) {
-            if (measure.of_head)(head) < wanted {
-                low = steps;
-            } else {
-                high = Some(steps);
+            if (measure.of_head)(head) >= wanted {
+                high = steps;
                 break;
             }
+            low = steps;
         }
-        let reached =
-            |timeline: &mut Timeline, steps: u64, poll: &mut Poll<'_>| match timeline.seek(steps, poll)? {
-                TravelStop::Interrupted => Err(Error::Position("interrupted".to_string())),
-                _ => Ok((measure.of_machine)(timeline.machine()) >= wanted),
-            };
-        let mut high = match high {
-            Some(high) => high,
-            None if reached(self, self.end(), poll)? => self.end(),
-            None => {
-                self.seek(back_to, poll)?;
-                return Ok(None);
+        not_interrupted(self.seek(low, poll)? == TravelStop::Interrupted)?;
+        self.shared.begin(high - low);
+        let mut slice = SLICE_STEPS;
+        let found = loop {
+            if (measure.of_machine)(self.machine()) < wanted {
+                low = self.position();
+                if low >= high {
+                    break None;
+                }
+                self.walker.leave_snapshot();
+                let walked = self.walker.advance(high.min(low + slice), TRAIL_STEPS, poll)?;
+                not_interrupted(walked == Walked::Interrupted || poll())?;
+            } else if slice > 1 {
+                slice /= SLICE_FACTOR;
+                self.seek(low, poll)?;
+            } else {
+                break Some(self.position());
             }
         };
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            if reached(self, middle, poll)? {
-                high = middle;
-            } else {
-                low = middle;
-            }
-        }
         self.seek(back_to, poll)?;
-        Ok(Some(high))
+        Ok(found)
     }
+}
+
+fn not_interrupted(interrupted: bool) -> Result<(), Error> {
+    if interrupted { Err(Error::Position("interrupted".to_string())) } else { Ok(()) }
 }
