@@ -23,7 +23,7 @@ pub enum Model {
     /// silicon in what a kernel can see: an instruction that reads, changes and writes memory begins by reading it as any
     /// other read would, so that a page that is not there faults without the error code's W bit, and one that may only be
     /// read faults a second time; FXSAVE leaves out what no register needs;
-    /// interrupts push RF set.
+    /// interrupts push RF set; an address that is not canonical raises #GP for stack accesses too, and lands in CR2.
     V2KvmTcg,
 }
 

@@ -190,7 +190,7 @@ impl Core {
     /// A non-canonical stack address raises #SS(0) where others raise #GP(0).
     #[cold]
     pub fn as_stack_fault(&mut self, reason: Break) -> Break {
-        if self.exception.vector == crate::exception::GP {
+        if self.exception.vector == crate::exception::GP && self.model != Model::V2KvmTcg {
             self.exception.vector = crate::exception::SS;
         }
         reason
@@ -266,7 +266,7 @@ impl Core {
     /// Translates one address for an access at a privilege index; enters the TLB where that is allowed.
     pub(crate) fn translate(&mut self, address: u64, access: Access, index: usize) -> Res<Target> {
         if self.long_mode() && !canonical(address) {
-            return Err(self.not_canonical());
+            return Err(self.not_canonical(address));
         }
         let privilege = Mmu::privilege(index);
         let mut tables = Vec::new();
@@ -370,20 +370,29 @@ impl Core {
     /// An access whose last byte is not canonical raises #GP even if its first byte would raise #PF.
     fn check_end(&mut self, address: u64, length: usize) -> Res<()> {
         let end = address.wrapping_add(length as u64 - 1);
-        if self.long_mode() && !canonical(end) { Err(self.not_canonical()) } else { Ok(()) }
+        if !self.long_mode() || canonical(end) {
+            return Ok(());
+        }
+        let first = if canonical(address) { end & PAGE_MASK } else { address };
+        Err(self.not_canonical(first))
     }
 
-    /// #GP(0), marked as one that stack accesses raise as #SS(0).
+    /// #GP(0), marked as one that stack accesses raise as #SS(0). QEMU's TCG has no such #SS, and changes CR2.
     #[cold]
-    fn not_canonical(&mut self) -> Break {
-        self.noncanonical = true;
-        self.gp(0)
+    fn not_canonical(&mut self, address: u64) -> Break {
+        let reason = self.gp(0);
+        if self.model == Model::V2KvmTcg {
+            self.exception.cr2 = Some(address);
+        } else {
+            self.noncanonical = true;
+        }
+        reason
     }
 
     /// Raises #GP(0) unless an operand begins at a canonical address, for instructions that check this before
     /// its alignment.
     pub(crate) fn require_canonical(&mut self, address: u64) -> Res<()> {
-        if self.long_mode() && !canonical(address) { Err(self.not_canonical()) } else { Ok(()) }
+        if self.long_mode() && !canonical(address) { Err(self.not_canonical(address)) } else { Ok(()) }
     }
 
     /// Raises what reading `length` bytes would raise.

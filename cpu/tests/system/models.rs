@@ -6,8 +6,11 @@ use iced_x86::code_asm::*;
 use crate::harness::{DATA, Machine};
 
 const MODELS: [Model; 3] = [Model::V2, Model::V2Kvm, Model::V2KvmTcg];
+const STACK_FAULT: u8 = 12;
+const GENERAL_PROTECTION: u8 = 13;
 const PAGE_FAULT: u8 = 14;
 const RF: u64 = 1 << 16;
+const NOT_CANONICAL: u64 = 0x6e72_6574_6661_2065;
 
 fn machine(model: Model) -> Machine {
     let mut m = Machine::long();
@@ -74,6 +77,33 @@ fn fxsave_leaves_gaps_under_tcg() {
     }
     let gap = |at: usize| matches!(at, 6 | 7) || at >= 32 && at % 16 >= 10;
     assert_eq!(written(Model::V2KvmTcg), (0..160).filter(|&at| !gap(at)).collect::<Vec<_>>());
+}
+
+/// What an access to an address that is not canonical raises, and CR2 behind it.
+fn noncanonical_fault(model: Model, code: impl FnOnce(&mut CodeAssembler)) -> (u8, u64) {
+    // In user mode, so that the handler has a stack whatever the code does to its own.
+    let mut m = machine(model).in_user_mode();
+    m.state.cr2 = 5;
+    m.state.gpr[0] = NOT_CANONICAL;
+    m.state.gpr[5] = NOT_CANONICAL;
+    m.code(64, code);
+    (m.run_to_handler(), m.cpu.state().cr2)
+}
+
+#[test]
+fn addresses_that_are_not_canonical_land_in_cr2_under_tcg() {
+    let data = MODELS.map(|model| noncanonical_fault(model, |a| a.inc(dword_ptr(rax + 0x14)).unwrap()));
+    let gp = GENERAL_PROTECTION;
+    assert_eq!(data, [(gp, 5), (gp, 5), (gp, NOT_CANONICAL + 0x14)]);
+    let stack = MODELS.map(|model| noncanonical_fault(model, |a| a.mov(ecx, dword_ptr(rbp + 8)).unwrap()));
+    assert_eq!(stack, [(STACK_FAULT, 5), (STACK_FAULT, 5), (gp, NOT_CANONICAL + 8)]);
+    let pop = MODELS.map(|model| {
+        noncanonical_fault(model, |a| {
+            a.mov(rsp, rax).unwrap();
+            a.pop(rdx).unwrap();
+        })
+    });
+    assert_eq!(pop, [(STACK_FAULT, 5), (STACK_FAULT, 5), (gp, NOT_CANONICAL)]);
 }
 
 #[test]
