@@ -11,8 +11,8 @@ use zstd::bulk::{Compressor, Decompressor};
 use crate::table::Digest;
 use crate::{PAGE_BYTES, Page};
 
-/// The fastest of zstd's ordinary levels: pages are compressed while the guest waits for a core.
-const LEVEL: i32 = 1;
+/// One of zstd's fast levels: twice as quick as its first ordinary one for an eighth more bytes, and who records pays for time.
+const LEVEL: i32 = -1;
 
 /// The first byte of a patch: no compressed frame begins with it (RFC 8878, section 3.1.1).
 const PATCH_TAG: u8 = 0;
