@@ -21,20 +21,17 @@ pub enum Error {
     },
     /// A recording could not be carried on.
     #[error(
-        "cannot {action} {path}: {source}; the run was stopped at instruction {steps}, and {recording} replays \
-         up to its last check before that"
+        "{cause}; the run was stopped at {counted} {steps}, and {recording} replays up to its last check before that"
     )]
     CutOff {
-        /// What was tried.
-        action: &'static str,
-        /// On which file.
-        path: PathBuf,
+        /// Why.
+        cause: Box<Error>,
         /// The recording.
         recording: PathBuf,
         /// Where the machine was.
         steps: u64,
-        /// Why it failed.
-        source: std::io::Error,
+        /// One of the steps, for people.
+        counted: &'static str,
     },
     /// The guest's images do not make a machine.
     #[error(transparent)]
@@ -66,7 +63,7 @@ pub enum Error {
     },
     /// The disk's backing file failed while the guest used it; going on would show the guest an error that
     /// no replay can repeat.
-    #[error("the disk image {path} failed at byte {offset}: {source}; the run was stopped")]
+    #[error("the disk image {path} failed at byte {offset}: {source}")]
     Disk {
         /// The image.
         path: PathBuf,
@@ -140,6 +137,7 @@ impl Error {
             }
             Error::Unsupported(_) => exit_code::HOST_LACKS_FEATURE,
             Error::Position(_) => exit_code::USAGE,
+            Error::CutOff { cause, .. } => cause.exit_code(),
             _ => exit_code::FAILED,
         }
     }

@@ -17,6 +17,16 @@ pub enum Counting {
     Exits,
 }
 
+impl Counting {
+    /// What one step is called.
+    pub fn one(self) -> &'static str {
+        match self {
+            Counting::Instructions => "instruction",
+            Counting::Exits => "exit",
+        }
+    }
+}
+
 /// What lets virtual time pass while the guest runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TimeBase {

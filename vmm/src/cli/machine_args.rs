@@ -1,11 +1,12 @@
 //! Options that describe a machine, shared by `run` and `record`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use vmm::config::{Images, MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineConfig, MachineOptions};
 use vmm::engine::EngineKind;
 use vmm::error::Error;
-use vmm::host::LiveOptions;
+use vmm::host::{ClockOptions, LiveOptions};
 use vmm::inputs::PowerOn;
 use vmm::kvm_engine;
 use vmm::machine::Machine;
@@ -57,6 +58,10 @@ pub struct MachineArgs {
     /// leaving the guest takes so long that it would do nothing but serve its timer
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     slow_clock: u32,
+    /// With --engine kvm: an interrupt that is due waits so long for the guest to exit by itself before it is stopped. Less
+    /// lets interrupts come at more various places, which finds races, and makes more stops, which take time
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    wait_for_exit: u32,
     /// End the run after so many instructions
     #[arg(long, value_name = "N")]
     max_instructions: Option<u64>,
@@ -159,9 +164,9 @@ impl MachineArgs {
         vmm::host::power_on(self.date, self.seed)
     }
 
-    /// How many times slower than the host's clock the guest's runs while it works.
-    pub fn slow_clock(&self) -> u32 {
-        self.slow_clock
+    /// How the guest gets to know of host time, where its engine does not count instructions.
+    pub fn clock(&self) -> ClockOptions {
+        ClockOptions { slowdown: self.slow_clock, patience: Duration::from_micros(self.wait_for_exit.into()) }
     }
 
     /// How the run treats the outside world.

@@ -103,8 +103,9 @@ pub fn main() -> ExitCode {
 fn report_outcome(machine: &vmm::machine::Machine, outcome: &Outcome) -> i32 {
     let now = machine.moment();
     eprintln!(
-        "\r\nttvm: {outcome} after {} instructions, {:.6} s guest time\r",
+        "\r\nttvm: {outcome} after {} {}s, {:.6} s guest time\r",
         now.steps,
+        machine.counting().one(),
         now.time_ns as f64 / 1e9
     );
     match outcome {

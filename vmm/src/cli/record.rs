@@ -45,7 +45,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     match args.machine.engine() {
         EngineKind::Soft => record_to_end(args, machine, Recorder::new(live, log, power_on)),
         EngineKind::Kvm => {
-            let mut recorder = Recorder::new(LiveClock::new(live, args.machine.slow_clock()), log, power_on);
+            let mut recorder = Recorder::new(LiveClock::new(live, args.machine.clock()), log, power_on);
             recorder.check_every(Intervals::of_exits());
             record_to_end(args, machine, recorder)
         }
@@ -105,16 +105,22 @@ fn parse_time(text: &str) -> Result<u64, String> {
 
 /// What to say when the recording could not be carried on: what is there is not lost.
 fn cut_off(error: Error, args: &Args, machine: &Machine) -> Error {
-    let (action, path, source) = match error {
-        Error::File { action, path, source } => (action, path, source),
+    let cause = match error {
         Error::Checkpoints(StoreError { path, kind: StoreErrorKind::Io { what, source } }) => {
-            (what, path, std::io::Error::new(source.kind(), source))
+            let source = std::io::Error::new(source.kind(), source);
+            Error::File { action: what, path, source }
         }
-        other => return other,
+        other => other,
     };
-    if !path.starts_with(&args.output) {
-        return Error::File { action, path, source };
+    match &cause {
+        Error::File { path, .. } if !path.starts_with(&args.output) => return cause,
+        Error::File { .. } | Error::Disk { .. } | Error::Kvm(_) => {}
+        _ => return cause,
     }
-    let (recording, steps) = (args.output.clone(), machine.moment().steps);
-    Error::CutOff { action, path, recording, steps, source }
+    Error::CutOff {
+        cause: Box::new(cause),
+        recording: args.output.clone(),
+        steps: machine.moment().steps,
+        counted: machine.counting().one(),
+    }
 }

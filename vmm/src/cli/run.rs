@@ -26,7 +26,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let live = LiveConsole::new(args.machine.live())?;
     match args.machine.engine() {
         EngineKind::Soft => run_live(args, &mut machine, live),
-        EngineKind::Kvm => run_live(args, &mut machine, LiveClock::new(live, args.machine.slow_clock())),
+        EngineKind::Kvm => run_live(args, &mut machine, LiveClock::new(live, args.machine.clock())),
     }
 }
 

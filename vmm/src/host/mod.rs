@@ -5,7 +5,7 @@ mod clock;
 mod console;
 mod terminal;
 
-pub use clock::LiveClock;
+pub use clock::{ClockOptions, LiveClock};
 pub use console::{LiveConsole, LiveOptions};
 pub use terminal::RawTerminal;
 
