@@ -111,6 +111,15 @@ impl Board {
         self.run_until_ns = self.time_ns(until);
         until
     }
+
+    /// Where time passes from outside, somebody waits for the next deadline: one that the guest sets before that is to
+    /// be known at once.
+    pub fn await_deadline(&mut self, awaited: bool) {
+        if self.time_base == TimeBase::Exits {
+            let next_ns = || self.platform.next_deadline_ns().unwrap_or(u64::MAX);
+            self.run_until_ns = if awaited { next_ns() } else { 0 };
+        }
+    }
 }
 
 impl Bus for Board {
@@ -146,7 +155,7 @@ impl Bus for Board {
     fn signals(&mut self) -> Signals {
         let horizon_ns = match self.time_base {
             TimeBase::Instructions => self.run_until_ns,
-            TimeBase::Exits => self.idle_ns + 1,
+            TimeBase::Exits => self.run_until_ns.max(self.idle_ns + 1),
         };
         let earlier = self.platform.next_deadline_ns().is_some_and(|d| d < horizon_ns);
         let enough = self.exits >= self.run_until_exits;

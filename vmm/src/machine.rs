@@ -302,6 +302,7 @@ impl Machine {
             let limit = until.min(inputs.next_poll(now).max(now.steps + 1));
             let limit = self.board.prepare_run(self.engine.cpu().steps(), limit);
             let departure = inputs.departure(now, self.board.platform.next_deadline_ns());
+            self.board.await_deadline(matches!(departure, Departure::After { .. }));
             let leave = self.leave(departure);
             let end = self.engine.run(&mut self.board, limit, origin, leave)?;
             let output = self.after_run(inputs)?;

@@ -13,7 +13,7 @@
 #define CAPACITY 20000
 #define REFILL 25
 #define MAX_WEIGHT 4
-#define PERIOD_NS 20000
+static unsigned int period_ns = 20000;
 #define BURST_PACKETS 100
 
 static struct {
@@ -40,7 +40,7 @@ static noinline void refill(void)
 static enum hrtimer_restart tick(struct hrtimer *timer)
 {
 	refill();
-	hrtimer_forward_now(timer, ns_to_ktime(PERIOD_NS));
+	hrtimer_forward_now(timer, ns_to_ktime(period_ns));
 	return HRTIMER_RESTART;
 }
 
@@ -118,7 +118,7 @@ static int __init tokens_init(void)
 		return -ENOMEM;
 	hrtimer_init(&timer, CLOCK_MONOTONIC, HRTIMER_MODE_REL);
 	timer.function = tick;
-	hrtimer_start(&timer, ns_to_ktime(PERIOD_NS), HRTIMER_MODE_REL);
+	hrtimer_start(&timer, ns_to_ktime(period_ns), HRTIMER_MODE_REL);
 	return 0;
 }
 
@@ -130,5 +130,7 @@ static void __exit tokens_exit(void)
 
 module_init(tokens_init);
 module_exit(tokens_exit);
+module_param(period_ns, uint, 0444);
+MODULE_PARM_DESC(period_ns, "Nanoseconds between two refills");
 MODULE_DESCRIPTION("A token bucket");
 MODULE_LICENSE("Dual MIT/GPL");
