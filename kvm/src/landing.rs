@@ -12,15 +12,24 @@ const INSTRUCTIONS: usize = 48;
 
 /// Where to stop a guest that stands at `rip`, which may be `rip` itself. `bits` is the width of its code segment, whose
 /// base is zero; `read` reads code and gives how many bytes it could.
-pub(crate) fn choose(rip: u64, bits: u32, read: impl Fn(u64, &mut [u8]) -> usize) -> u64 {
+///
+/// Behind a loop is better than in it, because whoever looks for the place again has to look at each time that it is
+/// passed. But loops may be long: `leave_loops` is for the first attempt.
+pub(crate) fn choose(rip: u64, bits: u32, leave_loops: bool, read: impl Fn(u64, &mut [u8]) -> usize) -> u64 {
     let mut at = rip;
-    let mut second_best = None;
+    let (mut best, mut second_best) = (None, None);
     for _ in 0..INSTRUCTIONS {
         let Some(instruction) = decode(at, bits, &read) else { break };
         let next = instruction.next_ip();
         match instruction.flow_control() {
             FlowControl::Next if shadows(&instruction) => break,
             FlowControl::Next => {}
+            FlowControl::ConditionalBranch if leave_loops && instruction.near_branch_target() <= rip => {
+                // The branch leaves the flags as they are.
+                (best, second_best) = (best.and(Some(next)), second_best.and(Some(next)));
+                at = next;
+                continue;
+            }
             FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
                 at = instruction.near_branch_target();
                 continue;
@@ -32,7 +41,10 @@ pub(crate) fn choose(rip: u64, bits: u32, read: impl Fn(u64, &mut [u8]) -> usize
             _ => break,
         }
         match defined_flags(&instruction) {
-            flags if flags & ALL == ALL => return next,
+            flags if flags & ALL == ALL && !leave_loops => return next,
+            flags if flags & ALL == ALL => {
+                best.get_or_insert(next);
+            }
             flags if flags & (ALL & !RflagsBits::CF) == ALL & !RflagsBits::CF => {
                 second_best.get_or_insert(next);
             }
@@ -40,7 +52,7 @@ pub(crate) fn choose(rip: u64, bits: u32, read: impl Fn(u64, &mut [u8]) -> usize
         }
         at = next;
     }
-    second_best.unwrap_or(at)
+    best.or(second_best).unwrap_or(at)
 }
 
 /// AF is cleared by logical instructions on every processor, whatever the manuals say.
@@ -78,13 +90,17 @@ mod tests {
     use super::*;
 
     fn chosen(code: &[u8]) -> u64 {
+        chosen_with(code, false)
+    }
+
+    fn chosen_with(code: &[u8], leave_loops: bool) -> u64 {
         let read = |at: u64, to: &mut [u8]| {
             let from = &code[(at - 0x1000) as usize..];
             let count = from.len().min(to.len());
             to[..count].copy_from_slice(&from[..count]);
             count
         };
-        choose(0x1000, 64, read) - 0x1000
+        choose(0x1000, 64, leave_loops, read) - 0x1000
     }
 
     #[test]
@@ -104,6 +120,17 @@ mod tests {
             ("a loop of nothing", &[0xeb, 0xfe], 0),
         ] {
             assert_eq!(chosen(code), expected, "{what}");
+        }
+    }
+    #[test]
+    fn the_first_attempt_is_behind_a_loop() {
+        for (what, code, expected) in [
+            ("dec eax; jnz -2; xor eax, eax", &[0xff, 0xc8, 0x75, 0xfc, 0x31, 0xc0, 0x90][..], 6),
+            ("cmp eax, ebx; jz -2; mov eax, ebx; ret", &[0x39, 0xd8, 0x74, 0xfc, 0x89, 0xd8, 0xc3], 4),
+            ("add eax, 1; cmp eax, ebx; jz -5", &[0x83, 0xc0, 1, 0x39, 0xd8, 0x74, 0xf9, 0xc3], 7),
+            ("cmp; no loop: jz +2", &[0x39, 0xd8, 0x74, 2, 0x90, 0x90], 2),
+        ] {
+            assert_eq!(chosen_with(code, true), expected, "{what}");
         }
     }
 }

@@ -63,7 +63,7 @@ pub struct Statistics {
 
 /// So many breakpoints are met on the way to a mark before the software CPU takes over: a loop can pass it
 /// hundreds of thousands of times, and each exit costs as much as some hundred instructions on the software CPU.
-const BREAKPOINTS_PER_LANDING: u32 = 32;
+const BREAKPOINTS_PER_LANDING: u32 = 4096;
 /// A mark that is not found within so many steps will not be found.
 const STEPS_PER_LANDING: u64 = 1 << 33;
 const RESUME_FLAG: u64 = 1 << 16;
@@ -313,6 +313,8 @@ impl KvmCpu {
             }
         };
         self.soft.set_breakpoints([]);
+        let steps = self.soft.steps() - state.steps;
+        log::debug!("the software CPU went {steps} steps to {:#x} or an exit", mark.rip);
         end
     }
 
@@ -453,7 +455,9 @@ impl KvmCpu {
             BIG_CODE => 32,
             _ => 64,
         };
-        let target = landing::choose(state.rip, bits, |at, to| self.soft.core().peek(at, to));
+        // A guest that has not come there before the next kick is in a long loop.
+        let leave_loops = run.landing.is_none();
+        let target = landing::choose(state.rip, bits, leave_loops, |at, to| self.soft.core().peek(at, to));
         log::trace!("time is up at {:#x}; it is stopped at {target:#x}", state.rip);
         run.landing = Some(target);
         self.vcpu.set_breakpoint(Some(target))
