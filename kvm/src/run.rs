@@ -178,9 +178,9 @@ impl KvmCpu {
         let landing = self.landing(leave);
         let (due, left) = (None, Left::Other);
         let mut run = Run { bus, leave, due, exited: false, stopping_at: None, landing, left, met: 0 };
-        self.set_alarm(&mut run)?;
+        let alarmed = self.set_alarm(&mut run)?;
         let end = self.run_loop(&mut run);
-        if let Some(kick) = &self.kick {
+        if let Some(kick) = self.kick.as_ref().filter(|_| alarmed) {
             kick.disarm();
         }
         self.vcpu.set_breakpoint(None)?;
@@ -192,10 +192,10 @@ impl KvmCpu {
         Ok(end)
     }
 
-    /// The timer: of somebody who lives in real time, or the watchdog of a landing.
-    fn set_alarm(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
+    /// The timer, if there is to be one: of somebody who lives in real time, or the watchdog of a landing.
+    fn set_alarm(&mut self, run: &mut Run<'_>) -> Result<bool, Error> {
         if run.landing.is_none() && !matches!(run.leave, Leave::After { .. }) {
-            return Ok(());
+            return Ok(false);
         }
         let shared = self.vcpu.shared();
         let kick = Kick::here(&mut self.kick).map_err(|error| Error::Call("make a timer", error))?;
@@ -206,7 +206,7 @@ impl KvmCpu {
             }
             _ => kick.watch(shared),
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Brings the vCPU up to the software CPU's state.
@@ -228,8 +228,9 @@ impl KvmCpu {
         let mut state = self.soft.state();
         self.vcpu.take_all(&mut state)?;
         state.halted = self.halted;
-        state.branches = self.branches()?;
+        let before = self.counted;
         self.update_counted()?;
+        state.branches += self.counted - before;
         self.soft.set_registers(&state);
         Ok(())
     }

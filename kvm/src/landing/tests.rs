@@ -168,7 +168,7 @@ impl World {
 
 #[test]
 fn landings_are_exact_whatever_the_counter_does() {
-    const LANDINGS: u64 = 10_000;
+    const LANDINGS: u64 = if cfg!(debug_assertions) { 1_000 } else { 10_000 };
     let mut random = Random(7);
     let mut reference = Reference::new();
     let mut world = World::new(Behaviour::default(), 11);
@@ -186,7 +186,8 @@ fn landings_are_exact_whatever_the_counter_does() {
     let Landings { landed, overshot, lost_overflows, largest_skid, hits } = world.seen;
     assert!(landed >= LANDINGS && tries == LANDINGS + overshot, "{:?}", world.seen);
     // The counter was as bad as it was to be.
-    assert!(overshot > 100 && lost_overflows > 20 && largest_skid > 10_000, "{:?}", world.seen);
+    let enough = LANDINGS / 100;
+    assert!(overshot > enough && lost_overflows > enough / 2 && largest_skid > 10_000, "{:?}", world.seen);
     assert!(hits < LANDINGS * 200, "{:?}", world.seen);
 }
 
