@@ -27,6 +27,8 @@ struct Attributes {
 }
 
 const PERF_TYPE_RAW: u32 = 4;
+/// Not `O_CLOEXEC`, which the call refuses.
+const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
 const PINNED: u64 = 1 << 2;
 const EXCLUDE_KERNEL: u64 = 1 << 5;
 const EXCLUDE_HYPERVISOR: u64 = 1 << 6;
@@ -62,12 +64,16 @@ pub(super) struct PerfEvent {
 impl PerfEvent {
     /// Opens the event for the calling thread, to which overflows are signalled.
     pub(super) fn open(number: u64, whose: Whose) -> io::Result<PerfEvent> {
+        PerfEvent::open_kind(PERF_TYPE_RAW, number, whose)
+    }
+
+    fn open_kind(kind: u32, number: u64, whose: Whose) -> io::Result<PerfEvent> {
         let exclude = match whose {
             Whose::Guest => EXCLUDE_HOST,
             Whose::Thread => EXCLUDE_KERNEL,
         };
         let attributes = Attributes {
-            kind: PERF_TYPE_RAW,
+            kind,
             size: size_of::<Attributes>() as u32,
             config: number,
             sample_period: NEVER,
@@ -77,7 +83,7 @@ impl PerfEvent {
         };
         // SAFETY: the structure is as long as it says and lives through the call; 0 and -1: this thread, on any processor.
         let fd = unsafe {
-            libc::syscall(libc::SYS_perf_event_open, &raw const attributes, 0, -1, -1, libc::O_CLOEXEC)
+            libc::syscall(libc::SYS_perf_event_open, &raw const attributes, 0, -1, -1, PERF_FLAG_FD_CLOEXEC)
         };
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -182,5 +188,81 @@ impl BranchCounter for Perf {
 
     fn overflowed(&self) -> bool {
         kick::overflow_came()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PERF_TYPE_SOFTWARE: u32 = 1;
+    const PAGE_FAULTS: u64 = 2;
+    const PAGE_BYTES: usize = 4096;
+    const PAGES: usize = 64;
+
+    /// Fresh pages, each of which faults when it is first written to.
+    struct Pages(*mut libc::c_void);
+
+    impl Pages {
+        fn new() -> Pages {
+            let (protection, flags) =
+                (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            // SAFETY: a mapping of its own, at an address that the kernel chooses.
+            let pages =
+                unsafe { libc::mmap(std::ptr::null_mut(), PAGES * PAGE_BYTES, protection, flags, -1, 0) };
+            assert_ne!(pages, libc::MAP_FAILED);
+            // SAFETY: the range was just mapped.
+            unsafe { libc::madvise(pages, PAGES * PAGE_BYTES, libc::MADV_NOHUGEPAGE) };
+            Pages(pages)
+        }
+
+        fn touch(&self, pages: std::ops::Range<usize>) {
+            assert!(pages.end <= PAGES);
+            for page in pages {
+                // SAFETY: the page lies in the mapping.
+                unsafe { self.0.cast::<u8>().add(page * PAGE_BYTES).write_volatile(1) };
+            }
+        }
+    }
+
+    impl Drop for Pages {
+        fn drop(&mut self) {
+            // SAFETY: it was mapped like this, and nothing points into it any more.
+            unsafe { libc::munmap(self.0, PAGES * PAGE_BYTES) };
+        }
+    }
+
+    /// Everything but the event itself, with one that every machine has.
+    #[test]
+    fn an_event_counts_and_its_overflow_is_signalled() {
+        let event = match PerfEvent::open_kind(PERF_TYPE_SOFTWARE, PAGE_FAULTS, Whose::Thread) {
+            Ok(event) => event,
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::ENOSYS)) => {
+                return println!("skipped: this host lets nobody count anything: {error}");
+            }
+            Err(error) => panic!("{error}"),
+        };
+        // A software event, unlike the processor's, overflows at once when it was given a period, and goes on by the one it had
+        // before.
+        let settle = |pages: &Pages, period| {
+            for page in 0..2 {
+                event.set_period(period).unwrap();
+                pages.touch(page..page + 1);
+            }
+            kick::forget_overflow();
+        };
+        let (pages, others) = (Pages::new(), Pages::new());
+        let before = event.count().unwrap();
+        settle(&pages, 30);
+        pages.touch(2..20);
+        assert!(!kick::overflow_came());
+        pages.touch(20..PAGES);
+        assert!(kick::overflow_came());
+        let counted = event.count().unwrap() - before;
+        // Others than these may fault once or twice.
+        assert!((PAGES as u64..PAGES as u64 + 8).contains(&counted), "{counted}");
+        settle(&others, NEVER);
+        others.touch(2..PAGES);
+        assert!(!kick::overflow_came());
     }
 }

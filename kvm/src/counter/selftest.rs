@@ -206,7 +206,9 @@ fn paranoid() -> Option<CounterTest> {
     let value = setting("/proc/sys/kernel/perf_event_paranoid")?;
     // SAFETY: geteuid has no preconditions.
     let privileged = unsafe { libc::geteuid() } == 0;
-    let good = privileged || value.parse::<i32>().is_ok_and(|level| level <= 1);
+    let open = value.parse::<i32>().is_ok_and(|level| level <= 1);
+    let value = if privileged && !open { format!("{value}, which does not bind root") } else { value };
+    let good = privileged || open;
     let advice = "set kernel.perf_event_paranoid to 1 or less: a guest's kernel counts as kernel";
     Some(judge("perf_event_paranoid", value, good, advice))
 }
