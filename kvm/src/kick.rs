@@ -2,6 +2,9 @@
 //!
 //! The handler sets `immediate_exit`, so that a signal which arrives just before the guest is entered is not lost; the timer
 //! goes on firing until it is disarmed, so that none that arrives at any other moment is missed.
+//!
+//! The branch counter's overflow is a signal too, which does the same. While one is armed, the timer is the watchdog that
+//! finds those that are lost.
 
 use std::cell::Cell;
 use std::ptr::{addr_of_mut, null_mut};
@@ -13,10 +16,14 @@ use kvm_bindings::kvm_run;
 thread_local! {
     /// The shared page of the vCPU that this thread runs, while it runs it.
     static RUNNING: Cell<*mut kvm_run> = const { Cell::new(null_mut()) };
+    /// The branch counter of this thread overflowed.
+    static OVERFLOWED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// How often a guest that does not leave is asked again.
 const AGAIN: Duration = Duration::from_micros(500);
+/// How often the count is looked at while an overflow is armed.
+const WATCHDOG: Duration = Duration::from_millis(2);
 
 extern "C" fn on_kick(_signal: libc::c_int) {
     let run = RUNNING.get();
@@ -24,6 +31,27 @@ extern "C" fn on_kick(_signal: libc::c_int) {
         // SAFETY: `Kick` sets the pointer only while the vCPU lives, and it is this thread's own.
         unsafe { addr_of_mut!((*run).immediate_exit).write_volatile(1) };
     }
+}
+
+extern "C" fn on_overflow(signal: libc::c_int) {
+    OVERFLOWED.set(true);
+    on_kick(signal);
+}
+
+/// Whether the calling thread's branch counter overflowed since [`forget_overflow`].
+pub(crate) fn overflow_came() -> bool {
+    OVERFLOWED.get()
+}
+
+/// An overflow that came is no news any more.
+pub(crate) fn forget_overflow() {
+    OVERFLOWED.set(false);
+}
+
+/// The signal that a branch counter is to send to the thread that it counts for.
+pub(crate) fn overflow_signal() -> libc::c_int {
+    install_handlers();
+    libc::SIGRTMIN() + 2
 }
 
 /// The timer of one thread.
@@ -38,7 +66,7 @@ unsafe impl Send for Kick {}
 impl Kick {
     /// A timer for the calling thread.
     fn new() -> std::io::Result<Kick> {
-        install_handler();
+        install_handlers();
         // SAFETY: gettid has no preconditions.
         let thread = unsafe { libc::gettid() };
         // SAFETY: all-zero is a valid sigevent.
@@ -66,6 +94,12 @@ impl Kick {
     pub(crate) fn arm(&self, run: *mut kvm_run, delay: Duration) {
         RUNNING.set(run);
         self.set(delay.max(Duration::from_micros(1)), AGAIN);
+    }
+
+    /// Kicks the vCPU of `run` out of the guest now and then.
+    pub(crate) fn watch(&self, run: *mut kvm_run) {
+        RUNNING.set(run);
+        self.set(WATCHDOG, WATCHDOG);
     }
 
     /// No more kicks.
@@ -97,15 +131,20 @@ fn signal_number() -> libc::c_int {
     libc::SIGRTMIN() + 1
 }
 
-fn install_handler() {
+fn install_handlers() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handler only writes through a thread's own pointer; all-zero is a valid sigaction.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = on_kick as *const () as usize;
-            action.sa_flags = 0;
-            libc::sigaction(signal_number(), &action, null_mut());
-        }
+        install(signal_number(), on_kick);
+        install(libc::SIGRTMIN() + 2, on_overflow);
     });
+}
+
+fn install(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) {
+    // SAFETY: the handlers only touch the thread's own cells and what they point to; all-zero is a valid sigaction.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = 0;
+        libc::sigaction(signal, &action, null_mut());
+    }
 }

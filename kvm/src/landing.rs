@@ -1,136 +1,250 @@
-//! Where to stop a guest that makes no exits.
+//! Bringing a guest to a place whose count of branches is known.
 //!
-//! A kick stops it anywhere. From there the code is read ahead for a place that is easy to come back to: right behind an
-//! instruction that leaves all arithmetic flags defined, so that what an interrupt pushes there is the same on every
-//! processor; never inside a repeated string instruction, never in an interrupt shadow. The guest then runs to it with a
-//! hardware breakpoint, which it cannot see.
+//! ```text
+//!  count < target - margin   far:    run until the counter overflows, which it does late
+//!  count <= target           near:   run from hit to hit of a breakpoint on the place's RIP, and compare
+//!  count > target            beyond: overshot; whoever asked restores what was before, and tries again
+//! ```
+//!
+//! The margin follows how late overflows are: it doubles when one came too late, and shrinks while none does. Ones that are very
+//! late, or lost, teach it nothing: they are rarer than what a margin for them would cost at every landing.
+//!
+//! A place is where a breakpoint's exit says it is: the instruction there has not begun, so it is no repeated one half done.
+//! Where interrupts are held back (a shadow) nothing is a place. How the guest is entered is not known here; see
+//! [`Guest`] for what is.
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, RflagsBits};
+use crate::error::Error;
+use crate::mark::Mark;
 
-/// How far to read ahead.
-const INSTRUCTIONS: usize = 48;
+/// What a landing needs of a processor and its counter. It is called while the guest stands still, before each entry.
+pub(crate) trait Guest {
+    /// Where it stands.
+    fn place(&mut self) -> Result<Place, Error>;
+    /// Makes it leave some time after so many more branches, or, for `None`, not.
+    fn arm(&mut self, branches: Option<u64>) -> Result<(), Error>;
+    /// Whether what was armed has come.
+    fn overflowed(&mut self) -> bool;
+    /// Makes it leave before the instruction at an address, or, for `None`, not.
+    fn set_breakpoint(&mut self, rip: Option<u64>) -> Result<(), Error>;
+    /// Whether a breakpoint on the instruction where it stands is passed over once.
+    fn pass_breakpoint(&mut self, pass: bool);
+}
 
-/// Where to stop a guest that stands at `rip`, which may be `rip` itself. `bits` is the width of its code segment, whose
-/// base is zero; `read` reads code and gives how many bytes it could.
-///
-/// Behind a loop is better than in it, because whoever looks for the place again has to look at each time that it is
-/// passed. But loops may be long: `leave_loops` is for the first attempt.
-pub(crate) fn choose(rip: u64, bits: u32, leave_loops: bool, read: impl Fn(u64, &mut [u8]) -> usize) -> u64 {
-    let mut at = rip;
-    let (mut best, mut second_best) = (None, None);
-    for _ in 0..INSTRUCTIONS {
-        let Some(instruction) = decode(at, bits, &read) else { break };
-        let next = instruction.next_ip();
-        match instruction.flow_control() {
-            FlowControl::Next if shadows(&instruction) => break,
-            FlowControl::Next => {}
-            FlowControl::ConditionalBranch if leave_loops && instruction.near_branch_target() <= rip => {
-                // The branch leaves the flags as they are.
-                (best, second_best) = (best.and(Some(next)), second_best.and(Some(next)));
-                at = next;
-                continue;
-            }
-            FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
-                at = instruction.near_branch_target();
-                continue;
-            }
-            FlowControl::Call if instruction.is_call_near() => {
-                at = instruction.near_branch_target();
-                continue;
-            }
-            _ => break,
+/// Where a guest stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) branches: u64,
+    pub(crate) rip: u64,
+    /// [`crate::fold_registers`].
+    pub(crate) registers: u64,
+    /// An interrupt could be taken here, if the guest let it.
+    pub(crate) interruptible: bool,
+    pub(crate) left: Left,
+}
+
+/// What made the guest leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// The breakpoint: the instruction has not begun.
+    Breakpoint,
+    /// A signal: the counter's, or the watchdog's.
+    Signal,
+    /// Anything else, or it has not been entered.
+    Other,
+}
+
+/// The end of a landing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// At the mark.
+    Landed,
+    /// Behind it.
+    Overshot,
+}
+
+/// What happened in landings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Landings {
+    /// Landings that came to their mark.
+    pub landed: u64,
+    /// Breakpoints met on the way.
+    pub hits: u64,
+    /// Landings that went beyond their mark.
+    pub overshot: u64,
+    /// Overflows that never came, and that the watchdog found.
+    pub lost_overflows: u64,
+    /// Most branches that an overflow came late.
+    pub largest_skid: u64,
+}
+
+/// How far ahead of a place the counter is to overflow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Margin {
+    usual: u64,
+    /// Overshots since the last landing.
+    in_a_row: u32,
+}
+
+impl Margin {
+    const LEAST: u64 = 64;
+    /// Overflows that are later than this are no reason to ask for more.
+    const MOST: u64 = 1 << 13;
+    const AT_FIRST: u64 = 512;
+    /// After each landing the margin shrinks by one in so many.
+    const PATIENCE: u64 = 16;
+
+    pub(crate) fn new() -> Margin {
+        Margin { usual: Margin::AT_FIRST, in_a_row: 0 }
+    }
+
+    /// One place that is missed again and again is approached more and more slowly, at last from hit to hit only.
+    fn branches(&self) -> u64 {
+        self.usual << self.in_a_row.min(40)
+    }
+
+    fn landed(&mut self) {
+        self.in_a_row = 0;
+        self.usual = (self.usual - self.usual / Margin::PATIENCE).max(Margin::LEAST);
+    }
+
+    /// `skid`: how late the last overflow was, if it came.
+    fn overshot(&mut self, skid: Option<u64>) {
+        self.in_a_row += 1;
+        if skid.is_some_and(|skid| (self.usual..Margin::MOST).contains(&skid)) {
+            self.usual = (self.usual * 2).min(Margin::MOST);
         }
-        match defined_flags(&instruction) {
-            flags if flags & ALL == ALL && !leave_loops => return next,
-            flags if flags & ALL == ALL => {
-                best.get_or_insert(next);
-            }
-            flags if flags & (ALL & !RflagsBits::CF) == ALL & !RflagsBits::CF => {
-                second_best.get_or_insert(next);
-            }
-            _ => {}
+    }
+}
+
+/// The way to one place.
+#[derive(Debug)]
+pub(crate) struct Landing {
+    mark: Mark,
+    target: u64,
+    margin: u64,
+    /// The count that the armed overflow is due at.
+    armed: Option<u64>,
+    /// The breakpoint is set.
+    near: bool,
+    /// How late the overflow on the way was.
+    skid: Option<u64>,
+}
+
+impl Landing {
+    /// A landing at `mark`, whose count of branches is `target`.
+    pub(crate) fn new(mark: Mark, target: u64, margin: &Margin) -> Landing {
+        Landing { mark, target, margin: margin.branches(), armed: None, near: false, skid: None }
+    }
+
+    /// An interrupt was delivered: the guest is not where it was.
+    pub(crate) fn diverted(&mut self) {
+        self.mark.not_here = false;
+    }
+
+    /// Whether the guest, which is making an exit, has left the place behind; what the exit asks for must then not be done.
+    /// Without a breakpoint, an exit with the place's count may lie on either side of it: the next try will know.
+    pub(crate) fn missed(&self, branches: u64) -> bool {
+        branches > self.target || branches == self.target && !self.near
+    }
+
+    /// Decides what the next entry is for. `Some`: there is none.
+    pub(crate) fn look(
+        &mut self,
+        guest: &mut impl Guest,
+        seen: &mut Landings,
+    ) -> Result<Option<Arrival>, Error> {
+        let place = guest.place()?;
+        self.note_overflow(guest, &place, seen);
+        let Some(left) = self.target.checked_sub(place.branches) else {
+            return Ok(Some(Arrival::Overshot));
+        };
+        if left > self.margin {
+            self.near = false;
+            self.mark.not_here = false;
+            guest.set_breakpoint(None)?;
+            self.arm(guest, &place, self.target - self.margin)?;
+            return Ok(None);
         }
-        at = next;
+        if self.stands_on_mark(guest, &place, seen) {
+            return Ok(Some(Arrival::Landed));
+        }
+        self.near = true;
+        guest.set_breakpoint(Some(self.mark.rip))?;
+        // A guest that does not come to the breakpoint again is noticed.
+        self.arm(guest, &place, self.target + 1)?;
+        Ok(None)
     }
-    best.or(second_best).unwrap_or(at)
-}
 
-/// AF is cleared by logical instructions on every processor, whatever the manuals say.
-const ALL: u32 = RflagsBits::OF | RflagsBits::SF | RflagsBits::ZF | RflagsBits::CF | RflagsBits::PF;
-
-fn defined_flags(instruction: &Instruction) -> u32 {
-    let defined = instruction.rflags_written() | instruction.rflags_cleared() | instruction.rflags_set();
-    // A shift by zero leaves the flags, and by how much is not known here; POPF is not worth the thought.
-    match instruction.mnemonic() {
-        Mnemonic::Popf | Mnemonic::Popfd | Mnemonic::Popfq => 0,
-        _ if instruction.rflags_undefined() & ALL != 0 => 0,
-        _ => defined,
+    /// Looks at a hit of the breakpoint; what is not the place is passed.
+    fn stands_on_mark(&mut self, guest: &mut impl Guest, place: &Place, seen: &mut Landings) -> bool {
+        if place.rip != self.mark.rip {
+            return false;
+        }
+        let rejected = std::mem::take(&mut self.mark.not_here);
+        match place.left {
+            Left::Breakpoint => seen.hits += 1,
+            // It may have begun; if it has not, the breakpoint hits at once.
+            Left::Signal => return false,
+            Left::Other => {
+                guest.pass_breakpoint(rejected);
+                return false;
+            }
+        }
+        let here = place.branches == self.target
+            && place.registers == self.mark.registers
+            && place.interruptible
+            && !rejected;
+        guest.pass_breakpoint(!here);
+        here
     }
-}
 
-/// Instructions after which interrupts, or debug traps, wait for one more.
-fn shadows(instruction: &Instruction) -> bool {
-    match instruction.mnemonic() {
-        Mnemonic::Sti => true,
-        Mnemonic::Mov | Mnemonic::Pop => instruction.op0_register() == iced_x86::Register::SS,
-        _ => false,
+    fn arm(&mut self, guest: &mut impl Guest, place: &Place, at: u64) -> Result<(), Error> {
+        if self.armed != Some(at) {
+            guest.arm(Some(at - place.branches))?;
+            self.armed = Some(at);
+        }
+        Ok(())
     }
-}
 
-fn decode(at: u64, bits: u32, read: impl Fn(u64, &mut [u8]) -> usize) -> Option<Instruction> {
-    let mut bytes = [0; 15];
-    let length = read(at, &mut bytes);
-    let mut decoder = Decoder::with_ip(bits, &bytes[..length], at, DecoderOptions::NONE);
-    let instruction = decoder.decode();
-    (!instruction.is_invalid()).then_some(instruction)
+    fn note_overflow(&mut self, guest: &mut impl Guest, place: &Place, seen: &mut Landings) {
+        let Some(at) = self.armed else { return };
+        if guest.overflowed() {
+            self.armed = None;
+            if !self.near {
+                let skid = place.branches.saturating_sub(at);
+                self.skid = Some(skid);
+                seen.largest_skid = seen.largest_skid.max(skid);
+            }
+        } else if place.left == Left::Signal && place.branches >= at {
+            self.armed = None;
+            seen.lost_overflows += 1;
+        }
+    }
+
+    /// The end: nothing is armed or set any more, and the margin learns from it. `None`: something else ended it.
+    pub(crate) fn end(
+        &self,
+        guest: &mut impl Guest,
+        arrival: Option<Arrival>,
+        margin: &mut Margin,
+        seen: &mut Landings,
+    ) -> Result<(), Error> {
+        guest.arm(None)?;
+        guest.set_breakpoint(None)?;
+        match arrival {
+            Some(Arrival::Landed) => {
+                seen.landed += 1;
+                margin.landed();
+            }
+            Some(Arrival::Overshot) => {
+                seen.overshot += 1;
+                margin.overshot(self.skid);
+            }
+            None => {}
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn chosen(code: &[u8]) -> u64 {
-        chosen_with(code, false)
-    }
-
-    fn chosen_with(code: &[u8], leave_loops: bool) -> u64 {
-        let read = |at: u64, to: &mut [u8]| {
-            let from = &code[(at - 0x1000) as usize..];
-            let count = from.len().min(to.len());
-            to[..count].copy_from_slice(&from[..count]);
-            count
-        };
-        choose(0x1000, 64, leave_loops, read) - 0x1000
-    }
-
-    #[test]
-    fn the_place_is_behind_an_instruction_that_defines_the_flags() {
-        for (what, code, expected) in [
-            ("nop; cmp eax, ebx; jz", &[0x90, 0x39, 0xd8, 0x74, 0xfb][..], 3),
-            ("imul eax, ebx; test eax, eax", &[0x0f, 0xaf, 0xc3, 0x85, 0xc0, 0x90], 5),
-            ("rep movsb; add eax, 1", &[0xf3, 0xa4, 0x83, 0xc0, 1, 0x90], 5),
-            ("dec rax; jnz -5: better than nothing", &[0x48, 0xff, 0xc8, 0x75, 0xfb], 3),
-            ("dec eax; cmp eax, ebx: better", &[0xff, 0xc8, 0x39, 0xd8, 0x90], 4),
-            ("jmp +2; ud2; cmp eax, ebx", &[0xeb, 2, 0x0f, 0x0b, 0x39, 0xd8, 0x90], 6),
-            ("call +1; int3; sub eax, ebx", &[0xe8, 1, 0, 0, 0, 0xcc, 0x29, 0xd8, 0x90], 8),
-            ("shl eax, cl; ret", &[0xd3, 0xe0, 0xc3], 2),
-            ("jmp rax", &[0xff, 0xe0], 0),
-            ("sti; cmp: not in the shadow", &[0x90, 0xfb, 0x39, 0xd8], 1),
-            ("a page that cannot be read", &[0x90], 1),
-            ("a loop of nothing", &[0xeb, 0xfe], 0),
-        ] {
-            assert_eq!(chosen(code), expected, "{what}");
-        }
-    }
-    #[test]
-    fn the_first_attempt_is_behind_a_loop() {
-        for (what, code, expected) in [
-            ("dec eax; jnz -2; xor eax, eax", &[0xff, 0xc8, 0x75, 0xfc, 0x31, 0xc0, 0x90][..], 6),
-            ("cmp eax, ebx; jz -2; mov eax, ebx; ret", &[0x39, 0xd8, 0x74, 0xfc, 0x89, 0xd8, 0xc3], 4),
-            ("add eax, 1; cmp eax, ebx; jz -5", &[0x83, 0xc0, 1, 0x39, 0xd8, 0x74, 0xf9, 0xc3], 7),
-            ("cmp; no loop: jz +2", &[0x39, 0xd8, 0x74, 2, 0x90, 0x90], 2),
-        ] {
-            assert_eq!(chosen_with(code, true), expected, "{what}");
-        }
-    }
-}
+mod tests;

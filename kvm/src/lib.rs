@@ -2,25 +2,29 @@
 //! its state as [`cpu::CpuState`]: what runs on the one can go on on the other at any point between two instructions.
 //!
 //! KVM executes and nothing more: interrupt controllers, timers and clocks stay outside, because the kernel's would let
-//! host time in. What the processor does not count is not counted here either: a place in the run is named by the
-//! exits before it, and a place between two exits by a [`Mark`]. See the kernel's Documentation/virt/kvm/api.rst.
+//! host time in. A place in the run is named by the exits before it, and a place between two exits by a [`Mark`], which says
+//! how many conditional branches the guest had retired, where something counts them. See the kernel's Documentation/virt/kvm/api.rst.
 //!
 //! Where to start reading: [`KvmCpu::run`] is the run loop; `vcpu` is the bare vCPU with its exits, `state` the conversion of
-//! states, `landing` chooses where a guest can be stopped that makes no exits, `probe` finds out what a host's KVM is worth.
+//! states, `stopping_place` chooses where a guest can be stopped that makes no exits, `landing` finds counted places again,
+//! `counter` counts, `probe` finds out what a host's KVM is worth.
 
 mod counter;
 mod error;
 mod kick;
 mod landing;
+mod landing_guest;
 mod mark;
 mod probe;
 mod run;
 mod state;
+mod stopping_place;
 mod vcpu;
 mod vm;
 
-pub use counter::{CounterReport, test_counter};
+pub use counter::{Behaviour, Counter, CounterReport, CounterTest, counter_usable, test_counter};
 pub use error::Error;
+pub use landing::Landings;
 pub use mark::{Mark, fold_registers, without_undefined_flags};
 pub use probe::{Capabilities, Probe, capabilities, model, probe, refuse_imitation};
 pub use run::{End, KvmCpu, Leave, Statistics};

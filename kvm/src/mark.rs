@@ -10,6 +10,9 @@ pub struct Mark {
     pub rip: u64,
     /// [`fold_registers`] of the general registers there.
     pub registers: u64,
+    /// The guest's retired conditional branches there ([`cpu::CpuState::branches`]), if they were counted. An engine that
+    /// counts them too finds the place by them; others do without.
+    pub branches: Option<u64>,
     /// The place where the guest stands now was looked at and is not the one.
     pub not_here: bool,
 }

@@ -197,7 +197,8 @@ fn user_breakpoint() -> Result<(), String> {
     let (mut cpu, state) = guest(&[0xf4], &[0x90, 0x90, 0x0f, 0x05])?;
     let state = user_state(state);
     cpu.set_state(&state);
-    let mark = Mark { rip: USER_CODE + 1, registers: fold_registers(&state.gpr), not_here: false };
+    let registers = fold_registers(&state.gpr);
+    let mark = Mark { rip: USER_CODE + 1, registers, branches: None, not_here: false };
     match run(&mut cpu, Leave::At(mark))? {
         (End::Mark, _) if cpu.statistics().landed_by_software == 0 => Ok(()),
         (end, _) => Err(format!("a hardware breakpoint did not hit ({end:?})")),

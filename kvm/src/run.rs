@@ -8,11 +8,13 @@ use cpu::{AddressKind, Bus, Cpu, CpuState, Model, Stop};
 use guest_ram::GuestRam;
 use kvm_bindings::kvm_regs;
 
+use crate::counter::{self, BranchCounter, Counter, Entry};
 use crate::error::Error;
 use crate::kick::Kick;
-use crate::landing;
+use crate::landing::{Landing, Landings, Left, Margin};
 use crate::mark::{Mark, fold_registers};
 use crate::state::{gpr_of, nothing_under_way};
+use crate::stopping_place;
 use crate::vcpu::{Exit, Vcpu};
 use crate::vm::Vm;
 
@@ -42,6 +44,9 @@ pub enum End {
     Forced,
     /// The guest may be at the mark.
     Mark,
+    /// The guest went beyond the mark, whose count of branches it has passed. Nothing of what it asked for there was done.
+    /// Its state is of no use: restore registers and RAM as they were before, and run to the mark again.
+    Overshot,
 }
 
 /// What happened so far.
@@ -59,6 +64,8 @@ pub struct Statistics {
     pub landed_by_software: u64,
     /// Instructions that KVM could not emulate and the software CPU did.
     pub emulated: u64,
+    /// Marks that were found by their count of branches.
+    pub landings: Landings,
 }
 
 /// So many breakpoints are met on the way to a mark before the software CPU takes over: a loop can pass it
@@ -66,7 +73,7 @@ pub struct Statistics {
 const BREAKPOINTS_PER_LANDING: u32 = 4096;
 /// A mark that is not found within so many steps will not be found.
 const STEPS_PER_LANDING: u64 = 1 << 33;
-const RESUME_FLAG: u64 = 1 << 16;
+pub(crate) const RESUME_FLAG: u64 = 1 << 16;
 const LONG_CODE: u16 = 1 << 13;
 const BIG_CODE: u16 = 1 << 14;
 /// HLT is one byte.
@@ -75,7 +82,7 @@ const HALT_BYTES: u64 = 1;
 /// A CPU that KVM executes.
 pub struct KvmCpu {
     vm: Vm,
-    vcpu: Vcpu,
+    pub(crate) vcpu: Vcpu,
     /// The state wherever `ahead` says so, at every other stop a copy; and what emulates.
     soft: Cpu,
     /// The software CPU's state is newer than the vCPU's.
@@ -84,18 +91,26 @@ pub struct KvmCpu {
     settled: bool,
     halted: bool,
     kick: Option<Kick>,
-    statistics: Statistics,
+    pub(crate) counter: Option<Box<dyn BranchCounter>>,
+    /// What the counter said when the software CPU's count of branches was last brought up to date.
+    counted: u64,
+    pub(crate) margin: Margin,
+    pub(crate) statistics: Statistics,
 }
 
 /// One call of [`KvmCpu::run`].
-struct Run<'a> {
-    bus: &'a mut dyn Bus,
+pub(crate) struct Run<'a> {
+    pub(crate) bus: &'a mut dyn Bus,
     leave: Leave,
     due: Option<Instant>,
     /// The guest was last left by an exit that the machine sees, and has not gone on since.
     exited: bool,
     /// Where the guest is expected after time was up.
-    landing: Option<u64>,
+    stopping_at: Option<u64>,
+    /// The way to a mark whose count of branches is known.
+    pub(crate) landing: Option<Landing>,
+    /// How the guest was left.
+    pub(crate) left: Left,
     /// Breakpoints met on the way to the mark.
     met: u32,
 }
@@ -114,8 +129,23 @@ impl KvmCpu {
             settled: false,
             halted: false,
             kick: None,
+            counter: None,
+            counted: 0,
+            margin: Margin::new(),
             statistics: Statistics::default(),
         })
+    }
+
+    /// Counts the guest's conditional branches from here on, for the calling thread and those that run it later. Marks
+    /// that say how many there were are then found by their number.
+    pub fn count_branches(&mut self, counter: Counter) -> Result<(), Error> {
+        self.counter = Some(counter::open(counter)?);
+        self.update_counted()
+    }
+
+    /// Whether they are counted.
+    pub fn counts_branches(&self) -> bool {
+        self.counter.is_some()
     }
 
     /// The CPU as of the last stop, for reads.
@@ -141,25 +171,42 @@ impl KvmCpu {
 
     /// Runs until the bus or `leave` says otherwise, or the guest halts.
     pub fn run(&mut self, bus: &mut dyn Bus, leave: Leave) -> Result<End, Error> {
-        self.load(bus)?;
-        let mut run = Run { bus, leave, due: None, exited: false, landing: None, met: 0 };
-        if let Leave::After { due, force } = leave {
-            run.due = Some(Instant::now() + due);
-            let shared = self.vcpu.shared();
-            Kick::here(&mut self.kick)
-                .map_err(|error| Error::Call("make a timer", error))?
-                .arm(shared, force);
+        if let Some(counter) = &mut self.counter {
+            counter.move_here()?;
         }
+        self.load(bus)?;
+        let landing = self.landing(leave);
+        let (due, left) = (None, Left::Other);
+        let mut run = Run { bus, leave, due, exited: false, stopping_at: None, landing, left, met: 0 };
+        let alarmed = self.set_alarm(&mut run)?;
         let end = self.run_loop(&mut run);
-        if let (Leave::After { .. }, Some(kick)) = (leave, &self.kick) {
+        if let Some(kick) = self.kick.as_ref().filter(|_| alarmed) {
             kick.disarm();
         }
         self.vcpu.set_breakpoint(None)?;
         let end = end?;
+        self.end_landing(&mut run, end)?;
         if !self.ahead {
             self.take_state()?;
         }
         Ok(end)
+    }
+
+    /// The timer, if there is to be one: of somebody who lives in real time, or the watchdog of a landing.
+    fn set_alarm(&mut self, run: &mut Run<'_>) -> Result<bool, Error> {
+        if run.landing.is_none() && !matches!(run.leave, Leave::After { .. }) {
+            return Ok(false);
+        }
+        let shared = self.vcpu.shared();
+        let kick = Kick::here(&mut self.kick).map_err(|error| Error::Call("make a timer", error))?;
+        match run.leave {
+            Leave::After { due, force } => {
+                run.due = Some(Instant::now() + due);
+                kick.arm(shared, force);
+            }
+            _ => kick.watch(shared),
+        }
+        Ok(true)
     }
 
     /// Brings the vCPU up to the software CPU's state.
@@ -169,6 +216,7 @@ impl KvmCpu {
         }
         let state = self.soft.state();
         self.vcpu.load(&state, bus.cr8())?;
+        self.update_counted()?;
         self.halted = state.halted;
         self.ahead = false;
         self.settled = false;
@@ -180,8 +228,34 @@ impl KvmCpu {
         let mut state = self.soft.state();
         self.vcpu.take_all(&mut state)?;
         state.halted = self.halted;
+        let before = self.counted;
+        self.update_counted()?;
+        state.branches += self.counted - before;
         self.soft.set_registers(&state);
         Ok(())
+    }
+
+    /// The count of branches where the vCPU stands, as far as they are counted.
+    pub(crate) fn branches(&mut self) -> Result<u64, Error> {
+        let counted = self.counted;
+        let new = self.counter.as_mut().map(|counter| counter.count()).transpose()?;
+        Ok(self.soft.branches() + new.map_or(0, |count| count - counted))
+    }
+
+    fn update_counted(&mut self) -> Result<(), Error> {
+        if let Some(counter) = &mut self.counter {
+            self.counted = counter.count()?;
+        }
+        Ok(())
+    }
+
+    /// Enters the guest.
+    fn enter(&mut self, bus: &mut dyn Bus, window: bool) -> Exit {
+        let cr8 = bus.cr8();
+        match &mut self.counter {
+            Some(counter) => counter.enter(Entry { vcpu: &mut self.vcpu, soft: &mut self.soft, window, cr8 }),
+            None => self.vcpu.enter(window, cr8),
+        }
     }
 
     fn run_loop(&mut self, run: &mut Run<'_>) -> Result<End, Error> {
@@ -212,6 +286,11 @@ impl KvmCpu {
                 return Ok(End::Stop(Stop::Halted));
             }
             match mark {
+                _ if run.landing.is_some() => {
+                    if let Some(end) = self.land(run, delivered)? {
+                        return Ok(end);
+                    }
+                }
                 // It stands there no more: the handler comes first, which may be where the mark is.
                 Some(mark) if delivered => {
                     run.leave = Leave::At(Mark { not_here: false, ..mark });
@@ -227,7 +306,15 @@ impl KvmCpu {
             let window = signals.interrupt && !delivered;
             self.statistics.entries += 1;
             run.exited = false;
-            let exit = self.vcpu.enter(window, run.bus.cr8());
+            let exit = self.enter(run.bus, window);
+            run.left = match exit {
+                Exit::Breakpoint => Left::Breakpoint,
+                Exit::Interrupted => Left::Signal,
+                _ => Left::Other,
+            };
+            if self.missed(run, &exit)? {
+                return Ok(End::Overshot);
+            }
             if let Some(end) = self.handle(run, exit)? {
                 return Ok(end);
             }
@@ -260,7 +347,7 @@ impl KvmCpu {
     }
 
     /// Breakpoints of ours leave RF set, which an interrupt would push for the guest to see.
-    fn clear_resume_flag(&mut self) {
+    pub(crate) fn clear_resume_flag(&mut self) {
         if self.vcpu.synced().regs.rflags & RESUME_FLAG != 0 {
             self.vcpu.change(|regs: &mut kvm_regs| regs.rflags &= !RESUME_FLAG);
         }
@@ -384,7 +471,7 @@ impl KvmCpu {
     /// own affair, of which the machine sees nothing.
     fn left_guest(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
         run.exited = true;
-        if run.landing.take().is_some() {
+        if run.stopping_at.take().is_some() {
             self.vcpu.set_breakpoint(None)?;
         }
         Ok(())
@@ -421,12 +508,12 @@ impl KvmCpu {
     /// A breakpoint: of the mark, which the loop looks at, or of the place where a forced stop is to be.
     fn breakpoint(&mut self, run: &mut Run<'_>) -> Result<Option<End>, Error> {
         let synced = self.vcpu.synced();
-        if run.landing != Some(synced.regs.rip) {
+        if run.stopping_at != Some(synced.regs.rip) {
             self.statistics.breakpoints += 1;
             run.met += 1;
             return Ok(None);
         }
-        run.landing = None;
+        run.stopping_at = None;
         self.vcpu.set_breakpoint(None)?;
         if !nothing_under_way(&synced.events) || synced.events.interrupt.shadow != 0 {
             return Ok(None);
@@ -456,10 +543,11 @@ impl KvmCpu {
             _ => 64,
         };
         // A guest that has not come there before the next kick is in a long loop.
-        let leave_loops = run.landing.is_none();
-        let target = landing::choose(state.rip, bits, leave_loops, |at, to| self.soft.core().peek(at, to));
+        let leave_loops = run.stopping_at.is_none();
+        let target =
+            stopping_place::choose(state.rip, bits, leave_loops, |at, to| self.soft.core().peek(at, to));
         log::trace!("time is up at {:#x}; it is stopped at {target:#x}", state.rip);
-        run.landing = Some(target);
+        run.stopping_at = Some(target);
         self.vcpu.set_breakpoint(Some(target))
     }
 

@@ -2,8 +2,8 @@
 
 use cpu::CpuState;
 use kvm_bindings::{
-    KVM_EXIT_IO_OUT, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, Msrs, kvm_guest_debug, kvm_interrupt,
-    kvm_msr_entry, kvm_run, kvm_sync_regs,
+    KVM_EXIT_IO_OUT, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP, Msrs,
+    kvm_guest_debug, kvm_interrupt, kvm_msr_entry, kvm_run, kvm_sync_regs,
 };
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 
@@ -27,7 +27,7 @@ pub(crate) enum Exit {
     Halt,
     /// An interrupt can be delivered now.
     Window,
-    /// The hardware breakpoint.
+    /// A hardware breakpoint, or a completed step: [`Vcpu::debug_status`].
     Breakpoint,
     /// CR8 was lowered.
     TaskPriority,
@@ -217,16 +217,51 @@ impl Vcpu {
         if self.breakpoint == rip {
             return Ok(());
         }
-        let mut debug = kvm_guest_debug::default();
-        if let Some(rip) = rip {
-            debug.control = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
-            debug.arch.debugreg[0] = rip;
-            // G0, and the bit that is always one.
-            debug.arch.debugreg[7] = 0x402;
-        }
-        self.fd.set_guest_debug(&debug).map_err(failed("set a breakpoint"))?;
         self.breakpoint = rip;
-        Ok(())
+        self.set_debug(None, false)
+    }
+
+    /// Where the hardware breakpoint is.
+    pub(crate) fn breakpoint(&self) -> Option<u64> {
+        self.breakpoint
+    }
+
+    /// The hardware breakpoint as it is, a second one, and a stop after each instruction. Steps go on where registers are
+    /// changed only if this is called again.
+    pub(crate) fn set_debug(&mut self, second: Option<u64>, step: bool) -> Result<(), Error> {
+        // The bit of DR7 that is always one.
+        const ONE: u64 = 0x400;
+        let mut debug = kvm_guest_debug::default();
+        debug.arch.debugreg[7] = ONE;
+        for (number, rip) in [self.breakpoint, second].into_iter().enumerate() {
+            if let Some(rip) = rip {
+                debug.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
+                debug.arch.debugreg[number] = rip;
+                // G0 or G1.
+                debug.arch.debugreg[7] |= 2 << (2 * number);
+            }
+        }
+        if step {
+            debug.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP;
+        }
+        self.fd.set_guest_debug(&debug).map_err(failed("set a breakpoint"))
+    }
+
+    /// DR6 of the present debug exit.
+    pub(crate) fn debug_status(&mut self) -> u64 {
+        // SAFETY: only called for debug exits, so this is the field in use.
+        unsafe { self.fd.get_kvm_run().__bindgen_anon_1.debug.arch.dr6 }
+    }
+
+    /// Whether a signal asked for the guest to be left since the last call, or entry.
+    pub(crate) fn take_kick(&mut self) -> bool {
+        let asked = &raw mut self.fd.get_kvm_run().immediate_exit;
+        // SAFETY: the field lives as long as the vCPU; a handler on this thread may write it, hence volatile.
+        unsafe {
+            let kicked = asked.read_volatile() != 0;
+            asked.write_volatile(0);
+            kicked
+        }
     }
 
     /// Completes `state` with what the last exit brought along.
@@ -269,6 +304,8 @@ impl Vcpu {
         self.fd.set_sregs(&other).map_err(failed("take system registers"))?;
         self.fd.set_sregs(&sregs).map_err(failed("take system registers"))?;
         self.fd.set_regs(&state::regs_of(from)).map_err(failed("take registers"))?;
+        // A change that was meant for the state before.
+        self.fd.clear_sync_dirty_reg(SyncReg::Register);
         // SAFETY: an image without dynamic features is as long as the structure.
         unsafe { self.fd.set_xsave(&state::xsave_of(from)) }.map_err(failed("take floating-point state"))?;
         self.fd.set_debug_regs(&state::debugregs_of(from)).map_err(failed("take debug registers"))?;

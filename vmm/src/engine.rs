@@ -50,6 +50,12 @@ pub trait Engine {
     fn set_traps(&mut self, traps: Traps);
     /// The page flags of RAM are about to be looked at: every page that was written must have its flag.
     fn note_written(&mut self);
+    /// Whether its states count retired conditional branches.
+    fn counts_branches(&self) -> bool;
+    /// Whether it may run beyond a mark whose branches are counted ([`End::Overshot`]).
+    fn overshoots(&self) -> bool {
+        false
+    }
     /// Dirty flags of pages were cleared: from now on every first write to a page must set its flag again.
     fn track_writes_anew(&mut self);
 }
@@ -135,6 +141,10 @@ impl Engine for SoftEngine {
     }
 
     fn note_written(&mut self) {}
+
+    fn counts_branches(&self) -> bool {
+        true
+    }
 
     fn track_writes_anew(&mut self) {
         self.0.track_writes_anew();

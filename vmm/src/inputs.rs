@@ -93,13 +93,17 @@ pub struct View<'a> {
     pub time_base: TimeBase,
     /// The guest was just stopped here without an exit, which an event has yet to say.
     pub stopped: Option<Stopped>,
+    /// The CPU's count of branches is one.
+    pub counts_branches: bool,
 }
 
 impl View<'_> {
-    /// Retired conditional branches; zero where no engine may count on them.
+    /// Retired conditional branches. Where exits are counted they say where the guest was stopped without one, if the engine
+    /// counts them; else they are zero.
     pub fn branches(&self) -> u64 {
         match self.counting {
             Counting::Instructions => self.cpu.branches(),
+            Counting::Exits if self.stopped.is_some() && self.counts_branches => self.cpu.branches(),
             Counting::Exits => 0,
         }
     }
@@ -132,6 +136,8 @@ pub enum Departure {
     At {
         /// RIP there.
         rip: u64,
+        /// Retired conditional branches there, if they were counted.
+        branches: Option<u64>,
         /// First bytes of the hash of the CPU's state there.
         cpu_hash: [u8; 8],
         /// What else is known of it.

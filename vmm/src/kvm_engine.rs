@@ -1,6 +1,6 @@
 //! KVM as an engine.
 //!
-//! It counts exits, not instructions, and has no break- or watchpoints of a debugger: a recording is debugged on the software
+//! It counts exits, not instructions (and conditional branches where the processor can), and has no break- or watchpoints of a debugger: a recording is debugged on the software
 //! engine, whichever recorded it.
 
 use std::sync::Arc;
@@ -25,7 +25,13 @@ pub struct KvmEngine(KvmCpu);
 impl KvmEngine {
     /// A vCPU in reset state.
     pub fn new(ram: Arc<GuestRam>, model: Model) -> Result<KvmEngine, Error> {
-        Ok(KvmEngine(KvmCpu::new(ram, model)?))
+        let mut cpu = KvmCpu::new(ram, model)?;
+        let counted = kvm::counter_usable()
+            .and_then(|()| cpu.count_branches(kvm::Counter::Perf).map_err(|error| error.to_string()));
+        if let Err(why) = counted {
+            log::debug!("branches are not counted: {why}");
+        }
+        Ok(KvmEngine(cpu))
     }
 }
 
@@ -58,6 +64,14 @@ impl Engine for KvmEngine {
 
     fn note_written(&mut self) {
         self.0.note_written().expect("KVM keeps a log of writes for memory that it has taken");
+    }
+
+    fn counts_branches(&self) -> bool {
+        self.0.counts_branches()
+    }
+
+    fn overshoots(&self) -> bool {
+        self.0.counts_branches()
     }
 
     fn track_writes_anew(&mut self) {}

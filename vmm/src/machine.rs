@@ -26,6 +26,8 @@ use crate::position::{Counting, MAX_TIME_NS, Moment, TimeBase};
 use crate::ram_digest::{RamDigest, leave_out_processors_own};
 use crate::written_pages::{Reader, WrittenPages};
 
+mod overshoot;
+
 /// What ended a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
@@ -104,7 +106,9 @@ impl MachineState {
         let CpuState { steps, branches, system_calls, .. } = self.cpu;
         let counted = if time_base == TimeBase::Instructions { steps } else { 0 };
         let now_ns = counted.checked_add(self.idle_ns).filter(|&ns| ns.max(steps) <= MAX_TIME_NS);
-        if branches > steps || system_calls > steps {
+        // KVM's states may count branches, and never steps.
+        let counts_steps = time_base == TimeBase::Instructions;
+        if counts_steps && branches > steps || system_calls > steps {
             return Err("it counts more branches or system calls than instructions");
         }
         if !self.console.is_possible() {
@@ -219,12 +223,19 @@ impl Machine {
             counting: self.counting,
             time_base: self.time_base,
             stopped: self.stopped,
+            counts_branches: self.engine.counts_branches(),
         }
     }
 
     /// The engine, for a debugger's reads.
     pub fn cpu(&self) -> &cpu::Cpu {
         self.engine.cpu()
+    }
+
+    /// Puts something around the engine, for tests of what engines may do.
+    #[doc(hidden)]
+    pub fn wrap_engine(self, wrap: impl FnOnce(Box<dyn Engine>) -> Box<dyn Engine>) -> Machine {
+        Machine { engine: wrap(self.engine), ..self }
     }
 
     /// Guest memory.
@@ -283,6 +294,7 @@ impl Machine {
 
     /// As [`Machine::run`]; the breakpoint that is passed over is the one at step count `origin`.
     pub fn run_from(&mut self, until: u64, origin: u64, inputs: &mut dyn Inputs) -> Result<RunStop, Error> {
+        let mut overshot = 0;
         loop {
             if let Some(outcome) = &self.outcome {
                 return Ok(RunStop::Ended(outcome.clone()));
@@ -303,7 +315,8 @@ impl Machine {
             let limit = self.board.prepare_run(self.engine.cpu().steps(), limit);
             let departure = inputs.departure(now, self.board.platform.next_deadline_ns());
             self.board.await_deadline(matches!(departure, Departure::After { .. }));
-            let leave = self.leave(departure);
+            let leave = self.leave(departure, overshot);
+            let before = self.before(leave);
             let end = self.engine.run(&mut self.board, limit, origin, leave)?;
             let output = self.after_run(inputs)?;
             if self.stop_on_output && !output.is_empty() {
@@ -318,6 +331,15 @@ impl Machine {
                 }
                 End::Mark => {
                     self.arrive(departure);
+                    if !self.not_here {
+                        overshot = 0;
+                    }
+                    continue;
+                }
+                End::Overshot => {
+                    overshot += 1;
+                    let before = before.expect("only engines that were asked can overshoot");
+                    self.go_back(before)?;
                     continue;
                 }
             };
@@ -342,13 +364,17 @@ impl Machine {
         Stopped { registers, ram_digest: self.ram_digest() }
     }
 
-    fn leave(&mut self, departure: Departure) -> Leave {
+    fn leave(&mut self, departure: Departure, overshot: u32) -> Leave {
         let not_here = std::mem::take(&mut self.not_here);
         match departure {
             Departure::Exits => Leave::Never,
             Departure::After { due, force, .. } => Leave::After { due, force },
-            Departure::At { rip, stopped, .. } => {
-                Leave::At(Mark { rip, registers: stopped.registers, not_here })
+            Departure::At { rip, branches, stopped, .. } => {
+                if overshot == overshoot::MOST {
+                    log::warn!("a count of branches is never come to: the place is looked for without it");
+                }
+                let branches = branches.filter(|_| overshot < overshoot::MOST);
+                Leave::At(Mark { rip, registers: stopped.registers, branches, not_here })
             }
         }
     }
@@ -504,8 +530,8 @@ impl Machine {
         self.capture().0
     }
 
-    /// The contents of RAM and disk, and how many pages memory is held for that was not before.
-    pub fn capture(&mut self) -> (Maps, usize) {
+    /// Brings the image of RAM up to date, and gives how many pages memory is held for that was not before.
+    fn update_image(&mut self) -> usize {
         self.collect_written();
         let mut contents = [0; PAGE_BYTES];
         let mut held = 0;
@@ -516,6 +542,12 @@ impl Machine {
                 self.image.set(page, new);
             }
         }
+        held
+    }
+
+    /// The contents of RAM and disk, and how many pages memory is held for that was not before.
+    pub fn capture(&mut self) -> (Maps, usize) {
+        let mut held = self.update_image();
         held += self.disk_mut().map_or(0, |disk| disk.take_written().len());
         (Maps { ram: self.image.clone(), disk: self.disk_version() }, held)
     }

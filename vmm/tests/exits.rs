@@ -7,10 +7,11 @@ use std::cell::Cell;
 use std::path::Path;
 use std::time::Duration;
 
+use cpu::{AddressKind, Bus, Cpu, CpuState, Traps, Watchpoint};
 use tiny_guest::{Numbers, write_kernel};
 use vmm::checks::Intervals;
 use vmm::config::{MachineConfig, MachineOptions};
-use vmm::engine::EngineKind;
+use vmm::engine::{End, Engine, EngineKind, Leave, Mark};
 use vmm::error::Error;
 use vmm::event_log::{EndRecord, LogRecord, LogWriter};
 use vmm::inputs::{Departure, Event, Idle, Inputs, PowerOn, View};
@@ -18,7 +19,7 @@ use vmm::machine::{Machine, RunStop};
 use vmm::position::{Counting, Moment};
 use vmm::recorder::Recorder;
 use vmm::recording::{EVENTS, Recording};
-use vmm::replay::{ReplayEnd, replay};
+use vmm::replay::{self, ReplayEnd, replay};
 use vmm::timeline::{Timeline, TravelStop};
 use vmm::translate::{INSTRUCTIONS, in_instructions};
 
@@ -147,6 +148,96 @@ fn one_travels_in_a_translated_recording() {
     seen.sort_by_key(|(at, _)| *at);
     assert!(seen.chunks(2).all(|pair| pair[0].1 == pair[1].1), "the same place is the same state");
     assert_ne!(seen[0].1, seen[2].1);
+}
+
+#[test]
+fn stops_carry_the_count_of_branches() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recording, _) = record(directory.path(), 7);
+    let counted: Vec<u64> = recording.log.events.iter().map(|record| record.branches).collect();
+    let translated = in_instructions(recording, |_| {}).unwrap();
+    for (branches, record) in counted.into_iter().zip(translated.log.events.iter()) {
+        let expected = if matches!(record.event, Event::Stopped(_)) { record.branches } else { 0 };
+        assert_eq!(branches, expected, "{record:?}");
+    }
+}
+
+/// Goes beyond counted marks: once, or always.
+struct Overshooting {
+    inner: Box<dyn Engine>,
+    always: bool,
+    last: Option<Mark>,
+    overshot: std::rc::Rc<Cell<u32>>,
+}
+
+impl Engine for Overshooting {
+    fn run(&mut self, bus: &mut dyn Bus, until: u64, origin: u64, leave: Leave) -> Result<End, Error> {
+        let mark = match leave {
+            Leave::At(mark) if mark.branches.is_some() => mark,
+            _ => return self.inner.run(bus, until, origin, leave),
+        };
+        if !self.always && self.last.replace(mark) == Some(mark) {
+            return self.inner.run(bus, until, origin, leave);
+        }
+        self.overshot.set(self.overshot.get() + 1);
+        // Somewhere else, with other registers and other RAM.
+        let ram = self.inner.cpu().core().ram.clone();
+        for page in (0..ram.flags().pages()).step_by(16) {
+            ram.replace_bytes(page * guest_ram::PAGE_SIZE, &[0xcc; 64]);
+        }
+        let mut state = self.inner.state();
+        (state.gpr, state.rip) = ([0xbad; 16], 0xbad);
+        self.inner.set_state(&state);
+        Ok(End::Overshot)
+    }
+    fn overshoots(&self) -> bool {
+        true
+    }
+    fn counts_branches(&self) -> bool {
+        true
+    }
+    fn state(&self) -> CpuState {
+        self.inner.state()
+    }
+    fn set_state(&mut self, state: &CpuState) {
+        self.inner.set_state(state);
+    }
+    fn cpu(&self) -> &Cpu {
+        self.inner.cpu()
+    }
+    fn set_breakpoints(&mut self, points: &[(AddressKind, u64)]) {
+        self.inner.set_breakpoints(points);
+    }
+    fn set_watchpoints(&mut self, points: &[Watchpoint]) {
+        self.inner.set_watchpoints(points);
+    }
+    fn set_traps(&mut self, traps: Traps) {
+        self.inner.set_traps(traps);
+    }
+    fn note_written(&mut self) {
+        self.inner.note_written();
+    }
+    fn track_writes_anew(&mut self) {
+        self.inner.track_writes_anew();
+    }
+}
+
+#[test]
+fn what_was_overshot_is_restored_and_tried_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recording, end) = record(directory.path(), 13);
+    let stops = stops(&recording) as u32;
+    for always in [false, true] {
+        let overshot = std::rc::Rc::new(Cell::new(0));
+        let (machine, mut player) = replay::open(&recording).unwrap();
+        let mut machine = machine.wrap_engine(|inner| {
+            Box::new(Overshooting { inner, always, last: None, overshot: overshot.clone() })
+        });
+        assert!(matches!(machine.run(u64::MAX, &mut player).unwrap(), RunStop::Ended(_)));
+        assert_eq!(machine.hashes(), end.hashes, "always: {always}");
+        // Sometimes the registers fit where the rest does not, and the search goes on from there.
+        assert!(overshot.get() >= stops, "{} overshots of {stops}", overshot.get());
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! KVM: a stock kernel boots, is typed at and reads its disk under KVM in the lab, and is recorded. The packed recording replays
-//! outside of it on the software engine, without any KVM; then one travels in it.
+//! outside of it on the software engine, without any KVM; then one travels in it. And a vCPU lands exactly where it is told.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -57,10 +57,43 @@ fn brought_home(directory: &Path) -> Recording {
     Recording::open(&path).unwrap_or_else(|error| panic!("{error}"))
 }
 
+/// Whether to skip.
+fn not_asked_for() -> bool {
+    let skip = std::env::var_os("TTVM_KVM_LAB").is_none();
+    if skip {
+        println!("skipped: the KVM lab takes minutes of an otherwise idle machine; TTVM_KVM_LAB=1 runs it");
+    }
+    skip
+}
+
+/// The test of landings, built if it is not yet. Cargo says where in its own words.
+fn landings() -> PathBuf {
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["test", "--release", "--locked", "--package", "kvm", "--test", "landings", "--no-run"]);
+    let output = build.current_dir(repository()).output().expect("cargo can be run");
+    let said = String::from_utf8_lossy(&output.stderr);
+    let path = said.rsplit_once('(').and_then(|(_, rest)| rest.split_once(')')).map(|(path, _)| path);
+    assert!(output.status.success() && path.is_some(), "the test does not build: {said}");
+    repository().join(path.expect("just asserted"))
+}
+
+#[test]
+fn a_vcpu_lands_by_counted_branches() {
+    if not_asked_for() {
+        return;
+    }
+    let output = Command::new(repository().join("scripts/kvm-lab"))
+        .arg("TTVM_LANDINGS=200 ./landings --nocapture")
+        .arg(format!("landings={}", landings().display()))
+        .output()
+        .expect("the lab's script can be started");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("200 landings in"), "{said}");
+}
+
 #[test]
 fn a_run_under_kvm_replays_on_the_software_engine() {
-    if std::env::var_os("TTVM_KVM_LAB").is_none() {
-        println!("skipped: the KVM lab takes minutes of an otherwise idle machine; TTVM_KVM_LAB=1 runs it");
+    if not_asked_for() {
         return;
     }
     let directory = tempfile::tempdir().expect("a temporary folder");

@@ -61,7 +61,7 @@ fn examine() -> Report {
     let why = match (kvm, counter) {
         (false, _) => "KVM does not work here",
         (true, false) => "KVM works, but without a counter each asynchronous position costs it a search",
-        (true, true) => "KVM and a counter work, but this version does not use the counter yet",
+        (true, true) => "KVM and a counter work, but no such machine has been tried yet",
     };
     Report { findings, kvm, counter, auto: "soft", why }
 }
@@ -137,5 +137,12 @@ fn examine_counter(findings: &mut Vec<Finding>) -> bool {
         Err(why) => format!("{event}: {why}"),
     };
     findings.push(finding("branch counter", report.usable.is_ok(), detail, report.advice));
+    findings.extend(report.tests.into_iter().map(|test| {
+        let (ok, detail) = match test.found {
+            Ok(detail) => (true, detail),
+            Err(why) => (false, why),
+        };
+        finding(test.name, ok, detail, if ok { "" } else { test.advice })
+    }));
     report.usable.is_ok()
 }

@@ -1,0 +1,255 @@
+//! Whether this host's counter of conditional branches can be trusted: what `ttvm doctor` says of it.
+//!
+//! Processors, hypervisors and settings each have their way of spoiling it (rr's start-up checks found most of them), so it is
+//! tried out before anybody believes it.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::event;
+use super::perf::{PerfEvent, Whose};
+use crate::kick;
+
+/// What is known of this host's counter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CounterReport {
+    /// The raw event, where the processor is known.
+    pub event: Option<u64>,
+    /// Whether it can be opened and counts exactly; else why not.
+    pub usable: Result<(), String>,
+    /// What to do about it.
+    pub advice: &'static str,
+    /// What else was looked at.
+    pub tests: Vec<CounterTest>,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CounterTest {
+    /// What.
+    pub name: &'static str,
+    /// What was found; an error is a reason not to count on the counter, or that it could not be tried.
+    pub found: Result<String, String>,
+    /// What to do about an error.
+    pub advice: &'static str,
+}
+
+/// Conditional branches of the loops that are counted.
+const BRANCHES: u64 = 100_000;
+/// Opening and reading the counter executes some of its own.
+const SLACK: u64 = 64;
+
+/// Opens the counter, counts loops whose branches are known, and waits for overflows.
+pub fn test_counter() -> CounterReport {
+    let event = event::of_this_processor();
+    let (usable, advice) = test_event(event);
+    let usable_event = event.filter(|_| usable.is_ok());
+    let mut tests = vec![overflows(usable_event), locked_instructions(usable_event)];
+    tests.extend([freeze_on_smi(), paranoid(), mediated(), hybrid()].into_iter().flatten());
+    CounterReport { event, usable, advice, tests }
+}
+
+/// Whether there is a counter that counts a loop exactly. Asks only what takes no time.
+pub fn counter_usable() -> Result<(), String> {
+    test_event(event::of_this_processor()).0
+}
+
+fn test_event(event: Option<u64>) -> (Result<(), String>, &'static str) {
+    match event {
+        Some(number) => test_count(number),
+        None => (
+            Err("no exact counter of conditional branches is known for this processor".to_string()),
+            "positions come from exits and hashes instead",
+        ),
+    }
+}
+
+fn test_count(number: u64) -> (Result<(), String>, &'static str) {
+    match count_loop(number, spin) {
+        Ok(counted) if is_exact(counted) => (Ok(()), ""),
+        Ok(counted) => (
+            Err(format!("it counts {counted} branches in a loop of {BRANCHES}")),
+            "a hypervisor below may be in the way: use a machine of your own",
+        ),
+        Err(error) => (
+            Err(format!("it cannot be opened: {error}")),
+            match error.raw_os_error() {
+                Some(libc::EACCES | libc::EPERM) => "set kernel.perf_event_paranoid to 1 or less",
+                Some(libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV) => {
+                    "this (virtual) machine has no performance counters: positions come from exits and hashes instead"
+                }
+                _ => "see perf_event_open(2)",
+            },
+        ),
+    }
+}
+
+fn is_exact(counted: u64) -> bool {
+    (BRANCHES..BRANCHES + SLACK).contains(&counted)
+}
+
+fn count_loop(number: u64, spin: fn(u64)) -> io::Result<u64> {
+    let counter = PerfEvent::open(number, Whose::Thread)?;
+    let before = counter.count()?;
+    spin(BRANCHES);
+    Ok(counter.count()? - before)
+}
+
+/// So many conditional branches.
+fn spin(branches: u64) {
+    // SAFETY: the loop changes a register and flags, nothing else.
+    unsafe {
+        std::arch::asm!("2: dec {left}", "jnz 2b", left = inout(reg) branches => _, options(nomem, nostack));
+    }
+}
+
+/// As many, with a locked instruction beside each.
+fn spin_locked(branches: u64) {
+    let mut word = 0_u64;
+    // SAFETY: the loop changes a register, flags and the word, nothing else.
+    unsafe {
+        std::arch::asm!(
+            "2: lock xadd [{word}], {sum}", "dec {left}", "jnz 2b",
+            word = in(reg) &raw mut word, sum = inout(reg) 1_u64 => _, left = inout(reg) branches => _,
+            options(nostack)
+        );
+    }
+}
+
+const NO_COUNTER: &str = "not tried: there is no counter";
+
+/// How late overflows come. Late ones cost a repeated landing, lost ones the watchdog's time; none at all would cost both each
+/// time.
+fn overflows(event: Option<u64>) -> CounterTest {
+    const TRIALS: usize = 200;
+    let found = match event {
+        None => Err(NO_COUNTER.to_string()),
+        Some(number) => match skids(number, TRIALS) {
+            Err(error) => Err(error.to_string()),
+            Ok(skids) if skids.len() < TRIALS / 2 => Err(format!("{} of {TRIALS} came at all", skids.len())),
+            Ok(skids) => Ok(describe(&skids, TRIALS)),
+        },
+    };
+    let advice = if event.is_some() { "landing works, slowly: a watchdog finds what is lost" } else { "" };
+    CounterTest { name: "counter's overflow", found, advice }
+}
+
+fn describe(sorted: &[u64], trials: usize) -> String {
+    let share = |percent: usize| sorted[(sorted.len() - 1) * percent / 100];
+    let lost = trials - sorted.len();
+    format!(
+        "comes {} branches late (median), 99% within {}, at most {}; {lost} of {trials} lost",
+        share(50),
+        share(99),
+        share(100)
+    )
+}
+
+/// How many branches late overflows came, in order; without those that did not come.
+fn skids(number: u64, trials: usize) -> io::Result<Vec<u64>> {
+    /// Between two looks at what the handler said: what skids are measured to.
+    const GRAIN: u64 = 8;
+    const PERIOD: u64 = 10_000;
+    const PATIENCE: Duration = Duration::from_millis(20);
+    let counter = PerfEvent::open(number, Whose::Thread)?;
+    let mut skids = Vec::new();
+    for _ in 0..trials {
+        kick::forget_overflow();
+        counter.set_period(PERIOD)?;
+        let due = counter.count()? + PERIOD;
+        let until = Instant::now() + PATIENCE;
+        while !kick::overflow_came() && Instant::now() < until {
+            spin(GRAIN);
+        }
+        if kick::overflow_came() {
+            skids.push(counter.count()?.saturating_sub(due));
+        }
+    }
+    skids.sort_unstable();
+    Ok(skids)
+}
+
+/// On Zen, speculation over locked instructions counts branches twice unless a chicken bit forbids it.
+fn locked_instructions(event: Option<u64>) -> CounterTest {
+    let found = match event.map(|number| count_loop(number, spin_locked)) {
+        None => Err(NO_COUNTER.to_string()),
+        Some(Err(error)) => Err(error.to_string()),
+        Some(Ok(counted)) if is_exact(counted) => Ok("counted exactly".to_string()),
+        Some(Ok(counted)) => Err(format!("{counted} branches counted in a loop of {BRANCHES}")),
+    };
+    let advice = match (event, event::is_zen()) {
+        (None, _) => "",
+        (_, true) => "set bit 54 of MSR 0xc0011020 on every processor (rr's zen_workaround.py does)",
+        (_, false) => "a hypervisor below may be in the way: use a machine of your own",
+    };
+    CounterTest { name: "locked instructions", found, advice }
+}
+
+fn setting(path: &str) -> Option<String> {
+    Some(std::fs::read_to_string(path).ok()?.trim().to_string())
+}
+
+/// A setting that is as it should be, or not.
+fn judge(name: &'static str, value: String, good: bool, advice: &'static str) -> CounterTest {
+    CounterTest { name, found: if good { Ok(value) } else { Err(value) }, advice }
+}
+
+/// Intel only: system management mode runs on the same counters.
+fn freeze_on_smi() -> Option<CounterTest> {
+    let value = setting("/sys/devices/cpu/freeze_on_smi")?;
+    let good = value != "0";
+    let advice = "write 1 to /sys/devices/cpu/freeze_on_smi, else firmware's branches count too";
+    Some(judge("freeze_on_smi", value, good, advice))
+}
+
+fn paranoid() -> Option<CounterTest> {
+    let value = setting("/proc/sys/kernel/perf_event_paranoid")?;
+    // SAFETY: geteuid has no preconditions.
+    let privileged = unsafe { libc::geteuid() } == 0;
+    let open = value.parse::<i32>().is_ok_and(|level| level <= 1);
+    let value = if privileged && !open { format!("{value}, which does not bind root") } else { value };
+    let good = privileged || open;
+    let advice = "set kernel.perf_event_paranoid to 1 or less: a guest's kernel counts as kernel";
+    Some(judge("perf_event_paranoid", value, good, advice))
+}
+
+/// With it the kernel gives the counters to guests, and none that count guests to anybody else.
+fn mediated() -> Option<CounterTest> {
+    let value = setting("/sys/module/kvm/parameters/enable_mediated_pmu")?;
+    let good = value == "N" || value == "0";
+    Some(judge("kvm.enable_mediated_pmu", value, good, "load the module kvm with enable_mediated_pmu=0"))
+}
+
+/// Cores of two kinds have two counters.
+fn hybrid() -> Option<CounterTest> {
+    let cores = setting("/sys/devices/cpu_core/cpus")?;
+    let found = Err(format!("this processor has cores of two kinds; the counter is that of {cores}"));
+    Some(CounterTest {
+        name: "hybrid processor",
+        found,
+        advice: "start ttvm with taskset, on these cores only",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_counter_is_exact_or_there_is_a_reason() {
+        let report = test_counter();
+        assert_eq!(report.usable.is_ok(), report.advice.is_empty(), "{report:?}");
+        for test in &report.tests {
+            let untried = test.found == Err(NO_COUNTER.to_string());
+            assert!(test.found.is_ok() || untried || !test.advice.is_empty(), "{test:?}");
+            assert!(!(untried && report.usable.is_ok()), "{test:?}");
+        }
+    }
+
+    #[test]
+    fn lateness_is_told_by_its_order() {
+        let sorted: Vec<u64> = (0..100).collect();
+        let expected = "comes 49 branches late (median), 99% within 98, at most 99; 2 of 102 lost";
+        assert_eq!(describe(&sorted, 102), expected);
+    }
+}

@@ -1,0 +1,251 @@
+//! The algorithm on the software CPU, with a counter as bad as they come: thousands of landings.
+
+use std::sync::Arc;
+
+use cpu::{AddressKind, Cpu, CpuState, EmptyBus, Stop};
+use guest_ram::GuestRam;
+
+use super::*;
+use crate::counter::{Behaviour, Skid};
+use crate::mark::fold_registers;
+
+#[path = "../../tests/landings/guest.rs"]
+mod guest;
+
+use guest::{Random, Reference, Snapshot};
+
+/// The software CPU as a vCPU with a counter.
+struct FakeVcpu {
+    cpu: Cpu,
+    skid: Skid,
+    /// Count at which the armed overflow comes, if one is armed; `None` in it: it is lost.
+    delivery: Option<Option<u64>>,
+    overflowed: bool,
+    breakpoint: Option<u64>,
+    pass: bool,
+    left: Left,
+}
+
+/// Branches between two visits of the watchdog.
+const WATCHDOG: u64 = 150_000;
+
+impl FakeVcpu {
+    fn new(ram: Arc<GuestRam>, behaviour: Behaviour, seed: u64) -> FakeVcpu {
+        let (skid, cpu) = (Skid::new(behaviour, seed), Cpu::new(ram));
+        let (delivery, overflowed, breakpoint, pass) = (None, false, None, false);
+        FakeVcpu { cpu, skid, delivery, overflowed, breakpoint, pass, left: Left::Other }
+    }
+
+    fn set_state(&mut self, state: &CpuState) {
+        self.cpu.set_state(state);
+        self.left = Left::Other;
+    }
+
+    fn step(&mut self, steps: u64) -> Stop {
+        let origin = if std::mem::take(&mut self.pass) { self.cpu.steps() } else { u64::MAX };
+        self.cpu.run(&mut EmptyBus::default(), self.cpu.steps() + steps, origin)
+    }
+
+    fn enter(&mut self) {
+        self.cpu.set_breakpoints(self.breakpoint.map(|rip| (AddressKind::Linear, rip)));
+        let watchdog = self.cpu.branches() + 1 + self.skid.below(WATCHDOG);
+        let end = self.delivery.flatten().unwrap_or(u64::MAX).min(watchdog);
+        self.left = loop {
+            let left = end.saturating_sub(self.cpu.branches());
+            if left == 0 {
+                break Left::Signal;
+            }
+            if self.step(left) == Stop::Breakpoint {
+                break Left::Breakpoint;
+            }
+        };
+        if self.left == Left::Signal {
+            // Not right behind a branch, but anywhere: also in a repeated instruction, or in a shadow.
+            let extra = self.skid.below(8);
+            if extra > 0 && self.step(extra) == Stop::Breakpoint {
+                self.left = Left::Breakpoint;
+            }
+        }
+        if self.delivery.flatten().is_some_and(|delivery| self.cpu.branches() >= delivery) {
+            self.delivery = None;
+            self.overflowed = true;
+        }
+    }
+}
+
+impl Guest for FakeVcpu {
+    fn place(&mut self) -> Result<Place, Error> {
+        let state = self.cpu.state();
+        let registers = fold_registers(&state.gpr);
+        let interruptible = !state.interrupt_shadow;
+        Ok(Place { branches: state.branches, rip: state.rip, registers, interruptible, left: self.left })
+    }
+
+    fn arm(&mut self, branches: Option<u64>) -> Result<(), Error> {
+        let due = branches.map(|branches| self.cpu.branches() + branches);
+        self.delivery = due.map(|due| self.skid.next().map(|late| due + late));
+        self.overflowed = false;
+        Ok(())
+    }
+
+    fn overflowed(&mut self) -> bool {
+        self.overflowed
+    }
+
+    fn set_breakpoint(&mut self, rip: Option<u64>) -> Result<(), Error> {
+        self.breakpoint = rip;
+        Ok(())
+    }
+
+    fn pass_breakpoint(&mut self, pass: bool) {
+        self.pass = pass;
+    }
+}
+
+fn mark_of(place: &CpuState, not_here: bool) -> Mark {
+    let registers = fold_registers(&place.gpr);
+    Mark { rip: place.rip, registers, branches: Some(place.branches), not_here }
+}
+
+/// One landing, or one that overshot.
+fn land(vcpu: &mut FakeVcpu, mark: Mark, margin: &mut Margin, seen: &mut Landings) -> Arrival {
+    let mut landing = Landing::new(mark, mark.branches.expect("it is counted"), margin);
+    let arrival = loop {
+        if let Some(arrival) = landing.look(vcpu, seen).expect("nothing fails here") {
+            break arrival;
+        }
+        vcpu.enter();
+    };
+    landing.end(vcpu, Some(arrival), margin, seen).expect("nothing fails here");
+    arrival
+}
+
+struct World {
+    ram: Arc<GuestRam>,
+    vcpu: FakeVcpu,
+    margin: Margin,
+    seen: Landings,
+}
+
+impl World {
+    fn new(behaviour: Behaviour, seed: u64) -> World {
+        let ram = guest::ram();
+        let vcpu = FakeVcpu::new(ram.clone(), behaviour, seed);
+        World { ram, vcpu, margin: Margin::new(), seen: Landings::default() }
+    }
+
+    fn restore(&mut self, to: &Snapshot) {
+        to.put_ram(&self.ram);
+        self.vcpu.set_state(&to.state);
+    }
+
+    /// Whether everything is as at a place.
+    fn is_at(&self, place: &Snapshot) -> bool {
+        let mut ram = vec![0; place.ram.len()];
+        self.ram.read_bytes(0, &mut ram);
+        CpuState { steps: 0, ..self.vcpu.cpu.state() } == CpuState { steps: 0, ..place.state.clone() }
+            && ram == place.ram
+    }
+
+    /// From one place, where the vCPU may stand already, to another; gives the number of tries.
+    fn travel(&mut self, from: &Snapshot, stands_there: bool, to: &Snapshot) -> u32 {
+        for tries in 1..100 {
+            if tries > 1 || !stands_there {
+                self.restore(from);
+            }
+            let mut mark = mark_of(&to.state, false);
+            loop {
+                match land(&mut self.vcpu, mark, &mut self.margin, &mut self.seen) {
+                    Arrival::Overshot => break,
+                    Arrival::Landed if self.is_at(to) => return tries,
+                    Arrival::Landed => mark.not_here = true,
+                }
+            }
+        }
+        panic!("overshot a hundred times: {:?}", self.seen);
+    }
+}
+
+#[test]
+fn landings_are_exact_whatever_the_counter_does() {
+    const LANDINGS: u64 = if cfg!(debug_assertions) { 1_000 } else { 10_000 };
+    let mut random = Random(7);
+    let mut reference = Reference::new();
+    let mut world = World::new(Behaviour::default(), 11);
+    let mut from = reference.snapshot();
+    let (mut tries, mut stands_there) = (0, false);
+    for _ in 0..LANDINGS {
+        reference.advance(random.magnitude(60_000));
+        let to = reference.snapshot();
+        tries += u64::from(world.travel(&from, stands_there, &to));
+        stands_there = random.below(4) != 0;
+        if stands_there {
+            from = to;
+        }
+    }
+    let Landings { landed, overshot, lost_overflows, largest_skid, hits } = world.seen;
+    assert!(landed >= LANDINGS && tries == LANDINGS + overshot, "{:?}", world.seen);
+    // The counter was as bad as it was to be.
+    let enough = LANDINGS / 100;
+    assert!(overshot > enough && lost_overflows > enough / 2 && largest_skid > 10_000, "{:?}", world.seen);
+    assert!(hits < LANDINGS * 200, "{:?}", world.seen);
+}
+
+#[test]
+fn margins_follow_the_skid() {
+    let quiet = Behaviour { lost_one_in: u64::MAX, overshoot_one_in: u64::MAX, ..Behaviour::default() };
+    let margin_after = |largest_skid| {
+        let mut reference = Reference::new();
+        let mut world = World::new(Behaviour { largest_skid, ..quiet }, 3);
+        for _ in 0..300 {
+            let from = reference.snapshot();
+            reference.advance(30_000);
+            world.travel(&from, false, &reference.snapshot());
+        }
+        world.margin.usual
+    };
+    let (small, large) = (margin_after(0), margin_after(8_000));
+    assert_eq!(small, Margin::LEAST);
+    assert!(large > 4 * Margin::LEAST, "{large}");
+}
+
+#[test]
+fn nothing_lands_in_an_interrupt_shadow() {
+    let mut reference = Reference::new();
+    let mut world = World::new(Behaviour::default(), 5);
+    let from = reference.snapshot();
+    reference.advance_to_shadow();
+    let shadow = reference.snapshot().state;
+    for _ in 0..4 {
+        world.restore(&from);
+        let arrival = land(&mut world.vcpu, mark_of(&shadow, false), &mut world.margin, &mut world.seen);
+        assert_eq!(arrival, Arrival::Overshot);
+    }
+    assert_eq!(world.seen.landed, 0);
+}
+
+#[test]
+fn nothing_lands_where_a_signal_interrupted_a_repeated_instruction() {
+    let mut world = World::new(Behaviour::default(), 5);
+    let place = Place { branches: 9, rip: 0x1000, registers: 3, interruptible: true, left: Left::Signal };
+    let mark = Mark { rip: 0x1000, registers: 3, branches: Some(9), not_here: false };
+    let mut landing = Landing::new(mark, 9, &world.margin);
+    assert!(!landing.stands_on_mark(&mut world.vcpu, &place, &mut world.seen));
+    let hit = Place { left: Left::Breakpoint, ..place };
+    assert!(landing.stands_on_mark(&mut world.vcpu, &hit, &mut world.seen));
+}
+
+#[test]
+fn what_is_behind_the_place_is_overshot() {
+    let mut reference = Reference::new();
+    let mut world = World::new(Behaviour::default(), 5);
+    reference.advance(100);
+    let early = reference.snapshot().state;
+    reference.advance(10_000);
+    world.restore(&reference.snapshot());
+    let arrival = land(&mut world.vcpu, mark_of(&early, false), &mut world.margin, &mut world.seen);
+    assert_eq!(
+        (arrival, world.vcpu.cpu.branches()),
+        (Arrival::Overshot, reference.snapshot().state.branches)
+    );
+}

@@ -1,0 +1,168 @@
+//! Landings of a KVM vCPU by counted branches: from random places to random later ones, with a counter whose overflows come late,
+//! much too late, or never, and each time everything must be as the software CPU says.
+//!
+//! `TTVM_LANDINGS` is their number. Where there is no KVM that executes as hardware does, this says so, and fails if the number
+//! was given; the same algorithm is tested on the software CPU (`kvm/src/landing/tests.rs`).
+
+mod guest;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cpu::{CpuState, EmptyBus, Model};
+use guest::{Random, Reference, Snapshot};
+use guest_ram::GuestRam;
+use kvm::{Behaviour, Counter, End, KvmCpu, Leave, Mark, fold_registers};
+
+/// Most steps between two places.
+const FARTHEST: u64 = 400_000;
+/// Places that landings may begin at.
+const KEPT: usize = 8;
+const TRIES: u32 = 40;
+
+struct Lander {
+    cpu: KvmCpu,
+    ram: Arc<GuestRam>,
+    bus: EmptyBus,
+    retries: u64,
+    most_tries: u32,
+}
+
+impl Lander {
+    fn new(model: Model, seed: u64) -> Lander {
+        let ram = guest::ram();
+        let mut cpu = KvmCpu::new(ram.clone(), model).expect("KVM is there");
+        let behaviour = Behaviour::default();
+        cpu.count_branches(Counter::Simulated { behaviour, seed }).expect("nothing is needed for it");
+        Lander { cpu, ram, bus: EmptyBus::default(), retries: 0, most_tries: 0 }
+    }
+
+    fn restore(&mut self, to: &Snapshot) {
+        to.put_ram(&self.ram);
+        self.cpu.set_state(&to.state);
+    }
+
+    /// What is not as at a place.
+    fn difference(&self, place: &Snapshot) -> Option<String> {
+        let mut ram = vec![0; place.ram.len()];
+        self.ram.read_bytes(0, &mut ram);
+        if let Some(at) = (0..ram.len()).find(|&at| ram[at] != place.ram[at]) {
+            return Some(format!("RAM at {at:#x}: {:#x} instead of {:#x}", ram[at], place.ram[at]));
+        }
+        let (actual, expected) = (comparable(&self.cpu.cpu().state()), comparable(&place.state));
+        (actual != expected).then(|| format!("{actual:x?}\ninstead of\n{expected:x?}"))
+    }
+
+    /// Lands at `to`, where the vCPU stands at `from`, or on it is put there first.
+    fn travel(&mut self, from: &Snapshot, stands_there: bool, to: &Snapshot) {
+        let CpuState { rip, branches, gpr, .. } = to.state;
+        for tries in 1..=TRIES {
+            if tries > 1 || !stands_there {
+                self.restore(from);
+            }
+            let registers = fold_registers(&gpr);
+            let mut mark = Mark { rip, registers, branches: Some(branches), not_here: false };
+            loop {
+                match self.cpu.run(&mut self.bus, Leave::At(mark)).expect("KVM goes on") {
+                    End::Mark => {}
+                    End::Overshot => break,
+                    other => panic!("an end that nothing is there for: {other:?}"),
+                }
+                match self.difference(to) {
+                    None => {
+                        self.most_tries = self.most_tries.max(tries);
+                        return;
+                    }
+                    // The same registers after as many branches, and other RAM: another call of the same function.
+                    Some(why) if why.starts_with("RAM") => mark.not_here = true,
+                    Some(why) => panic!("landed elsewhere: {why}"),
+                }
+            }
+            self.retries += 1;
+        }
+        panic!("overshot {TRIES} times on the way to {rip:#x} after {branches} branches");
+    }
+}
+
+/// A state without what KVM does not keep, or processors need not have in common.
+fn comparable(state: &CpuState) -> CpuState {
+    const RESUME_FLAG: u64 = 1 << 16;
+    let mut state = state.clone();
+    (state.steps, state.system_calls) = (0, 0);
+    state.rflags &= !RESUME_FLAG;
+    state
+}
+
+/// The processor that KVM is here, if it executes as hardware does. A busy host may need more than one try to show it.
+fn model() -> Result<Model, kvm::Error> {
+    kvm::capabilities()?;
+    let tries = 10;
+    (1..tries).find_map(|_| kvm::refuse_imitation().ok()).map_or_else(kvm::refuse_imitation, Ok)?;
+    kvm::model()
+}
+
+fn number(name: &str) -> Option<u64> {
+    Some(std::env::var(name).ok()?.parse().expect("it is a number"))
+}
+
+#[test]
+fn landings_are_exact() {
+    let asked = number("TTVM_LANDINGS");
+    let model = match model() {
+        Ok(model) => model,
+        Err(why) => {
+            assert_eq!(asked, None, "there can be no landings here: {why}");
+            return println!("skipped: {why}");
+        }
+    };
+    let (landings, seed) = (asked.unwrap_or(100), number("TTVM_SEED").unwrap_or(1));
+    println!("{landings} landings, TTVM_SEED={seed}");
+    let mut random = Random(seed);
+    let mut reference = Reference::new();
+    let mut lander = Lander::new(model, seed);
+    let mut places = VecDeque::from([reference.snapshot()]);
+    let before = Instant::now();
+    for done in 1..=landings {
+        reference.advance(random.magnitude(FARTHEST));
+        let to = reference.snapshot();
+        let newest = places.len() - 1;
+        // Often from where it just landed, else from any earlier place.
+        let number = if random.below(2) == 0 { newest } else { random.below(places.len() as u64) as usize };
+        let stands_there = number == newest && done > 1;
+        lander.travel(&places[number], stands_there, &to);
+        places.push_back(to);
+        if places.len() > KEPT {
+            places.pop_front();
+        }
+        if done % 500 == 0 {
+            println!("{done} landings after {} s", before.elapsed().as_secs());
+        }
+    }
+    let seen = lander.cpu.statistics().landings;
+    println!(
+        "{landings} landings in {:.1} s: {} retries ({} tries at most), {:.1} hits each, {} lost overflows, largest skid {}",
+        before.elapsed().as_secs_f64(),
+        lander.retries,
+        lander.most_tries,
+        seen.hits as f64 / landings as f64,
+        seen.lost_overflows,
+        seen.largest_skid
+    );
+    refuse_shadow(&mut reference, &mut lander);
+    assert_eq!(seen.overshot, lander.retries);
+    assert!(seen.landed >= landings);
+    if landings >= 100 {
+        assert!(seen.overshot > 0, "the counter was too good for a test");
+    }
+}
+
+/// Where interrupts are held back nothing lands.
+fn refuse_shadow(reference: &mut Reference, lander: &mut Lander) {
+    let from = reference.snapshot();
+    reference.advance_to_shadow();
+    let CpuState { rip, branches, gpr, .. } = reference.snapshot().state;
+    lander.restore(&from);
+    let mark = Mark { rip, registers: fold_registers(&gpr), branches: Some(branches), not_here: false };
+    assert_eq!(lander.cpu.run(&mut lander.bus, Leave::At(mark)).expect("KVM goes on"), End::Overshot);
+}
