@@ -195,6 +195,7 @@ impl KvmCpu {
             let asked = signals.stop || due || signals.interrupt || signals.nmi || self.halted;
             if !self.settled && (asked || mark.is_some()) {
                 let exit = self.vcpu.settle(run.bus.cr8());
+                self.pass_task_priority(run.bus);
                 if matches!(exit, Exit::Interrupted) {
                     self.settled = true;
                     continue;
@@ -228,6 +229,7 @@ impl KvmCpu {
             self.statistics.entries += 1;
             run.exited = false;
             let exit = self.vcpu.enter(window, run.bus.cr8());
+            self.pass_task_priority(run.bus);
             if let Some(end) = self.handle(run, exit)? {
                 return Ok(end);
             }
@@ -359,11 +361,8 @@ impl KvmCpu {
                 self.vcpu.answer_msr(done.map(|()| value));
             }
             Exit::Halt => self.halt(run)?,
-            Exit::TaskPriority => {
-                let cr8 = self.vcpu.cr8();
-                run.bus.set_cr8(steps, cr8);
-            }
-            Exit::Window => {}
+            // It has been passed on.
+            Exit::TaskPriority | Exit::Window => {}
             Exit::Breakpoint => return self.breakpoint(run),
             Exit::Interrupted => self.interrupted(run)?,
             Exit::Shutdown => {
@@ -376,6 +375,14 @@ impl KvmCpu {
             Exit::Stuck(why) => return Err(Error::Stuck { rip: self.vcpu.synced().regs.rip, why }),
         }
         Ok(None)
+    }
+
+    /// Tells the machine of a CR8 that the guest wrote. KVM says so itself only where it is lowered.
+    fn pass_task_priority(&mut self, bus: &mut dyn Bus) {
+        let cr8 = self.vcpu.cr8();
+        if cr8 != bus.cr8() {
+            bus.set_cr8(self.soft.steps(), cr8);
+        }
     }
 
     /// The machine saw an exit: it is where whoever waits for one goes on. Model-specific registers are mostly the CPU's
