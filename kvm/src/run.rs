@@ -409,7 +409,8 @@ impl KvmCpu {
                     (regs.rax, regs.rdx) = (time & 0xffff_ffff, time >> 32);
                 });
             }
-            None => self.halted = true,
+            // The single-step trap of HLT itself, for one, goes on.
+            None => self.halted = nothing_under_way(&self.vcpu.synced().events),
         }
         log::trace!("HLT at {:#x}", state.rip.wrapping_sub(HALT_BYTES));
         Ok(())
