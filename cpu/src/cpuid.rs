@@ -52,6 +52,14 @@ impl Model {
         self != Model::V2
     }
 
+    /// Bits of CR4 that are reserved because CPUID hides the features that they switch on.
+    pub(crate) fn hidden_cr4(self) -> u64 {
+        let hidden = self.hidden();
+        let leaf1 = |number: u32, bit: u64| if hidden.leaf1_ecx >> number & 1 != 0 { bit } else { 0 };
+        let umip = if hidden.leaf7_ecx & LEAF7_ECX_UMIP != 0 { cr4::UMIP } else { 0 };
+        leaf1(17, cr4::PCIDE) | leaf1(26, cr4::OSXSAVE) | umip
+    }
+
     /// What of each feature word is hidden.
     fn hidden(self) -> Hidden {
         match self {
@@ -129,8 +137,9 @@ const LEAF1_EDX: u32 = bits(&[0, 2, 3, 4, 5, 6, 8, 9, 11, 12, 13, 15, 16, 17, 19
 const PCID: u32 = 1 << 17;
 /// Leaf 7 EBX: FSGSBASE TSC_ADJUST BMI1 SMEP BMI2 ERMS INVPCID SMAP CLFLUSHOPT CLWB.
 const LEAF7_EBX: u32 = bits(&[0, 1, 3, 6, 7, 8, 9, 10, 13, 20, 23, 24]);
-/// Leaf 7 ECX: UMIP.
-const LEAF7_ECX: u32 = bits(&[2]);
+const LEAF7_ECX_UMIP: u32 = 1 << 2;
+/// Leaf 7 ECX.
+const LEAF7_ECX: u32 = LEAF7_ECX_UMIP;
 /// Leaf 7 EDX: FSRM.
 const LEAF7_EDX: u32 = bits(&[4]);
 /// Leaf 0x80000001 ECX: LAHF, ABM (LZCNT), PREFETCHW.

@@ -86,8 +86,8 @@ const GDT: u64 = 0x5000;
 const STACK: u64 = 0x7000;
 const TABLES: u64 = 0x8000;
 const RESULT_PORT: u16 = 0x10;
-/// A guest of a few instructions takes no longer; one that hangs is stopped.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// A guest of a few instructions takes no longer, even where the host is emulated and busy; one that hangs is stopped.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A vCPU in 64-bit mode with the first 2 MiB mapped for everybody, at `CODE` in kernel mode.
 fn guest(kernel: &[u8], user: &[u8]) -> Result<(KvmCpu, CpuState), String> {

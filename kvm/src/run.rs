@@ -269,6 +269,7 @@ impl KvmCpu {
             let asked = signals.stop || due || signals.interrupt || signals.nmi || self.halted;
             if !self.settled && (asked || mark.is_some()) {
                 let exit = self.vcpu.settle(run.bus.cr8());
+                self.pass_task_priority(run.bus);
                 if matches!(exit, Exit::Interrupted) {
                     self.settled = true;
                     continue;
@@ -307,6 +308,7 @@ impl KvmCpu {
             self.statistics.entries += 1;
             run.exited = false;
             let exit = self.enter(run.bus, window);
+            self.pass_task_priority(run.bus);
             run.left = match exit {
                 Exit::Breakpoint => Left::Breakpoint,
                 Exit::Interrupted => Left::Signal,
@@ -448,11 +450,8 @@ impl KvmCpu {
                 self.vcpu.answer_msr(done.map(|()| value));
             }
             Exit::Halt => self.halt(run)?,
-            Exit::TaskPriority => {
-                let cr8 = self.vcpu.cr8();
-                run.bus.set_cr8(steps, cr8);
-            }
-            Exit::Window => {}
+            // It has been passed on.
+            Exit::TaskPriority | Exit::Window => {}
             Exit::Breakpoint => return self.breakpoint(run),
             Exit::Interrupted => self.interrupted(run)?,
             Exit::Shutdown => {
@@ -465,6 +464,14 @@ impl KvmCpu {
             Exit::Stuck(why) => return Err(Error::Stuck { rip: self.vcpu.synced().regs.rip, why }),
         }
         Ok(None)
+    }
+
+    /// Tells the machine of a CR8 that the guest wrote. KVM says so itself only where it is lowered.
+    fn pass_task_priority(&mut self, bus: &mut dyn Bus) {
+        let cr8 = self.vcpu.cr8();
+        if cr8 != bus.cr8() {
+            bus.set_cr8(self.soft.steps(), cr8);
+        }
     }
 
     /// The machine saw an exit: it is where whoever waits for one goes on. Model-specific registers are mostly the CPU's
@@ -491,7 +498,8 @@ impl KvmCpu {
                     (regs.rax, regs.rdx) = (time & 0xffff_ffff, time >> 32);
                 });
             }
-            None => self.halted = true,
+            // The single-step trap of HLT itself, for one, goes on.
+            None => self.halted = nothing_under_way(&self.vcpu.synced().events),
         }
         log::trace!("HLT at {:#x}", state.rip.wrapping_sub(HALT_BYTES));
         Ok(())

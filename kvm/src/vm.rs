@@ -56,6 +56,7 @@ impl Vm {
         let vm = Vm { slots: slots(&ram), fd, logging: false, ram };
         vm.set_slots()?;
         vm.hide_counters();
+        vm.disable_quirks();
         vm.filter_msrs()?;
         let vcpu = vm.fd.create_vcpu(0).map_err(failed("create a vCPU"))?;
         vcpu.set_cpuid2(&cpuid(model)?).map_err(failed("set what CPUID says"))?;
@@ -112,6 +113,19 @@ impl Vm {
         cap.args[0] = 1;
         if let Err(error) = self.fd.enable_cap(&cap) {
             log::debug!("KVM keeps its virtual performance counters: {error}");
+        }
+    }
+
+    /// MONITOR and MWAIT are undefined where CPUID has none, and VMCALL is where the processor's own call is another. By
+    /// default KVM passes over the former and rewrites the latter. An older KVM does not know the call, or not all bits.
+    fn disable_quirks(&self) {
+        const KVM_CAP_DISABLE_QUIRKS2: u32 = 213;
+        const FIX_HYPERCALL_INSN: u64 = 1 << 5;
+        const MWAIT_NEVER_UD_FAULTS: u64 = 1 << 6;
+        let mut cap = kvm_enable_cap { cap: KVM_CAP_DISABLE_QUIRKS2, ..Default::default() };
+        cap.args[0] = FIX_HYPERCALL_INSN | MWAIT_NEVER_UD_FAULTS;
+        if let Err(error) = self.fd.enable_cap(&cap) {
+            log::debug!("KVM keeps its quirks: {error}");
         }
     }
 

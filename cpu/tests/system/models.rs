@@ -107,6 +107,26 @@ fn addresses_that_are_not_canonical_land_in_cr2_under_tcg() {
 }
 
 #[test]
+fn control_bits_of_hidden_features_are_reserved() {
+    // UMIP, PCIDE, OSXSAVE; SMAP, which every model has.
+    for (bit, taken) in
+        [(11, [true, false, false]), (17, [true, false, false]), (18, [true, false, false]), (21, [true; 3])]
+    {
+        let found = MODELS.map(|model| {
+            let mut m = machine(model);
+            m.state.gpr[0] = m.state.cr4 | 1 << bit;
+            m.code(64, |a| {
+                a.mov(cr4, rax).unwrap();
+                a.hlt().unwrap();
+            });
+            assert_eq!(m.run(), cpu::Stop::Halted);
+            m.state.cr4 == m.state.gpr[0]
+        });
+        assert_eq!(found, taken, "bit {bit}");
+    }
+}
+
+#[test]
 fn names_and_models_are_one_to_one() {
     for model in MODELS {
         assert_eq!(Model::named(model.name()), Some(model));

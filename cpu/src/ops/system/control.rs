@@ -13,7 +13,7 @@ use crate::op::{Op, Res};
 const CR0_KNOWN: u64 =
     cr0::PE | cr0::MP | cr0::EM | cr0::TS | cr0::NE | cr0::WP | cr0::AM | cr0::NW | cr0::CD | cr0::PG;
 
-/// What CPUID announces. VME, PVI and MCE are not among it: setting them is #GP.
+/// What CPUID can announce. VME, PVI and MCE are not among it: setting them is #GP.
 const CR4_KNOWN: u64 = cr4::TSD
     | cr4::DE
     | cr4::PSE
@@ -187,7 +187,7 @@ impl Core {
     fn write_cr4(&mut self, value: u64) -> Res<()> {
         let old = self.state.cr4;
         let enables_pcids = value & !old & cr4::PCIDE != 0;
-        let refused = value & !CR4_KNOWN != 0
+        let refused = value & (!CR4_KNOWN | self.model.hidden_cr4()) != 0
             || (self.long_mode() && value & cr4::PAE == 0)
             || (enables_pcids && (!self.long_mode() || self.state.cr3 & 0xfff != 0));
         if refused {
