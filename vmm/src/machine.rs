@@ -104,11 +104,13 @@ impl MachineState {
     /// they are restored. States may come from strangers.
     fn check(&self, time_base: TimeBase) -> Result<u64, &'static str> {
         let CpuState { steps, branches, system_calls, .. } = self.cpu;
-        let counted = if time_base == TimeBase::Instructions { steps } else { 0 };
+        let (counted, most_branches) = match time_base {
+            TimeBase::Instructions => (steps, steps),
+            // KVM's states may count branches, and never steps.
+            TimeBase::Exits => (0, MAX_TIME_NS),
+        };
         let now_ns = counted.checked_add(self.idle_ns).filter(|&ns| ns.max(steps) <= MAX_TIME_NS);
-        // KVM's states may count branches, and never steps.
-        let counts_steps = time_base == TimeBase::Instructions;
-        if counts_steps && branches > steps || system_calls > steps {
+        if branches > most_branches || system_calls > steps {
             return Err("it counts more branches or system calls than instructions");
         }
         if !self.console.is_possible() {
