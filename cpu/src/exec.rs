@@ -110,6 +110,11 @@ impl Cpu {
         self.core.state.system_calls
     }
 
+    /// The general registers, in their order in instructions. See also [`Cpu::state`].
+    pub fn gpr(&self) -> &[u64; 16] {
+        self.core.regs.first_chunk().expect("there are more")
+    }
+
     /// Address of the next instruction.
     pub fn rip(&self) -> u64 {
         self.core.rip

@@ -21,7 +21,7 @@ thread_local! {
 }
 
 /// How often a guest that does not leave is asked again.
-const AGAIN: Duration = Duration::from_micros(500);
+pub(crate) const AGAIN: Duration = Duration::from_micros(500);
 /// How often the count is looked at while an overflow is armed.
 const WATCHDOG: Duration = Duration::from_millis(2);
 

@@ -5,20 +5,18 @@
 //! host time in. A place in the run is named by the exits before it, and a place between two exits by a [`Mark`], which says
 //! how many conditional branches the guest had retired, where something counts them. See the kernel's Documentation/virt/kvm/api.rst.
 //!
-//! Where to start reading: [`KvmCpu::run`] is the run loop; `vcpu` is the bare vCPU with its exits, `state` the conversion of
-//! states, `stopping_place` chooses where a guest can be stopped that makes no exits, `landing` finds counted places again,
-//! `counter` counts, `probe` finds out what a host's KVM is worth.
+//! Where to start reading: [`KvmCpu::run`] is the run loop; below it `exits` does what the guest's exits ask for, `stopping` stops
+//! a guest that makes none, and `search` finds such a place again, or, by its count, `landing`. `vcpu` is the bare vCPU, `state`
+//! the conversion of states, `counter` counts, `probe` finds out what a host's KVM is worth.
 
 mod counter;
 mod error;
 mod kick;
 mod landing;
-mod landing_guest;
 mod mark;
 mod probe;
 mod run;
 mod state;
-mod stopping_place;
 mod vcpu;
 mod vm;
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cpu::{AddressKind, Bus, Cpu, CpuState, Model, Stop};
+use cpu::{Bus, Cpu, CpuState, Model, Stop};
 use guest_ram::GuestRam;
 use kvm_bindings::kvm_regs;
 
@@ -12,11 +12,16 @@ use crate::counter::{self, BranchCounter, Counter, Entry};
 use crate::error::Error;
 use crate::kick::Kick;
 use crate::landing::{Landing, Landings, Left, Margin};
-use crate::mark::{Mark, fold_registers};
-use crate::state::{gpr_of, nothing_under_way};
-use crate::stopping_place;
+use crate::mark::Mark;
 use crate::vcpu::{Exit, Vcpu};
 use crate::vm::Vm;
+
+use stopping::Stopping;
+
+mod exits;
+mod landing_guest;
+mod search;
+mod stopping;
 
 /// When to leave the guest, apart from what the bus asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,21 +73,12 @@ pub struct Statistics {
     pub landings: Landings,
 }
 
-/// So many breakpoints are met on the way to a mark before the software CPU takes over: a loop can pass it
-/// hundreds of thousands of times, and each exit costs as much as some hundred instructions on the software CPU.
-const BREAKPOINTS_PER_LANDING: u32 = 4096;
-/// A mark that is not found within so many steps will not be found.
-const STEPS_PER_LANDING: u64 = 1 << 33;
-pub(crate) const RESUME_FLAG: u64 = 1 << 16;
-const LONG_CODE: u16 = 1 << 13;
-const BIG_CODE: u16 = 1 << 14;
-/// HLT is one byte.
-const HALT_BYTES: u64 = 1;
+const RESUME_FLAG: u64 = 1 << 16;
 
 /// A CPU that KVM executes.
 pub struct KvmCpu {
     vm: Vm,
-    pub(crate) vcpu: Vcpu,
+    vcpu: Vcpu,
     /// The state wherever `ahead` says so, at every other stop a copy; and what emulates.
     soft: Cpu,
     /// The software CPU's state is newer than the vCPU's.
@@ -91,28 +87,32 @@ pub struct KvmCpu {
     settled: bool,
     halted: bool,
     kick: Option<Kick>,
-    pub(crate) counter: Option<Box<dyn BranchCounter>>,
+    counter: Option<Box<dyn BranchCounter>>,
     /// What the counter said when the software CPU's count of branches was last brought up to date.
     counted: u64,
-    pub(crate) margin: Margin,
-    pub(crate) statistics: Statistics,
+    margin: Margin,
+    statistics: Statistics,
 }
 
 /// One call of [`KvmCpu::run`].
-pub(crate) struct Run<'a> {
-    pub(crate) bus: &'a mut dyn Bus,
+struct Run<'a> {
+    bus: &'a mut dyn Bus,
     leave: Leave,
     due: Option<Instant>,
     /// The guest was last left by an exit that the machine sees, and has not gone on since.
     exited: bool,
     /// Where the guest is expected after time was up.
-    stopping_at: Option<u64>,
+    stopping: Option<Stopping>,
+    /// Kicks that a place for it is waited for.
+    patience: u32,
     /// The way to a mark whose count of branches is known.
-    pub(crate) landing: Option<Landing>,
+    landing: Option<Landing>,
     /// How the guest was left.
-    pub(crate) left: Left,
+    left: Left,
     /// Breakpoints met on the way to the mark.
     met: u32,
+    /// Before the software CPU goes on.
+    most_breakpoints: u32,
 }
 
 impl KvmCpu {
@@ -177,13 +177,24 @@ impl KvmCpu {
         self.load(bus)?;
         let landing = self.landing(leave);
         let (due, left) = (None, Left::Other);
-        let mut run = Run { bus, leave, due, exited: false, stopping_at: None, landing, left, met: 0 };
+        let mut run = Run {
+            bus,
+            leave,
+            due,
+            exited: false,
+            stopping: None,
+            patience: 1,
+            landing,
+            left,
+            met: 0,
+            most_breakpoints: search::BREAKPOINTS_AT_FIRST,
+        };
         let alarmed = self.set_alarm(&mut run)?;
         let end = self.run_loop(&mut run);
         if let Some(kick) = self.kick.as_ref().filter(|_| alarmed) {
             kick.disarm();
         }
-        self.vcpu.set_breakpoint(None)?;
+        self.vcpu.set_breakpoints(&[])?;
         let end = end?;
         self.end_landing(&mut run, end)?;
         if !self.ahead {
@@ -202,6 +213,7 @@ impl KvmCpu {
         match run.leave {
             Leave::After { due, force } => {
                 run.due = Some(Instant::now() + due);
+                run.patience = stopping::patience(due, force);
                 kick.arm(shared, force);
             }
             _ => kick.watch(shared),
@@ -236,7 +248,7 @@ impl KvmCpu {
     }
 
     /// The count of branches where the vCPU stands, as far as they are counted.
-    pub(crate) fn branches(&mut self) -> Result<u64, Error> {
+    fn branches(&mut self) -> Result<u64, Error> {
         let counted = self.counted;
         let new = self.counter.as_mut().map(|counter| counter.count()).transpose()?;
         Ok(self.soft.branches() + new.map_or(0, |count| count - counted))
@@ -295,11 +307,15 @@ impl KvmCpu {
                 // It stands there no more: the handler comes first, which may be where the mark is.
                 Some(mark) if delivered => {
                     run.leave = Leave::At(Mark { not_here: false, ..mark });
-                    self.vcpu.set_breakpoint(Some(mark.rip))?;
+                    self.vcpu.set_breakpoints(&[mark.rip])?;
                 }
                 Some(mark) => {
                     if let Some(end) = self.look_for(run, mark)? {
                         return Ok(end);
+                    }
+                    if !self.settled {
+                        // The software CPU has gone a part of the way.
+                        continue;
                     }
                 }
                 None => {}
@@ -349,226 +365,9 @@ impl KvmCpu {
     }
 
     /// Breakpoints of ours leave RF set, which an interrupt would push for the guest to see.
-    pub(crate) fn clear_resume_flag(&mut self) {
+    fn clear_resume_flag(&mut self) {
         if self.vcpu.synced().regs.rflags & RESUME_FLAG != 0 {
             self.vcpu.change(|regs: &mut kvm_regs| regs.rflags &= !RESUME_FLAG);
         }
-    }
-
-    /// Looks whether the guest is at the mark, and sets the breakpoint on it where it is not.
-    fn look_for(&mut self, run: &mut Run<'_>, mark: Mark) -> Result<Option<End>, Error> {
-        let synced = self.vcpu.synced();
-        if synced.regs.rip == mark.rip && nothing_under_way(&synced.events) {
-            let seen = std::mem::replace(&mut run.leave, Leave::At(Mark { not_here: false, ..mark }));
-            let rejected = seen == Leave::At(Mark { not_here: true, ..mark });
-            if !rejected && fold_registers(&gpr_of(&synced.regs)) == mark.registers {
-                self.clear_resume_flag();
-                return Ok(Some(End::Mark));
-            }
-            if run.met >= BREAKPOINTS_PER_LANDING {
-                return self.land_by_software(run, mark).map(Some);
-            }
-            // The breakpoint itself is passed over once.
-            self.vcpu.change(|regs: &mut kvm_regs| regs.rflags |= RESUME_FLAG);
-        }
-        self.vcpu.set_breakpoint(Some(mark.rip))?;
-        Ok(None)
-    }
-
-    /// Goes on with the software CPU to where the registers are the mark's.
-    fn land_by_software(&mut self, run: &mut Run<'_>, mark: Mark) -> Result<End, Error> {
-        self.vcpu.set_breakpoint(None)?;
-        self.take_state()?;
-        let state = self.soft.state();
-        self.soft.set_state(&state);
-        self.ahead = true;
-        self.statistics.landed_by_software += 1;
-        let limit = state.steps + STEPS_PER_LANDING;
-        let mut origin = state.steps;
-        self.soft.set_breakpoints([(AddressKind::Linear, mark.rip)]);
-        let end = loop {
-            match self.soft.run(run.bus, limit, origin) {
-                Stop::Breakpoint if fold_registers(&self.soft.state().gpr) == mark.registers => {
-                    break Ok(End::Mark);
-                }
-                Stop::Breakpoint => origin = self.soft.steps(),
-                Stop::Budget => {
-                    break Err(Error::Stuck {
-                        rip: self.soft.rip(),
-                        why: "it never comes to the place where it was interrupted".to_string(),
-                    });
-                }
-                stop => break Ok(End::Stop(stop)),
-            }
-        };
-        self.soft.set_breakpoints([]);
-        let steps = self.soft.steps() - state.steps;
-        log::debug!("the software CPU went {steps} steps to {:#x} or an exit", mark.rip);
-        end
-    }
-
-    /// Does what an exit asks for. `Some` leaves the loop.
-    fn handle(&mut self, run: &mut Run<'_>, exit: Exit) -> Result<Option<End>, Error> {
-        self.settled = !matches!(
-            exit,
-            Exit::Port { .. }
-                | Exit::MmioRead { .. }
-                | Exit::MmioWrite { .. }
-                | Exit::ReadMsr { .. }
-                | Exit::WriteMsr { .. }
-        );
-        let steps = self.soft.steps();
-        match exit {
-            Exit::Port { out, port, size_bytes, count } => {
-                for number in 0..count {
-                    if out {
-                        let value = self.vcpu.port_value(number, size_bytes);
-                        run.bus.port_write(steps, port, size_bytes, value);
-                    } else {
-                        let value = run.bus.port_read(steps, port, size_bytes);
-                        self.vcpu.answer_port(number, size_bytes, value);
-                    }
-                }
-                self.left_guest(run)?;
-            }
-            Exit::MmioRead { gpa, length } => {
-                let mut data = [0; 8];
-                run.bus.mmio_read(steps, gpa, &mut data[..length]);
-                self.vcpu.answer_mmio(&data[..length]);
-                self.left_guest(run)?;
-            }
-            Exit::MmioWrite { gpa, data, length } => {
-                run.bus.mmio_write(steps, gpa, &data[..length]);
-                self.left_guest(run)?;
-            }
-            Exit::ReadMsr { index } => {
-                let value = self.soft.read_msr(run.bus, index);
-                self.vcpu.answer_msr(value);
-            }
-            Exit::WriteMsr { index, value } => {
-                let done = self.soft.write_msr(run.bus, index, value);
-                self.vcpu.answer_msr(done.map(|()| value));
-            }
-            Exit::Halt => self.halt(run)?,
-            // It has been passed on.
-            Exit::TaskPriority | Exit::Window => {}
-            Exit::Breakpoint => return self.breakpoint(run),
-            Exit::Interrupted => self.interrupted(run)?,
-            Exit::Shutdown => {
-                let mut state = self.soft.state();
-                state.shut_down = true;
-                self.soft.set_registers(&state);
-                return Ok(Some(End::Stop(Stop::Shutdown)));
-            }
-            Exit::NotEmulated => self.emulate(run)?,
-            Exit::Stuck(why) => return Err(Error::Stuck { rip: self.vcpu.synced().regs.rip, why }),
-        }
-        Ok(None)
-    }
-
-    /// Tells the machine of a CR8 that the guest wrote. KVM says so itself only where it is lowered.
-    fn pass_task_priority(&mut self, bus: &mut dyn Bus) {
-        let cr8 = self.vcpu.cr8();
-        if cr8 != bus.cr8() {
-            bus.set_cr8(self.soft.steps(), cr8);
-        }
-    }
-
-    /// The machine saw an exit: it is where whoever waits for one goes on. Model-specific registers are mostly the CPU's
-    /// own affair, of which the machine sees nothing.
-    fn left_guest(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
-        run.exited = true;
-        if run.stopping_at.take().is_some() {
-            self.vcpu.set_breakpoint(None)?;
-        }
-        Ok(())
-    }
-
-    /// HLT, or an RDTSC that was rewritten to it.
-    fn halt(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
-        self.left_guest(run)?;
-        let steps = self.soft.steps();
-        let state = self.look()?;
-        let mut following = [0];
-        let known = self.soft.core().peek(state.rip, &mut following) == 1;
-        match run.bus.halt(steps, known.then_some(following[0])) {
-            Some(raw) => {
-                let time = raw.wrapping_add(state.msrs.tsc_offset);
-                self.vcpu.change(|regs: &mut kvm_regs| {
-                    (regs.rax, regs.rdx) = (time & 0xffff_ffff, time >> 32);
-                });
-            }
-            // The single-step trap of HLT itself, for one, goes on.
-            None => self.halted = nothing_under_way(&self.vcpu.synced().events),
-        }
-        log::trace!("HLT at {:#x}", state.rip.wrapping_sub(HALT_BYTES));
-        Ok(())
-    }
-
-    /// Lets the software CPU see the registers that the last exit brought along, for reads of guest memory.
-    fn look(&mut self) -> Result<CpuState, Error> {
-        let mut state = self.soft.state();
-        self.vcpu.take_synced(&mut state);
-        self.soft.set_registers(&state);
-        Ok(state)
-    }
-
-    /// A breakpoint: of the mark, which the loop looks at, or of the place where a forced stop is to be.
-    fn breakpoint(&mut self, run: &mut Run<'_>) -> Result<Option<End>, Error> {
-        let synced = self.vcpu.synced();
-        if run.stopping_at != Some(synced.regs.rip) {
-            self.statistics.breakpoints += 1;
-            run.met += 1;
-            return Ok(None);
-        }
-        run.stopping_at = None;
-        self.vcpu.set_breakpoint(None)?;
-        if !nothing_under_way(&synced.events) || synced.events.interrupt.shadow != 0 {
-            return Ok(None);
-        }
-        self.clear_resume_flag();
-        self.statistics.forced += 1;
-        Ok(Some(End::Forced))
-    }
-
-    /// A kick came. If time is up, the guest is sent to a place where it can be stopped.
-    fn interrupted(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
-        let synced = self.vcpu.synced();
-        let up = run.due.is_some_and(|due| Instant::now() >= due);
-        if !up || !nothing_under_way(&synced.events) || synced.events.interrupt.shadow != 0 || self.halted {
-            return Ok(());
-        }
-        let state = self.look()?;
-        let code = &state.segments[cpu::SegReg::Cs as usize];
-        let flat = code.base == 0 || code.attributes & LONG_CODE != 0;
-        if !flat {
-            // Real mode and the like: boot code, which makes exits soon.
-            return Ok(());
-        }
-        let bits = match code.attributes & (LONG_CODE | BIG_CODE) {
-            0 => 16,
-            BIG_CODE => 32,
-            _ => 64,
-        };
-        // A guest that has not come there before the next kick is in a long loop.
-        let leave_loops = run.stopping_at.is_none();
-        let target =
-            stopping_place::choose(state.rip, bits, leave_loops, |at, to| self.soft.core().peek(at, to));
-        log::trace!("time is up at {:#x}; it is stopped at {target:#x}", state.rip);
-        run.stopping_at = Some(target);
-        self.vcpu.set_breakpoint(Some(target))
-    }
-
-    /// One instruction that KVM cannot emulate.
-    fn emulate(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
-        let rip = self.vcpu.synced().regs.rip;
-        log::debug!("KVM cannot emulate the instruction at {rip:#x}; the software CPU does it");
-        self.take_state()?;
-        let state = self.soft.state();
-        self.soft.set_state(&state);
-        self.soft.run(run.bus, state.steps + 1, state.steps);
-        self.statistics.emulated += 1;
-        self.ahead = true;
-        self.load(run.bus)
     }
 }

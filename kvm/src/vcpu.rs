@@ -10,6 +10,9 @@ use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use crate::error::{Error, failed};
 use crate::state;
 
+/// The processor has four; see [`Vcpu::set_debug`].
+pub(crate) const MAX_BREAKPOINTS: usize = 3;
+
 /// Why the guest was left.
 #[derive(Debug)]
 pub(crate) enum Exit {
@@ -44,7 +47,8 @@ pub(crate) enum Exit {
 /// A vCPU.
 pub(crate) struct Vcpu {
     fd: VcpuFd,
-    breakpoint: Option<u64>,
+    /// In the first debug registers; the last one is for [`Vcpu::set_debug`].
+    breakpoints: [Option<u64>; MAX_BREAKPOINTS],
 }
 
 impl Vcpu {
@@ -52,7 +56,7 @@ impl Vcpu {
         for registers in [SyncReg::Register, SyncReg::SystemRegister, SyncReg::VcpuEvents] {
             fd.set_sync_valid_reg(registers);
         }
-        Vcpu { fd, breakpoint: None }
+        Vcpu { fd, breakpoints: [None; MAX_BREAKPOINTS] }
     }
 
     /// The page that is shared with KVM, for the kick's handler.
@@ -212,32 +216,37 @@ impl Vcpu {
         self.fd.nmi().map_err(failed("deliver an NMI"))
     }
 
-    /// Sets or removes the hardware breakpoint. The guest's own debug registers are out of force meanwhile.
-    pub(crate) fn set_breakpoint(&mut self, rip: Option<u64>) -> Result<(), Error> {
-        if self.breakpoint == rip {
+    /// Replaces the hardware breakpoints, at most [`MAX_BREAKPOINTS`]. The guest's own debug registers are out of force
+    /// while there are any.
+    pub(crate) fn set_breakpoints(&mut self, rips: &[u64]) -> Result<(), Error> {
+        let mut breakpoints = [None; MAX_BREAKPOINTS];
+        for (slot, &rip) in breakpoints.iter_mut().zip(rips) {
+            *slot = Some(rip);
+        }
+        if self.breakpoints == breakpoints {
             return Ok(());
         }
-        self.breakpoint = rip;
+        self.breakpoints = breakpoints;
         self.set_debug(None, false)
     }
 
-    /// Where the hardware breakpoint is.
-    pub(crate) fn breakpoint(&self) -> Option<u64> {
-        self.breakpoint
+    /// Whether there are hardware breakpoints.
+    pub(crate) fn has_breakpoints(&self) -> bool {
+        self.breakpoints.iter().any(Option::is_some)
     }
 
-    /// The hardware breakpoint as it is, a second one, and a stop after each instruction. Steps go on where registers are
+    /// The hardware breakpoints as they are, one more, and a stop after each instruction. Steps go on where registers are
     /// changed only if this is called again.
-    pub(crate) fn set_debug(&mut self, second: Option<u64>, step: bool) -> Result<(), Error> {
+    pub(crate) fn set_debug(&mut self, additional: Option<u64>, step: bool) -> Result<(), Error> {
         // The bit of DR7 that is always one.
         const ONE: u64 = 0x400;
         let mut debug = kvm_guest_debug::default();
         debug.arch.debugreg[7] = ONE;
-        for (number, rip) in [self.breakpoint, second].into_iter().enumerate() {
+        for (number, rip) in self.breakpoints.into_iter().chain([additional]).enumerate() {
             if let Some(rip) = rip {
                 debug.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
                 debug.arch.debugreg[number] = rip;
-                // G0 or G1.
+                // G0 and so on.
                 debug.arch.debugreg[7] |= 2 << (2 * number);
             }
         }

@@ -11,8 +11,8 @@ use crate::checkpoints::{CheckpointHead, state_bytes};
 use crate::error::Error;
 use crate::inputs::Inputs;
 use crate::machine::{Machine, Outcome, RunStop};
+use crate::player::Cursor;
 use crate::position::Moment;
-use crate::recorder::Recorder;
 use crate::recording::CHECKPOINTS;
 use crate::trail::Trail;
 
@@ -72,82 +72,79 @@ impl Pace {
     }
 }
 
+/// Inputs that write the log which checkpoints point into.
+pub trait Logged: Inputs {
+    /// How far a player of this log is that stands where the machine stands.
+    fn cursor(&self) -> Cursor;
+}
+
 /// Records a machine from its first instruction to its end into the recording at `path`, with checkpoints.
-pub fn record<I: Inputs>(
+pub fn record(
     machine: &mut Machine,
-    recorder: &mut Recorder<I>,
+    recorder: &mut impl Logged,
     path: &Path,
     options: CheckpointOptions,
 ) -> Result<Outcome, Error> {
-    let (ram_pages, disk_blocks) = machine.page_counts();
-    let store = Arc::new(Store::create(path.join(CHECKPOINTS), ram_pages, disk_blocks)?);
-    let mut checkpointer = Checkpointer::new(store, options, machine)?;
-    let outcome = checkpointer.run(machine, recorder)?;
+    let slice_steps = options.slice_steps;
+    let mut checkpointer = Checkpointer::new(&path.join(CHECKPOINTS), options, machine)?;
+    let outcome = loop {
+        let until = machine.moment().steps.saturating_add(slice_steps);
+        if let RunStop::Ended(outcome) = machine.run(until, recorder)? {
+            break outcome;
+        }
+        checkpointer.look(machine, recorder)?;
+    };
     checkpointer.finish(machine, recorder)?;
     Ok(outcome)
 }
 
 /// See the module.
-struct Checkpointer {
+pub struct Checkpointer {
     writer: BackgroundWriter,
     pace: Pace,
-    slice_steps: u64,
     trail: Trail,
     told_full: bool,
 }
 
 impl Checkpointer {
-    /// Begins with a machine at its first instruction.
+    /// Begins with a machine at its first instruction, and a store that does not exist yet.
     pub fn new(
-        store: Arc<Store>,
+        directory: &Path,
         options: CheckpointOptions,
         machine: &mut Machine,
     ) -> Result<Checkpointer, Error> {
+        let (ram_pages, disk_blocks) = machine.page_counts();
+        let store = Arc::new(Store::create(directory, ram_pages, disk_blocks)?);
         machine.attach_store(store.clone());
         // What the loader wrote is there again in every replay.
         machine.take_written(|_, _, _| Ok(()))?;
         let mut trail = Trail::default();
         trail.checkpoint(machine);
-        let CheckpointOptions { interval_ns, min_steps, slice_steps, policy } = options;
+        let CheckpointOptions { interval_ns, min_steps, policy, .. } = options;
         let pace = Pace { interval_ns, min_steps, ..Pace::default() };
-        Ok(Checkpointer {
-            writer: BackgroundWriter::start(store, policy)?,
-            pace,
-            slice_steps,
-            trail,
-            told_full: false,
-        })
+        Ok(Checkpointer { writer: BackgroundWriter::start(store, policy)?, pace, trail, told_full: false })
     }
 
-    /// Runs the machine to its end.
-    fn run<I: Inputs>(
-        &mut self,
-        machine: &mut Machine,
-        recorder: &mut Recorder<I>,
-    ) -> Result<Outcome, Error> {
-        loop {
-            let until = machine.moment().steps.saturating_add(self.slice_steps);
-            if let RunStop::Ended(outcome) = machine.run(until, recorder)? {
-                return Ok(outcome);
-            }
-            if self.pace.due(machine.moment(), machine.written_blocks()) {
-                self.take(machine, recorder)?;
-                self.trail.checkpoint(machine);
-            } else {
-                self.trail.mark(machine, recorder.cursor());
-            }
+    /// To be called now and then, while the machine stands still: takes a checkpoint if one is due.
+    pub fn look(&mut self, machine: &mut Machine, log: &impl Logged) -> Result<(), Error> {
+        if self.pace.due(machine.moment_in_instructions(), machine.written_blocks()) {
+            self.take(machine, log)?;
+            self.trail.checkpoint(machine);
+        } else {
+            self.trail.mark(machine, log.cursor());
         }
+        Ok(())
     }
 
-    fn take<I: Inputs>(&mut self, machine: &mut Machine, recorder: &mut Recorder<I>) -> Result<(), Error> {
+    fn take(&mut self, machine: &mut Machine, log: &impl Logged) -> Result<(), Error> {
         for done in self.writer.take_done() {
             machine.adopt_blocks(done.disk);
         }
-        let at = machine.moment();
+        let at = machine.moment_in_instructions();
         let writer = &mut self.writer;
         writer.begin(at.steps, at.time_ns)?;
         let pages = machine.take_written(|space, page, contents| Ok(writer.page(space, page, contents)?))?;
-        let head = CheckpointHead::of(machine, recorder.cursor());
+        let head = CheckpointHead::of(machine, log.cursor());
         writer.finish(head.to_bytes(), state_bytes(&machine.state()))?;
         self.pace.taken(at, pages);
         if self.writer.is_full() && !std::mem::replace(&mut self.told_full, true) {
@@ -158,11 +155,11 @@ impl Checkpointer {
 
     /// Takes the last checkpoints: shortly before the end, and where the run ended, if that is a place which
     /// replay reaches in the same state. Waits until everything is stored.
-    fn finish<I: Inputs>(mut self, machine: &mut Machine, recorder: &mut Recorder<I>) -> Result<(), Error> {
-        std::mem::take(&mut self.trail).store(machine.moment(), &mut self.writer)?;
+    pub fn finish(mut self, machine: &mut Machine, log: &impl Logged) -> Result<(), Error> {
+        std::mem::take(&mut self.trail).store(machine.moment_in_instructions(), &mut self.writer)?;
         // Where the run was ended from outside, or by idling, time may have passed since the place was reached.
         if !matches!(machine.outcome(), None | Some(Outcome::Ended | Outcome::IdleForever)) {
-            self.take(machine, recorder)?;
+            self.take(machine, log)?;
         }
         self.writer.close()?;
         Ok(())

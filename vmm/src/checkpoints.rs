@@ -43,7 +43,7 @@ impl CheckpointHead {
     pub fn of(machine: &Machine, cursor: Cursor) -> CheckpointHead {
         let cpu = machine.cpu();
         CheckpointHead {
-            at: machine.moment(),
+            at: machine.moment_in_instructions(),
             branches: cpu.branches(),
             system_calls: cpu.system_calls(),
             rip: cpu.rip(),

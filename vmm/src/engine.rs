@@ -95,7 +95,7 @@ impl SoftEngine {
                 Stop::Breakpoint => {
                     origin = self.0.steps();
                     let rejected = not_here.take() == Some(origin);
-                    if !rejected && fold_registers(&self.0.state().gpr) == mark.registers {
+                    if !rejected && fold_registers(self.0.gpr()) == mark.registers {
                         break End::Mark;
                     }
                 }

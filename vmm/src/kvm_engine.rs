@@ -1,7 +1,7 @@
 //! KVM as an engine.
 //!
-//! It counts exits, not instructions (and conditional branches where the processor can), and has no break- or watchpoints of a debugger: a recording is debugged on the software
-//! engine, whichever recorded it.
+//! It counts exits, not instructions (and conditional branches where the processor can), and has no break- or watchpoints
+//! of a debugger: a recording is debugged on the software engine, whichever recorded it.
 
 use std::sync::Arc;
 
@@ -14,7 +14,9 @@ use crate::error::Error;
 
 /// What processor this host's KVM can be. Refuses hosts without KVM, and with one that does not execute as hardware does.
 pub fn model() -> Result<Model, Error> {
-    kvm::capabilities()?;
+    if let Some(what) = kvm::capabilities()?.missing {
+        return Err(kvm::Error::Lacks(what).into());
+    }
     kvm::refuse_imitation()?;
     Ok(kvm::model()?)
 }

@@ -207,6 +207,11 @@ impl Machine {
         Moment { steps, time_ns: self.board.time_ns(cpu_steps) }
     }
 
+    /// Where it is by the CPU's own count, whatever the machine counts. Of KVM's that says nothing.
+    pub fn moment_in_instructions(&self) -> Moment {
+        Moment { steps: self.engine.cpu().steps(), ..self.moment() }
+    }
+
     /// What the steps of its moments are.
     pub fn counting(&self) -> Counting {
         self.counting

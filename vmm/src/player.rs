@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::event_log::{EventRecord, Log};
 use crate::inputs::{Departure, Event, Idle, Inputs, PowerOn, View};
 use crate::position::{Counting, Moment};
+use crate::recording::Recording;
 
 /// How much of the machine is compared with the recording's checks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,6 +75,7 @@ impl Cursor {
 
 /// Gives recorded events.
 pub struct Player {
+    counting: Counting,
     events: Arc<[EventRecord]>,
     /// Each with the number of events before it.
     checks: Arc<[(usize, CheckRecord)]>,
@@ -96,9 +98,11 @@ enum Next<'a> {
 }
 
 impl Player {
-    /// A player at the start of a log.
-    pub fn new(log: &Log) -> Player {
+    /// A player at the start of a recording.
+    pub fn new(recording: &Recording) -> Player {
+        let log = &recording.log;
         Player {
+            counting: recording.counting,
             events: log.events.clone().into(),
             checks: log.checks.clone().into(),
             chain: log.chain.clone().into(),
@@ -168,7 +172,15 @@ impl Player {
             .map(|(record, number)| format!("#{number} {} at {}", record.event.kind(), record.at.steps))
             .collect();
         let last_good = self.last_good_of(part);
-        Error::Divergence(Box::new(Divergence { at, last_good, what, expected, actual, neighbours }))
+        Error::Divergence(Box::new(Divergence {
+            counting: self.counting,
+            at,
+            last_good,
+            what,
+            expected,
+            actual,
+            neighbours,
+        }))
     }
 
     /// The last point where a part was compared and found equal.

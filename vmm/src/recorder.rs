@@ -1,5 +1,6 @@
 //! Inputs that write down what live inputs gave.
 
+use crate::checkpointer::Logged;
 use crate::checks::{CheckParts, CheckRecord, Intervals, Schedule};
 use crate::error::Error;
 use crate::event_log::{EndRecord, LogRecord, LogWriter};
@@ -56,11 +57,6 @@ impl<I: Inputs> Recorder<I> {
         }
     }
 
-    /// How far a player of this log is that stands where the machine stands.
-    pub fn cursor(&self) -> Cursor {
-        Cursor::after(self.events, self.checks, self.last, self.log.check())
-    }
-
     /// Takes checks at other distances than the usual ones.
     pub fn check_every(&mut self, intervals: Intervals) {
         self.schedule = Schedule::new(intervals);
@@ -79,6 +75,12 @@ impl<I: Inputs> Recorder<I> {
         };
         self.log.append(&LogRecord::End(end.clone()))?;
         Ok(end)
+    }
+}
+
+impl<I: Inputs> Logged for Recorder<I> {
+    fn cursor(&self) -> Cursor {
+        Cursor::after(self.events, self.checks, self.last, self.log.check())
     }
 }
 

@@ -123,10 +123,10 @@ impl Recording {
     }
 
     /// Opens the recording's checkpoints for reading, and checks that they are of this recording; `None` where it has
-    /// none.
+    /// none. They lie at instruction counts.
     pub fn checkpoints(&self) -> Result<Option<Arc<Store>>, Error> {
         let directory = self.path.join(CHECKPOINTS);
-        if !directory.is_dir() {
+        if self.counting == Counting::Exits || !directory.is_dir() {
             return Ok(None);
         }
         let store = Store::open(&directory)?;

@@ -21,7 +21,7 @@ pub fn open(recording: &Recording) -> Result<(Machine, Player), Error> {
 /// As [`open`], on an engine of this kind.
 pub fn open_on(recording: &Recording, engine: EngineKind) -> Result<(Machine, Player), Error> {
     let images = recording.manifest.machine.read_images()?;
-    let player = Player::new(&recording.log);
+    let player = Player::new(recording);
     let machine =
         Machine::build(&recording.manifest.machine, &images, player.power_on(), engine, recording.counting)?;
     Ok((machine, player))

@@ -56,7 +56,7 @@ impl Trail {
             ram.insert(page, Box::new(*contents));
         });
         let here = Mark {
-            at: machine.moment(),
+            at: machine.moment_in_instructions(),
             head: CheckpointHead::of(machine, cursor),
             state: machine.state(),
             ram,

@@ -2,19 +2,21 @@
 //!
 //! The software engine replays it once and writes down where, by its own count, each event came in: a second log with the same
 //! events in the same order, which lies beside the first and can be made again at any time. Travelling and debugging
-//! know instruction counts only. Time stays what it was: exits and the events that let it pass.
+//! know instruction counts only. Time stays what it was: exits and the events that let it pass. On the way it takes checkpoints, as
+//! recording with the software engine would have.
 
 use std::path::Path;
 
+use crate::checkpointer::{CheckpointOptions, Checkpointer, Logged};
 use crate::checks::{CheckParts, CheckRecord};
 use crate::error::Error;
 use crate::event_log::{EndRecord, EventRecord, Log, LogRecord, LogWriter, read_log};
 use crate::inputs::{Departure, Event, Idle, Inputs, View};
 use crate::machine::{Machine, RunStop, hash_of};
-use crate::player::{Player, Scrutiny};
+use crate::player::{Cursor, Player, Scrutiny};
 use crate::position::{Counting, Moment};
 use crate::recorder::ConsoleDigest;
-use crate::recording::Recording;
+use crate::recording::{CHECKPOINTS, Recording};
 use crate::replay;
 
 /// The file with the second log.
@@ -23,6 +25,8 @@ pub const INSTRUCTIONS: &str = "instructions.log";
 const UNFINISHED: &str = "instructions.log.new";
 /// Exits between two reports of progress.
 const PROGRESS_EXITS: u64 = 5_000;
+/// Instructions between two checkpoints at least.
+const CHECKPOINT_STEPS: u64 = 1_000_000_000;
 
 /// The same recording with a log that counts instructions. What was translated before is taken if it is of this log.
 /// `progress` gets the number of exits now and then.
@@ -38,6 +42,10 @@ pub fn in_instructions(mut recording: Recording, progress: impl FnMut(u64)) -> R
         None => {
             let unfinished = recording.path.join(UNFINISHED);
             let _ = std::fs::remove_file(&unfinished);
+            let checkpoints = recording.path.join(CHECKPOINTS);
+            if checkpoints.exists() {
+                std::fs::remove_dir_all(&checkpoints).map_err(Error::file("remove", &checkpoints))?;
+            }
             translate(&recording, &unfinished, origin, progress)?;
             std::fs::rename(&unfinished, &path).map_err(Error::file("rename", &unfinished))?;
             read_log(&path)?
@@ -64,14 +72,25 @@ fn translate(
     player.set_scrutiny(Scrutiny::Registers);
     let mut log = LogWriter::create(to)?;
     log.append(&LogRecord::Machine(origin))?;
-    let mut transcriber =
-        Transcriber { player, log, console: ConsoleDigest::default(), steps: 0, branches: 0 };
+    let mut transcriber = Transcriber {
+        player,
+        log,
+        console: ConsoleDigest::default(),
+        steps: 0,
+        branches: 0,
+        events: 0,
+        checks: 0,
+        last: Moment::default(),
+    };
+    let options =
+        CheckpointOptions { interval_ns: 0, min_steps: CHECKPOINT_STEPS, ..CheckpointOptions::default() };
+    let mut checkpointer = Checkpointer::new(&recording.path.join(CHECKPOINTS), options, &mut machine)?;
     let last = replay::last_step(recording);
     while machine.outcome().is_none() {
         let now = machine.moment().steps;
         progress(now);
         if now >= last && recording.log.end.is_none() && transcriber.player.finished() {
-            return Ok(());
+            break;
         }
         let mut until = now + PROGRESS_EXITS;
         if now < last {
@@ -80,7 +99,9 @@ fn translate(
         if let RunStop::Ended(_) = machine.run(until, &mut transcriber)? {
             break;
         }
+        checkpointer.look(&mut machine, &transcriber)?;
     }
+    checkpointer.finish(&mut machine, &transcriber)?;
     if recording.log.end.is_some() {
         let end = transcriber.end(&mut machine);
         transcriber.log.append(&LogRecord::End(end))?;
@@ -96,6 +117,10 @@ struct Transcriber {
     /// Where the CPU was when it was last looked at.
     steps: u64,
     branches: u64,
+    /// Events and checks written so far, and where the last of them was.
+    events: usize,
+    checks: usize,
+    last: Moment,
 }
 
 impl Transcriber {
@@ -112,13 +137,21 @@ impl Transcriber {
     }
 }
 
+impl Logged for Transcriber {
+    fn cursor(&self) -> Cursor {
+        Cursor::after(self.events, self.checks, self.last, self.log.check())
+    }
+}
+
 impl Inputs for Transcriber {
     fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
         (self.steps, self.branches) = (view.cpu.steps(), view.cpu.branches());
         let event = self.player.poll(view)?;
         if let Some(event) = &event {
+            let at = Moment { steps: self.steps, time_ns: view.moment.time_ns };
+            (self.events, self.last) = (self.events + 1, at);
             self.log.append(&LogRecord::Event(EventRecord {
-                at: Moment { steps: self.steps, time_ns: view.moment.time_ns },
+                at,
                 branches: self.branches,
                 rip: view.cpu.rip(),
                 cpu_hash: view.cpu_hash(),
@@ -148,6 +181,7 @@ impl Inputs for Transcriber {
 
     fn checked(&mut self, check: CheckRecord) -> Result<(), Error> {
         let at = Moment { steps: self.steps, time_ns: check.at.time_ns };
+        (self.checks, self.last) = (self.checks + 1, at);
         self.log.append(&LogRecord::Check(CheckRecord { at, branches: self.branches, ..check.clone() }))?;
         self.player.checked(check)
     }

@@ -84,5 +84,5 @@ fn no_state_makes_a_machine_panic() {
         decoded > MUTATIONS / 4 && refused > 0 && ran > 0,
         "{decoded} decoded, {refused} refused, {ran} ran"
     );
-    assert_eq!(Player::new(log).cursor().events(), 0);
+    assert_eq!(Player::new(&recording).cursor().events(), 0);
 }

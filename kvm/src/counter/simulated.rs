@@ -14,7 +14,7 @@ use super::{Behaviour, BranchCounter, Entry, skid::Skid};
 use crate::error::Error;
 use crate::vcpu::{Exit, Vcpu};
 
-/// In DR6: breakpoint 0 and 1, and a completed step.
+/// In DR6: the breakpoint of a landing, and a completed step.
 const BREAKPOINT: u64 = 1;
 const STEP: u64 = 1 << 14;
 /// So many branches after a lost overflow the watchdog must have come.
@@ -199,7 +199,7 @@ impl BranchCounter for Simulated {
     }
 
     fn enter(&mut self, entry: Entry<'_>) -> Exit {
-        let waits = self.armed.is_some() && entry.vcpu.breakpoint().is_none() && !entry.window;
+        let waits = self.armed.is_some() && !entry.vcpu.has_breakpoints() && !entry.window;
         let exit = if waits { self.run_ahead(entry) } else { self.step(entry) };
         exit.unwrap_or_else(|error| Exit::Stuck(error.to_string()))
     }

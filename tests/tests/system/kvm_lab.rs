@@ -1,5 +1,6 @@
-//! KVM: a stock kernel boots, is typed at and reads its disk under KVM in the lab, and is recorded. The packed recording replays
-//! outside of it on the software engine, without any KVM; then one travels in it. And a vCPU lands exactly where it is told.
+//! KVM: a stock kernel boots, is typed at and reads its disk under KVM in the lab, and is recorded. The recording replays there,
+//! under KVM, and, packed, outside on the software engine, without any KVM; then one travels in it. And KVM does with small
+//! programs what the software CPU does, and lands exactly where it is told.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,9 +15,8 @@ use vmm::replay::{ReplayEnd, replay};
 use vmm::timeline::{Timeline, TravelStop};
 use vmm::translate::in_instructions;
 
-/// What the lab is asked to do. The disk is small, its contents are known. In the middle of the recording its process is kept off
-/// the processor for seconds.
-const COMMAND: &str = r#"
+/// What programs say of KVM, and what KVM does with small ones.
+const PARTS: &str = r#"
 ./ttvm doctor >out/doctor
 mkdir -p /etc
 echo 'nobody:x:65534:65534::/:/bin/sh' >/etc/passwd
@@ -26,20 +26,43 @@ set -e
 ./cases --nocapture >out/cases 2>&1
 ./failures --nocapture >out/failures 2>&1
 TTVM_LANDINGS=100 ./landings --nocapture >out/landings 2>&1
-printf 'echo sum $((6 * 7))\nmd5sum /dev/vda\npoweroff -f\n' >keys
-./ttvm record -o lab.ttvm --engine kvm --slow-clock 8 --kernel vmlinux --initrd initrd.gz --disk disk --memory 128M \
-    --cmdline "console=ttyS0 quiet" <keys >out/console 2>out/told &
-recorder=$!
-sleep 5
-kill -STOP $recorder
-sleep 3
-kill -CONT $recorder
-wait $recorder
-./ttvm pack lab.ttvm -o out/lab.packed
 "#;
 
-/// Builds what goes to the lab, in one go with these tests, so that nothing is built twice: `ttvm`, and the tests of `kvm`.
-fn build() -> Vec<PathBuf> {
+/// Records a boot in which somebody types and a disk is read, replays it there, and packs it: `$ROUNDS` times. The disk is
+/// small, its contents are known. On the way the recorder is kept off the processor for seconds, and the host suspends to RAM.
+const BOOT: &str = r#"
+printf 'echo sum $((6 * 7))
+md5sum /dev/vda
+poweroff -f
+' >keys
+# Waits until the log has so many bytes.
+recorded() {
+    while [ "$(cat lab.ttvm/events.log 2>/dev/null | wc -c)" -lt "$1" ]; do
+        kill -0 $recorder || exit 1
+        sleep 0.1
+    done
+}
+for round in $(seq $ROUNDS); do
+    ./ttvm record -o lab.ttvm --engine kvm --slow-clock 8 --wait-for-exit 10000 --kernel vmlinux --initrd initrd.gz \
+        --disk disk --memory 128M --cmdline "console=ttyS0 quiet" <keys >out/console-$round 2>out/told-$round &
+    recorder=$!
+    recorded 8000
+    kill -STOP $recorder
+    sleep 3
+    kill -CONT $recorder
+    recorded 16000
+    echo +3 >/sys/class/rtc/rtc0/wakealarm
+    echo mem >/sys/power/state
+    wait $recorder || exit 1
+    dmesg | grep -c "Waking up from system sleep state S3" >out/suspended-$round
+    ./ttvm replay --engine kvm --verify --quiet lab.ttvm >out/replayed-$round 2>&1 || exit 1
+    ./ttvm pack lab.ttvm -o out/lab-$round.packed
+    rm -r lab.ttvm
+done
+"#;
+
+/// Builds the tests of `kvm` in one go with these, so that nothing is built twice.
+fn build_tests() -> Vec<(String, PathBuf)> {
     let packages = ["tests", "silicon", "kvm"].map(|name| ["--package", name]).concat();
     let output = Command::new(env!("CARGO"))
         .args(["test", "--no-run", "--quiet", "--release", "--locked", "--message-format=json"])
@@ -54,9 +77,9 @@ fn build() -> Vec<PathBuf> {
     let executables = messages.filter_map(|message| {
         let name = message["target"]["name"].as_str()?;
         let path = message["executable"].as_str()?;
-        ["cases", "failures", "landings"].contains(&name).then(|| format!("{name}={path}").into())
+        ["cases", "failures", "landings"].contains(&name).then(|| (name.to_string(), path.into()))
     });
-    executables.chain([ttvm()]).collect()
+    executables.collect()
 }
 
 /// The program, built if it is not yet.
@@ -69,65 +92,103 @@ fn ttvm() -> PathBuf {
     target.join("release/ttvm")
 }
 
-/// Runs [`COMMAND`] in the lab; what it leaves lands in `directory`.
-fn in_the_lab(directory: &Path, disk: &Path) {
-    let named = |name: &str, path: &Path| format!("{name}={}", path.display());
-    let output = Command::new(repository().join("scripts/kvm-lab"))
-        .arg("--out")
-        .arg(directory)
-        .arg(COMMAND)
-        .args(build())
-        .arg(named("vmlinux", &CLOUD_ELF.path()))
-        .arg(named("initrd.gz", &BUSYBOX.path()))
-        .arg(named("disk", disk))
-        .output()
-        .expect("the lab's script can be started");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let left = |name: &str| std::fs::read_to_string(directory.join(name)).unwrap_or_default();
-    assert!(
-        output.status.success(),
-        "{}\n{}\n{}",
-        text(&output.stdout),
-        text(&output.stderr),
-        ["cases", "failures", "landings", "told"].map(left).join("\n")
-    );
-}
+/// A folder with what a command left in the lab.
+struct Left(tempfile::TempDir);
 
-/// The recording that the lab packed.
-fn brought_home(directory: &Path) -> Recording {
-    let path = directory.join("lab.ttvm");
-    unpack(&directory.join("lab.packed"), &path, 1 << 30).unwrap_or_else(|error| panic!("{error}"));
-    Recording::open(&path).unwrap_or_else(|error| panic!("{error}"))
+impl Left {
+    /// Runs `command` in the lab with `files`, each beneath a name.
+    fn by(command: &str, limit_s: u64, files: &[(&str, &Path)]) -> Left {
+        let left = Left(tempfile::tempdir().expect("a temporary folder"));
+        let files = files.iter().map(|(name, path)| format!("{name}={}", path.display()));
+        let output = Command::new(repository().join("scripts/kvm-lab"))
+            .args(["--timeout", &limit_s.to_string()])
+            .arg("--out")
+            .arg(left.0.path())
+            .arg(command)
+            .args(files)
+            .output()
+            .expect("the lab's script can be started");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(
+            output.status.success(),
+            "{}\n{}\n{}",
+            text(&output.stdout),
+            text(&output.stderr),
+            left.small_files()
+        );
+        left
+    }
+
+    /// Whatever may say why something failed.
+    fn small_files(&self) -> String {
+        let files = std::fs::read_dir(self.0.path()).expect("the folder is there").flatten();
+        let small = files.filter(|file| file.metadata().is_ok_and(|file| file.len() < 100_000));
+        let texts = small.filter_map(|file| {
+            let text = std::fs::read_to_string(file.path()).ok()?;
+            Some(format!("--- {}\n{text}", file.file_name().display()))
+        });
+        texts.collect()
+    }
+
+    fn file(&self, name: &str) -> String {
+        std::fs::read_to_string(self.0.path().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    /// The recording that was packed there.
+    fn recording(&self, round: u64) -> Recording {
+        let path = self.0.path().join(format!("lab-{round}.ttvm"));
+        let packed = self.0.path().join(format!("lab-{round}.packed"));
+        unpack(&packed, &path, 1 << 30).unwrap_or_else(|error| panic!("{error}"));
+        Recording::open(&path).unwrap_or_else(|error| panic!("{error}"))
+    }
 }
 
 #[test]
-fn what_runs_under_kvm_replays_on_the_software_engine() {
-    let directory = tempfile::tempdir().expect("a temporary folder");
-    let disk = directory.path().join("disk");
-    let contents: Vec<u8> = (0..1_u32 << 18).flat_map(|word| word.to_le_bytes()).collect();
-    std::fs::write(&disk, contents).expect("the disk can be written");
-    in_the_lab(directory.path(), &disk);
-
-    let left = |name: &str| std::fs::read_to_string(directory.path().join(name)).expect("it was written");
-    let doctor = left("doctor");
+fn kvm_does_as_the_software_cpu_does() {
+    let (ttvm, kernel, tests) = (ttvm(), CLOUD_ELF.path(), build_tests());
+    let tests = tests.iter().map(|(name, path)| (name.as_str(), path.as_path()));
+    let files: Vec<_> =
+        [("ttvm", ttvm.as_path()), ("vmlinux", kernel.as_path())].into_iter().chain(tests).collect();
+    let left = Left::by(PARTS, 600, &files);
+    let doctor = left.file("doctor");
     assert!(doctor.contains("ok   kernel-mode instructions"), "{doctor}");
     assert!(doctor.contains("--   branch counter"), "{doctor}");
-    let refused = left("refused");
+    let refused = left.file("refused");
     assert!(refused.contains("add yourself to the group kvm") && refused.ends_with("exit 5\n"), "{refused}");
-    let (cases, failures, landings) = (left("cases"), left("failures"), left("landings"));
+    let [cases, failures, landings] = ["cases", "failures", "landings"].map(|name| left.file(name));
     for ran in [&cases, &failures, &landings] {
         assert!(!ran.contains("skipped"), "{ran}");
     }
     assert!(cases.contains("KVM as ttvm-v2-kvm-tcg: "), "{cases}");
     assert!(landings.contains("100 landings in"), "{landings}");
-    let console = left("console");
-    assert!(console.contains("\nsum 42"), "{console}");
+}
+
+/// `TTVM_LAB_ROUNDS` does it more often.
+#[test]
+fn what_runs_under_kvm_replays_there_and_on_the_software_engine() {
+    let rounds = std::env::var("TTVM_LAB_ROUNDS").map_or(1, |text| text.parse().expect("a number"));
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let disk = directory.path().join("disk");
+    let contents: Vec<u8> = (0..1_u32 << 18).flat_map(|word| word.to_le_bytes()).collect();
+    std::fs::write(&disk, contents).expect("the disk can be written");
+    let (ttvm, kernel, initrd) = (ttvm(), CLOUD_ELF.path(), BUSYBOX.path());
+    let files = [("ttvm", &*ttvm), ("vmlinux", &kernel), ("initrd.gz", &initrd), ("disk", &disk)];
+    let left = Left::by(&format!("ROUNDS={rounds}\n{BOOT}"), 300 + 300 * rounds, &files);
     // md5sum of the numbers from 0 to 2^18 - 1, four bytes each.
     let expected = Command::new("md5sum").arg(&disk).output().expect("the host has md5sum").stdout;
     let sum = String::from_utf8_lossy(&expected[..32]).into_owned();
-    assert!(console.contains(&sum), "{sum}\n{console}");
+    for round in 1..=rounds {
+        let console = left.file(&format!("console-{round}"));
+        assert!(console.contains("\nsum 42"), "{console}");
+        assert!(console.contains(&sum), "{sum}\n{console}");
+        assert_eq!(left.file(&format!("suspended-{round}")).trim(), round.to_string());
+        let replayed = left.file(&format!("replayed-{round}"));
+        assert!(replayed.contains("replayed to the end: console, counts and hashes are equal"), "{replayed}");
+        replays_at_home(left.recording(round));
+    }
+}
 
-    let recording = brought_home(directory.path());
+fn replays_at_home(recording: Recording) {
     assert_eq!(recording.counting, Counting::Exits);
     let stopped = recording.log.events.iter().filter(|record| matches!(record.event, Event::Stopped(_)));
     assert!(stopped.count() > 20, "timers come due where the guest makes no exits");

@@ -7,7 +7,7 @@ use checkpoint::Store;
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
 use vmm::event_log::is_being_written;
-use vmm::position::Moment;
+use vmm::position::{Counting, Moment};
 use vmm::recording::{EVENTS, Recording};
 
 #[derive(clap::Args)]
@@ -32,7 +32,11 @@ struct Info<'a> {
     /// Whether a recorder is still at work on it.
     being_recorded: bool,
     ended: Option<String>,
-    instructions: u64,
+    /// How long it is, in what it counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    instructions: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exits: Option<u64>,
     branches: u64,
     guest_seconds: f64,
     events: BTreeMap<&'static str, usize>,
@@ -103,7 +107,8 @@ fn info(recording: &Recording) -> Info<'_> {
         complete: end.is_some(),
         being_recorded: is_being_written(&recording.path.join(EVENTS)),
         ended: end.map(|e| e.outcome.to_string()),
-        instructions: last.steps,
+        instructions: (recording.counting == Counting::Instructions).then_some(last.steps),
+        exits: (recording.counting == Counting::Exits).then_some(last.steps),
         branches: end.map_or(branches, |e| e.branches),
         guest_seconds,
         events,
@@ -168,10 +173,10 @@ fn text(info: &Info<'_>) -> String {
             None => "cut off: the recorder was stopped",
         }
     ));
-    lines.push(format!(
-        "length        {} instructions, {:.6} s guest time",
-        info.instructions, info.guest_seconds
-    ));
+    let lengths = [(info.instructions, "instructions"), (info.exits, "exits")];
+    for (length, unit) in lengths.into_iter().filter_map(|(length, unit)| Some((length?, unit))) {
+        lines.push(format!("length        {length} {unit}, {:.6} s guest time", info.guest_seconds));
+    }
     lines.push(format!("branches      {} conditional", info.branches));
     for (kind, count) in &info.events {
         lines.push(format!("events        {count} {kind}"));

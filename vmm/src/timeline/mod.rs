@@ -96,7 +96,7 @@ impl Timeline {
             task: Task::default(),
         };
         if let Some(store) = recording.checkpoints()? {
-            let player = crate::player::Player::new(&recording.log);
+            let player = crate::player::Player::new(recording);
             let mut first = Machine::new(&recording.manifest.machine, &shared.images, player.power_on())?;
             if (store.ram_pages(), store.disk_blocks()) != first.page_counts() {
                 let why = "is of another machine: RAM or disk have another size";

@@ -72,7 +72,7 @@ pub(super) struct Walker {
 impl Walker {
     /// A walker at the first instruction.
     pub fn new(shared: Arc<Shared>) -> Result<Walker, Error> {
-        let player = Player::new(&shared.recording.log);
+        let player = Player::new(&shared.recording);
         let config = &shared.recording.manifest.machine;
         let mut machine = Machine::new(config, &shared.images, player.power_on())?;
         if let Some(checkpoints) = &shared.checkpoints {

@@ -1,11 +1,11 @@
-//! Where to stop a guest that makes no exits.
+//! Places that are easy to come back to.
 //!
-//! A kick stops it anywhere. From there the code is read ahead for a place that is easy to come back to: right behind an
+//! A kick stops a guest anywhere. From there the code is read ahead for a place that is easy to come back to: right behind an
 //! instruction that leaves all arithmetic flags defined, so that what an interrupt pushes there is the same on every
 //! processor; never inside a repeated string instruction, never in an interrupt shadow. The guest then runs to it with a
 //! hardware breakpoint, which it cannot see.
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, RflagsBits};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, RflagsBits};
 
 /// How far to read ahead.
 const INSTRUCTIONS: usize = 48;
@@ -15,7 +15,7 @@ const INSTRUCTIONS: usize = 48;
 ///
 /// Behind a loop is better than in it, because whoever looks for the place again has to look at each time that it is
 /// passed. But loops may be long: `leave_loops` is for the first attempt.
-pub(crate) fn choose(rip: u64, bits: u32, leave_loops: bool, read: impl Fn(u64, &mut [u8]) -> usize) -> u64 {
+pub(super) fn choose(rip: u64, bits: u32, leave_loops: bool, read: impl Fn(u64, &mut [u8]) -> usize) -> u64 {
     let mut at = rip;
     let (mut best, mut second_best) = (None, None);
     for _ in 0..INSTRUCTIONS {
@@ -53,6 +53,62 @@ pub(crate) fn choose(rip: u64, bits: u32, leave_loops: bool, read: impl Fn(u64, 
         at = next;
     }
     best.or(second_best).unwrap_or(at)
+}
+
+/// Behind a loop that does nothing but count a register down, if the guest at `rip` is in one: kernels wait in such loops.
+pub(super) fn behind_delay(rip: u64, read: impl Fn(u64, &mut [u8]) -> usize) -> Option<u64> {
+    let at = |rip| decode(rip, 64, &read);
+    let first = at(rip)?;
+    let (count, branch) = match first.mnemonic() {
+        Mnemonic::Jne => (at(first.near_branch_target())?, first),
+        _ => (first, at(first.next_ip())?),
+    };
+    let is_delay = count.mnemonic() == Mnemonic::Dec
+        && count.op0_kind() == OpKind::Register
+        && branch.mnemonic() == Mnemonic::Jne
+        && count.next_ip() == branch.ip()
+        && branch.near_branch_target() == count.ip();
+    is_delay.then(|| branch.next_ip())
+}
+
+/// How much of the stack is searched for return addresses.
+const STACK_WORDS: u64 = 128;
+/// A function that is called is taken to be no longer than this.
+const FUNCTION_BYTES: u64 = 64 << 10;
+
+/// Where functions that the guest is in, in 64-bit code at `rip`, return to, from the inside out: words on the stack that
+/// point behind a call, of the function that comes before, or through a pointer. There may be left-overs among them, and
+/// some may be missing.
+pub(super) fn return_sites(
+    rip: u64,
+    rsp: u64,
+    read: impl Fn(u64, &mut [u8]) -> usize,
+) -> impl Iterator<Item = u64> {
+    let mut inner = rip;
+    (0..STACK_WORDS).filter_map(move |number| {
+        let mut word = [0; 8];
+        if read(rsp.wrapping_add(number * 8), &mut word) != word.len() {
+            return None;
+        }
+        let site = u64::from_le_bytes(word);
+        let mut before = [0; 7];
+        if read(site.wrapping_sub(before.len() as u64), &mut before) != before.len() {
+            return None;
+        }
+        let calls_inner = match before {
+            [_, _, 0xe8, offset @ ..] => {
+                let function = site.wrapping_add_signed(i64::from(i32::from_le_bytes(offset)));
+                inner.wrapping_sub(function) < FUNCTION_BYTES
+            }
+            // CALL through a register or memory, with no displacement, one of a byte, or one of four.
+            [.., 0xff, modrm] | [.., 0xff, modrm, _] | [_, 0xff, modrm, _, _, _, _] => modrm >> 3 & 7 == 2,
+            _ => false,
+        };
+        calls_inner.then(|| {
+            inner = site;
+            site
+        })
+    })
 }
 
 /// AF is cleared by logical instructions on every processor, whatever the manuals say.
@@ -132,5 +188,48 @@ mod tests {
         ] {
             assert_eq!(chosen_with(code, true), expected, "{what}");
         }
+    }
+
+    #[test]
+    fn a_delay_is_a_loop_that_counts_down() {
+        for (what, code, from, expected) in [
+            ("dec rax; jnz -5", &[0x48, 0xff, 0xc8, 0x75, 0xfb, 0xc3][..], 0, Some(5)),
+            ("at its jnz", &[0x48, 0xff, 0xc8, 0x75, 0xfb, 0xc3], 3, Some(5)),
+            ("dec rax; jnz elsewhere", &[0x48, 0xff, 0xc8, 0x75, 0x10, 0xc3], 0, None),
+            ("dec [rax]; jnz -4", &[0xff, 0x08, 0x75, 0xfc, 0xc3], 0, None),
+            ("nop; dec eax; jnz -5", &[0x90, 0xff, 0xc8, 0x75, 0xfb, 0xc3], 3, None),
+        ] {
+            let read = |at: u64, to: &mut [u8]| {
+                let from = code.get((at - 0x1000) as usize..).unwrap_or_default();
+                let count = from.len().min(to.len());
+                to[..count].copy_from_slice(&from[..count]);
+                count
+            };
+            assert_eq!(behind_delay(0x1000 + from, read), expected.map(|at: u64| 0x1000 + at), "{what}");
+        }
+    }
+
+    #[test]
+    fn return_addresses_are_found_on_the_stack() {
+        // The guest is at 0x2010, in a function that 0x1100 calls, whose caller calls through RAX at 0x3000.
+        let memory = |at: u64| -> u8 {
+            let stack = [7_u64, 0x1200, 0x1105, 0xdead_0000, 0x1105, 0x3002, 0x2010];
+            match at {
+                0x8000..0x8038 => stack[(at - 0x8000) as usize / 8].to_le_bytes()[at as usize % 8],
+                0x1100..0x1105 => [0xe8, 0xfb, 0x0e, 0, 0][(at - 0x1100) as usize],
+                0x3000..0x3002 => [0xff, 0xd0][(at - 0x3000) as usize],
+                // Behind it is a call too, of something else.
+                0x11fb..0x1200 => [0xe8, 0, 0x10, 0x10, 0][(at - 0x11fb) as usize],
+                _ => 0x90,
+            }
+        };
+        let read = |at: u64, to: &mut [u8]| {
+            if at >= 0x9000 {
+                return 0;
+            }
+            (at..).zip(&mut *to).for_each(|(at, byte)| *byte = memory(at));
+            to.len()
+        };
+        assert_eq!(return_sites(0x2010, 0x8000, read).collect::<Vec<_>>(), [0x1105, 0x3002]);
     }
 }

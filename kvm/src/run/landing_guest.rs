@@ -2,11 +2,11 @@
 
 use kvm_bindings::kvm_regs;
 
+use super::{End, KvmCpu, Leave, RESUME_FLAG, Run};
 use crate::counter::BranchCounter;
 use crate::error::Error;
 use crate::landing::{Arrival, Guest, Landing, Left, Place};
 use crate::mark::fold_registers;
-use crate::run::{End, KvmCpu, Leave, RESUME_FLAG, Run};
 use crate::state::{gpr_of, nothing_under_way};
 use crate::vcpu::Exit;
 
@@ -47,7 +47,7 @@ impl Guest for Counted<'_> {
     }
 
     fn set_breakpoint(&mut self, rip: Option<u64>) -> Result<(), Error> {
-        self.cpu.vcpu.set_breakpoint(rip)
+        self.cpu.vcpu.set_breakpoints(rip.as_slice())
     }
 
     fn pass_breakpoint(&mut self, pass: bool) {
@@ -61,14 +61,14 @@ impl Guest for Counted<'_> {
 
 impl KvmCpu {
     /// The landing that a run is, if its mark is counted and there is who counts.
-    pub(crate) fn landing(&self, leave: Leave) -> Option<Landing> {
+    pub(super) fn landing(&self, leave: Leave) -> Option<Landing> {
         let Leave::At(mark) = leave else { return None };
         let target = mark.branches.filter(|_| self.counter.is_some())?;
         Some(Landing::new(mark, target, &self.margin))
     }
 
     /// Before an entry: prepares it, or ends the run.
-    pub(crate) fn land(&mut self, run: &mut Run<'_>, delivered: bool) -> Result<Option<End>, Error> {
+    pub(super) fn land(&mut self, run: &mut Run<'_>, delivered: bool) -> Result<Option<End>, Error> {
         let Some(landing) = &mut run.landing else { return Ok(None) };
         if delivered {
             // The handler comes first.
@@ -85,7 +85,7 @@ impl KvmCpu {
     }
 
     /// Whether the guest made an exit behind the mark that it was to be stopped at. The exit is then given up.
-    pub(crate) fn missed(&mut self, run: &mut Run<'_>, exit: &Exit) -> Result<bool, Error> {
+    pub(super) fn missed(&mut self, run: &mut Run<'_>, exit: &Exit) -> Result<bool, Error> {
         let Some(landing) = &run.landing else { return Ok(false) };
         let own = matches!(exit, Exit::Breakpoint | Exit::Interrupted | Exit::Window | Exit::Stuck(_));
         if own || !landing.missed(self.branches()?) {
@@ -105,7 +105,7 @@ impl KvmCpu {
     }
 
     /// After the run.
-    pub(crate) fn end_landing(&mut self, run: &mut Run<'_>, end: End) -> Result<(), Error> {
+    pub(super) fn end_landing(&mut self, run: &mut Run<'_>, end: End) -> Result<(), Error> {
         let Some(landing) = run.landing.take() else { return Ok(()) };
         let arrival = match end {
             End::Mark => Some(Arrival::Landed),

@@ -1,0 +1,89 @@
+//! Looking for a mark whose count of branches is not known: from hit to hit of a breakpoint on its RIP, and where those are
+//! too many, with the software CPU.
+
+use cpu::{AddressKind, Stop};
+use kvm_bindings::kvm_regs;
+
+use super::{End, KvmCpu, Leave, RESUME_FLAG, Run};
+use crate::error::Error;
+use crate::mark::{Mark, fold_registers};
+use crate::state::{gpr_of, nothing_under_way};
+
+/// So many breakpoints are met on the way to a mark before the software CPU is asked: a loop can pass it hundreds of
+/// thousands of times, and each exit costs as much as some hundred instructions on the software CPU.
+pub(super) const BREAKPOINTS_AT_FIRST: u32 = 4096;
+/// Where it finds that the loop is a long one, so many more are met.
+const BREAKPOINTS_IN_LONG_LOOPS: u32 = 1 << 18;
+/// So many times round decide what kind of loop it is.
+const ROUNDS: u64 = 64;
+/// Steps of the software CPU that cost as much as a breakpoint.
+const STEPS_PER_BREAKPOINT: u64 = 200;
+/// A mark that is not found within so many steps will not be found.
+const STEPS_PER_MARK: u64 = 1 << 33;
+
+impl KvmCpu {
+    /// Looks whether the guest is at the mark, and sets the breakpoint on it where it is not.
+    pub(super) fn look_for(&mut self, run: &mut Run<'_>, mark: Mark) -> Result<Option<End>, Error> {
+        let synced = self.vcpu.synced();
+        if synced.regs.rip == mark.rip && nothing_under_way(&synced.events) {
+            let seen = std::mem::replace(&mut run.leave, Leave::At(Mark { not_here: false, ..mark }));
+            let rejected = seen == Leave::At(Mark { not_here: true, ..mark });
+            if !rejected && fold_registers(&gpr_of(&synced.regs)) == mark.registers {
+                self.clear_resume_flag();
+                return Ok(Some(End::Mark));
+            }
+            if run.met >= run.most_breakpoints {
+                return self.land_by_software(run, mark);
+            }
+            // The breakpoint itself is passed over once.
+            self.vcpu.change(|regs: &mut kvm_regs| regs.rflags |= RESUME_FLAG);
+        }
+        self.vcpu.set_breakpoints(&[mark.rip])?;
+        Ok(None)
+    }
+
+    /// Goes on with the software CPU to where the registers are the mark's. `None`: KVM does so faster.
+    fn land_by_software(&mut self, run: &mut Run<'_>, mark: Mark) -> Result<Option<End>, Error> {
+        self.vcpu.set_breakpoints(&[])?;
+        self.take_state()?;
+        let state = self.soft.state();
+        self.soft.set_state(&state);
+        self.ahead = true;
+        let limit = state.steps + STEPS_PER_MARK;
+        let mut origin = state.steps;
+        let mut rounds = 0;
+        self.soft.set_breakpoints([(AddressKind::Linear, mark.rip)]);
+        let end = loop {
+            match self.soft.run(run.bus, limit, origin) {
+                Stop::Breakpoint if fold_registers(self.soft.gpr()) == mark.registers => {
+                    break Ok(Some(End::Mark));
+                }
+                Stop::Breakpoint => {
+                    origin = self.soft.steps();
+                    rounds += 1;
+                    let long = origin - state.steps > ROUNDS * STEPS_PER_BREAKPOINT;
+                    if rounds == ROUNDS && long && run.most_breakpoints == BREAKPOINTS_AT_FIRST {
+                        break Ok(None);
+                    }
+                }
+                Stop::Budget => {
+                    break Err(Error::Stuck {
+                        rip: self.soft.rip(),
+                        why: "it never comes to the place where it was interrupted".to_string(),
+                    });
+                }
+                stop => break Ok(Some(End::Stop(stop))),
+            }
+        };
+        self.soft.set_breakpoints([]);
+        let steps = self.soft.steps() - state.steps;
+        log::debug!("the software CPU went {steps} steps in {rounds} rounds to {:#x} or an exit", mark.rip);
+        if matches!(end, Ok(None)) {
+            run.most_breakpoints = BREAKPOINTS_IN_LONG_LOOPS;
+            self.load(run.bus)?;
+        } else {
+            self.statistics.landed_by_software += 1;
+        }
+        end
+    }
+}
