@@ -63,7 +63,7 @@ pub(crate) enum Arrival {
 }
 
 /// What happened in landings.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Landings {
     /// Landings that came to their mark.
     pub landed: u64,

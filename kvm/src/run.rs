@@ -55,7 +55,7 @@ pub enum End {
 }
 
 /// What happened so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Statistics {
     /// Entries into the guest.
     pub entries: u64,

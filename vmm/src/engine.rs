@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cpu::{AddressKind, Bus, Cpu, CpuState, Model, Stop, Traps, Watchpoint};
 use guest_ram::GuestRam;
-pub use kvm::{End, Leave, Mark, fold_registers};
+pub use kvm::{End, Leave, Mark, Statistics, fold_registers};
 
 use crate::error::Error;
 
@@ -58,6 +58,10 @@ pub trait Engine {
     }
     /// Dirty flags of pages were cleared: from now on every first write to a page must set its flag again.
     fn track_writes_anew(&mut self);
+    /// What it did so far, if it counts that.
+    fn statistics(&self) -> Option<Statistics> {
+        None
+    }
 }
 
 /// The software CPU.

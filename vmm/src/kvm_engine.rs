@@ -9,7 +9,7 @@ use cpu::{AddressKind, Bus, Cpu, CpuState, Model, Traps, Watchpoint};
 use guest_ram::GuestRam;
 use kvm::KvmCpu;
 
-use crate::engine::{End, Engine, Leave};
+use crate::engine::{End, Engine, Leave, Statistics};
 use crate::error::Error;
 
 /// What processor this host's KVM can be. Refuses hosts without KVM, and with one that does not execute as hardware does.
@@ -77,6 +77,10 @@ impl Engine for KvmEngine {
     }
 
     fn track_writes_anew(&mut self) {}
+
+    fn statistics(&self) -> Option<Statistics> {
+        Some(self.0.statistics())
+    }
 }
 
 impl Drop for KvmEngine {

@@ -19,7 +19,7 @@ use crate::comparable::{self, cpu_hash};
 use crate::config::{Images, MachineConfig};
 use crate::console_tail::ConsoleTail;
 use crate::disk::OverlayDisk;
-use crate::engine::{End, Engine, EngineKind, Leave, Mark, fold_registers};
+use crate::engine::{End, Engine, EngineKind, Leave, Mark, Statistics, fold_registers};
 use crate::error::Error;
 use crate::inputs::{Departure, Event, Idle, Inputs, PowerOn, Stopped, View};
 use crate::position::{Counting, MAX_TIME_NS, Moment, TimeBase};
@@ -237,6 +237,11 @@ impl Machine {
     /// The engine, for a debugger's reads.
     pub fn cpu(&self) -> &cpu::Cpu {
         self.engine.cpu()
+    }
+
+    /// What the engine did so far, if it counts that.
+    pub fn engine_statistics(&self) -> Option<Statistics> {
+        self.engine.statistics()
     }
 
     /// Puts something around the engine, for tests of what engines may do.

@@ -189,6 +189,33 @@ fn sigterm_ends_a_recording_cleanly() {
 }
 
 #[test]
+fn what_a_run_and_a_recording_and_a_replay_did_is_written_for_scripts() {
+    let scratch = Scratch::new();
+    let stats = |arguments: &[&str]| -> serde_json::Value {
+        let output = scratch.ttvm(&[arguments, &["--stats-json", "stats"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", messages(&output));
+        serde_json::from_slice(&std::fs::read(scratch.path("stats")).unwrap()).unwrap()
+    };
+    let machine = ["--kernel", "kernel", "--memory", "4M", "--max-instructions", "10000"];
+    for verb in [
+        &["run"][..],
+        &["record", "-o", "r.ttvm"],
+        &["replay", "r.ttvm"],
+        &["replay", "r.ttvm", "--from", "insn:5000"],
+    ] {
+        let options = if verb[0] == "replay" { &[][..] } else { &machine };
+        let stats = stats(&[verb, options].concat());
+        assert_eq!(stats["insns"], 10_000, "{verb:?}");
+        assert!(stats["cpu_ns"].as_u64() > Some(0), "{verb:?}");
+        // The software CPU counts nothing else, and marks are for those who run.
+        assert!(
+            stats.get("engine").is_none() && stats.get("marks").is_some() == (verb[0] == "run"),
+            "{verb:?}: {stats}"
+        );
+    }
+}
+
+#[test]
 fn a_killed_recording_replays_to_its_last_event() {
     let scratch = Scratch::new();
     let child = scratch.begin_recording("r.ttvm");

@@ -15,6 +15,7 @@ use vmm::recorder::Recorder;
 use vmm::recording::Recording;
 
 use super::machine_args::{MachineArgs, parse_bytes};
+use super::stats::StatsArgs;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -32,6 +33,8 @@ pub struct Args {
     last: Option<u64>,
     #[command(flatten)]
     machine: MachineArgs,
+    #[command(flatten)]
+    stats: StatsArgs,
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
@@ -67,6 +70,7 @@ fn record_to_end<I: Inputs>(
     };
     let code = super::report_outcome(&machine, &outcome);
     eprintln!("ttvm: recorded in {}", args.output.display());
+    args.stats.write(None, &machine)?;
     Ok(code)
 }
 

@@ -14,6 +14,7 @@ use vmm::timeline::{Timeline, TravelStop};
 use super::interrupt::Interrupt;
 use super::machine_args::EngineArgs;
 use super::progress;
+use super::stats::StatsArgs;
 use super::travel::translated;
 
 #[derive(clap::Args)]
@@ -34,6 +35,8 @@ pub struct Args {
     /// Do not print the console's output
     #[arg(long)]
     quiet: bool,
+    #[command(flatten)]
+    stats: StatsArgs,
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
@@ -65,7 +68,10 @@ fn replay(args: &Args, recording: &Recording, engine: EngineKind) -> Result<i32,
     let mut replay = Replay::on(engine, recording, scrutiny, printer(args.quiet))?;
     let result = replay.run(until, |steps| bar.set_position(steps));
     bar.finish_and_clear();
+    // A replay that went wrong is one whose statistics somebody wants.
+    let written = args.stats.write(None, &replay.machine);
     let end = result?;
+    written?;
     let now = replay.machine.moment();
     let what = match end {
         ReplayEnd::Verified => "replayed to the end: console, counts and hashes are equal",
@@ -98,6 +104,7 @@ fn play(args: &Args, recording: &Recording, from: PositionSpec) -> Result<i32, E
     if stop != TravelStop::Interrupted {
         stop = timeline.play(end, printer(args.quiet), &mut || interrupt.poll())?;
     }
+    args.stats.write(None, timeline.machine())?;
     let interrupted = stop == TravelStop::Interrupted;
     let what = if interrupted { "interrupted" } else { "replayed without a difference" };
     let now = timeline.machine().moment();

@@ -1,7 +1,5 @@
 //! `ttvm run`: a guest without recording.
 
-use std::path::PathBuf;
-
 use vmm::engine::EngineKind;
 use vmm::error::Error;
 use vmm::host::{LiveClock, LiveConsole, RawTerminal};
@@ -9,15 +7,14 @@ use vmm::inputs::Inputs;
 use vmm::machine::{Machine, RunStop};
 
 use super::machine_args::MachineArgs;
-use super::stats::{Stats, WithStats};
+use super::stats::{StatsArgs, WithStats};
 
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     machine: MachineArgs,
-    /// Write counts for every MARK line on the console to this file (used by scripts/bench)
-    #[arg(long, value_name = "FILE")]
-    stats_json: Option<PathBuf>,
+    #[command(flatten)]
+    stats: StatsArgs,
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
@@ -31,13 +28,13 @@ pub fn run(args: &Args) -> Result<i32, Error> {
 }
 
 fn run_live(args: &Args, machine: &mut Machine, live: impl Inputs) -> Result<i32, Error> {
-    let Some(path) = &args.stats_json else {
+    if !args.stats.wanted() {
         let mut live = live;
         return run_to_end(machine, &mut live);
-    };
+    }
     let mut inputs = WithStats::new(live);
     let code = run_to_end(machine, &mut inputs)?;
-    Stats::write(path, inputs.marks(), machine)?;
+    args.stats.write(Some(inputs.marks()), machine)?;
     Ok(code)
 }
 

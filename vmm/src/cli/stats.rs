@@ -1,19 +1,34 @@
-//! Counts at each `MARK` line that a benchmark guest prints.
+//! What a run, a recording or a replay did and cost, for benchmarks; of a run also at each `MARK` line that the guest prints.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use serde::Serialize;
+use vmm::engine::Statistics;
 use vmm::error::Error;
 use vmm::inputs::{Departure, Event, Idle, Inputs, View};
 use vmm::machine::Machine;
 use vmm::position::Moment;
 
+/// Where to write it.
+#[derive(clap::Args)]
+pub struct StatsArgs {
+    /// Write counts, CPU time and what the engine did to this file; of a run also for every MARK line on the console
+    /// (used by scripts/bench and scripts/bench-kvm)
+    #[arg(long, value_name = "FILE")]
+    stats_json: Option<PathBuf>,
+}
+
 /// What is written to the file.
 #[derive(Serialize)]
-pub struct Stats<'a> {
-    marks: &'a [Mark],
+struct Stats<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    marks: Option<&'a [Mark]>,
+    /// Exits, where those are counted.
     insns: u64,
     cpu_ns: u64,
+    /// Of an engine that counts what it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    engine: Option<Statistics>,
 }
 
 /// One line.
@@ -81,11 +96,19 @@ impl<I: Inputs> Inputs for WithStats<I> {
     }
 }
 
-impl Stats<'_> {
-    pub fn write(path: &Path, marks: &[Mark], machine: &Machine) -> Result<(), Error> {
-        let stats = Stats { marks, insns: machine.moment().steps, cpu_ns: cpu_ns() };
-        let text = serde_json::to_string(&stats).expect("plain data in memory always serializes");
-        std::fs::write(path, text).map_err(Error::file("write", path))
+impl StatsArgs {
+    /// Whether anybody wants it.
+    pub fn wanted(&self) -> bool {
+        self.stats_json.is_some()
+    }
+
+    /// Writes the file, if it is wanted.
+    pub fn write(&self, marks: Option<&[Mark]>, machine: &Machine) -> Result<(), Error> {
+        let Some(path) = &self.stats_json else { return Ok(()) };
+        let (insns, engine) = (machine.moment().steps, machine.engine_statistics());
+        let text = serde_json::to_string(&Stats { marks, insns, cpu_ns: cpu_ns(), engine });
+        std::fs::write(path, text.expect("plain data in memory always serializes"))
+            .map_err(Error::file("write", path))
     }
 }
 
