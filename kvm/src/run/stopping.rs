@@ -23,7 +23,6 @@ const OFTEN: u32 = 16;
 const MOST_CALLERS: usize = 12;
 /// However long somebody would wait.
 const MOST_PATIENCE: Duration = Duration::from_millis(20);
-
 /// In kicks: a loop that ends by itself is waited for half a second.
 const LONGEST_DELAY: u32 = 1000;
 
@@ -139,18 +138,14 @@ impl KvmCpu {
         match run.stopping.as_mut().map(Stopping::kicked) {
             Some(Patience::Lasts) => return Ok(()),
             Some(Patience::Decided) => {}
-            Some(Patience::IsOver) => run.stopping = self.choose(run, 1)?,
-            None => run.stopping = self.choose(run, run.patience)?,
+            Some(Patience::IsOver) | None => run.stopping = self.choose(run)?,
         }
         let places = run.stopping.as_ref().map_or(Vec::new(), Stopping::places);
         self.vcpu.set_breakpoints(&places)
     }
 
     /// Chooses places for a guest that stands still: good ones, or, where those were waited for in vain, the nearest.
-    fn choose(&mut self, run: &Run<'_>, patience: u32) -> Result<Option<Stopping>, Error> {
-        let nearest = run.stopping.is_some();
-        let delay_waited_for =
-            run.stopping.as_ref().is_some_and(|stopping| stopping.patience == LONGEST_DELAY);
+    fn choose(&mut self, run: &Run<'_>) -> Result<Option<Stopping>, Error> {
         let state = self.look()?;
         let code = &state.segments[cpu::SegReg::Cs as usize];
         let flat = code.base == 0 || code.attributes & LONG_CODE != 0;
@@ -164,26 +159,27 @@ impl KvmCpu {
             _ => 64,
         };
         let read = |at: u64, to: &mut [u8]| self.cpu().core().peek(at, to);
-        if bits == 64
+        // By a count of branches any place is found as easily.
+        let any = self.counts_branches() || bits != 64;
+        let delay_waited_for =
+            run.stopping.as_ref().is_some_and(|stopping| stopping.patience == LONGEST_DELAY);
+        if !any
             && !delay_waited_for
             && let Some(rip) = place::behind_delay(state.rip, read)
         {
             return Ok(Some(Stopping::at(place::choose(rip, bits, false, read), LONGEST_DELAY)));
         }
-        let ahead = place::choose(state.rip, bits, !nearest, read);
-        log::trace!("time is up at {:#x}; ahead is {ahead:#x}", state.rip);
-        // By a count of branches any place is found as easily.
-        if nearest || bits != 64 || self.counts_branches() {
-            return Ok(Some(Stopping::at(ahead, patience)));
+        if any || run.stopping.is_some() {
+            return Ok(Some(Stopping::at(place::choose(state.rip, bits, false, read), 1)));
         }
-        let mut places = vec![ahead];
+        let mut places = vec![place::choose(state.rip, bits, true, read)];
         for site in place::return_sites(state.rip, state.gpr[4], read).take(MOST_CALLERS) {
             let place = place::choose(site, bits, false, read);
             if !places.contains(&place) {
                 places.push(place);
             }
         }
-        Ok(Some(Stopping::at_one_of(&places, patience)))
+        Ok(Some(Stopping::at_one_of(&places, run.patience)))
     }
 
     /// A breakpoint: of the mark, which the loop looks at, or of a place where a forced stop may be.
