@@ -23,8 +23,8 @@ use crate::replay;
 pub const INSTRUCTIONS: &str = "instructions.log";
 /// While it is being made.
 const UNFINISHED: &str = "instructions.log.new";
-/// Exits between two reports of progress.
-const PROGRESS_EXITS: u64 = 5_000;
+/// Exits between two looks at how far it is.
+const SLICE_EXITS: u64 = 100;
 /// Instructions between two checkpoints at least.
 const CHECKPOINT_STEPS: u64 = 1_000_000_000;
 
@@ -84,7 +84,9 @@ fn translate(
     };
     let options =
         CheckpointOptions { interval_ns: 0, min_steps: CHECKPOINT_STEPS, ..CheckpointOptions::default() };
+    let slice_steps = options.slice_steps;
     let mut checkpointer = Checkpointer::new(&recording.path.join(CHECKPOINTS), options, &mut machine)?;
+    let mut looked = 0;
     let last = replay::last_step(recording);
     while machine.outcome().is_none() {
         let now = machine.moment().steps;
@@ -92,14 +94,18 @@ fn translate(
         if now >= last && recording.log.end.is_none() && transcriber.player.finished() {
             break;
         }
-        let mut until = now + PROGRESS_EXITS;
+        let mut until = now + SLICE_EXITS;
         if now < last {
             until = until.min(last);
         }
         if let RunStop::Ended(_) = machine.run(until, &mut transcriber)? {
             break;
         }
-        checkpointer.look(&mut machine, &transcriber)?;
+        let steps = machine.cpu().steps();
+        if steps - looked >= slice_steps {
+            checkpointer.look(&mut machine, &transcriber)?;
+            looked = steps;
+        }
     }
     checkpointer.finish(&mut machine, &transcriber)?;
     if recording.log.end.is_some() {

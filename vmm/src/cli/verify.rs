@@ -7,6 +7,7 @@ use serde::Serialize;
 use vmm::bisect::Parting;
 use vmm::error::{Error, exit_code};
 use vmm::event_log::Log;
+use vmm::position::Counting;
 use vmm::recording::Recording;
 use vmm::registers;
 use vmm::replay::{Fault, last_step};
@@ -50,7 +51,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         bar.set_position(steps);
     })?;
     bar.finish_and_clear();
-    super::print(&if args.json { json(&recording, &found) } else { lines(&found).join("\n") })?;
+    super::print(&if args.json { json(&recording, &found) } else { lines(&recording, &found).join("\n") })?;
     Ok(if found.equal() { exit_code::DONE } else { exit_code::DIVERGED })
 }
 
@@ -68,7 +69,11 @@ fn log_line(log: &Log) -> String {
 struct Report {
     equal: bool,
     complete: bool,
-    instructions: u64,
+    /// How long the replay was, in what the recording counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    instructions: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exits: Option<u64>,
     events: usize,
     checks: usize,
     log_bytes: u64,
@@ -85,7 +90,8 @@ fn json(recording: &Recording, found: &Verification) -> String {
     let report = Report {
         equal: found.equal(),
         complete: found.complete,
-        instructions: found.at.steps,
+        instructions: (recording.counting == Counting::Instructions).then_some(found.at.steps),
+        exits: (recording.counting == Counting::Exits).then_some(found.at.steps),
         events: recording.log.events.len(),
         checks: recording.log.checks.len(),
         log_bytes: recording.log.bytes,
@@ -100,7 +106,7 @@ fn json(recording: &Recording, found: &Verification) -> String {
     serde_json::to_string_pretty(&report).expect("plain data always serializes")
 }
 
-fn lines(found: &Verification) -> Vec<String> {
+fn lines(recording: &Recording, found: &Verification) -> Vec<String> {
     let mut lines = Vec::new();
     match &found.checkpoint_difference {
         Some(difference) => {
@@ -117,12 +123,14 @@ fn lines(found: &Verification) -> Vec<String> {
     match (&found.difference, found.complete) {
         (Some(difference), _) => lines.extend(difference_lines(difference)),
         (None, true) => lines.push(format!(
-            "replay: equal to the end: registers, devices, RAM, disk and console, at {} instructions",
-            found.at.steps
+            "replay: equal to the end: registers, devices, RAM, disk and console, at {} {}s",
+            found.at.steps,
+            recording.counting.one()
         )),
         (None, false) => lines.push(format!(
-            "replay: equal at every check up to where the recording was cut off, at {} instructions",
-            found.at.steps
+            "replay: equal at every check up to where the recording was cut off, at {} {}s",
+            found.at.steps,
+            recording.counting.one()
         )),
     }
     lines
