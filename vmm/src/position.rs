@@ -25,6 +25,33 @@ impl Counting {
             Counting::Exits => "exit",
         }
     }
+
+    /// So many steps.
+    pub fn length(self, steps: u64) -> Length {
+        match self {
+            Counting::Instructions => Length::Instructions(steps),
+            Counting::Exits => Length::Exits(steps),
+        }
+    }
+}
+
+/// A number of steps, for a person, or, as a field of this name, for a script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Length {
+    /// See [`Counting::Instructions`].
+    Instructions(u64),
+    /// See [`Counting::Exits`].
+    Exits(u64),
+}
+
+impl std::fmt::Display for Length {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Length::Instructions(steps) => write!(f, "{steps} instructions"),
+            Length::Exits(steps) => write!(f, "{steps} exits"),
+        }
+    }
 }
 
 /// What lets virtual time pass while the guest runs.

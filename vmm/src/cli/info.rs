@@ -7,7 +7,7 @@ use checkpoint::Store;
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
 use vmm::event_log::is_being_written;
-use vmm::position::{Counting, Moment};
+use vmm::position::{Length, Moment};
 use vmm::recording::{EVENTS, Recording};
 
 #[derive(clap::Args)]
@@ -33,10 +33,8 @@ struct Info<'a> {
     being_recorded: bool,
     ended: Option<String>,
     /// How long it is, in what it counts.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    instructions: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    exits: Option<u64>,
+    #[serde(flatten)]
+    length: Length,
     branches: u64,
     guest_seconds: f64,
     events: BTreeMap<&'static str, usize>,
@@ -107,8 +105,7 @@ fn info(recording: &Recording) -> Info<'_> {
         complete: end.is_some(),
         being_recorded: is_being_written(&recording.path.join(EVENTS)),
         ended: end.map(|e| e.outcome.to_string()),
-        instructions: (recording.counting == Counting::Instructions).then_some(last.steps),
-        exits: (recording.counting == Counting::Exits).then_some(last.steps),
+        length: recording.counting.length(last.steps),
         branches: end.map_or(branches, |e| e.branches),
         guest_seconds,
         events,
@@ -173,10 +170,7 @@ fn text(info: &Info<'_>) -> String {
             None => "cut off: the recorder was stopped",
         }
     ));
-    let lengths = [(info.instructions, "instructions"), (info.exits, "exits")];
-    for (length, unit) in lengths.into_iter().filter_map(|(length, unit)| Some((length?, unit))) {
-        lines.push(format!("length        {length} {unit}, {:.6} s guest time", info.guest_seconds));
-    }
+    lines.push(format!("length        {}, {:.6} s guest time", info.length, info.guest_seconds));
     lines.push(format!("branches      {} conditional", info.branches));
     for (kind, count) in &info.events {
         lines.push(format!("events        {count} {kind}"));

@@ -81,10 +81,9 @@ fn replay(args: &Args, recording: &Recording, engine: EngineKind) -> Result<i32,
         ReplayEnd::Stopped => "replayed without a difference, and stopped",
     };
     eprintln!(
-        "{}ttvm: {what}, at {} {}s, {} branches, {:.6} s guest time",
+        "{}ttvm: {what}, at {}, {} branches, {:.6} s guest time",
         if args.quiet { "" } else { "\n" },
-        now.steps,
-        recording.counting.one(),
+        recording.counting.length(now.steps),
         replay.machine.cpu().branches(),
         now.time_ns as f64 / 1e9
     );

@@ -7,7 +7,7 @@ use serde::Serialize;
 use vmm::bisect::Parting;
 use vmm::error::{Error, exit_code};
 use vmm::event_log::Log;
-use vmm::position::Counting;
+use vmm::position::Length;
 use vmm::recording::Recording;
 use vmm::registers;
 use vmm::replay::{Fault, last_step};
@@ -70,10 +70,8 @@ struct Report {
     equal: bool,
     complete: bool,
     /// How long the replay was, in what the recording counts.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    instructions: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    exits: Option<u64>,
+    #[serde(flatten)]
+    length: Length,
     events: usize,
     checks: usize,
     log_bytes: u64,
@@ -90,8 +88,7 @@ fn json(recording: &Recording, found: &Verification) -> String {
     let report = Report {
         equal: found.equal(),
         complete: found.complete,
-        instructions: (recording.counting == Counting::Instructions).then_some(found.at.steps),
-        exits: (recording.counting == Counting::Exits).then_some(found.at.steps),
+        length: recording.counting.length(found.at.steps),
         events: recording.log.events.len(),
         checks: recording.log.checks.len(),
         log_bytes: recording.log.bytes,
@@ -123,14 +120,12 @@ fn lines(recording: &Recording, found: &Verification) -> Vec<String> {
     match (&found.difference, found.complete) {
         (Some(difference), _) => lines.extend(difference_lines(difference)),
         (None, true) => lines.push(format!(
-            "replay: equal to the end: registers, devices, RAM, disk and console, at {} {}s",
-            found.at.steps,
-            recording.counting.one()
+            "replay: equal to the end: registers, devices, RAM, disk and console, at {}",
+            recording.counting.length(found.at.steps)
         )),
         (None, false) => lines.push(format!(
-            "replay: equal at every check up to where the recording was cut off, at {} {}s",
-            found.at.steps,
-            recording.counting.one()
+            "replay: equal at every check up to where the recording was cut off, at {}",
+            recording.counting.length(found.at.steps)
         )),
     }
     lines
