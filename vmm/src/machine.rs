@@ -715,6 +715,14 @@ impl Machine {
         Ok(())
     }
 
+    /// As [`Machine::restore`], of a machine that counts exits: the state is the one after so many.
+    pub fn restore_at_exit(&mut self, exits: u64, state: &MachineState, maps: &Maps) -> Result<(), Error> {
+        self.restore(state, maps)?;
+        self.board.exits = exits;
+        (self.stopped, self.not_here) = (None, false);
+        Ok(())
+    }
+
     /// Takes it that RAM and disk are, at this point, what `maps` says, without looking: of a recording's
     /// checkpoint exactly here. What the machine held in memory of its own is given up for it.
     pub fn rebase(&mut self, maps: &Maps) {
