@@ -26,4 +26,5 @@ pub use landing::Landings;
 pub use mark::{Mark, fold_registers, without_undefined_flags};
 pub use probe::{Capabilities, Probe, capabilities, model, probe, refuse_imitation};
 pub use run::{End, KvmCpu, Leave, Statistics};
+pub use vcpu::MAX_STOPS;
 pub use vm::is_present;

@@ -159,6 +159,13 @@ impl KvmCpu {
         self.ahead = true;
     }
 
+    /// Replaces the addresses that runs stop before, at most [`crate::MAX_STOPS`], with [`Stop::Breakpoint`]: wherever the guest may
+    /// execute the instruction there next, even if it takes an interrupt instead. A run that begins there stops at once. The
+    /// guest's own debug registers are out of force meanwhile.
+    pub fn set_stops(&mut self, rips: &[u64]) -> Result<(), Error> {
+        self.vcpu.set_stops(rips)
+    }
+
     /// What happened so far.
     pub fn statistics(&self) -> Statistics {
         self.statistics
@@ -293,6 +300,9 @@ impl KvmCpu {
             }
             if signals.stop || due {
                 return Ok(End::Stop(Stop::Bus));
+            }
+            if self.settled && self.vcpu.stops().contains(&self.vcpu.synced().regs.rip) {
+                return Ok(End::Stop(Stop::Breakpoint));
             }
             let delivered = self.deliver(run.bus, signals)?;
             if self.halted {

@@ -12,6 +12,8 @@ use crate::state;
 
 /// The processor has four; see [`Vcpu::set_debug`].
 pub(crate) const MAX_BREAKPOINTS: usize = 3;
+/// Addresses that a debugger can have a vCPU stop at: one debug register remains for where it is led to.
+pub const MAX_STOPS: usize = 3;
 
 /// Why the guest was left.
 #[derive(Debug)]
@@ -49,6 +51,8 @@ pub(crate) struct Vcpu {
     fd: VcpuFd,
     /// In the first debug registers; the last one is for [`Vcpu::set_debug`].
     breakpoints: [Option<u64>; MAX_BREAKPOINTS],
+    /// What a debugger waits for, in debug registers that are free.
+    stops: Vec<u64>,
 }
 
 impl Vcpu {
@@ -56,7 +60,7 @@ impl Vcpu {
         for registers in [SyncReg::Register, SyncReg::SystemRegister, SyncReg::VcpuEvents] {
             fd.set_sync_valid_reg(registers);
         }
-        Vcpu { fd, breakpoints: [None; MAX_BREAKPOINTS] }
+        Vcpu { fd, breakpoints: [None; MAX_BREAKPOINTS], stops: Vec::new() }
     }
 
     /// The page that is shared with KVM, for the kick's handler.
@@ -230,6 +234,17 @@ impl Vcpu {
         self.set_debug(None, false)
     }
 
+    /// Replaces what a debugger waits for, at most [`MAX_STOPS`], beside the breakpoints.
+    pub(crate) fn set_stops(&mut self, rips: &[u64]) -> Result<(), Error> {
+        self.stops = rips.to_vec();
+        self.set_debug(None, false)
+    }
+
+    /// What a debugger waits for.
+    pub(crate) fn stops(&self) -> &[u64] {
+        &self.stops
+    }
+
     /// Whether there are hardware breakpoints.
     pub(crate) fn has_breakpoints(&self) -> bool {
         self.breakpoints.iter().any(Option::is_some)
@@ -242,7 +257,11 @@ impl Vcpu {
         const ONE: u64 = 0x400;
         let mut debug = kvm_guest_debug::default();
         debug.arch.debugreg[7] = ONE;
-        for (number, rip) in self.breakpoints.into_iter().chain([additional]).enumerate() {
+        let [first, second, third] = self.breakpoints;
+        let mut registers = [first, second, third, additional];
+        let free = registers.iter_mut().filter(|register| register.is_none());
+        free.zip(&self.stops).for_each(|(register, &rip)| *register = Some(rip));
+        for (number, rip) in registers.into_iter().enumerate() {
             if let Some(rip) = rip {
                 debug.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
                 debug.arch.debugreg[number] = rip;

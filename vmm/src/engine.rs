@@ -65,25 +65,28 @@ pub trait Engine {
 }
 
 /// The software CPU.
-pub struct SoftEngine(Cpu);
+pub struct SoftEngine {
+    cpu: Cpu,
+    breakpoints: Vec<(AddressKind, u64)>,
+}
 
 impl SoftEngine {
     /// A CPU in reset state.
     pub fn new(ram: Arc<GuestRam>, model: Model) -> SoftEngine {
         let mut cpu = Cpu::new(ram);
         cpu.set_model(model);
-        SoftEngine(cpu)
+        SoftEngine { cpu, breakpoints: Vec::new() }
     }
 
     /// Runs for so many steps, as if they were nanoseconds, and stops between two instructions: how the KVM engine behaves
     /// for its callers, without KVM.
     fn run_for(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64, steps: u64) -> End {
-        let limit = until_steps.min(self.0.steps().saturating_add(steps.max(1)));
-        let stop = self.0.run(bus, limit, origin);
+        let limit = until_steps.min(self.cpu.steps().saturating_add(steps.max(1)));
+        let stop = self.cpu.run(bus, limit, origin);
         if stop != Stop::Budget || limit == until_steps {
             return End::Stop(stop);
         }
-        if self.0.core().state.interrupt_shadow {
+        if self.cpu.core().state.interrupt_shadow {
             return self.run_for(bus, until_steps, origin, 1);
         }
         End::Forced
@@ -91,22 +94,26 @@ impl SoftEngine {
 
     /// Runs to where the guest may be at the mark.
     fn run_to_mark(&mut self, bus: &mut dyn Bus, until_steps: u64, mark: Mark) -> End {
-        let mut not_here = mark.not_here.then(|| self.0.steps());
+        let mut not_here = mark.not_here.then(|| self.cpu.steps());
         let mut origin = u64::MAX;
-        self.0.set_breakpoints([(AddressKind::Linear, mark.rip)]);
+        let points = self.breakpoints.iter().copied();
+        self.cpu.set_breakpoints(points.chain([(AddressKind::Linear, mark.rip)]));
         let end = loop {
-            match self.0.run(bus, until_steps, origin) {
+            match self.cpu.run(bus, until_steps, origin) {
+                Stop::Breakpoint if self.breakpoints.contains(&(AddressKind::Linear, self.cpu.rip())) => {
+                    break End::Stop(Stop::Breakpoint);
+                }
                 Stop::Breakpoint => {
-                    origin = self.0.steps();
+                    origin = self.cpu.steps();
                     let rejected = not_here.take() == Some(origin);
-                    if !rejected && fold_registers(self.0.gpr()) == mark.registers {
+                    if !rejected && fold_registers(self.cpu.gpr()) == mark.registers {
                         break End::Mark;
                     }
                 }
                 stop => break End::Stop(stop),
             }
         };
-        self.0.set_breakpoints([]);
+        self.cpu.set_breakpoints(self.breakpoints.iter().copied());
         end
     }
 }
@@ -114,34 +121,35 @@ impl SoftEngine {
 impl Engine for SoftEngine {
     fn run(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64, leave: Leave) -> Result<End, Error> {
         Ok(match leave {
-            Leave::Never => End::Stop(self.0.run(bus, until_steps, origin)),
+            Leave::Never => End::Stop(self.cpu.run(bus, until_steps, origin)),
             Leave::At(mark) => self.run_to_mark(bus, until_steps, mark),
             Leave::After { force, .. } => self.run_for(bus, until_steps, origin, force.as_nanos() as u64),
         })
     }
 
     fn state(&self) -> CpuState {
-        self.0.state()
+        self.cpu.state()
     }
 
     fn set_state(&mut self, state: &CpuState) {
-        self.0.restore_state(state);
+        self.cpu.restore_state(state);
     }
 
     fn cpu(&self) -> &Cpu {
-        &self.0
+        &self.cpu
     }
 
     fn set_breakpoints(&mut self, points: &[(AddressKind, u64)]) {
-        self.0.set_breakpoints(points.iter().copied());
+        self.breakpoints = points.to_vec();
+        self.cpu.set_breakpoints(points.iter().copied());
     }
 
     fn set_watchpoints(&mut self, points: &[Watchpoint]) {
-        self.0.set_watchpoints(points.iter().copied());
+        self.cpu.set_watchpoints(points.iter().copied());
     }
 
     fn set_traps(&mut self, traps: Traps) {
-        self.0.set_traps(traps);
+        self.cpu.set_traps(traps);
     }
 
     fn note_written(&mut self) {}
@@ -151,6 +159,6 @@ impl Engine for SoftEngine {
     }
 
     fn track_writes_anew(&mut self) {
-        self.0.track_writes_anew();
+        self.cpu.track_writes_anew();
     }
 }

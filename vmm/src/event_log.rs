@@ -65,6 +65,8 @@ pub enum LogRecord {
     Check(CheckRecord),
     /// The end.
     End(EndRecord),
+    /// The number of system calls entered until the event that follows: in translated logs ([`crate::translate`]).
+    SystemCalls(u64),
 }
 
 /// Appends records to a log file.
@@ -183,8 +185,10 @@ pub struct Log {
     pub bytes: u64,
     /// Whether an incomplete record follows them.
     pub torn: bool,
-    /// The checksum of everything up to each record.
+    /// The checksum of everything up to each record but those of system calls.
     pub chain: Vec<u32>,
+    /// In translated logs: system calls entered until each event.
+    pub system_calls: Vec<u64>,
 }
 
 /// Reads a whole log.
@@ -220,9 +224,12 @@ pub fn parse_log(bytes: &[u8]) -> Result<Log, String> {
         if !left.is_empty() {
             return Err(damaged("is longer than what it says".to_string()));
         }
+        let is_place = !matches!(record, LogRecord::SystemCalls(_));
         log.add(record).map_err(|why| damaged(why.to_string()))?;
         (rest, chain) = (after, header.payload_check);
-        log.chain.push(chain);
+        if is_place {
+            log.chain.push(chain);
+        }
         log.bytes = (bytes.len() - rest.len()) as u64;
     }
     Ok(log)
@@ -263,6 +270,7 @@ impl Log {
             bytes: MAGIC.len() as u64,
             torn: false,
             chain: Vec::new(),
+            system_calls: Vec::new(),
         }
     }
 
@@ -290,6 +298,12 @@ impl Log {
         }
         match record {
             LogRecord::Machine(hash) => self.machine_hash = hash,
+            LogRecord::SystemCalls(count) => {
+                if self.system_calls.len() != self.events.len() {
+                    return Err("is in the wrong place");
+                }
+                self.system_calls.push(count);
+            }
             LogRecord::Event(event) => {
                 if self.events.is_empty() != matches!(event.event, Event::PowerOn(_)) {
                     return Err("is in the wrong place");

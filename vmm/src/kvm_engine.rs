@@ -1,7 +1,7 @@
 //! KVM as an engine.
 //!
-//! It counts exits, not instructions (and conditional branches where the processor can), and has no break- or watchpoints
-//! of a debugger: a recording is debugged on the software engine, whichever recorded it.
+//! It counts exits, not instructions (and conditional branches where the processor can). Of a debugger's stops it knows a few
+//! breakpoints; what is to be seen instruction by instruction is the software engine's ([`crate::timeline`]).
 
 use std::sync::Arc;
 
@@ -55,11 +55,14 @@ impl Engine for KvmEngine {
     }
 
     fn set_breakpoints(&mut self, points: &[(AddressKind, u64)]) {
-        debug_assert!(points.is_empty(), "debugging is the software engine's");
+        let linear = points.iter().filter(|(space, _)| *space == AddressKind::Linear);
+        let addresses: Vec<u64> = linear.map(|&(_, address)| address).collect();
+        debug_assert!(addresses.len() == points.len() && points.len() <= kvm::MAX_STOPS);
+        self.0.set_stops(&addresses).expect("KVM has taken breakpoints before");
     }
 
     fn set_watchpoints(&mut self, points: &[Watchpoint]) {
-        debug_assert!(points.is_empty(), "debugging is the software engine's");
+        debug_assert!(points.is_empty(), "the software engine's");
     }
 
     fn set_traps(&mut self, _traps: Traps) {}

@@ -67,6 +67,11 @@ impl Cursor {
         self.event
     }
 
+    /// The number of checks before it.
+    pub fn checks(&self) -> usize {
+        self.check
+    }
+
     /// Whether it lies within a log of so many events and checks.
     pub fn is_within(&self, (events, checks): (usize, usize)) -> bool {
         self.event <= events && self.check <= checks
@@ -133,6 +138,11 @@ impl Player {
     /// Sends console output nowhere any more.
     pub fn without_output(&mut self) {
         self.output = None;
+    }
+
+    /// Whether console output goes anywhere.
+    pub fn shows_output(&self) -> bool {
+        self.output.is_some()
     }
 
     /// How far this player is.
@@ -221,6 +231,22 @@ impl Player {
             Next::Check(check) => Some(check.at),
             Next::Nothing => None,
         }
+    }
+
+    /// The event that comes in exactly here, if it is the next thing in the log.
+    pub fn due(&self, view: &View<'_>) -> Result<Option<&EventRecord>, Error> {
+        let Some(at) = self.next_moment() else { return Ok(None) };
+        if view.moment < at {
+            return Ok(None);
+        }
+        if view.moment > at && self.scrutiny != Scrutiny::Nothing {
+            let (then, now) = (format!("{at:?}"), format!("{:?}", view.moment));
+            return Err(self.divergence(view.moment, Part::Registers, "the point of a record", then, now));
+        }
+        let Next::Event(next) = self.next() else { return Ok(None) };
+        // Where the guest was stopped, exits alone may lead this far and not there yet.
+        let on_the_way = view.counting == Counting::Exits && is_stop(next) && view.stopped.is_none();
+        Ok((!on_the_way).then_some(next))
     }
 
     fn compare_event(&self, view: &View<'_>, expected: &EventRecord) -> Result<(), Error> {
@@ -321,19 +347,7 @@ pub fn record_of(view: &View<'_>, event: Event) -> EventRecord {
 
 impl Inputs for Player {
     fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
-        let Some(at) = self.next_moment() else { return Ok(None) };
-        if view.moment < at {
-            return Ok(None);
-        }
-        if view.moment > at && self.scrutiny != Scrutiny::Nothing {
-            let (then, now) = (format!("{at:?}"), format!("{:?}", view.moment));
-            return Err(self.divergence(view.moment, Part::Registers, "the point of a record", then, now));
-        }
-        let Next::Event(expected) = self.next() else { return Ok(None) };
-        if view.counting == Counting::Exits && is_stop(expected) && view.stopped.is_none() {
-            // This far by exits, and not there yet.
-            return Ok(None);
-        }
+        let Some(expected) = self.due(view)? else { return Ok(None) };
         if self.scrutiny != Scrutiny::Nothing {
             self.compare_event(view, expected)?;
             self.next.last_good = view.moment;

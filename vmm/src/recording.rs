@@ -107,6 +107,28 @@ pub struct Recording {
     pub log: Log,
     /// What the positions in the log are.
     pub counting: Counting,
+    /// Of a translated recording: what it was translated from.
+    pub exits: Option<Arc<Exits>>,
+}
+
+/// A log that counts exits, beside the same log, or its end, by instructions.
+#[derive(Clone, Debug)]
+pub struct Exits {
+    /// As it was recorded.
+    pub log: Log,
+    /// What lies before the translated part.
+    pub skipped: Skipped,
+}
+
+/// How much of a recording is left out at its beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Skipped {
+    /// Events, but for power-on.
+    pub events: usize,
+    /// Checks.
+    pub checks: usize,
+    /// Conditional branches.
+    pub branches: u64,
 }
 
 impl Recording {
@@ -167,7 +189,7 @@ impl Recording {
             TimeBase::Instructions => Counting::Instructions,
             TimeBase::Exits => Counting::Exits,
         };
-        Ok(Recording { path: path.to_path_buf(), manifest, log, counting })
+        Ok(Recording { path: path.to_path_buf(), manifest, log, counting, exits: None })
     }
 }
 

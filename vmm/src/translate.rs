@@ -6,6 +6,7 @@
 //! recording with the software engine would have.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::checkpointer::{CheckpointOptions, Checkpointer, Logged};
 use crate::checks::{CheckParts, CheckRecord};
@@ -16,7 +17,7 @@ use crate::machine::{Machine, RunStop, hash_of};
 use crate::player::{Cursor, Player, Scrutiny};
 use crate::position::{Counting, Moment};
 use crate::recorder::ConsoleDigest;
-use crate::recording::{CHECKPOINTS, Recording};
+use crate::recording::{CHECKPOINTS, Exits, Recording, Skipped};
 use crate::replay;
 
 /// The file with the second log.
@@ -36,7 +37,10 @@ pub fn in_instructions(mut recording: Recording, progress: impl FnMut(u64)) -> R
     }
     let path = recording.path.join(INSTRUCTIONS);
     let origin = origin_of(&recording);
-    let usable = |log: &Log| log.machine_hash == origin && !log.torn && !log.events.is_empty();
+    let usable = |log: &Log| {
+        let whole = !log.torn && !log.events.is_empty() && log.system_calls.len() == log.events.len();
+        whole && log.machine_hash == origin
+    };
     let log = match read_log(&path).ok().filter(usable) {
         Some(log) => log,
         None => {
@@ -51,7 +55,8 @@ pub fn in_instructions(mut recording: Recording, progress: impl FnMut(u64)) -> R
             read_log(&path)?
         }
     };
-    recording.log = log;
+    let exits = std::mem::replace(&mut recording.log, log);
+    recording.exits = Some(Arc::new(Exits { log: exits, skipped: Skipped::default() }));
     recording.counting = Counting::Instructions;
     Ok(recording)
 }
@@ -156,6 +161,7 @@ impl Inputs for Transcriber {
         if let Some(event) = &event {
             let at = Moment { steps: self.steps, time_ns: view.moment.time_ns };
             (self.events, self.last) = (self.events + 1, at);
+            self.log.append(&LogRecord::SystemCalls(view.cpu.system_calls()))?;
             self.log.append(&LogRecord::Event(EventRecord {
                 at,
                 branches: self.branches,

@@ -15,12 +15,12 @@ use vmm::engine::{End, Engine, EngineKind, Leave, Mark};
 use vmm::error::Error;
 use vmm::event_log::{EndRecord, LogRecord, LogWriter};
 use vmm::inputs::{Departure, Event, Idle, Inputs, PowerOn, View};
-use vmm::machine::{Machine, RunStop};
+use vmm::machine::{Hashes, Machine, RunStop};
 use vmm::position::{Counting, Moment};
 use vmm::recorder::Recorder;
 use vmm::recording::{EVENTS, Recording};
 use vmm::replay::{self, ReplayEnd, replay};
-use vmm::timeline::{Timeline, TravelStop};
+use vmm::timeline::{FastForward, Timeline, TravelStop};
 use vmm::translate::{INSTRUCTIONS, in_instructions};
 use vmm::verify::verify;
 
@@ -150,6 +150,66 @@ fn one_travels_in_a_translated_recording() {
     seen.sort_by_key(|(at, _)| *at);
     assert!(seen.chunks(2).all(|pair| pair[0].1 == pair[1].1), "the same place is the same state");
     assert_ne!(seen[0].1, seen[2].1);
+}
+
+/// Everything of a machine that a debugger or the future can see.
+fn seen(timeline: &mut Timeline) -> (u64, u64, u64, Hashes) {
+    let cpu = timeline.machine().cpu();
+    let (branches, system_calls) = (cpu.branches(), cpu.system_calls());
+    (timeline.position(), branches, system_calls, timeline.machine_mut().hashes())
+}
+
+#[test]
+fn another_engine_that_goes_ahead_changes_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    for seed in [21, 22] {
+        let translated = in_instructions(record(directory.path(), seed).0, |_| {}).unwrap();
+        let open = |fast_forward: bool| {
+            let mut timeline = Timeline::open_with(&translated, 1).unwrap();
+            if fast_forward {
+                let small = FastForward {
+                    least_steps: 1000,
+                    most_steps: 9000,
+                    near_steps: 300,
+                    engine: EngineKind::Soft,
+                };
+                timeline.fast_forward(small).unwrap();
+            }
+            timeline
+        };
+        let (mut alone, mut ahead) = (open(false), open(true));
+        let end = alone.end();
+        let mut numbers = Numbers(seed);
+        let mut addresses = Vec::new();
+        for _ in 0..20 {
+            let at = numbers.below(end);
+            for timeline in [&mut alone, &mut ahead] {
+                assert_eq!(timeline.seek(at, &mut || false).unwrap(), TravelStop::Reached);
+            }
+            assert_eq!(seen(&mut alone), seen(&mut ahead), "seed {seed} at {at}");
+            addresses.push(alone.machine().cpu().rip());
+        }
+        assert!(ahead.fast_forwarded_steps() > end, "{} steps of {end}", ahead.fast_forwarded_steps());
+        for address in addresses {
+            let visits = [&mut alone, &mut ahead].map(|timeline| {
+                timeline.set_breakpoints(vec![address]);
+                let mut visits = Vec::new();
+                for (begin, forward) in [(0, true), (end / 3, true), (end, false), (end / 2, false)] {
+                    timeline.seek(begin, &mut || false).unwrap();
+                    for _ in 0..3 {
+                        let stop = match forward {
+                            true => timeline.run_forward(&mut || false).unwrap(),
+                            false => timeline.run_backward(&mut || false).unwrap(),
+                        };
+                        visits.push((stop, seen(timeline)));
+                    }
+                }
+                visits
+            });
+            let [without, with] = visits;
+            assert_eq!(without, with, "seed {seed}, breakpoint at {address:#x}");
+        }
+    }
 }
 
 #[test]

@@ -52,9 +52,14 @@ impl KvmCpu {
         let limit = state.steps + STEPS_PER_MARK;
         let mut origin = state.steps;
         let mut rounds = 0;
-        self.soft.set_breakpoints([(AddressKind::Linear, mark.rip)]);
+        let stops = self.vcpu.stops().to_vec();
+        let points = stops.iter().chain([&mark.rip]).map(|&rip| (AddressKind::Linear, rip));
+        self.soft.set_breakpoints(points);
         let end = loop {
             match self.soft.run(run.bus, limit, origin) {
+                Stop::Breakpoint if stops.contains(&self.soft.rip()) => {
+                    break Ok(Some(End::Stop(Stop::Breakpoint)));
+                }
                 Stop::Breakpoint if fold_registers(self.soft.gpr()) == mark.registers => {
                     break Ok(Some(End::Mark));
                 }

@@ -6,6 +6,7 @@
 //! around the place that is being looked at, so that the next step back is near.
 
 mod condition;
+mod fast_forward;
 mod fork;
 mod positions;
 mod search;
@@ -13,13 +14,14 @@ mod snapshot;
 mod stops;
 mod walker;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use checkpoint::{Entry, Maps, PAGE_BYTES, Space, Store};
 use cpu::Watchpoint;
 
 pub use self::condition::{CONDITIONS, Condition, number};
+pub use self::fast_forward::FastForward;
 pub use self::search::Direction;
 use self::search::{ALONE, ALONE_STEPS, Keep, Scanned, Window, scan_on_all_cores};
 use self::snapshot::Snapshots;
@@ -91,8 +93,10 @@ impl Timeline {
             end,
             checkpoints: None,
             snapshots: Snapshots::default(),
+            fast_forward: OnceLock::new(),
             threads: threads.max(1),
             replayed: AtomicU64::new(0),
+            fast_forwarded: AtomicU64::new(0),
             task: Task::default(),
         };
         if let Some(store) = recording.checkpoints()? {
@@ -116,6 +120,19 @@ impl Timeline {
             stops: Stops::default(),
             fork: None,
         })
+    }
+
+    /// From now on leaves long stretches to another engine, where nothing but a few breakpoints is looked for: in a
+    /// recording that counted exits. Whatever is found is the same, and shown by the software engine.
+    pub fn fast_forward(&mut self, options: FastForward) -> Result<(), Error> {
+        let options = *self.shared.fast_forward.get_or_init(|| options);
+        log::debug!("long stretches are {:?}'s", options.engine);
+        self.walker.get_runner()
+    }
+
+    /// Steps that another engine went so far, of those that were replayed.
+    pub fn fast_forwarded_steps(&self) -> u64 {
+        self.shared.fast_forwarded.load(Ordering::Relaxed)
     }
 
     /// The machine, standing still.

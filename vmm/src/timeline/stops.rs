@@ -160,6 +160,18 @@ impl<'a> Armed<'a> {
         machine.stop_on_output(false);
     }
 
+    /// Where it stops, if all that it stops at are breakpoints at no more than `most` linear addresses.
+    pub fn addresses(&self, most: usize) -> Option<Vec<u64>> {
+        let Stops { breakpoints, filters: _, watches, watch_filters: _, traps, console } = self.stops;
+        let others = !watches.is_empty() || *traps != Traps::default() || console.is_some();
+        let linear = breakpoints.iter().filter(|point| point.space == AddressKind::Linear);
+        let mut addresses: Vec<u64> = linear.map(|point| point.address).collect();
+        let only_linear = addresses.len() == breakpoints.len();
+        addresses.sort_unstable();
+        addresses.dedup();
+        (!others && only_linear && addresses.len() <= most).then_some(addresses)
+    }
+
     fn look(&mut self, machine: &Machine) {
         for (watch, contents) in self.stops.watches.iter().zip(&mut self.contents) {
             if watch.changes_only {

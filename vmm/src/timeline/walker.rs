@@ -1,9 +1,10 @@
 //! A machine that walks along a recording: restores snapshots, runs, and leaves snapshots on its way. A timeline has
 //! one that stands at its position; long searches have one for each core.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use super::fast_forward::{Ahead, FastForward, Runner};
 use super::snapshot::Snapshots;
 use super::stops::{Armed, Hit, Stops};
 use crate::checkpoints::{Checkpoints, Snapshot};
@@ -34,10 +35,14 @@ pub(super) struct Shared {
     /// `None` while the first walker is being made.
     pub checkpoints: Option<Checkpoints>,
     pub snapshots: Snapshots,
+    /// What goes along long stretches, if not the software engine.
+    pub fast_forward: OnceLock<FastForward>,
     /// Walkers that a long search may have.
     pub threads: usize,
     /// Steps that all walkers executed.
     pub replayed: AtomicU64,
+    /// Those of them that another engine executed.
+    pub fast_forwarded: AtomicU64,
     /// What the movement under way may have to execute.
     pub task: Task,
 }
@@ -66,6 +71,7 @@ pub(super) enum Walked {
 pub(super) struct Walker {
     pub machine: Machine,
     pub player: Player,
+    pub(super) runner: Option<Runner>,
     shared: Arc<Shared>,
 }
 
@@ -78,9 +84,20 @@ impl Walker {
         if let Some(checkpoints) = &shared.checkpoints {
             machine.attach_store(checkpoints.store().clone());
         }
-        let mut walker = Walker { machine, player, shared };
+        let mut walker = Walker { machine, player, runner: None, shared };
         walker.leave_snapshot();
+        if let Err(error) = walker.get_runner() {
+            log::warn!("on this thread the software engine is alone: {error}");
+        }
         Ok(walker)
+    }
+
+    /// Gets the other engine, if there is to be one.
+    pub fn get_runner(&mut self) -> Result<(), Error> {
+        if let Some(&options) = self.shared.fast_forward.get() {
+            self.runner = Some(Runner::new(&self.shared, options)?);
+        }
+        Ok(())
     }
 
     /// The step count where it stands.
@@ -168,10 +185,15 @@ impl Walker {
         poll: &mut Poll<'_>,
     ) -> Result<Walked, Error> {
         while self.position() < target {
+            let limit = match self.fast_forward(target, armed, poll)? {
+                Ahead::NotBefore(steps) => target.min(steps),
+                Ahead::Gone => continue,
+                Ahead::Interrupted => return Ok(Walked::Interrupted),
+            };
             let here = self.position();
-            let until = target.min(here + POLL_STEPS).min(self.next_stage(here, trail));
+            let until = limit.min(here + POLL_STEPS).min(self.next_stage(here, trail));
             let stop = self.machine.run_from(until, *origin, &mut self.player);
-            self.shared.replayed.fetch_add(self.position() - here, Ordering::Relaxed);
+            self.count_replayed(self.position() - here);
             let stop = stop?;
             if stop == RunStop::Breakpoint {
                 *origin = self.position();
@@ -189,6 +211,17 @@ impl Walker {
             }
         }
         Ok(Walked::There)
+    }
+
+    /// Notes that so many more steps have been executed.
+    fn count_replayed(&self, steps: u64) {
+        self.shared.replayed.fetch_add(steps, Ordering::Relaxed);
+    }
+
+    /// Notes that another engine executed so many more steps.
+    pub fn count_fast_forwarded(&self, steps: u64) {
+        self.count_replayed(steps);
+        self.shared.fast_forwarded.fetch_add(steps, Ordering::Relaxed);
     }
 
     /// The next step count after `here` where there is something to do: a snapshot to take, a checkpoint to pass.

@@ -1,0 +1,302 @@
+//! Going along long stretches of a recording on an engine that counts no instructions: KVM, which executes as fast as the
+//! processor does.
+//!
+//! A walker's own machine is on the software CPU, which alone knows where between two exits it is. What lies between the
+//! places of two events can be left to a second machine, which counts exits and plays the log that was recorded: the
+//! translated log says what the counts are at its end. Where the second machine comes to a breakpoint, that it lies behind some
+//! event is all that is taken from it; it goes to that event once more, and the software CPU finds the breakpoint from there. So
+//! whatever a person sees comes from the software CPU, and where the second machine fails all goes on without it.
+
+use std::sync::Arc;
+
+use cpu::AddressKind;
+
+use super::stops::Armed;
+use super::walker::{Poll, Shared, Walker};
+use crate::checkpoints::Snapshot;
+use crate::checks::{CheckParts, CheckRecord};
+use crate::engine::EngineKind;
+use crate::error::Error;
+use crate::event_log::EventRecord;
+use crate::inputs::{Departure, Event, Idle, Inputs, View};
+use crate::machine::{Machine, Outcome, RunStop};
+use crate::player::{Cursor, Player};
+use crate::position::{Counting, Moment};
+use crate::recording::{Exits, Recording};
+
+/// Exits between two questions whether to stop.
+const POLL_EXITS: u64 = 200;
+/// After a breakpoint that was near, the software CPU goes on for so many times as long as after the one before.
+const REST_FACTOR: u64 = 2;
+const MOST_REST: u64 = 1 << 32;
+
+/// Which engine goes ahead, and where it is worth it.
+#[derive(Clone, Copy, Debug)]
+pub struct FastForward {
+    /// The engine.
+    pub engine: EngineKind,
+    /// Shorter stretches are left to the software CPU: going to the other engine and back costs as much.
+    pub least_steps: u64,
+    /// At most so much in one go. At its end is a place that can be gone back to.
+    pub most_steps: u64,
+    /// The last of the way to a place is the software CPU's, which leaves behind what makes the next steps back cheap.
+    pub near_steps: u64,
+}
+
+impl FastForward {
+    /// With an engine that is as fast as KVM is on a processor that virtualises.
+    pub fn on(engine: EngineKind) -> FastForward {
+        FastForward { engine, least_steps: 20_000_000, most_steps: 2_000_000_000, near_steps: 20_000_000 }
+    }
+}
+
+/// From the place of one event to that of another, both by their numbers in the translated log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stretch {
+    first: usize,
+    last: usize,
+}
+
+/// How a stretch was gone along.
+enum Gone {
+    /// To its end, and this is the machine there.
+    There(Box<Snapshot>),
+    /// A breakpoint was met, or almost, when so many events had come in.
+    Met(usize),
+    Interrupted,
+}
+
+/// What a walker is to do.
+pub(super) enum Ahead {
+    /// Nothing can be left to another engine before this step count.
+    NotBefore(u64),
+    /// The walker is at another place now.
+    Gone,
+    Interrupted,
+}
+
+/// The second machine.
+pub(super) struct Runner {
+    options: FastForward,
+    machine: Machine,
+    player: Player,
+    exits: Arc<Exits>,
+    /// The same events by instructions, and the number of system calls until each.
+    events: Vec<EventRecord>,
+    system_calls: Vec<u64>,
+    /// The software CPU goes alone until here.
+    rest_until: u64,
+    rest: u64,
+}
+
+impl Runner {
+    /// A second machine for a translated recording. Others count instructions from the beginning, and no engine but the
+    /// software CPU can run them.
+    pub fn new(shared: &Shared, options: FastForward) -> Result<Runner, Error> {
+        let recording = &shared.recording;
+        let Some(exits) = &recording.exits else {
+            let why = "this recording counts instructions, which only the software engine does";
+            return Err(Error::Unsupported(why.to_string()));
+        };
+        let recorded =
+            Recording { log: exits.log.clone(), counting: Counting::Exits, exits: None, ..recording.clone() };
+        let player = Player::new(&recorded);
+        let config = &recording.manifest.machine;
+        let mut machine =
+            Machine::build(config, &shared.images, player.power_on(), options.engine, Counting::Exits)?;
+        if let Some(checkpoints) = &shared.checkpoints {
+            machine.attach_store(checkpoints.store().clone());
+        }
+        Ok(Runner {
+            options,
+            machine,
+            player,
+            exits: exits.clone(),
+            events: recording.log.events.clone(),
+            system_calls: recording.log.system_calls.clone(),
+            rest_until: 0,
+            rest: options.least_steps,
+        })
+    }
+
+    /// What can be left to this machine on the way to a step count by a walker that has taken so many events.
+    fn stretch(&self, taken: usize, target: u64) -> Option<Stretch> {
+        let limit = target.checked_sub(self.options.near_steps)?;
+        // Power-on is no place to begin at: a part of a recording has it too, and it happened long before.
+        let first = taken.max(1).max(self.events.partition_point(|event| event.at.steps < self.rest_until));
+        let begin = self.steps_at(first)?;
+        self.worth_it(first, limit.min(begin.saturating_add(self.options.most_steps)))
+    }
+
+    /// From an event to the last place of one at or before a step count, if that is long enough.
+    fn worth_it(&self, first: usize, limit: u64) -> Option<Stretch> {
+        let last = self.events.partition_point(|event| event.at.steps <= limit).checked_sub(1)?;
+        let steps = self.steps_at(last)?;
+        // Several can come in at one place: the first of them.
+        let last = self.events.partition_point(|event| event.at.steps < steps);
+        let stretch = Stretch { first, last };
+        (last > first && self.length(stretch) >= self.options.least_steps).then_some(stretch)
+    }
+
+    fn steps_at(&self, event: usize) -> Option<u64> {
+        self.events.get(event).map(|event| event.at.steps)
+    }
+
+    fn length(&self, stretch: Stretch) -> u64 {
+        self.events[stretch.last].at.steps - self.events[stretch.first].at.steps
+    }
+
+    /// Goes along a stretch at whose beginning a walker stands.
+    fn go(
+        &mut self,
+        stretch: Stretch,
+        from: &Snapshot,
+        breakpoints: &[u64],
+        poll: &mut Poll<'_>,
+    ) -> Result<Gone, Error> {
+        let Exits { skipped, .. } = *self.exits;
+        let begin = self.player.events()[stretch.first + skipped.events].at;
+        let mut state = from.state.clone();
+        state.cpu.branches += skipped.branches;
+        self.machine.restore_at_exit(begin.steps, &state, &from.maps)?;
+        let checks = from.cursor.checks() + skipped.checks;
+        self.player.set_cursor(Cursor::after(stretch.first + skipped.events, checks, begin, 0));
+        let points: Vec<_> = breakpoints.iter().map(|&address| (AddressKind::Linear, address)).collect();
+        self.machine.set_breakpoints(&points);
+        let end = stretch.last + skipped.events;
+        loop {
+            let until = self.machine.moment().steps + POLL_EXITS;
+            let mut inputs = UpTo { player: &mut self.player, event: end };
+            match self.machine.run_from(until, u64::MAX, &mut inputs)? {
+                RunStop::Reached if poll() => return Ok(Gone::Interrupted),
+                RunStop::Reached => {}
+                RunStop::Ended(Outcome::Ended) if self.player.cursor().events() == end => break,
+                RunStop::Breakpoint => {
+                    return Ok(Gone::Met(self.player.cursor().events() - skipped.events));
+                }
+                other => return Err(Error::State(format!("it came to something else: {other:?}"))),
+            }
+        }
+        self.machine.go_on_after_end();
+        self.arrived(stretch).map(Gone::There)
+    }
+
+    /// The machine at the end of a stretch, as the software CPU would have it there.
+    fn arrived(&mut self, stretch: Stretch) -> Result<Box<Snapshot>, Error> {
+        let now = self.machine.moment().steps;
+        // Devices stand at this point too.
+        self.machine.run_from(now, u64::MAX, &mut self.player)?;
+        let record = &self.events[stretch.last];
+        let mut state = self.machine.state();
+        state.cpu.steps = record.at.steps;
+        state.cpu.branches = record.branches;
+        state.cpu.system_calls = self.system_calls[stretch.last];
+        let checks = self.player.cursor().checks() - self.exits.skipped.checks;
+        let before = self.events[stretch.last - 1].at;
+        let cursor = Cursor::after(stretch.last, checks, before, 0);
+        Ok(Box::new(Snapshot { state, maps: self.machine.maps(), cursor }))
+    }
+
+    /// A breakpoint was met so soon behind a place. Where they are dense, each way to the other engine is for nothing.
+    fn met(&mut self, length: u64, event: usize) {
+        let soon = length < self.rest.saturating_mul(REST_FACTOR);
+        self.rest = if soon { (self.rest * REST_FACTOR).min(MOST_REST) } else { self.options.least_steps };
+        let behind = self.steps_at(event).unwrap_or(u64::MAX);
+        let rested = self.steps_at(event - 1).unwrap_or_default().saturating_add(self.rest);
+        self.rest_until = behind.max(rested);
+    }
+}
+
+impl Walker {
+    /// Lets the other engine, if there is one, go along what lies ahead.
+    pub fn fast_forward(
+        &mut self,
+        target: u64,
+        armed: &Armed<'_>,
+        poll: &mut Poll<'_>,
+    ) -> Result<Ahead, Error> {
+        let nothing = Ok(Ahead::NotBefore(u64::MAX));
+        // What the console shows is handed on by the software engine.
+        let Some(runner) = self.runner.as_mut().filter(|_| !self.player.shows_output()) else {
+            return nothing;
+        };
+        let taken = self.player.cursor().events();
+        let Some(stretch) = runner.stretch(taken, target) else { return nothing };
+        let Some(breakpoints) = armed.addresses(kvm::MAX_STOPS) else { return nothing };
+        let (here, begin) = (self.machine.moment().steps, runner.events[stretch.first].at.steps);
+        if begin > here {
+            return Ok(Ahead::NotBefore(begin));
+        }
+        if stretch.first != taken || breakpoints.contains(&self.machine.cpu().rip()) {
+            runner.rest_until = here + 1;
+            return Ok(Ahead::NotBefore(here + 1));
+        }
+        let from =
+            Snapshot { state: self.machine.state(), maps: self.machine.maps(), cursor: self.player.cursor() };
+        let mut gone = runner.go(stretch, &from, &breakpoints, poll);
+        let mut length = runner.length(stretch);
+        if let Ok(Gone::Met(event)) = gone {
+            let before = runner.events[event - 1].at.steps;
+            runner.met(before - here, event);
+            log::debug!("a breakpoint is met between {before} and {:?}", runner.steps_at(event));
+            let Some(stretch) = runner.worth_it(stretch.first, before) else {
+                return Ok(Ahead::NotBefore(runner.rest_until));
+            };
+            length = runner.length(stretch);
+            gone = runner.go(stretch, &from, &[], poll);
+        }
+        match gone {
+            Ok(Gone::There(there)) => {
+                self.restore(&there)?;
+                self.count_fast_forwarded(length);
+                // Where time has passed idle, the step count was first reached in another state.
+                if !there.state.cpu.halted {
+                    self.leave_snapshot();
+                }
+                Ok(Ahead::Gone)
+            }
+            Ok(Gone::Interrupted) => Ok(Ahead::Interrupted),
+            Ok(Gone::Met(_)) => unreachable!("without breakpoints none is met"),
+            Err(error) => {
+                log::warn!("going on with the software engine alone: {error}");
+                self.runner = None;
+                nothing
+            }
+        }
+    }
+}
+
+/// A player that ends the run where an event is due, instead of giving it.
+struct UpTo<'a> {
+    player: &'a mut Player,
+    event: usize,
+}
+
+impl Inputs for UpTo<'_> {
+    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
+        if self.player.cursor().events() == self.event && self.player.due(view)?.is_some() {
+            return Ok(Some(Event::Ended));
+        }
+        self.player.poll(view)
+    }
+
+    fn next_poll(&self, now: Moment) -> u64 {
+        self.player.next_poll(now)
+    }
+
+    fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+        self.player.idle(now, deadline_ns)
+    }
+
+    fn departure(&self, now: Moment, deadline_ns: Option<u64>) -> Departure {
+        self.player.departure(now, deadline_ns)
+    }
+
+    fn check_due(&self, now: Moment) -> Option<CheckParts> {
+        self.player.check_due(now)
+    }
+
+    fn checked(&mut self, check: CheckRecord) -> Result<(), Error> {
+        self.player.checked(check)
+    }
+}
