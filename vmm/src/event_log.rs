@@ -261,7 +261,7 @@ fn next_frame(rest: &[u8], chain: u32) -> Result<Option<Frame<'_>>, String> {
 }
 
 impl Log {
-    fn empty() -> Log {
+    pub(crate) fn empty() -> Log {
         Log {
             machine_hash: [0; 32],
             events: Vec::new(),

@@ -126,7 +126,7 @@ mod tests {
     }
 
     fn log(events: Vec<EventRecord>, checks: Vec<(usize, CheckRecord)>) -> Log {
-        Log { machine_hash: [0; 32], events, checks, end: None, bytes: 0, torn: false, chain: Vec::new() }
+        Log { events, checks, ..Log::empty() }
     }
 
     #[test]

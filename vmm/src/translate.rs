@@ -17,7 +17,7 @@ use crate::machine::{Machine, RunStop, hash_of};
 use crate::player::{Cursor, Player, Scrutiny};
 use crate::position::{Counting, Moment};
 use crate::recorder::ConsoleDigest;
-use crate::recording::{CHECKPOINTS, Exits, Recording, Skipped};
+use crate::recording::{CHECKPOINTS, Exits, Recording};
 use crate::replay;
 
 /// The file with the second log.
@@ -56,7 +56,7 @@ pub fn in_instructions(mut recording: Recording, progress: impl FnMut(u64)) -> R
         }
     };
     let exits = std::mem::replace(&mut recording.log, log);
-    recording.exits = Some(Arc::new(Exits { log: exits, skipped: Skipped::default() }));
+    recording.exits = Some(Arc::new(Exits { log: exits, from: 0, skipped: 0 }));
     recording.counting = Counting::Instructions;
     Ok(recording)
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 
 use vmm::debug::{Options, Report, serve};
+use vmm::engine::EngineKind;
 use vmm::position::PositionSpec;
 use vmm::recording::Recording;
 
@@ -58,6 +59,7 @@ impl GdbScript {
             allow_remote: false,
             at: PositionSpec::Start,
             once: true,
+            engine: EngineKind::Soft,
         };
         let (ready, is_ready) = channel();
         let output = std::thread::scope(|scope| {

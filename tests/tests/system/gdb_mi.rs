@@ -121,6 +121,7 @@ fn front_ends_go_both_ways() {
         allow_remote: false,
         at: PositionSpec::Start,
         once: true,
+        engine: vmm::engine::EngineKind::Soft,
     };
     let recording = open(&traveller.path);
     let (ready, is_ready) = channel();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use checkpoint::Entry;
 use serde::Serialize;
 use vmm::checkpoints::CheckpointHead;
+use vmm::engine::EngineKind;
 use vmm::error::{Error, exit_code};
 use vmm::position::PositionSpec;
 use vmm::recording::Recording;
@@ -119,7 +120,9 @@ fn table(rows: &[Row]) -> String {
 }
 
 fn add(recording: &Recording, position: PositionSpec) -> Result<i32, Error> {
-    let Some(mut timeline) = travel::open_at(recording, position)? else { return Ok(exit_code::FAILED) };
+    let Some(mut timeline) = travel::open_at(recording, position, EngineKind::Soft)? else {
+        return Ok(exit_code::FAILED);
+    };
     let entry = timeline.add_checkpoint()?;
     eprintln!("ttvm: checkpoint at instruction {}, {} bytes", entry.position, entry.bytes);
     Ok(exit_code::DONE)

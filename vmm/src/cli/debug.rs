@@ -18,6 +18,7 @@ const COMMANDS_VARIABLE: &str = "TTVM_GDB_COMMANDS";
 /// Where to wait for gdb, unless told otherwise.
 const DEFAULT_ADDRESS: &str = "127.0.0.1:1234";
 
+use super::machine_args::EngineArgs;
 use super::travel;
 
 #[derive(clap::Args)]
@@ -34,6 +35,8 @@ pub struct Args {
     /// Where to begin: start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
     #[arg(long, value_name = "POS", default_value = "end")]
     at: PositionSpec,
+    #[command(flatten)]
+    engine: EngineArgs,
     /// End when the first gdb has left, instead of waiting for the next one
     #[arg(long)]
     once: bool,
@@ -65,6 +68,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         at: args.at,
         // A gdb of our own is the only one, unless others were told where to come.
         once: args.once || (args.gdb && args.listen.is_none()),
+        engine: args.engine.for_replay(&recording)?,
     };
     if args.gdb {
         // ^C is for gdb, which is in the foreground with us.

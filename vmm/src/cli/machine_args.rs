@@ -68,7 +68,7 @@ pub struct MachineArgs {
 }
 
 /// Which engine.
-#[derive(clap::Args)]
+#[derive(Clone, Copy, clap::Args)]
 pub struct EngineArgs {
     /// Which engine executes the guest; see `ttvm doctor`
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
@@ -90,7 +90,7 @@ impl EngineArgs {
         if self.engine != EngineChoice::Kvm {
             return Ok(EngineKind::Soft);
         }
-        if recording.counting != Counting::Exits {
+        if recording.manifest.machine.time_base() != TimeBase::Exits {
             let why = "this recording counts instructions, which KVM does not: use --engine soft";
             return Err(Error::Unsupported(why.to_string()));
         }

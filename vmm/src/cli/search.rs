@@ -9,6 +9,7 @@ use vmm::symbols::Symbols;
 use vmm::timeline::{CONDITIONS, Cause, Condition, Timeline, TravelStop};
 
 use super::interrupt::Interrupt;
+use super::machine_args::EngineArgs;
 use super::travel;
 
 #[derive(clap::Args)]
@@ -39,6 +40,8 @@ pub struct Args {
     /// Cores that a long search may use [default: all]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    #[command(flatten)]
+    engine: EngineArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -68,6 +71,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         Some(threads) => Timeline::open_with(&recording, threads)?,
         None => Timeline::open(&recording)?,
     };
+    timeline.use_engine(args.engine.for_replay(&recording)?)?;
     let mut interrupt = Interrupt::catch()?;
     let from =
         args.from.unwrap_or(if args.forward || args.all { PositionSpec::Start } else { PositionSpec::End });

@@ -12,6 +12,7 @@ use vmm::symbols::Symbols;
 use vmm::symbols::tasks::{AddressSpace, Processes, Thread};
 use vmm::timeline::{Timeline, number};
 
+use super::machine_args::EngineArgs;
 use super::travel;
 
 /// No more memory is printed at once.
@@ -24,6 +25,8 @@ pub struct Args {
     /// Where: start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
     #[arg(long, value_name = "POS", default_value = "end")]
     at: PositionSpec,
+    #[command(flatten)]
+    engine: EngineArgs,
     /// Show memory at a virtual address, as ADDR:LEN (repeatable)
     #[arg(long, value_name = "ADDR:LEN", value_parser = parse_range)]
     memory: Vec<Range>,
@@ -121,7 +124,8 @@ struct Line {
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let recording = travel::open(&args.recording)?;
-    let Some(timeline) = travel::open_at(&recording, args.at)? else { return Ok(exit_code::FAILED) };
+    let engine = args.engine.for_replay(&recording)?;
+    let Some(timeline) = travel::open_at(&recording, args.at, engine)? else { return Ok(exit_code::FAILED) };
     let state = state(args, &timeline)?;
     super::print(&if args.json {
         serde_json::to_string_pretty(&state).expect("plain data always serializes")

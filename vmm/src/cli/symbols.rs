@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use vmm::engine::EngineKind;
 use vmm::error::{Error, exit_code};
 use vmm::position::PositionSpec;
 use vmm::symbols::vmlinux::{Match, Unusable, compare};
@@ -28,7 +29,9 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let recording = travel::open(&args.recording)?;
-    let Some(timeline) = travel::open_at(&recording, args.at)? else { return Ok(exit_code::FAILED) };
+    let Some(timeline) = travel::open_at(&recording, args.at, EngineKind::Soft)? else {
+        return Ok(exit_code::FAILED);
+    };
     let symbols = Symbols::of_machine(timeline.machine())
         .map_err(|none| Error::Position(format!("{none} at instruction {}", timeline.position())))?;
     if let Some(file) = &args.like {

@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::path::Path;
 
+use vmm::engine::EngineKind;
 use vmm::error::Error;
 use vmm::position::{Counting, PositionSpec};
 use vmm::recording::Recording;
@@ -30,9 +31,14 @@ pub fn translated(recording: Recording) -> Result<Recording, Error> {
     translated
 }
 
-/// Opens a recording at a position; `None` when ^C was pressed on the way.
-pub fn open_at(recording: &Recording, position: PositionSpec) -> Result<Option<Timeline>, Error> {
+/// Opens a recording at a position; `None` when ^C was pressed on the way. The engine goes along long stretches.
+pub fn open_at(
+    recording: &Recording,
+    position: PositionSpec,
+    engine: EngineKind,
+) -> Result<Option<Timeline>, Error> {
     let mut timeline = Timeline::open(recording)?;
+    timeline.use_engine(engine)?;
     let mut interrupt = Interrupt::catch()?;
     let target = timeline.resolve(position, &mut || interrupt.poll())?;
     let stop = timeline.seek(target, &mut || interrupt.poll())?;

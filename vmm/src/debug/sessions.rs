@@ -10,6 +10,7 @@ use std::time::Duration;
 use gdb::{ListenError, Listener, SessionEnd};
 
 use super::GdbTarget;
+use crate::engine::EngineKind;
 use crate::error::Error;
 use crate::position::PositionSpec;
 use crate::recording::Recording;
@@ -32,6 +33,8 @@ pub struct Options {
     pub at: PositionSpec,
     /// Only one session.
     pub once: bool,
+    /// What goes along long stretches.
+    pub engine: EngineKind,
 }
 
 /// What happened.
@@ -100,6 +103,7 @@ impl Sessions<'_> {
     /// Makes a timeline ready, waits for a gdb, and serves it.
     fn run(&self, number: usize, news: &Sender<News>) -> Result<(), Error> {
         let mut timeline = Timeline::open(self.recording)?;
+        timeline.use_engine(self.options.engine)?;
         let target = timeline.resolve(self.options.at, &mut || false)?;
         timeline.seek(target, &mut || false)?;
         timeline.settle(&mut || false)?;

@@ -81,6 +81,9 @@ pub(super) struct Runner {
     machine: Machine,
     player: Player,
     exits: Arc<Exits>,
+    /// Checks and conditional branches before the part that was translated.
+    checks_before: usize,
+    branches_before: u64,
     /// The same events by instructions, and the number of system calls until each.
     events: Vec<EventRecord>,
     system_calls: Vec<u64>,
@@ -107,12 +110,20 @@ impl Runner {
         if let Some(checkpoints) = &shared.checkpoints {
             machine.attach_store(checkpoints.store().clone());
         }
+        let events = recording.log.events.clone();
+        // The count is in events at which the guest was stopped, if the processor could count.
+        let numbered = events.iter().enumerate().filter_map(|(n, event)| {
+            let then = exits.log.events.get(exits.number_of(n))?.branches;
+            (then != 0).then(|| then.saturating_sub(event.branches))
+        });
         Ok(Runner {
             options,
             machine,
             player,
+            checks_before: exits.log.checks.partition_point(|(_, check)| check.at.steps < exits.from),
+            branches_before: numbered.last().unwrap_or_default(),
             exits: exits.clone(),
-            events: recording.log.events.clone(),
+            events,
             system_calls: recording.log.system_calls.clone(),
             rest_until: 0,
             rest: options.least_steps,
@@ -154,25 +165,25 @@ impl Runner {
         breakpoints: &[u64],
         poll: &mut Poll<'_>,
     ) -> Result<Gone, Error> {
-        let Exits { skipped, .. } = *self.exits;
-        let begin = self.player.events()[stretch.first + skipped.events].at;
+        let (first, last) = (self.exits.number_of(stretch.first), self.exits.number_of(stretch.last));
+        let begin = self.player.events()[first].at;
         let mut state = from.state.clone();
-        state.cpu.branches += skipped.branches;
+        state.cpu.branches += self.branches_before;
         self.machine.restore_at_exit(begin.steps, &state, &from.maps)?;
-        let checks = from.cursor.checks() + skipped.checks;
-        self.player.set_cursor(Cursor::after(stretch.first + skipped.events, checks, begin, 0));
+        let checks = from.cursor.checks() + self.checks_before;
+        self.player.set_cursor(Cursor::after(first, checks, begin, 0));
         let points: Vec<_> = breakpoints.iter().map(|&address| (AddressKind::Linear, address)).collect();
         self.machine.set_breakpoints(&points);
-        let end = stretch.last + skipped.events;
         loop {
             let until = self.machine.moment().steps + POLL_EXITS;
-            let mut inputs = UpTo { player: &mut self.player, event: end };
+            let mut inputs = UpTo { player: &mut self.player, event: last };
             match self.machine.run_from(until, u64::MAX, &mut inputs)? {
                 RunStop::Reached if poll() => return Ok(Gone::Interrupted),
                 RunStop::Reached => {}
-                RunStop::Ended(Outcome::Ended) if self.player.cursor().events() == end => break,
+                RunStop::Ended(Outcome::Ended) if self.player.cursor().events() == last => break,
                 RunStop::Breakpoint => {
-                    return Ok(Gone::Met(self.player.cursor().events() - skipped.events));
+                    let taken = self.player.cursor().events();
+                    return Ok(Gone::Met(stretch.first + (taken - first)));
                 }
                 other => return Err(Error::State(format!("it came to something else: {other:?}"))),
             }
@@ -191,7 +202,7 @@ impl Runner {
         state.cpu.steps = record.at.steps;
         state.cpu.branches = record.branches;
         state.cpu.system_calls = self.system_calls[stretch.last];
-        let checks = self.player.cursor().checks() - self.exits.skipped.checks;
+        let checks = self.player.cursor().checks() - self.checks_before;
         let before = self.events[stretch.last - 1].at;
         let cursor = Cursor::after(stretch.last, checks, before, 0);
         Ok(Box::new(Snapshot { state, maps: self.machine.maps(), cursor }))

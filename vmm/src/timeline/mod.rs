@@ -30,6 +30,7 @@ pub use self::stops::{Breakpoint, Cause, Filter, Hit, Stops, Watch, address_spac
 pub use self::walker::Poll;
 use self::walker::{Shared, TRAIL_STEPS, Task, Walked, Walker};
 use crate::checkpoints::{CheckpointHead, Checkpoints, Snapshot, state_bytes};
+use crate::engine::EngineKind;
 use crate::error::Error;
 use crate::machine::{Machine, Outcome};
 use crate::position::Counting;
@@ -122,6 +123,14 @@ impl Timeline {
         })
     }
 
+    /// From now on leaves to KVM what it can do of the way, if that is the engine: see [`Timeline::fast_forward`].
+    pub fn use_engine(&mut self, engine: EngineKind) -> Result<(), Error> {
+        match engine {
+            EngineKind::Soft => Ok(()),
+            EngineKind::Kvm => self.fast_forward(FastForward::on(engine)),
+        }
+    }
+
     /// From now on leaves long stretches to another engine, where nothing but a few breakpoints is looked for: in a
     /// recording that counted exits. Whatever is found is the same, and shown by the software engine.
     pub fn fast_forward(&mut self, options: FastForward) -> Result<(), Error> {
@@ -182,6 +191,11 @@ impl Timeline {
     /// Adds a checkpoint of this place to the recording, for every session that opens it from now on.
     pub fn add_checkpoint(&mut self) -> Result<Entry, Error> {
         self.must_be_history()?;
+        if self.shared.fast_forward.get().is_some() {
+            let why = "what another engine went along to get here may differ in what processors differ in; add it without \
+                       --engine kvm, with `ttvm checkpoints add`";
+            return Err(Error::Position(format!("no checkpoint can be added: {why}")));
+        }
         let here = self.position();
         let directory = self.shared.recording.path.join(CHECKPOINTS);
         let machine = &mut self.walker.machine;
