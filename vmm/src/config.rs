@@ -8,6 +8,7 @@ use devices::DebugPorts;
 use serde::{Deserialize, Serialize};
 
 use crate::boot;
+use crate::boot::packed_kernel;
 use crate::boot::time_reads::{self, Rewriting};
 use crate::error::Error;
 use crate::position::TimeBase;
@@ -190,11 +191,18 @@ impl Images {
         if config.time_base() == TimeBase::Instructions {
             return self;
         }
+        let mut why = "it is no ELF file".to_string();
+        if boot::is_bzimage(&self.kernel) {
+            match packed_kernel::unpack(&self.kernel) {
+                Ok(kernel) => self.kernel = kernel,
+                Err(reason) => why = reason,
+            }
+        }
         match time_reads::rewrite(&mut self.kernel) {
             Rewriting::Done(count) => log::debug!("rewrote {count} RDTSC in the kernel"),
             Rewriting::NotElf => log::warn!(
-                "the kernel is not an ELF image: what it reads from the time stamp counter cannot be kept from it, and \
-                 replay will differ; give its vmlinux"
+                "the kernel does not show its code ({why}): what it reads from the time stamp counter cannot be kept \
+                 from it, and replay will differ; give its vmlinux"
             ),
         }
         self

@@ -1,8 +1,9 @@
 //! Stock kernels, unmodified: boot to a shell, obey what is typed, power off. No kernel parameter but the console's.
 
-use tests::guests::{Artefact, BUSYBOX, BUSYBOX_GENERIC, CLOUD, CLOUD_ELF, GENERIC, Guest};
+use tests::guests::{Artefact, BUSYBOX, BUSYBOX_GENERIC, CLOUD, CLOUD_ELF, GENERIC, GENERIC_ELF, Guest};
 use tests::run::{assert_shows, run_to_power_off};
 use tests::script::Script;
+use vmm::boot::packed_kernel;
 
 fn boots_to_a_shell(kernel: &Artefact, initrd: &Artefact, memory_mib: u64) {
     let guest = Guest::linux(kernel, initrd, "", memory_mib);
@@ -40,4 +41,13 @@ fn generic_bzimage_in_256_mib() {
 #[test]
 fn cloud_elf_in_3_gib() {
     boots_to_a_shell(&CLOUD_ELF, &BUSYBOX, 3072);
+}
+
+/// KVM's machines need the kernel itself: a program that we did not write has unpacked it too.
+#[test]
+fn a_bzimage_holds_the_elf_kernel() {
+    for (packed, kernel) in [(CLOUD, CLOUD_ELF), (GENERIC, GENERIC_ELF)] {
+        let [packed, kernel] = [packed, kernel].map(|file| std::fs::read(file.path()).unwrap());
+        assert!(packed_kernel::unpack(&packed).unwrap() == kernel, "another ELF file");
+    }
 }

@@ -32,7 +32,7 @@ const E820_TABLE_ENTRIES: usize = 128;
 const SETUP_RNG_SEED: u32 = 9;
 
 /// Whether the file has a Linux setup header.
-pub(super) fn is_bzimage(bytes: &[u8]) -> bool {
+pub fn is_bzimage(bytes: &[u8]) -> bool {
     has_at(bytes, 0x202, b"HdrS") && has_boot_flag(bytes)
 }
 

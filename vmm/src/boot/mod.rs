@@ -5,7 +5,7 @@
 //! "The Linux/x86 Boot Protocol", 64-bit entry), PVH (Xen's `start_info.h`, direct boot ABI), Multiboot 0.6.96
 //! and Multiboot2 2.0. [`Protocol`] says how one is chosen when the caller does not.
 //!
-//! What it deliberately does not do: run firmware, decompress kernels (a bzImage does that itself), read
+//! What it deliberately does not do: run firmware, decompress kernels (a bzImage does that itself; [`packed_kernel`] is for who wants to look inside), read
 //! files, or ask the host for anything. All inputs are bytes that the caller holds; images may come from
 //! strangers, so no length in them is trusted and nothing panics.
 
@@ -21,6 +21,7 @@ mod loader;
 mod memory_map;
 mod multiboot1;
 mod multiboot2;
+pub mod packed_kernel;
 mod pvh;
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,7 @@ pub use detect::Protocol;
 pub use entry::{BOOT_CS, BOOT_DS, BOOT_TR, CpuEntry, CpuMode, SegmentState, TableRegister};
 pub use error::BootError;
 use guest_ram::GuestRam;
+pub use linux::is_bzimage;
 use loader::Loader;
 pub use memory_map::{EBDA_START, LEGACY_HOLE_END, LEGACY_HOLE_START, MemoryRange, RangeKind, memory_map};
 

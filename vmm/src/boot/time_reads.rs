@@ -4,9 +4,9 @@
 //! something that leaves the guest. The board then answers with the machine's own time ([`crate::board`]).
 //!
 //! Covered is what lies in the executable sections of an ELF kernel, the replacements of alternatives included. Not covered:
-//! modules, the vDSO and programs, which read the time stamp counter only where CPUID offers one; and kernels inside
-//! a bzImage, whose code does not exist before the guest has unpacked it. Where one of these reads it after all, replay
-//! finds the difference at the next event.
+//! modules, the vDSO and programs, which read the time stamp counter only where CPUID offers one. Where one of these reads it
+//! after all, replay finds the difference at the next event. A kernel inside a bzImage does not show its code: it is unpacked
+//! before ([`super::packed_kernel`]).
 
 use std::ops::Range;
 

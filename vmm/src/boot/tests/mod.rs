@@ -1,7 +1,7 @@
 //! Generated images of every protocol: what lies in guest memory afterwards, and what is refused how.
 
 mod errors;
-mod images;
+pub(super) mod images;
 mod protocols;
 
 use guest_ram::GuestRam;
