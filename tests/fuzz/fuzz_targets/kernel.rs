@@ -4,7 +4,7 @@
 
 use guest_ram::GuestRam;
 use libfuzzer_sys::fuzz_target;
-use vmm::boot::{BootImages, Image, Module, load};
+use vmm::boot::{BootImages, Image, Module, load, packed_kernel};
 
 const RAM_BYTES: u64 = 8 << 20;
 
@@ -24,4 +24,5 @@ fuzz_target!(|bytes: &[u8]| {
         ..BootImages::new(Image { name: "kernel", bytes: kernel })
     };
     let _ = RAM.with(|ram| load(ram, &images));
+    let _ = packed_kernel::unpack(kernel);
 });
