@@ -111,8 +111,12 @@ impl Runner {
             machine.attach_store(checkpoints.store().clone());
         }
         let events = recording.log.events.clone();
+        if events.is_empty() || exits.number_of(events.len() - 1) + 1 != exits.log.events.len() {
+            let why = "its log by instructions has other events than the log by exits";
+            return Err(Error::recording(&recording.path, why));
+        }
         // The count is in events at which the guest was stopped, if the processor could count.
-        let numbered = events.iter().enumerate().filter_map(|(n, event)| {
+        let mut numbered = events.iter().enumerate().filter_map(|(n, event)| {
             let then = exits.log.events.get(exits.number_of(n))?.branches;
             (then != 0).then(|| then.saturating_sub(event.branches))
         });
@@ -121,7 +125,7 @@ impl Runner {
             machine,
             player,
             checks_before: exits.log.checks.partition_point(|(_, check)| check.at.steps < exits.from),
-            branches_before: numbered.last().unwrap_or_default(),
+            branches_before: numbered.next().unwrap_or_default(),
             exits: exits.clone(),
             events,
             system_calls: recording.log.system_calls.clone(),
@@ -168,7 +172,7 @@ impl Runner {
         let (first, last) = (self.exits.number_of(stretch.first), self.exits.number_of(stretch.last));
         let begin = self.player.events()[first].at;
         let mut state = from.state.clone();
-        state.cpu.branches += self.branches_before;
+        state.cpu.branches = state.cpu.branches.saturating_add(self.branches_before);
         self.machine.restore_at_exit(begin.steps, &state, &from.maps)?;
         let checks = from.cursor.checks() + self.checks_before;
         self.player.set_cursor(Cursor::after(first, checks, begin, 0));
@@ -208,13 +212,13 @@ impl Runner {
         Ok(Box::new(Snapshot { state, maps: self.machine.maps(), cursor }))
     }
 
-    /// A breakpoint was met so soon behind a place. Where they are dense, each way to the other engine is for nothing.
-    fn met(&mut self, length: u64, event: usize) {
-        let soon = length < self.rest.saturating_mul(REST_FACTOR);
+    /// On the way from `here` a breakpoint was met behind `before`, the place of the event before this one. Where they
+    /// are dense, each way to the other engine is for nothing.
+    fn met(&mut self, here: u64, before: u64, event: usize) {
+        let soon = before.saturating_sub(here) < self.rest.saturating_mul(REST_FACTOR);
         self.rest = if soon { (self.rest * REST_FACTOR).min(MOST_REST) } else { self.options.least_steps };
         let behind = self.steps_at(event).unwrap_or(u64::MAX);
-        let rested = self.steps_at(event - 1).unwrap_or_default().saturating_add(self.rest);
-        self.rest_until = behind.max(rested);
+        self.rest_until = behind.max(before.saturating_add(self.rest));
     }
 }
 
@@ -247,8 +251,8 @@ impl Walker {
         let mut gone = runner.go(stretch, &from, &breakpoints, poll);
         let mut length = runner.length(stretch);
         if let Ok(Gone::Met(event)) = gone {
-            let before = runner.events[event - 1].at.steps;
-            runner.met(before - here, event);
+            let before = runner.steps_at(event.saturating_sub(1)).unwrap_or_default();
+            runner.met(here, before, event);
             log::debug!("a breakpoint is met between {before} and {:?}", runner.steps_at(event));
             let Some(stretch) = runner.worth_it(stretch.first, before) else {
                 return Ok(Ahead::NotBefore(runner.rest_until));
