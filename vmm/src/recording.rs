@@ -107,9 +107,43 @@ pub struct Recording {
     pub log: Log,
     /// What the positions in the log are.
     pub counting: Counting,
+    /// What the log was translated from, if it was.
+    pub exits: Option<Arc<Exits>>,
+}
+
+/// What a log that counts instructions was translated from, whole or from some exit on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exits {
+    /// The log, which counts exits.
+    pub log: Log,
+    /// The exit at which what was translated begins: 0 where it is the whole run.
+    pub from: u64,
+    /// Events of it that the translated log leaves out: all before that exit but power-on, with which every log begins.
+    pub skipped: usize,
+}
+
+impl Exits {
+    /// The number in the whole run of an event in the translated log.
+    pub fn number_of(&self, index: usize) -> usize {
+        if index == 0 { 0 } else { index + self.skipped }
+    }
+
+    /// Where in the translated log an event of the whole run is; `None` where it lies before what was translated.
+    pub fn index_of(&self, number: usize) -> Option<usize> {
+        match (number, self.from) {
+            (number, 0) => Some(number),
+            (0, _) => None,
+            (number, _) => number.checked_sub(self.skipped).filter(|&index| index > 0),
+        }
+    }
 }
 
 impl Recording {
+    /// Whether it is the end of a run only, translated from some exit on: it begins with a checkpoint.
+    pub fn is_part(&self) -> bool {
+        self.exits.as_ref().is_some_and(|exits| exits.from > 0)
+    }
+
     /// Makes the directory and the manifest, and opens the log for writing. An existing recording is never
     /// overwritten.
     pub fn create(path: &Path, machine: &MachineConfig) -> Result<LogWriter, Error> {
@@ -167,7 +201,7 @@ impl Recording {
             TimeBase::Instructions => Counting::Instructions,
             TimeBase::Exits => Counting::Exits,
         };
-        Ok(Recording { path: path.to_path_buf(), manifest, log, counting })
+        Ok(Recording { path: path.to_path_buf(), manifest, log, counting, exits: None })
     }
 }
 
@@ -212,6 +246,18 @@ mod tests {
             disk: Some(image("disk")),
             debug_ports: devices::DebugPorts { console: false, exit: None },
         })
+    }
+
+    #[test]
+    fn events_keep_their_numbers_in_a_part() {
+        let log = crate::event_log::parse_log(&crate::event_log::log_of_payloads([])).unwrap();
+        let whole = Exits { log: log.clone(), from: 0, skipped: 0 };
+        let part = Exits { log, from: 7, skipped: 4 };
+        for (exits, numbers) in [(whole, [0, 1, 2]), (part.clone(), [0, 5, 6])] {
+            assert_eq!([0, 1, 2].map(|index| exits.number_of(index)), numbers);
+            assert_eq!([1, 2].map(|n| exits.index_of(numbers[n])), [Some(1), Some(2)]);
+        }
+        assert!((0..5).all(|number| part.index_of(number).is_none()));
     }
 
     #[test]

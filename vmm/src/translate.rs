@@ -6,6 +6,7 @@
 //! recording with the software engine would have.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::checkpointer::{CheckpointOptions, Checkpointer, Logged};
 use crate::checks::{CheckParts, CheckRecord};
@@ -16,7 +17,7 @@ use crate::machine::{Machine, RunStop, hash_of};
 use crate::player::{Cursor, Player, Scrutiny};
 use crate::position::{Counting, Moment};
 use crate::recorder::ConsoleDigest;
-use crate::recording::{CHECKPOINTS, Recording};
+use crate::recording::{CHECKPOINTS, Exits, Recording};
 use crate::replay;
 
 /// The file with the second log.
@@ -51,7 +52,8 @@ pub fn in_instructions(mut recording: Recording, progress: impl FnMut(u64)) -> R
             read_log(&path)?
         }
     };
-    recording.log = log;
+    let exits = std::mem::replace(&mut recording.log, log);
+    recording.exits = Some(Arc::new(Exits { log: exits, from: 0, skipped: 0 }));
     recording.counting = Counting::Instructions;
     Ok(recording)
 }
