@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use cpu::{AddressKind, Bus, Cpu, CpuState, Traps, Watchpoint};
 use tiny_guest::{Numbers, write_kernel};
+use vmm::checkpointer::{self, CheckpointOptions};
 use vmm::checks::Intervals;
 use vmm::config::{MachineConfig, MachineOptions};
 use vmm::engine::{End, Engine, EngineKind, Leave, Mark};
@@ -21,12 +22,15 @@ use vmm::recorder::Recorder;
 use vmm::recording::{EVENTS, Recording};
 use vmm::replay::{self, ReplayEnd, replay};
 use vmm::timeline::{Timeline, TravelStop};
-use vmm::translate::{INSTRUCTIONS, in_instructions};
+use vmm::translate::in_instructions;
+use vmm::translations::folder;
 use vmm::verify::verify;
 
 /// A clock and a keyboard that do as numbers say.
 struct Host {
     numbers: Cell<u64>,
+    /// Less time than this passes at once.
+    most_ns: u64,
     told: bool,
     keys: Vec<(u64, &'static str)>,
 }
@@ -46,7 +50,7 @@ impl Inputs for Host {
             return Ok(Some(Event::Stopped(stopped)));
         }
         if !std::mem::replace(&mut self.told, true) {
-            return Ok(Some(Event::TimePassed { ns: self.below(200_000) }));
+            return Ok(Some(Event::TimePassed { ns: self.below(self.most_ns) }));
         }
         if self.keys.first().is_some_and(|(exits, _)| *exits <= view.moment.steps) {
             return Ok(Some(Event::ConsoleInput(self.keys.remove(0).1.into())));
@@ -71,6 +75,21 @@ impl Inputs for Host {
 
 /// Records the tiny guest, stopping it at places that `seed` chooses.
 fn record(directory: &Path, seed: u64) -> (Recording, EndRecord) {
+    record_with(directory, seed, 200_000, None)
+}
+
+/// The same in which more time passes, with checkpoints.
+fn record_with_checkpoints(directory: &Path, seed: u64) -> (Recording, EndRecord) {
+    let options = CheckpointOptions { interval_ns: 40_000_000, ..CheckpointOptions::default() };
+    record_with(directory, seed, 20_000_000, Some(options))
+}
+
+fn record_with(
+    directory: &Path,
+    seed: u64,
+    most_ns: u64,
+    checkpoints: Option<CheckpointOptions>,
+) -> (Recording, EndRecord) {
     let options = MachineOptions {
         kernel: write_kernel(directory, 20_000),
         memory_bytes: 4 << 20,
@@ -83,7 +102,7 @@ fn record(directory: &Path, seed: u64) -> (Recording, EndRecord) {
     let mut machine = Machine::build(&config, &images, &power_on, EngineKind::Soft, Counting::Exits).unwrap();
     let path = directory.join(format!("exits-{seed}.ttvm"));
     let log = Recording::create(&path, &config).unwrap();
-    let host = Host { numbers: Cell::new(seed), told: false, keys: vec![(5, "a"), (20, "bc")] };
+    let host = Host { numbers: Cell::new(seed), most_ns, told: false, keys: vec![(5, "a"), (20, "bc")] };
     let mut recorder = Recorder::new(host, log, power_on);
     recorder.check_every(Intervals {
         registers_steps: 10,
@@ -91,7 +110,14 @@ fn record(directory: &Path, seed: u64) -> (Recording, EndRecord) {
         devices_steps: 20,
         ram_steps: 40,
     });
-    assert!(matches!(machine.run(u64::MAX, &mut recorder).unwrap(), RunStop::Ended(_)));
+    match checkpoints {
+        Some(options) => {
+            checkpointer::record(&mut machine, &mut recorder, &path, options).unwrap();
+        }
+        None => {
+            assert!(matches!(machine.run(u64::MAX, &mut recorder).unwrap(), RunStop::Ended(_)));
+        }
+    }
     let end = recorder.finish(&mut machine).unwrap();
     (Recording::open(&path).unwrap(), end)
 }
@@ -130,10 +156,11 @@ fn a_translated_recording_is_the_same_run() {
     assert!(verified.equal() && verified.complete);
     assert!(verified.checkpoints > 0, "it has checkpoints now");
     // The second time it is only read.
-    let before = std::fs::metadata(path.join(INSTRUCTIONS)).unwrap().modified().unwrap();
+    let made = || std::fs::metadata(folder(&path, 0).join(EVENTS)).unwrap().modified().unwrap();
+    let before = made();
     let again = in_instructions(Recording::open(&path).unwrap(), |_| {}).unwrap();
     assert_eq!(again.log, translated.log);
-    assert_eq!(std::fs::metadata(path.join(INSTRUCTIONS)).unwrap().modified().unwrap(), before);
+    assert_eq!(made(), before);
 }
 
 #[test]

@@ -55,10 +55,8 @@ fn no_state_makes_a_machine_panic() {
     let keys = typed(&[(5_000, "a"), (9_000, "b")]);
     let (recording, _) = record_with_checkpoints(directory.path(), "r.ttvm", ROUNDS, keys, &[7_000, 20_000]);
     let (mut first, _) = replay::open(&recording).unwrap();
-    let log = &recording.log;
     let store = recording.checkpoints().unwrap().unwrap();
-    let records = (log.events.len(), log.checks.len());
-    let checkpoints = Checkpoints::new(store, first.maps().ram, log.last_moment(), records).unwrap();
+    let checkpoints = Checkpoints::new(store, first.maps().ram, &recording).unwrap();
     let originals: Vec<Snapshot> =
         checkpoints.heads().keys().map(|&steps| checkpoints.load(steps).unwrap()).collect();
     let mut numbers = Numbers(5);

@@ -12,7 +12,7 @@ use vmm::symbols::Symbols;
 use vmm::symbols::tasks::{AddressSpace, Processes, Thread};
 use vmm::timeline::{Timeline, number};
 
-use super::travel;
+use super::travel::{self, PartArgs};
 
 /// No more memory is printed at once.
 const MAX_MEMORY_BYTES: u64 = 1 << 20;
@@ -21,6 +21,8 @@ const MAX_MEMORY_BYTES: u64 = 1 << 20;
 pub struct Args {
     /// The recording
     recording: PathBuf,
+    #[command(flatten)]
+    part: PartArgs,
     /// Where: start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
     #[arg(long, value_name = "POS", default_value = "end")]
     at: PositionSpec,
@@ -120,7 +122,7 @@ struct Line {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let recording = travel::open(&args.recording)?;
+    let recording = args.part.open(&args.recording)?;
     let Some(timeline) = travel::open_at(&recording, args.at)? else { return Ok(exit_code::FAILED) };
     let state = state(args, &timeline)?;
     super::print(&if args.json {
