@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::inputs::Inputs;
 use crate::machine::{Machine, Outcome, RunStop};
 use crate::player::Cursor;
-use crate::position::Moment;
+use crate::position::{Counting, Moment};
 use crate::recording::CHECKPOINTS;
 use crate::trail::Trail;
 
@@ -21,11 +21,14 @@ use crate::trail::Trail;
 pub struct CheckpointOptions {
     /// Virtual time between two checkpoints.
     pub interval_ns: u64,
-    /// Steps between two checkpoints at least, however much virtual time an idle guest lets pass, or however many
+    /// Instructions between two checkpoints at least, however much virtual time an idle guest lets pass, or however many
     /// pages a busy one writes.
     pub min_steps: u64,
-    /// Steps between two looks at whether a checkpoint is due.
+    /// Instructions between two looks at whether a checkpoint is due.
     pub slice_steps: u64,
+    /// Virtual time between two looks, at least, where exits are counted: a guest makes thousands of them in a second, or
+    /// hardly any. The look comes at the next exit.
+    pub slice_ns: u64,
     /// What is kept of them.
     pub policy: Policy,
 }
@@ -37,13 +40,16 @@ impl Default for CheckpointOptions {
             min_steps: 50_000_000,
             // Some tens of milliseconds.
             slice_steps: 10_000_000,
+            slice_ns: 20_000_000,
             policy: Policy::default(),
         }
     }
 }
 
-/// What a checkpoint costs for each page in it, in steps that the engine could execute meanwhile.
+/// What a checkpoint costs for each page in it, in steps that the software engine could execute meanwhile.
 const PAGE_COST_STEPS: u64 = 1_200;
+/// The same in time: where exits are counted, virtual time passes with the host's.
+const PAGE_COST_NS: u64 = 10_000;
 /// The share of the run's time that checkpoints may take: one in so many.
 const COST_SHARE: u64 = 32;
 /// Written disk blocks that are held in memory until a checkpoint is taken for their sake: 16 MiB.
@@ -52,23 +58,32 @@ const MAX_HELD_BLOCKS: usize = 4096;
 /// Decides when a checkpoint is due.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pace {
+    /// What its moments count.
+    counting: Counting,
     interval_ns: u64,
     min_steps: u64,
     last: Moment,
-    /// Steps that the last checkpoint's cost asks for until the next.
-    rest_steps: u64,
+    /// Steps, or nanoseconds where exits are counted, that the last checkpoint's cost asks for until the next.
+    rest: u64,
 }
 
 impl Pace {
     fn due(&self, now: Moment, held_blocks: usize) -> bool {
-        let steps = now.steps - self.last.steps;
-        let wanted = now.time_ns - self.last.time_ns >= self.interval_ns;
-        held_blocks >= MAX_HELD_BLOCKS || (wanted && steps >= self.min_steps.max(self.rest_steps))
+        let passed_ns = now.time_ns - self.last.time_ns;
+        let can_be_afforded = match self.counting {
+            Counting::Instructions => now.steps - self.last.steps >= self.min_steps.max(self.rest),
+            Counting::Exits => passed_ns >= self.rest,
+        };
+        held_blocks >= MAX_HELD_BLOCKS || (passed_ns >= self.interval_ns && can_be_afforded)
     }
 
     fn taken(&mut self, now: Moment, pages: u64) {
+        let page_cost = match self.counting {
+            Counting::Instructions => PAGE_COST_STEPS,
+            Counting::Exits => PAGE_COST_NS,
+        };
         self.last = now;
-        self.rest_steps = pages * PAGE_COST_STEPS * COST_SHARE;
+        self.rest = pages * page_cost * COST_SHARE;
     }
 }
 
@@ -85,11 +100,16 @@ pub fn record(
     path: &Path,
     options: CheckpointOptions,
 ) -> Result<Outcome, Error> {
-    let slice_steps = options.slice_steps;
-    let mut checkpointer = Checkpointer::new(&path.join(CHECKPOINTS), options, machine)?;
+    let CheckpointOptions { interval_ns, slice_steps, slice_ns, .. } = options;
+    let counting = machine.counting();
+    let mut checkpointer = Checkpointer::new(&path.join(CHECKPOINTS), options, counting, machine)?;
     let outcome = loop {
-        let until = machine.moment().steps.saturating_add(slice_steps);
-        if let RunStop::Ended(outcome) = machine.run(until, recorder)? {
+        let now = machine.moment();
+        let stop = match counting {
+            Counting::Instructions => machine.run(now.steps.saturating_add(slice_steps), recorder)?,
+            Counting::Exits => machine.run_past(now.time_ns + slice_ns.min(interval_ns), recorder)?,
+        };
+        if let RunStop::Ended(outcome) = stop {
             break outcome;
         }
         checkpointer.look(machine, recorder)?;
@@ -102,15 +122,18 @@ pub fn record(
 pub struct Checkpointer {
     writer: BackgroundWriter,
     pace: Pace,
-    trail: Trail,
+    /// `None` where exits are counted: nobody steps backward from there, but from what is translated.
+    trail: Option<Trail>,
     told_full: bool,
 }
 
 impl Checkpointer {
-    /// Begins with a machine at its first instruction, and a store that does not exist yet.
+    /// Begins with a machine at its first instruction, and a store that does not exist yet. The checkpoints' positions are in
+    /// `counting`.
     pub fn new(
         directory: &Path,
         options: CheckpointOptions,
+        counting: Counting,
         machine: &mut Machine,
     ) -> Result<Checkpointer, Error> {
         let (ram_pages, disk_blocks) = machine.page_counts();
@@ -118,20 +141,36 @@ impl Checkpointer {
         machine.attach_store(store.clone());
         // What the loader wrote is there again in every replay.
         machine.take_written(|_, _, _| Ok(()))?;
-        let mut trail = Trail::default();
-        trail.checkpoint(machine);
+        Checkpointer::on(store, options, counting, machine)
+    }
+
+    /// Goes on with a store that has a checkpoint of the machine as it is here, and is attached to it.
+    pub fn on(
+        store: Arc<Store>,
+        options: CheckpointOptions,
+        counting: Counting,
+        machine: &mut Machine,
+    ) -> Result<Checkpointer, Error> {
         let CheckpointOptions { interval_ns, min_steps, policy, .. } = options;
-        let pace = Pace { interval_ns, min_steps, ..Pace::default() };
+        let pace = Pace { counting, interval_ns, min_steps, last: machine.moment_in(counting), rest: 0 };
+        let trail = (counting == Counting::Instructions).then(|| {
+            let mut trail = Trail::default();
+            trail.checkpoint(machine);
+            trail
+        });
         Ok(Checkpointer { writer: BackgroundWriter::start(store, policy)?, pace, trail, told_full: false })
     }
 
     /// To be called now and then, while the machine stands still: takes a checkpoint if one is due.
     pub fn look(&mut self, machine: &mut Machine, log: &impl Logged) -> Result<(), Error> {
-        if self.pace.due(machine.moment_in_instructions(), machine.written_blocks()) {
+        let is_due = self.pace.due(machine.moment_in(self.pace.counting), machine.written_blocks());
+        if is_due {
             self.take(machine, log)?;
-            self.trail.checkpoint(machine);
-        } else {
-            self.trail.mark(machine, log.cursor());
+        }
+        match (&mut self.trail, is_due) {
+            (Some(trail), true) => trail.checkpoint(machine),
+            (Some(trail), false) => trail.mark(machine, log.cursor()),
+            (None, _) => {}
         }
         Ok(())
     }
@@ -140,11 +179,11 @@ impl Checkpointer {
         for done in self.writer.take_done() {
             machine.adopt_blocks(done.disk);
         }
-        let at = machine.moment_in_instructions();
+        let at = machine.moment_in(self.pace.counting);
         let writer = &mut self.writer;
         writer.begin(at.steps, at.time_ns)?;
         let pages = machine.take_written(|space, page, contents| Ok(writer.page(space, page, contents)?))?;
-        let head = CheckpointHead::of(machine, log.cursor());
+        let head = CheckpointHead::of(machine, self.pace.counting, log.cursor());
         writer.finish(head.to_bytes(), state_bytes(&machine.state()))?;
         self.pace.taken(at, pages);
         if self.writer.is_full() && !std::mem::replace(&mut self.told_full, true) {
@@ -156,9 +195,15 @@ impl Checkpointer {
     /// Takes the last checkpoints: shortly before the end, and where the run ended, if that is a place which
     /// replay reaches in the same state. Waits until everything is stored.
     pub fn finish(mut self, machine: &mut Machine, log: &impl Logged) -> Result<(), Error> {
-        std::mem::take(&mut self.trail).store(machine.moment_in_instructions(), &mut self.writer)?;
-        // Where the run was ended from outside, or by idling, time may have passed since the place was reached.
-        if !matches!(machine.outcome(), None | Some(Outcome::Ended | Outcome::IdleForever)) {
+        let at = machine.moment_in(self.pace.counting);
+        if let Some(trail) = self.trail.take() {
+            trail.store(at, &mut self.writer)?;
+        }
+        // Where the run was ended from outside, or by idling, time may have passed since the place was reached. And a guest
+        // may shut down without another exit.
+        let is_taken = self.pace.counting == Counting::Exits && self.pace.last.steps == at.steps;
+        let by_itself = !matches!(machine.outcome(), None | Some(Outcome::Ended | Outcome::IdleForever));
+        if by_itself && !is_taken {
             self.take(machine, log)?;
         }
         self.writer.close()?;
@@ -187,5 +232,18 @@ mod tests {
         let earliest = 1_000_000_000 + 50_000 * PAGE_COST_STEPS * COST_SHARE;
         assert!(!pace.due(at(earliest - 1, 0), 0));
         assert!(pace.due(at(earliest, 0), 0));
+    }
+
+    #[test]
+    fn where_exits_are_counted_checkpoints_cost_time() {
+        let at = |exits, time_ns| Moment { steps: exits, time_ns };
+        let mut pace = Pace { counting: Counting::Exits, interval_ns: 1_000_000_000, ..Pace::default() };
+        assert!(!pace.due(at(1_000_000, 999_999_999), 0));
+        assert!(pace.due(at(1, 1_000_000_000), 0));
+        pace.taken(at(1, 1_000_000_000), 10_000);
+        let earliest = 1_000_000_000 + 10_000 * PAGE_COST_NS * COST_SHARE;
+        assert!(!pace.due(at(2, earliest - 1), 0));
+        assert!(pace.due(at(2, earliest), 0));
+        assert!(pace.due(at(2, 1_000_000_001), MAX_HELD_BLOCKS));
     }
 }

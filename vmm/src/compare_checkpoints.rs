@@ -1,5 +1,6 @@
 //! Comparing a recording's checkpoints with a replay of it: the machine's state, the place in the log, every page
-//! of RAM and every block of the disk.
+//! of RAM and every block of the disk. Where exits are counted, which engine recorded is not known, and everything but what
+//! processors differ in is compared ([`crate::comparable`]).
 //!
 //! A page that neither the replay wrote nor the checkpoint has another version of since the checkpoint before,
 //! where both were equal, is equal still and is not read. So comparing costs as much as what was written.
@@ -9,11 +10,14 @@ use std::fmt;
 
 use checkpoint::{Maps, PAGE_BYTES, Page, PageMap, PageRef, Space};
 
-use crate::checkpoints::{CheckpointHead, Checkpoints, state_bytes};
+use crate::checkpoints::{CheckpointHead, Checkpoints, must_fit, state_bytes};
+use crate::comparable::cpu_hash;
 use crate::disk::OverlayDisk;
 use crate::error::Error;
-use crate::machine::{Machine, MachineState};
+use crate::machine::{Machine, MachineState, hash_of};
 use crate::player::Player;
+use crate::position::{Counting, TimeBase};
+use crate::ram_digest::leave_out_processors_own;
 use crate::recording::Recording;
 
 /// A checkpoint that is not what a replay has at its place.
@@ -21,6 +25,8 @@ use crate::recording::Recording;
 pub struct CheckpointDifference {
     /// The checkpoint's step count.
     pub steps: u64,
+    /// What the steps are.
+    pub counting: Counting,
     /// The first part of it that differs.
     pub part: CheckpointPart,
 }
@@ -50,7 +56,8 @@ pub enum CheckpointPart {
 
 impl fmt::Display for CheckpointDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the checkpoint at instruction {} is not what the replay has there: ", self.steps)?;
+        let (counted, at) = (self.counting.one(), self.steps);
+        write!(f, "the checkpoint at {counted} {at} is not what the replay has there: ")?;
         match self.part {
             CheckpointPart::Head => f.write_str("position, counts or the place in the log differ"),
             CheckpointPart::State(what) => write!(f, "{what} differs"),
@@ -67,6 +74,8 @@ impl fmt::Display for CheckpointDifference {
 /// Compares the checkpoints of a recording one after the other, in the order of the run.
 pub struct CheckpointComparison {
     checkpoints: Checkpoints,
+    counting: Counting,
+    time_base: TimeBase,
     /// The disk as it is at the checkpoint that is compared.
     disk: Option<OverlayDisk>,
     /// The maps at the checkpoint that was compared last.
@@ -87,11 +96,7 @@ impl CheckpointComparison {
     ) -> Result<Option<CheckpointComparison>, Error> {
         let Some(store) = recording.checkpoints()? else { return Ok(None) };
         store.verify(progress)?;
-        let (ram_pages, disk_blocks) = machine.page_counts();
-        if (store.ram_pages(), store.disk_blocks()) != (ram_pages, disk_blocks) {
-            let why = "is of another machine: RAM or disk have another size";
-            return Err(Error::recording(store.dir(), why));
-        }
+        must_fit(&store, machine)?;
         let disk = match &recording.manifest.machine.disk {
             Some(image) => {
                 let mut disk = OverlayDisk::open(&image.path)?;
@@ -100,12 +105,20 @@ impl CheckpointComparison {
             }
             None => None,
         };
-        let log = &recording.log;
-        let ram = machine.maps().ram;
-        let before = Maps { ram: ram.clone(), disk: PageMap::new(disk_blocks) };
-        let records = (log.events.len(), log.checks.len());
-        let checkpoints = Checkpoints::new(store, ram, log.last_moment(), records)?;
-        Ok(Some(CheckpointComparison { checkpoints, disk, before, compared: 0, difference: None }))
+        let ram = if recording.is_part() { ram_at_power_on(recording)? } else { machine.maps().ram };
+        let before = Maps { ram: ram.clone(), disk: PageMap::new(store.disk_blocks()) };
+        let checkpoints = Checkpoints::new(store, ram, recording)?;
+        let (counting, time_base) = (recording.counting, recording.manifest.machine.time_base());
+        let (compared, difference) = (0, None);
+        Ok(Some(CheckpointComparison {
+            checkpoints,
+            counting,
+            time_base,
+            disk,
+            before,
+            compared,
+            difference,
+        }))
     }
 
     /// The step counts of the checkpoints, in order.
@@ -128,7 +141,7 @@ impl CheckpointComparison {
             None => self.first_page(steps, machine)?,
             part => part,
         };
-        self.difference = part.map(|part| CheckpointDifference { steps, part });
+        self.difference = part.map(|part| CheckpointDifference { steps, counting: self.counting, part });
         self.compared += 1;
         Ok(())
     }
@@ -140,10 +153,17 @@ impl CheckpointComparison {
         player: &Player,
     ) -> Result<Option<CheckpointPart>, Error> {
         let (stored, now) = (self.checkpoints.store().state_at(steps)?, machine.state());
-        if stored != state_bytes(&now) {
-            return Ok(Some(CheckpointPart::State(differing(parse_state(&stored).as_ref(), &now))));
+        let bytes = match self.counting {
+            Counting::Instructions => stored.clone(),
+            // Whichever engine it was, as far as engines agree.
+            Counting::Exits => parse_state(&stored)
+                .filter(|state| cpu_hash(&state.cpu, self.time_base) == cpu_hash(&now.cpu, self.time_base))
+                .map_or(Vec::new(), |state| state_bytes(&MachineState { cpu: now.cpu.clone(), ..state })),
+        };
+        if bytes != state_bytes(&now) {
+            return Ok(Some(CheckpointPart::State(self.differing(parse_state(&stored).as_ref(), &now))));
         }
-        let head = CheckpointHead::of(machine, player.cursor());
+        let head = CheckpointHead::of(machine, self.counting, player.cursor());
         Ok((self.checkpoints.heads().get(&steps) != Some(&head)).then_some(CheckpointPart::Head))
     }
 
@@ -173,6 +193,10 @@ impl CheckpointComparison {
                     machine.read_block(page, &mut now)?;
                 }
             }
+            if space == Space::Ram && self.counting == Counting::Exits {
+                leave_out_processors_own(&mut stored);
+                leave_out_processors_own(&mut now);
+            }
             if let Some(byte) = stored.iter().zip(&now).position(|(a, b)| a != b) {
                 return Ok(Some(match space {
                     Space::Ram => {
@@ -185,6 +209,23 @@ impl CheckpointComparison {
         }
         self.before = maps;
         Ok(None)
+    }
+
+    /// The part of a state that differs.
+    fn differing(&self, stored: Option<&MachineState>, now: &MachineState) -> &'static str {
+        let cpu = |state: &MachineState| match self.counting {
+            Counting::Instructions => hash_of(&state.cpu),
+            Counting::Exits => cpu_hash(&state.cpu, self.time_base),
+        };
+        match stored {
+            None => "the machine's state, which makes no sense,",
+            Some(stored) if cpu(stored) != cpu(now) => "the CPU's state",
+            Some(stored) if stored.platform != now.platform => "the devices' state",
+            Some(stored) if stored.idle_ns != now.idle_ns => "the time that passed idle",
+            Some(stored) if stored.console != now.console => "what the console showed last",
+            Some(stored) if stored.outcome != now.outcome => "how the run ended",
+            Some(_) => "the encoding of the machine's state",
+        }
     }
 
     fn ram_page(&self, version: &PageRef, to: &mut Page) -> Result<(), Error> {
@@ -207,15 +248,8 @@ fn parse_state(bytes: &[u8]) -> Option<MachineState> {
     postcard::from_bytes(bytes).ok()
 }
 
-/// The part of a state that differs.
-fn differing(stored: Option<&MachineState>, now: &MachineState) -> &'static str {
-    match stored {
-        None => "the machine's state, which makes no sense,",
-        Some(stored) if stored.cpu != now.cpu => "the CPU's state",
-        Some(stored) if stored.platform != now.platform => "the devices' state",
-        Some(stored) if stored.idle_ns != now.idle_ns => "the time that passed idle",
-        Some(stored) if stored.console != now.console => "what the console showed last",
-        Some(stored) if stored.outcome != now.outcome => "how the run ended",
-        Some(_) => "the encoding of the machine's state",
-    }
+/// What the loader leaves in RAM.
+fn ram_at_power_on(recording: &Recording) -> Result<PageMap, Error> {
+    let (config, player) = (&recording.manifest.machine, Player::new(recording));
+    Ok(Machine::new(config, &config.read_images()?, player.power_on())?.maps().ram)
 }

@@ -38,5 +38,6 @@ pub mod symbols;
 pub mod timeline;
 mod trail;
 pub mod translate;
+pub mod translations;
 pub mod verify;
 pub mod written_pages;

@@ -141,6 +141,8 @@ pub struct Machine {
     stopped: Option<Stopped>,
     /// The guest might have been where it was once stopped, and is not.
     not_here: bool,
+    /// The CPU's counts did not begin at power-on ([`Machine::count_anew`]).
+    counts_anew: bool,
 }
 
 impl Machine {
@@ -193,6 +195,7 @@ impl Machine {
             counting,
             stopped: None,
             not_here: false,
+            counts_anew: false,
             ram,
         })
     }
@@ -200,16 +203,21 @@ impl Machine {
     /// Where the machine is.
     pub fn moment(&self) -> Moment {
         let cpu_steps = self.engine.cpu().steps();
+        let time_ns = self.board.time_ns(cpu_steps);
         let steps = match self.counting {
             Counting::Instructions => cpu_steps,
             Counting::Exits => self.board.exits,
         };
-        Moment { steps, time_ns: self.board.time_ns(cpu_steps) }
+        Moment { steps, time_ns }
     }
 
-    /// Where it is by the CPU's own count, whatever the machine counts. Of KVM's that says nothing.
-    pub fn moment_in_instructions(&self) -> Moment {
-        Moment { steps: self.engine.cpu().steps(), ..self.moment() }
+    /// Where it is by one count or the other, whatever the machine counts. Of KVM's instructions that says nothing.
+    pub fn moment_in(&self, counting: Counting) -> Moment {
+        let steps = match counting {
+            Counting::Instructions => self.engine.cpu().steps(),
+            Counting::Exits => self.board.exits,
+        };
+        Moment { steps, ..self.moment() }
     }
 
     /// What the steps of its moments are.
@@ -230,7 +238,7 @@ impl Machine {
             counting: self.counting,
             time_base: self.time_base,
             stopped: self.stopped,
-            counts_branches: self.engine.counts_branches(),
+            counts_branches: self.engine.counts_branches() && !self.counts_anew,
         }
     }
 
@@ -306,6 +314,22 @@ impl Machine {
 
     /// As [`Machine::run`]; the breakpoint that is passed over is the one at step count `origin`.
     pub fn run_from(&mut self, until: u64, origin: u64, inputs: &mut dyn Inputs) -> Result<RunStop, Error> {
+        self.run_on(until, u64::MAX, origin, inputs)
+    }
+
+    /// Runs to the first step after `time_ns`, or to the end. Somewhat later, where the engine does not look at the time so
+    /// often.
+    pub fn run_past(&mut self, time_ns: u64, inputs: &mut dyn Inputs) -> Result<RunStop, Error> {
+        self.run_on(u64::MAX, time_ns, self.moment().steps, inputs)
+    }
+
+    fn run_on(
+        &mut self,
+        mut until: u64,
+        past_ns: u64,
+        origin: u64,
+        inputs: &mut dyn Inputs,
+    ) -> Result<RunStop, Error> {
         let mut overshot = 0;
         loop {
             if let Some(outcome) = &self.outcome {
@@ -317,12 +341,15 @@ impl Machine {
                 self.board.platform.advance(now.time_ns);
                 return Ok(RunStop::Reached);
             }
-            self.take_events(inputs)?;
-            if self.outcome.is_some() {
+            self.take_events(until, inputs)?;
+            // Events may have let time pass, and the one of a guest that was stopped is an exit.
+            let now = self.moment();
+            if self.outcome.is_some() || now.steps >= until {
                 continue;
             }
-            // Events may have let time pass.
-            let now = self.moment();
+            if now.time_ns > past_ns {
+                until = until.min(now.steps + 1);
+            }
             let limit = until.min(inputs.next_poll(now).max(now.steps + 1));
             let limit = self.board.prepare_run(self.engine.cpu().steps(), limit);
             let departure = inputs.departure(now, self.board.platform.next_deadline_ns());
@@ -385,7 +412,7 @@ impl Machine {
                 if overshot == overshoot::MOST {
                     log::warn!("a count of branches is never come to: the place is looked for without it");
                 }
-                let branches = branches.filter(|_| overshot < overshoot::MOST);
+                let branches = branches.filter(|_| overshot < overshoot::MOST && !self.counts_anew);
                 Leave::At(Mark { rip, registers: stopped.registers, branches, not_here })
             }
         }
@@ -408,8 +435,9 @@ impl Machine {
         }
     }
 
-    fn take_events(&mut self, inputs: &mut dyn Inputs) -> Result<(), Error> {
-        while self.outcome.is_none() {
+    /// Takes the events due here; those at the step count `until` are left for later.
+    fn take_events(&mut self, until: u64, inputs: &mut dyn Inputs) -> Result<(), Error> {
+        while self.outcome.is_none() && self.moment().steps < until {
             let view = self.view();
             let now = view.moment;
             if let Some(event) = inputs.poll(&view)? {
@@ -721,6 +749,14 @@ impl Machine {
         self.board.exits = exits;
         (self.stopped, self.not_here) = (None, false);
         Ok(())
+    }
+
+    /// Lets the CPU count instructions, branches and system calls from here on. Exits go on being counted, and what a log
+    /// says of branches is not looked at any more.
+    pub fn count_anew(&mut self) {
+        let counts = CpuState { steps: 0, branches: 0, system_calls: 0, ..self.engine.state() };
+        self.engine.set_state(&counts);
+        self.counts_anew = true;
     }
 
     /// Takes it that RAM and disk are, at this point, what `maps` says, without looking: of a recording's

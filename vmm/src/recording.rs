@@ -157,22 +157,9 @@ impl Recording {
     }
 
     /// Opens the recording's checkpoints for reading, and checks that they are of this recording; `None` where it has
-    /// none. They lie at instruction counts.
+    /// none. Their positions are in what the recording counts.
     pub fn checkpoints(&self) -> Result<Option<Arc<Store>>, Error> {
-        let directory = self.path.join(CHECKPOINTS);
-        if self.counting == Counting::Exits || !directory.is_dir() {
-            return Ok(None);
-        }
-        let store = Store::open(&directory)?;
-        for entry in store.entries() {
-            if CheckpointHead::parse(&entry.head).is_some_and(|head| !head.cursor.is_of(&self.log)) {
-                let file = checkpoint::file_name(Some(entry.number)).unwrap_or_default();
-                let why =
-                    format!("the checkpoint at instruction {} belongs to another recording", entry.position);
-                return Err(Error::recording(directory.join(file), why));
-            }
-        }
-        Ok(Some(Arc::new(store)))
+        open_checkpoints(&self.path, &self.log, self.counting)
     }
 
     /// Opens a recording.
@@ -203,6 +190,24 @@ impl Recording {
         };
         Ok(Recording { path: path.to_path_buf(), manifest, log, counting, exits: None })
     }
+}
+
+/// Opens the checkpoints in a folder beside the log that they are of.
+pub fn open_checkpoints(path: &Path, log: &Log, counting: Counting) -> Result<Option<Arc<Store>>, Error> {
+    let directory = path.join(CHECKPOINTS);
+    if !directory.is_dir() {
+        return Ok(None);
+    }
+    let store = Store::open(&directory)?;
+    for entry in store.entries() {
+        if CheckpointHead::parse(&entry.head).is_some_and(|head| !head.cursor.is_of(log)) {
+            let file = checkpoint::file_name(Some(entry.number)).unwrap_or_default();
+            let (counted, at) = (counting.one(), entry.position);
+            let why = format!("the checkpoint at {counted} {at} belongs to another recording");
+            return Err(Error::recording(directory.join(file), why));
+        }
+    }
+    Ok(Some(Arc::new(store)))
 }
 
 /// Says what to do about a name that is taken.

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use crate::checkpoints::Checkpoints;
 use crate::engine::EngineKind;
 use crate::error::Error;
 use crate::event_log::EndRecord;
@@ -13,7 +14,7 @@ use crate::recording::Recording;
 /// Steps between two calls of a progress function.
 const PROGRESS_STEPS: u64 = 20_000_000;
 
-/// Builds the machine of a recording at its first instruction, and the player that feeds it.
+/// Builds the machine of a recording where it begins, mostly at its first instruction, and the player that feeds it.
 pub fn open(recording: &Recording) -> Result<(Machine, Player), Error> {
     open_on(recording, EngineKind::Soft)
 }
@@ -21,10 +22,34 @@ pub fn open(recording: &Recording) -> Result<(Machine, Player), Error> {
 /// As [`open`], on an engine of this kind.
 pub fn open_on(recording: &Recording, engine: EngineKind) -> Result<(Machine, Player), Error> {
     let images = recording.manifest.machine.read_images()?;
-    let player = Player::new(recording);
-    let machine =
+    let mut player = Player::new(recording);
+    let mut machine =
         Machine::build(&recording.manifest.machine, &images, player.power_on(), engine, recording.counting)?;
+    if recording.is_part() {
+        let store = recording.checkpoints()?.ok_or_else(|| no_beginning(recording))?;
+        let checkpoints = Checkpoints::new(store, machine.maps().ram, recording)?;
+        begin_part(recording, &checkpoints, &mut machine, &mut player)?;
+    }
     Ok((machine, player))
+}
+
+/// Brings a machine at power-on to where a part of a run begins: the first of its checkpoints.
+pub fn begin_part(
+    recording: &Recording,
+    checkpoints: &Checkpoints,
+    machine: &mut Machine,
+    player: &mut Player,
+) -> Result<(), Error> {
+    let snapshot = checkpoints.attach_and_load(0, machine)?.ok_or_else(|| no_beginning(recording))?;
+    machine.restore(&snapshot.state, &snapshot.maps)?;
+    player.set_cursor(snapshot.cursor);
+    Ok(())
+}
+
+/// The checkpoint is gone that a part begins with.
+pub fn no_beginning(recording: &Recording) -> Error {
+    let why = "the checkpoint is missing that this part begins with; open it again, and it is made again";
+    Error::recording(&recording.path, why)
 }
 
 /// How far a replay went.

@@ -12,7 +12,7 @@ use crate::checkpoints::{CheckpointHead, state_bytes};
 use crate::error::Error;
 use crate::machine::{Machine, MachineState};
 use crate::player::Cursor;
-use crate::position::Moment;
+use crate::position::{Counting, Moment};
 
 /// Pages that are held at most: 16 MiB. After more there is no trail until the next checkpoint.
 const MAX_PAGES: usize = 4096;
@@ -56,8 +56,8 @@ impl Trail {
             ram.insert(page, Box::new(*contents));
         });
         let here = Mark {
-            at: machine.moment_in_instructions(),
-            head: CheckpointHead::of(machine, cursor),
+            at: machine.moment_in(Counting::Instructions),
+            head: CheckpointHead::of(machine, Counting::Instructions, cursor),
             state: machine.state(),
             ram,
             disk: machine.disk_version(),

@@ -4,97 +4,23 @@
 mod tiny_guest;
 
 use std::cell::Cell;
-use std::path::Path;
-use std::time::Duration;
 
 use cpu::{AddressKind, Bus, Cpu, CpuState, Traps, Watchpoint};
-use tiny_guest::{Numbers, write_kernel};
-use vmm::checks::Intervals;
+use tiny_guest::stopped::record;
+use tiny_guest::write_kernel;
 use vmm::config::{MachineConfig, MachineOptions};
 use vmm::engine::{End, Engine, EngineKind, Leave, Mark};
 use vmm::error::Error;
-use vmm::event_log::{EndRecord, LogRecord, LogWriter};
-use vmm::inputs::{Departure, Event, Idle, Inputs, PowerOn, View};
-use vmm::machine::{Hashes, Machine, RunStop};
-use vmm::position::{Counting, Moment};
-use vmm::recorder::Recorder;
+use vmm::event_log::{LogRecord, LogWriter};
+use vmm::inputs::{Event, PowerOn};
+use vmm::machine::{Machine, RunStop};
+use vmm::position::Counting;
 use vmm::recording::{EVENTS, Recording};
 use vmm::replay::{self, ReplayEnd, replay};
-use vmm::timeline::{FastForward, Timeline, TravelStop};
-use vmm::translate::{INSTRUCTIONS, in_instructions};
+use vmm::timeline::{Timeline, TravelStop};
+use vmm::translate::in_instructions;
+use vmm::translations::folder;
 use vmm::verify::verify;
-
-/// A clock and a keyboard that do as numbers say.
-struct Host {
-    numbers: Cell<u64>,
-    told: bool,
-    keys: Vec<(u64, &'static str)>,
-}
-
-impl Host {
-    fn below(&self, limit: u64) -> u64 {
-        let mut numbers = Numbers(self.numbers.get());
-        let number = numbers.below(limit);
-        self.numbers.set(numbers.0);
-        number
-    }
-}
-
-impl Inputs for Host {
-    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
-        if let Some(stopped) = view.stopped {
-            return Ok(Some(Event::Stopped(stopped)));
-        }
-        if !std::mem::replace(&mut self.told, true) {
-            return Ok(Some(Event::TimePassed { ns: self.below(200_000) }));
-        }
-        if self.keys.first().is_some_and(|(exits, _)| *exits <= view.moment.steps) {
-            return Ok(Some(Event::ConsoleInput(self.keys.remove(0).1.into())));
-        }
-        self.told = false;
-        Ok(None)
-    }
-
-    fn next_poll(&self, now: Moment) -> u64 {
-        now.steps + 1 + self.below(3)
-    }
-
-    fn idle(&mut self, _now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
-        Ok(deadline_ns.map_or(Idle::Forever, Idle::Until))
-    }
-
-    fn departure(&self, _now: Moment, _deadline_ns: Option<u64>) -> Departure {
-        let force = Duration::from_nanos(1 + self.below(4000));
-        Departure::After { due: force, force, note: true }
-    }
-}
-
-/// Records the tiny guest, stopping it at places that `seed` chooses.
-fn record(directory: &Path, seed: u64) -> (Recording, EndRecord) {
-    let options = MachineOptions {
-        kernel: write_kernel(directory, 20_000),
-        memory_bytes: 4 << 20,
-        debug_exit: Some(0x501),
-        model: cpu::Model::V2Kvm,
-        ..MachineOptions::default()
-    };
-    let (config, images) = MachineConfig::from_options(&options).unwrap();
-    let power_on = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
-    let mut machine = Machine::build(&config, &images, &power_on, EngineKind::Soft, Counting::Exits).unwrap();
-    let path = directory.join(format!("exits-{seed}.ttvm"));
-    let log = Recording::create(&path, &config).unwrap();
-    let host = Host { numbers: Cell::new(seed), told: false, keys: vec![(5, "a"), (20, "bc")] };
-    let mut recorder = Recorder::new(host, log, power_on);
-    recorder.check_every(Intervals {
-        registers_steps: 10,
-        registers_ns: 1 << 40,
-        devices_steps: 20,
-        ram_steps: 40,
-    });
-    assert!(matches!(machine.run(u64::MAX, &mut recorder).unwrap(), RunStop::Ended(_)));
-    let end = recorder.finish(&mut machine).unwrap();
-    (Recording::open(&path).unwrap(), end)
-}
 
 fn stops(recording: &Recording) -> usize {
     recording.log.events.iter().filter(|record| matches!(record.event, Event::Stopped(_))).count()
@@ -130,10 +56,11 @@ fn a_translated_recording_is_the_same_run() {
     assert!(verified.equal() && verified.complete);
     assert!(verified.checkpoints > 0, "it has checkpoints now");
     // The second time it is only read.
-    let before = std::fs::metadata(path.join(INSTRUCTIONS)).unwrap().modified().unwrap();
+    let made = || std::fs::metadata(folder(&path, 0).join(EVENTS)).unwrap().modified().unwrap();
+    let before = made();
     let again = in_instructions(Recording::open(&path).unwrap(), |_| {}).unwrap();
     assert_eq!(again.log, translated.log);
-    assert_eq!(std::fs::metadata(path.join(INSTRUCTIONS)).unwrap().modified().unwrap(), before);
+    assert_eq!(made(), before);
 }
 
 #[test]
@@ -150,66 +77,6 @@ fn one_travels_in_a_translated_recording() {
     seen.sort_by_key(|(at, _)| *at);
     assert!(seen.chunks(2).all(|pair| pair[0].1 == pair[1].1), "the same place is the same state");
     assert_ne!(seen[0].1, seen[2].1);
-}
-
-/// Everything of a machine that a debugger or the future can see.
-fn seen(timeline: &mut Timeline) -> (u64, u64, u64, Hashes) {
-    let cpu = timeline.machine().cpu();
-    let (branches, system_calls) = (cpu.branches(), cpu.system_calls());
-    (timeline.position(), branches, system_calls, timeline.machine_mut().hashes())
-}
-
-#[test]
-fn another_engine_that_goes_ahead_changes_nothing() {
-    let directory = tempfile::tempdir().unwrap();
-    for seed in [21, 22] {
-        let translated = in_instructions(record(directory.path(), seed).0, |_| {}).unwrap();
-        let open = |fast_forward: bool| {
-            let mut timeline = Timeline::open_with(&translated, 1).unwrap();
-            if fast_forward {
-                let small = FastForward {
-                    least_steps: 1000,
-                    most_steps: 9000,
-                    near_steps: 300,
-                    engine: EngineKind::Soft,
-                };
-                timeline.fast_forward(small).unwrap();
-            }
-            timeline
-        };
-        let (mut alone, mut ahead) = (open(false), open(true));
-        let end = alone.end();
-        let mut numbers = Numbers(seed);
-        let mut addresses = Vec::new();
-        for _ in 0..20 {
-            let at = numbers.below(end);
-            for timeline in [&mut alone, &mut ahead] {
-                assert_eq!(timeline.seek(at, &mut || false).unwrap(), TravelStop::Reached);
-            }
-            assert_eq!(seen(&mut alone), seen(&mut ahead), "seed {seed} at {at}");
-            addresses.push(alone.machine().cpu().rip());
-        }
-        assert!(ahead.fast_forwarded_steps() > end, "{} steps of {end}", ahead.fast_forwarded_steps());
-        for address in addresses {
-            let visits = [&mut alone, &mut ahead].map(|timeline| {
-                timeline.set_breakpoints(vec![address]);
-                let mut visits = Vec::new();
-                for (begin, forward) in [(0, true), (end / 3, true), (end, false), (end / 2, false)] {
-                    timeline.seek(begin, &mut || false).unwrap();
-                    for _ in 0..3 {
-                        let stop = match forward {
-                            true => timeline.run_forward(&mut || false).unwrap(),
-                            false => timeline.run_backward(&mut || false).unwrap(),
-                        };
-                        visits.push((stop, seen(timeline)));
-                    }
-                }
-                visits
-            });
-            let [without, with] = visits;
-            assert_eq!(without, with, "seed {seed}, breakpoint at {address:#x}");
-        }
-    }
 }
 
 #[test]

@@ -3,10 +3,10 @@
 
 mod tiny_guest;
 
-use tiny_guest::{Numbers, record_with_checkpoints, typed};
+use tiny_guest::{Numbers, Script, record_with_checkpoints, stopped, typed};
 use vmm::checkpoints::{Checkpoints, Snapshot, state_bytes};
 use vmm::error::{Error, exit_code};
-use vmm::machine::MachineState;
+use vmm::machine::{Machine, MachineState};
 use vmm::player::{Player, Scrutiny};
 use vmm::recording::Recording;
 use vmm::replay;
@@ -49,28 +49,48 @@ fn restored_and_run(recording: &Recording, snapshot: &Snapshot, store: &Checkpoi
     Ok(())
 }
 
-#[test]
-fn no_state_makes_a_machine_panic() {
-    let directory = tempfile::tempdir().unwrap();
-    let keys = typed(&[(5_000, "a"), (9_000, "b")]);
-    let (recording, _) = record_with_checkpoints(directory.path(), "r.ttvm", ROUNDS, keys, &[7_000, 20_000]);
-    let (mut first, _) = replay::open(&recording).unwrap();
-    let log = &recording.log;
+/// As the translation of a part does it: goes on from the state at an exit, and counts anew; what is stored of that is then
+/// restored by timelines.
+fn restored_at_exit_and_run(
+    recording: &Recording,
+    exits: u64,
+    snapshot: &Snapshot,
+    store: &Checkpoints,
+) -> Result<(), Error> {
+    let (mut machine, player) = replay::open(recording)?;
+    machine.attach_store(store.store().clone());
+    machine.restore_at_exit(exits, &snapshot.state, &snapshot.maps)?;
+    machine.count_anew();
+    let (state, maps) = (machine.state(), machine.maps());
+    let config = &recording.manifest.machine;
+    let mut machine = Machine::new(config, &config.read_images()?, player.power_on())?;
+    machine.attach_store(store.store().clone());
+    machine.restore(&state, &maps)?;
+    machine.run(STEPS, &mut Script(Vec::new()))?;
+    drop(machine.state());
+    Ok(())
+}
+
+/// Changes states and lets `run` have them, with the position where they were.
+fn survive(
+    recording: &Recording,
+    mutations: u64,
+    run: impl Fn(u64, &Snapshot, &Checkpoints) -> Result<(), Error>,
+) {
+    let (mut first, _) = replay::open(recording).unwrap();
     let store = recording.checkpoints().unwrap().unwrap();
-    let records = (log.events.len(), log.checks.len());
-    let checkpoints = Checkpoints::new(store, first.maps().ram, log.last_moment(), records).unwrap();
-    let originals: Vec<Snapshot> =
-        checkpoints.heads().keys().map(|&steps| checkpoints.load(steps).unwrap()).collect();
+    let checkpoints = Checkpoints::new(store, first.maps().ram, recording).unwrap();
+    let load = |&steps: &u64| (steps, checkpoints.load(steps).unwrap());
+    let originals: Vec<(u64, Snapshot)> = checkpoints.heads().keys().map(load).collect();
     let mut numbers = Numbers(5);
     let (mut decoded, mut refused, mut ran) = (0, 0, 0);
-    for round in 0..MUTATIONS {
-        let original = &originals[numbers.below(originals.len() as u64) as usize];
+    for round in 0..mutations {
+        let (at, original) = &originals[numbers.below(originals.len() as u64) as usize];
         let mut bytes = state_bytes(&original.state);
         mutate(&mut bytes, &mut numbers);
         let Ok(state) = postcard::from_bytes::<MachineState>(&bytes) else { continue };
         decoded += 1;
-        let snapshot = Snapshot { state, ..original.clone() };
-        match restored_and_run(&recording, &snapshot, &checkpoints) {
+        match run(*at, &Snapshot { state, ..original.clone() }, &checkpoints) {
             Ok(()) => ran += 1,
             Err(error) => {
                 let code = error.exit_code();
@@ -81,8 +101,25 @@ fn no_state_makes_a_machine_panic() {
         }
     }
     assert!(
-        decoded > MUTATIONS / 4 && refused > 0 && ran > 0,
+        decoded > mutations / 4 && refused > 0 && ran > 0,
         "{decoded} decoded, {refused} refused, {ran} ran"
     );
-    assert_eq!(Player::new(&recording).cursor().events(), 0);
+    assert_eq!(Player::new(recording).cursor().events(), 0);
+}
+
+#[test]
+fn no_state_makes_a_machine_panic() {
+    let directory = tempfile::tempdir().unwrap();
+    let keys = typed(&[(5_000, "a"), (9_000, "b")]);
+    let (recording, _) = record_with_checkpoints(directory.path(), "r.ttvm", ROUNDS, keys, &[7_000, 20_000]);
+    survive(&recording, MUTATIONS, |_, snapshot, store| restored_and_run(&recording, snapshot, store));
+}
+
+#[test]
+fn no_state_at_an_exit_makes_a_machine_panic() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recording, _) = stopped::record_with_checkpoints(directory.path(), 21);
+    survive(&recording, MUTATIONS / 3, |exits, snapshot, store| {
+        restored_at_exit_and_run(&recording, exits, snapshot, store)
+    });
 }

@@ -11,9 +11,9 @@ use vmm::inputs::Event;
 use vmm::pack::unpack;
 use vmm::position::Counting;
 use vmm::recording::Recording;
-use vmm::replay::{ReplayEnd, replay};
 use vmm::timeline::{Timeline, TravelStop};
-use vmm::translate::in_instructions;
+use vmm::translate::{from_exit, in_instructions, start_of_last};
+use vmm::verify::verify;
 
 /// What programs say of KVM, and what KVM does with small ones.
 const PARTS: &str = r#"
@@ -43,7 +43,7 @@ recorded() {
     done
 }
 for round in $(seq $ROUNDS); do
-    ./ttvm record -o lab.ttvm --engine kvm --slow-clock 8 --wait-for-exit 10000 --kernel vmlinux --initrd initrd.gz \
+    ./ttvm record -o lab.ttvm --engine kvm --slow-clock 8 --wait-for-exit 10000 --checkpoint-interval 250ms --kernel vmlinux --initrd initrd.gz \
         --disk disk --memory 128M --cmdline "console=ttyS0 quiet" <keys >out/console-$round 2>out/told-$round &
     recorder=$!
     recorded 8000
@@ -192,14 +192,28 @@ fn replays_at_home(recording: Recording) {
     assert_eq!(recording.counting, Counting::Exits);
     let stopped = recording.log.events.iter().filter(|record| matches!(record.event, Event::Stopped(_)));
     assert!(stopped.count() > 20, "timers come due where the guest makes no exits");
-    let (_, end) = replay(&recording, None, |_| Ok(()), |_| {}).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(end, ReplayEnd::Verified);
+    let found = verify(&recording, None, |_, _| {}).unwrap_or_else(|error| panic!("{error}"));
+    assert!(found.complete && found.difference.is_none());
+    assert!(found.equal(), "{}", found.checkpoint_difference.unwrap());
+    assert!(found.checkpoints > 1, "{} checkpoints", found.checkpoints);
 
+    let last = start_of_last(&recording, 0).unwrap().expect("the end is not the only checkpoint");
+    let part = from_exit(recording.clone(), last, |_| {}).unwrap_or_else(|error| panic!("{error}"));
     let translated = in_instructions(recording, |_| {}).unwrap_or_else(|error| panic!("{error}"));
-    let mut timeline = Timeline::open(&translated).unwrap_or_else(|error| panic!("{error}"));
+    let open = |recording| Timeline::open(recording).unwrap_or_else(|error| panic!("{error}"));
+    let (mut timeline, mut end_only) = (open(&translated), open(&part));
     let end = timeline.end();
     for at in [end / 2, end / 2 - 1000, end] {
         assert_eq!(timeline.seek(at, &mut || false).unwrap(), TravelStop::Reached);
         assert_eq!(timeline.position(), at);
+    }
+    // The part is short, or not: two places in it that differ from the beginning and from the end.
+    let length = end_only.end();
+    for back in [length / 2, length / 4] {
+        assert_eq!(end_only.seek(length - back, &mut || false).unwrap(), TravelStop::Reached);
+        assert_eq!(end_only.step_backward(&mut || false).unwrap(), TravelStop::Reached);
+        timeline.seek(end - back - 1, &mut || false).unwrap();
+        let (here, there) = (end_only.machine_mut(), timeline.machine_mut());
+        assert_eq!((here.hashes(), here.moment().time_ns), (there.hashes(), there.moment().time_ns));
     }
 }

@@ -19,13 +19,15 @@ const COMMANDS_VARIABLE: &str = "TTVM_GDB_COMMANDS";
 const DEFAULT_ADDRESS: &str = "127.0.0.1:1234";
 
 use super::machine_args::EngineArgs;
-use super::travel;
+use super::travel::PartArgs;
 
 #[derive(clap::Args)]
 pub struct Args {
     /// The recording
     #[arg(required_unless_present = "print_commands")]
     recording: Option<PathBuf>,
+    #[command(flatten)]
+    part: PartArgs,
     /// Where to wait for gdb: 127.0.0.1:PORT or unix:PATH [default: 127.0.0.1:1234, with --gdb any free port]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
@@ -60,7 +62,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         super::print(COMMANDS.trim_end())?;
         return Ok(exit_code::DONE);
     };
-    let recording = travel::open(path)?;
+    let recording = args.part.open(path)?;
     let default = if args.gdb { "127.0.0.1:0" } else { DEFAULT_ADDRESS };
     let options = Options {
         address: args.listen.clone().unwrap_or_else(|| default.to_string()),

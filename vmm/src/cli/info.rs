@@ -7,7 +7,7 @@ use checkpoint::Store;
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
 use vmm::event_log::is_being_written;
-use vmm::position::{Length, Moment};
+use vmm::position::{Counting, Length, Moment};
 use vmm::recording::{EVENTS, Recording};
 
 #[derive(clap::Args)]
@@ -60,14 +60,16 @@ struct CheckpointInfo {
 /// A point of the run, or a distance between two.
 #[derive(Clone, Copy, Serialize)]
 struct Place {
-    instructions: u64,
+    #[serde(flatten)]
+    length: Length,
     guest_seconds: f64,
 }
 
 impl Place {
-    fn between(from: Moment, to: Moment) -> Place {
+    fn between(counting: Counting, from: Moment, to: Moment) -> Place {
         let ns = to.time_ns.saturating_sub(from.time_ns);
-        Place { instructions: to.steps.saturating_sub(from.steps), guest_seconds: ns as f64 / 1e9 }
+        let length = counting.length(to.steps.saturating_sub(from.steps));
+        Place { length, guest_seconds: ns as f64 / 1e9 }
     }
 }
 
@@ -75,7 +77,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let recording = Recording::open(&args.recording)?;
     let store = recording.checkpoints()?;
     let mut info = info(&recording);
-    info.checkpoints = store.map(|store| checkpoint_info(&store, recording.log.last_moment()));
+    info.checkpoints = store.map(|store| checkpoint_info(&store, &recording));
     super::print(&if args.json {
         serde_json::to_string_pretty(&info).expect("plain data always serializes")
     } else {
@@ -117,7 +119,8 @@ fn info(recording: &Recording) -> Info<'_> {
     }
 }
 
-fn checkpoint_info(store: &Store, end: Moment) -> CheckpointInfo {
+fn checkpoint_info(store: &Store, recording: &Recording) -> CheckpointInfo {
+    let (end, counting) = (recording.log.last_moment(), recording.counting);
     let points: Vec<Moment> = store
         .entries()
         .iter()
@@ -127,9 +130,13 @@ fn checkpoint_info(store: &Store, end: Moment) -> CheckpointInfo {
         .collect();
     let ends = points.iter().copied().chain([end]);
     let starts = [Moment::default()].into_iter().chain(points.iter().copied());
-    let gaps = starts.zip(ends).map(|(from, to)| Place::between(from, to));
-    let longest = gaps.max_by_key(|gap| gap.instructions);
-    let place = |at: &Moment| Place::between(Moment::default(), *at);
+    let longest = starts.zip(ends).max_by_key(|(from, to)| match counting {
+        Counting::Instructions => to.steps.saturating_sub(from.steps),
+        // Between two exits there may be any number of instructions.
+        Counting::Exits => to.time_ns.saturating_sub(from.time_ns),
+    });
+    let longest = longest.map(|(from, to)| Place::between(counting, from, to));
+    let place = |at: &Moment| Place::between(counting, Moment::default(), *at);
     let bytes = store.total_bytes();
     CheckpointInfo {
         count: points.len(),
@@ -188,7 +195,7 @@ fn text(info: &Info<'_>) -> String {
 fn checkpoint_lines(info: &CheckpointInfo) -> Vec<String> {
     let rate = info.bytes_per_guest_second;
     let rate = rate.map_or(String::new(), |rate| format!(", {rate:.0} per guest second"));
-    let place = |at: &Place| format!("{} instructions, {:.6} s", at.instructions, at.guest_seconds);
+    let place = |at: &Place| format!("{}, {:.6} s", at.length, at.guest_seconds);
     let mut lines = vec![format!("checkpoints   {}, {} bytes{rate}", info.count, info.bytes)];
     if let (Some(first), Some(last)) = (&info.first, &info.last) {
         lines.push(format!("  first       {}", place(first)));

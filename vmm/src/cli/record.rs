@@ -10,12 +10,12 @@ use vmm::error::Error;
 use vmm::host::{LiveClock, LiveConsole, RawTerminal};
 use vmm::inputs::Inputs;
 use vmm::machine::{Machine, Outcome, RunStop};
-use vmm::position::Counting;
 use vmm::recorder::Recorder;
 use vmm::recording::Recording;
 
 use super::machine_args::{MachineArgs, parse_bytes};
 use super::stats::StatsArgs;
+use super::travel::parse_time;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -80,8 +80,7 @@ fn record<I: Inputs>(
     machine: &mut Machine,
     recorder: &mut Recorder<I>,
 ) -> Result<Outcome, Error> {
-    // Checkpoints lie at instruction counts, which such a recording gets only when it is translated.
-    if args.checkpoint_interval == 0 || machine.counting() == Counting::Exits {
+    if args.checkpoint_interval == 0 {
         return match machine.run(u64::MAX, recorder)? {
             RunStop::Ended(outcome) => Ok(outcome),
             _ => unreachable!("nothing else ends a run without limits"),
@@ -93,18 +92,6 @@ fn record<I: Inputs>(
         ..CheckpointOptions::default()
     };
     checkpointer::record(machine, recorder, &args.output, options)
-}
-
-/// A stretch of time: a number with ns, us, ms, s, m or h, in nanoseconds.
-fn parse_time(text: &str) -> Result<u64, String> {
-    let units = [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9), ("m", 60e9), ("h", 3600e9)];
-    let with_unit = |(unit, ns): &(&str, f64)| {
-        let number: f64 = text.strip_suffix(unit)?.trim().parse().ok()?;
-        (number.is_finite() && number >= 0.0).then_some((number * ns) as u64)
-    };
-    let bare = (text == "0").then_some(0);
-    bare.or_else(|| units.iter().find_map(with_unit))
-        .ok_or_else(|| format!("'{text}' is no stretch of time: write something like 1s, 250ms or 2h"))
 }
 
 /// What to say when the recording could not be carried on: what is there is not lost.

@@ -45,7 +45,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let whole = matches!((args.from, args.to), (None, None | Some(PositionSpec::End)));
     if recording.counting == Counting::Exits && !whole {
         // Positions are instruction counts.
-        return replay(args, &translated(recording)?, EngineKind::Soft);
+        return replay(args, &translated(recording, false)?, EngineKind::Soft);
     }
     replay(args, &recording, engine)
 }

@@ -10,13 +10,15 @@ use vmm::timeline::{CONDITIONS, Cause, Condition, Timeline, TravelStop};
 
 use super::interrupt::Interrupt;
 use super::machine_args::EngineArgs;
-use super::travel;
+use super::travel::PartArgs;
 
 #[derive(clap::Args)]
 #[command(after_help = format!("Conditions: {CONDITIONS}"))]
 pub struct Args {
     /// The recording
     recording: PathBuf,
+    #[command(flatten)]
+    part: PartArgs,
     /// What to look for; ADDR is a number or the name of a kernel symbol
     condition: String,
     /// Look for the first place after --from instead of the last one before it
@@ -66,7 +68,7 @@ struct Place {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let recording = travel::open(&args.recording)?;
+    let recording = args.part.open(&args.recording)?;
     let mut timeline = match args.threads {
         Some(threads) => Timeline::open_with(&recording, threads)?,
         None => Timeline::open(&recording)?,

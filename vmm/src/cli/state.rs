@@ -13,7 +13,7 @@ use vmm::symbols::tasks::{AddressSpace, Processes, Thread};
 use vmm::timeline::{Timeline, number};
 
 use super::machine_args::EngineArgs;
-use super::travel;
+use super::travel::{self, PartArgs};
 
 /// No more memory is printed at once.
 const MAX_MEMORY_BYTES: u64 = 1 << 20;
@@ -22,6 +22,8 @@ const MAX_MEMORY_BYTES: u64 = 1 << 20;
 pub struct Args {
     /// The recording
     recording: PathBuf,
+    #[command(flatten)]
+    part: PartArgs,
     /// Where: start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
     #[arg(long, value_name = "POS", default_value = "end")]
     at: PositionSpec,
@@ -123,7 +125,7 @@ struct Line {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let recording = travel::open(&args.recording)?;
+    let recording = args.part.open(&args.recording)?;
     let engine = args.engine.for_replay(&recording)?;
     let Some(timeline) = travel::open_at(&recording, args.at, engine)? else { return Ok(exit_code::FAILED) };
     let state = state(args, &timeline)?;

@@ -8,12 +8,14 @@ use vmm::position::PositionSpec;
 use vmm::symbols::vmlinux::{Match, Unusable, compare};
 use vmm::symbols::{Symbols, elf};
 
-use super::travel;
+use super::travel::{self, PartArgs};
 
 #[derive(clap::Args)]
 pub struct Args {
     /// The recording
     recording: PathBuf,
+    #[command(flatten)]
+    part: PartArgs,
     /// When: modules are those that are loaded then. start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s,
     /// 37%
     #[arg(long, value_name = "POS", default_value = "end")]
@@ -28,7 +30,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let recording = travel::open(&args.recording)?;
+    let recording = args.part.open(&args.recording)?;
     let Some(timeline) = travel::open_at(&recording, args.at, EngineKind::Soft)? else {
         return Ok(exit_code::FAILED);
     };

@@ -134,12 +134,13 @@ fn lines(recording: &Recording, found: &Verification) -> Vec<String> {
 fn difference_lines(difference: &Difference) -> Vec<String> {
     let mut lines = Vec::new();
     let divergence = &difference.divergence;
+    let counted = divergence.counting.one();
     lines.push(divergence.to_string());
-    lines.push(format!("registers of the replay at instruction {}:", divergence.at.steps));
+    lines.push(format!("registers of the replay at {counted} {}:", divergence.at.steps));
     lines.extend(registers::lines(&difference.registers));
     for (number, record) in &difference.events {
         lines.push(format!(
-            "event {number} in between: {} at instruction {}",
+            "event {number} in between: {} at {counted} {}",
             record.event.kind(),
             record.at.steps
         ));
@@ -147,7 +148,7 @@ fn difference_lines(difference: &Difference) -> Vec<String> {
     match &difference.origin {
         Origin::Between => lines.push(format!(
             "A second replay differs in the same way. The recording holds no states to compare with, so the first \
-             instruction that differs lies between {} and {}, and cannot be told more closely from this recording \
+             instruction that differs lies between {counted} {} and {}, and cannot be told more closely from this recording \
              alone; with a second recording of the same run, 'ttvm verify --against' finds it.",
             divergence.last_good.steps, divergence.at.steps
         )),

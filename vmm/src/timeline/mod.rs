@@ -17,7 +17,7 @@ mod walker;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use checkpoint::{Entry, Maps, PAGE_BYTES, Space, Store};
+use checkpoint::{Entry, Store};
 use cpu::Watchpoint;
 
 pub use self::condition::{CONDITIONS, Condition, number};
@@ -29,7 +29,7 @@ use self::stops::Armed;
 pub use self::stops::{Breakpoint, Cause, Filter, Hit, Stops, Watch, address_space};
 pub use self::walker::Poll;
 use self::walker::{Shared, TRAIL_STEPS, Task, Walked, Walker};
-use crate::checkpoints::{CheckpointHead, Checkpoints, Snapshot, state_bytes};
+use crate::checkpoints::{Checkpoints, Snapshot, add_here, must_fit};
 use crate::engine::EngineKind;
 use crate::error::Error;
 use crate::machine::{Machine, Outcome};
@@ -103,14 +103,8 @@ impl Timeline {
         if let Some(store) = recording.checkpoints()? {
             let player = crate::player::Player::new(recording);
             let mut first = Machine::new(&recording.manifest.machine, &shared.images, player.power_on())?;
-            if (store.ram_pages(), store.disk_blocks()) != first.page_counts() {
-                let why = "is of another machine: RAM or disk have another size";
-                return Err(Error::recording(store.dir(), why));
-            }
-            let log = &recording.log;
-            let records = (log.events.len(), log.checks.len());
-            let initial = first.maps().ram;
-            shared.checkpoints = Some(Checkpoints::new(store, initial, log.last_moment(), records)?);
+            must_fit(&store, &mut first)?;
+            shared.checkpoints = Some(Checkpoints::new(store, first.maps().ram, recording)?);
         }
         let shared = Arc::new(shared);
         let panicked = recording.log.end.as_ref().filter(|end| end.outcome == Outcome::Panic);
@@ -213,24 +207,7 @@ impl Timeline {
             Some(checkpoints) => checkpoints.initial().clone(),
             None => self.shared.snapshots.nearest(0).expect("there is one at the start").1.maps.ram.clone(),
         };
-        let before = match store.entry_at_or_before(here) {
-            Some(entry) => store.maps_at(entry.position)?,
-            None => Maps::new(ram_pages, disk_blocks),
-        };
-        let now = machine.maps();
-        let mut draft = store.add(here, machine.moment().time_ns)?;
-        let mut contents = [0; PAGE_BYTES];
-        let ram = before.ram.over(&initial);
-        for (page, _) in now.ram.changed_since(&ram) {
-            machine.ram().read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
-            draft.page(Space::Ram, page, &contents)?;
-        }
-        for (block, _) in now.disk.changed_since(&before.disk) {
-            machine.read_block(block, &mut contents)?;
-            draft.page(Space::Disk, block, &contents)?;
-        }
-        let head = CheckpointHead::of(machine, self.walker.player.cursor());
-        Ok(draft.finish(&head.to_bytes(), &state_bytes(&machine.state()))?)
+        add_here(&store, &initial, machine, self.walker.player.cursor())
     }
 
     /// Replaces everything that runs stop at.

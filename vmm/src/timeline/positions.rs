@@ -37,24 +37,47 @@ impl Timeline {
                 let none = || Error::Position("the guest did not panic in this recording".into());
                 return self.panic.ok_or_else(none);
             }
-            PositionSpec::Event(number) => {
-                let events = self.walker.player.events();
-                return match events.get(usize::try_from(number).unwrap_or(usize::MAX)) {
-                    Some(event) => Ok(event.at.steps),
-                    None => beyond(format!("event {number}: it has {}", events.len())),
-                };
-            }
+            PositionSpec::Event(number) => return self.event(number),
             PositionSpec::Instruction(steps) if steps <= end => return Ok(steps),
             PositionSpec::Instruction(steps) => return beyond(format!("instruction {steps}: it has {end}")),
             PositionSpec::Percent(percent) => return Ok((end as f64 * percent / 100.0) as u64),
             PositionSpec::Branch(count) => (BRANCHES, count, format!("branch {count}")),
             PositionSpec::SystemCall(count) => (SYSTEM_CALLS, count, format!("system call {count}")),
+            PositionSpec::Nanoseconds(ns) if ns < self.begins_ns() => {
+                return Err(self.before_part(&format!("{} s", ns as f64 / 1e9)));
+            }
             PositionSpec::Nanoseconds(ns) => (TIME, ns, format!("{} s", ns as f64 / 1e9)),
         };
         match self.find(&measure, wanted, poll)? {
             Some(steps) => Ok(steps),
             None => beyond(what),
         }
+    }
+
+    /// The step count of an event, by its number in the whole run.
+    fn event(&self, number: u64) -> Result<u64, Error> {
+        let recording = &self.shared.recording;
+        let number = usize::try_from(number).unwrap_or(usize::MAX);
+        let exits = recording.exits.as_deref();
+        let Some(index) = exits.map_or(Some(number), |exits| exits.index_of(number)) else {
+            return Err(self.before_part(&format!("event {number}")));
+        };
+        let events = &recording.log.events;
+        let skipped = exits.map_or(0, |exits| exits.skipped);
+        events.get(index).map(|event| event.at.steps).ok_or_else(|| {
+            let count = events.len() + skipped;
+            Error::Position(format!("the recording ends before event {number}: it has {count}"))
+        })
+    }
+
+    /// The guest time at which what is opened begins.
+    fn begins_ns(&self) -> u64 {
+        self.shared.recording.log.events[0].at.time_ns
+    }
+
+    fn before_part(&self, what: &str) -> Error {
+        let seconds = self.begins_ns() as f64 / 1e9;
+        Error::Position(format!("{what} lies before the part that is opened, which begins at {seconds:.6} s"))
     }
 
     /// The first step count at which a measure has reached `wanted`. The heads of the checkpoints say behind which of

@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::machine::{Machine, RunStop};
 use crate::player::Player;
 use crate::recording::Recording;
+use crate::replay::{begin_part, no_beginning};
 
 /// Longest stretch between two questions whether to stop: some tens of milliseconds.
 pub(super) const POLL_STEPS: u64 = 4_000_000;
@@ -78,11 +79,16 @@ pub(super) struct Walker {
 impl Walker {
     /// A walker at the first instruction.
     pub fn new(shared: Arc<Shared>) -> Result<Walker, Error> {
-        let player = Player::new(&shared.recording);
+        let mut player = Player::new(&shared.recording);
         let config = &shared.recording.manifest.machine;
         let mut machine = Machine::new(config, &shared.images, player.power_on())?;
-        if let Some(checkpoints) = &shared.checkpoints {
-            machine.attach_store(checkpoints.store().clone());
+        match &shared.checkpoints {
+            Some(checkpoints) if shared.recording.is_part() => {
+                begin_part(&shared.recording, checkpoints, &mut machine, &mut player)?;
+            }
+            Some(checkpoints) => machine.attach_store(checkpoints.store().clone()),
+            None if shared.recording.is_part() => return Err(no_beginning(&shared.recording)),
+            None => {}
         }
         let mut walker = Walker { machine, player, runner: None, shared };
         walker.leave_snapshot();

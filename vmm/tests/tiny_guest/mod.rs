@@ -5,6 +5,8 @@
 //! run. Every register and byte of memory depends on everything before.
 #![allow(dead_code)] // Every test program uses another part of this.
 
+pub mod stopped;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
