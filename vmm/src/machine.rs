@@ -435,6 +435,12 @@ impl Machine {
         }
     }
 
+    /// Takes the events due here and does not run on: behind the last of them, a guest that is counted in exits may not make
+    /// another one.
+    pub fn take_due(&mut self, inputs: &mut dyn Inputs) -> Result<(), Error> {
+        self.take_events(u64::MAX, inputs)
+    }
+
     /// Takes the events due here; those at the step count `until` are left for later.
     fn take_events(&mut self, until: u64, inputs: &mut dyn Inputs) -> Result<(), Error> {
         while self.outcome.is_none() && self.moment().steps < until {

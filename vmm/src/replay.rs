@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::event_log::EndRecord;
 use crate::machine::{Machine, Outcome};
 use crate::player::{Part, Player, Scrutiny};
+use crate::position::Counting;
 use crate::recorder::ConsoleDigest;
 use crate::recording::Recording;
 
@@ -126,8 +127,13 @@ impl<'a> Replay<'a> {
         while self.machine.outcome().is_none() && self.machine.moment().steps < until {
             let now = self.machine.moment().steps;
             progress(now);
-            if now == last && self.recording.log.end.is_none() && self.player.finished() {
-                break;
+            if now == last && self.recording.log.end.is_none() {
+                if self.recording.counting == Counting::Exits {
+                    self.machine.take_due(&mut self.player)?;
+                }
+                if self.player.finished() {
+                    break;
+                }
             }
             self.advance(until.min(now + PROGRESS_STEPS), last)?;
         }

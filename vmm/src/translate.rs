@@ -128,27 +128,16 @@ fn translate(
         Checkpointer::on(store, options, counting, &mut machine)?
     };
     let mut looked = 0;
-    let last = replay::last_step(recording);
-    while machine.outcome().is_none() {
-        let now = machine.moment().steps;
-        progress(now);
-        if now >= last && recording.log.end.is_none() && transcriber.player.finished() {
-            break;
-        }
-        let mut until = now + SLICE_EXITS;
-        if now < last {
-            until = until.min(last);
-        }
-        if let RunStop::Ended(_) = machine.run(until, &mut transcriber)? {
-            break;
-        }
+    run_to_end(recording, &mut machine, &mut transcriber, |machine, transcriber| {
+        progress(machine.moment().steps);
         let steps = machine.cpu().steps();
         // Where the guest was stopped without an exit, what comes in after this instruction has begun to come in.
         if steps - looked >= slice_steps && transcriber.last.steps < steps {
-            checkpointer.look(&mut machine, &transcriber)?;
+            checkpointer.look(machine, transcriber)?;
             looked = steps;
         }
-    }
+        Ok(())
+    })?;
     checkpointer.finish(&mut machine, &transcriber)?;
     if let Some(end) = &recording.log.end {
         transcriber.compare_end(end, &machine)?;
@@ -158,8 +147,36 @@ fn translate(
     Ok(transcriber.log)
 }
 
-/// Brings the machine to the checkpoint at an exit, as which the translation begins: in its log with power-on, in its store with a
-/// checkpoint of everything.
+/// Replays to the end of the recording, and now and then lets `look` look at what it has come to.
+fn run_to_end(
+    recording: &Recording,
+    machine: &mut Machine,
+    transcriber: &mut Transcriber,
+    mut look: impl FnMut(&mut Machine, &Transcriber) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let last = replay::last_step(recording);
+    while machine.outcome().is_none() {
+        let now = machine.moment().steps;
+        if now >= last && recording.log.end.is_none() {
+            machine.take_due(transcriber)?;
+            if transcriber.player.finished() {
+                break;
+            }
+        }
+        let mut until = now + SLICE_EXITS;
+        if now < last {
+            until = until.min(last);
+        }
+        if let RunStop::Ended(_) = machine.run(until, transcriber)? {
+            break;
+        }
+        look(machine, transcriber)?;
+    }
+    Ok(())
+}
+
+/// Brings the machine to the checkpoint at an exit. The translation begins there: its log with power-on, its store with a checkpoint
+/// of everything.
 fn begin_part(
     recording: &Recording,
     from: u64,

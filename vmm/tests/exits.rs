@@ -194,6 +194,31 @@ fn rewrite(recording: &Recording, events: &[vmm::event_log::EventRecord]) {
     }
 }
 
+/// A guest may make no exit behind the last thing that is known of it.
+#[test]
+fn a_recording_that_was_cut_off_is_not_run_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recording, _) = record(directory.path(), 15);
+    let all = recording.log.events.clone();
+    let (mut ends_with_stop, mut ends_with_time) = (0, 0);
+    for count in all.len() / 2..all.len() / 2 + 30 {
+        rewrite(&recording, &all[..count]);
+        let cut = Recording::open(&recording.path).unwrap();
+        let last = all[count - 1].at.steps;
+        let is_stop = matches!(all[count - 1].event, Event::Stopped(_));
+        let (machine, end) = replay(&cut, None, |_| Ok(()), |_| {}).unwrap();
+        assert_eq!(end, ReplayEnd::Stopped);
+        assert_eq!(machine.moment().steps, last + u64::from(is_stop));
+        let there = machine.cpu().steps();
+        let translated = in_instructions(cut, |_| {}).unwrap();
+        assert_eq!(translated.log.events.len(), count);
+        assert_eq!(translated.log.last_moment().steps, there);
+        ends_with_stop += u64::from(is_stop);
+        ends_with_time += u64::from(!is_stop);
+    }
+    assert!(ends_with_stop > 5 && ends_with_time > 5);
+}
+
 #[test]
 fn an_engine_that_counts_exits_takes_no_other_machine() {
     let directory = tempfile::tempdir().unwrap();
