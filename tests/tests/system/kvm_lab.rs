@@ -61,6 +61,13 @@ for round in $(seq $ROUNDS); do
 done
 "#;
 
+/// Where to go in the recording of a boot: to a place, and to a breakpoint. The kernel frees its own beginning once, shortly
+/// before it starts the first program.
+const PLACES: [(&str, &str); 2] = [
+    ("state", "state lab.ttvm --json --at 90%"),
+    ("search", "search lab.ttvm break:free_initmem --json --threads 1 --forward --from 70%"),
+];
+
 /// Builds the tests of `kvm` in one go with these, so that nothing is built twice.
 fn build_tests() -> Vec<(String, PathBuf)> {
     let packages = ["tests", "silicon", "kvm"].map(|name| ["--package", name]).concat();
@@ -186,6 +193,36 @@ fn what_runs_under_kvm_replays_there_and_on_the_software_engine() {
         assert!(replayed.contains("replayed to the end: console, counts and hashes are equal"), "{replayed}");
         replays_at_home(left.recording(round));
     }
+    travels_under_kvm(&ttvm, left.0.path());
+}
+
+/// What the software CPU finds in the first round's recording, KVM finds in the lab.
+fn travels_under_kvm(ttvm: &Path, folder: &Path) {
+    std::fs::rename(folder.join("lab-1.ttvm"), folder.join("lab.ttvm")).expect("both are in one folder");
+    let tar = folder.join("lab.tar");
+    let made =
+        Command::new("tar").args(["-c", "-f"]).arg(&tar).arg("-C").arg(folder).arg("lab.ttvm").status();
+    assert!(made.expect("the host has tar").success());
+    let there = PLACES.map(|(name, arguments)| {
+        format!("RUST_LOG=vmm=debug ./ttvm {arguments} --engine kvm >out/{name} 2>out/{name}-told || exit 1")
+    });
+    let command = format!("tar xf lab.tar\n{}", there.join("\n"));
+    let left = Left::by(&command, 300, &[("ttvm", ttvm), ("lab.tar", &tar)]);
+    for (name, arguments) in PLACES {
+        let here = Command::new(ttvm).args(arguments.split(' ')).current_dir(folder).output();
+        let here = here.expect("ttvm can be run").stdout;
+        let [here, there] = [here, left.file(name).into_bytes()].map(|json| {
+            let mut found: Value = serde_json::from_slice(&json).expect("JSON is printed");
+            // How far one has to go is each engine's own affair.
+            found.as_object_mut().expect("an object").remove("replayed");
+            found
+        });
+        let told = left.file(&format!("{name}-told"));
+        assert_eq!(here, there, "{told}");
+        assert!(told.contains("long stretches are Kvm's") && !told.contains("alone"), "{told}");
+        assert!(told.contains("went ahead"), "{told}");
+    }
+    assert!(left.file("search-told").contains("a breakpoint is met"));
 }
 
 fn replays_at_home(recording: Recording) {

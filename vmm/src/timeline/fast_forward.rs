@@ -262,6 +262,7 @@ impl Walker {
         }
         match gone {
             Ok(Gone::There(there)) => {
+                log::debug!("the other engine went ahead from {here}, {length} steps");
                 self.restore(&there)?;
                 self.count_fast_forwarded(length);
                 // Where time has passed idle, the step count was first reached in another state.
