@@ -7,6 +7,7 @@
 //! event is all that is taken from it; it goes to that event once more, and the software CPU finds the breakpoint from there. So
 //! whatever a person sees comes from the software CPU, and where the second machine fails all goes on without it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use cpu::AddressKind;
@@ -87,8 +88,8 @@ pub(super) struct Runner {
     /// The same events by instructions, and the number of system calls until each.
     events: Vec<EventRecord>,
     system_calls: Vec<u64>,
-    /// The software CPU goes alone until here.
-    rest_until: u64,
+    /// Where the software CPU goes alone, and for how long after the next breakpoint.
+    resting: Range<u64>,
     rest: u64,
 }
 
@@ -129,16 +130,17 @@ impl Runner {
             exits: exits.clone(),
             events,
             system_calls: recording.log.system_calls.clone(),
-            rest_until: 0,
+            resting: 0..0,
             rest: options.least_steps,
         })
     }
 
-    /// What can be left to this machine on the way to a step count by a walker that has taken so many events.
-    fn stretch(&self, taken: usize, target: u64) -> Option<Stretch> {
+    /// What can be left to this machine on the way to a step count by a walker that is here and has taken so many events.
+    fn stretch(&self, here: u64, taken: usize, target: u64) -> Option<Stretch> {
         let limit = target.checked_sub(self.options.near_steps)?;
+        let earliest = if self.resting.contains(&here) { self.resting.end } else { here };
         // Power-on is no place to begin at: a part of a recording has it too, and it happened long before.
-        let first = taken.max(1).max(self.events.partition_point(|event| event.at.steps < self.rest_until));
+        let first = taken.max(1).max(self.events.partition_point(|event| event.at.steps < earliest));
         let begin = self.steps_at(first)?;
         self.worth_it(first, limit.min(begin.saturating_add(self.options.most_steps)))
     }
@@ -218,7 +220,7 @@ impl Runner {
         let soon = before.saturating_sub(here) < self.rest.saturating_mul(REST_FACTOR);
         self.rest = if soon { (self.rest * REST_FACTOR).min(MOST_REST) } else { self.options.least_steps };
         let behind = self.steps_at(event).unwrap_or(u64::MAX);
-        self.rest_until = behind.max(before.saturating_add(self.rest));
+        self.resting = here..behind.max(before.saturating_add(self.rest));
     }
 }
 
@@ -236,14 +238,14 @@ impl Walker {
             return nothing;
         };
         let taken = self.player.cursor().events();
-        let Some(stretch) = runner.stretch(taken, target) else { return nothing };
+        let here = self.machine.moment().steps;
+        let Some(stretch) = runner.stretch(here, taken, target) else { return nothing };
         let Some(breakpoints) = armed.addresses(kvm::MAX_STOPS) else { return nothing };
-        let (here, begin) = (self.machine.moment().steps, runner.events[stretch.first].at.steps);
+        let begin = runner.events[stretch.first].at.steps;
         if begin > here {
             return Ok(Ahead::NotBefore(begin));
         }
         if stretch.first != taken || breakpoints.contains(&self.machine.cpu().rip()) {
-            runner.rest_until = here + 1;
             return Ok(Ahead::NotBefore(here + 1));
         }
         let from =
@@ -255,7 +257,7 @@ impl Walker {
             runner.met(here, before, event);
             log::debug!("a breakpoint is met between {before} and {:?}", runner.steps_at(event));
             let Some(stretch) = runner.worth_it(stretch.first, before) else {
-                return Ok(Ahead::NotBefore(runner.rest_until));
+                return Ok(Ahead::NotBefore(runner.resting.end));
             };
             length = runner.length(stretch);
             gone = runner.go(stretch, &from, &[], poll);
