@@ -62,7 +62,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         super::print(COMMANDS.trim_end())?;
         return Ok(exit_code::DONE);
     };
-    let recording = args.part.open(path)?;
+    let (recording, engine) = args.part.open_for(path, args.engine)?;
     let default = if args.gdb { "127.0.0.1:0" } else { DEFAULT_ADDRESS };
     let options = Options {
         address: args.listen.clone().unwrap_or_else(|| default.to_string()),
@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         at: args.at,
         // A gdb of our own is the only one, unless others were told where to come.
         once: args.once || (args.gdb && args.listen.is_none()),
-        engine: args.engine.for_replay(&recording)?,
+        engine,
     };
     if args.gdb {
         // ^C is for gdb, which is in the foreground with us.

@@ -68,12 +68,12 @@ struct Place {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let recording = args.part.open(&args.recording)?;
+    let (recording, engine) = args.part.open_for(&args.recording, args.engine)?;
     let mut timeline = match args.threads {
         Some(threads) => Timeline::open_with(&recording, threads)?,
         None => Timeline::open(&recording)?,
     };
-    timeline.use_engine(args.engine.for_replay(&recording)?)?;
+    timeline.use_engine(engine)?;
     let mut interrupt = Interrupt::catch()?;
     let from =
         args.from.unwrap_or(if args.forward || args.all { PositionSpec::Start } else { PositionSpec::End });

@@ -125,8 +125,7 @@ struct Line {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let recording = args.part.open(&args.recording)?;
-    let engine = args.engine.for_replay(&recording)?;
+    let (recording, engine) = args.part.open_for(&args.recording, args.engine)?;
     let Some(timeline) = travel::open_at(&recording, args.at, engine)? else { return Ok(exit_code::FAILED) };
     let state = state(args, &timeline)?;
     super::print(&if args.json {

@@ -11,6 +11,7 @@ use vmm::timeline::{Timeline, TravelStop};
 use vmm::translate;
 
 use super::interrupt::Interrupt;
+use super::machine_args::EngineArgs;
 use super::progress;
 
 /// What part of a recording to open.
@@ -23,6 +24,12 @@ pub struct PartArgs {
 }
 
 impl PartArgs {
+    /// As [`PartArgs::open`], for an engine, which is refused at once where it cannot be had.
+    pub fn open_for(&self, path: &Path, engine: EngineArgs) -> Result<(Recording, EngineKind), Error> {
+        let engine = engine.for_replay(&Recording::open(path)?)?;
+        Ok((self.open(path)?, engine))
+    }
+
     /// Opens a recording, or a part of it, whose positions are instruction counts.
     pub fn open(&self, path: &Path) -> Result<Recording, Error> {
         let recording = Recording::open(path)?;
