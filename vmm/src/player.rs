@@ -88,6 +88,8 @@ pub struct Player {
     chain: Arc<[u32]>,
     next: Cursor,
     scrutiny: Scrutiny,
+    /// The run ends where this event is due.
+    end_before: Option<usize>,
     /// Receives console output; seeking in a recording has nobody to show it to.
     output: Option<Box<Output>>,
 }
@@ -113,8 +115,14 @@ impl Player {
             chain: log.chain.clone().into(),
             next: Cursor::default(),
             scrutiny: Scrutiny::default(),
+            end_before: None,
             output: None,
         }
+    }
+
+    /// Ends the run where an event is due, in place of giving it.
+    pub fn end_before(&mut self, event: usize) {
+        self.end_before = Some(event);
     }
 
     /// Says how much to compare.
@@ -234,7 +242,7 @@ impl Player {
     }
 
     /// The event that comes in exactly here, if it is the next thing in the log.
-    pub fn due(&self, view: &View<'_>) -> Result<Option<&EventRecord>, Error> {
+    fn due(&self, view: &View<'_>) -> Result<Option<&EventRecord>, Error> {
         let Some(at) = self.next_moment() else { return Ok(None) };
         if view.moment < at {
             return Ok(None);
@@ -348,6 +356,9 @@ pub fn record_of(view: &View<'_>, event: Event) -> EventRecord {
 impl Inputs for Player {
     fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
         let Some(expected) = self.due(view)? else { return Ok(None) };
+        if self.end_before == Some(self.next.event) {
+            return Ok(Some(Event::Ended));
+        }
         if self.scrutiny != Scrutiny::Nothing {
             self.compare_event(view, expected)?;
             self.next.last_good = view.moment;

@@ -15,14 +15,12 @@ use cpu::AddressKind;
 use super::stops::Armed;
 use super::walker::{Poll, Shared, Walker};
 use crate::checkpoints::Snapshot;
-use crate::checks::{CheckParts, CheckRecord};
 use crate::engine::EngineKind;
 use crate::error::Error;
 use crate::event_log::EventRecord;
-use crate::inputs::{Departure, Event, Idle, Inputs, View};
 use crate::machine::{Machine, Outcome, RunStop};
 use crate::player::{Cursor, Player};
-use crate::position::{Counting, Moment};
+use crate::position::Counting;
 use crate::recording::{Exits, Recording};
 
 /// Exits between two questions whether to stop.
@@ -178,12 +176,12 @@ impl Runner {
         self.machine.restore_at_exit(begin.steps, &state, &from.maps)?;
         let checks = from.cursor.checks() + self.checks_before;
         self.player.set_cursor(Cursor::after(first, checks, begin, 0));
+        self.player.end_before(last);
         let points: Vec<_> = breakpoints.iter().map(|&address| (AddressKind::Linear, address)).collect();
         self.machine.set_breakpoints(&points);
         loop {
             let until = self.machine.moment().steps + POLL_EXITS;
-            let mut inputs = UpTo { player: &mut self.player, event: last };
-            match self.machine.run_from(until, u64::MAX, &mut inputs)? {
+            match self.machine.run_from(until, u64::MAX, &mut self.player)? {
                 RunStop::Reached if poll() => return Ok(Gone::Interrupted),
                 RunStop::Reached => {}
                 RunStop::Ended(Outcome::Ended) if self.player.cursor().events() == last => break,
@@ -281,40 +279,5 @@ impl Walker {
                 nothing
             }
         }
-    }
-}
-
-/// A player that ends the run where an event is due, instead of giving it.
-struct UpTo<'a> {
-    player: &'a mut Player,
-    event: usize,
-}
-
-impl Inputs for UpTo<'_> {
-    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
-        if self.player.cursor().events() == self.event && self.player.due(view)?.is_some() {
-            return Ok(Some(Event::Ended));
-        }
-        self.player.poll(view)
-    }
-
-    fn next_poll(&self, now: Moment) -> u64 {
-        self.player.next_poll(now)
-    }
-
-    fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
-        self.player.idle(now, deadline_ns)
-    }
-
-    fn departure(&self, now: Moment, deadline_ns: Option<u64>) -> Departure {
-        self.player.departure(now, deadline_ns)
-    }
-
-    fn check_due(&self, now: Moment) -> Option<CheckParts> {
-        self.player.check_due(now)
-    }
-
-    fn checked(&mut self, check: CheckRecord) -> Result<(), Error> {
-        self.player.checked(check)
     }
 }
