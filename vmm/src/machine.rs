@@ -332,14 +332,11 @@ impl Machine {
     ) -> Result<RunStop, Error> {
         let mut overshot = 0;
         loop {
-            if let Some(outcome) = &self.outcome {
-                return Ok(RunStop::Ended(outcome.clone()));
-            }
             let now = self.moment();
-            if now.steps >= until {
+            if self.outcome.is_some() || now.steps >= until {
                 // Devices too stand at this point, so that equal machines have equal states.
                 self.board.platform.advance(now.time_ns);
-                return Ok(RunStop::Reached);
+                return Ok(self.outcome.clone().map_or(RunStop::Reached, RunStop::Ended));
             }
             self.take_events(until, inputs)?;
             // Events may have let time pass, and the one of a guest that was stopped is an exit.

@@ -2,6 +2,7 @@
 //! under KVM, and, packed, outside on the software engine, without any KVM; then one travels in it. And KVM does with small
 //! programs what the software CPU does, and lands exactly where it is told.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -61,7 +62,7 @@ for round in $(seq $ROUNDS); do
 done
 "#;
 
-/// How far KVM goes from a checkpoint: enough to leave it some of the way.
+/// How far one goes from a checkpoint where the next one is not nearer: enough to leave KVM some of the way.
 const BEHIND_CHECKPOINT: u64 = 150_000_000;
 
 /// Builds the tests of `kvm` in one go with these, so that nothing is built twice.
@@ -187,9 +188,9 @@ fn what_runs_under_kvm_replays_there_and_on_the_software_engine() {
         assert_eq!(left.file(&format!("suspended-{round}")).trim(), round.to_string());
         let replayed = left.file(&format!("replayed-{round}"));
         assert!(replayed.contains("replayed to the end: console, counts and hashes are equal"), "{replayed}");
-        let checkpoint = replays_at_home(left.recording(round));
+        let way = replays_at_home(left.recording(round));
         if round == 1 {
-            travels_under_kvm(&ttvm, left.0.path(), checkpoint);
+            travels_under_kvm(&ttvm, left.0.path(), way);
         }
     }
 }
@@ -203,7 +204,7 @@ fn printed(json: &[u8]) -> Value {
 
 /// What the software CPU finds in the first round's recording some way behind a checkpoint, KVM finds in the lab: a place, and a
 /// breakpoint there.
-fn travels_under_kvm(ttvm: &Path, folder: &Path, checkpoint: u64) {
+fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<u64>) {
     std::fs::rename(folder.join("lab-1.ttvm"), folder.join("lab.ttvm")).expect("both are in one folder");
     let tar = folder.join("lab.tar");
     let made =
@@ -213,10 +214,11 @@ fn travels_under_kvm(ttvm: &Path, folder: &Path, checkpoint: u64) {
         let output = Command::new(ttvm).args(arguments.split(' ')).current_dir(folder).output();
         printed(&output.expect("ttvm can be run").stdout)
     };
-    let state = format!("state lab.ttvm --json --at insn:{}", checkpoint + BEHIND_CHECKPOINT);
+    let state = format!("state lab.ttvm --json --at insn:{}", way.end);
     let state_here = here(&state);
     let rip = state_here["registers"]["rip"].as_str().expect("a number").to_string();
-    let search = format!("search lab.ttvm break:{rip} --json --threads 1 --forward --from insn:{checkpoint}");
+    let from = way.start;
+    let search = format!("search lab.ttvm break:{rip} --json --threads 1 --forward --from insn:{from}");
     let there = [("state", &state), ("search", &search)].map(|(name, arguments)| {
         format!("RUST_LOG=vmm=debug ./ttvm {arguments} --engine kvm >out/{name} 2>out/{name}-told || exit 1")
     });
@@ -229,8 +231,8 @@ fn travels_under_kvm(ttvm: &Path, folder: &Path, checkpoint: u64) {
     assert!(!left.small_files().contains("going on with the software engine alone"));
 }
 
-/// Gives the place of the last checkpoint in the translated recording that is far enough from its end.
-fn replays_at_home(recording: Recording) -> u64 {
+/// Gives a way in the translated recording that is long and begins at a checkpoint, or at power-on, with no other on it.
+fn replays_at_home(recording: Recording) -> Range<u64> {
     assert_eq!(recording.counting, Counting::Exits);
     let stopped = recording.log.events.iter().filter(|record| matches!(record.event, Event::Stopped(_)));
     assert!(stopped.count() > 20, "timers come due where the guest makes no exits");
@@ -266,6 +268,9 @@ fn replays_at_home(recording: Recording) -> u64 {
         let (here, there) = (end_only.machine_mut(), timeline.machine_mut());
         assert_eq!((here.hashes(), here.moment().time_ns), (there.hashes(), there.moment().time_ns));
     }
-    let checkpoints = timeline.checkpoints().expect("translating takes them");
-    checkpoints.heads().keys().copied().rfind(|steps| steps + BEHIND_CHECKPOINT < end).unwrap_or(0)
+    let heads = timeline.checkpoints().expect("translating takes them").heads();
+    let ways = std::iter::once(&0).chain(heads.keys()).zip(heads.keys());
+    ways.map(|(&from, &next)| from..next.min(from + BEHIND_CHECKPOINT))
+        .max_by_key(|way| way.end - way.start)
+        .expect("translating takes them")
 }

@@ -193,14 +193,11 @@ impl Runner {
             }
         }
         self.machine.go_on_after_end();
-        self.arrived(stretch).map(Gone::There)
+        Ok(Gone::There(self.arrived(stretch)))
     }
 
     /// The machine at the end of a stretch, as the software CPU would have it there.
-    fn arrived(&mut self, stretch: Stretch) -> Result<Box<Snapshot>, Error> {
-        let now = self.machine.moment().steps;
-        // Devices stand at this point too.
-        self.machine.run_from(now, u64::MAX, &mut self.player)?;
+    fn arrived(&mut self, stretch: Stretch) -> Box<Snapshot> {
         let record = &self.events[stretch.last];
         let mut state = self.machine.state();
         state.cpu.steps = record.at.steps;
@@ -209,7 +206,7 @@ impl Runner {
         let checks = self.player.cursor().checks() - self.checks_before;
         let before = self.events[stretch.last - 1].at;
         let cursor = Cursor::after(stretch.last, checks, before, 0);
-        Ok(Box::new(Snapshot { state, maps: self.machine.maps(), cursor }))
+        Box::new(Snapshot { state, maps: self.machine.maps(), cursor })
     }
 
     /// On the way from `here` a breakpoint was met behind `before`, the place of the event before this one. Where they

@@ -2,7 +2,7 @@
 //! know every instruction of them.
 //!
 //! It stirs a megabyte of memory for as many rounds as it is told, mixes in and echoes what is typed, and ends the
-//! run. Every register and byte of memory depends on everything before.
+//! run. Every register and byte of memory depends on everything before. A timer ticks, whose interrupt it never takes.
 #![allow(dead_code)] // Every test program uses another part of this.
 
 pub mod stopped;
@@ -30,6 +30,8 @@ pub const STIRRED: u64 = 0x20_0000;
 pub const STIRRED_BYTES: u64 = 1 << 20;
 /// Steps of one round, roughly.
 pub const ROUND_STEPS: u64 = 10;
+/// Between two ticks of its timer: some 50,000 steps.
+const TICK_PIT_COUNTS: i32 = 60;
 
 /// A kernel for `rounds` rounds.
 fn kernel(rounds: u32) -> Vec<u8> {
@@ -60,6 +62,11 @@ fn code(rounds: u32, address: u32) -> Vec<u8> {
         a.mov(edx, 0x3f9)?;
         a.mov(eax, 1)?;
         a.out(dx, al)?;
+        // So does a timer tick, unheard.
+        for (port, value) in [(0x43, 0x34), (0x40, TICK_PIT_COUNTS), (0x40, 0)] {
+            a.mov(al, value)?;
+            a.out(port, al)?;
+        }
         a.xor(ebx, ebx)?;
         a.mov(edi, STIRRED as u32)?;
         a.mov(esi, rounds)?;
@@ -139,7 +146,7 @@ pub fn record(
     rounds: u32,
     script: Vec<(u64, Event)>,
 ) -> (Recording, EndRecord) {
-    record_with(directory, name, rounds, script, None)
+    record_with(directory, name, rounds, Script(script), None)
 }
 
 /// Records the guest with checkpoints: four that the recorder takes, the last three of them about the end, and one at each of
@@ -157,7 +164,7 @@ pub fn record_with_checkpoints(
         slice_steps: 10_000,
         ..CheckpointOptions::default()
     };
-    let (recording, end) = record_with(directory, name, rounds, script, Some(options));
+    let (recording, end) = record_with(directory, name, rounds, Script(script), Some(options));
     for &steps in more {
         let mut timeline = Timeline::open_with(&recording, 1).unwrap();
         timeline.seek(steps, &mut || false).unwrap();
@@ -170,11 +177,12 @@ pub fn record_with_checkpoints(
     (recording, end)
 }
 
-fn record_with(
+/// Records the guest, with checkpoints or without.
+pub fn record_with(
     directory: &Path,
     name: &str,
     rounds: u32,
-    script: Vec<(u64, Event)>,
+    inputs: impl Inputs,
     checkpoints: Option<CheckpointOptions>,
 ) -> (Recording, EndRecord) {
     let options = MachineOptions {
@@ -188,7 +196,7 @@ fn record_with(
     let mut machine = Machine::new(&config, &images, &power_on).unwrap();
     let path = directory.join(name);
     let log = Recording::create(&path, &config).unwrap();
-    let mut recorder = Recorder::new(Script(script), log, power_on);
+    let mut recorder = Recorder::new(inputs, log, power_on);
     recorder.check_every(DENSE);
     match checkpoints {
         Some(options) => {

@@ -16,7 +16,9 @@ use vmm::position::{Counting, Moment};
 use vmm::recorder::Recorder;
 use vmm::recording::Recording;
 
-use super::{Numbers, write_kernel};
+use super::{Numbers, Script, typed, write_kernel};
+
+const KEYS: [(u64, &str); 2] = [(5, "a"), (20, "bc")];
 
 /// A clock and a keyboard that do as numbers say.
 struct Host {
@@ -24,7 +26,8 @@ struct Host {
     /// Less time than this passes at once.
     most_ns: u64,
     told: bool,
-    keys: Vec<(u64, &'static str)>,
+    /// What else comes in, at numbers of exits.
+    script: Script,
 }
 
 impl Host {
@@ -44,11 +47,9 @@ impl Inputs for Host {
         if !std::mem::replace(&mut self.told, true) {
             return Ok(Some(Event::TimePassed { ns: self.below(self.most_ns) }));
         }
-        if self.keys.first().is_some_and(|(exits, _)| *exits <= view.moment.steps) {
-            return Ok(Some(Event::ConsoleInput(self.keys.remove(0).1.into())));
-        }
-        self.told = false;
-        Ok(None)
+        let event = self.script.poll(view)?;
+        self.told = event.is_some();
+        Ok(event)
     }
 
     fn next_poll(&self, now: Moment) -> u64 {
@@ -67,19 +68,25 @@ impl Inputs for Host {
 
 /// Records the tiny guest, stopping it at places that `seed` chooses.
 pub fn record(directory: &Path, seed: u64) -> (Recording, EndRecord) {
-    record_with(directory, seed, 200_000, None)
+    record_with(directory, seed, 200_000, typed(&KEYS), None)
+}
+
+/// The same with other things coming in than keys, at numbers of exits.
+pub fn record_script(directory: &Path, seed: u64, script: Vec<(u64, Event)>) -> (Recording, EndRecord) {
+    record_with(directory, seed, 200_000, script, None)
 }
 
 /// The same in which more time passes, with checkpoints.
 pub fn record_with_checkpoints(directory: &Path, seed: u64) -> (Recording, EndRecord) {
     let options = CheckpointOptions { interval_ns: 40_000_000, ..CheckpointOptions::default() };
-    record_with(directory, seed, 20_000_000, Some(options))
+    record_with(directory, seed, 20_000_000, typed(&KEYS), Some(options))
 }
 
 fn record_with(
     directory: &Path,
     seed: u64,
     most_ns: u64,
+    script: Vec<(u64, Event)>,
     checkpoints: Option<CheckpointOptions>,
 ) -> (Recording, EndRecord) {
     let options = MachineOptions {
@@ -94,7 +101,7 @@ fn record_with(
     let mut machine = Machine::build(&config, &images, &power_on, EngineKind::Soft, Counting::Exits).unwrap();
     let path = directory.join(format!("exits-{seed}.ttvm"));
     let log = Recording::create(&path, &config).unwrap();
-    let host = Host { numbers: Cell::new(seed), most_ns, told: false, keys: vec![(5, "a"), (20, "bc")] };
+    let host = Host { numbers: Cell::new(seed), most_ns, told: false, script: Script(script) };
     let mut recorder = Recorder::new(host, log, power_on);
     recorder.check_every(Intervals {
         registers_steps: 10,
