@@ -46,12 +46,15 @@ impl Default for CheckpointOptions {
     }
 }
 
-/// What a checkpoint costs for each page in it, in steps that the software engine could execute meanwhile.
-const PAGE_COST_STEPS: u64 = 1_200;
-/// The same in time: where exits are counted, virtual time passes with the host's.
-const PAGE_COST_NS: u64 = 10_000;
-/// The share of the run's time that checkpoints may take: one in so many.
-const COST_SHARE: u64 = 32;
+/// Steps to the next checkpoint, at least, for each page in the last: storing one takes as long as 2,000 on the software engine,
+/// and checkpoints may take one part in 64 of the run's time.
+const PAGE_REST_STEPS: u64 = 2_000 * 64;
+/// The same in time where exits are counted: virtual time passes with the host's there, and a guest gets further in it, so that one part
+/// in 32 is well spent.
+const PAGE_REST_NS: u64 = 10_000 * 32;
+/// After so much virtual time there is a checkpoint whatever it costs: an idle guest lets it pass in no time of the host, and one
+/// that is not can afford it long before.
+const LONGEST_NS: u64 = 100_000_000_000;
 /// Written disk blocks that are held in memory until a checkpoint is taken for their sake: 16 MiB.
 const MAX_HELD_BLOCKS: usize = 4096;
 
@@ -74,16 +77,16 @@ impl Pace {
             Counting::Instructions => now.steps - self.last.steps >= self.min_steps.max(self.rest),
             Counting::Exits => passed_ns >= self.rest,
         };
-        held_blocks >= MAX_HELD_BLOCKS || (passed_ns >= self.interval_ns && can_be_afforded)
+        held_blocks >= MAX_HELD_BLOCKS
+            || (passed_ns >= self.interval_ns && (can_be_afforded || passed_ns >= LONGEST_NS))
     }
 
     fn taken(&mut self, now: Moment, pages: u64) {
-        let page_cost = match self.counting {
-            Counting::Instructions => PAGE_COST_STEPS,
-            Counting::Exits => PAGE_COST_NS,
-        };
         self.last = now;
-        self.rest = pages * page_cost * COST_SHARE;
+        self.rest = match self.counting {
+            Counting::Instructions => pages * PAGE_REST_STEPS,
+            Counting::Exits => pages * PAGE_REST_NS,
+        };
     }
 }
 
@@ -229,9 +232,14 @@ mod tests {
         assert!(pace.due(at(min_steps, 5_000_000_000), 0));
         assert!(pace.due(at(5, 0), MAX_HELD_BLOCKS));
         pace.taken(at(1_000_000_000, 0), 50_000);
-        let earliest = 1_000_000_000 + 50_000 * PAGE_COST_STEPS * COST_SHARE;
+        let earliest = 1_000_000_000 + 50_000 * PAGE_REST_STEPS;
         assert!(!pace.due(at(earliest - 1, 0), 0));
         assert!(pace.due(at(earliest, 0), 0));
+        assert!(!pace.due(at(1_000_000_005, LONGEST_NS - 6), 0));
+        assert!(
+            pace.due(at(1_000_000_005, LONGEST_NS), 0),
+            "an idle guest's checkpoints are far apart, but come"
+        );
     }
 
     #[test]
@@ -241,7 +249,7 @@ mod tests {
         assert!(!pace.due(at(1_000_000, 999_999_999), 0));
         assert!(pace.due(at(1, 1_000_000_000), 0));
         pace.taken(at(1, 1_000_000_000), 10_000);
-        let earliest = 1_000_000_000 + 10_000 * PAGE_COST_NS * COST_SHARE;
+        let earliest = 1_000_000_000 + 10_000 * PAGE_REST_NS;
         assert!(!pace.due(at(2, earliest - 1), 0));
         assert!(pace.due(at(2, earliest), 0));
         assert!(pace.due(at(2, 1_000_000_001), MAX_HELD_BLOCKS));

@@ -23,7 +23,7 @@ use crate::engine::{End, Engine, EngineKind, Leave, Mark, Statistics, fold_regis
 use crate::error::Error;
 use crate::inputs::{Departure, Event, Idle, Inputs, PowerOn, Stopped, View};
 use crate::position::{Counting, MAX_TIME_NS, Moment, TimeBase};
-use crate::ram_digest::{RamDigest, leave_out_processors_own};
+use crate::ram_digest::{self, RamDigest};
 use crate::written_pages::{Reader, WrittenPages};
 
 mod overshoot;
@@ -806,7 +806,7 @@ impl Machine {
         Hashes {
             cpu: cpu_hash(&self.engine.state(), self.time_base),
             devices: self.devices_hash(),
-            ram: self.ram_hash(),
+            ram: ram_digest::hash(&self.ram, self.time_base),
             disk: self.disk_hash(),
         }
     }
@@ -818,22 +818,6 @@ impl Machine {
 
     fn devices_hash(&self) -> [u8; 32] {
         hash_of(&(&self.board.platform.state(), self.board.idle_ns, &self.board.console))
-    }
-
-    fn ram_hash(&self) -> [u8; 32] {
-        let mut hasher = blake3::Hasher::new();
-        let mut buffer = vec![0; 1 << 20];
-        let mut offset = 0;
-        while offset < self.ram.size_bytes() {
-            let length = (self.ram.size_bytes() - offset).min(buffer.len() as u64) as usize;
-            self.ram.read_bytes(offset, &mut buffer[..length]);
-            if self.time_base == TimeBase::Exits {
-                leave_out_processors_own(&mut buffer[..length]);
-            }
-            hasher.update(&buffer[..length]);
-            offset += length as u64;
-        }
-        *hasher.finalize().as_bytes()
     }
 }
 
@@ -853,9 +837,7 @@ fn linear_pieces(address: u64, length: usize) -> impl Iterator<Item = (u64, std:
 fn changed_page(old: &PageRef, contents: &Page) -> Option<PageRef> {
     match old {
         PageRef::Held(page) if **page == *contents => None,
-        _ if contents.iter().all(|&byte| byte == 0) => {
-            (!matches!(old, PageRef::Zero)).then_some(PageRef::Zero)
-        }
+        _ if *contents == [0; PAGE_BYTES] => (!matches!(old, PageRef::Zero)).then_some(PageRef::Zero),
         _ => Some(PageRef::Held(Arc::new(*contents))),
     }
 }

@@ -16,7 +16,7 @@ use crate::machine::hash_of;
 use crate::position::{Counting, TimeBase};
 
 /// Version of the format that this program writes and reads.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
@@ -281,7 +281,7 @@ mod tests {
     fn refusals_name_the_reason() {
         let text = manifest().text();
         for (from, to, expected) in [
-            ("\"format_version\": 2", "\"format_version\": 3", "has format version 3, made by \"ttvm"),
+            ("\"format_version\": 3", "\"format_version\": 4", "has format version 4, made by \"ttvm"),
             ("{", "[", "is not a recording's manifest"),
             ("\"steps\"", "\"retired\"", "counts in \"retired\""),
             ("67108864", "1152921504606846976", "memory"),

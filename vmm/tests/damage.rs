@@ -9,7 +9,7 @@ use tiny_guest::{Numbers, change, record, typed};
 use vmm::error::{Error, exit_code};
 use vmm::inputs::Event;
 use vmm::player::Scrutiny;
-use vmm::recording::{EVENTS, MANIFEST, Recording};
+use vmm::recording::{EVENTS, FORMAT_VERSION, MANIFEST, Recording};
 use vmm::replay::{Replay, ReplayEnd};
 
 const ROUNDS: u32 = 10_000;
@@ -105,10 +105,12 @@ fn what_is_missing_or_foreign_is_named() {
     std::fs::write(kernel, bytes).unwrap();
 
     let (manifest, bytes) = &original.files[0];
-    let newer =
-        String::from_utf8(bytes.clone()).unwrap().replace("\"format_version\": 2", "\"format_version\": 3");
+    let version = |number| format!("\"format_version\": {number}");
+    let newer = String::from_utf8(bytes.clone())
+        .unwrap()
+        .replace(&version(FORMAT_VERSION), &version(FORMAT_VERSION + 1));
     std::fs::write(manifest, newer).unwrap();
-    assert!(sentence().contains("has format version 3"));
+    assert!(sentence().contains(&format!("has format version {}", FORMAT_VERSION + 1)));
     let longer = String::from_utf8(bytes.clone())
         .unwrap()
         .replace("\"memory_bytes\": 4194304", "\"memory_bytes\": 8388608");

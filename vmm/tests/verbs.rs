@@ -4,6 +4,7 @@ mod tiny_guest;
 
 use serde_json::Value;
 use tiny_guest::{STIRRED, record, record_with_checkpoints, ttvm, typed};
+use vmm::recording::FORMAT_VERSION;
 
 const ROUNDS: u32 = 20_000;
 
@@ -15,7 +16,7 @@ fn info_says_everything_in_json() {
     let info: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(code, 0);
     for (field, expected) in [
-        ("format_version", Value::from(2)),
+        ("format_version", FORMAT_VERSION.into()),
         ("engine", "soft".into()),
         ("counter", "steps".into()),
         ("cpu_model", "ttvm-v2".into()),
