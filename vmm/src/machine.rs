@@ -2,20 +2,18 @@
 
 use std::sync::Arc;
 
-use checkpoint::{BlobId, Maps, PAGE_BYTES, Page, PageMap, PageRef, Space, Store};
-use cpu::{AddressKind, CpuState, SegReg, Segment, Stop, Trap, Traps, WatchHit, Watchpoint};
-use devices::pci::{PciBus, PciBusState};
-use devices::platform::{Platform, PlatformStateV1};
+use checkpoint::{PageMap, Store};
+use cpu::{AddressKind, Stop, Trap, Traps, WatchHit, Watchpoint};
+use devices::pci::PciBus;
+use devices::platform::Platform;
 use devices::virtio::{Block, Console, Rng};
 use devices::{PanicKind, Request};
 use guest_ram::GuestRam;
 use serde::{Deserialize, Serialize};
-use vm_memory::{Bytes, GuestAddress};
 
 use crate::board::Board;
-use crate::boot::{self, CpuEntry, SegmentState};
-use crate::checks::{CheckParts, CheckRecord};
-use crate::comparable::{self, cpu_hash};
+use crate::boot;
+use crate::comparable;
 use crate::config::{Images, MachineConfig};
 use crate::console_tail::ConsoleTail;
 use crate::disk::OverlayDisk;
@@ -23,10 +21,18 @@ use crate::engine::{End, Engine, EngineKind, Leave, Mark, Statistics, fold_regis
 use crate::error::Error;
 use crate::inputs::{Departure, Event, Idle, Inputs, PowerOn, Stopped, View};
 use crate::position::{Counting, MAX_TIME_NS, Moment, TimeBase};
-use crate::ram_digest::{self, RamDigest};
-use crate::written_pages::{Reader, WrittenPages};
+use crate::ram_digest::RamDigest;
+use crate::written_pages::WrittenPages;
 
+mod changes;
+mod contents;
 mod overshoot;
+mod power_on;
+mod states;
+
+pub use states::{Hashes, MachineState, hash_of, short};
+
+use power_on::{entropy_seed, entry_state, kernel_seed, start_pit};
 
 /// What ended a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,42 +88,6 @@ pub enum RunStop {
     Trap(Trap),
     /// The guest printed this on its console ([`Machine::stop_on_output`]).
     Output(Vec<u8>),
-}
-
-/// Everything about a machine but the contents of RAM and disk: plain data, canonical.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MachineState {
-    /// The CPU.
-    pub cpu: CpuState,
-    /// All devices.
-    pub platform: PlatformStateV1<PciBusState>,
-    /// Virtual time that passed idle.
-    pub idle_ns: u64,
-    /// What the console showed last.
-    pub console: ConsoleTail,
-    /// How the run ended, if it did.
-    pub outcome: Option<Outcome>,
-}
-
-impl MachineState {
-    /// The virtual time, if counts and console are such as a machine can have them; the devices look at theirs when
-    /// they are restored. States may come from strangers.
-    fn check(&self, time_base: TimeBase) -> Result<u64, &'static str> {
-        let CpuState { steps, branches, system_calls, .. } = self.cpu;
-        let (counted, most_branches) = match time_base {
-            TimeBase::Instructions => (steps, steps),
-            // KVM's states may count branches, and never steps.
-            TimeBase::Exits => (0, MAX_TIME_NS),
-        };
-        let now_ns = counted.checked_add(self.idle_ns).filter(|&ns| ns.max(steps) <= MAX_TIME_NS);
-        if branches > most_branches || system_calls > steps {
-            return Err("it counts more branches or system calls than instructions");
-        }
-        if !self.console.is_possible() {
-            return Err("its console kept more, or less, than the end of the output");
-        }
-        now_ns.ok_or("it lies behind the end of time")
-    }
 }
 
 /// One machine.
@@ -539,395 +509,7 @@ impl Machine {
         }
         Ok(())
     }
-
-    fn disk_mut(&mut self) -> Option<&mut OverlayDisk> {
-        self.board.platform.bus_mut().block_backend_mut::<OverlayDisk>(DISK_SLOT)
-    }
-
-    /// Everything but RAM and disk.
-    pub fn state(&self) -> MachineState {
-        MachineState {
-            cpu: self.engine.state(),
-            platform: self.board.platform.state(),
-            idle_ns: self.board.idle_ns,
-            console: self.board.console.clone(),
-            outcome: self.outcome.clone(),
-        }
-    }
-
-    /// Where stored pages are read from, by restores and by the disk.
-    pub fn attach_store(&mut self, store: Arc<Store>) {
-        if let Some(disk) = self.disk_mut() {
-            disk.attach_store(store.clone());
-        }
-        self.store = Some(store);
-    }
-
-    /// Number of pages that RAM and disk have, each of them.
-    pub fn page_counts(&mut self) -> (u64, u64) {
-        (self.ram.flags().pages(), self.disk_mut().map_or(0, |disk| disk.block_count()))
-    }
-
-    /// The contents of RAM and disk. Costs as much as the pages written since the last call, or restore.
-    pub fn maps(&mut self) -> Maps {
-        self.capture().0
-    }
-
-    /// Brings the image of RAM up to date, and gives how many pages memory is held for that was not before.
-    fn update_image(&mut self) -> usize {
-        self.collect_written();
-        let mut contents = [0; PAGE_BYTES];
-        let mut held = 0;
-        for page in self.written.take(Reader::Image) {
-            self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
-            if let Some(new) = changed_page(self.image.get(page), &contents) {
-                held += usize::from(matches!(new, PageRef::Held(_)));
-                self.image.set(page, new);
-            }
-        }
-        held
-    }
-
-    /// The contents of RAM and disk, and how many pages memory is held for that was not before.
-    pub fn capture(&mut self) -> (Maps, usize) {
-        let mut held = self.update_image();
-        held += self.disk_mut().map_or(0, |disk| disk.take_written().len());
-        (Maps { ram: self.image.clone(), disk: self.disk_version() }, held)
-    }
-
-    /// Calls `each` with every page of RAM and disk that was written since the last call, [`Machine::maps`] or
-    /// restore, and gives their number. For a recorder, which keeps no maps.
-    pub fn take_written(
-        &mut self,
-        mut each: impl FnMut(Space, u64, &Page) -> Result<(), Error>,
-    ) -> Result<u64, Error> {
-        self.collect_written();
-        let mut contents = [0; PAGE_BYTES];
-        let mut count = 0;
-        for page in self.written.take(Reader::Image) {
-            self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
-            each(Space::Ram, page, &contents)?;
-            count += 1;
-        }
-        if let Some(disk) = self.disk_mut() {
-            for block in disk.take_written() {
-                disk.read_whole_block(block, &mut contents)?;
-                each(Space::Disk, block, &contents)?;
-                count += 1;
-            }
-        }
-        Ok(count)
-    }
-
-    /// Calls `each` with every page of RAM that was written since the last call.
-    pub fn take_trail(&mut self, mut each: impl FnMut(u64, &Page)) {
-        self.collect_written();
-        let mut contents = [0; PAGE_BYTES];
-        for page in self.written.take(Reader::Trail) {
-            self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
-            each(page, &contents);
-        }
-    }
-
-    /// Number of disk blocks written since they were last taken.
-    pub fn written_blocks(&mut self) -> usize {
-        self.disk_mut().map_or(0, |disk| disk.written_count())
-    }
-
-    /// The contents of a disk block, whose end may lie behind the end of the disk.
-    pub fn read_block(&mut self, block: u64, to: &mut Page) -> Result<(), Error> {
-        let Some(disk) = self.disk_mut() else {
-            return Err(Error::State("the machine has no disk".to_string()));
-        };
-        disk.read_whole_block(block, to)
-    }
-
-    /// Lets disk blocks that were taken lie where they have been stored, unless they were written again.
-    pub fn adopt_blocks(&mut self, blocks: impl IntoIterator<Item = (u64, PageRef)>) {
-        if let Some(disk) = self.disk_mut() {
-            blocks.into_iter().for_each(|(block, stored)| disk.adopt(block, stored));
-        }
-    }
-
-    /// The contents of the disk.
-    pub fn disk_version(&mut self) -> PageMap {
-        self.disk_mut().map_or_else(|| PageMap::new(0), |disk| disk.version())
-    }
-
-    /// The state here in short. Changes nothing that the guest can see.
-    pub fn check(&mut self, parts: CheckParts) -> CheckRecord {
-        let at = self.moment();
-        CheckRecord {
-            at,
-            branches: self.branches(),
-            rip: self.engine.cpu().rip(),
-            cpu_hash: self.view().cpu_hash(),
-            devices_hash: parts.devices.then(|| {
-                // Devices too must stand at this point, so that equal machines have equal states.
-                self.board.platform.advance(at.time_ns);
-                short(&self.devices_hash())
-            }),
-            ram_digest: parts.ram.then(|| self.ram_digest()),
-        }
-    }
-
-    fn ram_digest(&mut self) -> [u8; 16] {
-        self.collect_written();
-        self.digest.update(&self.ram, self.written.take(Reader::Digest))
-    }
-
-    fn collect_written(&mut self) {
-        self.engine.note_written();
-        self.written.collect(self.ram.flags());
-        self.engine.track_writes_anew();
-    }
-
-    /// Changes one bit of RAM, as failing memory does: for tests of what notices it.
-    pub fn flip_ram_bit(&mut self, offset: u64, bit: u8) {
-        let offset = offset % self.ram.size_bytes();
-        let gpa = GuestAddress(self.ram.layout().gpa_of(offset));
-        let byte = self.ram.load_u8(offset) ^ (1 << (bit % 8));
-        self.ram.memory().write_obj(byte, gpa).expect("the offset lies inside RAM");
-    }
-
-    /// Replaces the CPU's registers, for a debugger: from here on the run is another one.
-    pub fn change_registers(&mut self, state: &CpuState) {
-        self.engine.set_state(state);
-    }
-
-    /// Whether all bytes of a range of linear addresses are mapped to RAM.
-    pub fn can_change_memory(&self, address: u64, length: usize) -> bool {
-        linear_pieces(address, length).all(|(at, _)| self.ram_offset(at).is_some())
-    }
-
-    /// Writes memory at a linear address, for a debugger: with no regard for rights, and what is not mapped to RAM
-    /// stays as it is. From here on the run is another one.
-    pub fn change_memory(&mut self, address: u64, bytes: &[u8]) {
-        for (at, piece) in linear_pieces(address, bytes.len()) {
-            if let Some(offset) = self.ram_offset(at) {
-                self.ram.replace_bytes(offset, &bytes[piece]);
-            }
-        }
-        // The engine looks at what it derived from RAM when its state is replaced.
-        let state = self.engine.state();
-        self.engine.set_state(&state);
-    }
-
-    fn ram_offset(&self, linear: u64) -> Option<u64> {
-        self.engine.cpu().core().peek_address(linear).and_then(|gpa| self.ram.layout().offset_of(gpa))
-    }
-
-    /// Lets a machine go on whose run was ended by whoever watched it, not by itself: after a panic the kernel still
-    /// runs.
-    pub fn go_on_after_end(&mut self) {
-        if matches!(self.outcome, Some(Outcome::Ended | Outcome::Panic | Outcome::DebugExit { .. })) {
-            self.outcome = None;
-        }
-    }
-
-    /// Goes to another state of the same machine.
-    pub fn restore(&mut self, state: &MachineState, maps: &Maps) -> Result<(), Error> {
-        let now_ns = state.check(self.time_base).map_err(|why| Error::State(why.to_string()))?;
-        self.restore_memory(&maps.ram)?;
-        self.board
-            .platform
-            .restore(&state.platform, now_ns)
-            .map_err(|error| Error::State(error.to_string()))?;
-        self.board.idle_ns = state.idle_ns;
-        self.board.console = state.console.clone();
-        self.board.output.clear();
-        self.board.panicked = false;
-        self.outcome = state.outcome.clone();
-        self.engine.set_state(&state.cpu);
-        self.engine.track_writes_anew();
-        if let Some(overlay) = self.disk_mut() {
-            overlay.set_version(&maps.disk);
-        }
-        Ok(())
-    }
-
-    /// As [`Machine::restore`], of a machine that counts exits: the state is the one after so many.
-    pub fn restore_at_exit(&mut self, exits: u64, state: &MachineState, maps: &Maps) -> Result<(), Error> {
-        self.restore(state, maps)?;
-        self.board.exits = exits;
-        (self.stopped, self.not_here) = (None, false);
-        Ok(())
-    }
-
-    /// Lets the CPU count instructions, branches and system calls from here on. Exits go on being counted, and what a log
-    /// says of branches is not looked at any more.
-    pub fn count_anew(&mut self) {
-        let counts = CpuState { steps: 0, branches: 0, system_calls: 0, ..self.engine.state() };
-        self.engine.set_state(&counts);
-        self.counts_anew = true;
-    }
-
-    /// Takes it that RAM and disk are, at this point, what `maps` says, without looking: of a recording's
-    /// checkpoint exactly here. What the machine held in memory of its own is given up for it.
-    pub fn rebase(&mut self, maps: &Maps) {
-        self.collect_written();
-        self.written.take(Reader::Image);
-        self.image = maps.ram.clone();
-        if let Some(disk) = self.disk_mut() {
-            disk.set_version(&maps.disk);
-        }
-    }
-
-    fn restore_memory(&mut self, to: &PageMap) -> Result<(), Error> {
-        self.collect_written();
-        let written = self.written.take(Reader::Image);
-        let differing: Vec<u64> = to.changed_since(&self.image).map(|(page, _)| page).collect();
-        let ram = self.ram.clone();
-        let put = |page: u64, contents: &Page| ram.replace_bytes(page * guest_ram::PAGE_SIZE, contents);
-        let mut stored: Vec<(u64, BlobId)> = Vec::new();
-        for page in merged(&written, &differing) {
-            match to.get(page) {
-                PageRef::Zero => put(page, &[0; PAGE_BYTES]),
-                PageRef::Held(contents) => put(page, contents),
-                PageRef::Stored(blob) => stored.push((page, *blob)),
-                PageRef::Base => return Err(Error::State("RAM has no base image".to_string())),
-            }
-        }
-        if !stored.is_empty() {
-            let Some(store) = &self.store else {
-                return Err(Error::State("its pages lie in checkpoints that are not open".to_string()));
-            };
-            store.read_many(&stored, put)?;
-        }
-        // What was replaced is news to the digest, but not to the image.
-        self.collect_written();
-        self.written.take(Reader::Image);
-        self.image = to.clone();
-        Ok(())
-    }
-
-    /// Hashes of everything that can influence the future.
-    pub fn hashes(&mut self) -> Hashes {
-        Hashes {
-            cpu: cpu_hash(&self.engine.state(), self.time_base),
-            devices: self.devices_hash(),
-            ram: ram_digest::hash(&self.ram, self.time_base),
-            disk: self.disk_hash(),
-        }
-    }
-
-    /// Hash of what the guest wrote to its disk.
-    pub fn disk_hash(&mut self) -> [u8; 32] {
-        self.disk_mut().map(|disk| disk.hash()).unwrap_or_default()
-    }
-
-    fn devices_hash(&self) -> [u8; 32] {
-        hash_of(&(&self.board.platform.state(), self.board.idle_ns, &self.board.console))
-    }
-}
-
-/// A range of linear addresses cut at page boundaries: the address of each piece, and which bytes of the range it is.
-fn linear_pieces(address: u64, length: usize) -> impl Iterator<Item = (u64, std::ops::Range<usize>)> {
-    let mut from = 0;
-    std::iter::from_fn(move || {
-        let at = address.wrapping_add(from as u64);
-        let to = length.min(from + (guest_ram::PAGE_SIZE - at % guest_ram::PAGE_SIZE) as usize);
-        let piece = from..to;
-        from = to;
-        (!piece.is_empty()).then_some((at, piece))
-    })
-}
-
-/// What a page has become that was `old`; `None` where it is still the same.
-fn changed_page(old: &PageRef, contents: &Page) -> Option<PageRef> {
-    match old {
-        PageRef::Held(page) if **page == *contents => None,
-        _ if *contents == [0; PAGE_BYTES] => (!matches!(old, PageRef::Zero)).then_some(PageRef::Zero),
-        _ => Some(PageRef::Held(Arc::new(*contents))),
-    }
-}
-
-/// Two ascending lists as one, without doubles.
-fn merged(left: &[u64], right: &[u64]) -> impl Iterator<Item = u64> {
-    let (mut left, mut right) = (left.iter().copied().peekable(), right.iter().copied().peekable());
-    std::iter::from_fn(move || {
-        let next = match (left.peek(), right.peek()) {
-            (Some(&l), Some(&r)) => l.min(r),
-            (Some(&n), None) | (None, Some(&n)) => n,
-            (None, None) => return None,
-        };
-        left.next_if_eq(&next);
-        right.next_if_eq(&next);
-        Some(next)
-    })
 }
 
 /// RFLAGS.IF.
 const INTERRUPT_FLAG: u64 = 1 << 9;
-
-/// The disk, if there is one, is the first device on the bus.
-const DISK_SLOT: usize = 1;
-
-/// Hashes of the parts of a machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hashes {
-    /// The CPU's state.
-    pub cpu: [u8; 32],
-    /// All devices and the clock.
-    pub devices: [u8; 32],
-    /// RAM.
-    pub ram: [u8; 32],
-    /// What the guest wrote to its disk.
-    pub disk: [u8; 32],
-}
-
-/// Hash of plain data.
-pub fn hash_of(value: &impl Serialize) -> [u8; 32] {
-    let bytes = postcard::to_stdvec(value).expect("plain data in memory always serializes");
-    *blake3::hash(&bytes).as_bytes()
-}
-
-/// The first bytes of a hash, for records that are many.
-pub fn short(hash: &[u8; 32]) -> [u8; 8] {
-    let [a, b, c, d, e, f, g, h, ..] = *hash;
-    [a, b, c, d, e, f, g, h]
-}
-
-/// Without a TSC, Linux takes early randomness from the PIT's first channel, and waits for ever if nobody has started
-/// it. Firmware does: mode 2, the longest period.
-fn start_pit(platform: &mut Platform<PciBus>, ram: &GuestRam) {
-    for (port, value) in [(0x43, 0x34), (0x40, 0), (0x40, 0)] {
-        platform.pio_write(ram.memory(), 0, port, 1, value);
-    }
-}
-
-/// The kernel's seed and the entropy device's must not be related for the guest.
-fn kernel_seed(seed: &[u8; 32]) -> [u8; 32] {
-    blake3::derive_key("ttvm kernel seed", seed)
-}
-
-fn entropy_seed(seed: &[u8; 32]) -> [u8; 32] {
-    blake3::derive_key("ttvm entropy device", seed)
-}
-
-/// The CPU at the guest's first instruction.
-fn entry_state(entry: &CpuEntry) -> CpuState {
-    let mut state = CpuState::reset();
-    let segment = |s: &SegmentState| Segment {
-        selector: s.selector,
-        base: s.base,
-        limit: s.limit,
-        attributes: s.attributes,
-    };
-    state.gpr = [0; 16];
-    (state.gpr[0], state.gpr[3], state.gpr[4], state.gpr[6]) = (entry.rax, entry.rbx, entry.rsp, entry.rsi);
-    state.rip = entry.rip;
-    state.rflags = entry.rflags;
-    state.segments = [segment(&entry.data); 6];
-    state.segments[SegReg::Cs as usize] = segment(&entry.cs);
-    state.tr = segment(&entry.tr);
-    state.gdtr = cpu::TableRegister { base: entry.gdt.base, limit: entry.gdt.limit };
-    state.idtr = cpu::TableRegister { base: entry.idt.base, limit: entry.idt.limit };
-    state.cr0 = entry.cr0;
-    state.cr3 = entry.cr3;
-    state.cr4 = entry.cr4;
-    state.msrs.efer = entry.efer;
-    // As firmware leaves it: MTRRs on, everything write-back. Linux does not set up PAT otherwise.
-    state.msrs.mtrr_def_type = 0xc06;
-    state
-}
