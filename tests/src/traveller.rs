@@ -62,6 +62,7 @@ impl Traveller {
         let options = CheckpointOptions {
             interval_ns: 0,
             min_steps: every_steps,
+            page_rest_steps: 0,
             slice_steps: SLICE_STEPS,
             ..CheckpointOptions::default()
         };

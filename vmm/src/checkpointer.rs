@@ -24,6 +24,9 @@ pub struct CheckpointOptions {
     /// Instructions between two checkpoints at least, however much virtual time an idle guest lets pass, or however many
     /// pages a busy one writes.
     pub min_steps: u64,
+    /// Instructions to the next checkpoint, at least, for each page in the last: what bounds the share of the run's time that
+    /// checkpoints take.
+    pub page_rest_steps: u64,
     /// Instructions between two looks at whether a checkpoint is due.
     pub slice_steps: u64,
     /// Virtual time between two looks, at least, where exits are counted: a guest makes thousands of them in a second, or
@@ -38,6 +41,8 @@ impl Default for CheckpointOptions {
         CheckpointOptions {
             interval_ns: 1_000_000_000,
             min_steps: 50_000_000,
+            // Storing a page takes as long as 2,000 on the software engine, so this is one part in 64.
+            page_rest_steps: 2_000 * 64,
             // Some tens of milliseconds.
             slice_steps: 10_000_000,
             slice_ns: 20_000_000,
@@ -46,11 +51,8 @@ impl Default for CheckpointOptions {
     }
 }
 
-/// Steps to the next checkpoint, at least, for each page in the last: storing one takes as long as 2,000 on the software engine,
-/// and checkpoints may take one part in 64 of the run's time.
-const PAGE_REST_STEPS: u64 = 2_000 * 64;
-/// The same in time where exits are counted: virtual time passes with the host's there, and a guest gets further in it, so that one part
-/// in 32 is well spent.
+/// Where exits are counted, [`CheckpointOptions::page_rest_steps`] in time: virtual time passes with the host's there, and a guest gets
+/// further in it, so that one part in 32 is well spent.
 const PAGE_REST_NS: u64 = 10_000 * 32;
 /// After so much virtual time there is a checkpoint whatever it costs: an idle guest lets it pass in no time of the host, and one
 /// that is not can afford it long before.
@@ -65,6 +67,7 @@ struct Pace {
     counting: Counting,
     interval_ns: u64,
     min_steps: u64,
+    page_rest_steps: u64,
     last: Moment,
     /// Steps, or nanoseconds where exits are counted, that the last checkpoint's cost asks for until the next.
     rest: u64,
@@ -84,7 +87,7 @@ impl Pace {
     fn taken(&mut self, now: Moment, pages: u64) {
         self.last = now;
         self.rest = match self.counting {
-            Counting::Instructions => pages * PAGE_REST_STEPS,
+            Counting::Instructions => pages * self.page_rest_steps,
             Counting::Exits => pages * PAGE_REST_NS,
         };
     }
@@ -154,8 +157,9 @@ impl Checkpointer {
         counting: Counting,
         machine: &mut Machine,
     ) -> Result<Checkpointer, Error> {
-        let CheckpointOptions { interval_ns, min_steps, policy, .. } = options;
-        let pace = Pace { counting, interval_ns, min_steps, last: machine.moment_in(counting), rest: 0 };
+        let CheckpointOptions { interval_ns, min_steps, page_rest_steps, policy, .. } = options;
+        let last = machine.moment_in(counting);
+        let pace = Pace { counting, interval_ns, min_steps, page_rest_steps, last, rest: 0 };
         let trail = (counting == Counting::Instructions).then(|| {
             let mut trail = Trail::default();
             trail.checkpoint(machine);
@@ -225,14 +229,15 @@ mod tests {
     #[test]
     fn checkpoints_come_by_virtual_time_but_no_faster_than_they_can_be_afforded() {
         let min_steps = 50_000_000;
-        let mut pace = Pace { interval_ns: 1_000_000_000, min_steps, ..Pace::default() };
+        let page_rest_steps = 100_000;
+        let mut pace = Pace { interval_ns: 1_000_000_000, min_steps, page_rest_steps, ..Pace::default() };
         assert!(!pace.due(at(999_999_999, 0), 0));
         assert!(pace.due(at(1_000_000_000, 0), 0));
         assert!(!pace.due(at(min_steps - 1, 5_000_000_000), 0), "idling is free, checkpoints are not");
         assert!(pace.due(at(min_steps, 5_000_000_000), 0));
         assert!(pace.due(at(5, 0), MAX_HELD_BLOCKS));
         pace.taken(at(1_000_000_000, 0), 50_000);
-        let earliest = 1_000_000_000 + 50_000 * PAGE_REST_STEPS;
+        let earliest = 1_000_000_000 + 50_000 * page_rest_steps;
         assert!(!pace.due(at(earliest - 1, 0), 0));
         assert!(pace.due(at(earliest, 0), 0));
         assert!(!pace.due(at(1_000_000_005, LONGEST_NS - 6), 0));

@@ -45,7 +45,12 @@ fn record_boot(directory: &Path) -> Debian {
     let mut options = linux_options(&CLOUD, &BUSYBOX, parameters, 512);
     options.disk = Some(DEBIAN.path());
     let path = directory.join("debian.ttvm");
-    let dense = CheckpointOptions { interval_ns: 0, min_steps: 40_000_000, ..CheckpointOptions::default() };
+    let dense = CheckpointOptions {
+        interval_ns: 0,
+        min_steps: 40_000_000,
+        page_rest_steps: 40_000,
+        ..CheckpointOptions::default()
+    };
     let mut script = Script::silent().with_limit(LENGTH);
     let (machine, _) = record_with_checkpoints(&Guest::new(&options), &path, &mut script, dense);
     assert!(script.text().contains("systemd[1]: "), "systemd does not run:\n{}", last_lines(&script));

@@ -188,7 +188,7 @@ fn damaged_files_never_cause_a_panic() {
 
 /// (what, text in the manifest, its replacement)
 const FOREIGN: [(&str, &str, &str); 6] = [
-    ("a later format", "\"format_version\": 2", "\"format_version\": 99"),
+    ("a later format", "\"format_version\": ", "\"format_version\": 9"),
     ("no memory", "\"memory_bytes\": 8388608", "\"memory_bytes\": 0"),
     ("all memory there is", "\"memory_bytes\": 8388608", "\"memory_bytes\": 18446744073709551615"),
     ("far too much memory", "\"memory_bytes\": 8388608", "\"memory_bytes\": 4611686018427387904"),

@@ -45,7 +45,11 @@ fn look(machine: &mut Machine) -> Seen {
 
 fn record(guest: &Guest, directory: &Path, script: &mut Script) -> Recording {
     let path = directory.join("r.ttvm");
-    let options = CheckpointOptions { interval_ns: CHECKPOINT_NS, ..CheckpointOptions::default() };
+    let options = CheckpointOptions {
+        interval_ns: CHECKPOINT_NS,
+        page_rest_steps: 40_000,
+        ..CheckpointOptions::default()
+    };
     record_with_checkpoints(guest, &path, script, options);
     open(&path)
 }
