@@ -21,8 +21,8 @@ use crate::trail::Trail;
 pub struct CheckpointOptions {
     /// Virtual time between two checkpoints.
     pub interval_ns: u64,
-    /// Instructions between two checkpoints at least, however much virtual time an idle guest lets pass, or however many
-    /// pages a busy one writes.
+    /// Instructions between two checkpoints at least, but for the rare ones of an idle guest, and those that are taken for the
+    /// sake of written disk blocks.
     pub min_steps: u64,
     /// Instructions to the next checkpoint, at least, for each page in the last: what bounds the share of the run's time that
     /// checkpoints take.
@@ -41,7 +41,7 @@ impl Default for CheckpointOptions {
         CheckpointOptions {
             interval_ns: 1_000_000_000,
             min_steps: 50_000_000,
-            // Storing a page takes as long as 2,000 on the software engine, so this is one part in 64.
+            // Storing a page takes as long as 2,000 steps of the software engine, so this is one part in 64.
             page_rest_steps: 2_000 * 64,
             // Some tens of milliseconds.
             slice_steps: 10_000_000,
@@ -54,8 +54,8 @@ impl Default for CheckpointOptions {
 /// Where exits are counted, [`CheckpointOptions::page_rest_steps`] in time: virtual time passes with the host's there, and a guest gets
 /// further in it, so that one part in 32 is well spent.
 const PAGE_REST_NS: u64 = 10_000 * 32;
-/// After so much virtual time there is a checkpoint whatever it costs: an idle guest lets it pass in no time of the host, and one
-/// that is not can afford it long before.
+/// After so much virtual time the next look takes a checkpoint whatever it costs: an idle guest lets it pass in no time of the
+/// host, and a busy one that does not write gigabytes can afford one long before.
 const LONGEST_NS: u64 = 100_000_000_000;
 /// Written disk blocks that are held in memory until a checkpoint is taken for their sake: 16 MiB.
 const MAX_HELD_BLOCKS: usize = 4096;

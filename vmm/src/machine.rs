@@ -195,7 +195,7 @@ impl Machine {
         self.counting
     }
 
-    /// Retired conditional branches; zero where exits are counted.
+    /// Retired conditional branches, as [`View::branches`] says.
     pub fn branches(&self) -> u64 {
         self.view().branches()
     }
@@ -510,6 +510,9 @@ impl Machine {
         Ok(())
     }
 }
+
+/// The disk, if there is one, is the first device on the bus.
+const DISK_SLOT: usize = 1;
 
 /// RFLAGS.IF.
 const INTERRUPT_FLAG: u64 = 1 << 9;

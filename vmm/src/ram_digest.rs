@@ -5,7 +5,7 @@
 //! with the page's number for any other. A changed page changes the sum by the difference of two terms, so the sum
 //! can be kept up to date; and it depends on nothing but the contents, however they came about and whenever it was
 //! computed before. It finds accidents; it is no defence against somebody who looks for collisions, as the BLAKE3
-//! [hash](hash) of RAM at a recording's end is.
+//! [`hash`] of RAM at a recording's end is.
 //!
 //! A processor sets the accessed bits of page tables when it pleases, also ahead of what it executes. Where one may run the
 //! guest, bits 5 and 6 of every word that may be an entry in use (bit 0 is set) are left out, and so are the arithmetic flags

@@ -281,7 +281,7 @@ mod tests {
     fn refusals_name_the_reason() {
         let text = manifest().text();
         for (from, to, expected) in [
-            ("\"format_version\": 3", "\"format_version\": 4", "has format version 4, made by \"ttvm"),
+            ("\"format_version\": ", "\"format_version\": 9", "has format version 9"),
             ("{", "[", "is not a recording's manifest"),
             ("\"steps\"", "\"retired\"", "counts in \"retired\""),
             ("67108864", "1152921504606846976", "memory"),

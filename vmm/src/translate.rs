@@ -117,8 +117,13 @@ fn translate(
         checks: 0,
         last: Moment::default(),
     };
-    let options =
-        CheckpointOptions { interval_ns: 0, min_steps: CHECKPOINT_STEPS, ..CheckpointOptions::default() };
+    let options = CheckpointOptions {
+        interval_ns: 0,
+        min_steps: CHECKPOINT_STEPS,
+        // Whoever translates waits for it anyway, and travels next.
+        page_rest_steps: 0,
+        ..CheckpointOptions::default()
+    };
     let slice_steps = options.slice_steps;
     let (directory, counting) = (to.join(CHECKPOINTS), Counting::Instructions);
     let mut checkpointer = if from == 0 {

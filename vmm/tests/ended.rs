@@ -2,10 +2,12 @@
 
 mod tiny_guest;
 
+use std::cell::Cell;
+
 use tiny_guest::{record_with, stopped};
 use vmm::checkpointer::CheckpointOptions;
 use vmm::error::Error;
-use vmm::inputs::{Event, Idle, Inputs, View};
+use vmm::inputs::{Departure, Event, Idle, Inputs, View};
 use vmm::machine::Outcome;
 use vmm::player::Scrutiny;
 use vmm::position::Moment;
@@ -15,12 +17,26 @@ use vmm::translate::in_instructions;
 use vmm::verify::verify;
 
 /// Ends the run when it has been asked so often: at the machine's own stops, as when its timer ticks.
-struct AfterPolls(u64);
+struct AfterPolls<'a> {
+    polls: u64,
+    /// When something is due next.
+    deadline_ns: Cell<Option<u64>>,
+    /// How many runs were ended just when it came due.
+    ended_at_deadline: &'a Cell<u32>,
+}
 
-impl Inputs for AfterPolls {
-    fn poll(&mut self, _view: &View<'_>) -> Result<Option<Event>, Error> {
-        self.0 -= 1;
-        Ok((self.0 == 0).then_some(Event::Ended))
+impl Inputs for AfterPolls<'_> {
+    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
+        self.polls -= 1;
+        let ends = self.polls == 0;
+        if ends && self.deadline_ns.get() == Some(view.moment.time_ns) {
+            self.ended_at_deadline.set(self.ended_at_deadline.get() + 1);
+        }
+        Ok(ends.then_some(Event::Ended))
+    }
+    fn departure(&self, _now: Moment, deadline_ns: Option<u64>) -> Departure {
+        self.deadline_ns.set(deadline_ns);
+        Departure::Exits
     }
     fn next_poll(&self, _now: Moment) -> u64 {
         u64::MAX
@@ -46,15 +62,18 @@ fn a_run_ended_anywhere_replays_to_its_end() {
         slice_steps: 7_000,
         ..CheckpointOptions::default()
     };
+    let ended_at_deadline = Cell::new(0);
     for polls in 1..40 {
         for (name, checkpoints) in [("bare", None), ("checkpoints", Some(often.clone()))] {
             let name = format!("{name}-{polls}");
-            let (recording, end) =
-                record_with(directory.path(), &name, 40_000, AfterPolls(polls), checkpoints);
+            let inputs =
+                AfterPolls { polls, deadline_ns: Cell::new(None), ended_at_deadline: &ended_at_deadline };
+            let (recording, end) = record_with(directory.path(), &name, 40_000, inputs, checkpoints);
             assert_eq!(end.outcome, Outcome::Ended);
             replays(&recording);
         }
     }
+    assert!(ended_at_deadline.get() > 3, "only {} ended just when a timer came due", ended_at_deadline.get());
 }
 
 #[test]

@@ -79,7 +79,7 @@ impl EngineArgs {
     /// The engine for a run that begins.
     pub fn for_new_run(&self) -> EngineKind {
         match self.engine {
-            // Exact positions at full speed need a counter, which no KVM engine of ours uses yet.
+            // Exact positions at full speed need a counter, and KVM's has not been seen at work on any processor yet.
             EngineChoice::Auto | EngineChoice::Soft => EngineKind::Soft,
             EngineChoice::Kvm => EngineKind::Kvm,
         }
@@ -111,7 +111,7 @@ impl EngineArgs {
 /// Which engine executes the guest.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum EngineChoice {
-    /// The fastest one that works here
+    /// The one to rely on: the software CPU, until KVM has been tried on a processor that counts branches
     Auto,
     /// The software CPU
     Soft,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use checkpoint::{BlobId, Maps, PAGE_BYTES, Page, PageMap, PageRef, Space, Store};
 
-use super::Machine;
+use super::{DISK_SLOT, Machine};
 use crate::disk::OverlayDisk;
 use crate::error::Error;
 use crate::written_pages::Reader;
@@ -192,6 +192,3 @@ fn merged(left: &[u64], right: &[u64]) -> impl Iterator<Item = u64> {
         Some(next)
     })
 }
-
-/// The disk, if there is one, is the first device on the bus.
-const DISK_SLOT: usize = 1;
