@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::kick::Kick;
 use crate::landing::{Landing, Landings, Left, Margin};
 use crate::mark::Mark;
+use crate::state::nothing_under_way;
 use crate::vcpu::{Exit, Vcpu};
 use crate::vm::Vm;
 
@@ -299,6 +300,11 @@ impl KvmCpu {
                 continue;
             }
             if signals.stop || due {
+                let synced = self.vcpu.synced();
+                if !nothing_under_way(&synced.events) {
+                    // The software CPU would have begun with it.
+                    log::warn!("stopped at {:#x} with a fault under way", synced.regs.rip);
+                }
                 return Ok(End::Stop(Stop::Bus));
             }
             if self.settled && self.vcpu.stops().contains(&self.vcpu.synced().regs.rip) {
@@ -330,7 +336,8 @@ impl KvmCpu {
                 }
                 None => {}
             }
-            let window = signals.interrupt && !delivered;
+            // Behind the one that was delivered another may wait.
+            let window = run.bus.signals().interrupt;
             self.statistics.entries += 1;
             run.exited = false;
             let exit = self.enter(run.bus, window);

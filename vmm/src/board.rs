@@ -178,16 +178,18 @@ impl Bus for Board {
         self.platform.take_nmi()
     }
 
+    // A refused access is no exit. The fault that follows has begun on one engine and not on another where the CPU is asked
+    // whether to stop, so that nobody may stop there.
     fn read_msr(&mut self, steps: u64, index: u32) -> Option<u64> {
-        let value = self.platform.apic_read_msr(self.time_ns(steps), index).ok();
+        let value = self.platform.apic_read_msr(self.time_ns(steps), index).ok()?;
         self.note_exit();
-        value
+        Some(value)
     }
 
     fn write_msr(&mut self, steps: u64, index: u32, value: u64) -> Option<()> {
-        let done = self.platform.apic_write_msr(self.time_ns(steps), index, value).ok();
+        self.platform.apic_write_msr(self.time_ns(steps), index, value).ok()?;
         self.note_exit();
-        done
+        Some(())
     }
 
     fn cr8(&mut self) -> u64 {
@@ -208,4 +210,29 @@ impl Bus for Board {
     fn tsc(&mut self, steps: u64) -> u64 {
         self.time_ns(steps)
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_access_to_a_register_is_no_exit() {
+        let ram = Arc::new(GuestRam::new(1 << 20).unwrap());
+        for time_base in [TimeBase::Instructions, TimeBase::Exits] {
+            let platform = Platform::new(0, PciBus::new());
+            let mut board = Board::new(platform, ram.clone(), time_base, Counting::Exits);
+            let before = (board.exits, board.time_ns(5));
+            assert_eq!(board.read_msr(5, UNKNOWN), None);
+            assert_eq!(board.write_msr(5, UNKNOWN, 1), None);
+            assert_eq!((board.exits, board.time_ns(5)), before);
+            let base = board.read_msr(5, APIC_BASE).expect("the local APIC's base can be read");
+            assert_eq!(board.write_msr(5, APIC_BASE, base), Some(()));
+            assert_eq!(board.exits, before.0 + 2);
+        }
+    }
+
+    const APIC_BASE: u32 = 0x1b;
+    /// Old AMD processors count events there.
+    const UNKNOWN: u32 = 0xc001_0000;
 }

@@ -12,8 +12,8 @@ pub enum Counting {
     #[default]
     Instructions,
     /// Exits: what any engine sees of the guest without counting instructions. One for each access to a port or to memory
-    /// that is no RAM, each access to a model-specific register of the board, each HLT, and each time that the guest was
-    /// stopped without one.
+    /// that is no RAM, each access to a model-specific register of the board that is not refused, each HLT, and each time that
+    /// the guest was stopped without one.
     Exits,
 }
 

@@ -31,6 +31,7 @@ TTVM_LANDINGS=100 ./landings --nocapture >out/landings 2>&1
 
 /// Records a boot in which somebody types and a disk is read, replays it there, and packs it: `$ROUNDS` times. The disk is
 /// small, its contents are known. On the way the recorder is kept off the processor for seconds, and the host suspends to RAM.
+/// The recorder stops after nearly every exit, to see whether a checkpoint is due: all of these places are ones for both engines.
 const BOOT: &str = r#"
 printf 'echo sum $((6 * 7))
 md5sum /dev/vda
@@ -44,7 +45,7 @@ recorded() {
     done
 }
 for round in $(seq $ROUNDS); do
-    ./ttvm record -o lab.ttvm --engine kvm --slow-clock 8 --wait-for-exit 10000 --checkpoint-interval 250ms --kernel vmlinux --initrd initrd.gz \
+    ./ttvm record -o lab.ttvm --engine kvm --slow-clock 8 --wait-for-exit 10000 --checkpoint-interval 20us --kernel vmlinux --initrd initrd.gz \
         --disk disk --memory 128M --cmdline "console=ttyS0 quiet" <keys >out/console-$round 2>out/told-$round &
     recorder=$!
     recorded 8000
