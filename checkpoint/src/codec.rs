@@ -1,10 +1,11 @@
 //! How one page becomes a blob: compressed by itself, or as its difference from another page, of which a few
 //! words are written down as they are.
 //!
-//! The stored form is described in `FORMAT.md`; RFC 8878 describes the compressed frames.
+//! The stored form is described in `FORMAT.md`; RFC 8878 and LZ4's block format describe the compressed ones.
 
 use std::io;
 
+use lz4_flex::block;
 use twox_hash::XxHash3_128;
 use zstd::bulk::{Compressor, Decompressor};
 
@@ -14,8 +15,14 @@ use crate::{PAGE_BYTES, Page};
 /// One of zstd's fast levels: twice as quick as its first ordinary one for an eighth more bytes, and who records pays for time.
 const LEVEL: i32 = -1;
 
-/// The first byte of a patch: no compressed frame begins with it (RFC 8878, section 3.1.1).
+/// The first byte of a patch: no frame of zstd's begins with it (RFC 8878, section 3.1.1).
 const PATCH_TAG: u8 = 0;
+
+/// The first byte before an LZ4 block: it neither.
+const LZ4_TAG: u8 = 1;
+
+/// The most that an LZ4 block of a page and its tag take.
+const LZ4_ROOM: usize = 1 + block::get_maximum_output_size(PAGE_BYTES);
 
 /// A patch this small is kept without compressing the difference: most are, and that is ten times as quick.
 const SMALL_PATCH_BYTES: usize = 256;
@@ -46,24 +53,29 @@ pub(crate) struct Codec {
     delta: Buffer,
 }
 
-/// A compressed page: never longer than the page itself.
+/// A compressed page: never longer than the page itself, though compressing may take more.
 struct Buffer {
-    bytes: Box<[u8; PAGE_BYTES]>,
+    bytes: Box<[u8; LZ4_ROOM]>,
     len: usize,
 }
 
 impl Codec {
     /// Fails only for want of memory.
     pub fn new() -> io::Result<Codec> {
-        let buffer = || Buffer { bytes: Box::new([0; PAGE_BYTES]), len: 0 };
+        let buffer = || Buffer { bytes: Box::new([0; LZ4_ROOM]), len: 0 };
         let (full, delta) = (buffer(), buffer());
         Ok(Codec { compressor: Compressor::new(LEVEL)?, decompressor: Decompressor::new()?, full, delta })
     }
 
-    /// The smaller form of `page`, where a full version that `base` could be compared with exists. Prefers a
-    /// full one when it costs little more: the differences that follow become smaller.
+    /// The smaller form of `page`, where a full version `base` exists that it can be compared with. Prefers a full one when it
+    /// costs little more: the differences that follow become smaller. A page's first version is packed with LZ4, which takes two
+    /// thirds of the time for a fifth more bytes: a guest that starts writes nothing else.
     pub fn encode(&mut self, page: &Page, base: Option<&Page>) -> (Encoded, &[u8]) {
-        let Some(difference) = base.and_then(|base| difference(page, base)) else {
+        let Some(base) = base else {
+            self.full.pack_first(page);
+            return (Encoded::Full, self.full.packed());
+        };
+        let Some(difference) = difference(page, base) else {
             self.full.pack(&mut self.compressor, page);
             return (Encoded::Full, self.full.packed());
         };
@@ -88,21 +100,36 @@ impl Codec {
             *to = *page;
             return true;
         }
-        if let Some((&PATCH_TAG, patch)) = blob.split_first() {
-            return read_patch(patch, to);
+        match blob.split_first() {
+            Some((&PATCH_TAG, patch)) => read_patch(patch, to),
+            Some((&LZ4_TAG, packed)) => matches!(block::decompress_into(packed, to), Ok(PAGE_BYTES)),
+            _ => matches!(self.decompressor.decompress_to_buffer(blob, &mut to[..]), Ok(PAGE_BYTES)),
         }
-        matches!(self.decompressor.decompress_to_buffer(blob, &mut to[..]), Ok(PAGE_BYTES))
     }
 }
 
 impl Buffer {
+    fn pack_first(&mut self, page: &Page) {
+        self.bytes[0] = LZ4_TAG;
+        match block::compress_into(page, &mut self.bytes[1..]) {
+            Ok(len) if len + 1 < PAGE_BYTES => self.len = len + 1,
+            _ => self.keep(page),
+        }
+    }
+
     fn pack(&mut self, compressor: &mut Compressor<'_>, page: &Page) {
         // A page that does not shrink is an error of the compressor, whose room is one byte too small for it.
         let room = &mut self.bytes[..PAGE_BYTES - 1];
-        self.len = compressor.compress_to_buffer(&page[..], room).unwrap_or_else(|_| {
-            *self.bytes = *page;
-            PAGE_BYTES
-        });
+        match compressor.compress_to_buffer(&page[..], room) {
+            Ok(len) => self.len = len,
+            Err(_) => self.keep(page),
+        }
+    }
+
+    /// The page as it is.
+    fn keep(&mut self, page: &Page) {
+        self.bytes[..PAGE_BYTES].copy_from_slice(page);
+        self.len = PAGE_BYTES;
     }
 
     fn packed(&self) -> &[u8] {
@@ -203,6 +230,8 @@ mod tests {
         assert_eq!(roundtrip(&noise(2), Some(&random)), (Encoded::Full, PAGE_BYTES));
         let (kind, len) = roundtrip(&changed, Some(&random));
         assert!(kind == Encoded::Delta && len < 100, "{len}");
+        let (kind, len) = roundtrip(&[7; PAGE_BYTES], None);
+        assert!(kind == Encoded::Full && len < 100, "{len}");
         // Half of a compressible page is random: the difference is as large as the page.
         let mut half = [7; PAGE_BYTES];
         half[..2000].copy_from_slice(&random[..2000]);
@@ -238,6 +267,14 @@ mod tests {
         let mut page = [0; PAGE_BYTES];
         let short = zstd::bulk::compress(&[1; 100], 1).unwrap();
         let long = zstd::bulk::compress(&[1; 5000], 1).unwrap();
+        let lz4 = |bytes: &[u8]| [&[LZ4_TAG], &block::compress(bytes)[..]].concat();
+        let (whole, short_lz4, long_lz4) = (lz4(&[1; PAGE_BYTES]), lz4(&[1; 100]), lz4(&[1; 5000]));
+        assert!(codec.unpack(&whole, &mut page));
+        for bytes in
+            [&[LZ4_TAG][..], &short_lz4, &long_lz4, &whole[..whole.len() - 1], &[LZ4_TAG, 0x10, 9, 200, 0]]
+        {
+            assert!(!codec.unpack(bytes, &mut page));
+        }
         for bytes in [&[][..], &[0, 1], &[9], &short, &long, &long[..8], &noise(3)[..4095]] {
             assert!(!codec.unpack(bytes, &mut page));
         }

@@ -17,7 +17,7 @@ use crate::{PAGE_BYTES, Result, StoreError, StoreErrorKind};
 pub(crate) const MAGIC: [u8; 8] = *b"ttvmckpt";
 
 /// Of this format. A reader refuses others.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// The largest number of pages of either space: 4 TiB.
 pub(crate) const MAX_PAGES: u64 = 1 << 30;

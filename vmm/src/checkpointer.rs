@@ -41,8 +41,8 @@ impl Default for CheckpointOptions {
         CheckpointOptions {
             interval_ns: 1_000_000_000,
             min_steps: 50_000_000,
-            // Storing a page takes as long as 2,000 steps of the software engine, so this is one part in 64.
-            page_rest_steps: 2_000 * 64,
+            // Storing a page takes as long as 2,000 steps of the software engine, so this is one part in a hundred.
+            page_rest_steps: 2_000 * 100,
             // Some tens of milliseconds.
             slice_steps: 10_000_000,
             slice_ns: 20_000_000,
