@@ -118,7 +118,10 @@ fn arithmetic() {
 #[test]
 fn integral_values_and_scaling() {
     register("frndint", native::frndint, |env, a, _| x87::round_to_integer(env, a));
-    register("fscale", native::fscale, x87::scale);
+    // The response to unmasked underflow: only Intel's leave a denormal alone that is scaled by zero.
+    if is_intel() {
+        register("fscale", native::fscale, x87::scale);
+    }
 }
 
 #[test]
