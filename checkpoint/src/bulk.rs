@@ -35,6 +35,7 @@ struct Blob {
     len: u16,
     id: u64,
     digest: Digest,
+    crc: u32,
 }
 
 /// A page to be read.
@@ -136,7 +137,7 @@ impl Store {
 }
 
 fn blob(id: u64, row: &Row) -> Blob {
-    Blob { file: row.file, offset: row.offset, len: row.len, id, digest: row.digest }
+    Blob { file: row.file, offset: row.offset, len: row.len, id, digest: row.digest, crc: row.crc }
 }
 
 fn decode(batch: &[Request], bytes: &Bytes, files: &Files, codec: &mut Codec) -> Result<Pages> {
@@ -146,14 +147,14 @@ fn decode(batch: &[Request], bytes: &Bytes, files: &Files, codec: &mut Codec) ->
         // Neighbours often differ from the same version.
         let full = match last {
             Some((blob, page)) if blob == request.full => page,
-            _ => unpack(&request.full, bytes, files, codec)?,
+            _ => place(&request.full, files).unpack(codec, bytes.of(&request.full))?,
         };
         last = Some((request.full, full));
         let mut page = full;
         let version = match &request.delta {
             None => &request.full,
             Some(delta) => {
-                page = unpack(delta, bytes, files, codec)?;
+                page = place(delta, files).unpack(codec, bytes.of(delta))?;
                 xor(&mut page, &full);
                 delta
             }
@@ -164,18 +165,10 @@ fn decode(batch: &[Request], bytes: &Bytes, files: &Files, codec: &mut Codec) ->
     Ok(pages)
 }
 
-fn unpack(blob: &Blob, bytes: &Bytes, files: &Files, codec: &mut Codec) -> Result<Page> {
-    let mut page = crate::map::ZERO_PAGE;
-    match codec.unpack(bytes.of(blob), &mut page) {
-        true => Ok(page),
-        false => Err(place(blob, files).damaged("it cannot be unpacked")),
-    }
-}
-
 fn place(blob: &Blob, files: &Files) -> Place {
     let open = &files[&blob.file];
     let (file, path, len) = (open.file.clone(), open.path.clone(), usize::from(blob.len));
-    Place { id: blob.id, file, path, offset: blob.offset, len, digest: blob.digest }
+    Place { id: blob.id, file, path, offset: blob.offset, len, digest: blob.digest, crc: blob.crc }
 }
 
 /// The bytes of a batch's blobs, with some of what lies between them.

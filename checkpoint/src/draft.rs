@@ -179,13 +179,13 @@ impl Draft<'_> {
         self.make_room(PAGE_BYTES as u64)?;
         let base_page = base.map(|base| self.store.full_page_of(base)).transpose()?;
         let (kind, bytes) = self.codec.encode(contents, base_page.as_deref());
-        let (offset, len) = (self.part.len(), bytes.len() as u16);
+        let (offset, len, crc) = (self.part.len(), bytes.len() as u16, crc32fast::hash(bytes));
         self.part.write(bytes)?;
         let id = self.writer.next_blob;
         self.writer.next_blob += 1;
         self.writer.recent.put(digest, id);
         let base = base.and_then(NonZeroU64::new).filter(|_| kind == Encoded::Delta);
-        let row = Row { digest, offset, base, file: self.number, refs: 0, len, low: 0 };
+        let row = Row { digest, offset, base, file: self.number, refs: 0, crc, len, low: 0 };
         let mut inner = self.store.write_inner();
         inner.blobs.insert(id, row);
         if let Some(base) = base {
@@ -194,7 +194,7 @@ impl Draft<'_> {
         // The first blob's id counts from 0, the others from the one before.
         let step = if self.blobs.is_empty() { id } else { 1 };
         let step = NonZeroU64::new(step).expect("ids begin with 1");
-        self.blobs.push(BlobEntry { step, base, len, digest });
+        self.blobs.push(BlobEntry { step, base, len, digest, crc });
         Ok(id)
     }
 

@@ -88,7 +88,11 @@ pub(crate) struct BlobEntry {
     pub step: NonZeroU64,
     pub base: Option<NonZeroU64>,
     pub len: u16,
+    /// Of the page, unpacked.
     pub digest: Digest,
+    /// CRC-32 of the blob: a page can be packed in many ways, so that a damaged blob can yield the right one still.
+    #[serde(with = "postcard::fixint::le")]
+    pub crc: u32,
 }
 
 impl Directory {
@@ -170,10 +174,15 @@ impl Footer {
         bytes
     }
 
-    /// Reads and checks the footer of a file of `file_len` bytes.
+    /// Reads and checks the footer, and the first bytes, of a file of `file_len` bytes.
     pub fn read(file: &File, path: &Path, file_len: u64) -> Result<Footer> {
         let wrong = |what: &str| StoreError::damaged(path, "footer", what);
         let at = file_len.checked_sub(FOOTER_BYTES).ok_or_else(|| wrong("the file is too short for one"))?;
+        let mut magic = [0; MAGIC.len()];
+        file.read_exact_at(&mut magic, 0).map_err(StoreError::io(path, "read the first bytes"))?;
+        if magic != MAGIC {
+            return Err(StoreError::damaged(path, "first bytes", "they are not the format's name"));
+        }
         let mut bytes = [0; FOOTER_BYTES as usize];
         file.read_exact_at(&mut bytes, at).map_err(StoreError::io(path, "read the footer"))?;
         let (words, tail) = bytes.split_at(FOOTER_WORDS * 8);
@@ -335,7 +344,7 @@ mod tests {
             let error = Footer::read(&file, Path::new("x"), at).unwrap_err();
             assert!(error.to_string().contains(what), "{error}");
         }
-        for at in 8..len {
+        for at in 0..len {
             let mut byte = [0];
             file.read_exact_at(&mut byte, at).unwrap();
             file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();

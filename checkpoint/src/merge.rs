@@ -237,7 +237,13 @@ fn carrier((old, mut directory): (OpenFile, Directory), blobs: Vec<(u64, Row)>) 
     directory.blobs.clear();
     for (id, row) in &blobs {
         let step = NonZeroU64::new(id - last).expect("ids ascend from 1");
-        directory.blobs.push(BlobEntry { step, base: row.base, len: row.len, digest: row.digest });
+        directory.blobs.push(BlobEntry {
+            step,
+            base: row.base,
+            len: row.len,
+            digest: row.digest,
+            crc: row.crc,
+        });
         last = *id;
     }
     let raw = postcard::to_stdvec(&directory).expect("a directory has nothing that cannot be encoded");

@@ -79,7 +79,7 @@ fn add_file(
 fn add_blobs(inner: &mut Inner, path: &Path, number: u32, directory: &Directory) -> Result<()> {
     for (id, offset, blob) in directory.places() {
         if let Some(twin) = inner.blobs.get(id) {
-            if (twin.digest, twin.base) != (blob.digest, blob.base) {
+            if (twin.digest, twin.crc, twin.base) != (blob.digest, blob.crc, blob.base) {
                 return Err(StoreError::damaged(path, format!("version {id}"), "another file differs"));
             }
             continue;
@@ -90,6 +90,7 @@ fn add_blobs(inner: &mut Inner, path: &Path, number: u32, directory: &Directory)
             base: blob.base,
             file: number,
             refs: 0,
+            crc: blob.crc,
             len: blob.len,
             low: 0,
         };

@@ -19,6 +19,7 @@ pub(crate) struct Place {
     pub offset: u64,
     pub len: usize,
     pub digest: Digest,
+    pub crc: u32,
 }
 
 impl Place {
@@ -35,7 +36,11 @@ impl Place {
         self.unpack(codec, bytes)
     }
 
-    fn unpack(&self, codec: &mut Codec, bytes: &[u8]) -> Result<Page> {
+    /// The page or difference that the blob's `bytes` are.
+    pub fn unpack(&self, codec: &mut Codec, bytes: &[u8]) -> Result<Page> {
+        if crc32fast::hash(bytes) != self.crc {
+            return Err(self.damaged("its CRC-32 is another"));
+        }
         let mut page = ZERO_PAGE;
         match codec.unpack(bytes, &mut page) {
             true => Ok(page),
@@ -91,7 +96,7 @@ impl Store {
     fn place(&self, inner: &Inner, id: u64, row: &Row) -> Result<Place> {
         let open = inner.open(&self.dir, row.file)?;
         let (offset, len) = (row.offset, usize::from(row.len));
-        Ok(Place { id, file: open.file, path: open.path, offset, len, digest: row.digest })
+        Ok(Place { id, file: open.file, path: open.path, offset, len, digest: row.digest, crc: row.crc })
     }
 
     /// The contents of the full version `id`, through the cache.

@@ -20,6 +20,8 @@ pub(crate) struct Row {
     /// How many page lists and differences refer to it. Without any it stays in its file until that is
     /// rewritten.
     pub refs: u32,
+    /// CRC-32 of its bytes in the file.
+    pub crc: u32,
     /// Its bytes in the file.
     pub len: u16,
     /// The low bits of its id; [`BlobTable`] sets them.
@@ -104,7 +106,7 @@ mod tests {
     use super::*;
 
     fn row(offset: u64) -> Row {
-        Row { digest: [0; 16], offset, base: None, file: 1, refs: 0, len: 1, low: 0 }
+        Row { digest: [0; 16], offset, base: None, file: 1, refs: 0, crc: 0, len: 1, low: 0 }
     }
 
     #[test]

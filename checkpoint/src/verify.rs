@@ -41,7 +41,7 @@ impl Store {
         let directory = open.directory()?;
         for (count, (id, offset, blob)) in directory.places().enumerate() {
             let (file, path, len) = (file.clone(), path.clone(), usize::from(blob.len));
-            let place = Place { id, file, path, offset, len, digest: blob.digest };
+            let place = Place { id, file, path, offset, len, digest: blob.digest, crc: blob.crc };
             let mut page = self.with_codec(|codec| place.load(codec))?;
             if let Some(base) = blob.base {
                 let base = self.full_page_of(base.get()).map_err(|error| self.base_error(&place, error))?;
