@@ -15,6 +15,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
+use crate::map::ZERO_PAGE;
 use crate::store::lock;
 use crate::thin::{Policy, too_old};
 use crate::{Draft, Entry, PAGE_BYTES, Page, PageRef, Result, Space, Store, StoreError, StoreErrorKind};
@@ -48,7 +49,39 @@ pub struct BackgroundWriter {
     thread: Option<JoinHandle<()>>,
 }
 
-type Batch = Vec<(Space, u64, Page)>;
+/// Pages, and the contents of those that are not zero in the same order: a guest that starts writes zeroes to a third of its pages,
+/// which need not be copied.
+struct Batch {
+    pages: Vec<(Space, u64, bool)>,
+    contents: Vec<Page>,
+}
+
+impl Batch {
+    fn new() -> Batch {
+        Batch { pages: Vec::with_capacity(BATCH_PAGES), contents: Vec::with_capacity(BATCH_PAGES) }
+    }
+
+    fn push(&mut self, space: Space, number: u64, contents: &Page) {
+        let is_zero = *contents == ZERO_PAGE;
+        self.pages.push((space, number, is_zero));
+        if !is_zero {
+            self.contents.extend_from_slice(std::slice::from_ref(contents));
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (Space, u64, &Page)> {
+        let mut contents = self.contents.iter();
+        self.pages.iter().map(move |&(space, number, is_zero)| match is_zero {
+            true => (space, number, &ZERO_PAGE),
+            false => (space, number, contents.next().expect("one for each that is not zero")),
+        })
+    }
+
+    fn clear(&mut self) {
+        self.pages.clear();
+        self.contents.clear();
+    }
+}
 
 enum Message {
     Begin { position: u64, time_ns: u64 },
@@ -100,8 +133,8 @@ impl BackgroundWriter {
     ///
     /// As [`BackgroundWriter::begin`].
     pub fn page(&mut self, space: Space, number: u64, contents: &Page) -> Result<()> {
-        self.batch.push((space, number, *contents));
-        if self.batch.len() == BATCH_PAGES { self.send_batch() } else { Ok(()) }
+        self.batch.push(space, number, contents);
+        if self.batch.pages.len() == BATCH_PAGES { self.send_batch() } else { Ok(()) }
     }
 
     /// Completes the checkpoint that was begun and returns at once.
@@ -141,9 +174,9 @@ impl BackgroundWriter {
     }
 
     fn send_batch(&mut self) -> Result<()> {
-        let empty = self.empty.try_recv().unwrap_or_else(|_| Batch::with_capacity(BATCH_PAGES));
+        let empty = self.empty.try_recv().unwrap_or_else(|_| Batch::new());
         let full = std::mem::replace(&mut self.batch, empty);
-        if full.is_empty() { Ok(()) } else { self.send(Message::Pages(full)) }
+        if full.pages.is_empty() { Ok(()) } else { self.send(Message::Pages(full)) }
     }
 
     fn send(&mut self, message: Message) -> Result<()> {
@@ -245,10 +278,10 @@ fn work<'a>(
 }
 
 fn write_batch(job: &mut Job<'_>, batch: &Batch) -> Result<()> {
-    for (space, number, contents) in batch {
-        let version = job.draft.page(*space, *number, contents)?;
-        if *space == Space::Disk {
-            job.disk.push((*number, version));
+    for (space, number, contents) in batch.iter() {
+        let version = job.draft.page(space, number, contents)?;
+        if space == Space::Disk {
+            job.disk.push((number, version));
         }
     }
     Ok(())

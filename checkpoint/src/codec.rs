@@ -5,7 +5,7 @@
 
 use std::io;
 
-use lz4_flex::block;
+use lz4_flex::block::{self, CompressTable};
 use twox_hash::XxHash3_128;
 use zstd::bulk::{Compressor, Decompressor};
 
@@ -49,6 +49,7 @@ pub(crate) enum Encoded {
 pub(crate) struct Codec {
     compressor: Compressor<'static>,
     decompressor: Decompressor<'static>,
+    table: CompressTable,
     full: Buffer,
     delta: Buffer,
 }
@@ -64,7 +65,13 @@ impl Codec {
     pub fn new() -> io::Result<Codec> {
         let buffer = || Buffer { bytes: Box::new([0; LZ4_ROOM]), len: 0 };
         let (full, delta) = (buffer(), buffer());
-        Ok(Codec { compressor: Compressor::new(LEVEL)?, decompressor: Decompressor::new()?, full, delta })
+        Ok(Codec {
+            compressor: Compressor::new(LEVEL)?,
+            decompressor: Decompressor::new()?,
+            table: CompressTable::small(),
+            full,
+            delta,
+        })
     }
 
     /// The smaller form of `page`, where a full version `base` exists that it can be compared with. Prefers a full one when it
@@ -72,7 +79,7 @@ impl Codec {
     /// thirds of the time for a fifth more bytes: a guest that starts writes nothing else.
     pub fn encode(&mut self, page: &Page, base: Option<&Page>) -> (Encoded, &[u8]) {
         let Some(base) = base else {
-            self.full.pack_first(page);
+            self.full.pack_first(&mut self.table, page);
             return (Encoded::Full, self.full.packed());
         };
         let Some(difference) = difference(page, base) else {
@@ -109,9 +116,9 @@ impl Codec {
 }
 
 impl Buffer {
-    fn pack_first(&mut self, page: &Page) {
+    fn pack_first(&mut self, table: &mut CompressTable, page: &Page) {
         self.bytes[0] = LZ4_TAG;
-        match block::compress_into(page, &mut self.bytes[1..]) {
+        match block::compress_into_with_table(page, &mut self.bytes[1..], table) {
             Ok(len) if 1 + len < PAGE_BYTES => self.len = 1 + len,
             _ => self.keep(page),
         }

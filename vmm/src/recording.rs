@@ -83,9 +83,13 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The manifest as text.
+    /// The manifest as text, with its check.
     pub fn text(&self) -> String {
-        serde_json::to_string_pretty(self).expect("plain data in memory always serializes") + "\n"
+        let text = |check: u32| {
+            let checked = Checked { manifest: self, check: format!("{check:08x}") };
+            serde_json::to_string_pretty(&checked).expect("plain data in memory always serializes") + "\n"
+        };
+        text(crc32fast::hash(text(0).as_bytes()))
     }
 
     /// Hash of everything that determines the run. Where the images lie is no part of it: they may move.
@@ -94,6 +98,15 @@ impl Manifest {
         machine.images_mut().for_each(|(_, image)| image.path = PathBuf::new());
         hash_of(&(&self.counter, machine))
     }
+}
+
+/// A manifest as it is written down.
+#[derive(Serialize)]
+struct Checked<'a> {
+    #[serde(flatten)]
+    manifest: &'a Manifest,
+    /// CRC-32 of the text with zeroes in the place of it.
+    check: String,
 }
 
 /// An opened recording.
@@ -224,7 +237,14 @@ fn read_manifest(file: &Path) -> Result<Manifest, Error> {
     std::fs::File::open(file)
         .and_then(|opened| opened.take(MAX_MANIFEST_BYTES).read_to_string(&mut text))
         .map_err(|error| Error::recording(file, format!("cannot be read: {error}")))?;
-    Manifest::parse(&text).map_err(|why| Error::recording(file, why))
+    let manifest = Manifest::parse(&text).map_err(|why| Error::recording(file, why))?;
+    if manifest.text() != text {
+        log::warn!(
+            "{} was edited since ttvm wrote it: what it says of the program, the engine and where images lie may be wrong",
+            file.display()
+        );
+    }
+    Ok(manifest)
 }
 
 #[derive(Deserialize)]
@@ -275,6 +295,23 @@ mod tests {
         assert_ne!(hash_with("ttyS0", "ttyS1"), hash);
         assert_ne!(hash_with("67108864", "134217728"), hash);
         assert_ne!(hash_with(": 5", ": 6"), hash);
+    }
+
+    #[test]
+    fn an_edited_manifest_can_be_told_from_one_that_was_written() {
+        let text = manifest().text();
+        assert!(Manifest::parse(&text).unwrap().text() == text && text.contains("  \"check\": \""));
+        let edits = [
+            ("ttvm 0", "ttvm 9"),
+            ("\"soft\"", "\"hard\""),
+            ("\"disk\",", "\"task\","),
+            ("{\n", "{\t"),
+            ("}\n", "}"),
+        ];
+        for (from, to) in edits.into_iter().chain([("\"check\"", "\"chuck\"")]) {
+            let edited = text.replacen(from, to, 1);
+            assert!(edited != text && Manifest::parse(&edited).unwrap().text() != edited, "{from} to {to}");
+        }
     }
 
     #[test]

@@ -17,12 +17,18 @@ use crate::position::{Counting, Moment};
 /// Pages that are held at most: 16 MiB. After more there is no trail until the next checkpoint.
 const MAX_PAGES: usize = 4096;
 
+/// Instructions to the next mark, at least, for each page that was copied for the last. A copy takes as long as some 400 steps of the
+/// software engine, so this is one part in 250 of the run's time.
+const PAGE_REST_STEPS: u64 = 400 * 250;
+
 /// See the module.
 #[derive(Default)]
 pub struct Trail {
     older: Option<Mark>,
     newer: Option<Mark>,
     given_up: bool,
+    /// No mark is taken before this step.
+    next_step: u64,
 }
 
 /// One state.
@@ -40,23 +46,28 @@ struct Mark {
 impl Trail {
     /// A checkpoint was just taken here: what follows is relative to it.
     pub fn checkpoint(&mut self, machine: &mut Machine) {
-        machine.take_trail(|_, _| {});
+        machine.begin_trail();
         let last = joined(self.older.take(), self.newer.take());
         let older = last.map(|mark| Mark { is_behind_checkpoint: true, ..mark });
         *self = Trail { older, ..Trail::default() };
     }
 
-    /// Keeps the state here, and the one kept last.
+    /// Keeps the state here, and the one kept last, unless the last is too near for what it cost.
     pub fn mark(&mut self, machine: &mut Machine, cursor: Cursor) {
-        if self.given_up {
+        let at = machine.moment_in(Counting::Instructions);
+        if self.given_up || at.steps < self.next_step {
             return;
         }
         let mut ram = BTreeMap::new();
-        machine.take_trail(|page, contents| {
+        let are_few = machine.take_trail(MAX_PAGES, |page, contents| {
             ram.insert(page, Box::new(*contents));
         });
+        if !are_few {
+            return self.give_up();
+        }
+        self.next_step = at.steps + ram.len() as u64 * PAGE_REST_STEPS;
         let here = Mark {
-            at: machine.moment_in(Counting::Instructions),
+            at,
             head: CheckpointHead::of(machine, Counting::Instructions, cursor),
             state: machine.state(),
             ram,
@@ -67,8 +78,12 @@ impl Trail {
         self.older = joined(self.older.take(), newer);
         let pages = |mark: &Option<Mark>| mark.as_ref().map_or(0, |mark| mark.ram.len());
         if pages(&self.older) + pages(&self.newer) > MAX_PAGES {
-            *self = Trail { given_up: true, ..Trail::default() };
+            self.give_up();
         }
+    }
+
+    fn give_up(&mut self) {
+        *self = Trail { given_up: true, ..Trail::default() };
     }
 
     /// Hands the states that lie before `end` to the writer, each as a checkpoint.

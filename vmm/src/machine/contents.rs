@@ -78,14 +78,25 @@ impl Machine {
         Ok(count)
     }
 
-    /// Calls `each` with every page of RAM that was written since the last call.
-    pub fn take_trail(&mut self, mut each: impl FnMut(u64, &Page)) {
+    /// Calls `each` with every page of RAM that was written since the last call. False, and no calls, if they are more than `limit`.
+    pub fn take_trail(&mut self, limit: usize, mut each: impl FnMut(u64, &Page)) -> bool {
         self.collect_written();
+        let pages = self.written.take(Reader::Trail);
+        if pages.len() > limit {
+            return false;
+        }
         let mut contents = [0; PAGE_BYTES];
-        for page in self.written.take(Reader::Trail) {
+        for page in pages {
             self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
             each(page, &contents);
         }
+        true
+    }
+
+    /// Lets [`Machine::take_trail`] begin here.
+    pub fn begin_trail(&mut self) {
+        self.collect_written();
+        self.written.take(Reader::Trail);
     }
 
     /// Number of disk blocks written since they were last taken.
