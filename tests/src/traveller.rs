@@ -63,6 +63,7 @@ impl Traveller {
             interval_ns: 0,
             min_steps: every_steps,
             page_rest_steps: 0,
+            trail_rest_steps: 0,
             slice_steps: SLICE_STEPS,
             ..CheckpointOptions::default()
         };

@@ -27,6 +27,9 @@ pub struct CheckpointOptions {
     /// Instructions to the next checkpoint, at least, for each page in the last: what bounds the share of the run's time that
     /// checkpoints take.
     pub page_rest_steps: u64,
+    /// Instructions from one of the states that are kept in memory for the end to the next, at least, for each page that was
+    /// copied for the first.
+    pub trail_rest_steps: u64,
     /// Instructions between two looks at whether a checkpoint is due.
     pub slice_steps: u64,
     /// Virtual time between two looks, at least, where exits are counted: a guest makes thousands of them in a second, or
@@ -43,6 +46,8 @@ impl Default for CheckpointOptions {
             min_steps: 50_000_000,
             // Storing a page takes as long as 2,000 steps of the software engine, so this is one part in a hundred.
             page_rest_steps: 2_000 * 100,
+            // Copying one takes as long as 400, so this is one part in 250.
+            trail_rest_steps: 400 * 250,
             // Some tens of milliseconds.
             slice_steps: 10_000_000,
             slice_ns: 20_000_000,
@@ -157,14 +162,11 @@ impl Checkpointer {
         counting: Counting,
         machine: &mut Machine,
     ) -> Result<Checkpointer, Error> {
-        let CheckpointOptions { interval_ns, min_steps, page_rest_steps, policy, .. } = options;
+        let CheckpointOptions { interval_ns, min_steps, page_rest_steps, trail_rest_steps, policy, .. } =
+            options;
         let last = machine.moment_in(counting);
         let pace = Pace { counting, interval_ns, min_steps, page_rest_steps, last, rest: 0 };
-        let trail = (counting == Counting::Instructions).then(|| {
-            let mut trail = Trail::default();
-            trail.checkpoint(machine);
-            trail
-        });
+        let trail = (counting == Counting::Instructions).then(|| Trail::begin(machine, trail_rest_steps));
         Ok(Checkpointer { writer: BackgroundWriter::start(store, policy)?, pace, trail, told_full: false })
     }
 

@@ -17,16 +17,13 @@ use crate::position::{Counting, Moment};
 /// Pages that are held at most: 16 MiB. After more there is no trail until the next checkpoint.
 const MAX_PAGES: usize = 4096;
 
-/// Instructions to the next mark, at least, for each page that was copied for the last. A copy takes as long as some 400 steps of the
-/// software engine, so this is one part in 250 of the run's time.
-const PAGE_REST_STEPS: u64 = 400 * 250;
-
 /// See the module.
-#[derive(Default)]
 pub struct Trail {
     older: Option<Mark>,
     newer: Option<Mark>,
     given_up: bool,
+    /// Instructions to the next mark, at least, for each page that was copied for the last.
+    page_rest_steps: u64,
     /// No mark is taken before this step.
     next_step: u64,
 }
@@ -44,12 +41,18 @@ struct Mark {
 }
 
 impl Trail {
+    /// Begins where the machine stands, at a checkpoint or at its first instruction. From one mark to the next there are at least
+    /// `page_rest_steps` instructions for each page that the first took.
+    pub fn begin(machine: &mut Machine, page_rest_steps: u64) -> Trail {
+        machine.begin_trail();
+        Trail { older: None, newer: None, given_up: false, page_rest_steps, next_step: 0 }
+    }
+
     /// A checkpoint was just taken here: what follows is relative to it.
     pub fn checkpoint(&mut self, machine: &mut Machine) {
-        machine.begin_trail();
         let last = joined(self.older.take(), self.newer.take());
         let older = last.map(|mark| Mark { is_behind_checkpoint: true, ..mark });
-        *self = Trail { older, ..Trail::default() };
+        *self = Trail { older, ..Trail::begin(machine, self.page_rest_steps) };
     }
 
     /// Keeps the state here, and the one kept last, unless the last is too near for what it cost.
@@ -65,7 +68,7 @@ impl Trail {
         if !are_few {
             return self.give_up();
         }
-        self.next_step = at.steps + ram.len() as u64 * PAGE_REST_STEPS;
+        self.next_step = at.steps + ram.len() as u64 * self.page_rest_steps;
         let here = Mark {
             at,
             head: CheckpointHead::of(machine, Counting::Instructions, cursor),
@@ -83,7 +86,7 @@ impl Trail {
     }
 
     fn give_up(&mut self) {
-        *self = Trail { given_up: true, ..Trail::default() };
+        (self.older, self.newer, self.given_up) = (None, None, true);
     }
 
     /// Hands the states that lie before `end` to the writer, each as a checkpoint.

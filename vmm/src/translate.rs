@@ -122,6 +122,7 @@ fn translate(
         min_steps: CHECKPOINT_STEPS,
         // Whoever translates waits for it anyway, and travels next.
         page_rest_steps: 0,
+        trail_rest_steps: 0,
         ..CheckpointOptions::default()
     };
     let slice_steps = options.slice_steps;

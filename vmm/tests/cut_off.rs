@@ -84,7 +84,7 @@ fn a_full_disk_ends_the_recording_with_one_sentence() {
     let directory = tempfile::tempdir().unwrap();
     let kernel = write_kernel(directory.path(), FOR_EVER);
     let path = directory.path().join("full.ttvm");
-    let told = record_with_small_files(1, &arguments(&kernel, &path));
+    let told = record_with_small_files(2, &arguments(&kernel, &path));
     assert!(told.contains("cannot write") && told.contains(EVENTS) && told.contains("replays"), "{told}");
     assert!(!Recording::open(&path).unwrap().log.torn);
     assert!(replayed(&path) > 16_000_000);

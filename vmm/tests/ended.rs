@@ -59,6 +59,7 @@ fn a_run_ended_anywhere_replays_to_its_end() {
         interval_ns: 10_000,
         min_steps: 10_000,
         page_rest_steps: 0,
+        trail_rest_steps: 0,
         slice_steps: 7_000,
         ..CheckpointOptions::default()
     };

@@ -162,6 +162,7 @@ pub fn record_with_checkpoints(
         interval_ns: 10_000,
         min_steps: 10_000,
         page_rest_steps: 40_000,
+        trail_rest_steps: 0,
         slice_steps: 10_000,
         ..CheckpointOptions::default()
     };
