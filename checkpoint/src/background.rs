@@ -49,8 +49,8 @@ pub struct BackgroundWriter {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Pages, and the contents of those that are not zero in the same order: a guest that starts writes zeroes to a third of its pages,
-/// which need not be copied.
+/// Pages, and the contents of those that are not zero in the same order: a guest that starts writes zeroes to a third of
+/// its pages, which need not be copied.
 struct Batch {
     pages: Vec<(Space, u64, bool)>,
     contents: Vec<Page>,
