@@ -33,8 +33,8 @@ const SMALL_DELTA_BYTES: usize = 512;
 /// Of the page's 512 words. When more differ, a difference seldom compresses better than the page.
 const MAX_DELTA_WORDS: usize = 320;
 
-/// The digest that identifies a page's contents.
-pub(crate) fn digest(page: &Page) -> Digest {
+/// The digest that identifies a page's contents: XXH3-128, little endian.
+pub fn digest(page: &Page) -> Digest {
     XxHash3_128::oneshot(page).to_le_bytes()
 }
 

@@ -28,11 +28,13 @@ mod thin;
 mod verify;
 
 pub use background::{BackgroundWriter, Done};
+pub use codec::digest;
 pub use draft::Draft;
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use files::{StoreFile, file_name};
 pub use map::{BlobId, Maps, PageMap, PageRef, Space};
 pub use store::{Counts, Entry, Store};
+pub use table::Digest;
 pub use thin::Policy;
 
 /// Bytes in a page.

@@ -75,6 +75,12 @@ impl Store {
         place.check(to)
     }
 
+    /// The digest of a stored version's contents, as it was when they were written. `None` if the store does not hold it (any
+    /// more).
+    pub fn digest_of(&self, id: BlobId) -> Option<Digest> {
+        self.read_inner().blobs.get(id.0).map(|row| row.digest)
+    }
+
     /// Where a version is, and the full one that it differs from.
     fn places(&self, id: u64) -> Result<(Place, Option<Place>)> {
         let inner = self.read_inner();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
 /// XXH3-128 of a page's contents, little endian.
-pub(crate) type Digest = [u8; 16];
+pub type Digest = [u8; 16];
 
 /// What the store knows about one stored version.
 #[derive(Clone, Copy, Debug)]

@@ -69,7 +69,7 @@ impl<I: Inputs> Recorder<I> {
             at: machine.moment(),
             branches: machine.branches(),
             outcome: machine.outcome().cloned().expect("a run is finished once it has ended"),
-            hashes: machine.hashes(),
+            hashes: machine.known_hashes(),
             console_bytes,
             console_hash,
         };

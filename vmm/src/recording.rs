@@ -16,7 +16,7 @@ use crate::machine::hash_of;
 use crate::position::{Counting, TimeBase};
 
 /// Version of the format that this program writes and reads.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
 
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";

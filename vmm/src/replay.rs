@@ -206,7 +206,7 @@ fn compare_end(
     let at = machine.moment();
     let hashes = machine.hashes();
     let outcome = machine.outcome().map_or("it went on".to_string(), Outcome::to_string);
-    let hex = |hash: &[u8; 32]| blake3::Hash::from_bytes(*hash).to_hex().to_string();
+    let hex = |hash: &[u8]| hash.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let pairs = [
         (Part::Registers, "the end of the run", format!("{:?}", end.at), format!("{at:?}")),
         (Part::Registers, "how the run ended", end.outcome.to_string(), outcome),
@@ -220,7 +220,7 @@ fn compare_end(
         (Part::Whole, "the console's output", hex(&end.console_hash), hex(&console.1)),
         (Part::Registers, "the hash of the CPU", hex(&end.hashes.cpu), hex(&hashes.cpu)),
         (Part::Devices, "the hash of the devices", hex(&end.hashes.devices), hex(&hashes.devices)),
-        (Part::Ram, "the hash of RAM", hex(&end.hashes.ram), hex(&hashes.ram)),
+        (Part::Ram, "the digest of RAM", hex(&end.hashes.ram), hex(&hashes.ram)),
         (Part::Whole, "the hash of the disk", hex(&end.hashes.disk), hex(&hashes.disk)),
     ];
     for (part, what, expected, actual) in pairs {

@@ -78,6 +78,15 @@ impl Machine {
         Ok(count)
     }
 
+    /// Lets [`Machine::take_written`] begin here.
+    pub fn begin_written(&mut self) {
+        self.collect_written();
+        self.written.take(Reader::Image);
+        if let Some(disk) = self.disk_mut() {
+            disk.take_written();
+        }
+    }
+
     /// Calls `each` with every page of RAM that was written since the last call. False, and no calls, if they are more than `limit`.
     pub fn take_trail(&mut self, limit: usize, mut each: impl FnMut(u64, &Page)) -> bool {
         self.collect_written();
@@ -176,7 +185,12 @@ impl Machine {
 
     /// Hash of what the guest wrote to its disk.
     pub fn disk_hash(&mut self) -> [u8; 32] {
-        self.disk_mut().map(|disk| disk.hash()).unwrap_or_default()
+        self.disk_mut().map(OverlayDisk::hash).unwrap_or_default()
+    }
+
+    /// As [`Machine::disk_hash`], by what the store knows of its blocks.
+    pub(super) fn known_disk_hash(&mut self) -> [u8; 32] {
+        self.disk_mut().map(OverlayDisk::known_hash).unwrap_or_default()
     }
 }
 

@@ -116,14 +116,22 @@ impl Machine {
         self.counts_anew = true;
     }
 
-    /// Hashes of everything that can influence the future.
+    /// Hashes of everything that can influence the future, from a look at all of it.
     pub fn hashes(&mut self) -> Hashes {
-        Hashes {
-            cpu: cpu_hash(&self.engine.state(), self.time_base),
-            devices: self.devices_hash(),
-            ram: ram_digest::hash(&self.ram, self.time_base),
-            disk: self.disk_hash(),
-        }
+        let (ram, disk) = (ram_digest::of_all(&self.ram, self.time_base), self.disk_hash());
+        self.hashes_with(ram, disk)
+    }
+
+    /// The same hashes by what was noted of RAM and disk on the way, which costs next to nothing. A recorder writes down these,
+    /// and a replay compares those: if a note is missing they differ.
+    pub fn known_hashes(&mut self) -> Hashes {
+        let (ram, disk) = (self.ram_digest(), self.known_disk_hash());
+        self.hashes_with(ram, disk)
+    }
+
+    fn hashes_with(&self, ram: [u8; 16], disk: [u8; 32]) -> Hashes {
+        let cpu = cpu_hash(&self.engine.state(), self.time_base);
+        Hashes { cpu, devices: self.devices_hash(), ram, disk }
     }
 
     fn devices_hash(&self) -> [u8; 32] {
@@ -138,9 +146,9 @@ pub struct Hashes {
     pub cpu: [u8; 32],
     /// All devices and the clock.
     pub devices: [u8; 32],
-    /// RAM.
-    pub ram: [u8; 32],
-    /// What the guest wrote to its disk.
+    /// The digest of RAM ([`crate::ram_digest`]).
+    pub ram: [u8; 16],
+    /// What the guest wrote to its disk ([`crate::disk::OverlayDisk::hash`]).
     pub disk: [u8; 32],
 }
 
