@@ -30,7 +30,7 @@ mod overshoot;
 mod power_on;
 mod states;
 
-pub use states::{Hashes, MachineState, hash_of, short};
+pub use states::{Hashes, MachineState, hash_of, hex, short};
 
 use power_on::{entropy_seed, entry_state, kernel_seed, start_pit};
 

@@ -10,6 +10,7 @@ use crate::divergence::Divergence;
 use crate::error::Error;
 use crate::event_log::{EventRecord, Log};
 use crate::inputs::{Departure, Event, Idle, Inputs, PowerOn, View};
+use crate::machine::hex;
 use crate::position::{Counting, Moment};
 use crate::recording::Recording;
 
@@ -336,10 +337,6 @@ impl Registers {
 
 fn is_stop(record: &EventRecord) -> bool {
     matches!(record.event, Event::Stopped(_))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// What the log says of the machine where an event comes in.

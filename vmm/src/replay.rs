@@ -6,7 +6,7 @@ use crate::checkpoints::Checkpoints;
 use crate::engine::EngineKind;
 use crate::error::Error;
 use crate::event_log::EndRecord;
-use crate::machine::{Machine, Outcome};
+use crate::machine::{Machine, Outcome, hex};
 use crate::player::{Part, Player, Scrutiny};
 use crate::position::Counting;
 use crate::recorder::ConsoleDigest;
@@ -206,7 +206,6 @@ fn compare_end(
     let at = machine.moment();
     let hashes = machine.hashes();
     let outcome = machine.outcome().map_or("it went on".to_string(), Outcome::to_string);
-    let hex = |hash: &[u8]| hash.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let pairs = [
         (Part::Registers, "the end of the run", format!("{:?}", end.at), format!("{at:?}")),
         (Part::Registers, "how the run ended", end.outcome.to_string(), outcome),

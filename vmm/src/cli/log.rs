@@ -9,6 +9,7 @@ use vmm::error::{Error, exit_code};
 use vmm::event_log::{EndRecord, EventRecord, Log};
 use vmm::inputs::Event;
 use vmm::log_diff::diff;
+use vmm::machine::hex;
 use vmm::position::Moment;
 use vmm::recording::Recording;
 
@@ -144,15 +145,10 @@ fn text(line: &Line<'_>) -> String {
         }
         Some(Event::PowerButton | Event::Ended) => {}
         Some(Event::Stopped(stopped)) => {
-            let digest: String = stopped.ram_digest.iter().map(|byte| format!("{byte:02x}")).collect();
-            text += &format!(" without an exit, RAM {digest}");
+            text += &format!(" without an exit, RAM {}", hex(&stopped.ram_digest));
         }
         Some(Event::TimePassed { ns }) => text += &format!(" {:.6} s", *ns as f64 / 1e9),
         None => line.hashes.iter().for_each(|(what, hash)| text += &format!(" {what} {}", &hash[..16])),
     }
     text + &line.outcome.as_ref().map_or(String::new(), |outcome| format!(": {outcome}"))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use iced_x86::{Decoder, DecoderOptions, Formatter, Instruction, IntelFormatter};
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
-use vmm::machine::Machine;
+use vmm::machine::{Machine, hex};
 use vmm::position::PositionSpec;
 use vmm::registers;
 use vmm::symbols::Symbols;
@@ -249,10 +249,6 @@ fn disassemble(timeline: &Timeline, count: usize) -> Vec<Line> {
         lines.push(Line { address: format!("{:#x}", instruction.ip()), bytes: hex(code), text });
     }
     lines
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn text(state: &State) -> String {

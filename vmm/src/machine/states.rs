@@ -122,8 +122,8 @@ impl Machine {
         self.hashes_with(ram, disk)
     }
 
-    /// The same hashes by what was noted of RAM and disk on the way, which costs next to nothing. A recorder writes down these,
-    /// and a replay compares those: if a note is missing they differ.
+    /// What [`Machine::hashes`] gives, by what was noted of RAM and disk on the way, which costs next to nothing. A recorder
+    /// writes this down and a replay looks: if a note is missing they differ.
     pub fn known_hashes(&mut self) -> Hashes {
         let (ram, disk) = (self.ram_digest(), self.known_disk_hash());
         self.hashes_with(ram, disk)
@@ -156,6 +156,11 @@ pub struct Hashes {
 pub fn hash_of(value: &impl Serialize) -> [u8; 32] {
     let bytes = postcard::to_stdvec(value).expect("plain data in memory always serializes");
     *blake3::hash(&bytes).as_bytes()
+}
+
+/// A hash, or other bytes, in hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The first bytes of a hash, for records that are many.
