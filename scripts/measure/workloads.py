@@ -43,7 +43,7 @@ def build(guests=None):
         subprocess.run(guests, check=True, stdout=subprocess.DEVNULL)
     path = os.environ["PATH"] + ":" + os.environ.get("CARGO_HOME", os.path.expanduser("~/.cargo")) + "/bin"
     subprocess.run(
-        ["cargo", "build", "--release", "--locked", "--package", "vmm", "--bin", "ttvm"],
+        ["cargo", "build", "--release", "--locked", "--package", "ttvm"],
         cwd=REPO,
         env=dict(os.environ, PATH=path),
         check=True,

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use vmm::config::{Images, MachineConfig, MachineOptions};
-use vmm::inputs::PowerOn;
 use vmm::machine::Machine;
+use vmm::machine::config::{Images, MachineConfig, MachineOptions};
+use vmm::machine::inputs::PowerOn;
 
 /// A guest below `guest-images/out`, and the script that builds it.
 pub struct Artefact {

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use vmm::checkpointer::{self, CheckpointOptions};
-use vmm::event_log::EndRecord;
 use vmm::machine::Machine;
-use vmm::recorder::Recorder;
 use vmm::recording::Recording;
+use vmm::recording::checkpointer::{self, CheckpointOptions};
+use vmm::recording::log::EndRecord;
+use vmm::recording::recorder::Recorder;
 
 use crate::guests::{Guest, power_on};
 use crate::run::{STEP_LIMIT, run_until};

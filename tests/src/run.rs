@@ -1,7 +1,7 @@
 //! Running a machine to its end, and what is compared there.
 
 use serde::{Deserialize, Serialize};
-use vmm::inputs::Inputs;
+use vmm::machine::inputs::Inputs;
 use vmm::machine::{Hashes, Machine, Outcome, RunStop};
 use vmm::position::Moment;
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use vmm::error::Error;
-use vmm::inputs::{Event, Idle, Inputs, View};
+use vmm::machine::inputs::{Event, Idle, Inputs, View};
 use vmm::position::Moment;
 
 /// Input comes in at multiples of this many steps, or while the guest idles. Stops of the run in between thus do

@@ -3,10 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use vmm::checkpointer::CheckpointOptions;
-use vmm::config::MachineOptions;
-use vmm::event_log::EndRecord;
 use vmm::machine::Machine;
+use vmm::machine::config::MachineOptions;
+use vmm::recording::checkpointer::CheckpointOptions;
+use vmm::recording::log::EndRecord;
 
 use crate::guests::{Guest, test_kernel};
 use crate::record::{record, record_with_checkpoints};

@@ -1,14 +1,12 @@
 //! Damaged recordings: whatever is done to their files, opening, replaying and verifying them ends with a sentence
 //! and never with another run.
 
-mod tiny_guest;
-
 use std::path::{Path, PathBuf};
 
 use tiny_guest::{Numbers, change, record, typed};
 use vmm::error::{Error, exit_code};
-use vmm::inputs::Event;
-use vmm::player::Scrutiny;
+use vmm::machine::inputs::Event;
+use vmm::recording::player::Scrutiny;
 use vmm::recording::{EVENTS, FORMAT_VERSION, MANIFEST, Recording};
 use vmm::replay::{Replay, ReplayEnd};
 

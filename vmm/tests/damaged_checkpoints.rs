@@ -1,8 +1,6 @@
 //! Damaged checkpoints: whatever is done to their files, verifying and travelling end with a sentence, or at the very
 //! state that an undamaged recording has there.
 
-mod tiny_guest;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -11,8 +9,8 @@ use tiny_guest::{Numbers, STIRRED, change, record_with_checkpoints, typed};
 use vmm::error::{Error, exit_code};
 use vmm::machine::Hashes;
 use vmm::recording::{CHECKPOINTS, Recording};
+use vmm::replay::verify::verify;
 use vmm::timeline::Timeline;
-use vmm::verify::verify;
 
 const ROUNDS: u32 = 10_000;
 const CHANGES: u64 = 400;

@@ -1,16 +1,14 @@
 //! Replays that are made to differ from their recording on purpose: every one is noticed, and the first
 //! instruction that differs is found where there are two machines to compare.
 
-mod tiny_guest;
-
 use tiny_guest::{DENSE, Numbers, STIRRED, STIRRED_BYTES, record, typed};
 use vmm::error::Error;
-use vmm::inputs::Event;
-use vmm::log_diff;
-use vmm::player::Scrutiny;
+use vmm::machine::inputs::Event;
 use vmm::recording::Recording;
+use vmm::recording::log::diff;
+use vmm::recording::player::Scrutiny;
+use vmm::replay::verify::{Origin, compare, verify};
 use vmm::replay::{Fault, Replay, ReplayEnd};
-use vmm::verify::{Origin, compare, verify};
 
 const ROUNDS: u32 = 40_000;
 const KEYS: [(u64, &str); 3] = [(50_003, "a"), (111_111, "b"), (222_222, "d")];
@@ -125,12 +123,12 @@ fn two_recordings_of_one_run_part_at_an_instruction() {
     let directory = tempfile::tempdir().unwrap();
     let (left, end) = record(directory.path(), "l.ttvm", ROUNDS, typed(&KEYS));
     let (same, _) = record(directory.path(), "s.ttvm", ROUNDS, typed(&KEYS));
-    assert_eq!(log_diff::diff(&left.log, &same.log), None);
+    assert_eq!(diff::diff(&left.log, &same.log), None);
     assert!(compare(&left, &same, |_| {}).unwrap().is_none());
     let mut keys = KEYS;
     keys[1].1 = "c";
     let (right, _) = record(directory.path(), "r.ttvm", ROUNDS, typed(&keys));
-    let parting = log_diff::diff(&left.log, &right.log).unwrap();
+    let parting = diff::diff(&left.log, &right.log).unwrap();
     assert_eq!(parting.at.unwrap().steps, KEYS[1].0);
     assert!(parting.what.starts_with("event 2"), "{}", parting.what);
     let parting = compare(&left, &right, |_| {}).unwrap().unwrap();

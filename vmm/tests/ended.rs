@@ -1,20 +1,18 @@
 //! Runs that somebody ended, wherever they were: the end of a recording is a place like any other.
 
-mod tiny_guest;
-
 use std::cell::Cell;
 
 use tiny_guest::{record_with, stopped};
-use vmm::checkpointer::CheckpointOptions;
 use vmm::error::Error;
-use vmm::inputs::{Departure, Event, Idle, Inputs, View};
+use vmm::exits::in_instructions;
 use vmm::machine::Outcome;
-use vmm::player::Scrutiny;
+use vmm::machine::inputs::{Departure, Event, Idle, Inputs, View};
 use vmm::position::Moment;
 use vmm::recording::Recording;
+use vmm::recording::checkpointer::CheckpointOptions;
+use vmm::recording::player::Scrutiny;
+use vmm::replay::verify::verify;
 use vmm::replay::{Replay, ReplayEnd};
-use vmm::translate::in_instructions;
-use vmm::verify::verify;
 
 /// Ends the run when it has been asked so often: at the machine's own stops, as when its timer ticks.
 struct AfterPolls<'a> {

@@ -1,26 +1,24 @@
 //! Machines that count exits: recorded with stops between exits, replayed by exits alone, translated, travelled in. All on the
 //! software engine, which can stop a guest as KVM does; the KVM engine itself is tested in the KVM lab.
 
-mod tiny_guest;
-
 use std::cell::Cell;
 
 use cpu::{AddressKind, Bus, Cpu, CpuState, Traps, Watchpoint};
 use tiny_guest::stopped::record;
 use tiny_guest::write_kernel;
-use vmm::config::{MachineConfig, MachineOptions};
 use vmm::engine::{End, Engine, EngineKind, Leave, Mark};
 use vmm::error::Error;
-use vmm::event_log::{LogRecord, LogWriter};
-use vmm::inputs::{Event, PowerOn};
+use vmm::exits::folders::folder;
+use vmm::exits::in_instructions;
+use vmm::machine::config::{MachineConfig, MachineOptions};
+use vmm::machine::inputs::{Event, PowerOn};
 use vmm::machine::{Machine, RunStop};
 use vmm::position::Counting;
+use vmm::recording::log::{LogRecord, LogWriter};
 use vmm::recording::{EVENTS, Recording};
+use vmm::replay::verify::verify;
 use vmm::replay::{self, ReplayEnd, replay};
 use vmm::timeline::{Timeline, TravelStop};
-use vmm::translate::in_instructions;
-use vmm::translations::folder;
-use vmm::verify::verify;
 
 fn stops(recording: &Recording) -> usize {
     recording.log.events.iter().filter(|record| matches!(record.event, Event::Stopped(_))).count()
@@ -184,7 +182,7 @@ fn a_log_that_names_another_place_diverges() {
 }
 
 /// Replaces a recording's events; checks and end go.
-fn rewrite(recording: &Recording, events: &[vmm::event_log::EventRecord]) {
+fn rewrite(recording: &Recording, events: &[vmm::recording::log::EventRecord]) {
     let path = recording.path.join(EVENTS);
     std::fs::remove_file(&path).unwrap();
     let mut log = LogWriter::create(&path).unwrap();

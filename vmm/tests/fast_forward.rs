@@ -1,15 +1,13 @@
 //! Going along long stretches on an engine that counts exits: whatever is found is the same. The other engine is the software one,
 //! which can count exits as KVM does; KVM itself goes ahead in the KVM lab.
 
-mod tiny_guest;
-
 use tiny_guest::Numbers;
 use tiny_guest::stopped::record_with_checkpoints;
 use vmm::engine::EngineKind;
+use vmm::exits::{from_exit, in_instructions, start_of_last};
 use vmm::machine::Hashes;
 use vmm::recording::Recording;
 use vmm::timeline::{FastForward, Timeline, TravelStop};
-use vmm::translate::{from_exit, in_instructions, start_of_last};
 
 /// For a guest that is short.
 const SMALL: FastForward =

@@ -1,14 +1,12 @@
 //! Checkpoints of strangers: states that can be decoded and are nonsense. They are refused, or the machine runs on with
 //! them; it never panics.
 
-mod tiny_guest;
-
 use tiny_guest::{Numbers, Script, record_with_checkpoints, stopped, typed};
-use vmm::checkpoints::{Checkpoints, Snapshot, state_bytes};
 use vmm::error::{Error, exit_code};
 use vmm::machine::{Machine, MachineState};
-use vmm::player::{Player, Scrutiny};
 use vmm::recording::Recording;
+use vmm::recording::checkpoints::{Checkpoints, Snapshot, state_bytes};
+use vmm::recording::player::{Player, Scrutiny};
 use vmm::replay;
 
 const ROUNDS: u32 = 4_000;

@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use vmm::event_log::{log_of_payloads, parse_log};
+use vmm::recording::log::{log_of_payloads, parse_log};
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = parse_log(bytes);
@@ -22,6 +22,6 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(log) = parse_log(&log_of_payloads(payloads)) {
         assert!(!log.torn || looks_lost);
         let _ =
-            vmm::log_diff::diff(&log, &log).map(|parting| panic!("differs from itself: {}", parting.what));
+            vmm::recording::log::diff::diff(&log, &log).map(|parting| panic!("differs from itself: {}", parting.what));
     }
 });

@@ -6,7 +6,7 @@ use std::path::{Component, Path};
 
 use libfuzzer_sys::fuzz_target;
 use vmm::error::Error;
-use vmm::pack::{Sink, read_archive};
+use vmm::recording::pack::{Sink, read_archive};
 
 const MAX_BYTES: u64 = 1 << 20;
 

@@ -9,8 +9,8 @@ use tests::guests::power_on;
 use tests::run::run_until;
 use tests::saved::Saved;
 use tests::script::Script;
-use vmm::config::MachineConfig;
 use vmm::machine::Machine;
+use vmm::machine::config::MachineConfig;
 
 fn main() {
     let arguments: Vec<_> = std::env::args().skip(1).collect();

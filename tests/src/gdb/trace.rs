@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use cpu::{AddressKind, CpuState, WatchKind, Watchpoint};
-use vmm::inputs::Inputs;
+use vmm::machine::inputs::Inputs;
 use vmm::machine::{Machine, MachineState, RunStop};
 use vmm::recording::Recording;
 use vmm::replay;

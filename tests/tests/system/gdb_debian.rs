@@ -14,9 +14,9 @@ use tests::random::Random;
 use tests::record::{open, record_with_checkpoints};
 use tests::run::last_lines;
 use tests::script::Script;
-use vmm::checkpointer::CheckpointOptions;
 use vmm::machine::Machine;
 use vmm::recording::Recording;
+use vmm::recording::checkpointer::CheckpointOptions;
 use vmm::symbols::{Symbols, elf};
 
 const SEED: u64 = 2;

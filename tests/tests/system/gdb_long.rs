@@ -18,9 +18,9 @@ use tests::guests::{BUGS, CLOUD_ELF, Guest, linux_options};
 use tests::record::{open, record_with_checkpoints};
 use tests::run::last_lines;
 use tests::script::Script;
-use vmm::checkpointer::CheckpointOptions;
 use vmm::debug::GdbTarget;
 use vmm::machine::Outcome;
+use vmm::recording::checkpointer::CheckpointOptions;
 use vmm::symbols::Symbols;
 use vmm::timeline::Timeline;
 

@@ -3,8 +3,8 @@
 use tests::guests::{Guest, test_kernel};
 use tests::run::run_to_end;
 use tests::script::Script;
-use vmm::config::MachineOptions;
 use vmm::machine::Outcome;
+use vmm::machine::config::MachineOptions;
 
 /// What isa-debug-exit makes of the 0x10 that the kernels write after success.
 const SUCCESS: Outcome = Outcome::DebugExit { code: 33 };

@@ -8,13 +8,13 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use tests::guests::{BUSYBOX, CLOUD_ELF, repository};
-use vmm::inputs::Event;
-use vmm::pack::{pack, unpack};
+use vmm::exits::{from_exit, in_instructions, start_of_last};
+use vmm::machine::inputs::Event;
 use vmm::position::Counting;
 use vmm::recording::Recording;
+use vmm::recording::pack::{pack, unpack};
+use vmm::replay::verify::{Origin, verify};
 use vmm::timeline::{Timeline, TravelStop};
-use vmm::translate::{from_exit, in_instructions, start_of_last};
-use vmm::verify::{Origin, verify};
 
 /// What programs say of KVM, and what KVM does with small ones.
 const PARTS: &str = r#"
@@ -90,7 +90,7 @@ fn build_tests() -> Vec<(String, PathBuf)> {
 /// The program, built if it is not yet.
 fn ttvm() -> PathBuf {
     let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--release", "--locked", "--package", "vmm", "--bin", "ttvm"]);
+    build.args(["build", "--quiet", "--release", "--locked", "--package", "ttvm"]);
     let status = build.current_dir(repository()).status().expect("cargo can be run");
     assert!(status.success(), "ttvm does not build");
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or(repository().join("target"), PathBuf::from);

@@ -10,10 +10,10 @@ use tests::run::assert_shows;
 use tests::script::Script;
 use tests::traveller::{Traveller, guest, script};
 use vmm::error::{Error, exit_code};
-use vmm::event_log::LogRecord;
-use vmm::inputs::Event;
 use vmm::machine::RunStop;
+use vmm::machine::inputs::Event;
 use vmm::recording::Recording;
+use vmm::recording::log::LogRecord;
 use vmm::replay::{self, ReplayEnd, last_step, replay};
 
 fn replay_quietly(path: &Path) -> Result<ReplayEnd, Error> {
@@ -101,7 +101,11 @@ const TAMPERINGS: [(&str, Change); 8] = [
     }),
 ];
 
-fn at_event(records: &mut [LogRecord], number: usize, change: impl FnOnce(&mut vmm::event_log::EventRecord)) {
+fn at_event(
+    records: &mut [LogRecord],
+    number: usize,
+    change: impl FnOnce(&mut vmm::recording::log::EventRecord),
+) {
     let LogRecord::Event(event) = &mut records[number] else { panic!("record {number} is an event") };
     change(event);
 }

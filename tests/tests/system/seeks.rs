@@ -10,10 +10,10 @@ use tests::guests::{BENCH, BENCH_RD, BUSYBOX, CLOUD, DEBIAN, Guest, linux_option
 use tests::random::Random;
 use tests::record::{open, record_with_checkpoints};
 use tests::script::Script;
-use vmm::checkpointer::CheckpointOptions;
-use vmm::checks::{CheckParts, CheckRecord};
+use vmm::machine::checks::{CheckParts, CheckRecord};
 use vmm::machine::{Machine, hash_of};
 use vmm::recording::Recording;
+use vmm::recording::checkpointer::CheckpointOptions;
 use vmm::replay;
 use vmm::timeline::{Timeline, TravelStop};
 

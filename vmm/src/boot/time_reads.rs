@@ -1,7 +1,7 @@
 //! The kernel's own RDTSC, which no CPUID bit stops it from executing and which KVM lets read the host's clock.
 //!
 //! In machines that KVM can run, each one in the kernel's code becomes `hlt; nop` before the kernel is loaded: as long, and
-//! something that leaves the guest. The board then answers with the machine's own time ([`crate::board`]).
+//! something that leaves the guest. The board then answers with the machine's own time ([`crate::machine::bus`]).
 //!
 //! Covered is what lies in the executable sections of an ELF kernel, the replacements of alternatives included. Not covered:
 //! modules, the vDSO and programs, which read the time stamp counter only where CPUID offers one. Where one of these reads it
@@ -14,7 +14,7 @@ use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 
 use super::Image;
 use super::elf::Elf;
-use crate::board::TIME_READ_MARK;
+use crate::machine::bus::TIME_READ_MARK;
 
 const RDTSC: [u8; 2] = [0x0f, 0x31];
 const HLT: u8 = 0xf4;

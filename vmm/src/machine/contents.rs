@@ -5,9 +5,9 @@ use std::sync::Arc;
 use checkpoint::{BlobId, Maps, PAGE_BYTES, Page, PageMap, PageRef, Space, Store};
 
 use super::{DISK_SLOT, Machine};
-use crate::disk::OverlayDisk;
 use crate::error::Error;
-use crate::written_pages::Reader;
+use crate::machine::disk::OverlayDisk;
+use crate::machine::written_pages::Reader;
 
 impl Machine {
     pub(super) fn disk_mut(&mut self) -> Option<&mut OverlayDisk> {

@@ -7,12 +7,12 @@ use devices::platform::PlatformStateV1;
 use serde::{Deserialize, Serialize};
 
 use super::{Machine, Outcome};
-use crate::checks::{CheckParts, CheckRecord};
-use crate::comparable::cpu_hash;
-use crate::console_tail::ConsoleTail;
 use crate::error::Error;
+use crate::machine::checks::{CheckParts, CheckRecord};
+use crate::machine::comparable::cpu_hash;
+use crate::machine::console_tail::ConsoleTail;
+use crate::machine::ram_digest;
 use crate::position::{MAX_TIME_NS, TimeBase};
-use crate::ram_digest;
 
 /// Everything about a machine but the contents of RAM and disk: plain data, canonical.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -146,9 +146,9 @@ pub struct Hashes {
     pub cpu: [u8; 32],
     /// All devices and the clock.
     pub devices: [u8; 32],
-    /// The digest of RAM ([`crate::ram_digest`]).
+    /// The digest of RAM ([`crate::machine::ram_digest`]).
     pub ram: [u8; 16],
-    /// What the guest wrote to its disk ([`crate::disk::OverlayDisk::hash`]).
+    /// What the guest wrote to its disk ([`crate::machine::disk::OverlayDisk::hash`]).
     pub disk: [u8; 32],
 }
 

@@ -14,13 +14,13 @@ use cpu::AddressKind;
 
 use super::stops::Armed;
 use super::walker::{Poll, Shared, Walker};
-use crate::checkpoints::Snapshot;
 use crate::engine::EngineKind;
 use crate::error::Error;
-use crate::event_log::EventRecord;
 use crate::machine::{Machine, Outcome, RunStop};
-use crate::player::{Cursor, Player};
 use crate::position::Counting;
+use crate::recording::checkpoints::Snapshot;
+use crate::recording::log::EventRecord;
+use crate::recording::player::{Cursor, Player};
 use crate::recording::{Exits, Recording};
 
 /// Exits between two questions whether to stop.

@@ -7,11 +7,11 @@ use cpu::CpuState;
 use super::stops::{Armed, Stops};
 use super::walker::{POLL_STEPS, Poll};
 use super::{Timeline, TravelStop};
-use crate::checkpoints::Snapshot;
 use crate::error::Error;
-use crate::inputs::{Event, Idle, Inputs, View};
 use crate::machine::RunStop;
+use crate::machine::inputs::{Event, Idle, Inputs, View};
 use crate::position::Moment;
+use crate::recording::checkpoints::Snapshot;
 
 /// A fork under way.
 pub(super) struct Fork {

@@ -29,11 +29,11 @@ use self::stops::Armed;
 pub use self::stops::{Breakpoint, Cause, Filter, Hit, Stops, Watch, address_space};
 pub use self::walker::Poll;
 use self::walker::{Shared, TRAIL_STEPS, Task, Walked, Walker};
-use crate::checkpoints::{Checkpoints, Snapshot, add_here, must_fit};
 use crate::engine::EngineKind;
 use crate::error::Error;
 use crate::machine::{Machine, Outcome};
 use crate::position::Counting;
+use crate::recording::checkpoints::{Checkpoints, Snapshot, add_here, must_fit};
 use crate::recording::{CHECKPOINTS, Recording};
 use crate::replay;
 
@@ -101,7 +101,7 @@ impl Timeline {
             task: Task::default(),
         };
         if let Some(store) = recording.checkpoints()? {
-            let player = crate::player::Player::new(recording);
+            let player = crate::recording::player::Player::new(recording);
             let mut first = Machine::new(&recording.manifest.machine, &shared.images, player.power_on())?;
             must_fit(&store, &mut first)?;
             shared.checkpoints = Some(Checkpoints::new(store, first.maps().ram, recording)?);

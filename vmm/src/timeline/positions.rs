@@ -2,10 +2,10 @@
 
 use super::walker::{Poll, TRAIL_STEPS, Walked};
 use super::{Timeline, TravelStop};
-use crate::checkpoints::CheckpointHead;
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::position::PositionSpec;
+use crate::recording::checkpoints::CheckpointHead;
 
 /// Steps between two looks at a measure while it is far from what is wanted, and the factor to the next finer ones.
 /// The first is a power of the second.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::checkpoints::Snapshot;
+use crate::recording::checkpoints::Snapshot;
 
 /// Snapshots of one session that are kept at most.
 const MAX_SNAPSHOTS: usize = 256;

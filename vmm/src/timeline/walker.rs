@@ -7,12 +7,12 @@ use std::sync::{Arc, OnceLock};
 use super::fast_forward::{Ahead, FastForward, Runner};
 use super::snapshot::Snapshots;
 use super::stops::{Armed, Hit, Stops};
-use crate::checkpoints::{Checkpoints, Snapshot};
-use crate::config::Images;
 use crate::error::Error;
+use crate::machine::config::Images;
 use crate::machine::{Machine, RunStop};
-use crate::player::Player;
 use crate::recording::Recording;
+use crate::recording::checkpoints::{Checkpoints, Snapshot};
+use crate::recording::player::Player;
 use crate::replay::{begin_part, no_beginning};
 
 /// Longest stretch between two questions whether to stop: some tens of milliseconds.

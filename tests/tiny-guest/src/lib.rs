@@ -1,0 +1,245 @@
+//! A guest of a few instructions, made on the spot, and recordings of it: for tests that need many recordings, or
+//! know every instruction of them.
+//!
+//! It stirs a megabyte of memory for as many rounds as it is told, mixes in and echoes what is typed, and ends the
+//! run. Every register and byte of memory depends on everything before. A timer ticks, whose interrupt it never takes.
+
+pub mod stopped;
+
+use std::path::{Path, PathBuf};
+
+use iced_x86::IcedError;
+use iced_x86::code_asm::*;
+use vmm::error::Error;
+use vmm::machine::checks::Intervals;
+use vmm::machine::config::{MachineConfig, MachineOptions};
+use vmm::machine::inputs::{Event, Idle, Inputs, PowerOn, View};
+use vmm::machine::{Machine, RunStop};
+use vmm::position::Moment;
+use vmm::recording::Recording;
+use vmm::recording::checkpointer::{self, CheckpointOptions};
+use vmm::recording::log::EndRecord;
+use vmm::recording::recorder::Recorder;
+use vmm::timeline::Timeline;
+
+const LOAD: u32 = 0x10_0000;
+/// Physical address of the memory that the guest stirs.
+pub const STIRRED: u64 = 0x20_0000;
+/// Its size.
+pub const STIRRED_BYTES: u64 = 1 << 20;
+/// Steps of one round, roughly.
+pub const ROUND_STEPS: u64 = 10;
+/// Between two ticks of its timer: some 50,000 steps.
+const TICK_PIT_COUNTS: i32 = 60;
+
+/// A kernel for `rounds` rounds.
+fn kernel(rounds: u32) -> Vec<u8> {
+    let (magic, flags) = (0x1bad_b002_u32, 1_u32 << 16);
+    let header_bytes = 32;
+    let code = code(rounds, LOAD + header_bytes);
+    let end = LOAD + header_bytes + code.len() as u32;
+    let header = [
+        magic,
+        flags,
+        0_u32.wrapping_sub(magic).wrapping_sub(flags),
+        LOAD,
+        LOAD,
+        end,
+        end,
+        LOAD + header_bytes,
+    ];
+    let mut bytes: Vec<u8> = header.iter().flat_map(|word| word.to_le_bytes()).collect();
+    bytes.extend(code);
+    bytes
+}
+
+fn code(rounds: u32, address: u32) -> Vec<u8> {
+    let assemble = || -> Result<Vec<u8>, IcedError> {
+        let mut a = CodeAssembler::new(32)?;
+        let (mut top, mut quiet) = (a.create_label(), a.create_label());
+        // The serial port listens.
+        a.mov(edx, 0x3f9)?;
+        a.mov(eax, 1)?;
+        a.out(dx, al)?;
+        // So does a timer tick, unheard.
+        for (port, value) in [(0x43, 0x34), (0x40, TICK_PIT_COUNTS), (0x40, 0)] {
+            a.mov(al, value)?;
+            a.out(port, al)?;
+        }
+        a.xor(ebx, ebx)?;
+        a.mov(edi, STIRRED as u32)?;
+        a.mov(esi, rounds)?;
+        a.set_label(&mut top)?;
+        a.imul_3(ebx, ebx, 1_664_525)?;
+        a.add(ebx, 1_013_904_223)?;
+        a.mov(eax, ebx)?;
+        a.shr(eax, 10)?;
+        a.and(eax, (STIRRED_BYTES - 4) as i32)?;
+        a.add(ebx, dword_ptr(edi + eax))?;
+        a.mov(dword_ptr(edi + eax), ebx)?;
+        a.test(esi, 0xff)?;
+        a.jne(quiet)?;
+        a.mov(edx, 0x3fd)?;
+        a.in_(al, dx)?;
+        a.test(al, 1)?;
+        a.je(quiet)?;
+        a.mov(edx, 0x3f8)?;
+        a.in_(al, dx)?;
+        a.out(dx, al)?;
+        a.movzx(eax, al)?;
+        a.add(ebx, eax)?;
+        a.set_label(&mut quiet)?;
+        a.dec(esi)?;
+        a.jne(top)?;
+        a.mov(edx, 0x501)?;
+        a.xor(eax, eax)?;
+        a.out(dx, eax)?;
+        let mut stop = a.create_label();
+        a.set_label(&mut stop)?;
+        a.jmp(stop)?;
+        a.assemble(address.into())
+    };
+    assemble().expect("the program is a constant that can be assembled")
+}
+
+/// Writes the guest's kernel to a file.
+pub fn write_kernel(directory: &Path, rounds: u32) -> PathBuf {
+    let path = directory.join(format!("tiny-{rounds}"));
+    std::fs::write(&path, kernel(rounds)).unwrap();
+    path
+}
+
+/// Events at step counts.
+pub struct Script(pub Vec<(u64, Event)>);
+
+impl Inputs for Script {
+    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
+        let due = self.0.first().is_some_and(|(steps, _)| *steps <= view.moment.steps);
+        Ok(due.then(|| self.0.remove(0).1))
+    }
+
+    fn next_poll(&self, _now: Moment) -> u64 {
+        self.0.first().map_or(u64::MAX, |(steps, _)| *steps)
+    }
+
+    fn idle(&mut self, _now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+        Ok(deadline_ns.map_or(Idle::Forever, Idle::Until))
+    }
+}
+
+/// Text typed at step counts.
+pub fn typed(keys: &[(u64, &str)]) -> Vec<(u64, Event)> {
+    keys.iter().map(|(steps, text)| (*steps, Event::ConsoleInput(text.as_bytes().to_vec()))).collect()
+}
+
+/// Checks that are close together.
+pub const DENSE: Intervals =
+    Intervals { registers_steps: 20_000, registers_ns: 1 << 40, devices_steps: 50_000, ram_steps: 100_000 };
+
+/// Records the guest.
+pub fn record(
+    directory: &Path,
+    name: &str,
+    rounds: u32,
+    script: Vec<(u64, Event)>,
+) -> (Recording, EndRecord) {
+    record_with(directory, name, rounds, Script(script), None)
+}
+
+/// Records the guest with checkpoints: four that the recorder takes, the last three of them about the end, and one at each of
+/// `more` step counts.
+pub fn record_with_checkpoints(
+    directory: &Path,
+    name: &str,
+    rounds: u32,
+    script: Vec<(u64, Event)>,
+    more: &[u64],
+) -> (Recording, EndRecord) {
+    let options = CheckpointOptions {
+        interval_ns: 10_000,
+        min_steps: 10_000,
+        page_rest_steps: 40_000,
+        trail_rest_steps: 0,
+        slice_steps: 10_000,
+        ..CheckpointOptions::default()
+    };
+    let (recording, end) = record_with(directory, name, rounds, Script(script), Some(options));
+    for &steps in more {
+        let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+        timeline.seek(steps, &mut || false).unwrap();
+        // The lock on the store lives on for a moment in a process that another test is just starting.
+        while let Err(error) = timeline.add_checkpoint() {
+            assert!(error.to_string().contains("another process"), "{error}");
+            std::thread::yield_now();
+        }
+    }
+    (recording, end)
+}
+
+/// Records the guest, with checkpoints or without.
+pub fn record_with(
+    directory: &Path,
+    name: &str,
+    rounds: u32,
+    inputs: impl Inputs,
+    checkpoints: Option<CheckpointOptions>,
+) -> (Recording, EndRecord) {
+    let options = MachineOptions {
+        kernel: write_kernel(directory, rounds),
+        memory_bytes: 4 << 20,
+        debug_exit: Some(0x501),
+        ..MachineOptions::default()
+    };
+    let (config, images) = MachineConfig::from_options(&options).unwrap();
+    let power_on = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
+    let mut machine = Machine::new(&config, &images, &power_on).unwrap();
+    let path = directory.join(name);
+    let log = Recording::create(&path, &config).unwrap();
+    let mut recorder = Recorder::new(inputs, log, power_on);
+    recorder.check_every(DENSE);
+    match checkpoints {
+        Some(options) => {
+            checkpointer::record(&mut machine, &mut recorder, &path, options).unwrap();
+        }
+        None => {
+            let stop = machine.run(u64::MAX, &mut recorder).unwrap();
+            assert!(matches!(stop, RunStop::Ended(_)));
+        }
+    }
+    let end = recorder.finish(&mut machine).unwrap();
+    (Recording::open(&path).unwrap(), end)
+}
+
+/// Numbers that are the same in every run.
+pub struct Numbers(pub u64);
+
+impl Numbers {
+    /// The next one, below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+/// One random change of a file's bytes.
+pub fn change(bytes: &[u8], numbers: &mut Numbers) -> Vec<u8> {
+    let mut changed = bytes.to_vec();
+    let length = bytes.len() as u64;
+    let at = numbers.below(length) as usize;
+    match numbers.below(6) {
+        0 => changed[at] ^= 1 << numbers.below(8),
+        1 => changed[at] = numbers.below(256) as u8,
+        2 => changed.truncate(at),
+        3 => changed.insert(at, numbers.below(256) as u8),
+        4 => {
+            let other = numbers.below(length) as usize;
+            let count = (1 + numbers.below(64) as usize).min(bytes.len() - at.max(other));
+            changed[at..at + count].copy_from_slice(&bytes[other..other + count]);
+        }
+        _ => {
+            let end = at + numbers.below((bytes.len() - at) as u64 + 1) as usize;
+            changed.drain(at..end);
+        }
+    }
+    changed
+}

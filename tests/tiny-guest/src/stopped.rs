@@ -1,0 +1,122 @@
+//! Recordings of the tiny guest that count exits: the software engine stops the guest between two of them, as KVM does.
+
+use std::cell::Cell;
+use std::path::Path;
+use std::time::Duration;
+
+use vmm::engine::EngineKind;
+use vmm::error::Error;
+use vmm::machine::checks::Intervals;
+use vmm::machine::config::{MachineConfig, MachineOptions};
+use vmm::machine::inputs::{Departure, Event, Idle, Inputs, PowerOn, View};
+use vmm::machine::{Machine, RunStop};
+use vmm::position::{Counting, Moment};
+use vmm::recording::Recording;
+use vmm::recording::checkpointer::{self, CheckpointOptions};
+use vmm::recording::log::EndRecord;
+use vmm::recording::recorder::Recorder;
+
+use super::{Numbers, Script, typed, write_kernel};
+
+const KEYS: [(u64, &str); 2] = [(5, "a"), (20, "bc")];
+
+/// A clock and a keyboard that do as numbers say.
+struct Host {
+    numbers: Cell<u64>,
+    /// Less time than this passes at once.
+    most_ns: u64,
+    told: bool,
+    /// What else comes in, at numbers of exits.
+    script: Script,
+}
+
+impl Host {
+    fn below(&self, limit: u64) -> u64 {
+        let mut numbers = Numbers(self.numbers.get());
+        let number = numbers.below(limit);
+        self.numbers.set(numbers.0);
+        number
+    }
+}
+
+impl Inputs for Host {
+    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
+        if let Some(stopped) = view.stopped {
+            return Ok(Some(Event::Stopped(stopped)));
+        }
+        if !std::mem::replace(&mut self.told, true) {
+            return Ok(Some(Event::TimePassed { ns: self.below(self.most_ns) }));
+        }
+        let event = self.script.poll(view)?;
+        self.told = event.is_some();
+        Ok(event)
+    }
+
+    fn next_poll(&self, now: Moment) -> u64 {
+        now.steps + 1 + self.below(3)
+    }
+
+    fn idle(&mut self, _now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+        Ok(deadline_ns.map_or(Idle::Forever, Idle::Until))
+    }
+
+    fn departure(&self, _now: Moment, _deadline_ns: Option<u64>) -> Departure {
+        let force = Duration::from_nanos(1 + self.below(4000));
+        Departure::After { due: force, force, note: true }
+    }
+}
+
+/// Records the tiny guest, stopping it at places that `seed` chooses.
+pub fn record(directory: &Path, seed: u64) -> (Recording, EndRecord) {
+    record_with(directory, seed, 200_000, typed(&KEYS), None)
+}
+
+/// The same with other things coming in than keys, at numbers of exits.
+pub fn record_script(directory: &Path, seed: u64, script: Vec<(u64, Event)>) -> (Recording, EndRecord) {
+    record_with(directory, seed, 200_000, script, None)
+}
+
+/// The same in which more time passes, with checkpoints.
+pub fn record_with_checkpoints(directory: &Path, seed: u64) -> (Recording, EndRecord) {
+    let options = CheckpointOptions { interval_ns: 40_000_000, ..CheckpointOptions::default() };
+    record_with(directory, seed, 20_000_000, typed(&KEYS), Some(options))
+}
+
+fn record_with(
+    directory: &Path,
+    seed: u64,
+    most_ns: u64,
+    script: Vec<(u64, Event)>,
+    checkpoints: Option<CheckpointOptions>,
+) -> (Recording, EndRecord) {
+    let options = MachineOptions {
+        kernel: write_kernel(directory, 20_000),
+        memory_bytes: 4 << 20,
+        debug_exit: Some(0x501),
+        model: cpu::Model::V2Kvm,
+        ..MachineOptions::default()
+    };
+    let (config, images) = MachineConfig::from_options(&options).unwrap();
+    let power_on = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
+    let mut machine = Machine::build(&config, &images, &power_on, EngineKind::Soft, Counting::Exits).unwrap();
+    let path = directory.join(format!("exits-{seed}.ttvm"));
+    let log = Recording::create(&path, &config).unwrap();
+    let host = Host { numbers: Cell::new(seed), most_ns, told: false, script: Script(script) };
+    let mut recorder = Recorder::new(host, log, power_on);
+    recorder.check_every(Intervals {
+        registers_steps: 10,
+        registers_ns: 1 << 40,
+        devices_steps: 20,
+        ram_steps: 40,
+    });
+    match checkpoints {
+        Some(options) => {
+            checkpointer::record(&mut machine, &mut recorder, &path, options).unwrap();
+        }
+        None => {
+            assert!(matches!(machine.run(u64::MAX, &mut recorder).unwrap(), RunStop::Ended(_)));
+        }
+    }
+    let end = recorder.finish(&mut machine).unwrap();
+    (Recording::open(&path).unwrap(), end)
+}

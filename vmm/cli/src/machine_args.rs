@@ -1,0 +1,211 @@
+//! Options that describe a machine, shared by `run` and `record`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use vmm::engine::EngineKind;
+use vmm::error::Error;
+use vmm::live::{ClockOptions, LiveOptions};
+use vmm::machine::Machine;
+use vmm::machine::config::{Images, MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineConfig, MachineOptions};
+use vmm::machine::inputs::PowerOn;
+use vmm::position::{Counting, TimeBase};
+use vmm::recording::Recording;
+
+/// The machine and its surroundings.
+#[derive(clap::Args)]
+pub struct MachineArgs {
+    /// Kernel: bzImage, ELF vmlinux, PVH or Multiboot
+    #[arg(long, value_name = "FILE")]
+    kernel: PathBuf,
+    /// Initial RAM disk
+    #[arg(long, value_name = "FILE")]
+    initrd: Option<PathBuf>,
+    /// Kernel command line
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    cmdline: String,
+    /// Boot module for Multiboot kernels, with its command line: FILE or "FILE TEXT" (repeatable)
+    #[arg(long, value_name = "FILE [TEXT]")]
+    module: Vec<String>,
+    /// Raw disk image; the guest's writes never reach it
+    #[arg(long, value_name = "FILE")]
+    disk: Option<PathBuf>,
+    /// RAM size: a number with K, M or G
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
+    memory: u64,
+    /// Print what the guest writes to port 0xE9, as QEMU's isa-debugcon does
+    #[arg(long)]
+    debug_console: bool,
+    /// Let the guest end the run by writing V to this port: exit code (V << 1) | 1, as QEMU's isa-debug-exit
+    #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = "0x501", value_parser = parse_port)]
+    debug_exit: Option<u16>,
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// Also write the guest's console output to this file
+    #[arg(long, value_name = "FILE")]
+    console_log: Option<PathBuf>,
+    /// Never wait in real time while the guest is idle
+    #[arg(long)]
+    unpaced: bool,
+    /// Date that the guest's clock starts with, in seconds since 1970 [default: now]
+    #[arg(long, value_name = "SECONDS")]
+    date: Option<i64>,
+    /// Seed of the guest's randomness [default: random]
+    #[arg(long, value_name = "NUMBER")]
+    seed: Option<u64>,
+    /// With --engine kvm: let the guest's clock run N times slower than the host's while the guest works. For hosts where
+    /// leaving the guest takes so long that it would do nothing but serve its timer
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    slow_clock: u32,
+    /// With --engine kvm: an interrupt that is due waits so long for the guest to exit by itself before it is stopped. Less
+    /// lets interrupts come at more various places, which finds races, and makes more stops, which take time
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    wait_for_exit: u32,
+    /// End the run after so many instructions
+    #[arg(long, value_name = "N")]
+    max_instructions: Option<u64>,
+}
+
+/// Which engine.
+#[derive(Clone, Copy, clap::Args)]
+pub struct EngineArgs {
+    /// Which engine executes the guest; see `ttvm doctor`
+    #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
+    engine: EngineChoice,
+}
+
+impl EngineArgs {
+    /// The engine for a run that begins.
+    pub fn for_new_run(&self) -> EngineKind {
+        match self.engine {
+            // Exact positions at full speed need a counter, and KVM's has not been seen at work on any processor yet.
+            EngineChoice::Auto | EngineChoice::Soft => EngineKind::Soft,
+            EngineChoice::Kvm => EngineKind::Kvm,
+        }
+    }
+
+    /// The engine for a recording.
+    pub fn for_replay(&self, recording: &Recording) -> Result<EngineKind, Error> {
+        if self.engine != EngineChoice::Kvm {
+            return Ok(EngineKind::Soft);
+        }
+        if recording.manifest.machine.time_base() != TimeBase::Exits {
+            let why = "this recording counts instructions, which KVM does not: use --engine soft";
+            return Err(Error::Unsupported(why.to_string()));
+        }
+        let recorded = recording.manifest.machine.model();
+        let here = vmm::engine::kvm::model()?;
+        if recorded != here {
+            let why = format!(
+                "this recording needs a processor like {}, and this host's is like {}: use --engine soft",
+                recorded.name(),
+                here.name()
+            );
+            return Err(Error::Unsupported(why));
+        }
+        Ok(EngineKind::Kvm)
+    }
+}
+
+/// Which engine executes the guest.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum EngineChoice {
+    /// The one to rely on: the software CPU, until KVM has been tried on a processor that counts branches
+    Auto,
+    /// The software CPU
+    Soft,
+    /// Hardware virtualisation
+    Kvm,
+}
+
+impl MachineArgs {
+    /// Reads the images and gives the machine's description.
+    fn config(&self) -> Result<(MachineConfig, Images), Error> {
+        let model = match self.engine() {
+            EngineKind::Kvm => vmm::engine::kvm::model()?,
+            EngineKind::Soft => cpu::Model::default(),
+        };
+        let modules = self.module.iter().map(|text| {
+            let (file, cmdline) = text.split_once(' ').unwrap_or((text, ""));
+            (PathBuf::from(file), cmdline.to_string())
+        });
+        MachineConfig::from_options(&MachineOptions {
+            kernel: self.kernel.clone(),
+            initrd: self.initrd.clone(),
+            modules: modules.collect(),
+            cmdline: self.cmdline.clone(),
+            disk: self.disk.clone(),
+            memory_bytes: self.memory,
+            debug_console: self.debug_console,
+            debug_exit: self.debug_exit,
+            model,
+        })
+    }
+
+    /// The engine that executes the guest.
+    pub fn engine(&self) -> EngineKind {
+        self.engine.for_new_run()
+    }
+
+    /// The machine, on its engine, at its first instruction.
+    pub fn build(&self, power_on: &PowerOn) -> Result<(MachineConfig, Machine), Error> {
+        let (config, images) = self.config()?;
+        let counting = match config.time_base() {
+            TimeBase::Instructions => Counting::Instructions,
+            TimeBase::Exits => Counting::Exits,
+        };
+        let machine = Machine::build(&config, &images, power_on, self.engine(), counting)?;
+        Ok((config, machine))
+    }
+
+    /// What the machine is given at power-on.
+    pub fn power_on(&self) -> Result<PowerOn, Error> {
+        vmm::live::power_on(self.date, self.seed)
+    }
+
+    /// How the guest gets to know of host time, where its engine does not count instructions.
+    pub fn clock(&self) -> ClockOptions {
+        ClockOptions { slowdown: self.slow_clock, patience: Duration::from_micros(self.wait_for_exit.into()) }
+    }
+
+    /// How the run treats the outside world.
+    pub fn live(&self) -> LiveOptions {
+        LiveOptions {
+            console_log: self.console_log.clone(),
+            unpaced: self.unpaced,
+            max_steps: self.max_instructions,
+        }
+    }
+}
+
+fn parse_port(text: &str) -> Result<u16, String> {
+    let number = match text.strip_prefix("0x") {
+        Some(digits) => u16::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    number.map_err(|_| "write a port number like 0x501".to_string())
+}
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    let bytes = parse_bytes(text)?;
+    if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&bytes) {
+        return Err(format!(
+            "give between {}M and {}G of memory",
+            MIN_MEMORY_BYTES >> 20,
+            MAX_MEMORY_BYTES >> 30
+        ));
+    }
+    Ok(bytes)
+}
+
+/// A number of bytes with K, M, G or nothing behind it.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.chars().last().map(|c| c.to_ascii_uppercase()) {
+        Some('K') => (&text[..text.len() - 1], 10),
+        Some('M') => (&text[..text.len() - 1], 20),
+        Some('G') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| "write a size like 512M or 2G".to_string())?;
+    number.checked_mul(1 << shift).ok_or_else(|| "that is too large".to_string())
+}

@@ -1,0 +1,91 @@
+//! `ttvm`: the command line of the time-travelling virtual machine monitor.
+//!
+//! One file per verb below `verbs/`; beside it what several of them share. Results go to standard output, everything
+//! else to standard error.
+
+mod interrupt;
+mod machine_args;
+mod output;
+mod progress;
+mod stats;
+mod travel;
+mod verbs;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::verbs::{
+    checkpoints, debug, doctor, info, log, pack, record, replay, run, search, state, symbols, unpack, verify,
+};
+
+/// Runs an operating system in a virtual machine, records the run, and goes back to any instruction of it.
+#[derive(Parser)]
+#[command(name = "ttvm", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Run a guest without recording
+    Run(run::Args),
+    /// Run a guest and record everything that comes in from outside
+    Record(record::Args),
+    /// Run a recording again and check that nothing differs
+    Replay(replay::Args),
+    /// Let gdb attach to a recording, and step backwards
+    Debug(debug::Args),
+    /// Say what a recording holds
+    Info(info::Args),
+    /// Show the machine at a position: registers, memory, code, console
+    State(state::Args),
+    /// Make a symbol file for gdb from the guest kernel itself, as of a position
+    Symbols(symbols::Args),
+    /// Find where in a recording something happens
+    Search(search::Args),
+    /// List, add or remove the checkpoints that make going to a position fast
+    Checkpoints(checkpoints::Args),
+    /// Check that a recording is whole and replays exactly; if not, find out where the difference began
+    Verify(verify::Args),
+    /// List the events of a recording, or say where two recordings part
+    Log(log::Args),
+    /// Say what this host offers to each engine, and what to do about what is missing
+    Doctor(doctor::Args),
+    /// Make one file of a recording and its images, for another machine
+    Pack(pack::Args),
+    /// Make a recording of such a file again
+    Unpack(unpack::Args),
+}
+
+/// Parses the command line and obeys it.
+fn main() -> ExitCode {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn,gdbstub=warn"))
+        .format_target(false)
+        .init();
+    let cli = Cli::parse();
+    let result = match &cli.verb {
+        Verb::Run(args) => run::run(args),
+        Verb::Record(args) => record::run(args),
+        Verb::Replay(args) => replay::run(args),
+        Verb::Debug(args) => debug::run(args),
+        Verb::Info(args) => info::run(args),
+        Verb::State(args) => state::run(args),
+        Verb::Symbols(args) => symbols::run(args),
+        Verb::Search(args) => search::run(args),
+        Verb::Checkpoints(args) => checkpoints::run(args),
+        Verb::Verify(args) => verify::run(args),
+        Verb::Log(args) => log::run(args),
+        Verb::Doctor(args) => doctor::run(args),
+        Verb::Pack(args) => pack::run(args),
+        Verb::Unpack(args) => unpack::run(args),
+    };
+    match result {
+        Ok(code) => ExitCode::from(code as u8),
+        Err(error) => {
+            eprintln!("ttvm: {error}");
+            ExitCode::from(error.exit_code() as u8)
+        }
+    }
+}

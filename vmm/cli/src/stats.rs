@@ -1,0 +1,119 @@
+//! What a run, a recording or a replay did and cost, for benchmarks; of a run also at each `MARK` line that the guest prints.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+use vmm::engine::Statistics;
+use vmm::error::Error;
+use vmm::machine::Machine;
+use vmm::machine::inputs::{Departure, Event, Idle, Inputs, View};
+use vmm::position::Moment;
+
+/// Where to write it.
+#[derive(clap::Args)]
+pub struct StatsArgs {
+    /// Write counts, CPU time and what the engine did to this file; of a run also for every MARK line on the console
+    /// (used by scripts/bench and scripts/bench-kvm)
+    #[arg(long, value_name = "FILE")]
+    stats_json: Option<PathBuf>,
+}
+
+/// What is written to the file.
+#[derive(Serialize)]
+struct Stats<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    marks: Option<&'a [Mark]>,
+    /// Exits, where those are counted.
+    insns: u64,
+    cpu_ns: u64,
+    /// Of an engine that counts what it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    engine: Option<Statistics>,
+}
+
+/// One line.
+#[derive(Serialize)]
+pub struct Mark {
+    text: String,
+    insns: u64,
+    cpu_ns: u64,
+}
+
+/// Inputs that also look for `MARK` lines in the console's output.
+pub struct WithStats<I> {
+    inner: I,
+    line: Vec<u8>,
+    steps: u64,
+    marks: Vec<Mark>,
+}
+
+impl<I> WithStats<I> {
+    pub fn new(inner: I) -> WithStats<I> {
+        WithStats { inner, line: Vec::new(), steps: 0, marks: Vec::new() }
+    }
+
+    pub fn marks(&self) -> &[Mark] {
+        &self.marks
+    }
+
+    fn take_line(&mut self) {
+        let text = String::from_utf8_lossy(&self.line).trim().to_string();
+        self.line.clear();
+        if let Some(at) = text.find("MARK ") {
+            let text = text[at..].to_string();
+            self.marks.push(Mark { text, insns: self.steps, cpu_ns: cpu_ns() });
+        }
+    }
+}
+
+impl<I: Inputs> Inputs for WithStats<I> {
+    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
+        self.inner.poll(view)
+    }
+
+    fn next_poll(&self, now: Moment) -> u64 {
+        self.inner.next_poll(now)
+    }
+
+    fn departure(&self, now: Moment, deadline_ns: Option<u64>) -> Departure {
+        self.inner.departure(now, deadline_ns)
+    }
+
+    fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+        self.inner.idle(now, deadline_ns)
+    }
+
+    fn console_output(&mut self, now: Moment, bytes: &[u8]) -> Result<(), Error> {
+        self.steps = now.steps;
+        for &byte in bytes {
+            if byte == b'\n' {
+                self.take_line();
+            } else if self.line.len() < 4096 {
+                self.line.push(byte);
+            }
+        }
+        self.inner.console_output(now, bytes)
+    }
+}
+
+impl StatsArgs {
+    /// Whether anybody wants it.
+    pub fn wanted(&self) -> bool {
+        self.stats_json.is_some()
+    }
+
+    /// Writes the file, if it is wanted.
+    pub fn write(&self, marks: Option<&[Mark]>, machine: &Machine) -> Result<(), Error> {
+        let Some(path) = &self.stats_json else { return Ok(()) };
+        let (insns, engine) = (machine.moment().steps, machine.engine_statistics());
+        let text = serde_json::to_string(&Stats { marks, insns, cpu_ns: cpu_ns(), engine });
+        std::fs::write(path, text.expect("plain data in memory always serializes"))
+            .map_err(Error::file("write", path))
+    }
+}
+
+/// CPU time of this process.
+fn cpu_ns() -> u64 {
+    nix::time::clock_gettime(nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID)
+        .map_or(0, |time| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
+}

@@ -1,0 +1,108 @@
+//! Going to a position, for the verbs that look at one.
+
+use std::io::IsTerminal;
+use std::path::Path;
+
+use vmm::engine::EngineKind;
+use vmm::error::Error;
+use vmm::exits;
+use vmm::position::{Counting, PositionSpec};
+use vmm::recording::Recording;
+use vmm::timeline::{Timeline, TravelStop};
+
+use crate::interrupt::Interrupt;
+use crate::machine_args::EngineArgs;
+use crate::progress;
+
+/// What part of a recording to open.
+#[derive(clap::Args)]
+pub struct PartArgs {
+    /// Of a recording of KVM, open only the end: from the last checkpoint that lies so much guest time before it, like 2s,
+    /// or more. That is where `start` is then, and where instructions, branches and system calls count from
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    last: Option<u64>,
+}
+
+impl PartArgs {
+    /// As [`PartArgs::open`], for an engine, which is refused at once where it cannot be had.
+    pub fn open_for(&self, path: &Path, engine: EngineArgs) -> Result<(Recording, EngineKind), Error> {
+        let engine = engine.for_replay(&Recording::open(path)?)?;
+        Ok((self.open(path)?, engine))
+    }
+
+    /// Opens a recording, or a part of it, whose positions are instruction counts.
+    pub fn open(&self, path: &Path) -> Result<Recording, Error> {
+        let recording = Recording::open(path)?;
+        let Some(last_ns) = self.last else { return translated(recording, true) };
+        if recording.counting == Counting::Instructions {
+            eprintln!(
+                "ttvm: --last changes nothing: this recording counts instructions, any place in it is near"
+            );
+            return Ok(recording);
+        }
+        let Some(from) = exits::start_of_last(&recording, last_ns)? else {
+            let seconds = last_ns as f64 / 1e9;
+            eprintln!("ttvm: no checkpoint lies {seconds} s before the end or earlier: all is opened");
+            return translated(recording, false);
+        };
+        let part = counted_from(recording, from, false)?;
+        let begins_ns = part.log.events[0].at.time_ns;
+        eprintln!(
+            "ttvm: this is the recording from exit {from} on, at {:.6} s guest time; instructions count from there",
+            begins_ns as f64 / 1e9
+        );
+        Ok(part)
+    }
+}
+
+/// A recording with instruction counts for positions: one that counts exits is replayed once to find them. Whether to say that
+/// a part of it might do.
+pub fn translated(recording: Recording, offers_part: bool) -> Result<Recording, Error> {
+    if recording.counting == Counting::Instructions {
+        return Ok(recording);
+    }
+    counted_from(recording, 0, offers_part)
+}
+
+fn counted_from(recording: Recording, from: u64, offers_part: bool) -> Result<Recording, Error> {
+    let has_parts = offers_part && matches!(exits::start_of_last(&recording, 0), Ok(Some(_)));
+    let mut hint = has_parts
+        .then_some("ttvm: counting instructions takes a replay of all; --last 2s opens the end only");
+    let exits = recording.log.last_moment().steps;
+    let bar = progress::bar(exits.saturating_sub(from), std::io::stderr().is_terminal());
+    bar.set_message("counting instructions");
+    let translated = exits::from_exit(recording, from, |exits| {
+        if let Some(hint) = hint.take() {
+            bar.suspend(|| eprintln!("{hint}"));
+        }
+        bar.set_position(exits.saturating_sub(from));
+    });
+    bar.finish_and_clear();
+    translated
+}
+
+/// A stretch of time: a number with ns, us, ms, s, m or h, in nanoseconds.
+pub fn parse_time(text: &str) -> Result<u64, String> {
+    let units = [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9), ("m", 60e9), ("h", 3600e9)];
+    let with_unit = |(unit, ns): &(&str, f64)| {
+        let number: f64 = text.strip_suffix(unit)?.trim().parse().ok()?;
+        (number.is_finite() && number >= 0.0).then_some((number * ns) as u64)
+    };
+    let bare = (text == "0").then_some(0);
+    bare.or_else(|| units.iter().find_map(with_unit))
+        .ok_or_else(|| format!("'{text}' is no stretch of time: write something like 1s, 250ms or 2h"))
+}
+
+/// Opens a recording at a position; `None` when ^C was pressed on the way. The engine goes along long stretches.
+pub fn open_at(
+    recording: &Recording,
+    position: PositionSpec,
+    engine: EngineKind,
+) -> Result<Option<Timeline>, Error> {
+    let mut timeline = Timeline::open(recording)?;
+    timeline.use_engine(engine)?;
+    let mut interrupt = Interrupt::catch()?;
+    let target = timeline.resolve(position, &mut || interrupt.poll())?;
+    let stop = timeline.seek(target, &mut || interrupt.poll())?;
+    Ok((stop != TravelStop::Interrupted).then_some(timeline))
+}

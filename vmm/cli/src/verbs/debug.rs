@@ -1,0 +1,133 @@
+//! `ttvm debug`: gdb on a recording.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::{Command, exit};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use vmm::debug::{Options, Report, serve};
+use vmm::error::{Error, exit_code};
+use vmm::position::PositionSpec;
+use vmm::symbols::vmlinux::quoted;
+
+/// gdb commands of our own, in gdb's Python.
+const COMMANDS: &str = include_str!("../../../../gdb/commands/tt.py");
+/// The environment variable by which gdb is given them: nothing to clean up afterwards.
+const COMMANDS_VARIABLE: &str = "TTVM_GDB_COMMANDS";
+/// Where to wait for gdb, unless told otherwise.
+const DEFAULT_ADDRESS: &str = "127.0.0.1:1234";
+
+use crate::machine_args::EngineArgs;
+use crate::travel::PartArgs;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The recording
+    #[arg(required_unless_present = "print_commands")]
+    recording: Option<PathBuf>,
+    #[command(flatten)]
+    part: PartArgs,
+    /// Where to wait for gdb: 127.0.0.1:PORT or unix:PATH [default: 127.0.0.1:1234, with --gdb any free port]
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<String>,
+    /// Let --listen be an address that other hosts reach: whoever connects is in control
+    #[arg(long)]
+    allow_remote: bool,
+    /// Where to begin: start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
+    #[arg(long, value_name = "POS", default_value = "end")]
+    at: PositionSpec,
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// End when the first gdb has left, instead of waiting for the next one
+    #[arg(long)]
+    once: bool,
+    /// Start gdb here, attached, with the tt commands and the guest kernel's symbols; end when it ends
+    #[arg(long)]
+    gdb: bool,
+    /// Give the gdb that --gdb starts this file's symbols: of the guest's kernel with debug information, which are moved
+    /// to where the guest has it, or of anything else
+    #[arg(long, value_name = "FILE", requires = "gdb")]
+    symbols: Option<PathBuf>,
+    /// Print the file with the tt commands, for a gdb of your own: source it there
+    #[arg(long)]
+    print_commands: bool,
+    /// More arguments for the gdb that --gdb starts
+    #[arg(last = true, requires = "gdb", value_name = "GDB ARGUMENTS")]
+    gdb_arguments: Vec<String>,
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    let Some(path) = args.recording.as_ref().filter(|_| !args.print_commands) else {
+        crate::output::print(COMMANDS.trim_end())?;
+        return Ok(exit_code::DONE);
+    };
+    let (recording, engine) = args.part.open_for(path, args.engine)?;
+    let default = if args.gdb { "127.0.0.1:0" } else { DEFAULT_ADDRESS };
+    let options = Options {
+        address: args.listen.clone().unwrap_or_else(|| default.to_string()),
+        allow_remote: args.allow_remote,
+        at: args.at,
+        // A gdb of our own is the only one, unless others were told where to come.
+        once: args.once || (args.gdb && args.listen.is_none()),
+        engine,
+    };
+    if args.gdb {
+        // ^C is for gdb, which is in the foreground with us.
+        signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::new(AtomicBool::new(false)))
+            .map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })?;
+    }
+    eprintln!("ttvm: replaying to where gdb begins");
+    serve(&recording, &options, &|report| match report {
+        Report::Ready(address) if args.gdb => {
+            let command = gdb_command(args, &address);
+            std::thread::spawn(move || run_gdb(command));
+        }
+        Report::Ready(address) => eprintln!("ttvm: ready; in gdb: target remote {address}"),
+        // gdb has the terminal.
+        Report::Began(_) | Report::Moving(..) | Report::Ended(..) if args.gdb => {}
+        Report::Moving(number, text) if std::io::stderr().is_terminal() => {
+            eprintln!("ttvm: session {number}: {text}");
+        }
+        // Nobody watches.
+        Report::Moving(..) => {}
+        Report::Began(number) => eprintln!("ttvm: session {number}: gdb is connected"),
+        Report::Ended(number, end) => eprintln!("ttvm: session {number}: {end}"),
+    })?;
+    if args.gdb {
+        // The session is over, but gdb may not be; its end is ours.
+        loop {
+            std::thread::park();
+        }
+    }
+    Ok(exit_code::DONE)
+}
+
+fn gdb_command(args: &Args, address: &str) -> Command {
+    let mut command = Command::new("gdb");
+    command.env(COMMANDS_VARIABLE, COMMANDS).arg("--quiet");
+    let load = format!("python import os; exec(compile(os.environ['{COMMANDS_VARIABLE}'], 'tt.py', 'exec'))");
+    let mut tell = |line: String| {
+        command.args(["-ex", &line]);
+    };
+    tell("set architecture i386:x86-64".to_string());
+    tell(load);
+    tell(format!("target remote {address}"));
+    tell(match &args.symbols {
+        Some(file) => format!("tt symbols {}", quoted(file)),
+        None => "tt symbols".to_string(),
+    });
+    command.args(&args.gdb_arguments);
+    command
+}
+
+/// Runs gdb and ends with it: other sessions are waited for by nobody.
+fn run_gdb(mut command: Command) -> ! {
+    match command.status() {
+        Ok(status) => exit(status.code().unwrap_or(exit_code::FAILED)),
+        Err(error) => {
+            eprintln!("ttvm: cannot start gdb: {error}");
+            exit(exit_code::HOST_LACKS_FEATURE)
+        }
+    }
+}

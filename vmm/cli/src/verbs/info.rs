@@ -1,0 +1,206 @@
+//! `ttvm info`: what a recording holds.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use checkpoint::Store;
+use serde::Serialize;
+use vmm::error::{Error, exit_code};
+use vmm::position::{Counting, Length, Moment};
+use vmm::recording::log::is_being_written;
+use vmm::recording::{EVENTS, Recording};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The recording
+    recording: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Info<'a> {
+    format_version: u32,
+    made_by: &'a str,
+    engine: &'a str,
+    counter: &'a str,
+    cpu_model: &'a str,
+    machine: &'a vmm::machine::config::MachineConfig,
+    /// Whether the recording reaches the end of the run; if not, it was cut off.
+    complete: bool,
+    /// Whether a recorder is still at work on it.
+    being_recorded: bool,
+    ended: Option<String>,
+    /// How long it is, in what it counts.
+    #[serde(flatten)]
+    length: Length,
+    branches: u64,
+    guest_seconds: f64,
+    events: BTreeMap<&'static str, usize>,
+    checks: usize,
+    log_bytes: u64,
+    log_bytes_per_guest_second: Option<f64>,
+    console_bytes: Option<u64>,
+    checkpoints: Option<CheckpointInfo>,
+}
+
+/// What there is to say of a recording's checkpoints.
+#[derive(Serialize)]
+struct CheckpointInfo {
+    count: usize,
+    bytes: u64,
+    bytes_per_guest_second: Option<f64>,
+    first: Option<Place>,
+    last: Option<Place>,
+    /// The longest stretch without one, from the start and to the end too: what has to be replayed at worst.
+    largest_gap: Place,
+}
+
+/// A point of the run, or a distance between two.
+#[derive(Clone, Copy, Serialize)]
+struct Place {
+    #[serde(flatten)]
+    length: Length,
+    guest_seconds: f64,
+}
+
+impl Place {
+    fn between(counting: Counting, from: Moment, to: Moment) -> Place {
+        let ns = to.time_ns.saturating_sub(from.time_ns);
+        let length = counting.length(to.steps.saturating_sub(from.steps));
+        Place { length, guest_seconds: ns as f64 / 1e9 }
+    }
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    let recording = Recording::open(&args.recording)?;
+    let store = recording.checkpoints()?;
+    let mut info = info(&recording);
+    info.checkpoints = store.map(|store| checkpoint_info(&store, &recording));
+    crate::output::print(&if args.json {
+        serde_json::to_string_pretty(&info).expect("plain data always serializes")
+    } else {
+        text(&info)
+    })?;
+    Ok(exit_code::DONE)
+}
+
+fn info(recording: &Recording) -> Info<'_> {
+    let (manifest, log) = (&recording.manifest, &recording.log);
+    let end = log.end.as_ref();
+    let mut events = BTreeMap::new();
+    for record in &log.events {
+        *events.entry(record.event.kind()).or_insert(0) += 1;
+    }
+    let last = log.last_moment();
+    let branches = log.events.last().map_or(0, |event| event.branches);
+    let branches = log.checks.last().map_or(branches, |(_, check)| branches.max(check.branches));
+    let guest_seconds = last.time_ns as f64 / 1e9;
+    Info {
+        format_version: manifest.format_version,
+        made_by: &manifest.made_by,
+        engine: &manifest.engine,
+        counter: &manifest.counter,
+        cpu_model: &manifest.machine.cpu_model,
+        machine: &manifest.machine,
+        complete: end.is_some(),
+        being_recorded: is_being_written(&recording.path.join(EVENTS)),
+        ended: end.map(|e| e.outcome.to_string()),
+        length: recording.counting.length(last.steps),
+        branches: end.map_or(branches, |e| e.branches),
+        guest_seconds,
+        events,
+        checks: log.checks.len(),
+        log_bytes: log.bytes,
+        log_bytes_per_guest_second: (last.time_ns > 0).then(|| log.bytes as f64 / guest_seconds),
+        console_bytes: end.map(|e| e.console_bytes),
+        checkpoints: None,
+    }
+}
+
+fn checkpoint_info(store: &Store, recording: &Recording) -> CheckpointInfo {
+    let (end, counting) = (recording.log.last_moment(), recording.counting);
+    let points: Vec<Moment> = store
+        .entries()
+        .iter()
+        .map(|entry| Moment { steps: entry.position, time_ns: entry.time_ns })
+        // A recorder that was killed may have stored one that its log does not reach.
+        .filter(|at| *at <= end)
+        .collect();
+    let ends = points.iter().copied().chain([end]);
+    let starts = [Moment::default()].into_iter().chain(points.iter().copied());
+    let longest = starts.zip(ends).max_by_key(|(from, to)| match counting {
+        Counting::Instructions => to.steps.saturating_sub(from.steps),
+        // Between two exits there may be any number of instructions.
+        Counting::Exits => to.time_ns.saturating_sub(from.time_ns),
+    });
+    let longest = longest.map(|(from, to)| Place::between(counting, from, to));
+    let place = |at: &Moment| Place::between(counting, Moment::default(), *at);
+    let bytes = store.total_bytes();
+    CheckpointInfo {
+        count: points.len(),
+        bytes,
+        bytes_per_guest_second: (end.time_ns > 0).then(|| bytes as f64 / (end.time_ns as f64 / 1e9)),
+        first: points.first().map(place),
+        last: points.last().map(place),
+        largest_gap: longest.unwrap_or_else(|| place(&end)),
+    }
+}
+
+fn text(info: &Info<'_>) -> String {
+    let mut lines = Vec::new();
+    let machine = info.machine;
+    lines.push(format!("made by       {}, format version {}", info.made_by, info.format_version));
+    lines.push(format!("engine        {}, counting in {}", info.engine, info.counter));
+    lines.push(format!(
+        "machine       {} MiB RAM, CPU model {}",
+        machine.memory_bytes >> 20,
+        machine.cpu_model
+    ));
+    lines.push(format!("kernel        {}", machine.kernel.path.display()));
+    if let Some(initrd) = &machine.initrd {
+        lines.push(format!("initrd        {}", initrd.path.display()));
+    }
+    for module in &machine.modules {
+        lines.push(format!("module        {} {}", module.file.path.display(), module.cmdline));
+    }
+    if let Some(disk) = &machine.disk {
+        lines.push(format!("disk          {}", disk.path.display()));
+    }
+    lines.push(format!("command line  {}", machine.cmdline));
+    lines.push(format!(
+        "ended         {}",
+        match &info.ended {
+            Some(ended) => ended,
+            None if info.being_recorded => "not yet: it is still being recorded",
+            None => "cut off: the recorder was stopped",
+        }
+    ));
+    lines.push(format!("length        {}, {:.6} s guest time", info.length, info.guest_seconds));
+    lines.push(format!("branches      {} conditional", info.branches));
+    for (kind, count) in &info.events {
+        lines.push(format!("events        {count} {kind}"));
+    }
+    lines.push(format!("checks        {}", info.checks));
+    let rate = info.log_bytes_per_guest_second;
+    let rate = rate.map_or(String::new(), |rate| format!(", {rate:.0} per guest second"));
+    lines.push(format!("log           {} bytes{rate}", info.log_bytes));
+    if let Some(checkpoints) = &info.checkpoints {
+        lines.extend(checkpoint_lines(checkpoints));
+    }
+    lines.join("\n")
+}
+
+fn checkpoint_lines(info: &CheckpointInfo) -> Vec<String> {
+    let rate = info.bytes_per_guest_second;
+    let rate = rate.map_or(String::new(), |rate| format!(", {rate:.0} per guest second"));
+    let place = |at: &Place| format!("{}, {:.6} s", at.length, at.guest_seconds);
+    let mut lines = vec![format!("checkpoints   {}, {} bytes{rate}", info.count, info.bytes)];
+    if let (Some(first), Some(last)) = (&info.first, &info.last) {
+        lines.push(format!("  first       {}", place(first)));
+        lines.push(format!("  last        {}", place(last)));
+    }
+    lines.push(format!("  largest gap {}", place(&info.largest_gap)));
+    lines
+}

@@ -1,0 +1,154 @@
+//! `ttvm log`: the events of a recording, or where two recordings part.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use serde::Serialize;
+use vmm::error::{Error, exit_code};
+use vmm::machine::checks::CheckRecord;
+use vmm::machine::hex;
+use vmm::machine::inputs::Event;
+use vmm::position::Moment;
+use vmm::recording::Recording;
+use vmm::recording::log::diff::diff;
+use vmm::recording::log::{EndRecord, EventRecord, Log};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The recording
+    recording: PathBuf,
+    /// Print one JSON object per line
+    #[arg(long)]
+    json: bool,
+    /// Print checks too
+    #[arg(long)]
+    checks: bool,
+    /// Say where this recording and another one part
+    #[arg(long, value_name = "RECORDING", conflicts_with_all = ["json", "checks"])]
+    diff: Option<PathBuf>,
+}
+
+/// One line of the log.
+#[derive(Serialize)]
+struct Line<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    number: Option<usize>,
+    kind: &'static str,
+    instruction: u64,
+    time_ns: u64,
+    branches: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rip: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    event: Option<&'a Event>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcome: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    hashes: Vec<(&'static str, String)>,
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    let recording = Recording::open(&args.recording)?;
+    if let Some(other) = &args.diff {
+        return print_diff(&recording.log, &Recording::open(other)?.log);
+    }
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let written = lines(&recording.log, args.checks).try_for_each(|line| {
+        if args.json {
+            let text = serde_json::to_string(&line).expect("plain data in memory always serializes");
+            writeln!(out, "{text}")
+        } else {
+            writeln!(out, "{}", text(&line))
+        }
+    });
+    match written.and_then(|()| out.flush()) {
+        // Whoever read the list has read enough.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(exit_code::DONE),
+        Err(source) => Err(Error::Host { what: "cannot write the list".to_string(), source }),
+        Ok(()) => Ok(exit_code::DONE),
+    }
+}
+
+fn print_diff(left: &Log, right: &Log) -> Result<i32, Error> {
+    let Some(parting) = diff(left, right) else {
+        crate::output::print("the recordings do not differ as far as both go")?;
+        return Ok(exit_code::DONE);
+    };
+    let place = parting.at.map_or(String::new(), |at| format!(" at instruction {}", at.steps));
+    crate::output::print(&format!("the recordings part{place}: {}", parting.what))?;
+    Ok(exit_code::DIVERGED)
+}
+
+/// The records in the order of the log.
+fn lines(log: &Log, checks: bool) -> impl Iterator<Item = Line<'_>> {
+    let mut pending = log.checks.iter().filter(move |_| checks).peekable();
+    let mut events = log.events.iter().enumerate();
+    let mut given = 0;
+    let records = std::iter::from_fn(move || {
+        if let Some((_, check)) = pending.next_if(|(before, _)| *before <= given) {
+            return Some(check_line(check));
+        }
+        given += 1;
+        events.next().map(|(number, event)| event_line(number, event))
+    });
+    records.chain(log.end.iter().map(end_line))
+}
+
+fn line<'a>(kind: &'static str, at: Moment, branches: u64) -> Line<'a> {
+    let Moment { steps: instruction, time_ns } = at;
+    let (number, rip, event, outcome, hashes) = (None, None, None, None, Vec::new());
+    Line { number, kind, instruction, time_ns, branches, rip, event, outcome, hashes }
+}
+
+fn event_line(number: usize, record: &EventRecord) -> Line<'_> {
+    Line {
+        number: Some(number),
+        rip: Some(format!("{:#x}", record.rip)),
+        event: Some(&record.event),
+        hashes: vec![("cpu", hex(&record.cpu_hash))],
+        ..line(record.event.kind(), record.at, record.branches)
+    }
+}
+
+fn check_line(check: &CheckRecord) -> Line<'_> {
+    let mut hashes = vec![("cpu", hex(&check.cpu_hash))];
+    hashes.extend(check.devices_hash.map(|hash| ("devices", hex(&hash))));
+    hashes.extend(check.ram_digest.map(|digest| ("ram", hex(&digest))));
+    Line { rip: Some(format!("{:#x}", check.rip)), hashes, ..line("check", check.at, check.branches) }
+}
+
+fn end_line(end: &EndRecord) -> Line<'_> {
+    let hashes = &end.hashes;
+    let hashes = vec![
+        ("cpu", hex(&hashes.cpu)),
+        ("devices", hex(&hashes.devices)),
+        ("ram", hex(&hashes.ram)),
+        ("disk", hex(&hashes.disk)),
+        ("console", hex(&end.console_hash)),
+    ];
+    Line { outcome: Some(end.outcome.to_string()), hashes, ..line("end", end.at, end.branches) }
+}
+
+fn text(line: &Line<'_>) -> String {
+    let number = line.number.map_or(String::new(), |number| format!("#{number}"));
+    let mut text = format!(
+        "{number:>6} insn:{:<14} {:>15.9} s  {}",
+        line.instruction,
+        line.time_ns as f64 / 1e9,
+        line.kind
+    );
+    match line.event {
+        Some(Event::ConsoleInput(bytes)) => text += &format!(" \"{}\"", bytes.escape_ascii()),
+        Some(Event::ConsoleResize { columns, rows }) => text += &format!(" {columns}x{rows}"),
+        Some(Event::PowerOn(given)) => {
+            text += &format!(" date {} console {}x{}", given.unix_seconds, given.columns, given.rows);
+        }
+        Some(Event::PowerButton | Event::Ended) => {}
+        Some(Event::Stopped(stopped)) => {
+            text += &format!(" without an exit, RAM {}", hex(&stopped.ram_digest));
+        }
+        Some(Event::TimePassed { ns }) => text += &format!(" {:.6} s", *ns as f64 / 1e9),
+        None => line.hashes.iter().for_each(|(what, hash)| text += &format!(" {what} {}", &hash[..16])),
+    }
+    text + &line.outcome.as_ref().map_or(String::new(), |outcome| format!(": {outcome}"))
+}

@@ -1,0 +1,16 @@
+//! The verbs of the command line, one file each: its arguments, and `run`, which obeys it.
+
+pub mod checkpoints;
+pub mod debug;
+pub mod doctor;
+pub mod info;
+pub mod log;
+pub mod pack;
+pub mod record;
+pub mod replay;
+pub mod run;
+pub mod search;
+pub mod state;
+pub mod symbols;
+pub mod unpack;
+pub mod verify;

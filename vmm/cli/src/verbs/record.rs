@@ -1,0 +1,117 @@
+//! `ttvm record`: a guest, recorded.
+
+use std::path::PathBuf;
+
+use checkpoint::{Policy, StoreError, StoreErrorKind};
+use vmm::engine::EngineKind;
+use vmm::error::Error;
+use vmm::live::{LiveClock, LiveConsole, RawTerminal};
+use vmm::machine::checks::Intervals;
+use vmm::machine::inputs::Inputs;
+use vmm::machine::{Machine, Outcome, RunStop};
+use vmm::recording::Recording;
+use vmm::recording::checkpointer::{self, CheckpointOptions};
+use vmm::recording::recorder::Recorder;
+
+use crate::machine_args::{MachineArgs, parse_bytes};
+use crate::stats::StatsArgs;
+use crate::travel::parse_time;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The recording to make: a directory NAME.ttvm that does not exist yet
+    #[arg(short, long, value_name = "NAME.ttvm")]
+    output: PathBuf,
+    /// Guest time between two checkpoints, like 1s or 250ms; 0 for none
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_time)]
+    checkpoint_interval: u64,
+    /// Disk space that checkpoints may take; older ones get sparser to stay below it
+    #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = parse_bytes)]
+    max_size: u64,
+    /// Keep only the checkpoints of the last stretch of guest time, like 10s
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    last: Option<u64>,
+    #[command(flatten)]
+    machine: MachineArgs,
+    #[command(flatten)]
+    stats: StatsArgs,
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    let power_on = args.machine.power_on()?;
+    let (config, machine) = args.machine.build(&power_on)?;
+    let live = LiveConsole::new(args.machine.live())?;
+    // A file that may not grow is to be an error of writing, which can be said in a sentence.
+    signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Default::default())
+        .map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })?;
+    let log = Recording::create(&args.output, &config)?;
+    match args.machine.engine() {
+        EngineKind::Soft => record_to_end(args, machine, Recorder::new(live, log, power_on)),
+        EngineKind::Kvm => {
+            let mut recorder = Recorder::new(LiveClock::new(live, args.machine.clock()), log, power_on);
+            recorder.check_every(Intervals::of_exits());
+            record_to_end(args, machine, recorder)
+        }
+    }
+}
+
+fn record_to_end<I: Inputs>(
+    args: &Args,
+    mut machine: Machine,
+    mut recorder: Recorder<I>,
+) -> Result<i32, Error> {
+    let terminal = RawTerminal::enter()?;
+    let result = record(args, &mut machine, &mut recorder);
+    drop(terminal);
+    let result = result.and_then(|outcome| recorder.finish(&mut machine).map(|_| outcome));
+    let outcome = match result {
+        Ok(outcome) => outcome,
+        Err(error) => return Err(cut_off(error, args, &machine)),
+    };
+    let code = crate::output::report_outcome(&machine, &outcome);
+    eprintln!("ttvm: recorded in {}", args.output.display());
+    args.stats.write(None, &machine)?;
+    Ok(code)
+}
+
+/// Runs the machine to its end.
+fn record<I: Inputs>(
+    args: &Args,
+    machine: &mut Machine,
+    recorder: &mut Recorder<I>,
+) -> Result<Outcome, Error> {
+    if args.checkpoint_interval == 0 {
+        return match machine.run(u64::MAX, recorder)? {
+            RunStop::Ended(outcome) => Ok(outcome),
+            _ => unreachable!("nothing else ends a run without limits"),
+        };
+    }
+    let options = CheckpointOptions {
+        interval_ns: args.checkpoint_interval,
+        policy: Policy { max_bytes: Some(args.max_size), keep_last_ns: args.last, ..Policy::default() },
+        ..CheckpointOptions::default()
+    };
+    checkpointer::record(machine, recorder, &args.output, options)
+}
+
+/// What to say when the recording could not be carried on: what is there is not lost.
+fn cut_off(error: Error, args: &Args, machine: &Machine) -> Error {
+    let cause = match error {
+        Error::Checkpoints(StoreError { path, kind: StoreErrorKind::Io { what, source } }) => {
+            let source = std::io::Error::new(source.kind(), source);
+            Error::File { action: what, path, source }
+        }
+        other => other,
+    };
+    match &cause {
+        Error::File { path, .. } if !path.starts_with(&args.output) => return cause,
+        Error::File { .. } | Error::Disk { .. } | Error::Kvm(_) => {}
+        _ => return cause,
+    }
+    Error::CutOff {
+        cause: Box::new(cause),
+        recording: args.output.clone(),
+        steps: machine.moment().steps,
+        counted: machine.counting().one(),
+    }
+}

@@ -1,0 +1,130 @@
+//! `ttvm replay`: a recording once more.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+
+use vmm::engine::EngineKind;
+use vmm::error::{Error, exit_code};
+use vmm::position::{Counting, PositionSpec};
+use vmm::recording::Recording;
+use vmm::recording::player::Scrutiny;
+use vmm::replay::{Replay, ReplayEnd, last_step};
+use vmm::timeline::{Timeline, TravelStop};
+
+use crate::interrupt::Interrupt;
+use crate::machine_args::EngineArgs;
+use crate::progress;
+use crate::stats::StatsArgs;
+use crate::travel::translated;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The recording
+    recording: PathBuf,
+    /// Stop at this position: end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
+    #[arg(long, value_name = "POS")]
+    to: Option<PositionSpec>,
+    /// Begin at this position, going there by the nearest checkpoint; what comes before is not compared
+    #[arg(long, value_name = "POS", conflicts_with = "verify")]
+    from: Option<PositionSpec>,
+    /// Compare devices and RAM too, wherever the recording noted them
+    #[arg(long)]
+    verify: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// Do not print the console's output
+    #[arg(long)]
+    quiet: bool,
+    #[command(flatten)]
+    stats: StatsArgs,
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    let recording = Recording::open(&args.recording)?;
+    let engine = args.engine.for_replay(&recording)?;
+    let whole = matches!((args.from, args.to), (None, None | Some(PositionSpec::End)));
+    if recording.counting == Counting::Exits && !whole {
+        // Positions are instruction counts.
+        return replay(args, &translated(recording, false)?, EngineKind::Soft);
+    }
+    replay(args, &recording, engine)
+}
+
+fn replay(args: &Args, recording: &Recording, engine: EngineKind) -> Result<i32, Error> {
+    if let Some(from) = args.from {
+        return play(args, recording, from);
+    }
+    let until = match args.to {
+        None | Some(PositionSpec::End) => None,
+        Some(PositionSpec::Start) => Some(0),
+        Some(PositionSpec::Instruction(steps)) if steps <= last_step(recording) => Some(steps),
+        Some(spec) => Some(Timeline::open(recording)?.resolve(spec, &mut || false)?),
+    };
+    let scrutiny = if args.verify { Scrutiny::Everything } else { Scrutiny::Registers };
+    let apart = args.quiet || !std::io::stdout().is_terminal();
+    let length = until.unwrap_or(u64::MAX).min(last_step(recording));
+    let bar = progress::bar(length, apart && std::io::stderr().is_terminal());
+    bar.set_message("replaying");
+    let mut replay = Replay::on(engine, recording, scrutiny, printer(args.quiet))?;
+    let result = replay.run(until, |steps| bar.set_position(steps));
+    bar.finish_and_clear();
+    // A replay that went wrong is one whose statistics somebody wants.
+    let written = args.stats.write(None, &replay.machine);
+    let end = result?;
+    written?;
+    let now = replay.machine.moment();
+    let what = match end {
+        ReplayEnd::Verified => "replayed to the end: console, counts and hashes are equal",
+        ReplayEnd::Stopped if until.is_none() => {
+            "replayed without a difference to where the recording was cut off"
+        }
+        ReplayEnd::Stopped => "replayed without a difference, and stopped",
+    };
+    eprintln!(
+        "{}ttvm: {what}, at {}, {} branches, {:.6} s guest time",
+        if args.quiet { "" } else { "\n" },
+        recording.counting.length(now.steps),
+        replay.machine.cpu().branches(),
+        now.time_ns as f64 / 1e9
+    );
+    Ok(exit_code::DONE)
+}
+
+/// Replays a part of a recording.
+fn play(args: &Args, recording: &Recording, from: PositionSpec) -> Result<i32, Error> {
+    let mut timeline = Timeline::open(recording)?;
+    let mut interrupt = Interrupt::catch()?;
+    let begin = timeline.resolve(from, &mut || interrupt.poll())?;
+    let end = timeline.resolve(args.to.unwrap_or(PositionSpec::End), &mut || interrupt.poll())?;
+    if end < begin {
+        return Err(Error::Position("--to is before --from".to_string()));
+    }
+    let mut stop = timeline.seek(begin, &mut || interrupt.poll())?;
+    if stop != TravelStop::Interrupted {
+        stop = timeline.play(end, printer(args.quiet), &mut || interrupt.poll())?;
+    }
+    args.stats.write(None, timeline.machine())?;
+    let interrupted = stop == TravelStop::Interrupted;
+    let what = if interrupted { "interrupted" } else { "replayed without a difference" };
+    let now = timeline.machine().moment();
+    eprintln!(
+        "\nttvm: {what} from {begin} to {} instructions, {:.6} s guest time",
+        now.steps,
+        now.time_ns as f64 / 1e9
+    );
+    Ok(if interrupted { exit_code::FAILED } else { exit_code::DONE })
+}
+
+/// Prints console output, unless nobody wants it.
+fn printer(quiet: bool) -> impl FnMut(&[u8]) -> Result<(), Error> + Send + 'static {
+    move |bytes| {
+        if quiet {
+            return Ok(());
+        }
+        let mut stdout = std::io::stdout().lock();
+        stdout
+            .write_all(bytes)
+            .and_then(|()| stdout.flush())
+            .map_err(|source| Error::Host { what: "cannot write the console's output".to_string(), source })
+    }
+}

@@ -1,0 +1,181 @@
+//! `ttvm search`: where in a recording something happens.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+use vmm::error::{Error, exit_code};
+use vmm::position::PositionSpec;
+use vmm::symbols::Symbols;
+use vmm::timeline::{CONDITIONS, Cause, Condition, Timeline, TravelStop};
+
+use crate::interrupt::Interrupt;
+use crate::machine_args::EngineArgs;
+use crate::travel::PartArgs;
+
+#[derive(clap::Args)]
+#[command(after_help = format!("Conditions: {CONDITIONS}"))]
+pub struct Args {
+    /// The recording
+    recording: PathBuf,
+    #[command(flatten)]
+    part: PartArgs,
+    /// What to look for; ADDR is a number or the name of a kernel symbol
+    condition: String,
+    /// Look for the first place after --from instead of the last one before it
+    #[arg(long, conflicts_with = "all")]
+    forward: bool,
+    /// Look for the last place before --from (this is what is done anyway)
+    #[arg(long, conflicts_with_all = ["forward", "all"])]
+    backward: bool,
+    /// List all places between --from and --to
+    #[arg(long)]
+    all: bool,
+    /// Where to begin [default: end, with --forward or --all start]
+    #[arg(long, value_name = "POS")]
+    from: Option<PositionSpec>,
+    /// Where to end, with --all
+    #[arg(long, value_name = "POS", default_value = "end", requires = "all")]
+    to: PositionSpec,
+    /// List no more places than this
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    limit: usize,
+    /// Cores that a long search may use [default: all]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Found {
+    hits: Vec<Place>,
+    /// Steps that were executed to find them.
+    replayed: u64,
+    interrupted: bool,
+}
+
+#[derive(Serialize)]
+struct Place {
+    instruction: u64,
+    what: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    guest_seconds: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rip: Option<String>,
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    let (recording, engine) = args.part.open_for(&args.recording, args.engine)?;
+    let mut timeline = match args.threads {
+        Some(threads) => Timeline::open_with(&recording, threads)?,
+        None => Timeline::open(&recording)?,
+    };
+    timeline.use_engine(engine)?;
+    let mut interrupt = Interrupt::catch()?;
+    let from =
+        args.from.unwrap_or(if args.forward || args.all { PositionSpec::Start } else { PositionSpec::End });
+    let from = timeline.resolve(from, &mut || interrupt.poll())?;
+    let condition = condition(args, &mut timeline, from, &mut interrupt)?;
+    timeline.set_stops(condition.0);
+    let found = if args.all {
+        let to = timeline.resolve(args.to, &mut || interrupt.poll())?;
+        all(args, &mut timeline, from, to, &mut interrupt)?
+    } else {
+        one(args, &mut timeline, from, &mut interrupt)?
+    };
+    crate::output::print(&if args.json {
+        serde_json::to_string_pretty(&found).expect("plain data always serializes")
+    } else {
+        text(&found)
+    })?;
+    if !args.json {
+        let billions = found.replayed as f64 / 1e9;
+        eprintln!("ttvm: {} found, {billions:.3}e9 instructions replayed", found.hits.len());
+    }
+    Ok(if found.interrupted || found.hits.is_empty() { exit_code::FAILED } else { exit_code::DONE })
+}
+
+/// The condition, with the names that the guest's kernel knows where the search begins.
+fn condition(
+    args: &Args,
+    timeline: &mut Timeline,
+    from: u64,
+    interrupt: &mut Interrupt,
+) -> Result<Condition, Error> {
+    if let Ok(condition) = args.condition.parse() {
+        return Ok(condition);
+    }
+    // At the very start there is no kernel yet that could be asked.
+    let place = if from == 0 { timeline.end() } else { from };
+    timeline.seek(place, &mut || interrupt.poll())?;
+    let symbols = Symbols::of_machine(timeline.machine()).ok();
+    Condition::parse(&args.condition, |name| symbols.as_ref()?.address_of(name)).map_err(Error::Position)
+}
+
+fn all(
+    args: &Args,
+    timeline: &mut Timeline,
+    from: u64,
+    to: u64,
+    interrupt: &mut Interrupt,
+) -> Result<Found, Error> {
+    let before = timeline.replayed_steps();
+    let hits = timeline.hits(from, to, args.limit, &mut || interrupt.poll())?;
+    let interrupted = hits.is_none();
+    let place = |hit: vmm::timeline::Hit| Place {
+        instruction: hit.before,
+        what: hit.cause.to_string(),
+        guest_seconds: None,
+        rip: None,
+    };
+    let hits = hits.unwrap_or_default().into_iter().map(place).collect();
+    Ok(Found { hits, replayed: timeline.replayed_steps() - before, interrupted })
+}
+
+fn one(args: &Args, timeline: &mut Timeline, from: u64, interrupt: &mut Interrupt) -> Result<Found, Error> {
+    // A search backward restores states before `from` and need not stand there; a checkpoint at the end is enough.
+    timeline.seek(from, &mut || interrupt.poll())?;
+    let before = timeline.replayed_steps();
+    let stop = if args.forward {
+        timeline.run_forward(&mut || interrupt.poll())?
+    } else {
+        timeline.run_backward(&mut || interrupt.poll())?
+    };
+    let replayed = timeline.replayed_steps() - before;
+    let hits = match stop {
+        TravelStop::Hit(cause) => vec![place_here(timeline, cause)],
+        _ => Vec::new(),
+    };
+    Ok(Found { hits, replayed, interrupted: stop == TravelStop::Interrupted })
+}
+
+fn place_here(timeline: &Timeline, cause: Cause) -> Place {
+    let machine = timeline.machine();
+    let now = machine.moment();
+    Place {
+        instruction: now.steps,
+        what: cause.to_string(),
+        guest_seconds: Some(now.time_ns as f64 / 1e9),
+        rip: Some(format!("{:#x}", machine.cpu().rip())),
+    }
+}
+
+fn text(found: &Found) -> String {
+    let line = |place: &Place| {
+        let mut line = format!("insn:{}  {}", place.instruction, place.what);
+        if let (Some(seconds), Some(rip)) = (place.guest_seconds, &place.rip) {
+            line += &format!("  rip {rip}, {seconds:.9} s");
+        }
+        line
+    };
+    let mut lines: Vec<String> = found.hits.iter().map(line).collect();
+    if found.interrupted {
+        lines.push("interrupted".to_string());
+    } else if lines.is_empty() {
+        lines.push("nowhere in that part of the recording".to_string());
+    }
+    lines.join("\n")
+}

@@ -1,0 +1,295 @@
+//! `ttvm state`: the machine at one position.
+
+use std::path::PathBuf;
+
+use iced_x86::{Decoder, DecoderOptions, Formatter, Instruction, IntelFormatter};
+use serde::Serialize;
+use vmm::error::{Error, exit_code};
+use vmm::machine::{Machine, hex};
+use vmm::position::PositionSpec;
+use vmm::replay::registers;
+use vmm::symbols::Symbols;
+use vmm::symbols::tasks::{AddressSpace, Processes, Thread};
+use vmm::timeline::{Timeline, number};
+
+use crate::machine_args::EngineArgs;
+use crate::travel::{self, PartArgs};
+
+/// No more memory is printed at once.
+const MAX_MEMORY_BYTES: u64 = 1 << 20;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The recording
+    recording: PathBuf,
+    #[command(flatten)]
+    part: PartArgs,
+    /// Where: start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
+    #[arg(long, value_name = "POS", default_value = "end")]
+    at: PositionSpec,
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// Show memory at a virtual address, as ADDR:LEN (repeatable)
+    #[arg(long, value_name = "ADDR:LEN", value_parser = parse_range)]
+    memory: Vec<Range>,
+    /// Show memory at a physical address, as ADDR:LEN (repeatable)
+    #[arg(long, value_name = "ADDR:LEN", value_parser = parse_range)]
+    physical: Vec<Range>,
+    /// Show the guest's processes
+    #[arg(long)]
+    processes: bool,
+    /// Instructions to disassemble from RIP on
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    instructions: usize,
+    /// Lines of the console to show
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    console: usize,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// An address and a length.
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    address: u64,
+    length: u64,
+}
+
+fn parse_range(text: &str) -> Result<Range, String> {
+    let parsed = text
+        .split_once(':')
+        .and_then(|(address, length)| Some(Range { address: number(address)?, length: number(length)? }));
+    parsed
+        .filter(|range| range.length <= MAX_MEMORY_BYTES)
+        .ok_or_else(|| format!("'{text}' is no range: write ADDR:LEN, at most {MAX_MEMORY_BYTES} bytes"))
+}
+
+#[derive(Serialize)]
+struct State {
+    instruction: u64,
+    branches: u64,
+    system_calls: u64,
+    guest_seconds: f64,
+    outcome: Option<String>,
+    /// The kernel symbol that RIP is in, and how far.
+    place: Option<String>,
+    registers: Registers,
+    memory: Vec<Bytes>,
+    physical: Vec<Bytes>,
+    code: Vec<Line>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    processes: Option<Vec<Task>>,
+    console: Vec<String>,
+}
+
+/// A process, or a thread beside the first one of a process.
+#[derive(Serialize)]
+struct Task {
+    pid: u32,
+    /// Of a thread: its process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thread_of: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<char>,
+    /// What is in CR3 while the kernel works for it, without the low bits.
+    cr3: Option<String>,
+    kernel_thread: bool,
+    /// It runs, or was interrupted.
+    current: bool,
+    name: String,
+}
+
+#[derive(Serialize)]
+struct Registers {
+    #[serde(flatten)]
+    values: serde_json::Map<String, serde_json::Value>,
+    #[serde(skip)]
+    lines: Vec<String>,
+}
+
+/// Memory as far as it can be read.
+#[derive(Serialize)]
+struct Bytes {
+    address: String,
+    bytes: String,
+}
+
+#[derive(Serialize)]
+struct Line {
+    address: String,
+    bytes: String,
+    text: String,
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    let (recording, engine) = args.part.open_for(&args.recording, args.engine)?;
+    let Some(timeline) = travel::open_at(&recording, args.at, engine)? else { return Ok(exit_code::FAILED) };
+    let state = state(args, &timeline)?;
+    crate::output::print(&if args.json {
+        serde_json::to_string_pretty(&state).expect("plain data always serializes")
+    } else {
+        text(&state)
+    })?;
+    Ok(exit_code::DONE)
+}
+
+fn state(args: &Args, timeline: &Timeline) -> Result<State, Error> {
+    let machine = timeline.machine();
+    let (now, cpu) = (machine.moment(), machine.cpu());
+    let read = |range: &Range, read: &dyn Fn(u64, &mut [u8]) -> usize| {
+        let mut bytes = vec![0; range.length as usize];
+        let count = read(range.address, &mut bytes);
+        Bytes { address: format!("{:#x}", range.address), bytes: hex(&bytes[..count]) }
+    };
+    let console = String::from_utf8_lossy(machine.console().text()).replace('\r', "");
+    let lines: Vec<&str> = console.lines().collect();
+    let processes = args.processes.then(|| tasks(machine)).transpose()?;
+    Ok(State {
+        instruction: now.steps,
+        branches: cpu.branches(),
+        system_calls: cpu.system_calls(),
+        guest_seconds: now.time_ns as f64 / 1e9,
+        outcome: machine.outcome().map(|outcome| outcome.to_string()),
+        place: place(machine),
+        registers: registers_of(&cpu.state()),
+        memory: args.memory.iter().map(|range| read(range, &|a, to| cpu.core().peek(a, to))).collect(),
+        physical: args
+            .physical
+            .iter()
+            .map(|range| read(range, &|a, to| machine.read_physical(a, to)))
+            .collect(),
+        code: disassemble(timeline, args.instructions),
+        processes,
+        console: lines[lines.len().saturating_sub(args.console)..]
+            .iter()
+            .map(|line| (*line).to_string())
+            .collect(),
+    })
+}
+
+fn tasks(machine: &Machine) -> Result<Vec<Task>, Error> {
+    let processes = Processes::of_machine(machine)
+        .map_err(|none| Error::Position(format!("there are no processes to show: {none}")))?;
+    if let Some(damage) = processes.damage {
+        eprintln!("ttvm: these are not all processes: {damage}");
+    }
+    let current = processes.current.as_ref().map(|current| current.id);
+    let mut tasks = Vec::new();
+    for process in processes.all {
+        let (cr3, kernel_thread) = match process.space {
+            AddressSpace::Own(root) => (Some(format!("{root:#x}")), false),
+            AddressSpace::KernelThread => (None, true),
+            AddressSpace::None => (None, false),
+        };
+        let thread = |thread: Thread| Task {
+            pid: thread.id,
+            thread_of: Some(process.pid),
+            parent: None,
+            state: None,
+            cr3: cr3.clone(),
+            kernel_thread,
+            current: current == Some(thread.id),
+            name: thread.name,
+        };
+        let threads: Vec<_> = process.threads.into_iter().map(thread).collect();
+        tasks.push(Task {
+            pid: process.pid,
+            thread_of: None,
+            parent: Some(process.parent),
+            state: Some(process.state),
+            cr3,
+            kernel_thread,
+            current: current == Some(process.pid),
+            name: process.name,
+        });
+        tasks.extend(threads);
+    }
+    Ok(tasks)
+}
+
+/// Where in the kernel RIP is; user programs have no symbols here.
+fn place(machine: &Machine) -> Option<String> {
+    let core = machine.cpu().core();
+    let symbols = (core.cpl == 0).then(|| Symbols::of_machine(machine).ok())??;
+    let (name, offset) = symbols.name_of(core.rip)?;
+    Some(format!("{name}+{offset:#x}"))
+}
+
+fn registers_of(state: &cpu::CpuState) -> Registers {
+    let values = registers::named(state)
+        .into_iter()
+        .map(|(name, value)| (name.to_string(), format!("{value:#x}").into()))
+        .collect();
+    Registers { values, lines: registers::lines(state) }
+}
+
+/// The instructions from RIP on.
+fn disassemble(timeline: &Timeline, count: usize) -> Vec<Line> {
+    let core = timeline.machine().cpu().core();
+    let start = core.rip.wrapping_add(core.seg_base[1]);
+    let mut bytes = vec![0; count.min(10_000) * 15];
+    let readable = core.peek(start, &mut bytes);
+    let bits = match core.code_size {
+        cpu::CodeSize::Bits16 => 16,
+        cpu::CodeSize::Bits32 => 32,
+        cpu::CodeSize::Bits64 => 64,
+    };
+    let mut decoder = Decoder::with_ip(bits, &bytes[..readable], core.rip, DecoderOptions::NONE);
+    let (mut formatter, mut instruction) = (IntelFormatter::new(), Instruction::default());
+    let mut lines = Vec::new();
+    while lines.len() < count && decoder.can_decode() {
+        let at = decoder.position();
+        decoder.decode_out(&mut instruction);
+        let mut text = String::new();
+        formatter.format(&instruction, &mut text);
+        let code = &bytes[at..decoder.position()];
+        lines.push(Line { address: format!("{:#x}", instruction.ip()), bytes: hex(code), text });
+    }
+    lines
+}
+
+fn text(state: &State) -> String {
+    let mut lines = vec![format!(
+        "instruction {}, branch {}, system call {}, {:.9} s guest time",
+        state.instruction, state.branches, state.system_calls, state.guest_seconds
+    )];
+    lines.extend(state.outcome.iter().cloned());
+    lines.extend(state.place.iter().map(|place| format!("in the kernel's {place}")));
+    lines.extend(state.registers.lines.iter().cloned());
+    for (kind, ranges) in [("memory", &state.memory), ("physical memory", &state.physical)] {
+        for range in ranges {
+            lines.push(format!("\n{kind} at {}", range.address));
+            let digits = range.bytes.as_bytes().chunks(32);
+            lines.extend(digits.map(|row| format!("  {}", String::from_utf8_lossy(row))));
+        }
+    }
+    if !state.code.is_empty() {
+        lines.push("\ncode".to_string());
+        lines.extend(
+            state.code.iter().map(|line| format!("  {}  {:<24} {}", line.address, line.bytes, line.text)),
+        );
+    }
+    if let Some(processes) = &state.processes {
+        lines.push("\nprocesses".to_string());
+        lines.extend(processes.iter().map(task_line));
+    }
+    if !state.console.is_empty() {
+        lines.push("\nconsole".to_string());
+        lines.extend(state.console.iter().map(|line| format!("  {line}")));
+    }
+    lines.join("\n")
+}
+
+fn task_line(task: &Task) -> String {
+    let mark = if task.current { '*' } else { ' ' };
+    let parent = match (task.thread_of, task.parent) {
+        (Some(process), _) => format!("in {process}"),
+        (None, parent) => parent.unwrap_or(0).to_string(),
+    };
+    let space = if task.kernel_thread { Some("kernel thread") } else { task.cr3.as_deref() };
+    let (state, space) = (task.state.unwrap_or(' '), space.unwrap_or("none"));
+    format!("{mark} {:7} {parent:>10} {state} {space:14} {}", task.pid, task.name)
+}

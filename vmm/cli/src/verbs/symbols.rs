@@ -1,0 +1,71 @@
+//! `ttvm symbols`: the guest kernel's own symbols as a file for gdb, and where a kernel with debug information belongs.
+
+use std::path::{Path, PathBuf};
+
+use vmm::engine::EngineKind;
+use vmm::error::{Error, exit_code};
+use vmm::position::PositionSpec;
+use vmm::symbols::vmlinux::{Match, Unusable, compare};
+use vmm::symbols::{Symbols, elf};
+
+use crate::travel::{self, PartArgs};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The recording
+    recording: PathBuf,
+    #[command(flatten)]
+    part: PartArgs,
+    /// When: modules are those that are loaded then. start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s,
+    /// 37%
+    #[arg(long, value_name = "POS", default_value = "end")]
+    at: PositionSpec,
+    /// The ELF file to write, for gdb's symbol-file; with --like, of modules only, for gdb's add-symbol-file
+    #[arg(short, long, value_name = "FILE", required_unless_present = "like")]
+    output: Option<PathBuf>,
+    /// Print the gdb command that loads this file of the same kernel (the vmlinux of Debian's -dbg package, say), moved
+    /// to where the guest has the kernel
+    #[arg(long, value_name = "VMLINUX")]
+    like: Option<PathBuf>,
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    let recording = args.part.open(&args.recording)?;
+    let Some(timeline) = travel::open_at(&recording, args.at, EngineKind::Soft)? else {
+        return Ok(exit_code::FAILED);
+    };
+    let symbols = Symbols::of_machine(timeline.machine())
+        .map_err(|none| Error::Position(format!("{none} at instruction {}", timeline.position())))?;
+    if let Some(file) = &args.like {
+        crate::output::print(&load_like(file, &symbols)?)?;
+    }
+    if let Some(output) = &args.output {
+        let of_modules = args.like.as_ref().map(|_| symbols.of_modules());
+        write(output, of_modules.as_ref().unwrap_or(&symbols))?;
+    }
+    Ok(exit_code::DONE)
+}
+
+fn load_like(file: &Path, symbols: &Symbols) -> Result<String, Error> {
+    let file = &std::path::absolute(file).map_err(Error::file("find", file))?;
+    match compare(file, symbols) {
+        Ok(Match::Kernel(placement)) => Ok(placement.load_command(file)),
+        Ok(Match::NoKernel) => Err(Error::Position(format!("{} is no kernel with symbols", file.display()))),
+        Err(Unusable::Unreadable { path, source }) => {
+            Err(Error::File { action: "use the symbols of", path, source })
+        }
+        Err(other @ Unusable::OtherKernel { .. }) => Err(Error::Position(other.to_string())),
+    }
+}
+
+fn write(output: &Path, symbols: &Symbols) -> Result<(), Error> {
+    std::fs::write(output, elf::file(symbols)).map_err(Error::file("write", output))?;
+    if let Some(why) = symbols.without_modules() {
+        eprintln!("ttvm: without the symbols of modules: {why}");
+    }
+    let (count, modules) = (symbols.all().len(), symbols.modules().len());
+    let kernel =
+        if symbols.all().iter().any(|symbol| symbol.module.is_none()) { "the kernel and " } else { "" };
+    eprintln!("ttvm: {count} symbols, of {kernel}{modules} modules, in {}", output.display());
+    Ok(())
+}

@@ -1,0 +1,26 @@
+//! `ttvm unpack`: a recording from a packed file.
+
+use std::path::PathBuf;
+
+use vmm::error::{Error, exit_code};
+use vmm::recording::pack::DEFAULT_MAX_BYTES;
+
+use crate::machine_args::parse_bytes;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The packed file
+    file: PathBuf,
+    /// The recording to make: a directory NAME.ttvm that does not exist yet
+    #[arg(short, long, value_name = "NAME.ttvm")]
+    output: PathBuf,
+    /// Refuse files that would unpack to more than this, holes included: a number with K, M or G
+    #[arg(long, value_name = "SIZE", default_value_t = DEFAULT_MAX_BYTES, value_parser = parse_bytes)]
+    max_size: u64,
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    vmm::recording::pack::unpack(&args.file, &args.output, args.max_size)?;
+    eprintln!("ttvm: unpacked into {}", args.output.display());
+    Ok(exit_code::DONE)
+}

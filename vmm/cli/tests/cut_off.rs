@@ -1,0 +1,141 @@
+//! Recordings that end before the run does: the recorder killed, the disk full.
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use tiny_guest::{Numbers, write_kernel};
+use vmm::recording::player::Scrutiny;
+use vmm::recording::{EVENTS, Recording};
+use vmm::replay::{Replay, ReplayEnd};
+
+const TTVM: &str = env!("CARGO_BIN_EXE_ttvm");
+/// More than any of these runs gets to.
+const FOR_EVER: u32 = u32::MAX;
+
+fn arguments(kernel: &Path, recording: &Path) -> Vec<String> {
+    let (kernel, recording) = (kernel.display().to_string(), recording.display().to_string());
+    ["record", "-o", &recording, "--kernel", &kernel, "--memory", "4M", "--unpaced"]
+        .map(str::to_string)
+        .to_vec()
+}
+
+fn info(path: &Path) -> String {
+    common::ttvm(Path::new("."), &["info", path.to_str().unwrap()]).1
+}
+
+/// Opens and replays what is there; gives the step count that was reached.
+fn replayed(path: &Path) -> u64 {
+    let recording = Recording::open(path).unwrap();
+    assert!(recording.log.end.is_none());
+    let mut replay = Replay::new(&recording, Scrutiny::Everything, |_| Ok(())).unwrap();
+    assert_eq!(replay.run(None, |_| {}).unwrap(), ReplayEnd::Stopped);
+    let steps = replay.machine.moment().steps;
+    assert!(steps >= recording.log.last_moment().steps);
+    steps
+}
+
+#[test]
+fn a_recorder_that_is_killed_leaves_a_recording() {
+    let directory = tempfile::tempdir().unwrap();
+    let kernel = write_kernel(directory.path(), FOR_EVER);
+    let mut numbers = Numbers(11);
+    for round in 0..4 {
+        let path = directory.path().join(format!("{round}.ttvm"));
+        let mut recorder = Command::new(TTVM)
+            .args(arguments(&kernel, &path))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // The moment is given by how much has been recorded: after power-on and so many checks.
+        let (log, wanted) = (path.join(EVENTS), 150 + numbers.below(100));
+        while std::fs::metadata(&log).map_or(0, |metadata| metadata.len()) < wanted {
+            assert!(recorder.try_wait().unwrap().is_none(), "the recorder ended by itself");
+            std::thread::yield_now();
+        }
+        assert!(info(&path).contains("ended         not yet: it is still being recorded"));
+        recorder.kill().unwrap();
+        recorder.wait().unwrap();
+        assert!(info(&path).contains("ended         cut off"));
+        replayed(&path);
+    }
+}
+
+/// Records while no file may have more than so many blocks: what the file system says then is much the same as on a full
+/// disk. The recorder must fail with one sentence, which this gives.
+fn record_with_small_files(blocks: u32, arguments: &[String]) -> String {
+    let output = Command::new("sh")
+        .args(["-c", &format!("ulimit -f {blocks}; exec \"$0\" \"$@\""), TTVM])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert_eq!(told.trim().lines().count(), 1, "{told}");
+    told
+}
+
+#[test]
+fn a_full_disk_ends_the_recording_with_one_sentence() {
+    let directory = tempfile::tempdir().unwrap();
+    let kernel = write_kernel(directory.path(), FOR_EVER);
+    let path = directory.path().join("full.ttvm");
+    let told = record_with_small_files(2, &arguments(&kernel, &path));
+    assert!(told.contains("cannot write") && told.contains(EVENTS) && told.contains("replays"), "{told}");
+    assert!(!Recording::open(&path).unwrap().log.torn);
+    assert!(replayed(&path) > 16_000_000);
+}
+
+#[test]
+fn a_disk_too_full_for_checkpoints_ends_the_recording_with_one_sentence() {
+    let directory = tempfile::tempdir().unwrap();
+    let kernel = write_kernel(directory.path(), FOR_EVER);
+    let path = directory.path().join("full.ttvm");
+    // Enough for the log, but not for a checkpoint.
+    let mut arguments = arguments(&kernel, &path);
+    arguments.extend(["--checkpoint-interval", "20ms"].map(str::to_string));
+    let told = record_with_small_files(64, &arguments);
+    for part in ["cannot write", ".ckpt", "too large", "the run was stopped at instruction", "replays"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    assert!(replayed(&path) > 16_000_000);
+    let recording = Recording::open(&path).unwrap();
+    assert!(recording.checkpoints().unwrap().unwrap().entries().is_empty());
+}
+
+/// Records onto a file system of 1.5 MiB, and says what is there then. Needs root for the file system.
+const ON_A_SMALL_DISK: &str = "\
+    mount -t tmpfs -o size=1536k none \"$1\" || exit 99\n\
+    \"$0\" record -o \"$1/r.ttvm\" --kernel \"$2\" --memory 4M --unpaced --checkpoint-interval 20ms 2>&1\n\
+    echo recorded $?\n\
+    \"$0\" verify \"$1/r.ttvm\" 2>&1\n\
+    echo verified $?\n";
+
+#[test]
+fn what_fits_on_a_full_disk_replays_with_its_checkpoints() {
+    let directory = tempfile::tempdir().unwrap();
+    let kernel = write_kernel(directory.path(), FOR_EVER);
+    let disk = directory.path().join("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", ON_A_SMALL_DISK, TTVM])
+        .args([&disk, &kernel])
+        .stdin(Stdio::null())
+        .output();
+    let told = match &output {
+        Ok(output) => String::from_utf8_lossy(&output.stdout),
+        Err(_) => "".into(),
+    };
+    if !told.contains("recorded") {
+        eprintln!("skipped: this needs root, to mount a small file system");
+        return;
+    }
+    let lines: Vec<&str> = told.trim().lines().collect();
+    assert!(lines[0].contains("No space left") && lines[0].contains("replays"), "{told}");
+    assert_eq!(lines[1], "recorded 1", "{told}");
+    assert!(told.contains("checkpoints: 1 compared, all equal") && told.ends_with("verified 0\n"), "{told}");
+}

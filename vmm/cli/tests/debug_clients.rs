@@ -1,0 +1,176 @@
+//! `ttvm debug` and clients that behave badly: garbage, connections that break off while a run is under way, two at once.
+//! The server says what happened, and goes on to serve.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+use tiny_guest::{Numbers, record_with_checkpoints, typed};
+
+/// A guest that runs for some tens of milliseconds.
+const ROUNDS: u32 = 300_000;
+
+struct Server {
+    process: Child,
+    messages: BufReader<ChildStderr>,
+    address: String,
+}
+
+impl Server {
+    fn start(directory: &Path) -> Server {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ttvm"));
+        command.current_dir(directory).args(["debug", "r.ttvm", "--listen", "127.0.0.1:0"]);
+        let mut process = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let messages = BufReader::new(process.stderr.take().unwrap());
+        let mut server = Server { process, messages, address: String::new() };
+        let ready = server.says("target remote ");
+        server.address = ready.rsplit(' ').next().unwrap().trim().to_string();
+        server
+    }
+
+    /// Reads messages up to one that contains this.
+    fn says(&mut self, text: &str) -> String {
+        let mut all = String::new();
+        loop {
+            let mut line = String::new();
+            assert!(self.messages.read_line(&mut line).unwrap() > 0, "ttvm ended before '{text}': {all}");
+            all += &line;
+            if line.contains(text) {
+                return line;
+            }
+        }
+    }
+
+    fn connect(&mut self) -> Client {
+        let client = Client(TcpStream::connect(&self.address).unwrap());
+        self.says("gdb is connected");
+        client
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+struct Client(TcpStream);
+
+impl Client {
+    fn send(&mut self, body: &str) {
+        let sum = body.bytes().fold(0_u8, |sum, byte| sum.wrapping_add(byte));
+        write!(self.0, "${body}#{sum:02x}").unwrap();
+    }
+
+    fn reply(&mut self) -> String {
+        let mut bytes = Vec::new();
+        while bytes.iter().rev().nth(2) != Some(&b'#') {
+            let mut byte = [0];
+            self.0.read_exact(&mut byte).unwrap();
+            bytes.push(byte[0]);
+        }
+        let text = String::from_utf8(bytes).unwrap();
+        let start = text.find('$').unwrap() + 1;
+        without_run_lengths(&text[start..text.len() - 3])
+    }
+
+    fn request(&mut self, body: &str) -> String {
+        self.send(body);
+        self.reply()
+    }
+
+    /// The step count where this client is.
+    fn position(&mut self) -> u64 {
+        let command: String = "position".bytes().map(|byte| format!("{byte:02x}")).collect();
+        let answer = self.request(&format!("qRcmd,{command}"));
+        assert_eq!(self.reply(), "OK");
+        let digits = answer.strip_prefix('O').unwrap();
+        let bytes = (0..digits.len() / 2).map(|n| u8::from_str_radix(&digits[2 * n..2 * n + 2], 16).unwrap());
+        let text = String::from_utf8(bytes.collect()).unwrap();
+        text.split(' ').next().unwrap().parse().unwrap()
+    }
+}
+
+/// A reply with what `*` stands for written out: the character before it, as often as the one behind it says.
+fn without_run_lengths(reply: &str) -> String {
+    let mut text = String::new();
+    let mut characters = reply.chars();
+    while let Some(character) = characters.next() {
+        match (character, text.chars().last()) {
+            ('*', Some(last)) => {
+                let count = characters.next().unwrap() as usize - 29;
+                text.extend(std::iter::repeat_n(last, count));
+            }
+            _ => text.push(character),
+        }
+    }
+    text
+}
+
+fn server() -> (tempfile::TempDir, Server, u64) {
+    let directory = tempfile::tempdir().unwrap();
+    let (_, end) = record_with_checkpoints(directory.path(), "r.ttvm", ROUNDS, typed(&[(5_000, "a")]), &[]);
+    let server = Server::start(directory.path());
+    (directory, server, end.at.steps)
+}
+
+#[test]
+fn garbage_ends_no_more_than_its_session() {
+    let (_directory, mut server, end) = server();
+    let mut numbers = Numbers(7);
+    for _ in 0..4 {
+        let mut client = server.connect();
+        let noise: Vec<u8> = (0..3000).map(|_| numbers.below(256) as u8).collect();
+        // The server may hang up before it has heard everything: one of the bytes may mean that gdb leaves.
+        let _ = client.0.write_all(&noise);
+        let _ = client.0.shutdown(Shutdown::Write);
+        let mut replies = Vec::new();
+        let _ = client.0.read_to_end(&mut replies);
+        server.says("gdb");
+    }
+    let mut client = server.connect();
+    assert_eq!(client.position(), end);
+    assert!(client.request("?").starts_with("T05"));
+    assert_eq!(client.request("D"), "OK");
+    server.says("gdb has detached");
+}
+
+#[test]
+fn a_client_that_dies_in_the_middle_of_a_run_is_noticed() {
+    let (_directory, mut server, end) = server();
+    for run in ["bc", "vCont;c", "bs"] {
+        let mut client = server.connect();
+        // What one client leaves behind is not there for the next.
+        assert_eq!(client.position(), end);
+        assert_eq!(client.request("Z0,dead0000,1"), "OK");
+        client.send(run);
+        drop(client);
+        let said = server.says("gdb");
+        assert!(said.contains("has closed the connection") || said.contains("is lost"), "{said}");
+    }
+    let mut client = server.connect();
+    client.send("k");
+    server.says("gdb has ended the session");
+}
+
+#[test]
+fn two_clients_have_a_place_each() {
+    let (_directory, mut server, end) = server();
+    let (mut one, mut other) = (server.connect(), server.connect());
+    assert!(one.request("bc").contains("replaylog:begin"));
+    assert!(other.request("bs").starts_with("T05"));
+    assert_eq!((one.position(), other.position()), (0, end - 1));
+    // A change by one of them is none for the other.
+    let registers = other.request("g");
+    assert_eq!(other.request("P0=0102030405060708"), "OK");
+    assert_ne!(other.request("g"), registers);
+    assert!(one.request("vCont;c").contains("replaylog:end"));
+    drop(other);
+    server.says("session 2: gdb has closed the connection");
+    assert!(one.request("bs").starts_with("T05"));
+    assert_eq!(one.request("g"), registers);
+    assert_eq!(one.request("D"), "OK");
+    server.says("session 1: gdb has detached");
+}

@@ -1,0 +1,109 @@
+//! Host time for machines whose engine does not count instructions: what passed comes in as events, at exits where there are
+//! some.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use crate::error::Error;
+use crate::machine::checks::{CheckParts, CheckRecord};
+use crate::machine::inputs::{Departure, Event, Idle, Inputs, View};
+use crate::position::Moment;
+
+/// Less time than this is let pass together with what comes after it, unless a device waits for less.
+const GRAIN: Duration = Duration::from_micros(50);
+const SMALLEST_GRAIN: Duration = Duration::from_micros(5);
+/// More time than this at once is not the guest's: the host was suspended, or kept this thread off its processors.
+const LONGEST: Duration = Duration::from_millis(500);
+/// A guest is looked at this often whatever its deadlines are, because somebody may type: at exits, and without one.
+const LOOK: Duration = Duration::from_millis(10);
+const FORCED_LOOK: Duration = Duration::from_millis(100);
+
+/// How a guest gets to know of host time.
+#[derive(Clone, Copy, Debug)]
+pub struct ClockOptions {
+    /// So many times slower than the host's clock the guest's runs while the guest works (0 counts as 1): for hosts where
+    /// an exit takes so long that a guest would do nothing but serve its timer.
+    pub slowdown: u32,
+    /// When something is due, an exit is waited for this long before the guest is stopped without one.
+    pub patience: Duration,
+}
+
+/// Inputs with a clock beside them.
+pub struct LiveClock<I> {
+    inner: I,
+    options: ClockOptions,
+    /// Up to here the guest knows of the time that passed.
+    told: Instant,
+    /// In this round of questions the guest was told already.
+    told_now: bool,
+    /// So much guest time is worth telling: a grain, or less when a device waits for less.
+    worth_telling: Cell<Duration>,
+}
+
+impl<I> LiveClock<I> {
+    /// The clock starts here.
+    pub fn new(inner: I, options: ClockOptions) -> LiveClock<I> {
+        let options = ClockOptions { slowdown: options.slowdown.max(1), ..options };
+        LiveClock { inner, options, told: Instant::now(), told_now: false, worth_telling: Cell::new(GRAIN) }
+    }
+
+    /// Guest time that passed and was not told.
+    fn untold(&self) -> Duration {
+        self.told.elapsed() / self.options.slowdown
+    }
+
+    /// What is beside it.
+    pub fn inner(&self) -> &I {
+        &self.inner
+    }
+}
+
+impl<I: Inputs> Inputs for LiveClock<I> {
+    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
+        if let Some(stopped) = view.stopped {
+            return Ok(Some(Event::Stopped(stopped)));
+        }
+        let passed = self.untold();
+        if passed >= self.worth_telling.get() && !self.told_now {
+            self.told += passed * self.options.slowdown;
+            self.told_now = true;
+            let passed = passed.min(LONGEST);
+            return Ok(Some(Event::TimePassed { ns: passed.as_nanos() as u64 }));
+        }
+        let event = self.inner.poll(view)?;
+        self.told_now = event.is_some();
+        Ok(event)
+    }
+
+    fn next_poll(&self, now: Moment) -> u64 {
+        self.inner.next_poll(now)
+    }
+
+    fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+        let idle = self.inner.idle(now, deadline_ns);
+        // Idle time passes as the machine says, and is over.
+        self.told = Instant::now();
+        idle
+    }
+
+    fn departure(&self, now: Moment, deadline_ns: Option<u64>) -> Departure {
+        let wanted =
+            deadline_ns.map_or(FORCED_LOOK, |ns| Duration::from_nanos(ns.saturating_sub(now.time_ns)));
+        self.worth_telling.set(wanted.clamp(SMALLEST_GRAIN, GRAIN));
+        let wanted = wanted.saturating_sub(self.untold()).max(SMALLEST_GRAIN) * self.options.slowdown;
+        let force = wanted.min(FORCED_LOOK) + self.options.patience;
+        Departure::After { due: wanted.min(LOOK), force, note: false }
+    }
+
+    fn check_due(&self, now: Moment) -> Option<CheckParts> {
+        self.inner.check_due(now)
+    }
+
+    fn checked(&mut self, check: CheckRecord) -> Result<(), Error> {
+        self.inner.checked(check)
+    }
+
+    fn console_output(&mut self, now: Moment, bytes: &[u8]) -> Result<(), Error> {
+        self.inner.console_output(now, bytes)
+    }
+}

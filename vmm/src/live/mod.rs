@@ -1,0 +1,41 @@
+//! The host's side of a run: terminal, keyboard, clock, entropy, signals. Only live inputs reach in here;
+//! nothing that replays does.
+
+mod clock;
+mod console;
+mod terminal;
+
+pub use clock::{ClockOptions, LiveClock};
+pub use console::{LiveConsole, LiveOptions};
+pub use terminal::RawTerminal;
+
+use std::io::Read;
+
+use crate::error::Error;
+use crate::machine::inputs::PowerOn;
+
+/// What a machine is given at power-on, from the host where the user does not say.
+pub fn power_on(unix_seconds: Option<i64>, seed: Option<u64>) -> Result<PowerOn, Error> {
+    let now = || {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.map_or(0, |duration| duration.as_secs() as i64)
+    };
+    let (columns, rows) = terminal::window_size().unwrap_or((80, 25));
+    Ok(PowerOn {
+        unix_seconds: unix_seconds.unwrap_or_else(now),
+        seed: match seed {
+            Some(number) => *blake3::hash(&number.to_le_bytes()).as_bytes(),
+            None => random_seed()?,
+        },
+        columns,
+        rows,
+    })
+}
+
+fn random_seed() -> Result<[u8; 32], Error> {
+    let mut seed = [0; 32];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut seed))
+        .map_err(Error::file("read", "/dev/urandom"))?;
+    Ok(seed)
+}

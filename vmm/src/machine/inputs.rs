@@ -1,0 +1,188 @@
+//! The one door through which anything that the machine does not determine itself comes in (design rule D2).
+//!
+//! The machine asks its [`Inputs`] at points between instructions. Live inputs ask the host; a recorder writes
+//! down what they gave; a player gives it again at the same points. The machine cannot tell which it has.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::machine::checks::{CheckParts, CheckRecord};
+use crate::machine::comparable::{cpu_hash, shown};
+use crate::machine::short;
+use crate::position::{Counting, Moment, TimeBase};
+
+/// Something from outside.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Event {
+    /// What a machine is given at power-on. Always the first event, and only that.
+    PowerOn(PowerOn),
+    /// Bytes typed at the serial console.
+    ConsoleInput(Vec<u8>),
+    /// The console's window changed.
+    ConsoleResize {
+        /// Width in characters.
+        columns: u16,
+        /// Height in characters.
+        rows: u16,
+    },
+    /// Somebody pressed the power button.
+    PowerButton,
+    /// Whoever ran the machine ended the run here.
+    Ended,
+    /// The guest was stopped here although it made no exit: what follows is to come in here. It is an exit itself.
+    Stopped(Stopped),
+    /// So much time passed for whoever ran the machine.
+    TimePassed {
+        /// Nanoseconds.
+        ns: u64,
+    },
+}
+
+/// What tells a place where the guest was stopped from others between the same two exits, besides RIP and the hash of the
+/// registers, which all records have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopped {
+    /// The general registers, folded ([`crate::engine::fold_registers`]): quick to compare at each of many candidates.
+    pub registers: u64,
+    /// The digest of RAM ([`crate::machine::ram_digest`]).
+    pub ram_digest: [u8; 16],
+}
+
+impl Event {
+    /// The event's kind in a word.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Event::PowerOn(_) => "power-on",
+            Event::ConsoleInput(_) => "console-input",
+            Event::ConsoleResize { .. } => "console-resize",
+            Event::PowerButton => "power-button",
+            Event::Ended => "ended",
+            Event::Stopped(_) => "stopped",
+            Event::TimePassed { .. } => "time-passed",
+        }
+    }
+}
+
+/// What a machine is given at power-on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PowerOn {
+    /// The date that the real-time clock starts with, in seconds since 1970.
+    pub unix_seconds: i64,
+    /// Seed of everything random: the kernel's seed and the entropy device.
+    pub seed: [u8; 32],
+    /// Console width in characters.
+    pub columns: u16,
+    /// Console height in characters.
+    pub rows: u16,
+}
+
+/// What the machine shows of itself to whoever decides about inputs.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    /// Where the machine is.
+    pub moment: Moment,
+    /// Bytes that the console takes now: zero while the guest does not listen.
+    pub console_room: usize,
+    /// The CPU, for checks.
+    pub cpu: &'a cpu::Cpu,
+    /// What the steps of `moment` are.
+    pub counting: Counting,
+    /// What lets time pass.
+    pub time_base: TimeBase,
+    /// The guest was just stopped here without an exit, which an event has yet to say.
+    pub stopped: Option<Stopped>,
+    /// The CPU's count of branches is one.
+    pub counts_branches: bool,
+}
+
+impl View<'_> {
+    /// Retired conditional branches. Where exits are counted they say where the guest was stopped without one, if the engine
+    /// counts them; else they are zero.
+    pub fn branches(&self) -> u64 {
+        match self.counting {
+            Counting::Instructions => self.cpu.branches(),
+            Counting::Exits if self.stopped.is_some() && self.counts_branches => self.cpu.branches(),
+            Counting::Exits => 0,
+        }
+    }
+
+    /// First bytes of the hash of the CPU's state.
+    pub fn cpu_hash(&self) -> [u8; 8] {
+        let state = self.cpu.state();
+        if self.time_base == TimeBase::Exits {
+            log::trace!("compared after {}: {}", self.moment.steps, shown(&state));
+        }
+        short(&cpu_hash(&state, self.time_base))
+    }
+}
+
+/// How an engine that does not count instructions is to leave the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departure {
+    /// By exits only.
+    Exits,
+    /// At the first exit after `due`, or wherever the guest is after `force`.
+    After {
+        /// In real time from now.
+        due: Duration,
+        /// In real time from now.
+        force: Duration,
+        /// Whether somebody will want to find that place again, which costs a look at what was written.
+        note: bool,
+    },
+    /// Before the next exit, where it was once stopped.
+    At {
+        /// RIP there.
+        rip: u64,
+        /// Retired conditional branches there, if they were counted.
+        branches: Option<u64>,
+        /// First bytes of the hash of the CPU's state there.
+        cpu_hash: [u8; 8],
+        /// What else is known of it.
+        stopped: Stopped,
+    },
+}
+
+/// What to do while the guest is idle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idle {
+    /// Let virtual time pass up to this moment (not beyond the machine's own next deadline).
+    Until(u64),
+    /// Nothing will ever come: end the run.
+    Forever,
+}
+
+/// A source of events.
+pub trait Inputs {
+    /// The next event that is due exactly here, if any. Called again until it gives none.
+    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error>;
+
+    /// The step count at which to ask again at the latest.
+    fn next_poll(&self, now: Moment) -> u64;
+
+    /// The guest is idle and its next own deadline is `deadline_ns`.
+    fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error>;
+
+    /// How the guest is to be left if nothing else makes it; its next own deadline is `deadline_ns`.
+    fn departure(&self, _now: Moment, _deadline_ns: Option<u64>) -> Departure {
+        Departure::Exits
+    }
+
+    /// What to check of the machine exactly here, if anything; asked when [`Inputs::poll`] gives no event. The
+    /// answer comes by [`Inputs::checked`], and both are asked again.
+    fn check_due(&self, _now: Moment) -> Option<CheckParts> {
+        None
+    }
+
+    /// The check that was asked for.
+    fn checked(&mut self, _check: CheckRecord) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Console output of the guest, in order.
+    fn console_output(&mut self, _now: Moment, _bytes: &[u8]) -> Result<(), Error> {
+        Ok(())
+    }
+}

@@ -1,0 +1,152 @@
+//! Where two event logs part, without replaying anything.
+
+use crate::position::Moment;
+use crate::recording::log::{EventRecord, Log};
+
+/// The first place where two logs differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogParting {
+    /// Where; `None` when the machines themselves differ.
+    pub at: Option<Moment>,
+    /// In words.
+    pub what: String,
+}
+
+/// Compares two logs. Checks are compared where both have one at the same point; where a check was taken is no
+/// difference, for it changes nothing that the guest sees.
+pub fn diff(left: &Log, right: &Log) -> Option<LogParting> {
+    if left.machine_hash != right.machine_hash {
+        return Some(LogParting { at: None, what: "they were made on different machines".to_string() });
+    }
+    let event = first_event(left, right);
+    let check = first_check(left, right);
+    let first = match (event, check) {
+        (Some(event), Some(check)) if check.at < event.at => Some(check),
+        (event, check) => event.or(check),
+    };
+    first.or_else(|| end(left, right))
+}
+
+fn first_event(left: &Log, right: &Log) -> Option<LogParting> {
+    let number = left.events.iter().zip(&right.events).position(|(l, r)| l != r);
+    let number = number.unwrap_or(left.events.len().min(right.events.len()));
+    let parting = |at: Moment, what: String| Some(LogParting { at: Some(at), what });
+    match (left.events.get(number), right.events.get(number)) {
+        (None, None) => None,
+        (Some(l), Some(r)) => {
+            let what = format!("event {number}: {}", event_difference(l, r));
+            parting(l.at.min(r.at), what)
+        }
+        // A log that was cut off is no different as far as it goes.
+        (Some(event), None) if event.at <= right.last_moment() => {
+            parting(event.at, format!("event {number} ({}) is in the first only", event.event.kind()))
+        }
+        (None, Some(event)) if event.at <= left.last_moment() => {
+            parting(event.at, format!("event {number} ({}) is in the second only", event.event.kind()))
+        }
+        _ => None,
+    }
+}
+
+fn event_difference(left: &EventRecord, right: &EventRecord) -> String {
+    if left.event != right.event {
+        return format!("{:?} or {:?}", left.event, right.event);
+    }
+    if left.at != right.at {
+        return format!("{} at {:?} or at {:?}", left.event.kind(), left.at, right.at);
+    }
+    format!("{}: the machine's registers differ", left.event.kind())
+}
+
+fn first_check(left: &Log, right: &Log) -> Option<LogParting> {
+    let mut others = right.checks.iter().map(|(_, check)| check).peekable();
+    for (_, check) in &left.checks {
+        while others.next_if(|other| other.at < check.at).is_some() {}
+        let Some(other) = others.next_if(|other| other.at == check.at) else { continue };
+        let both = |l: Option<&[u8]>, r: Option<&[u8]>| l.is_none() || r.is_none() || l == r;
+        let devices = both(
+            check.devices_hash.as_ref().map(|h| h.as_slice()),
+            other.devices_hash.as_ref().map(|h| h.as_slice()),
+        );
+        let ram = both(
+            check.ram_digest.as_ref().map(|d| d.as_slice()),
+            other.ram_digest.as_ref().map(|d| d.as_slice()),
+        );
+        let registers =
+            (check.rip, check.branches, check.cpu_hash) == (other.rip, other.branches, other.cpu_hash);
+        for (same, what) in [(registers, "registers"), (devices, "devices"), (ram, "RAM")] {
+            if !same {
+                let what = format!("a check finds different {what}");
+                return Some(LogParting { at: Some(check.at), what });
+            }
+        }
+    }
+    None
+}
+
+fn end(left: &Log, right: &Log) -> Option<LogParting> {
+    let (Some(l), Some(r)) = (&left.end, &right.end) else { return None };
+    let what = if l.outcome != r.outcome {
+        format!("the end: {}, or {}", l.outcome, r.outcome)
+    } else if l.at != r.at {
+        format!("the end: at {:?} or at {:?}", l.at, r.at)
+    } else {
+        "the hashes of the whole machine at the end".to_string()
+    };
+    (l != r).then(|| LogParting { at: Some(l.at.min(r.at)), what })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::checks::CheckRecord;
+    use crate::machine::inputs::Event;
+
+    fn at(steps: u64) -> Moment {
+        Moment { steps, time_ns: steps }
+    }
+
+    fn event(steps: u64, event: Event) -> EventRecord {
+        EventRecord { at: at(steps), branches: 0, rip: 0, cpu_hash: [0; 8], event }
+    }
+
+    fn check(steps: u64, hash: u8) -> (usize, CheckRecord) {
+        let hash = [hash; 8];
+        (
+            1,
+            CheckRecord {
+                at: at(steps),
+                branches: 0,
+                rip: 0,
+                cpu_hash: hash,
+                devices_hash: None,
+                ram_digest: None,
+            },
+        )
+    }
+
+    fn log(events: Vec<EventRecord>, checks: Vec<(usize, CheckRecord)>) -> Log {
+        Log { events, checks, ..Log::empty() }
+    }
+
+    #[test]
+    fn the_earliest_difference_is_named() {
+        let typed = |steps, text: &[u8]| event(steps, Event::ConsoleInput(text.to_vec()));
+        let base = log(vec![typed(10, b"a"), typed(30, b"b")], vec![check(20, 1), check(40, 1)]);
+        let place = |other: &Log| diff(&base, other).map(|parting| parting.at.unwrap().steps);
+        assert_eq!(place(&base), None);
+        for (what, events, checks, expected) in [
+            ("payload", vec![typed(10, b"a"), typed(30, b"c")], vec![], Some(30)),
+            ("position", vec![typed(10, b"a"), typed(29, b"b")], vec![], Some(29)),
+            ("missing", vec![typed(10, b"a")], vec![check(40, 1)], Some(30)),
+            ("cut off", vec![typed(10, b"a")], vec![check(20, 1)], None),
+            ("check before event", vec![typed(10, b"a"), typed(30, b"c")], vec![check(20, 2)], Some(20)),
+            ("check elsewhere", vec![typed(10, b"a"), typed(30, b"b")], vec![check(21, 2)], None),
+            ("more", vec![typed(10, b"a"), typed(30, b"b"), typed(35, b"c")], vec![], Some(35)),
+        ] {
+            assert_eq!(place(&log(events, checks)), expected, "{what}");
+        }
+        let other = Log { machine_hash: [1; 32], ..base.clone() };
+        assert_eq!(diff(&base, &other).unwrap().at, None);
+    }
+}

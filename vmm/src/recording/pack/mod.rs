@@ -1,0 +1,119 @@
+//! One file with everything that another machine needs to replay a recording: manifest, log, and the images with
+//! which it began, and its checkpoints. `FORMAT.md` describes it. [`pack`] writes such a file, [`unpack`] makes a recording of it again,
+//! which carries its images inside.
+
+mod archive;
+mod reader;
+mod writer;
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use checkpoint::{Store, StoreError};
+pub use reader::{Contents, Sink, read_archive};
+
+use crate::error::Error;
+use crate::machine::config::MachineConfig;
+use crate::recording::{CHECKPOINTS, EVENTS, MANIFEST, Manifest, Recording};
+
+/// Most that a packed recording may grow to when nothing else is said: apparent bytes, holes included.
+pub const DEFAULT_MAX_BYTES: u64 = 64 << 30;
+
+/// Writes a packed recording to a file that does not exist yet, with or without its checkpoints. Gives its size.
+pub fn pack(recording: &Recording, to: &Path, with_checkpoints: bool) -> Result<u64, Error> {
+    let checkpoints = if with_checkpoints { recording.checkpoints()? } else { None };
+    let file = File::create_new(to).map_err(Error::file("create", to))?;
+    let written = writer::write_archive(recording, checkpoints.as_deref(), BufWriter::new(&file), to)
+        .and_then(|mut out| out.flush().map_err(Error::file("write", to)))
+        .and_then(|()| file.metadata().map_err(Error::file("look at", to)));
+    match written {
+        Ok(metadata) => Ok(metadata.len()),
+        Err(error) => {
+            // Half a file is of no use to anybody; that it cannot be removed either is no news.
+            let _ = std::fs::remove_file(to);
+            Err(error)
+        }
+    }
+}
+
+/// Makes a recording, in a directory that does not exist yet, of a packed one.
+pub fn unpack(from: &Path, to: &Path, max_bytes: u64) -> Result<(), Error> {
+    let file = File::open(from).map_err(Error::file("open", from))?;
+    std::fs::create_dir(to).map_err(Error::file("create", to))?;
+    let mut sink = Directory { path: to.to_path_buf(), file: None };
+    let made = make_directories(to)
+        .and_then(|()| read_archive(BufReader::new(file), max_bytes, from, &mut sink))
+        // The manifest comes last: without it nobody takes a half unpacked directory for a recording.
+        .and_then(|contents| {
+            if contents.has_checkpoints {
+                Store::open(to.join(CHECKPOINTS)).map_err(|error| damaged_store(from, &error))?;
+            } else {
+                std::fs::remove_dir(to.join(CHECKPOINTS))
+                    .map_err(Error::file("remove", to.join(CHECKPOINTS)))?;
+            }
+            let manifest = to.join(MANIFEST);
+            std::fs::write(&manifest, contents.manifest.text()).map_err(Error::file("write", manifest))
+        });
+    if made.is_err() {
+        // As above; everything in it is ours, for the directory is.
+        let _ = std::fs::remove_dir_all(to);
+    }
+    made
+}
+
+fn make_directories(of: &Path) -> Result<(), Error> {
+    [IMAGES, CHECKPOINTS].iter().try_for_each(|name| {
+        let path = of.join(name);
+        std::fs::create_dir(&path).map_err(Error::file("create", path))
+    })
+}
+
+/// The files had the hashes that were noted, and still make no store.
+fn damaged_store(archive: &Path, error: &StoreError) -> Error {
+    let in_store = error.path.file_name().unwrap_or_default().display();
+    Error::recording(archive, format!("is damaged: the file {in_store} of its checkpoints {}", error.kind))
+}
+
+/// Where images lie in a recording that carries them.
+const IMAGES: &str = "images";
+
+/// The manifest with the paths that images have inside a recording. They follow from the machine alone, so nothing
+/// in an archive can make them point elsewhere.
+fn with_images_inside(manifest: &Manifest) -> Manifest {
+    let mut manifest = manifest.clone();
+    let MachineConfig { kernel, initrd, modules, disk, .. } = &mut manifest.machine;
+    let inside = |name: &str| PathBuf::from(IMAGES).join(name);
+    kernel.path = inside("kernel");
+    initrd.iter_mut().for_each(|file| file.path = inside("initrd"));
+    for (number, module) in modules.iter_mut().enumerate() {
+        module.file.path = inside(&format!("module-{number}"));
+    }
+    disk.iter_mut().for_each(|file| file.path = inside("disk"));
+    manifest
+}
+
+/// Unpacks into a directory.
+struct Directory {
+    path: PathBuf,
+    file: Option<(PathBuf, File)>,
+}
+
+impl Sink for Directory {
+    fn begin(&mut self, name: &Path, size_bytes: u64) -> Result<(), Error> {
+        let path = self.path.join(name);
+        let file = File::create_new(&path).map_err(Error::file("create", &path))?;
+        file.set_len(size_bytes).map_err(Error::file("make room for", &path))?;
+        self.file = Some((path, file));
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        let (path, file) = self.file.as_ref().expect("a file is begun before it is written to");
+        file.write_all_at(bytes, offset).map_err(Error::file("write", path))
+    }
+}
+
+#[cfg(test)]
+mod tests;

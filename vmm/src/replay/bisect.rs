@@ -1,0 +1,214 @@
+//! Finds the first instruction that two live replays execute differently.
+//!
+//! The two may be replays of two recordings, or of one recording where one of them was tampered with. Neither is
+//! compared with what its recording says: only with the other. It is assumed that machines which differ go on
+//! differing; where a difference vanishes again, the place that is found is one where equal machines become
+//! different, but there may be an earlier one.
+
+use checkpoint::Maps;
+use cpu::CpuState;
+
+use crate::error::Error;
+use crate::machine::checks::{CheckParts, CheckRecord};
+use crate::machine::{Machine, MachineState, Outcome};
+use crate::recording::Recording;
+use crate::recording::player::{Cursor, Player, Scrutiny};
+use crate::replay::registers;
+use crate::replay::{self, Fault};
+
+/// Distance between comparisons while it is not known yet where the two differ.
+const STRIDE_STEPS: u64 = 256_000_000;
+/// Places in RAM that are named.
+const MAX_PLACES: usize = 8;
+
+/// One of two replays.
+pub struct Side {
+    machine: Machine,
+    player: Player,
+    fault: Option<Fault>,
+}
+
+/// Where a side once was.
+struct Saved {
+    steps: u64,
+    state: MachineState,
+    maps: Maps,
+    cursor: Cursor,
+}
+
+/// Where two replays part.
+#[derive(Clone, Debug)]
+pub struct Parting {
+    /// Both are equal after this many steps, and differ after one more.
+    pub steps: u64,
+    /// The CPU before that step, the same on both sides.
+    pub before: CpuState,
+    /// The bytes at RIP then, as far as they can be read.
+    pub code: Vec<u8>,
+    /// What differs after it.
+    pub differences: Vec<String>,
+}
+
+impl Side {
+    /// A replay at its first instruction.
+    pub fn new(recording: &Recording, fault: Option<Fault>) -> Result<Side, Error> {
+        let (machine, mut player) = replay::open(recording)?;
+        player.set_scrutiny(Scrutiny::Nothing);
+        Ok(Side { machine, player, fault })
+    }
+
+    fn steps(&self) -> u64 {
+        self.machine.moment().steps
+    }
+
+    fn ended(&self) -> bool {
+        self.machine.outcome().is_some()
+    }
+
+    fn run_to(&mut self, steps: u64) -> Result<(), Error> {
+        if let Some(fault) = self.fault.filter(|fault| self.steps() <= fault.steps && fault.steps < steps) {
+            self.run_plainly(fault.steps)?;
+            if !self.ended() {
+                self.machine.flip_ram_bit(fault.offset, fault.bit);
+            }
+        }
+        self.run_plainly(steps)
+    }
+
+    fn run_plainly(&mut self, steps: u64) -> Result<(), Error> {
+        while !self.ended() && self.steps() < steps {
+            self.machine.run(steps, &mut self.player)?;
+        }
+        Ok(())
+    }
+
+    fn save(&mut self) -> Saved {
+        Saved {
+            steps: self.steps(),
+            state: self.machine.state(),
+            maps: self.machine.maps(),
+            cursor: self.player.cursor(),
+        }
+    }
+
+    fn restore(&mut self, saved: &Saved) -> Result<(), Error> {
+        self.machine.restore(&saved.state, &saved.maps)?;
+        self.player.set_cursor(saved.cursor);
+        Ok(())
+    }
+
+    fn summary(&mut self) -> (CheckRecord, Option<Outcome>, [u8; 32]) {
+        let check = self.machine.check(CheckParts { devices: true, ram: true });
+        (check, self.machine.outcome().cloned(), self.machine.disk_hash())
+    }
+}
+
+fn equal(left: &mut Side, right: &mut Side) -> bool {
+    left.summary() == right.summary()
+}
+
+/// Where two replays from the first instruction part: the first difference after `equal_at` (where they are said
+/// to be equal, which is looked at) and up to `until`. `None` when they are equal there too. `progress` gets step
+/// counts.
+pub fn find_parting(
+    left: &mut Side,
+    right: &mut Side,
+    equal_at: u64,
+    until: u64,
+    mut progress: impl FnMut(u64),
+) -> Result<Option<Parting>, Error> {
+    let mut low = (left.save(), right.save());
+    if !equal(left, right) {
+        return Ok(Some(describe(left, right, 0)));
+    }
+    let mut next = equal_at;
+    let mut high = loop {
+        // Not at a multiple of anything: a stride that is too long is only slower.
+        let target =
+            if next > low.0.steps { next } else { low.0.steps.saturating_add(STRIDE_STEPS) }.min(until);
+        left.run_to(target)?;
+        right.run_to(target)?;
+        progress(target);
+        if !equal(left, right) {
+            break target;
+        }
+        if target >= until || left.ended() {
+            return Ok(None);
+        }
+        low = (left.save(), right.save());
+        next = 0;
+    };
+    while high - low.0.steps > 1 {
+        let middle = low.0.steps + (high - low.0.steps) / 2;
+        left.restore(&low.0)?;
+        right.restore(&low.1)?;
+        left.run_to(middle)?;
+        right.run_to(middle)?;
+        progress(middle);
+        if equal(left, right) {
+            low = (left.save(), right.save());
+        } else {
+            high = middle;
+        }
+    }
+    left.restore(&low.0)?;
+    right.restore(&low.1)?;
+    let mut parting = describe(left, right, low.0.steps);
+    left.run_to(high)?;
+    right.run_to(high)?;
+    parting.differences = differences(left, right);
+    Ok(Some(parting))
+}
+
+fn describe(left: &mut Side, right: &mut Side, steps: u64) -> Parting {
+    let before = left.machine.cpu().state();
+    let mut code = vec![0; 15];
+    let count = left.machine.cpu().core().peek(before.rip.wrapping_add(before.segments[1].base), &mut code);
+    code.truncate(count);
+    Parting { steps, before, code, differences: differences(left, right) }
+}
+
+fn differences(left: &mut Side, right: &mut Side) -> Vec<String> {
+    let mut found = registers::differences(&left.machine.cpu().state(), &right.machine.cpu().state());
+    let (then, now) = (left.summary(), right.summary());
+    if then.0.at.time_ns != now.0.at.time_ns {
+        found.push(format!("guest time {} ns {} ns", then.0.at.time_ns, now.0.at.time_ns));
+    }
+    if then.0.devices_hash != now.0.devices_hash {
+        found.push("the devices' state differs".to_string());
+    }
+    if then.0.ram_digest != now.0.ram_digest {
+        found.extend(ram_differences(&left.machine, &right.machine));
+    }
+    if then.1 != now.1 {
+        let told = |outcome: &Option<Outcome>| outcome.as_ref().map_or("goes on".into(), Outcome::to_string);
+        found.push(format!("the run: {}, {}", told(&then.1), told(&now.1)));
+    }
+    if then.2 != now.2 {
+        found.push("the disk's contents differ".to_string());
+    }
+    found
+}
+
+/// The first bytes of RAM that differ.
+fn ram_differences(left: &Machine, right: &Machine) -> Vec<String> {
+    let size = left.ram().size_bytes();
+    if size != right.ram().size_bytes() {
+        return vec!["the machines have different amounts of RAM".to_string()];
+    }
+    let (mut then, mut now) = ([0; 4096], [0; 4096]);
+    let mut found = Vec::new();
+    for offset in (0..size).step_by(4096) {
+        left.ram().read_bytes(offset, &mut then);
+        right.ram().read_bytes(offset, &mut now);
+        for (at, (then, now)) in then.iter().zip(&now).enumerate().filter(|(_, (then, now))| then != now) {
+            if found.len() == MAX_PLACES {
+                found.push("and more of RAM".to_string());
+                return found;
+            }
+            let gpa = left.ram().layout().gpa_of(offset + at as u64);
+            found.push(format!("the byte at physical address {gpa:#x}: {then:#04x} {now:#04x}"));
+        }
+    }
+    found
+}

@@ -1,0 +1,156 @@
+//! Verifying a recording: everything in its store, then a replay that compares all that the recording noted and
+//! every checkpoint, and where that fails, as exact an answer as can be had to the question where the difference began.
+//!
+//! The log holds hashes, not states. So where every replay differs from it in the same way, the difference can
+//! be placed between two checks and no closer: the recorded machine of that time is gone. Where two *replays*
+//! differ (a bit of memory that failed, something in this program that is not deterministic), or where there is a
+//! second recording of the same run, both machines can be had live, and the first instruction that they execute
+//! differently is found ([`crate::replay::bisect`]).
+
+use cpu::CpuState;
+
+use crate::divergence::Divergence;
+use crate::error::Error;
+use crate::position::Moment;
+use crate::recording::Recording;
+use crate::recording::log::EventRecord;
+use crate::recording::player::Scrutiny;
+use crate::replay::bisect::{Parting, Side, find_parting};
+use crate::replay::compare_checkpoints::{CheckpointComparison, CheckpointDifference};
+use crate::replay::{Fault, Replay, ReplayEnd, last_step};
+
+/// What verifying a recording found.
+pub struct Verification {
+    /// Where the replay ended.
+    pub at: Moment,
+    /// Whether the recording has an end to compare with.
+    pub complete: bool,
+    /// The difference, if there is one.
+    pub difference: Option<Difference>,
+    /// Number of checkpoints that were compared with the replay.
+    pub checkpoints: usize,
+    /// The first checkpoint that is not what the replay had at its place.
+    pub checkpoint_difference: Option<CheckpointDifference>,
+}
+
+impl Verification {
+    /// Whether nothing differs.
+    pub fn equal(&self) -> bool {
+        self.difference.is_none() && self.checkpoint_difference.is_none()
+    }
+}
+
+/// A difference between recording and replay.
+pub struct Difference {
+    /// As the replay found it.
+    pub divergence: Divergence,
+    /// The replayed machine's registers there.
+    pub registers: CpuState,
+    /// The recorded events between the last point that was equal and this one.
+    pub events: Vec<(usize, EventRecord)>,
+    /// What could be found out about where it began.
+    pub origin: Origin,
+}
+
+/// Where a difference began.
+pub enum Origin {
+    /// A second replay differs in the same way: between the two points, and no closer.
+    Between,
+    /// A second replay is equal to the recording, and the first one parts from it here.
+    ReplaysPart(Box<Parting>),
+    /// A second replay is equal to the recording, and so was the first one, run again.
+    DidNotRecur,
+}
+
+/// Checks the store of checkpoints, then replays the whole recording and compares everything. `fault` lets memory fail on the way, for tests. `progress`
+/// gets what is being done and a step count, or the share of one.
+pub fn verify(
+    recording: &Recording,
+    fault: Option<Fault>,
+    mut progress: impl FnMut(&'static str, u64),
+) -> Result<Verification, Error> {
+    let complete = recording.log.end.is_some();
+    let mut replay = Replay::new(recording, Scrutiny::Everything, |_| Ok(()))?;
+    let last = last_step(recording);
+    let mut comparison = CheckpointComparison::new(recording, &mut replay.machine, |done, all| {
+        let share = u128::from(last) * u128::from(done) / u128::from(all.max(1));
+        progress("checking checkpoints", share as u64);
+    })?;
+    replay.inject(fault);
+    let result = run_and_compare(&mut replay, comparison.as_mut(), |steps| progress("replaying", steps));
+    let mut found = Verification {
+        at: replay.machine.moment(),
+        complete,
+        difference: None,
+        checkpoints: comparison.as_ref().map_or(0, |comparison| comparison.compared),
+        checkpoint_difference: comparison.and_then(|comparison| comparison.difference),
+    };
+    let error = match result {
+        Ok(ReplayEnd::Verified | ReplayEnd::Stopped) => return Ok(found),
+        Err(error) => error,
+    };
+    let Error::Divergence(divergence) = error else { return Err(error) };
+    let registers = replay.machine.cpu().state();
+    drop(replay);
+    let origin = find_origin(recording, &divergence, fault, &mut progress)?;
+    let between = |event: &EventRecord| event.at >= divergence.last_good && event.at <= divergence.at;
+    let events = recording.log.events.iter().cloned().enumerate().filter(|(_, e)| between(e)).collect();
+    found.at = divergence.at;
+    found.difference = Some(Difference { divergence: *divergence.clone(), registers, events, origin });
+    Ok(found)
+}
+
+/// Replays to the end, and compares the checkpoints on the way.
+fn run_and_compare(
+    replay: &mut Replay<'_>,
+    comparison: Option<&mut CheckpointComparison>,
+    mut progress: impl FnMut(u64),
+) -> Result<ReplayEnd, Error> {
+    if let Some(comparison) = comparison {
+        for steps in comparison.positions() {
+            let until = (!comparison.is_after_the_end(steps)?).then_some(steps);
+            replay.run(until, &mut progress)?;
+            comparison.compare(steps, &mut replay.machine, &replay.player)?;
+        }
+    }
+    replay.run(None, progress)
+}
+
+fn find_origin(
+    recording: &Recording,
+    first: &Divergence,
+    fault: Option<Fault>,
+    progress: &mut impl FnMut(&'static str, u64),
+) -> Result<Origin, Error> {
+    let mut second = Replay::new(recording, Scrutiny::Everything, |_| Ok(()))?;
+    let whole = first.at.steps >= last_step(recording);
+    let until = if whole { None } else { Some(first.at.steps + 1) };
+    match second.run(until, |steps| progress("replaying a second time", steps)) {
+        Err(Error::Divergence(_)) => return Ok(Origin::Between),
+        other => drop(other?),
+    }
+    drop(second);
+    let (mut good, mut bad) = (Side::new(recording, None)?, Side::new(recording, fault)?);
+    let known = equal_everywhere(recording, first.last_good);
+    let parting = find_parting(&mut good, &mut bad, known, first.at.steps, |steps| {
+        progress("comparing two replays", steps);
+    })?;
+    Ok(parting.map_or(Origin::DidNotRecur, |parting| Origin::ReplaysPart(Box::new(parting))))
+}
+
+/// The last check of everything at or before a point.
+fn equal_everywhere(recording: &Recording, last_good: Moment) -> u64 {
+    let checks = recording.log.checks.iter().map(|(_, check)| check);
+    let mut whole = checks.rev().filter(|check| check.ram_digest.is_some() && check.at <= last_good);
+    whole.next().map_or(0, |check| check.at.steps)
+}
+
+/// Where the replays of two recordings part; `None` if they do not.
+pub fn compare(
+    left: &Recording,
+    right: &Recording,
+    progress: impl FnMut(u64),
+) -> Result<Option<Parting>, Error> {
+    let until = last_step(left).max(last_step(right)).saturating_add(1);
+    find_parting(&mut Side::new(left, None)?, &mut Side::new(right, None)?, 0, until, progress)
+}
