@@ -1,79 +1,177 @@
 //! Points in a run.
 
+use std::fmt::{self, Debug, Display, Formatter};
+use std::hash::Hash;
+use std::ops::{Add, Sub};
+
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Virtual time that no run gets to, in nanoseconds: 146 years. Nothing overflows before it.
-pub const MAX_TIME_NS: u64 = 1 << 62;
+/// A place in a run by what was counted up to it since power-on. The types that implement this differ, so that a count of
+/// one thing is never taken for a count of another; the difference of two counts is a plain number.
+///
+/// What machines do by what they count is in `machine::unit`.
+pub trait Count:
+    Copy
+    + Default
+    + Ord
+    + Hash
+    + Debug
+    + Display
+    + Serialize
+    + DeserializeOwned
+    + Add<u64, Output = Self>
+    + Sub<Self, Output = u64>
+    + Send
+    + Sync
+    + 'static
+{
+    /// What is counted, in the singular.
+    const ONE: &str;
+    /// No run gets there.
+    const MAX: Self;
 
-/// What the steps of a [`Moment`] are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Counting {
-    /// Instructions and deliveries, as the software CPU counts them.
-    #[default]
-    Instructions,
-    /// Exits: what any engine sees of the guest without counting instructions. One for each access to a port or to memory
-    /// that is no RAM, each access to a model-specific register of the board that is not refused, each HLT, and each time that
-    /// the guest was stopped without one.
-    Exits,
-}
+    /// The place behind so many.
+    fn new(number: u64) -> Self;
+    /// How many there were.
+    fn number(self) -> u64;
+    /// The place, for messages and for data that does not care which count it is.
+    fn position(self) -> Position;
+    /// So many of what is counted.
+    fn length(number: u64) -> Length;
 
-impl Counting {
-    /// What one step is called.
-    pub fn one(self) -> &'static str {
-        match self {
-            Counting::Instructions => "instruction",
-            Counting::Exits => "exit",
-        }
+    /// The place so much further, or the last there is.
+    fn saturating_add(self, number: u64) -> Self {
+        Self::new(self.number().saturating_add(number))
     }
 
-    /// So many steps.
-    pub fn length(self, steps: u64) -> Length {
+    /// The distance from an earlier place; 0 from a later one.
+    fn saturating_since(self, earlier: Self) -> u64 {
+        self.number().saturating_sub(earlier.number())
+    }
+
+    /// The place so much before, or the first.
+    fn saturating_back(self, number: u64) -> Self {
+        Self::new(self.number().saturating_sub(number))
+    }
+}
+
+/// Instructions and deliveries, as the software CPU counts them: one for each completed instruction, each iteration of a repeated
+/// string instruction, each delivery of an exception or interrupt. Names a point between two instructions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Instructions(pub u64);
+
+/// Exits: what any engine sees of the guest without counting instructions. One for each access to a port or to memory that is no
+/// RAM, each access to a model-specific register of the board that is not refused, each HLT, and each time that the guest was
+/// stopped without one. Names what lies between two exits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Exits(pub u64);
+
+macro_rules! count {
+    ($type:ident, $one:literal, $variant:ident) => {
+        impl Count for $type {
+            const ONE: &str = $one;
+            const MAX: $type = $type(u64::MAX);
+
+            fn new(number: u64) -> $type {
+                $type(number)
+            }
+            fn number(self) -> u64 {
+                self.0
+            }
+            fn position(self) -> Position {
+                Position::$variant(self)
+            }
+            fn length(number: u64) -> Length {
+                Length::$type(number)
+            }
+        }
+        impl Add<u64> for $type {
+            type Output = $type;
+
+            fn add(self, number: u64) -> $type {
+                $type(self.0 + number)
+            }
+        }
+        impl Sub for $type {
+            type Output = u64;
+
+            fn sub(self, earlier: $type) -> u64 {
+                self.0 - earlier.0
+            }
+        }
+        impl Sub<u64> for $type {
+            type Output = $type;
+
+            fn sub(self, number: u64) -> $type {
+                $type(self.0 - number)
+            }
+        }
+        impl Display for $type {
+            fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+count!(Instructions, "instruction", Instruction);
+count!(Exits, "exit", Exit);
+
+/// A place in a run, by whatever its recording counts: for messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// Behind so many instructions.
+    Instruction(Instructions),
+    /// Behind so many exits.
+    Exit(Exits),
+}
+
+impl Display for Position {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
-            Counting::Instructions => Length::Instructions(steps),
-            Counting::Exits => Length::Exits(steps),
+            Position::Instruction(at) => write!(f, "{} {at}", Instructions::ONE),
+            Position::Exit(at) => write!(f, "{} {at}", Exits::ONE),
         }
     }
 }
 
-/// A number of steps, for a person, or, as a field of this name, for a script.
+/// A stretch of a run, for a person, or, as a field of this name, for a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Length {
-    /// See [`Counting::Instructions`].
+    /// So many [`Instructions`].
     Instructions(u64),
-    /// See [`Counting::Exits`].
+    /// So many [`Exits`].
     Exits(u64),
 }
 
-impl std::fmt::Display for Length {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl Display for Length {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
-            Length::Instructions(steps) => write!(f, "{steps} instructions"),
-            Length::Exits(steps) => write!(f, "{steps} exits"),
+            Length::Instructions(number) => write!(f, "{number} instructions"),
+            Length::Exits(number) => write!(f, "{number} exits"),
         }
     }
 }
 
-/// What lets virtual time pass while the guest runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TimeBase {
-    /// Each step is a nanosecond.
-    #[default]
-    Instructions,
-    /// Each exit is a nanosecond; whatever else passed came in as an event.
-    Exits,
+/// A point in a run, and the virtual time there.
+///
+/// Points are ordered by their count; while the CPU is halted time passes at one count, and `time_ns` tells its points apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Moment<C> {
+    /// What was counted since power-on.
+    pub count: C,
+    /// Virtual nanoseconds since power-on.
+    pub time_ns: u64,
 }
 
-/// A point between two instructions, and the virtual time there.
-///
-/// Points are ordered by `steps`; while the CPU is halted time passes at one step count, and `time_ns` tells
-/// its points apart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Moment {
-    /// Steps executed since power-on (see [`cpu::Cpu::steps`]).
-    pub steps: u64,
-    /// Virtual nanoseconds since power-on: steps plus time spent idle.
-    pub time_ns: u64,
+impl<C: Count> Display for Moment<C> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({:.9} s guest time)", self.count.position(), self.time_ns as f64 / 1e9)
+    }
 }
 
 /// A position as a person writes it: `start`, `end`, `panic`, `event:N`, `insn:N`, `branch:N`, `syscall:N`, `12.5s`, `37%`.
@@ -87,7 +185,7 @@ pub enum PositionSpec {
     Panic,
     /// The N-th recorded event, counted from 0.
     Event(u64),
-    /// After N steps.
+    /// After N instructions.
     Instruction(u64),
     /// After N retired conditional branches.
     Branch(u64),
@@ -95,7 +193,7 @@ pub enum PositionSpec {
     SystemCall(u64),
     /// Virtual time.
     Nanoseconds(u64),
-    /// Share of all steps, in percent.
+    /// Share of all instructions, in percent.
     Percent(f64),
 }
 

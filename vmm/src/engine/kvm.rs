@@ -11,6 +11,7 @@ use guest_ram::GuestRam;
 
 use crate::engine::{End, Engine, Leave, Statistics};
 use crate::error::Error;
+use crate::position::Instructions;
 
 /// What processor this host's KVM can be. Refuses hosts without KVM, and with one that does not execute as hardware does.
 pub fn model() -> Result<Model, Error> {
@@ -38,7 +39,13 @@ impl KvmEngine {
 }
 
 impl Engine for KvmEngine {
-    fn run(&mut self, bus: &mut dyn Bus, _until: u64, _origin: u64, leave: Leave) -> Result<End, Error> {
+    fn run(
+        &mut self,
+        bus: &mut dyn Bus,
+        _until: Instructions,
+        _origin: Instructions,
+        leave: Leave,
+    ) -> Result<End, Error> {
         Ok(self.0.run(bus, leave)?)
     }
 

@@ -8,22 +8,17 @@ use devices::platform::Platform;
 use guest_ram::GuestRam;
 
 use crate::machine::console_tail::ConsoleTail;
-use crate::position::{Counting, TimeBase};
+use crate::machine::clock::Clock;
+use crate::machine::unit::Unit;
+use crate::position::{Count, Instructions};
 
 /// The devices and the clock, as the CPU's bus.
-///
-/// Virtual time is the CPU's step count plus the time spent idle, in nanoseconds; the raw TSC ticks with it. In a machine
-/// whose time base is exits, each exit takes the step's place, and all of the time is in `idle_ns`.
-pub struct Board {
+pub struct MachineBus {
     /// All devices.
     pub platform: Platform<PciBus>,
-    /// Virtual time that passed otherwise than by steps: while the CPU was halted.
-    pub idle_ns: u64,
-    /// Exits since this board was made.
-    pub exits: u64,
-    time_base: TimeBase,
-    counting: Counting,
-    /// Console output of the guest that nobody has taken yet, of all its consoles in the order of writing.
+    /// Virtual time.
+    pub clock: Clock,
+    /// Console output of the guest that the machine has not handed on yet, of all its consoles in the order of writing.
     pub output: Vec<u8>,
     /// The last of the console's output.
     pub console: ConsoleTail,
@@ -32,57 +27,31 @@ pub struct Board {
     /// Whether the CPU is to stop after the instruction that printed something.
     pub stop_on_output: bool,
     ram: Arc<GuestRam>,
-    /// The virtual time up to which the CPU may run without asking again.
-    run_until_ns: u64,
-    /// The number of exits at which the CPU is to stop.
-    run_until_exits: u64,
 }
 
 /// HLT with this behind it is a rewritten RDTSC: HLT; NOP is as long, and KVM lets go of every HLT.
 pub const TIME_READ_MARK: u8 = 0x90;
 
-impl Board {
-    /// A board around the given devices.
-    pub fn new(
-        platform: Platform<PciBus>,
-        ram: Arc<GuestRam>,
-        time_base: TimeBase,
-        counting: Counting,
-    ) -> Board {
-        Board {
+impl MachineBus {
+    /// A bus with the given devices on it.
+    pub fn new(platform: Platform<PciBus>, ram: Arc<GuestRam>, clock: Clock) -> MachineBus {
+        MachineBus {
             platform,
-            idle_ns: 0,
-            exits: 0,
-            time_base,
-            counting,
+            clock,
             output: Vec::new(),
             console: ConsoleTail::default(),
             panicked: false,
             stop_on_output: false,
             ram,
-            run_until_ns: 0,
-            run_until_exits: u64::MAX,
         }
     }
 
-    /// Virtual time at a step count.
-    pub fn time_ns(&self, steps: u64) -> u64 {
-        match self.time_base {
-            TimeBase::Instructions => steps + self.idle_ns,
-            TimeBase::Exits => self.idle_ns,
-        }
-    }
-
-    /// The guest was left.
-    pub fn note_exit(&mut self) {
-        self.exits += 1;
-        if self.time_base == TimeBase::Exits {
-            self.idle_ns += 1;
-        }
+    fn time_ns(&self, steps: u64) -> u64 {
+        self.clock.time_ns(Instructions(steps))
     }
 
     /// Takes what the guest may just have printed. That it is looked at right after the instruction which did it is
-    /// what makes the end of a panic a place in the run, and not where somebody happened to look.
+    /// what makes the end of a panic a place in the run, and not where a look at the console happened to be.
     fn note_output(&mut self, take: impl FnOnce(&mut Platform<PciBus>) -> Vec<u8>) {
         let mut output = take(&mut self.platform);
         if !output.is_empty() {
@@ -91,47 +60,29 @@ impl Board {
         }
     }
 
-    /// Fires what is due, and gives the CPU's step count at which the next deadline falls, at most `limit`, which is
-    /// in what the machine counts.
-    pub fn prepare_run(&mut self, steps: u64, limit: u64) -> u64 {
-        self.platform.advance(self.time_ns(steps));
-        let limit_steps = match self.counting {
-            Counting::Instructions => limit,
-            Counting::Exits => {
-                self.run_until_exits = limit;
-                u64::MAX
-            }
-        };
-        if self.time_base == TimeBase::Exits {
-            // No step lets time pass; exits and events do, after which deadlines are looked at.
-            return limit_steps;
-        }
-        let deadline = self.platform.next_deadline_ns().unwrap_or(u64::MAX);
-        let until = limit_steps.min(deadline.saturating_sub(self.idle_ns)).max(steps + 1).min(limit_steps);
-        self.run_until_ns = self.time_ns(until);
-        until
+    /// Fires what is due, and gives the count of instructions to which the CPU may run: to the next deadline, or to `limit`.
+    pub fn prepare_run<U: Unit>(&mut self, now: Instructions, limit: U) -> Instructions {
+        self.platform.advance(self.clock.time_ns(now));
+        self.clock.prepare_run(now, limit, self.platform.next_deadline_ns())
     }
 
-    /// Where time passes from outside, somebody waits for the next deadline: one that the guest sets before that is to
-    /// be known at once.
+    /// Says whether the inputs wait for the next deadline.
     pub fn await_deadline(&mut self, awaited: bool) {
-        if self.time_base == TimeBase::Exits {
-            let next_ns = || self.platform.next_deadline_ns().unwrap_or(u64::MAX);
-            self.run_until_ns = if awaited { next_ns() } else { 0 };
-        }
+        let next_ns = || self.platform.next_deadline_ns().unwrap_or(u64::MAX);
+        self.clock.await_deadline(awaited.then(next_ns));
     }
 }
 
-impl Bus for Board {
+impl Bus for MachineBus {
     fn port_read(&mut self, steps: u64, port: u16, size_bytes: u8) -> u32 {
         let value = self.platform.pio_read(self.ram.memory(), self.time_ns(steps), port, size_bytes);
-        self.note_exit();
+        self.clock.note_exit();
         value
     }
 
     fn port_write(&mut self, steps: u64, port: u16, size_bytes: u8, value: u32) {
         self.platform.pio_write(self.ram.memory(), self.time_ns(steps), port, size_bytes, value);
-        self.note_exit();
+        self.clock.note_exit();
         self.note_output(|platform| {
             let mut output = platform.take_output();
             output.append(&mut platform.take_debug_output());
@@ -141,33 +92,23 @@ impl Bus for Board {
 
     fn mmio_read(&mut self, steps: u64, gpa: u64, data: &mut [u8]) {
         self.platform.mmio_read(self.ram.memory(), self.time_ns(steps), gpa, data);
-        self.note_exit();
+        self.clock.note_exit();
     }
 
     fn mmio_write(&mut self, steps: u64, gpa: u64, data: &[u8]) {
         self.platform.mmio_write(self.ram.memory(), self.time_ns(steps), gpa, data);
-        self.note_exit();
+        self.clock.note_exit();
         self.note_output(|platform| {
             platform.bus_mut().console_mut().map(|mut console| console.take_output()).unwrap_or_default()
         });
     }
 
     fn signals(&mut self) -> Signals {
-        let horizon_ns = match self.time_base {
-            TimeBase::Instructions => self.run_until_ns,
-            TimeBase::Exits => self.run_until_ns.max(self.idle_ns + 1),
-        };
-        let earlier = self.platform.next_deadline_ns().is_some_and(|d| d < horizon_ns);
-        let enough = self.exits >= self.run_until_exits;
-        Signals {
-            interrupt: self.platform.interrupt_pending(),
-            nmi: self.platform.nmi_pending(),
-            stop: earlier
-                || enough
-                || self.panicked
-                || self.platform.has_requests()
-                || (self.stop_on_output && !self.output.is_empty()),
-        }
+        let stop = self.clock.stops_here(self.platform.next_deadline_ns())
+            || self.panicked
+            || self.platform.has_requests()
+            || (self.stop_on_output && !self.output.is_empty());
+        Signals { interrupt: self.platform.interrupt_pending(), nmi: self.platform.nmi_pending(), stop }
     }
 
     fn acknowledge_interrupt(&mut self) -> Option<u8> {
@@ -179,16 +120,16 @@ impl Bus for Board {
     }
 
     // A refused access is no exit. The fault that follows has begun on one engine and not on another where the CPU is asked
-    // whether to stop, so that nobody may stop there.
+    // whether to stop, so that a run may not stop there.
     fn read_msr(&mut self, steps: u64, index: u32) -> Option<u64> {
         let value = self.platform.apic_read_msr(self.time_ns(steps), index).ok()?;
-        self.note_exit();
+        self.clock.note_exit();
         Some(value)
     }
 
     fn write_msr(&mut self, steps: u64, index: u32, value: u64) -> Option<()> {
         self.platform.apic_write_msr(self.time_ns(steps), index, value).ok()?;
-        self.note_exit();
+        self.clock.note_exit();
         Some(())
     }
 
@@ -201,9 +142,9 @@ impl Bus for Board {
     }
 
     fn halt(&mut self, steps: u64, following: Option<u8>) -> Option<u64> {
-        let time = (self.time_base == TimeBase::Exits && following == Some(TIME_READ_MARK))
+        let time = (self.clock.answers_time_reads() && following == Some(TIME_READ_MARK))
             .then(|| self.time_ns(steps));
-        self.note_exit();
+        self.clock.note_exit();
         time
     }
 
@@ -215,20 +156,21 @@ impl Bus for Board {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::clock::TimeBase;
 
     #[test]
     fn a_refused_access_to_a_register_is_no_exit() {
         let ram = Arc::new(GuestRam::new(1 << 20).unwrap());
         for time_base in [TimeBase::Instructions, TimeBase::Exits] {
             let platform = Platform::new(0, PciBus::new());
-            let mut board = Board::new(platform, ram.clone(), time_base, Counting::Exits);
-            let before = (board.exits, board.time_ns(5));
-            assert_eq!(board.read_msr(5, UNKNOWN), None);
-            assert_eq!(board.write_msr(5, UNKNOWN, 1), None);
-            assert_eq!((board.exits, board.time_ns(5)), before);
-            let base = board.read_msr(5, APIC_BASE).expect("the local APIC's base can be read");
-            assert_eq!(board.write_msr(5, APIC_BASE, base), Some(()));
-            assert_eq!(board.exits, before.0 + 2);
+            let mut bus = MachineBus::new(platform, ram.clone(), Clock::new(time_base));
+            let before = (bus.clock.exits, bus.time_ns(5));
+            assert_eq!(bus.read_msr(5, UNKNOWN), None);
+            assert_eq!(bus.write_msr(5, UNKNOWN, 1), None);
+            assert_eq!((bus.clock.exits, bus.time_ns(5)), before);
+            let base = bus.read_msr(5, APIC_BASE).expect("the local APIC's base can be read");
+            assert_eq!(bus.write_msr(5, APIC_BASE, base), Some(()));
+            assert_eq!(bus.clock.exits, before.0 + 2);
         }
     }
 

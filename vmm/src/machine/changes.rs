@@ -3,9 +3,11 @@
 use cpu::CpuState;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{Machine, Outcome};
+use crate::machine::outcome::Outcome;
+use crate::machine::run::Machine;
+use crate::machine::unit::Unit;
 
-impl Machine {
+impl<U: Unit> Machine<U> {
     /// Changes one bit of RAM, as failing memory does: for tests of what notices it.
     pub fn flip_ram_bit(&mut self, offset: u64, bit: u8) {
         let offset = offset % self.ram.size_bytes();
@@ -41,7 +43,7 @@ impl Machine {
         self.engine.cpu().core().peek_address(linear).and_then(|gpa| self.ram.layout().offset_of(gpa))
     }
 
-    /// Lets a machine go on whose run was ended by whoever watched it, not by itself: after a panic the kernel still
+    /// Lets a machine go on whose run was ended from outside, not by itself: after a panic the kernel still
     /// runs.
     pub fn go_on_after_end(&mut self) {
         if matches!(self.outcome, Some(Outcome::Ended | Outcome::Panic | Outcome::DebugExit { .. })) {

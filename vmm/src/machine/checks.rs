@@ -6,44 +6,34 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::position::Moment;
+use crate::position::{Count, Moment};
 
-/// How often a recorder takes which check.
+/// How often a recorder takes which check: distances in what the machine counts, unless they are times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intervals {
-    /// Steps between two checks of the registers.
-    pub registers_steps: u64,
+    /// Between two checks of the registers.
+    pub registers: u64,
     /// Virtual time between two checks of an idle guest's registers.
     pub registers_ns: u64,
-    /// Steps between two checks that look at the devices too.
-    pub devices_steps: u64,
-    /// Steps between two checks that look at RAM too. They cost as much as the pages written in between.
-    pub ram_steps: u64,
-}
-
-impl Default for Intervals {
-    fn default() -> Intervals {
-        Intervals {
-            // Some tens of milliseconds of the host's time: that much can be lost at most.
-            registers_steps: 16_000_000,
-            // With somebody at the console, as much real time.
-            registers_ns: 500_000_000,
-            devices_steps: 128_000_000,
-            ram_steps: 512_000_000,
-        }
-    }
+    /// Between two checks that look at the devices too.
+    pub devices: u64,
+    /// Between two checks that look at RAM too. They cost as much as the pages written in between.
+    pub ram: u64,
 }
 
 impl Intervals {
+    /// For machines that are counted in instructions.
+    pub const OF_INSTRUCTIONS: Intervals = Intervals {
+        // Some tens of milliseconds of the host's time: that much can be lost at most.
+        registers: 16_000_000,
+        // With a person at the console, as much real time.
+        registers_ns: 500_000_000,
+        devices: 128_000_000,
+        ram: 512_000_000,
+    };
     /// For machines that are counted in exits, of which there are far fewer. RAM is looked at wherever the guest is stopped.
-    pub fn of_exits() -> Intervals {
-        Intervals {
-            registers_steps: 20_000,
-            registers_ns: 500_000_000,
-            devices_steps: 100_000,
-            ram_steps: 400_000,
-        }
-    }
+    pub const OF_EXITS: Intervals =
+        Intervals { registers: 20_000, registers_ns: 500_000_000, devices: 100_000, ram: 400_000 };
 }
 
 /// What a check looks at besides the registers.
@@ -57,9 +47,9 @@ pub struct CheckParts {
 
 /// The machine's state at one point, in short.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CheckRecord {
+pub struct CheckRecord<C> {
     /// Where.
-    pub at: Moment,
+    pub at: Moment<C>,
     /// Retired conditional branches there.
     pub branches: u64,
     /// RIP there.
@@ -72,7 +62,7 @@ pub struct CheckRecord {
     pub ram_digest: Option<[u8; 16]>,
 }
 
-impl CheckRecord {
+impl<C> CheckRecord<C> {
     /// What this check looked at.
     pub fn parts(&self) -> CheckParts {
         CheckParts { devices: self.devices_hash.is_some(), ram: self.ram_digest.is_some() }
@@ -81,45 +71,50 @@ impl CheckRecord {
 
 /// When a recorder takes which check.
 ///
-/// Dear parts are scheduled by steps, never by virtual time: an idle guest's seconds pass in next to no time of
+/// Dear parts are scheduled by count, never by virtual time: an idle guest's seconds pass in next to no time of
 /// the host, and each would otherwise cost as much as a busy one.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Schedule {
+#[derive(Clone, Copy, Debug)]
+pub struct Schedule<C> {
     intervals: Intervals,
-    next: Moment,
-    next_devices: u64,
-    next_ram: u64,
+    next: Moment<C>,
+    next_devices: C,
+    next_ram: C,
 }
 
-impl Schedule {
+impl<C: Count> Schedule<C> {
     /// A schedule at whose very first point everything is due.
-    pub fn new(intervals: Intervals) -> Schedule {
-        Schedule { intervals, ..Schedule::default() }
+    pub fn new(intervals: Intervals) -> Schedule<C> {
+        Schedule {
+            intervals,
+            next: Moment::default(),
+            next_devices: C::default(),
+            next_ram: C::default(),
+        }
     }
 
     /// What to check at `now`; the very first point is due.
-    pub fn due(&self, now: Moment) -> Option<CheckParts> {
-        let due = now.steps >= self.next.steps || now.time_ns >= self.next.time_ns;
-        let parts = CheckParts { devices: now.steps >= self.next_devices, ram: now.steps >= self.next_ram };
+    pub fn due(&self, now: Moment<C>) -> Option<CheckParts> {
+        let due = now.count >= self.next.count || now.time_ns >= self.next.time_ns;
+        let parts = CheckParts { devices: now.count >= self.next_devices, ram: now.count >= self.next_ram };
         due.then_some(parts)
     }
 
-    /// The step count at which a check is due at the latest.
-    pub fn next_steps(&self) -> u64 {
-        self.next.steps
+    /// Where a check is due at the latest.
+    pub fn next(&self) -> C {
+        self.next.count
     }
 
     /// Notes that `parts` were checked at `now`.
-    pub fn taken(&mut self, now: Moment, parts: CheckParts) {
+    pub fn taken(&mut self, now: Moment<C>, parts: CheckParts) {
         self.next = Moment {
-            steps: now.steps + self.intervals.registers_steps,
+            count: now.count + self.intervals.registers,
             time_ns: now.time_ns + self.intervals.registers_ns,
         };
         if parts.devices {
-            self.next_devices = now.steps + self.intervals.devices_steps;
+            self.next_devices = now.count + self.intervals.devices;
         }
         if parts.ram {
-            self.next_ram = now.steps + self.intervals.ram_steps;
+            self.next_ram = now.count + self.intervals.ram;
         }
     }
 }
@@ -127,12 +122,13 @@ impl Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::position::Instructions;
 
     const INTERVALS: Intervals =
-        Intervals { registers_steps: 10, registers_ns: 70, devices_steps: 100, ram_steps: 1000 };
+        Intervals { registers: 10, registers_ns: 70, devices: 100, ram: 1000 };
 
-    fn at(steps: u64, time_ns: u64) -> Moment {
-        Moment { steps, time_ns }
+    fn at(instructions: u64, time_ns: u64) -> Moment<Instructions> {
+        Moment { count: Instructions(instructions), time_ns }
     }
 
     #[test]
@@ -143,7 +139,7 @@ mod tests {
         schedule.taken(at(0, 0), all);
         let (mut counts, mut steps) = ([0; 3], 0);
         while steps < 2000 {
-            steps = schedule.next_steps();
+            steps = schedule.next().number();
             let parts = schedule.due(at(steps, 0)).unwrap();
             counts[0] += 1;
             counts[1] += u64::from(parts.devices);

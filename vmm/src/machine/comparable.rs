@@ -7,8 +7,17 @@
 use cpu::{CpuState, SegReg};
 use serde::Serialize;
 
-use crate::machine::hash_of;
-use crate::position::TimeBase;
+use crate::machine::hashes::hash_of;
+
+/// How alike two machines must be to count as equal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Likeness {
+    /// In every bit: the software CPU alone runs machines of this kind.
+    #[default]
+    Exact,
+    /// As far as all processors have it in common: KVM may run machines of this kind.
+    AcrossProcessors,
+}
 
 /// CF, PF, AF, ZF, SF, OF, and RF, which processors clear at slightly different moments.
 const VOLATILE_FLAGS: u64 = 0x8d5 | 1 << 16;
@@ -31,10 +40,10 @@ struct Comparable<'a> {
 }
 
 /// Hash of a CPU's state, as far as machines of this kind have it in common.
-pub fn cpu_hash(state: &CpuState, time_base: TimeBase) -> [u8; 32] {
-    match time_base {
-        TimeBase::Instructions => hash_of(state),
-        TimeBase::Exits => hash_of(&comparable(state)),
+pub fn cpu_hash(state: &CpuState, likeness: Likeness) -> [u8; 32] {
+    match likeness {
+        Likeness::Exact => hash_of(state),
+        Likeness::AcrossProcessors => hash_of(&comparable(state)),
     }
 }
 
@@ -89,7 +98,7 @@ mod tests {
         let hash = |change: &dyn Fn(&mut CpuState)| {
             let mut changed = state.clone();
             change(&mut changed);
-            cpu_hash(&changed, TimeBase::Exits)
+            cpu_hash(&changed, Likeness::AcrossProcessors)
         };
         let same = hash(&|_| ());
         let ignored: [Change; 4] = [
@@ -115,7 +124,7 @@ mod tests {
             assert_ne!(hash(change), same, "{what}");
             let mut changed = state.clone();
             change(&mut changed);
-            assert_ne!(cpu_hash(&changed, TimeBase::Instructions), cpu_hash(&state, TimeBase::Instructions));
+            assert_ne!(cpu_hash(&changed, Likeness::Exact), cpu_hash(&state, Likeness::Exact));
         }
     }
 }

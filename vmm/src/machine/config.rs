@@ -11,7 +11,8 @@ use crate::boot;
 use crate::boot::packed_kernel;
 use crate::boot::time_reads::{self, Rewriting};
 use crate::error::Error;
-use crate::position::TimeBase;
+use crate::machine::clock::TimeBase;
+use crate::machine::comparable::Likeness;
 
 /// Least RAM that anything is expected to boot in.
 pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
@@ -127,9 +128,19 @@ impl MachineConfig {
         Ok((config, images))
     }
 
+    /// Whether KVM can run this machine. It is recorded by exits then, and its kernel's RDTSC are rewritten.
+    pub fn is_for_kvm(&self) -> bool {
+        self.model().is_for_kvm()
+    }
+
     /// What lets time pass in this machine.
     pub fn time_base(&self) -> TimeBase {
-        if self.model().is_for_kvm() { TimeBase::Exits } else { TimeBase::Instructions }
+        if self.is_for_kvm() { TimeBase::Exits } else { TimeBase::Instructions }
+    }
+
+    /// How alike two of this machine must be to count as equal.
+    pub fn likeness(&self) -> Likeness {
+        if self.is_for_kvm() { Likeness::AcrossProcessors } else { Likeness::Exact }
     }
 
     /// What CPUID says.
@@ -188,7 +199,7 @@ impl MachineConfig {
 impl Images {
     /// With a kernel whose RDTSC do not reach the host's clock, where the machine needs one.
     fn for_machine(mut self, config: &MachineConfig) -> Images {
-        if config.time_base() == TimeBase::Instructions {
+        if !config.is_for_kvm() {
             return self;
         }
         let mut why = "it is no ELF file".to_string();

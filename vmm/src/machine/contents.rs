@@ -4,14 +4,18 @@ use std::sync::Arc;
 
 use checkpoint::{BlobId, Maps, PAGE_BYTES, Page, PageMap, PageRef, Space, Store};
 
-use super::{DISK_SLOT, Machine};
 use crate::error::Error;
 use crate::machine::disk::OverlayDisk;
+use crate::machine::run::Machine;
+use crate::machine::unit::Unit;
 use crate::machine::written_pages::Reader;
 
-impl Machine {
+/// The disk, if there is one, is the first device on the bus.
+const DISK_SLOT: usize = 1;
+
+impl<U: Unit> Machine<U> {
     pub(super) fn disk_mut(&mut self) -> Option<&mut OverlayDisk> {
-        self.board.platform.bus_mut().block_backend_mut::<OverlayDisk>(DISK_SLOT)
+        self.bus.platform.bus_mut().block_backend_mut::<OverlayDisk>(DISK_SLOT)
     }
 
     /// Where stored pages are read from, by restores and by the disk.

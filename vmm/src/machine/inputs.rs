@@ -3,15 +3,14 @@
 //! The machine asks its [`Inputs`] at points between instructions. Live inputs ask the host; a recorder writes
 //! down what they gave; a player gives it again at the same points. The machine cannot tell which it has.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::machine::checks::{CheckParts, CheckRecord};
-use crate::machine::comparable::{cpu_hash, shown};
-use crate::machine::short;
-use crate::position::{Counting, Moment, TimeBase};
+use crate::engine::Leave;
+use crate::machine::comparable::{Likeness, cpu_hash, shown};
+use crate::machine::hashes::short;
+use crate::position::{Count, Moment};
 
 /// Something from outside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,13 +26,13 @@ pub enum Event {
         /// Height in characters.
         rows: u16,
     },
-    /// Somebody pressed the power button.
+    /// The power button was pressed.
     PowerButton,
-    /// Whoever ran the machine ended the run here.
+    /// The user, or what stood in for one, ended the run here.
     Ended,
     /// The guest was stopped here although it made no exit: what follows is to come in here. It is an exit itself.
     Stopped(Stopped),
-    /// So much time passed for whoever ran the machine.
+    /// So much of the host's time passed.
     TimePassed {
         /// Nanoseconds.
         ns: u64,
@@ -44,7 +43,7 @@ pub enum Event {
 /// registers, which all records have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stopped {
-    /// The general registers, folded ([`crate::engine::fold_registers`]): quick to compare at each of many candidates.
+    /// The general registers, folded (`fold_registers`): quick to compare at each of many candidates.
     pub registers: u64,
     /// The digest of RAM ([`crate::machine::ram_digest`]).
     pub ram_digest: [u8; 16],
@@ -78,71 +77,33 @@ pub struct PowerOn {
     pub rows: u16,
 }
 
-/// What the machine shows of itself to whoever decides about inputs.
+/// What the machine shows of itself to its inputs.
 #[derive(Clone, Copy)]
-pub struct View<'a> {
+pub struct View<'a, C> {
     /// Where the machine is.
-    pub moment: Moment,
+    pub moment: Moment<C>,
     /// Bytes that the console takes now: zero while the guest does not listen.
     pub console_room: usize,
     /// The CPU, for checks.
     pub cpu: &'a cpu::Cpu,
-    /// What the steps of `moment` are.
-    pub counting: Counting,
-    /// What lets time pass.
-    pub time_base: TimeBase,
-    /// The guest was just stopped here without an exit, which an event has yet to say.
-    pub stopped: Option<Stopped>,
-    /// The CPU's count of branches is one.
-    pub counts_branches: bool,
-}
-
-impl View<'_> {
     /// Retired conditional branches. Where exits are counted they say where the guest was stopped without one, if the engine
     /// counts them; else they are zero.
-    pub fn branches(&self) -> u64 {
-        match self.counting {
-            Counting::Instructions => self.cpu.branches(),
-            Counting::Exits if self.stopped.is_some() && self.counts_branches => self.cpu.branches(),
-            Counting::Exits => 0,
-        }
-    }
+    pub branches: u64,
+    /// What of the CPU's state is hashed.
+    pub likeness: Likeness,
+    /// The guest was just stopped here without an exit, which an event has yet to say.
+    pub stopped: Option<Stopped>,
+}
 
+impl<C: Count> View<'_, C> {
     /// First bytes of the hash of the CPU's state.
     pub fn cpu_hash(&self) -> [u8; 8] {
         let state = self.cpu.state();
-        if self.time_base == TimeBase::Exits {
-            log::trace!("compared after {}: {}", self.moment.steps, shown(&state));
+        if self.likeness == Likeness::AcrossProcessors {
+            log::trace!("compared after {}: {}", self.moment.count, shown(&state));
         }
-        short(&cpu_hash(&state, self.time_base))
+        short(&cpu_hash(&state, self.likeness))
     }
-}
-
-/// How an engine that does not count instructions is to leave the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Departure {
-    /// By exits only.
-    Exits,
-    /// At the first exit after `due`, or wherever the guest is after `force`.
-    After {
-        /// In real time from now.
-        due: Duration,
-        /// In real time from now.
-        force: Duration,
-        /// Whether somebody will want to find that place again, which costs a look at what was written.
-        note: bool,
-    },
-    /// Before the next exit, where it was once stopped.
-    At {
-        /// RIP there.
-        rip: u64,
-        /// Retired conditional branches there, if they were counted.
-        branches: Option<u64>,
-        /// First bytes of the hash of the CPU's state there.
-        cpu_hash: [u8; 8],
-        /// What else is known of it.
-        stopped: Stopped,
-    },
 }
 
 /// What to do while the guest is idle.
@@ -155,34 +116,34 @@ pub enum Idle {
 }
 
 /// A source of events.
-pub trait Inputs {
+pub trait Inputs<C: Count> {
     /// The next event that is due exactly here, if any. Called again until it gives none.
-    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error>;
+    fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error>;
 
-    /// The step count at which to ask again at the latest.
-    fn next_poll(&self, now: Moment) -> u64;
+    /// Where to ask again at the latest.
+    fn next_poll(&self, now: Moment<C>) -> C;
 
     /// The guest is idle and its next own deadline is `deadline_ns`.
-    fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error>;
+    fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error>;
 
     /// How the guest is to be left if nothing else makes it; its next own deadline is `deadline_ns`.
-    fn departure(&self, _now: Moment, _deadline_ns: Option<u64>) -> Departure {
-        Departure::Exits
+    fn leave(&self, _now: Moment<C>, _deadline_ns: Option<u64>) -> Leave {
+        Leave::AtExits
     }
 
     /// What to check of the machine exactly here, if anything; asked when [`Inputs::poll`] gives no event. The
     /// answer comes by [`Inputs::checked`], and both are asked again.
-    fn check_due(&self, _now: Moment) -> Option<CheckParts> {
+    fn check_due(&self, _now: Moment<C>) -> Option<CheckParts> {
         None
     }
 
     /// The check that was asked for.
-    fn checked(&mut self, _check: CheckRecord) -> Result<(), Error> {
+    fn checked(&mut self, _check: CheckRecord<C>) -> Result<(), Error> {
         Ok(())
     }
 
     /// Console output of the guest, in order.
-    fn console_output(&mut self, _now: Moment, _bytes: &[u8]) -> Result<(), Error> {
+    fn console_output(&mut self, _now: Moment<C>, _bytes: &[u8]) -> Result<(), Error> {
         Ok(())
     }
 }

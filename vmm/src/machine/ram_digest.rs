@@ -13,26 +13,26 @@
 use guest_ram::{GuestRam, PAGE_SIZE};
 use twox_hash::XxHash3_128;
 
-use crate::position::TimeBase;
+use crate::machine::comparable::Likeness;
 
 /// The terms and their sum.
 pub struct RamDigest {
     terms: Vec<u128>,
     sum: u128,
-    time_base: TimeBase,
+    likeness: Likeness,
 }
 
 impl RamDigest {
     /// The digest of `pages` pages of zeroes.
-    pub fn zeroed(pages: u64, time_base: TimeBase) -> RamDigest {
-        RamDigest { terms: vec![0; pages as usize], sum: 0, time_base }
+    pub fn zeroed(pages: u64, likeness: Likeness) -> RamDigest {
+        RamDigest { terms: vec![0; pages as usize], sum: 0, likeness }
     }
 
     /// Brings the digest up to date after `pages` were written.
     pub fn update(&mut self, ram: &GuestRam, pages: impl IntoIterator<Item = u64>) -> [u8; 16] {
         let mut contents = [0; PAGE_SIZE as usize];
         for page in pages {
-            read(ram, page, self.time_base, &mut contents);
+            read(ram, page, self.likeness, &mut contents);
             let new = term_of(page, &contents);
             let term = &mut self.terms[page as usize];
             self.sum = self.sum.wrapping_sub(*term).wrapping_add(new);
@@ -43,10 +43,10 @@ impl RamDigest {
 }
 
 /// The digest of RAM as it is, whatever is known of it.
-pub fn of_all(ram: &GuestRam, time_base: TimeBase) -> [u8; 16] {
+pub fn of_all(ram: &GuestRam, likeness: Likeness) -> [u8; 16] {
     let mut contents = [0; PAGE_SIZE as usize];
     let terms = (0..ram.flags().pages()).map(|page| {
-        read(ram, page, time_base, &mut contents);
+        read(ram, page, likeness, &mut contents);
         term_of(page, &contents)
     });
     terms.fold(0, u128::wrapping_add).to_le_bytes()
@@ -55,9 +55,9 @@ pub fn of_all(ram: &GuestRam, time_base: TimeBase) -> [u8; 16] {
 const ZEROES: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
 
 /// Reads a page as far as it is not the processor's own affair.
-fn read(ram: &GuestRam, page: u64, time_base: TimeBase, to: &mut [u8; PAGE_SIZE as usize]) {
+fn read(ram: &GuestRam, page: u64, likeness: Likeness, to: &mut [u8; PAGE_SIZE as usize]) {
     ram.read_bytes(page * PAGE_SIZE, to);
-    if time_base == TimeBase::Exits {
+    if likeness == Likeness::AcrossProcessors {
         leave_out_processors_own(to);
     }
 }
@@ -88,14 +88,14 @@ mod tests {
     #[test]
     fn the_digest_depends_on_contents_only() {
         let ram = GuestRam::new(16 * PAGE_SIZE).unwrap();
-        let mut kept = RamDigest::zeroed(16, TimeBase::Instructions);
+        let mut kept = RamDigest::zeroed(16, Likeness::Exact);
         assert_eq!(kept.update(&ram, 0..16), [0; 16]);
         let mut seen = vec![[0; 16]];
         for (offset, value) in [(0x10, 1), (0x1010, 1), (0x10, 2), (0xfff8, u64::MAX), (0x10, 3)] {
             ram.store_u64(offset, value);
             let digest = kept.update(&ram, [offset / PAGE_SIZE]);
-            assert_eq!(digest, RamDigest::zeroed(16, TimeBase::Instructions).update(&ram, 0..16));
-            assert_eq!(digest, of_all(&ram, TimeBase::Instructions));
+            assert_eq!(digest, RamDigest::zeroed(16, Likeness::Exact).update(&ram, 0..16));
+            assert_eq!(digest, of_all(&ram, Likeness::Exact));
             assert!(!seen.contains(&digest), "{offset:#x}");
             seen.push(digest);
         }
@@ -108,39 +108,39 @@ mod tests {
     #[test]
     fn a_write_that_nobody_noticed_shows_in_the_digest_of_all() {
         let ram = GuestRam::new(16 * PAGE_SIZE).unwrap();
-        let mut kept = RamDigest::zeroed(16, TimeBase::Instructions);
+        let mut kept = RamDigest::zeroed(16, Likeness::Exact);
         ram.store_u64(0x3008, 1);
-        assert_ne!(of_all(&ram, TimeBase::Instructions), kept.update(&ram, []));
-        assert_eq!(of_all(&ram, TimeBase::Instructions), kept.update(&ram, [3]));
+        assert_ne!(of_all(&ram, Likeness::Exact), kept.update(&ram, []));
+        assert_eq!(of_all(&ram, Likeness::Exact), kept.update(&ram, [3]));
     }
 
     #[test]
     fn bits_that_a_processor_sets_when_it_pleases_can_be_left_out() {
         let ram = GuestRam::new(PAGE_SIZE).unwrap();
-        let digest = |value: u64, time_base| {
+        let digest = |value: u64, likeness| {
             ram.store_u64(8, value);
-            RamDigest::zeroed(1, time_base).update(&ram, [0])
+            RamDigest::zeroed(1, likeness).update(&ram, [0])
         };
-        assert_eq!(digest(0x401067, TimeBase::Exits), digest(0x401007, TimeBase::Exits));
-        assert_ne!(digest(0x401067, TimeBase::Instructions), digest(0x401007, TimeBase::Instructions));
+        assert_eq!(digest(0x401067, Likeness::AcrossProcessors), digest(0x401007, Likeness::AcrossProcessors));
+        assert_ne!(digest(0x401067, Likeness::Exact), digest(0x401007, Likeness::Exact));
         assert_eq!(
-            digest(0x63, TimeBase::Exits),
-            digest(0x3, TimeBase::Exits),
+            digest(0x63, Likeness::AcrossProcessors),
+            digest(0x3, Likeness::AcrossProcessors),
             "may be flags, without these bits"
         );
-        assert_ne!(digest(0x401066, TimeBase::Exits), digest(0x401006, TimeBase::Exits), "not in use");
-        assert_ne!(digest(0x401087, TimeBase::Exits), digest(0x401007, TimeBase::Exits));
+        assert_ne!(digest(0x401066, Likeness::AcrossProcessors), digest(0x401006, Likeness::AcrossProcessors), "not in use");
+        assert_ne!(digest(0x401087, Likeness::AcrossProcessors), digest(0x401007, Likeness::AcrossProcessors));
     }
 
     #[test]
     fn every_flipped_bit_of_a_page_changes_it() {
         let ram = GuestRam::new(PAGE_SIZE).unwrap();
         ram.fill(0, 0x5a, PAGE_SIZE as usize);
-        let before = RamDigest::zeroed(1, TimeBase::Instructions).update(&ram, [0]);
+        let before = RamDigest::zeroed(1, Likeness::Exact).update(&ram, [0]);
         for bit in (0..PAGE_SIZE * 8).step_by(7) {
             let byte = ram.load_u8(bit / 8);
             ram.store_u8(bit / 8, byte ^ (1 << (bit % 8)));
-            assert_ne!(RamDigest::zeroed(1, TimeBase::Instructions).update(&ram, [0]), before, "bit {bit}");
+            assert_ne!(RamDigest::zeroed(1, Likeness::Exact).update(&ram, [0]), before, "bit {bit}");
             ram.store_u8(bit / 8, byte);
         }
     }
@@ -149,9 +149,9 @@ mod tests {
     fn pages_that_swap_their_contents_change_it() {
         let ram = GuestRam::new(2 * PAGE_SIZE).unwrap();
         ram.fill(0, 1, PAGE_SIZE as usize);
-        let before = RamDigest::zeroed(2, TimeBase::Instructions).update(&ram, [0, 1]);
+        let before = RamDigest::zeroed(2, Likeness::Exact).update(&ram, [0, 1]);
         ram.fill(PAGE_SIZE, 1, PAGE_SIZE as usize);
         ram.fill(0, 0, PAGE_SIZE as usize);
-        assert_ne!(RamDigest::zeroed(2, TimeBase::Instructions).update(&ram, [0, 1]), before);
+        assert_ne!(RamDigest::zeroed(2, Likeness::Exact).update(&ram, [0, 1]), before);
     }
 }

@@ -6,13 +6,17 @@ use devices::pci::PciBusState;
 use devices::platform::PlatformStateV1;
 use serde::{Deserialize, Serialize};
 
-use super::{Machine, Outcome};
 use crate::error::Error;
 use crate::machine::checks::{CheckParts, CheckRecord};
+use crate::machine::clock::Clock;
 use crate::machine::comparable::cpu_hash;
 use crate::machine::console_tail::ConsoleTail;
+use crate::machine::hashes::{Hashes, hash_of, short};
+use crate::machine::outcome::Outcome;
 use crate::machine::ram_digest;
-use crate::position::{MAX_TIME_NS, TimeBase};
+use crate::machine::run::Machine;
+use crate::machine::unit::Unit;
+use crate::position::Exits;
 
 /// Everything about a machine but the contents of RAM and disk: plain data, canonical.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,40 +34,30 @@ pub struct MachineState {
 }
 
 impl MachineState {
-    /// The virtual time, if counts and console are such as a machine can have them; the devices look at theirs when
+    /// The virtual time, if counts and console are such as a machine with this clock can have them; the devices look at theirs when
     /// they are restored. States may come from strangers.
-    fn check(&self, time_base: TimeBase) -> Result<u64, &'static str> {
-        let CpuState { steps, branches, system_calls, .. } = self.cpu;
-        let (counted, most_branches) = match time_base {
-            TimeBase::Instructions => (steps, steps),
-            // KVM's states may count branches, and never steps.
-            TimeBase::Exits => (0, MAX_TIME_NS),
-        };
-        let now_ns = counted.checked_add(self.idle_ns).filter(|&ns| ns.max(steps) <= MAX_TIME_NS);
-        if branches > most_branches || system_calls > steps {
-            return Err("it counts more branches or system calls than instructions");
-        }
+    fn check(&self, clock: &Clock) -> Result<u64, &'static str> {
         if !self.console.is_possible() {
             return Err("its console kept more, or less, than the end of the output");
         }
-        now_ns.ok_or("it lies behind the end of time")
+        clock.time_of(&self.cpu, self.idle_ns)
     }
 }
 
-impl Machine {
+impl<U: Unit> Machine<U> {
     /// Everything but RAM and disk.
     pub fn state(&self) -> MachineState {
         MachineState {
             cpu: self.engine.state(),
-            platform: self.board.platform.state(),
-            idle_ns: self.board.idle_ns,
-            console: self.board.console.clone(),
+            platform: self.bus.platform.state(),
+            idle_ns: self.bus.clock.idle_ns,
+            console: self.bus.console.clone(),
             outcome: self.outcome.clone(),
         }
     }
 
     /// The state here in short. Changes nothing that the guest can see.
-    pub fn check(&mut self, parts: CheckParts) -> CheckRecord {
+    pub fn check(&mut self, parts: CheckParts) -> CheckRecord<U> {
         let at = self.moment();
         CheckRecord {
             at,
@@ -72,7 +66,7 @@ impl Machine {
             cpu_hash: self.view().cpu_hash(),
             devices_hash: parts.devices.then(|| {
                 // Devices too must stand at this point, so that equal machines have equal states.
-                self.board.platform.advance(at.time_ns);
+                self.bus.platform.advance(at.time_ns);
                 short(&self.devices_hash())
             }),
             ram_digest: parts.ram.then(|| self.ram_digest()),
@@ -81,16 +75,16 @@ impl Machine {
 
     /// Goes to another state of the same machine.
     pub fn restore(&mut self, state: &MachineState, maps: &Maps) -> Result<(), Error> {
-        let now_ns = state.check(self.time_base).map_err(|why| Error::State(why.to_string()))?;
+        let now_ns = state.check(&self.bus.clock).map_err(|why| Error::State(why.to_string()))?;
         self.restore_memory(&maps.ram)?;
-        self.board
+        self.bus
             .platform
             .restore(&state.platform, now_ns)
             .map_err(|error| Error::State(error.to_string()))?;
-        self.board.idle_ns = state.idle_ns;
-        self.board.console = state.console.clone();
-        self.board.output.clear();
-        self.board.panicked = false;
+        self.bus.clock.idle_ns = state.idle_ns;
+        self.bus.console = state.console.clone();
+        self.bus.output.clear();
+        self.bus.panicked = false;
         self.outcome = state.outcome.clone();
         self.engine.set_state(&state.cpu);
         self.engine.track_writes_anew();
@@ -100,25 +94,9 @@ impl Machine {
         Ok(())
     }
 
-    /// As [`Machine::restore`], of a machine that counts exits: the state is the one after so many.
-    pub fn restore_at_exit(&mut self, exits: u64, state: &MachineState, maps: &Maps) -> Result<(), Error> {
-        self.restore(state, maps)?;
-        self.board.exits = exits;
-        (self.stopped, self.not_here) = (None, false);
-        Ok(())
-    }
-
-    /// Lets the CPU count instructions, branches and system calls from here on. Exits go on being counted, and what a log
-    /// says of branches is not looked at any more.
-    pub fn count_anew(&mut self) {
-        let counts = CpuState { steps: 0, branches: 0, system_calls: 0, ..self.engine.state() };
-        self.engine.set_state(&counts);
-        self.counts_anew = true;
-    }
-
     /// Hashes of everything that can influence the future, from a look at all of it.
     pub fn hashes(&mut self) -> Hashes {
-        let (ram, disk) = (ram_digest::of_all(&self.ram, self.time_base), self.disk_hash());
+        let (ram, disk) = (ram_digest::of_all(&self.ram, self.likeness), self.disk_hash());
         self.hashes_with(ram, disk)
     }
 
@@ -130,41 +108,29 @@ impl Machine {
     }
 
     fn hashes_with(&self, ram: [u8; 16], disk: [u8; 32]) -> Hashes {
-        let cpu = cpu_hash(&self.engine.state(), self.time_base);
+        let cpu = cpu_hash(&self.engine.state(), self.likeness);
         Hashes { cpu, devices: self.devices_hash(), ram, disk }
     }
 
     fn devices_hash(&self) -> [u8; 32] {
-        hash_of(&(&self.board.platform.state(), self.board.idle_ns, &self.board.console))
+        hash_of(&(&self.bus.platform.state(), self.bus.clock.idle_ns, &self.bus.console))
     }
 }
 
-/// Hashes of the parts of a machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hashes {
-    /// The CPU's state.
-    pub cpu: [u8; 32],
-    /// All devices and the clock.
-    pub devices: [u8; 32],
-    /// The digest of RAM ([`crate::machine::ram_digest`]).
-    pub ram: [u8; 16],
-    /// What the guest wrote to its disk ([`crate::machine::disk::OverlayDisk::hash`]).
-    pub disk: [u8; 32],
-}
+impl Machine<Exits> {
+    /// As [`Machine::restore`], of a machine that counts exits: the state is the one after so many.
+    pub fn restore_at_exit(&mut self, exits: Exits, state: &MachineState, maps: &Maps) -> Result<(), Error> {
+        self.restore(state, maps)?;
+        self.bus.clock.exits = exits;
+        self.stopping.forget();
+        Ok(())
+    }
 
-/// Hash of plain data.
-pub fn hash_of(value: &impl Serialize) -> [u8; 32] {
-    let bytes = postcard::to_stdvec(value).expect("plain data in memory always serializes");
-    *blake3::hash(&bytes).as_bytes()
-}
-
-/// A hash, or other bytes, in hexadecimal digits.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The first bytes of a hash, for records that are many.
-pub fn short(hash: &[u8; 32]) -> [u8; 8] {
-    let [a, b, c, d, e, f, g, h, ..] = *hash;
-    [a, b, c, d, e, f, g, h]
+    /// Lets the CPU count instructions, branches and system calls from here on. Exits go on being counted, and what a log
+    /// says of branches is not looked at any more.
+    pub fn count_anew(&mut self) {
+        let counts = CpuState { steps: 0, branches: 0, system_calls: 0, ..self.engine.state() };
+        self.engine.set_state(&counts);
+        self.stopping.counts_anew = true;
+    }
 }

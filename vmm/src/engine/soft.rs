@@ -1,0 +1,116 @@
+//! The software CPU as an engine. It counts instructions, and can be led to a mark as KVM is.
+
+use std::sync::Arc;
+
+use cpu::{AddressKind, Bus, Cpu, CpuState, Model, Stop, Traps, Watchpoint, fold_registers};
+use guest_ram::GuestRam;
+
+use crate::engine::{End, Engine, Leave, Mark};
+use crate::error::Error;
+use crate::position::{Count, Instructions};
+
+/// The software CPU.
+pub struct SoftEngine {
+    cpu: Cpu,
+    breakpoints: Vec<(AddressKind, u64)>,
+}
+
+impl SoftEngine {
+    /// A CPU in reset state.
+    pub fn new(ram: Arc<GuestRam>, model: Model) -> SoftEngine {
+        let mut cpu = Cpu::new(ram);
+        cpu.set_model(model);
+        SoftEngine { cpu, breakpoints: Vec::new() }
+    }
+
+    /// Runs for so many steps, as if they were nanoseconds, and stops between two instructions: how the KVM engine behaves
+    /// for its callers, without KVM.
+    fn run_for(&mut self, bus: &mut dyn Bus, until: u64, origin: u64, steps: u64) -> End {
+        let limit = until.min(self.cpu.steps().saturating_add(steps.max(1)));
+        let stop = self.cpu.run(bus, limit, origin);
+        if stop != Stop::Budget || limit == until {
+            return End::Stop(stop);
+        }
+        if self.cpu.core().state.interrupt_shadow {
+            return self.run_for(bus, until, origin, 1);
+        }
+        End::Forced
+    }
+
+    /// Runs to where the guest may be at the mark.
+    fn run_to_mark(&mut self, bus: &mut dyn Bus, until: u64, mark: Mark) -> End {
+        let mut not_here = mark.not_here.then(|| self.cpu.steps());
+        let mut origin = u64::MAX;
+        let points = self.breakpoints.iter().copied();
+        self.cpu.set_breakpoints(points.chain([(AddressKind::Linear, mark.rip)]));
+        let end = loop {
+            match self.cpu.run(bus, until, origin) {
+                Stop::Breakpoint if self.breakpoints.contains(&(AddressKind::Linear, self.cpu.rip())) => {
+                    break End::Stop(Stop::Breakpoint);
+                }
+                Stop::Breakpoint => {
+                    origin = self.cpu.steps();
+                    let rejected = not_here.take() == Some(origin);
+                    if !rejected && fold_registers(self.cpu.gpr()) == mark.registers {
+                        break End::Mark;
+                    }
+                }
+                stop => break End::Stop(stop),
+            }
+        };
+        self.cpu.set_breakpoints(self.breakpoints.iter().copied());
+        end
+    }
+}
+
+impl Engine for SoftEngine {
+    fn run(
+        &mut self,
+        bus: &mut dyn Bus,
+        until: Instructions,
+        origin: Instructions,
+        leave: Leave,
+    ) -> Result<End, Error> {
+        let (until, origin) = (until.number(), origin.number());
+        Ok(match leave {
+            Leave::AtExits => End::Stop(self.cpu.run(bus, until, origin)),
+            Leave::At(mark) => self.run_to_mark(bus, until, mark),
+            Leave::After { force, .. } => self.run_for(bus, until, origin, force.as_nanos() as u64),
+        })
+    }
+
+    fn state(&self) -> CpuState {
+        self.cpu.state()
+    }
+
+    fn set_state(&mut self, state: &CpuState) {
+        self.cpu.restore_state(state);
+    }
+
+    fn cpu(&self) -> &Cpu {
+        &self.cpu
+    }
+
+    fn set_breakpoints(&mut self, points: &[(AddressKind, u64)]) {
+        self.breakpoints = points.to_vec();
+        self.cpu.set_breakpoints(points.iter().copied());
+    }
+
+    fn set_watchpoints(&mut self, points: &[Watchpoint]) {
+        self.cpu.set_watchpoints(points.iter().copied());
+    }
+
+    fn set_traps(&mut self, traps: Traps) {
+        self.cpu.set_traps(traps);
+    }
+
+    fn note_written(&mut self) {}
+
+    fn counts_branches(&self) -> bool {
+        true
+    }
+
+    fn track_writes_anew(&mut self) {
+        self.cpu.track_writes_anew();
+    }
+}

@@ -1,0 +1,42 @@
+//! How runs end.
+
+use serde::{Deserialize, Serialize};
+
+/// What ended a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// The guest switched itself off.
+    PowerOff,
+    /// The guest reset itself.
+    Reset,
+    /// The guest's kernel panicked.
+    Panic,
+    /// Triple fault, at this RIP.
+    TripleFault {
+        /// Where the CPU shut down.
+        rip: u64,
+    },
+    /// The guest wrote the debug-exit port.
+    DebugExit {
+        /// Exit code for the host.
+        code: u32,
+    },
+    /// The guest is idle and nothing can ever wake it.
+    IdleForever,
+    /// The user, or what stood in for one, ended the run.
+    Ended,
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Outcome::PowerOff => f.write_str("the guest powered off"),
+            Outcome::Reset => f.write_str("the guest reset itself"),
+            Outcome::Panic => f.write_str("the guest's kernel panicked"),
+            Outcome::TripleFault { rip } => write!(f, "triple fault at {rip:#x}"),
+            Outcome::DebugExit { code } => write!(f, "the guest ended the run with code {code}"),
+            Outcome::IdleForever => f.write_str("the guest is halted for good"),
+            Outcome::Ended => f.write_str("ended by the user"),
+        }
+    }
+}

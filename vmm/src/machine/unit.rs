@@ -1,0 +1,84 @@
+//! What differs between machines whose positions are counted in instructions and in exits: all of it is here.
+//!
+//! A count of instructions names one place between two instructions. A count of exits names all that lies between two of them:
+//! where in it a guest was stopped is said by an event, and an engine that counts no instructions is led there by what
+//! the event says.
+
+use std::time::Duration;
+
+use crate::engine::EngineKind;
+use crate::machine::checks::Intervals;
+use crate::position::{Count, Exits, Instructions};
+
+/// What a machine's positions are counted in.
+pub trait Unit: Count {
+    /// Whether a count names one place, or what lies between two.
+    const NAMES_ONE_PLACE: bool;
+    /// How often a recorder takes which check.
+    const CHECKS: Intervals;
+
+    /// Where a machine is that has executed so many instructions and made so many exits.
+    fn here(instructions: Instructions, exits: Exits) -> Self;
+
+    /// A limit of this unit as limits of both.
+    fn limits(self) -> (Instructions, Exits);
+
+    /// Whether an engine can run machines so that they are counted in this.
+    fn is_counted_by(engine: EngineKind) -> bool;
+
+    /// Of two virtual durations, the one that a cost is paid in: what a machine executes, or guest time where that passes with the
+    /// host's.
+    fn cost(executed: u64, passed_ns: u64) -> u64;
+
+    /// Distance between two looks at the keyboard while the guest is busy; 0 where every chance is taken, because they are few.
+    const KEYBOARD_LOOKS: u64;
+    /// How long a guest that listens may be in its driver's start for all that can be seen of it. Between two looks at a guest that is
+    /// counted in instructions its driver gets far; one that is counted in exits is looked at in the middle of it.
+    const DRIVER_STARTS: Duration;
+}
+
+impl Unit for Instructions {
+    const NAMES_ONE_PLACE: bool = true;
+    const CHECKS: Intervals = Intervals::OF_INSTRUCTIONS;
+    const KEYBOARD_LOOKS: u64 = 2_000_000;
+    const DRIVER_STARTS: Duration = Duration::ZERO;
+
+    fn here(instructions: Instructions, _exits: Exits) -> Instructions {
+        instructions
+    }
+
+    fn limits(self) -> (Instructions, Exits) {
+        (self, Exits::MAX)
+    }
+
+    fn is_counted_by(engine: EngineKind) -> bool {
+        engine == EngineKind::Soft
+    }
+
+    fn cost(executed: u64, _passed_ns: u64) -> u64 {
+        executed
+    }
+}
+
+impl Unit for Exits {
+    const NAMES_ONE_PLACE: bool = false;
+    const CHECKS: Intervals = Intervals::OF_EXITS;
+    const KEYBOARD_LOOKS: u64 = 0;
+    const DRIVER_STARTS: Duration = Duration::from_millis(20);
+
+    fn here(_instructions: Instructions, exits: Exits) -> Exits {
+        exits
+    }
+
+    fn limits(self) -> (Instructions, Exits) {
+        (Instructions::MAX, self)
+    }
+
+    fn is_counted_by(_engine: EngineKind) -> bool {
+        true
+    }
+
+    fn cost(_executed: u64, passed_ns: u64) -> u64 {
+        passed_ns
+    }
+}
