@@ -11,29 +11,37 @@
 
 #![forbid(unsafe_code)]
 
+mod attention;
 mod bus;
 mod code;
+mod code_lines;
+mod control_registers;
 mod core;
 mod cpuid;
 mod debug;
+mod debug_points;
 mod decode;
 mod exception;
 mod exec;
 mod flags;
 mod fpu;
+mod insn;
 mod interrupt;
 mod memory;
 mod mmu;
+mod model;
 mod msr;
 mod op;
 mod ops;
+mod registers;
 mod segmentation;
 mod simd;
+mod slots;
 mod state;
 
-pub use crate::bus::{Bus, EmptyBus, Signals};
+pub use crate::bus::{Bus, BusSignals, EmptyBus};
 pub use crate::core::{CodeSize, Core};
-pub use crate::cpuid::Model;
-pub use crate::debug::{AddressKind, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
+pub use crate::debug_points::{AddressKind, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
 pub use crate::exec::{Cpu, Stop};
+pub use crate::model::CpuModel;
 pub use crate::state::{CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};

@@ -4,13 +4,18 @@
 
 use guest_ram::{PAGE_SIZE, PageFlags};
 
+use crate::attention;
 use crate::bus::Bus;
-use crate::core::{Core, attention, cr4};
-use crate::cpuid::Model;
-use crate::debug::WatchKind;
+use crate::core::Core;
+use crate::debug_points::WatchKind;
+use crate::exception::{Break, Res};
 use crate::exception::{Exception, PF};
-use crate::mmu::{Access, Fill, Mmu};
-use crate::op::{Break, Op, Res, SEG_NONE};
+use crate::mmu::paging::Access;
+use crate::mmu::tlb::{Fill, Mmu};
+use crate::model::CpuModel;
+use crate::op::Op;
+use crate::registers::cr4;
+use crate::slots::SEG_NONE;
 
 const PAGE_MASK: u64 = !(PAGE_SIZE - 1);
 
@@ -190,7 +195,7 @@ impl Core {
     /// A non-canonical stack address raises #SS(0) where others raise #GP(0).
     #[cold]
     pub fn as_stack_fault(&mut self, reason: Break) -> Break {
-        if self.exception.vector == crate::exception::GP && self.model != Model::V2KvmTcg {
+        if self.exception.vector == crate::exception::GP && self.model != CpuModel::V2KvmTcg {
             self.exception.vector = crate::exception::SS;
         }
         reason
@@ -304,6 +309,18 @@ impl Core {
         Ok(Target::Ram(offset))
     }
 
+    /// Linear address of an instruction fetch, checked against CS.
+    pub(crate) fn code_linear(&mut self, rip: u64) -> Res<u64> {
+        if self.is_64bit() {
+            return Ok(rip);
+        }
+        let cs = self.state.segments[1];
+        if rip > u64::from(cs.limit) {
+            return Err(self.gp(0));
+        }
+        Ok(cs.base.wrapping_add(rip) & 0xffff_ffff)
+    }
+
     /// The RAM offset, or device address, of an instruction fetch at a linear address.
     #[inline(always)]
     pub(crate) fn fetch_target(&mut self, address: u64) -> Res<Target> {
@@ -319,7 +336,7 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn load_for_update(&mut self, bus: &mut dyn Bus, address: u64, bytes: &mut [u8]) -> Res<()> {
-        if self.model == Model::V2KvmTcg {
+        if self.model == CpuModel::V2KvmTcg {
             self.probe_read(address, bytes.len() as u64)?;
         }
         self.load_slow(bus, address, bytes, Access::Write)
@@ -381,12 +398,20 @@ impl Core {
     #[cold]
     fn not_canonical(&mut self, address: u64) -> Break {
         let reason = self.gp(0);
-        if self.model == Model::V2KvmTcg {
+        if self.model == CpuModel::V2KvmTcg {
             self.exception.cr2 = Some(address);
         } else {
             self.noncanonical = true;
         }
         reason
+    }
+
+    /// An op whose memory operand goes through RSP or RBP and whose address is not canonical raises #SS.
+    #[cold]
+    pub(crate) fn noncanonical_stack_fault(&mut self) {
+        if self.is_64bit() && std::mem::take(&mut self.noncanonical) {
+            self.exception.vector = crate::exception::SS;
+        }
     }
 
     /// Raises #GP(0) unless an operand begins at a canonical address, for instructions that check this before

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use cpu::{AddressKind, Bus, Cpu, CpuState, Model, Stop, Traps, Watchpoint};
+use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Stop, Traps, Watchpoint};
 use guest_ram::GuestRam;
 pub use kvm::{End, Leave, Mark, Statistics, fold_registers};
 
@@ -21,7 +21,7 @@ pub enum EngineKind {
 
 impl EngineKind {
     /// An engine of this kind over `ram`, in reset state.
-    pub fn build(self, ram: Arc<GuestRam>, model: Model) -> Result<Box<dyn Engine>, Error> {
+    pub fn build(self, ram: Arc<GuestRam>, model: CpuModel) -> Result<Box<dyn Engine>, Error> {
         Ok(match self {
             EngineKind::Soft => Box::new(SoftEngine::new(ram, model)),
             EngineKind::Kvm => Box::new(crate::kvm_engine::KvmEngine::new(ram, model)?),
@@ -72,7 +72,7 @@ pub struct SoftEngine {
 
 impl SoftEngine {
     /// A CPU in reset state.
-    pub fn new(ram: Arc<GuestRam>, model: Model) -> SoftEngine {
+    pub fn new(ram: Arc<GuestRam>, model: CpuModel) -> SoftEngine {
         let mut cpu = Cpu::new(ram);
         cpu.set_model(model);
         SoftEngine { cpu, breakpoints: Vec::new() }

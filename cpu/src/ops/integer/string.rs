@@ -7,12 +7,15 @@
 use iced_x86::{Mnemonic, Register};
 
 use super::alu::sub;
+use crate::attention;
 use crate::bus::Bus;
-use crate::core::{Core, attention};
-use crate::decode::Insn;
+use crate::core::Core;
+use crate::exception::{Break, Res};
 use crate::flags;
-use crate::op::{Break, Handler, Op, Res, SEG_NONE};
+use crate::insn::Insn;
+use crate::op::{Handler, Op};
 use crate::ops::width::{W8, W16, W32, W64, Width};
+use crate::slots::SEG_NONE;
 
 /// Slot of ES.
 const ES: u8 = 0;
