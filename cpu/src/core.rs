@@ -11,6 +11,7 @@ use crate::exception::{Break, Exception, Res};
 use crate::flags::{self, LazyFlags};
 use crate::mmu::tlb::Mmu;
 use crate::model::CpuModel;
+use crate::quirks::Quirks;
 use crate::registers::{cr0, cr4, efer};
 use crate::slots::{HIGH_BYTE, REG_BLOCK_RIP, SEG_NONE};
 use crate::state::{CpuState, SegReg, Segment};
@@ -68,6 +69,8 @@ pub struct Core {
     pub mmu: Mmu,
     /// What CPUID says.
     pub(crate) model: CpuModel,
+    /// Where the model differs from others in what it executes.
+    pub(crate) quirks: Quirks,
     /// Guest memory.
     pub ram: Arc<GuestRam>,
     /// Everything that is not hot. `gpr`, `rip`, `rflags`, `steps` and `branches` in here are stale while the
@@ -104,6 +107,7 @@ impl Core {
             noncanonical: false,
             mmu: Mmu::new(&ram),
             model: CpuModel::default(),
+            quirks: Quirks::of(CpuModel::default()),
             state: CpuState::reset(),
             stale_code: Vec::new(),
             code_lines: CodeLines::new(&ram),
@@ -112,6 +116,12 @@ impl Core {
         };
         core.load_state(&CpuState::reset());
         core
+    }
+
+    /// Becomes another processor.
+    pub(crate) fn set_model(&mut self, model: CpuModel) {
+        self.model = model;
+        self.quirks = Quirks::of(model);
     }
 
     /// The whole architectural state, canonical: two equal machines give equal values.

@@ -51,9 +51,9 @@ impl Cpu {
         Cpu { core: Core::new(ram), code: CodeCache::new() }
     }
 
-    /// Lets CPUID describe another processor.
+    /// Becomes another processor: CPUID describes it, and what is executed has its quirks.
     pub fn set_model(&mut self, model: CpuModel) {
-        self.core.model = model;
+        self.core.set_model(model);
     }
 
     /// What RDMSR would read at privilege level 0; `None` for #GP.

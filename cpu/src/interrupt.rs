@@ -10,7 +10,7 @@ use crate::core::Core;
 use crate::exception::{self, Delivery, Exception, Res};
 use crate::flags;
 use crate::memory::canonical;
-use crate::model::CpuModel;
+use crate::quirks::PushedRf;
 use crate::registers::cr0;
 use crate::segmentation::descriptor::{Descriptor, Located, null_segment, system_type};
 use crate::segmentation::stack::NewStack;
@@ -104,12 +104,10 @@ impl Core {
     }
 
     fn external_event(&self, vector: u8) -> Event {
-        let rflags = match self.model {
-            CpuModel::V2 => self.rflags_bits(),
-            // KVM's engine interrupts behind breakpoints of its own, and clears what they leave in RF.
-            CpuModel::V2Kvm => self.rflags_bits() & !flags::RF,
-            // Nested in TCG, an interrupt is pushed as a fault is.
-            CpuModel::V2KvmTcg => self.rflags_bits() | flags::RF,
+        let rflags = match self.quirks.interrupts_push_rf {
+            PushedRf::Kept => self.rflags_bits(),
+            PushedRf::Cleared => self.rflags_bits() & !flags::RF,
+            PushedRf::Set => self.rflags_bits() | flags::RF,
         };
         Event { vector, error_code: None, software: false, rflags }
     }

@@ -33,6 +33,7 @@ mod model;
 mod msr;
 mod op;
 mod ops;
+mod quirks;
 mod registers;
 mod segmentation;
 mod simd;

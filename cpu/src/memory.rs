@@ -12,7 +12,6 @@ use crate::exception::{Break, Res};
 use crate::exception::{Exception, PF};
 use crate::mmu::paging::Access;
 use crate::mmu::tlb::{Fill, Mmu};
-use crate::model::CpuModel;
 use crate::op::Op;
 use crate::registers::cr4;
 use crate::slots::SEG_NONE;
@@ -195,7 +194,7 @@ impl Core {
     /// A non-canonical stack address raises #SS(0) where others raise #GP(0).
     #[cold]
     pub fn as_stack_fault(&mut self, reason: Break) -> Break {
-        if self.exception.vector == crate::exception::GP && self.model != CpuModel::V2KvmTcg {
+        if self.exception.vector == crate::exception::GP && !self.quirks.noncanonical_stack_raises_gp {
             self.exception.vector = crate::exception::SS;
         }
         reason
@@ -336,7 +335,7 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn load_for_update(&mut self, bus: &mut dyn Bus, address: u64, bytes: &mut [u8]) -> Res<()> {
-        if self.model == CpuModel::V2KvmTcg {
+        if self.quirks.update_reads_first {
             self.probe_read(address, bytes.len() as u64)?;
         }
         self.load_slow(bus, address, bytes, Access::Write)
@@ -394,13 +393,14 @@ impl Core {
         Err(self.not_canonical(first))
     }
 
-    /// #GP(0), marked as one that stack accesses raise as #SS(0). QEMU's TCG has no such #SS, and changes CR2.
+    /// #GP(0), marked as one that stack accesses raise as #SS(0).
     #[cold]
     fn not_canonical(&mut self, address: u64) -> Break {
         let reason = self.gp(0);
-        if self.model == CpuModel::V2KvmTcg {
+        if self.quirks.noncanonical_address_in_cr2 {
             self.exception.cr2 = Some(address);
-        } else {
+        }
+        if !self.quirks.noncanonical_stack_raises_gp {
             self.noncanonical = true;
         }
         reason

@@ -1,6 +1,7 @@
 //! The CPU models that a guest can see: `ttvm-v2`, an x86-64-v2 processor with the identity of an AMD family
 //! 17h part (which decides about details such as SYSCALL, and about the model-specific registers that a
-//! kernel touches), and `ttvm-v2-kvm`, of which CPUID says less. What CPUID says is in `cpuid`.
+//! kernel touches), and `ttvm-v2-kvm`, of which CPUID says less. What CPUID says is in `cpuid`, what is executed otherwise
+//! in [`quirks`](crate::quirks).
 
 /// Family, model and stepping as CPUID leaf 1 reports them in EAX.
 pub(crate) const SIGNATURE: u32 = 0x00b0_0f21;
