@@ -526,9 +526,18 @@ impl Core {
     /// Reads memory for a debugger: no side effects, no rights, through the current tables. Returns how many
     /// bytes could be read.
     pub fn peek(&self, address: u64, bytes: &mut [u8]) -> usize {
+        self.peek_by(address, bytes, |at| self.peek_address(at))
+    }
+
+    /// As [`Core::peek`], in the address space of another root: see [`Core::peek_address_in`].
+    pub fn peek_in(&self, cr3: u64, address: u64, bytes: &mut [u8]) -> usize {
+        self.peek_by(address, bytes, |at| self.peek_address_in(cr3, at))
+    }
+
+    fn peek_by(&self, address: u64, bytes: &mut [u8], translated: impl Fn(u64) -> Option<u64>) -> usize {
         let mut done = 0;
         for (at, (from, to)) in page_chunks(address, bytes.len()) {
-            let Some(offset) = self.peek_address(at).and_then(|gpa| self.ram.layout().offset_of(gpa)) else {
+            let Some(offset) = translated(at).and_then(|gpa| self.ram.layout().offset_of(gpa)) else {
                 break;
             };
             self.ram.read_bytes(offset, &mut bytes[from..to]);
@@ -543,6 +552,19 @@ impl Core {
             return None;
         }
         Mmu::peek(&self.ram, &self.state, address)
+    }
+
+    /// What [`Core::peek_address`] would give if CR3 were `cr3`: for a look into another address space than the one that the
+    /// guest runs in. Nothing changes: no accessed or dirty bits, no registers, no TLB.
+    ///
+    /// How the tables are read (32-bit, PAE or 4-level paging, which bits are reserved) follows from the control registers
+    /// as they are now. In PAE paging the four entries of the topmost table are read from memory, even if `cr3` is the
+    /// current root, for which the CPU uses those that it loaded with CR3. Without paging every root gives the address itself.
+    pub fn peek_address_in(&self, cr3: u64, address: u64) -> Option<u64> {
+        if self.long_mode() && !canonical(address) {
+            return None;
+        }
+        Mmu::peek_in(&self.ram, &self.state, cr3, address)
     }
 }
 

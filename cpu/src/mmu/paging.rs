@@ -93,7 +93,16 @@ pub(super) struct Path {
 impl Path {
     /// Reads entries down to the page. The error is the low bits of the error code (P, RSVD).
     pub fn read(ram: &GuestRam, state: &CpuState, address: u64) -> Result<Path, u32> {
-        let shape = Shape::of(state, address)?;
+        Path::read_below(ram, state, Shape::of(state, address)?, address)
+    }
+
+    /// As [`Path::read`], from another root than the one in CR3.
+    pub fn read_in(ram: &GuestRam, state: &CpuState, cr3: u64, address: u64) -> Result<Path, u32> {
+        Path::read_below(ram, state, Shape::of_root(ram, state, cr3, address)?, address)
+    }
+
+    #[inline(always)]
+    fn read_below(ram: &GuestRam, state: &CpuState, shape: Shape, address: u64) -> Result<Path, u32> {
         let nxe = state.msrs.efer & efer::NXE != 0;
         const NONE: Step = Step { offset: 0, value: 0, shift: 0 };
         let mut path = Path {
@@ -191,13 +200,26 @@ impl Path {
 
 impl Shape {
     fn of(state: &CpuState, address: u64) -> Result<Shape, u32> {
+        Shape::with(state, state.cr3, || state.pdptes[(address >> 30 & 3) as usize])
+    }
+
+    /// As [`Shape::of`], with another root than the one in CR3, whose PDPTEs are in memory only.
+    fn of_root(ram: &GuestRam, state: &CpuState, cr3: u64, address: u64) -> Result<Shape, u32> {
+        Shape::with(state, cr3, || {
+            let gpa = (cr3 & 0xffff_ffe0) + (address >> 30 & 3) * 8;
+            ram.layout().offset_of(gpa).map_or(0, |offset| ram.load_u64(offset))
+        })
+    }
+
+    #[inline(always)]
+    fn with(state: &CpuState, cr3: u64, pdpte: impl FnOnce() -> u64) -> Result<Shape, u32> {
         if state.cr4 & cr4::PAE == 0 {
-            return Ok(Shape { narrow: true, top_shift: 22, index_bits: 10, root: state.cr3 & 0xffff_f000 });
+            return Ok(Shape { narrow: true, top_shift: 22, index_bits: 10, root: cr3 & 0xffff_f000 });
         }
         if state.msrs.efer & efer::LMA != 0 {
-            return Ok(Shape { narrow: false, top_shift: 39, index_bits: 9, root: state.cr3 & ADDRESS });
+            return Ok(Shape { narrow: false, top_shift: 39, index_bits: 9, root: cr3 & ADDRESS });
         }
-        let pdpte = state.pdptes[(address >> 30 & 3) as usize];
+        let pdpte = pdpte();
         if pdpte & PRESENT == 0 {
             return Err(0);
         }

@@ -40,6 +40,14 @@ impl Mmu {
         Path::read(ram, state, address).ok().map(|path| path.gpa(address))
     }
 
+    /// As [`Mmu::peek`], from another root than the one in CR3.
+    pub(crate) fn peek_in(ram: &GuestRam, state: &CpuState, cr3: u64, address: u64) -> Option<u64> {
+        if state.cr0 & cr0::PG == 0 {
+            return Some(address & 0xffff_ffff);
+        }
+        Path::read_in(ram, state, cr3, address).ok().map(|path| path.gpa(address))
+    }
+
     /// Sets accessed and dirty bits and notes the pages that were read.
     fn commit(&mut self, ram: &GuestRam, path: &Path, access: Access, newly_flagged: &mut Vec<u64>) {
         for (number, step) in path.steps().iter().enumerate() {
