@@ -3,7 +3,7 @@
 //!
 //! It knows nothing of devices, logs or hosts: the machine around it is behind [`Bus`], guest memory behind
 //! [`guest_ram::GuestRam`]. Everything it computes is the same on every host. What must survive a checkpoint
-//! is in [`CpuState`]; caches (translations, decoded code) can be dropped at any time without a visible
+//! is in [`CpuState`], and on disk a [`CpuStateV1`]; caches (translations, decoded code) can be dropped at any time without a visible
 //! difference.
 //!
 //! Where to start reading: [`exec`](Cpu::run) is the run loop, `op` the decoded instruction, `decode` turns
@@ -39,6 +39,7 @@ mod segmentation;
 mod simd;
 mod slots;
 mod state;
+mod state_v1;
 
 pub use crate::bus::{Bus, BusSignals, EmptyBus};
 pub use crate::core::{CodeSize, Core};
@@ -46,3 +47,4 @@ pub use crate::debug_points::{AddressKind, SystemCalls, Trap, Traps, WatchHit, W
 pub use crate::exec::{Cpu, Stop};
 pub use crate::model::CpuModel;
 pub use crate::state::{CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};
+pub use crate::state_v1::CpuStateV1;
