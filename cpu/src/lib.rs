@@ -40,6 +40,7 @@ mod simd;
 mod slots;
 mod state;
 mod state_v1;
+mod undefined;
 
 pub use crate::bus::{Bus, BusSignals, EmptyBus};
 pub use crate::core::{CodeSize, Core};
@@ -48,3 +49,4 @@ pub use crate::exec::{Cpu, Stop};
 pub use crate::model::CpuModel;
 pub use crate::state::{CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};
 pub use crate::state_v1::CpuStateV1;
+pub use crate::undefined::{fold_registers, without_undefined_flags};

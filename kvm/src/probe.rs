@@ -6,12 +6,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cpu::{CpuModel, CpuState, EmptyBus, Segment, Stop, TableRegister};
+use cpu::{CpuModel, CpuState, EmptyBus, Segment, Stop, TableRegister, fold_registers};
 use guest_ram::GuestRam;
 use kvm_ioctls::Cap;
 
 use crate::error::Error;
-use crate::mark::{Mark, fold_registers};
+use crate::mark::Mark;
 use crate::run::{End, KvmCpu, Leave};
 use crate::vm;
 

@@ -48,7 +48,7 @@ fn comparable(state: &CpuState) -> Comparable<'_> {
     let base = |register: SegReg| state.segments[register as usize].base;
     let (m, fpu) = (&state.msrs, &state.fpu);
     Comparable {
-        gpr: state.gpr.map(kvm::without_undefined_flags),
+        gpr: state.gpr.map(cpu::without_undefined_flags),
         rip: state.rip,
         rflags: state.rflags & !VOLATILE_FLAGS,
         selectors: [es, cs, ss, ds, fs, gs, state.ldtr.selector, state.tr.selector],

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Stop, Traps, Watchpoint};
+use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Stop, Traps, Watchpoint, fold_registers};
 use guest_ram::GuestRam;
-pub use kvm::{End, Leave, Mark, Statistics, fold_registers};
+pub use kvm::{End, Leave, Mark, Statistics};
 
 use crate::error::Error;
 

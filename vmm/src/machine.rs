@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use checkpoint::{PageMap, Store};
-use cpu::{AddressKind, Stop, Trap, Traps, WatchHit, Watchpoint};
+use cpu::{AddressKind, Stop, Trap, Traps, WatchHit, Watchpoint, fold_registers};
 use devices::pci::PciBus;
 use devices::platform::Platform;
 use devices::virtio::{Block, Console, Rng};
@@ -17,7 +17,7 @@ use crate::comparable;
 use crate::config::{Images, MachineConfig};
 use crate::console_tail::ConsoleTail;
 use crate::disk::OverlayDisk;
-use crate::engine::{End, Engine, EngineKind, Leave, Mark, Statistics, fold_registers};
+use crate::engine::{End, Engine, EngineKind, Leave, Mark, Statistics};
 use crate::error::Error;
 use crate::inputs::{Departure, Event, Idle, Inputs, PowerOn, Stopped, View};
 use crate::position::{Counting, MAX_TIME_NS, Moment, TimeBase};

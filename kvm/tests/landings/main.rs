@@ -10,10 +10,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cpu::{CpuModel, CpuState, EmptyBus};
+use cpu::{CpuModel, CpuState, EmptyBus, fold_registers};
 use guest::{Random, Reference, Snapshot};
 use guest_ram::GuestRam;
-use kvm::{Behaviour, Counter, End, KvmCpu, Leave, Mark, fold_registers};
+use kvm::{Behaviour, Counter, End, KvmCpu, Leave, Mark};
 
 /// Most steps between two places.
 const FARTHEST: u64 = 400_000;
