@@ -233,7 +233,6 @@ fn string<S: Action, W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op:
     if A::get(core, RCX) == 0 {
         return Ok(());
     }
-    let steps_before = core.block_steps;
     loop {
         let limit = A::get(core, RCX).min(core.remaining_steps());
         let bulk = if limit > 1 { S::bulk::<W, A>(core, op, limit) } else { 0 };
@@ -251,8 +250,6 @@ fn string<S: Action, W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op:
         if finished {
             // The last iteration is the step that every completed instruction counts.
             core.block_steps += done - 1;
-            // The budget of the block's other instructions was worked out with one step for this one.
-            core.break_block |= core.block_steps != steps_before;
             return Ok(());
         }
         core.block_steps += done;
