@@ -10,7 +10,7 @@ pub mod soft;
 use std::sync::Arc;
 
 pub use ::kvm::Statistics;
-use cpu::{AddressKind, Bus, Cpu, CpuState, Model, Traps, Watchpoint};
+use cpu::{AddressKind, Bus, Cpu, CpuState, CpuModel, Traps, Watchpoint};
 pub use engine_contract::{End, Leave, Mark};
 use guest_ram::GuestRam;
 
@@ -31,7 +31,7 @@ pub enum EngineKind {
 
 impl EngineKind {
     /// An engine of this kind over `ram`, in reset state.
-    pub fn build(self, ram: Arc<GuestRam>, model: Model) -> Result<Box<dyn Engine>, Error> {
+    pub fn build(self, ram: Arc<GuestRam>, model: CpuModel) -> Result<Box<dyn Engine>, Error> {
         Ok(match self {
             EngineKind::Soft => Box::new(SoftEngine::new(ram, model)),
             EngineKind::Kvm => Box::new(KvmEngine::new(ram, model)?),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cpu::{AddressKind, Bus, Cpu, CpuState, Model, Stop, Traps, Watchpoint, fold_registers};
+use cpu::{AddressKind, Bus, Cpu, CpuState, CpuModel, Stop, Traps, Watchpoint, fold_registers};
 use guest_ram::GuestRam;
 
 use crate::engine::{End, Engine, Leave, Mark};
@@ -17,7 +17,7 @@ pub struct SoftEngine {
 
 impl SoftEngine {
     /// A CPU in reset state.
-    pub fn new(ram: Arc<GuestRam>, model: Model) -> SoftEngine {
+    pub fn new(ram: Arc<GuestRam>, model: CpuModel) -> SoftEngine {
         let mut cpu = Cpu::new(ram);
         cpu.set_model(model);
         SoftEngine { cpu, breakpoints: Vec::new() }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cpu::{Bus, Signals};
+use cpu::{Bus, BusSignals};
 use devices::pci::PciBus;
 use devices::platform::Platform;
 use guest_ram::GuestRam;
@@ -103,12 +103,12 @@ impl Bus for MachineBus {
         });
     }
 
-    fn signals(&mut self) -> Signals {
+    fn signals(&mut self) -> BusSignals {
         let stop = self.clock.stops_here(self.platform.next_deadline_ns())
             || self.panicked
             || self.platform.has_requests()
             || (self.stop_on_output && !self.output.is_empty());
-        Signals { interrupt: self.platform.interrupt_pending(), nmi: self.platform.nmi_pending(), stop }
+        BusSignals { interrupt: self.platform.interrupt_pending(), nmi: self.platform.nmi_pending(), stop }
     }
 
     fn acknowledge_interrupt(&mut self) -> Option<u8> {

@@ -43,7 +43,7 @@ pub enum Event {
 /// registers, which all records have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stopped {
-    /// The general registers, folded (`fold_registers`): quick to compare at each of many candidates.
+    /// The general registers, folded ([`cpu::fold_registers`]): quick to compare at each of many candidates.
     pub registers: u64,
     /// The digest of RAM ([`crate::machine::ram_digest`]).
     pub ram_digest: [u8; 16],
