@@ -14,7 +14,7 @@
 //! [`Guest`] for what is.
 
 use crate::error::Error;
-use crate::mark::Mark;
+use engine_contract::Mark;
 
 /// What a landing needs of a processor and its counter. It is called while the guest stands still, before each entry.
 pub(crate) trait Guest {

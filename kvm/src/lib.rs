@@ -2,7 +2,7 @@
 //! its state as [`cpu::CpuState`]: what runs on the one can go on on the other at any point between two instructions.
 //!
 //! KVM executes and nothing more: interrupt controllers, timers and clocks stay outside, because the kernel's would let
-//! host time in. A place in the run is named by the exits before it, and a place between two exits by a [`Mark`], which says
+//! host time in. A place in the run is named by the exits before it, and a place between two exits by a [`engine_contract::Mark`], which says
 //! how many conditional branches the guest had retired, where something counts them. See the kernel's Documentation/virt/kvm/api.rst.
 //!
 //! Where to start reading: [`KvmCpu::run`] is the run loop; below it `exits` does what the guest's exits ask for, `stopping` stops
@@ -13,7 +13,6 @@ mod counter;
 mod error;
 mod kick;
 mod landing;
-mod mark;
 mod probe;
 mod run;
 mod state;
@@ -23,8 +22,7 @@ mod vm;
 pub use counter::{Behaviour, Counter, CounterReport, CounterTest, counter_usable, test_counter};
 pub use error::Error;
 pub use landing::Landings;
-pub use mark::Mark;
 pub use probe::{Capabilities, Probe, capabilities, model, probe, refuse_imitation};
-pub use run::{End, KvmCpu, Leave, Statistics};
+pub use run::{KvmCpu, Statistics};
 pub use vcpu::MAX_STOPS;
 pub use vm::is_present;

@@ -11,9 +11,9 @@ use guest_ram::GuestRam;
 use kvm_ioctls::Cap;
 
 use crate::error::Error;
-use crate::mark::Mark;
-use crate::run::{End, KvmCpu, Leave};
+use crate::run::KvmCpu;
 use crate::vm;
+use engine_contract::{End, Leave, Mark};
 
 /// What a probe found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -135,7 +135,7 @@ fn run(cpu: &mut KvmCpu, leave: Leave) -> Result<(End, Vec<u8>), String> {
 }
 
 fn run_to_halt(cpu: &mut KvmCpu) -> Result<Vec<u8>, String> {
-    match run(cpu, Leave::After { due: PATIENCE, force: PATIENCE })? {
+    match run(cpu, Leave::After { due: PATIENCE, force: PATIENCE, note: false })? {
         (End::Stop(Stop::Halted), results) => Ok(results),
         (end, _) => Err(format!("a guest of a few instructions did not come to its end ({end:?})")),
     }
@@ -198,7 +198,7 @@ fn user_breakpoint() -> Result<(), String> {
     let state = user_state(state);
     cpu.set_state(&state);
     let registers = fold_registers(&state.gpr);
-    let mark = Mark { rip: USER_CODE + 1, registers, branches: None, not_here: false };
+    let mark = Mark { rip: USER_CODE + 1, registers, branches: None, ..Mark::default() };
     match run(&mut cpu, Leave::At(mark))? {
         (End::Mark, _) if cpu.statistics().landed_by_software == 0 => Ok(()),
         (end, _) => Err(format!("a hardware breakpoint did not hit ({end:?})")),

@@ -2,9 +2,10 @@
 //! and stops at exits, when time is up, or at a mark.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cpu::{Bus, Cpu, CpuModel, CpuState, Stop};
+use engine_contract::{End, Leave, Mark};
 use guest_ram::GuestRam;
 use kvm_bindings::kvm_regs;
 
@@ -12,7 +13,6 @@ use crate::counter::{self, BranchCounter, Counter, Entry};
 use crate::error::Error;
 use crate::kick::Kick;
 use crate::landing::{Landing, Landings, Left, Margin};
-use crate::mark::Mark;
 use crate::state::nothing_under_way;
 use crate::vcpu::{Exit, Vcpu};
 use crate::vm::Vm;
@@ -23,37 +23,6 @@ mod exits;
 mod landing_guest;
 mod search;
 mod stopping;
-
-/// When to leave the guest, apart from what the bus asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leave {
-    /// Never.
-    Never,
-    /// For somebody who lives in real time: at the first exit after `due`, or, if none comes for so long, wherever the
-    /// guest is after `force`.
-    After {
-        /// From now.
-        due: Duration,
-        /// From now.
-        force: Duration,
-    },
-    /// At a mark, before the next exit.
-    At(Mark),
-}
-
-/// Why [`KvmCpu::run`] returned. The guest stands between two instructions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// As the software CPU says it.
-    Stop(Stop),
-    /// Time was up, and no exit came.
-    Forced,
-    /// The guest may be at the mark.
-    Mark,
-    /// The guest went beyond the mark, whose count of branches it has passed. Nothing of what it asked for there was done.
-    /// Its state is of no use: restore registers and RAM as they were before, and run to the mark again.
-    Overshot,
-}
 
 /// What happened so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -219,7 +188,7 @@ impl KvmCpu {
         let shared = self.vcpu.shared();
         let kick = Kick::here(&mut self.kick).map_err(|error| Error::Call("make a timer", error))?;
         match run.leave {
-            Leave::After { due, force } => {
+            Leave::After { due, force, .. } => {
                 run.due = Some(Instant::now() + due);
                 run.patience = stopping::patience(due, force);
                 kick.arm(shared, force);

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use cpu::{CpuState, EmptyBus, Segment, Stop};
+use engine_contract::{End, Leave};
 use guest_ram::{GuestRam, PAGE_SIZE};
-use kvm::{End, Error, KvmCpu, Leave};
+use kvm::{Error, KvmCpu};
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 const CODE: u64 = 0x1000;
@@ -35,7 +36,7 @@ fn memory_that_the_host_takes_away_ends_the_run_with_a_sentence() {
     let page = ram.memory().get_host_address(GuestAddress(DATA)).unwrap();
     // SAFETY: a page of guest memory that nobody but the guest touches from here on.
     assert_eq!(unsafe { libc::mprotect(page.cast(), PAGE_SIZE as usize, libc::PROT_NONE) }, 0);
-    match cpu.run(&mut EmptyBus::default(), Leave::Never) {
+    match cpu.run(&mut EmptyBus::default(), Leave::AtExits) {
         Err(error @ Error::Stuck { .. }) => {
             let told = error.to_string();
             assert!(told.contains("cannot go on at RIP 0x1001") && told.contains("Bad address"), "{told}");
@@ -48,7 +49,7 @@ fn memory_that_the_host_takes_away_ends_the_run_with_a_sentence() {
 fn a_triple_fault_is_the_guests_own_end() {
     // lidt [DATA], which is zero: no vectors; ud2
     let Some((mut cpu, _)) = guest(&[0x0f, 0x01, 0x1e, 0x00, 0x80, 0x0f, 0x0b]) else { return };
-    let end = cpu.run(&mut EmptyBus::default(), Leave::Never).unwrap();
+    let end = cpu.run(&mut EmptyBus::default(), Leave::AtExits).unwrap();
     assert_eq!(end, End::Stop(Stop::Shutdown));
     assert!(cpu.cpu().state().shut_down);
 }

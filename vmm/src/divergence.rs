@@ -1,26 +1,23 @@
 //! A replay that did not do what was recorded: where, what was expected, what happened.
 
-use crate::position::{Counting, Moment};
+use crate::position::Position;
 
 /// The first difference that replay found.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
-    "the replay diverged at {} {} ({:.9} s guest time): {what}: recorded {expected}, replayed {actual}; \
-     compared last, and equal, at {} {}{}",
-    counting.one(),
-    at.steps,
-    at.time_ns as f64 / 1e9,
-    counting.one(),
-    last_good.steps,
+    "the replay diverged at {at} ({:.9} s guest time): {what}: recorded {expected}, replayed {actual}; compared last, and equal, at {last_good}{}",
+    *time_ns as f64 / 1e9,
     around(neighbours)
 )]
 pub struct Divergence {
-    /// What steps are.
-    pub counting: Counting,
     /// Where the replay was.
-    pub at: Moment,
+    pub at: Position,
+    /// The virtual time there.
+    pub time_ns: u64,
     /// The last point before it where the same part of the machine was compared and found equal.
-    pub last_good: Moment,
+    pub last_good: Position,
+    /// The virtual time there.
+    pub last_good_ns: u64,
     /// What differs.
     pub what: &'static str,
     /// The recorded value.

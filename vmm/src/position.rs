@@ -111,7 +111,7 @@ macro_rules! count {
         }
         impl Display for $type {
             fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-                self.0.fmt(f)
+                Display::fmt(&self.0, f)
             }
         }
     };
@@ -127,6 +127,16 @@ pub enum Position {
     Instruction(Instructions),
     /// Behind so many exits.
     Exit(Exits),
+}
+
+impl Position {
+    /// The place by a count that is known to be the one it is in.
+    pub fn counted<C: Count>(self) -> C {
+        match self {
+            Position::Instruction(at) => C::new(at.number()),
+            Position::Exit(at) => C::new(at.number()),
+        }
+    }
 }
 
 impl Display for Position {

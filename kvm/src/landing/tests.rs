@@ -103,7 +103,7 @@ impl Guest for FakeVcpu {
 
 fn mark_of(place: &CpuState, not_here: bool) -> Mark {
     let registers = fold_registers(&place.gpr);
-    Mark { rip: place.rip, registers, branches: Some(place.branches), not_here }
+    Mark { rip: place.rip, registers, branches: Some(place.branches), not_here, ..Mark::default() }
 }
 
 /// One landing, or one that overshot.
@@ -227,7 +227,7 @@ fn nothing_lands_in_an_interrupt_shadow() {
 fn nothing_lands_where_a_signal_interrupted_a_repeated_instruction() {
     let mut world = World::new(Behaviour::default(), 5);
     let place = Place { branches: 9, rip: 0x1000, registers: 3, interruptible: true, left: Left::Signal };
-    let mark = Mark { rip: 0x1000, registers: 3, branches: Some(9), not_here: false };
+    let mark = Mark { rip: 0x1000, registers: 3, branches: Some(9), ..Mark::default() };
     let mut landing = Landing::new(mark, 9, &world.margin);
     assert!(!landing.stands_on_mark(&mut world.vcpu, &place, &mut world.seen));
     let hit = Place { left: Left::Breakpoint, ..place };

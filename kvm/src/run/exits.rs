@@ -3,10 +3,11 @@
 use cpu::{Bus, CpuState, Stop};
 use kvm_bindings::kvm_regs;
 
-use super::{End, KvmCpu, Run};
+use super::{KvmCpu, Run};
 use crate::error::Error;
 use crate::state::nothing_under_way;
 use crate::vcpu::Exit;
+use engine_contract::End;
 
 /// HLT is one byte.
 const HALT_BYTES: u64 = 1;

@@ -3,12 +3,13 @@
 use cpu::fold_registers;
 use kvm_bindings::kvm_regs;
 
-use super::{End, KvmCpu, Leave, RESUME_FLAG, Run};
+use super::{KvmCpu, RESUME_FLAG, Run};
 use crate::counter::BranchCounter;
 use crate::error::Error;
 use crate::landing::{Arrival, Guest, Landing, Left, Place};
 use crate::state::{gpr_of, nothing_under_way};
 use crate::vcpu::Exit;
+use engine_contract::{End, Leave};
 
 /// A vCPU with a counter, and how it was left.
 struct Counted<'a> {

@@ -4,10 +4,11 @@
 use cpu::{AddressKind, Stop, fold_registers};
 use kvm_bindings::kvm_regs;
 
-use super::{End, KvmCpu, Leave, RESUME_FLAG, Run};
+use super::{KvmCpu, RESUME_FLAG, Run};
 use crate::error::Error;
-use crate::mark::Mark;
 use crate::state::{gpr_of, nothing_under_way};
+use engine_contract::Mark;
+use engine_contract::{End, Leave};
 
 /// So many breakpoints are met on the way to a mark before the software CPU is asked: a loop can pass it hundreds of
 /// thousands of times, and each exit costs as much as some hundred instructions on the software CPU.

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::kvm_regs;
 
-use super::{End, KvmCpu, RESUME_FLAG, Run};
+use super::{KvmCpu, RESUME_FLAG, Run};
 use crate::error::Error;
 use crate::kick::AGAIN;
 use crate::state::nothing_under_way;
 use crate::vcpu::MAX_BREAKPOINTS;
+use engine_contract::End;
 
 mod place;
 

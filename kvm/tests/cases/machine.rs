@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cpu::{Cpu, CpuModel, CpuState, Segment, Stop, TableRegister};
+use engine_contract::{End, Leave};
 use guest_ram::GuestRam;
-use kvm::{End, KvmCpu, Leave};
+use kvm::KvmCpu;
 
 use crate::board::Board;
 
@@ -221,7 +222,7 @@ impl Machine {
     fn run_kvm(&mut self, model: CpuModel) -> Result<Result<Stop, String>, kvm::Error> {
         let mut cpu = KvmCpu::new(self.ram.clone(), model)?;
         cpu.set_state(&self.state);
-        let end = cpu.run(&mut self.board, Leave::After { due: PATIENCE, force: PATIENCE })?;
+        let end = cpu.run(&mut self.board, Leave::After { due: PATIENCE, force: PATIENCE, note: false })?;
         self.state = cpu.cpu().state();
         self.emulated = cpu.statistics().emulated;
         Ok(match end {

@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cpu::{CpuModel, CpuState, EmptyBus, fold_registers};
+use engine_contract::{End, Leave, Mark};
 use guest::{Random, Reference, Snapshot};
 use guest_ram::GuestRam;
-use kvm::{Behaviour, Counter, End, KvmCpu, Leave, Mark};
+use kvm::{Behaviour, Counter, KvmCpu};
 
 /// Most steps between two places.
 const FARTHEST: u64 = 400_000;
@@ -62,7 +63,7 @@ impl Lander {
                 self.restore(from);
             }
             let registers = fold_registers(&gpr);
-            let mut mark = Mark { rip, registers, branches: Some(branches), not_here: false };
+            let mut mark = Mark { rip, registers, branches: Some(branches), ..Mark::default() };
             loop {
                 match self.cpu.run(&mut self.bus, Leave::At(mark)).expect("KVM goes on") {
                     End::Mark => {}
@@ -163,6 +164,6 @@ fn refuse_shadow(reference: &mut Reference, lander: &mut Lander) {
     reference.advance_to_shadow();
     let CpuState { rip, branches, gpr, .. } = reference.snapshot().state;
     lander.restore(&from);
-    let mark = Mark { rip, registers: fold_registers(&gpr), branches: Some(branches), not_here: false };
+    let mark = Mark { rip, registers: fold_registers(&gpr), branches: Some(branches), ..Mark::default() };
     assert_eq!(lander.cpu.run(&mut lander.bus, Leave::At(mark)).expect("KVM goes on"), End::Overshot);
 }

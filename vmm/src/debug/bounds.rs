@@ -28,7 +28,7 @@ pub(super) enum Only {
 
 impl Only {
     /// Whether it holds where the machine stands.
-    fn holds(&self, machine: &Machine) -> bool {
+    fn holds(&self, machine: &Machine<crate::position::Instructions>) -> bool {
         match self {
             Only::Tables(root, None) => address_space(machine) == *root,
             Only::Tables(root, Some(tasks)) => tasks.address_space(machine) == *root,
@@ -86,7 +86,7 @@ impl Bounds {
         let Some(only) = self.by_address.get(&address).or(self.all.as_ref()).cloned() else {
             return condition;
         };
-        let holds = move |machine: &Machine| {
+        let holds = move |machine: &Machine<crate::position::Instructions>| {
             only.holds(machine) && condition.as_ref().is_none_or(|condition| condition.holds(machine))
         };
         Some(Filter::new(holds))

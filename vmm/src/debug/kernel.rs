@@ -9,13 +9,14 @@ use gdb::Refusal;
 use tempfile::TempDir;
 
 use super::GdbTarget;
+use crate::position::Instructions;
 use crate::symbols::tasks::{NoTasks, Tasks};
 use crate::symbols::vmlinux::{Match, Placement, compare};
 use crate::symbols::{NoKernel, Symbols, elf};
 use crate::timeline::{Cause, number};
 
-/// A step count, and where the fork begins that it is in.
-type Place = (u64, Option<u64>);
+/// A place in the run, and where the fork begins that it is in.
+type Place = (Instructions, Option<Instructions>);
 
 /// What was found out and need not be searched for again.
 #[derive(Default)]

@@ -25,6 +25,7 @@ use self::kernel::Kernel;
 pub use self::sessions::{Options, Report, serve};
 use crate::error::Error;
 use crate::machine::Machine;
+use crate::position::Instructions;
 use crate::timeline::{Breakpoint, Cause, Filter, Hit, Stops, Timeline, TravelStop, Watch};
 
 /// A timeline for gdb. What gdb changes never reaches the recorded past.
@@ -39,7 +40,7 @@ pub struct GdbTarget<'a> {
     /// What is known of the guest's kernel.
     kernel: Kernel,
     /// Step counts with names.
-    marks: BTreeMap<String, u64>,
+    marks: BTreeMap<String, Instructions>,
     /// What the last list of hits found, to choose from.
     hits: Vec<Hit>,
     /// What gdb's user is to be told when gdb next listens.
@@ -185,7 +186,7 @@ impl DebugTarget for GdbTarget<'_> {
             self.filters.remove(&address);
         } else {
             let conditions = conditions.to_vec();
-            let holds = move |machine: &Machine| {
+            let holds = move |machine: &Machine<Instructions>| {
                 let mut registers = registers::to_gdb(&machine.cpu().state());
                 let memory = |address: u64, bytes: &mut [u8]| machine.cpu().core().peek(address, bytes);
                 conditions.iter().any(|condition| condition.holds(&mut registers, &memory))

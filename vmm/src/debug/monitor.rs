@@ -7,7 +7,7 @@ use cpu::{AddressKind, Traps, WatchKind, Watchpoint};
 use gdb::{Poll, Refusal};
 
 use super::{GdbTarget, refused};
-use crate::position::PositionSpec;
+use crate::position::{Instructions, PositionSpec};
 use crate::timeline::{Breakpoint, CONDITIONS, Condition, Direction, Hit, Stops, TravelStop, Watch, number};
 
 /// Hits that one list has at most.
@@ -77,7 +77,7 @@ impl GdbTarget<'_> {
             fork.map(|at| format!(", in a scratch fork begun at instruction {at}")).unwrap_or_default();
         format!(
             "instruction {} of {}, branch {}, {:.9} s guest time{fork}\n",
-            now.steps,
+            now.count,
             self.timeline.end(),
             machine.cpu().branches(),
             now.time_ns as f64 / 1e9
@@ -106,8 +106,8 @@ impl GdbTarget<'_> {
         Ok(answer + &self.when())
     }
 
-    /// The step count that a position means; marks and listed hits are this session's own.
-    fn place(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<u64, Refusal> {
+    /// The place that a position means; marks and listed hits are this session's own.
+    fn place(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<Instructions, Refusal> {
         if let Some(name) = text.strip_prefix("mark:") {
             let none = || Refusal::new(format!("there is no mark '{name}'"));
             return self.marks.get(name).copied().ok_or_else(none);
@@ -182,7 +182,11 @@ impl GdbTarget<'_> {
     }
 
     /// A condition and, if the last two words are positions, where it is looked for.
-    fn region(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<(Stops, u64, u64), Refusal> {
+    fn region(
+        &mut self,
+        text: &str,
+        poll: &mut Poll<'_>,
+    ) -> Result<(Stops, Instructions, Instructions), Refusal> {
         let mut words = text.rsplitn(3, ' ');
         if let (Some(to), Some(from), Some(condition)) = (words.next(), words.next(), words.next())
             && let (Ok(from), Ok(to)) = (self.place(from, poll), self.place(to, poll))
@@ -194,7 +198,7 @@ impl GdbTarget<'_> {
                 Err(Refusal::new("that part of the recording ends before it begins"))
             };
         }
-        Ok((self.stops_of(text)?, 0, self.timeline.end()))
+        Ok((self.stops_of(text)?, Instructions(0), self.timeline.end()))
     }
 
     /// What to run to, with the names that the guest's kernel knows here.

@@ -12,7 +12,7 @@ use gdb::{ListenError, Listener, SessionEnd};
 use super::GdbTarget;
 use crate::engine::EngineKind;
 use crate::error::Error;
-use crate::position::PositionSpec;
+use crate::position::{Instructions, PositionSpec};
 use crate::recording::Recording;
 use crate::timeline::Timeline;
 
@@ -60,7 +60,7 @@ enum News {
 
 /// Serves gdbs on a recording, for as long as connections can be had, or one only. `report` hears from several threads.
 pub fn serve(
-    recording: &Recording,
+    recording: &Recording<Instructions>,
     options: &Options,
     report: &(dyn Fn(Report) + Sync),
 ) -> Result<(), Error> {
@@ -92,7 +92,7 @@ pub fn serve(
 }
 
 struct Sessions<'a> {
-    recording: &'a Recording,
+    recording: &'a Recording<Instructions>,
     options: &'a Options,
     report: &'a (dyn Fn(Report) + Sync),
     /// `None` until the first timeline is ready.

@@ -10,7 +10,7 @@ pub mod soft;
 use std::sync::Arc;
 
 pub use ::kvm::Statistics;
-use cpu::{AddressKind, Bus, Cpu, CpuState, CpuModel, Traps, Watchpoint};
+use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Traps, Watchpoint};
 pub use engine_contract::{End, Leave, Mark};
 use guest_ram::GuestRam;
 

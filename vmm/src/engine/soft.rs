@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cpu::{AddressKind, Bus, Cpu, CpuState, CpuModel, Stop, Traps, Watchpoint, fold_registers};
+use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Stop, Traps, Watchpoint, fold_registers};
 use guest_ram::GuestRam;
 
 use crate::engine::{End, Engine, Leave, Mark};

@@ -1,4 +1,4 @@
-//! Where a recording's translations lie ([`crate::exits`]), and how they get there.
+//! Where a recording's recounted logs lie ([`crate::exits`]), and how they get there.
 //!
 //! Each is a folder `instructions/FROM` in the recording, named after the exit where it begins. It is made beside that, under a
 //! name that nobody else has, and renamed once it is whole, so that sessions which translate the same at once do not disturb
@@ -8,7 +8,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use crate::error::Error;
-use crate::recording::EVENTS;
+use crate::position::Exits;
+use crate::recording::files::EVENTS;
 use crate::recording::log::{LogWriter, is_being_written};
 
 /// The folder with all translations of a recording.
@@ -19,19 +20,19 @@ const UNFINISHED: &str = ".new-";
 const LOCK: &str = "lock";
 
 /// Where the translation is that begins at an exit.
-pub fn folder(recording: &Path, from: u64) -> PathBuf {
+pub fn folder(recording: &Path, from: Exits) -> PathBuf {
     recording.join(INSTRUCTIONS).join(from.to_string())
 }
 
 /// A translation that is being made. Gone if it is not published.
-pub struct Draft {
+pub struct RecountDraft {
     path: PathBuf,
     target: PathBuf,
 }
 
-impl Draft {
+impl RecountDraft {
     /// Makes a folder, and the log in it, which says by a lock that somebody is at work for as long as it is not dropped.
-    pub fn begin(recording: &Path, from: u64) -> Result<(Draft, LogWriter), Error> {
+    pub fn begin(recording: &Path, from: Exits) -> Result<(RecountDraft, LogWriter), Error> {
         let all = recording.join(INSTRUCTIONS);
         std::fs::create_dir_all(&all).map_err(Error::file("create", &all))?;
         let target = folder(recording, from);
@@ -40,7 +41,7 @@ impl Draft {
             remove_leftovers(&all);
         }
         let path = unused(&all, &format!("{from}{UNFINISHED}{}", std::process::id()))?;
-        let draft = Draft { path, target };
+        let draft = RecountDraft { path, target };
         let log = LogWriter::create(&draft.path.join(EVENTS))?;
         Ok((draft, log))
     }
@@ -65,7 +66,7 @@ impl Draft {
     }
 }
 
-impl Drop for Draft {
+impl Drop for RecountDraft {
     fn drop(&mut self) {
         // Of no use to anybody; what cannot be removed now, the next one tries to remove again.
         let _ = std::fs::remove_dir_all(&self.path);
@@ -117,22 +118,22 @@ mod tests {
     #[test]
     fn who_comes_second_uses_what_is_there() {
         let recording = tempfile::tempdir().unwrap();
-        let (first, first_log) = Draft::begin(recording.path(), 5).unwrap();
-        let (second, second_log) = Draft::begin(recording.path(), 5).unwrap();
+        let (first, first_log) = RecountDraft::begin(recording.path(), Exits(5)).unwrap();
+        let (second, second_log) = RecountDraft::begin(recording.path(), Exits(5)).unwrap();
         std::fs::write(second.path().join("second"), "").unwrap();
         assert_eq!(names(recording.path()).len(), 2);
         second.publish(second_log, |target| target.exists()).unwrap();
         first.publish(first_log, |target| target.join("second").exists()).unwrap();
         assert_eq!(names(recording.path()), ["5"]);
-        assert!(folder(recording.path(), 5).join("second").exists());
+        assert!(folder(recording.path(), Exits(5)).join("second").exists());
     }
 
     #[test]
     fn what_is_of_no_use_is_replaced() {
         let recording = tempfile::tempdir().unwrap();
-        let old = folder(recording.path(), 0);
+        let old = folder(recording.path(), Exits(0));
         std::fs::create_dir_all(old.join("more")).unwrap();
-        let (draft, log) = Draft::begin(recording.path(), 0).unwrap();
+        let (draft, log) = RecountDraft::begin(recording.path(), Exits(0)).unwrap();
         draft.publish(log, |_| false).unwrap();
         assert!(old.join(EVENTS).exists() && !old.join("more").exists());
     }
@@ -140,12 +141,12 @@ mod tests {
     #[test]
     fn leftovers_go_when_the_next_one_begins() {
         let recording = tempfile::tempdir().unwrap();
-        let (draft, log) = Draft::begin(recording.path(), 0).unwrap();
+        let (draft, log) = RecountDraft::begin(recording.path(), Exits(0)).unwrap();
         // As if this process had been killed.
         std::mem::forget(draft);
         drop(log);
-        let (alive, _log) = Draft::begin(recording.path(), 0).unwrap();
-        let (given_up, log) = Draft::begin(recording.path(), 7).unwrap();
+        let (alive, _log) = RecountDraft::begin(recording.path(), Exits(0)).unwrap();
+        let (given_up, log) = RecountDraft::begin(recording.path(), Exits(7)).unwrap();
         drop((given_up, log));
         assert_eq!(names(recording.path()).len(), 1);
         assert!(alive.path().exists());

@@ -4,17 +4,18 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
+use crate::engine::Leave;
 use crate::error::Error;
 use crate::machine::checks::{CheckParts, CheckRecord};
-use crate::machine::inputs::{Departure, Event, Idle, Inputs, View};
-use crate::position::Moment;
+use crate::machine::inputs::{Event, Idle, Inputs, View};
+use crate::position::{Exits, Moment};
 
 /// Less time than this is let pass together with what comes after it, unless a device waits for less.
 const GRAIN: Duration = Duration::from_micros(50);
 const SMALLEST_GRAIN: Duration = Duration::from_micros(5);
 /// More time than this at once is not the guest's: the host was suspended, or kept this thread off its processors.
 const LONGEST: Duration = Duration::from_millis(500);
-/// A guest is looked at this often whatever its deadlines are, because somebody may type: at exits, and without one.
+/// A guest is looked at this often whatever its deadlines are, because a person may type: at exits, and without one.
 const LOOK: Duration = Duration::from_millis(10);
 const FORCED_LOOK: Duration = Duration::from_millis(100);
 
@@ -58,8 +59,8 @@ impl<I> LiveClock<I> {
     }
 }
 
-impl<I: Inputs> Inputs for LiveClock<I> {
-    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
+impl<I: Inputs<Exits>> Inputs<Exits> for LiveClock<I> {
+    fn poll(&mut self, view: &View<'_, Exits>) -> Result<Option<Event>, Error> {
         if let Some(stopped) = view.stopped {
             return Ok(Some(Event::Stopped(stopped)));
         }
@@ -75,35 +76,35 @@ impl<I: Inputs> Inputs for LiveClock<I> {
         Ok(event)
     }
 
-    fn next_poll(&self, now: Moment) -> u64 {
+    fn next_poll(&self, now: Moment<Exits>) -> Exits {
         self.inner.next_poll(now)
     }
 
-    fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+    fn idle(&mut self, now: Moment<Exits>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
         let idle = self.inner.idle(now, deadline_ns);
         // Idle time passes as the machine says, and is over.
         self.told = Instant::now();
         idle
     }
 
-    fn departure(&self, now: Moment, deadline_ns: Option<u64>) -> Departure {
+    fn leave(&self, now: Moment<Exits>, deadline_ns: Option<u64>) -> Leave {
         let wanted =
             deadline_ns.map_or(FORCED_LOOK, |ns| Duration::from_nanos(ns.saturating_sub(now.time_ns)));
         self.worth_telling.set(wanted.clamp(SMALLEST_GRAIN, GRAIN));
         let wanted = wanted.saturating_sub(self.untold()).max(SMALLEST_GRAIN) * self.options.slowdown;
         let force = wanted.min(FORCED_LOOK) + self.options.patience;
-        Departure::After { due: wanted.min(LOOK), force, note: false }
+        Leave::After { due: wanted.min(LOOK), force, note: false }
     }
 
-    fn check_due(&self, now: Moment) -> Option<CheckParts> {
+    fn check_due(&self, now: Moment<Exits>) -> Option<CheckParts> {
         self.inner.check_due(now)
     }
 
-    fn checked(&mut self, check: CheckRecord) -> Result<(), Error> {
+    fn checked(&mut self, check: CheckRecord<Exits>) -> Result<(), Error> {
         self.inner.checked(check)
     }
 
-    fn console_output(&mut self, now: Moment, bytes: &[u8]) -> Result<(), Error> {
+    fn console_output(&mut self, now: Moment<Exits>, bytes: &[u8]) -> Result<(), Error> {
         self.inner.console_output(now, bytes)
     }
 }

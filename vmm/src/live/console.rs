@@ -8,19 +8,18 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::error::Error;
 use crate::live::terminal::window_size;
 use crate::machine::inputs::{Event, Idle, Inputs, View};
-use crate::position::{Counting, Moment};
+use crate::machine::unit::Unit;
+use crate::position::Moment;
 
-/// How often the keyboard is looked at while the guest is busy, in steps.
-const POLL_STEPS: u64 = 2_000_000;
-/// As long after it begins to listen, a driver is done with its start.
-const DRIVER_STARTS: Duration = Duration::from_millis(20);
+/// After so much, in what the machine counts, it asks for events at the latest.
+const MOST_BETWEEN_POLLS: u64 = 2_000_000;
 /// The key that introduces commands: Ctrl-A, as in QEMU.
 const ESCAPE: u8 = 1;
 
@@ -29,18 +28,18 @@ const HELP: &str = "\r\nCtrl-A x  end the run\r\nCtrl-A p  press the power butto
 
 /// How a live run treats the outside world.
 #[derive(Clone, Debug, Default)]
-pub struct LiveOptions {
+pub struct LiveOptions<C> {
     /// Copy console output to this file.
     pub console_log: Option<PathBuf>,
     /// Do not wait in real time while the guest is idle, even if input may still come.
     pub unpaced: bool,
-    /// End the run at this step count.
-    pub max_steps: Option<u64>,
+    /// End the run here.
+    pub end_at: Option<C>,
 }
 
 /// Keyboard and screen.
-pub struct LiveConsole {
-    options: LiveOptions,
+pub struct LiveConsole<C> {
+    options: LiveOptions<C>,
     typed: VecDeque<u8>,
     after_escape: bool,
     commands: VecDeque<Event>,
@@ -50,15 +49,15 @@ pub struct LiveConsole {
     terminated: Arc<AtomicBool>,
     resized: Arc<AtomicBool>,
     ended: bool,
-    /// Step count at which the keyboard is looked at again while the guest is busy.
-    next_look: u64,
-    /// Since when a guest that is counted in exits takes input.
+    /// Where the keyboard is looked at again while the guest is busy.
+    next_look: C,
+    /// Since when the guest takes input.
     listening_since: Option<Instant>,
 }
 
-impl LiveConsole {
+impl<C: Unit> LiveConsole<C> {
     /// Takes over standard input and output.
-    pub fn new(options: LiveOptions) -> Result<LiveConsole, Error> {
+    pub fn new(options: LiveOptions<C>) -> Result<LiveConsole<C>, Error> {
         let log = match &options.console_log {
             Some(path) => Some((path.clone(), create_log(path)?)),
             None => None,
@@ -82,7 +81,7 @@ impl LiveConsole {
             terminated,
             resized,
             ended: false,
-            next_look: 0,
+            next_look: C::default(),
             listening_since: None,
         })
     }
@@ -143,18 +142,17 @@ impl LiveConsole {
         None
     }
 
-    /// How much can be typed now. Between two looks at a guest that is counted in instructions its driver gets far; one that is
-    /// counted in exits is looked at in the middle of a driver's start, which throws away what is there already.
-    fn room(&mut self, view: &View<'_>) -> usize {
-        if view.counting == Counting::Instructions || view.console_room == 0 {
+    /// How much can be typed now. A driver throws away what is there while it starts.
+    fn room(&mut self, view: &View<'_, C>) -> usize {
+        if C::DRIVER_STARTS.is_zero() || view.console_room == 0 {
             self.listening_since = None;
             return view.console_room;
         }
         let since = self.listening_since.get_or_insert_with(Instant::now);
-        if since.elapsed() < DRIVER_STARTS { 0 } else { view.console_room }
+        if since.elapsed() < C::DRIVER_STARTS { 0 } else { view.console_room }
     }
 
-    /// Somebody may still type: idle time passes in real time.
+    /// More may be typed: idle time passes in real time.
     fn paced(&self) -> bool {
         !self.closed && !self.options.unpaced
     }
@@ -168,16 +166,16 @@ fn input_failed(errno: nix::Error) -> Error {
     Error::Host { what: "cannot read standard input".to_string(), source: errno.into() }
 }
 
-impl Inputs for LiveConsole {
-    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
+impl<C: Unit> Inputs<C> for LiveConsole<C> {
+    fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error> {
         if self.ended {
             return Ok(None);
         }
-        if view.moment.steps >= self.next_look || view.counting == Counting::Exits {
-            self.next_look = view.moment.steps + POLL_STEPS;
+        if view.moment.count >= self.next_look {
+            self.next_look = view.moment.count + C::KEYBOARD_LOOKS;
             self.read_keyboard(0)?;
         }
-        let limit = self.options.max_steps.is_some_and(|max| view.moment.steps >= max);
+        let limit = self.options.end_at.is_some_and(|end| view.moment.count >= end);
         let event = self.signalled().or_else(|| self.commands.pop_front());
         let event = event.or_else(|| limit.then_some(Event::Ended));
         if let Some(event) = event {
@@ -191,16 +189,16 @@ impl Inputs for LiveConsole {
         Ok(Some(Event::ConsoleInput(self.typed.drain(..count).collect())))
     }
 
-    fn next_poll(&self, now: Moment) -> u64 {
-        (now.steps + POLL_STEPS).min(self.options.max_steps.unwrap_or(u64::MAX))
+    fn next_poll(&self, now: Moment<C>) -> C {
+        (now.count + MOST_BETWEEN_POLLS).min(self.options.end_at.unwrap_or(C::MAX))
     }
 
-    fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+    fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
         if !self.paced() {
             return Ok(deadline_ns.map_or(Idle::Forever, Idle::Until));
         }
         let wanted_ns = deadline_ns.map_or(u64::MAX, |d| d - now.time_ns.min(d));
-        // Under a millisecond nobody notices, and poll's resolution is a millisecond.
+        // Under a millisecond no person notices, and poll's resolution is a millisecond.
         let milliseconds = (wanted_ns / 1_000_000).min(100) as u16;
         let before = Instant::now();
         if milliseconds > 0 {
@@ -217,7 +215,7 @@ impl Inputs for LiveConsole {
         Ok(Idle::Until(now.time_ns + passed.min(wanted_ns).max(1)))
     }
 
-    fn console_output(&mut self, _now: Moment, bytes: &[u8]) -> Result<(), Error> {
+    fn console_output(&mut self, _now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {
         if let Some((path, file)) = &mut self.log {
             file.write_all(bytes).map_err(Error::file("write", path.as_path()))?;
         }

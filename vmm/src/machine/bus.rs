@@ -7,10 +7,10 @@ use devices::pci::PciBus;
 use devices::platform::Platform;
 use guest_ram::GuestRam;
 
-use crate::machine::console_tail::ConsoleTail;
 use crate::machine::clock::Clock;
+use crate::machine::console_tail::ConsoleTail;
 use crate::machine::unit::Unit;
-use crate::position::{Count, Instructions};
+use crate::position::Instructions;
 
 /// The devices and the clock, as the CPU's bus.
 pub struct MachineBus {

@@ -84,12 +84,7 @@ pub struct Schedule<C> {
 impl<C: Count> Schedule<C> {
     /// A schedule at whose very first point everything is due.
     pub fn new(intervals: Intervals) -> Schedule<C> {
-        Schedule {
-            intervals,
-            next: Moment::default(),
-            next_devices: C::default(),
-            next_ram: C::default(),
-        }
+        Schedule { intervals, next: Moment::default(), next_devices: C::default(), next_ram: C::default() }
     }
 
     /// What to check at `now`; the very first point is due.
@@ -124,8 +119,7 @@ mod tests {
     use super::*;
     use crate::position::Instructions;
 
-    const INTERVALS: Intervals =
-        Intervals { registers: 10, registers_ns: 70, devices: 100, ram: 1000 };
+    const INTERVALS: Intervals = Intervals { registers: 10, registers_ns: 70, devices: 100, ram: 1000 };
 
     fn at(instructions: u64, time_ns: u64) -> Moment<Instructions> {
         Moment { count: Instructions(instructions), time_ns }

@@ -5,9 +5,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine::Leave;
 use crate::error::Error;
 use crate::machine::checks::{CheckParts, CheckRecord};
-use crate::engine::Leave;
 use crate::machine::comparable::{Likeness, cpu_hash, shown};
 use crate::machine::hashes::short;
 use crate::position::{Count, Moment};

@@ -121,15 +121,25 @@ mod tests {
             ram.store_u64(8, value);
             RamDigest::zeroed(1, likeness).update(&ram, [0])
         };
-        assert_eq!(digest(0x401067, Likeness::AcrossProcessors), digest(0x401007, Likeness::AcrossProcessors));
+        assert_eq!(
+            digest(0x401067, Likeness::AcrossProcessors),
+            digest(0x401007, Likeness::AcrossProcessors)
+        );
         assert_ne!(digest(0x401067, Likeness::Exact), digest(0x401007, Likeness::Exact));
         assert_eq!(
             digest(0x63, Likeness::AcrossProcessors),
             digest(0x3, Likeness::AcrossProcessors),
             "may be flags, without these bits"
         );
-        assert_ne!(digest(0x401066, Likeness::AcrossProcessors), digest(0x401006, Likeness::AcrossProcessors), "not in use");
-        assert_ne!(digest(0x401087, Likeness::AcrossProcessors), digest(0x401007, Likeness::AcrossProcessors));
+        assert_ne!(
+            digest(0x401066, Likeness::AcrossProcessors),
+            digest(0x401006, Likeness::AcrossProcessors),
+            "not in use"
+        );
+        assert_ne!(
+            digest(0x401087, Likeness::AcrossProcessors),
+            digest(0x401007, Likeness::AcrossProcessors)
+        );
     }
 
     #[test]

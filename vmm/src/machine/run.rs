@@ -27,7 +27,7 @@ use crate::machine::ram_digest::RamDigest;
 use crate::machine::stopping::Stopping;
 use crate::machine::unit::Unit;
 use crate::machine::written_pages::WrittenPages;
-use crate::position::{Count, Instructions, Moment};
+use crate::position::{Instructions, Moment};
 
 /// Why [`Machine::run`] returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,7 +165,7 @@ impl<U: Unit> Machine<U> {
 
     /// Puts something around the engine, for tests of what engines may do.
     #[doc(hidden)]
-    pub fn wrap_engine(self, wrap: impl FnOnce(Box<dyn Engine>) -> Box<dyn Engine>) -> Machine {
+    pub fn wrap_engine(self, wrap: impl FnOnce(Box<dyn Engine>) -> Box<dyn Engine>) -> Self {
         Machine { engine: wrap(self.engine), ..self }
     }
 

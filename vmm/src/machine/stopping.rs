@@ -106,7 +106,9 @@ impl<U: Unit> Machine<U> {
         if self.stopping.not_here {
             let (at, rip) = (self.moment().count, self.engine.cpu().rip());
             log::trace!("stopped after exit {at}: {}", comparable::shown(&self.engine.state()));
-            log::debug!("not where it was stopped after exit {at}: at {rip:#x}, registers equal: {registers}");
+            log::debug!(
+                "not where it was stopped after exit {at}: at {rip:#x}, registers equal: {registers}"
+            );
             return;
         }
         self.stopping.stopped = Some(stopped);

@@ -2,33 +2,36 @@
 //! store keeps for us.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use checkpoint::{Entry, Maps, PAGE_BYTES, PageMap, Space, Store};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::machine::unit::Unit;
 use crate::machine::{Machine, MachineState};
-use crate::position::{Counting, Moment};
-use crate::recording::Recording;
-use crate::recording::player::Cursor;
+use crate::position::{Count, Exits, Instructions, Moment};
+use crate::recording::cursor::Cursor;
+use crate::recording::files::CHECKPOINTS;
+use crate::recording::log::Log;
 
 /// Where and how a machine once was, in the order of the run.
 #[derive(Clone)]
-pub struct Snapshot {
+pub struct Snapshot<C> {
     /// Everything but memory and disk.
     pub state: MachineState,
     /// Memory and disk.
     pub maps: Maps,
     /// How far the log was played.
-    pub cursor: Cursor,
+    pub cursor: Cursor<C>,
 }
 
 /// What a checkpoint says of itself without being unpacked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CheckpointHead {
-    /// Where, in what the recording counts.
-    pub at: Moment,
+pub struct CheckpointHead<C> {
+    /// Where.
+    pub at: Moment<C>,
     /// Retired conditional branches there; zero where exits are counted.
     pub branches: u64,
     /// System calls entered until there; zero where exits are counted.
@@ -36,18 +39,16 @@ pub struct CheckpointHead {
     /// RIP there.
     pub rip: u64,
     /// How far the log was played.
-    pub cursor: Cursor,
+    pub cursor: Cursor<C>,
 }
 
-impl CheckpointHead {
-    /// The head of a checkpoint taken here, whose position is in `counting`.
-    pub fn of(machine: &Machine, counting: Counting, cursor: Cursor) -> CheckpointHead {
+impl<C: Unit> CheckpointHead<C> {
+    /// The head of a checkpoint taken here, whose position need not be in what the machine counts.
+    pub fn of<U: Unit>(machine: &Machine<U>, cursor: Cursor<C>) -> CheckpointHead<C> {
         let cpu = machine.cpu();
-        let (branches, system_calls) = match counting {
-            Counting::Instructions => (cpu.branches(), cpu.system_calls()),
-            Counting::Exits => (0, 0),
-        };
-        CheckpointHead { at: machine.moment_in(counting), branches, system_calls, rip: cpu.rip(), cursor }
+        let (branches, system_calls) =
+            if C::NAMES_ONE_PLACE { (cpu.branches(), cpu.system_calls()) } else { (0, 0) };
+        CheckpointHead { at: machine.moment_in(), branches, system_calls, rip: cpu.rip(), cursor }
     }
 
     /// Its bytes.
@@ -55,8 +56,8 @@ impl CheckpointHead {
         postcard::to_stdvec(self).expect("plain data in memory always serializes")
     }
 
-    /// From bytes that may be anybody's.
-    pub fn parse(bytes: &[u8]) -> Option<CheckpointHead> {
+    /// From bytes of whatever origin.
+    pub fn parse(bytes: &[u8]) -> Option<CheckpointHead<C>> {
         let (head, rest) = postcard::take_from_bytes(bytes).ok()?;
         rest.is_empty().then_some(head)
     }
@@ -68,39 +69,35 @@ pub fn state_bytes(state: &MachineState) -> Vec<u8> {
 }
 
 /// A recording's checkpoints, for reading.
-pub struct Checkpoints {
+pub struct Checkpoints<C> {
     store: Arc<Store>,
-    /// What their positions are.
-    counting: Counting,
-    /// By position.
-    heads: BTreeMap<u64, CheckpointHead>,
+    heads: BTreeMap<C, CheckpointHead<C>>,
     /// RAM at power-on: what the pages are that no checkpoint names.
     initial: PageMap,
 }
 
-impl Checkpoints {
-    /// Looks at the heads of all checkpoints in a recording's store. `initial` is RAM at power-on.
-    pub fn new(store: Arc<Store>, initial: PageMap, recording: &Recording) -> Result<Checkpoints, Error> {
-        let (log, counting) = (&recording.log, recording.counting);
+impl<C: Unit> Checkpoints<C> {
+    /// Looks at the heads of all checkpoints in the store of a recording with this log. `initial` is RAM at power-on.
+    pub fn new(store: Arc<Store>, initial: PageMap, log: &Log<C>) -> Result<Checkpoints<C>, Error> {
         let (end, records) = (log.last_moment(), (log.events.len(), log.checks.len()));
         let mut heads = BTreeMap::new();
         for entry in store.entries() {
             let head = CheckpointHead::parse(&entry.head);
-            let fits = |head: &CheckpointHead| {
-                head.at.steps == entry.position && head.at <= end && head.cursor.is_within(records)
+            let fits = |head: &CheckpointHead<C>| {
+                head.at.count.number() == entry.position && head.at <= end && head.cursor.is_within(records)
             };
             match head {
-                Some(head) if fits(&head) => heads.insert(entry.position, head),
+                Some(head) if fits(&head) => heads.insert(head.at.count, head),
                 // A recorder that was killed may have stored a checkpoint that its log does not reach.
                 Some(head) if head.at > end => continue,
                 _ => {
-                    let (counted, at) = (counting.one(), entry.position);
-                    let why = format!("the checkpoint at {counted} {at} does not fit the event log");
+                    let at = C::new(entry.position).position();
+                    let why = format!("the checkpoint at {at} does not fit the event log");
                     return Err(Error::recording(store.dir(), why));
                 }
             };
         }
-        Ok(Checkpoints { store, counting, heads, initial })
+        Ok(Checkpoints { store, heads, initial })
     }
 
     /// The store.
@@ -114,51 +111,71 @@ impl Checkpoints {
     }
 
     /// All heads by position.
-    pub fn heads(&self) -> &BTreeMap<u64, CheckpointHead> {
+    pub fn heads(&self) -> &BTreeMap<C, CheckpointHead<C>> {
         &self.heads
     }
 
     /// The contents of memory and disk at a checkpoint.
-    pub fn maps(&self, steps: u64) -> Result<Maps, Error> {
-        let mut maps = self.store.maps_at(steps)?;
+    pub fn maps(&self, at: C) -> Result<Maps, Error> {
+        let mut maps = self.store.maps_at(at.number())?;
         maps.ram = maps.ram.over(&self.initial);
         Ok(maps)
     }
 
     /// Lets a machine at power-on read from the store, and loads a checkpoint for it, if there is one at that position.
-    pub fn attach_and_load(&self, steps: u64, machine: &mut Machine) -> Result<Option<Snapshot>, Error> {
+    pub fn attach_and_load<U: Unit>(
+        &self,
+        at: C,
+        machine: &mut Machine<U>,
+    ) -> Result<Option<Snapshot<C>>, Error> {
         must_fit(&self.store, machine)?;
         machine.attach_store(self.store.clone());
-        self.heads.contains_key(&steps).then(|| self.load(steps)).transpose()
+        self.heads.contains_key(&at).then(|| self.load(at)).transpose()
     }
 
     /// A checkpoint as a snapshot.
-    pub fn load(&self, steps: u64) -> Result<Snapshot, Error> {
-        let head = self.heads.get(&steps).expect("callers take the number from here");
-        let bytes = self.store.state_at(steps)?;
-        let state = postcard::from_bytes(&bytes).ok().filter(|state| self.may_be(state, head.at));
+    pub fn load(&self, at: C) -> Result<Snapshot<C>, Error> {
+        let head = self.heads.get(&at).expect("callers take the position from here");
+        let bytes = self.store.state_at(at.number())?;
+        let state = postcard::from_bytes(&bytes).ok().filter(|state| may_be(state, head.at));
         let state = state.ok_or_else(|| {
-            let counted = self.counting.one();
-            let why = format!("the machine's state in the checkpoint at {counted} {steps} makes no sense");
+            let why = format!("the machine's state in the checkpoint at {} makes no sense", at.position());
             Error::recording(self.store.dir(), why)
         })?;
-        Ok(Snapshot { state, maps: self.maps(steps)?, cursor: head.cursor })
-    }
-
-    /// Whether a state can be at a moment, in one time base or the other.
-    fn may_be(&self, state: &MachineState, at: Moment) -> bool {
-        match self.counting {
-            Counting::Exits => state.idle_ns == at.time_ns,
-            Counting::Instructions => {
-                let all = state.cpu.steps.checked_add(state.idle_ns);
-                state.cpu.steps == at.steps && (state.idle_ns == at.time_ns || all == Some(at.time_ns))
-            }
-        }
+        Ok(Snapshot { state, maps: self.maps(at)?, cursor: head.cursor })
     }
 }
 
+/// Whether a state can be at a moment, in one time base or the other.
+fn may_be<C: Unit>(state: &MachineState, at: Moment<C>) -> bool {
+    let all = state.cpu.steps.checked_add(state.idle_ns);
+    let by_exits = state.idle_ns == at.time_ns;
+    let by_instructions = all == Some(at.time_ns);
+    // A count of exits is not in the state.
+    let counts = C::here(Instructions(state.cpu.steps), Exits(at.count.number()));
+    counts == at.count && (by_exits || (by_instructions && C::NAMES_ONE_PLACE))
+}
+
+/// Opens the checkpoints in a folder beside the log that they are of.
+pub fn open_checkpoints<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<Arc<Store>>, Error> {
+    let directory = path.join(CHECKPOINTS);
+    if !directory.is_dir() {
+        return Ok(None);
+    }
+    let store = Store::open(&directory)?;
+    for entry in store.entries() {
+        if CheckpointHead::parse(&entry.head).is_some_and(|head: CheckpointHead<C>| !head.cursor.is_of(log)) {
+            let file = checkpoint::file_name(Some(entry.number)).unwrap_or_default();
+            let at = C::new(entry.position).position();
+            let why = format!("the checkpoint at {at} belongs to another recording");
+            return Err(Error::recording(directory.join(file), why));
+        }
+    }
+    Ok(Some(Arc::new(store)))
+}
+
 /// Refuses a store of a machine of another size.
-pub fn must_fit(store: &Store, machine: &mut Machine) -> Result<(), Error> {
+pub fn must_fit<U: Unit>(store: &Store, machine: &mut Machine<U>) -> Result<(), Error> {
     if (store.ram_pages(), store.disk_blocks()) != machine.page_counts() {
         let why = "is of another machine: RAM or disk have another size";
         return Err(Error::recording(store.dir(), why));
@@ -166,21 +183,21 @@ pub fn must_fit(store: &Store, machine: &mut Machine) -> Result<(), Error> {
     Ok(())
 }
 
-/// Adds a checkpoint of everything as it is here to a recording's store, which somebody else may read meanwhile. `initial` is
+/// Adds a checkpoint of everything as it is here to a recording's store, which others may read meanwhile. `initial` is
 /// RAM at power-on.
-pub fn add_here(
+pub fn add_here<U: Unit>(
     store: &Store,
     initial: &PageMap,
-    machine: &mut Machine,
-    cursor: Cursor,
+    machine: &mut Machine<U>,
+    cursor: Cursor<Instructions>,
 ) -> Result<Entry, Error> {
-    let at = machine.moment_in(Counting::Instructions);
-    let before = match store.entry_at_or_before(at.steps) {
+    let at = machine.moment_in::<Instructions>();
+    let before = match store.entry_at_or_before(at.count.number()) {
         Some(entry) => store.maps_at(entry.position)?,
         None => Maps::new(store.ram_pages(), store.disk_blocks()),
     };
     let now = machine.maps();
-    let mut draft = store.add(at.steps, at.time_ns)?;
+    let mut draft = store.add(at.count.number(), at.time_ns)?;
     let mut contents = [0; PAGE_BYTES];
     let ram = before.ram.over(initial);
     for (page, _) in now.ram.changed_since(&ram) {
@@ -191,6 +208,6 @@ pub fn add_here(
         machine.read_block(block, &mut contents)?;
         draft.page(Space::Disk, block, &contents)?;
     }
-    let head = CheckpointHead::of(machine, Counting::Instructions, cursor);
+    let head = CheckpointHead::of(machine, cursor);
     Ok(draft.finish(&head.to_bytes(), &state_bytes(&machine.state()))?)
 }

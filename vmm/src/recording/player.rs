@@ -3,15 +3,15 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
 use crate::divergence::Divergence;
+use crate::engine::{Leave, Mark};
 use crate::error::Error;
 use crate::machine::checks::{CheckParts, CheckRecord};
-use crate::machine::hex;
-use crate::machine::inputs::{Departure, Event, Idle, Inputs, PowerOn, View};
-use crate::position::{Counting, Moment};
-use crate::recording::Recording;
+use crate::machine::hashes::hex;
+use crate::machine::inputs::{Event, Idle, Inputs, PowerOn, View};
+use crate::machine::unit::Unit;
+use crate::position::{Count, Moment};
+use crate::recording::cursor::Cursor;
 use crate::recording::log::{EventRecord, Log};
 
 /// How much of the machine is compared with the recording's checks.
@@ -40,58 +40,14 @@ pub enum Part {
     Whole,
 }
 
-/// How far a player is: what a snapshot keeps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cursor {
-    event: usize,
-    check: usize,
-    /// The last point that was compared and found equal.
-    last_good: Moment,
-    /// The checksum of the log up to here, so that a place in another log is told from one in this.
-    log_check: u32,
-}
-
-impl Cursor {
-    /// After so many events and checks, the last of which was equal at `last_good`; `log_check` is the checksum of
-    /// the log up to there.
-    pub fn after(events: usize, checks: usize, last_good: Moment, log_check: u32) -> Cursor {
-        Cursor { event: events, check: checks, last_good, log_check }
-    }
-
-    /// Whether it is a place in this log. One that the log does not reach may be: the log may have been cut off.
-    pub fn is_of(&self, log: &Log) -> bool {
-        log.check_behind(self.event, self.check).is_none_or(|check| check == self.log_check)
-    }
-
-    /// The number of events before it.
-    pub fn events(&self) -> usize {
-        self.event
-    }
-
-    /// The number of checks before it.
-    pub fn checks(&self) -> usize {
-        self.check
-    }
-
-    /// Whether it lies within a log of so many events and checks.
-    pub fn is_within(&self, (events, checks): (usize, usize)) -> bool {
-        self.event <= events && self.check <= checks
-    }
-}
-
 /// Gives recorded events.
-pub struct Player {
-    counting: Counting,
-    events: Arc<[EventRecord]>,
-    /// Each with the number of events before it.
-    checks: Arc<[(usize, CheckRecord)]>,
-    /// As in the log.
-    chain: Arc<[u32]>,
-    next: Cursor,
+pub struct Player<C> {
+    log: Arc<Log<C>>,
+    next: Cursor<C>,
     scrutiny: Scrutiny,
     /// The run ends where this event is due.
     end_before: Option<usize>,
-    /// Receives console output; seeking in a recording has nobody to show it to.
+    /// Receives console output, where it is shown.
     output: Option<Box<Output>>,
 }
 
@@ -99,26 +55,16 @@ pub struct Player {
 type Output = dyn FnMut(&[u8]) -> Result<(), Error> + Send;
 
 /// What the log has next.
-enum Next<'a> {
-    Event(&'a EventRecord),
-    Check(&'a CheckRecord),
+enum Next<'a, C> {
+    Event(&'a EventRecord<C>),
+    Check(&'a CheckRecord<C>),
     Nothing,
 }
 
-impl Player {
-    /// A player at the start of a recording.
-    pub fn new(recording: &Recording) -> Player {
-        let log = &recording.log;
-        Player {
-            counting: recording.counting,
-            events: log.events.clone().into(),
-            checks: log.checks.clone().into(),
-            chain: log.chain.clone().into(),
-            next: Cursor::default(),
-            scrutiny: Scrutiny::default(),
-            end_before: None,
-            output: None,
-        }
+impl<C: Unit> Player<C> {
+    /// A player at the start of a log.
+    pub fn new(log: Arc<Log<C>>) -> Player<C> {
+        Player { log, next: Cursor::default(), scrutiny: Scrutiny::default(), end_before: None, output: None }
     }
 
     /// Ends the run where an event is due, in place of giving it.
@@ -133,7 +79,7 @@ impl Player {
 
     /// What the machine was given at power-on.
     pub fn power_on(&self) -> &PowerOn {
-        match &self.events[0].event {
+        match &self.log.events[0].event {
             Event::PowerOn(power_on) => power_on,
             _ => unreachable!("reading a log checks that it begins with power-on"),
         }
@@ -155,19 +101,19 @@ impl Player {
     }
 
     /// How far this player is.
-    pub fn cursor(&self) -> Cursor {
-        let log_check = self.chain.get(self.next.event + self.next.check).copied().unwrap_or_default();
+    pub fn cursor(&self) -> Cursor<C> {
+        let log_check = self.log.chain.get(self.next.event + self.next.check).copied().unwrap_or_default();
         Cursor { log_check, ..self.next }
     }
 
     /// Goes to a cursor.
-    pub fn set_cursor(&mut self, cursor: Cursor) {
+    pub fn set_cursor(&mut self, cursor: Cursor<C>) {
         self.next = cursor;
     }
 
     /// All events.
-    pub fn events(&self) -> &[EventRecord] {
-        &self.events
+    pub fn events(&self) -> &[EventRecord<C>] {
+        &self.log.events
     }
 
     /// Whether everything in the log has been given and compared.
@@ -178,23 +124,24 @@ impl Player {
     /// A difference at `at`, with the recorded events around the next one.
     pub fn divergence(
         &self,
-        at: Moment,
+        at: Moment<C>,
         part: Part,
         what: &'static str,
         expected: String,
         actual: String,
     ) -> Error {
-        let around = self.next.event.saturating_sub(2)..self.events.len().min(self.next.event + 3);
-        let neighbours = self.events[around.clone()]
+        let around = self.next.event.saturating_sub(2)..self.log.events.len().min(self.next.event + 3);
+        let neighbours = self.log.events[around.clone()]
             .iter()
             .zip(around)
-            .map(|(record, number)| format!("#{number} {} at {}", record.event.kind(), record.at.steps))
+            .map(|(record, number)| format!("#{number} {} at {}", record.event.kind(), record.at.count))
             .collect();
         let last_good = self.last_good_of(part);
         Error::Divergence(Box::new(Divergence {
-            counting: self.counting,
-            at,
-            last_good,
+            at: at.count.position(),
+            time_ns: at.time_ns,
+            last_good: last_good.count.position(),
+            last_good_ns: last_good.time_ns,
             what,
             expected,
             actual,
@@ -203,13 +150,13 @@ impl Player {
     }
 
     /// The last point where a part was compared and found equal.
-    fn last_good_of(&self, part: Part) -> Moment {
-        let noted = |check: &CheckRecord| match part {
+    fn last_good_of(&self, part: Part) -> Moment<C> {
+        let noted = |check: &CheckRecord<C>| match part {
             Part::Devices => check.devices_hash.is_some(),
             Part::Ram => check.ram_digest.is_some(),
             Part::Registers | Part::Whole => false,
         };
-        let mut passed = self.checks[..self.next.check].iter().map(|(_, check)| check).rev();
+        let mut passed = self.log.checks[..self.next.check].iter().map(|(_, check)| check).rev();
         match (part, self.scrutiny) {
             (Part::Registers, _) => self.next.last_good,
             (_, Scrutiny::Everything) => {
@@ -219,10 +166,10 @@ impl Player {
         }
     }
 
-    fn next(&self) -> Next<'_> {
-        match self.checks.get(self.next.check) {
+    fn next(&self) -> Next<'_, C> {
+        match self.log.checks.get(self.next.check) {
             Some((events, check)) if *events <= self.next.event => Next::Check(check),
-            _ => self.events.get(self.next.event).map_or(Next::Nothing, Next::Event),
+            _ => self.log.events.get(self.next.event).map_or(Next::Nothing, Next::Event),
         }
     }
 
@@ -234,7 +181,7 @@ impl Player {
         }
     }
 
-    fn next_moment(&self) -> Option<Moment> {
+    fn next_moment(&self) -> Option<Moment<C>> {
         match self.next() {
             Next::Event(event) => Some(event.at),
             Next::Check(check) => Some(check.at),
@@ -243,24 +190,24 @@ impl Player {
     }
 
     /// The event that comes in exactly here, if it is the next thing in the log.
-    fn due(&self, view: &View<'_>) -> Result<Option<&EventRecord>, Error> {
+    fn due(&self, view: &View<'_, C>) -> Result<Option<&EventRecord<C>>, Error> {
         let Some(at) = self.next_moment() else { return Ok(None) };
         if view.moment < at {
             return Ok(None);
         }
         if view.moment > at && self.scrutiny != Scrutiny::Nothing {
-            let (then, now) = (format!("{at:?}"), format!("{:?}", view.moment));
+            let (then, now) = (at.to_string(), view.moment.to_string());
             return Err(self.divergence(view.moment, Part::Registers, "the point of a record", then, now));
         }
         let Next::Event(next) = self.next() else { return Ok(None) };
         // Where the guest was stopped, exits alone may lead this far and not there yet.
-        let on_the_way = view.counting == Counting::Exits && is_stop(next) && view.stopped.is_none();
+        let on_the_way = !C::NAMES_ONE_PLACE && is_stop(next) && view.stopped.is_none();
         Ok((!on_the_way).then_some(next))
     }
 
-    fn compare_event(&self, view: &View<'_>, expected: &EventRecord) -> Result<(), Error> {
-        let mut actual = record_of(view, expected.event.clone());
-        if view.counting == Counting::Exits {
+    fn compare_event(&self, view: &View<'_, C>, expected: &EventRecord<C>) -> Result<(), Error> {
+        let mut actual = EventRecord::of(view, expected.event.clone());
+        if !C::NAMES_ONE_PLACE {
             // How many branches there were helps to find a place, but is no part of it: not every engine counts them.
             if expected.branches != 0 && actual.branches != 0 && expected.branches != actual.branches {
                 let (then, now) = (expected.branches, actual.branches);
@@ -271,7 +218,7 @@ impl Player {
         self.compare_registers(view.moment, Registers::of_event(expected), Registers::of_event(&actual))
     }
 
-    fn compare_check(&self, expected: &CheckRecord, actual: &CheckRecord) -> Result<(), Error> {
+    fn compare_check(&self, expected: &CheckRecord<C>, actual: &CheckRecord<C>) -> Result<(), Error> {
         let at = actual.at;
         self.compare_registers(at, Registers::of_check(expected), Registers::of_check(actual))?;
         let hex = |bytes: Option<&[u8]>| bytes.map_or("nothing".to_string(), hex);
@@ -297,9 +244,14 @@ impl Player {
         Ok(())
     }
 
-    fn compare_registers(&self, at: Moment, expected: Registers, actual: Registers) -> Result<(), Error> {
+    fn compare_registers(
+        &self,
+        at: Moment<C>,
+        expected: Registers<C>,
+        actual: Registers<C>,
+    ) -> Result<(), Error> {
         if expected.at != actual.at {
-            let (then, now) = (format!("{:?}", expected.at), format!("{:?}", actual.at));
+            let (then, now) = (expected.at.to_string(), actual.at.to_string());
             return Err(self.divergence(at, Part::Registers, "the point of a record", then, now));
         }
         for (what, expected, actual) in [
@@ -316,42 +268,31 @@ impl Player {
 }
 
 /// What every record says of the registers.
-struct Registers {
-    at: Moment,
+struct Registers<C> {
+    at: Moment<C>,
     rip: u64,
     branches: u64,
     hash: [u8; 8],
 }
 
-impl Registers {
-    fn of_event(record: &EventRecord) -> Registers {
+impl<C: Count> Registers<C> {
+    fn of_event(record: &EventRecord<C>) -> Registers<C> {
         let EventRecord { at, branches, rip, cpu_hash, .. } = *record;
         Registers { at, rip, branches, hash: cpu_hash }
     }
 
-    fn of_check(record: &CheckRecord) -> Registers {
+    fn of_check(record: &CheckRecord<C>) -> Registers<C> {
         let CheckRecord { at, branches, rip, cpu_hash, .. } = *record;
         Registers { at, rip, branches, hash: cpu_hash }
     }
 }
 
-fn is_stop(record: &EventRecord) -> bool {
+fn is_stop<C>(record: &EventRecord<C>) -> bool {
     matches!(record.event, Event::Stopped(_))
 }
 
-/// What the log says of the machine where an event comes in.
-pub fn record_of(view: &View<'_>, event: Event) -> EventRecord {
-    EventRecord {
-        at: view.moment,
-        branches: view.branches(),
-        rip: view.cpu.rip(),
-        cpu_hash: view.cpu_hash(),
-        event,
-    }
-}
-
-impl Inputs for Player {
-    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
+impl<C: Unit> Inputs<C> for Player<C> {
+    fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error> {
         let Some(expected) = self.due(view)? else { return Ok(None) };
         if self.end_before == Some(self.next.event) {
             return Ok(Some(Event::Ended));
@@ -360,22 +301,22 @@ impl Inputs for Player {
             self.compare_event(view, expected)?;
             self.next.last_good = view.moment;
         }
-        let event = self.events[self.next.event].event.clone();
+        let event = self.log.events[self.next.event].event.clone();
         self.next.event += 1;
         Ok(Some(event))
     }
 
-    fn next_poll(&self, now: Moment) -> u64 {
+    fn next_poll(&self, now: Moment<C>) -> C {
         match self.next_moment() {
-            Some(at) if at.steps > now.steps => at.steps,
+            Some(at) if at.count > now.count => at.count,
             // An exit that comes before the place where the guest was stopped is a difference.
-            Some(_) if matches!(self.next(), Next::Event(event) if is_stop(event)) => now.steps + 1,
-            _ => u64::MAX,
+            Some(_) if matches!(self.next(), Next::Event(event) if is_stop(event)) => now.count + 1,
+            _ => C::MAX,
         }
     }
 
-    fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
-        let record_ns = self.next_moment().filter(|at| at.steps == now.steps).map(|at| at.time_ns);
+    fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+        let record_ns = self.next_moment().filter(|at| at.count == now.count).map(|at| at.time_ns);
         Ok(match (record_ns, deadline_ns) {
             (Some(record), Some(deadline)) => Idle::Until(record.min(deadline)),
             (Some(ns), None) | (None, Some(ns)) => Idle::Until(ns),
@@ -383,19 +324,25 @@ impl Inputs for Player {
         })
     }
 
-    fn departure(&self, now: Moment, _deadline_ns: Option<u64>) -> Departure {
+    fn leave(&self, now: Moment<C>, _deadline_ns: Option<u64>) -> Leave {
         match self.next() {
             Next::Event(EventRecord { at, rip, cpu_hash, event: Event::Stopped(stopped), branches })
                 if *at == now =>
             {
-                let branches = (*branches != 0).then_some(*branches);
-                Departure::At { rip: *rip, branches, cpu_hash: *cpu_hash, stopped: *stopped }
+                Leave::At(Mark {
+                    rip: *rip,
+                    registers: stopped.registers,
+                    branches: (*branches != 0).then_some(*branches),
+                    not_here: false,
+                    cpu_hash: *cpu_hash,
+                    ram_digest: stopped.ram_digest,
+                })
             }
-            _ => Departure::Exits,
+            _ => Leave::AtExits,
         }
     }
 
-    fn check_due(&self, now: Moment) -> Option<CheckParts> {
+    fn check_due(&self, now: Moment<C>) -> Option<CheckParts> {
         match self.next() {
             Next::Check(check) if now >= check.at => Some(match self.scrutiny {
                 Scrutiny::Everything => check.parts(),
@@ -405,7 +352,7 @@ impl Inputs for Player {
         }
     }
 
-    fn checked(&mut self, actual: CheckRecord) -> Result<(), Error> {
+    fn checked(&mut self, actual: CheckRecord<C>) -> Result<(), Error> {
         let Next::Check(expected) = self.next() else { return Ok(()) };
         if self.scrutiny != Scrutiny::Nothing {
             self.compare_check(expected, &actual)?;
@@ -415,7 +362,7 @@ impl Inputs for Player {
         Ok(())
     }
 
-    fn console_output(&mut self, _now: Moment, bytes: &[u8]) -> Result<(), Error> {
+    fn console_output(&mut self, _now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {
         match &mut self.output {
             Some(sink) => sink(bytes),
             None => Ok(()),

@@ -10,37 +10,41 @@ use cpu::CpuState;
 
 use crate::error::Error;
 use crate::machine::checks::{CheckParts, CheckRecord};
+use crate::machine::unit::Unit;
 use crate::machine::{Machine, MachineState, Outcome};
+use crate::position::Position;
 use crate::recording::Recording;
-use crate::recording::player::{Cursor, Player, Scrutiny};
+use crate::recording::cursor::Cursor;
+use crate::recording::player::{Player, Scrutiny};
+use crate::replay::begin;
 use crate::replay::registers;
-use crate::replay::{self, Fault};
+use crate::replay::run::Fault;
 
 /// Distance between comparisons while it is not known yet where the two differ.
-const STRIDE_STEPS: u64 = 256_000_000;
+const STRIDE: u64 = 256_000_000;
 /// Places in RAM that are named.
 const MAX_PLACES: usize = 8;
 
 /// One of two replays.
-pub struct Side {
-    machine: Machine,
-    player: Player,
-    fault: Option<Fault>,
+pub struct Side<C> {
+    machine: Machine<C>,
+    player: Player<C>,
+    fault: Option<Fault<C>>,
 }
 
 /// Where a side once was.
-struct Saved {
-    steps: u64,
+struct Saved<C> {
+    at: C,
     state: MachineState,
     maps: Maps,
-    cursor: Cursor,
+    cursor: Cursor<C>,
 }
 
 /// Where two replays part.
 #[derive(Clone, Debug)]
 pub struct Parting {
-    /// Both are equal after this many steps, and differ after one more.
-    pub steps: u64,
+    /// Both are equal here, and differ after one more.
+    pub at: Position,
     /// The CPU before that step, the same on both sides.
     pub before: CpuState,
     /// The bytes at RIP then, as far as they can be read.
@@ -49,83 +53,82 @@ pub struct Parting {
     pub differences: Vec<String>,
 }
 
-impl Side {
+impl<C: Unit> Side<C> {
     /// A replay at its first instruction.
-    pub fn new(recording: &Recording, fault: Option<Fault>) -> Result<Side, Error> {
-        let (machine, mut player) = replay::open(recording)?;
+    pub fn new(recording: &Recording<C>, fault: Option<Fault<C>>) -> Result<Side<C>, Error> {
+        let (machine, mut player) = begin::open(recording)?;
         player.set_scrutiny(Scrutiny::Nothing);
         Ok(Side { machine, player, fault })
     }
 
-    fn steps(&self) -> u64 {
-        self.machine.moment().steps
+    fn at(&self) -> C {
+        self.machine.moment().count
     }
 
     fn ended(&self) -> bool {
         self.machine.outcome().is_some()
     }
 
-    fn run_to(&mut self, steps: u64) -> Result<(), Error> {
-        if let Some(fault) = self.fault.filter(|fault| self.steps() <= fault.steps && fault.steps < steps) {
-            self.run_plainly(fault.steps)?;
+    fn run_to(&mut self, until: C) -> Result<(), Error> {
+        if let Some(fault) = self.fault.filter(|fault| self.at() <= fault.at && fault.at < until) {
+            self.run_plainly(fault.at)?;
             if !self.ended() {
                 self.machine.flip_ram_bit(fault.offset, fault.bit);
             }
         }
-        self.run_plainly(steps)
+        self.run_plainly(until)
     }
 
-    fn run_plainly(&mut self, steps: u64) -> Result<(), Error> {
-        while !self.ended() && self.steps() < steps {
-            self.machine.run(steps, &mut self.player)?;
+    fn run_plainly(&mut self, until: C) -> Result<(), Error> {
+        while !self.ended() && self.at() < until {
+            self.machine.run(until, &mut self.player)?;
         }
         Ok(())
     }
 
-    fn save(&mut self) -> Saved {
+    fn save(&mut self) -> Saved<C> {
         Saved {
-            steps: self.steps(),
+            at: self.at(),
             state: self.machine.state(),
             maps: self.machine.maps(),
             cursor: self.player.cursor(),
         }
     }
 
-    fn restore(&mut self, saved: &Saved) -> Result<(), Error> {
+    fn restore(&mut self, saved: &Saved<C>) -> Result<(), Error> {
         self.machine.restore(&saved.state, &saved.maps)?;
         self.player.set_cursor(saved.cursor);
         Ok(())
     }
 
-    fn summary(&mut self) -> (CheckRecord, Option<Outcome>, [u8; 32]) {
+    fn summary(&mut self) -> (CheckRecord<C>, Option<Outcome>, [u8; 32]) {
         let check = self.machine.check(CheckParts { devices: true, ram: true });
         (check, self.machine.outcome().cloned(), self.machine.disk_hash())
     }
 }
 
-fn equal(left: &mut Side, right: &mut Side) -> bool {
+fn equal<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> bool {
     left.summary() == right.summary()
 }
 
 /// Where two replays from the first instruction part: the first difference after `equal_at` (where they are said
-/// to be equal, which is looked at) and up to `until`. `None` when they are equal there too. `progress` gets step
-/// counts.
-pub fn find_parting(
-    left: &mut Side,
-    right: &mut Side,
-    equal_at: u64,
-    until: u64,
-    mut progress: impl FnMut(u64),
+/// to be equal, which is looked at) and up to `until`. `None` when they are equal there too. `progress` gets
+/// positions.
+pub fn find_parting<C: Unit>(
+    left: &mut Side<C>,
+    right: &mut Side<C>,
+    equal_at: C,
+    until: C,
+    mut progress: impl FnMut(C),
 ) -> Result<Option<Parting>, Error> {
     let mut low = (left.save(), right.save());
     if !equal(left, right) {
-        return Ok(Some(describe(left, right, 0)));
+        return Ok(Some(describe(left, right, C::default())));
     }
     let mut next = equal_at;
     let mut high = loop {
         // Not at a multiple of anything: a stride that is too long is only slower.
-        let target =
-            if next > low.0.steps { next } else { low.0.steps.saturating_add(STRIDE_STEPS) }.min(until);
+        let target = if next > low.0.at { next } else { low.0.at.saturating_add(STRIDE) }.min(until);
         left.run_to(target)?;
         right.run_to(target)?;
         progress(target);
@@ -136,10 +139,10 @@ pub fn find_parting(
             return Ok(None);
         }
         low = (left.save(), right.save());
-        next = 0;
+        next = C::default();
     };
-    while high - low.0.steps > 1 {
-        let middle = low.0.steps + (high - low.0.steps) / 2;
+    while high - low.0.at > 1 {
+        let middle = low.0.at + (high - low.0.at) / 2;
         left.restore(&low.0)?;
         right.restore(&low.1)?;
         left.run_to(middle)?;
@@ -153,22 +156,22 @@ pub fn find_parting(
     }
     left.restore(&low.0)?;
     right.restore(&low.1)?;
-    let mut parting = describe(left, right, low.0.steps);
+    let mut parting = describe(left, right, low.0.at);
     left.run_to(high)?;
     right.run_to(high)?;
     parting.differences = differences(left, right);
     Ok(Some(parting))
 }
 
-fn describe(left: &mut Side, right: &mut Side, steps: u64) -> Parting {
+fn describe<C: Unit>(left: &mut Side<C>, right: &mut Side<C>, at: C) -> Parting {
     let before = left.machine.cpu().state();
     let mut code = vec![0; 15];
     let count = left.machine.cpu().core().peek(before.rip.wrapping_add(before.segments[1].base), &mut code);
     code.truncate(count);
-    Parting { steps, before, code, differences: differences(left, right) }
+    Parting { at: at.position(), before, code, differences: differences(left, right) }
 }
 
-fn differences(left: &mut Side, right: &mut Side) -> Vec<String> {
+fn differences<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> Vec<String> {
     let mut found = registers::differences(&left.machine.cpu().state(), &right.machine.cpu().state());
     let (then, now) = (left.summary(), right.summary());
     if then.0.at.time_ns != now.0.at.time_ns {
@@ -191,7 +194,7 @@ fn differences(left: &mut Side, right: &mut Side) -> Vec<String> {
 }
 
 /// The first bytes of RAM that differ.
-fn ram_differences(left: &Machine, right: &Machine) -> Vec<String> {
+fn ram_differences<C: Unit>(left: &Machine<C>, right: &Machine<C>) -> Vec<String> {
     let size = left.ram().size_bytes();
     if size != right.ram().size_bytes() {
         return vec!["the machines have different amounts of RAM".to_string()];

@@ -11,11 +11,12 @@ use std::fmt;
 use checkpoint::{Maps, PAGE_BYTES, Page, PageMap, PageRef, Space};
 
 use crate::error::Error;
-use crate::machine::comparable::cpu_hash;
+use crate::machine::comparable::{Likeness, cpu_hash};
 use crate::machine::disk::OverlayDisk;
 use crate::machine::ram_digest::leave_out_processors_own;
-use crate::machine::{Machine, MachineState, hash_of};
-use crate::position::{Counting, TimeBase};
+use crate::machine::unit::Unit;
+use crate::machine::{Machine, MachineState};
+use crate::position::Position;
 use crate::recording::Recording;
 use crate::recording::checkpoints::{CheckpointHead, Checkpoints, must_fit, state_bytes};
 use crate::recording::player::Player;
@@ -23,10 +24,8 @@ use crate::recording::player::Player;
 /// A checkpoint that is not what a replay has at its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointDifference {
-    /// The checkpoint's step count.
-    pub steps: u64,
-    /// What the steps are.
-    pub counting: Counting,
+    /// Where it is.
+    pub at: Position,
     /// The first part of it that differs.
     pub part: CheckpointPart,
 }
@@ -56,8 +55,7 @@ pub enum CheckpointPart {
 
 impl fmt::Display for CheckpointDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (counted, at) = (self.counting.one(), self.steps);
-        write!(f, "the checkpoint at {counted} {at} is not what the replay has there: ")?;
+        write!(f, "the checkpoint at {} is not what the replay has there: ", self.at)?;
         match self.part {
             CheckpointPart::Head => f.write_str("position, counts or the place in the log differ"),
             CheckpointPart::State(what) => write!(f, "{what} differs"),
@@ -72,10 +70,10 @@ impl fmt::Display for CheckpointDifference {
 }
 
 /// Compares the checkpoints of a recording one after the other, in the order of the run.
-pub struct CheckpointComparison {
-    checkpoints: Checkpoints,
-    counting: Counting,
-    time_base: TimeBase,
+pub struct CheckpointComparison<C> {
+    checkpoints: Checkpoints<C>,
+    /// How alike states must be. What counts instructions was all made by the software CPU.
+    likeness: Likeness,
     /// The disk as it is at the checkpoint that is compared.
     disk: Option<OverlayDisk>,
     /// The maps at the checkpoint that was compared last.
@@ -86,14 +84,14 @@ pub struct CheckpointComparison {
     pub difference: Option<CheckpointDifference>,
 }
 
-impl CheckpointComparison {
+impl<C: Unit> CheckpointComparison<C> {
     /// Begins with a machine at its first instruction. Reads and checks everything in the store, which `progress`
     /// hears of in bytes done and in all. `None` if the recording has no checkpoints.
     pub fn new(
-        recording: &Recording,
-        machine: &mut Machine,
+        recording: &Recording<C>,
+        machine: &mut Machine<C>,
         progress: impl FnMut(u64, u64),
-    ) -> Result<Option<CheckpointComparison>, Error> {
+    ) -> Result<Option<CheckpointComparison<C>>, Error> {
         let Some(store) = recording.checkpoints()? else { return Ok(None) };
         store.verify(progress)?;
         must_fit(&store, machine)?;
@@ -107,68 +105,61 @@ impl CheckpointComparison {
         };
         let ram = if recording.is_part() { ram_at_power_on(recording)? } else { machine.maps().ram };
         let before = Maps { ram: ram.clone(), disk: PageMap::new(store.disk_blocks()) };
-        let checkpoints = Checkpoints::new(store, ram, recording)?;
-        let (counting, time_base) = (recording.counting, recording.manifest.machine.time_base());
+        let checkpoints = Checkpoints::new(store, ram, &recording.log)?;
+        let likeness =
+            if C::NAMES_ONE_PLACE { Likeness::Exact } else { recording.manifest.machine.likeness() };
         let (compared, difference) = (0, None);
-        Ok(Some(CheckpointComparison {
-            checkpoints,
-            counting,
-            time_base,
-            disk,
-            before,
-            compared,
-            difference,
-        }))
+        Ok(Some(CheckpointComparison { checkpoints, likeness, disk, before, compared, difference }))
     }
 
-    /// The step counts of the checkpoints, in order.
-    pub fn positions(&self) -> Vec<u64> {
+    /// Where the checkpoints are, in order.
+    pub fn positions(&self) -> Vec<C> {
         self.checkpoints.heads().keys().copied().collect()
     }
 
     /// Whether a checkpoint is of a run that has ended, and so of the machine behind its last step.
-    pub fn is_after_the_end(&self, steps: u64) -> Result<bool, Error> {
-        let state = parse_state(&self.checkpoints.store().state_at(steps)?);
+    pub fn is_after_the_end(&self, at: C) -> Result<bool, Error> {
+        let state = parse_state(&self.checkpoints.store().state_at(at.number())?);
         Ok(state.is_some_and(|state| state.outcome.is_some()))
     }
 
-    /// Compares the checkpoint at `steps` with a machine that a replay has brought there.
-    pub fn compare(&mut self, steps: u64, machine: &mut Machine, player: &Player) -> Result<(), Error> {
+    /// Compares the checkpoint at `at` with a machine that a replay has brought there.
+    pub fn compare(&mut self, at: C, machine: &mut Machine<C>, player: &Player<C>) -> Result<(), Error> {
         if self.difference.is_some() {
             return Ok(());
         }
-        let part = match self.head_or_state(steps, machine, player)? {
-            None => self.first_page(steps, machine)?,
+        let part = match self.head_or_state(at, machine, player)? {
+            None => self.first_page(at, machine)?,
             part => part,
         };
-        self.difference = part.map(|part| CheckpointDifference { steps, counting: self.counting, part });
+        self.difference = part.map(|part| CheckpointDifference { at: at.position(), part });
         self.compared += 1;
         Ok(())
     }
 
     fn head_or_state(
         &self,
-        steps: u64,
-        machine: &Machine,
-        player: &Player,
+        at: C,
+        machine: &Machine<C>,
+        player: &Player<C>,
     ) -> Result<Option<CheckpointPart>, Error> {
-        let (stored, now) = (self.checkpoints.store().state_at(steps)?, machine.state());
-        let bytes = match self.counting {
-            Counting::Instructions => stored.clone(),
+        let (stored, now) = (self.checkpoints.store().state_at(at.number())?, machine.state());
+        let bytes = match self.likeness {
+            Likeness::Exact => stored.clone(),
             // Whichever engine it was, as far as engines agree.
-            Counting::Exits => parse_state(&stored)
-                .filter(|state| cpu_hash(&state.cpu, self.time_base) == cpu_hash(&now.cpu, self.time_base))
+            Likeness::AcrossProcessors => parse_state(&stored)
+                .filter(|state| cpu_hash(&state.cpu, self.likeness) == cpu_hash(&now.cpu, self.likeness))
                 .map_or(Vec::new(), |state| state_bytes(&MachineState { cpu: now.cpu.clone(), ..state })),
         };
         if bytes != state_bytes(&now) {
             return Ok(Some(CheckpointPart::State(self.differing(parse_state(&stored).as_ref(), &now))));
         }
-        let head = CheckpointHead::of(machine, self.counting, player.cursor());
-        Ok((self.checkpoints.heads().get(&steps) != Some(&head)).then_some(CheckpointPart::Head))
+        let head = CheckpointHead::of(machine, player.cursor());
+        Ok((self.checkpoints.heads().get(&at) != Some(&head)).then_some(CheckpointPart::Head))
     }
 
-    fn first_page(&mut self, steps: u64, machine: &mut Machine) -> Result<Option<CheckpointPart>, Error> {
-        let maps = self.checkpoints.maps(steps)?;
+    fn first_page(&mut self, at: C, machine: &mut Machine<C>) -> Result<Option<CheckpointPart>, Error> {
+        let maps = self.checkpoints.maps(at)?;
         let mut pages = BTreeSet::new();
         machine.take_written(|space, page, _| {
             pages.insert((space, page));
@@ -193,7 +184,7 @@ impl CheckpointComparison {
                     machine.read_block(page, &mut now)?;
                 }
             }
-            if space == Space::Ram && self.counting == Counting::Exits {
+            if space == Space::Ram && self.likeness == Likeness::AcrossProcessors {
                 leave_out_processors_own(&mut stored);
                 leave_out_processors_own(&mut now);
             }
@@ -213,10 +204,7 @@ impl CheckpointComparison {
 
     /// The part of a state that differs.
     fn differing(&self, stored: Option<&MachineState>, now: &MachineState) -> &'static str {
-        let cpu = |state: &MachineState| match self.counting {
-            Counting::Instructions => hash_of(&cpu::CpuStateV1::from(&state.cpu)),
-            Counting::Exits => cpu_hash(&state.cpu, self.time_base),
-        };
+        let cpu = |state: &MachineState| cpu_hash(&state.cpu, self.likeness);
         match stored {
             None => "the machine's state, which makes no sense,",
             Some(stored) if cpu(stored) != cpu(now) => "the CPU's state",
@@ -249,7 +237,7 @@ fn parse_state(bytes: &[u8]) -> Option<MachineState> {
 }
 
 /// What the loader leaves in RAM.
-fn ram_at_power_on(recording: &Recording) -> Result<PageMap, Error> {
-    let (config, player) = (&recording.manifest.machine, Player::new(recording));
+fn ram_at_power_on<C: Unit>(recording: &Recording<C>) -> Result<PageMap, Error> {
+    let (config, player) = (&recording.manifest.machine, Player::new(recording.log.clone()));
     Ok(Machine::new(config, &config.read_images()?, player.power_on())?.maps().ram)
 }

@@ -11,29 +11,30 @@ use cpu::CpuState;
 
 use crate::divergence::Divergence;
 use crate::error::Error;
+use crate::machine::unit::Unit;
 use crate::position::Moment;
 use crate::recording::Recording;
 use crate::recording::log::EventRecord;
 use crate::recording::player::Scrutiny;
 use crate::replay::bisect::{Parting, Side, find_parting};
 use crate::replay::compare_checkpoints::{CheckpointComparison, CheckpointDifference};
-use crate::replay::{Fault, Replay, ReplayEnd, last_step};
+use crate::replay::run::{Fault, Replay, ReplayEnd, last_place};
 
 /// What verifying a recording found.
-pub struct Verification {
+pub struct Verification<C> {
     /// Where the replay ended.
-    pub at: Moment,
+    pub at: Moment<C>,
     /// Whether the recording has an end to compare with.
     pub complete: bool,
     /// The difference, if there is one.
-    pub difference: Option<Difference>,
+    pub difference: Option<Difference<C>>,
     /// Number of checkpoints that were compared with the replay.
     pub checkpoints: usize,
     /// The first checkpoint that is not what the replay had at its place.
     pub checkpoint_difference: Option<CheckpointDifference>,
 }
 
-impl Verification {
+impl<C> Verification<C> {
     /// Whether nothing differs.
     pub fn equal(&self) -> bool {
         self.difference.is_none() && self.checkpoint_difference.is_none()
@@ -41,13 +42,13 @@ impl Verification {
 }
 
 /// A difference between recording and replay.
-pub struct Difference {
+pub struct Difference<C> {
     /// As the replay found it.
     pub divergence: Divergence,
     /// The replayed machine's registers there.
     pub registers: CpuState,
     /// The recorded events between the last point that was equal and this one.
-    pub events: Vec<(usize, EventRecord)>,
+    pub events: Vec<(usize, EventRecord<C>)>,
     /// What could be found out about where it began.
     pub origin: Origin,
 }
@@ -63,18 +64,18 @@ pub enum Origin {
 }
 
 /// Checks the store of checkpoints, then replays the whole recording and compares everything. `fault` lets memory fail on the way, for tests. `progress`
-/// gets what is being done and a step count, or the share of one.
-pub fn verify(
-    recording: &Recording,
-    fault: Option<Fault>,
-    mut progress: impl FnMut(&'static str, u64),
-) -> Result<Verification, Error> {
+/// gets what is being done and a position, or the share of the last one.
+pub fn verify<C: Unit>(
+    recording: &Recording<C>,
+    fault: Option<Fault<C>>,
+    mut progress: impl FnMut(&'static str, C),
+) -> Result<Verification<C>, Error> {
     let complete = recording.log.end.is_some();
     let mut replay = Replay::new(recording, Scrutiny::Everything, |_| Ok(()))?;
-    let last = last_step(recording);
+    let last = last_place(recording);
     let mut comparison = CheckpointComparison::new(recording, &mut replay.machine, |done, all| {
-        let share = u128::from(last) * u128::from(done) / u128::from(all.max(1));
-        progress("checking checkpoints", share as u64);
+        let share = u128::from(last.number()) * u128::from(done) / u128::from(all.max(1));
+        progress("checking checkpoints", C::new(share as u64));
     })?;
     replay.inject(fault);
     let result = run_and_compare(&mut replay, comparison.as_mut(), |steps| progress("replaying", steps));
@@ -92,65 +93,68 @@ pub fn verify(
     let Error::Divergence(divergence) = error else { return Err(error) };
     let registers = replay.machine.cpu().state();
     drop(replay);
-    let origin = find_origin(recording, &divergence, fault, &mut progress)?;
-    let between = |event: &EventRecord| event.at >= divergence.last_good && event.at <= divergence.at;
+    let at = Moment { count: divergence.at.counted(), time_ns: divergence.time_ns };
+    let last_good = Moment { count: divergence.last_good.counted(), time_ns: divergence.last_good_ns };
+    let origin = find_origin(recording, at.count, last_good, fault, &mut progress)?;
+    let between = |event: &EventRecord<C>| event.at >= last_good && event.at <= at;
     let events = recording.log.events.iter().cloned().enumerate().filter(|(_, e)| between(e)).collect();
-    found.at = divergence.at;
+    found.at = at;
     found.difference = Some(Difference { divergence: *divergence.clone(), registers, events, origin });
     Ok(found)
 }
 
 /// Replays to the end, and compares the checkpoints on the way.
-fn run_and_compare(
-    replay: &mut Replay<'_>,
-    comparison: Option<&mut CheckpointComparison>,
-    mut progress: impl FnMut(u64),
+fn run_and_compare<C: Unit>(
+    replay: &mut Replay<'_, C>,
+    comparison: Option<&mut CheckpointComparison<C>>,
+    mut progress: impl FnMut(C),
 ) -> Result<ReplayEnd, Error> {
     if let Some(comparison) = comparison {
-        for steps in comparison.positions() {
-            let until = (!comparison.is_after_the_end(steps)?).then_some(steps);
+        for at in comparison.positions() {
+            let until = (!comparison.is_after_the_end(at)?).then_some(at);
             replay.run(until, &mut progress)?;
-            comparison.compare(steps, &mut replay.machine, &replay.player)?;
+            comparison.compare(at, &mut replay.machine, &replay.player)?;
         }
     }
     replay.run(None, progress)
 }
 
-fn find_origin(
-    recording: &Recording,
-    first: &Divergence,
-    fault: Option<Fault>,
-    progress: &mut impl FnMut(&'static str, u64),
+fn find_origin<C: Unit>(
+    recording: &Recording<C>,
+    first: C,
+    last_good: Moment<C>,
+    fault: Option<Fault<C>>,
+    progress: &mut impl FnMut(&'static str, C),
 ) -> Result<Origin, Error> {
     let mut second = Replay::new(recording, Scrutiny::Everything, |_| Ok(()))?;
-    let whole = first.at.steps >= last_step(recording);
-    let until = if whole { None } else { Some(first.at.steps + 1) };
+    let whole = first >= last_place(recording);
+    let until = if whole { None } else { Some(first + 1) };
     match second.run(until, |steps| progress("replaying a second time", steps)) {
         Err(Error::Divergence(_)) => return Ok(Origin::Between),
         other => drop(other?),
     }
     drop(second);
     let (mut good, mut bad) = (Side::new(recording, None)?, Side::new(recording, fault)?);
-    let known = equal_everywhere(recording, first.last_good);
-    let parting = find_parting(&mut good, &mut bad, known, first.at.steps, |steps| {
+    let known = equal_everywhere(recording, last_good);
+    let parting = find_parting(&mut good, &mut bad, known, first, |steps| {
         progress("comparing two replays", steps);
     })?;
     Ok(parting.map_or(Origin::DidNotRecur, |parting| Origin::ReplaysPart(Box::new(parting))))
 }
 
 /// The last check of everything at or before a point.
-fn equal_everywhere(recording: &Recording, last_good: Moment) -> u64 {
+fn equal_everywhere<C: Unit>(recording: &Recording<C>, last_good: Moment<C>) -> C {
     let checks = recording.log.checks.iter().map(|(_, check)| check);
     let mut whole = checks.rev().filter(|check| check.ram_digest.is_some() && check.at <= last_good);
-    whole.next().map_or(0, |check| check.at.steps)
+    whole.next().map_or(C::default(), |check| check.at.count)
 }
 
 /// Where the replays of two recordings part; `None` if they do not.
-pub fn compare(
-    left: &Recording,
-    right: &Recording,
-    progress: impl FnMut(u64),
+pub fn compare<C: Unit>(
+    left: &Recording<C>,
+    right: &Recording<C>,
+    progress: impl FnMut(C),
 ) -> Result<Option<Parting>, Error> {
-    let until = last_step(left).max(last_step(right)).saturating_add(1);
-    find_parting(&mut Side::new(left, None)?, &mut Side::new(right, None)?, 0, until, progress)
+    let until = last_place(left).max(last_place(right)).saturating_add(1);
+    find_parting(&mut Side::new(left, None)?, &mut Side::new(right, None)?, C::default(), until, progress)
 }

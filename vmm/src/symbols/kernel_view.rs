@@ -18,26 +18,26 @@ const PAGE_BYTES: u64 = 4096;
 
 /// Virtual memory of a machine, through one set of page tables.
 pub struct KernelView<'a> {
-    machine: &'a Machine,
+    machine: &'a Machine<crate::position::Instructions>,
     /// The root of other tables than the current ones.
     root: Option<u64>,
 }
 
 impl<'a> KernelView<'a> {
     /// Through the current tables.
-    pub fn current(machine: &'a Machine) -> KernelView<'a> {
+    pub fn current(machine: &'a Machine<crate::position::Instructions>) -> KernelView<'a> {
         KernelView { machine, root: None }
     }
 
     /// Through what would be the kernel's tables if the current ones were a program's.
-    pub fn behind_user(machine: &'a Machine) -> Option<KernelView<'a>> {
+    pub fn behind_user(machine: &'a Machine<crate::position::Instructions>) -> Option<KernelView<'a>> {
         let root = address_space(machine);
         (root & USER_ROOT_BIT != 0).then_some(KernelView { machine, root: Some(root & !USER_ROOT_BIT) })
     }
 
     /// Through the current tables, and then through what would be the kernel's behind a program's: what is found in
     /// neither is not there.
-    pub fn all(machine: &'a Machine) -> impl Iterator<Item = KernelView<'a>> {
+    pub fn all(machine: &'a Machine<crate::position::Instructions>) -> impl Iterator<Item = KernelView<'a>> {
         [KernelView::current(machine)].into_iter().chain(KernelView::behind_user(machine))
     }
 

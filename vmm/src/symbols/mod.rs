@@ -96,7 +96,7 @@ pub struct NoKernel;
 
 impl Symbols {
     /// Those of the kernel that a machine runs, as of now.
-    pub fn of_machine(machine: &Machine) -> Result<Symbols, NoKernel> {
+    pub fn of_machine(machine: &Machine<crate::position::Instructions>) -> Result<Symbols, NoKernel> {
         let current = Symbols::of_kernel(&KernelView::current(machine));
         let is_whole = |symbols: &Symbols| symbols.without_modules.is_none();
         if current.as_ref().is_ok_and(is_whole) {

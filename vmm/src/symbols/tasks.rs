@@ -82,7 +82,7 @@ pub struct Processes {
 
 impl Processes {
     /// Those of the guest as it stands.
-    pub fn of_machine(machine: &Machine) -> Result<Processes, NoTasks> {
+    pub fn of_machine(machine: &Machine<crate::position::Instructions>) -> Result<Processes, NoTasks> {
         Ok(Tasks::of_machine(machine)?.list(machine))
     }
 
@@ -147,13 +147,16 @@ struct Layout {
 
 impl Tasks {
     /// Those of the kernel that a machine runs. Takes a while: searches for its symbols.
-    pub fn of_machine(machine: &Machine) -> Result<Tasks, NoTasks> {
+    pub fn of_machine(machine: &Machine<crate::position::Instructions>) -> Result<Tasks, NoTasks> {
         let symbols = Symbols::of_machine(machine)?;
         Tasks::of_kernel(machine, &symbols)
     }
 
     /// Those of the kernel that has these symbols.
-    pub fn of_kernel(machine: &Machine, symbols: &Symbols) -> Result<Tasks, NoTasks> {
+    pub fn of_kernel(
+        machine: &Machine<crate::position::Instructions>,
+        symbols: &Symbols,
+    ) -> Result<Tasks, NoTasks> {
         let found = KernelView::all(machine).map(|view| Tasks::find(&view, symbols));
         let first = found.reduce(|first, second| if first.is_ok() { first } else { second });
         Ok(first.expect("there is always the current view")?)
@@ -177,7 +180,7 @@ impl Tasks {
     }
 
     /// All processes as of now.
-    pub fn list(&self, machine: &Machine) -> Processes {
+    pub fn list(&self, machine: &Machine<crate::position::Instructions>) -> Processes {
         let lists = KernelView::all(machine).map(|view| self.list_in(&view));
         let is_better =
             |list: &Processes, other: &Processes| list.damage.is_none() || list.all.len() >= other.all.len();
@@ -186,18 +189,18 @@ impl Tasks {
     }
 
     /// What runs, or was interrupted.
-    pub fn current(&self, machine: &Machine) -> Option<Thread> {
+    pub fn current(&self, machine: &Machine<crate::position::Instructions>) -> Option<Thread> {
         KernelView::all(machine).find_map(|view| self.current_in(&view))
     }
 
     /// The root of the page tables that are in use, as a process has it: the same whether it is in the kernel or not.
-    pub fn address_space(&self, machine: &Machine) -> u64 {
+    pub fn address_space(&self, machine: &Machine<crate::position::Instructions>) -> u64 {
         let root = address_space(machine);
         if self.is_isolated(machine) { root & !USER_ROOT_BIT } else { root }
     }
 
     /// Whether programs run on page tables of their own, beside those that the kernel uses for them.
-    pub fn is_isolated(&self, machine: &Machine) -> bool {
+    pub fn is_isolated(&self, machine: &Machine<crate::position::Instructions>) -> bool {
         let (_, bit) = ISOLATED;
         let word = |view: KernelView<'_>| number::<4>(&view, self.features?);
         KernelView::all(machine).find_map(word).is_some_and(|word| word >> bit & 1 != 0)

@@ -3,7 +3,7 @@
 //!
 //! A walker's own machine is on the software CPU, which alone knows where between two exits it is. What lies between the
 //! places of two events can be left to a second machine, which counts exits and plays the log that was recorded: the
-//! translated log says what the counts are at its end. Where the second machine comes to a breakpoint, that it lies behind some
+//! recounted log says what the counts are at its end. Where the second machine comes to a breakpoint, that it lies behind some
 //! event is all that is taken from it; it goes to that event once more, and the software CPU finds the breakpoint from there. So
 //! whatever a person sees comes from the software CPU, and where the second machine fails all goes on without it.
 
@@ -12,16 +12,17 @@ use std::sync::Arc;
 
 use cpu::AddressKind;
 
-use super::stops::Armed;
-use super::walker::{Poll, Shared, Walker};
 use crate::engine::EngineKind;
 use crate::error::Error;
 use crate::machine::{Machine, Outcome, RunStop};
-use crate::position::Counting;
+use crate::position::{Count, Exits, Instructions};
+use crate::recording::Recounted;
 use crate::recording::checkpoints::Snapshot;
-use crate::recording::log::EventRecord;
-use crate::recording::player::{Cursor, Player};
-use crate::recording::{Exits, Recording};
+use crate::recording::cursor::Cursor;
+use crate::recording::log::Log;
+use crate::recording::player::Player;
+use crate::timeline::stops::Armed;
+use crate::timeline::walker::{Poll, Shared, Walker};
 
 /// Exits between two questions whether to stop.
 const POLL_EXITS: u64 = 200;
@@ -49,7 +50,7 @@ impl FastForward {
     }
 }
 
-/// From the place of one event to that of another, both by their numbers in the translated log.
+/// From the place of one event to that of another, both by their numbers in the recounted log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stretch {
     first: usize,
@@ -59,7 +60,7 @@ struct Stretch {
 /// How a stretch was gone along.
 enum Gone {
     /// To its end, and this is the machine there.
-    There(Box<Snapshot>),
+    There(Box<Snapshot<Instructions>>),
     /// A breakpoint was met, or almost, when so many events had come in.
     Met(usize),
     Interrupted,
@@ -67,8 +68,8 @@ enum Gone {
 
 /// What a walker is to do.
 pub(super) enum Ahead {
-    /// Nothing can be left to another engine before this step count.
-    NotBefore(u64),
+    /// Nothing can be left to another engine before this place.
+    NotBefore(Instructions),
     /// The walker is at another place now.
     Gone,
     Interrupted,
@@ -77,39 +78,35 @@ pub(super) enum Ahead {
 /// The second machine.
 pub(super) struct Runner {
     options: FastForward,
-    machine: Machine,
-    player: Player,
-    exits: Arc<Exits>,
-    /// Checks and conditional branches before the part that was translated.
+    machine: Machine<Exits>,
+    player: Player<Exits>,
+    exits: Arc<Recounted>,
+    /// Checks and conditional branches before the part that was recounted.
     checks_before: usize,
     branches_before: u64,
     /// The same events by instructions, and the number of system calls until each.
-    events: Vec<EventRecord>,
-    system_calls: Vec<u64>,
+    log: Arc<Log<Instructions>>,
     /// Where the software CPU goes alone, and for how long after the next breakpoint.
-    resting: Range<u64>,
+    resting: Range<Instructions>,
     rest: u64,
 }
 
 impl Runner {
-    /// A second machine for a translated recording. Others count instructions from the beginning, and no engine but the
+    /// A second machine for a recounted recording. Others count instructions from the beginning, and no engine but the
     /// software CPU can run them.
     pub fn new(shared: &Shared, options: FastForward) -> Result<Runner, Error> {
         let recording = &shared.recording;
-        let Some(exits) = &recording.exits else {
+        let Some(exits) = &recording.recounted else {
             let why = "this recording counts instructions, which only the software engine does";
             return Err(Error::Unsupported(why.to_string()));
         };
-        let recorded =
-            Recording { log: exits.log.clone(), counting: Counting::Exits, exits: None, ..recording.clone() };
-        let player = Player::new(&recorded);
+        let player = Player::new(exits.log.clone());
         let config = &recording.manifest.machine;
-        let mut machine =
-            Machine::build(config, &shared.images, player.power_on(), options.engine, Counting::Exits)?;
+        let mut machine = Machine::build(config, &shared.images, player.power_on(), options.engine)?;
         if let Some(checkpoints) = &shared.checkpoints {
             machine.attach_store(checkpoints.store().clone());
         }
-        let events = recording.log.events.clone();
+        let events = &recording.log.events;
         if events.is_empty() || exits.number_of(events.len() - 1) + 1 != exits.log.events.len() {
             let why = "its log by instructions has other events than the log by exits";
             return Err(Error::recording(&recording.path, why));
@@ -123,49 +120,48 @@ impl Runner {
             options,
             machine,
             player,
-            checks_before: exits.log.checks.partition_point(|(_, check)| check.at.steps < exits.from),
+            checks_before: exits.log.checks.partition_point(|(_, check)| check.at.count < exits.from),
             branches_before: numbered.next().unwrap_or_default(),
             exits: exits.clone(),
-            events,
-            system_calls: recording.log.system_calls.clone(),
-            resting: 0..0,
+            log: recording.log.clone(),
+            resting: Instructions(0)..Instructions(0),
             rest: options.least_steps,
         })
     }
 
-    /// What can be left to this machine on the way to a step count by a walker that is here and has taken so many events.
-    fn stretch(&self, here: u64, taken: usize, target: u64) -> Option<Stretch> {
-        let limit = target.checked_sub(self.options.near_steps)?;
+    /// What can be left to this machine on the way to a place by a walker that is here and has taken so many events.
+    fn stretch(&self, here: Instructions, taken: usize, target: Instructions) -> Option<Stretch> {
+        let limit = Instructions(target.number().checked_sub(self.options.near_steps)?);
         let earliest = if self.resting.contains(&here) { self.resting.end } else { here };
         // Power-on is no place to begin at: a part of a recording has it too, and it happened long before.
-        let first = taken.max(1).max(self.events.partition_point(|event| event.at.steps < earliest));
-        let begin = self.steps_at(first)?;
+        let first = taken.max(1).max(self.log.events.partition_point(|event| event.at.count < earliest));
+        let begin = self.place_of(first)?;
         self.worth_it(first, limit.min(begin.saturating_add(self.options.most_steps)))
     }
 
-    /// From an event to the last place of one at or before a step count, if that is long enough.
-    fn worth_it(&self, first: usize, limit: u64) -> Option<Stretch> {
-        let last = self.events.partition_point(|event| event.at.steps <= limit).checked_sub(1)?;
-        let steps = self.steps_at(last)?;
+    /// From an event to the last place of one at or before a place, if that is long enough.
+    fn worth_it(&self, first: usize, limit: Instructions) -> Option<Stretch> {
+        let last = self.log.events.partition_point(|event| event.at.count <= limit).checked_sub(1)?;
+        let place = self.place_of(last)?;
         // Several can come in at one place: the first of them.
-        let last = self.events.partition_point(|event| event.at.steps < steps);
+        let last = self.log.events.partition_point(|event| event.at.count < place);
         let stretch = Stretch { first, last };
         (last > first && self.length(stretch) >= self.options.least_steps).then_some(stretch)
     }
 
-    fn steps_at(&self, event: usize) -> Option<u64> {
-        self.events.get(event).map(|event| event.at.steps)
+    fn place_of(&self, event: usize) -> Option<Instructions> {
+        self.log.events.get(event).map(|event| event.at.count)
     }
 
     fn length(&self, stretch: Stretch) -> u64 {
-        self.events[stretch.last].at.steps - self.events[stretch.first].at.steps
+        self.log.events[stretch.last].at.count - self.log.events[stretch.first].at.count
     }
 
     /// Goes along a stretch at whose beginning a walker stands.
     fn go(
         &mut self,
         stretch: Stretch,
-        from: &Snapshot,
+        from: &Snapshot<Instructions>,
         breakpoints: &[u64],
         poll: &mut Poll<'_>,
     ) -> Result<Gone, Error> {
@@ -173,15 +169,15 @@ impl Runner {
         let begin = self.player.events()[first].at;
         let mut state = from.state.clone();
         state.cpu.branches = state.cpu.branches.saturating_add(self.branches_before);
-        self.machine.restore_at_exit(begin.steps, &state, &from.maps)?;
+        self.machine.restore_at_exit(begin.count, &state, &from.maps)?;
         let checks = from.cursor.checks() + self.checks_before;
         self.player.set_cursor(Cursor::after(first, checks, begin, 0));
         self.player.end_before(last);
         let points: Vec<_> = breakpoints.iter().map(|&address| (AddressKind::Linear, address)).collect();
         self.machine.set_breakpoints(&points);
         loop {
-            let until = self.machine.moment().steps + POLL_EXITS;
-            match self.machine.run_from(until, u64::MAX, &mut self.player)? {
+            let until = self.machine.moment().count + POLL_EXITS;
+            match self.machine.run_from(until, Instructions::MAX, &mut self.player)? {
                 RunStop::Reached if poll() => return Ok(Gone::Interrupted),
                 RunStop::Reached => {}
                 RunStop::Ended(Outcome::Ended) if self.player.cursor().events() == last => break,
@@ -197,24 +193,24 @@ impl Runner {
     }
 
     /// The machine at the end of a stretch, as the software CPU would have it there.
-    fn arrived(&mut self, stretch: Stretch) -> Box<Snapshot> {
-        let record = &self.events[stretch.last];
+    fn arrived(&mut self, stretch: Stretch) -> Box<Snapshot<Instructions>> {
+        let record = &self.log.events[stretch.last];
         let mut state = self.machine.state();
-        state.cpu.steps = record.at.steps;
+        state.cpu.steps = record.at.count.number();
         state.cpu.branches = record.branches;
-        state.cpu.system_calls = self.system_calls[stretch.last];
+        state.cpu.system_calls = self.log.system_calls[stretch.last];
         let checks = self.player.cursor().checks() - self.checks_before;
-        let before = self.events[stretch.last - 1].at;
+        let before = self.log.events[stretch.last - 1].at;
         let cursor = Cursor::after(stretch.last, checks, before, 0);
         Box::new(Snapshot { state, maps: self.machine.maps(), cursor })
     }
 
     /// On the way from `here` a breakpoint was met behind `before`, the place of the event before this one. Where they
     /// are dense, each way to the other engine is for nothing.
-    fn met(&mut self, here: u64, before: u64, event: usize) {
-        let soon = before.saturating_sub(here) < self.rest.saturating_mul(REST_FACTOR);
+    fn met(&mut self, here: Instructions, before: Instructions, event: usize) {
+        let soon = before.saturating_since(here) < self.rest.saturating_mul(REST_FACTOR);
         self.rest = if soon { (self.rest * REST_FACTOR).min(MOST_REST) } else { self.options.least_steps };
-        let behind = self.steps_at(event).unwrap_or(u64::MAX);
+        let behind = self.place_of(event).unwrap_or(Instructions::MAX);
         self.resting = here..behind.max(before.saturating_add(self.rest));
     }
 }
@@ -223,20 +219,20 @@ impl Walker {
     /// Lets the other engine, if there is one, go along what lies ahead.
     pub fn fast_forward(
         &mut self,
-        target: u64,
+        target: Instructions,
         armed: &Armed<'_>,
         poll: &mut Poll<'_>,
     ) -> Result<Ahead, Error> {
-        let nothing = Ok(Ahead::NotBefore(u64::MAX));
+        let nothing = Ok(Ahead::NotBefore(Instructions::MAX));
         // What the console shows is handed on by the software engine.
         let Some(runner) = self.runner.as_mut().filter(|_| !self.player.shows_output()) else {
             return nothing;
         };
         let taken = self.player.cursor().events();
-        let here = self.machine.moment().steps;
+        let here = self.machine.moment().count;
         let Some(stretch) = runner.stretch(here, taken, target) else { return nothing };
         let Some(breakpoints) = armed.addresses(kvm::MAX_STOPS) else { return nothing };
-        let begin = runner.events[stretch.first].at.steps;
+        let begin = runner.log.events[stretch.first].at.count;
         if begin > here {
             return Ok(Ahead::NotBefore(begin));
         }
@@ -248,9 +244,9 @@ impl Walker {
         let mut gone = runner.go(stretch, &from, &breakpoints, poll);
         let mut length = runner.length(stretch);
         if let Ok(Gone::Met(event)) = gone {
-            let before = runner.steps_at(event.saturating_sub(1)).unwrap_or_default();
+            let before = runner.place_of(event.saturating_sub(1)).unwrap_or_default();
             runner.met(here, before, event);
-            log::debug!("a breakpoint is met between {before} and {:?}", runner.steps_at(event));
+            log::debug!("a breakpoint is met between {before} and {:?}", runner.place_of(event));
             let Some(stretch) = runner.worth_it(stretch.first, before) else {
                 return Ok(Ahead::NotBefore(runner.resting.end));
             };

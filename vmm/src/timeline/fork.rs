@@ -5,41 +5,41 @@
 use cpu::CpuState;
 
 use super::stops::{Armed, Stops};
+use super::travel::{Timeline, TravelStop};
 use super::walker::{POLL_STEPS, Poll};
-use super::{Timeline, TravelStop};
 use crate::error::Error;
 use crate::machine::RunStop;
 use crate::machine::inputs::{Event, Idle, Inputs, View};
-use crate::position::Moment;
+use crate::position::{Count, Instructions, Moment};
 use crate::recording::checkpoints::Snapshot;
 
 /// A fork under way.
 pub(super) struct Fork {
     /// Where history was left.
-    root: Snapshot,
+    root: Snapshot<Instructions>,
 }
 
 /// What a fork gets from outside: time passes, and that is all.
-struct Nobody;
+struct NoInputs;
 
-impl Inputs for Nobody {
-    fn poll(&mut self, _view: &View<'_>) -> Result<Option<Event>, Error> {
+impl Inputs<Instructions> for NoInputs {
+    fn poll(&mut self, _view: &View<'_, Instructions>) -> Result<Option<Event>, Error> {
         Ok(None)
     }
 
-    fn next_poll(&self, _now: Moment) -> u64 {
-        u64::MAX
+    fn next_poll(&self, _now: Moment<Instructions>) -> Instructions {
+        Instructions::MAX
     }
 
-    fn idle(&mut self, _now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+    fn idle(&mut self, _now: Moment<Instructions>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
         Ok(deadline_ns.map_or(Idle::Forever, Idle::Until))
     }
 }
 
 impl Timeline {
-    /// The step count at which the fork began that the machine is in, if it is in one.
-    pub fn forked_at(&self) -> Option<u64> {
-        self.fork.as_ref().map(|fork| fork.root.state.cpu.steps)
+    /// The place at which the fork began that the machine is in, if it is in one.
+    pub fn forked_at(&self) -> Option<Instructions> {
+        self.fork.as_ref().map(|fork| Instructions(fork.root.state.cpu.steps))
     }
 
     /// Replaces the CPU's registers. Begins a fork, unless the machine is in one.
@@ -60,14 +60,14 @@ impl Timeline {
     }
 
     /// Goes back to where the fork began; gives where that is, or `None` if the machine is in no fork.
-    pub fn leave_fork(&mut self) -> Result<Option<u64>, Error> {
+    pub fn leave_fork(&mut self) -> Result<Option<Instructions>, Error> {
         let Some(fork) = &self.fork else { return Ok(None) };
-        let steps = fork.root.state.cpu.steps;
+        let root = Instructions(fork.root.state.cpu.steps);
         Armed::disarm(&mut self.walker.machine);
         self.walker.restore(&fork.root)?;
         // Only now: had it failed, the machine would still be none that history knows.
         self.fork = None;
-        Ok(Some(steps))
+        Ok(Some(root))
     }
 
     fn begin_fork(&mut self) {
@@ -81,31 +81,31 @@ impl Timeline {
     pub(super) fn must_be_history(&self) -> Result<(), Error> {
         match self.forked_at() {
             None => Ok(()),
-            Some(steps) => Err(Error::Position(format!(
-                "this is a scratch fork of the recording, begun at instruction {steps}, and it only goes forward: \
+            Some(at) => Err(Error::Position(format!(
+                "this is a scratch fork of the recording, begun at instruction {at}, and it only goes forward: \
                  'monitor back' returns to the recorded history"
             ))),
         }
     }
 
-    /// Runs a fork on to a step count, or to something to stop at.
+    /// Runs a fork on to a place, or to something to stop at.
     pub(super) fn run_fork(
         &mut self,
-        target: u64,
+        target: Instructions,
         stops: &Stops,
         poll: &mut Poll<'_>,
     ) -> Result<TravelStop, Error> {
         let machine = &mut self.walker.machine;
-        let mut origin = machine.moment().steps;
+        let mut origin = machine.moment().count;
         let mut armed = Armed::new(stops, machine);
         loop {
-            let here = machine.moment().steps;
+            let here = machine.moment().count;
             if here >= target {
                 return Ok(TravelStop::Reached);
             }
-            let stop = machine.run_from(target.min(here + POLL_STEPS), origin, &mut Nobody)?;
+            let stop = machine.run_from(target.min(here + POLL_STEPS), origin, &mut NoInputs)?;
             if stop == RunStop::Breakpoint {
-                origin = machine.moment().steps;
+                origin = machine.moment().count;
             }
             if let Some(hit) = armed.hit(&stop, machine) {
                 return Ok(TravelStop::Hit(hit.cause));
@@ -113,7 +113,7 @@ impl Timeline {
             if matches!(stop, RunStop::Ended(_)) {
                 return Ok(TravelStop::End);
             }
-            if machine.moment().steps < target && poll() {
+            if machine.moment().count < target && poll() {
                 return Ok(TravelStop::Interrupted);
             }
         }

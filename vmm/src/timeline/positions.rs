@@ -1,10 +1,10 @@
 //! What the notations of positions mean in a recording.
 
+use super::travel::{Timeline, TravelStop};
 use super::walker::{Poll, TRAIL_STEPS, Walked};
-use super::{Timeline, TravelStop};
 use crate::error::Error;
 use crate::machine::Machine;
-use crate::position::PositionSpec;
+use crate::position::{Count, Instructions, PositionSpec};
 use crate::recording::checkpoints::CheckpointHead;
 
 /// Steps between two looks at a measure while it is far from what is wanted, and the factor to the next finer ones.
@@ -14,8 +14,8 @@ const SLICE_FACTOR: u64 = 1 << 2;
 
 /// Something that only grows along a run, in a machine and in the head of a checkpoint.
 struct Measure {
-    of_machine: fn(&Machine) -> u64,
-    of_head: fn(&CheckpointHead) -> u64,
+    of_machine: fn(&Machine<Instructions>) -> u64,
+    of_head: fn(&CheckpointHead<Instructions>) -> u64,
 }
 
 const BRANCHES: Measure =
@@ -26,21 +26,27 @@ const TIME: Measure =
     Measure { of_machine: |machine| machine.moment().time_ns, of_head: |head| head.at.time_ns };
 
 impl Timeline {
-    /// The step count that a notation means. Notations that count something else run to find it.
-    pub fn resolve(&mut self, spec: PositionSpec, poll: &mut Poll<'_>) -> Result<u64, Error> {
+    /// The place that a notation means. Notations that count something else run to find it.
+    pub fn resolve(&mut self, spec: PositionSpec, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
         let end = self.end();
         let beyond = |what: String| Err(Error::Position(format!("the recording ends before {what}")));
         let (measure, wanted, what) = match spec {
-            PositionSpec::Start => return Ok(0),
+            PositionSpec::Start => return Ok(Instructions(0)),
             PositionSpec::End => return Ok(end),
             PositionSpec::Panic => {
                 let none = || Error::Position("the guest did not panic in this recording".into());
                 return self.panic.ok_or_else(none);
             }
             PositionSpec::Event(number) => return self.event(number),
-            PositionSpec::Instruction(steps) if steps <= end => return Ok(steps),
-            PositionSpec::Instruction(steps) => return beyond(format!("instruction {steps}: it has {end}")),
-            PositionSpec::Percent(percent) => return Ok((end as f64 * percent / 100.0) as u64),
+            PositionSpec::Instruction(number) if Instructions(number) <= end => {
+                return Ok(Instructions(number));
+            }
+            PositionSpec::Instruction(number) => {
+                return beyond(format!("instruction {number}: it has {end}"));
+            }
+            PositionSpec::Percent(percent) => {
+                return Ok(Instructions((end.number() as f64 * percent / 100.0) as u64));
+            }
             PositionSpec::Branch(count) => (BRANCHES, count, format!("branch {count}")),
             PositionSpec::SystemCall(count) => (SYSTEM_CALLS, count, format!("system call {count}")),
             PositionSpec::Nanoseconds(ns) if ns < self.begins_ns() => {
@@ -49,22 +55,22 @@ impl Timeline {
             PositionSpec::Nanoseconds(ns) => (TIME, ns, format!("{} s", ns as f64 / 1e9)),
         };
         match self.find(&measure, wanted, poll)? {
-            Some(steps) => Ok(steps),
+            Some(at) => Ok(at),
             None => beyond(what),
         }
     }
 
-    /// The step count of an event, by its number in the whole run.
-    fn event(&self, number: u64) -> Result<u64, Error> {
+    /// The place of an event, by its number in the whole run.
+    fn event(&self, number: u64) -> Result<Instructions, Error> {
         let recording = &self.shared.recording;
         let number = usize::try_from(number).unwrap_or(usize::MAX);
-        let exits = recording.exits.as_deref();
+        let exits = recording.recounted.as_deref();
         let Some(index) = exits.map_or(Some(number), |exits| exits.index_of(number)) else {
             return Err(self.before_part(&format!("event {number}")));
         };
         let events = &recording.log.events;
         let skipped = exits.map_or(0, |exits| exits.skipped);
-        events.get(index).map(|event| event.at.steps).ok_or_else(|| {
+        events.get(index).map(|event| event.at.count).ok_or_else(|| {
             let count = events.len() + skipped;
             Error::Position(format!("the recording ends before event {number}: it has {count}"))
         })
@@ -80,20 +86,25 @@ impl Timeline {
         Error::Position(format!("{what} lies before the part that is opened, which begins at {seconds:.6} s"))
     }
 
-    /// The first step count at which a measure has reached `wanted`. The heads of the checkpoints say behind which of
+    /// The first place at which a measure has reached `wanted`. The heads of the checkpoints say behind which of
     /// them that is; from there the run is replayed once, in slices, and the slice that has it again in finer ones.
-    fn find(&mut self, measure: &Measure, wanted: u64, poll: &mut Poll<'_>) -> Result<Option<u64>, Error> {
+    fn find(
+        &mut self,
+        measure: &Measure,
+        wanted: u64,
+        poll: &mut Poll<'_>,
+    ) -> Result<Option<Instructions>, Error> {
         if wanted == 0 {
-            return Ok(Some(0));
+            return Ok(Some(Instructions(0)));
         }
         let back_to = self.position();
-        let (mut low, mut high) = (0, self.end());
-        for (&steps, head) in self.checkpoints().into_iter().flat_map(|checkpoints| checkpoints.heads()) {
+        let (mut low, mut high) = (Instructions(0), self.end());
+        for (&at, head) in self.checkpoints().into_iter().flat_map(|checkpoints| checkpoints.heads()) {
             if (measure.of_head)(head) >= wanted {
-                high = steps;
+                high = at;
                 break;
             }
-            low = steps;
+            low = at;
         }
         not_interrupted(self.seek(low, poll)? == TravelStop::Interrupted)?;
         self.shared.begin(high - low);

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::stops::{Armed, Hit, Stops};
 use super::walker::{Poll, Shared, TRAIL_STEPS, Walked, Walker};
 use crate::error::Error;
+use crate::position::{Count, Instructions};
 
 /// Checkpoints that a search passes before other cores join in.
 pub(super) const ALONE: usize = 4;
@@ -37,15 +38,15 @@ pub enum Direction {
 /// From a place that can be restored (or where the walker stands) to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Window {
-    pub start: u64,
-    pub end: u64,
+    pub start: Instructions,
+    pub end: Instructions,
 }
 
 /// What scanning found.
 pub(super) enum Scanned {
     /// All hits that were asked for.
     Hits(Vec<Hit>),
-    /// Somebody asked to stop.
+    /// The poll function asked to stop.
     Interrupted,
 }
 
@@ -76,7 +77,7 @@ impl Walker {
         let trail = ((window.end - window.start) / PARTS).max(TRAIL_STEPS);
         let mut armed = Armed::new(stops, &mut self.machine);
         // A breakpoint at the window's very first instruction counts.
-        let mut origin = u64::MAX;
+        let mut origin = Instructions::MAX;
         let mut hits = Vec::new();
         loop {
             match self.run(window.end, &mut armed, &mut origin, trail, poll)? {
@@ -102,9 +103,9 @@ impl Walker {
 
     /// The window before `end` that a search backward that began at `origin` looks at next: small at first, since
     /// most hits are near, and a constant share of what was searched already later on.
-    pub fn window_before(&self, end: u64, origin: u64) -> Window {
+    pub fn window_before(&self, end: Instructions, origin: Instructions) -> Window {
         let length = ((origin - end) / PARTS).max(FIRST_WINDOW_STEPS);
-        Window { start: self.nearest(end.saturating_sub(length)).0, end }
+        Window { start: self.nearest(end.saturating_back(length)).0, end }
     }
 
     /// The last hits of a window that may be long: snapshots within it, where there are any, make it a row of short
@@ -117,7 +118,7 @@ impl Walker {
     ) -> Result<Scanned, Error> {
         let mut end = window.end;
         loop {
-            let start = self.nearest(end.saturating_sub(ALONE_STEPS)).0.max(window.start);
+            let start = self.nearest(end.saturating_back(ALONE_STEPS)).0.max(window.start);
             match self.scan(Window { start, end }, stops, Keep::Last, poll)? {
                 Scanned::Hits(hits) if hits.is_empty() && start > window.start => end = start,
                 found => return Ok(found),

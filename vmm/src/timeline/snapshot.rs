@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::position::{Count, Instructions};
 use crate::recording::checkpoints::Snapshot;
 
 /// Snapshots of one session that are kept at most.
@@ -17,14 +18,14 @@ pub struct Snapshots(Mutex<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    by_steps: BTreeMap<u64, Kept>,
+    by_place: BTreeMap<Instructions, Kept>,
     pages: usize,
     /// The place that is being looked at.
-    focus: u64,
+    focus: Instructions,
 }
 
 struct Kept {
-    snapshot: Arc<Snapshot>,
+    snapshot: Arc<Snapshot<Instructions>>,
     /// Pages that were new in it.
     pages: usize,
 }
@@ -34,33 +35,33 @@ impl Snapshots {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Says around which step count snapshots are wanted most.
-    pub fn focus(&self, steps: u64) {
-        self.inner().focus = steps;
+    /// Says around which place snapshots are wanted most.
+    pub fn focus(&self, at: Instructions) {
+        self.inner().focus = at;
     }
 
-    /// Whether there is one at exactly this step count.
-    pub fn contains(&self, steps: u64) -> bool {
-        self.inner().by_steps.contains_key(&steps)
+    /// Whether there is one at exactly this place.
+    pub fn contains(&self, at: Instructions) -> bool {
+        self.inner().by_place.contains_key(&at)
     }
 
-    /// The last one at or before a step count.
-    pub fn nearest(&self, steps: u64) -> Option<(u64, Arc<Snapshot>)> {
+    /// The last one at or before a place.
+    pub fn nearest(&self, at: Instructions) -> Option<(Instructions, Arc<Snapshot<Instructions>>)> {
         let inner = self.inner();
-        let (&at, kept) = inner.by_steps.range(..=steps).next_back()?;
+        let (&at, kept) = inner.by_place.range(..=at).next_back()?;
         Some((at, kept.snapshot.clone()))
     }
 
     /// Keeps a snapshot in which `pages` pages are new. The one at the first instruction stays for ever.
-    pub fn keep(&self, steps: u64, snapshot: Snapshot, pages: usize) {
+    pub fn keep(&self, at: Instructions, snapshot: Snapshot<Instructions>, pages: usize) {
         let mut inner = self.inner();
         inner.pages += pages;
-        if let Some(old) = inner.by_steps.insert(steps, Kept { snapshot: Arc::new(snapshot), pages }) {
+        if let Some(old) = inner.by_place.insert(at, Kept { snapshot: Arc::new(snapshot), pages }) {
             inner.pages -= old.pages;
         }
-        while inner.by_steps.len() > MAX_SNAPSHOTS || inner.pages > MAX_PAGES {
+        while inner.by_place.len() > MAX_SNAPSHOTS || inner.pages > MAX_PAGES {
             let Some(least) = inner.least_useful() else { break };
-            if let Some(kept) = inner.by_steps.remove(&least) {
+            if let Some(kept) = inner.by_place.remove(&least) {
                 inner.pages -= kept.pages;
             }
         }
@@ -69,15 +70,16 @@ impl Snapshots {
 
 impl Inner {
     /// The one whose loss leaves the smallest gap for its distance from the focus.
-    fn least_useful(&self) -> Option<u64> {
-        let steps: Vec<u64> = self.by_steps.keys().copied().collect();
-        let cost =
-            |before: u64, at: u64, after: u64| (after - before) as f64 / (at.abs_diff(self.focus) + 1) as f64;
-        steps
+    fn least_useful(&self) -> Option<Instructions> {
+        let places: Vec<Instructions> = self.by_place.keys().copied().collect();
+        let cost = |before: Instructions, at: Instructions, after: Instructions| {
+            (after - before) as f64 / (at.number().abs_diff(self.focus.number()) + 1) as f64
+        };
+        places
             .windows(2)
             .enumerate()
             .map(|(n, pair)| {
-                let after = steps.get(n + 2).copied().unwrap_or(self.focus.max(pair[1]));
+                let after = places.get(n + 2).copied().unwrap_or(self.focus.max(pair[1]));
                 (pair[1], cost(pair[0], pair[1], after))
             })
             .min_by(|a, b| a.1.total_cmp(&b.1))

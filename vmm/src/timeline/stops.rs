@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cpu::{AddressKind, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
 
 use crate::machine::{Machine, RunStop};
+use crate::position::Instructions;
 
 /// A place in the code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,16 +27,16 @@ impl Breakpoint {
 /// What must hold where a breakpoint is reached or memory accessed, for it to count: asked while the run goes on, by any
 /// thread.
 #[derive(Clone)]
-pub struct Filter(Arc<dyn Fn(&Machine) -> bool + Send + Sync>);
+pub struct Filter(Arc<dyn Fn(&Machine<Instructions>) -> bool + Send + Sync>);
 
 impl Filter {
     /// A filter that asks this. It must depend on the machine alone.
-    pub fn new(holds: impl Fn(&Machine) -> bool + Send + Sync + 'static) -> Filter {
+    pub fn new(holds: impl Fn(&Machine<Instructions>) -> bool + Send + Sync + 'static) -> Filter {
         Filter(Arc::new(holds))
     }
 
     /// Asks about a machine as it stands.
-    pub fn holds(&self, machine: &Machine) -> bool {
+    pub fn holds(&self, machine: &Machine<Instructions>) -> bool {
         (self.0)(machine)
     }
 }
@@ -70,7 +71,7 @@ impl From<Watchpoint> for Watch {
 }
 
 /// The root of the current page tables: what tells address spaces apart.
-pub fn address_space(machine: &Machine) -> u64 {
+pub fn address_space(machine: &Machine<Instructions>) -> u64 {
     machine.cpu().core().state.cr3 & 0x000f_ffff_ffff_f000
 }
 
@@ -124,10 +125,10 @@ pub enum Cause {
 /// happens before an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hit {
-    /// Step count before it: where a run backward stops.
-    pub before: u64,
-    /// Step count after it: where a run forward stops.
-    pub after: u64,
+    /// The place before it: where a run backward stops.
+    pub before: Instructions,
+    /// The place after it: where a run forward stops.
+    pub after: Instructions,
     /// What it is.
     pub cause: Cause,
 }
@@ -141,7 +142,7 @@ pub(super) struct Armed<'a> {
 
 impl<'a> Armed<'a> {
     /// Arms the stops where the machine stands.
-    pub fn new(stops: &'a Stops, machine: &mut Machine) -> Armed<'a> {
+    pub fn new(stops: &'a Stops, machine: &mut Machine<Instructions>) -> Armed<'a> {
         let points: Vec<_> = stops.breakpoints.iter().map(|b| (b.space, b.address)).collect();
         machine.set_breakpoints(&points);
         machine.set_watchpoints(&stops.watches.iter().map(|watch| watch.point).collect::<Vec<_>>());
@@ -153,7 +154,7 @@ impl<'a> Armed<'a> {
     }
 
     /// Disarms everything.
-    pub fn disarm(machine: &mut Machine) {
+    pub fn disarm(machine: &mut Machine<Instructions>) {
         machine.set_breakpoints(&[]);
         machine.set_watchpoints(&[]);
         machine.set_traps(Traps::default());
@@ -172,7 +173,7 @@ impl<'a> Armed<'a> {
         (!others && only_linear && addresses.len() <= most).then_some(addresses)
     }
 
-    fn look(&mut self, machine: &Machine) {
+    fn look(&mut self, machine: &Machine<Instructions>) {
         for (watch, contents) in self.stops.watches.iter().zip(&mut self.contents) {
             if watch.changes_only {
                 *contents = contents_of(&watch.point, machine);
@@ -180,9 +181,9 @@ impl<'a> Armed<'a> {
         }
     }
 
-    /// What a stop of the machine means: a hit, or `None` where nobody waits for it.
-    pub fn hit(&mut self, stop: &RunStop, machine: &Machine) -> Option<Hit> {
-        let here = machine.moment().steps;
+    /// What a stop of the machine means: a hit, or `None` where no stop waits for it.
+    pub fn hit(&mut self, stop: &RunStop, machine: &Machine<Instructions>) -> Option<Hit> {
+        let here = machine.moment().count;
         let step = |cause| Some(Hit { before: here - 1, after: here, cause });
         match stop {
             RunStop::Breakpoint => self.at_breakpoint(machine, here),
@@ -197,7 +198,7 @@ impl<'a> Armed<'a> {
         }
     }
 
-    fn at_breakpoint(&self, machine: &Machine, here: u64) -> Option<Hit> {
+    fn at_breakpoint(&self, machine: &Machine<Instructions>, here: Instructions) -> Option<Hit> {
         let core = machine.cpu().core();
         let linear = core.rip.wrapping_add(core.seg_base[1]);
         let wanted = self.stops.breakpoints.iter().any(|point| {
@@ -212,7 +213,7 @@ impl<'a> Armed<'a> {
     }
 
     /// The engine names one watchpoint of those that an access hit; others may want it too.
-    fn watched(&mut self, hit: &WatchHit, machine: &Machine) -> Option<Cause> {
+    fn watched(&mut self, hit: &WatchHit, machine: &Machine<Instructions>) -> Option<Cause> {
         let mut cause = None;
         for (watch, contents) in self.stops.watches.iter().zip(&mut self.contents) {
             if watch.changes_only {
@@ -236,7 +237,7 @@ impl<'a> Armed<'a> {
 }
 
 /// The bytes of a watched range, as far as they can be read.
-fn contents_of(point: &Watchpoint, machine: &Machine) -> Option<Vec<u8>> {
+fn contents_of(point: &Watchpoint, machine: &Machine<Instructions>) -> Option<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(point.length).ok()?.min(MAX_COMPARED)];
     let length = match point.space {
         AddressKind::Linear => machine.cpu().core().peek(point.address, &mut bytes),

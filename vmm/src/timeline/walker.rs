@@ -10,10 +10,11 @@ use super::stops::{Armed, Hit, Stops};
 use crate::error::Error;
 use crate::machine::config::Images;
 use crate::machine::{Machine, RunStop};
+use crate::position::{Count, Instructions};
 use crate::recording::Recording;
 use crate::recording::checkpoints::{Checkpoints, Snapshot};
 use crate::recording::player::Player;
-use crate::replay::{begin_part, no_beginning};
+use crate::replay::begin::{begin_part, no_beginning};
 
 /// Longest stretch between two questions whether to stop: some tens of milliseconds.
 pub(super) const POLL_STEPS: u64 = 4_000_000;
@@ -29,12 +30,12 @@ pub type Poll<'a> = dyn FnMut() -> bool + 'a;
 
 /// What all walkers of a timeline share.
 pub(super) struct Shared {
-    pub recording: Recording,
+    pub recording: Recording<Instructions>,
     pub images: Images,
-    /// Step count at which the recording ends.
-    pub end: u64,
+    /// Where the recording ends.
+    pub end: Instructions,
     /// `None` while the first walker is being made.
-    pub checkpoints: Option<Checkpoints>,
+    pub checkpoints: Option<Checkpoints<Instructions>>,
     pub snapshots: Snapshots,
     /// What goes along long stretches, if not the software engine.
     pub fast_forward: OnceLock<FastForward>,
@@ -62,7 +63,7 @@ pub(super) struct Task {
 pub(super) enum Walked {
     /// Where it was to end.
     There,
-    /// Somebody asked to stop.
+    /// The poll function asked to stop.
     Interrupted,
     /// At something to stop at.
     Hit(Hit),
@@ -70,8 +71,8 @@ pub(super) enum Walked {
 
 /// See the module.
 pub(super) struct Walker {
-    pub machine: Machine,
-    pub player: Player,
+    pub machine: Machine<Instructions>,
+    pub player: Player<Instructions>,
     pub(super) runner: Option<Runner>,
     shared: Arc<Shared>,
 }
@@ -79,7 +80,7 @@ pub(super) struct Walker {
 impl Walker {
     /// A walker at the first instruction.
     pub fn new(shared: Arc<Shared>) -> Result<Walker, Error> {
-        let mut player = Player::new(&shared.recording);
+        let mut player = Player::new(shared.recording.log.clone());
         let config = &shared.recording.manifest.machine;
         let mut machine = Machine::new(config, &shared.images, player.power_on())?;
         match &shared.checkpoints {
@@ -106,43 +107,43 @@ impl Walker {
         Ok(())
     }
 
-    /// The step count where it stands.
-    pub fn position(&self) -> u64 {
-        self.machine.moment().steps
+    /// Where it stands.
+    pub fn position(&self) -> Instructions {
+        self.machine.moment().count
     }
 
-    /// The last place at or before `steps` that can be restored, and whether it is a checkpoint.
-    pub fn nearest(&self, steps: u64) -> (u64, bool) {
-        let snapshot = self.shared.snapshots.nearest(steps).map_or(0, |(at, _)| at);
-        match self.shared.checkpoint_before(steps) {
+    /// The last place at or before `target` that can be restored, and whether it is a checkpoint.
+    pub fn nearest(&self, target: Instructions) -> (Instructions, bool) {
+        let snapshot = self.shared.snapshots.nearest(target).map_or(Instructions(0), |(at, _)| at);
+        match self.shared.checkpoint_before(target) {
             Some(at) if at > snapshot => (at, true),
             _ => (snapshot, false),
         }
     }
 
-    /// Goes to the last place at or before `steps` that can be restored.
-    pub fn restore_nearest(&mut self, steps: u64) -> Result<(), Error> {
-        match (self.nearest(steps), &self.shared.checkpoints) {
+    /// Goes to the last place at or before `target` that can be restored.
+    pub fn restore_nearest(&mut self, target: Instructions) -> Result<(), Error> {
+        match (self.nearest(target), &self.shared.checkpoints) {
             ((at, true), Some(checkpoints)) => {
                 let snapshot = checkpoints.load(at)?;
                 self.restore(&snapshot)
             }
             _ => {
-                let (_, snapshot) = self.shared.snapshots.nearest(steps).expect("there is one at the start");
+                let (_, snapshot) = self.shared.snapshots.nearest(target).expect("there is one at the start");
                 self.restore(&snapshot)
             }
         }
     }
 
     /// Goes to a snapshot.
-    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
+    pub fn restore(&mut self, snapshot: &Snapshot<Instructions>) -> Result<(), Error> {
         self.machine.restore(&snapshot.state, &snapshot.maps)?;
         self.player.set_cursor(snapshot.cursor);
         Ok(())
     }
 
-    /// Goes to a step count, forward or backward.
-    pub fn seek(&mut self, target: u64, poll: &mut Poll<'_>) -> Result<Walked, Error> {
+    /// Goes to a place, forward or backward.
+    pub fn seek(&mut self, target: Instructions, poll: &mut Poll<'_>) -> Result<Walked, Error> {
         Armed::disarm(&mut self.machine);
         let here = self.position();
         let nearest = self.nearest(target).0;
@@ -153,9 +154,9 @@ impl Walker {
         self.approach(target, poll)
     }
 
-    /// Runs on to a step count, with snapshots on the way that are closer and closer together towards it: they make
+    /// Runs on to a place, with snapshots on the way that are closer and closer together towards it: they make
     /// the next steps back cheap.
-    pub fn approach(&mut self, target: u64, poll: &mut Poll<'_>) -> Result<Walked, Error> {
+    pub fn approach(&mut self, target: Instructions, poll: &mut Poll<'_>) -> Result<Walked, Error> {
         self.shared.snapshots.focus(target);
         let mut distance = APPROACH_STEPS;
         let mut stages = Vec::new();
@@ -172,27 +173,32 @@ impl Walker {
         self.advance(target, TRAIL_STEPS, poll)
     }
 
-    /// Runs on to a step count without stopping at anything, with a snapshot every `trail` steps.
-    pub fn advance(&mut self, target: u64, trail: u64, poll: &mut Poll<'_>) -> Result<Walked, Error> {
+    /// Runs on to a place without stopping at anything, with a snapshot every `trail` steps.
+    pub fn advance(
+        &mut self,
+        target: Instructions,
+        trail: u64,
+        poll: &mut Poll<'_>,
+    ) -> Result<Walked, Error> {
         let nothing = Stops::default();
         let mut armed = Armed::new(&nothing, &mut self.machine);
-        let mut origin = u64::MAX;
+        let mut origin = Instructions::MAX;
         self.run(target, &mut armed, &mut origin, trail, poll)
     }
 
-    /// Runs on to a step count, or to something to stop at, with a snapshot every `trail` steps. A breakpoint at step
-    /// count `origin` is passed over; going on from a hit goes on with what `origin` is then.
+    /// Runs on to a place, or to something to stop at, with a snapshot every `trail` steps. A breakpoint at
+    /// `origin` is passed over; going on from a hit goes on with what `origin` is then.
     pub fn run(
         &mut self,
-        target: u64,
+        target: Instructions,
         armed: &mut Armed<'_>,
-        origin: &mut u64,
+        origin: &mut Instructions,
         trail: u64,
         poll: &mut Poll<'_>,
     ) -> Result<Walked, Error> {
         while self.position() < target {
             let limit = match self.fast_forward(target, armed, poll)? {
-                Ahead::NotBefore(steps) => target.min(steps),
+                Ahead::NotBefore(place) => target.min(place),
                 Ahead::Gone => continue,
                 Ahead::Interrupted => return Ok(Walked::Interrupted),
             };
@@ -230,10 +236,10 @@ impl Walker {
         self.shared.fast_forwarded.fetch_add(steps, Ordering::Relaxed);
     }
 
-    /// The next step count after `here` where there is something to do: a snapshot to take, a checkpoint to pass.
-    fn next_stage(&self, here: u64, trail: u64) -> u64 {
-        let checkpoint = self.shared.checkpoint_after(here).unwrap_or(u64::MAX);
-        checkpoint.min((here / trail + 1).saturating_mul(trail))
+    /// The next place after `here` where there is something to do: a snapshot to take, a checkpoint to pass.
+    fn next_stage(&self, here: Instructions, trail: u64) -> Instructions {
+        let checkpoint = self.shared.checkpoint_after(here).unwrap_or(Instructions::MAX);
+        checkpoint.min(Instructions((here.number() / trail + 1).saturating_mul(trail)))
     }
 
     fn at_stage(&mut self, trail: u64) -> Result<(), Error> {
@@ -242,7 +248,7 @@ impl Walker {
         {
             // From here on the pages are those of the checkpoint, which need no memory.
             self.machine.rebase(&checkpoints.maps(here)?);
-        } else if here.is_multiple_of(trail) {
+        } else if here.number().is_multiple_of(trail) {
             self.shared.snapshots.focus(here);
             self.leave_snapshot();
         }
@@ -251,13 +257,13 @@ impl Walker {
 
     /// Keeps a snapshot of this place, unless there is one.
     pub fn leave_snapshot(&mut self) {
-        let steps = self.position();
-        if self.shared.snapshots.contains(steps) {
+        let here = self.position();
+        if self.shared.snapshots.contains(here) {
             return;
         }
         let (maps, pages) = self.machine.capture();
         let snapshot = Snapshot { state: self.machine.state(), maps, cursor: self.player.cursor() };
-        self.shared.snapshots.keep(steps, snapshot, pages);
+        self.shared.snapshots.keep(here, snapshot, pages);
     }
 }
 
@@ -275,15 +281,15 @@ impl Shared {
         (done, self.task.at_most.load(Ordering::Relaxed).max(done))
     }
 
-    /// The last checkpoint at or before a step count.
-    pub fn checkpoint_before(&self, steps: u64) -> Option<u64> {
+    /// The last checkpoint at or before a place.
+    pub fn checkpoint_before(&self, place: Instructions) -> Option<Instructions> {
         let heads = self.checkpoints.as_ref()?.heads();
-        heads.range(..=steps).next_back().map(|(&at, _)| at)
+        heads.range(..=place).next_back().map(|(&at, _)| at)
     }
 
-    /// The first checkpoint after a step count.
-    pub fn checkpoint_after(&self, steps: u64) -> Option<u64> {
+    /// The first checkpoint after a place.
+    pub fn checkpoint_after(&self, place: Instructions) -> Option<Instructions> {
         let heads = self.checkpoints.as_ref()?.heads();
-        heads.range(steps + 1..).next().map(|(&at, _)| at)
+        heads.range(place + 1..).next().map(|(&at, _)| at)
     }
 }

@@ -1,20 +1,21 @@
 //! Where two event logs part, without replaying anything.
 
-use crate::position::Moment;
-use crate::recording::log::{EventRecord, Log};
+use crate::position::{Count, Moment};
+use crate::recording::log::file::Log;
+use crate::recording::log::records::EventRecord;
 
 /// The first place where two logs differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogParting {
+pub struct LogParting<C> {
     /// Where; `None` when the machines themselves differ.
-    pub at: Option<Moment>,
+    pub at: Option<Moment<C>>,
     /// In words.
     pub what: String,
 }
 
 /// Compares two logs. Checks are compared where both have one at the same point; where a check was taken is no
 /// difference, for it changes nothing that the guest sees.
-pub fn diff(left: &Log, right: &Log) -> Option<LogParting> {
+pub fn diff<C: Count>(left: &Log<C>, right: &Log<C>) -> Option<LogParting<C>> {
     if left.machine_hash != right.machine_hash {
         return Some(LogParting { at: None, what: "they were made on different machines".to_string() });
     }
@@ -27,10 +28,10 @@ pub fn diff(left: &Log, right: &Log) -> Option<LogParting> {
     first.or_else(|| end(left, right))
 }
 
-fn first_event(left: &Log, right: &Log) -> Option<LogParting> {
+fn first_event<C: Count>(left: &Log<C>, right: &Log<C>) -> Option<LogParting<C>> {
     let number = left.events.iter().zip(&right.events).position(|(l, r)| l != r);
     let number = number.unwrap_or(left.events.len().min(right.events.len()));
-    let parting = |at: Moment, what: String| Some(LogParting { at: Some(at), what });
+    let parting = |at: Moment<C>, what: String| Some(LogParting { at: Some(at), what });
     match (left.events.get(number), right.events.get(number)) {
         (None, None) => None,
         (Some(l), Some(r)) => {
@@ -48,17 +49,17 @@ fn first_event(left: &Log, right: &Log) -> Option<LogParting> {
     }
 }
 
-fn event_difference(left: &EventRecord, right: &EventRecord) -> String {
+fn event_difference<C: Count>(left: &EventRecord<C>, right: &EventRecord<C>) -> String {
     if left.event != right.event {
         return format!("{:?} or {:?}", left.event, right.event);
     }
     if left.at != right.at {
-        return format!("{} at {:?} or at {:?}", left.event.kind(), left.at, right.at);
+        return format!("{} at {} or at {}", left.event.kind(), left.at, right.at);
     }
     format!("{}: the machine's registers differ", left.event.kind())
 }
 
-fn first_check(left: &Log, right: &Log) -> Option<LogParting> {
+fn first_check<C: Count>(left: &Log<C>, right: &Log<C>) -> Option<LogParting<C>> {
     let mut others = right.checks.iter().map(|(_, check)| check).peekable();
     for (_, check) in &left.checks {
         while others.next_if(|other| other.at < check.at).is_some() {}
@@ -84,12 +85,12 @@ fn first_check(left: &Log, right: &Log) -> Option<LogParting> {
     None
 }
 
-fn end(left: &Log, right: &Log) -> Option<LogParting> {
+fn end<C: Count>(left: &Log<C>, right: &Log<C>) -> Option<LogParting<C>> {
     let (Some(l), Some(r)) = (&left.end, &right.end) else { return None };
     let what = if l.outcome != r.outcome {
         format!("the end: {}, or {}", l.outcome, r.outcome)
     } else if l.at != r.at {
-        format!("the end: at {:?} or at {:?}", l.at, r.at)
+        format!("the end: at {} or at {}", l.at, r.at)
     } else {
         "the hashes of the whole machine at the end".to_string()
     };

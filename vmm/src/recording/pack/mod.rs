@@ -16,13 +16,14 @@ pub use reader::{Contents, Sink, read_archive};
 
 use crate::error::Error;
 use crate::machine::config::MachineConfig;
+use crate::machine::unit::Unit;
 use crate::recording::{CHECKPOINTS, EVENTS, MANIFEST, Manifest, Recording};
 
 /// Most that a packed recording may grow to when nothing else is said: apparent bytes, holes included.
 pub const DEFAULT_MAX_BYTES: u64 = 64 << 30;
 
 /// Writes a packed recording to a file that does not exist yet, with or without its checkpoints. Gives its size.
-pub fn pack(recording: &Recording, to: &Path, with_checkpoints: bool) -> Result<u64, Error> {
+pub fn pack<C: Unit>(recording: &Recording<C>, to: &Path, with_checkpoints: bool) -> Result<u64, Error> {
     let checkpoints = if with_checkpoints { recording.checkpoints()? } else { None };
     let file = File::create_new(to).map_err(Error::file("create", to))?;
     let written = writer::write_archive(recording, checkpoints.as_deref(), BufWriter::new(&file), to)
@@ -31,7 +32,7 @@ pub fn pack(recording: &Recording, to: &Path, with_checkpoints: bool) -> Result<
     match written {
         Ok(metadata) => Ok(metadata.len()),
         Err(error) => {
-            // Half a file is of no use to anybody; that it cannot be removed either is no news.
+            // Half a file is of no use; that it cannot be removed either is no news.
             let _ = std::fs::remove_file(to);
             Err(error)
         }
@@ -45,7 +46,7 @@ pub fn unpack(from: &Path, to: &Path, max_bytes: u64) -> Result<(), Error> {
     let mut sink = Directory { path: to.to_path_buf(), file: None };
     let made = make_directories(to)
         .and_then(|()| read_archive(BufReader::new(file), max_bytes, from, &mut sink))
-        // The manifest comes last: without it nobody takes a half unpacked directory for a recording.
+        // The manifest comes last: without it no reader takes a half unpacked directory for a recording.
         .and_then(|contents| {
             if contents.has_checkpoints {
                 Store::open(to.join(CHECKPOINTS)).map_err(|error| damaged_store(from, &error))?;

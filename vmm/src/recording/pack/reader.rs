@@ -7,8 +7,10 @@ use std::path::Path;
 use super::archive::{CHUNK_BYTES, MAGIC, MAX_CHECKPOINTS, NO_CHECKPOINT, VERSION, WINDOW_LOG_MAX};
 use super::{EVENTS, with_images_inside};
 use crate::error::Error;
+use crate::position::{Count, Exits, Instructions};
+use crate::recording::files::CHECKPOINTS;
 use crate::recording::log::{Log, parse_log};
-use crate::recording::{CHECKPOINTS, MAX_MANIFEST_BYTES, Manifest};
+use crate::recording::manifest::{MAX_MANIFEST_BYTES, Manifest};
 
 /// Where the files of a packed recording go.
 pub trait Sink {
@@ -22,8 +24,6 @@ pub trait Sink {
 pub struct Contents {
     /// The manifest, with the paths that the images have inside a recording.
     pub manifest: Manifest,
-    /// The log.
-    pub log: Log,
     /// Whether there were checkpoints.
     pub has_checkpoints: bool,
 }
@@ -45,8 +45,12 @@ pub fn read_archive(
     // The log is small enough to be read as a whole, as it will be whenever the recording is opened.
     let mut log = Kept { sink, bytes: Vec::new() };
     reader.file(Path::new(EVENTS), "event log", None, &mut log)?;
-    let log = parse_log(&log.bytes).map_err(|why| refuse(format!("its event log {why}")))?;
-    if log.machine_hash != manifest.machine_hash() || log.events.is_empty() {
+    let belongs = if manifest.machine.is_for_kvm() {
+        parse_log(&log.bytes).map(|log: Log<Exits>| is_log_of(&log, &manifest))
+    } else {
+        parse_log(&log.bytes).map(|log: Log<Instructions>| is_log_of(&log, &manifest))
+    };
+    if !belongs.map_err(|why| refuse(format!("its event log {why}")))? {
         return Err(refuse("is damaged: its event log belongs to another recording".to_string()));
     }
     for (what, image) in manifest.machine.images() {
@@ -54,7 +58,11 @@ pub fn read_archive(
     }
     let has_checkpoints = reader.checkpoints(sink)?;
     reader.end()?;
-    Ok(Contents { manifest, log, has_checkpoints })
+    Ok(Contents { manifest, has_checkpoints })
+}
+
+fn is_log_of<C: Count>(log: &Log<C>, manifest: &Manifest) -> bool {
+    log.machine_hash == manifest.machine_hash() && !log.events.is_empty()
 }
 
 fn check_version(from: &mut impl Read) -> Result<(), String> {

@@ -17,8 +17,8 @@ use crate::recording::{EVENTS, Recording};
 const LEVEL: i32 = 3;
 
 /// Writes everything to `out`, whose path is for messages.
-pub fn write_archive<W: Write>(
-    recording: &Recording,
+pub fn write_archive<C, W: Write>(
+    recording: &Recording<C>,
     checkpoints: Option<&Store>,
     mut out: W,
     path: &Path,

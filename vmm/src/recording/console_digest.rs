@@ -1,0 +1,21 @@
+//! The whole of a run's console output in short.
+
+/// Length and hash of all console output.
+#[derive(Clone, Default)]
+pub struct ConsoleDigest {
+    bytes: u64,
+    hasher: blake3::Hasher,
+}
+
+impl ConsoleDigest {
+    /// Takes more output.
+    pub fn update(&mut self, output: &[u8]) {
+        self.bytes += output.len() as u64;
+        self.hasher.update(output);
+    }
+
+    /// (length, hash) so far.
+    pub fn finish(&self) -> (u64, [u8; 32]) {
+        (self.bytes, *self.hasher.finalize().as_bytes())
+    }
+}

@@ -1,0 +1,8 @@
+//! The names of the files in a recording.
+
+/// The manifest's file name.
+pub const MANIFEST: &str = "manifest.json";
+/// The event log's file name.
+pub const EVENTS: &str = "events.log";
+/// The directory of the checkpoints.
+pub const CHECKPOINTS: &str = "checkpoints";

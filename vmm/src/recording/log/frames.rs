@@ -1,0 +1,76 @@
+//! Frames: a record's bytes with their length and two checksums, each of which begins with that of the frame before, so that a frame
+//! is whole only in its place.
+
+/// What a log file begins with.
+pub(super) const MAGIC: &[u8; 8] = b"TTVMLOG1";
+/// No record is larger: console input comes in small pieces.
+pub(super) const MAX_FRAME_BYTES: usize = 1 << 20;
+/// Length, checksum of the header, checksum of the payload.
+const HEADER_BYTES: usize = 12;
+
+/// A frame, and the checksum that the next one begins with.
+pub(super) fn framed(chain: u32, payload: &[u8]) -> (Vec<u8>, u32) {
+    let header = Header::of(chain, payload);
+    ([&header.to_bytes(chain)[..], payload].concat(), header.payload_check)
+}
+
+/// What precedes each payload. Both checksums begin with that of the frame before, so that a frame is whole only
+/// in its place.
+pub(super) struct Header {
+    pub length: u32,
+    pub payload_check: u32,
+}
+
+impl Header {
+    fn of(chain: u32, payload: &[u8]) -> Header {
+        Header { length: payload.len() as u32, payload_check: chained(chain, &[payload]) }
+    }
+
+    fn to_bytes(&self, chain: u32) -> [u8; HEADER_BYTES] {
+        let (length, check) = (self.length.to_le_bytes(), self.payload_check.to_le_bytes());
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..4].copy_from_slice(&length);
+        bytes[4..8].copy_from_slice(&check);
+        bytes[8..].copy_from_slice(&chained(chain, &[&length, &check]).to_le_bytes());
+        bytes
+    }
+
+    /// `None` when its own checksum is wrong.
+    fn from_bytes(bytes: &[u8; HEADER_BYTES], chain: u32) -> Option<Header> {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let header = Header { length: word(0), payload_check: word(4) };
+        (header.to_bytes(chain) == *bytes).then_some(header)
+    }
+}
+
+fn chained(chain: u32, parts: &[&[u8]]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&chain.to_le_bytes());
+    parts.iter().for_each(|part| hasher.update(part));
+    hasher.finalize()
+}
+
+pub(super) type Frame<'a> = (Header, &'a [u8], &'a [u8]);
+
+/// The next frame's header and payload and what follows it; `None` where the file was cut off.
+pub(super) fn next_frame(rest: &[u8], chain: u32) -> Result<Option<Frame<'_>>, String> {
+    // A file system that lost power can leave zeroes where data did not arrive any more.
+    let arrived = rest.len() - rest.iter().rev().take_while(|&&byte| byte == 0).count();
+    if rest.len() < HEADER_BYTES || arrived < HEADER_BYTES && rest.len() > HEADER_BYTES {
+        return Ok(None);
+    }
+    let (header, body) = rest.split_first_chunk::<HEADER_BYTES>().expect("the length was looked at");
+    let header = Header::from_bytes(header, chain).ok_or("has a wrong header or is in the wrong place")?;
+    if header.length as usize > MAX_FRAME_BYTES {
+        return Err(format!("claims {} bytes", header.length));
+    }
+    let Some((payload, after)) = body.split_at_checked(header.length as usize) else { return Ok(None) };
+    if chained(chain, &[payload]) == header.payload_check {
+        return Ok(Some((header, payload, after)));
+    }
+    // As above: the header arrived, some of the payload did not.
+    if after.iter().all(|&byte| byte == 0) && payload.ends_with(&[0]) && !after.is_empty() {
+        return Ok(None);
+    }
+    Err("has a wrong checksum".to_string())
+}

@@ -1,0 +1,439 @@
+//! The timeline: owns the current position in a recording. Callers say where to go; the timeline decides how.
+//!
+//! Going forward is running. Going backward is restoring the nearest earlier state and running forward from there:
+//! either one of the recording's checkpoints, or a snapshot that this session took on its way. Snapshots are dense
+//! around the place that is being looked at, so that the next step back is near.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use checkpoint::{Entry, Store};
+use cpu::Watchpoint;
+
+use crate::engine::EngineKind;
+use crate::error::Error;
+use crate::machine::{Machine, Outcome};
+use crate::position::{Count, Instructions};
+use crate::recording::Recording;
+use crate::recording::checkpoints::{Checkpoints, Snapshot, add_here, must_fit};
+use crate::recording::files::CHECKPOINTS;
+use crate::recording::player::Player;
+use crate::replay::last_place;
+use crate::timeline::fast_forward::FastForward;
+use crate::timeline::fork;
+use crate::timeline::search::{ALONE, ALONE_STEPS, Direction, Keep, Scanned, Window, scan_on_all_cores};
+use crate::timeline::snapshot::Snapshots;
+use crate::timeline::stops::{Armed, Breakpoint, Cause, Hit, Stops, Watch};
+use crate::timeline::walker::{Poll, Shared, TRAIL_STEPS, Task, Walked, Walker};
+
+/// Why a movement ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TravelStop {
+    /// Where it was asked to go.
+    Reached,
+    /// At something to stop at: after it when going forward, before it when going backward.
+    Hit(Cause),
+    /// The poll function asked to stop.
+    Interrupted,
+    /// At the first instruction of the recording.
+    Start,
+    /// At the end of the recording.
+    End,
+}
+
+/// How far the movement under way is, for a person who waits for it: can be asked while the timeline moves.
+#[derive(Clone)]
+pub struct Meter(Arc<Shared>);
+
+impl Meter {
+    /// Steps that have been executed, and those that will have been at most; a movement may end well before.
+    pub fn progress(&self) -> (u64, u64) {
+        self.0.progress()
+    }
+}
+
+/// A recording with a current position that can be anywhere in it.
+pub struct Timeline {
+    pub(super) walker: Walker,
+    pub(super) shared: Arc<Shared>,
+    pub(super) panic: Option<Instructions>,
+    stops: Stops,
+    /// The machine is not in the recorded history but in this.
+    pub(super) fork: Option<fork::Fork>,
+}
+
+impl Timeline {
+    /// Opens a recording at its first instruction.
+    pub fn open(recording: &Recording<Instructions>) -> Result<Timeline, Error> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Timeline::open_with(recording, threads)
+    }
+
+    /// As [`Timeline::open`]; long searches use at most `threads` cores, and guest RAM as many times.
+    pub fn open_with(recording: &Recording<Instructions>, threads: usize) -> Result<Timeline, Error> {
+        let images = recording.manifest.machine.read_images()?;
+        let end = last_place(recording);
+        let mut shared = Shared {
+            recording: recording.clone(),
+            images,
+            end,
+            checkpoints: None,
+            snapshots: Snapshots::default(),
+            fast_forward: OnceLock::new(),
+            threads: threads.max(1),
+            replayed: AtomicU64::new(0),
+            fast_forwarded: AtomicU64::new(0),
+            task: Task::default(),
+        };
+        if let Some(store) = recording.checkpoints()? {
+            let player = Player::new(recording.log.clone());
+            let mut first = Machine::new(&recording.manifest.machine, &shared.images, player.power_on())?;
+            must_fit(&store, &mut first)?;
+            shared.checkpoints = Some(Checkpoints::new(store, first.maps().ram, &recording.log)?);
+        }
+        let shared = Arc::new(shared);
+        let panicked = recording.log.end.as_ref().filter(|end| end.outcome == Outcome::Panic);
+        Ok(Timeline {
+            walker: Walker::new(shared.clone())?,
+            shared,
+            panic: panicked.map(|end| end.at.count),
+            stops: Stops::default(),
+            fork: None,
+        })
+    }
+
+    /// From now on leaves to KVM what it can do of the way, if that is the engine: see [`Timeline::fast_forward`].
+    pub fn use_engine(&mut self, engine: EngineKind) -> Result<(), Error> {
+        match engine {
+            EngineKind::Soft => Ok(()),
+            EngineKind::Kvm => self.fast_forward(FastForward::on(engine)),
+        }
+    }
+
+    /// From now on leaves long stretches to another engine, where nothing but a few breakpoints is looked for: in a
+    /// recording that counted exits. Whatever is found is the same, and shown by the software engine.
+    pub fn fast_forward(&mut self, options: FastForward) -> Result<(), Error> {
+        let options = *self.shared.fast_forward.get_or_init(|| options);
+        log::debug!("long stretches are {:?}'s", options.engine);
+        self.walker.get_runner()
+    }
+
+    /// Steps that another engine went so far, of those that were replayed.
+    pub fn fast_forwarded_steps(&self) -> u64 {
+        self.shared.fast_forwarded.load(Ordering::Relaxed)
+    }
+
+    /// The machine, standing still.
+    pub fn machine(&self) -> &Machine<Instructions> {
+        &self.walker.machine
+    }
+
+    /// The machine, for what needs more than a look but does not move it.
+    pub fn machine_mut(&mut self) -> &mut Machine<Instructions> {
+        &mut self.walker.machine
+    }
+
+    /// Where the machine is.
+    pub fn position(&self) -> Instructions {
+        self.walker.position()
+    }
+
+    /// Where the recording ends.
+    pub fn end(&self) -> Instructions {
+        self.shared.end
+    }
+
+    /// Steps executed so far to get to places.
+    pub fn replayed_steps(&self) -> u64 {
+        self.shared.replayed.load(Ordering::Relaxed)
+    }
+
+    /// What tells how far a movement is.
+    pub fn meter(&self) -> Meter {
+        Meter(self.shared.clone())
+    }
+
+    /// The recording's checkpoints.
+    pub fn checkpoints(&self) -> Option<&Checkpoints<Instructions>> {
+        self.shared.checkpoints.as_ref()
+    }
+
+    /// Here, as what a checkpoint keeps.
+    pub fn snapshot(&mut self) -> Snapshot<Instructions> {
+        Snapshot {
+            state: self.walker.machine.state(),
+            maps: self.walker.machine.maps(),
+            cursor: self.walker.player.cursor(),
+        }
+    }
+
+    /// Adds a checkpoint of this place to the recording, for every session that opens it from now on.
+    pub fn add_checkpoint(&mut self) -> Result<Entry, Error> {
+        self.must_be_history()?;
+        if self.shared.fast_forward.get().is_some() {
+            let why = "what another engine went along to get here may differ in what processors differ in; add it without \
+                       --engine kvm, with `ttvm checkpoints add`";
+            return Err(Error::Position(format!("no checkpoint can be added: {why}")));
+        }
+        let here = self.position();
+        let directory = self.shared.recording.path.join(CHECKPOINTS);
+        let machine = &mut self.walker.machine;
+        let (ram_pages, disk_blocks) = machine.page_counts();
+        // A store of its own: other sessions and other walkers of this one go on with what they have opened.
+        let store = if directory.is_dir() {
+            Store::open(&directory)?
+        } else {
+            Store::create(&directory, ram_pages, disk_blocks)?
+        };
+        if store.entries().iter().any(|entry| entry.position == here.number()) {
+            return Err(Error::Position(format!("there is a checkpoint at instruction {here} already")));
+        }
+        let initial = match &self.shared.checkpoints {
+            Some(checkpoints) => checkpoints.initial().clone(),
+            None => self
+                .shared
+                .snapshots
+                .nearest(Instructions(0))
+                .expect("there is one at the start")
+                .1
+                .maps
+                .ram
+                .clone(),
+        };
+        add_here(&store, &initial, machine, self.walker.player.cursor())
+    }
+
+    /// Replaces everything that runs stop at.
+    pub fn set_stops(&mut self, stops: Stops) {
+        self.stops = stops;
+    }
+
+    /// Replaces the breakpoints that runs stop at.
+    pub fn set_breakpoints(&mut self, addresses: Vec<u64>) {
+        self.stops.breakpoints = addresses.into_iter().map(Breakpoint::at).collect();
+    }
+
+    /// Replaces the watchpoints that runs and steps stop at.
+    pub fn set_watchpoints(&mut self, points: Vec<Watchpoint>) {
+        self.stops.watches = points.into_iter().map(Watch::from).collect();
+    }
+
+    /// Goes to a place, forward or backward, without stopping at anything.
+    pub fn seek(&mut self, target: Instructions, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        self.must_be_history()?;
+        let target = target.min(self.shared.end);
+        self.shared.begin(target - self.walker.nearest(target).0);
+        let walked = self.walker.seek(target, poll)?;
+        Ok(if walked == Walked::Interrupted {
+            TravelStop::Interrupted
+        } else if self.position() < target {
+            TravelStop::End
+        } else {
+            TravelStop::Reached
+        })
+    }
+
+    /// Goes back at once to where [`Timeline::snapshot`] was taken, in this session and in the recorded history.
+    pub fn return_to(&mut self, here: &Snapshot<Instructions>) -> Result<(), Error> {
+        self.must_be_history()?;
+        Armed::disarm(&mut self.walker.machine);
+        self.walker.restore(here)
+    }
+
+    /// Runs on from here to a place without leaving anything out, and hands on what the console shows.
+    pub fn play(
+        &mut self,
+        until: Instructions,
+        output: impl FnMut(&[u8]) -> Result<(), Error> + Send + 'static,
+        poll: &mut Poll<'_>,
+    ) -> Result<TravelStop, Error> {
+        self.walker.player.on_output(output);
+        let walked = self.walker.advance(until.min(self.shared.end), TRAIL_STEPS, poll);
+        self.walker.player.without_output();
+        Ok(if walked? == Walked::Interrupted { TravelStop::Interrupted } else { TravelStop::Reached })
+    }
+
+    /// Makes the next steps back from here near, where nothing has been left behind yet: after going straight to a
+    /// checkpoint. Costs at most as much as replaying from the checkpoint before.
+    pub fn settle(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        self.must_be_history()?;
+        let here = self.position();
+        let before = here.saturating_back(1);
+        if here - self.walker.nearest(before).0 <= TRAIL_STEPS {
+            return Ok(TravelStop::Reached);
+        }
+        Armed::disarm(&mut self.walker.machine);
+        self.walker.restore_nearest(before)?;
+        let walked = self.walker.approach(here, poll)?;
+        Ok(if walked == Walked::Interrupted { TravelStop::Interrupted } else { TravelStop::Reached })
+    }
+
+    /// Runs forward to something to stop at, the end, or until told to stop.
+    pub fn run_forward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        let stops = self.stops.clone();
+        if self.fork.is_some() {
+            return self.run_fork(Instructions::MAX, &stops, poll);
+        }
+        let here = self.position();
+        self.shared.begin(self.shared.end - here);
+        let checkpoints: Vec<Instructions> = self.checkpoints_in(here + 1, self.shared.end);
+        let alone = checkpoints.get(ALONE).copied().unwrap_or(self.shared.end);
+        let mut armed = Armed::new(&stops, &mut self.walker.machine);
+        let mut origin = here;
+        match self.walker.run(alone, &mut armed, &mut origin, TRAIL_STEPS, poll)? {
+            Walked::Hit(hit) => return Ok(TravelStop::Hit(hit.cause)),
+            Walked::Interrupted => return Ok(TravelStop::Interrupted),
+            Walked::There if alone == self.shared.end => return Ok(TravelStop::End),
+            Walked::There => {}
+        }
+        let starts = || checkpoints[ALONE..].iter().copied();
+        let ends = starts().skip(1).chain([self.shared.end]);
+        let windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
+        self.finish_on_all_cores(&windows, Direction::Forward, poll)
+    }
+
+    /// Runs backward to something to stop at, the start, or until told to stop.
+    pub fn run_backward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        self.must_be_history()?;
+        let origin = self.position();
+        self.shared.begin(origin.number());
+        let stops = self.stops.clone();
+        let mut end = origin;
+        while end > Instructions(0) {
+            let window = self.walker.window_before(end, origin);
+            let is_long =
+                origin - window.start > ALONE_STEPS || self.checkpoints_in(end, origin).len() >= ALONE;
+            if self.shared.threads > 1 && is_long {
+                let windows = self.windows_back_from(end);
+                if windows.len() > 1 {
+                    return self.finish_on_all_cores(&windows, Direction::Backward, poll);
+                }
+            }
+            match self.walker.scan(window, &stops, Keep::Last, poll)? {
+                Scanned::Hits(hits) => match hits.last() {
+                    Some(hit) => return self.arrive(*hit, Direction::Backward, poll),
+                    None if window.start > Instructions(0) && poll() => {
+                        return self.interrupted(window.start);
+                    }
+                    None => end = window.start,
+                },
+                Scanned::Interrupted => return self.interrupted(end),
+            }
+        }
+        self.seek(Instructions(0), poll)?;
+        Ok(TravelStop::Start)
+    }
+
+    /// What lies before `end`, from one checkpoint to the next, the latest first.
+    fn windows_back_from(&self, end: Instructions) -> Vec<Window> {
+        let starts = || [Instructions(0)].into_iter().chain(self.checkpoints_in(Instructions(1), end - 1));
+        let ends = starts().skip(1).chain([end]);
+        let mut windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
+        windows.reverse();
+        windows
+    }
+
+    fn finish_on_all_cores(
+        &mut self,
+        windows: &[Window],
+        direction: Direction,
+        poll: &mut Poll<'_>,
+    ) -> Result<TravelStop, Error> {
+        let keep = if direction == Direction::Forward { Keep::First } else { Keep::Last };
+        let stops = self.stops.clone();
+        match scan_on_all_cores(&mut self.walker, &self.shared, windows, &stops, keep, poll)? {
+            Scanned::Hits(hits) => match (hits.last(), direction) {
+                (Some(hit), _) => self.arrive(*hit, direction, poll),
+                (None, Direction::Backward) => {
+                    self.seek(Instructions(0), poll)?;
+                    Ok(TravelStop::Start)
+                }
+                (None, Direction::Forward) => {
+                    self.seek(self.shared.end, poll)?;
+                    Ok(TravelStop::End)
+                }
+            },
+            Scanned::Interrupted => self.interrupted(self.position()),
+        }
+    }
+
+    fn arrive(&mut self, hit: Hit, direction: Direction, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        let target = if direction == Direction::Forward { hit.after } else { hit.before };
+        let stop = self.seek(target, poll)?;
+        Ok(if stop == TravelStop::Reached { TravelStop::Hit(hit.cause) } else { stop })
+    }
+
+    /// Somewhere at or before `place` that can be had at once: a person who interrupts does not want to wait.
+    fn interrupted(&mut self, place: Instructions) -> Result<TravelStop, Error> {
+        Armed::disarm(&mut self.walker.machine);
+        self.walker.restore_nearest(place)?;
+        Ok(TravelStop::Interrupted)
+    }
+
+    fn checkpoints_in(&self, first: Instructions, last: Instructions) -> Vec<Instructions> {
+        let heads = self.shared.checkpoints.as_ref().map(|checkpoints| checkpoints.heads());
+        let in_range = heads.filter(|_| first <= last).map(|heads| heads.range(first..=last));
+        in_range.into_iter().flatten().map(|(&steps, _)| steps).collect()
+    }
+
+    /// All hits of the timeline's stops between two places, at most `limit`, in the order of the run. `None`
+    /// when told to stop. Afterwards the position is some place in between.
+    pub fn hits(
+        &mut self,
+        from: Instructions,
+        to: Instructions,
+        limit: usize,
+        poll: &mut Poll<'_>,
+    ) -> Result<Option<Vec<Hit>>, Error> {
+        self.must_be_history()?;
+        let to = to.min(self.shared.end);
+        self.shared.begin(to.saturating_since(from));
+        let starts = || [from].into_iter().chain(self.checkpoints_in(from + 1, to.saturating_back(1)));
+        let ends = starts().skip(1).chain([to]);
+        let windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
+        let stops = self.stops.clone();
+        let keep = Keep::All(limit);
+        match scan_on_all_cores(&mut self.walker, &self.shared, &windows, &stops, keep, poll)? {
+            Scanned::Hits(hits) => Ok(Some(hits)),
+            Scanned::Interrupted => self.interrupted(self.position()).map(|_| None),
+        }
+    }
+
+    /// Executes one instruction, ignoring breakpoints.
+    pub fn step_forward(&mut self) -> Result<TravelStop, Error> {
+        let here = self.position();
+        let stops = Stops { breakpoints: Vec::new(), ..self.stops.clone() };
+        if self.fork.is_some() {
+            return self.run_fork(here + 1, &stops, &mut || false);
+        }
+        if here >= self.shared.end {
+            return Ok(TravelStop::End);
+        }
+        let mut armed = Armed::new(&stops, &mut self.walker.machine);
+        let mut origin = here;
+        let walked = self.walker.run(here + 1, &mut armed, &mut origin, u64::MAX, &mut || false)?;
+        Ok(match walked {
+            Walked::Hit(hit) => TravelStop::Hit(hit.cause),
+            _ if self.position() > here => TravelStop::Reached,
+            _ => TravelStop::End,
+        })
+    }
+
+    /// Undoes one instruction. What there is to stop at and is undone is reported.
+    pub fn step_backward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        self.must_be_history()?;
+        let here = self.position();
+        if here == Instructions(0) {
+            return Ok(TravelStop::Start);
+        }
+        let stop = self.seek(here - 1, poll)?;
+        let Stops { breakpoints, filters, .. } = self.stops.clone();
+        let only_breakpoints = Stops { breakpoints, filters, ..Stops::default() };
+        if stop != TravelStop::Reached || self.stops == only_breakpoints {
+            return Ok(stop);
+        }
+        let undone = self.step_forward()?;
+        self.seek(here - 1, poll)?;
+        Ok(if matches!(undone, TravelStop::Hit(_)) { undone } else { TravelStop::Reached })
+    }
+}
