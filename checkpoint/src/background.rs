@@ -97,7 +97,7 @@ struct Shared {
 }
 
 impl BackgroundWriter {
-    /// Starts the thread. While it works nobody else in this process should write to the store for long.
+    /// Starts the thread. While it works, no other part of this process should write to the store for long.
     ///
     /// # Errors
     ///
@@ -111,6 +111,10 @@ impl BackgroundWriter {
         let thread = {
             let (store, shared) = (store.clone(), shared.clone());
             let run = move || run(&store, &policy, &shared, &receive, &give_back);
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "packing and writing take the host's time, never the guest's: what is written is decided before"
+            )]
             let spawned = thread::Builder::new().name("checkpoints".into()).spawn(run);
             Some(spawned.map_err(StoreError::io(&dir, "start a thread"))?)
         };

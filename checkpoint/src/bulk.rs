@@ -68,6 +68,10 @@ impl Store {
             }
             return Ok(());
         }
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "which thread unpacks a page decides nothing: the caller takes pages in any order"
+        )]
         thread::scope(|scope| {
             let (send, receive) = sync_channel(2);
             let (take, files) = (&take, &files);

@@ -253,6 +253,7 @@ fn opening_while_a_writer_merges_succeeds() {
         machine.write(Space::Ram, position % 9, position as u32 * 5);
         model.add(&store, position, &machine);
     }
+    #[expect(clippy::disallowed_methods, reason = "the test is about a reader beside a writer")]
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             (0..40).for_each(|_| {

@@ -38,8 +38,9 @@ pub trait Bus {
     fn cr8(&mut self) -> u64;
     /// Sets CR8.
     fn set_cr8(&mut self, steps: u64, value: u64);
-    /// A HLT at privilege level 0 was executed; `following` is the byte of code behind it. A value means that it is
-    /// no halt: the kernel's RDTSC was rewritten to it, it reads this from the (raw) time-stamp counter and goes on.
+    /// A HLT at privilege level 0 was executed; `following` is the byte of code behind it. A value means that this HLT
+    /// stands for an RDTSC of the kernel: the CPU does not halt, but gives the guest this value of the (raw) time-stamp
+    /// counter.
     fn halt(&mut self, _steps: u64, _following: Option<u8>) -> Option<u64> {
         None
     }
@@ -47,8 +48,8 @@ pub trait Bus {
     fn tsc(&mut self, steps: u64) -> u64;
 }
 
-/// A board with nothing on it: reads give ones, nothing interrupts, and board MSRs raise #GP. For programs that need
-/// none; what they write to ports is kept.
+/// A board with nothing on it: reads give ones, nothing interrupts, and board MSRs raise #GP. For programs that need no
+/// devices; what they write to ports is kept.
 #[derive(Clone, Debug, Default)]
 pub struct EmptyBus {
     /// Port and value of each write, in order.

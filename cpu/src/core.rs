@@ -186,7 +186,7 @@ impl Core {
         self.rflags | self.flags.bits()
     }
 
-    /// Sets RFLAGS as given (bit 1 forced, reserved bits cleared) and updates everything that hangs on it.
+    /// Sets RFLAGS as given (bit 1 forced, reserved bits cleared) and updates everything that depends on it.
     pub fn set_rflags(&mut self, value: u64) {
         const KNOWN: u64 = flags::ARITHMETIC
             | flags::TF

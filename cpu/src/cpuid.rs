@@ -15,7 +15,7 @@ impl CpuModel {
         leaf1(17, cr4::PCIDE) | leaf1(26, cr4::OSXSAVE) | umip
     }
 
-    /// What of each feature word is hidden.
+    /// Bits of each feature word that the model does not show.
     fn hidden(self) -> Hidden {
         match self {
             CpuModel::V2 => Hidden::default(),

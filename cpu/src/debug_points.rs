@@ -79,7 +79,7 @@ pub enum Trap {
     Vector(u8),
 }
 
-/// What the step that just completed did that the debugger waits for.
+/// What the debugger waited for and the step that just completed did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hit {
     Watch(WatchHit),

@@ -3,11 +3,26 @@
 //!
 //! It knows nothing of devices, logs or hosts: the machine around it is behind [`Bus`], guest memory behind
 //! [`guest_ram::GuestRam`]. Everything it computes is the same on every host. What must survive a checkpoint
-//! is in [`CpuState`], and on disk a [`CpuStateV1`]; caches (translations, decoded code) can be dropped at any time without a visible
-//! difference.
+//! is in [`CpuState`], on disk as a [`CpuStateV1`]; caches (translations, decoded code) can be dropped at any
+//! time without a visible difference.
 //!
 //! Where to start reading: [`exec`](Cpu::run) is the run loop, `op` the decoded instruction, `decode` turns
 //! bytes into ops, `ops` executes them, `memory` and `mmu` are loads, stores and translations.
+//!
+//! The files stand on one another in this order, and none imports from a file above itself:
+//!
+//! ```text
+//! exec                                  the run loop
+//! decode                                bytes to ops
+//! ops                                   what instructions do, by family
+//! msr, control_registers,               what system registers do,
+//! interrupt, segmentation               descriptors, and what goes through them
+//! memory, debug, cpuid                  loads and stores, watched places, features
+//! insn, op, code                        an instruction on its way, decoded, and in blocks
+//! core                                  the running CPU
+//! mmu, code_lines, debug_points, quirks what the core consists of
+//! state, model, registers, ...          plain data and bits
+//! ```
 
 #![forbid(unsafe_code)]
 

@@ -8,21 +8,18 @@ pub(crate) const SIGNATURE: u32 = 0x00b0_0f21;
 /// Physical address bits.
 pub(crate) const PHYSICAL_BITS: u32 = 40;
 
-/// Which processor CPUID describes. What is executed depends on it only where said here.
+/// Which processor the guest runs on: what CPUID describes, and which [`quirks`](crate::quirks) it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CpuModel {
     /// All that the software CPU has.
     #[default]
     V2,
-    /// The part of it that every processor since about 2013 executes just so under KVM. What would let the processor's
+    /// The part of it that every processor since about 2013 executes alike under KVM. What would let the processor's
     /// own time, randomness or optimisations in is hidden: the TSC, RDTSCP, the TSC deadline, the XSAVE family. So is
     /// what not all of them have (PCID, INVPCID, UMIP, CLWB, 1 GiB pages), and x2APIC, whose registers KVM keeps to itself.
     V2Kvm,
     /// The same where the "hardware" below KVM is itself an emulation, QEMU's TCG, which differs from every processor of
-    /// silicon in what a kernel can see: an instruction that reads, changes and writes memory begins by reading it as any
-    /// other read would, so that a page that is not there faults without the error code's W bit, and one that may only be
-    /// read faults a second time; FXSAVE leaves out what no register needs;
-    /// interrupts push RF set; an address that is not canonical raises #GP for stack accesses too, and lands in CR2.
+    /// silicon in what a kernel can see. [`Quirks`](crate::quirks::Quirks) lists the differences.
     V2KvmTcg,
 }
 

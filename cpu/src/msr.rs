@@ -38,7 +38,7 @@ const HWCR: u32 = 0xc001_0015;
 const PATCH_LOADER: u32 = 0xc001_0020;
 const DE_CFG: u32 = 0xc001_1029;
 
-/// Registers of the family that kernels read and adjust unasked: they read as zero and ignore writes.
+/// Registers that kernels read and adjust because of the CPU family: they read as zero and ignore writes.
 /// NB_CFG, INT_PENDING, MMIO_CONF_BASE, TSEG base and mask, DC_CFG, TW_CFG, BU_CFG2, the patch level.
 const INERT: [u32; 9] = [
     0xc001_001f,

@@ -1,4 +1,4 @@
-//! The numbers by which ops name registers and segments, where these are not just those of the architecture.
+//! The numbers by which ops name registers and segments, beyond those of the architecture.
 
 /// Register number that reads as zero: "no base", "no index".
 pub const REG_ZERO: u8 = 16;

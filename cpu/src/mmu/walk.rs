@@ -1,4 +1,4 @@
-//! Page-table walks: of the CPU, which set accessed and dirty bits, and of those who only look.
+//! Page-table walks: those of the CPU, which set accessed and dirty bits, and those of a debugger, which change nothing.
 
 use guest_ram::{GuestRam, PAGE_SIZE};
 

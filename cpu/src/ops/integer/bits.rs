@@ -228,7 +228,7 @@ fn with_source(insn: &Insn<'_>, n: u32, op: Op) -> Op {
     if insn.is_memory(n) { insn.address(op).with(Op::FAMILY) } else { op.r1(insn.register(n)) }
 }
 
-/// A BMI operation on the r/m operand and a second register (`aux`); flags are its own business.
+/// A BMI operation on the r/m operand and a second register (`aux`); it sets the flags itself.
 trait Bmi: 'static {
     fn run<W: Width>(core: &mut Core, source: u64, register: u64) -> u64;
 }

@@ -1,4 +1,4 @@
-//! Decimal adjustments, BOUND, INTO's neighbours of old: legacy-mode instructions (all #UD in 64-bit mode).
+//! Decimal adjustments and BOUND: instructions of legacy modes, all #UD in 64-bit mode.
 
 use iced_x86::Mnemonic;
 

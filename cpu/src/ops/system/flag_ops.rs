@@ -1,4 +1,4 @@
-//! Instructions on RFLAGS that privilege or modes have a say in: CLI, STI, PUSHF, POPF, CLAC, STAC.
+//! Instructions on RFLAGS that depend on privilege or mode: CLI, STI, PUSHF, POPF, CLAC, STAC.
 
 use iced_x86::Code;
 

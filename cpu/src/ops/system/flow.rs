@@ -109,7 +109,7 @@ fn iret(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
 const SYSTEM_CALL_VECTOR: u8 = 0x80;
 
 /// Delivers an interrupt that the instruction itself asks for. It is one step, and no single-step trap
-/// follows it: the handler starts with TF clear and the trap pends on nothing. Hence [`Break::Done`].
+/// follows it, because the handler starts with TF clear. Hence [`Break::Done`].
 fn software_interrupt(core: &mut Core, bus: &mut dyn Bus, op: &Op, vector: u8, checked: bool) -> Res<()> {
     core.rip = core.return_rip(op);
     core.software_interrupt(bus, vector, checked)?;
@@ -140,7 +140,7 @@ fn into(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// INT1 is a hardware event as far as gates' privilege is concerned. DR6 does not tell of it.
+/// INT1 is a hardware event as far as gates' privilege is concerned. It leaves DR6 as it was.
 fn int1(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     software_interrupt(core, bus, op, exception::DB, false)
 }

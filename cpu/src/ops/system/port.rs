@@ -1,4 +1,4 @@
-//! IN and OUT, and who may use which port (SDM vol. 1, 19.5). INS and OUTS are string instructions.
+//! IN and OUT, and which ports the running code may use (SDM vol. 1, 19.5). INS and OUTS are string instructions.
 
 use iced_x86::Code;
 

@@ -58,7 +58,7 @@ fn remainder(core: &mut Core, op: &Op, function: Partial) -> Res<()> {
     })
 }
 
-/// What an instruction comes to that replaces ST(0) and pushes another value.
+/// The effect of an instruction that replaces ST(0) and pushes another value.
 fn replacing_and_pushing<T>(
     fpu: &FpuState,
     response: T,

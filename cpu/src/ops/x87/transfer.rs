@@ -62,7 +62,7 @@ fn low_quadword(bytes: [u8; 10]) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|at| bytes[at]))
 }
 
-/// What a push comes to: a stack overflow if there is no room.
+/// The outcome of a push: a stack overflow if there is no room.
 fn pushing(fpu: &FpuState, compute: impl FnOnce(&mut X87Env) -> Option<F80>) -> Outcome<F80> {
     if fpu.is_empty(7) { Outcome::compute(fpu, compute) } else { Outcome::overflow(fpu, F80::INDEFINITE) }
 }

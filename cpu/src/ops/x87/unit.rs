@@ -27,7 +27,7 @@ const TOP: u16 = 7 << 11;
 /// A control word that masks everything.
 pub(super) const ALL_MASKED: u16 = 0x37f;
 
-/// What an instruction comes to, before anything of it shows.
+/// The effect of an instruction, before any of it is visible.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outcome<T> {
     /// The result; `None` when an unmasked exception leaves none.
