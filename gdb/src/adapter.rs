@@ -23,11 +23,14 @@ use gdbstub::target::ext::monitor_cmd::{ConsoleOutput, MonitorCmd, MonitorCmdOps
 use gdbstub::target::ext::thread_extra_info::{ThreadExtraInfo, ThreadExtraInfoOps};
 use gdbstub::target::{Target, TargetError, TargetResult};
 
+use crate::arch::X86_64;
+use crate::condition::Condition;
 use crate::frame::encode_console_into;
 use crate::link::Link;
-use crate::registers::{RegisterNumber, X86_64};
+use crate::registers::RegisterNumber;
+use crate::registers::Registers;
 use crate::stops::Stops;
-use crate::{Condition, DebugTarget, Progress, Refusal, Registers, Stop, WatchKind, Watchpoint};
+use crate::target::{DebugTarget, Progress, Refusal, Stop, WatchKind, Watchpoint};
 
 /// The only thread.
 pub(crate) const CPU: Tid = Tid::MIN;

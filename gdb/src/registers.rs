@@ -5,11 +5,8 @@
 //! tells gdb so. Names, order within a feature and sizes follow the gdb manual's section "i386 Features".
 
 use std::num::NonZeroUsize;
-use std::sync::LazyLock;
 
 use gdbstub::arch;
-
-use crate::description;
 
 /// One CPU's registers, as far as a debugger is interested.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -301,23 +298,6 @@ impl arch::Registers for Registers {
             bytes = rest;
         }
         Ok(())
-    }
-}
-
-static DESCRIPTION: LazyLock<String> = LazyLock::new(description::target_xml);
-
-/// The machine as the protocol library wants to know it: x86-64 with this crate's registers.
-#[derive(Debug)]
-pub(crate) enum X86_64 {}
-
-impl arch::Arch for X86_64 {
-    type Usize = u64;
-    type Registers = Registers;
-    type RegId = RegisterNumber;
-    type BreakpointKind = usize;
-
-    fn target_description_xml() -> Option<&'static str> {
-        Some(&DESCRIPTION)
     }
 }
 

@@ -24,7 +24,8 @@ use crate::adapter::Adapter;
 use crate::condition::parse_packet;
 use crate::frame::{Event, MAX_PACKET_BYTES, encode_console_into, encode_error_into, encode_into};
 use crate::link::{Link, Transport};
-use crate::{DebugTarget, ListenError, Listener};
+use crate::listener::{ListenError, Listener};
+use crate::target::DebugTarget;
 
 /// How a session ended. The target stands where the client left it, without its breakpoints and watchpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,7 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{Condition, DebugTarget, Refusal, Watchpoint};
+use crate::condition::Condition;
+use crate::target::{DebugTarget, Refusal, Watchpoint};
 
 /// The two sets, and what gdb inserted as which kind.
 #[derive(Default)]

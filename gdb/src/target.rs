@@ -5,7 +5,8 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use crate::{Condition, Registers};
+use crate::condition::Condition;
+use crate::registers::Registers;
 
 /// Asks "should I stop now?". Once it has said `true` it keeps saying so until the run is over.
 ///
