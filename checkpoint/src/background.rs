@@ -15,10 +15,15 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
+use crate::draft::Draft;
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::index::Entry;
 use crate::map::ZERO_PAGE;
+use crate::map::{PageRef, Space};
+use crate::page::{PAGE_BYTES, Page};
+use crate::store::Store;
 use crate::store::lock;
 use crate::thin::{Policy, too_old};
-use crate::{Draft, Entry, PAGE_BYTES, Page, PageRef, Result, Space, Store, StoreError, StoreErrorKind};
 
 /// Pages that are handed over together.
 const BATCH_PAGES: usize = 64;

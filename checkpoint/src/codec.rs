@@ -9,8 +9,8 @@ use lz4_flex::block::{self, CompressTable};
 use twox_hash::XxHash3_128;
 use zstd::bulk::{Compressor, Decompressor};
 
+use crate::page::{PAGE_BYTES, Page};
 use crate::table::Digest;
-use crate::{PAGE_BYTES, Page};
 
 /// One of zstd's fast levels: twice as quick as its first ordinary one for an eighth more bytes, and who records pays for time.
 const LEVEL: i32 = -1;

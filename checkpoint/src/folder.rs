@@ -9,8 +9,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::format::{MAX_PAGES, Shape, VERSION};
-use crate::{Result, StoreError, StoreErrorKind};
 
 pub(crate) const HEADER_NAME: &str = "store";
 const HEADER_MAGIC: [u8; 8] = *b"ttvmstor";

@@ -8,12 +8,14 @@ use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use crate::error::{Result, StoreError};
 use crate::folder::{self, Part, checkpoint_path};
 use crate::format::{BlobEntry, Directory, Footer, MAGIC, Section, pack_section};
+use crate::index::Entry;
+use crate::index::{Index, OpenFile};
 use crate::list::Lists;
-use crate::store::{Inner, OpenFile, Store, Writer};
+use crate::store::{Store, Writer};
 use crate::table::Row;
-use crate::{Entry, Result, StoreError};
 
 /// Neighbouring blobs are copied up to this many bytes at a time.
 const COPY_BYTES: u64 = 1 << 20;
@@ -98,10 +100,10 @@ impl Store {
             (None, Some(previous)) => Some((previous.clone(), previous.directory()?)),
             (None, None) => None,
         };
-        let inner = self.read_inner();
-        let mut sources = held_by(&inner, number, &gone);
+        let index = self.read_index();
+        let mut sources = held_by(&index, number, &gone);
         let mut others =
-            heir.as_ref().map_or(Vec::new(), |(file, own)| held_by(&inner, file.footer.number, own));
+            heir.as_ref().map_or(Vec::new(), |(file, own)| held_by(&index, file.footer.number, own));
         if next.is_some() {
             sources.append(&mut others);
         }
@@ -115,11 +117,11 @@ impl Store {
 
     /// The file of a checkpoint and those of its neighbours.
     fn around(&self, position: u64) -> Result<(OpenFile, Option<OpenFile>, Option<OpenFile>)> {
-        let inner = self.read_inner();
-        let open = |number: &u32| inner.open(&self.dir, *number);
-        let removed = inner.order.get(&position).ok_or_else(|| self.missing(position))?;
-        let previous = inner.order.range(..position).next_back().map(|(_, number)| open(number));
-        let mut behind = inner.order.range(position..).skip(1);
+        let index = self.read_index();
+        let open = |number: &u32| index.open(&self.dir, *number);
+        let removed = index.order.get(&position).ok_or_else(|| self.missing(position))?;
+        let previous = index.order.range(..position).next_back().map(|(_, number)| open(number));
+        let mut behind = index.order.range(position..).skip(1);
         let next = behind.next().map(|(_, number)| open(number));
         Ok((open(removed)?, previous.transpose()?, next.transpose()?))
     }
@@ -131,7 +133,7 @@ impl Store {
         }
         let before = match before {
             Some(before) => self.maps_behind(before)?,
-            None => crate::Maps::new(self.shape.ram_pages, self.shape.disk_blocks),
+            None => crate::map::Maps::new(self.shape.ram_pages, self.shape.disk_blocks),
         };
         Ok(Lists::changes(&self.maps_at(position)?, &before))
     }
@@ -157,7 +159,7 @@ impl Store {
         };
         let mut bytes = Vec::new();
         for extent in blobs.chunk_by(follows) {
-            let open = self.read_inner().open(&self.dir, extent[0].1.file)?;
+            let open = self.read_index().open(&self.dir, extent[0].1.file)?;
             let mut at = extent[0].1.offset;
             let end = extent.iter().fold(at, |end, (_, row)| end + u64::from(row.len));
             while at < end {
@@ -171,19 +173,19 @@ impl Store {
     }
 
     fn carry_out(&self, plan: Plan, part: Option<Part>) -> Result<Entry> {
-        let mut inner = self.write_inner();
+        let mut index = self.write_index();
         if let (Some(mut part), Some(carrier)) = (part, plan.carrier) {
             let (listed, file) = part.listed(carrier.old.footer.number)?;
             part.rename()?;
-            take_over(&mut inner, &carrier, listed, &file);
+            take_over(&mut index, &carrier, listed, &file);
         }
         for (id, change) in plan.refs {
-            inner.blobs.refer(id, change);
+            index.blobs.refer(id, change);
         }
-        plan.lost.iter().for_each(|id| inner.blobs.remove(*id));
-        let entry = inner.files[&plan.number].entry.clone();
-        inner.remove(plan.number);
-        drop(inner);
+        plan.lost.iter().for_each(|id| index.blobs.remove(*id));
+        let entry = index.files[&plan.number].entry.clone();
+        index.remove(plan.number);
+        drop(index);
         self.forget(plan.position);
         folder::remove(&checkpoint_path(&self.dir, plan.number))?;
         Ok(entry)
@@ -191,12 +193,12 @@ impl Store {
 }
 
 /// Enters a file that has been written anew.
-fn take_over(inner: &mut Inner, carrier: &Carrier, listed: folder::Listed, file: &Arc<std::fs::File>) {
+fn take_over(index: &mut Index, carrier: &Carrier, listed: folder::Listed, file: &Arc<std::fs::File>) {
     let footer = carrier.footer();
-    let head = inner.files[&footer.number].entry.head.clone();
-    inner.insert(footer, &carrier.directory, head, listed, file);
+    let head = index.files[&footer.number].entry.head.clone();
+    index.insert(footer, &carrier.directory, head, listed, file);
     for (id, offset, _) in carrier.directory.places() {
-        let row = inner.blobs.get_mut(id).expect("blobs that move are in the table");
+        let row = index.blobs.get_mut(id).expect("blobs that move are in the table");
         (row.file, row.offset) = (footer.number, offset);
     }
 }
@@ -209,8 +211,8 @@ fn count(refs: &mut BTreeMap<u64, i64>, lists: &[&Lists], change: i64) {
 }
 
 /// The blobs that are read from a file: not those of which another one holds a copy that is.
-fn held_by(inner: &Inner, number: u32, directory: &Directory) -> Vec<(u64, Row)> {
-    let rows = directory.places().filter_map(|(id, _, _)| Some((id, *inner.blobs.get(id)?)));
+fn held_by(index: &Index, number: u32, directory: &Directory) -> Vec<(u64, Row)> {
+    let rows = directory.places().filter_map(|(id, _, _)| Some((id, *index.blobs.get(id)?)));
     rows.filter(|(_, row)| row.file == number).collect()
 }
 

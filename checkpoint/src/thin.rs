@@ -2,8 +2,10 @@
 
 use std::cmp::Ordering;
 
+use crate::error::Result;
+use crate::index::Entry;
+use crate::page::PAGE_BYTES;
 use crate::store::{Store, Writer};
-use crate::{Entry, PAGE_BYTES, Result};
 
 /// How many checkpoints to try for one that can be removed in little room.
 const ATTEMPTS: usize = 8;
@@ -158,7 +160,7 @@ mod tests {
             time_ns: position * 10,
             head: Vec::new(),
             bytes: 1,
-            counts: crate::Counts::default(),
+            counts: crate::index::Counts::default(),
         };
         positions.into_iter().map(entry).collect()
     }
