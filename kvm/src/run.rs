@@ -8,16 +8,17 @@ use cpu::{Bus, Cpu, CpuState, Model, Stop};
 use guest_ram::GuestRam;
 use kvm_bindings::kvm_regs;
 
-use crate::counter::{self, BranchCounter, Counter, Entry};
+use crate::counter::branch_counter::{BranchCounter, Entry};
+use crate::counter::{self, Counter};
 use crate::error::Error;
-use crate::kick::Kick;
+use crate::kick::Alarm;
 use crate::landing::{Landing, Landings, Left, Margin};
 use crate::mark::Mark;
 use crate::state::nothing_under_way;
 use crate::vcpu::{Exit, Vcpu};
 use crate::vm::Vm;
 
-use stopping::Stopping;
+use stopping::candidates::{self, Stopping};
 
 mod exits;
 mod landing_guest;
@@ -40,6 +41,10 @@ pub enum Leave {
     /// At a mark, before the next exit.
     At(Mark),
 }
+
+/// So many breakpoints are met on the way to a mark before the software CPU is asked: a loop can pass it hundreds of
+/// thousands of times, and each exit costs as much as some hundred instructions on the software CPU.
+const BREAKPOINTS_AT_FIRST: u32 = 4096;
 
 /// Why [`KvmCpu::run`] returned. The guest stands between two instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +92,6 @@ pub struct KvmCpu {
     /// No instruction is half done in the vCPU, and what it says of interrupts is true.
     settled: bool,
     halted: bool,
-    kick: Option<Kick>,
     counter: Option<Box<dyn BranchCounter>>,
     /// What the counter said when the software CPU's count of branches was last brought up to date.
     counted: u64,
@@ -129,7 +133,6 @@ impl KvmCpu {
             ahead: true,
             settled: false,
             halted: false,
-            kick: None,
             counter: None,
             counted: 0,
             margin: Margin::new(),
@@ -195,13 +198,11 @@ impl KvmCpu {
             landing,
             left,
             met: 0,
-            most_breakpoints: search::BREAKPOINTS_AT_FIRST,
+            most_breakpoints: BREAKPOINTS_AT_FIRST,
         };
-        let alarmed = self.set_alarm(&mut run)?;
+        let alarm = self.set_alarm(&mut run)?;
         let end = self.run_loop(&mut run);
-        if let Some(kick) = self.kick.as_ref().filter(|_| alarmed) {
-            kick.disarm();
-        }
+        drop(alarm);
         self.vcpu.set_breakpoints(&[])?;
         let end = end?;
         self.end_landing(&mut run, end)?;
@@ -211,22 +212,19 @@ impl KvmCpu {
         Ok(end)
     }
 
-    /// The timer, if there is to be one: of somebody who lives in real time, or the watchdog of a landing.
-    fn set_alarm(&mut self, run: &mut Run<'_>) -> Result<bool, Error> {
-        if run.landing.is_none() && !matches!(run.leave, Leave::After { .. }) {
-            return Ok(false);
-        }
+    /// Sets the timer, if there is to be one: a caller's that lives in real time, or the watchdog of a landing.
+    fn set_alarm(&mut self, run: &mut Run<'_>) -> Result<Option<Alarm>, Error> {
         let shared = self.vcpu.shared();
-        let kick = Kick::here(&mut self.kick).map_err(|error| Error::Call("make a timer", error))?;
-        match run.leave {
+        let alarm = match run.leave {
             Leave::After { due, force } => {
                 run.due = Some(Instant::now() + due);
-                run.patience = stopping::patience(due, force);
-                kick.arm(shared, force);
+                run.patience = candidates::patience(due, force);
+                Alarm::after(shared, force)
             }
-            _ => kick.watch(shared),
-        }
-        Ok(true)
+            _ if run.landing.is_some() => Alarm::watchdog(shared),
+            _ => return Ok(None),
+        };
+        alarm.map(Some).map_err(|error| Error::Call("set a timer", error))
     }
 
     /// Brings the vCPU up to the software CPU's state.

@@ -1,14 +1,21 @@
 //! The bare vCPU: entering the guest, and what came out as plain values.
 
+use std::os::fd::AsRawFd;
+
 use cpu::CpuState;
 use kvm_bindings::{
-    KVM_EXIT_IO_OUT, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP, Msrs,
+    KVM_EXIT_IO_OUT, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP, KVMIO, Msrs,
     kvm_guest_debug, kvm_interrupt, kvm_msr_entry, kvm_run, kvm_sync_regs,
 };
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 
+use nix::errno::Errno;
+
 use crate::error::{Error, failed};
 use crate::state;
+
+// KVM_INTERRUPT, for which kvm-ioctls has no call.
+nix::ioctl_write_ptr!(ioctl_interrupt, KVMIO, 0x86, kvm_interrupt);
 
 /// The processor has four; see [`Vcpu::set_debug`].
 pub(crate) const MAX_BREAKPOINTS: usize = 3;
@@ -109,7 +116,9 @@ impl Vcpu {
     fn enter_now(&mut self) -> Exit {
         let exit = match self.fd.run() {
             Ok(exit) => exit,
-            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => return Exit::Interrupted,
+            Err(error) if matches!(Errno::from_raw(error.errno()), Errno::EINTR | Errno::EAGAIN) => {
+                return Exit::Interrupted;
+            }
             Err(error) => return Exit::Stuck(std::io::Error::from_raw_os_error(error.errno()).to_string()),
         };
         match exit {
@@ -132,7 +141,7 @@ impl Vcpu {
             VcpuExit::FailEntry(reason, _) => {
                 Exit::Stuck(format!("the processor refuses to enter the guest (reason {reason:#x})"))
             }
-            other => Exit::Stuck(format!("an exit that nobody asked for: {other:?}")),
+            other => Exit::Stuck(format!("an exit that was not asked for: {other:?}")),
         }
     }
 
@@ -203,16 +212,10 @@ impl Vcpu {
 
     /// Delivers an external interrupt at the next entry.
     pub(crate) fn interrupt(&self, vector: u8) -> Result<(), Error> {
-        use std::os::fd::AsRawFd;
-        // _IOW(KVMIO, 0x86, struct kvm_interrupt), for which the library has no call.
-        const KVM_INTERRUPT: libc::c_ulong = 0x4004_ae86;
         let interrupt = kvm_interrupt { irq: u32::from(vector) };
-        // SAFETY: the call reads the structure and keeps nothing of it.
-        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), KVM_INTERRUPT, &raw const interrupt) };
-        if result == 0 {
-            return Ok(());
-        }
-        Err(Error::Call("deliver an interrupt", std::io::Error::last_os_error()))
+        // SAFETY: the descriptor is a vCPU's; the call reads the structure and keeps nothing of it.
+        let done = unsafe { ioctl_interrupt(self.fd.as_raw_fd(), &interrupt) };
+        done.map(drop).map_err(|error| Error::Call("deliver an interrupt", error.into()))
     }
 
     /// Delivers an NMI at the next entry.

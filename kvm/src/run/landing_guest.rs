@@ -3,7 +3,7 @@
 use kvm_bindings::kvm_regs;
 
 use super::{End, KvmCpu, Leave, RESUME_FLAG, Run};
-use crate::counter::BranchCounter;
+use crate::counter::branch_counter::BranchCounter;
 use crate::error::Error;
 use crate::landing::{Arrival, Guest, Landing, Left, Place};
 use crate::mark::fold_registers;

@@ -4,14 +4,11 @@
 use cpu::{AddressKind, Stop};
 use kvm_bindings::kvm_regs;
 
-use super::{End, KvmCpu, Leave, RESUME_FLAG, Run};
+use super::{BREAKPOINTS_AT_FIRST, End, KvmCpu, Leave, RESUME_FLAG, Run};
 use crate::error::Error;
 use crate::mark::{Mark, fold_registers};
 use crate::state::{gpr_of, nothing_under_way};
 
-/// So many breakpoints are met on the way to a mark before the software CPU is asked: a loop can pass it hundreds of
-/// thousands of times, and each exit costs as much as some hundred instructions on the software CPU.
-pub(super) const BREAKPOINTS_AT_FIRST: u32 = 4096;
 /// Where it finds that the loop is a long one, so many more are met.
 const BREAKPOINTS_IN_LONG_LOOPS: u32 = 1 << 18;
 /// So many times round decide what kind of loop it is.
