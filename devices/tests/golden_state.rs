@@ -6,10 +6,11 @@
 //! state and let version 1 be read: never renew the bytes. (A field that is only renamed, or a type, keeps the bytes; the
 //! JSON follows.)
 
-use devices::pci::PciBusState;
+use devices::DebugPortsV1;
+use devices::pci::PciBusStateV1;
 use devices::platform::PlatformStateV1;
 
-type State = PlatformStateV1<PciBusState>;
+type State = PlatformStateV1<PciBusStateV1>;
 
 fn check(json: &str, hex: &str) {
     let state: State = serde_json::from_str(json).expect("a field has another name or type, or is new");
@@ -27,4 +28,15 @@ fn check(json: &str, hex: &str) {
 fn a_saved_board_has_the_bytes_of_version_1() {
     check(include_str!("golden/platform_state_v1_a.json"), include_str!("golden/platform_state_v1_a.hex"));
     check(include_str!("golden/platform_state_v1_b.json"), include_str!("golden/platform_state_v1_b.hex"));
+}
+
+#[test]
+fn the_ports_of_a_machine_description_keep_their_names() {
+    for (ports, json) in [
+        (DebugPortsV1 { console: true, exit: Some(0x501) }, r#"{"console":true,"exit":1281}"#),
+        (DebugPortsV1 { console: false, exit: None }, r#"{"console":false,"exit":null}"#),
+    ] {
+        assert_eq!(serde_json::to_string(&ports).unwrap(), json);
+        assert_eq!(serde_json::from_str::<DebugPortsV1>(json).unwrap(), ports);
+    }
 }

@@ -143,7 +143,8 @@ impl Machine {
         }
         bus.add(Console::new(power_on.columns, power_on.rows));
         bus.add(Rng::new(entropy_seed(&power_on.seed)));
-        let mut platform = Platform::new(power_on.unix_seconds, bus).with_debug_ports(config.debug_ports);
+        let mut platform =
+            Platform::new(power_on.unix_seconds, bus).with_debug_ports(config.debug_ports.into());
         if time_base == TimeBase::Exits {
             start_pit(&mut platform, &ram);
         }
