@@ -3,7 +3,7 @@
 //! ```text
 //!  recorder                           writer thread
 //!  begin ─► page ─► page ... ─► finish
-//!     └────────┴─────┴────────────┴──► Draft ─► file ─► thin ─► Done
+//!     └────────┴─────┴────────────┴──► CheckpointDraft ─► file ─► thin ─► Done
 //!                                                                │
 //!  take_done ◄───────────────────────────────────────────────────┘
 //! ```
@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use crate::draft::Draft;
+use crate::draft::CheckpointDraft;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::index::Entry;
 use crate::map::ZERO_PAGE;
@@ -132,7 +132,7 @@ impl BackgroundWriter {
         self.send(Message::Begin { position, time_ns })
     }
 
-    /// Copies a page of the checkpoint that was begun; see [`Draft::page`]. Waits while too much is under way.
+    /// Copies a page of the checkpoint that was begun; see [`CheckpointDraft::page`]. Waits while too much is under way.
     ///
     /// # Errors
     ///
@@ -245,7 +245,7 @@ fn report(shared: &Mutex<Shared>, error: StoreError) {
 
 /// The checkpoint that is being written.
 struct Job<'a> {
-    draft: Draft<'a>,
+    draft: CheckpointDraft<'a>,
     disk: Vec<(u64, PageRef)>,
 }
 

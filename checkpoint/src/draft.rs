@@ -24,7 +24,7 @@ use crate::thin::Policy;
 const ROOM_BYTES: u64 = 1 << 20;
 
 /// A checkpoint that is being written. Dropping it leaves the store as it was.
-pub struct Draft<'a> {
+pub struct CheckpointDraft<'a> {
     store: &'a Store,
     writer: MutexGuard<'a, Writer>,
     policy: Option<Policy>,
@@ -63,12 +63,17 @@ impl Store {
     /// # Errors
     ///
     /// If another process writes to the store, the position is taken, or the file cannot be created.
-    pub fn add(&self, position: u64, time_ns: u64) -> Result<Draft<'_>> {
+    pub fn add(&self, position: u64, time_ns: u64) -> Result<CheckpointDraft<'_>> {
         self.draft(position, time_ns, None)
     }
 
     /// Begins a checkpoint that thins others out while it grows, so that the policy's cap always holds.
-    pub(crate) fn draft(&self, position: u64, time_ns: u64, policy: Option<Policy>) -> Result<Draft<'_>> {
+    pub(crate) fn draft(
+        &self,
+        position: u64,
+        time_ns: u64,
+        policy: Option<Policy>,
+    ) -> Result<CheckpointDraft<'_>> {
         let mut writer = self.writer()?;
         let (previous, next) = self.neighbours(position)?;
         let empty = Maps::new(self.shape.ram_pages, self.shape.disk_blocks);
@@ -85,7 +90,7 @@ impl Store {
         part.write(&MAGIC)?;
         writer.next_file += 1;
         let codec = Codec::new().map_err(StoreError::io(&self.dir, "set up compression"))?;
-        Ok(Draft {
+        Ok(CheckpointDraft {
             store: self,
             first_blob: writer.next_blob,
             writer,
@@ -127,7 +132,7 @@ impl Store {
     }
 }
 
-impl Draft<'_> {
+impl CheckpointDraft<'_> {
     /// Says what a page holds at this checkpoint. Pages that hold what they held at the checkpoint before it
     /// may be left out; those that cost nothing (unchanged, zero, or equal to another) may be handed in.
     /// Returns where the contents are stored; read it once the checkpoint is finished.
@@ -283,7 +288,7 @@ impl Draft<'_> {
     }
 }
 
-impl Drop for Draft<'_> {
+impl Drop for CheckpointDraft<'_> {
     /// Takes back what the table says about a file that did not come to be.
     fn drop(&mut self) {
         if self.done {

@@ -31,7 +31,7 @@ mod verify;
 
 pub use background::{BackgroundWriter, Done};
 pub use codec::digest;
-pub use draft::Draft;
+pub use draft::CheckpointDraft;
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use files::{StoreFile, file_name};
 pub use index::{Counts, Entry};

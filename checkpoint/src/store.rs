@@ -20,7 +20,7 @@ use crate::map::Maps;
 
 /// A folder of checkpoints. Share it between threads behind an `Arc`.
 ///
-/// One thread writes at a time and others wait for it: a [`Draft`](crate::draft::Draft) is a writer from
+/// One thread writes at a time and others wait for it: a [`CheckpointDraft`](crate::draft::CheckpointDraft) is a writer from
 /// [`Store::add`] until it is finished or dropped, so the thread that has one must not add, remove or thin.
 pub struct Store {
     pub(crate) dir: PathBuf,

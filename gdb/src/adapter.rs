@@ -29,7 +29,7 @@ use crate::frame::encode_console_into;
 use crate::link::Link;
 use crate::registers::RegisterNumber;
 use crate::registers::Registers;
-use crate::stops::Stops;
+use crate::stops::StopSets;
 use crate::target::{DebugTarget, Progress, Refusal, Stop, WatchKind, Watchpoint};
 
 /// The only thread.
@@ -57,7 +57,7 @@ enum Move {
 pub(crate) struct Adapter<'t> {
     target: &'t mut dyn DebugTarget,
     pub(crate) link: Link<'t>,
-    stops: Stops,
+    stops: StopSets,
     /// The registers at the current position, once somebody has asked.
     registers: Option<Registers>,
     requested: Move,
@@ -74,7 +74,7 @@ impl<'t> Adapter<'t> {
         Self {
             target,
             link,
-            stops: Stops::default(),
+            stops: StopSets::default(),
             registers: None,
             requested: Move::RunForward,
             refusal: None,

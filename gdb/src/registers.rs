@@ -129,7 +129,7 @@ pub(crate) enum Feature {
 }
 
 /// What gdb is told about a register.
-pub(crate) struct Entry {
+pub(crate) struct RegisterEntry {
     pub(crate) name: &'static str,
     pub(crate) feature: Feature,
     /// A type that gdb knows, or that [`crate::description`] defines.
@@ -148,7 +148,7 @@ macro_rules! entry {
         entry!(@ Some($group), $feature, $name, $type, $place, $($field)+)
     };
     (@ $group:expr, $feature:ident, $name:literal, $type:literal, $place:ident, $($field:tt)+) => {
-        Entry {
+        RegisterEntry {
             name: $name,
             feature: Feature::$feature,
             gdb_type: $type,
@@ -160,7 +160,7 @@ macro_rules! entry {
 
 /// All registers in gdb's order, features together.
 #[rustfmt::skip]
-pub(crate) static TABLE: &[Entry] = &[
+pub(crate) static TABLE: &[RegisterEntry] = &[
     entry!(Core, "rax", "int64", Quad, rax),
     entry!(Core, "rbx", "int64", Quad, rbx),
     entry!(Core, "rcx", "int64", Quad, rcx),

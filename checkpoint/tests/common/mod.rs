@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use checkpoint::{Draft, Maps, PAGE_BYTES, Page, PageRef, Space, Store};
+use checkpoint::{CheckpointDraft, Maps, PAGE_BYTES, Page, PageRef, Space, Store};
 
 pub const RAM_PAGES: u64 = 600;
 pub const DISK_BLOCKS: u64 = 40;
@@ -135,7 +135,7 @@ impl Model {
     }
 }
 
-pub fn put(draft: &mut Draft<'_>, pages: &[(Space, u64, Page)]) {
+pub fn put(draft: &mut CheckpointDraft<'_>, pages: &[(Space, u64, Page)]) {
     for (space, number, contents) in pages {
         draft.page(*space, *number, contents).unwrap();
     }
