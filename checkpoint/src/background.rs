@@ -102,7 +102,8 @@ struct Shared {
 }
 
 impl BackgroundWriter {
-    /// Starts the thread. While it works nobody else in this process should write to the store for long.
+    /// Starts the thread. While it works, no other thread of this process should write to the store for long: the writer
+    /// thread would have to wait for it.
     ///
     /// # Errors
     ///
@@ -269,7 +270,7 @@ fn work<'a>(
                 write_batch(job, &batch)?;
             }
             batch.clear();
-            // The recorder may have left; then nobody needs the batch.
+            // If the recorder has left, the batch is not needed any more.
             let _ = give_back.send(batch);
         }
         Message::Finish { head, state } => {

@@ -36,7 +36,7 @@ pub struct CheckpointDraft<'a> {
     previous: Maps,
     /// The maps at this checkpoint, as far as its pages have arrived.
     maps: Maps,
-    /// What this file's list is relative to: `previous` with the pages gone back that do so.
+    /// What this file's list is relative to: `previous`, after the pages in the previous checkpoint's `back` list went back.
     incoming: Maps,
     /// The checkpoint that follows, if this one is not the last.
     next: Option<Next>,
@@ -44,7 +44,7 @@ pub struct CheckpointDraft<'a> {
     blobs: Vec<BlobEntry>,
     /// Ids of this file's blobs, from the first of them on.
     first_blob: u64,
-    /// Versions that are referred to before the list is there to do so.
+    /// Versions that this file will refer to; counted as references until its list is written.
     pins: Vec<u64>,
     dirtied_bytes: u64,
     /// Bytes that may be written before the cap must be looked at again.
@@ -254,7 +254,8 @@ impl CheckpointDraft<'_> {
         self.put(footer, &directory, head)
     }
 
-    /// The changes to what this checkpoint builds upon, and how the next one gets to see nothing of them.
+    /// What this checkpoint changes in its incoming maps (`list`), and which of these changes are taken back before the next
+    /// checkpoint (`back`).
     fn directory(&mut self) -> Directory {
         let list = Lists::changes(&self.maps, &self.incoming);
         let back = |space: Space| {
@@ -289,7 +290,7 @@ impl CheckpointDraft<'_> {
 }
 
 impl Drop for CheckpointDraft<'_> {
-    /// Takes back what the table says about a file that did not come to be.
+    /// Removes the blobs of a file that was not finished from the table.
     fn drop(&mut self) {
         if self.done {
             return;

@@ -1,4 +1,4 @@
-//! A store's files, for whoever copies a store as a whole.
+//! A store's files, for code that copies a whole store.
 
 use std::fs::File;
 use std::sync::Arc;

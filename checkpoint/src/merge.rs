@@ -1,7 +1,7 @@
-//! Removing a checkpoint: what others need of its file moves into a neighbour's.
+//! Removing a checkpoint: the blobs of its file that other checkpoints refer to move into a neighbour's file.
 //!
-//! The neighbour is written anew under its old name, then the removed file is deleted. A writer that is
-//! killed between the two leaves the checkpoint in place, and some blobs twice.
+//! The writer first writes the neighbour's file anew under its old name, and then deletes the removed one. If the writer is
+//! killed in between, the checkpoint is still there, and some blobs are in both files.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -25,7 +25,7 @@ struct Plan {
     /// The checkpoint to be removed, and its file.
     position: u64,
     number: u32,
-    /// The file written anew, unless nothing is needed by others.
+    /// The neighbour's file written anew, unless no other checkpoint refers to any blob of this one.
     carrier: Option<Carrier>,
     /// Changes in how often versions are referred to.
     refs: BTreeMap<u64, i64>,
@@ -60,8 +60,9 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// If there is no such checkpoint, another process writes to the store, or a file cannot be read or written.
-    /// The store is then as it was.
+    /// If there is no such checkpoint, another process writes to the store, or a file cannot be read or written: the store
+    /// is then as it was. If only the file of the removed checkpoint cannot be deleted, this `Store` has the checkpoint no
+    /// more, and a store that is opened later has it again.
     pub fn remove(&self, position: u64) -> Result<Entry> {
         let mut writer = self.writer()?;
         let removed = self.remove_within(&mut writer, position, u64::MAX)?;
@@ -86,7 +87,7 @@ impl Store {
         let gone = removed.directory()?;
         let mut refs = BTreeMap::new();
         count(&mut refs, &[&gone.list, &gone.back], -1);
-        // The successor takes over the list, and the last checkpoint's predecessor only blobs.
+        // A successor takes over the list and the blobs. If the last checkpoint is removed, its predecessor takes over blobs.
         let heir = match (&next, &previous) {
             (Some(next), previous) => {
                 let mut directory = next.directory()?;
@@ -210,14 +211,14 @@ fn count(refs: &mut BTreeMap<u64, i64>, lists: &[&Lists], change: i64) {
     }
 }
 
-/// The blobs that are read from a file: not those of which another one holds a copy that is.
+/// The blobs that are read from this file. A blob that is in two files is read from one of them only.
 fn held_by(index: &Index, number: u32, directory: &Directory) -> Vec<(u64, Row)> {
     let rows = directory.places().filter_map(|(id, _, _)| Some((id, *index.blobs.get(id)?)));
     rows.filter(|(_, row)| row.file == number).collect()
 }
 
-/// Separates the blobs that are still referred to from the others. First the differences, since each that is
-/// lost refers no more to a full version.
+/// Separates the blobs that are still referred to from those that are lost. Lost differences come first, because each of them
+/// refers to a full version, which may be lost in turn.
 fn sort_out(sources: Vec<(u64, Row)>, refs: &mut BTreeMap<u64, i64>) -> (Vec<(u64, Row)>, Vec<u64>) {
     for (id, row) in &sources {
         if let Some(base) = row.base

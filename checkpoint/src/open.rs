@@ -12,7 +12,8 @@ use crate::index::Index;
 use crate::list::Lists;
 use crate::table::Row;
 
-/// A writer merges files about once per checkpoint; it will not outrun a reader this often.
+/// How often to try. A writer merges files about once per checkpoint, so it will not change the folder during this many
+/// attempts in a row.
 const ATTEMPTS: usize = 100;
 
 /// Reads all files of a folder to which another process may be writing.
@@ -75,7 +76,7 @@ fn add_file(
 }
 
 /// Enters a file's blobs in the table. A writer that was killed between putting a merged file in place and
-/// deleting the one that went into it leaves some in both: either will do.
+/// deleting the one that went into it leaves some in both files; they are equal, and the first one is used.
 fn add_blobs(index: &mut Index, path: &Path, number: u32, directory: &Directory) -> Result<()> {
     for (id, offset, blob) in directory.places() {
         if let Some(twin) = index.blobs.get(id) {

@@ -56,7 +56,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Opens a store, which somebody may be writing to. The checkpoints are those of this moment.
+    /// Opens a store, to which a writer may be adding. The checkpoints are those of this moment.
     ///
     /// # Errors
     ///
@@ -196,7 +196,7 @@ impl Store {
         lock(&self.maps).put(position, file, maps);
     }
 
-    /// Takes it that the maps of a checkpoint are right: they were just written down.
+    /// Notes that the maps of a checkpoint need no check, because they were just written down.
     pub(crate) fn trust(&self, position: u64, file: u32) {
         lock(&self.maps).set_checked(position, file);
     }
@@ -231,8 +231,8 @@ impl Store {
         self.index.write().expect("no thread panics while it changes the store")
     }
 
-    /// Waits for other writers in this process and locks out those in others. Somebody else may have written
-    /// since the store was opened: then it is loaded again.
+    /// Waits for other writers in this process, and locks writers in other processes out. If one of those has written since
+    /// the store was opened, the store is loaded again.
     pub(crate) fn writer(&self) -> Result<MutexGuard<'_, Writer>> {
         let mut writer = lock(&self.writer);
         if writer.lock.is_none() {

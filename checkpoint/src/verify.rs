@@ -56,7 +56,7 @@ impl Store {
         Ok(())
     }
 
-    /// A base that is gone because somebody thins out meanwhile is no damage, but cannot be checked either.
+    /// A base may be gone because a writer thins the store out meanwhile. That is no damage, but the version cannot be checked.
     fn base_error(&self, place: &Place, error: StoreError) -> StoreError {
         log::debug!("version {} of {} needs another: {error}", place.id, place.path.display());
         error

@@ -125,7 +125,7 @@ fn files_in_the_wrong_place_are_refused() {
     let all = files(dir.path());
     let (first, second) = (&all[0], &all[1]);
     let good = fs::read(first).unwrap();
-    // Another's name, a missing file, another machine's.
+    // A file under another's name, a missing file, a file of another machine.
     fs::copy(second, first).unwrap();
     assert!(Store::open(dir.path()).err().unwrap().is_damage());
     fs::remove_file(first).unwrap();
@@ -160,7 +160,7 @@ proptest! {
                 fs::write(path, bytes).unwrap();
             }
         }
-        // Whatever it says, it neither panics nor returns other contents.
+        // It may refuse or read the store, but neither panics nor returns other contents.
         let _ = read_all(dir.path(), &model);
     }
 }

@@ -396,7 +396,7 @@ impl LocalApic {
                 self.accept(vector, false);
             }
             DeliveryMode::Nmi if reaches_us => self.s.nmi_pending = true,
-            mode => log::trace!("local APIC: {mode:?} to {destination:#x} reaches nobody"),
+            mode => log::trace!("local APIC: {mode:?} to {destination:#x} reaches no processor"),
         }
     }
 }

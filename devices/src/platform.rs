@@ -1,7 +1,7 @@
 //! The board: all chips, the ports and addresses they answer at, and the interrupt lines between them.
 //!
 //! After each access and each advance the wiring polls the levels of all interrupt lines and drives them into
-//! the 8259 pair and the I/O APIC; no chip calls another. Ports that nobody answers read as all ones.
+//! the 8259 pair and the I/O APIC; no chip calls another. Ports that no chip answers read as all ones.
 //!
 //! Time: calls take the current virtual time, which must not go back. Whatever was due earlier happens first,
 //! in the order of its time, so that it makes no difference to the state how often [`Platform::advance`] is

@@ -2,7 +2,7 @@
 //!
 //! The clock shows the date it was given at creation plus virtual time. Nothing in it ticks: the time
 //! registers, the update-in-progress bit and the three interrupt flags are functions of the time since the
-//! guest last touched them, so the saved state does not depend on when anybody looked. Both register formats
+//! guest last touched them, so the saved state does not depend on when it was read. Both register formats
 //! (BCD and binary, 12 and 24 hours), alarm wildcards, the periodic rates, stopping by SET and by the divider,
 //! and the century byte 0x32 are modelled. Daylight saving and the square-wave output are not.
 

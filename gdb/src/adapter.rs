@@ -58,14 +58,14 @@ pub(crate) struct Adapter<'t> {
     target: &'t mut dyn DebugTarget,
     pub(crate) link: Link<'t>,
     stops: StopSets,
-    /// The registers at the current position, once somebody has asked.
+    /// The registers at the current position, once gdb has asked for any.
     registers: Option<Registers>,
     requested: Move,
     /// Why the request under way failed.
     refusal: Option<Refusal>,
     /// Text that gdb would not show if it came as an error; it goes out when gdb next listens.
     console: String,
-    /// Nobody waits for the answer to the request under way any more.
+    /// gdb no longer waits for the answer to the request under way.
     abandoned: bool,
 }
 
@@ -222,14 +222,14 @@ fn sticky_poll(link: &mut Link<'_>, progress: &mut Progress) -> impl FnMut() -> 
     }
 }
 
-/// Polls after which gdb is told that somebody is still there; it also is when gdb notices a ^C.
+/// After so many polls gdb is sent a sign of life, which is also when it notices a ^C.
 const POLLS_PER_SIGN: u32 = 4;
 
 /// As [`sticky_poll`] for `monitor` commands. gdb complains when it hears nothing for two seconds, so that it is sent an
 /// empty text every now and then.
 ///
-/// At ^C gdb tells nobody: it stops listening for the answer and goes on with its next request. Nothing else makes it
-/// send one, so a request that arrives after such a sign of life ends the command, and sets `abandoned`.
+/// At ^C gdb sends nothing: it stops listening for the answer and goes on with its next request. As gdb sends a request
+/// during a command for no other reason, one that arrives after a sign of life ends the command, and sets `abandoned`.
 fn patient_poll<'l>(
     link: &'l mut Link<'_>,
     progress: &'l mut Progress,

@@ -149,7 +149,7 @@ impl<'t> Session<'t> {
                 // The target stands already: this ^C came too late.
                 Event::Interrupt => {}
                 Event::Resend => adapter.link.send(&self.last_reply)?,
-                // Without acknowledgements nobody would send it again.
+                // Without acknowledgements gdb would not send it again.
                 Event::Damaged if !self.no_acks => adapter.link.send(b"-")?,
                 Event::Damaged | Event::TooLong => {
                     log::debug!("gdb sent a damaged or oversized packet");

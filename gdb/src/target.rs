@@ -171,7 +171,7 @@ pub trait DebugTarget {
                 return Ok(Stop::Interrupted);
             }
         }
-        unreachable!("nobody has waited for 2^64 steps")
+        unreachable!("2^64 steps take longer than any session")
     }
 
     /// Obeys gdb's `monitor COMMAND` and returns what gdb shall print (a missing final newline is added).

@@ -2,8 +2,8 @@
 
 /// A place where a guest was stopped between two exits, by what its registers held there.
 ///
-/// Registers may be the same at several such places. Whoever knows more of the machine (RAM) decides which it is; if
-/// nothing differs at all, either will do, because the future is the same.
+/// Registers may be the same at several such places. The caller, which knows RAM too, decides which of them it is. If nothing
+/// differs at all, any of them will do, because their future is the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     /// Linear address of the next instruction.

@@ -30,8 +30,8 @@ mod stopping;
 pub enum Leave {
     /// Never.
     Never,
-    /// For somebody who lives in real time: at the first exit after `due`, or, if none comes for so long, wherever the
-    /// guest is after `force`.
+    /// For a caller that has to act in real time: at the first exit after `due`, or, if no exit comes until `force`, wherever
+    /// the guest is then.
     After {
         /// From now.
         due: Duration,
@@ -108,7 +108,7 @@ struct Run<'a> {
     exited: bool,
     /// Where the guest is expected after time was up.
     stopping: Option<Stopping>,
-    /// Kicks that a place for it is waited for.
+    /// For how many kicks a place to stop at is waited for.
     patience: u32,
     /// The way to a mark whose count of branches is known.
     landing: Option<Landing>,
@@ -116,7 +116,7 @@ struct Run<'a> {
     left: Left,
     /// Breakpoints met on the way to the mark.
     met: u32,
-    /// Before the software CPU goes on.
+    /// After so many the software CPU goes on.
     most_breakpoints: u32,
 }
 
@@ -212,7 +212,7 @@ impl KvmCpu {
         Ok(end)
     }
 
-    /// Sets the timer, if there is to be one: a caller's that lives in real time, or the watchdog of a landing.
+    /// Sets the timer if the run needs one: for a caller that has to act in real time, or as the watchdog of a landing.
     fn set_alarm(&mut self, run: &mut Run<'_>) -> Result<Option<Alarm>, Error> {
         let shared = self.vcpu.shared();
         let alarm = match run.leave {
@@ -241,7 +241,7 @@ impl KvmCpu {
         Ok(())
     }
 
-    /// Brings the software CPU's registers up to the vCPU's state, for whoever looks at them.
+    /// Brings the software CPU's registers up to the vCPU's state, so that callers can read them.
     fn take_state(&mut self) -> Result<(), Error> {
         let mut state = self.soft.state();
         self.vcpu.take_all(&mut state)?;
@@ -300,7 +300,7 @@ impl KvmCpu {
             if signals.stop || due {
                 let synced = self.vcpu.synced();
                 if !nothing_under_way(&synced.events) {
-                    // The software CPU would have begun with it.
+                    // The software CPU would have begun to deliver it.
                     log::warn!("stopped at {:#x} with a fault under way", synced.regs.rip);
                 }
                 return Ok(End::Stop(Stop::Bus));
@@ -318,7 +318,7 @@ impl KvmCpu {
                         return Ok(end);
                     }
                 }
-                // It stands there no more: the handler comes first, which may be where the mark is.
+                // The guest stands there no more: it enters the handler first, and the mark may lie in the handler.
                 Some(mark) if delivered => {
                     run.leave = Leave::At(Mark { not_here: false, ..mark });
                     self.vcpu.set_breakpoints(&[mark.rip])?;
@@ -334,7 +334,7 @@ impl KvmCpu {
                 }
                 None => {}
             }
-            // Behind the one that was delivered another may wait.
+            // Another interrupt may wait behind the one that was delivered.
             let window = run.bus.signals().interrupt;
             self.statistics.entries += 1;
             run.exited = false;

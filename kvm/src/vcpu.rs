@@ -19,7 +19,7 @@ nix::ioctl_write_ptr!(ioctl_interrupt, KVMIO, 0x86, kvm_interrupt);
 
 /// The processor has four; see [`Vcpu::set_debug`].
 pub(crate) const MAX_BREAKPOINTS: usize = 3;
-/// Addresses that a debugger can have a vCPU stop at: one debug register remains for where it is led to.
+/// Addresses that a debugger can have a vCPU stop at. The fourth debug register is left for the place that a run leads to.
 pub const MAX_STOPS: usize = 3;
 
 /// Why the guest was left.
@@ -49,7 +49,7 @@ pub(crate) enum Exit {
     Shutdown,
     /// KVM could not emulate the instruction at RIP; nothing of it was done.
     NotEmulated,
-    /// Nothing that can be gone on from.
+    /// The vCPU cannot go on, and why.
     Stuck(String),
 }
 
@@ -102,7 +102,7 @@ impl Vcpu {
         run.request_interrupt_window = u8::from(window);
         run.cr8 = cr8;
         let exit = self.enter_now();
-        // A kick that came too early or too late has done its work.
+        // A kick that came just before or after the guest ran is not to stop the next entry.
         self.fd.set_kvm_immediate_exit(0);
         exit
     }
@@ -170,7 +170,7 @@ impl Vcpu {
         let io = unsafe { run.__bindgen_anon_1.io };
         let start = std::ptr::from_mut(run).cast::<u8>();
         // SAFETY: KVM says where in the mapping of the shared page the data lie, and how long they are; the borrow of
-        // `self` keeps everybody else away.
+        // `self` keeps all other code from the page.
         unsafe {
             std::slice::from_raw_parts_mut(
                 start.add(io.data_offset as usize),

@@ -94,7 +94,7 @@ impl<B: ExpansionBus> Platform<B> {
             return self.route();
         }
         if !self.bus.mmio_write(mem, gpa, data) {
-            log::trace!("write to {gpa:#x}: nobody answers");
+            log::trace!("write to {gpa:#x}: no chip answers");
         }
         self.settle(now_ns);
     }
@@ -121,7 +121,7 @@ impl<B: ExpansionBus> Platform<B> {
             PM1_EVENT_PORT..=PM_END => self.pm.read(port - PM1_EVENT_PORT, now_ns),
             RESET_PORT => self.misc_ports.read_reset_control(),
             _ => {
-                log::trace!("read of port {port:#x}: nobody answers");
+                log::trace!("read of port {port:#x}: no chip answers");
                 0xFF
             }
         }
@@ -149,7 +149,7 @@ impl<B: ExpansionBus> Platform<B> {
             PVPANIC_PORT => self.misc_ports.write_pvpanic(value),
             PM1_EVENT_PORT..=PM_END => self.pm.write(port - PM1_EVENT_PORT, value, now_ns),
             RESET_PORT => self.misc_ports.write_reset_control(value),
-            _ => log::trace!("write of {value:#x} to port {port:#x}: nobody answers"),
+            _ => log::trace!("write of {value:#x} to port {port:#x}: no chip answers"),
         }
     }
 }

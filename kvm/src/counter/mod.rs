@@ -21,7 +21,7 @@ use branch_counter::BranchCounter;
 use perf::Perf;
 use simulated::Simulated;
 
-/// Who counts.
+/// What counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
     /// The processor.

@@ -11,7 +11,7 @@ use crate::state::{gpr_of, nothing_under_way};
 
 /// Where it finds that the loop is a long one, so many more are met.
 const BREAKPOINTS_IN_LONG_LOOPS: u32 = 1 << 18;
-/// So many times round decide what kind of loop it is.
+/// After so many rounds the software CPU decides whether the loop is a long one.
 const ROUNDS: u64 = 64;
 /// Steps of the software CPU that cost as much as a breakpoint.
 const STEPS_PER_BREAKPOINT: u64 = 200;

@@ -1,9 +1,9 @@
-//! Stopping a guest that makes no exits, for somebody who lives in real time.
+//! Stopping a guest that makes no exits, for a caller that has to act in real time.
 //!
-//! A kick says that time is up. From where it found the guest, breakpoints are set on places where it can be stopped. Whoever
-//! looks for the place again without a count of branches is stopped each time that the guest passes it, so not the first
-//! place that is passed is taken but, of a few, one that is passed seldom: behind a loop rather than in it, in a caller rather
-//! than in a function that is called in a loop.
+//! A kick says that time is up. `KvmCpu` then sets breakpoints on places near the guest where it can be stopped. A replay
+//! that looks for the place without a count of branches is stopped each time that the guest passes it. So `KvmCpu` does not
+//! take the first place that is passed, but, of a few, one that is passed seldom: behind a loop rather than in it, in a
+//! caller rather than in a function that is called in a loop.
 
 use std::time::Instant;
 
@@ -18,9 +18,9 @@ use candidates::{Patience, Stopping};
 pub(super) mod candidates;
 mod place;
 
-/// So many callers are thought of.
+/// The most callers whose return sites are candidates.
 const MOST_CALLERS: usize = 12;
-/// In kicks: a loop that ends by itself is waited for half a second.
+/// In kicks. A loop that ends by itself is waited for at most half a second.
 const LONGEST_DELAY: u32 = 1000;
 
 const LONG_CODE: u16 = 1 << 13;
