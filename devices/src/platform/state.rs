@@ -15,7 +15,7 @@ use crate::pit::PitStateV1;
 use crate::rtc::RtcStateV1;
 use crate::uart::UartStateV1;
 
-/// Everything a [`Platform`] remembers, version 1. `S` is the state of the expansion bus.
+/// Everything a [`Platform`](super::Platform) remembers, version 1. `S` is the state of the expansion bus.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlatformStateV1<S> {
     pub(super) uart: UartStateV1,
