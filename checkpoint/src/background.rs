@@ -3,7 +3,7 @@
 //! ```text
 //!  recorder                           writer thread
 //!  begin ─► page ─► page ... ─► finish
-//!     └────────┴─────┴────────────┴──► Draft ─► file ─► thin ─► Done
+//!     └────────┴─────┴────────────┴──► CheckpointDraft ─► file ─► thin ─► Done
 //!                                                                │
 //!  take_done ◄───────────────────────────────────────────────────┘
 //! ```
@@ -15,10 +15,15 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
+use crate::draft::CheckpointDraft;
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::index::Entry;
 use crate::map::ZERO_PAGE;
+use crate::map::{PageRef, Space};
+use crate::page::{PAGE_BYTES, Page};
+use crate::store::Store;
 use crate::store::lock;
 use crate::thin::{Policy, too_old};
-use crate::{Draft, Entry, PAGE_BYTES, Page, PageRef, Result, Space, Store, StoreError, StoreErrorKind};
 
 /// Pages that are handed over together.
 const BATCH_PAGES: usize = 64;
@@ -97,7 +102,8 @@ struct Shared {
 }
 
 impl BackgroundWriter {
-    /// Starts the thread. While it works, no other part of this process should write to the store for long.
+    /// Starts the thread. While it works, no other thread of this process should write to the store for long: the writer
+    /// thread would have to wait for it.
     ///
     /// # Errors
     ///
@@ -131,7 +137,7 @@ impl BackgroundWriter {
         self.send(Message::Begin { position, time_ns })
     }
 
-    /// Copies a page of the checkpoint that was begun; see [`Draft::page`]. Waits while too much is under way.
+    /// Copies a page of the checkpoint that was begun; see [`CheckpointDraft::page`]. Waits while too much is under way.
     ///
     /// # Errors
     ///
@@ -244,7 +250,7 @@ fn report(shared: &Mutex<Shared>, error: StoreError) {
 
 /// The checkpoint that is being written.
 struct Job<'a> {
-    draft: Draft<'a>,
+    draft: CheckpointDraft<'a>,
     disk: Vec<(u64, PageRef)>,
 }
 
@@ -268,7 +274,7 @@ fn work<'a>(
                 write_batch(job, &batch)?;
             }
             batch.clear();
-            // The recorder may have left; then nobody needs the batch.
+            // If the recorder has left, the batch is not needed any more.
             let _ = give_back.send(batch);
         }
         Message::Finish { head, state } => {

@@ -10,10 +10,13 @@ use std::sync::mpsc::{SyncSender, TryRecvError, sync_channel};
 use std::thread;
 
 use crate::codec::{Codec, xor};
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::index::OpenFile;
+use crate::map::BlobId;
+use crate::page::Page;
 use crate::read::Place;
-use crate::store::{OpenFile, Store};
+use crate::store::Store;
 use crate::table::{Digest, Row};
-use crate::{BlobId, Page, Result, StoreError, StoreErrorKind};
 
 /// Pages that are decoded together.
 const BATCH: usize = 512;
@@ -107,9 +110,9 @@ impl Store {
     }
 
     fn requests(&self, wanted: &[(u64, BlobId)]) -> Result<(Vec<Request>, Files)> {
-        let inner = self.read_inner();
+        let index = self.read_index();
         let row = |id: u64| {
-            let row = inner.blobs.get(id).filter(|row| inner.files.contains_key(&row.file));
+            let row = index.blobs.get(id).filter(|row| index.files.contains_key(&row.file));
             row.ok_or_else(|| StoreError::new(&self.dir, StoreErrorKind::Gone(id)))
         };
         let (mut requests, mut files) = (Vec::with_capacity(wanted.len()), Files::new());
@@ -124,7 +127,7 @@ impl Store {
             for file in [Some(request.full.file), request.delta.map(|delta| delta.file)].into_iter().flatten()
             {
                 if let Entry::Vacant(place) = files.entry(file) {
-                    place.insert(inner.open(&self.dir, file)?);
+                    place.insert(index.open(&self.dir, file)?);
                 }
             }
             requests.push(request);

@@ -5,8 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::map::Maps;
+use crate::page::Page;
 use crate::table::Digest;
-use crate::{Maps, Page};
 
 /// 16 MiB of decoded pages.
 const PAGES: usize = 4096;
@@ -133,7 +134,7 @@ mod tests {
     #[test]
     fn a_scan_over_twice_the_cache_still_hits() {
         let mut cache = PageCache::default();
-        let page = Arc::new([1; crate::PAGE_BYTES]);
+        let page = Arc::new([1; crate::page::PAGE_BYTES]);
         let mut hits = 0;
         for id in (0..3).flat_map(|_| 0..2 * PAGES as u64) {
             match cache.get(id) {

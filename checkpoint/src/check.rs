@@ -6,8 +6,8 @@
 
 use twox_hash::XxHash3_128;
 
+use crate::map::{Maps, PageMap, PageRef, Space};
 use crate::table::{BlobTable, Digest};
-use crate::{Maps, PageMap, PageRef, Space};
 
 /// The check of `maps`, whose versions are in `blobs`: a sum with one term for each page that is not as at
 /// power-on, which depends on the contents alone and not on the numbers of versions.

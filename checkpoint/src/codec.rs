@@ -9,16 +9,17 @@ use lz4_flex::block::{self, CompressTable};
 use twox_hash::XxHash3_128;
 use zstd::bulk::{Compressor, Decompressor};
 
+use crate::page::{PAGE_BYTES, Page};
 use crate::table::Digest;
-use crate::{PAGE_BYTES, Page};
 
-/// One of zstd's fast levels: twice as quick as its first ordinary one for an eighth more bytes, and who records pays for time.
+/// One of zstd's fast levels: it takes half the time of the first ordinary level, for an eighth more bytes. A recorder needs
+/// the time more.
 const LEVEL: i32 = -1;
 
 /// The first byte of a patch: no frame of zstd's begins with it (RFC 8878, section 3.1.1).
 const PATCH_TAG: u8 = 0;
 
-/// The first byte before an LZ4 block: it neither.
+/// The first byte before an LZ4 block: no frame of zstd's begins with this byte either.
 const LZ4_TAG: u8 = 1;
 
 /// The most that an LZ4 block of a page takes, with its tag.
@@ -30,7 +31,8 @@ const SMALL_PATCH_BYTES: usize = 256;
 /// A difference this small is kept without asking what the page by itself would take.
 const SMALL_DELTA_BYTES: usize = 512;
 
-/// Of the page's 512 words. When more differ, a difference seldom compresses better than the page.
+/// The most words, of a page's 512, that may differ for a difference to be tried: beyond that it seldom compresses better
+/// than the page.
 const MAX_DELTA_WORDS: usize = 320;
 
 /// The digest that identifies a page's contents: XXH3-128, little endian.

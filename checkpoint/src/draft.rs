@@ -6,22 +6,25 @@ use std::sync::MutexGuard;
 
 use crate::check::maps_check;
 use crate::codec::{Codec, Encoded, digest};
+use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::folder::{MAX_NUMBER, Part, checkpoint_path};
 use crate::format::{
     BlobEntry, Directory, FOOTER_BYTES, Footer, MAGIC, MAX_HEAD_BYTES, pack_section, plain_section,
 };
+use crate::index::Entry;
 use crate::list::{Lists, Runs, Slot};
 use crate::map::ZERO_PAGE;
+use crate::map::{BlobId, Maps, PageRef, Space};
+use crate::page::{PAGE_BYTES, Page};
 use crate::store::{Store, Writer};
 use crate::table::{Digest, Row};
 use crate::thin::Policy;
-use crate::{BlobId, Entry, Maps, PAGE_BYTES, Page, PageRef, Result, Space, StoreError, StoreErrorKind};
 
 /// How far a file that is being written grows before the cap is looked at again, at most.
 const ROOM_BYTES: u64 = 1 << 20;
 
 /// A checkpoint that is being written. Dropping it leaves the store as it was.
-pub struct Draft<'a> {
+pub struct CheckpointDraft<'a> {
     store: &'a Store,
     writer: MutexGuard<'a, Writer>,
     policy: Option<Policy>,
@@ -33,7 +36,7 @@ pub struct Draft<'a> {
     previous: Maps,
     /// The maps at this checkpoint, as far as its pages have arrived.
     maps: Maps,
-    /// What this file's list is relative to: `previous` with the pages gone back that do so.
+    /// What this file's list is relative to: `previous`, after the pages in the previous checkpoint's `back` list went back.
     incoming: Maps,
     /// The checkpoint that follows, if this one is not the last.
     next: Option<Next>,
@@ -41,7 +44,7 @@ pub struct Draft<'a> {
     blobs: Vec<BlobEntry>,
     /// Ids of this file's blobs, from the first of them on.
     first_blob: u64,
-    /// Versions that are referred to before the list is there to do so.
+    /// Versions that this file will refer to; counted as references until its list is written.
     pins: Vec<u64>,
     dirtied_bytes: u64,
     /// Bytes that may be written before the cap must be looked at again.
@@ -60,12 +63,17 @@ impl Store {
     /// # Errors
     ///
     /// If another process writes to the store, the position is taken, or the file cannot be created.
-    pub fn add(&self, position: u64, time_ns: u64) -> Result<Draft<'_>> {
+    pub fn add(&self, position: u64, time_ns: u64) -> Result<CheckpointDraft<'_>> {
         self.draft(position, time_ns, None)
     }
 
     /// Begins a checkpoint that thins others out while it grows, so that the policy's cap always holds.
-    pub(crate) fn draft(&self, position: u64, time_ns: u64, policy: Option<Policy>) -> Result<Draft<'_>> {
+    pub(crate) fn draft(
+        &self,
+        position: u64,
+        time_ns: u64,
+        policy: Option<Policy>,
+    ) -> Result<CheckpointDraft<'_>> {
         let mut writer = self.writer()?;
         let (previous, next) = self.neighbours(position)?;
         let empty = Maps::new(self.shape.ram_pages, self.shape.disk_blocks);
@@ -82,7 +90,7 @@ impl Store {
         part.write(&MAGIC)?;
         writer.next_file += 1;
         let codec = Codec::new().map_err(StoreError::io(&self.dir, "set up compression"))?;
-        Ok(Draft {
+        Ok(CheckpointDraft {
             store: self,
             first_blob: writer.next_blob,
             writer,
@@ -106,9 +114,9 @@ impl Store {
 
     /// The positions of the checkpoints on either side.
     fn neighbours(&self, position: u64) -> Result<(Option<u64>, Option<u64>)> {
-        let inner = self.read_inner();
-        let previous = inner.order.range(..position).next_back().map(|(at, _)| *at);
-        match inner.order.range(position..).next().map(|(at, _)| *at) {
+        let index = self.read_index();
+        let previous = index.order.range(..position).next_back().map(|(at, _)| *at);
+        match index.order.range(position..).next().map(|(at, _)| *at) {
             Some(at) if at == position => Err(StoreError::new(&self.dir, StoreErrorKind::Taken(at))),
             next => Ok((previous, next)),
         }
@@ -117,14 +125,14 @@ impl Store {
     fn next(&self, position: u64) -> Result<Next> {
         let maps = self.maps_at(position)?;
         let open = {
-            let inner = self.read_inner();
-            inner.open(&self.dir, inner.order[&position])?
+            let index = self.read_index();
+            index.open(&self.dir, index.order[&position])?
         };
         Ok(Next { maps, lists: open.directory()?.list })
     }
 }
 
-impl Draft<'_> {
+impl CheckpointDraft<'_> {
     /// Says what a page holds at this checkpoint. Pages that hold what they held at the checkpoint before it
     /// may be left out; those that cost nothing (unchanged, zero, or equal to another) may be handed in.
     /// Returns where the contents are stored; read it once the checkpoint is finished.
@@ -155,12 +163,12 @@ impl Draft<'_> {
         let before = self.previous.space(space).get(number).stored();
         let after = self.next.as_ref().and_then(|next| next.maps.space(space).get(number).stored());
         let base = {
-            let inner = self.store.read_inner();
-            let row = |id: u64| inner.blobs.get(id).map(|row| (id, row));
+            let index = self.store.read_index();
+            let row = |id: u64| index.blobs.get(id).map(|row| (id, row));
             let known = [before, after, self.writer.recent.get(&digest)];
             let equal = known.into_iter().flatten().filter_map(row).find(|(_, row)| row.digest == digest);
             if let Some((id, _)) = equal {
-                drop(inner);
+                drop(index);
                 self.pin(id);
                 return Ok(id);
             }
@@ -171,7 +179,7 @@ impl Draft<'_> {
 
     /// Keeps a version while checkpoints around it are removed to make room.
     fn pin(&mut self, id: u64) {
-        self.store.write_inner().blobs.refer(id, 1);
+        self.store.write_index().blobs.refer(id, 1);
         self.pins.push(id);
     }
 
@@ -186,10 +194,10 @@ impl Draft<'_> {
         self.writer.recent.put(digest, id);
         let base = base.and_then(NonZeroU64::new).filter(|_| kind == Encoded::Delta);
         let row = Row { digest, offset, base, file: self.number, refs: 0, crc, len, low: 0 };
-        let mut inner = self.store.write_inner();
-        inner.blobs.insert(id, row);
+        let mut index = self.store.write_index();
+        index.blobs.insert(id, row);
         if let Some(base) = base {
-            inner.blobs.refer(base.get(), 1);
+            index.blobs.refer(base.get(), 1);
         }
         // The first blob's id counts from 0, the others from the one before.
         let step = if self.blobs.is_empty() { id } else { 1 };
@@ -246,7 +254,8 @@ impl Draft<'_> {
         self.put(footer, &directory, head)
     }
 
-    /// The changes to what this checkpoint builds upon, and how the next one gets to see nothing of them.
+    /// What this checkpoint changes in its incoming maps (`list`), and which of these changes are taken back before the next
+    /// checkpoint (`back`).
     fn directory(&mut self) -> Directory {
         let list = Lists::changes(&self.maps, &self.incoming);
         let back = |space: Space| {
@@ -259,20 +268,20 @@ impl Draft<'_> {
         };
         let back = Lists { ram: back(Space::Ram), disk: back(Space::Disk) };
         let (dirtied_bytes, blobs) = (self.dirtied_bytes, std::mem::take(&mut self.blobs));
-        let maps_check = maps_check(&self.maps, &self.store.read_inner().blobs);
+        let maps_check = maps_check(&self.maps, &self.store.read_index().blobs);
         Directory { dirtied_bytes, maps_check, list, back, blobs }
     }
 
     /// Gives the file its name and enters it in the store.
     fn put(mut self, footer: Footer, directory: &Directory, head: &[u8]) -> Result<Entry> {
         let (listed, file) = self.part.listed(self.number)?;
-        let mut inner = self.store.write_inner();
+        let mut index = self.store.write_index();
         self.part.rename()?;
-        inner.insert(footer, directory, head.to_vec(), listed, &file);
-        directory.list.versions().chain(directory.back.versions()).for_each(|id| inner.blobs.refer(id, 1));
-        std::mem::take(&mut self.pins).into_iter().for_each(|id| inner.blobs.refer(id, -1));
-        let entry = inner.files[&self.number].entry.clone();
-        drop(inner);
+        index.insert(footer, directory, head.to_vec(), listed, &file);
+        directory.list.versions().chain(directory.back.versions()).for_each(|id| index.blobs.refer(id, 1));
+        std::mem::take(&mut self.pins).into_iter().for_each(|id| index.blobs.refer(id, -1));
+        let entry = index.files[&self.number].entry.clone();
+        drop(index);
         self.done = true;
         self.store.remember(self.position, self.number, self.maps.clone());
         self.store.trust(self.position, self.number);
@@ -280,20 +289,20 @@ impl Draft<'_> {
     }
 }
 
-impl Drop for Draft<'_> {
-    /// Takes back what the table says about a file that did not come to be.
+impl Drop for CheckpointDraft<'_> {
+    /// Removes the blobs of a file that was not finished from the table.
     fn drop(&mut self) {
         if self.done {
             return;
         }
-        let mut inner = self.store.write_inner();
-        std::mem::take(&mut self.pins).into_iter().for_each(|id| inner.blobs.refer(id, -1));
+        let mut index = self.store.write_index();
+        std::mem::take(&mut self.pins).into_iter().for_each(|id| index.blobs.refer(id, -1));
         for id in self.first_blob..self.writer.next_blob {
-            let base = inner.blobs.get(id).and_then(|row| row.base);
+            let base = index.blobs.get(id).and_then(|row| row.base);
             if let Some(base) = base {
-                inner.blobs.refer(base.get(), -1);
+                index.blobs.refer(base.get(), -1);
             }
-            inner.blobs.remove(id);
+            index.blobs.remove(id);
         }
     }
 }

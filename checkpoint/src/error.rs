@@ -43,7 +43,7 @@ pub enum StoreErrorKind {
         /// The version that this program reads.
         known: u32,
     },
-    /// Somebody else holds the lock for writers.
+    /// Another process holds the writers' lock.
     #[error("is being written by another process")]
     Busy,
     /// Another process merged or deleted the file after this store was opened.

@@ -1,10 +1,11 @@
-//! A store's files, for whoever copies a store as a whole.
+//! A store's files, for code that copies a whole store.
 
 use std::fs::File;
 use std::sync::Arc;
 
+use crate::error::{Result, StoreError};
 use crate::folder::{HEADER_BYTES, HEADER_NAME, MAX_NUMBER, checkpoint_name};
-use crate::{Result, Store, StoreError};
+use crate::store::Store;
 
 /// A file of a store, open for reading.
 #[derive(Clone, Debug)]
@@ -31,9 +32,9 @@ impl Store {
         let header = File::open(&path).map_err(StoreError::io(&path, "open the store's header"))?;
         let name = HEADER_NAME.to_string();
         let header = StoreFile { number: None, name, file: Arc::new(header), bytes: HEADER_BYTES as u64 };
-        let inner = self.read_inner();
-        let checkpoints = inner.files.iter().map(|(&number, stored)| {
-            let file = inner.open(&self.dir, number)?.file;
+        let index = self.read_index();
+        let checkpoints = index.files.iter().map(|(&number, stored)| {
+            let file = index.open(&self.dir, number)?.file;
             let name = checkpoint_name(number);
             Ok(StoreFile { number: Some(number), name, file, bytes: stored.entry.bytes })
         });

@@ -1,7 +1,7 @@
 //! The store's folder: names, the header, the writers' lock, and putting whole files in place.
 //!
-//! A file with a `.part` at the end of its name is unfinished, whoever left it behind; only whole files ever
-//! get another name.
+//! A file with a `.part` at the end of its name is unfinished, or was left behind by a writer that was killed. Only whole
+//! files ever get another name.
 
 use std::fs::{self, File, TryLockError};
 use std::io::Write;
@@ -9,8 +9,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::format::{MAX_PAGES, Shape, VERSION};
-use crate::{Result, StoreError, StoreErrorKind};
 
 pub(crate) const HEADER_NAME: &str = "store";
 const HEADER_MAGIC: [u8; 8] = *b"ttvmstor";
@@ -215,8 +215,8 @@ impl Drop for Part {
     }
 }
 
-/// Brings renamed and removed names to the disk. What is lost if the host cannot is at most the last
-/// checkpoint, after a power cut: no reason to give up recording.
+/// Writes renamed and removed names to the disk. If the host cannot do that, a power cut may cost the last checkpoint and no
+/// more, which is no reason to stop recording.
 fn sync_folder(dir: &Path) {
     if let Err(error) = File::open(dir).and_then(|folder| folder.sync_all()) {
         log::warn!("{} cannot be flushed: {error}", dir.display());

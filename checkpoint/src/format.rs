@@ -9,9 +9,10 @@ use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::list::Lists;
+use crate::page::PAGE_BYTES;
 use crate::table::Digest;
-use crate::{PAGE_BYTES, Result, StoreError, StoreErrorKind};
 
 /// The first bytes of every checkpoint's file.
 pub(crate) const MAGIC: [u8; 8] = *b"ttvmckpt";

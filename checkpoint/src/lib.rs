@@ -17,10 +17,12 @@ mod error;
 mod files;
 mod folder;
 mod format;
+mod index;
 mod list;
 mod map;
 mod merge;
 mod open;
+mod page;
 mod read;
 mod store;
 mod table;
@@ -29,16 +31,12 @@ mod verify;
 
 pub use background::{BackgroundWriter, Done};
 pub use codec::digest;
-pub use draft::Draft;
+pub use draft::CheckpointDraft;
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use files::{StoreFile, file_name};
+pub use index::{Counts, Entry};
 pub use map::{BlobId, Maps, PageMap, PageRef, Space};
-pub use store::{Counts, Entry, Store};
+pub use page::{PAGE_BYTES, Page};
+pub use store::Store;
 pub use table::Digest;
 pub use thin::Policy;
-
-/// Bytes in a page.
-pub const PAGE_BYTES: usize = 4096;
-
-/// The contents of a page of RAM or a block of the disk.
-pub type Page = [u8; PAGE_BYTES];

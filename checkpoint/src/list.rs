@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
-use crate::{BlobId, Maps, PageMap, PageRef, Space};
+use crate::map::{BlobId, Maps, PageMap, PageRef, Space};
 
 /// What a list says about a page: [`PageRef`] without contents in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,13 +1,13 @@
 //! Which version every page of a machine has at one point of its run.
 //!
 //! A map is cheap to copy: copies share chunks of 512 pages until one of them is written to. It holds
-//! references only; the contents are in the [`Store`](crate::Store), with the caller, or shared in memory.
+//! references only; the contents are in the [`Store`](crate::store::Store), with the caller, or shared in memory.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{PAGE_BYTES, Page};
+use crate::page::{PAGE_BYTES, Page};
 
 /// Pages in a chunk. A chunk of references is then two pages of host memory.
 const CHUNK_PAGES: u64 = 512;

@@ -1,19 +1,21 @@
-//! Removing a checkpoint: what others need of its file moves into a neighbour's.
+//! Removing a checkpoint: the blobs of its file that other checkpoints refer to move into a neighbour's file.
 //!
-//! The neighbour is written anew under its old name, then the removed file is deleted. A writer that is
-//! killed between the two leaves the checkpoint in place, and some blobs twice.
+//! The writer first writes the neighbour's file anew under its old name, and then deletes the removed one. If the writer is
+//! killed in between, the checkpoint is still there, and some blobs are in both files.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use crate::error::{Result, StoreError};
 use crate::folder::{self, Part, checkpoint_path};
 use crate::format::{BlobEntry, Directory, Footer, MAGIC, Section, pack_section};
+use crate::index::Entry;
+use crate::index::{Index, OpenFile};
 use crate::list::Lists;
-use crate::store::{Inner, OpenFile, Store, Writer};
+use crate::store::{Store, Writer};
 use crate::table::Row;
-use crate::{Entry, Result, StoreError};
 
 /// Neighbouring blobs are copied up to this many bytes at a time.
 const COPY_BYTES: u64 = 1 << 20;
@@ -23,7 +25,7 @@ struct Plan {
     /// The checkpoint to be removed, and its file.
     position: u64,
     number: u32,
-    /// The file written anew, unless nothing is needed by others.
+    /// The neighbour's file written anew, unless no other checkpoint refers to any blob of this one.
     carrier: Option<Carrier>,
     /// Changes in how often versions are referred to.
     refs: BTreeMap<u64, i64>,
@@ -58,8 +60,9 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// If there is no such checkpoint, another process writes to the store, or a file cannot be read or written.
-    /// The store is then as it was.
+    /// If there is no such checkpoint, another process writes to the store, or a file cannot be read or written: the store
+    /// is then as it was. If only the file of the removed checkpoint cannot be deleted, this `Store` has the checkpoint no
+    /// more, and a store that is opened later has it again.
     pub fn remove(&self, position: u64) -> Result<Entry> {
         let mut writer = self.writer()?;
         let removed = self.remove_within(&mut writer, position, u64::MAX)?;
@@ -84,7 +87,7 @@ impl Store {
         let gone = removed.directory()?;
         let mut refs = BTreeMap::new();
         count(&mut refs, &[&gone.list, &gone.back], -1);
-        // The successor takes over the list, and the last checkpoint's predecessor only blobs.
+        // A successor takes over the list and the blobs. If the last checkpoint is removed, its predecessor takes over blobs.
         let heir = match (&next, &previous) {
             (Some(next), previous) => {
                 let mut directory = next.directory()?;
@@ -98,10 +101,10 @@ impl Store {
             (None, Some(previous)) => Some((previous.clone(), previous.directory()?)),
             (None, None) => None,
         };
-        let inner = self.read_inner();
-        let mut sources = held_by(&inner, number, &gone);
+        let index = self.read_index();
+        let mut sources = held_by(&index, number, &gone);
         let mut others =
-            heir.as_ref().map_or(Vec::new(), |(file, own)| held_by(&inner, file.footer.number, own));
+            heir.as_ref().map_or(Vec::new(), |(file, own)| held_by(&index, file.footer.number, own));
         if next.is_some() {
             sources.append(&mut others);
         }
@@ -115,11 +118,11 @@ impl Store {
 
     /// The file of a checkpoint and those of its neighbours.
     fn around(&self, position: u64) -> Result<(OpenFile, Option<OpenFile>, Option<OpenFile>)> {
-        let inner = self.read_inner();
-        let open = |number: &u32| inner.open(&self.dir, *number);
-        let removed = inner.order.get(&position).ok_or_else(|| self.missing(position))?;
-        let previous = inner.order.range(..position).next_back().map(|(_, number)| open(number));
-        let mut behind = inner.order.range(position..).skip(1);
+        let index = self.read_index();
+        let open = |number: &u32| index.open(&self.dir, *number);
+        let removed = index.order.get(&position).ok_or_else(|| self.missing(position))?;
+        let previous = index.order.range(..position).next_back().map(|(_, number)| open(number));
+        let mut behind = index.order.range(position..).skip(1);
         let next = behind.next().map(|(_, number)| open(number));
         Ok((open(removed)?, previous.transpose()?, next.transpose()?))
     }
@@ -131,7 +134,7 @@ impl Store {
         }
         let before = match before {
             Some(before) => self.maps_behind(before)?,
-            None => crate::Maps::new(self.shape.ram_pages, self.shape.disk_blocks),
+            None => crate::map::Maps::new(self.shape.ram_pages, self.shape.disk_blocks),
         };
         Ok(Lists::changes(&self.maps_at(position)?, &before))
     }
@@ -157,7 +160,7 @@ impl Store {
         };
         let mut bytes = Vec::new();
         for extent in blobs.chunk_by(follows) {
-            let open = self.read_inner().open(&self.dir, extent[0].1.file)?;
+            let open = self.read_index().open(&self.dir, extent[0].1.file)?;
             let mut at = extent[0].1.offset;
             let end = extent.iter().fold(at, |end, (_, row)| end + u64::from(row.len));
             while at < end {
@@ -171,19 +174,19 @@ impl Store {
     }
 
     fn carry_out(&self, plan: Plan, part: Option<Part>) -> Result<Entry> {
-        let mut inner = self.write_inner();
+        let mut index = self.write_index();
         if let (Some(mut part), Some(carrier)) = (part, plan.carrier) {
             let (listed, file) = part.listed(carrier.old.footer.number)?;
             part.rename()?;
-            take_over(&mut inner, &carrier, listed, &file);
+            take_over(&mut index, &carrier, listed, &file);
         }
         for (id, change) in plan.refs {
-            inner.blobs.refer(id, change);
+            index.blobs.refer(id, change);
         }
-        plan.lost.iter().for_each(|id| inner.blobs.remove(*id));
-        let entry = inner.files[&plan.number].entry.clone();
-        inner.remove(plan.number);
-        drop(inner);
+        plan.lost.iter().for_each(|id| index.blobs.remove(*id));
+        let entry = index.files[&plan.number].entry.clone();
+        index.remove(plan.number);
+        drop(index);
         self.forget(plan.position);
         folder::remove(&checkpoint_path(&self.dir, plan.number))?;
         Ok(entry)
@@ -191,12 +194,12 @@ impl Store {
 }
 
 /// Enters a file that has been written anew.
-fn take_over(inner: &mut Inner, carrier: &Carrier, listed: folder::Listed, file: &Arc<std::fs::File>) {
+fn take_over(index: &mut Index, carrier: &Carrier, listed: folder::Listed, file: &Arc<std::fs::File>) {
     let footer = carrier.footer();
-    let head = inner.files[&footer.number].entry.head.clone();
-    inner.insert(footer, &carrier.directory, head, listed, file);
+    let head = index.files[&footer.number].entry.head.clone();
+    index.insert(footer, &carrier.directory, head, listed, file);
     for (id, offset, _) in carrier.directory.places() {
-        let row = inner.blobs.get_mut(id).expect("blobs that move are in the table");
+        let row = index.blobs.get_mut(id).expect("blobs that move are in the table");
         (row.file, row.offset) = (footer.number, offset);
     }
 }
@@ -208,14 +211,14 @@ fn count(refs: &mut BTreeMap<u64, i64>, lists: &[&Lists], change: i64) {
     }
 }
 
-/// The blobs that are read from a file: not those of which another one holds a copy that is.
-fn held_by(inner: &Inner, number: u32, directory: &Directory) -> Vec<(u64, Row)> {
-    let rows = directory.places().filter_map(|(id, _, _)| Some((id, *inner.blobs.get(id)?)));
+/// The blobs that are read from this file. A blob that is in two files is read from one of them only.
+fn held_by(index: &Index, number: u32, directory: &Directory) -> Vec<(u64, Row)> {
+    let rows = directory.places().filter_map(|(id, _, _)| Some((id, *index.blobs.get(id)?)));
     rows.filter(|(_, row)| row.file == number).collect()
 }
 
-/// Separates the blobs that are still referred to from the others. First the differences, since each that is
-/// lost refers no more to a full version.
+/// Separates the blobs that are still referred to from those that are lost. Lost differences come first, because each of them
+/// refers to a full version, which may be lost in turn.
 fn sort_out(sources: Vec<(u64, Row)>, refs: &mut BTreeMap<u64, i64>) -> (Vec<(u64, Row)>, Vec<u64>) {
     for (id, row) in &sources {
         if let Some(base) = row.base

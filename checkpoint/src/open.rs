@@ -5,21 +5,22 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::error::{Result, StoreError};
 use crate::folder::{self, Listed, checkpoint_path};
 use crate::format::{Directory, Footer, Shape};
+use crate::index::Index;
 use crate::list::Lists;
-use crate::store::Inner;
 use crate::table::Row;
-use crate::{Result, StoreError};
 
-/// A writer merges files about once per checkpoint; it will not outrun a reader this often.
+/// How often to try. A writer merges files about once per checkpoint, so it will not change the folder during this many
+/// attempts in a row.
 const ATTEMPTS: usize = 100;
 
 /// Reads all files of a folder to which another process may be writing.
 ///
 /// A writer first puts the merged file in its place and then deletes the other. So files that were all there
 /// at one time belong together, and if one vanishes between listing and opening, the next listing is newer.
-pub(crate) fn load(dir: &Path, shape: Shape) -> Result<Inner> {
+pub(crate) fn load(dir: &Path, shape: Shape) -> Result<Index> {
     for _ in 1..ATTEMPTS {
         let before = folder::list(dir)?;
         let result = load_listed(dir, shape, &before);
@@ -31,27 +32,27 @@ pub(crate) fn load(dir: &Path, shape: Shape) -> Result<Inner> {
     load_listed(dir, shape, &folder::list(dir)?)
 }
 
-fn load_listed(dir: &Path, shape: Shape, listed: &[Listed]) -> Result<Inner> {
-    let mut inner = Inner::default();
+fn load_listed(dir: &Path, shape: Shape, listed: &[Listed]) -> Result<Index> {
+    let mut index = Index::default();
     let mut lists = Vec::new();
     for seen in listed {
         let path = checkpoint_path(dir, seen.number);
         let file = Arc::new(File::open(&path).map_err(StoreError::io(&path, "open"))?);
         let data = file.metadata().map_err(StoreError::io(&path, "look at"))?;
         let listed = Listed { number: seen.number, inode: data.ino(), len: data.len() };
-        let directory = add_file(&mut inner, shape, &path, listed, &file)?;
-        add_blobs(&mut inner, &path, listed.number, &directory)?;
+        let directory = add_file(&mut index, shape, &path, listed, &file)?;
+        add_blobs(&mut index, &path, listed.number, &directory)?;
         lists.push((listed.number, [directory.list, directory.back]));
     }
-    check_bases(&mut inner, dir)?;
+    check_bases(&mut index, dir)?;
     for (number, lists) in &lists {
-        count_references(&mut inner, &checkpoint_path(dir, *number), lists)?;
+        count_references(&mut index, &checkpoint_path(dir, *number), lists)?;
     }
-    Ok(inner)
+    Ok(index)
 }
 
 fn add_file(
-    inner: &mut Inner,
+    index: &mut Index,
     shape: Shape,
     path: &Path,
     listed: Listed,
@@ -65,20 +66,20 @@ fn add_file(
     if footer.shape != shape {
         return Err(wrong("it belongs to another machine"));
     }
-    if inner.order.contains_key(&footer.position) {
+    if index.order.contains_key(&footer.position) {
         return Err(wrong("another file has the same position"));
     }
     let head = footer.read_head(file, path)?;
     let directory = footer.read_directory(file, path)?;
-    inner.insert(footer, &directory, head, listed, file);
+    index.insert(footer, &directory, head, listed, file);
     Ok(directory)
 }
 
 /// Enters a file's blobs in the table. A writer that was killed between putting a merged file in place and
-/// deleting the one that went into it leaves some in both: either will do.
-fn add_blobs(inner: &mut Inner, path: &Path, number: u32, directory: &Directory) -> Result<()> {
+/// deleting the one that went into it leaves some in both files; they are equal, and the first one is used.
+fn add_blobs(index: &mut Index, path: &Path, number: u32, directory: &Directory) -> Result<()> {
     for (id, offset, blob) in directory.places() {
-        if let Some(twin) = inner.blobs.get(id) {
+        if let Some(twin) = index.blobs.get(id) {
             if (twin.digest, twin.crc, twin.base) != (blob.digest, blob.crc, blob.base) {
                 return Err(StoreError::damaged(path, format!("version {id}"), "another file differs"));
             }
@@ -94,17 +95,17 @@ fn add_blobs(inner: &mut Inner, path: &Path, number: u32, directory: &Directory)
             len: blob.len,
             low: 0,
         };
-        inner.blobs.insert(id, row);
+        index.blobs.insert(id, row);
     }
     Ok(())
 }
 
 /// Checks that differences are from full versions, and counts those.
-fn check_bases(inner: &mut Inner, dir: &Path) -> Result<()> {
+fn check_bases(index: &mut Index, dir: &Path) -> Result<()> {
     let deltas: Vec<_> =
-        inner.blobs.iter().filter_map(|(id, row)| Some((id, row.base?.get(), row.file))).collect();
+        index.blobs.iter().filter_map(|(id, row)| Some((id, row.base?.get(), row.file))).collect();
     for (id, base, file) in deltas {
-        if inner.blobs.get(base).is_none_or(|row| row.base.is_some()) {
+        if index.blobs.get(base).is_none_or(|row| row.base.is_some()) {
             let path = checkpoint_path(dir, file);
             return Err(StoreError::damaged(
                 &path,
@@ -112,14 +113,14 @@ fn check_bases(inner: &mut Inner, dir: &Path) -> Result<()> {
                 "what it differs from is missing",
             ));
         }
-        inner.blobs.refer(base, 1);
+        index.blobs.refer(base, 1);
     }
     Ok(())
 }
 
-fn count_references(inner: &mut Inner, path: &Path, lists: &[Lists]) -> Result<()> {
+fn count_references(index: &mut Index, path: &Path, lists: &[Lists]) -> Result<()> {
     for id in lists.iter().flat_map(Lists::versions) {
-        match inner.blobs.get_mut(id) {
+        match index.blobs.get_mut(id) {
             Some(row) => row.refs = row.refs.saturating_add(1),
             None => return Err(StoreError::damaged(path, "directory", format!("version {id} is nowhere"))),
         }

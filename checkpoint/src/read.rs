@@ -6,10 +6,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::codec::{Codec, digest, xor};
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::index::Index;
+use crate::map::BlobId;
 use crate::map::ZERO_PAGE;
-use crate::store::{Inner, Store, lock};
+use crate::page::{PAGE_BYTES, Page};
+use crate::store::{Store, lock};
 use crate::table::{Digest, Row};
-use crate::{BlobId, PAGE_BYTES, Page, Result, StoreError, StoreErrorKind};
 
 /// A blob and the file that holds it.
 pub(crate) struct Place {
@@ -78,29 +81,29 @@ impl Store {
     /// The digest of a stored version's contents, as it was when they were written. `None` if the store does not hold it (any
     /// more).
     pub fn digest_of(&self, id: BlobId) -> Option<Digest> {
-        self.read_inner().blobs.get(id.0).map(|row| row.digest)
+        self.read_index().blobs.get(id.0).map(|row| row.digest)
     }
 
     /// Where a version is, and the full one that it differs from.
     fn places(&self, id: u64) -> Result<(Place, Option<Place>)> {
-        let inner = self.read_inner();
-        let row = self.row(&inner, id)?;
-        let place = self.place(&inner, id, row)?;
+        let index = self.read_index();
+        let row = self.row(&index, id)?;
+        let place = self.place(&index, id, row)?;
         let base = match row.base {
-            Some(base) => Some(self.place(&inner, base.get(), self.row(&inner, base.get())?)?),
+            Some(base) => Some(self.place(&index, base.get(), self.row(&index, base.get())?)?),
             None => None,
         };
         Ok((place, base))
     }
 
-    fn row<'a>(&self, inner: &'a Inner, id: u64) -> Result<&'a Row> {
+    fn row<'a>(&self, index: &'a Index, id: u64) -> Result<&'a Row> {
         // The file of a draft's versions is not there yet.
-        let row = inner.blobs.get(id).filter(|row| inner.files.contains_key(&row.file));
+        let row = index.blobs.get(id).filter(|row| index.files.contains_key(&row.file));
         row.ok_or_else(|| StoreError::new(&self.dir, StoreErrorKind::Gone(id)))
     }
 
-    fn place(&self, inner: &Inner, id: u64, row: &Row) -> Result<Place> {
-        let open = inner.open(&self.dir, row.file)?;
+    fn place(&self, index: &Index, id: u64, row: &Row) -> Result<Place> {
+        let open = index.open(&self.dir, row.file)?;
         let (offset, len) = (row.offset, usize::from(row.len));
         Ok(Place { id, file: open.file, path: open.path, offset, len, digest: row.digest, crc: row.crc })
     }
@@ -111,8 +114,8 @@ impl Store {
             return Ok(page);
         }
         let place = {
-            let inner = self.read_inner();
-            self.place(&inner, id, self.row(&inner, id)?)?
+            let index = self.read_index();
+            self.place(&index, id, self.row(&index, id)?)?
         };
         self.full_page(&place)
     }

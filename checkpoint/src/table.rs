@@ -72,7 +72,8 @@ impl BlobTable {
     ///
     /// # Panics
     ///
-    /// If there is no such version or the count leaves its range: whoever refers to one has counted it.
+    /// If there is no such version, or its count of references would leave its range: every reference is counted when it is
+    /// made and again when it is dropped.
     pub fn refer(&mut self, id: u64, change: i64) {
         let row = self.get_mut(id).expect("a version that is referred to is in the table");
         let refs = i64::from(row.refs) + change;

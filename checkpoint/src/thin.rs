@@ -2,13 +2,15 @@
 
 use std::cmp::Ordering;
 
+use crate::error::Result;
+use crate::index::Entry;
+use crate::page::PAGE_BYTES;
 use crate::store::{Store, Writer};
-use crate::{Entry, PAGE_BYTES, Result};
 
 /// How many checkpoints to try for one that can be removed in little room.
 const ATTEMPTS: usize = 8;
 
-/// What a store may keep. Whatever is set must hold; the default only bounds the number of checkpoints.
+/// What a store may keep. Each limit that is set must hold; the default only bounds the number of checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// The size of all files together, in bytes, with those that are being written.
@@ -67,7 +69,8 @@ impl Store {
         }
     }
 
-    /// What a temporary file may take. Once the store is too large there is no cap to keep.
+    /// How large a temporary file may be. While the store is larger than its cap there is no limit, since the merge makes it
+    /// smaller.
     fn spare(&self, policy: &Policy) -> u64 {
         policy.max_bytes.map_or(u64::MAX, |max| max.checked_sub(self.total_bytes()).unwrap_or(u64::MAX))
     }
@@ -158,7 +161,7 @@ mod tests {
             time_ns: position * 10,
             head: Vec::new(),
             bytes: 1,
-            counts: crate::Counts::default(),
+            counts: crate::index::Counts::default(),
         };
         positions.into_iter().map(entry).collect()
     }

@@ -1,9 +1,10 @@
 //! Checking a whole store: every section, every blob, every reference.
 
 use crate::codec::xor;
+use crate::error::{Result, StoreError};
+use crate::index::OpenFile;
 use crate::read::Place;
-use crate::store::{OpenFile, Store};
-use crate::{Result, StoreError};
+use crate::store::Store;
 
 /// How many blobs are checked between two reports of progress.
 const REPORT_BLOBS: usize = 1024;
@@ -18,9 +19,9 @@ impl Store {
     /// The first thing that is wrong, with its file and place.
     pub fn verify(&self, mut progress: impl FnMut(u64, u64)) -> Result<()> {
         let files = {
-            let inner = self.read_inner();
-            let numbers = inner.order.values();
-            numbers.map(|number| inner.open(&self.dir, *number)).collect::<Result<Vec<_>>>()?
+            let index = self.read_index();
+            let numbers = index.order.values();
+            numbers.map(|number| index.open(&self.dir, *number)).collect::<Result<Vec<_>>>()?
         };
         let lens = files.iter().map(|open| open.footer.file_len().unwrap_or(0));
         let total = lens.clone().sum();
@@ -55,7 +56,7 @@ impl Store {
         Ok(())
     }
 
-    /// A base that is gone because somebody thins out meanwhile is no damage, but cannot be checked either.
+    /// A base may be gone because a writer thins the store out meanwhile. That is no damage, but the version cannot be checked.
     fn base_error(&self, place: &Place, error: StoreError) -> StoreError {
         log::debug!("version {} of {} needs another: {error}", place.id, place.path.display());
         error

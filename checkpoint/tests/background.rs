@@ -7,16 +7,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use checkpoint::{BackgroundWriter, Policy, Space, Store, StoreErrorKind};
-use common::{Machine, Model, check_maps, new_store};
+use common::{Machine, StoreModel, check_maps, new_store};
 
 fn folder_bytes(dir: &Path) -> u64 {
     fs::read_dir(dir).unwrap().filter_map(|entry| Some(entry.ok()?.metadata().ok()?.len())).sum()
 }
 
 /// Records `rounds` checkpoints with a few new pages in each; calls `watch` after every page.
-fn record(store: &Arc<Store>, policy: Policy, rounds: u32, mut watch: impl FnMut()) -> (Model, bool) {
+fn record(store: &Arc<Store>, policy: Policy, rounds: u32, mut watch: impl FnMut()) -> (StoreModel, bool) {
     let mut writer = BackgroundWriter::start(store.clone(), policy).unwrap();
-    let (mut model, mut machine, mut before) = (Model::default(), Machine::new(), Machine::new());
+    let (mut model, mut machine, mut before) = (StoreModel::default(), Machine::new(), Machine::new());
     for round in 0..rounds {
         let position = u64::from(round) * 100;
         for page in 0..30 {

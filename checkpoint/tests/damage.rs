@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use checkpoint::{PAGE_BYTES, PageRef, Result, Space, Store, StoreErrorKind};
-use common::{DISK_BLOCKS, Machine, Model, RAM_PAGES, example, new_store, page};
+use common::{DISK_BLOCKS, Machine, RAM_PAGES, StoreModel, example, new_store, page};
 use proptest::prelude::*;
 
 fn files(dir: &Path) -> Vec<PathBuf> {
@@ -16,7 +16,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
 }
 
 /// Reads everything. Every page that can be read must be right, and errors are told to the caller.
-fn read_all(dir: &Path, model: &Model) -> Result<()> {
+fn read_all(dir: &Path, model: &StoreModel) -> Result<()> {
     let store = Store::open(dir)?;
     for entry in store.entries() {
         let copy = &model.copies[&entry.position];
@@ -125,7 +125,7 @@ fn files_in_the_wrong_place_are_refused() {
     let all = files(dir.path());
     let (first, second) = (&all[0], &all[1]);
     let good = fs::read(first).unwrap();
-    // Another's name, a missing file, another machine's.
+    // A file under another's name, a missing file, a file of another machine.
     fs::copy(second, first).unwrap();
     assert!(Store::open(dir.path()).err().unwrap().is_damage());
     fs::remove_file(first).unwrap();
@@ -160,7 +160,7 @@ proptest! {
                 fs::write(path, bytes).unwrap();
             }
         }
-        // Whatever it says, it neither panics nor returns other contents.
+        // It may refuse or read the store, but neither panics nor returns other contents.
         let _ = read_all(dir.path(), &model);
     }
 }
@@ -248,7 +248,7 @@ fn a_reader_keeps_what_a_writer_removes() {
 fn opening_while_a_writer_merges_succeeds() {
     let dir = tempfile::tempdir().unwrap();
     let store = new_store(dir.path());
-    let (mut model, mut machine) = (Model::default(), Machine::new());
+    let (mut model, mut machine) = (StoreModel::default(), Machine::new());
     for position in 0..60 {
         machine.write(Space::Ram, position % 9, position as u32 * 5);
         model.add(&store, position, &machine);

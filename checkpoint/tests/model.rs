@@ -3,7 +3,7 @@
 mod common;
 
 use checkpoint::{BackgroundWriter, Policy, Space, Store, StoreErrorKind};
-use common::{Machine, Model, example, new_store, put};
+use common::{Machine, StoreModel, example, new_store, put};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ fn step() -> impl Strategy<Value = Step> {
 struct Run {
     dir: tempfile::TempDir,
     store: Store,
-    model: Model,
+    model: StoreModel,
     machine: Machine,
 }
 
@@ -53,7 +53,7 @@ impl Run {
     fn new() -> Run {
         let dir = tempfile::tempdir().unwrap();
         let store = new_store(dir.path());
-        Run { dir, store, model: Model::default(), machine: Machine::new() }
+        Run { dir, store, model: StoreModel::default(), machine: Machine::new() }
     }
 
     fn step(&mut self, step: Step) {
@@ -140,7 +140,7 @@ proptest! {
         let store = Arc::new(new_store(dir.path()));
         let policy = Policy { max_checkpoints: 7, ..Policy::default() };
         let mut writer = BackgroundWriter::start(store.clone(), policy).unwrap();
-        let (mut model, mut machine, mut before) = (Model::default(), Machine::new(), Machine::new());
+        let (mut model, mut machine, mut before) = (StoreModel::default(), Machine::new(), Machine::new());
         for (round, writes) in rounds.iter().enumerate() {
             let position = round as u64 * 10;
             writes.iter().for_each(|(space, page, code)| machine.write(*space, *page, *code));
@@ -188,7 +188,7 @@ fn equal_pages_are_stored_once() {
 fn small_changes_are_stored_as_differences() {
     let dir = tempfile::tempdir().unwrap();
     let store = new_store(dir.path());
-    let (mut model, mut machine) = (Model::default(), Machine::new());
+    let (mut model, mut machine) = (StoreModel::default(), Machine::new());
     for member in 0..16 {
         (0..20).for_each(|n| machine.write(Space::Ram, n, 7 * 16 * (n as u32 + 1) + member));
         model.add(&store, u64::from(member), &machine);

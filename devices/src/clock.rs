@@ -1,7 +1,7 @@
 //! Fixed-frequency clocks derived from virtual time.
 //!
 //! Exact integer arithmetic: tick `n` begins at the first nanosecond that is not earlier than `n / hz`
-//! seconds, so a clock never drifts and never depends on how often anybody looks at it.
+//! seconds, so a clock never drifts and never depends on how often it is read.
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
 

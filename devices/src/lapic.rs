@@ -6,15 +6,17 @@
 //! and dropped), remote read, the suppression of EOI broadcasts, and level-triggered LINT pins in fixed mode
 //! (treated as edge triggered).
 
+mod register_file;
 mod registers;
+mod state;
 mod timer;
 mod vectors;
-
-use serde::{Deserialize, Serialize};
 
 use crate::interrupt_message::{DeliveryMode, InterruptMessage};
 use crate::layout::LAPIC_BASE;
 use crate::restore::RestoreError;
+use register_file::RegisterFile;
+pub use state::LapicStateV1;
 use timer::Timer;
 pub use timer::TimerStateV1;
 use vectors::VectorSet;
@@ -66,36 +68,10 @@ enum Mode {
     X2Apic,
 }
 
-/// Everything a [`LocalApic`] remembers, version 1.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LapicStateV1 {
-    /// IA32_APIC_BASE.
-    base: u64,
-    tpr: u8,
-    requested: VectorSet,
-    in_service: VectorSet,
-    trigger_mode: VectorSet,
-    /// LDR and DFR of xAPIC mode.
-    ldr: u32,
-    dfr: u32,
-    svr: u32,
-    /// ESR as the last write to it latched it.
-    esr: u32,
-    /// Errors since then.
-    errors: u32,
-    icr: u64,
-    /// CMCI, timer, thermal, performance, LINT0, LINT1, error.
-    lvt: [u32; 7],
-    timer: TimerStateV1,
-    /// Levels of the two local interrupt pins.
-    lint: [bool; 2],
-    nmi_pending: bool,
-}
-
 /// The local APIC. See the module documentation.
 #[derive(Clone, Debug)]
 pub struct LocalApic {
-    s: LapicStateV1,
+    s: RegisterFile,
     /// A level-triggered vector whose EOI the I/O APIC has to hear of. The owner takes it at once.
     eoi_broadcast: Option<u8>,
 }
@@ -109,7 +85,7 @@ impl Default for LocalApic {
 impl LocalApic {
     /// The local APIC after power-on: enabled in xAPIC mode, but disabled by software.
     pub fn new() -> LocalApic {
-        let s = LapicStateV1 {
+        let s = RegisterFile {
             base: LAPIC_BASE | BASE_ENABLE | BASE_BSP,
             tpr: 0,
             requested: VectorSet::default(),
@@ -268,14 +244,14 @@ impl LocalApic {
 
     /// The chip's state.
     pub fn save(&self) -> LapicStateV1 {
-        self.s.clone()
+        LapicStateV1::from(&self.s)
     }
 
     /// The chip in a saved state.
     pub fn restore(state: &LapicStateV1) -> Result<LocalApic, RestoreError> {
         let modes = state.base & (BASE_ENABLE | BASE_X2APIC);
         RestoreError::unless(modes != BASE_X2APIC, "local APIC", "x2APIC mode without being enabled")?;
-        Ok(LocalApic { s: state.clone(), eoi_broadcast: None })
+        Ok(LocalApic { s: state.into(), eoi_broadcast: None })
     }
 
     fn mode(&self) -> Mode {
@@ -307,7 +283,7 @@ impl LocalApic {
         }
         if !enable {
             let (lint, nmi_pending) = (self.s.lint, self.s.nmi_pending);
-            self.s = LapicStateV1 { lint, nmi_pending, ..LocalApic::new().s };
+            self.s = RegisterFile { lint, nmi_pending, ..LocalApic::new().s };
         }
         self.s.base = value;
         Ok(())
@@ -420,7 +396,7 @@ impl LocalApic {
                 self.accept(vector, false);
             }
             DeliveryMode::Nmi if reaches_us => self.s.nmi_pending = true,
-            mode => log::trace!("local APIC: {mode:?} to {destination:#x} reaches nobody"),
+            mode => log::trace!("local APIC: {mode:?} to {destination:#x} reaches no processor"),
         }
     }
 }

@@ -2,9 +2,6 @@
 //!
 //! One table for the device wiring, the ACPI tables and the boot code, so that they cannot disagree.
 
-/// Frequency of the guest's TSC. Virtual time is counted in nanoseconds, so one tick is one nanosecond.
-pub const TSC_HZ: u64 = 1_000_000_000;
-
 /// First byte of the 32-bit PCI memory window (directly above the largest low RAM).
 pub const PCI_MMIO_START: u64 = 0xC000_0000;
 /// End (exclusive) of the 32-bit PCI memory window.

@@ -7,12 +7,12 @@
 #![forbid(unsafe_code)]
 
 pub mod acpi_pm;
-pub mod board;
 mod clock;
 pub mod interrupt_message;
 pub mod ioapic;
 pub mod lapic;
 pub mod layout;
+pub mod misc_ports;
 pub mod pci;
 pub mod pic;
 pub mod pit;
@@ -22,4 +22,4 @@ pub mod rtc;
 pub mod uart;
 pub mod virtio;
 
-pub use board::{DebugPorts, PanicKind, Request};
+pub use misc_ports::{DebugPorts, DebugPortsV1, PanicKind, Request};

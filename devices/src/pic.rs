@@ -5,23 +5,15 @@
 //! are modelled; buffered mode and MCS-80 call instructions are not (their bits are ignored).
 
 mod chip;
+mod state;
 
-use serde::{Deserialize, Serialize};
-
-use chip::Pic8259;
-pub use chip::Pic8259StateV1;
+use chip::{Pic8259, Registers};
+pub use state::{Pic8259StateV1, PicPairStateV1};
 
 const CASCADE: u8 = 2;
 
 /// Inputs that can be made level triggered: not 0, 1, 2 and 13, which the board uses itself, nor 8.
 const ELCR_MASK: [u8; 2] = [0xF8, 0xDE];
-
-/// Everything a [`PicPair`] remembers, version 1.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PicPairStateV1 {
-    master: Pic8259StateV1,
-    slave: Pic8259StateV1,
-}
 
 /// Which of the two chips.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,12 +104,13 @@ impl PicPair {
 
     /// The chips' state.
     pub fn save(&self) -> PicPairStateV1 {
-        PicPairStateV1 { master: self.master.save(), slave: self.slave.save() }
+        PicPairStateV1 { master: self.master.registers().into(), slave: self.slave.registers().into() }
     }
 
     /// The chips in a saved state. Every state is possible.
     pub fn restore(state: &PicPairStateV1) -> PicPair {
-        PicPair { master: Pic8259::restore(&state.master), slave: Pic8259::restore(&state.slave) }
+        let chip = |state| Pic8259::with_registers(Registers::from(state));
+        PicPair { master: chip(&state.master), slave: chip(&state.slave) }
     }
 
     fn chip(&mut self, which: PicChip) -> &mut Pic8259 {

@@ -1,32 +1,24 @@
 //! 8254 programmable interval timer (Intel 8254 datasheet).
 //!
 //! The counters do not count: each remembers at which clock tick its count was loaded, and the value and the
-//! output at any time are functions of that ([`Cycle`]). So the saved state does not depend on when anybody
-//! looked. All six modes, latch and read-back commands, BCD, and the gates are modelled. Loads take effect on
+//! output at any time are functions of that (`cycle.rs`). So the saved state does not depend on when the
+//! guest looked. All six modes, latch and read-back commands, BCD, and the gates are modelled. Loads take effect on
 //! the next clock tick; the half-tick phases of the real chip's CLK pin are not modelled.
 
 mod channel;
 mod cycle;
-
-use serde::{Deserialize, Serialize};
+mod state;
 
 use crate::clock::Clock;
 use crate::restore::RestoreError;
 use channel::Channel;
-pub use channel::{ChannelStateV1, CountPhase};
-pub use cycle::Cycle;
+pub use state::{ChannelStateV1, CountPhaseV1, CycleV1, PitStateV1};
 
 /// Frequency of the clock input of all three channels, in hertz.
 pub const PIT_HZ: u64 = 1_193_182;
 
 const CLOCK: Clock = Clock::new(PIT_HZ);
 const CONTROL: u16 = 3;
-
-/// Everything a [`Pit`] remembers, version 1.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PitStateV1 {
-    channels: [ChannelStateV1; 3],
-}
 
 /// The timer. See the module documentation.
 #[derive(Clone, Debug)]
@@ -41,7 +33,7 @@ impl Default for Pit {
 }
 
 impl Pit {
-    /// The timer before anybody has programmed it: no channel counts. The gates of channels 0 and 1 are tied
+    /// The timer before the guest has programmed it: no channel counts. The gates of channels 0 and 1 are tied
     /// high, that of channel 2 is low until port 0x61 raises it.
     pub fn new() -> Pit {
         Pit { channels: [Channel::new(true), Channel::new(true), Channel::new(false)] }
@@ -86,13 +78,13 @@ impl Pit {
 
     /// The chip's state.
     pub fn save(&self) -> PitStateV1 {
-        PitStateV1 { channels: self.channels.each_ref().map(Channel::save) }
+        PitStateV1 { channels: self.channels.each_ref().map(|channel| channel.registers().into()) }
     }
 
     /// The chip in a saved state.
     pub fn restore(state: &PitStateV1) -> Result<Pit, RestoreError> {
-        let [a, b, c] = &state.channels;
-        Ok(Pit { channels: [Channel::restore(a)?, Channel::restore(b)?, Channel::restore(c)?] })
+        let channel = |number: usize| Channel::with_registers((&state.channels[number]).into());
+        Ok(Pit { channels: [channel(0)?, channel(1)?, channel(2)?] })
     }
 
     fn write_control(&mut self, value: u8, tick: u64) {

@@ -1,7 +1,7 @@
 //! The board: all chips, the ports and addresses they answer at, and the interrupt lines between them.
 //!
 //! After each access and each advance the wiring polls the levels of all interrupt lines and drives them into
-//! the 8259 pair and the I/O APIC; no chip calls another. Ports that nobody answers read as all ones.
+//! the 8259 pair and the I/O APIC; no chip calls another. Ports that no chip answers read as all ones.
 //!
 //! Time: calls take the current virtual time, which must not go back. Whatever was due earlier happens first,
 //! in the order of its time, so that it makes no difference to the state how often [`Platform::advance`] is
@@ -15,16 +15,15 @@ mod access;
 mod bus;
 mod interrupts;
 mod pci;
+mod save;
 mod state;
 
-use vm_memory::GuestMemory;
-
 use crate::acpi_pm::AcpiPm;
-use crate::board::Board;
-pub use crate::board::{DebugPorts, PanicKind, Request};
 use crate::ioapic::IoApic;
 use crate::lapic::{GeneralProtection, LocalApic};
 use crate::layout::{DEBUG_EXIT_PORT, RTC_IRQ, SCI_IRQ};
+use crate::misc_ports::MiscPorts;
+pub use crate::misc_ports::{DebugPorts, PanicKind, Request};
 use crate::pic::PicPair;
 use crate::pit::Pit;
 use crate::rtc::Rtc;
@@ -49,7 +48,7 @@ pub struct Platform<B = NoExpansion> {
     ioapic: IoApic,
     lapic: LocalApic,
     pm: AcpiPm,
-    board: Board,
+    misc_ports: MiscPorts,
     /// Part of the machine's description, not of its state.
     debug_ports: DebugPorts,
     bus: B,
@@ -73,7 +72,7 @@ impl<B: ExpansionBus> Platform<B> {
             ioapic: IoApic::new(),
             lapic,
             pm: AcpiPm::new(),
-            board: Board::new(),
+            misc_ports: MiscPorts::new(),
             debug_ports: DebugPorts { console: true, exit: Some(DEBUG_EXIT_PORT) },
             bus,
             interrupt_pending: false,
@@ -181,18 +180,18 @@ impl<B: ExpansionBus> Platform<B> {
 
     /// Takes what the guest has written to the debug console since the last call.
     pub fn take_debug_output(&mut self) -> Vec<u8> {
-        self.board.take_debug_output()
+        self.misc_ports.take_debug_output()
     }
 
     /// Whether the guest asks for something.
     #[inline]
     pub fn has_requests(&self) -> bool {
-        self.board.has_requests()
+        self.misc_ports.has_requests()
     }
 
     /// Takes what the guest has asked for since the last call, oldest first.
     pub fn take_requests(&mut self) -> Vec<Request> {
-        self.board.take_requests()
+        self.misc_ports.take_requests()
     }
 
     /// The user presses the power button.
@@ -202,7 +201,8 @@ impl<B: ExpansionBus> Platform<B> {
         self.settle(now_ns);
     }
 
-    /// The user presses the NMI button.
+    /// Pulses LINT1, which firmware makes the NMI pin. No machine here has anything on it.
+    #[cfg(test)]
     pub fn press_nmi_button(&mut self) {
         self.lapic.set_lint(1, true);
         self.lapic.set_lint(1, false);

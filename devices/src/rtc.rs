@@ -2,7 +2,7 @@
 //!
 //! The clock shows the date it was given at creation plus virtual time. Nothing in it ticks: the time
 //! registers, the update-in-progress bit and the three interrupt flags are functions of the time since the
-//! guest last touched them, so the saved state does not depend on when anybody looked. Both register formats
+//! guest last touched them, so the saved state does not depend on when it was read. Both register formats
 //! (BCD and binary, 12 and 24 hours), alarm wildcards, the periodic rates, stopping by SET and by the divider,
 //! and the century byte 0x32 are modelled. Daylight saving and the square-wave output are not.
 
@@ -12,7 +12,7 @@ mod flags;
 use serde::{Deserialize, Serialize};
 
 use crate::restore::RestoreError;
-use calendar::{Format, TIME_REGISTERS, TimeRegisters};
+use calendar::{Format, REG_CENTURY, TIME_REGISTERS, TimeRegisters};
 
 pub(crate) const NS_PER_SECOND: u64 = 1_000_000_000;
 /// The update-in-progress bit comes on this long before the registers change.
@@ -27,7 +27,6 @@ const REG_A: usize = 0x0A;
 const REG_B: usize = 0x0B;
 const REG_C: usize = 0x0C;
 const REG_D: usize = 0x0D;
-const REG_CENTURY: usize = 0x32;
 
 const A_UPDATE_IN_PROGRESS: u8 = 0x80;
 const A_DIVIDER: u8 = 0x70;

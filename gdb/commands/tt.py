@@ -15,7 +15,7 @@ NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")
 
 
 class Interrupted(gdb.GdbError):
-    """Somebody pressed ^C before the answer came."""
+    """The user pressed ^C before the answer came."""
 
 
 def ask(command):
@@ -33,7 +33,7 @@ def ask(command):
 def synchronize():
     """Makes ttvm drop the command under way, and reads what it has sent so far.
 
-    At ^C gdb stops reading the answer to a monitor command, tells nobody, and would take the rest for the answer to its
+    At ^C gdb stops reading the answer to a monitor command without telling ttvm, and would take the rest for the answer to its
     next request. A request with a word ends the command; until its answer is that word, what comes is from before.
     Requests that are not answered let gdb read on."""
     connection = gdb.selected_inferior().connection
@@ -48,7 +48,7 @@ def synchronize():
                 return
             request = b"qttvm.nothing"
         except KeyboardInterrupt:
-            request = None  # Whether it was sent, nobody knows.
+            request = None  # It may have been sent, or not.
         except gdb.error:
             if connection is None or not connection.is_valid():
                 raise
@@ -341,7 +341,7 @@ guest's own again. Give the command again when modules have come or gone."""
                 try:
                     gdb.execute('remove-symbol-file "%s"' % gdb.string_to_argv(command)[1], to_string=True)
                 except gdb.error:
-                    pass  # Somebody has done so already.
+                    pass  # The user has removed it already.
 
 
 class BreakIn(Verb):

@@ -23,11 +23,14 @@ use gdbstub::target::ext::monitor_cmd::{ConsoleOutput, MonitorCmd, MonitorCmdOps
 use gdbstub::target::ext::thread_extra_info::{ThreadExtraInfo, ThreadExtraInfoOps};
 use gdbstub::target::{Target, TargetError, TargetResult};
 
+use crate::arch::X86_64;
+use crate::condition::Condition;
 use crate::frame::encode_console_into;
 use crate::link::Link;
-use crate::registers::{RegisterNumber, X86_64};
-use crate::stops::Stops;
-use crate::{Condition, DebugTarget, Progress, Refusal, Registers, Stop, WatchKind, Watchpoint};
+use crate::registers::RegisterNumber;
+use crate::registers::Registers;
+use crate::stops::StopSets;
+use crate::target::{DebugTarget, Progress, Refusal, Stop, WatchKind, Watchpoint};
 
 /// The only thread.
 pub(crate) const CPU: Tid = Tid::MIN;
@@ -54,15 +57,15 @@ enum Move {
 pub(crate) struct Adapter<'t> {
     target: &'t mut dyn DebugTarget,
     pub(crate) link: Link<'t>,
-    stops: Stops,
-    /// The registers at the current position, once somebody has asked.
+    stops: StopSets,
+    /// The registers at the current position, once gdb has asked for any.
     registers: Option<Registers>,
     requested: Move,
     /// Why the request under way failed.
     refusal: Option<Refusal>,
     /// Text that gdb would not show if it came as an error; it goes out when gdb next listens.
     console: String,
-    /// Nobody waits for the answer to the request under way any more.
+    /// gdb no longer waits for the answer to the request under way.
     abandoned: bool,
 }
 
@@ -71,7 +74,7 @@ impl<'t> Adapter<'t> {
         Self {
             target,
             link,
-            stops: Stops::default(),
+            stops: StopSets::default(),
             registers: None,
             requested: Move::RunForward,
             refusal: None,
@@ -219,14 +222,14 @@ fn sticky_poll(link: &mut Link<'_>, progress: &mut Progress) -> impl FnMut() -> 
     }
 }
 
-/// Polls after which gdb is told that somebody is still there; it also is when gdb notices a ^C.
+/// After so many polls gdb is sent a sign of life, which is also when it notices a ^C.
 const POLLS_PER_SIGN: u32 = 4;
 
 /// As [`sticky_poll`] for `monitor` commands. gdb complains when it hears nothing for two seconds, so that it is sent an
 /// empty text every now and then.
 ///
-/// At ^C gdb tells nobody: it stops listening for the answer and goes on with its next request. Nothing else makes it
-/// send one, so a request that arrives after such a sign of life ends the command, and sets `abandoned`.
+/// At ^C gdb sends nothing: it stops listening for the answer and goes on with its next request. As gdb sends a request
+/// during a command for no other reason, one that arrives after a sign of life ends the command, and sets `abandoned`.
 fn patient_poll<'l>(
     link: &'l mut Link<'_>,
     progress: &'l mut Progress,

@@ -5,8 +5,8 @@
 //! variables and printing are not there: gdb does not use them for conditions, and where it did, the condition counts as
 //! true and gdb looks for itself.
 
-use crate::Registers;
 use crate::registers::RegisterNumber;
+use crate::registers::Registers;
 
 /// Values on the stack at most.
 const MAX_DEPTH: usize = 64;

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use crate::registers::{Entry, Feature, TABLE};
+use crate::registers::{Feature, RegisterEntry, TABLE};
 
 /// A register whose bits have names.
 struct Flags {
@@ -101,7 +101,7 @@ fn feature_xml(name: &str, feature: Feature, types: &str) -> String {
     format!("<feature name=\"{name}\">{types}{registers}</feature>")
 }
 
-fn register_xml(entry: &Entry) -> String {
+fn register_xml(entry: &RegisterEntry) -> String {
     let bits = entry.place.size_bytes() * 8;
     let group = entry.group.map(|group| format!(" group=\"{group}\"")).unwrap_or_default();
     // (gdb 13 decides by type which registers of an x86 belong to a group, but other readers of this heed

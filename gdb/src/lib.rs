@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod arch;
 mod condition;
 mod description;
 mod frame;

@@ -67,7 +67,7 @@ impl<'s> Link<'s> {
         interrupt.and_then(|index| self.waiting.remove(index)).is_some() || self.closed
     }
 
-    /// How many packets have arrived that nobody has taken.
+    /// How many packets have arrived and were not taken yet.
     pub(crate) fn waiting_packets(&self) -> usize {
         self.waiting.iter().filter(|event| matches!(event, Event::Packet(_))).count()
     }

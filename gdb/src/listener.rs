@@ -19,7 +19,7 @@ pub enum ListenError {
     Address(String),
     /// The address can be reached from elsewhere.
     #[error(
-        "cannot listen on {0}: whoever connects is in control, so only loopback addresses are allowed unless remote ones are asked for"
+        "cannot listen on {0}: every client that connects is in control, so only loopback addresses are allowed unless remote ones are asked for"
     )]
     NotLoopback(SocketAddr),
     /// Something else listens there.
@@ -74,7 +74,7 @@ pub enum Stream {
 
 impl Listener {
     /// Listens on `ADDRESS:PORT` (a loopback address, `localhost`, or nothing, which means the latter; port 0
-    /// picks a free one) or on `unix:PATH`. A socket file that nobody listens on any more is replaced.
+    /// picks a free one) or on `unix:PATH`. A socket file left behind by a listener that is gone is replaced.
     ///
     /// # Errors
     /// [`ListenError`] says in one sentence what is wrong with the address or with the host.
@@ -82,8 +82,8 @@ impl Listener {
         Self::bind_within(address, Reach::ThisHost)
     }
 
-    /// As [`Self::bind`], but also on addresses that other hosts reach. Whoever connects is in control of the target
-    /// then, so the network must be one's own.
+    /// As [`Self::bind`], but also on addresses that other hosts reach. Every client that connects is then in
+    /// control of the target, so all hosts of the network must be trusted.
     ///
     /// # Errors
     /// As [`Self::bind`].

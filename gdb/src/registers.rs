@@ -5,11 +5,8 @@
 //! tells gdb so. Names, order within a feature and sizes follow the gdb manual's section "i386 Features".
 
 use std::num::NonZeroUsize;
-use std::sync::LazyLock;
 
 use gdbstub::arch;
-
-use crate::description;
 
 /// One CPU's registers, as far as a debugger is interested.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -132,7 +129,7 @@ pub(crate) enum Feature {
 }
 
 /// What gdb is told about a register.
-pub(crate) struct Entry {
+pub(crate) struct RegisterEntry {
     pub(crate) name: &'static str,
     pub(crate) feature: Feature,
     /// A type that gdb knows, or that [`crate::description`] defines.
@@ -151,7 +148,7 @@ macro_rules! entry {
         entry!(@ Some($group), $feature, $name, $type, $place, $($field)+)
     };
     (@ $group:expr, $feature:ident, $name:literal, $type:literal, $place:ident, $($field:tt)+) => {
-        Entry {
+        RegisterEntry {
             name: $name,
             feature: Feature::$feature,
             gdb_type: $type,
@@ -163,7 +160,7 @@ macro_rules! entry {
 
 /// All registers in gdb's order, features together.
 #[rustfmt::skip]
-pub(crate) static TABLE: &[Entry] = &[
+pub(crate) static TABLE: &[RegisterEntry] = &[
     entry!(Core, "rax", "int64", Quad, rax),
     entry!(Core, "rbx", "int64", Quad, rbx),
     entry!(Core, "rcx", "int64", Quad, rcx),
@@ -301,23 +298,6 @@ impl arch::Registers for Registers {
             bytes = rest;
         }
         Ok(())
-    }
-}
-
-static DESCRIPTION: LazyLock<String> = LazyLock::new(description::target_xml);
-
-/// The machine as the protocol library wants to know it: x86-64 with this crate's registers.
-#[derive(Debug)]
-pub(crate) enum X86_64 {}
-
-impl arch::Arch for X86_64 {
-    type Usize = u64;
-    type Registers = Registers;
-    type RegId = RegisterNumber;
-    type BreakpointKind = usize;
-
-    fn target_description_xml() -> Option<&'static str> {
-        Some(&DESCRIPTION)
     }
 }
 

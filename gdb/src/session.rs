@@ -24,7 +24,8 @@ use crate::adapter::Adapter;
 use crate::condition::parse_packet;
 use crate::frame::{Event, MAX_PACKET_BYTES, encode_console_into, encode_error_into, encode_into};
 use crate::link::{Link, Transport};
-use crate::{DebugTarget, ListenError, Listener};
+use crate::listener::{ListenError, Listener};
+use crate::target::DebugTarget;
 
 /// How a session ended. The target stands where the client left it, without its breakpoints and watchpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,7 +149,7 @@ impl<'t> Session<'t> {
                 // The target stands already: this ^C came too late.
                 Event::Interrupt => {}
                 Event::Resend => adapter.link.send(&self.last_reply)?,
-                // Without acknowledgements nobody would send it again.
+                // Without acknowledgements gdb would not send it again.
                 Event::Damaged if !self.no_acks => adapter.link.send(b"-")?,
                 Event::Damaged | Event::TooLong => {
                     log::debug!("gdb sent a damaged or oversized packet");

@@ -5,11 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{Condition, DebugTarget, Refusal, Watchpoint};
+use crate::condition::Condition;
+use crate::target::{DebugTarget, Refusal, Watchpoint};
 
 /// The two sets, and what gdb inserted as which kind.
 #[derive(Default)]
-pub(crate) struct Stops {
+pub(crate) struct StopSets {
     /// Breakpoints that gdb inserted as software ones (`Z0`).
     pub(crate) software: BTreeSet<u64>,
     /// Breakpoints that gdb inserted as hardware ones (`Z1`): the same thing to the target.
@@ -24,7 +25,7 @@ pub(crate) struct Stops {
     target_watchpoints: BTreeSet<Watchpoint>,
 }
 
-impl Stops {
+impl StopSets {
     /// The breakpoints that the target has.
     pub(crate) fn target_breakpoints(&self) -> &BTreeSet<u64> {
         &self.target_breakpoints

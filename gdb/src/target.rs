@@ -5,7 +5,8 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use crate::{Condition, Registers};
+use crate::condition::Condition;
+use crate::registers::Registers;
 
 /// Asks "should I stop now?". Once it has said `true` it keeps saying so until the run is over.
 ///
@@ -170,7 +171,7 @@ pub trait DebugTarget {
                 return Ok(Stop::Interrupted);
             }
         }
-        unreachable!("nobody has waited for 2^64 steps")
+        unreachable!("2^64 steps take longer than any session")
     }
 
     /// Obeys gdb's `monitor COMMAND` and returns what gdb shall print (a missing final newline is added).

@@ -3,7 +3,7 @@
 /// Why KVM cannot run the guest, or go on with it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// `/dev/kvm` is not there or not for us.
+    /// `/dev/kvm` is not there, or this user may not open it.
     #[error("KVM cannot be used: /dev/kvm: {0}; {1}")]
     Device(std::io::Error, &'static str),
     /// This KVM lacks something.

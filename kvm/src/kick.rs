@@ -5,20 +5,35 @@
 //!
 //! The branch counter's overflow is a signal too, which does the same. While one is armed, the timer is the watchdog that
 //! finds those that are lost.
+//!
+//! Each thread that runs a vCPU has one timer, made when it is first needed and deleted when the thread ends.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::marker::PhantomData;
 use std::ptr::{addr_of_mut, null_mut};
-use std::sync::Once;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use kvm_bindings::kvm_run;
+use nix::sys::signal::{SaFlags, SigAction, SigEvent, SigHandler, SigSet, SigevNotify, Signal, sigaction};
+use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
+use nix::time::ClockId;
+use nix::unistd::gettid;
 
 thread_local! {
     /// The shared page of the vCPU that this thread runs, while it runs it.
     static RUNNING: Cell<*mut kvm_run> = const { Cell::new(null_mut()) };
     /// The branch counter of this thread overflowed.
     static OVERFLOWED: Cell<bool> = const { Cell::new(false) };
+    /// Sends [`KICK`] to this thread.
+    static TIMER: RefCell<Option<Timer>> = const { RefCell::new(None) };
 }
+
+/// The timer's signal.
+const KICK: Signal = Signal::SIGALRM;
+/// The branch counter's signal: the one that a descriptor sends by default.
+const OVERFLOW: Signal = Signal::SIGIO;
 
 /// How often a guest that does not leave is asked again.
 pub(crate) const AGAIN: Duration = Duration::from_micros(500);
@@ -28,7 +43,7 @@ const WATCHDOG: Duration = Duration::from_millis(2);
 extern "C" fn on_kick(_signal: libc::c_int) {
     let run = RUNNING.get();
     if !run.is_null() {
-        // SAFETY: `Kick` sets the pointer only while the vCPU lives, and it is this thread's own.
+        // SAFETY: the pointer is there while an alarm is, and so is its vCPU, which is this thread's own.
         unsafe { addr_of_mut!((*run).immediate_exit).write_volatile(1) };
     }
 }
@@ -48,103 +63,106 @@ pub(crate) fn forget_overflow() {
     OVERFLOWED.set(false);
 }
 
-/// The signal that a branch counter is to send to the thread that it counts for.
-pub(crate) fn overflow_signal() -> libc::c_int {
-    install_handlers();
-    libc::SIGRTMIN() + 2
+/// While this exists the calling thread is kicked out of the guest; the vCPU must outlive it.
+#[must_use]
+pub(crate) struct Alarm {
+    /// The timer and the vCPU are those of the thread.
+    stays_here: PhantomData<*mut kvm_run>,
 }
 
-/// The timer of one thread.
-pub(crate) struct Kick {
-    timer: libc::timer_t,
-    thread: libc::pid_t,
+impl Alarm {
+    /// Kicks the vCPU of `run`, which the calling thread runs, out of the guest after `delay`, and from then on again and
+    /// again.
+    pub(crate) fn after(run: *mut kvm_run, delay: Duration) -> io::Result<Alarm> {
+        Alarm::start(run, delay.max(Duration::from_micros(1)), AGAIN)
+    }
+
+    /// Kicks the vCPU of `run`, which the calling thread runs, out of the guest now and then.
+    pub(crate) fn watchdog(run: *mut kvm_run) -> io::Result<Alarm> {
+        Alarm::start(run, WATCHDOG, WATCHDOG)
+    }
+
+    fn start(run: *mut kvm_run, first: Duration, interval: Duration) -> io::Result<Alarm> {
+        TIMER.with_borrow_mut(|timer| {
+            let timer = match timer {
+                Some(timer) => timer,
+                None => timer.insert(new_timer()?),
+            };
+            RUNNING.set(run);
+            let alarm = Alarm { stays_here: PhantomData };
+            let expiration = Expiration::IntervalDelayed(first.into(), interval.into());
+            timer.set(expiration, TimerSetTimeFlags::empty())?;
+            Ok(alarm)
+        })
+    }
 }
 
-// SAFETY: a timer belongs to the process; the thread that it signals is looked at before each use.
-unsafe impl Send for Kick {}
-
-impl Kick {
-    /// A timer for the calling thread.
-    fn new() -> std::io::Result<Kick> {
-        install_handlers();
-        // SAFETY: gettid has no preconditions.
-        let thread = unsafe { libc::gettid() };
-        // SAFETY: all-zero is a valid sigevent.
-        let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
-        event.sigev_notify = libc::SIGEV_THREAD_ID;
-        event.sigev_signo = signal_number();
-        event.sigev_notify_thread_id = thread;
-        let mut timer = null_mut();
-        // SAFETY: both structures live through the call.
-        let result = unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer) };
-        if result == 0 { Ok(Kick { timer, thread }) } else { Err(std::io::Error::last_os_error()) }
-    }
-
-    /// The timer of the calling thread, in place of one of another.
-    pub(crate) fn here(kick: &mut Option<Kick>) -> std::io::Result<&Kick> {
-        // SAFETY: gettid has no preconditions.
-        let thread = unsafe { libc::gettid() };
-        if kick.as_ref().is_none_or(|kick| kick.thread != thread) {
-            *kick = Some(Kick::new()?);
-        }
-        Ok(kick.as_ref().expect("it was just made"))
-    }
-
-    /// Kicks the vCPU of `run` out of the guest after `delay`, and from then on again and again.
-    pub(crate) fn arm(&self, run: *mut kvm_run, delay: Duration) {
-        RUNNING.set(run);
-        self.set(delay.max(Duration::from_micros(1)), AGAIN);
-    }
-
-    /// Kicks the vCPU of `run` out of the guest now and then.
-    pub(crate) fn watch(&self, run: *mut kvm_run) {
-        RUNNING.set(run);
-        self.set(WATCHDOG, WATCHDOG);
-    }
-
-    /// No more kicks.
-    pub(crate) fn disarm(&self) {
-        self.set(Duration::ZERO, Duration::ZERO);
+impl Drop for Alarm {
+    /// No more kicks. An expiration of zero stops a timer.
+    fn drop(&mut self) {
+        let stop = Expiration::OneShot(Duration::ZERO.into());
+        let stopped = TIMER.with_borrow_mut(|timer| {
+            timer.as_mut().map_or(Ok(()), |timer| timer.set(stop, TimerSetTimeFlags::empty()))
+        });
+        debug_assert_eq!(stopped, Ok(()), "a timer that exists can be set");
         RUNNING.set(null_mut());
     }
+}
 
-    fn set(&self, first: Duration, interval: Duration) {
-        let spec = |duration: Duration| libc::timespec {
-            tv_sec: duration.as_secs() as libc::time_t,
-            tv_nsec: duration.subsec_nanos().into(),
-        };
-        let value = libc::itimerspec { it_value: spec(first), it_interval: spec(interval) };
-        // SAFETY: the timer exists as long as `self`, and both pointers are good for the call.
-        let result = unsafe { libc::timer_settime(self.timer, 0, &value, null_mut()) };
-        debug_assert_eq!(result, 0, "a timer that exists can be set");
+/// A timer that signals the calling thread.
+fn new_timer() -> io::Result<Timer> {
+    install_handlers()?;
+    let to_this_thread =
+        SigevNotify::SigevThreadId { signal: KICK, thread_id: gettid().as_raw(), si_value: 0 };
+    Ok(Timer::new(ClockId::CLOCK_MONOTONIC, SigEvent::new(to_this_thread))?)
+}
+
+/// Handles the signals of timers and counters, which would else end the process.
+pub(crate) fn install_handlers() -> io::Result<()> {
+    static INSTALLED: OnceLock<nix::Result<()>> = OnceLock::new();
+    let installed =
+        INSTALLED.get_or_init(|| install(KICK, on_kick).and_then(|()| install(OVERFLOW, on_overflow)));
+    Ok((*installed)?)
+}
+
+fn install(signal: Signal, handler: extern "C" fn(libc::c_int)) -> nix::Result<()> {
+    // No SA_RESTART: KVM_RUN is to be interrupted.
+    let action = SigAction::new(SigHandler::Handler(handler), SaFlags::empty(), SigSet::empty());
+    // SAFETY: the handlers do nothing but change the thread's own cells, which need no initialisation, and what those point to.
+    unsafe { sigaction(signal, &action) }.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    const FOREVER: Duration = Duration::from_secs(20);
+
+    /// Whether the page is marked before long.
+    fn is_kicked(run: &mut kvm_run) -> bool {
+        let asked = &raw mut run.immediate_exit;
+        let until = Instant::now() + FOREVER;
+        // SAFETY: the page is borrowed, and a handler on this thread may write the field, hence volatile.
+        while unsafe { asked.read_volatile() } == 0 && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        // SAFETY: as above.
+        unsafe { asked.replace(0) == 1 }
     }
-}
 
-impl Drop for Kick {
-    fn drop(&mut self) {
-        // SAFETY: the timer exists until here.
-        unsafe { libc::timer_delete(self.timer) };
-    }
-}
-
-fn signal_number() -> libc::c_int {
-    libc::SIGRTMIN() + 1
-}
-
-fn install_handlers() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        install(signal_number(), on_kick);
-        install(libc::SIGRTMIN() + 2, on_overflow);
-    });
-}
-
-fn install(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) {
-    // SAFETY: the handlers only touch the thread's own cells and what they point to; all-zero is a valid sigaction.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = handler as *const () as usize;
-        action.sa_flags = 0;
-        libc::sigaction(signal, &action, null_mut());
+    #[test]
+    fn a_thread_is_kicked_again_and_again_while_there_is_an_alarm() {
+        let mut run = kvm_run::default();
+        let alarm = Alarm::after(&raw mut run, Duration::ZERO).unwrap();
+        assert!(is_kicked(&mut run));
+        assert!(is_kicked(&mut run));
+        drop(alarm);
+        run.immediate_exit = 0;
+        let watchdog = Alarm::watchdog(&raw mut run).unwrap();
+        assert!(is_kicked(&mut run));
+        drop(watchdog);
+        assert!(RUNNING.get().is_null());
     }
 }

@@ -3,11 +3,11 @@
 //! ```text
 //!  count < target - margin   far:    run until the counter overflows, which it does late
 //!  count <= target           near:   run from hit to hit of a breakpoint on the place's RIP, and compare
-//!  count > target            beyond: overshot; whoever asked restores what was before, and tries again
+//!  count > target            beyond: overshot; the caller restores what was before, and tries again
 //! ```
 //!
-//! The margin follows how late overflows are: it doubles when one came too late, and shrinks while none does. Ones that are very
-//! late, or lost, teach it nothing: they are rarer than what a margin for them would cost at every landing.
+//! The margin follows how late overflows are: it doubles when one came too late, and shrinks while none does. Very late and
+//! lost overflows do not change it: they are rare, and a margin for them would cost more at every landing.
 //!
 //! A place is where a breakpoint's exit says it is: the instruction there has not begun, so it is no repeated one half done.
 //! Where interrupts are held back (a shadow) nothing is a place. How the guest is entered is not known here; see

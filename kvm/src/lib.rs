@@ -8,6 +8,7 @@
 //! Where to start reading: [`KvmCpu::run`] is the run loop; below it `exits` does what the guest's exits ask for, `stopping` stops
 //! a guest that makes none, and `search` finds such a place again, or, by its count, `landing`. `vcpu` is the bare vCPU, `state`
 //! the conversion of states, `counter` counts, `probe` finds out what a host's KVM is worth.
+//! `KVM.md` says how a whole machine is recorded and replayed with it.
 
 mod counter;
 mod error;

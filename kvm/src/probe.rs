@@ -89,7 +89,7 @@ const RESULT_PORT: u16 = 0x10;
 /// A guest of a few instructions takes no longer, even where the host is emulated and busy; one that hangs is stopped.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A vCPU in 64-bit mode with the first 2 MiB mapped for everybody, at `CODE` in kernel mode.
+/// A vCPU in 64-bit mode with the first 2 MiB mapped for kernel and user mode, at `CODE` in kernel mode.
 fn guest(kernel: &[u8], user: &[u8]) -> Result<(KvmCpu, CpuState), String> {
     let ram = Arc::new(GuestRam::new(2 << 20).map_err(|error| error.to_string())?);
     ram.write_bytes(CODE, kernel);

@@ -9,20 +9,25 @@ use engine_contract::{End, Leave, Mark};
 use guest_ram::GuestRam;
 use kvm_bindings::kvm_regs;
 
-use crate::counter::{self, BranchCounter, Counter, Entry};
+use crate::counter::branch_counter::{BranchCounter, Entry};
+use crate::counter::{self, Counter};
 use crate::error::Error;
-use crate::kick::Kick;
+use crate::kick::Alarm;
 use crate::landing::{Landing, Landings, Left, Margin};
 use crate::state::nothing_under_way;
 use crate::vcpu::{Exit, Vcpu};
 use crate::vm::Vm;
 
-use stopping::Stopping;
+use stopping::candidates::{self, Stopping};
 
 mod exits;
 mod landing_guest;
 mod search;
 mod stopping;
+
+/// So many breakpoints are met on the way to a mark before the software CPU is asked: a loop can pass it hundreds of
+/// thousands of times, and each exit costs as much as some hundred instructions on the software CPU.
+const BREAKPOINTS_AT_FIRST: u32 = 4096;
 
 /// What happened so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -56,7 +61,6 @@ pub struct KvmCpu {
     /// No instruction is half done in the vCPU, and what it says of interrupts is true.
     settled: bool,
     halted: bool,
-    kick: Option<Kick>,
     counter: Option<Box<dyn BranchCounter>>,
     /// What the counter said when the software CPU's count of branches was last brought up to date.
     counted: u64,
@@ -73,7 +77,7 @@ struct Run<'a> {
     exited: bool,
     /// Where the guest is expected after time was up.
     stopping: Option<Stopping>,
-    /// Kicks that a place for it is waited for.
+    /// For how many kicks a place to stop at is waited for.
     patience: u32,
     /// The way to a mark whose count of branches is known.
     landing: Option<Landing>,
@@ -81,7 +85,7 @@ struct Run<'a> {
     left: Left,
     /// Breakpoints met on the way to the mark.
     met: u32,
-    /// Before the software CPU goes on.
+    /// After so many the software CPU goes on.
     most_breakpoints: u32,
 }
 
@@ -98,7 +102,6 @@ impl KvmCpu {
             ahead: true,
             settled: false,
             halted: false,
-            kick: None,
             counter: None,
             counted: 0,
             margin: Margin::new(),
@@ -164,13 +167,11 @@ impl KvmCpu {
             landing,
             left,
             met: 0,
-            most_breakpoints: search::BREAKPOINTS_AT_FIRST,
+            most_breakpoints: BREAKPOINTS_AT_FIRST,
         };
-        let alarmed = self.set_alarm(&mut run)?;
+        let alarm = self.set_alarm(&mut run)?;
         let end = self.run_loop(&mut run);
-        if let Some(kick) = self.kick.as_ref().filter(|_| alarmed) {
-            kick.disarm();
-        }
+        drop(alarm);
         self.vcpu.set_breakpoints(&[])?;
         let end = end?;
         self.end_landing(&mut run, end)?;
@@ -180,22 +181,19 @@ impl KvmCpu {
         Ok(end)
     }
 
-    /// The timer, if there is to be one: of somebody who lives in real time, or the watchdog of a landing.
-    fn set_alarm(&mut self, run: &mut Run<'_>) -> Result<bool, Error> {
-        if run.landing.is_none() && !matches!(run.leave, Leave::After { .. }) {
-            return Ok(false);
-        }
+    /// Sets the timer if the run needs one: for a caller that has to act in real time, or as the watchdog of a landing.
+    fn set_alarm(&mut self, run: &mut Run<'_>) -> Result<Option<Alarm>, Error> {
         let shared = self.vcpu.shared();
-        let kick = Kick::here(&mut self.kick).map_err(|error| Error::Call("make a timer", error))?;
-        match run.leave {
+        let alarm = match run.leave {
             Leave::After { due, force, .. } => {
                 run.due = Some(Instant::now() + due);
-                run.patience = stopping::patience(due, force);
-                kick.arm(shared, force);
+                run.patience = candidates::patience(due, force);
+                Alarm::after(shared, force)
             }
-            _ => kick.watch(shared),
-        }
-        Ok(true)
+            _ if run.landing.is_some() => Alarm::watchdog(shared),
+            _ => return Ok(None),
+        };
+        alarm.map(Some).map_err(|error| Error::Call("set a timer", error))
     }
 
     /// Brings the vCPU up to the software CPU's state.
@@ -212,7 +210,7 @@ impl KvmCpu {
         Ok(())
     }
 
-    /// Brings the software CPU's registers up to the vCPU's state, for whoever looks at them.
+    /// Brings the software CPU's registers up to the vCPU's state, so that callers can read them.
     fn take_state(&mut self) -> Result<(), Error> {
         let mut state = self.soft.state();
         self.vcpu.take_all(&mut state)?;
@@ -271,7 +269,7 @@ impl KvmCpu {
             if signals.stop || due {
                 let synced = self.vcpu.synced();
                 if !nothing_under_way(&synced.events) {
-                    // The software CPU would have begun with it.
+                    // The software CPU would have begun to deliver it.
                     log::warn!("stopped at {:#x} with a fault under way", synced.regs.rip);
                 }
                 return Ok(End::Stop(Stop::Bus));
@@ -289,7 +287,7 @@ impl KvmCpu {
                         return Ok(end);
                     }
                 }
-                // It stands there no more: the handler comes first, which may be where the mark is.
+                // The guest stands there no more: it enters the handler first, and the mark may lie in the handler.
                 Some(mark) if delivered => {
                     run.leave = Leave::At(Mark { not_here: false, ..mark });
                     self.vcpu.set_breakpoints(&[mark.rip])?;
@@ -305,7 +303,7 @@ impl KvmCpu {
                 }
                 None => {}
             }
-            // Behind the one that was delivered another may wait.
+            // Another interrupt may wait behind the one that was delivered.
             let window = run.bus.signals().interrupt;
             self.statistics.entries += 1;
             run.exited = false;

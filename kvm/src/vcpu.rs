@@ -1,18 +1,25 @@
 //! The bare vCPU: entering the guest, and what came out as plain values.
 
+use std::os::fd::AsRawFd;
+
 use cpu::CpuState;
 use kvm_bindings::{
-    KVM_EXIT_IO_OUT, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP, Msrs,
+    KVM_EXIT_IO_OUT, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP, KVMIO, Msrs,
     kvm_guest_debug, kvm_interrupt, kvm_msr_entry, kvm_run, kvm_sync_regs,
 };
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 
+use nix::errno::Errno;
+
 use crate::error::{Error, failed};
 use crate::state;
 
+// KVM_INTERRUPT, for which kvm-ioctls has no call.
+nix::ioctl_write_ptr!(ioctl_interrupt, KVMIO, 0x86, kvm_interrupt);
+
 /// The processor has four; see [`Vcpu::set_debug`].
 pub(crate) const MAX_BREAKPOINTS: usize = 3;
-/// Addresses that a debugger can have a vCPU stop at: one debug register remains for where it is led to.
+/// Addresses that a debugger can have a vCPU stop at. The fourth debug register is left for the place that a run leads to.
 pub const MAX_STOPS: usize = 3;
 
 /// Why the guest was left.
@@ -42,7 +49,7 @@ pub(crate) enum Exit {
     Shutdown,
     /// KVM could not emulate the instruction at RIP; nothing of it was done.
     NotEmulated,
-    /// Nothing that can be gone on from.
+    /// The vCPU cannot go on, and why.
     Stuck(String),
 }
 
@@ -95,7 +102,7 @@ impl Vcpu {
         run.request_interrupt_window = u8::from(window);
         run.cr8 = cr8;
         let exit = self.enter_now();
-        // A kick that came too early or too late has done its work.
+        // A kick that came just before or after the guest ran is not to stop the next entry.
         self.fd.set_kvm_immediate_exit(0);
         exit
     }
@@ -109,7 +116,9 @@ impl Vcpu {
     fn enter_now(&mut self) -> Exit {
         let exit = match self.fd.run() {
             Ok(exit) => exit,
-            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => return Exit::Interrupted,
+            Err(error) if matches!(Errno::from_raw(error.errno()), Errno::EINTR | Errno::EAGAIN) => {
+                return Exit::Interrupted;
+            }
             Err(error) => return Exit::Stuck(std::io::Error::from_raw_os_error(error.errno()).to_string()),
         };
         match exit {
@@ -132,7 +141,7 @@ impl Vcpu {
             VcpuExit::FailEntry(reason, _) => {
                 Exit::Stuck(format!("the processor refuses to enter the guest (reason {reason:#x})"))
             }
-            other => Exit::Stuck(format!("an exit that nobody asked for: {other:?}")),
+            other => Exit::Stuck(format!("an exit that was not asked for: {other:?}")),
         }
     }
 
@@ -161,7 +170,7 @@ impl Vcpu {
         let io = unsafe { run.__bindgen_anon_1.io };
         let start = std::ptr::from_mut(run).cast::<u8>();
         // SAFETY: KVM says where in the mapping of the shared page the data lie, and how long they are; the borrow of
-        // `self` keeps everybody else away.
+        // `self` keeps all other code from the page.
         unsafe {
             std::slice::from_raw_parts_mut(
                 start.add(io.data_offset as usize),
@@ -203,16 +212,10 @@ impl Vcpu {
 
     /// Delivers an external interrupt at the next entry.
     pub(crate) fn interrupt(&self, vector: u8) -> Result<(), Error> {
-        use std::os::fd::AsRawFd;
-        // _IOW(KVMIO, 0x86, struct kvm_interrupt), for which the library has no call.
-        const KVM_INTERRUPT: libc::c_ulong = 0x4004_ae86;
         let interrupt = kvm_interrupt { irq: u32::from(vector) };
-        // SAFETY: the call reads the structure and keeps nothing of it.
-        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), KVM_INTERRUPT, &raw const interrupt) };
-        if result == 0 {
-            return Ok(());
-        }
-        Err(Error::Call("deliver an interrupt", std::io::Error::last_os_error()))
+        // SAFETY: the descriptor is a vCPU's; the call reads the structure and keeps nothing of it.
+        let done = unsafe { ioctl_interrupt(self.fd.as_raw_fd(), &interrupt) };
+        done.map(drop).map_err(|error| Error::Call("deliver an interrupt", error.into()))
     }
 
     /// Delivers an NMI at the next entry.

@@ -72,8 +72,8 @@ impl Vm {
                 memory_size: slot.length,
                 userspace_addr: slot.host,
             };
-            // SAFETY: the range is guest RAM, which `self.ram` keeps mapped as long as the machine exists, and which
-            // nobody forms references to.
+            // SAFETY: the range is guest RAM, which `self.ram` keeps mapped as long as the machine exists, and no
+            // code forms references to it.
             unsafe { self.fd.set_user_memory_region(region) }.map_err(failed("give the guest its RAM"))?;
         }
         Ok(())

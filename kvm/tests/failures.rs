@@ -34,7 +34,7 @@ fn memory_that_the_host_takes_away_ends_the_run_with_a_sentence() {
     // nop; mov ax, [DATA]; hlt
     let Some((mut cpu, ram)) = guest(&[0x90, 0xa1, 0x00, 0x80, 0xf4]) else { return };
     let page = ram.memory().get_host_address(GuestAddress(DATA)).unwrap();
-    // SAFETY: a page of guest memory that nobody but the guest touches from here on.
+    // SAFETY: a page of guest memory that only the guest touches from here on.
     assert_eq!(unsafe { libc::mprotect(page.cast(), PAGE_SIZE as usize, libc::PROT_NONE) }, 0);
     match cpu.run(&mut EmptyBus::default(), Leave::AtExits) {
         Err(error @ Error::Stuck { .. }) => {

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use checkpoint::{Draft, Maps, PAGE_BYTES, Page, PageRef, Space, Store};
+use checkpoint::{CheckpointDraft, Maps, PAGE_BYTES, Page, PageRef, Space, Store};
 
 pub const RAM_PAGES: u64 = 600;
 pub const DISK_BLOCKS: u64 = 40;
@@ -103,11 +103,11 @@ impl Copy {
 
 /// Checkpoints with full copies of everything.
 #[derive(Clone, Default)]
-pub struct Model {
+pub struct StoreModel {
     pub copies: BTreeMap<u64, Copy>,
 }
 
-impl Model {
+impl StoreModel {
     pub fn before(&self, position: u64) -> Machine {
         self.copies.range(..position).next_back().map_or_else(Machine::new, |(_, copy)| copy.machine.clone())
     }
@@ -135,7 +135,7 @@ impl Model {
     }
 }
 
-pub fn put(draft: &mut Draft<'_>, pages: &[(Space, u64, Page)]) {
+pub fn put(draft: &mut CheckpointDraft<'_>, pages: &[(Space, u64, Page)]) {
     for (space, number, contents) in pages {
         draft.page(*space, *number, contents).unwrap();
     }
@@ -173,9 +173,9 @@ pub fn new_store(dir: &Path) -> Store {
 }
 
 /// A store with checkpoints at 10, 20, ... and a few that were added between and removed, and its model.
-pub fn example(dir: &Path) -> (Store, Model) {
+pub fn example(dir: &Path) -> (Store, StoreModel) {
     let store = new_store(dir);
-    let (mut model, mut machine) = (Model::default(), Machine::new());
+    let (mut model, mut machine) = (StoreModel::default(), Machine::new());
     for round in 1..=6_u32 {
         for step in 0..12 {
             let code = if step == 3 { 0 } else { (step % 4) * 16 + round };

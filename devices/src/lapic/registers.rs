@@ -35,7 +35,7 @@ const SVR_WRITABLE: u32 = 0x3FF;
 /// Delivery status (bit 12) is read only, and zero because sending takes no time.
 const ICR_WRITABLE: u32 = 0x000C_CFFF;
 const DIVIDE_WRITABLE: u32 = 0x0B;
-/// Writable bits of the entries, in the order of `LapicStateV1::lvt`.
+/// Writable bits of the entries, in the order of `RegisterFile::lvt`.
 const LVT_WRITABLE: [u32; 7] = [0x107FF, 0x700FF, 0x107FF, 0x107FF, 0x1A7FF, 0x1A7FF, 0x100FF];
 /// Bits that may be written as one in x2APIC mode although they do not change: delivery status, remote IRR.
 const LVT_READ_ONLY: u32 = 0x5000;

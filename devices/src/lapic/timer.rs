@@ -1,5 +1,5 @@
 //! The local APIC timer. It stores when it expires and never counts, so its state does not depend on when
-//! anybody looked at it.
+//! it was read.
 
 use serde::{Deserialize, Serialize};
 

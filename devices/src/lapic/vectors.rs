@@ -1,10 +1,8 @@
 //! A set of interrupt vectors: the 256-bit registers IRR, ISR and TMR.
 
-use serde::{Deserialize, Serialize};
-
 /// A set of vectors, laid out as the eight 32-bit registers the guest reads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VectorSet([u32; 8]);
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct VectorSet([u32; 8]);
 
 impl VectorSet {
     pub(super) fn insert(&mut self, vector: u8) {
@@ -27,6 +25,16 @@ impl VectorSet {
     pub(super) fn highest(&self) -> Option<u8> {
         let word = self.0.iter().rposition(|&word| word != 0)?;
         Some((word * 32 + 31) as u8 - self.0[word].leading_zeros() as u8)
+    }
+
+    /// The 32-bit registers.
+    pub(super) fn words(&self) -> [u32; 8] {
+        self.0
+    }
+
+    /// The set that these registers show.
+    pub(super) fn from_words(words: [u32; 8]) -> VectorSet {
+        VectorSet(words)
     }
 
     /// The `index`th 32-bit register.

@@ -6,7 +6,7 @@
 //!
 //! PCI Local Bus Specification 3.0, chapter 6.
 
-use super::StateError;
+use super::error::StateError;
 
 /// Size of a conventional configuration space in bytes.
 pub(crate) const CONFIG_BYTES: usize = 256;

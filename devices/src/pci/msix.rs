@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Msi, StateError};
+use super::error::StateError;
 
 /// Most vectors a function may have here: the pending bits are one qword.
 pub(crate) const MAX_VECTORS: usize = 64;
@@ -47,6 +47,15 @@ impl Control {
     fn delivers(self) -> bool {
         self.enabled && !self.masked
     }
+}
+
+/// A message-signalled interrupt: a dword written to a local APIC's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Msi {
+    /// Guest-physical address of the write.
+    pub address: u64,
+    /// The dword written.
+    pub data: u32,
 }
 
 /// One entry of the table, as its four dwords.

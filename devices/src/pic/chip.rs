@@ -1,7 +1,5 @@
 //! One 8259A.
 
-use serde::{Deserialize, Serialize};
-
 const ICW1: u8 = 0x10;
 const ICW1_NEED_ICW4: u8 = 0x01;
 const ICW1_SINGLE: u8 = 0x02;
@@ -13,8 +11,8 @@ const OCW3_POLL: u8 = 0x04;
 const SPURIOUS: u8 = 7;
 
 /// Which initialisation word the data port expects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Expected {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Expected {
     /// None: the data port is the mask register.
     Mask,
     Icw2,
@@ -22,44 +20,44 @@ enum Expected {
     Icw4,
 }
 
-/// Everything one 8259A remembers, version 1.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pic8259StateV1 {
+/// Everything one 8259A remembers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Registers {
     /// Levels of the inputs.
-    inputs: u8,
+    pub(super) inputs: u8,
     /// Edges seen and not yet taken into service (edge-triggered inputs only).
-    edges: u8,
-    in_service: u8,
-    mask: u8,
-    elcr: u8,
+    pub(super) edges: u8,
+    pub(super) in_service: u8,
+    pub(super) mask: u8,
+    pub(super) elcr: u8,
     /// ICW1 bit 3: every input is level triggered.
-    all_level: bool,
+    pub(super) all_level: bool,
     /// Bits 7:3 of the vectors.
-    vector_base: u8,
-    expected: Expected,
-    icw1: u8,
-    auto_eoi: bool,
-    special_fully_nested: bool,
-    special_mask: bool,
-    rotate_on_auto_eoi: bool,
+    pub(super) vector_base: u8,
+    pub(super) expected: Expected,
+    pub(super) icw1: u8,
+    pub(super) auto_eoi: bool,
+    pub(super) special_fully_nested: bool,
+    pub(super) special_mask: bool,
+    pub(super) rotate_on_auto_eoi: bool,
     /// Reads of the command port give ISR and not IRR.
-    read_in_service: bool,
+    pub(super) read_in_service: bool,
     /// The next read of either port is a poll.
-    poll: bool,
+    pub(super) poll: bool,
     /// The input with the lowest priority; the next one has the highest.
-    lowest: u8,
+    pub(super) lowest: u8,
     /// The input a slave hangs on, when its request is up.
-    cascade: u8,
+    pub(super) cascade: u8,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Pic8259 {
-    s: Pic8259StateV1,
+    s: Registers,
 }
 
 impl Pic8259 {
     pub fn new(vector_base: u8, elcr: u8) -> Pic8259 {
-        let s = Pic8259StateV1 {
+        let s = Registers {
             inputs: 0,
             edges: 0,
             in_service: 0,
@@ -81,12 +79,13 @@ impl Pic8259 {
         Pic8259 { s }
     }
 
-    pub fn save(&self) -> Pic8259StateV1 {
-        self.s.clone()
+    /// What it remembers.
+    pub fn registers(&self) -> Registers {
+        self.s
     }
 
-    pub fn restore(state: &Pic8259StateV1) -> Pic8259 {
-        let mut s = state.clone();
+    /// A chip that remembers this.
+    pub fn with_registers(mut s: Registers) -> Pic8259 {
         // The only field with impossible values; three bits is what the chip has.
         s.lowest &= 7;
         Pic8259 { s }

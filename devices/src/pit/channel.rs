@@ -1,13 +1,11 @@
 //! One of the timer's three counters: its registers, its access sequence and its gate.
 
-use serde::{Deserialize, Serialize};
-
 use super::cycle::Cycle;
 use crate::restore::RestoreError;
 
 /// What a counter is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum CountPhase {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CountPhase {
     /// A control word was written and no complete count since. The counter holds its old value.
     Unloaded {
         /// The value it shows.
@@ -29,34 +27,34 @@ pub enum CountPhase {
     },
 }
 
-/// Everything one channel remembers, version 1.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ChannelStateV1 {
-    mode: u8,
-    bcd: bool,
+/// Everything one channel remembers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Registers {
+    pub(super) mode: u8,
+    pub(super) bcd: bool,
     /// Control word bits 5:4: 1 low byte only, 2 high byte only, 3 low then high.
-    access: u8,
-    gate: bool,
-    phase: CountPhase,
+    pub(super) access: u8,
+    pub(super) gate: bool,
+    pub(super) phase: CountPhase,
     /// The last complete count written, which gate triggers load.
-    reload: u32,
+    pub(super) reload: u32,
     /// The low byte of a two-byte count whose high byte is still to come.
-    written_low: Option<u8>,
+    pub(super) written_low: Option<u8>,
     /// The next read of a two-byte value gives the high byte.
-    read_high: bool,
+    pub(super) read_high: bool,
     /// A latched count.
-    latched_count: Option<u16>,
-    latched_status: Option<u8>,
+    pub(super) latched_count: Option<u16>,
+    pub(super) latched_status: Option<u8>,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Channel {
-    s: ChannelStateV1,
+    s: Registers,
 }
 
 impl Channel {
     pub fn new(gate: bool) -> Channel {
-        let s = ChannelStateV1 {
+        let s = Registers {
             mode: 3,
             bcd: false,
             access: 3,
@@ -71,22 +69,24 @@ impl Channel {
         Channel { s }
     }
 
-    pub fn save(&self) -> ChannelStateV1 {
-        self.s.clone()
+    /// What it remembers.
+    pub fn registers(&self) -> Registers {
+        self.s
     }
 
-    pub fn restore(state: &ChannelStateV1) -> Result<Channel, RestoreError> {
+    /// A channel that remembers this, if one can.
+    pub fn with_registers(s: Registers) -> Result<Channel, RestoreError> {
         let valid = |count: u32| (1..=0x1_0000).contains(&count);
-        let phase_valid = match state.phase {
+        let phase_valid = match s.phase {
             CountPhase::Unloaded { value } | CountPhase::Held { value, .. } => value <= 0x1_0000,
             CountPhase::Counting { previous, current } => {
                 valid(current.count) && previous.is_none_or(|cycle| valid(cycle.count))
             }
         };
-        RestoreError::unless(phase_valid && valid(state.reload), "PIT", "a count out of range")?;
-        RestoreError::unless(state.mode <= 5, "PIT", "an unknown mode")?;
-        RestoreError::unless((1..=3).contains(&state.access), "PIT", "an unknown access sequence")?;
-        Ok(Channel { s: state.clone() })
+        RestoreError::unless(phase_valid && valid(s.reload), "PIT", "a count out of range")?;
+        RestoreError::unless(s.mode <= 5, "PIT", "an unknown mode")?;
+        RestoreError::unless((1..=3).contains(&s.access), "PIT", "an unknown access sequence")?;
+        Ok(Channel { s })
     }
 
     /// A control word for this channel.
@@ -286,12 +286,4 @@ fn from_bcd(raw: u16) -> u32 {
     let digit = |shift: u32| u32::from(raw >> shift & 0xF);
     let value = digit(12) * 1000 + digit(8) * 100 + digit(4) * 10 + digit(0);
     value.min(9999)
-}
-
-#[cfg(test)]
-impl ChannelStateV1 {
-    /// Lets tests make impossible states.
-    pub(super) fn set_phase(&mut self, phase: CountPhase) {
-        self.phase = phase;
-    }
 }

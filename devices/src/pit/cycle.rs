@@ -1,10 +1,8 @@
 //! What a counter shows, as a function of the clock ticks since its count was loaded.
 
-use serde::{Deserialize, Serialize};
-
 /// A count that was loaded at a tick and has been counting since.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cycle {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cycle {
     /// The clock tick at which the counter holds `count`.
     pub origin_tick: u64,
     /// The count, 1 to 65536 (10000 in BCD).

@@ -223,12 +223,12 @@ fn linux_quick_calibration_sees_the_high_byte_count_down() {
 fn impossible_states_are_refused() {
     let mut state = Pit::new().save();
     assert!(Pit::restore(&state).is_ok());
-    let cycle = Cycle { origin_tick: 0, count: 0, expired: false };
+    let cycle = CycleV1 { origin_tick: 0, count: 0, expired: false };
     state.channels[1] = {
         let mut pit = Pit::new();
         program(&mut pit, 1, 2, 5, 0);
-        let mut channel = pit.channels[1].save();
-        channel.set_phase(CountPhase::Counting { previous: None, current: cycle });
+        let mut channel = ChannelStateV1::from(pit.channels[1].registers());
+        channel.phase = CountPhaseV1::Counting { previous: None, current: cycle };
         channel
     };
     assert!(Pit::restore(&state).is_err());

@@ -1,8 +1,11 @@
 //! Which chip answers at which port and address.
 
-use super::{ExpansionBus, GuestMemory, Platform};
-use crate::board::{DEBUG_CONSOLE_PRESENT, PVPANIC_FEATURES};
+use vm_memory::GuestMemory;
+
+use super::Platform;
+use super::bus::ExpansionBus;
 use crate::layout::*;
+use crate::misc_ports::{DEBUG_CONSOLE_PRESENT, PVPANIC_FEATURES};
 use crate::pic::PicChip;
 
 const PAGE_SIZE: u64 = 0x1000;
@@ -48,7 +51,7 @@ impl<B: ExpansionBus> Platform<B> {
         if self.debug_ports.exit == Some(port) {
             // The one port that is as wide as the access.
             let zero_extended = data.iter().rev().fold(0, |number, &byte| number << 8 | u32::from(byte));
-            self.board.write_debug_exit(zero_extended);
+            self.misc_ports.write_debug_exit(zero_extended);
         } else if is_bus_port(port, data.len()) {
             self.bus.io_write(mem, port, data);
         } else {
@@ -91,7 +94,7 @@ impl<B: ExpansionBus> Platform<B> {
             return self.route();
         }
         if !self.bus.mmio_write(mem, gpa, data) {
-            log::trace!("write to {gpa:#x}: nobody answers");
+            log::trace!("write to {gpa:#x}: no chip answers");
         }
         self.settle(now_ns);
     }
@@ -107,18 +110,18 @@ impl<B: ExpansionBus> Platform<B> {
             ELCR_MASTER => self.pic.read_elcr(PicChip::Master),
             ELCR_SLAVE => self.pic.read_elcr(PicChip::Slave),
             PIT_PORT..=PIT_END => self.pit.read(port - PIT_PORT, now_ns),
-            PORT_B => self.board.read_port_b(self.pit.output2(now_ns), now_ns),
-            KEYBOARD_COMMAND_PORT => self.board.read_keyboard_status(),
+            PORT_B => self.misc_ports.read_port_b(self.pit.output2(now_ns), now_ns),
+            KEYBOARD_COMMAND_PORT => self.misc_ports.read_keyboard_status(),
             CMOS_PORT..=CMOS_END => self.rtc.read(port - CMOS_PORT, now_ns),
-            POST_CODE_PORT => self.board.read_post_code(),
-            PORT_92 => self.board.read_port_92(),
+            POST_CODE_PORT => self.misc_ports.read_post_code(),
+            PORT_92 => self.misc_ports.read_port_92(),
             DEBUG_CONSOLE_PORT if self.debug_ports.console => DEBUG_CONSOLE_PRESENT,
             SERIAL_PORT..=SERIAL_END => self.uart.read(port - SERIAL_PORT),
             PVPANIC_PORT => PVPANIC_FEATURES,
             PM1_EVENT_PORT..=PM_END => self.pm.read(port - PM1_EVENT_PORT, now_ns),
-            RESET_PORT => self.board.read_reset_control(),
+            RESET_PORT => self.misc_ports.read_reset_control(),
             _ => {
-                log::trace!("read of port {port:#x}: nobody answers");
+                log::trace!("read of port {port:#x}: no chip answers");
                 0xFF
             }
         }
@@ -134,19 +137,19 @@ impl<B: ExpansionBus> Platform<B> {
             ELCR_SLAVE => self.pic.write_elcr(PicChip::Slave, value),
             PIT_PORT..=PIT_END => self.pit.write(port - PIT_PORT, value, now_ns),
             PORT_B => {
-                let gate2 = self.board.write_port_b(value);
+                let gate2 = self.misc_ports.write_port_b(value);
                 self.pit.set_gate2(gate2, now_ns);
             }
-            KEYBOARD_COMMAND_PORT => self.board.write_keyboard_command(value),
+            KEYBOARD_COMMAND_PORT => self.misc_ports.write_keyboard_command(value),
             CMOS_PORT..=CMOS_END => self.rtc.write(port - CMOS_PORT, value, now_ns),
-            POST_CODE_PORT => self.board.write_post_code(value),
-            PORT_92 => self.board.write_port_92(value),
-            DEBUG_CONSOLE_PORT if self.debug_ports.console => self.board.write_debug_console(value),
+            POST_CODE_PORT => self.misc_ports.write_post_code(value),
+            PORT_92 => self.misc_ports.write_port_92(value),
+            DEBUG_CONSOLE_PORT if self.debug_ports.console => self.misc_ports.write_debug_console(value),
             SERIAL_PORT..=SERIAL_END => self.uart.write(port - SERIAL_PORT, value),
-            PVPANIC_PORT => self.board.write_pvpanic(value),
+            PVPANIC_PORT => self.misc_ports.write_pvpanic(value),
             PM1_EVENT_PORT..=PM_END => self.pm.write(port - PM1_EVENT_PORT, value, now_ns),
-            RESET_PORT => self.board.write_reset_control(value),
-            _ => log::trace!("write of {value:#x} to port {port:#x}: nobody answers"),
+            RESET_PORT => self.misc_ports.write_reset_control(value),
+            _ => log::trace!("write of {value:#x} to port {port:#x}: no chip answers"),
         }
     }
 }

@@ -7,10 +7,11 @@
 //! PCI pins ──────────►    │      MSI ────────┘
 //! ```
 
-use super::{ExpansionBus, PCI_PIC_IRQS, Platform};
-use crate::board::Request;
+use super::bus::ExpansionBus;
+use super::{PCI_PIC_IRQS, Platform};
 use crate::interrupt_message::InterruptMessage;
 use crate::layout::{PCI_FIRST_GSI, PIT_GSI, PIT_IRQ, RTC_IRQ, SCI_IRQ, SERIAL_IRQ};
+use crate::misc_ports::Request;
 
 impl<B: ExpansionBus> Platform<B> {
     /// Lets everything happen that is due by `now_ns`, in the order of time. The local APIC's timer goes
@@ -35,7 +36,7 @@ impl<B: ExpansionBus> Platform<B> {
         }
         self.drive_lines(serial, now_ns);
         if self.pm.take_power_off() {
-            self.board.request(Request::PowerOff);
+            self.misc_ports.request(Request::PowerOff);
         }
         self.line_deadline_ns = self.next_line_change_ns(now_ns);
         self.route();

@@ -2,12 +2,12 @@
 
 use vm_memory::GuestMemory;
 
-use super::ExpansionBus;
-use crate::pci::{PciBus, PciBusState};
+use super::bus::ExpansionBus;
+use crate::pci::{PciBus, PciBusStateV1};
 use crate::restore::RestoreError;
 
 impl ExpansionBus for PciBus {
-    type State = PciBusState;
+    type State = PciBusStateV1;
 
     fn io_read(&mut self, port: u16, data: &mut [u8]) -> bool {
         PciBus::io_read(self, port, data)
@@ -33,11 +33,11 @@ impl ExpansionBus for PciBus {
         PciBus::irq_levels(self)
     }
 
-    fn state(&self) -> PciBusState {
+    fn state(&self) -> PciBusStateV1 {
         PciBus::state(self)
     }
 
-    fn restore(&mut self, state: &PciBusState) -> Result<(), RestoreError> {
+    fn restore(&mut self, state: &PciBusStateV1) -> Result<(), RestoreError> {
         PciBus::restore(self, state)
             .map_err(|error| RestoreError { chip: "PCI bus", what: error.to_string().into() })
     }

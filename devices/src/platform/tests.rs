@@ -1,4 +1,5 @@
 use guest_ram::GuestRam;
+use vm_memory::GuestMemory;
 
 use super::*;
 use crate::lapic::{MSR_APIC_BASE, MSR_TSC_DEADLINE};

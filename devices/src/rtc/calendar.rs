@@ -3,7 +3,9 @@
 /// Number of time registers: seconds, minutes, hours, weekday, day, month, year, century.
 pub(super) const TIME_REGISTERS: usize = 8;
 
-const ADDRESSES: [usize; TIME_REGISTERS] = [0, 2, 4, 6, 7, 8, 9, super::REG_CENTURY];
+/// CMOS address of the century.
+pub(super) const REG_CENTURY: usize = 0x32;
+const ADDRESSES: [usize; TIME_REGISTERS] = [0, 2, 4, 6, 7, 8, 9, REG_CENTURY];
 const HOURS: usize = 2;
 const WEEKDAY: usize = 3;
 const SECONDS_PER_DAY: i64 = 86_400;

@@ -11,11 +11,11 @@ use vm_memory::GuestMemory;
 
 use super::block_backend::{BlockBackend, BlockError, SECTOR_BYTES};
 use super::chain::{Chain, Cursor, RingError};
-use super::device::{Kind, Model, wrong_kind};
-use super::feature;
+use super::device_model::{DeviceModel, Kind, wrong_kind};
+use super::feature::feature;
 use super::queue::{Served, VirtQueue};
 use super::state::DeviceStateV1;
-use crate::pci::StateError;
+use crate::pci::error::StateError;
 
 const QUEUE_SIZE: u16 = 256;
 const KIND: Kind = Kind {
@@ -263,7 +263,7 @@ impl Failure {
     }
 }
 
-impl Model for Block {
+impl DeviceModel for Block {
     fn kind(&self) -> &'static Kind {
         &KIND
     }

@@ -11,11 +11,11 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 use vm_memory::GuestMemory;
 
 use super::chain::{Chain, RingError};
-use super::device::{Kind, Model, wrong_kind};
-use super::feature;
+use super::device_model::{DeviceModel, Kind, wrong_kind};
+use super::feature::feature;
 use super::queue::{Served, VirtQueue};
 use super::state::DeviceStateV1;
-use crate::pci::StateError;
+use crate::pci::error::StateError;
 
 const KIND: Kind = Kind {
     virtio_type: VIRTIO_ID_CONSOLE as u16,
@@ -94,7 +94,7 @@ impl Console {
     }
 }
 
-impl Model for Console {
+impl DeviceModel for Console {
     fn kind(&self) -> &'static Kind {
         &KIND
     }

@@ -7,14 +7,15 @@
 use vm_memory::GuestMemory;
 
 use super::block_backend::BlockBackend;
-use super::device::{Model, VirtioDevice};
+use super::device::VirtioDevice;
+use super::device_model::DeviceModel;
 use super::state::VirtioFunctionStateV1;
 use super::transport::{
-    COMMON_BYTES, ISR_CONFIG, ISR_QUEUE, NOTIFY_STRIDE, Signals, Transport, TransportParts,
+    COMMON_BYTES, DriverNotices, ISR_CONFIG, ISR_QUEUE, NOTIFY_STRIDE, Transport, TransportParts,
 };
-use crate::pci::{
-    ConfigSpace, Control, Identity, MAX_VECTORS, MSIX_BAR_BYTES, Msi, Msix, PBA_OFFSET, StateError,
-};
+use crate::pci::config::{ConfigSpace, Identity};
+use crate::pci::error::StateError;
+use crate::pci::msix::{Control, MAX_VECTORS, MSIX_BAR_BYTES, Msi, Msix, PBA_OFFSET};
 
 const VENDOR: u16 = 0x1AF4;
 /// Device id of virtio type 0, and the least subsystem id a modern device may have.
@@ -221,32 +222,32 @@ impl VirtioFunction {
     fn virtio_write<M: GuestMemory>(&mut self, mem: &M, offset: u32, data: &[u8], out: &mut Vec<Msi>) {
         let within = (offset % REGION_BYTES) as usize;
         let bus_master = self.config.bus_master();
-        let signals = match offset - offset % REGION_BYTES {
+        let notices = match offset - offset % REGION_BYTES {
             COMMON_AT => self.transport.write_common(mem, within, data, bus_master),
             NOTIFY_AT => self.transport.notify(mem, within / NOTIFY_STRIDE, bus_master),
             CONFIG_AT => {
                 self.transport.write_config(within, data);
-                Signals::default()
+                DriverNotices::default()
             }
-            _ => Signals::default(),
+            _ => DriverNotices::default(),
         };
-        self.deliver(signals, out);
+        self.deliver(notices, out);
     }
 
-    /// Turns signals into messages or interrupt status bits (section 4.1.5).
-    fn deliver(&mut self, signals: Signals, out: &mut Vec<Msi>) {
-        if signals.reset {
+    /// Turns notices into messages or interrupt status bits (section 4.1.5).
+    fn deliver(&mut self, notices: DriverNotices, out: &mut Vec<Msi>) {
+        if notices.reset {
             self.msix.clear_pending();
         }
         let control = self.msix_control();
-        if signals.config {
+        if notices.config {
             self.transport.set_isr(ISR_CONFIG);
             self.msix.fire(self.transport.config_vector(), control, out);
         }
-        if signals.queues != 0 && !control.enabled() {
+        if notices.queues != 0 && !control.enabled() {
             self.transport.set_isr(ISR_QUEUE);
         }
-        for index in (0..self.transport.queue_count()).filter(|index| signals.queues & 1 << index != 0) {
+        for index in (0..self.transport.queue_count()).filter(|index| notices.queues & 1 << index != 0) {
             self.msix.fire(self.transport.queue_vector(index), control, out);
         }
     }
@@ -284,8 +285,8 @@ impl<'a> ConsolePort<'a> {
     /// Bytes typed. What the guest has no buffers for waits inside the device.
     pub fn push_input<M: GuestMemory>(&mut self, mem: &M, bytes: &[u8]) {
         let bus_master = self.function.config.bus_master();
-        let signals = self.function.transport.push_input(mem, bytes, bus_master);
-        self.function.deliver(signals, self.msis);
+        let notices = self.function.transport.push_input(mem, bytes, bus_master);
+        self.function.deliver(notices, self.msis);
     }
 
     /// Number of typed bytes that wait inside the device.
@@ -301,8 +302,8 @@ impl<'a> ConsolePort<'a> {
 
     /// The terminal has another size, in characters.
     pub fn resize(&mut self, columns: u16, rows: u16) {
-        let signals = self.function.transport.resize(columns, rows);
-        self.function.deliver(signals, self.msis);
+        let notices = self.function.transport.resize(columns, rows);
+        self.function.deliver(notices, self.msis);
     }
 }
 

@@ -4,7 +4,7 @@
 //!  PciBus ── VirtioFunction   configuration space, BARs, MSI-X, INTx   (function.rs)
 //!              └ Transport    common registers, status, features       (transport.rs)
 //!                  ├ VirtQueue  rings, chains, notification rules      (queue.rs, chain.rs)
-//!                  └ VirtioDevice  block, console, rng                 (device.rs and one file each)
+//!                  └ VirtioDevice  block, console, rng                 (device_model.rs, device.rs, one file each)
 //! ```
 //!
 //! Devices do all their work inside the access that notifies them: when the guest's write returns, every
@@ -15,14 +15,16 @@
 //! Virtual I/O Device (VIRTIO) 1.2, chapters 2 to 5.
 
 mod block;
-mod block_backend;
+pub(crate) mod block_backend;
 mod chain;
 mod console;
-mod device;
-mod function;
+pub(crate) mod device;
+mod device_model;
+mod feature;
+pub(crate) mod function;
 mod queue;
 mod rng;
-mod state;
+pub(crate) mod state;
 #[cfg(test)]
 mod tests;
 mod transport;
@@ -32,11 +34,5 @@ pub use block_backend::{BlockBackend, BlockError, SECTOR_BYTES};
 pub use console::Console;
 pub use device::VirtioDevice;
 pub use function::ConsolePort;
-pub(crate) use function::VirtioFunction;
 pub use rng::Rng;
 pub use state::{DeviceStateV1, QueueStateV1, TransportStateV1, VirtioFunctionStateV1};
-
-/// Bit `number` of a feature word.
-const fn feature(number: u32) -> u64 {
-    1 << number
-}

@@ -17,7 +17,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 
 use super::chain::{Chain, RingError};
 use super::state::QueueStateV1;
-use crate::pci::StateError;
+use crate::pci::error::StateError;
 
 /// Vector number that means "no interrupt".
 pub(crate) const NO_VECTOR: u16 = 0xFFFF;

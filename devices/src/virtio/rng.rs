@@ -8,10 +8,10 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use vm_memory::GuestMemory;
 
 use super::chain::{Chain, RingError};
-use super::device::{Kind, Model, wrong_kind};
+use super::device_model::{DeviceModel, Kind, wrong_kind};
 use super::queue::{Served, VirtQueue};
 use super::state::DeviceStateV1;
-use crate::pci::StateError;
+use crate::pci::error::StateError;
 
 const KIND: Kind =
     Kind { virtio_type: VIRTIO_ID_RNG as u16, pci_class: 0xFF_00_00, queue_sizes: &[64], config_bytes: 0 };
@@ -46,7 +46,7 @@ impl Rng {
     }
 }
 
-impl Model for Rng {
+impl DeviceModel for Rng {
     fn kind(&self) -> &'static Kind {
         &KIND
     }

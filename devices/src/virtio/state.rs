@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::pci::MsixStateV1;
+use crate::pci::msix::MsixStateV1;
 
 /// One PCI function with its virtio device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@
 //!    └───────────────────── status := 0 ────────────────────────────┘
 //! ```
 //! Queues are served in the live state only. Interrupts are not sent from here: each access returns the
-//! [`Signals`] it caused, and the PCI function turns them into messages or a level.
+//! [`DriverNotices`] it caused, and the PCI function turns them into messages or a level.
 //!
 //! VIRTIO 1.2, sections 2.1 to 2.6, 3.1 and 4.1.4.
 
@@ -16,11 +16,12 @@ use vm_memory::GuestMemory;
 
 use super::chain::RingError;
 use super::console::{Console, RECEIVE_QUEUE};
-use super::device::{Model, VirtioDevice};
-use super::feature;
+use super::device::VirtioDevice;
+use super::device_model::DeviceModel;
+use super::feature::feature;
 use super::queue::{NO_VECTOR, RingPart, VirtQueue};
 use super::state::{DeviceStateV1, QueueStateV1, TransportStateV1};
-use crate::pci::StateError;
+use crate::pci::error::StateError;
 
 /// Length of the common configuration structure, up to and including `queue_reset`.
 pub(crate) const COMMON_BYTES: usize = 0x3C;
@@ -49,7 +50,7 @@ const F_TRANSPORT: u64 = F_INDIRECT_DESC | F_EVENT_IDX | F_VERSION_1 | F_RING_RE
 
 /// What the driver is to be told after an access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Signals {
+pub(crate) struct DriverNotices {
     /// Bit n: queue n has used buffers and the driver wants to know.
     pub queues: u64,
     /// The configuration (or the need for a reset) changed.
@@ -136,7 +137,7 @@ impl Transport {
         offset: usize,
         data: &[u8],
         bus_master: bool,
-    ) -> Signals {
+    ) -> DriverNotices {
         match (offset, data) {
             (0x20 | 0x28 | 0x30, &[a, b, c, d, e, f, g, h]) => {
                 self.write_u32(offset, u32::from_le_bytes([a, b, c, d]));
@@ -147,7 +148,7 @@ impl Transport {
             (0x14, &[status]) => return self.write_status(mem, status, bus_master),
             _ => log::debug!("virtio: ignored a {}-byte write to register {offset:#x}", data.len()),
         }
-        Signals::default()
+        DriverNotices::default()
     }
 
     /// Reads the device configuration; zero behind its end.
@@ -165,20 +166,20 @@ impl Transport {
     }
 
     /// The driver made buffers available on a queue.
-    pub fn notify<M: GuestMemory>(&mut self, mem: &M, index: usize, bus_master: bool) -> Signals {
+    pub fn notify<M: GuestMemory>(&mut self, mem: &M, index: usize, bus_master: bool) -> DriverNotices {
         let enabled = self.queues.get(index).is_some_and(VirtQueue::enabled);
         if !enabled || !self.live() || !bus_master {
             log::debug!("virtio: ignored a notification for queue {index}");
-            return Signals::default();
+            return DriverNotices::default();
         }
         match self.device.serve(mem, index, &mut self.queues[index]) {
-            Ok(wanted) => Signals { queues: u64::from(wanted) << index, ..Signals::default() },
+            Ok(wanted) => DriverNotices { queues: u64::from(wanted) << index, ..DriverNotices::default() },
             Err(error) => self.need_reset(index, error),
         }
     }
 
     /// Bytes typed at the console, which must be what the device is.
-    pub fn push_input<M: GuestMemory>(&mut self, mem: &M, bytes: &[u8], bus_master: bool) -> Signals {
+    pub fn push_input<M: GuestMemory>(&mut self, mem: &M, bytes: &[u8], bus_master: bool) -> DriverNotices {
         if let Some(console) = self.console_mut() {
             console.queue_input(bytes);
         }
@@ -186,12 +187,12 @@ impl Transport {
     }
 
     /// The console's terminal has another size.
-    pub fn resize(&mut self, columns: u16, rows: u16) -> Signals {
+    pub fn resize(&mut self, columns: u16, rows: u16) -> DriverNotices {
         let changed = self.console_mut().is_some_and(|console| console.resize(columns, rows));
         if changed {
             self.registers.generation = self.registers.generation.wrapping_add(1);
         }
-        Signals { config: changed && self.live(), ..Signals::default() }
+        DriverNotices { config: changed && self.live(), ..DriverNotices::default() }
     }
 
     /// The model, if it is a console.
@@ -351,10 +352,10 @@ impl Transport {
         }
     }
 
-    fn write_status<M: GuestMemory>(&mut self, mem: &M, value: u8, bus_master: bool) -> Signals {
+    fn write_status<M: GuestMemory>(&mut self, mem: &M, value: u8, bus_master: bool) -> DriverNotices {
         if value == 0 {
             self.reset();
-            return Signals { reset: true, ..Signals::default() };
+            return DriverNotices { reset: true, ..DriverNotices::default() };
         }
         // Bits can be set one by one or at once; only a reset clears them.
         let was_live = self.live();
@@ -366,17 +367,17 @@ impl Transport {
             status &= !S_DRIVER_OK;
         }
         self.registers.status = status;
-        if self.live() && !was_live { self.serve_all(mem, bus_master) } else { Signals::default() }
+        if self.live() && !was_live { self.serve_all(mem, bus_master) } else { DriverNotices::default() }
     }
 
     /// Serves what the driver made available before it said that it is ready.
-    fn serve_all<M: GuestMemory>(&mut self, mem: &M, bus_master: bool) -> Signals {
-        let mut all = Signals::default();
+    fn serve_all<M: GuestMemory>(&mut self, mem: &M, bus_master: bool) -> DriverNotices {
+        let mut all = DriverNotices::default();
         for index in 0..self.queues.len() {
             if self.queues[index].enabled() {
-                let signals = self.notify(mem, index, bus_master);
-                all.queues |= signals.queues;
-                all.config |= signals.config;
+                let notices = self.notify(mem, index, bus_master);
+                all.queues |= notices.queues;
+                all.config |= notices.config;
             }
         }
         all
@@ -392,10 +393,10 @@ impl Transport {
         };
     }
 
-    fn need_reset(&mut self, index: usize, error: RingError) -> Signals {
+    fn need_reset(&mut self, index: usize, error: RingError) -> DriverNotices {
         log::debug!("virtio: queue {index} needs a reset: {error}");
         self.registers.status |= S_NEEDS_RESET;
-        Signals { config: true, ..Signals::default() }
+        DriverNotices { config: true, ..DriverNotices::default() }
     }
 }
 

@@ -53,7 +53,7 @@ pub struct Toy {
     pub calls: Vec<String>,
     /// Writes are refused unless this is set.
     pub writable: bool,
-    /// Runs do not end before somebody interrupts them.
+    /// Runs do not end before the client interrupts them.
     pub endless: bool,
     /// What the user is told once.
     pub message: Option<&'static str>,

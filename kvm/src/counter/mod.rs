@@ -4,25 +4,24 @@
 //! late, now and then thousands late, and on some hosts not at all. Nothing here assumes otherwise: an overflow says that it is
 //! time to look at the count, and so does the watchdog's signal ([`crate::kick`]).
 
+pub(crate) mod branch_counter;
 mod event;
 mod perf;
 mod selftest;
 mod simulated;
 mod skid;
 
-use cpu::Cpu;
-
-pub(crate) use perf::Perf;
 pub use selftest::{CounterReport, CounterTest, counter_usable, test_counter};
-pub(crate) use simulated::Simulated;
 pub use skid::Behaviour;
 #[cfg(test)]
 pub(crate) use skid::Skid;
 
 use crate::error::Error;
-use crate::vcpu::{Exit, Vcpu};
+use branch_counter::BranchCounter;
+use perf::Perf;
+use simulated::Simulated;
 
-/// Who counts.
+/// What counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
     /// The processor.
@@ -36,34 +35,6 @@ pub enum Counter {
         /// Which of them how.
         seed: u64,
     },
-}
-
-/// A counter of the guest's retired conditional branches. Used on one thread, the one that enters the guest, and, but for
-/// [`BranchCounter::enter`], while the guest stands still.
-pub(crate) trait BranchCounter: Send {
-    /// Another thread may run the vCPU from now on: the calling one. The count goes on.
-    fn move_here(&mut self) -> Result<(), Error>;
-    /// How many so far. What it counts from is anybody's guess, but fixed.
-    fn count(&mut self) -> Result<u64, Error>;
-    /// Makes the guest leave some time after so many more (at least one). Replaces what was armed before.
-    fn arm(&mut self, branches: u64) -> Result<(), Error>;
-    /// Nothing is armed any more.
-    fn disarm(&mut self) -> Result<(), Error>;
-    /// Whether the overflow came since it was armed.
-    fn overflowed(&self) -> bool;
-    /// Enters the guest. Processors count by themselves; who does not has to know each instruction.
-    fn enter(&mut self, entry: Entry<'_>) -> Exit {
-        entry.vcpu.enter(entry.window, entry.cr8)
-    }
-}
-
-/// What entering the guest takes.
-pub(crate) struct Entry<'a> {
-    pub(crate) vcpu: &'a mut Vcpu,
-    /// Registers may be anything, counts must stay.
-    pub(crate) soft: &'a mut Cpu,
-    pub(crate) window: bool,
-    pub(crate) cr8: u64,
 }
 
 /// A counter as asked for.

@@ -1,10 +1,13 @@
 //! Whether this host's counter of conditional branches can be trusted: what `ttvm doctor` says of it.
 //!
 //! Processors, hypervisors and settings each have their way of spoiling it (rr's start-up checks found most of them), so it is
-//! tried out before anybody believes it.
+//! tried out before it is used.
 
 use std::io;
 use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::unistd::geteuid;
 
 use super::event;
 use super::perf::{PerfEvent, Whose};
@@ -73,9 +76,9 @@ fn test_count(number: u64) -> (Result<(), String>, &'static str) {
         ),
         Err(error) => (
             Err(format!("it cannot be opened: {error}")),
-            match error.raw_os_error() {
-                Some(libc::EACCES | libc::EPERM) => "set kernel.perf_event_paranoid to 1 or less",
-                Some(libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV) => {
+            match error.raw_os_error().map(Errno::from_raw) {
+                Some(Errno::EACCES | Errno::EPERM) => "set kernel.perf_event_paranoid to 1 or less",
+                Some(Errno::ENOENT | Errno::EOPNOTSUPP | Errno::ENODEV) => {
                     "this (virtual) machine has no performance counters: positions come from exits and hashes instead"
                 }
                 _ => "see perf_event_open(2)",
@@ -204,8 +207,7 @@ fn freeze_on_smi() -> Option<CounterTest> {
 
 fn paranoid() -> Option<CounterTest> {
     let value = setting("/proc/sys/kernel/perf_event_paranoid")?;
-    // SAFETY: geteuid has no preconditions.
-    let privileged = unsafe { libc::geteuid() } == 0;
+    let privileged = geteuid().is_root();
     let open = value.parse::<i32>().is_ok_and(|level| level <= 1);
     let value = if privileged && !open { format!("{value}, which does not bind root") } else { value };
     let good = privileged || open;
@@ -213,7 +215,7 @@ fn paranoid() -> Option<CounterTest> {
     Some(judge("perf_event_paranoid", value, good, advice))
 }
 
-/// With it the kernel gives the counters to guests, and none that count guests to anybody else.
+/// With it the kernel gives the counters to guests, and to other programs none that count guests.
 fn mediated() -> Option<CounterTest> {
     let value = setting("/sys/module/kvm/parameters/enable_mediated_pmu")?;
     let good = value == "N" || value == "0";

@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use cpu::{Bus, BusSignals, Cpu, CpuState, Stop};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 
-use super::{Behaviour, BranchCounter, Entry, skid::Skid};
+use super::branch_counter::{BranchCounter, Entry};
+use super::skid::{Behaviour, Skid};
 use crate::error::Error;
 use crate::vcpu::{Exit, Vcpu};
 

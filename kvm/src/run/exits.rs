@@ -56,7 +56,7 @@ impl KvmCpu {
                 self.vcpu.answer_msr(done.map(|()| value));
             }
             Exit::Halt => self.halt(run)?,
-            // It has been passed on.
+            // The caller has passed it on to the machine.
             Exit::TaskPriority | Exit::Window => {}
             Exit::Breakpoint => return self.breakpoint(run),
             Exit::Interrupted => self.interrupted(run)?,
@@ -80,8 +80,8 @@ impl KvmCpu {
         }
     }
 
-    /// The machine saw an exit: it is where whoever waits for one goes on. Model-specific registers are mostly the CPU's
-    /// own affair, of which the machine sees nothing.
+    /// Notes an exit that the machine saw: a run that waits for an exit may end here. Accesses to model-specific registers are
+    /// mostly between the guest and the CPU, and the machine sees nothing of them.
     fn left_guest(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
         run.exited = true;
         if run.stopping.take().is_some() {
@@ -104,7 +104,7 @@ impl KvmCpu {
                     (regs.rax, regs.rdx) = (time & 0xffff_ffff, time >> 32);
                 });
             }
-            // The single-step trap of HLT itself, for one, goes on.
+            // If something is under way, such as the single-step trap of HLT itself, the guest does not halt.
             None => self.halted = nothing_under_way(&self.vcpu.synced().events),
         }
         log::trace!("HLT at {:#x}", state.rip.wrapping_sub(HALT_BYTES));

@@ -4,7 +4,7 @@ use cpu::fold_registers;
 use kvm_bindings::kvm_regs;
 
 use super::{KvmCpu, RESUME_FLAG, Run};
-use crate::counter::BranchCounter;
+use crate::counter::branch_counter::BranchCounter;
 use crate::error::Error;
 use crate::landing::{Arrival, Guest, Landing, Left, Place};
 use crate::state::{gpr_of, nothing_under_way};
@@ -61,7 +61,7 @@ impl Guest for Counted<'_> {
 }
 
 impl KvmCpu {
-    /// The landing that a run is, if its mark is counted and there is who counts.
+    /// The landing of a run, if its mark has a count and there is a counter.
     pub(super) fn landing(&self, leave: Leave) -> Option<Landing> {
         let Leave::At(mark) = leave else { return None };
         let target = mark.branches.filter(|_| self.counter.is_some())?;
@@ -92,7 +92,7 @@ impl KvmCpu {
         if own || !landing.missed(self.branches()?) {
             return Ok(false);
         }
-        // KVM completes what it began, whatever it is told; the state is replaced anyway.
+        // KVM completes the instruction in any case. What it answers does not matter: the caller replaces the state.
         const PARTS_OF_AN_INSTRUCTION: u32 = 4096;
         for _ in 0..PARTS_OF_AN_INSTRUCTION {
             match self.vcpu.settle(run.bus.cr8()) {

@@ -4,18 +4,15 @@
 use cpu::{AddressKind, Stop, fold_registers};
 use kvm_bindings::kvm_regs;
 
-use super::{KvmCpu, RESUME_FLAG, Run};
+use super::{BREAKPOINTS_AT_FIRST, KvmCpu, RESUME_FLAG, Run};
 use crate::error::Error;
 use crate::state::{gpr_of, nothing_under_way};
 use engine_contract::Mark;
 use engine_contract::{End, Leave};
 
-/// So many breakpoints are met on the way to a mark before the software CPU is asked: a loop can pass it hundreds of
-/// thousands of times, and each exit costs as much as some hundred instructions on the software CPU.
-pub(super) const BREAKPOINTS_AT_FIRST: u32 = 4096;
 /// Where it finds that the loop is a long one, so many more are met.
 const BREAKPOINTS_IN_LONG_LOOPS: u32 = 1 << 18;
-/// So many times round decide what kind of loop it is.
+/// After so many rounds the software CPU decides whether the loop is a long one.
 const ROUNDS: u64 = 64;
 /// Steps of the software CPU that cost as much as a breakpoint.
 const STEPS_PER_BREAKPOINT: u64 = 200;

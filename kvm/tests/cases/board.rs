@@ -48,7 +48,7 @@ impl fmt::Display for Access {
 }
 
 /// See the module's documentation.
-pub struct Board {
+pub struct TestBoard {
     pub accesses: Vec<Access>,
     pub interrupt: Option<u8>,
     pub nmi: bool,
@@ -58,15 +58,15 @@ pub struct Board {
     inputs: u32,
 }
 
-impl Board {
+impl TestBoard {
     /// Each byte of device memory is at first the low byte of its address.
-    pub fn new() -> Board {
+    pub fn new() -> TestBoard {
         let device = (0..MMIO_BYTES).map(|at| at as u8).collect();
-        Board { accesses: Vec::new(), interrupt: None, nmi: false, cr8: 0, device, inputs: 0 }
+        TestBoard { accesses: Vec::new(), interrupt: None, nmi: false, cr8: 0, device, inputs: 0 }
     }
 }
 
-impl Bus for Board {
+impl Bus for TestBoard {
     fn port_read(&mut self, _: u64, port: u16, size_bytes: u8) -> u32 {
         self.accesses.push(Access::In { port, size_bytes });
         let value = FIRST_INPUT.wrapping_add(EACH_BYTE.wrapping_mul(self.inputs));

@@ -9,7 +9,7 @@ use engine_contract::{End, Leave};
 use guest_ram::GuestRam;
 use kvm::KvmCpu;
 
-use crate::board::Board;
+use crate::board::TestBoard;
 
 pub const RAM_BYTES: u64 = 2 << 20;
 /// In real mode the table of vectors is at 0.
@@ -123,7 +123,7 @@ impl Engine {
 pub struct Machine {
     pub ram: Arc<GuestRam>,
     pub state: CpuState,
-    pub board: Board,
+    pub board: TestBoard,
     /// Instructions that the software CPU executed in KVM's place.
     pub emulated: u64,
 }
@@ -132,7 +132,7 @@ impl Machine {
     /// The machine at a case's first instruction.
     pub fn new(mode: Mode, code: &[u8]) -> Machine {
         let ram = Arc::new(GuestRam::new(RAM_BYTES).expect("2 MiB can be mapped"));
-        let mut machine = Machine { ram, state: base_state(), board: Board::new(), emulated: 0 };
+        let mut machine = Machine { ram, state: base_state(), board: TestBoard::new(), emulated: 0 };
         let ram = &machine.ram;
         ram.write_bytes(mode.code(), &[code, mode.last_instruction()].concat());
         (0..256).for_each(|vector| ram.store_u8(HANDLERS + 16 * vector, 0xf4));

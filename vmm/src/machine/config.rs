@@ -4,7 +4,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use devices::DebugPorts;
+use devices::DebugPortsV1;
 use serde::{Deserialize, Serialize};
 
 use crate::boot;
@@ -57,7 +57,7 @@ pub struct MachineConfig {
     /// The disk's base image; the guest's writes never reach it.
     pub disk: Option<ImageFile>,
     /// Ports for kernel developers.
-    pub debug_ports: DebugPorts,
+    pub debug_ports: DebugPortsV1,
 }
 
 /// What the user asked for; [`MachineConfig::from_options`] looks at the files.
@@ -122,7 +122,7 @@ impl MachineConfig {
             modules: module_files,
             cmdline: options.cmdline.clone(),
             disk,
-            debug_ports: DebugPorts { console: options.debug_console, exit: options.debug_exit },
+            debug_ports: DebugPortsV1 { console: options.debug_console, exit: options.debug_exit },
         };
         let images = Images { kernel, initrd, modules }.for_machine(&config);
         Ok((config, images))

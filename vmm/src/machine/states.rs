@@ -2,7 +2,7 @@
 
 use checkpoint::Maps;
 use cpu::CpuState;
-use devices::pci::PciBusState;
+use devices::pci::PciBusStateV1;
 use devices::platform::PlatformStateV1;
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +25,7 @@ pub struct MachineState {
     #[serde(with = "stored_cpu")]
     pub cpu: CpuState,
     /// All devices.
-    pub platform: PlatformStateV1<PciBusState>,
+    pub platform: PlatformStateV1<PciBusStateV1>,
     /// Virtual time that passed idle.
     pub idle_ns: u64,
     /// What the console showed last.

@@ -137,7 +137,7 @@ mod tests {
             modules: Vec::new(),
             cmdline: "console=ttyS0".to_string(),
             disk: Some(image("disk")),
-            debug_ports: devices::DebugPorts { console: false, exit: None },
+            debug_ports: devices::DebugPortsV1 { console: false, exit: None },
         })
     }
 

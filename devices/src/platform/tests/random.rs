@@ -25,7 +25,7 @@ enum Step {
     PowerButton,
 }
 
-/// Ports that somebody answers, as first and number.
+/// Ports that a chip answers, as first and number.
 const PORTS: [(u16, u16); 16] = [
     (PIC_MASTER_PORT, 2),
     (PIC_SLAVE_PORT, 2),

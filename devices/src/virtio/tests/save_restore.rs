@@ -2,7 +2,7 @@
 
 use super::driver::F_EVENT_IDX;
 use super::*;
-use crate::pci::PciBusState;
+use crate::pci::PciBusStateV1;
 use crate::virtio::DeviceStateV1;
 
 /// A machine with all drivers running.
@@ -110,7 +110,7 @@ fn a_freshly_restored_machine_equals_one_never_saved() {
 }
 
 /// Damages a good state.
-type Damage = fn(&mut PciBusState);
+type Damage = fn(&mut PciBusStateV1);
 
 const DAMAGE: &[(&str, Damage)] = &[
     ("a device less", |s| s.functions.truncate(2)),

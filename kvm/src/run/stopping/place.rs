@@ -13,8 +13,8 @@ const INSTRUCTIONS: usize = 48;
 /// Where to stop a guest that stands at `rip`, which may be `rip` itself. `bits` is the width of its code segment, whose
 /// base is zero; `read` reads code and gives how many bytes it could.
 ///
-/// Behind a loop is better than in it, because whoever looks for the place again has to look at each time that it is
-/// passed. But loops may be long: `leave_loops` is for the first attempt.
+/// A place behind a loop is better than one in it, because a replay that looks for the place stops each time that the guest
+/// passes it. But loops may be long: `leave_loops` is for the first attempt.
 pub(super) fn choose(rip: u64, bits: u32, leave_loops: bool, read: impl Fn(u64, &mut [u8]) -> usize) -> u64 {
     let mut at = rip;
     let (mut best, mut second_best) = (None, None);
@@ -111,12 +111,12 @@ pub(super) fn return_sites(
     })
 }
 
-/// AF is cleared by logical instructions on every processor, whatever the manuals say.
+/// Without AF: logical instructions clear it on every processor, although the manuals leave it undefined.
 const ALL: u32 = RflagsBits::OF | RflagsBits::SF | RflagsBits::ZF | RflagsBits::CF | RflagsBits::PF;
 
 fn defined_flags(instruction: &Instruction) -> u32 {
     let defined = instruction.rflags_written() | instruction.rflags_cleared() | instruction.rflags_set();
-    // A shift by zero leaves the flags, and by how much is not known here; POPF is not worth the thought.
+    // A shift by zero leaves the flags, and how far it shifts is not known here; POPF is too rare to be worth considering.
     match instruction.mnemonic() {
         Mnemonic::Popf | Mnemonic::Popfd | Mnemonic::Popfq => 0,
         _ if instruction.rflags_undefined() & ALL != 0 => 0,
@@ -218,7 +218,7 @@ mod tests {
                 0x8000..0x8038 => stack[(at - 0x8000) as usize / 8].to_le_bytes()[at as usize % 8],
                 0x1100..0x1105 => [0xe8, 0xfb, 0x0e, 0, 0][(at - 0x1100) as usize],
                 0x3000..0x3002 => [0xff, 0xd0][(at - 0x3000) as usize],
-                // Behind it is a call too, of something else.
+                // There is a call before it too, but of another function.
                 0x11fb..0x1200 => [0xe8, 0, 0x10, 0x10, 0][(at - 0x11fb) as usize],
                 _ => 0x90,
             }

@@ -33,7 +33,7 @@ fn recording(directory: &Path) -> Recording {
         modules: vec![ModuleFile { file: image(directory, "m", b""), cmdline: "x=y".to_string() }],
         cmdline: String::new(),
         disk: Some(image(directory, "disk.img", &disk_contents())),
-        debug_ports: devices::DebugPorts { console: false, exit: None },
+        debug_ports: devices::DebugPortsV1 { console: false, exit: None },
     };
     let path = directory.join("r.ttvm");
     let mut log = Recording::create(&path, &machine).unwrap();

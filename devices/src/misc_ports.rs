@@ -1,4 +1,4 @@
-//! The board's small ports: system control (0x61, 0x92, keyboard reset, 0xCF9), POST code, debug console,
+//! The small ports: system control (0x61, 0x92, keyboard reset, 0xCF9), POST code, debug console,
 //! debug exit and pvpanic. Each is a byte or two of state, so they share a file.
 //!
 //! Port 0x61 drives the gate of timer channel 2, which belongs to another chip: the wiring carries it over.
@@ -7,8 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What the guest asks of whoever runs the machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What the guest asks of the machine's owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Switch the machine off (ACPI S5).
     PowerOff,
@@ -24,7 +24,7 @@ pub enum Request {
 }
 
 /// Which of the ports that kernel developers know from QEMU are there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DebugPorts {
     /// Port 0xE9: each byte written appears on the host.
     pub console: bool,
@@ -32,8 +32,23 @@ pub struct DebugPorts {
     pub exit: Option<u16>,
 }
 
-/// What the guest says about its crash (pvpanic).
+/// [`DebugPorts`] in a machine's description, version 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DebugPortsV1 {
+    /// [`DebugPorts::console`].
+    pub console: bool,
+    /// [`DebugPorts::exit`].
+    pub exit: Option<u16>,
+}
+
+impl From<DebugPortsV1> for DebugPorts {
+    fn from(DebugPortsV1 { console, exit }: DebugPortsV1) -> DebugPorts {
+        DebugPorts { console, exit }
+    }
+}
+
+/// What the guest says about its crash (pvpanic).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PanicKind {
     /// It has panicked and stops.
     Panicked,
@@ -63,9 +78,9 @@ const KEYBOARD_STATUS: u8 = 0x04;
 const RESET_CPU: u8 = 0x04;
 const RESET_WRITABLE: u8 = 0x0E;
 
-/// Everything the [`Board`] remembers, version 1.
+/// Everything the [`MiscPorts`] remembers, version 1.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BoardStateV1 {
+pub struct MiscPortsStateV1 {
     port_b: u8,
     port_92: u8,
     post_code: u8,
@@ -74,22 +89,27 @@ pub struct BoardStateV1 {
 
 /// The small ports. See the module documentation.
 #[derive(Clone, Debug)]
-pub struct Board {
-    s: BoardStateV1,
+pub struct MiscPorts {
+    s: MiscPortsStateV1,
     requests: Vec<Request>,
     debug_output: Vec<u8>,
 }
 
-impl Default for Board {
-    fn default() -> Board {
-        Board::new()
+impl Default for MiscPorts {
+    fn default() -> MiscPorts {
+        MiscPorts::new()
     }
 }
 
-impl Board {
+impl MiscPorts {
     /// The ports after reset, A20 on.
-    pub fn new() -> Board {
-        Board::restore(&BoardStateV1 { port_b: 0, port_92: PORT_92_A20, post_code: 0, reset_control: 0 })
+    pub fn new() -> MiscPorts {
+        MiscPorts::restore(&MiscPortsStateV1 {
+            port_b: 0,
+            port_92: PORT_92_A20,
+            post_code: 0,
+            reset_control: 0,
+        })
     }
 
     /// Reads port 0x61; `output2` is the output of timer channel 2.
@@ -194,13 +214,13 @@ impl Board {
     }
 
     /// The ports' state.
-    pub fn save(&self) -> BoardStateV1 {
+    pub fn save(&self) -> MiscPortsStateV1 {
         self.s.clone()
     }
 
     /// The ports in a saved state. Every state is possible.
-    pub fn restore(state: &BoardStateV1) -> Board {
-        Board { s: state.clone(), requests: Vec::new(), debug_output: Vec::new() }
+    pub fn restore(state: &MiscPortsStateV1) -> MiscPorts {
+        MiscPorts { s: state.clone(), requests: Vec::new(), debug_output: Vec::new() }
     }
 }
 
@@ -209,10 +229,10 @@ mod tests {
     use super::*;
 
     /// Values written to a port one after the other, and how many resets they ask for.
-    fn resets(write: fn(&mut Board, u8), values: &[u8]) -> usize {
-        let mut board = Board::new();
-        values.iter().for_each(|&value| write(&mut board, value));
-        let requests = board.take_requests();
+    fn resets(write: fn(&mut MiscPorts, u8), values: &[u8]) -> usize {
+        let mut ports = MiscPorts::new();
+        values.iter().for_each(|&value| write(&mut ports, value));
+        let requests = ports.take_requests();
         assert!(requests.iter().all(|&request| request == Request::Reset));
         requests.len()
     }
@@ -222,41 +242,41 @@ mod tests {
         for (values, expected) in
             [(&[0x02, 0x06][..], 1), (&[0x06], 1), (&[0x0E, 0x0E], 1), (&[0x02, 0x0A], 0)]
         {
-            assert_eq!(resets(Board::write_reset_control, values), expected, "CF9 {values:02x?}");
+            assert_eq!(resets(MiscPorts::write_reset_control, values), expected, "CF9 {values:02x?}");
         }
         for (values, expected) in
             [(&[0x02][..], 0), (&[0x03], 1), (&[0x01, 0x01], 1), (&[0x01, 0x00, 0x01], 2)]
         {
-            assert_eq!(resets(Board::write_port_92, values), expected, "92 {values:02x?}");
+            assert_eq!(resets(MiscPorts::write_port_92, values), expected, "92 {values:02x?}");
         }
         for (values, expected) in [(&[0xFE][..], 1), (&[0xFF], 0), (&[0xF0], 1), (&[0xAA, 0xD1, 0x20], 0)] {
-            assert_eq!(resets(Board::write_keyboard_command, values), expected, "64 {values:02x?}");
+            assert_eq!(resets(MiscPorts::write_keyboard_command, values), expected, "64 {values:02x?}");
         }
     }
 
     #[test]
     fn port_b_shows_the_refresh_toggle_and_channel_2() {
-        let mut board = Board::new();
-        assert!(board.write_port_b(0xF1));
-        assert_eq!(board.read_port_b(false, 0), 0x01);
-        assert_eq!(board.read_port_b(true, REFRESH_HALF_PERIOD_NS), 0x31);
-        assert_eq!(board.read_port_b(false, 2 * REFRESH_HALF_PERIOD_NS), 0x01);
-        assert!(!board.write_port_b(0x02));
+        let mut ports = MiscPorts::new();
+        assert!(ports.write_port_b(0xF1));
+        assert_eq!(ports.read_port_b(false, 0), 0x01);
+        assert_eq!(ports.read_port_b(true, REFRESH_HALF_PERIOD_NS), 0x31);
+        assert_eq!(ports.read_port_b(false, 2 * REFRESH_HALF_PERIOD_NS), 0x01);
+        assert!(!ports.write_port_b(0x02));
     }
 
     #[test]
     fn pvpanic_and_debug_exit_become_requests_in_order() {
-        let mut board = Board::new();
-        board.write_pvpanic(0x03);
-        board.write_debug_exit(0x10);
-        board.write_debug_exit(u32::MAX);
+        let mut ports = MiscPorts::new();
+        ports.write_pvpanic(0x03);
+        ports.write_debug_exit(0x10);
+        ports.write_debug_exit(u32::MAX);
         let expected = [
             Request::Panicked(PanicKind::Panicked),
             Request::Panicked(PanicKind::CrashLoaded),
             Request::DebugExit { code: 0x21 },
             Request::DebugExit { code: u32::MAX },
         ];
-        assert_eq!(board.take_requests(), expected);
-        assert!(!board.has_requests());
+        assert_eq!(ports.take_requests(), expected);
+        assert!(!ports.has_requests());
     }
 }

@@ -1,0 +1,155 @@
+//! Which files a store has, and where in them each page version is: in memory, as of the last look at the folder.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::folder::{self, HEADER_BYTES, Listed};
+use crate::format::{Directory, Footer};
+use crate::table::BlobTable;
+
+/// Files that a store keeps open. More are opened when they are needed: a process has few to give by default.
+const HELD_FILES: usize = 768;
+
+/// A checkpoint in a list of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Of its file: in order of creation, never reused while the store is open.
+    pub number: u32,
+    /// Where in the run it is: the number of steps before it. No two checkpoints have the same.
+    pub position: u64,
+    /// Guest time there, in nanoseconds.
+    pub time_ns: u64,
+    /// Small opaque bytes of the caller, at hand without reading the state.
+    pub head: Vec<u8>,
+    /// The size of its file.
+    pub bytes: u64,
+    /// What its file holds.
+    pub counts: Counts,
+}
+
+/// What a checkpoint's file holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// RAM pages that changed since the checkpoint before it.
+    pub ram: u64,
+    /// Disk blocks that changed since then.
+    pub disk: u64,
+    /// Of both, those that became zero.
+    pub zero: u64,
+    /// Versions in the file that are stored as differences.
+    pub delta: u64,
+    /// Versions in the file that are stored by themselves.
+    pub full: u64,
+    /// Bytes of the pages that the recorder handed in because they might have changed.
+    pub dirtied_bytes: u64,
+}
+
+impl Counts {
+    pub(crate) fn of(directory: &Directory) -> Counts {
+        let ((ram, ram_zero), (disk, disk_zero)) = (directory.list.ram.count(), directory.list.disk.count());
+        let delta = directory.blobs.iter().filter(|blob| blob.base.is_some()).count() as u64;
+        let full = directory.blobs.len() as u64 - delta;
+        let dirtied_bytes = directory.dirtied_bytes;
+        Counts { ram, disk, zero: ram_zero + disk_zero, delta, full, dirtied_bytes }
+    }
+}
+
+/// The files as they are now.
+#[derive(Default)]
+pub(crate) struct Index {
+    pub files: BTreeMap<u32, StoredFile>,
+    /// File numbers by position.
+    pub order: BTreeMap<u64, u32>,
+    pub blobs: BlobTable,
+    held: usize,
+}
+
+/// One checkpoint's file.
+#[derive(Clone)]
+pub(crate) struct StoredFile {
+    pub entry: Entry,
+    pub footer: Footer,
+    /// Whether it has a list of pages that return to what they were.
+    pub goes_back: bool,
+    /// Of the maps there.
+    pub maps_check: u64,
+    pub listed: Listed,
+    held: Option<Arc<File>>,
+}
+
+/// A checkpoint's file, to be read from.
+#[derive(Clone)]
+pub(crate) struct OpenFile {
+    pub file: Arc<File>,
+    pub path: PathBuf,
+    pub footer: Footer,
+}
+
+impl OpenFile {
+    pub fn directory(&self) -> Result<Directory> {
+        self.footer.read_directory(&self.file, &self.path)
+    }
+}
+
+impl Index {
+    pub fn entries(&self) -> impl DoubleEndedIterator<Item = &Entry> {
+        self.order.values().map(|number| &self.files[number].entry)
+    }
+
+    pub fn total_bytes(&self) -> u64 {
+        HEADER_BYTES as u64 + self.files.values().map(|file| file.entry.bytes).sum::<u64>()
+    }
+
+    /// Adds a file, or replaces the one with its number. The blobs are the caller's business.
+    pub fn insert(
+        &mut self,
+        footer: Footer,
+        directory: &Directory,
+        head: Vec<u8>,
+        listed: Listed,
+        file: &Arc<File>,
+    ) {
+        self.remove(footer.number);
+        let held = (self.held < HELD_FILES).then(|| file.clone());
+        self.held += usize::from(held.is_some());
+        let Footer { number, position, time_ns, .. } = footer;
+        let entry =
+            Entry { number, position, time_ns, head, bytes: listed.len, counts: Counts::of(directory) };
+        let (goes_back, maps_check) = (!directory.back.is_empty(), directory.maps_check);
+        self.order.insert(position, number);
+        self.files.insert(number, StoredFile { entry, footer, goes_back, maps_check, listed, held });
+    }
+
+    pub fn remove(&mut self, number: u32) {
+        if let Some(file) = self.files.remove(&number) {
+            self.held -= usize::from(file.held.is_some());
+            self.order.remove(&file.entry.position);
+        }
+    }
+
+    /// A file to read from: the one that was open, or the same again.
+    pub fn open(&self, dir: &Path, number: u32) -> Result<OpenFile> {
+        let stored = &self.files[&number];
+        let path = folder::checkpoint_path(dir, number);
+        let file = match &stored.held {
+            Some(file) => file.clone(),
+            None => Arc::new(open_again(&path, stored.listed)?),
+        };
+        Ok(OpenFile { file, path, footer: stored.footer })
+    }
+}
+
+/// Opens a file that was seen before, if it is still the one.
+fn open_again(path: &Path, listed: Listed) -> Result<File> {
+    let replaced = || StoreError::new(path, StoreErrorKind::Replaced);
+    let file = match File::open(path).map_err(StoreError::io(path, "open")) {
+        Err(error) if error.is_not_found() => return Err(replaced()),
+        opened => opened?,
+    };
+    let data = file.metadata().map_err(StoreError::io(path, "look at"))?;
+    if (data.ino(), data.len()) == (listed.inode, listed.len) { Ok(file) } else { Err(replaced()) }
+}

@@ -1,0 +1,203 @@
+//! The bus itself: the address register, the slots, and what the owner takes from it.
+
+use vm_memory::GuestMemory;
+
+use super::config::{ConfigSpace, Identity};
+use super::error::StateError;
+use super::msix::Msi;
+use super::state::PciBusStateV1;
+use crate::layout::{PCI_CONFIG_PORT, PCI_FIRST_GSI, PCI_MMIO_END, PCI_MMIO_START};
+use crate::virtio::block_backend::BlockBackend;
+use crate::virtio::device::VirtioDevice;
+use crate::virtio::function::{ConsolePort, VirtioFunction};
+
+/// Slots on the bus, the host bridge's included.
+pub const SLOTS: usize = 32;
+
+/// Each slot's BARs start out in its own stretch of the window.
+const WINDOW_PER_SLOT: u32 = 0x1_0000;
+const DATA_PORT: u16 = PCI_CONFIG_PORT + 4;
+/// Enable, bus, device, function and dword-aligned register; the reserved bits read zero.
+const ADDRESS_WRITABLE: u32 = 0x80FF_FFFC;
+
+/// See the text of [`crate::pci`]. The calling contract: one thread, the guest stopped; after every call that takes
+/// `&mut self`, take the messages and look at the levels.
+pub struct PciBus {
+    address: u32,
+    host_bridge: ConfigSpace,
+    /// Slot `n + 1` holds `functions[n]`.
+    functions: Vec<VirtioFunction>,
+    msis: Vec<Msi>,
+}
+
+impl Default for PciBus {
+    fn default() -> PciBus {
+        PciBus::new()
+    }
+}
+
+impl PciBus {
+    /// A bus with only the host bridge at 00:00.0.
+    pub fn new() -> PciBus {
+        let identity = Identity {
+            // Red Hat's generic host bridge: no guest has quirks for it.
+            vendor: 0x1B36,
+            device: 0x0008,
+            revision: 0,
+            class: 0x06_00_00,
+            subsystem_vendor: 0x1AF4,
+            subsystem: 0x1100,
+        };
+        PciBus {
+            address: 0,
+            host_bridge: ConfigSpace::new(&identity),
+            functions: Vec::new(),
+            msis: Vec::new(),
+        }
+    }
+
+    /// Plugs a device into the next slot, which it returns, with BARs assigned. Panics when all slots are
+    /// taken: the machine's description is wrong.
+    pub fn add(&mut self, device: impl Into<VirtioDevice>) -> usize {
+        let slot = self.functions.len() + 1;
+        assert!(slot < SLOTS, "the PCI bus has {SLOTS} slots");
+        let window = PCI_MMIO_START as u32 + slot as u32 * WINDOW_PER_SLOT;
+        let line = PCI_FIRST_GSI + (slot % 4) as u8;
+        self.functions.push(VirtioFunction::new(device.into(), window, line));
+        slot
+    }
+
+    /// A guest read of ports 0xCF8..=0xCFF. False when nothing here answers.
+    ///
+    /// Only a dword at 0xCF8 is the address register: narrower accesses there belong to others (0xCF9 is the
+    /// reset register).
+    pub fn io_read(&mut self, port: u16, data: &mut [u8]) -> bool {
+        if port == PCI_CONFIG_PORT && data.len() == 4 {
+            data.copy_from_slice(&self.address.to_le_bytes());
+            return true;
+        }
+        let Some(register) = self.data_register(port, data.len()) else { return false };
+        data.fill(0xFF);
+        match self.target() {
+            Some(0) => self.host_bridge.read(register, data, false),
+            Some(slot) => {
+                if let Some(function) = self.functions.get_mut(slot - 1) {
+                    function.config_read(register, data);
+                }
+            }
+            None => {}
+        }
+        true
+    }
+
+    /// A guest write to ports 0xCF8..=0xCFF. False when nothing here answers; see [`PciBus::io_read`].
+    pub fn io_write<M: GuestMemory>(&mut self, mem: &M, port: u16, data: &[u8]) -> bool {
+        if let (PCI_CONFIG_PORT, &[a, b, c, d]) = (port, data) {
+            self.address = u32::from_le_bytes([a, b, c, d]) & ADDRESS_WRITABLE;
+            return true;
+        }
+        let Some(register) = self.data_register(port, data.len()) else { return false };
+        match self.target() {
+            Some(0) => self.host_bridge.write(register, data),
+            Some(slot) => {
+                if let Some(function) = self.functions.get_mut(slot - 1) {
+                    function.config_write(mem, register, data, &mut self.msis);
+                }
+            }
+            None => {}
+        }
+        true
+    }
+
+    /// A guest read of device memory. False when no BAR claims all of it.
+    pub fn mmio_read<M: GuestMemory>(&mut self, _mem: &M, gpa: u64, data: &mut [u8]) -> bool {
+        forwarded(gpa, data.len()) && self.functions.iter_mut().any(|f| f.mmio_read(gpa, data))
+    }
+
+    /// A guest write to device memory. False when no BAR claims all of it.
+    pub fn mmio_write<M: GuestMemory>(&mut self, mem: &M, gpa: u64, data: &[u8]) -> bool {
+        forwarded(gpa, data.len())
+            && self.functions.iter_mut().any(|f| f.mmio_write(mem, gpa, data, &mut self.msis))
+    }
+
+    /// Messages sent since the last call, oldest first, for the owner to hand to the local APIC.
+    pub fn take_msis(&mut self) -> Vec<Msi> {
+        std::mem::take(&mut self.msis)
+    }
+
+    /// Levels of the INTx lines: bit n is I/O APIC pin 16 + n; slot s drives n = s % 4.
+    pub fn irq_levels(&self) -> u32 {
+        let lines = self.functions.iter().enumerate();
+        lines.fold(0, |levels, (i, function)| levels | u32::from(function.irq_level()) << ((i + 1) % 4))
+    }
+
+    /// The first console on the bus.
+    pub fn console_mut(&mut self) -> Option<ConsolePort<'_>> {
+        let console = self.functions.iter_mut().find(|function| function.is_console())?;
+        Some(ConsolePort::new(console, &mut self.msis))
+    }
+
+    /// The backend of the block device in a slot, if it is a `B`. The owner may change how the backend keeps
+    /// its sectors, never (outside of a restore) what they contain.
+    pub fn block_backend_mut<B: BlockBackend>(&mut self, slot: usize) -> Option<&mut B> {
+        self.functions.get_mut(slot.checked_sub(1)?)?.block_backend_mut()
+    }
+
+    /// Everything that the guest can see or that decides what it will see, disk contents excepted.
+    pub fn state(&self) -> PciBusStateV1 {
+        PciBusStateV1 {
+            address: self.address,
+            host_bridge: self.host_bridge.bytes(),
+            functions: self.functions.iter().map(VirtioFunction::state).collect(),
+            msis: self.msis.iter().map(|msi| (msi.address, msi.data)).collect(),
+        }
+    }
+
+    /// Puts back a saved state. The same devices must have been added in the same order. On an error
+    /// nothing has changed.
+    pub fn restore(&mut self, state: &PciBusStateV1) -> Result<(), StateError> {
+        if state.functions.len() != self.functions.len() {
+            return Err(StateError::new(format!(
+                "{} PCI devices were saved, this machine has {}",
+                state.functions.len(),
+                self.functions.len()
+            )));
+        }
+        if state.address & !ADDRESS_WRITABLE != 0 {
+            return Err(StateError::new("the PCI configuration address has reserved bits set"));
+        }
+        let host_bridge = self.host_bridge.restored(&state.host_bridge)?;
+        let pairs = self.functions.iter().zip(&state.functions).enumerate();
+        let parts = pairs
+            .map(|(i, (function, state))| function.check(state).map_err(|e| e.in_slot(i + 1)))
+            .collect::<Result<Vec<_>, _>>()?;
+        for (function, parts) in self.functions.iter_mut().zip(parts) {
+            function.install(parts);
+        }
+        self.address = state.address;
+        self.host_bridge = host_bridge;
+        self.msis = state.msis.iter().map(|&(address, data)| Msi { address, data }).collect();
+        Ok(())
+    }
+
+    /// The configuration register that a data-port access means, `None` if it is not one.
+    fn data_register(&self, port: u16, length: usize) -> Option<usize> {
+        let within = usize::from(port.checked_sub(DATA_PORT)?);
+        let enabled = self.address & 1 << 31 != 0;
+        (enabled && matches!(length, 1 | 2 | 4) && within + length <= 4)
+            .then_some((self.address & 0xFC) as usize + within)
+    }
+
+    /// The slot that the address register names; only function 0 on bus 0 can exist.
+    fn target(&self) -> Option<usize> {
+        let (bus, function) = (self.address >> 16 & 0xFF, self.address >> 8 & 7);
+        (bus == 0 && function == 0).then_some((self.address >> 11 & 0x1F) as usize)
+    }
+}
+
+/// Whether the host bridge forwards an access to the bus.
+fn forwarded(gpa: u64, length: usize) -> bool {
+    length > 0
+        && gpa >= PCI_MMIO_START
+        && gpa.checked_add(length as u64).is_some_and(|end| end <= PCI_MMIO_END)
+}

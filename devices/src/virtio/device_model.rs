@@ -1,0 +1,50 @@
+//! What each device behind the transport must answer.
+
+use vm_memory::GuestMemory;
+
+use super::chain::RingError;
+use super::queue::VirtQueue;
+use super::state::DeviceStateV1;
+use crate::pci::error::StateError;
+
+/// What never changes about a kind of device.
+pub(crate) struct Kind {
+    /// Device type (VIRTIO 1.2, chapter 5).
+    pub virtio_type: u16,
+    /// PCI class, subclass and programming interface.
+    pub pci_class: u32,
+    /// Maximum size of each queue.
+    pub queue_sizes: &'static [u16],
+    /// Length of the device-specific configuration.
+    pub config_bytes: u32,
+}
+
+/// A device model. It knows requests and its configuration, not how the guest reaches them.
+pub(crate) trait DeviceModel {
+    /// See [`Kind`].
+    fn kind(&self) -> &'static Kind;
+    /// Device-specific features.
+    fn features(&self) -> u64;
+    /// The configuration, [`Kind::config_bytes`] long (or longer, then cut off).
+    fn config(&self) -> Vec<u8>;
+    /// A driver's write to the configuration; the range lies inside it.
+    fn write_config(&mut self, _offset: usize, _data: &[u8]) {}
+    /// Serves one queue; see [`VirtQueue::serve`] for the result.
+    fn serve<M: GuestMemory>(
+        &mut self,
+        mem: &M,
+        index: usize,
+        queue: &mut VirtQueue,
+    ) -> Result<bool, RingError>;
+    /// Saved form.
+    fn state(&self) -> DeviceStateV1;
+    /// Whether [`DeviceModel::install`] can take this state.
+    fn check(&self, state: &DeviceStateV1) -> Result<(), StateError>;
+    /// Puts back a state that passed [`DeviceModel::check`].
+    fn install(&mut self, state: &DeviceStateV1);
+}
+
+/// The error for a state of another kind of device.
+pub(crate) fn wrong_kind() -> StateError {
+    StateError::new("the saved device is of another kind")
+}
