@@ -154,6 +154,10 @@ CASES = {
 }
 
 
+# What the case "a circle that is excepted" needs.
+EXCEPTED = [("cpu", "cpu/src/decode/*", "cpu/src/ops/lower.rs", "handlers are found by this one narrow file")]
+
+
 def make_tree(root, changes):
     for name, text in {**TREE, **changes}.items():
         path = root / name
@@ -175,6 +179,7 @@ def problems(lines, expected):
 
 def run():
     failed = 0
+    rules.EXCEPTED = EXCEPTED
     for name, (changes, expected) in CASES.items():
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder).resolve()
