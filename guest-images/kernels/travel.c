@@ -1,5 +1,5 @@
 /* A guest to travel in: timer interrupts, a function called now and then, a variable written in every round, string
- * instructions that interrupts hit in the middle, and somebody at the serial port. Says where those things are. */
+ * instructions that interrupts hit in the middle, and typing at the serial port. Says where those things are. */
 #include "common.h"
 
 const char kernel_name[] = "travel";

@@ -1,4 +1,4 @@
-"""The guests of an endurance run: the benchmark workloads, Debian on a disk with somebody who logs in, and one that
+"""The guests of an endurance run: the benchmark workloads, Debian on a disk with a typist who logs in, and one that
 has nothing to do."""
 
 import itertools
@@ -32,7 +32,7 @@ class Guest:
     shows: bytes
     """What its console shows if it did its work."""
     session: list | None = None
-    """What somebody types into it. Such a guest does not do exactly the same twice."""
+    """What the typist types into it. Such a guest does not do exactly the same twice."""
 
     def typist(self):
         return Typist(self.session) if self.session else None
@@ -53,6 +53,6 @@ def guest_of(name, disk, full):
 
 
 def busy_shell():
-    """A boot to a shell in which somebody types commands without end."""
+    """A boot to a shell into which a typist types commands without end."""
     options = ["--engine", "soft", "--kernel", KERNEL, "--initrd", BUSYBOX, "--cmdline", "console=ttyS0"]
     return Guest("shell", [*options, "--memory", "256M"], 256 * MIB, PROMPT, itertools.cycle(BUSY_SHELL))

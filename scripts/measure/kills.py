@@ -39,7 +39,7 @@ def record(ttvm, recording, **when):
 
 
 def boot_s(ttvm, recording):
-    """How long it takes until somebody can type, on this machine and now."""
+    """How long it takes until a typist can type, on this machine and now."""
     done = record(ttvm, recording, until=PROMPT, limit_s=600)
     shutil.rmtree(recording)
     if PROMPT not in done.console:

@@ -1,4 +1,4 @@
-"""One ttvm process: its console, what it cost, and somebody who types into it or kills it."""
+"""One ttvm process: its console, what it cost, and the typist who types into it or kills it."""
 
 import contextlib
 import os
@@ -64,7 +64,7 @@ class Done:
 
 def run(command, typist=None, kill_after_s=None, until=None, limit_s=3600):
     """Runs a command to its end, or kills it: after `kill_after_s`, once the text `until` is on its console, or when
-    it has hung for `limit_s`. With a typist its console is a terminal, and without, nobody can type."""
+    it has hung for `limit_s`. With a typist its console is a terminal, and without, nothing can be typed."""
     with tempfile.TemporaryFile() as messages:
         process, console = start(command, typist, messages)
         try:

@@ -61,9 +61,7 @@ fn setting(name: &str, default: u64) -> u64 {
 fn every_encoding_does_what_the_processor_does() {
     let vendor = std::arch::x86_64::__cpuid(0);
     if [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() != b"GenuineIntel" {
-        return println!(
-            "skipped: not an Intel processor, which the unit follows where the manual leaves room"
-        );
+        return skip::test("not an Intel processor, which the unit follows where the manual leaves room");
     }
     let (cases, seed) = (setting("X87_CASES", 200), setting("X87_SEED", 1));
     let only = std::env::var("X87_ONLY").unwrap_or_default();
@@ -81,6 +79,9 @@ fn every_encoding_does_what_the_processor_does() {
         }
     }
     assert_eq!(failures, 0, "encodings that differ");
+    if !keeps_pointers_alike() {
+        skip::test("x87 pointers: the processor changes FOP and FDP at other times");
+    }
 }
 
 fn compare(guest: &mut Guest, bytes: &[u8], code: Code, cases: u64, seed: u64) -> u64 {

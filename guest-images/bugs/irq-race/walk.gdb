@@ -28,7 +28,7 @@ printf "%d writes further back: here the level goes from %d to %d\n", $writes, b
 monitor when
 culprit
 
-echo \n# What it stores was computed from an older level: somebody has written another one since. Who?\n
+echo \n# What it stores was computed from an older level: another one has been written since. By whom?\n
 reverse-continue
 delete
 on-the-way

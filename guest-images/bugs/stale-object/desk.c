@@ -2,12 +2,12 @@
 /*
  * desk: a help desk with callers and notes, by way of /proc/desk.
  *
- *	call NUMBER		somebody calls
+ *	call NUMBER		a caller calls
  *	hold NUMBER		and has to wait for an answer
  *	answer NUMBER		is answered, and does not wait any more
  *	hangup NUMBER		leaves
  *	note TEXT		is pinned to the wall
- *	music			plays a little to everybody who waits
+ *	music			plays a little to all callers who wait
  */
 #include <linux/list.h>
 #include <linux/module.h>

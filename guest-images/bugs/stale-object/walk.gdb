@@ -21,7 +21,7 @@ quietly-back-to-module
 on-the-way
 info locals
 
-echo \n# A note, by somebody who was given this card by the allocator. So it was free before. Who gave it back,\n
+echo \n# A note, by a user that was given this card by the allocator. So it was free before. Who gave it back,\n
 echo # and from where?\n
 break forget if caller == $object
 reverse-continue

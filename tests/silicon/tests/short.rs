@@ -2,7 +2,7 @@
 
 fn main() {
     if let Some(reason) = silicon::unsupported() {
-        return println!("silicon: skipped: {reason}");
+        return skip::test(reason);
     }
     let options = silicon::Options {
         count: 300_000,

@@ -124,8 +124,7 @@ fn walk_back(name: &str, directory: &Path) -> String {
 
 fn gdb_finds_the_cause(bug: &Bug) {
     if !BUGS.exists() {
-        println!("skipped: there is no guest with bugs; guest-images/bugs/build says why");
-        return;
+        return skip::test("there is no guest with bugs; guest-images/bugs/build says why");
     }
     let directory = tempfile::tempdir().expect("a temporary folder");
     record_panic(bug.name, directory.path());

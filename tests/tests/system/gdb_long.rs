@@ -202,8 +202,7 @@ fn can_be_interrupted(panicked: &Panicked, timeline: &mut Timeline, directory: &
 #[test]
 fn a_long_way_back_ends_right_and_can_be_interrupted() {
     if !BUGS.exists() {
-        println!("skipped: there is no guest with bugs; guest-images/bugs/build says why");
-        return;
+        return skip::test("there is no guest with bugs; guest-images/bugs/build says why");
     }
     let directory = tempfile::tempdir().expect("a temporary folder");
     let meanwhile = Meanwhile::wanted();

@@ -112,8 +112,9 @@ fn blake3_of(path: &Path) -> [u8; 32] {
 #[test]
 fn in_debians_boot() {
     let Some(pairs) = full_pairs() else {
-        println!("skipped: the short version looks at the disk workload only");
-        return;
+        return skip::test(
+            "the short version looks at the disk workload only; TTVM_PAIRS=2000 is the full one",
+        );
     };
     let directory = tempfile::tempdir().expect("a temporary folder");
     let mut options = linux_options(&CLOUD, &BUSYBOX, "root=/dev/vda", 512);
@@ -126,8 +127,9 @@ fn in_debians_boot() {
 #[test]
 fn in_the_workload_rd() {
     let Some(pairs) = full_pairs() else {
-        println!("skipped: the short version looks at the disk workload only");
-        return;
+        return skip::test(
+            "the short version looks at the disk workload only; TTVM_PAIRS=2000 is the full one",
+        );
     };
     let directory = tempfile::tempdir().expect("a temporary folder");
     let options = linux_options(&CLOUD, &BENCH_RD, "w=rd n=200", 256);

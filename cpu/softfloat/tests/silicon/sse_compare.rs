@@ -203,7 +203,7 @@ fn to_integers() {
 #[test]
 fn unsigned_integers() {
     if !std::is_x86_feature_detected!("avx512f") {
-        return println!("skipped: this processor has no AVX-512F");
+        return skip::test("this processor has no AVX-512F");
     }
     let narrow = |random: &mut Random| random.integer() as u32;
     unary("vcvtusi2ss32", narrow, native::vcvtusi2ss32, sse::from_u32);
@@ -218,7 +218,7 @@ fn unsigned_integers() {
 #[test]
 fn integral_values() {
     if !std::is_x86_feature_detected!("sse4.1") {
-        return println!("skipped: this processor has no SSE4.1");
+        return skip::test("this processor has no SSE4.1");
     }
     for imm8 in [0, 1, 2, 3, 4, 8, 9, 10, 11, 12] {
         let single = |mxcsr, a| native::roundss(mxcsr, 0, a, imm8);
@@ -231,7 +231,7 @@ fn integral_values() {
 #[test]
 fn predicates() {
     if !std::is_x86_feature_detected!("avx") {
-        return println!("skipped: this processor has no AVX");
+        return skip::test("this processor has no AVX");
     }
     for imm8 in 0..32 {
         let predicate = Predicate::avx(imm8);
@@ -297,7 +297,7 @@ fn fused<T: Operand + sse::Ieee>(
 #[test]
 fn fused_multiply_add() {
     if !std::is_x86_feature_detected!("fma") {
-        return println!("skipped: this processor has no FMA");
+        return skip::test("this processor has no FMA");
     }
     fused("vfmadd132ss", FORM_132, (false, false), native::vfmadd132ss);
     fused("vfmadd213ss", FORM_213, (false, false), native::vfmadd213ss);
@@ -316,7 +316,7 @@ fn fused_multiply_add() {
 #[test]
 fn half_precision() {
     if !std::is_x86_feature_detected!("f16c") {
-        return println!("skipped: this processor has no F16C");
+        return skip::test("this processor has no F16C");
     }
     for bits in 0..=u16::MAX {
         for mxcsr in [0x1f80, 0x1fc0, 0x9f80] {

@@ -1,0 +1,99 @@
+# shellcheck shell=bash
+# Where this machine's apt has Debian from. Sourced, never run. What needs an archive's address itself (debootstrap, or
+# an apt with lists of its own) asks here, so that no recipe names a host: the one in use here can be reached.
+
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+archive_keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+
+# archives_known_to_apt SUITE: addresses as apt's sources have them, whatever the format of their files, a line each;
+# those that SUITE comes from first. The archive of another suite of Debian's often has SUITE too.
+archives_known_to_apt() {
+    # shellcheck disable=SC2016 # apt's own variables
+    apt-get indextargets --format '$(CODENAME) $(ORIGIN) $(REPO_URI)' 'Component: main' 'Created-By: Packages' |
+        awk -v suite="$1" '$1 == suite { print 1, $3; next } $2 == "Debian" { print 2, $3 }' |
+        LC_ALL=C sort --stable --key=1,1 | awk '!seen[$2]++ { print $2 }'
+}
+
+# fetch ADDRESS FILE: as apt does, by its proxies and passwords.
+fetch() { quietly /usr/lib/apt/apt-helper --option APT::Sandbox::User=root download-file "$1" "$2"; }
+
+# The addresses on stdin with lists of mirrors (`mirror+file:`, `mirror+https:`) replaced by what these name. Ways of access
+# that only apt knows are left out.
+without_mirror_lists() {
+    local address list
+    while read -r address; do
+        case "$address" in
+        mirror+file:*)
+            # apt puts a slash behind the name.
+            list=${address#mirror+file:}
+            list=/${list#"${list%%[!/]*}"}
+            grep --extended-regexp '^[a-z]+:' "${list%/}" || true
+            ;;
+        mirror+http*://* | mirror://*)
+            list=$(mktemp)
+            address=${address#mirror+}
+            if fetch "${address/#mirror:/http:}" "$list" 2>/dev/null; then grep --extended-regexp '^[a-z]+:' "$list" || true; fi
+            rm --force "$list"
+            ;;
+        *) printf '%s\n' "$address" ;;
+        esac
+    done | awk '/^(https?|file|copy):/ { sub("^copy:", "file:", $1); sub("/*$", "", $1); print $1 }'
+}
+
+# has_suite ADDRESS SUITE: whether the archive answers, and has it.
+has_suite() {
+    local file result=0
+    file=$(mktemp)
+    fetch "$1/dists/$2/Release" "$file" 2>/dev/null || result=1
+    rm --force "$file"
+    return "$result"
+}
+
+# archive_of SUITE: the address of an archive that has it, by http, https or as a folder of this machine.
+archive_of() {
+    local archives archive
+    mapfile -t archives < <(archives_known_to_apt "$1" | without_mirror_lists)
+    if [ "${#archives[@]}" = 0 ]; then
+        refresh_package_lists || die "the package lists could not be renewed: check 'apt-get update' and the network"
+        mapfile -t archives < <(archives_known_to_apt "$1" | without_mirror_lists)
+    fi
+    for archive in "${archives[@]}"; do
+        if has_suite "$archive" "$1"; then
+            printf '%s\n' "$archive"
+            return
+        fi
+    done
+    die "no source of this machine's apt serves Debian's $1 by http, https or from a folder (tried: ${archives[*]:-none}):" \
+        "add Debian's 'main' to the sources and run apt-get update"
+}
+
+# keyring_of SUITE ARCHIVE: the file of keys that apt's sources name for it (Signed-By), or for the list of mirrors that it
+# is from, if gpgv can read that; else Debian's own. Of several one is taken.
+keyring_of() {
+    local entry named
+    # shellcheck disable=SC2016 # apt's own variables
+    entry=$(apt-get indextargets --format '$(SOURCESENTRY) $(REPO_URI)' "Codename: $1" 'Component: main' 'Created-By: Packages' |
+        awk -v archive="$2" '{ sub("/*$", "", $2) } NR == 1 { first = $1 } $2 == archive { print $1; found = 1; exit } END { if (!found) print first }')
+    named=$(signed_by "${entry%:*}" "${entry##*:}" | tr --squeeze-repeats ', ' '\n')
+    if [[ $named = *$archive_keyring* ]] || ! grep --max-count=1 '^/.*\.gpg$' <<<"$named"; then
+        printf '%s\n' "$archive_keyring"
+    fi
+}
+
+# signed_by FILE NUMBER: what a stanza of a .sources file, or a line of a .list file, says of its keys.
+signed_by() {
+    case "$1" in
+    *.sources) awk -v RS= -v number="$2" 'NR == number' "$1" | sed --quiet --regexp-extended 's/^Signed-By:\s*//Ip' ;;
+    *.list) sed --quiet "$2p" "$1" | sed --quiet --regexp-extended 's/.*\bsigned-by=([^] ]*).*/\1/Ip' ;;
+    esac
+}
+
+# proxy_settings ADDRESS: apt's proxy for it as a variable that other programs know, if there is one.
+proxy_settings() {
+    local scheme=${1%%:*} proxy=
+    case "$scheme" in http | https) ;; *) return ;; esac
+    eval "$(apt-config shell proxy Acquire::http::Proxy)"
+    if [ "$scheme" = https ]; then eval "$(apt-config shell proxy Acquire::https::Proxy)"; fi
+    if [ -n "$proxy" ] && [ "$proxy" != DIRECT ]; then printf '%s_proxy=%s\n' "$scheme" "$proxy"; fi
+}
