@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use checkpoint::{StoreError, StoreErrorKind};
 
 use crate::divergence::Divergence;
+use crate::position::Position;
 
 /// An error of any operation on a machine or a recording.
 #[derive(Debug, thiserror::Error)]
@@ -20,18 +21,14 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A recording could not be carried on.
-    #[error(
-        "{cause}; the run was stopped at {counted} {steps}, and {recording} replays up to its last check before that"
-    )]
+    #[error("{cause}; the run was stopped at {at}, and {recording} replays up to its last check before that")]
     CutOff {
         /// Why.
         cause: Box<Error>,
         /// The recording.
         recording: PathBuf,
         /// Where the machine was.
-        steps: u64,
-        /// One of the steps, for people.
-        counted: &'static str,
+        at: Position,
     },
     /// The guest's images do not make a machine.
     #[error(transparent)]

@@ -120,8 +120,9 @@ macro_rules! count {
 count!(Instructions, "instruction", Instruction);
 count!(Exits, "exit", Exit);
 
-/// A place in a run, by whatever its recording counts: for messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A place in a run, by whatever its recording counts: for messages, and, as a field of this name, for scripts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Position {
     /// Behind so many instructions.
     Instruction(Instructions),
@@ -130,11 +131,24 @@ pub enum Position {
 }
 
 impl Position {
-    /// The place by a count that is known to be the one it is in.
-    pub fn counted<C: Count>(self) -> C {
+    /// How many there were.
+    pub fn number(self) -> u64 {
         match self {
-            Position::Instruction(at) => C::new(at.number()),
-            Position::Exit(at) => C::new(at.number()),
+            Position::Instruction(at) => at.number(),
+            Position::Exit(at) => at.number(),
+        }
+    }
+
+    /// The place by the count that it is known to be in.
+    pub fn counted<C: Count>(self) -> C {
+        C::new(self.number())
+    }
+
+    /// As a person writes it.
+    pub fn short(self) -> String {
+        match self {
+            Position::Instruction(at) => format!("insn:{at}"),
+            Position::Exit(at) => format!("exit:{at}"),
         }
     }
 }

@@ -15,11 +15,12 @@ use vmm::machine::checks::Intervals;
 use vmm::machine::config::{MachineConfig, MachineOptions};
 use vmm::machine::inputs::{Event, Idle, Inputs, PowerOn, View};
 use vmm::machine::{Machine, RunStop};
-use vmm::position::Moment;
-use vmm::recording::Recording;
-use vmm::recording::checkpointer::{self, CheckpointOptions};
+use vmm::position::{Count, Instructions, Moment};
+use vmm::recording::checkpointer;
 use vmm::recording::log::EndRecord;
+use vmm::recording::pace::CheckpointOptions;
 use vmm::recording::recorder::Recorder;
+use vmm::recording::{Opened, Recording};
 use vmm::timeline::Timeline;
 
 const LOAD: u32 = 0x10_0000;
@@ -109,20 +110,20 @@ pub fn write_kernel(directory: &Path, rounds: u32) -> PathBuf {
     path
 }
 
-/// Events at step counts.
+/// Events at counts of what the machine counts.
 pub struct Script(pub Vec<(u64, Event)>);
 
-impl Inputs for Script {
-    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
-        let due = self.0.first().is_some_and(|(steps, _)| *steps <= view.moment.steps);
+impl<C: Count> Inputs<C> for Script {
+    fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error> {
+        let due = self.0.first().is_some_and(|(number, _)| *number <= view.moment.count.number());
         Ok(due.then(|| self.0.remove(0).1))
     }
 
-    fn next_poll(&self, _now: Moment) -> u64 {
-        self.0.first().map_or(u64::MAX, |(steps, _)| *steps)
+    fn next_poll(&self, _now: Moment<C>) -> C {
+        self.0.first().map_or(C::MAX, |(number, _)| C::new(*number))
     }
 
-    fn idle(&mut self, _now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+    fn idle(&mut self, _now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
         Ok(deadline_ns.map_or(Idle::Forever, Idle::Until))
     }
 }
@@ -134,7 +135,7 @@ pub fn typed(keys: &[(u64, &str)]) -> Vec<(u64, Event)> {
 
 /// Checks that are close together.
 pub const DENSE: Intervals =
-    Intervals { registers_steps: 20_000, registers_ns: 1 << 40, devices_steps: 50_000, ram_steps: 100_000 };
+    Intervals { registers: 20_000, registers_ns: 1 << 40, devices: 50_000, ram: 100_000 };
 
 /// Records the guest.
 pub fn record(
@@ -142,7 +143,7 @@ pub fn record(
     name: &str,
     rounds: u32,
     script: Vec<(u64, Event)>,
-) -> (Recording, EndRecord) {
+) -> (Recording<Instructions>, EndRecord<Instructions>) {
     record_with(directory, name, rounds, Script(script), None)
 }
 
@@ -154,7 +155,7 @@ pub fn record_with_checkpoints(
     rounds: u32,
     script: Vec<(u64, Event)>,
     more: &[u64],
-) -> (Recording, EndRecord) {
+) -> (Recording<Instructions>, EndRecord<Instructions>) {
     let options = CheckpointOptions {
         interval_ns: 10_000,
         min_steps: 10_000,
@@ -164,9 +165,9 @@ pub fn record_with_checkpoints(
         ..CheckpointOptions::default()
     };
     let (recording, end) = record_with(directory, name, rounds, Script(script), Some(options));
-    for &steps in more {
+    for &number in more {
         let mut timeline = Timeline::open_with(&recording, 1).unwrap();
-        timeline.seek(steps, &mut || false).unwrap();
+        timeline.seek(Instructions(number), &mut || false).unwrap();
         // The lock on the store lives on for a moment in a process that another test is just starting.
         while let Err(error) = timeline.add_checkpoint() {
             assert!(error.to_string().contains("another process"), "{error}");
@@ -181,9 +182,9 @@ pub fn record_with(
     directory: &Path,
     name: &str,
     rounds: u32,
-    inputs: impl Inputs,
+    inputs: impl Inputs<Instructions>,
     checkpoints: Option<CheckpointOptions>,
-) -> (Recording, EndRecord) {
+) -> (Recording<Instructions>, EndRecord<Instructions>) {
     let options = MachineOptions {
         kernel: write_kernel(directory, rounds),
         memory_bytes: 4 << 20,
@@ -194,7 +195,7 @@ pub fn record_with(
     let power_on = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
     let mut machine = Machine::new(&config, &images, &power_on).unwrap();
     let path = directory.join(name);
-    let log = Recording::create(&path, &config).unwrap();
+    let log = Recording::<Instructions>::create(&path, &config).unwrap();
     let mut recorder = Recorder::new(inputs, log, power_on);
     recorder.check_every(DENSE);
     match checkpoints {
@@ -202,12 +203,20 @@ pub fn record_with(
             checkpointer::record(&mut machine, &mut recorder, &path, options).unwrap();
         }
         None => {
-            let stop = machine.run(u64::MAX, &mut recorder).unwrap();
+            let stop = machine.run(Instructions::MAX, &mut recorder).unwrap();
             assert!(matches!(stop, RunStop::Ended(_)));
         }
     }
     let end = recorder.finish(&mut machine).unwrap();
-    (Recording::open(&path).unwrap(), end)
+    (open(&path), end)
+}
+
+/// Opens a recording that counts instructions.
+pub fn open(path: &Path) -> Recording<Instructions> {
+    match Opened::open(path).unwrap() {
+        Opened::ByInstructions(recording) => recording,
+        Opened::ByExits(_) => panic!("{} counts exits", path.display()),
+    }
 }
 
 /// Numbers that are the same in every run.

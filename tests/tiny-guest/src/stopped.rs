@@ -4,17 +4,18 @@ use std::cell::Cell;
 use std::path::Path;
 use std::time::Duration;
 
-use vmm::engine::EngineKind;
+use vmm::engine::{EngineKind, Leave};
 use vmm::error::Error;
 use vmm::machine::checks::Intervals;
 use vmm::machine::config::{MachineConfig, MachineOptions};
-use vmm::machine::inputs::{Departure, Event, Idle, Inputs, PowerOn, View};
+use vmm::machine::inputs::{Event, Idle, Inputs, PowerOn, View};
 use vmm::machine::{Machine, RunStop};
-use vmm::position::{Counting, Moment};
-use vmm::recording::Recording;
-use vmm::recording::checkpointer::{self, CheckpointOptions};
+use vmm::position::{Count, Exits, Moment};
+use vmm::recording::checkpointer;
 use vmm::recording::log::EndRecord;
+use vmm::recording::pace::CheckpointOptions;
 use vmm::recording::recorder::Recorder;
+use vmm::recording::{Opened, Recording};
 
 use super::{Numbers, Script, typed, write_kernel};
 
@@ -39,8 +40,8 @@ impl Host {
     }
 }
 
-impl Inputs for Host {
-    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
+impl Inputs<Exits> for Host {
+    fn poll(&mut self, view: &View<'_, Exits>) -> Result<Option<Event>, Error> {
         if let Some(stopped) = view.stopped {
             return Ok(Some(Event::Stopped(stopped)));
         }
@@ -52,32 +53,36 @@ impl Inputs for Host {
         Ok(event)
     }
 
-    fn next_poll(&self, now: Moment) -> u64 {
-        now.steps + 1 + self.below(3)
+    fn next_poll(&self, now: Moment<Exits>) -> Exits {
+        now.count + 1 + self.below(3)
     }
 
-    fn idle(&mut self, _now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+    fn idle(&mut self, _now: Moment<Exits>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
         Ok(deadline_ns.map_or(Idle::Forever, Idle::Until))
     }
 
-    fn departure(&self, _now: Moment, _deadline_ns: Option<u64>) -> Departure {
+    fn leave(&self, _now: Moment<Exits>, _deadline_ns: Option<u64>) -> Leave {
         let force = Duration::from_nanos(1 + self.below(4000));
-        Departure::After { due: force, force, note: true }
+        Leave::After { due: force, force, note: true }
     }
 }
 
 /// Records the tiny guest, stopping it at places that `seed` chooses.
-pub fn record(directory: &Path, seed: u64) -> (Recording, EndRecord) {
+pub fn record(directory: &Path, seed: u64) -> (Recording<Exits>, EndRecord<Exits>) {
     record_with(directory, seed, 200_000, typed(&KEYS), None)
 }
 
 /// The same with other things coming in than keys, at numbers of exits.
-pub fn record_script(directory: &Path, seed: u64, script: Vec<(u64, Event)>) -> (Recording, EndRecord) {
+pub fn record_script(
+    directory: &Path,
+    seed: u64,
+    script: Vec<(u64, Event)>,
+) -> (Recording<Exits>, EndRecord<Exits>) {
     record_with(directory, seed, 200_000, script, None)
 }
 
 /// The same in which more time passes, with checkpoints.
-pub fn record_with_checkpoints(directory: &Path, seed: u64) -> (Recording, EndRecord) {
+pub fn record_with_checkpoints(directory: &Path, seed: u64) -> (Recording<Exits>, EndRecord<Exits>) {
     let options = CheckpointOptions { interval_ns: 40_000_000, ..CheckpointOptions::default() };
     record_with(directory, seed, 20_000_000, typed(&KEYS), Some(options))
 }
@@ -88,7 +93,7 @@ fn record_with(
     most_ns: u64,
     script: Vec<(u64, Event)>,
     checkpoints: Option<CheckpointOptions>,
-) -> (Recording, EndRecord) {
+) -> (Recording<Exits>, EndRecord<Exits>) {
     let options = MachineOptions {
         kernel: write_kernel(directory, 20_000),
         memory_bytes: 4 << 20,
@@ -98,25 +103,28 @@ fn record_with(
     };
     let (config, images) = MachineConfig::from_options(&options).unwrap();
     let power_on = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
-    let mut machine = Machine::build(&config, &images, &power_on, EngineKind::Soft, Counting::Exits).unwrap();
+    let mut machine = Machine::<Exits>::build(&config, &images, &power_on, EngineKind::Soft).unwrap();
     let path = directory.join(format!("exits-{seed}.ttvm"));
-    let log = Recording::create(&path, &config).unwrap();
+    let log = Recording::<Exits>::create(&path, &config).unwrap();
     let host = Host { numbers: Cell::new(seed), most_ns, told: false, script: Script(script) };
     let mut recorder = Recorder::new(host, log, power_on);
-    recorder.check_every(Intervals {
-        registers_steps: 10,
-        registers_ns: 1 << 40,
-        devices_steps: 20,
-        ram_steps: 40,
-    });
+    recorder.check_every(Intervals { registers: 10, registers_ns: 1 << 40, devices: 20, ram: 40 });
     match checkpoints {
         Some(options) => {
             checkpointer::record(&mut machine, &mut recorder, &path, options).unwrap();
         }
         None => {
-            assert!(matches!(machine.run(u64::MAX, &mut recorder).unwrap(), RunStop::Ended(_)));
+            assert!(matches!(machine.run(Exits::MAX, &mut recorder).unwrap(), RunStop::Ended(_)));
         }
     }
     let end = recorder.finish(&mut machine).unwrap();
-    (Recording::open(&path).unwrap(), end)
+    (open(&path), end)
+}
+
+/// Opens a recording that counts exits.
+pub fn open(path: &Path) -> Recording<Exits> {
+    match Opened::open(path).unwrap() {
+        Opened::ByExits(recording) => recording,
+        Opened::ByInstructions(_) => panic!("{} counts instructions", path.display()),
+    }
 }

@@ -9,8 +9,8 @@ use vmm::live::{ClockOptions, LiveOptions};
 use vmm::machine::Machine;
 use vmm::machine::config::{Images, MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineConfig, MachineOptions};
 use vmm::machine::inputs::PowerOn;
-use vmm::position::{Counting, TimeBase};
-use vmm::recording::Recording;
+use vmm::machine::unit::Unit;
+use vmm::recording::Manifest;
 
 /// The machine and its surroundings.
 #[derive(clap::Args)]
@@ -85,15 +85,15 @@ impl EngineArgs {
     }
 
     /// The engine for a recording.
-    pub fn for_replay(&self, recording: &Recording) -> Result<EngineKind, Error> {
+    pub fn for_replay(&self, manifest: &Manifest) -> Result<EngineKind, Error> {
         if self.engine != EngineChoice::Kvm {
             return Ok(EngineKind::Soft);
         }
-        if recording.manifest.machine.time_base() != TimeBase::Exits {
+        if !manifest.machine.is_for_kvm() {
             let why = "this recording counts instructions, which KVM does not: use --engine soft";
             return Err(Error::Unsupported(why.to_string()));
         }
-        let recorded = recording.manifest.machine.model();
+        let recorded = manifest.machine.model();
         let here = vmm::engine::kvm::model()?;
         if recorded != here {
             let why = format!(
@@ -148,13 +148,9 @@ impl MachineArgs {
     }
 
     /// The machine, on its engine, at its first instruction.
-    pub fn build(&self, power_on: &PowerOn) -> Result<(MachineConfig, Machine), Error> {
+    pub fn build<U: Unit>(&self, power_on: &PowerOn) -> Result<(MachineConfig, Machine<U>), Error> {
         let (config, images) = self.config()?;
-        let counting = match config.time_base() {
-            TimeBase::Instructions => Counting::Instructions,
-            TimeBase::Exits => Counting::Exits,
-        };
-        let machine = Machine::build(&config, &images, power_on, self.engine(), counting)?;
+        let machine = Machine::build(&config, &images, power_on, self.engine())?;
         Ok((config, machine))
     }
 
@@ -169,11 +165,11 @@ impl MachineArgs {
     }
 
     /// How the run treats the outside world.
-    pub fn live(&self) -> LiveOptions {
+    pub fn live<U: Unit>(&self) -> LiveOptions<U> {
         LiveOptions {
             console_log: self.console_log.clone(),
             unpaced: self.unpaced,
-            max_steps: self.max_instructions,
+            end_at: self.max_instructions.map(U::new),
         }
     }
 }

@@ -3,16 +3,16 @@
 use std::io::Write;
 
 use vmm::error::{Error, exit_code};
-use vmm::machine::Outcome;
+use vmm::machine::unit::Unit;
+use vmm::machine::{Machine, Outcome};
 
 /// Says how a run ended, and gives the exit code for it: a power-off is a success, a debug exit has the
 /// guest's own code.
-pub fn report_outcome(machine: &vmm::machine::Machine, outcome: &Outcome) -> i32 {
+pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome) -> i32 {
     let now = machine.moment();
     eprintln!(
-        "\r\nttvm: {outcome} after {} {}s, {:.6} s guest time\r",
-        now.steps,
-        machine.counting().one(),
+        "\r\nttvm: {outcome} after {}, {:.6} s guest time\r",
+        U::length(now.count.number()),
         now.time_ns as f64 / 1e9
     );
     match outcome {
@@ -28,7 +28,7 @@ pub fn report_outcome(machine: &vmm::machine::Machine, outcome: &Outcome) -> i32
     }
 }
 
-/// Prints a result. Whoever stops reading has read enough.
+/// Prints a result. A reader that stops reading has read enough.
 pub fn print(text: &str) -> Result<(), Error> {
     match writeln!(std::io::stdout(), "{text}") {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {

@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use serde::Serialize;
-use vmm::engine::Statistics;
+use vmm::engine::{Leave, Statistics};
 use vmm::error::Error;
 use vmm::machine::Machine;
-use vmm::machine::inputs::{Departure, Event, Idle, Inputs, View};
-use vmm::position::Moment;
+use vmm::machine::inputs::{Event, Idle, Inputs, View};
+use vmm::machine::unit::Unit;
+use vmm::position::{Count, Moment};
 
 /// Where to write it.
 #[derive(clap::Args)]
@@ -43,13 +44,13 @@ pub struct Mark {
 pub struct WithStats<I> {
     inner: I,
     line: Vec<u8>,
-    steps: u64,
+    insns: u64,
     marks: Vec<Mark>,
 }
 
 impl<I> WithStats<I> {
     pub fn new(inner: I) -> WithStats<I> {
-        WithStats { inner, line: Vec::new(), steps: 0, marks: Vec::new() }
+        WithStats { inner, line: Vec::new(), insns: 0, marks: Vec::new() }
     }
 
     pub fn marks(&self) -> &[Mark] {
@@ -61,30 +62,30 @@ impl<I> WithStats<I> {
         self.line.clear();
         if let Some(at) = text.find("MARK ") {
             let text = text[at..].to_string();
-            self.marks.push(Mark { text, insns: self.steps, cpu_ns: cpu_ns() });
+            self.marks.push(Mark { text, insns: self.insns, cpu_ns: cpu_ns() });
         }
     }
 }
 
-impl<I: Inputs> Inputs for WithStats<I> {
-    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
+impl<C: Count, I: Inputs<C>> Inputs<C> for WithStats<I> {
+    fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error> {
         self.inner.poll(view)
     }
 
-    fn next_poll(&self, now: Moment) -> u64 {
+    fn next_poll(&self, now: Moment<C>) -> C {
         self.inner.next_poll(now)
     }
 
-    fn departure(&self, now: Moment, deadline_ns: Option<u64>) -> Departure {
-        self.inner.departure(now, deadline_ns)
+    fn leave(&self, now: Moment<C>, deadline_ns: Option<u64>) -> Leave {
+        self.inner.leave(now, deadline_ns)
     }
 
-    fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+    fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
         self.inner.idle(now, deadline_ns)
     }
 
-    fn console_output(&mut self, now: Moment, bytes: &[u8]) -> Result<(), Error> {
-        self.steps = now.steps;
+    fn console_output(&mut self, now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {
+        self.insns = now.count.number();
         for &byte in bytes {
             if byte == b'\n' {
                 self.take_line();
@@ -103,9 +104,9 @@ impl StatsArgs {
     }
 
     /// Writes the file, if it is wanted.
-    pub fn write(&self, marks: Option<&[Mark]>, machine: &Machine) -> Result<(), Error> {
+    pub fn write<U: Unit>(&self, marks: Option<&[Mark]>, machine: &Machine<U>) -> Result<(), Error> {
         let Some(path) = &self.stats_json else { return Ok(()) };
-        let (insns, engine) = (machine.moment().steps, machine.engine_statistics());
+        let (insns, engine) = (machine.moment().count.number(), machine.engine_statistics());
         let text = serde_json::to_string(&Stats { marks, insns, cpu_ns: cpu_ns(), engine });
         std::fs::write(path, text.expect("plain data in memory always serializes"))
             .map_err(Error::file("write", path))

@@ -6,8 +6,8 @@ use std::path::Path;
 use vmm::engine::EngineKind;
 use vmm::error::Error;
 use vmm::exits;
-use vmm::position::{Counting, PositionSpec};
-use vmm::recording::Recording;
+use vmm::position::{Count, Exits, Instructions, PositionSpec};
+use vmm::recording::{Opened, Recording};
 use vmm::timeline::{Timeline, TravelStop};
 
 use crate::interrupt::Interrupt;
@@ -25,27 +25,34 @@ pub struct PartArgs {
 
 impl PartArgs {
     /// As [`PartArgs::open`], for an engine, which is refused at once where it cannot be had.
-    pub fn open_for(&self, path: &Path, engine: EngineArgs) -> Result<(Recording, EngineKind), Error> {
-        let engine = engine.for_replay(&Recording::open(path)?)?;
+    pub fn open_for(
+        &self,
+        path: &Path,
+        engine: EngineArgs,
+    ) -> Result<(Recording<Instructions>, EngineKind), Error> {
+        let engine = engine.for_replay(Opened::open(path)?.manifest())?;
         Ok((self.open(path)?, engine))
     }
 
     /// Opens a recording, or a part of it, whose positions are instruction counts.
-    pub fn open(&self, path: &Path) -> Result<Recording, Error> {
-        let recording = Recording::open(path)?;
-        let Some(last_ns) = self.last else { return translated(recording, true) };
-        if recording.counting == Counting::Instructions {
-            eprintln!(
-                "ttvm: --last changes nothing: this recording counts instructions, any place in it is near"
-            );
-            return Ok(recording);
-        }
+    pub fn open(&self, path: &Path) -> Result<Recording<Instructions>, Error> {
+        let opened = Opened::open(path)?;
+        let Some(last_ns) = self.last else { return in_instructions(opened, true) };
+        let recording = match opened {
+            Opened::ByInstructions(recording) => {
+                eprintln!(
+                    "ttvm: --last changes nothing: this recording counts instructions, any place in it is near"
+                );
+                return Ok(recording);
+            }
+            Opened::ByExits(recording) => recording,
+        };
         let Some(from) = exits::start_of_last(&recording, last_ns)? else {
             let seconds = last_ns as f64 / 1e9;
             eprintln!("ttvm: no checkpoint lies {seconds} s before the end or earlier: all is opened");
-            return translated(recording, false);
+            return recounted(recording, Exits(0), false);
         };
-        let part = counted_from(recording, from, false)?;
+        let part = recounted(recording, from, false)?;
         let begins_ns = part.log.events[0].at.time_ns;
         eprintln!(
             "ttvm: this is the recording from exit {from} on, at {:.6} s guest time; instructions count from there",
@@ -57,28 +64,32 @@ impl PartArgs {
 
 /// A recording with instruction counts for positions: one that counts exits is replayed once to find them. Whether to say that
 /// a part of it might do.
-pub fn translated(recording: Recording, offers_part: bool) -> Result<Recording, Error> {
-    if recording.counting == Counting::Instructions {
-        return Ok(recording);
+pub fn in_instructions(opened: Opened, offers_part: bool) -> Result<Recording<Instructions>, Error> {
+    match opened {
+        Opened::ByInstructions(recording) => Ok(recording),
+        Opened::ByExits(recording) => recounted(recording, Exits(0), offers_part),
     }
-    counted_from(recording, 0, offers_part)
 }
 
-fn counted_from(recording: Recording, from: u64, offers_part: bool) -> Result<Recording, Error> {
+fn recounted(
+    recording: Recording<Exits>,
+    from: Exits,
+    offers_part: bool,
+) -> Result<Recording<Instructions>, Error> {
     let has_parts = offers_part && matches!(exits::start_of_last(&recording, 0), Ok(Some(_)));
     let mut hint = has_parts
         .then_some("ttvm: counting instructions takes a replay of all; --last 2s opens the end only");
-    let exits = recording.log.last_moment().steps;
-    let bar = progress::bar(exits.saturating_sub(from), std::io::stderr().is_terminal());
+    let exits = recording.log.last_moment().count;
+    let bar = progress::bar(exits.saturating_since(from), std::io::stderr().is_terminal());
     bar.set_message("counting instructions");
-    let translated = exits::from_exit(recording, from, |exits| {
+    let recounted = exits::from_exit(recording, from, |exits| {
         if let Some(hint) = hint.take() {
             bar.suspend(|| eprintln!("{hint}"));
         }
-        bar.set_position(exits.saturating_sub(from));
+        bar.set_position(exits.saturating_since(from));
     });
     bar.finish_and_clear();
-    translated
+    recounted
 }
 
 /// A stretch of time: a number with ns, us, ms, s, m or h, in nanoseconds.
@@ -95,7 +106,7 @@ pub fn parse_time(text: &str) -> Result<u64, String> {
 
 /// Opens a recording at a position; `None` when ^C was pressed on the way. The engine goes along long stretches.
 pub fn open_at(
-    recording: &Recording,
+    recording: &Recording<Instructions>,
     position: PositionSpec,
     engine: EngineKind,
 ) -> Result<Option<Timeline>, Error> {

@@ -94,7 +94,8 @@ impl<U: Unit> Machine<U> {
         }
         devices.add(Console::new(power_on.columns, power_on.rows));
         devices.add(Rng::new(entropy_seed(&power_on.seed)));
-        let mut platform = Platform::new(power_on.unix_seconds, devices).with_debug_ports(config.debug_ports.into());
+        let mut platform =
+            Platform::new(power_on.unix_seconds, devices).with_debug_ports(config.debug_ports.into());
         if config.is_for_kvm() {
             start_pit(&mut platform, &ram);
         }

@@ -6,10 +6,12 @@ use checkpoint::Entry;
 use serde::Serialize;
 use vmm::engine::EngineKind;
 use vmm::error::{Error, exit_code};
-use vmm::position::{Counting, PositionSpec};
-use vmm::recording::Recording;
+use vmm::machine::unit::Unit;
+use vmm::position::{Exits, Instructions, Position, PositionSpec};
 use vmm::recording::checkpoints::CheckpointHead;
+use vmm::recording::{Opened, Recording};
 use vmm::timeline::Timeline;
+use vmm::with_recording;
 
 use crate::travel;
 
@@ -44,10 +46,8 @@ enum Action {
 
 #[derive(Serialize)]
 struct Row {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    instruction: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    exit: Option<u64>,
+    #[serde(flatten)]
+    position: Position,
     guest_seconds: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     branches: Option<u64>,
@@ -64,32 +64,37 @@ struct Row {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let recording = Recording::open(&args.recording)?;
+    let opened = Opened::open(&args.recording)?;
     match &args.action {
-        Action::List { json } => list(&recording, *json),
-        Action::Add { position } => add(&travel::translated(recording, false)?, *position),
-        Action::Remove { position } => remove(&recording, position),
+        Action::List { json } => with_recording!(opened, recording => list(&recording, *json)),
+        Action::Add { position } => add(&travel::in_instructions(opened, false)?, *position),
+        Action::Remove { position } => match opened {
+            Opened::ByInstructions(recording) => {
+                let target = instruction(&recording, position)?;
+                remove(&recording, target)
+            }
+            Opened::ByExits(recording) => remove(&recording, exit(position)?),
+        },
     }
 }
 
-fn list(recording: &Recording, json: bool) -> Result<i32, Error> {
+fn list<U: Unit>(recording: &Recording<U>, json: bool) -> Result<i32, Error> {
     let entries = recording.checkpoints()?.map(|store| store.entries()).unwrap_or_default();
-    let rows: Vec<Row> = entries.iter().filter_map(|entry| row(entry, recording.counting)).collect();
+    let rows: Vec<Row> = entries.iter().filter_map(row::<U>).collect();
     crate::output::print(&if json {
         serde_json::to_string_pretty(&rows).expect("plain data always serializes")
     } else {
-        table(&rows, recording.counting)
+        table::<U>(&rows)
     })?;
     Ok(exit_code::DONE)
 }
 
-fn row(entry: &Entry, counting: Counting) -> Option<Row> {
-    let head = CheckpointHead::parse(&entry.head)?;
-    let at = |wanted| (counting == wanted).then_some(entry.position);
-    let instruction = at(Counting::Instructions);
+fn row<U: Unit>(entry: &Entry) -> Option<Row> {
+    let head = CheckpointHead::<U>::parse(&entry.head)?;
+    let position = head.at.count.position();
+    let instruction = matches!(position, Position::Instruction(_)).then_some(());
     Some(Row {
-        instruction,
-        exit: at(Counting::Exits),
+        position,
         guest_seconds: head.at.time_ns as f64 / 1e9,
         branches: instruction.map(|_| head.branches),
         system_calls: instruction.map(|_| head.system_calls),
@@ -102,10 +107,10 @@ fn row(entry: &Entry, counting: Counting) -> Option<Row> {
     })
 }
 
-fn table(rows: &[Row], counting: Counting) -> String {
+fn table<U: Unit>(rows: &[Row]) -> String {
     let mut lines = vec![format!(
         "{:>16} {:>14} {:>12} {:>18} {:>7} {:>9} {:>9} {:>10}",
-        counting.one(),
+        U::ONE,
         "guest s",
         "syscalls",
         "rip",
@@ -117,7 +122,7 @@ fn table(rows: &[Row], counting: Counting) -> String {
     lines.extend(rows.iter().map(|row| {
         format!(
             "{:>16} {:>14.6} {:>12} {:>18} {:>7} {:>9} {:>9} {:>10}",
-            row.instruction.or(row.exit).unwrap_or_default(),
+            row.position.number(),
             row.guest_seconds,
             row.system_calls.map_or("-".to_string(), |count| count.to_string()),
             row.rip,
@@ -135,7 +140,7 @@ fn table(rows: &[Row], counting: Counting) -> String {
     lines.join("\n")
 }
 
-fn add(recording: &Recording, position: PositionSpec) -> Result<i32, Error> {
+fn add(recording: &Recording<Instructions>, position: PositionSpec) -> Result<i32, Error> {
     let Some(mut timeline) = travel::open_at(recording, position, EngineKind::Soft)? else {
         return Ok(exit_code::FAILED);
     };
@@ -144,27 +149,32 @@ fn add(recording: &Recording, position: PositionSpec) -> Result<i32, Error> {
     Ok(exit_code::DONE)
 }
 
-fn remove(recording: &Recording, position: &str) -> Result<i32, Error> {
-    let counted = recording.counting.one();
-    let target = match (position.parse::<u64>(), recording.counting) {
-        (Ok(steps), _) => steps,
-        (Err(_), Counting::Exits) => {
-            let why = "checkpoints of this recording lie at exits: write the number that `ttvm checkpoints list` gives";
-            return Err(Error::Position(why.to_string()));
-        }
-        (Err(_), Counting::Instructions) => {
-            let spec: PositionSpec = position.parse().map_err(Error::Position)?;
-            Timeline::open(recording)?.resolve(spec, &mut || false)?
-        }
-    };
-    let none = || {
-        Error::Position(format!("there is no checkpoint at {counted} {target}: see `ttvm checkpoints list`"))
-    };
+/// Where a checkpoint is to be removed.
+fn instruction(recording: &Recording<Instructions>, position: &str) -> Result<Instructions, Error> {
+    if let Ok(number) = position.parse() {
+        return Ok(Instructions(number));
+    }
+    let spec: PositionSpec = position.parse().map_err(Error::Position)?;
+    Timeline::open(recording)?.resolve(spec, &mut || false)
+}
+
+/// Where a checkpoint is to be removed of a recording that counts exits.
+fn exit(position: &str) -> Result<Exits, Error> {
+    position.parse().map(Exits).map_err(|_| {
+        let why =
+            "checkpoints of this recording lie at exits: write the number that `ttvm checkpoints list` gives";
+        Error::Position(why.to_string())
+    })
+}
+
+fn remove<U: Unit>(recording: &Recording<U>, target: U) -> Result<i32, Error> {
+    let at = target.position();
+    let none = || Error::Position(format!("there is no checkpoint at {at}: see `ttvm checkpoints list`"));
     let store = recording.checkpoints()?.ok_or_else(none)?;
-    if !store.entries().iter().any(|entry| entry.position == target) {
+    if !store.entries().iter().any(|entry| entry.position == target.number()) {
         return Err(none());
     }
-    store.remove(target)?;
-    eprintln!("ttvm: removed the checkpoint at {counted} {target}");
+    store.remove(target.number())?;
+    eprintln!("ttvm: removed the checkpoint at {at}");
     Ok(exit_code::DONE)
 }

@@ -6,9 +6,11 @@ use std::path::PathBuf;
 use checkpoint::Store;
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
-use vmm::position::{Counting, Length, Moment};
+use vmm::machine::unit::Unit;
+use vmm::position::{Count, Length, Moment};
 use vmm::recording::log::is_being_written;
-use vmm::recording::{EVENTS, Recording};
+use vmm::recording::{EVENTS, Opened, Recording};
+use vmm::with_recording;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -66,18 +68,21 @@ struct Place {
 }
 
 impl Place {
-    fn between(counting: Counting, from: Moment, to: Moment) -> Place {
+    fn between<C: Count>(from: Moment<C>, to: Moment<C>) -> Place {
         let ns = to.time_ns.saturating_sub(from.time_ns);
-        let length = counting.length(to.steps.saturating_sub(from.steps));
+        let length = C::length(to.count.saturating_since(from.count));
         Place { length, guest_seconds: ns as f64 / 1e9 }
     }
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let recording = Recording::open(&args.recording)?;
+    with_recording!(Opened::open(&args.recording)?, recording => show(args, &recording))
+}
+
+fn show<U: Unit>(args: &Args, recording: &Recording<U>) -> Result<i32, Error> {
     let store = recording.checkpoints()?;
-    let mut info = info(&recording);
-    info.checkpoints = store.map(|store| checkpoint_info(&store, &recording));
+    let mut info = info(recording);
+    info.checkpoints = store.map(|store| checkpoint_info(&store, recording));
     crate::output::print(&if args.json {
         serde_json::to_string_pretty(&info).expect("plain data always serializes")
     } else {
@@ -86,7 +91,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     Ok(exit_code::DONE)
 }
 
-fn info(recording: &Recording) -> Info<'_> {
+fn info<U: Unit>(recording: &Recording<U>) -> Info<'_> {
     let (manifest, log) = (&recording.manifest, &recording.log);
     let end = log.end.as_ref();
     let mut events = BTreeMap::new();
@@ -107,7 +112,7 @@ fn info(recording: &Recording) -> Info<'_> {
         complete: end.is_some(),
         being_recorded: is_being_written(&recording.path.join(EVENTS)),
         ended: end.map(|e| e.outcome.to_string()),
-        length: recording.counting.length(last.steps),
+        length: U::length(last.count.number()),
         branches: end.map_or(branches, |e| e.branches),
         guest_seconds,
         events,
@@ -119,24 +124,23 @@ fn info(recording: &Recording) -> Info<'_> {
     }
 }
 
-fn checkpoint_info(store: &Store, recording: &Recording) -> CheckpointInfo {
-    let (end, counting) = (recording.log.last_moment(), recording.counting);
-    let points: Vec<Moment> = store
+fn checkpoint_info<U: Unit>(store: &Store, recording: &Recording<U>) -> CheckpointInfo {
+    let end = recording.log.last_moment();
+    let points: Vec<Moment<U>> = store
         .entries()
         .iter()
-        .map(|entry| Moment { steps: entry.position, time_ns: entry.time_ns })
+        .map(|entry| Moment { count: U::new(entry.position), time_ns: entry.time_ns })
         // A recorder that was killed may have stored one that its log does not reach.
         .filter(|at| *at <= end)
         .collect();
     let ends = points.iter().copied().chain([end]);
     let starts = [Moment::default()].into_iter().chain(points.iter().copied());
-    let longest = starts.zip(ends).max_by_key(|(from, to)| match counting {
-        Counting::Instructions => to.steps.saturating_sub(from.steps),
+    let longest = starts.zip(ends).max_by_key(|(from, to)| {
         // Between two exits there may be any number of instructions.
-        Counting::Exits => to.time_ns.saturating_sub(from.time_ns),
+        U::cost(to.count.saturating_since(from.count), to.time_ns.saturating_sub(from.time_ns))
     });
-    let longest = longest.map(|(from, to)| Place::between(counting, from, to));
-    let place = |at: &Moment| Place::between(counting, Moment::default(), *at);
+    let longest = longest.map(|(from, to)| Place::between(from, to));
+    let place = |at: &Moment<U>| Place::between(Moment::default(), *at);
     let bytes = store.total_bytes();
     CheckpointInfo {
         count: points.len(),

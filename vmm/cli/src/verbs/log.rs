@@ -8,10 +8,11 @@ use vmm::error::{Error, exit_code};
 use vmm::machine::checks::CheckRecord;
 use vmm::machine::hex;
 use vmm::machine::inputs::Event;
-use vmm::position::Moment;
-use vmm::recording::Recording;
+use vmm::position::{Count, Moment, Position};
+use vmm::recording::Opened;
 use vmm::recording::log::diff::diff;
 use vmm::recording::log::{EndRecord, EventRecord, Log};
+use vmm::with_recording;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -34,7 +35,8 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     number: Option<usize>,
     kind: &'static str,
-    instruction: u64,
+    #[serde(flatten)]
+    position: Position,
     time_ns: u64,
     branches: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -48,12 +50,25 @@ struct Line<'a> {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let recording = Recording::open(&args.recording)?;
+    let opened = Opened::open(&args.recording)?;
     if let Some(other) = &args.diff {
-        return print_diff(&recording.log, &Recording::open(other)?.log);
+        return match (opened, Opened::open(other)?) {
+            (Opened::ByInstructions(left), Opened::ByInstructions(right)) => {
+                print_diff(&left.log, &right.log)
+            }
+            (Opened::ByExits(left), Opened::ByExits(right)) => print_diff(&left.log, &right.log),
+            _ => {
+                crate::output::print("the recordings part: they were made on different machines")?;
+                Ok(exit_code::DIVERGED)
+            }
+        };
     }
+    with_recording!(opened, recording => list(args, &recording.log))
+}
+
+fn list<C: Count>(args: &Args, log: &Log<C>) -> Result<i32, Error> {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    let written = lines(&recording.log, args.checks).try_for_each(|line| {
+    let written = lines(log, args.checks).try_for_each(|line| {
         if args.json {
             let text = serde_json::to_string(&line).expect("plain data in memory always serializes");
             writeln!(out, "{text}")
@@ -62,25 +77,25 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         }
     });
     match written.and_then(|()| out.flush()) {
-        // Whoever read the list has read enough.
+        // The reader of the list has read enough.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(exit_code::DONE),
         Err(source) => Err(Error::Host { what: "cannot write the list".to_string(), source }),
         Ok(()) => Ok(exit_code::DONE),
     }
 }
 
-fn print_diff(left: &Log, right: &Log) -> Result<i32, Error> {
+fn print_diff<C: Count>(left: &Log<C>, right: &Log<C>) -> Result<i32, Error> {
     let Some(parting) = diff(left, right) else {
         crate::output::print("the recordings do not differ as far as both go")?;
         return Ok(exit_code::DONE);
     };
-    let place = parting.at.map_or(String::new(), |at| format!(" at instruction {}", at.steps));
+    let place = parting.at.map_or(String::new(), |at| format!(" at {}", at.count.position()));
     crate::output::print(&format!("the recordings part{place}: {}", parting.what))?;
     Ok(exit_code::DIVERGED)
 }
 
 /// The records in the order of the log.
-fn lines(log: &Log, checks: bool) -> impl Iterator<Item = Line<'_>> {
+fn lines<C: Count>(log: &Log<C>, checks: bool) -> impl Iterator<Item = Line<'_>> {
     let mut pending = log.checks.iter().filter(move |_| checks).peekable();
     let mut events = log.events.iter().enumerate();
     let mut given = 0;
@@ -94,13 +109,13 @@ fn lines(log: &Log, checks: bool) -> impl Iterator<Item = Line<'_>> {
     records.chain(log.end.iter().map(end_line))
 }
 
-fn line<'a>(kind: &'static str, at: Moment, branches: u64) -> Line<'a> {
-    let Moment { steps: instruction, time_ns } = at;
+fn line<'a, C: Count>(kind: &'static str, at: Moment<C>, branches: u64) -> Line<'a> {
+    let (position, time_ns) = (at.count.position(), at.time_ns);
     let (number, rip, event, outcome, hashes) = (None, None, None, None, Vec::new());
-    Line { number, kind, instruction, time_ns, branches, rip, event, outcome, hashes }
+    Line { number, kind, position, time_ns, branches, rip, event, outcome, hashes }
 }
 
-fn event_line(number: usize, record: &EventRecord) -> Line<'_> {
+fn event_line<C: Count>(number: usize, record: &EventRecord<C>) -> Line<'_> {
     Line {
         number: Some(number),
         rip: Some(format!("{:#x}", record.rip)),
@@ -110,14 +125,14 @@ fn event_line(number: usize, record: &EventRecord) -> Line<'_> {
     }
 }
 
-fn check_line(check: &CheckRecord) -> Line<'_> {
+fn check_line<C: Count>(check: &CheckRecord<C>) -> Line<'_> {
     let mut hashes = vec![("cpu", hex(&check.cpu_hash))];
     hashes.extend(check.devices_hash.map(|hash| ("devices", hex(&hash))));
     hashes.extend(check.ram_digest.map(|digest| ("ram", hex(&digest))));
     Line { rip: Some(format!("{:#x}", check.rip)), hashes, ..line("check", check.at, check.branches) }
 }
 
-fn end_line(end: &EndRecord) -> Line<'_> {
+fn end_line<C: Count>(end: &EndRecord<C>) -> Line<'_> {
     let hashes = &end.hashes;
     let hashes = vec![
         ("cpu", hex(&hashes.cpu)),
@@ -132,8 +147,8 @@ fn end_line(end: &EndRecord) -> Line<'_> {
 fn text(line: &Line<'_>) -> String {
     let number = line.number.map_or(String::new(), |number| format!("#{number}"));
     let mut text = format!(
-        "{number:>6} insn:{:<14} {:>15.9} s  {}",
-        line.instruction,
+        "{number:>6} {:<19} {:>15.9} s  {}",
+        line.position.short(),
         line.time_ns as f64 / 1e9,
         line.kind
     );

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use vmm::error::{Error, exit_code};
-use vmm::recording::Recording;
+use vmm::recording::Opened;
+use vmm::recording::pack::pack;
+use vmm::with_recording;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -18,8 +20,9 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let recording = Recording::open(&args.recording)?;
-    let bytes = vmm::recording::pack::pack(&recording, &args.output, !args.no_checkpoints)?;
+    let opened = Opened::open(&args.recording)?;
+    let checkpoints = !args.no_checkpoints;
+    let bytes = with_recording!(opened, recording => pack(&recording, &args.output, checkpoints))?;
     eprintln!("ttvm: packed into {}, {bytes} bytes", args.output.display());
     Ok(exit_code::DONE)
 }

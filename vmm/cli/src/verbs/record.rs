@@ -6,11 +6,13 @@ use checkpoint::{Policy, StoreError, StoreErrorKind};
 use vmm::engine::EngineKind;
 use vmm::error::Error;
 use vmm::live::{LiveClock, LiveConsole, RawTerminal};
-use vmm::machine::checks::Intervals;
-use vmm::machine::inputs::Inputs;
+use vmm::machine::inputs::{Inputs, PowerOn};
+use vmm::machine::unit::Unit;
 use vmm::machine::{Machine, Outcome, RunStop};
+use vmm::position::{Exits, Instructions};
 use vmm::recording::Recording;
-use vmm::recording::checkpointer::{self, CheckpointOptions};
+use vmm::recording::checkpointer;
+use vmm::recording::pace::CheckpointOptions;
 use vmm::recording::recorder::Recorder;
 
 use crate::machine_args::{MachineArgs, parse_bytes};
@@ -39,26 +41,33 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let power_on = args.machine.power_on()?;
-    let (config, machine) = args.machine.build(&power_on)?;
-    let live = LiveConsole::new(args.machine.live())?;
     // A file that may not grow is to be an error of writing, which can be said in a sentence.
     signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Default::default())
         .map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })?;
-    let log = Recording::create(&args.output, &config)?;
     match args.machine.engine() {
-        EngineKind::Soft => record_to_end(args, machine, Recorder::new(live, log, power_on)),
+        EngineKind::Soft => record_from::<Instructions, _>(args, power_on, |console| console),
         EngineKind::Kvm => {
-            let mut recorder = Recorder::new(LiveClock::new(live, args.machine.clock()), log, power_on);
-            recorder.check_every(Intervals::of_exits());
-            record_to_end(args, machine, recorder)
+            record_from::<Exits, _>(args, power_on, |console| LiveClock::new(console, args.machine.clock()))
         }
     }
 }
 
-fn record_to_end<I: Inputs>(
+/// Builds the machine and its inputs, the console among them, and records it.
+fn record_from<U: Unit, I: Inputs<U>>(
     args: &Args,
-    mut machine: Machine,
-    mut recorder: Recorder<I>,
+    power_on: PowerOn,
+    inputs: impl FnOnce(LiveConsole<U>) -> I,
+) -> Result<i32, Error> {
+    let (config, machine) = args.machine.build::<U>(&power_on)?;
+    let live = inputs(LiveConsole::new(args.machine.live())?);
+    let log = Recording::<U>::create(&args.output, &config)?;
+    record_to_end(args, machine, Recorder::new(live, log, power_on))
+}
+
+fn record_to_end<U: Unit, I: Inputs<U>>(
+    args: &Args,
+    mut machine: Machine<U>,
+    mut recorder: Recorder<U, I>,
 ) -> Result<i32, Error> {
     let terminal = RawTerminal::enter()?;
     let result = record(args, &mut machine, &mut recorder);
@@ -75,13 +84,13 @@ fn record_to_end<I: Inputs>(
 }
 
 /// Runs the machine to its end.
-fn record<I: Inputs>(
+fn record<U: Unit, I: Inputs<U>>(
     args: &Args,
-    machine: &mut Machine,
-    recorder: &mut Recorder<I>,
+    machine: &mut Machine<U>,
+    recorder: &mut Recorder<U, I>,
 ) -> Result<Outcome, Error> {
     if args.checkpoint_interval == 0 {
-        return match machine.run(u64::MAX, recorder)? {
+        return match machine.run(U::MAX, recorder)? {
             RunStop::Ended(outcome) => Ok(outcome),
             _ => unreachable!("nothing else ends a run without limits"),
         };
@@ -95,7 +104,7 @@ fn record<I: Inputs>(
 }
 
 /// What to say when the recording could not be carried on: what is there is not lost.
-fn cut_off(error: Error, args: &Args, machine: &Machine) -> Error {
+fn cut_off<U: Unit>(error: Error, args: &Args, machine: &Machine<U>) -> Error {
     let cause = match error {
         Error::Checkpoints(StoreError { path, kind: StoreErrorKind::Io { what, source } }) => {
             let source = std::io::Error::new(source.kind(), source);
@@ -111,7 +120,6 @@ fn cut_off(error: Error, args: &Args, machine: &Machine) -> Error {
     Error::CutOff {
         cause: Box::new(cause),
         recording: args.output.clone(),
-        steps: machine.moment().steps,
-        counted: machine.counting().one(),
+        at: machine.moment().count.position(),
     }
 }

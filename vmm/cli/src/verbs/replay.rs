@@ -5,17 +5,18 @@ use std::path::PathBuf;
 
 use vmm::engine::EngineKind;
 use vmm::error::{Error, exit_code};
-use vmm::position::{Counting, PositionSpec};
-use vmm::recording::Recording;
+use vmm::machine::unit::Unit;
+use vmm::position::{Instructions, PositionSpec};
 use vmm::recording::player::Scrutiny;
-use vmm::replay::{Replay, ReplayEnd, last_step};
+use vmm::recording::{Opened, Recording};
+use vmm::replay::{Replay, ReplayEnd, last_place};
 use vmm::timeline::{Timeline, TravelStop};
 
 use crate::interrupt::Interrupt;
 use crate::machine_args::EngineArgs;
 use crate::progress;
 use crate::stats::StatsArgs;
-use crate::travel::translated;
+use crate::travel::in_instructions;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -40,35 +41,46 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let recording = Recording::open(&args.recording)?;
-    let engine = args.engine.for_replay(&recording)?;
+    let opened = Opened::open(&args.recording)?;
+    let engine = args.engine.for_replay(opened.manifest())?;
     let whole = matches!((args.from, args.to), (None, None | Some(PositionSpec::End)));
-    if recording.counting == Counting::Exits && !whole {
-        // Positions are instruction counts.
-        return replay(args, &translated(recording, false)?, EngineKind::Soft);
+    match opened {
+        // Its positions are exits: all of it is replayed, or it is recounted.
+        Opened::ByExits(recording) if whole => replay(args, &recording, engine, None),
+        opened => replay_stretch(args, &in_instructions(opened, false)?),
     }
-    replay(args, &recording, engine)
 }
 
-fn replay(args: &Args, recording: &Recording, engine: EngineKind) -> Result<i32, Error> {
+fn replay_stretch(args: &Args, recording: &Recording<Instructions>) -> Result<i32, Error> {
     if let Some(from) = args.from {
         return play(args, recording, from);
     }
     let until = match args.to {
         None | Some(PositionSpec::End) => None,
-        Some(PositionSpec::Start) => Some(0),
-        Some(PositionSpec::Instruction(steps)) if steps <= last_step(recording) => Some(steps),
+        Some(PositionSpec::Start) => Some(Instructions(0)),
+        Some(PositionSpec::Instruction(number)) if Instructions(number) <= last_place(recording) => {
+            Some(Instructions(number))
+        }
         Some(spec) => Some(Timeline::open(recording)?.resolve(spec, &mut || false)?),
     };
+    replay(args, recording, EngineKind::Soft, until)
+}
+
+fn replay<U: Unit>(
+    args: &Args,
+    recording: &Recording<U>,
+    engine: EngineKind,
+    until: Option<U>,
+) -> Result<i32, Error> {
     let scrutiny = if args.verify { Scrutiny::Everything } else { Scrutiny::Registers };
     let apart = args.quiet || !std::io::stdout().is_terminal();
-    let length = until.unwrap_or(u64::MAX).min(last_step(recording));
+    let length = until.unwrap_or(U::MAX).min(last_place(recording)).number();
     let bar = progress::bar(length, apart && std::io::stderr().is_terminal());
     bar.set_message("replaying");
     let mut replay = Replay::on(engine, recording, scrutiny, printer(args.quiet))?;
-    let result = replay.run(until, |steps| bar.set_position(steps));
+    let result = replay.run(until, |at| bar.set_position(at.number()));
     bar.finish_and_clear();
-    // A replay that went wrong is one whose statistics somebody wants.
+    // A replay that went wrong is one whose statistics are wanted.
     let written = args.stats.write(None, &replay.machine);
     let end = result?;
     written?;
@@ -83,7 +95,7 @@ fn replay(args: &Args, recording: &Recording, engine: EngineKind) -> Result<i32,
     eprintln!(
         "{}ttvm: {what}, at {}, {} branches, {:.6} s guest time",
         if args.quiet { "" } else { "\n" },
-        recording.counting.length(now.steps),
+        U::length(now.count.number()),
         replay.machine.cpu().branches(),
         now.time_ns as f64 / 1e9
     );
@@ -91,7 +103,7 @@ fn replay(args: &Args, recording: &Recording, engine: EngineKind) -> Result<i32,
 }
 
 /// Replays a part of a recording.
-fn play(args: &Args, recording: &Recording, from: PositionSpec) -> Result<i32, Error> {
+fn play(args: &Args, recording: &Recording<Instructions>, from: PositionSpec) -> Result<i32, Error> {
     let mut timeline = Timeline::open(recording)?;
     let mut interrupt = Interrupt::catch()?;
     let begin = timeline.resolve(from, &mut || interrupt.poll())?;
@@ -109,7 +121,7 @@ fn play(args: &Args, recording: &Recording, from: PositionSpec) -> Result<i32, E
     let now = timeline.machine().moment();
     eprintln!(
         "\nttvm: {what} from {begin} to {} instructions, {:.6} s guest time",
-        now.steps,
+        now.count,
         now.time_ns as f64 / 1e9
     );
     Ok(if interrupted { exit_code::FAILED } else { exit_code::DONE })

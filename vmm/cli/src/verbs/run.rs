@@ -4,7 +4,9 @@ use vmm::engine::EngineKind;
 use vmm::error::Error;
 use vmm::live::{LiveClock, LiveConsole, RawTerminal};
 use vmm::machine::inputs::Inputs;
+use vmm::machine::unit::Unit;
 use vmm::machine::{Machine, RunStop};
+use vmm::position::{Exits, Instructions};
 
 use crate::machine_args::MachineArgs;
 use crate::stats::{StatsArgs, WithStats};
@@ -19,15 +21,20 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let power_on = args.machine.power_on()?;
-    let (_, mut machine) = args.machine.build(&power_on)?;
-    let live = LiveConsole::new(args.machine.live())?;
     match args.machine.engine() {
-        EngineKind::Soft => run_live(args, &mut machine, live),
-        EngineKind::Kvm => run_live(args, &mut machine, LiveClock::new(live, args.machine.clock())),
+        EngineKind::Soft => {
+            let (_, mut machine) = args.machine.build::<Instructions>(&power_on)?;
+            run_live(args, &mut machine, LiveConsole::new(args.machine.live())?)
+        }
+        EngineKind::Kvm => {
+            let (_, mut machine) = args.machine.build::<Exits>(&power_on)?;
+            let console = LiveConsole::new(args.machine.live())?;
+            run_live(args, &mut machine, LiveClock::new(console, args.machine.clock()))
+        }
     }
 }
 
-fn run_live(args: &Args, machine: &mut Machine, live: impl Inputs) -> Result<i32, Error> {
+fn run_live<U: Unit>(args: &Args, machine: &mut Machine<U>, live: impl Inputs<U>) -> Result<i32, Error> {
     if !args.stats.wanted() {
         let mut live = live;
         return run_to_end(machine, &mut live);
@@ -39,9 +46,9 @@ fn run_live(args: &Args, machine: &mut Machine, live: impl Inputs) -> Result<i32
 }
 
 /// Runs a machine to its end on the user's terminal.
-pub fn run_to_end(machine: &mut Machine, inputs: &mut dyn Inputs) -> Result<i32, Error> {
+fn run_to_end<U: Unit>(machine: &mut Machine<U>, inputs: &mut dyn Inputs<U>) -> Result<i32, Error> {
     let terminal = RawTerminal::enter()?;
-    let stop = machine.run(u64::MAX, inputs);
+    let stop = machine.run(U::MAX, inputs);
     drop(terminal);
     match stop? {
         RunStop::Ended(outcome) => Ok(crate::output::report_outcome(machine, &outcome)),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
-use vmm::position::PositionSpec;
+use vmm::position::{Count, Instructions, PositionSpec};
 use vmm::symbols::Symbols;
 use vmm::timeline::{CONDITIONS, Cause, Condition, Timeline, TravelStop};
 
@@ -102,14 +102,14 @@ pub fn run(args: &Args) -> Result<i32, Error> {
 fn condition(
     args: &Args,
     timeline: &mut Timeline,
-    from: u64,
+    from: Instructions,
     interrupt: &mut Interrupt,
 ) -> Result<Condition, Error> {
     if let Ok(condition) = args.condition.parse() {
         return Ok(condition);
     }
     // At the very start there is no kernel yet that could be asked.
-    let place = if from == 0 { timeline.end() } else { from };
+    let place = if from == Instructions(0) { timeline.end() } else { from };
     timeline.seek(place, &mut || interrupt.poll())?;
     let symbols = Symbols::of_machine(timeline.machine()).ok();
     Condition::parse(&args.condition, |name| symbols.as_ref()?.address_of(name)).map_err(Error::Position)
@@ -118,15 +118,15 @@ fn condition(
 fn all(
     args: &Args,
     timeline: &mut Timeline,
-    from: u64,
-    to: u64,
+    from: Instructions,
+    to: Instructions,
     interrupt: &mut Interrupt,
 ) -> Result<Found, Error> {
     let before = timeline.replayed_steps();
     let hits = timeline.hits(from, to, args.limit, &mut || interrupt.poll())?;
     let interrupted = hits.is_none();
     let place = |hit: vmm::timeline::Hit| Place {
-        instruction: hit.before,
+        instruction: hit.before.number(),
         what: hit.cause.to_string(),
         guest_seconds: None,
         rip: None,
@@ -135,7 +135,12 @@ fn all(
     Ok(Found { hits, replayed: timeline.replayed_steps() - before, interrupted })
 }
 
-fn one(args: &Args, timeline: &mut Timeline, from: u64, interrupt: &mut Interrupt) -> Result<Found, Error> {
+fn one(
+    args: &Args,
+    timeline: &mut Timeline,
+    from: Instructions,
+    interrupt: &mut Interrupt,
+) -> Result<Found, Error> {
     // A search backward restores states before `from` and need not stand there; a checkpoint at the end is enough.
     timeline.seek(from, &mut || interrupt.poll())?;
     let before = timeline.replayed_steps();
@@ -156,7 +161,7 @@ fn place_here(timeline: &Timeline, cause: Cause) -> Place {
     let machine = timeline.machine();
     let now = machine.moment();
     Place {
-        instruction: now.steps,
+        instruction: now.count.number(),
         what: cause.to_string(),
         guest_seconds: Some(now.time_ns as f64 / 1e9),
         rip: Some(format!("{:#x}", machine.cpu().rip())),

@@ -6,7 +6,7 @@ use iced_x86::{Decoder, DecoderOptions, Formatter, Instruction, IntelFormatter};
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
 use vmm::machine::{Machine, hex};
-use vmm::position::PositionSpec;
+use vmm::position::{Count, Instructions, PositionSpec};
 use vmm::replay::registers;
 use vmm::symbols::Symbols;
 use vmm::symbols::tasks::{AddressSpace, Processes, Thread};
@@ -148,7 +148,7 @@ fn state(args: &Args, timeline: &Timeline) -> Result<State, Error> {
     let lines: Vec<&str> = console.lines().collect();
     let processes = args.processes.then(|| tasks(machine)).transpose()?;
     Ok(State {
-        instruction: now.steps,
+        instruction: now.count.number(),
         branches: cpu.branches(),
         system_calls: cpu.system_calls(),
         guest_seconds: now.time_ns as f64 / 1e9,
@@ -170,7 +170,7 @@ fn state(args: &Args, timeline: &Timeline) -> Result<State, Error> {
     })
 }
 
-fn tasks(machine: &Machine) -> Result<Vec<Task>, Error> {
+fn tasks(machine: &Machine<Instructions>) -> Result<Vec<Task>, Error> {
     let processes = Processes::of_machine(machine)
         .map_err(|none| Error::Position(format!("there are no processes to show: {none}")))?;
     if let Some(damage) = processes.damage {
@@ -211,7 +211,7 @@ fn tasks(machine: &Machine) -> Result<Vec<Task>, Error> {
 }
 
 /// Where in the kernel RIP is; user programs have no symbols here.
-fn place(machine: &Machine) -> Option<String> {
+fn place(machine: &Machine<Instructions>) -> Option<String> {
     let core = machine.cpu().core();
     let symbols = (core.cpl == 0).then(|| Symbols::of_machine(machine).ok())??;
     let (name, offset) = symbols.name_of(core.rip)?;

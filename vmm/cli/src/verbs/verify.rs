@@ -5,13 +5,15 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
-use vmm::position::Length;
-use vmm::recording::Recording;
+use vmm::machine::unit::Unit;
+use vmm::position::{Count, Length};
 use vmm::recording::log::Log;
+use vmm::recording::{Opened, Recording};
 use vmm::replay::bisect::Parting;
 use vmm::replay::registers;
 use vmm::replay::verify::{Difference, Origin, Verification, compare, verify};
-use vmm::replay::{Fault, last_step};
+use vmm::replay::{Fault, last_place};
+use vmm::with_recording;
 
 use crate::progress;
 
@@ -27,39 +29,62 @@ pub struct Args {
     against: Option<PathBuf>,
     /// Let bit BIT of the byte at offset OFFSET of RAM fail after STEPS instructions (for tests)
     #[arg(long, value_name = "STEPS:OFFSET:BIT", value_parser = parse_fault, hide = true)]
-    inject_fault: Option<Fault>,
+    inject_fault: Option<FaultArgs>,
+}
+
+/// A bit of RAM that is to fail, for tests.
+#[derive(Clone, Copy)]
+struct FaultArgs {
+    at: u64,
+    offset: u64,
+    bit: u8,
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let recording = Recording::open(&args.recording)?;
-    let bar = progress::bar(last_step(&recording), std::io::stderr().is_terminal());
-    if let Some(other) = &args.against {
-        let parting = compare(&recording, &Recording::open(other)?, |steps| bar.set_position(steps))?;
-        bar.finish_and_clear();
-        let Some(parting) = parting else {
-            crate::output::print("the two recordings replay alike")?;
-            return Ok(exit_code::DONE);
-        };
-        crate::output::print(&parting_lines(&parting).join("\n"))?;
-        return Ok(exit_code::DIVERGED);
+    let opened = Opened::open(&args.recording)?;
+    let Some(other) = &args.against else {
+        return with_recording!(opened, recording => check(args, &recording));
+    };
+    match (opened, Opened::open(other)?) {
+        (Opened::ByInstructions(left), Opened::ByInstructions(right)) => print_parting(&left, &right),
+        (Opened::ByExits(left), Opened::ByExits(right)) => print_parting(&left, &right),
+        _ => {
+            let why =
+                "one of the recordings counts instructions and the other exits: they cannot be compared";
+            Err(Error::Unsupported(why.to_string()))
+        }
     }
+}
+
+fn print_parting<U: Unit>(left: &Recording<U>, right: &Recording<U>) -> Result<i32, Error> {
+    let bar = progress::bar(last_place(left).number(), std::io::stderr().is_terminal());
+    let parting = compare(left, right, |at| bar.set_position(at.number()))?;
+    bar.finish_and_clear();
+    let Some(parting) = parting else {
+        crate::output::print("the two recordings replay alike")?;
+        return Ok(exit_code::DONE);
+    };
+    crate::output::print(&parting_lines(&parting).join("\n"))?;
+    Ok(exit_code::DIVERGED)
+}
+
+fn check<U: Unit>(args: &Args, recording: &Recording<U>) -> Result<i32, Error> {
+    let bar = progress::bar(last_place(recording).number(), std::io::stderr().is_terminal());
     if !args.json {
         crate::output::print(&log_line(&recording.log))?;
     }
-    let found = verify(&recording, args.inject_fault, |what, steps| {
+    let fault = args.inject_fault;
+    let fault = fault.map(|FaultArgs { at, offset, bit }| Fault { at: U::new(at), offset, bit });
+    let found = verify(recording, fault, |what, at| {
         bar.set_message(what);
-        bar.set_position(steps);
+        bar.set_position(at.number());
     })?;
     bar.finish_and_clear();
-    crate::output::print(&if args.json {
-        json(&recording, &found)
-    } else {
-        lines(&recording, &found).join("\n")
-    })?;
+    crate::output::print(&if args.json { json(recording, &found) } else { lines(&found).join("\n") })?;
     Ok(if found.equal() { exit_code::DONE } else { exit_code::DIVERGED })
 }
 
-fn log_line(log: &Log) -> String {
+fn log_line<C: Count>(log: &Log<C>) -> String {
     format!(
         "store: {} bytes of log whole: {} events, {} checks{}",
         log.bytes,
@@ -87,12 +112,12 @@ struct Report {
     first_different_instruction: Option<u64>,
 }
 
-fn json(recording: &Recording, found: &Verification) -> String {
+fn json<U: Unit>(recording: &Recording<U>, found: &Verification<U>) -> String {
     let origin = found.difference.as_ref().map(|difference| &difference.origin);
     let report = Report {
         equal: found.equal(),
         complete: found.complete,
-        length: recording.counting.length(found.at.steps),
+        length: U::length(found.at.count.number()),
         events: recording.log.events.len(),
         checks: recording.log.checks.len(),
         log_bytes: recording.log.bytes,
@@ -100,14 +125,14 @@ fn json(recording: &Recording, found: &Verification) -> String {
         difference: found.difference.as_ref().map(|difference| difference.divergence.to_string()),
         checkpoint_difference: found.checkpoint_difference.as_ref().map(ToString::to_string),
         first_different_instruction: match origin {
-            Some(Origin::ReplaysPart(parting)) => Some(parting.steps),
+            Some(Origin::ReplaysPart(parting)) => Some(parting.at.number()),
             _ => None,
         },
     };
     serde_json::to_string_pretty(&report).expect("plain data always serializes")
 }
 
-fn lines(recording: &Recording, found: &Verification) -> Vec<String> {
+fn lines<U: Unit>(found: &Verification<U>) -> Vec<String> {
     let mut lines = Vec::new();
     match &found.checkpoint_difference {
         Some(difference) => {
@@ -125,36 +150,35 @@ fn lines(recording: &Recording, found: &Verification) -> Vec<String> {
         (Some(difference), _) => lines.extend(difference_lines(difference)),
         (None, true) => lines.push(format!(
             "replay: equal to the end: registers, devices, RAM, disk and console, at {}",
-            recording.counting.length(found.at.steps)
+            U::length(found.at.count.number())
         )),
         (None, false) => lines.push(format!(
             "replay: equal at every check up to where the recording was cut off, at {}",
-            recording.counting.length(found.at.steps)
+            U::length(found.at.count.number())
         )),
     }
     lines
 }
 
-fn difference_lines(difference: &Difference) -> Vec<String> {
+fn difference_lines<C: Count>(difference: &Difference<C>) -> Vec<String> {
     let mut lines = Vec::new();
     let divergence = &difference.divergence;
-    let counted = divergence.counting.one();
     lines.push(divergence.to_string());
-    lines.push(format!("registers of the replay at {counted} {}:", divergence.at.steps));
+    lines.push(format!("registers of the replay at {}:", divergence.at));
     lines.extend(registers::lines(&difference.registers));
     for (number, record) in &difference.events {
         lines.push(format!(
-            "event {number} in between: {} at {counted} {}",
+            "event {number} in between: {} at {}",
             record.event.kind(),
-            record.at.steps
+            record.at.count.position()
         ));
     }
     match &difference.origin {
         Origin::Between => lines.push(format!(
             "A second replay differs in the same way. The recording holds no states to compare with, so the first \
-             instruction that differs lies between {counted} {} and {}, and cannot be told more closely from this recording \
+             instruction that differs lies between {} and {}, and cannot be told more closely from this recording \
              alone; with a second recording of the same run, 'ttvm verify --against' finds it.",
-            divergence.last_good.steps, divergence.at.steps
+            divergence.last_good, divergence.at
         )),
         Origin::DidNotRecur => lines.push("A second and a third replay were equal to the recording: the difference did not come again. Suspect \
              this host's memory, or report a bug in ttvm.".to_string()),
@@ -169,8 +193,9 @@ fn difference_lines(difference: &Difference) -> Vec<String> {
 fn parting_lines(parting: &Parting) -> Vec<String> {
     let mut lines = Vec::new();
     lines.push(format!(
-        "first instruction that differs: insn:{} at rip {:#x}",
-        parting.steps, parting.before.rip
+        "first instruction that differs: {} at rip {:#x}",
+        parting.at.short(),
+        parting.before.rip
     ));
     let code: Vec<String> = parting.code.iter().map(|byte| format!("{byte:02x}")).collect();
     lines.push(format!("bytes there: {}", code.join(" ")));
@@ -181,13 +206,13 @@ fn parting_lines(parting: &Parting) -> Vec<String> {
     lines
 }
 
-fn parse_fault(text: &str) -> Result<Fault, String> {
+fn parse_fault(text: &str) -> Result<FaultArgs, String> {
     let numbers: Vec<u64> = text
         .split(':')
         .map(|part| part.parse().map_err(|_| "write STEPS:OFFSET:BIT".to_string()))
         .collect::<Result<_, _>>()?;
     match numbers[..] {
-        [steps, offset, bit @ 0..=7] => Ok(Fault { steps, offset, bit: bit as u8 }),
+        [at, offset, bit @ 0..=7] => Ok(FaultArgs { at, offset, bit: bit as u8 }),
         _ => Err("write STEPS:OFFSET:BIT".to_string()),
     }
 }
