@@ -9,7 +9,7 @@ use ::kvm::KvmCpu;
 use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Traps, Watchpoint};
 use guest_ram::GuestRam;
 
-use crate::engine::{End, Engine, Leave, Statistics};
+use crate::engine::contract::{End, Engine, Leave, Statistics};
 use crate::error::Error;
 use crate::position::Instructions;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Stop, Traps, Watchpoint, fold_registers};
 use guest_ram::GuestRam;
 
-use crate::engine::{End, Engine, Leave, Mark};
+use crate::engine::contract::{End, Engine, Leave, Mark};
 use crate::error::Error;
 use crate::position::{Count, Instructions};
 

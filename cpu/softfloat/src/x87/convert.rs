@@ -87,7 +87,7 @@ fn store_overflow<T: Ieee>(env: &mut X87Env, sign: bool) -> Option<T> {
 
 /// FILD (any width, sign-extended); exact, raises nothing.
 pub fn from_i64(value: i64) -> F80 {
-    F80::from_integer(Integer { sign: value < 0, magnitude: value.unsigned_abs(), inexact: false, up: false })
+    F80::from_i64(value)
 }
 
 macro_rules! to_integer {

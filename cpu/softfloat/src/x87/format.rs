@@ -89,6 +89,16 @@ impl F80 {
         F80::pack(value.sign, exact.exp, (exact.sig >> 64) as u64)
     }
 
+    /// As FILD loads it.
+    pub(crate) fn from_i64(value: i64) -> F80 {
+        F80::from_integer(Integer {
+            sign: value < 0,
+            magnitude: value.unsigned_abs(),
+            inexact: false,
+            up: false,
+        })
+    }
+
     /// The value of a rounded significand; without integer bit it is a denormal.
     fn pack(sign: bool, exp: i32, sig: u64) -> F80 {
         let biased = if sig & INTEGER_BIT != 0 { (exp + BIAS) as u16 } else { 0 };
@@ -154,7 +164,7 @@ impl Operand {
 
     /// An integer memory operand of 16 or 32 bits (FIADD and so on), sign-extended; raises nothing.
     pub fn from_integer(value: i64) -> Operand {
-        super::from_i64(value).into()
+        F80::from_i64(value).into()
     }
 
     fn from_ieee<T: Ieee>(bits: T) -> Operand {

@@ -15,9 +15,10 @@ use checkpoint::{Store, StoreError};
 pub use reader::{Contents, Sink, read_archive};
 
 use crate::error::Error;
-use crate::machine::config::MachineConfig;
 use crate::machine::unit::Unit;
-use crate::recording::{CHECKPOINTS, EVENTS, MANIFEST, Manifest, Recording};
+use crate::recording::files::{CHECKPOINTS, MANIFEST};
+use crate::recording::opened::Recording;
+use crate::recording::pack::archive::IMAGES;
 
 /// Most that a packed recording may grow to when nothing else is said: apparent bytes, holes included.
 pub const DEFAULT_MAX_BYTES: u64 = 64 << 30;
@@ -75,24 +76,6 @@ fn make_directories(of: &Path) -> Result<(), Error> {
 fn damaged_store(archive: &Path, error: &StoreError) -> Error {
     let in_store = error.path.file_name().unwrap_or_default().display();
     Error::recording(archive, format!("is damaged: the file {in_store} of its checkpoints {}", error.kind))
-}
-
-/// Where images lie in a recording that carries them.
-const IMAGES: &str = "images";
-
-/// The manifest with the paths that images have inside a recording. They follow from the machine alone, so nothing
-/// in an archive can make them point elsewhere.
-fn with_images_inside(manifest: &Manifest) -> Manifest {
-    let mut manifest = manifest.clone();
-    let MachineConfig { kernel, initrd, modules, disk, .. } = &mut manifest.machine;
-    let inside = |name: &str| PathBuf::from(IMAGES).join(name);
-    kernel.path = inside("kernel");
-    initrd.iter_mut().for_each(|file| file.path = inside("initrd"));
-    for (number, module) in modules.iter_mut().enumerate() {
-        module.file.path = inside(&format!("module-{number}"));
-    }
-    disk.iter_mut().for_each(|file| file.path = inside("disk"));
-    manifest
 }
 
 /// Unpacks into a directory.

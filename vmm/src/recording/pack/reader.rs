@@ -4,11 +4,12 @@
 use std::io::{BufRead, Read};
 use std::path::Path;
 
-use super::archive::{CHUNK_BYTES, MAGIC, MAX_CHECKPOINTS, NO_CHECKPOINT, VERSION, WINDOW_LOG_MAX};
-use super::{EVENTS, with_images_inside};
+use super::archive::{
+    CHUNK_BYTES, MAGIC, MAX_CHECKPOINTS, NO_CHECKPOINT, VERSION, WINDOW_LOG_MAX, with_images_inside,
+};
 use crate::error::Error;
 use crate::position::{Count, Exits, Instructions};
-use crate::recording::files::CHECKPOINTS;
+use crate::recording::files::{CHECKPOINTS, EVENTS};
 use crate::recording::log::{Log, parse_log};
 use crate::recording::manifest::{MAX_MANIFEST_BYTES, Manifest};
 

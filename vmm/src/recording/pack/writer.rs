@@ -7,11 +7,11 @@ use std::path::Path;
 
 use checkpoint::Store;
 
-use super::archive::{CHUNK_BYTES, MAGIC, MAX_CHECKPOINTS, NO_CHECKPOINT, VERSION};
-use super::with_images_inside;
+use super::archive::{CHUNK_BYTES, MAGIC, MAX_CHECKPOINTS, NO_CHECKPOINT, VERSION, with_images_inside};
 use crate::error::Error;
 use crate::machine::config::{ImageFile, same};
-use crate::recording::{EVENTS, Recording};
+use crate::recording::files::EVENTS;
+use crate::recording::opened::Recording;
 
 /// Fast, and already most of what there is to gain on kernels, which are compressed.
 const LEVEL: i32 = 3;

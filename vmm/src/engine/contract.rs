@@ -1,0 +1,50 @@
+//! The engine contract: what the machine needs from what executes guest instructions. Above this line the question which
+//! engine runs is not asked.
+
+pub use ::kvm::Statistics;
+use cpu::{AddressKind, Bus, Cpu, CpuState, Traps, Watchpoint};
+pub use engine_contract::{End, Leave, Mark};
+
+use crate::error::Error;
+use crate::position::Instructions;
+
+/// Executes guest instructions. One thread at a time; the guest stands still between calls.
+pub trait Engine {
+    /// Runs until the CPU has executed `until` instructions, exactly, or something stops it first: the bus, `leave`, a break- or
+    /// watchpoint. Accesses to anything but RAM go to `bus`. A breakpoint where it has executed `origin` is passed over.
+    ///
+    /// An engine that does not count instructions stops where the bus or `leave` says.
+    fn run(
+        &mut self,
+        bus: &mut dyn Bus,
+        until: Instructions,
+        origin: Instructions,
+        leave: Leave,
+    ) -> Result<End, Error>;
+    /// The architectural state, canonical.
+    fn state(&self) -> CpuState;
+    /// Replaces the state; RAM may have been replaced too, by writes that its page flags saw.
+    fn set_state(&mut self, state: &CpuState);
+    /// The CPU as a debugger looks at it.
+    fn cpu(&self) -> &Cpu;
+    /// Replaces all breakpoints.
+    fn set_breakpoints(&mut self, points: &[(AddressKind, u64)]);
+    /// Replaces all watchpoints.
+    fn set_watchpoints(&mut self, points: &[Watchpoint]);
+    /// Replaces all traps.
+    fn set_traps(&mut self, traps: Traps);
+    /// The page flags of RAM are about to be looked at: every page that was written must have its flag.
+    fn note_written(&mut self);
+    /// Whether its states count retired conditional branches.
+    fn counts_branches(&self) -> bool;
+    /// Whether it may run beyond a mark whose branches are counted ([`End::Overshot`]).
+    fn overshoots(&self) -> bool {
+        false
+    }
+    /// Dirty flags of pages were cleared: from now on every first write to a page must set its flag again.
+    fn track_writes_anew(&mut self);
+    /// What it did so far, if it counts that.
+    fn statistics(&self) -> Option<Statistics> {
+        None
+    }
+}
