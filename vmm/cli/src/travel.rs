@@ -53,7 +53,7 @@ impl PartArgs {
             return recounted(recording, Exits(0), false);
         };
         let part = recounted(recording, from, false)?;
-        let begins_ns = part.log.events[0].at.time_ns;
+        let begins_ns = part.log.power_on()?.at.time_ns;
         eprintln!(
             "ttvm: this is the recording from exit {from} on, at {:.6} s guest time; instructions count from there",
             begins_ns as f64 / 1e9

@@ -75,7 +75,7 @@ pub fn from_exit(
                 .ok_or_else(|| Error::recording(&folder, "was just made, and is not what it should be"))?
         }
     };
-    let skipped = recording.log.events.len() - log.events.len();
+    let skipped = recording.log.event_count() - log.event_count();
     let recounted = Some(Arc::new(Recounted { log: recording.log, from, skipped }));
     Ok(Recording { path: folder, manifest: recording.manifest, log: Arc::new(log), recounted })
 }
@@ -83,16 +83,16 @@ pub fn from_exit(
 /// Names the log that was translated, every byte of it, and where that began.
 fn origin_of(recording: &Recording<Exits>, from: Exits) -> [u8; 32] {
     let log = &recording.log;
-    hash_of(&("translated", log.machine_hash, &log.chain, log.bytes, from))
+    hash_of(&("recounted", log.machine_hash, log.check(), log.bytes, from))
 }
 
 /// The log in a folder, if the folder has a whole recounted log of this recording.
 fn usable(folder: &Path, of: &Recording<Exits>, from: Exits, origin: [u8; 32]) -> Option<Log<Instructions>> {
     let log: Log<Instructions> = read_log(&folder.join(EVENTS)).ok()?;
-    let skipped = of.log.events.len().checked_sub(log.events.len())?;
+    let skipped = of.log.event_count().checked_sub(log.event_count())?;
     let is_whole = !log.torn
-        && !log.events.is_empty()
-        && log.system_calls.len() == log.events.len()
+        && log.event_count() > 0
+        && log.has_system_calls()
         && log.end.is_some() == of.log.end.is_some();
     if log.machine_hash != origin || !is_whole || (from == Exits(0) && skipped > 0) {
         return None;
@@ -212,7 +212,7 @@ fn begin_part(
     }
     machine.restore_at_exit(from, &snapshot.state, &snapshot.maps)?;
     machine.count_anew();
-    transcriber.player.set_cursor(snapshot.cursor);
+    transcriber.player.set_cursor(snapshot.cursor)?;
     transcriber.begin_at(machine.moment_in())?;
 
     let store = Arc::new(Store::create(directory, ram_pages, disk_blocks)?);
@@ -241,7 +241,7 @@ struct Transcriber {
 impl Transcriber {
     /// Begins in the middle of the log, with power-on, which every log begins with.
     fn begin_at(&mut self, at: Moment<Instructions>) -> Result<(), Error> {
-        let EventRecord { at: _, branches, rip, cpu_hash, event } = self.player.events()[0].clone();
+        let EventRecord { at: _, branches, rip, cpu_hash, event } = self.player.log().power_on()?;
         let power_on = EventRecord { at, branches, rip, cpu_hash, event };
         self.log.append(&LogRecord::<Instructions>::SystemCalls(0))?;
         self.log.append(&LogRecord::Event(power_on))?;

@@ -79,12 +79,14 @@ pub struct Checkpoints<C> {
 impl<C: Unit> Checkpoints<C> {
     /// Looks at the heads of all checkpoints in the store of a recording with this log. `initial` is RAM at power-on.
     pub fn new(store: Arc<Store>, initial: PageMap, log: &Log<C>) -> Result<Checkpoints<C>, Error> {
-        let (end, records) = (log.last_moment(), (log.events.len(), log.checks.len()));
+        let end = log.last_moment();
         let mut heads = BTreeMap::new();
         for entry in store.entries() {
             let head = CheckpointHead::parse(&entry.head);
             let fits = |head: &CheckpointHead<C>| {
-                head.at.count.number() == entry.position && head.at <= end && head.cursor.is_within(records)
+                head.at.count.number() == entry.position
+                    && head.at <= end
+                    && log.reaches(head.cursor.events(), head.cursor.checks())
             };
             match head {
                 Some(head) if fits(&head) => heads.insert(head.at.count, head),
@@ -164,12 +166,14 @@ pub fn open_checkpoints<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<Arc
     }
     let store = Store::open(&directory)?;
     for entry in store.entries() {
-        if CheckpointHead::parse(&entry.head).is_some_and(|head: CheckpointHead<C>| !head.cursor.is_of(log)) {
-            let file = checkpoint::file_name(Some(entry.number)).unwrap_or_default();
-            let at = C::new(entry.position).position();
-            let why = format!("the checkpoint at {at} belongs to another recording");
-            return Err(Error::recording(directory.join(file), why));
+        let head = CheckpointHead::<C>::parse(&entry.head);
+        if head.map_or(Ok(true), |head| head.cursor.is_of(log))? {
+            continue;
         }
+        let file = checkpoint::file_name(Some(entry.number)).unwrap_or_default();
+        let at = C::new(entry.position).position();
+        let why = format!("the checkpoint at {at} belongs to another recording");
+        return Err(Error::recording(directory.join(file), why));
     }
     Ok(Some(Arc::new(store)))
 }

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::Error;
 use crate::machine::inputs::Inputs;
 use crate::position::{Count, Moment};
 use crate::recording::log::Log;
@@ -25,8 +26,9 @@ impl<C: Count> Cursor<C> {
     }
 
     /// Whether it is a place in this log. One that the log does not reach may be: the log may have been cut off.
-    pub fn is_of(&self, log: &Log<C>) -> bool {
-        log.check_behind(self.event, self.check).is_none_or(|check| check == self.log_check)
+    pub fn is_of(&self, log: &Log<C>) -> Result<bool, Error> {
+        let is_reached = log.reaches(self.event, self.check);
+        Ok(!is_reached || log.check_behind(self.event, self.check)? == Some(self.log_check))
     }
 
     /// The number of events before it.
@@ -39,9 +41,9 @@ impl<C: Count> Cursor<C> {
         self.check
     }
 
-    /// Whether it lies within a log of so many events and checks.
-    pub fn is_within(&self, (events, checks): (usize, usize)) -> bool {
-        self.event <= events && self.check <= checks
+    /// The number of the entry in the log that comes next.
+    pub fn entry(&self) -> usize {
+        self.event.saturating_add(self.check)
     }
 }
 

@@ -29,7 +29,7 @@ pub struct Recording<C> {
 }
 
 /// What a log that counts instructions was recounted from, whole or from some exit on.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Recounted {
     /// The log, which counts exits.
     pub log: Arc<Log<Exits>>,
@@ -81,7 +81,7 @@ impl<C: Unit> Recording<C> {
 
     fn with_log(path: &Path, mut manifest: Manifest) -> Result<Recording<C>, Error> {
         let log = read_log(&path.join(EVENTS))?;
-        if log.events.is_empty() {
+        if log.event_count() == 0 {
             return Err(Error::recording(
                 path.join(EVENTS),
                 "holds no events: the recording was cut off before it began",

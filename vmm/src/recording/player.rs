@@ -12,7 +12,7 @@ use crate::machine::inputs::{Event, Idle, Inputs, PowerOn, View};
 use crate::machine::unit::Unit;
 use crate::position::{Count, Moment};
 use crate::recording::cursor::Cursor;
-use crate::recording::log::{EventRecord, Log};
+use crate::recording::log::{EventRecord, Log, LogEntry, Piece};
 
 /// How much of the machine is compared with the recording's checks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,7 +43,10 @@ pub enum Part {
 /// Gives recorded events.
 pub struct Player<C> {
     log: Arc<Log<C>>,
+    power_on: PowerOn,
     next: Cursor<C>,
+    /// The piece of the log in which the next place is.
+    piece: Arc<Piece<C>>,
     scrutiny: Scrutiny,
     /// The run ends where this event is due.
     end_before: Option<usize>,
@@ -63,8 +66,21 @@ enum Next<'a, C> {
 
 impl<C: Unit> Player<C> {
     /// A player at the start of a log.
-    pub fn new(log: Arc<Log<C>>) -> Player<C> {
-        Player { log, next: Cursor::default(), scrutiny: Scrutiny::default(), end_before: None, output: None }
+    pub fn new(log: Arc<Log<C>>) -> Result<Player<C>, Error> {
+        let Event::PowerOn(power_on) = log.power_on()?.event else {
+            unreachable!("reading a log checks that it begins with power-on")
+        };
+        let log_check = log.check_behind(0, 0)?.unwrap_or_default();
+        let next = Cursor { log_check, ..Cursor::default() };
+        Ok(Player {
+            piece: log.piece_of(0)?,
+            log,
+            power_on,
+            next,
+            scrutiny: Scrutiny::default(),
+            end_before: None,
+            output: None,
+        })
     }
 
     /// Ends the run where an event is due, in place of giving it.
@@ -79,10 +95,7 @@ impl<C: Unit> Player<C> {
 
     /// What the machine was given at power-on.
     pub fn power_on(&self) -> &PowerOn {
-        match &self.log.events[0].event {
-            Event::PowerOn(power_on) => power_on,
-            _ => unreachable!("reading a log checks that it begins with power-on"),
-        }
+        &self.power_on
     }
 
     /// Sends console output somewhere.
@@ -102,18 +115,39 @@ impl<C: Unit> Player<C> {
 
     /// How far this player is.
     pub fn cursor(&self) -> Cursor<C> {
-        let log_check = self.log.chain.get(self.next.event + self.next.check).copied().unwrap_or_default();
-        Cursor { log_check, ..self.next }
+        self.next
     }
 
-    /// Goes to a cursor.
-    pub fn set_cursor(&mut self, cursor: Cursor<C>) {
-        self.next = cursor;
+    /// Goes to a cursor, of which only events and checks need be right.
+    pub fn set_cursor(&mut self, cursor: Cursor<C>) -> Result<(), Error> {
+        let log_check = self.log.check_behind(cursor.event, cursor.check)?.unwrap_or_default();
+        self.next = Cursor { log_check, ..cursor };
+        self.turn_to_next()
     }
 
-    /// All events.
-    pub fn events(&self) -> &[EventRecord<C>] {
-        &self.log.events
+    /// The log that it gives.
+    pub fn log(&self) -> &Log<C> {
+        &self.log
+    }
+
+    /// Behind the next place in the log.
+    fn advance(&mut self) -> Result<(), Error> {
+        let place = self.next.entry();
+        match self.piece.entry(place) {
+            Some(LogEntry::Event { .. }) => self.next.event += 1,
+            Some(LogEntry::Check { .. }) => self.next.check += 1,
+            None => {}
+        }
+        self.next.log_check = self.piece.check_behind(place).unwrap_or_default();
+        self.turn_to_next()
+    }
+
+    /// Gets the piece of the log in which the next place is.
+    fn turn_to_next(&mut self) -> Result<(), Error> {
+        if !self.piece.contains(self.next.entry()) {
+            self.piece = self.log.piece_of(self.next.entry())?;
+        }
+        Ok(())
     }
 
     /// Whether everything in the log has been given and compared.
@@ -130,11 +164,10 @@ impl<C: Unit> Player<C> {
         expected: String,
         actual: String,
     ) -> Error {
-        let around = self.next.event.saturating_sub(2)..self.log.events.len().min(self.next.event + 3);
-        let neighbours = self.log.events[around.clone()]
-            .iter()
-            .zip(around)
-            .map(|(record, number)| format!("#{number} {} at {}", record.event.kind(), record.at.count))
+        let around = self.next.event.saturating_sub(2)..self.next.event.saturating_add(3);
+        let neighbours = around
+            .filter_map(|number| Some((number, self.log.event(number).ok()??)))
+            .map(|(number, record)| format!("#{number} {} at {}", record.event.kind(), record.at.count))
             .collect();
         let last_good = self.last_good_of(part);
         Error::Divergence(Box::new(Divergence {
@@ -156,20 +189,21 @@ impl<C: Unit> Player<C> {
             Part::Ram => check.ram_digest.is_some(),
             Part::Registers | Part::Whole => false,
         };
-        let mut passed = self.log.checks[..self.next.check].iter().map(|(_, check)| check).rev();
         match (part, self.scrutiny) {
             (Part::Registers, _) => self.next.last_good,
             (_, Scrutiny::Everything) => {
-                passed.find(|check| noted(check)).map_or(Moment::default(), |c| c.at)
+                let passed = self.log.last_check_before(self.next.entry(), noted);
+                passed.ok().flatten().map_or(Moment::default(), |check| check.at)
             }
             _ => Moment::default(),
         }
     }
 
     fn next(&self) -> Next<'_, C> {
-        match self.log.checks.get(self.next.check) {
-            Some((events, check)) if *events <= self.next.event => Next::Check(check),
-            _ => self.log.events.get(self.next.event).map_or(Next::Nothing, Next::Event),
+        match self.piece.entry(self.next.entry()) {
+            Some(LogEntry::Event { record, .. }) => Next::Event(record),
+            Some(LogEntry::Check { record, .. }) => Next::Check(record),
+            None => Next::Nothing,
         }
     }
 
@@ -294,6 +328,7 @@ fn is_stop<C>(record: &EventRecord<C>) -> bool {
 impl<C: Unit> Inputs<C> for Player<C> {
     fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error> {
         let Some(expected) = self.due(view)? else { return Ok(None) };
+        let event = expected.event.clone();
         if self.end_before == Some(self.next.event) {
             return Ok(Some(Event::Ended));
         }
@@ -301,8 +336,7 @@ impl<C: Unit> Inputs<C> for Player<C> {
             self.compare_event(view, expected)?;
             self.next.last_good = view.moment;
         }
-        let event = self.log.events[self.next.event].event.clone();
-        self.next.event += 1;
+        self.advance()?;
         Ok(Some(event))
     }
 
@@ -358,8 +392,7 @@ impl<C: Unit> Inputs<C> for Player<C> {
             self.compare_check(expected, &actual)?;
             self.next.last_good = actual.at;
         }
-        self.next.check += 1;
-        Ok(())
+        self.advance()
     }
 
     fn console_output(&mut self, _now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {

@@ -19,7 +19,7 @@ pub fn open_on<C: Unit>(
     engine: EngineKind,
 ) -> Result<(Machine<C>, Player<C>), Error> {
     let images = recording.manifest.machine.read_images()?;
-    let mut player = Player::new(recording.log.clone());
+    let mut player = Player::new(recording.log.clone())?;
     let mut machine = Machine::build(&recording.manifest.machine, &images, player.power_on(), engine)?;
     if recording.is_part() {
         let store = recording.checkpoints()?.ok_or_else(|| no_beginning(recording))?;
@@ -39,8 +39,7 @@ pub fn begin_part<C: Unit>(
     let snapshot =
         checkpoints.attach_and_load(C::default(), machine)?.ok_or_else(|| no_beginning(recording))?;
     machine.restore(&snapshot.state, &snapshot.maps)?;
-    player.set_cursor(snapshot.cursor);
-    Ok(())
+    player.set_cursor(snapshot.cursor)
 }
 
 /// The checkpoint is gone that a part begins with.

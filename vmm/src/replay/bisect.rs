@@ -97,8 +97,7 @@ impl<C: Unit> Side<C> {
 
     fn restore(&mut self, saved: &Saved<C>) -> Result<(), Error> {
         self.machine.restore(&saved.state, &saved.maps)?;
-        self.player.set_cursor(saved.cursor);
-        Ok(())
+        self.player.set_cursor(saved.cursor)
     }
 
     fn summary(&mut self) -> (CheckRecord<C>, Option<Outcome>, [u8; 32]) {

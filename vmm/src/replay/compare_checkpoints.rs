@@ -238,6 +238,6 @@ fn parse_state(bytes: &[u8]) -> Option<MachineState> {
 
 /// What the loader leaves in RAM.
 fn ram_at_power_on<C: Unit>(recording: &Recording<C>) -> Result<PageMap, Error> {
-    let (config, player) = (&recording.manifest.machine, Player::new(recording.log.clone()));
+    let (config, player) = (&recording.manifest.machine, Player::new(recording.log.clone())?);
     Ok(Machine::new(config, &config.read_images()?, player.power_on())?.maps().ram)
 }

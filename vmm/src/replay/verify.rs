@@ -11,6 +11,7 @@ use cpu::CpuState;
 
 use crate::divergence::Divergence;
 use crate::error::Error;
+use crate::machine::checks::CheckRecord;
 use crate::machine::unit::Unit;
 use crate::position::Moment;
 use crate::recording::Recording;
@@ -97,7 +98,8 @@ pub fn verify<C: Unit>(
     let last_good = Moment { count: divergence.last_good.counted(), time_ns: divergence.last_good_ns };
     let origin = find_origin(recording, at.count, last_good, fault, &mut progress)?;
     let between = |event: &EventRecord<C>| event.at >= last_good && event.at <= at;
-    let events = recording.log.events.iter().cloned().enumerate().filter(|(_, e)| between(e)).collect();
+    let events = recording.log.events().collect::<Result<Vec<_>, _>>()?;
+    let events = events.into_iter().enumerate().filter(|(_, event)| between(event)).collect();
     found.at = at;
     found.difference = Some(Difference { divergence: *divergence.clone(), registers, events, origin });
     Ok(found)
@@ -135,7 +137,7 @@ fn find_origin<C: Unit>(
     }
     drop(second);
     let (mut good, mut bad) = (Side::new(recording, None)?, Side::new(recording, fault)?);
-    let known = equal_everywhere(recording, last_good);
+    let known = equal_everywhere(recording, last_good)?;
     let parting = find_parting(&mut good, &mut bad, known, first, |steps| {
         progress("comparing two replays", steps);
     })?;
@@ -143,10 +145,10 @@ fn find_origin<C: Unit>(
 }
 
 /// The last check of everything at or before a point.
-fn equal_everywhere<C: Unit>(recording: &Recording<C>, last_good: Moment<C>) -> C {
-    let checks = recording.log.checks.iter().map(|(_, check)| check);
-    let mut whole = checks.rev().filter(|check| check.ram_digest.is_some() && check.at <= last_good);
-    whole.next().map_or(C::default(), |check| check.at.count)
+fn equal_everywhere<C: Unit>(recording: &Recording<C>, last_good: Moment<C>) -> Result<C, Error> {
+    let is_whole = |check: &CheckRecord<C>| check.ram_digest.is_some() && check.at <= last_good;
+    let whole = recording.log.last_check_before(recording.log.entry_count(), is_whole)?;
+    Ok(whole.map_or(C::default(), |check| check.at.count))
 }
 
 /// Where the replays of two recordings part; `None` if they do not.

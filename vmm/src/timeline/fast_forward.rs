@@ -19,7 +19,7 @@ use crate::position::{Count, Exits, Instructions};
 use crate::recording::Recounted;
 use crate::recording::checkpoints::Snapshot;
 use crate::recording::cursor::Cursor;
-use crate::recording::log::Log;
+use crate::recording::log::{EventRecord, Log};
 use crate::recording::player::Player;
 use crate::timeline::stops::Armed;
 use crate::timeline::walker::{Poll, Shared, Walker};
@@ -55,6 +55,20 @@ impl FastForward {
 struct Stretch {
     first: usize,
     last: usize,
+    begin: Instructions,
+    end: Instructions,
+}
+
+impl Stretch {
+    fn length(&self) -> u64 {
+        self.end - self.begin
+    }
+}
+
+/// An event of a log that was there when the log was opened.
+fn known<C: Count>(log: &Log<C>, number: usize) -> Result<(EventRecord<C>, Option<u64>), Error> {
+    let missing = || Error::State(format!("event {number} is missing"));
+    log.event_with_system_calls(number)?.ok_or_else(missing)
 }
 
 /// How a stretch was gone along.
@@ -100,28 +114,33 @@ impl Runner {
             let why = "this recording counts instructions, which only the software engine does";
             return Err(Error::Unsupported(why.to_string()));
         };
-        let player = Player::new(exits.log.clone());
+        let player = Player::new(exits.log.clone())?;
         let config = &recording.manifest.machine;
         let mut machine = Machine::build(config, &shared.images, player.power_on(), options.engine)?;
         if let Some(checkpoints) = &shared.checkpoints {
             machine.attach_store(checkpoints.store().clone());
         }
-        let events = &recording.log.events;
-        if events.is_empty() || exits.number_of(events.len() - 1) + 1 != exits.log.events.len() {
+        let events = recording.log.event_count();
+        if events == 0 || exits.number_of(events - 1) + 1 != exits.log.event_count() {
             let why = "its log by instructions has other events than the log by exits";
             return Err(Error::recording(&recording.path, why));
         }
         // The count is in events at which the guest was stopped, if the processor could count.
-        let mut numbered = events.iter().enumerate().filter_map(|(n, event)| {
-            let then = exits.log.events.get(exits.number_of(n))?.branches;
-            (then != 0).then(|| then.saturating_sub(event.branches))
-        });
+        let mut branches_before = 0;
+        for number in 0..events {
+            let then = exits.log.event(exits.number_of(number))?.map_or(0, |event| event.branches);
+            if then != 0 {
+                let now = recording.log.event(number)?.map_or(0, |event| event.branches);
+                branches_before = then.saturating_sub(now);
+                break;
+            }
+        }
         Ok(Runner {
             options,
             machine,
             player,
-            checks_before: exits.log.checks.partition_point(|(_, check)| check.at.count < exits.from),
-            branches_before: numbered.next().unwrap_or_default(),
+            checks_before: exits.log.counts_while(|at| at.count < exits.from)?.1,
+            branches_before,
             exits: exits.clone(),
             log: recording.log.clone(),
             resting: Instructions(0)..Instructions(0),
@@ -130,31 +149,33 @@ impl Runner {
     }
 
     /// What can be left to this machine on the way to a place by a walker that is here and has taken so many events.
-    fn stretch(&self, here: Instructions, taken: usize, target: Instructions) -> Option<Stretch> {
-        let limit = Instructions(target.number().checked_sub(self.options.near_steps)?);
+    fn stretch(
+        &self,
+        here: Instructions,
+        taken: usize,
+        target: Instructions,
+    ) -> Result<Option<Stretch>, Error> {
+        let Some(limit) = target.number().checked_sub(self.options.near_steps) else { return Ok(None) };
         let earliest = if self.resting.contains(&here) { self.resting.end } else { here };
         // Power-on is no place to begin at: a part of a recording has it too, and it happened long before.
-        let first = taken.max(1).max(self.log.events.partition_point(|event| event.at.count < earliest));
-        let begin = self.place_of(first)?;
-        self.worth_it(first, limit.min(begin.saturating_add(self.options.most_steps)))
+        let first = taken.max(1).max(self.log.counts_while(|at| at.count < earliest)?.0);
+        let Some(begin) = self.place_of(first)? else { return Ok(None) };
+        self.worth_it(first, Instructions(limit).min(begin.saturating_add(self.options.most_steps)))
     }
 
     /// From an event to the last place of one at or before a place, if that is long enough.
-    fn worth_it(&self, first: usize, limit: Instructions) -> Option<Stretch> {
-        let last = self.log.events.partition_point(|event| event.at.count <= limit).checked_sub(1)?;
-        let place = self.place_of(last)?;
+    fn worth_it(&self, first: usize, limit: Instructions) -> Result<Option<Stretch>, Error> {
+        let last = self.log.counts_while(|at| at.count <= limit)?.0.checked_sub(1);
+        let last = last.map_or(Ok(None), |last| self.place_of(last))?;
+        let (Some(begin), Some(end)) = (self.place_of(first)?, last) else { return Ok(None) };
         // Several can come in at one place: the first of them.
-        let last = self.log.events.partition_point(|event| event.at.count < place);
-        let stretch = Stretch { first, last };
-        (last > first && self.length(stretch) >= self.options.least_steps).then_some(stretch)
+        let last = self.log.counts_while(|at| at.count < end)?.0;
+        let stretch = Stretch { first, last, begin, end };
+        Ok((last > first && stretch.length() >= self.options.least_steps).then_some(stretch))
     }
 
-    fn place_of(&self, event: usize) -> Option<Instructions> {
-        self.log.events.get(event).map(|event| event.at.count)
-    }
-
-    fn length(&self, stretch: Stretch) -> u64 {
-        self.log.events[stretch.last].at.count - self.log.events[stretch.first].at.count
+    fn place_of(&self, event: usize) -> Result<Option<Instructions>, Error> {
+        Ok(self.log.event(event)?.map(|event| event.at.count))
     }
 
     /// Goes along a stretch at whose beginning a walker stands.
@@ -166,12 +187,12 @@ impl Runner {
         poll: &mut Poll<'_>,
     ) -> Result<Gone, Error> {
         let (first, last) = (self.exits.number_of(stretch.first), self.exits.number_of(stretch.last));
-        let begin = self.player.events()[first].at;
+        let begin = known(self.player.log(), first)?.0.at;
         let mut state = from.state.clone();
         state.cpu.branches = state.cpu.branches.saturating_add(self.branches_before);
         self.machine.restore_at_exit(begin.count, &state, &from.maps)?;
         let checks = from.cursor.checks() + self.checks_before;
-        self.player.set_cursor(Cursor::after(first, checks, begin, 0));
+        self.player.set_cursor(Cursor::after(first, checks, begin, 0))?;
         self.player.end_before(last);
         let points: Vec<_> = breakpoints.iter().map(|&address| (AddressKind::Linear, address)).collect();
         self.machine.set_breakpoints(&points);
@@ -189,29 +210,30 @@ impl Runner {
             }
         }
         self.machine.go_on_after_end();
-        Ok(Gone::There(self.arrived(stretch)))
+        Ok(Gone::There(Box::new(self.arrived(stretch)?)))
     }
 
     /// The machine at the end of a stretch, as the software CPU would have it there.
-    fn arrived(&mut self, stretch: Stretch) -> Box<Snapshot<Instructions>> {
-        let record = &self.log.events[stretch.last];
+    fn arrived(&mut self, stretch: Stretch) -> Result<Snapshot<Instructions>, Error> {
+        let (record, system_calls) = known(&self.log, stretch.last)?;
         let mut state = self.machine.state();
         state.cpu.steps = record.at.count.number();
         state.cpu.branches = record.branches;
-        state.cpu.system_calls = self.log.system_calls[stretch.last];
+        state.cpu.system_calls = system_calls.unwrap_or_default();
         let checks = self.player.cursor().checks() - self.checks_before;
-        let before = self.log.events[stretch.last - 1].at;
+        let before = known(&self.log, stretch.last - 1)?.0.at;
         let cursor = Cursor::after(stretch.last, checks, before, 0);
-        Box::new(Snapshot { state, maps: self.machine.maps(), cursor })
+        Ok(Snapshot { state, maps: self.machine.maps(), cursor })
     }
 
     /// On the way from `here` a breakpoint was met behind `before`, the place of the event before this one. Where they
     /// are dense, each way to the other engine is for nothing.
-    fn met(&mut self, here: Instructions, before: Instructions, event: usize) {
+    fn met(&mut self, here: Instructions, before: Instructions, event: usize) -> Result<(), Error> {
         let soon = before.saturating_since(here) < self.rest.saturating_mul(REST_FACTOR);
         self.rest = if soon { (self.rest * REST_FACTOR).min(MOST_REST) } else { self.options.least_steps };
-        let behind = self.place_of(event).unwrap_or(Instructions::MAX);
+        let behind = self.place_of(event)?.unwrap_or(Instructions::MAX);
         self.resting = here..behind.max(before.saturating_add(self.rest));
+        Ok(())
     }
 }
 
@@ -230,11 +252,10 @@ impl Walker {
         };
         let taken = self.player.cursor().events();
         let here = self.machine.moment().count;
-        let Some(stretch) = runner.stretch(here, taken, target) else { return nothing };
+        let Some(stretch) = runner.stretch(here, taken, target)? else { return nothing };
         let Some(breakpoints) = armed.addresses(kvm::MAX_STOPS) else { return nothing };
-        let begin = runner.log.events[stretch.first].at.count;
-        if begin > here {
-            return Ok(Ahead::NotBefore(begin));
+        if stretch.begin > here {
+            return Ok(Ahead::NotBefore(stretch.begin));
         }
         if stretch.first != taken || breakpoints.contains(&self.machine.cpu().rip()) {
             return Ok(Ahead::NotBefore(here + 1));
@@ -242,15 +263,15 @@ impl Walker {
         let from =
             Snapshot { state: self.machine.state(), maps: self.machine.maps(), cursor: self.player.cursor() };
         let mut gone = runner.go(stretch, &from, &breakpoints, poll);
-        let mut length = runner.length(stretch);
+        let mut length = stretch.length();
         if let Ok(Gone::Met(event)) = gone {
-            let before = runner.place_of(event.saturating_sub(1)).unwrap_or_default();
-            runner.met(here, before, event);
-            log::debug!("a breakpoint is met between {before} and {:?}", runner.place_of(event));
-            let Some(stretch) = runner.worth_it(stretch.first, before) else {
+            let before = runner.place_of(event.saturating_sub(1))?.unwrap_or_default();
+            runner.met(here, before, event)?;
+            log::debug!("a breakpoint is met between {before} and {:?}", runner.place_of(event)?);
+            let Some(stretch) = runner.worth_it(stretch.first, before)? else {
                 return Ok(Ahead::NotBefore(runner.resting.end));
             };
-            length = runner.length(stretch);
+            length = stretch.length();
             gone = runner.go(stretch, &from, &[], poll);
         }
         match gone {

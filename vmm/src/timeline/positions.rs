@@ -68,17 +68,16 @@ impl Timeline {
         let Some(index) = exits.map_or(Some(number), |exits| exits.index_of(number)) else {
             return Err(self.before_part(&format!("event {number}")));
         };
-        let events = &recording.log.events;
         let skipped = exits.map_or(0, |exits| exits.skipped);
-        events.get(index).map(|event| event.at.count).ok_or_else(|| {
-            let count = events.len() + skipped;
+        recording.log.event(index)?.map(|event| event.at.count).ok_or_else(|| {
+            let count = recording.log.event_count() + skipped;
             Error::Position(format!("the recording ends before event {number}: it has {count}"))
         })
     }
 
     /// The guest time at which what is opened begins.
     fn begins_ns(&self) -> u64 {
-        self.shared.recording.log.events[0].at.time_ns
+        self.shared.begins_ns
     }
 
     fn before_part(&self, what: &str) -> Error {

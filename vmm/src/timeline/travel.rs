@@ -77,6 +77,7 @@ impl Timeline {
             recording: recording.clone(),
             images,
             end,
+            begins_ns: recording.log.power_on()?.at.time_ns,
             checkpoints: None,
             snapshots: Snapshots::default(),
             fast_forward: OnceLock::new(),
@@ -86,7 +87,7 @@ impl Timeline {
             task: Task::default(),
         };
         if let Some(store) = recording.checkpoints()? {
-            let player = Player::new(recording.log.clone());
+            let player = Player::new(recording.log.clone())?;
             let mut first = Machine::new(&recording.manifest.machine, &shared.images, player.power_on())?;
             must_fit(&store, &mut first)?;
             shared.checkpoints = Some(Checkpoints::new(store, first.maps().ram, &recording.log)?);

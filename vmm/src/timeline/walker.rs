@@ -34,6 +34,8 @@ pub(super) struct Shared {
     pub images: Images,
     /// Where the recording ends.
     pub end: Instructions,
+    /// The guest time at which what is opened begins.
+    pub begins_ns: u64,
     /// `None` while the first walker is being made.
     pub checkpoints: Option<Checkpoints<Instructions>>,
     pub snapshots: Snapshots,
@@ -80,7 +82,7 @@ pub(super) struct Walker {
 impl Walker {
     /// A walker at the first instruction.
     pub fn new(shared: Arc<Shared>) -> Result<Walker, Error> {
-        let mut player = Player::new(shared.recording.log.clone());
+        let mut player = Player::new(shared.recording.log.clone())?;
         let config = &shared.recording.manifest.machine;
         let mut machine = Machine::new(config, &shared.images, player.power_on())?;
         match &shared.checkpoints {
@@ -138,8 +140,7 @@ impl Walker {
     /// Goes to a snapshot.
     pub fn restore(&mut self, snapshot: &Snapshot<Instructions>) -> Result<(), Error> {
         self.machine.restore(&snapshot.state, &snapshot.maps)?;
-        self.player.set_cursor(snapshot.cursor);
-        Ok(())
+        self.player.set_cursor(snapshot.cursor)
     }
 
     /// Goes to a place, forward or backward.

@@ -8,7 +8,7 @@ use serde::Serialize;
 use vmm::error::{Error, exit_code};
 use vmm::machine::unit::Unit;
 use vmm::position::{Count, Length, Moment};
-use vmm::recording::log::is_being_written;
+use vmm::recording::log::{LogEntry, is_being_written};
 use vmm::recording::{EVENTS, Opened, Recording};
 use vmm::with_recording;
 
@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
 
 fn show<U: Unit>(args: &Args, recording: &Recording<U>) -> Result<i32, Error> {
     let store = recording.checkpoints()?;
-    let mut info = info(recording);
+    let mut info = info(recording)?;
     info.checkpoints = store.map(|store| checkpoint_info(&store, recording));
     crate::output::print(&if args.json {
         serde_json::to_string_pretty(&info).expect("plain data always serializes")
@@ -91,18 +91,23 @@ fn show<U: Unit>(args: &Args, recording: &Recording<U>) -> Result<i32, Error> {
     Ok(exit_code::DONE)
 }
 
-fn info<U: Unit>(recording: &Recording<U>) -> Info<'_> {
+fn info<U: Unit>(recording: &Recording<U>) -> Result<Info<'_>, Error> {
     let (manifest, log) = (&recording.manifest, &recording.log);
     let end = log.end.as_ref();
     let mut events = BTreeMap::new();
-    for record in &log.events {
-        *events.entry(record.event.kind()).or_insert(0) += 1;
+    let (mut at_event, mut at_check) = (0, 0);
+    for place in log.entries() {
+        match place? {
+            LogEntry::Event { record, .. } => {
+                *events.entry(record.event.kind()).or_insert(0) += 1;
+                at_event = record.branches;
+            }
+            LogEntry::Check { record, .. } => at_check = record.branches,
+        }
     }
     let last = log.last_moment();
-    let branches = log.events.last().map_or(0, |event| event.branches);
-    let branches = log.checks.last().map_or(branches, |(_, check)| branches.max(check.branches));
     let guest_seconds = last.time_ns as f64 / 1e9;
-    Info {
+    Ok(Info {
         format_version: manifest.format_version,
         made_by: &manifest.made_by,
         engine: &manifest.engine,
@@ -113,15 +118,15 @@ fn info<U: Unit>(recording: &Recording<U>) -> Info<'_> {
         being_recorded: is_being_written(&recording.path.join(EVENTS)),
         ended: end.map(|e| e.outcome.to_string()),
         length: U::length(last.count.number()),
-        branches: end.map_or(branches, |e| e.branches),
+        branches: end.map_or(at_event.max(at_check), |e| e.branches),
         guest_seconds,
         events,
-        checks: log.checks.len(),
+        checks: log.check_count(),
         log_bytes: log.bytes,
         log_bytes_per_guest_second: (last.time_ns > 0).then(|| log.bytes as f64 / guest_seconds),
         console_bytes: end.map(|e| e.console_bytes),
         checkpoints: None,
-    }
+    })
 }
 
 fn checkpoint_info<U: Unit>(store: &Store, recording: &Recording<U>) -> CheckpointInfo {

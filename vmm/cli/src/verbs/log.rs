@@ -11,7 +11,7 @@ use vmm::machine::inputs::Event;
 use vmm::position::{Count, Moment, Position};
 use vmm::recording::Opened;
 use vmm::recording::log::diff::diff;
-use vmm::recording::log::{EndRecord, EventRecord, Log};
+use vmm::recording::log::{EndRecord, EventRecord, Log, LogEntry};
 use vmm::with_recording;
 
 #[derive(clap::Args)]
@@ -68,14 +68,28 @@ pub fn run(args: &Args) -> Result<i32, Error> {
 
 fn list<C: Count>(args: &Args, log: &Log<C>) -> Result<i32, Error> {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    let written = lines(log, args.checks).try_for_each(|line| {
+    let mut print = |line: Line<'_>| {
         if args.json {
             let text = serde_json::to_string(&line).expect("plain data in memory always serializes");
             writeln!(out, "{text}")
         } else {
             writeln!(out, "{}", text(&line))
         }
-    });
+    };
+    let mut written = Ok(());
+    for place in log.entries() {
+        written = match &place? {
+            LogEntry::Event { number, record, .. } => print(event_line(*number, record)),
+            LogEntry::Check { record, .. } if args.checks => print(check_line(record)),
+            LogEntry::Check { .. } => Ok(()),
+        };
+        if written.is_err() {
+            break;
+        }
+    }
+    if let (Ok(()), Some(end)) = (&written, &log.end) {
+        written = print(end_line(end));
+    }
     match written.and_then(|()| out.flush()) {
         // The reader of the list has read enough.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(exit_code::DONE),
@@ -85,28 +99,13 @@ fn list<C: Count>(args: &Args, log: &Log<C>) -> Result<i32, Error> {
 }
 
 fn print_diff<C: Count>(left: &Log<C>, right: &Log<C>) -> Result<i32, Error> {
-    let Some(parting) = diff(left, right) else {
+    let Some(parting) = diff(left, right)? else {
         crate::output::print("the recordings do not differ as far as both go")?;
         return Ok(exit_code::DONE);
     };
     let place = parting.at.map_or(String::new(), |at| format!(" at {}", at.count.position()));
     crate::output::print(&format!("the recordings part{place}: {}", parting.what))?;
     Ok(exit_code::DIVERGED)
-}
-
-/// The records in the order of the log.
-fn lines<C: Count>(log: &Log<C>, checks: bool) -> impl Iterator<Item = Line<'_>> {
-    let mut pending = log.checks.iter().filter(move |_| checks).peekable();
-    let mut events = log.events.iter().enumerate();
-    let mut given = 0;
-    let records = std::iter::from_fn(move || {
-        if let Some((_, check)) = pending.next_if(|(before, _)| *before <= given) {
-            return Some(check_line(check));
-        }
-        given += 1;
-        events.next().map(|(number, event)| event_line(number, event))
-    });
-    records.chain(log.end.iter().map(end_line))
 }
 
 fn line<'a, C: Count>(kind: &'static str, at: Moment<C>, branches: u64) -> Line<'a> {

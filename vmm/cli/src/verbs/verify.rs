@@ -88,8 +88,8 @@ fn log_line<C: Count>(log: &Log<C>) -> String {
     format!(
         "store: {} bytes of log whole: {} events, {} checks{}",
         log.bytes,
-        log.events.len(),
-        log.checks.len(),
+        log.event_count(),
+        log.check_count(),
         if log.torn { "; the last record was cut off while it was written" } else { "" }
     )
 }
@@ -118,8 +118,8 @@ fn json<U: Unit>(recording: &Recording<U>, found: &Verification<U>) -> String {
         equal: found.equal(),
         complete: found.complete,
         length: U::length(found.at.count.number()),
-        events: recording.log.events.len(),
-        checks: recording.log.checks.len(),
+        events: recording.log.event_count(),
+        checks: recording.log.check_count(),
         log_bytes: recording.log.bytes,
         checkpoints_compared: found.checkpoints,
         difference: found.difference.as_ref().map(|difference| difference.divergence.to_string()),

@@ -1,7 +1,9 @@
 //! Where two event logs part, without replaying anything.
 
+use crate::error::Error;
+use crate::machine::checks::CheckRecord;
 use crate::position::{Count, Moment};
-use crate::recording::log::file::Log;
+use crate::recording::log::contents::Log;
 use crate::recording::log::records::EventRecord;
 
 /// The first place where two logs differ.
@@ -15,27 +17,33 @@ pub struct LogParting<C> {
 
 /// Compares two logs. Checks are compared where both have one at the same point; where a check was taken is no
 /// difference, for it changes nothing that the guest sees.
-pub fn diff<C: Count>(left: &Log<C>, right: &Log<C>) -> Option<LogParting<C>> {
+pub fn diff<C: Count>(left: &Log<C>, right: &Log<C>) -> Result<Option<LogParting<C>>, Error> {
     if left.machine_hash != right.machine_hash {
-        return Some(LogParting { at: None, what: "they were made on different machines".to_string() });
+        return Ok(Some(LogParting { at: None, what: "they were made on different machines".to_string() }));
     }
-    let event = first_event(left, right);
-    let check = first_check(left, right);
+    let event = first_event(left, right)?;
+    let check = first_check(left, right)?;
     let first = match (event, check) {
         (Some(event), Some(check)) if check.at < event.at => Some(check),
         (event, check) => event.or(check),
     };
-    first.or_else(|| end(left, right))
+    Ok(first.or_else(|| end(left, right)))
 }
 
-fn first_event<C: Count>(left: &Log<C>, right: &Log<C>) -> Option<LogParting<C>> {
-    let number = left.events.iter().zip(&right.events).position(|(l, r)| l != r);
-    let number = number.unwrap_or(left.events.len().min(right.events.len()));
+fn first_event<C: Count>(left: &Log<C>, right: &Log<C>) -> Result<Option<LogParting<C>>, Error> {
+    let mut number = left.event_count().min(right.event_count());
+    for (this, pair) in left.events().zip(right.events()).enumerate() {
+        let (l, r) = (pair.0?, pair.1?);
+        if l != r {
+            number = this;
+            break;
+        }
+    }
     let parting = |at: Moment<C>, what: String| Some(LogParting { at: Some(at), what });
-    match (left.events.get(number), right.events.get(number)) {
+    Ok(match (left.event(number)?, right.event(number)?) {
         (None, None) => None,
         (Some(l), Some(r)) => {
-            let what = format!("event {number}: {}", event_difference(l, r));
+            let what = format!("event {number}: {}", event_difference(&l, &r));
             parting(l.at.min(r.at), what)
         }
         // A log that was cut off is no different as far as it goes.
@@ -46,7 +54,7 @@ fn first_event<C: Count>(left: &Log<C>, right: &Log<C>) -> Option<LogParting<C>>
             parting(event.at, format!("event {number} ({}) is in the second only", event.event.kind()))
         }
         _ => None,
-    }
+    })
 }
 
 fn event_difference<C: Count>(left: &EventRecord<C>, right: &EventRecord<C>) -> String {
@@ -59,11 +67,15 @@ fn event_difference<C: Count>(left: &EventRecord<C>, right: &EventRecord<C>) -> 
     format!("{}: the machine's registers differ", left.event.kind())
 }
 
-fn first_check<C: Count>(left: &Log<C>, right: &Log<C>) -> Option<LogParting<C>> {
-    let mut others = right.checks.iter().map(|(_, check)| check).peekable();
-    for (_, check) in &left.checks {
-        while others.next_if(|other| other.at < check.at).is_some() {}
-        let Some(other) = others.next_if(|other| other.at == check.at) else { continue };
+fn first_check<C: Count>(left: &Log<C>, right: &Log<C>) -> Result<Option<LogParting<C>>, Error> {
+    let mut others = right.checks().peekable();
+    for check in left.checks() {
+        let check = check?;
+        while others.next_if(|other| other.as_ref().is_ok_and(|other| other.at < check.at)).is_some() {}
+        let same_point = |other: &Result<CheckRecord<C>, Error>| {
+            other.as_ref().is_ok_and(|other| other.at == check.at) || other.is_err()
+        };
+        let Some(other) = others.next_if(same_point).transpose()? else { continue };
         let both = |l: Option<&[u8]>, r: Option<&[u8]>| l.is_none() || r.is_none() || l == r;
         let devices = both(
             check.devices_hash.as_ref().map(|h| h.as_slice()),
@@ -78,11 +90,11 @@ fn first_check<C: Count>(left: &Log<C>, right: &Log<C>) -> Option<LogParting<C>>
         for (same, what) in [(registers, "registers"), (devices, "devices"), (ram, "RAM")] {
             if !same {
                 let what = format!("a check finds different {what}");
-                return Some(LogParting { at: Some(check.at), what });
+                return Ok(Some(LogParting { at: Some(check.at), what }));
             }
         }
     }
-    None
+    Ok(None)
 }
 
 fn end<C: Count>(left: &Log<C>, right: &Log<C>) -> Option<LogParting<C>> {

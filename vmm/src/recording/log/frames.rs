@@ -7,6 +7,8 @@ pub(super) const MAGIC: &[u8; 8] = b"TTVMLOG1";
 pub(super) const MAX_FRAME_BYTES: usize = 1 << 20;
 /// Length, checksum of the header, checksum of the payload.
 const HEADER_BYTES: usize = 12;
+/// No frame is larger.
+pub(super) const MOST_FRAME_BYTES: usize = HEADER_BYTES + MAX_FRAME_BYTES;
 
 /// A frame, and the checksum that the next one begins with.
 pub(super) fn framed(chain: u32, payload: &[u8]) -> (Vec<u8>, u32) {
@@ -24,6 +26,11 @@ pub(super) struct Header {
 impl Header {
     fn of(chain: u32, payload: &[u8]) -> Header {
         Header { length: payload.len() as u32, payload_check: chained(chain, &[payload]) }
+    }
+
+    /// Bytes of the whole frame.
+    pub fn frame_bytes(&self) -> u64 {
+        HEADER_BYTES as u64 + u64::from(self.length)
     }
 
     fn to_bytes(&self, chain: u32) -> [u8; HEADER_BYTES] {
@@ -50,26 +57,34 @@ fn chained(chain: u32, parts: &[&[u8]]) -> u32 {
     hasher.finalize()
 }
 
-pub(super) type Frame<'a> = (Header, &'a [u8], &'a [u8]);
-
-/// The next frame's header and payload and what follows it; `None` where the file was cut off.
-pub(super) fn next_frame(rest: &[u8], chain: u32) -> Result<Option<Frame<'_>>, String> {
+/// The next frame's header and payload; `None` where the file was cut off. `window` is what follows in the file, to its end or far enough
+/// for any frame; `left` bytes are there to the end of the file, of which the last that is not zero is byte number `arrived`.
+pub(super) fn next_frame(
+    window: &[u8],
+    left: u64,
+    arrived: u64,
+    chain: u32,
+) -> Result<Option<(Header, &[u8])>, String> {
     // A file system that lost power can leave zeroes where data did not arrive any more.
-    let arrived = rest.len() - rest.iter().rev().take_while(|&&byte| byte == 0).count();
-    if rest.len() < HEADER_BYTES || arrived < HEADER_BYTES && rest.len() > HEADER_BYTES {
+    let header_bytes = HEADER_BYTES as u64;
+    if left < header_bytes || arrived < header_bytes && left > header_bytes {
         return Ok(None);
     }
-    let (header, body) = rest.split_first_chunk::<HEADER_BYTES>().expect("the length was looked at");
+    let (header, body) = window.split_first_chunk::<HEADER_BYTES>().ok_or("cannot be read")?;
     let header = Header::from_bytes(header, chain).ok_or("has a wrong header or is in the wrong place")?;
     if header.length as usize > MAX_FRAME_BYTES {
         return Err(format!("claims {} bytes", header.length));
     }
-    let Some((payload, after)) = body.split_at_checked(header.length as usize) else { return Ok(None) };
+    let frame_bytes = header.frame_bytes();
+    if left < frame_bytes {
+        return Ok(None);
+    }
+    let payload = body.get(..header.length as usize).ok_or("cannot be read")?;
     if chained(chain, &[payload]) == header.payload_check {
-        return Ok(Some((header, payload, after)));
+        return Ok(Some((header, payload)));
     }
     // As above: the header arrived, some of the payload did not.
-    if after.iter().all(|&byte| byte == 0) && payload.ends_with(&[0]) && !after.is_empty() {
+    if arrived <= frame_bytes && payload.ends_with(&[0]) && left > frame_bytes {
         return Ok(None);
     }
     Err("has a wrong checksum".to_string())

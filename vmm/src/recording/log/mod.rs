@@ -1,9 +1,19 @@
 //! The event log: one file of framed, checksummed records, only ever appended to. `FORMAT.md` describes it.
+//!
+//! [`Log`] is what reading a log gives: it knows where everything is, and keeps what was used last in memory. [`LogWriter`] appends.
 
+mod contents;
 pub mod diff;
-mod file;
 mod frames;
+mod order;
+mod piece;
 mod records;
+mod source;
+#[cfg(test)]
+mod tests;
+mod writer;
 
-pub use file::{Log, LogWriter, is_being_written, log_of_payloads, parse_log, read_log};
+pub use contents::{Log, parse_log, read_log};
+pub use piece::{LogEntry, Piece};
 pub use records::{EndRecord, EventRecord, LogRecord};
+pub use writer::{LogWriter, is_being_written, log_of_payloads};

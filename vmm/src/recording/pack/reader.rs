@@ -63,7 +63,7 @@ pub fn read_archive(
 }
 
 fn is_log_of<C: Count>(log: &Log<C>, manifest: &Manifest) -> bool {
-    log.machine_hash == manifest.machine_hash() && !log.events.is_empty()
+    log.machine_hash == manifest.machine_hash() && log.event_count() > 0
 }
 
 fn check_version(from: &mut impl Read) -> Result<(), String> {

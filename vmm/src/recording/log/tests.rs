@@ -1,0 +1,181 @@
+//! Logs, whole, cut off, damaged and long.
+
+use super::*;
+use crate::machine::inputs::PowerOn;
+use crate::position::Instructions;
+
+fn record(number: u64, event: Event) -> EventRecord<Instructions> {
+    let at = Moment { count: Instructions(number), time_ns: number };
+    EventRecord { at, branches: 0, rip: 0, cpu_hash: [0; 8], event }
+}
+
+fn power_on() -> Event {
+    Event::PowerOn(PowerOn { unix_seconds: 1, seed: [7; 32], columns: 80, rows: 25 })
+}
+
+fn check(number: u64) -> CheckRecord<Instructions> {
+    let at = Moment { count: Instructions(number), time_ns: number + 1 };
+    CheckRecord {
+        at,
+        branches: 3,
+        rip: 4,
+        cpu_hash: [5; 8],
+        devices_hash: Some([6; 8]),
+        ram_digest: Some([7; 16]),
+    }
+}
+
+fn sample_records() -> Vec<LogRecord<Instructions>> {
+    vec![
+        LogRecord::Machine([9; 32]),
+        LogRecord::Event(record(0, power_on())),
+        LogRecord::Check(check(50)),
+        LogRecord::Event(record(100, Event::ConsoleInput(b"ls\n".to_vec()))),
+        LogRecord::Event(record(100, Event::PowerButton)),
+        LogRecord::Check(check(100)),
+    ]
+}
+
+fn written(records: &[LogRecord<Instructions>]) -> Vec<u8> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("events.log");
+    let mut writer = LogWriter::create(&path).unwrap();
+    records.iter().for_each(|record| writer.append(record).unwrap());
+    std::fs::read(&path).unwrap()
+}
+
+/// The log's records again, in its order.
+fn records(log: &Log<Instructions>) -> Vec<LogRecord<Instructions>> {
+    let mut all = vec![LogRecord::Machine(log.machine_hash)];
+    for (number, event) in log.events.iter().enumerate() {
+        let before = log.checks.iter().filter(|(events, _)| *events == number);
+        all.extend(before.map(|(_, check)| LogRecord::Check(check.clone())));
+        all.push(LogRecord::Event(event.clone()));
+    }
+    let last = log.checks.iter().filter(|(events, _)| *events == log.events.len());
+    all.extend(last.map(|(_, check)| LogRecord::Check(check.clone())));
+    all
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let log = parse_log::<Instructions>(&written(&sample_records())).unwrap();
+    assert_eq!(records(&log), sample_records());
+    assert!(!log.torn);
+    assert_eq!(log.last_moment(), Moment { count: Instructions(100), time_ns: 101 });
+}
+
+#[test]
+fn a_log_cut_off_anywhere_gives_the_records_before_the_cut() {
+    let bytes = written(&sample_records());
+    for length in MAGIC.len() + 1..bytes.len() {
+        for zeroes in [0, 100] {
+            let mut cut = bytes[..length].to_vec();
+            cut.resize(length + zeroes, 0);
+            let log =
+                parse_log::<Instructions>(&cut).unwrap_or_else(|why| panic!("{length} {zeroes}: {why}"));
+            let whole = if log.bytes > 8 { records(&log) } else { Vec::new() };
+            assert_eq!(whole, sample_records()[..whole.len()], "{length}");
+            assert!(whole.len() < sample_records().len());
+            assert_eq!(log.torn, log.bytes < cut.len() as u64, "{length}");
+        }
+    }
+}
+
+#[test]
+fn every_flipped_bit_is_noticed() {
+    let bytes = written(&sample_records());
+    for bit in 0..bytes.len() * 8 {
+        let mut damaged = bytes.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert!(parse_log::<Instructions>(&damaged).is_err(), "bit {bit}");
+    }
+}
+
+#[test]
+fn whole_frames_in_another_order_are_refused() {
+    let lengths: Vec<usize> = (0..=6).map(|count| written(&sample_records()[..count]).len()).collect();
+    let bytes = written(&sample_records());
+    let frame = |number: usize| &bytes[lengths[number]..lengths[number + 1]];
+    for left in 0..6 {
+        for right in left + 1..6 {
+            let order = (0..6).map(|n| {
+                if n == left {
+                    right
+                } else if n == right {
+                    left
+                } else {
+                    n
+                }
+            });
+            let mut swapped = bytes[..lengths[0]].to_vec();
+            order.for_each(|number| swapped.extend_from_slice(frame(number)));
+            assert!(parse_log::<Instructions>(&swapped).is_err(), "{left} {right}");
+        }
+    }
+    let without = [&bytes[..lengths[2]], &bytes[lengths[3]..]].concat();
+    assert!(parse_log::<Instructions>(&without).is_err(), "a missing record");
+    let twice = [&bytes[..lengths[3]], &bytes[lengths[2]..]].concat();
+    assert!(parse_log::<Instructions>(&twice).is_err(), "a record twice");
+}
+
+#[test]
+fn records_in_an_order_that_no_run_has_are_refused() {
+    let machine = || LogRecord::Machine([9; 32]);
+    let event = |number, event| LogRecord::Event(record(number, event));
+    for (what, records) in [
+        ("no machine", vec![event(0, power_on())]),
+        ("two machines", vec![machine(), machine()]),
+        ("no power-on", vec![machine(), event(5, Event::PowerButton)]),
+        ("two", vec![machine(), event(0, power_on()), event(0, power_on())]),
+        (
+            "back",
+            vec![machine(), event(0, power_on()), event(5, Event::PowerButton), LogRecord::Check(check(4))],
+        ),
+    ] {
+        assert!(parse_log::<Instructions>(&written(&records)).is_err(), "{what}");
+    }
+}
+
+#[test]
+fn payloads_that_no_recorder_writes_are_read_or_refused() {
+    let payloads: Vec<Vec<u8>> =
+        sample_records().iter().map(|record| postcard::to_stdvec(record).unwrap()).collect();
+    let mut random = 1_u64;
+    let mut below = |limit: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % limit
+    };
+    let mut accepted = 0;
+    for _ in 0..20_000 {
+        let mut changed = payloads.clone();
+        for _ in 0..=below(3) {
+            let payload = &mut changed[below(payloads.len())];
+            match below(3) {
+                0 if !payload.is_empty() => {
+                    let at = below(payload.len());
+                    payload[at] = below(256) as u8;
+                }
+                1 => payload.truncate(below(payload.len() + 1)),
+                _ => payload.insert(below(payload.len() + 1), 0xff),
+            }
+        }
+        if let Ok(log) = parse_log::<Instructions>(&log_of_payloads(changed.iter().map(Vec::as_slice))) {
+            assert!(log.events.len() + log.checks.len() < payloads.len());
+            assert!(log.events.iter().zip(log.events.iter().skip(1)).all(|(a, b)| a.at <= b.at));
+            assert!(log.last_moment().time_ns <= MAX_TIME_NS);
+            accepted += 1;
+        }
+    }
+    assert!(accepted > 100, "{accepted}: nothing got as far as being looked at");
+}
+
+#[test]
+fn a_disk_that_is_full_leaves_whole_records() {
+    // A file that cannot grow: a full device behind a link, as `create` wants to make its file itself.
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let mut writer = LogWriter { file: full, path: "/dev/full".into(), bytes: 8, chain: 0 };
+    let error = writer.append(&sample_records()[0]).unwrap_err().to_string();
+    assert!(error.contains("cannot write /dev/full") && error.contains("No space left"), "{error}");
+    assert_eq!(writer.bytes, 8);
+}
