@@ -42,7 +42,7 @@ pub enum Leave {
     At(Mark),
 }
 
-/// So many breakpoints are met on the way to a mark before the software CPU is asked: a loop can pass it hundreds of
+/// The software CPU takes over after this many breakpoints on the way to a mark: a loop can pass the mark hundreds of
 /// thousands of times, and each exit costs as much as some hundred instructions on the software CPU.
 const BREAKPOINTS_AT_FIRST: u32 = 4096;
 
@@ -116,7 +116,7 @@ struct Run<'a> {
     left: Left,
     /// Breakpoints met on the way to the mark.
     met: u32,
-    /// After so many the software CPU goes on.
+    /// After this many of them the software CPU takes over.
     most_breakpoints: u32,
 }
 
