@@ -25,7 +25,7 @@ struct Checkpoint {
     position: u64,
     time_ns: u64,
     head: &'static [u8],
-    /// The state is this, so many times.
+    /// The state is these bytes, repeated.
     state: &'static [u8],
     repeated: usize,
     written: Pages,

@@ -222,7 +222,7 @@ fn sticky_poll(link: &mut Link<'_>, progress: &mut Progress) -> impl FnMut() -> 
     }
 }
 
-/// After so many polls gdb is sent a sign of life, which is also when it notices a ^C.
+/// After this many polls gdb is sent a sign of life, which is also when it notices a ^C.
 const POLLS_PER_SIGN: u32 = 4;
 
 /// As [`sticky_poll`] for `monitor` commands. gdb complains when it hears nothing for two seconds, so that it is sent an

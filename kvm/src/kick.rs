@@ -58,7 +58,7 @@ pub(crate) fn overflow_came() -> bool {
     OVERFLOWED.get()
 }
 
-/// An overflow that came is no news any more.
+/// Forgets an overflow that came: [`overflow_came`] tells of later ones only.
 pub(crate) fn forget_overflow() {
     OVERFLOWED.set(false);
 }

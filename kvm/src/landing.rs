@@ -20,11 +20,11 @@ use engine_contract::Mark;
 pub(crate) trait Guest {
     /// Where it stands.
     fn place(&mut self) -> Result<Place, Error>;
-    /// Makes it leave some time after so many more branches, or, for `None`, not.
+    /// Makes it leave some time after this many more branches; for `None`, disarms the counter.
     fn arm(&mut self, branches: Option<u64>) -> Result<(), Error>;
     /// Whether what was armed has come.
     fn overflowed(&mut self) -> bool;
-    /// Makes it leave before the instruction at an address, or, for `None`, not.
+    /// Makes it leave before the instruction at this address; for `None`, at none.
     fn set_breakpoint(&mut self, rip: Option<u64>) -> Result<(), Error>;
     /// Whether a breakpoint on the instruction where it stands is passed over once.
     fn pass_breakpoint(&mut self, pass: bool);
@@ -147,7 +147,7 @@ impl Landing {
         branches > self.target || branches == self.target && !self.near
     }
 
-    /// Decides what the next entry is for. `Some`: there is none.
+    /// Decides what the next entry is for. `Some` says that the landing is at its end, and there is no next entry.
     pub(crate) fn look(
         &mut self,
         guest: &mut impl Guest,

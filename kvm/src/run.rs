@@ -25,7 +25,7 @@ mod landing_guest;
 mod search;
 mod stopping;
 
-/// So many breakpoints are met on the way to a mark before the software CPU is asked: a loop can pass it hundreds of
+/// The software CPU takes over after this many breakpoints on the way to a mark: a loop can pass the mark hundreds of
 /// thousands of times, and each exit costs as much as some hundred instructions on the software CPU.
 const BREAKPOINTS_AT_FIRST: u32 = 4096;
 
@@ -85,7 +85,7 @@ struct Run<'a> {
     left: Left,
     /// Breakpoints met on the way to the mark.
     met: u32,
-    /// After so many the software CPU goes on.
+    /// After this many of them the software CPU takes over.
     most_breakpoints: u32,
 }
 

@@ -12,7 +12,7 @@ pub(crate) trait BranchCounter: Send {
     fn move_here(&mut self) -> Result<(), Error>;
     /// How many so far. Where the count began is not known, but it stays the same.
     fn count(&mut self) -> Result<u64, Error>;
-    /// Makes the guest leave some time after so many more (at least one). Replaces what was armed before.
+    /// Makes the guest leave some time after `branches` more (at least one). Replaces what was armed before.
     fn arm(&mut self, branches: u64) -> Result<(), Error>;
     /// Nothing is armed any more.
     fn disarm(&mut self) -> Result<(), Error>;

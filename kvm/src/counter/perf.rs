@@ -73,7 +73,7 @@ impl PerfEvent {
         Err(io::Error::new(ErrorKind::UnexpectedEof, why))
     }
 
-    /// Overflows after so many more, and then again after as many.
+    /// Overflows after this many more branches, and then again each time after as many.
     pub(super) fn set_period(&self, branches: u64) -> io::Result<()> {
         // SAFETY: the descriptor is open, and the number lives through the call.
         unsafe { ioctl_set_period(self.fd.as_raw_fd(), &branches) }?;

@@ -98,7 +98,7 @@ fn count_loop(number: u64, spin: fn(u64)) -> io::Result<u64> {
     Ok(counter.count()? - before)
 }
 
-/// So many conditional branches.
+/// Executes this many conditional branches.
 fn spin(branches: u64) {
     // SAFETY: the loop changes a register and flags, nothing else.
     unsafe {

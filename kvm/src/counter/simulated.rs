@@ -18,11 +18,11 @@ use crate::vcpu::{Exit, Vcpu};
 /// In DR6: the breakpoint of a landing, and a completed step.
 const BREAKPOINT: u64 = 1;
 const STEP: u64 = 1 << 14;
-/// So many branches after a lost overflow the watchdog must have come.
+/// The watchdog must have come within this many branches after a lost overflow.
 const PATIENCE: u64 = 1 << 28;
 /// Steps of the software CPU between two looks for the watchdog.
 const CHUNK: u64 = 4096;
-/// So many steps at most beyond the branch that an overflow comes at.
+/// The guest is left at most this many steps beyond the branch at which an overflow comes.
 const EXTRA_STEPS: u64 = 8;
 
 /// What matters of an instruction.
@@ -30,7 +30,8 @@ const EXTRA_STEPS: u64 = 8;
 enum Kind {
     /// It counts.
     Branch,
-    /// A step would make several of it, or show itself to the guest, or be lost: it is left by a breakpoint behind it.
+    /// It cannot be stepped: it would take several steps, or push the trap flag for the guest to see, or clear it. The vCPU
+    /// runs to a breakpoint behind it instead.
     Unsteppable {
         next: u64,
     },
@@ -110,7 +111,7 @@ impl Simulated {
         }
     }
 
-    /// Steps to the breakpoint, to where the armed overflow comes, or to whatever else leaves the guest.
+    /// Steps the vCPU to the breakpoint, to where the armed overflow comes, or to any other exit.
     fn step(&mut self, entry: Entry<'_>) -> Result<Exit, Error> {
         let Entry { vcpu, soft, window, cr8 } = entry;
         look(vcpu, soft);

@@ -5,9 +5,9 @@
 pub struct Behaviour {
     /// Most branches that an ordinary overflow comes late. Nine in ten come within a twentieth of it.
     pub largest_skid: u64,
-    /// One in so many overflows is lost.
+    /// One overflow in this many is lost.
     pub lost_one_in: u64,
-    /// One in so many overflows comes later than ordinary ones.
+    /// One overflow in this many comes later than ordinary ones.
     pub overshoot_one_in: u64,
     /// Most branches that such a one comes late.
     pub largest_overshoot: u64,

@@ -10,13 +10,13 @@ use crate::state::{gpr_of, nothing_under_way};
 use engine_contract::Mark;
 use engine_contract::{End, Leave};
 
-/// Where it finds that the loop is a long one, so many more are met.
+/// The same, once the software CPU has found that the loop is a long one.
 const BREAKPOINTS_IN_LONG_LOOPS: u32 = 1 << 18;
-/// After so many rounds the software CPU decides whether the loop is a long one.
+/// After this many rounds the software CPU decides whether the loop is a long one.
 const ROUNDS: u64 = 64;
 /// Steps of the software CPU that cost as much as a breakpoint.
 const STEPS_PER_BREAKPOINT: u64 = 200;
-/// A mark that is not found within so many steps will not be found.
+/// The software CPU gives up after this many steps: a mark that has not come by then will not come.
 const STEPS_PER_MARK: u64 = 1 << 33;
 
 impl KvmCpu {

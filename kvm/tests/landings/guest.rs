@@ -187,7 +187,7 @@ impl Reference {
         Snapshot { state: self.cpu.state(), ram }
     }
 
-    /// Goes on by so many steps, or somewhat more: to where a guest can be stopped.
+    /// Goes on by this many steps, or a few more, to where a guest can be stopped.
     pub fn advance(&mut self, steps: u64) {
         self.run(steps);
         while self.in_shadow() || self.at_repetition() {

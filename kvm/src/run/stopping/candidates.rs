@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::kick::AGAIN;
 use crate::vcpu::MAX_BREAKPOINTS;
 
-/// A place that is passed so often while others are not is not taken.
+/// A place that is passed this often while others are not is given up.
 const OFTEN: u32 = 16;
 /// The longest time that a caller is taken to be ready to wait.
 const MOST_PATIENCE: Duration = Duration::from_millis(20);
@@ -47,7 +47,7 @@ pub(super) enum Patience {
 }
 
 impl Stopping {
-    /// The guest stops at this place, if it comes there within so many kicks.
+    /// The guest stops at this place, if it comes there within `patience` kicks.
     pub(super) fn at(rip: u64, patience: u32) -> Stopping {
         Stopping { decided: true, ..Stopping::at_one_of(&[rip], patience) }
     }
