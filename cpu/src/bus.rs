@@ -3,7 +3,7 @@
 
 /// What the board asks of the CPU, sampled between instructions after every bus access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Signals {
+pub struct BusSignals {
     /// The INTR line: an interrupt controller has a vector to deliver.
     pub interrupt: bool,
     /// A non-maskable interrupt is waiting ([`Bus::take_nmi`] consumes it).
@@ -13,7 +13,7 @@ pub struct Signals {
 }
 
 /// The rest of the machine, as the CPU sees it. `steps` is the CPU's step count at the access
-/// (see [`crate::Cpu::steps`]).
+/// (see `Cpu::steps`).
 pub trait Bus {
     /// Reads an I/O port; `size_bytes` is 1, 2 or 4.
     fn port_read(&mut self, steps: u64, port: u16, size_bytes: u8) -> u32;
@@ -24,7 +24,7 @@ pub trait Bus {
     /// Writes guest-physical memory that is not RAM. The access never crosses a page.
     fn mmio_write(&mut self, steps: u64, gpa: u64, data: &[u8]);
     /// What the board asks for now.
-    fn signals(&mut self) -> Signals;
+    fn signals(&mut self) -> BusSignals;
     /// The interrupt acknowledge cycle; `None` when the request went away.
     fn acknowledge_interrupt(&mut self) -> Option<u8>;
     /// Consumes a waiting NMI.
@@ -66,8 +66,8 @@ impl Bus for EmptyBus {
         data.fill(0xff);
     }
     fn mmio_write(&mut self, _: u64, _: u64, _: &[u8]) {}
-    fn signals(&mut self) -> Signals {
-        Signals::default()
+    fn signals(&mut self) -> BusSignals {
+        BusSignals::default()
     }
     fn acknowledge_interrupt(&mut self) -> Option<u8> {
         None

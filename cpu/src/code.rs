@@ -4,6 +4,7 @@
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
 use rustc_hash::FxHashMap;
 
+use crate::code_lines::CodeLines;
 use crate::op::Op;
 
 /// Longest block, in instructions.
@@ -12,8 +13,6 @@ pub(crate) const MAX_OPS: usize = 48;
 const MAX_BLOCKS: usize = 1 << 18;
 /// Slots of the table that finds a block from RIP alone.
 const JUMP_SLOTS: usize = 1 << 13;
-/// Granularity at which stores into code pages are told apart from stores to code.
-const LINE_BYTES: u64 = 64;
 
 /// Number of a block in its cache.
 pub(crate) type BlockNumber = u32;
@@ -42,34 +41,6 @@ impl BlockKey {
 
     fn page(self) -> u64 {
         (self.0 >> 4) / PAGE_SIZE
-    }
-}
-
-/// Lines of each RAM page that decoded code came from.
-pub(crate) struct CodeLines(Vec<u64>);
-
-impl CodeLines {
-    pub fn new(ram: &GuestRam) -> CodeLines {
-        CodeLines(vec![0; (ram.size_bytes() / PAGE_SIZE) as usize])
-    }
-
-    fn mask(offset: u64, length: u64) -> u64 {
-        let first = offset / LINE_BYTES;
-        let last = (offset + length.max(1) - 1).min(PAGE_SIZE - 1) / LINE_BYTES;
-        (u64::MAX >> (63 - (last - first))) << first
-    }
-
-    /// Whether a range inside a page holds decoded code.
-    pub fn touches(&self, page: u64, offset: u64, length: u64) -> bool {
-        self.0[page as usize] & Self::mask(offset, length) != 0
-    }
-
-    fn add(&mut self, page: u64, offset: u64, length: u64) {
-        self.0[page as usize] |= Self::mask(offset, length);
-    }
-
-    fn clear_page(&mut self, page: u64) {
-        self.0[page as usize] = 0;
     }
 }
 

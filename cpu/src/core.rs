@@ -4,58 +4,17 @@ use std::sync::Arc;
 
 use guest_ram::GuestRam;
 
-use crate::code::CodeLines;
-use crate::cpuid::Model;
-use crate::debug::DebugPoints;
-use crate::exception::Exception;
+use crate::attention;
+use crate::code_lines::CodeLines;
+use crate::debug_points::DebugPoints;
+use crate::exception::{Break, Exception, Res};
 use crate::flags::{self, LazyFlags};
-use crate::mmu::Mmu;
-use crate::op::{Break, HIGH_BYTE, REG_BLOCK_RIP, Res, SEG_NONE};
+use crate::mmu::tlb::Mmu;
+use crate::model::CpuModel;
+use crate::quirks::Quirks;
+use crate::registers::{cr0, cr4, efer};
+use crate::slots::{HIGH_BYTE, REG_BLOCK_RIP, SEG_NONE};
 use crate::state::{CpuState, SegReg, Segment};
-
-/// CR0 bits.
-pub mod cr0 {
-    #![allow(missing_docs, reason = "the names are the architecture's")]
-    pub const PE: u64 = 1;
-    pub const MP: u64 = 1 << 1;
-    pub const EM: u64 = 1 << 2;
-    pub const TS: u64 = 1 << 3;
-    pub const ET: u64 = 1 << 4;
-    pub const NE: u64 = 1 << 5;
-    pub const WP: u64 = 1 << 16;
-    pub const AM: u64 = 1 << 18;
-    pub const NW: u64 = 1 << 29;
-    pub const CD: u64 = 1 << 30;
-    pub const PG: u64 = 1 << 31;
-}
-
-/// CR4 bits.
-pub mod cr4 {
-    #![allow(missing_docs, reason = "the names are the architecture's")]
-    pub const TSD: u64 = 1 << 2;
-    pub const DE: u64 = 1 << 3;
-    pub const PSE: u64 = 1 << 4;
-    pub const PAE: u64 = 1 << 5;
-    pub const PGE: u64 = 1 << 7;
-    pub const PCE: u64 = 1 << 8;
-    pub const OSFXSR: u64 = 1 << 9;
-    pub const OSXMMEXCPT: u64 = 1 << 10;
-    pub const UMIP: u64 = 1 << 11;
-    pub const FSGSBASE: u64 = 1 << 16;
-    pub const PCIDE: u64 = 1 << 17;
-    pub const OSXSAVE: u64 = 1 << 18;
-    pub const SMEP: u64 = 1 << 20;
-    pub const SMAP: u64 = 1 << 21;
-}
-
-/// EFER bits.
-pub mod efer {
-    #![allow(missing_docs, reason = "the names are the architecture's")]
-    pub const SCE: u64 = 1;
-    pub const LME: u64 = 1 << 8;
-    pub const LMA: u64 = 1 << 10;
-    pub const NXE: u64 = 1 << 11;
-}
 
 /// Default operand and address size of the running code segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,27 +28,9 @@ pub enum CodeSize {
     Bits64 = 2,
 }
 
-/// Things that need a look before the next instruction; any bit leaves the fast path.
-pub mod attention {
-    /// Interrupt lines must be sampled ([`crate::Bus::signals`]) or are known to be raised.
-    pub const SIGNALS: u32 = 1;
-    /// An interrupt shadow is in force for exactly one instruction.
-    pub const SHADOW: u32 = 1 << 1;
-    /// TF, RF, guest debug registers or a pending debug trap: go instruction by instruction.
-    pub const DEBUG: u32 = 1 << 2;
-    /// Decoded code must be dropped ([`super::Core::stale_code`]).
-    pub const STALE_CODE: u32 = 1 << 3;
-    /// Devices or a debugger wrote pages that code or translations came from.
-    pub const FOREIGN_WRITES: u32 = 1 << 4;
-    /// The CPU is halted or shut down.
-    pub const HALTED: u32 = 1 << 5;
-    /// The step that just completed hit a debugger's watchpoint or trap.
-    pub const HIT: u32 = 1 << 6;
-}
-
 /// Registers, modes, translations: what instruction handlers work on.
 pub struct Core {
-    /// General registers 0 to 15, then constant zero ([`crate::op::REG_ZERO`]) and the running block's RIP.
+    /// General registers 0 to 15, then constant zero ([`crate::slots::REG_ZERO`]) and the running block's RIP.
     pub regs: [u64; 32],
     /// The six arithmetic flags.
     pub flags: LazyFlags,
@@ -127,7 +68,9 @@ pub struct Core {
     /// Address translation.
     pub mmu: Mmu,
     /// What CPUID says.
-    pub model: Model,
+    pub(crate) model: CpuModel,
+    /// Where the model differs from others in what it executes.
+    pub(crate) quirks: Quirks,
     /// Guest memory.
     pub ram: Arc<GuestRam>,
     /// Everything that is not hot. `gpr`, `rip`, `rflags`, `steps` and `branches` in here are stale while the
@@ -163,7 +106,8 @@ impl Core {
             exception: Exception::default(),
             noncanonical: false,
             mmu: Mmu::new(&ram),
-            model: Model::default(),
+            model: CpuModel::default(),
+            quirks: Quirks::of(CpuModel::default()),
             state: CpuState::reset(),
             stale_code: Vec::new(),
             code_lines: CodeLines::new(&ram),
@@ -172,6 +116,12 @@ impl Core {
         };
         core.load_state(&CpuState::reset());
         core
+    }
+
+    /// Becomes another processor.
+    pub(crate) fn set_model(&mut self, model: CpuModel) {
+        self.model = model;
+        self.quirks = Quirks::of(model);
     }
 
     /// The whole architectural state, canonical: two equal machines give equal values.
@@ -421,6 +371,22 @@ impl Core {
     #[inline]
     pub fn require_cpl0(&mut self) -> Res<()> {
         if self.cpl == 0 { Ok(()) } else { Err(self.gp(0)) }
+    }
+
+    /// RIP behind an instruction: wraps by the width of the code segment.
+    #[inline(always)]
+    pub(crate) fn next_rip(&self, block_rip: u64, offset: u16) -> u64 {
+        self.wrap_rip(block_rip.wrapping_add(u64::from(offset)))
+    }
+
+    /// An instruction pointer wrapped to the code segment's width (16-bit code may still hold 32-bit EIPs
+    /// set by far transfers; those fault at the limit check of the fetch).
+    #[inline(always)]
+    pub fn wrap_rip(&self, rip: u64) -> u64 {
+        match self.code_size {
+            CodeSize::Bits64 => rip,
+            _ => rip & 0xffff_ffff,
+        }
     }
 
     /// The RIP at which the running block starts.

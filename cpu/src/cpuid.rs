@@ -1,57 +1,12 @@
-//! The CPU models that a guest can see: `ttvm-v2`, an x86-64-v2 processor with the identity of an AMD family
-//! 17h part (which decides about details such as SYSCALL, and about the model-specific registers that a
-//! kernel touches), and `ttvm-v2-kvm`, of which less is said. See the APM vol. 3, appendix E, and the SDM vol. 2, CPUID.
+//! What CPUID says of each [`CpuModel`] (APM vol. 3, appendix E; SDM vol. 2, CPUID).
 //!
 //! A feature of `ttvm-v2` is listed here exactly when its instructions and registers exist.
 
-use crate::core::{Core, cr4};
+use crate::core::Core;
+use crate::model::{CpuModel, PHYSICAL_BITS, SIGNATURE};
+use crate::registers::cr4;
 
-/// Family, model and stepping as CPUID leaf 1 reports them in EAX.
-pub(crate) const SIGNATURE: u32 = 0x00b0_0f21;
-
-/// Which processor CPUID describes. What is executed depends on it only where said here.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Model {
-    /// All that the software CPU has.
-    #[default]
-    V2,
-    /// The part of it that every processor since about 2013 executes just so under KVM. What would let the processor's
-    /// own time, randomness or optimisations in is hidden: the TSC, RDTSCP, the TSC deadline, the XSAVE family. So is
-    /// what not all of them have (PCID, INVPCID, UMIP, CLWB, 1 GiB pages), and x2APIC, whose registers KVM keeps to itself.
-    V2Kvm,
-    /// The same where the "hardware" below KVM is itself an emulation, QEMU's TCG, which differs from every processor of
-    /// silicon in what a kernel can see: an instruction that reads, changes and writes memory begins by reading it as any
-    /// other read would, so that a page that is not there faults without the error code's W bit, and one that may only be
-    /// read faults a second time; FXSAVE leaves out what no register needs;
-    /// interrupts push RF set; an address that is not canonical raises #GP for stack accesses too, and lands in CR2.
-    V2KvmTcg,
-}
-
-impl Model {
-    const ALL: [(Model, &str); 3] =
-        [(Model::V2, "ttvm-v2"), (Model::V2Kvm, "ttvm-v2-kvm"), (Model::V2KvmTcg, "ttvm-v2-kvm-tcg")];
-
-    /// The model's name, as recordings have it.
-    pub fn name(self) -> &'static str {
-        let found = Model::ALL.iter().find(|(model, _)| *model == self);
-        found.expect("every model has a name").1
-    }
-
-    /// The model of this name.
-    pub fn named(name: &str) -> Option<Model> {
-        Model::ALL.iter().find(|(_, known)| *known == name).map(|(model, _)| *model)
-    }
-
-    /// Names of all models.
-    pub fn names() -> impl Iterator<Item = &'static str> {
-        Model::ALL.iter().map(|(_, name)| *name)
-    }
-
-    /// Whether KVM can be this processor.
-    pub fn is_for_kvm(self) -> bool {
-        self != Model::V2
-    }
-
+impl CpuModel {
     /// Bits of CR4 that are reserved because CPUID hides the features that they switch on.
     pub(crate) fn hidden_cr4(self) -> u64 {
         let hidden = self.hidden();
@@ -63,8 +18,8 @@ impl Model {
     /// What of each feature word is hidden.
     fn hidden(self) -> Hidden {
         match self {
-            Model::V2 => Hidden::default(),
-            Model::V2Kvm | Model::V2KvmTcg => Hidden {
+            CpuModel::V2 => Hidden::default(),
+            CpuModel::V2Kvm | CpuModel::V2KvmTcg => Hidden {
                 leaf1_ecx: bits(&[17, 21, 24, 26]),
                 leaf1_edx: bits(&[4]),
                 leaf7_ebx: bits(&[1, 10, 23, 24]),
@@ -77,8 +32,8 @@ impl Model {
 
     fn brand(self) -> &'static [u8; 48] {
         match self {
-            Model::V2 => BRAND,
-            Model::V2Kvm | Model::V2KvmTcg => BRAND_KVM,
+            CpuModel::V2 => BRAND,
+            CpuModel::V2Kvm | CpuModel::V2KvmTcg => BRAND_KVM,
         }
     }
 
@@ -161,7 +116,7 @@ pub(crate) fn leaf(core: &Core, leaf: u32, subleaf: u32) -> Leaf {
     leaf_of(core.model, core.state.cr4 & cr4::OSXSAVE != 0, leaf, subleaf)
 }
 
-fn leaf_of(model: Model, osxsave: bool, leaf: u32, subleaf: u32) -> Leaf {
+fn leaf_of(model: CpuModel, osxsave: bool, leaf: u32, subleaf: u32) -> Leaf {
     let hidden = model.hidden();
     match leaf {
         0 => [MAX_BASIC, word(VENDOR, 0), word(VENDOR, 2), word(VENDOR, 1)],
@@ -173,7 +128,7 @@ fn leaf_of(model: Model, osxsave: bool, leaf: u32, subleaf: u32) -> Leaf {
         7 if subleaf == 0 => {
             [0, LEAF7_EBX & !hidden.leaf7_ebx, LEAF7_ECX & !hidden.leaf7_ecx, LEAF7_EDX & !hidden.leaf7_edx]
         }
-        0xd if model == Model::V2 => xsave(subleaf),
+        0xd if model == CpuModel::V2 => xsave(subleaf),
         0x4000_0000 => [MAX_HYPERVISOR, word(HYPERVISOR, 0), word(HYPERVISOR, 1), word(HYPERVISOR, 2)],
         0x8000_0000 => [MAX_EXTENDED, word(VENDOR, 0), word(VENDOR, 2), word(VENDOR, 1)],
         0x8000_0001 => [SIGNATURE, 0, EXTENDED_ECX, EXTENDED_EDX & !hidden.extended_edx],
@@ -186,9 +141,9 @@ fn leaf_of(model: Model, osxsave: bool, leaf: u32, subleaf: u32) -> Leaf {
         // L2: 512 KiB 8-way; L3: 4 MiB 16-way; 64-byte lines.
         0x8000_0006 => [0x6400_6400, 0x6400_6400, 0x0200_6140, 0x0020_8140],
         // Invariant TSC.
-        0x8000_0007 if model == Model::V2 => [0, 0, 0, 1 << 8],
+        0x8000_0007 if model == CpuModel::V2 => [0, 0, 0, 1 << 8],
         // 40 physical and 48 linear address bits; one core.
-        0x8000_0008 => [48 << 8 | crate::mmu::PHYSICAL_BITS, 0, 0, 0],
+        0x8000_0008 => [48 << 8 | PHYSICAL_BITS, 0, 0, 0],
         // LFENCE is always serializing; a null selector clears the segment's base.
         0x8000_0021 => [1 << 2 | 1 << 6, 0, 0, 0],
         _ => [0; 4],

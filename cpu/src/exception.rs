@@ -1,4 +1,4 @@
-//! Exception vectors and the description of one raised exception (SDM vol. 3, chapter 6).
+//! Exception vectors, the description of one raised exception, and how instructions report one (SDM vol. 3, chapter 6).
 
 /// A raised exception that waits to be delivered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -10,6 +10,31 @@ pub struct Exception {
     /// New value of CR2, for #PF. Set when the exception is delivered.
     pub cr2: Option<u64>,
 }
+
+/// Something that goes through the interrupt descriptor table from outside the instruction stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// A fault or trap of the instruction stream. A fault's return address is the faulting instruction.
+    Exception(Exception),
+    /// An external interrupt.
+    Interrupt(u8),
+    /// A non-maskable interrupt.
+    Nmi,
+}
+
+/// Why straight execution of a block ends early. The running core holds the details.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Break {
+    /// The instruction faulted: `Core::exception` says how, nothing else changed.
+    Fault,
+    /// The instruction set RIP and the step count itself and did not complete as one step (a repeated string
+    /// instruction that stopped between iterations, a trap-like software interrupt).
+    Done,
+}
+
+/// Result of anything that may fault.
+pub type Res<T> = Result<T, Break>;
 
 /// Divide error.
 pub const DE: u8 = 0;

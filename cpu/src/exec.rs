@@ -5,15 +5,19 @@ use std::sync::Arc;
 
 use guest_ram::{GuestRam, PAGE_SIZE};
 
-use crate::bus::Bus;
+use crate::attention;
+use crate::bus::{Bus, BusSignals};
 use crate::code::{BlockKey, BlockNumber, CodeCache, MAX_OPS, NewBlock};
-use crate::core::{CodeSize, Core, attention};
-use crate::cpuid::Model;
-use crate::debug::{AddressKind, Hit, Trap, Traps, WatchHit, Watchpoint};
+use crate::core::Core;
+use crate::debug_points::{AddressKind, Hit, Trap, Traps, WatchHit, Watchpoint};
 use crate::decode::{self, Decoded};
+use crate::exception::{Break, Delivery, Res};
 use crate::flags;
+use crate::insn::Mode;
 use crate::memory::Target;
-use crate::op::{Break, Op, REG_BLOCK_RIP, Res};
+use crate::model::CpuModel;
+use crate::op::Op;
+use crate::slots::REG_BLOCK_RIP;
 use crate::state::CpuState;
 
 /// Why [`Cpu::run`] returned.
@@ -21,7 +25,7 @@ use crate::state::CpuState;
 pub enum Stop {
     /// The step count reached the limit.
     Budget,
-    /// The bus asked for control ([`crate::Signals::stop`]).
+    /// The bus asked for control ([`BusSignals::stop`]).
     Bus,
     /// HLT with nothing to deliver: time must pass.
     Halted,
@@ -47,9 +51,9 @@ impl Cpu {
         Cpu { core: Core::new(ram), code: CodeCache::new() }
     }
 
-    /// Lets CPUID describe another processor.
-    pub fn set_model(&mut self, model: Model) {
-        self.core.model = model;
+    /// Becomes another processor: CPUID describes it, and what is executed has its quirks.
+    pub fn set_model(&mut self, model: CpuModel) {
+        self.core.set_model(model);
     }
 
     /// What RDMSR would read at privilege level 0; `None` for #GP.
@@ -315,7 +319,7 @@ impl Cpu {
         })
     }
 
-    fn take_interrupts(&mut self, bus: &mut dyn Bus, signals: crate::Signals) {
+    fn take_interrupts(&mut self, bus: &mut dyn Bus, signals: BusSignals) {
         let shadow = self.core.state.interrupt_shadow;
         if self.core.state.pending_debug != 0 && !self.core.state.mov_ss_shadow {
             // A trap of the instruction just completed comes before interrupts.
@@ -422,7 +426,7 @@ impl Cpu {
         let in_page = (start % PAGE_SIZE) as usize;
         let available = PAGE_SIZE as usize - in_page;
         self.core.ram.read_bytes(start, &mut bytes[..available]);
-        let mode = decode::Mode { code_size: self.core.code_size };
+        let mode = Mode { code_size: self.core.code_size };
         let mut block = NewBlock {
             key,
             start,
@@ -523,62 +527,5 @@ impl Cpu {
             self.core.state.shut_down = true;
             self.core.attention |= attention::HALTED;
         }
-    }
-}
-
-/// Something that goes through the interrupt descriptor table from outside the instruction stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delivery {
-    /// A fault or trap of the instruction stream. A fault's return address is the faulting instruction.
-    Exception(crate::exception::Exception),
-    /// An external interrupt.
-    Interrupt(u8),
-    /// A non-maskable interrupt.
-    Nmi,
-}
-
-impl Core {
-    /// RIP behind an instruction: wraps by the width of the code segment.
-    #[inline(always)]
-    pub(crate) fn next_rip(&self, block_rip: u64, offset: u16) -> u64 {
-        self.wrap_rip(block_rip.wrapping_add(u64::from(offset)))
-    }
-
-    /// An instruction pointer wrapped to the code segment's width (16-bit code may still hold 32-bit EIPs
-    /// set by far transfers; those fault at the limit check of the fetch).
-    #[inline(always)]
-    pub fn wrap_rip(&self, rip: u64) -> u64 {
-        match self.code_size {
-            CodeSize::Bits64 => rip,
-            _ => rip & 0xffff_ffff,
-        }
-    }
-
-    /// Linear address of an instruction fetch, checked against CS.
-    pub(crate) fn code_linear(&mut self, rip: u64) -> Res<u64> {
-        if self.is_64bit() {
-            return Ok(rip);
-        }
-        let cs = self.state.segments[1];
-        if rip > u64::from(cs.limit) {
-            return Err(self.gp(0));
-        }
-        Ok(cs.base.wrapping_add(rip) & 0xffff_ffff)
-    }
-
-    /// An op whose memory operand goes through RSP or RBP and whose address is not canonical raises #SS.
-    #[cold]
-    fn noncanonical_stack_fault(&mut self) {
-        if self.is_64bit() && std::mem::take(&mut self.noncanonical) {
-            self.exception.vector = crate::exception::SS;
-        }
-    }
-
-    /// Moves pending debug conditions into DR6 and makes them the current exception.
-    pub(crate) fn raise_pending_debug(&mut self) {
-        self.state.dr6 = self.state.dr6 & !0xf | self.state.pending_debug;
-        self.state.pending_debug = 0;
-        self.update_debug_attention();
-        self.fault(crate::exception::DB);
     }
 }

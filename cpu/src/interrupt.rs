@@ -4,15 +4,17 @@
 //! A delivery writes its frame first and loads registers last: when it faults half-way, memory below the
 //! stack pointer may have changed, registers have not.
 
+use crate::attention;
 use crate::bus::Bus;
-use crate::core::{Core, attention, cr0};
-use crate::cpuid::Model;
-use crate::exception::{self, Exception};
-use crate::exec::Delivery;
+use crate::core::Core;
+use crate::exception::{self, Delivery, Exception, Res};
 use crate::flags;
 use crate::memory::canonical;
-use crate::op::Res;
-use crate::segmentation::{Descriptor, Located, NewStack, TaskSwitch, null_segment, system_type};
+use crate::quirks::PushedRf;
+use crate::registers::cr0;
+use crate::segmentation::descriptor::{Descriptor, Located, null_segment, system_type};
+use crate::segmentation::stack::NewStack;
+use crate::segmentation::task::TaskSwitch;
 use crate::state::{SegReg, Segment};
 
 /// The CPU cannot go on: triple fault.
@@ -102,12 +104,10 @@ impl Core {
     }
 
     fn external_event(&self, vector: u8) -> Event {
-        let rflags = match self.model {
-            Model::V2 => self.rflags_bits(),
-            // KVM's engine interrupts behind breakpoints of its own, and clears what they leave in RF.
-            Model::V2Kvm => self.rflags_bits() & !flags::RF,
-            // Nested in TCG, an interrupt is pushed as a fault is.
-            Model::V2KvmTcg => self.rflags_bits() | flags::RF,
+        let rflags = match self.quirks.interrupts_push_rf {
+            PushedRf::Kept => self.rflags_bits(),
+            PushedRf::Cleared => self.rflags_bits() & !flags::RF,
+            PushedRf::Set => self.rflags_bits() | flags::RF,
         };
         Event { vector, error_code: None, software: false, rflags }
     }
@@ -153,7 +153,7 @@ impl Core {
         Ok(())
     }
 
-    fn idt_fault(&mut self, vector: u8, event: Event) -> crate::op::Break {
+    fn idt_fault(&mut self, vector: u8, event: Event) -> crate::exception::Break {
         self.fault_with_code(vector, u32::from(event.vector) << 3 | IDT)
     }
 

@@ -3,7 +3,7 @@
 //!
 //! It knows nothing of devices, logs or hosts: the machine around it is behind [`Bus`], guest memory behind
 //! [`guest_ram::GuestRam`]. Everything it computes is the same on every host. What must survive a checkpoint
-//! is in [`CpuState`]; caches (translations, decoded code) can be dropped at any time without a visible
+//! is in [`CpuState`], and on disk a [`CpuStateV1`]; caches (translations, decoded code) can be dropped at any time without a visible
 //! difference.
 //!
 //! Where to start reading: [`exec`](Cpu::run) is the run loop, `op` the decoded instruction, `decode` turns
@@ -11,29 +11,42 @@
 
 #![forbid(unsafe_code)]
 
+mod attention;
 mod bus;
 mod code;
+mod code_lines;
+mod control_registers;
 mod core;
 mod cpuid;
 mod debug;
+mod debug_points;
 mod decode;
 mod exception;
 mod exec;
 mod flags;
 mod fpu;
+mod insn;
 mod interrupt;
 mod memory;
 mod mmu;
+mod model;
 mod msr;
 mod op;
 mod ops;
+mod quirks;
+mod registers;
 mod segmentation;
 mod simd;
+mod slots;
 mod state;
+mod state_v1;
+mod undefined;
 
-pub use crate::bus::{Bus, EmptyBus, Signals};
+pub use crate::bus::{Bus, BusSignals, EmptyBus};
 pub use crate::core::{CodeSize, Core};
-pub use crate::cpuid::Model;
-pub use crate::debug::{AddressKind, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
+pub use crate::debug_points::{AddressKind, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
 pub use crate::exec::{Cpu, Stop};
+pub use crate::model::CpuModel;
 pub use crate::state::{CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};
+pub use crate::state_v1::CpuStateV1;
+pub use crate::undefined::{fold_registers, without_undefined_flags};

@@ -4,13 +4,17 @@
 
 use guest_ram::{PAGE_SIZE, PageFlags};
 
+use crate::attention;
 use crate::bus::Bus;
-use crate::core::{Core, attention, cr4};
-use crate::cpuid::Model;
-use crate::debug::WatchKind;
+use crate::core::Core;
+use crate::debug_points::WatchKind;
+use crate::exception::{Break, Res};
 use crate::exception::{Exception, PF};
-use crate::mmu::{Access, Fill, Mmu};
-use crate::op::{Break, Op, Res, SEG_NONE};
+use crate::mmu::paging::Access;
+use crate::mmu::tlb::{Fill, Mmu};
+use crate::op::Op;
+use crate::registers::cr4;
+use crate::slots::SEG_NONE;
 
 const PAGE_MASK: u64 = !(PAGE_SIZE - 1);
 
@@ -190,7 +194,7 @@ impl Core {
     /// A non-canonical stack address raises #SS(0) where others raise #GP(0).
     #[cold]
     pub fn as_stack_fault(&mut self, reason: Break) -> Break {
-        if self.exception.vector == crate::exception::GP && self.model != Model::V2KvmTcg {
+        if self.exception.vector == crate::exception::GP && !self.quirks.noncanonical_stack_raises_gp {
             self.exception.vector = crate::exception::SS;
         }
         reason
@@ -304,6 +308,18 @@ impl Core {
         Ok(Target::Ram(offset))
     }
 
+    /// Linear address of an instruction fetch, checked against CS.
+    pub(crate) fn code_linear(&mut self, rip: u64) -> Res<u64> {
+        if self.is_64bit() {
+            return Ok(rip);
+        }
+        let cs = self.state.segments[1];
+        if rip > u64::from(cs.limit) {
+            return Err(self.gp(0));
+        }
+        Ok(cs.base.wrapping_add(rip) & 0xffff_ffff)
+    }
+
     /// The RAM offset, or device address, of an instruction fetch at a linear address.
     #[inline(always)]
     pub(crate) fn fetch_target(&mut self, address: u64) -> Res<Target> {
@@ -319,7 +335,7 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn load_for_update(&mut self, bus: &mut dyn Bus, address: u64, bytes: &mut [u8]) -> Res<()> {
-        if self.model == Model::V2KvmTcg {
+        if self.quirks.update_reads_first {
             self.probe_read(address, bytes.len() as u64)?;
         }
         self.load_slow(bus, address, bytes, Access::Write)
@@ -377,16 +393,25 @@ impl Core {
         Err(self.not_canonical(first))
     }
 
-    /// #GP(0), marked as one that stack accesses raise as #SS(0). QEMU's TCG has no such #SS, and changes CR2.
+    /// #GP(0), marked as one that stack accesses raise as #SS(0).
     #[cold]
     fn not_canonical(&mut self, address: u64) -> Break {
         let reason = self.gp(0);
-        if self.model == Model::V2KvmTcg {
+        if self.quirks.noncanonical_address_in_cr2 {
             self.exception.cr2 = Some(address);
-        } else {
+        }
+        if !self.quirks.noncanonical_stack_raises_gp {
             self.noncanonical = true;
         }
         reason
+    }
+
+    /// An op whose memory operand goes through RSP or RBP and whose address is not canonical raises #SS.
+    #[cold]
+    pub(crate) fn noncanonical_stack_fault(&mut self) {
+        if self.is_64bit() && std::mem::take(&mut self.noncanonical) {
+            self.exception.vector = crate::exception::SS;
+        }
     }
 
     /// Raises #GP(0) unless an operand begins at a canonical address, for instructions that check this before
@@ -501,9 +526,18 @@ impl Core {
     /// Reads memory for a debugger: no side effects, no rights, through the current tables. Returns how many
     /// bytes could be read.
     pub fn peek(&self, address: u64, bytes: &mut [u8]) -> usize {
+        self.peek_by(address, bytes, |at| self.peek_address(at))
+    }
+
+    /// As [`Core::peek`], in the address space of another root: see [`Core::peek_address_in`].
+    pub fn peek_in(&self, cr3: u64, address: u64, bytes: &mut [u8]) -> usize {
+        self.peek_by(address, bytes, |at| self.peek_address_in(cr3, at))
+    }
+
+    fn peek_by(&self, address: u64, bytes: &mut [u8], translated: impl Fn(u64) -> Option<u64>) -> usize {
         let mut done = 0;
         for (at, (from, to)) in page_chunks(address, bytes.len()) {
-            let Some(offset) = self.peek_address(at).and_then(|gpa| self.ram.layout().offset_of(gpa)) else {
+            let Some(offset) = translated(at).and_then(|gpa| self.ram.layout().offset_of(gpa)) else {
                 break;
             };
             self.ram.read_bytes(offset, &mut bytes[from..to]);
@@ -518,6 +552,19 @@ impl Core {
             return None;
         }
         Mmu::peek(&self.ram, &self.state, address)
+    }
+
+    /// What [`Core::peek_address`] would give if CR3 were `cr3`: for a look into another address space than the one that the
+    /// guest runs in. Nothing changes: no accessed or dirty bits, no registers, no TLB.
+    ///
+    /// How the tables are read (32-bit, PAE or 4-level paging, which bits are reserved) follows from the control registers
+    /// as they are now. In PAE paging the four entries of the topmost table are read from memory, even if `cr3` is the
+    /// current root, for which the CPU uses those that it loaded with CR3. Without paging every root gives the address itself.
+    pub fn peek_address_in(&self, cr3: u64, address: u64) -> Option<u64> {
+        if self.long_mode() && !canonical(address) {
+            return None;
+        }
+        Mmu::peek_in(&self.ram, &self.state, cr3, address)
     }
 }
 

@@ -3,9 +3,10 @@
 //! ignore writes. All others raise #GP.
 
 use crate::bus::Bus;
-use crate::core::{Core, cr0, cr4, efer};
+use crate::core::Core;
+use crate::exception::Res;
 use crate::memory::canonical;
-use crate::op::Res;
+use crate::registers::{cr0, cr4, efer};
 use crate::state::{SegReg, Segment};
 
 const TSC: u32 = 0x10;
@@ -59,7 +60,7 @@ const MTRR_CAP_VALUE: u64 = 8 | 1 << 8 | 1 << 10;
 const HWCR_VALUE: u64 = 1 << 24;
 /// LFENCE is serializing.
 const DE_CFG_VALUE: u64 = 1 << 1;
-const PHYSICAL: u64 = (1 << crate::mmu::PHYSICAL_BITS) - 1;
+const PHYSICAL: u64 = (1 << crate::model::PHYSICAL_BITS) - 1;
 
 impl Core {
     /// The guest's time-stamp counter.

@@ -1,33 +1,12 @@
 //! A decoded instruction: one [`Op`] each, 40 bytes, holding the function that executes it.
 
-use crate::Core;
 use crate::bus::Bus;
-
-/// Why straight execution of a block ends early. The details are in [`Core`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Break {
-    /// The instruction faulted: [`Core`] holds the exception, nothing else changed.
-    Fault,
-    /// The instruction set RIP and the step count itself and did not complete as one step (a repeated string
-    /// instruction that stopped between iterations, a trap-like software interrupt).
-    Done,
-}
-
-/// Result of anything that may fault.
-pub type Res<T> = Result<T, Break>;
+use crate::core::Core;
+use crate::exception::Res;
+use crate::slots::{REG_ZERO, SEG_NONE};
 
 /// Executes one instruction. `Ok` means it is complete; RIP follows from the block unless the op ends it.
 pub type Handler = fn(&mut Core, &mut dyn Bus, &Op) -> Res<()>;
-
-/// Register number that reads as zero: "no base", "no index".
-pub const REG_ZERO: u8 = 16;
-/// Register slot that holds the linear RIP of the start of the running block.
-pub const REG_BLOCK_RIP: u8 = 17;
-/// Added to an 8-bit register number for AH, CH, DH, BH (numbers 0 to 3).
-pub const HIGH_BYTE: u8 = 0x40;
-/// Segment slot whose base is always zero.
-pub const SEG_NONE: u8 = 6;
 
 /// One decoded instruction.
 #[derive(Clone, Copy)]
@@ -38,7 +17,7 @@ pub struct Op {
     pub imm: u64,
     /// Displacement of the memory operand (RIP-relative ones are relative to the block's start).
     pub disp: i64,
-    /// Base register of the memory operand, or [`REG_ZERO`], or [`REG_BLOCK_RIP`].
+    /// Base register of the memory operand, or [`REG_ZERO`], or [`REG_BLOCK_RIP`](crate::slots::REG_BLOCK_RIP).
     pub base: u8,
     /// Index register, or [`REG_ZERO`].
     pub index: u8,

@@ -1,7 +1,5 @@
-//! The architectural state of the CPU as plain data: what a checkpoint stores, a hash covers and a debugger
-//! shows. Everything that can influence the future of the guest is in here or in RAM (design rule D5).
-
-use serde::{Deserialize, Serialize};
+//! The architectural state of the CPU as plain data: what a debugger shows, and what is stored and hashed in the form of
+//! `CpuStateV1`. Everything that can influence the future of the guest is in here or in RAM (design rule D5).
 
 /// Index of a segment register, in instruction encoding order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +15,7 @@ pub enum SegReg {
 }
 
 /// A segment register with its hidden part, also used for LDTR and TR.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
     /// Visible selector.
     pub selector: u16,
@@ -54,7 +52,7 @@ impl Segment {
 }
 
 /// GDTR or IDTR.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the architecture's")]
 pub struct TableRegister {
     pub base: u64,
@@ -62,7 +60,7 @@ pub struct TableRegister {
 }
 
 /// x87 and MMX state. Registers are physical (R0 to R7); MMX registers are their mantissas.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the architecture's")]
 pub struct FpuState {
     pub mantissas: [u64; 8],
@@ -80,7 +78,7 @@ pub struct FpuState {
 }
 
 /// Model-specific registers that the CPU itself owns.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the architecture's")]
 pub struct Msrs {
     pub efer: u64,
@@ -107,7 +105,7 @@ pub struct Msrs {
 }
 
 /// Everything about one CPU.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the architecture's")]
 pub struct CpuState {
     /// RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
@@ -163,7 +161,7 @@ impl CpuState {
         let data = Segment { selector: 0, base: 0, limit: 0xffff, attributes: 0x93 };
         let code = Segment { selector: 0xf000, base: 0xffff_0000, limit: 0xffff, attributes: 0x9b };
         let mut gpr = [0; 16];
-        gpr[2] = crate::cpuid::SIGNATURE as u64;
+        gpr[2] = crate::model::SIGNATURE as u64;
         CpuState {
             gpr,
             rip: 0xfff0,

@@ -35,7 +35,7 @@ pub(crate) trait Guest {
 pub(crate) struct Place {
     pub(crate) branches: u64,
     pub(crate) rip: u64,
-    /// [`crate::fold_registers`].
+    /// [`cpu::fold_registers`].
     pub(crate) registers: u64,
     /// An interrupt could be taken here, if the guest let it.
     pub(crate) interruptible: bool,

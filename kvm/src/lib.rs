@@ -23,7 +23,7 @@ mod vm;
 pub use counter::{Behaviour, Counter, CounterReport, CounterTest, counter_usable, test_counter};
 pub use error::Error;
 pub use landing::Landings;
-pub use mark::{Mark, fold_registers, without_undefined_flags};
+pub use mark::Mark;
 pub use probe::{Capabilities, Probe, capabilities, model, probe, refuse_imitation};
 pub use run::{End, KvmCpu, Leave, Statistics};
 pub use vcpu::MAX_STOPS;

@@ -2,76 +2,17 @@
 
 /// A place where a guest was stopped between two exits, by what its registers held there.
 ///
-/// Registers may be the same at several such places. Whoever knows more of the machine (RAM) decides which it is; if
+/// Registers may be the same at several such places. The machine, which knows RAM too, decides which it is; if
 /// nothing differs at all, either will do, because the future is the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     /// Linear address of the next instruction.
     pub rip: u64,
-    /// [`fold_registers`] of the general registers there.
+    /// [`cpu::fold_registers`] of the general registers there.
     pub registers: u64,
     /// The guest's retired conditional branches there ([`cpu::CpuState::branches`]), if they were counted. An engine that
     /// counts them too finds the place by them; others do without.
     pub branches: Option<u64>,
     /// The place where the guest stands now was looked at and is not the one.
     pub not_here: bool,
-}
-
-/// CF, PF, AF, ZF, SF, OF; and RF, which breakpoints of the host leave set on some processors when an interrupt comes next.
-const UNCERTAIN_FLAGS: u64 = 0x8d5 | 1 << 16;
-/// Bits of RFLAGS that are always zero, up to the highest that there is.
-const ZERO_FLAGS: u64 = 0x8028;
-const ONE_FLAG: u64 = 2;
-const FLAG_BITS: u32 = 22;
-
-/// A word without what processors leave undefined, if it may be a copy of RFLAGS: kernels push, save and pass them around,
-/// and instructions such as BT and IMUL leave other flags on one processor than on another.
-pub fn without_undefined_flags(word: u64) -> u64 {
-    let may_be_flags = word >> FLAG_BITS == 0 && word & (ZERO_FLAGS | ONE_FLAG) == ONE_FLAG;
-    if may_be_flags { word & !UNCERTAIN_FLAGS } else { word }
-}
-
-/// A number that differs where one of the general registers differs, but for accidents, and for what
-/// [`without_undefined_flags`] leaves out.
-pub fn fold_registers(gpr: &[u64; 16]) -> u64 {
-    gpr.iter().fold(0x9e37_79b9_7f4a_7c15, |sum: u64, register| {
-        let mixed =
-            (sum.rotate_left(5) ^ without_undefined_flags(*register)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-        mixed ^ mixed >> 32
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn copies_of_the_flags_are_compared_as_far_as_they_are_defined() {
-        for (what, left, right, same) in [
-            ("AF", 0x246, 0x256, true),
-            ("ZF and PF", 0x246, 0x202, true),
-            ("RF", 0x10206, 0x206, true),
-            ("IF", 0x246, 0x046, false),
-            ("an address", 0xffff_8880_0000_0002, 0xffff_8880_0000_0003, false),
-            ("a number that is no flags", 0x8, 0x9, false),
-        ] {
-            assert_eq!(without_undefined_flags(left) == without_undefined_flags(right), same, "{what}");
-        }
-    }
-
-    #[test]
-    fn every_bit_of_every_register_counts() {
-        let base = fold_registers(&[0; 16]);
-        let mut seen = vec![base];
-        for register in 0..16 {
-            for bit in 0..64 {
-                let mut gpr = [0; 16];
-                gpr[register] = 1 << bit;
-                seen.push(fold_registers(&gpr));
-            }
-        }
-        seen.sort_unstable();
-        seen.dedup();
-        assert_eq!(seen.len(), 1 + 16 * 64);
-    }
 }

@@ -6,12 +6,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cpu::{CpuState, EmptyBus, Model, Segment, Stop, TableRegister};
+use cpu::{CpuModel, CpuState, EmptyBus, Segment, Stop, TableRegister, fold_registers};
 use guest_ram::GuestRam;
 use kvm_ioctls::Cap;
 
 use crate::error::Error;
-use crate::mark::{Mark, fold_registers};
+use crate::mark::Mark;
 use crate::run::{End, KvmCpu, Leave};
 use crate::vm;
 
@@ -55,11 +55,11 @@ pub fn refuse_imitation() -> Result<(), Error> {
 }
 
 /// Which processor KVM is here: an update of memory shows whether it is made of silicon.
-pub fn model() -> Result<Model, Error> {
+pub fn model() -> Result<CpuModel, Error> {
     let stuck = |why| Error::Stuck { rip: CODE, why };
     match update_fault().map_err(stuck)?[..] {
-        [code] if code & WRITE != 0 => Ok(Model::V2Kvm),
-        [_] => Ok(Model::V2KvmTcg),
+        [code] if code & WRITE != 0 => Ok(CpuModel::V2Kvm),
+        [_] => Ok(CpuModel::V2KvmTcg),
         _ => Err(stuck("a page fault did not reach the guest's handler".to_string())),
     }
 }
@@ -98,7 +98,7 @@ fn guest(kernel: &[u8], user: &[u8]) -> Result<(KvmCpu, CpuState), String> {
     for (table, entry) in [(0, TABLES + 0x1007), (0x1000, TABLES + 0x2007), (0x2000, 0x87)] {
         ram.store_u64(TABLES + table, entry);
     }
-    let mut cpu = KvmCpu::new(ram, Model::V2Kvm).map_err(|error| error.to_string())?;
+    let mut cpu = KvmCpu::new(ram, CpuModel::V2Kvm).map_err(|error| error.to_string())?;
     let state = kernel_state();
     cpu.set_state(&state);
     Ok((cpu, state))

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cpu::{Bus, Cpu, CpuState, Model, Stop};
+use cpu::{Bus, Cpu, CpuModel, CpuState, Stop};
 use guest_ram::GuestRam;
 use kvm_bindings::kvm_regs;
 
@@ -118,7 +118,7 @@ struct Run<'a> {
 
 impl KvmCpu {
     /// A CPU in reset state over `ram`, with the CPUID of `model`.
-    pub fn new(ram: Arc<GuestRam>, model: Model) -> Result<KvmCpu, Error> {
+    pub fn new(ram: Arc<GuestRam>, model: CpuModel) -> Result<KvmCpu, Error> {
         let (vm, fd) = Vm::new(ram.clone(), model)?;
         let mut soft = Cpu::new(ram);
         soft.set_model(model);
@@ -357,7 +357,7 @@ impl KvmCpu {
     }
 
     /// Delivers what is due here. The CPU then has something under way until the guest is entered.
-    fn deliver(&mut self, bus: &mut dyn Bus, signals: cpu::Signals) -> Result<bool, Error> {
+    fn deliver(&mut self, bus: &mut dyn Bus, signals: cpu::BusSignals) -> Result<bool, Error> {
         if !(signals.nmi || signals.interrupt) {
             return Ok(false);
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cpu::Model;
+use cpu::CpuModel;
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
 use kvm_bindings::{
     CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MEM_LOG_DIRTY_PAGES, KVM_MSR_EXIT_REASON_FILTER,
@@ -47,7 +47,7 @@ struct Slot {
 
 impl Vm {
     /// A machine over `ram`, with one vCPU.
-    pub(crate) fn new(ram: Arc<GuestRam>, model: Model) -> Result<(Vm, VcpuFd), Error> {
+    pub(crate) fn new(ram: Arc<GuestRam>, model: CpuModel) -> Result<(Vm, VcpuFd), Error> {
         let kvm = open()?;
         check(&kvm)?;
         let fd = kvm.create_vm().map_err(failed("create a virtual machine"))?;
@@ -191,7 +191,7 @@ fn slots(ram: &GuestRam) -> Vec<Slot> {
         .collect()
 }
 
-fn cpuid(model: Model) -> Result<CpuId, Error> {
+fn cpuid(model: CpuModel) -> Result<CpuId, Error> {
     let entries: Vec<kvm_cpuid_entry2> = model
         .leaves()
         .into_iter()

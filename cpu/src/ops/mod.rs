@@ -6,3 +6,14 @@ pub(crate) mod simd;
 pub(crate) mod system;
 pub(crate) mod width;
 pub(crate) mod x87;
+
+use crate::insn::Insn;
+use crate::op::Op;
+
+/// The op of an instruction; `None` if no family has it.
+pub(crate) fn lower(insn: &Insn<'_>) -> Option<Op> {
+    integer::lower(insn)
+        .or_else(|| system::lower(insn))
+        .or_else(|| simd::lower(insn))
+        .or_else(|| x87::lower(insn))
+}

@@ -2,7 +2,7 @@
 
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::op::Res;
+use crate::exception::Res;
 
 /// An operand width. Values travel as `u64`, zero-extended.
 pub(crate) trait Width: 'static {

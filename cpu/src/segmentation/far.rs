@@ -1,10 +1,11 @@
 //! Far JMP, CALL and RET (SDM vol. 2, and vol. 3, 5.8): direct, through call gates, to tasks.
 
-use super::{Descriptor, Located, NewStack, TaskSwitch, null_segment, system_type};
+use super::descriptor::{Descriptor, Located, null_segment, system_type};
+use super::stack::NewStack;
+use super::task::TaskSwitch;
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::exception::{GP, NP, TS};
-use crate::op::Res;
+use crate::exception::{GP, NP, Res, TS};
 use crate::state::{SegReg, Segment};
 
 /// A far transfer: where to, with which operand size, and whether it calls.

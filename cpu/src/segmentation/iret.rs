@@ -1,10 +1,11 @@
 //! IRET in all modes (SDM vol. 2, IRET; vol. 3, 6.12-6.14).
 
-use super::TaskSwitch;
+use super::task::TaskSwitch;
+use crate::attention;
 use crate::bus::Bus;
-use crate::core::{Core, attention};
+use crate::core::Core;
+use crate::exception::Res;
 use crate::flags;
-use crate::op::Res;
 use crate::state::{SegReg, Segment};
 
 /// Flags that every IRET and POPF may change.

@@ -4,13 +4,14 @@
 //! registers loaded. From there on faults belong to the new task: registers are those of the new task, and
 //! segment registers that were not reached yet hold their selector without being usable.
 
-use super::{Located, null_segment, system_type};
+use super::descriptor::{Located, null_segment, system_type};
+use crate::attention;
 use crate::bus::Bus;
-use crate::core::{Core, attention, cr0, cr4};
+use crate::core::Core;
+use crate::exception::{Break, Delivery, Res};
 use crate::exception::{GP, NP, TS};
-use crate::exec::Delivery;
 use crate::flags;
-use crate::op::{Break, Res};
+use crate::registers::{cr0, cr4};
 use crate::state::SegReg;
 
 /// What causes a task switch: it decides about busy bits, NT and the link.

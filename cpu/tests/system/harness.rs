@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cpu::{Bus, Cpu, CpuState, SegReg, Segment, Signals, Stop, TableRegister};
+use cpu::{Bus, BusSignals, Cpu, CpuState, SegReg, Segment, Stop, TableRegister};
 use guest_ram::GuestRam;
 use iced_x86::code_asm::CodeAssembler;
 
@@ -53,7 +53,7 @@ pub fn handler(vector: u8) -> u64 {
 
 #[derive(Default)]
 pub struct FakeBus {
-    pub signals: Signals,
+    pub signals: BusSignals,
     pub vector: u8,
     pub ports: Vec<(u16, u8, u32)>,
     pub msrs: BTreeMap<u32, u64>,
@@ -72,7 +72,7 @@ impl Bus for FakeBus {
         data.fill(0xff);
     }
     fn mmio_write(&mut self, _steps: u64, _gpa: u64, _data: &[u8]) {}
-    fn signals(&mut self) -> Signals {
+    fn signals(&mut self) -> BusSignals {
         self.signals
     }
     fn acknowledge_interrupt(&mut self) -> Option<u8> {

@@ -6,6 +6,7 @@ mod harness;
 mod legacy;
 mod long_mode;
 mod models;
+mod peek;
 mod random;
 mod real;
 mod registers;

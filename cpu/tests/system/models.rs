@@ -1,25 +1,25 @@
-//! Where what is executed depends on the CPU model: see [`cpu::Model`].
+//! Where what is executed depends on the CPU model: see [`cpu::CpuModel`].
 
-use cpu::Model;
+use cpu::CpuModel;
 use iced_x86::code_asm::*;
 
 use crate::harness::{DATA, Machine};
 
-const MODELS: [Model; 3] = [Model::V2, Model::V2Kvm, Model::V2KvmTcg];
+const MODELS: [CpuModel; 3] = [CpuModel::V2, CpuModel::V2Kvm, CpuModel::V2KvmTcg];
 const STACK_FAULT: u8 = 12;
 const GENERAL_PROTECTION: u8 = 13;
 const PAGE_FAULT: u8 = 14;
 const RF: u64 = 1 << 16;
 const NOT_CANONICAL: u64 = 0x6e72_6574_6661_2065;
 
-fn machine(model: Model) -> Machine {
+fn machine(model: CpuModel) -> Machine {
     let mut m = Machine::long();
     m.cpu.set_model(model);
     m
 }
 
 /// The error code of the page fault that `inc dword [DATA]` raises.
-fn update_fault(model: Model, clear: u64, user: bool) -> u64 {
+fn update_fault(model: CpuModel, clear: u64, user: bool) -> u64 {
     let m = machine(model);
     let mut m = if user { m.in_user_mode() } else { m };
     m.page(DATA, clear, 0);
@@ -37,7 +37,7 @@ fn an_update_of_a_missing_page_faults_as_a_write_but_under_tcg_as_a_read() {
 }
 
 /// RFLAGS as an interrupt pushes them that comes before the first instruction, with RF set there or not.
-fn pushed_flags(model: Model, rf: u64) -> u64 {
+fn pushed_flags(model: CpuModel, rf: u64) -> u64 {
     let mut m = machine(model);
     m.state.rflags |= 0x200 | rf;
     m.bus.signals.interrupt = true;
@@ -54,7 +54,7 @@ fn interrupts_push_rf_as_the_model_says() {
 }
 
 /// Which of an FXSAVE image's first 160 bytes are written.
-fn written(model: Model) -> Vec<usize> {
+fn written(model: CpuModel) -> Vec<usize> {
     let images = [0_u8, 0xff].map(|before| {
         let mut m = machine(model);
         m.state.cr4 |= 0x200;
@@ -72,15 +72,15 @@ fn written(model: Model) -> Vec<usize> {
 
 #[test]
 fn fxsave_leaves_gaps_under_tcg() {
-    for model in [Model::V2, Model::V2Kvm] {
+    for model in [CpuModel::V2, CpuModel::V2Kvm] {
         assert_eq!(written(model), (0..160).collect::<Vec<_>>());
     }
     let gap = |at: usize| matches!(at, 6 | 7) || at >= 32 && at % 16 >= 10;
-    assert_eq!(written(Model::V2KvmTcg), (0..160).filter(|&at| !gap(at)).collect::<Vec<_>>());
+    assert_eq!(written(CpuModel::V2KvmTcg), (0..160).filter(|&at| !gap(at)).collect::<Vec<_>>());
 }
 
 /// What an access to an address that is not canonical raises, and CR2 behind it.
-fn noncanonical_fault(model: Model, code: impl FnOnce(&mut CodeAssembler)) -> (u8, u64) {
+fn noncanonical_fault(model: CpuModel, code: impl FnOnce(&mut CodeAssembler)) -> (u8, u64) {
     // In user mode, so that the handler has a stack whatever the code does to its own.
     let mut m = machine(model).in_user_mode();
     m.state.cr2 = 5;
@@ -129,8 +129,8 @@ fn control_bits_of_hidden_features_are_reserved() {
 #[test]
 fn names_and_models_are_one_to_one() {
     for model in MODELS {
-        assert_eq!(Model::named(model.name()), Some(model));
+        assert_eq!(CpuModel::named(model.name()), Some(model));
     }
-    assert_eq!(Model::names().count(), MODELS.len());
-    assert_eq!(Model::named("ttvm-v3"), None);
+    assert_eq!(CpuModel::names().count(), MODELS.len());
+    assert_eq!(CpuModel::named("ttvm-v3"), None);
 }

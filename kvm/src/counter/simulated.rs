@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use cpu::{Bus, Cpu, CpuState, Signals, Stop};
+use cpu::{Bus, BusSignals, Cpu, CpuState, Stop};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 
 use super::{Behaviour, BranchCounter, Entry, skid::Skid};
@@ -226,8 +226,8 @@ impl Bus for NoExits {
     fn mmio_write(&mut self, _: u64, _: u64, _: &[u8]) {
         self.touched = true;
     }
-    fn signals(&mut self) -> Signals {
-        Signals { stop: self.touched, ..Signals::default() }
+    fn signals(&mut self) -> BusSignals {
+        BusSignals { stop: self.touched, ..BusSignals::default() }
     }
     fn acknowledge_interrupt(&mut self) -> Option<u8> {
         None

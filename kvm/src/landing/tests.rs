@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use cpu::{AddressKind, Cpu, CpuState, EmptyBus, Stop};
+use cpu::{AddressKind, Cpu, CpuState, EmptyBus, Stop, fold_registers};
 use guest_ram::GuestRam;
 
 use super::*;
 use crate::counter::{Behaviour, Skid};
-use crate::mark::fold_registers;
 
 #[path = "../../tests/landings/guest.rs"]
 mod guest;

@@ -1,12 +1,12 @@
 //! The vCPU as the guest of a landing.
 
+use cpu::fold_registers;
 use kvm_bindings::kvm_regs;
 
 use super::{End, KvmCpu, Leave, RESUME_FLAG, Run};
 use crate::counter::BranchCounter;
 use crate::error::Error;
 use crate::landing::{Arrival, Guest, Landing, Left, Place};
-use crate::mark::fold_registers;
 use crate::state::{gpr_of, nothing_under_way};
 use crate::vcpu::Exit;
 

@@ -1,12 +1,12 @@
 //! Looking for a mark whose count of branches is not known: from hit to hit of a breakpoint on its RIP, and where those are
 //! too many, with the software CPU.
 
-use cpu::{AddressKind, Stop};
+use cpu::{AddressKind, Stop, fold_registers};
 use kvm_bindings::kvm_regs;
 
 use super::{End, KvmCpu, Leave, RESUME_FLAG, Run};
 use crate::error::Error;
-use crate::mark::{Mark, fold_registers};
+use crate::mark::Mark;
 use crate::state::{gpr_of, nothing_under_way};
 
 /// So many breakpoints are met on the way to a mark before the software CPU is asked: a loop can pass it hundreds of

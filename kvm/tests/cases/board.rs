@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use cpu::{Bus, Signals};
+use cpu::{Bus, BusSignals};
 
 use crate::machine::{MMIO, MMIO_BYTES};
 
@@ -93,8 +93,8 @@ impl Bus for Board {
     fn mmio_write(&mut self, _: u64, gpa: u64, data: &[u8]) {
         self.accesses.push(Access::Write { gpa, bytes: data.to_vec() });
     }
-    fn signals(&mut self) -> Signals {
-        Signals { interrupt: self.interrupt.is_some(), nmi: self.nmi, stop: false }
+    fn signals(&mut self) -> BusSignals {
+        BusSignals { interrupt: self.interrupt.is_some(), nmi: self.nmi, stop: false }
     }
     fn acknowledge_interrupt(&mut self) -> Option<u8> {
         self.interrupt.take()

@@ -53,10 +53,10 @@ impl On {
         let (kvm, model) = (matches!(engine, Engine::Kvm(_)), engine.model());
         match self {
             On::KvmModels => model.is_for_kvm(),
-            On::TcgModel => model == cpu::Model::V2KvmTcg,
+            On::TcgModel => model == cpu::CpuModel::V2KvmTcg,
             On::Soft => !kvm,
             On::Kvm => kvm,
-            On::KvmOnTcg => kvm && model == cpu::Model::V2KvmTcg,
+            On::KvmOnTcg => kvm && model == cpu::CpuModel::V2KvmTcg,
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cpu::{Cpu, CpuState, Model, Segment, Stop, TableRegister};
+use cpu::{Cpu, CpuModel, CpuState, Segment, Stop, TableRegister};
 use guest_ram::GuestRam;
 use kvm::{End, KvmCpu, Leave};
 
@@ -101,12 +101,12 @@ impl Mode {
 /// Who executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
-    Soft(Model),
-    Kvm(Model),
+    Soft(CpuModel),
+    Kvm(CpuModel),
 }
 
 impl Engine {
-    pub fn model(self) -> Model {
+    pub fn model(self) -> CpuModel {
         match self {
             Engine::Soft(model) | Engine::Kvm(model) => model,
         }
@@ -209,7 +209,7 @@ impl Machine {
         }
     }
 
-    fn run_soft(&mut self, model: Model) -> Result<Stop, String> {
+    fn run_soft(&mut self, model: CpuModel) -> Result<Stop, String> {
         let mut cpu = Cpu::new(self.ram.clone());
         cpu.set_model(model);
         cpu.set_state(&self.state);
@@ -218,7 +218,7 @@ impl Machine {
         self.ended(stop)
     }
 
-    fn run_kvm(&mut self, model: Model) -> Result<Result<Stop, String>, kvm::Error> {
+    fn run_kvm(&mut self, model: CpuModel) -> Result<Result<Stop, String>, kvm::Error> {
         let mut cpu = KvmCpu::new(self.ram.clone(), model)?;
         cpu.set_state(&self.state);
         let end = cpu.run(&mut self.board, Leave::After { due: PATIENCE, force: PATIENCE })?;

@@ -14,7 +14,7 @@ mod machine;
 use std::collections::BTreeSet;
 use std::io::Write;
 
-use cpu::Model;
+use cpu::CpuModel;
 
 use crate::case::Case;
 use crate::machine::Engine;
@@ -54,7 +54,7 @@ fn kvm_engine() -> Result<Engine, String> {
 }
 
 fn engines() -> Vec<Engine> {
-    let mut engines = [Model::V2, Model::V2Kvm, Model::V2KvmTcg].map(Engine::Soft).to_vec();
+    let mut engines = [CpuModel::V2, CpuModel::V2Kvm, CpuModel::V2KvmTcg].map(Engine::Soft).to_vec();
     match kvm_engine() {
         Ok(engine) => engines.push(engine),
         Err(why) => say(&format!("skipped: cases on KVM: {why}")),
@@ -119,7 +119,7 @@ fn names_are_unique_and_a_wrong_expectation_is_seen() {
         ("rax=1 rip=code", "rip: expected 4000, found 4006"),
     ] {
         let text = format!("kernel: a wrong one\n code b8 01 00 00 00\n to {wrong}");
-        let report = check::run(&case::parse(&text)[0], Engine::Soft(Model::V2));
+        let report = check::run(&case::parse(&text)[0], Engine::Soft(CpuModel::V2));
         assert_eq!(report.mismatches, [expected]);
     }
 }

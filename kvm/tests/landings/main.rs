@@ -10,10 +10,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cpu::{CpuState, EmptyBus, Model};
+use cpu::{CpuModel, CpuState, EmptyBus, fold_registers};
 use guest::{Random, Reference, Snapshot};
 use guest_ram::GuestRam;
-use kvm::{Behaviour, Counter, End, KvmCpu, Leave, Mark, fold_registers};
+use kvm::{Behaviour, Counter, End, KvmCpu, Leave, Mark};
 
 /// Most steps between two places.
 const FARTHEST: u64 = 400_000;
@@ -30,7 +30,7 @@ struct Lander {
 }
 
 impl Lander {
-    fn new(model: Model, seed: u64) -> Lander {
+    fn new(model: CpuModel, seed: u64) -> Lander {
         let ram = guest::ram();
         let mut cpu = KvmCpu::new(ram.clone(), model).expect("KVM is there");
         let behaviour = Behaviour::default();
@@ -95,7 +95,7 @@ fn comparable(state: &CpuState) -> CpuState {
 }
 
 /// The processor that KVM is here, if it executes as hardware does. A busy host may need more than one try to show it.
-fn model() -> Result<Model, kvm::Error> {
+fn model() -> Result<CpuModel, kvm::Error> {
     kvm::capabilities()?;
     let tries = 10;
     (1..tries).find_map(|_| kvm::refuse_imitation().ok()).map_or_else(kvm::refuse_imitation, Ok)?;

@@ -93,7 +93,7 @@ fn record_with(
         kernel: write_kernel(directory, 20_000),
         memory_bytes: 4 << 20,
         debug_exit: Some(0x501),
-        model: cpu::Model::V2Kvm,
+        model: cpu::CpuModel::V2Kvm,
         ..MachineOptions::default()
     };
     let (config, images) = MachineConfig::from_options(&options).unwrap();

@@ -123,7 +123,7 @@ impl MachineArgs {
     fn config(&self) -> Result<(MachineConfig, Images), Error> {
         let model = match self.engine() {
             EngineKind::Kvm => vmm::engine::kvm::model()?,
-            EngineKind::Soft => cpu::Model::default(),
+            EngineKind::Soft => cpu::CpuModel::default(),
         };
         let modules = self.module.iter().map(|text| {
             let (file, cmdline) = text.split_once(' ').unwrap_or((text, ""));

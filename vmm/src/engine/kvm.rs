@@ -6,14 +6,14 @@
 use std::sync::Arc;
 
 use ::kvm::KvmCpu;
-use cpu::{AddressKind, Bus, Cpu, CpuState, Model, Traps, Watchpoint};
+use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Traps, Watchpoint};
 use guest_ram::GuestRam;
 
 use crate::engine::{End, Engine, Leave, Statistics};
 use crate::error::Error;
 
 /// What processor this host's KVM can be. Refuses hosts without KVM, and with one that does not execute as hardware does.
-pub fn model() -> Result<Model, Error> {
+pub fn model() -> Result<CpuModel, Error> {
     if let Some(what) = ::kvm::capabilities()?.missing {
         return Err(::kvm::Error::Lacks(what).into());
     }
@@ -26,7 +26,7 @@ pub struct KvmEngine(KvmCpu);
 
 impl KvmEngine {
     /// A vCPU in reset state.
-    pub fn new(ram: Arc<GuestRam>, model: Model) -> Result<KvmEngine, Error> {
+    pub fn new(ram: Arc<GuestRam>, model: CpuModel) -> Result<KvmEngine, Error> {
         let mut cpu = KvmCpu::new(ram, model)?;
         let counted = ::kvm::counter_usable()
             .and_then(|()| cpu.count_branches(::kvm::Counter::Perf).map_err(|error| error.to_string()));

@@ -5,8 +5,8 @@ pub mod kvm;
 
 use std::sync::Arc;
 
-pub use ::kvm::{End, Leave, Mark, Statistics, fold_registers};
-use cpu::{AddressKind, Bus, Cpu, CpuState, Model, Stop, Traps, Watchpoint};
+pub use ::kvm::{End, Leave, Mark, Statistics};
+use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Stop, Traps, Watchpoint, fold_registers};
 use guest_ram::GuestRam;
 
 use crate::error::Error;
@@ -23,7 +23,7 @@ pub enum EngineKind {
 
 impl EngineKind {
     /// An engine of this kind over `ram`, in reset state.
-    pub fn build(self, ram: Arc<GuestRam>, model: Model) -> Result<Box<dyn Engine>, Error> {
+    pub fn build(self, ram: Arc<GuestRam>, model: CpuModel) -> Result<Box<dyn Engine>, Error> {
         Ok(match self {
             EngineKind::Soft => Box::new(SoftEngine::new(ram, model)),
             EngineKind::Kvm => Box::new(crate::engine::kvm::KvmEngine::new(ram, model)?),
@@ -74,7 +74,7 @@ pub struct SoftEngine {
 
 impl SoftEngine {
     /// A CPU in reset state.
-    pub fn new(ram: Arc<GuestRam>, model: Model) -> SoftEngine {
+    pub fn new(ram: Arc<GuestRam>, model: CpuModel) -> SoftEngine {
         let mut cpu = Cpu::new(ram);
         cpu.set_model(model);
         SoftEngine { cpu, breakpoints: Vec::new() }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cpu::{Bus, Signals};
+use cpu::{Bus, BusSignals};
 use devices::pci::PciBus;
 use devices::platform::Platform;
 use guest_ram::GuestRam;
@@ -152,14 +152,14 @@ impl Bus for Board {
         });
     }
 
-    fn signals(&mut self) -> Signals {
+    fn signals(&mut self) -> BusSignals {
         let horizon_ns = match self.time_base {
             TimeBase::Instructions => self.run_until_ns,
             TimeBase::Exits => self.run_until_ns.max(self.idle_ns + 1),
         };
         let earlier = self.platform.next_deadline_ns().is_some_and(|d| d < horizon_ns);
         let enough = self.exits >= self.run_until_exits;
-        Signals {
+        BusSignals {
             interrupt: self.platform.interrupt_pending(),
             nmi: self.platform.nmi_pending(),
             stop: earlier

@@ -4,7 +4,7 @@
 //! that are not in use, arithmetic flags that an instruction leaves undefined (also in copies of RFLAGS), where the last x87 instruction was. A
 //! machine that more than one of them runs is compared without these, and without counts that only one of them has.
 
-use cpu::{CpuState, SegReg};
+use cpu::{CpuState, CpuStateV1, SegReg};
 use serde::Serialize;
 
 use crate::machine::hash_of;
@@ -33,7 +33,7 @@ struct Comparable<'a> {
 /// Hash of a CPU's state, as far as machines of this kind have it in common.
 pub fn cpu_hash(state: &CpuState, time_base: TimeBase) -> [u8; 32] {
     match time_base {
-        TimeBase::Instructions => hash_of(state),
+        TimeBase::Instructions => hash_of(&CpuStateV1::from(state)),
         TimeBase::Exits => hash_of(&comparable(state)),
     }
 }
@@ -48,7 +48,7 @@ fn comparable(state: &CpuState) -> Comparable<'_> {
     let base = |register: SegReg| state.segments[register as usize].base;
     let (m, fpu) = (&state.msrs, &state.fpu);
     Comparable {
-        gpr: state.gpr.map(kvm::without_undefined_flags),
+        gpr: state.gpr.map(cpu::without_undefined_flags),
         rip: state.rip,
         rflags: state.rflags & !VOLATILE_FLAGS,
         selectors: [es, cs, ss, ds, fs, gs, state.ldtr.selector, state.tr.selector],

@@ -80,7 +80,7 @@ pub struct MachineOptions {
     pub debug_exit: Option<u16>,
     /// The CPU. One that KVM can be says also that the machine's time is [`TimeBase::Exits`] and that the kernel's RDTSC are
     /// rewritten.
-    pub model: cpu::Model,
+    pub model: cpu::CpuModel,
 }
 
 /// The contents of the images, read once.
@@ -133,14 +133,14 @@ impl MachineConfig {
     }
 
     /// What CPUID says.
-    pub fn model(&self) -> cpu::Model {
-        cpu::Model::named(&self.cpu_model).unwrap_or_default()
+    pub fn model(&self) -> cpu::CpuModel {
+        cpu::CpuModel::named(&self.cpu_model).unwrap_or_default()
     }
 
     /// Whether this program can build such a machine at all.
     pub fn validate(&self) -> Result<(), String> {
-        if cpu::Model::named(&self.cpu_model).is_none() {
-            let have = cpu::Model::names().collect::<Vec<_>>().join(", ");
+        if cpu::CpuModel::named(&self.cpu_model).is_none() {
+            let have = cpu::CpuModel::names().collect::<Vec<_>>().join(", ");
             return Err(format!("needs CPU model {:?}; this ttvm has {have}", self.cpu_model));
         }
         let memory = self.memory_bytes;

@@ -44,7 +44,7 @@ pub enum Event {
 /// registers, which all records have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stopped {
-    /// The general registers, folded ([`crate::engine::fold_registers`]): quick to compare at each of many candidates.
+    /// The general registers, folded ([`cpu::fold_registers`]): quick to compare at each of many candidates.
     pub registers: u64,
     /// The digest of RAM ([`crate::machine::ram_digest`]).
     pub ram_digest: [u8; 16],

@@ -13,7 +13,7 @@ pub mod written_pages;
 use std::sync::Arc;
 
 use checkpoint::{PageMap, Store};
-use cpu::{AddressKind, Stop, Trap, Traps, WatchHit, Watchpoint};
+use cpu::{AddressKind, Stop, Trap, Traps, WatchHit, Watchpoint, fold_registers};
 use devices::pci::PciBus;
 use devices::platform::Platform;
 use devices::virtio::{Block, Console, Rng};
@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use crate::boot;
 use crate::machine::bus::Board;
 
-use crate::engine::{End, Engine, EngineKind, Leave, Mark, Statistics, fold_registers};
+use crate::engine::{End, Engine, EngineKind, Leave, Mark, Statistics};
 use crate::error::Error;
 use crate::machine::config::{Images, MachineConfig};
 use crate::machine::console_tail::ConsoleTail;

@@ -8,7 +8,7 @@
 //!
 //! A processor sets the accessed bits of page tables when it pleases, also ahead of what it executes. Where one may run the
 //! guest, bits 5 and 6 of every word that may be an entry in use (bit 0 is set) are left out, and so are the arithmetic flags
-//! of every word that may be a copy of RFLAGS ([`kvm::without_undefined_flags`]).
+//! of every word that may be a copy of RFLAGS ([`cpu::without_undefined_flags`]).
 
 use guest_ram::{GuestRam, PAGE_SIZE};
 use twox_hash::XxHash3_128;
@@ -70,7 +70,7 @@ pub fn leave_out_processors_own(contents: &mut [u8]) {
         if word & 1 != 0 {
             word &= !ACCESSED_AND_DIRTY;
         }
-        *bytes = kvm::without_undefined_flags(word).to_le_bytes();
+        *bytes = cpu::without_undefined_flags(word).to_le_bytes();
     }
 }
 

@@ -18,6 +18,7 @@ use crate::position::{MAX_TIME_NS, TimeBase};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MachineState {
     /// The CPU.
+    #[serde(with = "stored_cpu")]
     pub cpu: CpuState,
     /// All devices.
     pub platform: PlatformStateV1<PciBusState>,
@@ -27,6 +28,20 @@ pub struct MachineState {
     pub console: ConsoleTail,
     /// How the run ended, if it did.
     pub outcome: Option<Outcome>,
+}
+
+/// How the CPU's state is written: as its first stored version.
+mod stored_cpu {
+    use cpu::{CpuState, CpuStateV1};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(state: &CpuState, to: S) -> Result<S::Ok, S::Error> {
+        CpuStateV1::from(state).serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<CpuState, D::Error> {
+        CpuStateV1::deserialize(from).map(CpuState::from)
+    }
 }
 
 impl MachineState {

@@ -270,7 +270,7 @@ mod tests {
     fn manifest() -> Manifest {
         let image = |name: &str| ImageFile { path: name.into(), hash: "00".repeat(32), size_bytes: 5 };
         Manifest::new(MachineConfig {
-            cpu_model: cpu::Model::default().name().to_string(),
+            cpu_model: cpu::CpuModel::default().name().to_string(),
             memory_bytes: 64 << 20,
             kernel: image("kernel"),
             initrd: None,

@@ -214,7 +214,7 @@ impl CheckpointComparison {
     /// The part of a state that differs.
     fn differing(&self, stored: Option<&MachineState>, now: &MachineState) -> &'static str {
         let cpu = |state: &MachineState| match self.counting {
-            Counting::Instructions => hash_of(&state.cpu),
+            Counting::Instructions => hash_of(&cpu::CpuStateV1::from(&state.cpu)),
             Counting::Exits => cpu_hash(&state.cpu, self.time_base),
         };
         match stored {

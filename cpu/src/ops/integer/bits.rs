@@ -6,12 +6,13 @@
 
 use iced_x86::Mnemonic;
 
-use super::by_width;
+use super::select::by_width;
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
+use crate::exception::Res;
 use crate::flags::{LazyFlags, carry_overflow};
-use crate::op::{Handler, Op, Res};
+use crate::insn::Insn;
+use crate::op::{Handler, Op};
 use crate::ops::width::{W32, W64, Width};
 
 /// BT, BTS, BTR, BTC.

@@ -2,11 +2,12 @@
 
 use iced_x86::{Mnemonic, OpKind};
 
-use super::{by_condition, condition_number};
+use super::select::{by_condition, condition_number};
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
-use crate::op::{Op, Res};
+use crate::exception::Res;
+use crate::insn::Insn;
+use crate::op::Op;
 use crate::ops::width::{W16, W32, W64, Width};
 
 const BRANCH: u8 = Op::ENDS_BLOCK | Op::SETS_RIP;

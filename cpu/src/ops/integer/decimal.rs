@@ -4,10 +4,12 @@ use iced_x86::Mnemonic;
 
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
+use crate::exception::Res;
 use crate::flags::{self, LazyFlags};
-use crate::op::{HIGH_BYTE, Op, Res};
+use crate::insn::Insn;
+use crate::op::Op;
 use crate::ops::width::{W8, W16, W32, Width};
+use crate::slots::HIGH_BYTE;
 
 /// Sets SF, ZF and PF from AL, and AF, CF as given; OF (undefined) is cleared.
 fn set_flags(core: &mut Core, value: u8, adjust: bool, carry: bool) {

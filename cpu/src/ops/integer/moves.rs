@@ -3,12 +3,13 @@
 use iced_x86::Mnemonic;
 
 use super::alu::{add, sub};
-use super::{by_condition, by_width, condition_number};
+use super::select::{by_condition, by_width, condition_number};
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
+use crate::exception::Res;
 use crate::flags;
-use crate::op::{Op, Res};
+use crate::insn::Insn;
+use crate::op::Op;
 use crate::ops::width::{W8, W16, W32, W64, Width};
 
 fn mov_reg_reg<W: Width>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
@@ -295,13 +296,13 @@ fn sign_to_data<W: Width>(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
 
 fn lahf(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     let value = core.flags.bits() as u8 | 2;
-    core.set_reg8(crate::op::HIGH_BYTE, value);
+    core.set_reg8(crate::slots::HIGH_BYTE, value);
     Ok(())
 }
 
 fn sahf(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     const LOW: u64 = flags::SF | flags::ZF | flags::AF | flags::PF | flags::CF;
-    let bits = core.flags.bits() & flags::OF | u64::from(core.reg8(crate::op::HIGH_BYTE)) & LOW;
+    let bits = core.flags.bits() & flags::OF | u64::from(core.reg8(crate::slots::HIGH_BYTE)) & LOW;
     core.flags = flags::LazyFlags::from_bits(bits);
     Ok(())
 }

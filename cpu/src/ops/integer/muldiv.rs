@@ -5,13 +5,15 @@
 
 use iced_x86::Mnemonic;
 
-use super::by_width;
+use super::select::by_width;
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
+use crate::exception::Res;
 use crate::flags::{LazyFlags, carry_overflow};
-use crate::op::{HIGH_BYTE, Op, Res};
+use crate::insn::Insn;
+use crate::op::Op;
 use crate::ops::width::Width;
+use crate::slots::HIGH_BYTE;
 
 /// Reads the source, which is a register or memory (`Op::FAMILY`).
 #[inline(always)]

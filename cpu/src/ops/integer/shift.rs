@@ -7,12 +7,13 @@
 
 use iced_x86::Mnemonic;
 
-use super::by_width;
+use super::select::by_width;
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
+use crate::exception::Res;
 use crate::flags::{LazyFlags, carry_overflow};
-use crate::op::{Op, Res};
+use crate::insn::Insn;
+use crate::op::Op;
 use crate::ops::width::Width;
 
 /// A shift or rotate by a count that is already masked to 5 or 6 bits and not zero.

@@ -7,12 +7,15 @@
 use iced_x86::{Mnemonic, Register};
 
 use super::alu::sub;
+use crate::attention;
 use crate::bus::Bus;
-use crate::core::{Core, attention};
-use crate::decode::Insn;
+use crate::core::Core;
+use crate::exception::{Break, Res};
 use crate::flags;
-use crate::op::{Break, Handler, Op, Res, SEG_NONE};
+use crate::insn::Insn;
+use crate::op::{Handler, Op};
 use crate::ops::width::{W8, W16, W32, W64, Width};
+use crate::slots::SEG_NONE;
 
 /// Slot of ES.
 const ES: u8 = 0;
@@ -230,7 +233,6 @@ fn string<S: Action, W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op:
     if A::get(core, RCX) == 0 {
         return Ok(());
     }
-    let steps_before = core.block_steps;
     loop {
         let limit = A::get(core, RCX).min(core.remaining_steps());
         let bulk = if limit > 1 { S::bulk::<W, A>(core, op, limit) } else { 0 };
@@ -248,8 +250,6 @@ fn string<S: Action, W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op:
         if finished {
             // The last iteration is the step that every completed instruction counts.
             core.block_steps += done - 1;
-            // The budget of the block's other instructions was worked out with one step for this one.
-            core.break_block |= core.block_steps != steps_before;
             return Ok(());
         }
         core.block_steps += done;

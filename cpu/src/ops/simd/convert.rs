@@ -6,8 +6,9 @@ use softfloat::sse::{self, SseEnv};
 use super::fp::{Element, VectorOp, packed_half, packed_mem, packed_reg};
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
-use crate::op::{Handler, Op, Res};
+use crate::exception::Res;
+use crate::insn::Insn;
+use crate::op::{Handler, Op};
 use crate::simd::lanes::{Lane, build};
 
 macro_rules! vector_ops {

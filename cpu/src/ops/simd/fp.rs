@@ -7,11 +7,13 @@ use iced_x86::Mnemonic;
 use softfloat::sse::{self, Host, Predicate, SseEnv, Unmasked};
 
 use crate::bus::Bus;
-use crate::core::{Core, cr4};
-use crate::decode::Insn;
+use crate::core::Core;
 use crate::exception;
+use crate::exception::{Break, Res};
 use crate::flags::LazyFlags;
-use crate::op::{Break, Handler, Op, Res};
+use crate::insn::Insn;
+use crate::op::{Handler, Op};
+use crate::registers::cr4;
 use crate::simd::lanes::{Lane, build};
 
 /// A floating-point lane as a bit pattern.

@@ -2,9 +2,11 @@
 //! whether memory operands are aligned, whether x87 errors wait (SDM vol. 3, 23.25).
 
 use crate::bus::Bus;
-use crate::core::{Core, cr0, cr4};
+use crate::core::Core;
 use crate::exception;
-use crate::op::{Break, Op, Res};
+use crate::exception::{Break, Res};
+use crate::op::Op;
+use crate::registers::{cr0, cr4};
 
 impl Core {
     /// Requires that XMM registers may be used.

@@ -18,7 +18,7 @@ mod save;
 mod strings;
 mod transfer;
 
-use crate::decode::Insn;
+use crate::insn::Insn;
 use crate::op::Op;
 
 /// Lowers this family's instructions.

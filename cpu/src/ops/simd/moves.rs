@@ -5,8 +5,9 @@ use iced_x86::Code;
 
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
-use crate::op::{Handler, Op, Res};
+use crate::exception::Res;
+use crate::insn::Insn;
+use crate::op::{Handler, Op};
 
 /// How a move's operands fill an op.
 enum Shape {

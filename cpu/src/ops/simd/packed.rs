@@ -5,8 +5,9 @@ use iced_x86::Mnemonic;
 
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
-use crate::op::{Handler, Op, Res};
+use crate::exception::Res;
+use crate::insn::Insn;
+use crate::op::{Handler, Op};
 use crate::simd::{Packed, aes, arith, compare, horizontal, pack, shift, shuffle};
 
 /// Handlers of one operation by the class of the destination and the kind of the source.

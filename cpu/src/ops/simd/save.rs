@@ -14,12 +14,14 @@ use std::ops::Range;
 use iced_x86::Code;
 
 use crate::bus::Bus;
-use crate::core::{Core, cr0, cr4};
-use crate::cpuid::Model;
-use crate::decode::Insn;
+use crate::core::Core;
 use crate::exception;
+use crate::exception::Res;
 use crate::fpu::IMAGE_BYTES;
-use crate::op::{Handler, Op, Res};
+use crate::insn::Insn;
+use crate::op::{Handler, Op};
+use crate::quirks::Quirks;
+use crate::registers::{cr0, cr4};
 use crate::state::FpuState;
 
 /// Writable bits of MXCSR; the MXCSR_MASK of images.
@@ -173,7 +175,7 @@ fn save_legacy(core: &mut Core, bus: &mut dyn Bus, address: u64, parts: u64, wid
     let mut image = [0; IMAGE_BYTES];
     core.state.fpu.write_image(&mut image, wide);
     if parts & X87 != 0 {
-        for part in x87_parts(core.model, &mut image) {
+        for part in x87_parts(core.quirks, &mut image) {
             core.store_bytes(bus, address.wrapping_add(part.start as u64), &image[part])?;
         }
     }
@@ -190,10 +192,9 @@ fn save_legacy(core: &mut Core, bus: &mut dyn Bus, address: u64, parts: u64, wid
     Ok(())
 }
 
-/// The bytes of an image that saving the x87 state writes. TCG writes no opcode, zeroes for pointers, and
-/// nothing between the registers.
-fn x87_parts(model: Model, image: &mut [u8; IMAGE_BYTES]) -> Vec<Range<usize>> {
-    if model != Model::V2KvmTcg {
+/// The bytes of an image that saving the x87 state writes.
+fn x87_parts(quirks: Quirks, image: &mut [u8; IMAGE_BYTES]) -> Vec<Range<usize>> {
+    if !quirks.fxsave_leaves_gaps {
         return vec![0..24, 32..IMAGE_BYTES];
     }
     image[8..24].fill(0);

@@ -5,9 +5,10 @@ use iced_x86::Mnemonic;
 
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
+use crate::exception::Res;
 use crate::flags::LazyFlags;
-use crate::op::{Op, Res};
+use crate::insn::Insn;
+use crate::op::Op;
 use crate::simd::string::{self, Outcome};
 
 /// In `aux`: lengths come from RAX and RDX.

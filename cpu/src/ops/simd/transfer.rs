@@ -5,11 +5,13 @@ use iced_x86::Mnemonic;
 
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
+use crate::exception::Res;
 use crate::flags::LazyFlags;
-use crate::op::{Handler, Op, REG_ZERO, Res};
+use crate::insn::Insn;
+use crate::op::{Handler, Op};
 use crate::simd::lanes::Lane;
 use crate::simd::shuffle;
+use crate::slots::REG_ZERO;
 
 /// Lowers this module's instructions.
 pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {

@@ -1,36 +1,15 @@
-//! Control and debug registers (SDM vol. 3, 2.5 and 18.2; consistency rules in vol. 2, MOV).
+//! Instructions that move control and debug registers (SDM vol. 3, 2.5 and 18.2; vol. 2, MOV).
 
 use iced_x86::{Code, Mnemonic};
 
-use super::{operand, read16};
+use super::operand::{operand, read16, write16};
 use crate::bus::Bus;
-use crate::core::{Core, cr0, cr4, efer};
-use crate::decode::Insn;
+use crate::core::Core;
+use crate::exception::Res;
 use crate::flags;
-use crate::mmu::PHYSICAL_BITS;
-use crate::op::{Op, Res};
-
-const CR0_KNOWN: u64 =
-    cr0::PE | cr0::MP | cr0::EM | cr0::TS | cr0::NE | cr0::WP | cr0::AM | cr0::NW | cr0::CD | cr0::PG;
-
-/// What CPUID can announce. VME, PVI and MCE are not among it: setting them is #GP.
-const CR4_KNOWN: u64 = cr4::TSD
-    | cr4::DE
-    | cr4::PSE
-    | cr4::PAE
-    | cr4::PGE
-    | cr4::PCE
-    | cr4::OSFXSR
-    | cr4::OSXMMEXCPT
-    | cr4::UMIP
-    | cr4::FSGSBASE
-    | cr4::PCIDE
-    | cr4::OSXSAVE
-    | cr4::SMEP
-    | cr4::SMAP;
-
-/// Physical address bits that do not exist.
-const BEYOND_PHYSICAL: u64 = !((1 << PHYSICAL_BITS) - 1);
+use crate::insn::Insn;
+use crate::op::Op;
+use crate::registers::{cr0, cr4};
 
 /// DR6: bits that software can change, and those that read as one.
 const DR6_WRITABLE: u64 = 0xe00f;
@@ -127,99 +106,6 @@ fn mov_to_cr(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     }
 }
 
-impl Core {
-    /// Writes CR0 with all its consequences: modes, paging, LMA, PDPTEs.
-    pub(crate) fn write_cr0(&mut self, value: u64) -> Res<()> {
-        let old = self.state.cr0;
-        let inconsistent = value >> 32 != 0
-            || (value & cr0::PG != 0 && value & cr0::PE == 0)
-            || (value & cr0::NW != 0 && value & cr0::CD == 0);
-        if inconsistent {
-            return Err(self.gp(0));
-        }
-        let new = value & CR0_KNOWN | cr0::ET;
-        let (enables, disables) = (new & !old & cr0::PG != 0, old & !new & cr0::PG != 0);
-        let wants_long = self.state.msrs.efer & efer::LME != 0;
-        let pae = self.state.cr4 & cr4::PAE != 0;
-        let refused = if enables && wants_long {
-            !pae || self.state.segments[1].long()
-        } else {
-            disables && (self.is_64bit() || self.state.cr4 & cr4::PCIDE != 0)
-        };
-        if refused {
-            return Err(self.gp(0));
-        }
-        let pae_paging = new & cr0::PG != 0 && pae && !wants_long;
-        if pae_paging && (old ^ new) & (cr0::PG | cr0::CD | cr0::NW) != 0 {
-            self.load_pdptes(self.state.cr3)?;
-        }
-        if enables && wants_long {
-            self.state.msrs.efer |= efer::LMA;
-        } else if disables {
-            self.state.msrs.efer &= !efer::LMA;
-        }
-        self.state.cr0 = new;
-        self.paging_changed();
-        self.mode_changed();
-        Ok(())
-    }
-
-    fn write_cr3(&mut self, value: u64) -> Res<()> {
-        if self.long_mode() {
-            // With PCIDs bit 63 says "keep translations", which makes no difference here; it is not stored.
-            let pcids = self.state.cr4 & cr4::PCIDE != 0;
-            let value = if pcids { value & !(1 << 63) } else { value };
-            if value & BEYOND_PHYSICAL != 0 {
-                return Err(self.gp(0));
-            }
-            self.state.cr3 = value;
-        } else {
-            let value = value & 0xffff_ffff;
-            if self.state.cr0 & cr0::PG != 0 && self.state.cr4 & cr4::PAE != 0 {
-                self.load_pdptes(value)?;
-            }
-            self.state.cr3 = value;
-        }
-        self.paging_changed();
-        Ok(())
-    }
-
-    fn write_cr4(&mut self, value: u64) -> Res<()> {
-        let old = self.state.cr4;
-        let enables_pcids = value & !old & cr4::PCIDE != 0;
-        let refused = value & (!CR4_KNOWN | self.model.hidden_cr4()) != 0
-            || (self.long_mode() && value & cr4::PAE == 0)
-            || (enables_pcids && (!self.long_mode() || self.state.cr3 & 0xfff != 0));
-        if refused {
-            return Err(self.gp(0));
-        }
-        let pae_paging = self.state.cr0 & cr0::PG != 0 && value & cr4::PAE != 0 && !self.long_mode();
-        if pae_paging && (old ^ value) & (cr4::PAE | cr4::PSE | cr4::PGE | cr4::SMEP) != 0 {
-            self.load_pdptes(self.state.cr3)?;
-        }
-        self.state.cr4 = value;
-        self.paging_changed();
-        Ok(())
-    }
-
-    /// Loads the four PDPTEs of PAE paging; reserved bits in a present one raise #GP(0). What lies outside
-    /// RAM reads as absent.
-    pub(crate) fn load_pdptes(&mut self, cr3: u64) -> Res<()> {
-        const RESERVED: u64 = 0x1e6 | BEYOND_PHYSICAL;
-        let table = cr3 & 0xffff_ffe0;
-        let mut entries = [0; 4];
-        for (entry, number) in entries.iter_mut().zip(0..) {
-            let offset = self.ram.layout().offset_of(table + number * 8);
-            *entry = offset.map_or(0, |offset| self.ram.load_u64(offset));
-            if *entry & 1 != 0 && *entry & RESERVED != 0 {
-                return Err(self.gp(0));
-            }
-        }
-        self.state.pdptes = entries;
-        Ok(())
-    }
-}
-
 fn clts(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     check_privilege(core)?;
     core.state.cr0 &= !cr0::TS;
@@ -238,7 +124,7 @@ fn lmsw(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
 fn smsw(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.check_umip()?;
     let value = core.state.cr0;
-    super::write16(core, bus, op, value)
+    write16(core, bus, op, value)
 }
 
 /// Privilege, the DE rule for DR4 and DR5, and general detection. Gives the register's true number.

@@ -2,11 +2,13 @@
 
 use iced_x86::Code;
 
+use crate::attention;
 use crate::bus::Bus;
-use crate::core::{Core, attention};
-use crate::decode::Insn;
+use crate::core::Core;
+use crate::exception::Res;
 use crate::flags;
-use crate::op::{Op, Res};
+use crate::insn::Insn;
+use crate::op::Op;
 
 pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     Some(match insn.code() {

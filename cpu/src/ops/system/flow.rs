@@ -3,12 +3,14 @@
 use iced_x86::{Code, OpKind};
 
 use crate::bus::Bus;
-use crate::core::{Core, cr0, efer};
-use crate::decode::Insn;
+use crate::core::Core;
 use crate::exception;
+use crate::exception::{Break, Res};
 use crate::flags;
-use crate::op::{Break, Op, Res};
-use crate::segmentation::FarTransfer;
+use crate::insn::Insn;
+use crate::op::Op;
+use crate::registers::{cr0, efer};
+use crate::segmentation::far::FarTransfer;
 use crate::state::{SegReg, Segment};
 
 /// Everything here ends its block and sets RIP.
@@ -252,4 +254,11 @@ fn sysexit(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     core.regs[4] = rsp;
     core.rip = rip;
     Ok(())
+}
+
+impl Core {
+    /// RIP behind the running instruction.
+    fn return_rip(&self, op: &Op) -> u64 {
+        self.next_rip(self.block_rip(), op.next)
+    }
 }

@@ -4,9 +4,10 @@ use iced_x86::Code;
 
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
-use crate::op::{Op, Res};
-use crate::segmentation::system_type;
+use crate::exception::Res;
+use crate::insn::Insn;
+use crate::op::Op;
+use crate::segmentation::descriptor::system_type;
 
 /// The port is the immediate, not DX.
 const IMMEDIATE: u8 = Op::FAMILY;

@@ -2,13 +2,16 @@
 
 use iced_x86::{Code, Mnemonic};
 
+use crate::attention;
 use crate::bus::Bus;
-use crate::core::{Core, attention, cr4};
+use crate::core::Core;
 use crate::cpuid;
-use crate::decode::Insn;
+use crate::exception::Res;
+use crate::insn::Insn;
 use crate::memory::canonical;
-use crate::mmu::Access;
-use crate::op::{Op, Res};
+use crate::mmu::paging::Access;
+use crate::op::Op;
+use crate::registers::cr4;
 use crate::state::SegReg;
 
 pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {

@@ -2,11 +2,12 @@
 
 use iced_x86::{Code, Mnemonic, Register};
 
-use super::{operand, read16, write16};
+use super::operand::{operand, read16, write16};
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
-use crate::op::{Op, Res};
+use crate::exception::Res;
+use crate::insn::Insn;
+use crate::op::Op;
 use crate::state::SegReg;
 
 const ENDS: u8 = Op::ENDS_BLOCK;

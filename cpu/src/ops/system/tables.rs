@@ -2,14 +2,15 @@
 
 use iced_x86::{Code, Mnemonic};
 
-use super::{operand, read16, write16};
+use super::operand::{operand, read16, write16};
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
+use crate::exception::Res;
 use crate::exception::{GP, NP};
 use crate::flags::{self, LazyFlags};
-use crate::op::{Op, Res};
-use crate::segmentation::{Descriptor, null_segment, system_type};
+use crate::insn::Insn;
+use crate::op::Op;
+use crate::segmentation::descriptor::{Descriptor, null_segment, system_type};
 use crate::state::TableRegister;
 
 pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {

@@ -6,8 +6,9 @@ use softfloat::x87::{self, F80, Operand, X87Env};
 use super::unit::Outcome;
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
-use crate::op::{Handler, Op, Res};
+use crate::exception::Res;
+use crate::insn::Insn;
+use crate::op::{Handler, Op};
 
 /// `destination <op> source`.
 trait Operation: 'static {

@@ -9,9 +9,10 @@ use super::arith::{Double, Dword, Single, Source, Word};
 use super::unit::Outcome;
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
+use crate::exception::Res;
 use crate::flags::LazyFlags;
-use crate::op::{Handler, Op, Res};
+use crate::insn::Insn;
+use crate::op::{Handler, Op};
 use crate::state::FpuState;
 
 /// A comparison's relation; its outcome has a value if the instruction pops.

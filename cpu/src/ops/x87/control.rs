@@ -5,10 +5,12 @@ use softfloat::x87::C1;
 
 use super::unit::{BUSY, ES, EXCEPTIONS, SF};
 use crate::bus::Bus;
-use crate::core::{Core, cr0};
-use crate::decode::Insn;
+use crate::core::Core;
 use crate::exception;
-use crate::op::{Handler, Op, Res};
+use crate::exception::Res;
+use crate::insn::Insn;
+use crate::op::{Handler, Op};
+use crate::registers::cr0;
 use crate::state::FpuState;
 
 /// Bits of the control word that exist; bit 6 is always set.

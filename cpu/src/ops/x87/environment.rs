@@ -18,8 +18,9 @@ use softfloat::x87::F80;
 use super::unit::EXCEPTIONS;
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
-use crate::op::{Handler, Op, Res};
+use crate::exception::Res;
+use crate::insn::Insn;
+use crate::op::{Handler, Op};
 use crate::state::FpuState;
 
 /// The longest image: a 32-bit environment and eight registers.

@@ -6,8 +6,9 @@ use softfloat::x87::{self, Angle, C1, C2, F80, Pair, Remainder, X87Env};
 use super::unit::Outcome;
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
-use crate::op::{Handler, Op, Res};
+use crate::exception::Res;
+use crate::insn::Insn;
+use crate::op::{Handler, Op};
 use crate::state::FpuState;
 
 type Unary = fn(&mut X87Env, F80) -> Option<F80>;

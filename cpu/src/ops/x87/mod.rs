@@ -23,7 +23,7 @@ mod store;
 mod transfer;
 mod unit;
 
-use crate::decode::Insn;
+use crate::insn::Insn;
 use crate::op::Op;
 
 /// Lowers this family's instructions.

@@ -5,8 +5,9 @@ use softfloat::x87::{self, F80, X87Env};
 use super::unit::{ALL_MASKED, Outcome};
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
-use crate::op::{Handler, Op, Res};
+use crate::exception::Res;
+use crate::insn::Insn;
+use crate::op::{Handler, Op};
 
 /// A memory format that ST(0) can be stored in.
 trait Store: 'static {

@@ -6,8 +6,9 @@ use softfloat::x87::{self, C1, Constant, F80, X87Env};
 use super::unit::Outcome;
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::decode::Insn;
-use crate::op::{Handler, Op, Res};
+use crate::exception::Res;
+use crate::insn::Insn;
+use crate::op::{Handler, Op};
 use crate::state::FpuState;
 
 /// A memory format that can be pushed.

@@ -6,9 +6,11 @@
 use softfloat::x87::{C1, F80, X87Env};
 
 use crate::bus::Bus;
-use crate::core::{Core, cr0};
+use crate::core::Core;
 use crate::exception;
-use crate::op::{Break, Op, Res};
+use crate::exception::{Break, Res};
+use crate::op::Op;
+use crate::registers::cr0;
 use crate::state::FpuState;
 
 /// Invalid operation.

@@ -26,7 +26,7 @@ fn disk_contents() -> Vec<u8> {
 /// A recording of nothing but power-on, with images of all kinds.
 fn recording(directory: &Path) -> Recording {
     let machine = MachineConfig {
-        cpu_model: cpu::Model::default().name().to_string(),
+        cpu_model: cpu::CpuModel::default().name().to_string(),
         memory_bytes: 64 << 20,
         kernel: image(directory, "vmlinuz", b"kernel"),
         initrd: Some(image(directory, "initrd.gz", &[3; 100_000])),

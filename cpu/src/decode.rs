@@ -1,35 +1,11 @@
 //! From bytes to ops. `iced-x86` decodes; each family of instructions lowers its own to [`Op`]s. What no
 //! family takes is undefined on this CPU model and raises #UD.
 
-mod operands;
-
 use iced_x86::{Decoder, DecoderError, DecoderOptions};
-pub(crate) use operands::Insn;
 
-use crate::core::CodeSize;
+use crate::insn::{Insn, Mode};
 use crate::op::Op;
 use crate::ops;
-
-/// What decoding depends on besides the bytes.
-#[derive(Clone, Copy)]
-pub(crate) struct Mode {
-    pub code_size: CodeSize,
-}
-
-impl Mode {
-    /// 64-bit mode.
-    pub fn is_64bit(self) -> bool {
-        self.code_size == CodeSize::Bits64
-    }
-
-    fn bitness(self) -> u32 {
-        match self.code_size {
-            CodeSize::Bits16 => 16,
-            CodeSize::Bits32 => 32,
-            CodeSize::Bits64 => 64,
-        }
-    }
-}
 
 /// Result of decoding one instruction.
 pub(crate) enum Decoded {
@@ -57,7 +33,7 @@ pub(crate) fn decode(bytes: &[u8], rip: u64, offset: u16, mode: Mode) -> Decoded
     }
     let length = instruction.len() as u16;
     let insn = Insn::new(&instruction, bytes, mode, rip.wrapping_sub(u64::from(offset)));
-    let op = lower(&insn).unwrap_or_else(|| {
+    let op = ops::lower(&insn).unwrap_or_else(|| {
         log::debug!("undefined instruction {instruction} at {rip:#x}");
         undefined(length)
     });
@@ -78,11 +54,4 @@ fn placed(mut op: Op, offset: u16, length: u16) -> Op {
     op.start = offset;
     op.next = offset + length;
     op
-}
-
-fn lower(insn: &Insn<'_>) -> Option<Op> {
-    ops::integer::lower(insn)
-        .or_else(|| ops::system::lower(insn))
-        .or_else(|| ops::simd::lower(insn))
-        .or_else(|| ops::x87::lower(insn))
 }

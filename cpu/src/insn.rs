@@ -1,10 +1,32 @@
-//! What lowering needs to know of an instruction's operands, in terms of [`Op`] fields.
+//! An instruction between decoding and execution: what lowering needs to know of it, in terms of [`Op`] fields.
 
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 
-use super::Mode;
 use crate::core::CodeSize;
-use crate::op::{HIGH_BYTE, Op, REG_BLOCK_RIP, REG_ZERO, SEG_NONE};
+use crate::op::Op;
+use crate::slots::{HIGH_BYTE, REG_BLOCK_RIP, REG_ZERO, SEG_NONE};
+
+/// What decoding depends on besides the bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Mode {
+    pub code_size: CodeSize,
+}
+
+impl Mode {
+    /// 64-bit mode.
+    pub fn is_64bit(self) -> bool {
+        self.code_size == CodeSize::Bits64
+    }
+
+    /// Default operand size in bits, as `iced-x86` wants it.
+    pub fn bitness(self) -> u32 {
+        match self.code_size {
+            CodeSize::Bits16 => 16,
+            CodeSize::Bits32 => 32,
+            CodeSize::Bits64 => 64,
+        }
+    }
+}
 
 /// An instruction on its way to becoming an op.
 pub(crate) struct Insn<'a> {

@@ -1,0 +1,56 @@
+//! The CPU models that a guest can see: `ttvm-v2`, an x86-64-v2 processor with the identity of an AMD family
+//! 17h part (which decides about details such as SYSCALL, and about the model-specific registers that a
+//! kernel touches), and `ttvm-v2-kvm`, of which CPUID says less. What CPUID says is in `cpuid`, what is executed otherwise
+//! in [`quirks`](crate::quirks).
+
+/// Family, model and stepping as CPUID leaf 1 reports them in EAX.
+pub(crate) const SIGNATURE: u32 = 0x00b0_0f21;
+/// Physical address bits.
+pub(crate) const PHYSICAL_BITS: u32 = 40;
+
+/// Which processor CPUID describes. What is executed depends on it only where said here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CpuModel {
+    /// All that the software CPU has.
+    #[default]
+    V2,
+    /// The part of it that every processor since about 2013 executes just so under KVM. What would let the processor's
+    /// own time, randomness or optimisations in is hidden: the TSC, RDTSCP, the TSC deadline, the XSAVE family. So is
+    /// what not all of them have (PCID, INVPCID, UMIP, CLWB, 1 GiB pages), and x2APIC, whose registers KVM keeps to itself.
+    V2Kvm,
+    /// The same where the "hardware" below KVM is itself an emulation, QEMU's TCG, which differs from every processor of
+    /// silicon in what a kernel can see: an instruction that reads, changes and writes memory begins by reading it as any
+    /// other read would, so that a page that is not there faults without the error code's W bit, and one that may only be
+    /// read faults a second time; FXSAVE leaves out what no register needs;
+    /// interrupts push RF set; an address that is not canonical raises #GP for stack accesses too, and lands in CR2.
+    V2KvmTcg,
+}
+
+impl CpuModel {
+    const ALL: [(CpuModel, &str); 3] = [
+        (CpuModel::V2, "ttvm-v2"),
+        (CpuModel::V2Kvm, "ttvm-v2-kvm"),
+        (CpuModel::V2KvmTcg, "ttvm-v2-kvm-tcg"),
+    ];
+
+    /// The model's name, as recordings have it.
+    pub fn name(self) -> &'static str {
+        let found = CpuModel::ALL.iter().find(|(model, _)| *model == self);
+        found.expect("every model has a name").1
+    }
+
+    /// The model of this name.
+    pub fn named(name: &str) -> Option<CpuModel> {
+        CpuModel::ALL.iter().find(|(_, known)| *known == name).map(|(model, _)| *model)
+    }
+
+    /// Names of all models.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        CpuModel::ALL.iter().map(|(_, name)| *name)
+    }
+
+    /// Whether KVM can be this processor.
+    pub fn is_for_kvm(self) -> bool {
+        self != CpuModel::V2
+    }
+}

@@ -1,0 +1,61 @@
+//! What processors do otherwise than the manuals say, or where the manuals leave a choice: each difference that a guest can
+//! see and that recordings of such a processor depend on.
+//!
+//! The code asks for a difference by its name here and never for the CPU model. Features that CPUID announces or hides
+//! are no quirks; they are in [`cpuid`](crate::cpuid).
+
+use crate::model::CpuModel;
+
+/// What becomes of RF in the image of RFLAGS that an external interrupt or an NMI pushes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PushedRf {
+    /// It is as it was, as on the software CPU's own model.
+    Kept,
+    /// It is clear. Seen under KVM: the engine interrupts behind breakpoints of its own and clears what they leave in RF.
+    Cleared,
+    /// It is set, as faults push it. Seen under KVM nested in QEMU's TCG.
+    Set,
+}
+
+/// The differences of one processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Quirks {
+    /// An instruction that reads, changes and writes memory begins by reading it as any other read would. So a page that is
+    /// not there faults without the error code's W bit, and one that may only be read faults a second time. Processors of
+    /// silicon make the first access as a write. Seen on QEMU's TCG.
+    pub update_reads_first: bool,
+    /// Stack accesses at an address that is not canonical raise #GP(0) as all others do, where the manuals and processors of
+    /// silicon raise #SS(0). Seen on QEMU's TCG.
+    pub noncanonical_stack_raises_gp: bool,
+    /// An address that is not canonical lands in CR2 although no page fault is raised. Seen on QEMU's TCG.
+    pub noncanonical_address_in_cr2: bool,
+    /// FXSAVE and XSAVE write no opcode, zeroes for the x87 pointers, and nothing into the six bytes behind each x87
+    /// register, where others write zeroes. Seen on QEMU's TCG.
+    pub fxsave_leaves_gaps: bool,
+    /// RF as external interrupts push it.
+    pub interrupts_push_rf: PushedRf,
+}
+
+impl Quirks {
+    /// The quirks of a CPU model.
+    pub(crate) fn of(model: CpuModel) -> Quirks {
+        let silicon = Quirks {
+            update_reads_first: false,
+            noncanonical_stack_raises_gp: false,
+            noncanonical_address_in_cr2: false,
+            fxsave_leaves_gaps: false,
+            interrupts_push_rf: PushedRf::Kept,
+        };
+        match model {
+            CpuModel::V2 => silicon,
+            CpuModel::V2Kvm => Quirks { interrupts_push_rf: PushedRf::Cleared, ..silicon },
+            CpuModel::V2KvmTcg => Quirks {
+                update_reads_first: true,
+                noncanonical_stack_raises_gp: true,
+                noncanonical_address_in_cr2: true,
+                fxsave_leaves_gaps: true,
+                interrupts_push_rf: PushedRf::Set,
+            },
+        }
+    }
+}
