@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use boot::time_reads::TIME_READ_MARK;
 use cpu::{Bus, BusSignals};
 use devices::pci::PciBus;
 use devices::platform::Platform;
@@ -37,9 +38,6 @@ pub struct Board {
     /// The number of exits at which the CPU is to stop.
     run_until_exits: u64,
 }
-
-/// HLT with this behind it is a rewritten RDTSC: HLT; NOP is as long, and KVM lets go of every HLT.
-pub const TIME_READ_MARK: u8 = 0x90;
 
 impl Board {
     /// A board around the given devices.

@@ -21,7 +21,6 @@ use devices::{PanicKind, Request};
 use guest_ram::GuestRam;
 use serde::{Deserialize, Serialize};
 
-use crate::boot;
 use crate::machine::bus::Board;
 
 use crate::engine::{End, Engine, EngineKind, Leave, Mark, Statistics};
@@ -36,6 +35,7 @@ use crate::position::{Counting, MAX_TIME_NS, Moment, TimeBase};
 
 mod changes;
 mod contents;
+mod guest_view;
 mod overshoot;
 mod power_on;
 mod states;

@@ -11,10 +11,9 @@
 use std::collections::BTreeSet;
 
 use super::btf::Btf;
+use super::guest_view::{GuestView, KernelView, USER_ROOT_BIT, page_table_root};
 use super::modules::{Missing, types};
-use super::{KernelView, Memory, NoKernel, Symbols, USER_ROOT_BIT, number};
-use crate::machine::Machine;
-use crate::timeline::address_space;
+use super::symbols::{NoKernel, Symbols};
 
 /// No more processes and threads are looked at, all in all.
 const MAX_TASKS: usize = 1 << 16;
@@ -25,7 +24,7 @@ const KERNEL_THREAD: u64 = 0x0020_0000;
 /// `TASK_REPORT`, and the letters of its bits from the lowest on; the first is for none.
 const REPORTED_STATES: u64 = 0x7f;
 const STATE_LETTERS: &[u8] = b"RSDTtXZP";
-/// `TASK_IDLE`: waits, and nobody should count it as load.
+/// `TASK_IDLE`: waits, and does not count as load.
 const IDLE: u64 = 0x402;
 /// `X86_FEATURE_PTI`: page tables are isolated. Which word of `cpuinfo_x86::x86_capability`, and which bit.
 const ISOLATED: (u64, u32) = (7, 11);
@@ -82,8 +81,8 @@ pub struct Processes {
 
 impl Processes {
     /// Those of the guest as it stands.
-    pub fn of_machine(machine: &Machine) -> Result<Processes, NoTasks> {
-        Ok(Tasks::of_machine(machine)?.list(machine))
+    pub fn of_guest(guest: &dyn GuestView) -> Result<Processes, NoTasks> {
+        Ok(Tasks::of_guest(guest)?.list(guest))
     }
 
     /// A process by the number of it or of one of its threads.
@@ -146,21 +145,21 @@ struct Layout {
 }
 
 impl Tasks {
-    /// Those of the kernel that a machine runs. Takes a while: searches for its symbols.
-    pub fn of_machine(machine: &Machine) -> Result<Tasks, NoTasks> {
-        let symbols = Symbols::of_machine(machine)?;
-        Tasks::of_kernel(machine, &symbols)
+    /// Those of the kernel that a guest runs. Takes a while: searches for its symbols.
+    pub fn of_guest(guest: &dyn GuestView) -> Result<Tasks, NoTasks> {
+        let symbols = Symbols::of_guest(guest)?;
+        Tasks::of_kernel(guest, &symbols)
     }
 
     /// Those of the kernel that has these symbols.
-    pub fn of_kernel(machine: &Machine, symbols: &Symbols) -> Result<Tasks, NoTasks> {
-        let found = KernelView::all(machine).map(|view| Tasks::find(&view, symbols));
+    pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<Tasks, NoTasks> {
+        let found = KernelView::all(guest).map(|view| Tasks::find(view, symbols));
         let first = found.reduce(|first, second| if first.is_ok() { first } else { second });
         Ok(first.expect("there is always the current view")?)
     }
 
     /// Looks for the variables, and for the places of the fields.
-    pub(super) fn find(memory: &dyn Memory, symbols: &Symbols) -> Result<Tasks, Missing> {
+    pub(super) fn find(memory: KernelView<'_>, symbols: &Symbols) -> Result<Tasks, Missing> {
         let address = |name: &'static str| symbols.address_of(name).ok_or(Missing::Symbol(name));
         let (first, cpu_base) = (address("init_task")?, address("__per_cpu_offset")?);
         let bytes = types(memory, &|name| symbols.address_of(name))?;
@@ -177,8 +176,8 @@ impl Tasks {
     }
 
     /// All processes as of now.
-    pub fn list(&self, machine: &Machine) -> Processes {
-        let lists = KernelView::all(machine).map(|view| self.list_in(&view));
+    pub fn list(&self, guest: &dyn GuestView) -> Processes {
+        let lists = KernelView::all(guest).map(|view| self.list_in(view));
         let is_better =
             |list: &Processes, other: &Processes| list.damage.is_none() || list.all.len() >= other.all.len();
         let best = lists.reduce(|first, second| if is_better(&first, &second) { first } else { second });
@@ -186,24 +185,24 @@ impl Tasks {
     }
 
     /// What runs, or was interrupted.
-    pub fn current(&self, machine: &Machine) -> Option<Thread> {
-        KernelView::all(machine).find_map(|view| self.current_in(&view))
+    pub fn current(&self, guest: &dyn GuestView) -> Option<Thread> {
+        KernelView::all(guest).find_map(|view| self.current_in(view))
     }
 
     /// The root of the page tables that are in use, as a process has it: the same whether it is in the kernel or not.
-    pub fn address_space(&self, machine: &Machine) -> u64 {
-        let root = address_space(machine);
-        if self.is_isolated(machine) { root & !USER_ROOT_BIT } else { root }
+    pub fn address_space(&self, guest: &dyn GuestView) -> u64 {
+        let root = page_table_root(guest.cr3());
+        if self.is_isolated(guest) { root & !USER_ROOT_BIT } else { root }
     }
 
     /// Whether programs run on page tables of their own, beside those that the kernel uses for them.
-    pub fn is_isolated(&self, machine: &Machine) -> bool {
+    pub fn is_isolated(&self, guest: &dyn GuestView) -> bool {
         let (_, bit) = ISOLATED;
-        let word = |view: KernelView<'_>| number::<4>(&view, self.features?);
-        KernelView::all(machine).find_map(word).is_some_and(|word| word >> bit & 1 != 0)
+        let word = |view: KernelView<'_>| view.number::<4>(self.features?);
+        KernelView::all(guest).find_map(word).is_some_and(|word| word >> bit & 1 != 0)
     }
 
-    pub(super) fn list_in(&self, memory: &dyn Memory) -> Processes {
+    pub(super) fn list_in(&self, memory: KernelView<'_>) -> Processes {
         let (mut room, mut all) = (MAX_TASKS, Vec::new());
         let (others, mut damage) = list(memory, self.first.wrapping_add(self.layout.tasks), &mut room);
         let others = others.into_iter().map(|node| node.wrapping_sub(self.layout.tasks));
@@ -219,14 +218,14 @@ impl Tasks {
         Processes { all, current: self.current_in(memory), damage }
     }
 
-    pub(super) fn current_in(&self, memory: &dyn Memory) -> Option<Thread> {
-        let base = number::<8>(memory, self.cpu_base)?;
-        let task = number::<8>(memory, base.wrapping_add(self.current))?;
+    pub(super) fn current_in(&self, memory: KernelView<'_>) -> Option<Thread> {
+        let base = memory.number::<8>(self.cpu_base)?;
+        let task = memory.number::<8>(base.wrapping_add(self.current))?;
         self.thread(memory, task)
     }
 
-    fn thread(&self, memory: &dyn Memory, task: u64) -> Option<Thread> {
-        let word = |offset: u64| Some(number::<4>(memory, task.wrapping_add(offset))? as u32);
+    fn thread(&self, memory: KernelView<'_>, task: u64) -> Option<Thread> {
+        let word = |offset: u64| Some(memory.number::<4>(task.wrapping_add(offset))? as u32);
         let name = name(memory, task.wrapping_add(self.layout.comm))?;
         Some(Thread { id: word(self.layout.pid)?, process: word(self.layout.tgid)?, name })
     }
@@ -234,18 +233,18 @@ impl Tasks {
     /// A process whose first thread is at an address, and what is wrong with the list of its threads.
     fn process(
         &self,
-        memory: &dyn Memory,
+        memory: KernelView<'_>,
         task: u64,
         room: &mut usize,
     ) -> Option<(Process, Option<&'static str>)> {
         let layout = &self.layout;
-        let word = |offset: u64| number::<4>(memory, task.wrapping_add(offset));
-        let pointer = |offset: u64| number::<8>(memory, task.wrapping_add(offset));
+        let word = |offset: u64| memory.number::<4>(task.wrapping_add(offset));
+        let pointer = |offset: u64| memory.number::<8>(task.wrapping_add(offset));
         let thread = self.thread(memory, task)?;
         let state = state_letter(word(layout.state)?, word(layout.exit_state)?);
         let parent = pointer(layout.real_parent)?;
-        let parent = number::<4>(memory, parent.wrapping_add(layout.tgid)).unwrap_or(0) as u32;
-        let tables = |mm: u64| memory.physical(number::<8>(memory, mm.wrapping_add(layout.pgd))?);
+        let parent = memory.number::<4>(parent.wrapping_add(layout.tgid)).unwrap_or(0) as u32;
+        let tables = |mm: u64| memory.physical(memory.number::<8>(mm.wrapping_add(layout.pgd))?);
         let space = match (pointer(layout.mm)?, word(layout.flags)?) {
             (_, flags) if flags & KERNEL_THREAD != 0 => AddressSpace::KernelThread,
             (0, _) => AddressSpace::None,
@@ -290,10 +289,10 @@ fn field(btf: &Btf<'_>, structure: &'static str, name: &'static str) -> Result<u
 
 /// The addresses of a list's nodes, as far as it can be followed, and what is wrong with it. `room` is how many there
 /// may still be.
-fn list(memory: &dyn Memory, head: u64, room: &mut usize) -> (Vec<u64>, Option<&'static str>) {
+fn list(memory: KernelView<'_>, head: u64, room: &mut usize) -> (Vec<u64>, Option<&'static str>) {
     let (mut nodes, mut seen, mut at) = (Vec::new(), BTreeSet::new(), head);
     loop {
-        let trouble = match number::<8>(memory, at) {
+        let trouble = match memory.number::<8>(at) {
             Some(next) if next == head => return (nodes, None),
             Some(_) if *room == 0 => "there are too many",
             Some(next) if !seen.insert(next) => "a list leads in circles",
@@ -322,7 +321,7 @@ fn state_letter(state: u64, exit_state: u64) -> char {
 }
 
 /// A name with what a terminal would obey taken out.
-fn name(memory: &dyn Memory, address: u64) -> Option<String> {
+fn name(memory: KernelView<'_>, address: u64) -> Option<String> {
     let mut bytes = [0; NAME_BYTES];
     (memory.read(address, &mut bytes) == NAME_BYTES).then_some(())?;
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(NAME_BYTES);

@@ -21,7 +21,14 @@
 
 use std::ops::Range;
 
-use super::{MAX_NAME_BYTES, MAX_NAMES_BYTES, MAX_SYMBOLS, Memory, Symbol};
+use super::guest_view::{KernelView, is_text};
+
+/// The longest name that is kept, in bytes: `KSYM_NAME_LEN` of Linux.
+pub const MAX_NAME_BYTES: usize = 512;
+/// No more symbols are read, of the kernel and of all modules each.
+pub const MAX_SYMBOLS: usize = 1 << 20;
+/// No more bytes of names are kept, of the kernel and of all modules each.
+pub const MAX_NAMES_BYTES: usize = 64 << 20;
 
 /// Where the kernel's image is, wherever KASLR puts it (`Documentation/x86/x86_64/mm.rst`).
 pub const IMAGE: Range<u64> = 0xffff_ffff_8000_0000..0xffff_ffff_c000_0000;
@@ -40,7 +47,7 @@ const MAX_NAME_STEPS: usize = 1 << 26;
 
 /// A symbol as a table has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct RawSymbol {
     /// Its name.
     pub name: String,
     /// Its address.
@@ -51,15 +58,13 @@ pub struct Found {
     pub class: u8,
 }
 
-impl Found {
-    pub(super) fn symbol(self, module: Option<usize>) -> Symbol {
-        let Found { name, address, size, class } = self;
-        Symbol { name, address, size, class, section: None, module }
-    }
+/// Whether a class is one of code.
+pub(crate) fn is_code(class: u8) -> bool {
+    matches!(class, b't' | b'T')
 }
 
 /// Searches the kernel's part of the address space for its tables. The symbols come by address.
-pub fn search(memory: &dyn Memory) -> Option<Vec<Found>> {
+pub fn search(memory: KernelView<'_>) -> Option<Vec<RawSymbol>> {
     let mut piece = Vec::new();
     let mut page = [0; PAGE_BYTES];
     for address in IMAGE.step_by(PAGE_BYTES) {
@@ -79,7 +84,7 @@ pub fn search(memory: &dyn Memory) -> Option<Vec<Found>> {
 }
 
 /// The symbols, when all tables lie in `bytes`, which begin at a multiple of eight.
-pub fn tables_in(bytes: &[u8]) -> Option<Vec<Found>> {
+pub fn tables_in(bytes: &[u8]) -> Option<Vec<RawSymbol>> {
     let mut steps = MAX_NAME_STEPS;
     let tables = (0..bytes.len()).step_by(4).filter_map(|at| Tokens::with_index_at(bytes, at));
     tables.take(MAX_TOKEN_TABLES).find_map(|tokens| symbols(bytes, &tokens, &mut steps))
@@ -122,13 +127,13 @@ impl<'a> Tokens<'a> {
             .map(|number| {
                 let after = if number < 255 { start(number + 1) } else { end };
                 let (nul, text) = table[start(number)..after].split_last()?;
-                (*nul == 0 && super::is_text(text)).then_some(text)
+                (*nul == 0 && is_text(text)).then_some(text)
             })
             .collect()
     }
 }
 
-fn symbols(bytes: &[u8], tokens: &Tokens<'_>, steps: &mut usize) -> Option<Vec<Found>> {
+fn symbols(bytes: &[u8], tokens: &Tokens<'_>, steps: &mut usize) -> Option<Vec<RawSymbol>> {
     // The nearest candidate is tried first: nothing but names lies in between, usually.
     (0..tokens.range.start & !7).step_by(8).rev().find_map(|at| {
         let count = count_at(bytes, at)?;
@@ -206,7 +211,7 @@ fn expand(
     names: &[Range<usize>],
     tokens: &Tokens<'_>,
     addresses: &[u64],
-) -> Option<Vec<Found>> {
+) -> Option<Vec<RawSymbol>> {
     let (mut found, mut room) = (Vec::with_capacity(names.len()), MAX_NAMES_BYTES);
     for (name, &address) in names.iter().zip(addresses) {
         let mut text = Vec::new();
@@ -222,7 +227,7 @@ fn expand(
             return None;
         }
         let name = String::from_utf8_lossy(name).into_owned();
-        found.push(Found { name, address, size: 0, class });
+        found.push(RawSymbol { name, address, size: 0, class });
     }
     Some(found)
 }

@@ -1,52 +1,11 @@
-//! The guest kernel's symbols, taken from the guest kernel itself: a running Linux carries the names and addresses
-//! of all its functions and variables (kallsyms), already moved to where this boot has put them (KASLR), and those
-//! of the modules that are loaded.
-//!
-//! [`kallsyms`] finds the kernel's tables by their structure, [`modules`] walks the list of modules with the help
-//! of the kernel's type information ([`btf`]), and [`elf`] makes a file of all that for gdb. There are no types and
-//! no source lines in it, and nothing about user programs. [`vmlinux`] says how far a kernel with debug information
-//! was moved, and [`tasks`] which processes there are.
-//!
-//! Follows Linux: `scripts/kallsyms.c`, `kernel/kallsyms.c`, `kernel/module/kallsyms.c` (6.1, and the order of
-//! tables of later ones), `Documentation/bpf/btf.rst`. Guest memory is not to be trusted: every length has a limit.
-
-pub mod btf;
-pub mod elf;
-pub mod kallsyms;
-mod kernel_view;
-pub mod modules;
-mod sections;
-pub mod tasks;
-#[cfg(test)]
-mod tests;
-#[cfg(test)]
-mod tests_of_tasks;
-#[cfg(test)]
-mod tests_of_vmlinux;
-pub mod vmlinux;
+//! All symbols of a kernel at one position of its run, by address and by name.
 
 use std::cmp::Reverse;
 
-pub use self::kernel_view::{KernelView, USER_ROOT_BIT};
-pub use self::sections::{Access, Section};
-use crate::machine::Machine;
-
-/// The longest name that is kept, in bytes: `KSYM_NAME_LEN` of Linux.
-pub const MAX_NAME_BYTES: usize = 512;
-/// No more symbols are read, of the kernel and of all modules each.
-pub const MAX_SYMBOLS: usize = 1 << 20;
-/// No more bytes of names are kept, of the kernel and of all modules each.
-pub const MAX_NAMES_BYTES: usize = 64 << 20;
-
-/// Where symbols are read from.
-pub trait Memory {
-    /// Reads at a virtual address of the kernel, without side effects. Returns how many bytes there are, from the
-    /// first on.
-    fn read(&self, address: u64, to: &mut [u8]) -> usize;
-
-    /// Where in physical memory a virtual address of the kernel is.
-    fn physical(&self, address: u64) -> Option<u64>;
-}
+use super::guest_view::{GuestView, KernelView};
+use super::kallsyms::{self, RawSymbol, is_code};
+use super::modules::{self, Missing, Module};
+use super::sections::{self, Section};
 
 /// A function or variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +25,11 @@ pub struct Symbol {
 }
 
 impl Symbol {
+    fn of(raw: RawSymbol, module: Option<usize>) -> Symbol {
+        let RawSymbol { name, address, size, class } = raw;
+        Symbol { name, address, size, class, section: None, module }
+    }
+
     /// Whether it is known outside its source file.
     pub fn is_global(&self) -> bool {
         self.class.is_ascii_uppercase()
@@ -86,7 +50,7 @@ pub struct Symbols {
     by_name: Vec<u32>,
     sections: Vec<Section>,
     modules: Vec<String>,
-    without_modules: Option<modules::Missing>,
+    without_modules: Option<Missing>,
 }
 
 /// There is no kernel with symbols in memory.
@@ -95,15 +59,15 @@ pub struct Symbols {
 pub struct NoKernel;
 
 impl Symbols {
-    /// Those of the kernel that a machine runs, as of now.
-    pub fn of_machine(machine: &Machine) -> Result<Symbols, NoKernel> {
-        let current = Symbols::of_kernel(&KernelView::current(machine));
+    /// Those of the kernel that a guest runs, as of now.
+    pub fn of_guest(guest: &dyn GuestView) -> Result<Symbols, NoKernel> {
+        let current = Symbols::of_kernel(KernelView::current(guest));
         let is_whole = |symbols: &Symbols| symbols.without_modules.is_none();
         if current.as_ref().is_ok_and(is_whole) {
             return current;
         }
         // A program's tables may have the kernel's tables of symbols and not its variables.
-        let behind_user = KernelView::behind_user(machine).map(|view| Symbols::of_kernel(&view));
+        let behind_user = KernelView::behind_user(guest).map(Symbols::of_kernel);
         match behind_user {
             Some(Ok(symbols)) if current.is_err() || is_whole(&symbols) => Ok(symbols),
             _ => current,
@@ -111,7 +75,7 @@ impl Symbols {
     }
 
     /// Searches the kernel's part of the address space. Takes a while: reads all of the kernel's image.
-    pub fn of_kernel(memory: &dyn Memory) -> Result<Symbols, NoKernel> {
+    pub fn of_kernel(memory: KernelView<'_>) -> Result<Symbols, NoKernel> {
         let kernel = kallsyms::search(memory).ok_or(NoKernel)?;
         let (loaded, without_modules) = match modules::loaded(memory, &kernel) {
             Ok(loaded) => (loaded, None),
@@ -121,14 +85,14 @@ impl Symbols {
     }
 
     /// Puts together what was found.
-    fn new(kernel: Vec<kallsyms::Found>, loaded: Vec<modules::Module>) -> Symbols {
+    pub(crate) fn new(kernel: Vec<RawSymbol>, loaded: Vec<Module>) -> Symbols {
         let mut sections = sections::of_kernel(&kernel);
         let mut names = Vec::new();
-        let mut symbols: Vec<Symbol> = kernel.into_iter().map(|found| found.symbol(None)).collect();
+        let mut symbols: Vec<Symbol> = kernel.into_iter().map(|raw| Symbol::of(raw, None)).collect();
         for (number, module) in loaded.into_iter().enumerate() {
             sections.extend(module.sections);
             names.push(module.name);
-            symbols.extend(module.symbols.into_iter().map(|found| found.symbol(Some(number))));
+            symbols.extend(module.symbols.into_iter().map(|raw| Symbol::of(raw, Some(number))));
         }
         sections = sections::without_overlaps(sections);
         for symbol in &mut symbols {
@@ -168,17 +132,17 @@ impl Symbols {
 
     /// What the modules define, without the kernel itself.
     pub fn of_modules(&self) -> Symbols {
-        let found = |symbol: &Symbol| kallsyms::Found {
+        let raw = |symbol: &Symbol| RawSymbol {
             name: symbol.name.clone(),
             address: symbol.address,
             size: symbol.size,
             class: symbol.class,
         };
         let in_module = |number: usize, symbol: &&Symbol| symbol.module == Some(number);
-        let module = |(number, name): (usize, &String)| modules::Module {
+        let module = |(number, name): (usize, &String)| Module {
             name: name.clone(),
             sections: Vec::new(),
-            symbols: self.symbols.iter().filter(|symbol| in_module(number, symbol)).map(found).collect(),
+            symbols: self.symbols.iter().filter(|symbol| in_module(number, symbol)).map(raw).collect(),
         };
         let mut loaded: Vec<_> = self.modules.iter().enumerate().map(module).collect();
         if let Some(first) = loaded.first_mut() {
@@ -216,18 +180,13 @@ impl Symbols {
     }
 
     /// Why there are no modules' symbols, if they could not be found.
-    pub fn without_modules(&self) -> Option<&modules::Missing> {
+    pub fn without_modules(&self) -> Option<&Missing> {
         self.without_modules.as_ref()
     }
 
     fn name(&self, number: u32) -> &str {
         &self.symbols[number as usize].name
     }
-}
-
-/// Whether a class is one of code.
-fn is_code(class: u8) -> bool {
-    matches!(class, b't' | b'T')
 }
 
 /// Whether a class says that the address is only a number.
@@ -253,23 +212,4 @@ fn fill_sizes(symbols: &mut [Symbol], sections: &[Section]) {
             symbol.size = room;
         }
     }
-}
-
-/// Reads a little-endian number of `N` bytes, at most eight.
-fn number<const N: usize>(memory: &dyn Memory, address: u64) -> Option<u64> {
-    let mut bytes = [0; 8];
-    (memory.read(address, &mut bytes[..N]) == N).then(|| u64::from_le_bytes(bytes))
-}
-
-/// Reads a text that ends with a NUL within `limit` bytes.
-fn text(memory: &dyn Memory, address: u64, limit: usize) -> Option<String> {
-    let mut bytes = vec![0; limit];
-    let count = memory.read(address, &mut bytes);
-    let end = bytes[..count].iter().position(|&byte| byte == 0)?;
-    is_text(&bytes[..end]).then(|| String::from_utf8_lossy(&bytes[..end]).into_owned())
-}
-
-/// Whether these bytes can be a name: visible ASCII characters, and those that Rust's symbols may have.
-fn is_text(bytes: &[u8]) -> bool {
-    bytes.iter().all(|&byte| byte > b' ' && byte != 0x7f)
 }

@@ -7,7 +7,14 @@ use acpi_tables::sdt::{GenericAddress, Sdt};
 use acpi_tables::xsdt::XSDT;
 use devices::layout;
 
-use super::{PAGE_SIZE, RESET_VALUE, TABLES_START, dsdt};
+use super::dsdt;
+
+/// The value that the guest writes to `devices::layout::RESET_PORT` to reset the machine.
+pub const RESET_VALUE: u8 = 6;
+/// Where the RSDP and the tables lie.
+pub const TABLES_START: u64 = 0xE_0000;
+
+pub(super) const PAGE_SIZE: u64 = 4096;
 
 const OEM_ID: [u8; 6] = *b"TTVM  ";
 const OEM_TABLE_ID: [u8; 8] = *b"TTVMPC  ";

@@ -2,8 +2,7 @@
 //!
 //! The kernel marks the ends of most parts with symbols; what lies in between is cut where code and data meet.
 
-use super::is_code;
-use super::kallsyms::{Found, IMAGE};
+use super::kallsyms::{IMAGE, RawSymbol, is_code};
 
 /// What a part of the kernel may be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +56,7 @@ const MARKED: [(&str, &str, &str, Access); 6] = [
 const MAX_UNMARKED: usize = 256;
 
 /// The sections of the kernel with these symbols, which come by address.
-pub(super) fn of_kernel(symbols: &[Found]) -> Vec<Section> {
+pub(super) fn of_kernel(symbols: &[RawSymbol]) -> Vec<Section> {
     let address = |name: &str| symbols.iter().find(|symbol| symbol.name == name).map(|found| found.address);
     let mut sections: Vec<Section> = Vec::new();
     for (name, first, end, access) in MARKED {
@@ -76,8 +75,8 @@ fn overlap(a: &Section, b: &Section) -> bool {
 }
 
 /// Sections for the symbols that are in none.
-fn unmarked(symbols: &[Found], marked: &[Section]) -> Vec<Section> {
-    let in_image = |symbol: &&Found| IMAGE.contains(&symbol.address);
+fn unmarked(symbols: &[RawSymbol], marked: &[Section]) -> Vec<Section> {
+    let in_image = |symbol: &&RawSymbol| IMAGE.contains(&symbol.address);
     let Some(last) = symbols.iter().rfind(in_image) else { return Vec::new() };
     let end = (last.address + 1).next_multiple_of(4096);
     let mut parts: Vec<Part> = Vec::new();

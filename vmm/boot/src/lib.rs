@@ -5,85 +5,43 @@
 //! "The Linux/x86 Boot Protocol", 64-bit entry), PVH (Xen's `start_info.h`, direct boot ABI), Multiboot 0.6.96
 //! and Multiboot2 2.0. [`Protocol`] says how one is chosen when the caller does not.
 //!
-//! What it deliberately does not do: run firmware, decompress kernels (a bzImage does that itself; [`packed_kernel`] is for who wants to look inside), read
-//! files, or ask the host for anything. All inputs are bytes that the caller holds; images may come from
-//! strangers, so no length in them is trusted and nothing panics.
+//! What it deliberately does not do: run firmware, decompress what it loads (a bzImage unpacks itself;
+//! [`packed_kernel`] is for callers that need the kernel's own code before it runs), read files, or ask the host
+//! for anything. All inputs are bytes that the caller holds; images may come from strangers, so no length in
+//! them is trusted and nothing panics.
 
 #![forbid(unsafe_code)]
 
+pub mod acpi;
 mod bytes;
 mod detect;
 mod elf;
 mod entry;
 mod error;
+mod images;
 mod linux;
 mod loader;
 mod memory_map;
 mod multiboot1;
 mod multiboot2;
 pub mod packed_kernel;
+mod protocol;
 mod pvh;
 #[cfg(test)]
 mod tests;
 pub mod time_reads;
 
-pub use detect::Protocol;
 pub use entry::{BOOT_CS, BOOT_DS, BOOT_TR, CpuEntry, CpuMode, SegmentState, TableRegister};
 pub use error::BootError;
 use guest_ram::GuestRam;
+pub use images::{BootImages, Image, Module};
 pub use linux::is_bzimage;
 use loader::Loader;
 pub use memory_map::{EBDA_START, LEGACY_HOLE_END, LEGACY_HOLE_START, MemoryRange, RangeKind, memory_map};
+pub use protocol::Protocol;
 
-use crate::acpi;
-
-/// What Multiboot kernels are told about who loaded them.
-const LOADER_NAME: &str = "ttvm";
 /// A machine needs room for the legacy megabyte and something to run.
 const SMALLEST_RAM_BYTES: u64 = 2 << 20;
-
-/// A file's contents and the name to call it by in errors.
-#[derive(Clone, Copy, Debug)]
-pub struct Image<'a> {
-    /// File name, only for errors.
-    pub name: &'a str,
-    /// The whole file.
-    pub bytes: &'a [u8],
-}
-
-/// A PVH or Multiboot module.
-#[derive(Clone, Copy, Debug)]
-pub struct Module<'a> {
-    /// The module itself.
-    pub image: Image<'a>,
-    /// The text that goes with it.
-    pub cmdline: &'a str,
-}
-
-/// Everything that is loaded at start.
-#[derive(Clone, Debug)]
-pub struct BootImages<'a> {
-    /// The kernel.
-    pub kernel: Image<'a>,
-    /// Linux's initial RAM disk; for the other protocols it is the first module.
-    pub initrd: Option<Image<'a>>,
-    /// Modules (PVH and Multiboot only).
-    pub modules: Vec<Module<'a>>,
-    /// The kernel's command line, without a NUL.
-    pub cmdline: &'a str,
-    /// The protocol to use, `None` to let the image decide (see [`Protocol`]).
-    pub protocol: Option<Protocol>,
-    /// Entropy for Linux's random number generator. The caller records it or derives it from the
-    /// recording: it is part of the guest's initial image.
-    pub rng_seed: Option<[u8; 32]>,
-}
-
-impl<'a> BootImages<'a> {
-    /// A kernel alone: no command line, no companions, no seed.
-    pub fn new(kernel: Image<'a>) -> BootImages<'a> {
-        BootImages { kernel, initrd: None, modules: Vec::new(), cmdline: "", protocol: None, rng_seed: None }
-    }
-}
 
 /// Fills `ram` for a start with `images` and returns the CPU's first state. RAM that the images do not
 /// occupy is left as it is, so that a fresh guest's RAM stays untouched (and costs nothing to checkpoint).

@@ -8,8 +8,8 @@ use acpi_tables::aml::{
 use acpi_tables::sdt::Sdt;
 use devices::layout;
 
-use super::S5_SLEEP_TYPE;
-
+/// The SLP_TYP value of the "off" state: what the guest writes into PM1 control (with SLP_EN) to power off.
+pub const S5_SLEEP_TYPE: u8 = 5;
 const PCI_SLOTS: u32 = 32;
 const PCI_PINS: u32 = 4;
 /// Present, enabled, shown, working.

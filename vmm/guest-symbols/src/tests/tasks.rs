@@ -1,9 +1,10 @@
 //! Processes in memory made up here, with fields in places of our own.
 
-use super::modules::Missing;
-use super::tasks::{AddressSpace, Process, Tasks, Thread};
-use super::tests::{BASE, DIRECT_MAP, Pages, Types, found};
-use super::*;
+use super::{BASE, DIRECT_MAP, Pages, Types, found};
+use crate::Symbols;
+use crate::kallsyms::RawSymbol;
+use crate::modules::Missing;
+use crate::tasks::{AddressSpace, Process, Tasks, Thread};
 
 const TYPES: u64 = BASE + 0x10_0000;
 const INIT_TASK: u64 = BASE + 0x2_0000;
@@ -61,7 +62,7 @@ fn types(hot: bool) -> Types {
 
 struct Kernel {
     memory: Pages,
-    symbols: Vec<kallsyms::Found>,
+    symbols: Vec<RawSymbol>,
 }
 
 impl Kernel {
@@ -117,7 +118,8 @@ impl Kernel {
     }
 
     fn tasks(&self) -> Tasks {
-        Tasks::find(&self.memory, &Symbols::new(self.symbols.clone(), Vec::new())).expect("all is there")
+        Tasks::find(self.memory.view(), &Symbols::new(self.symbols.clone(), Vec::new()))
+            .expect("all is there")
     }
 }
 
@@ -139,7 +141,7 @@ fn process(pid: u32, parent: u32, state: char, name: &str, space: AddressSpace) 
 fn processes_are_listed_with_their_threads() {
     for hot in [false, true] {
         let kernel = kernel(hot);
-        let processes = kernel.tasks().list_in(&kernel.memory);
+        let processes = kernel.tasks().list_in(kernel.memory.view());
         let root = tables(7) - DIRECT_MAP;
         let threads = vec![Thread { id: 8, process: 7, name: "fifteen bytes..".to_string() }];
         let expected = [
@@ -176,7 +178,7 @@ fn letters_are_those_of_ps() {
     for (state, letter) in states {
         let mut kernel = kernel(false);
         kernel.write(2, 0, b"it\0", state, 0);
-        let processes = kernel.tasks().list_in(&kernel.memory);
+        let processes = kernel.tasks().list_in(kernel.memory.view());
         assert_eq!(processes.with(2).map(|process| process.state), Some(letter), "{state:x?}");
     }
 }
@@ -193,7 +195,7 @@ fn lists_that_do_not_end_are_left() {
     for (expected, at, value) in cases {
         let mut kernel = kernel(false);
         kernel.memory.write_u64(at, value);
-        let processes = kernel.tasks().list_in(&kernel.memory);
+        let processes = kernel.tasks().list_in(kernel.memory.view());
         assert_eq!(processes.damage, Some(expected), "{value:#x} at {at:#x}");
         assert!((2..=4).contains(&processes.all.len()), "{:?}", processes.all);
     }
@@ -208,7 +210,7 @@ fn a_list_without_an_end_is_cut_off() {
         kernel.memory.write_u64(at, at + 8);
     }
     kernel.memory.write_u64(task(9) + 0x20, start);
-    let processes = kernel.tasks().list_in(&kernel.memory);
+    let processes = kernel.tasks().list_in(kernel.memory.view());
     assert_eq!(processes.damage, Some("there are too many"));
 }
 
@@ -220,11 +222,11 @@ fn damaged_tasks_do_no_harm() {
         for value in [0, 1, DIRECT_MAP, u64::MAX, 0x0020_0020_0020_0020] {
             let mut memory = Pages(kernel.memory.0.clone());
             memory.write_u64(at, value);
-            let processes = tasks.list_in(&memory);
+            let processes = tasks.list_in(memory.view());
             assert!((1..=5).contains(&processes.all.len()), "{value:#x} at {at:#x}: {processes:?}");
         }
     }
-    let nothing = tasks.list_in(&Pages::default());
+    let nothing = tasks.list_in(Pages::default().view());
     assert_eq!((nothing.all.len(), nothing.current), (0, None));
     assert!(nothing.damage.is_some());
 }
@@ -232,8 +234,8 @@ fn damaged_tasks_do_no_harm() {
 #[test]
 fn what_is_missing_for_processes_is_said() {
     let kernel = kernel(false);
-    let find = |symbols: &[kallsyms::Found]| {
-        Tasks::find(&kernel.memory, &Symbols::new(symbols.to_vec(), Vec::new()))
+    let find = |symbols: &[RawSymbol]| {
+        Tasks::find(kernel.memory.view(), &Symbols::new(symbols.to_vec(), Vec::new()))
     };
     for (number, name) in [(0, "current_task"), (1, "init_task"), (2, "__per_cpu_offset"), (5, "__stop_BTF")]
     {
@@ -244,5 +246,5 @@ fn what_is_missing_for_processes_is_said() {
     let mut memory = Pages(kernel.memory.0.clone());
     memory.write(TYPES, b"none");
     let symbols = Symbols::new(kernel.symbols.clone(), Vec::new());
-    assert_eq!(Tasks::find(&memory, &symbols), Err(Missing::Types));
+    assert_eq!(Tasks::find(memory.view(), &symbols), Err(Missing::Types));
 }

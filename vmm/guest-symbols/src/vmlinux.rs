@@ -1,26 +1,28 @@
 //! A kernel's file with symbols, such as the `vmlinux` of Debian's `-dbg` packages: how far the guest's kernel was moved
 //! from where the file has it (KASLR).
 //!
-//! Only the table of symbols is read, and it may say anything: follows the ELF-64 object file format, version 1.5, and
-//! trusts no length. Whether the file is of this very kernel is told by comparing all functions that both name once.
+//! Only the table of symbols is read, by the crate `object`, and it may say anything. A kernel with debug information
+//! has hundreds of megabytes: no other part of the file comes into memory. The limit on what does is checked here, for
+//! a file with holes can be larger than memory. Whether the file is of this very kernel is told by comparing all
+//! functions that both name once.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::io::{self, ErrorKind, Read, Seek};
 use std::path::{Path, PathBuf};
 
-use super::Symbols;
-use super::kallsyms::IMAGE;
+use object::elf::{
+    EM_X86_64, FileHeader64, SHF_ALLOC, SHN_UNDEF, SHT_SYMTAB, STT_FUNC, SectionHeader64, Sym64,
+};
+use object::pod::slice_from_bytes;
+use object::read::elf::{FileHeader, SectionHeader, Sym};
+use object::read::{ReadCache, StringTable};
+use object::{LittleEndian, ReadRef};
 
-const HEADER_BYTES: usize = 64;
-const SECTION_BYTES: usize = 64;
-const SYMBOL_BYTES: usize = 24;
-const SHT_SYMTAB: u32 = 2;
-const SHF_ALLOC: u64 = 2;
-const STT_FUNC: u8 = 2;
-const SHN_UNDEF: u16 = 0;
-const EM_X86_64: u16 = 62;
+use super::kallsyms::IMAGE;
+use super::symbols::Symbols;
+
 /// The largest table that is read.
 const MAX_TABLE_BYTES: u64 = 256 << 20;
 /// What both the file and the kernel name, by which the distance between them is measured.
@@ -115,7 +117,7 @@ pub fn quoted(path: &Path) -> String {
 
 fn read(path: &Path) -> io::Result<Contents> {
     let file = File::open(path)?;
-    // Others can be without an end, or wait for somebody.
+    // Pipes and devices can be without an end, or make the reader wait.
     if !file.metadata()?.is_file() {
         return Err(bad("it is not a plain file"));
     }
@@ -154,73 +156,60 @@ fn compare_functions(functions: &Functions, symbols: &Symbols) -> (Option<u64>, 
 }
 
 /// Reads a file's functions and landmarks, and which of its sections are not where the kernel is.
-pub(super) fn contents(mut file: impl Read + Seek) -> io::Result<Contents> {
-    let mut header = [0; HEADER_BYTES];
-    file.read_exact(&mut header).map_err(|_| bad("it is not an ELF file"))?;
-    if !header.starts_with(b"\x7fELF\x02\x01") || u16_at(&header, 18) != EM_X86_64 {
+pub(super) fn contents(file: impl Read + Seek) -> io::Result<Contents> {
+    let file = &ReadCache::new(file);
+    let header: &FileHeader64<LittleEndian> = file.read_at(0).map_err(|()| bad("it is not an ELF file"))?;
+    if !header.is_supported() || header.is_big_endian() || header.e_machine(LittleEndian) != EM_X86_64 {
         return Err(bad("it is not an ELF file for x86-64"));
     }
-    let size = u64::from(u16_at(&header, 60)) * SECTION_BYTES as u64;
-    let sections = table(&mut file, u64_at(&header, 40), size)?;
-    let (sections, _) = sections.as_chunks::<SECTION_BYTES>();
-    let mut contents = |section: &[u8]| table(&mut file, u64_at(section, 24), u64_at(section, 32));
-    let symtab = sections.iter().find(|section| u32_at(*section, 4) == SHT_SYMTAB);
+    let count = header.shnum(LittleEndian, file).map_err(|_| bad("it is cut off"))?;
+    limited((count as u64).saturating_mul(size_of::<SectionHeader64<LittleEndian>>() as u64))?;
+    let sections = header.section_headers(LittleEndian, file).map_err(|_| bad("it is cut off"))?;
+    let table = |section: &SectionHeader64<LittleEndian>| {
+        limited(section.sh_size(LittleEndian))?;
+        section.data(LittleEndian, file).map_err(|_| bad("it is cut off"))
+    };
+    let symtab = sections.iter().find(|section| section.sh_type(LittleEndian) == SHT_SYMTAB);
     let symtab = symtab.ok_or_else(|| bad("it has no symbols (stripped?)"))?;
-    let strtab = sections.get(u32_at(symtab, 40) as usize).ok_or_else(|| bad("its symbols have no names"))?;
-    let functions = functions(&contents(symtab)?, &contents(strtab)?);
-    let names = sections.get(usize::from(u16_at(&header, 62))).map(|section| contents(section));
-    let names = names.transpose()?.unwrap_or_default();
-    let is_fixed = |section: &&[u8; SECTION_BYTES]| {
-        u64_at(*section, 8) & SHF_ALLOC != 0 && u64_at(*section, 16) < IMAGE.start
+    let strtab = sections.get(symtab.sh_link(LittleEndian) as usize);
+    let strtab = strtab.ok_or_else(|| bad("its symbols have no names"))?;
+    let functions = functions(table(symtab)?, texts(table(strtab)?));
+    let names = sections.get(usize::from(header.e_shstrndx(LittleEndian))).map(table).transpose()?;
+    let names = texts(names.unwrap_or_default());
+    let is_fixed = |section: &&SectionHeader64<LittleEndian>| {
+        section.sh_flags(LittleEndian) & u64::from(SHF_ALLOC) != 0
+            && section.sh_addr(LittleEndian) < IMAGE.start
     };
     let fixed = sections.iter().filter(is_fixed).filter_map(|section| {
-        let name = str::from_utf8(text_at(&names, u32_at(section, 0))).ok()?;
+        let name = str::from_utf8(section.name(LittleEndian, names).ok()?).ok()?;
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         let is_word = !name.is_empty() && name.bytes().all(is_plain);
-        is_word.then(|| (name.to_string(), u64_at(section, 16)))
+        is_word.then(|| (name.to_string(), section.sh_addr(LittleEndian)))
     });
     Ok(Contents { functions, fixed: fixed.collect() })
 }
 
-fn functions(symbols: &[u8], names: &[u8]) -> Functions {
+fn functions(symbols: &[u8], names: StringTable<'_>) -> Functions {
     let mut functions = Functions::new();
-    for symbol in symbols.as_chunks::<SYMBOL_BYTES>().0 {
-        let name = text_at(names, u32_at(symbol, 0));
+    let count = symbols.len() / size_of::<Sym64<LittleEndian>>();
+    let (symbols, _) = slice_from_bytes::<Sym64<LittleEndian>>(symbols, count).expect("so many fit");
+    for symbol in symbols {
+        let name = symbol.name(LittleEndian, names).unwrap_or_default();
         let is_landmark = LANDMARKS.iter().any(|landmark| landmark.as_bytes() == name);
-        let is_function = symbol[4] & 0xf == STT_FUNC || is_landmark;
-        if is_function && u16_at(symbol, 6) != SHN_UNDEF && !name.is_empty() {
-            let address = u64_at(symbol, 8);
+        let is_function = symbol.st_type() == STT_FUNC || is_landmark;
+        if is_function && symbol.st_shndx(LittleEndian) != SHN_UNDEF && !name.is_empty() {
+            let address = symbol.st_value(LittleEndian);
             functions.entry(name.to_vec()).and_modify(|known| *known = None).or_insert(Some(address));
         }
     }
     functions
 }
 
-/// The text that begins at a place in a table of them.
-fn text_at(table: &[u8], at: u32) -> &[u8] {
-    let text = table.get(at as usize..).unwrap_or_default();
-    text.split(|&byte| byte == 0).next().unwrap_or_default()
+fn texts(table: &[u8]) -> StringTable<'_> {
+    StringTable::new(table, 0, table.len() as u64)
 }
 
-/// Reads a part of the file.
-fn table(file: &mut (impl Read + Seek), offset: u64, size: u64) -> io::Result<Vec<u8>> {
-    if size > MAX_TABLE_BYTES {
-        return Err(bad("a table in it is too large"));
-    }
-    let mut bytes = Vec::new();
-    file.seek(SeekFrom::Start(offset)).map_err(|_| bad("a table in it is nowhere"))?;
-    file.take(size).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 == size { Ok(bytes) } else { Err(bad("it is cut off")) }
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+/// Refuses parts of a file that are too large to be read.
+fn limited(size_bytes: u64) -> io::Result<()> {
+    if size_bytes > MAX_TABLE_BYTES { Err(bad("a table in it is too large")) } else { Ok(()) }
 }

@@ -3,9 +3,13 @@
 use std::collections::BTreeMap;
 
 use super::btf::{Btf, Field};
-use super::kallsyms::{self, Found};
+use super::kallsyms::{self, RawSymbol};
 use super::modules::{self, Missing};
 use super::*;
+
+mod guest_view;
+mod tasks;
+mod vmlinux;
 
 pub(super) const BASE: u64 = 0xffff_ffff_9aa0_0000;
 const PAGE: u64 = 4096;
@@ -29,8 +33,18 @@ impl Pages {
     }
 }
 
-impl Memory for Pages {
-    fn read(&self, address: u64, to: &mut [u8]) -> usize {
+impl Pages {
+    pub fn view(&self) -> KernelView<'_> {
+        KernelView::current(self)
+    }
+}
+
+impl GuestView for Pages {
+    fn cr3(&self) -> u64 {
+        0
+    }
+
+    fn read(&self, _: u64, address: u64, to: &mut [u8]) -> usize {
         for (number, byte) in to.iter_mut().enumerate() {
             let at = address.wrapping_add(number as u64);
             let Some(page) = self.0.get(&(at / PAGE)) else { return number };
@@ -40,7 +54,7 @@ impl Memory for Pages {
     }
 
     /// All of it lies where the kernel maps all physical memory.
-    fn physical(&self, address: u64) -> Option<u64> {
+    fn physical(&self, _: u64, address: u64) -> Option<u64> {
         self.0.contains_key(&(address / PAGE)).then(|| address.wrapping_sub(DIRECT_MAP))
     }
 }
@@ -57,12 +71,12 @@ enum Shape {
 
 const SHAPES: [Shape; 3] = [Shape::Linux6_1, Shape::Later, Shape::AllRelative];
 
-pub(super) fn found(address: u64, class: char, name: &str) -> Found {
-    Found { name: name.to_string(), address, size: 0, class: class as u8 }
+pub(super) fn found(address: u64, class: char, name: &str) -> RawSymbol {
+    RawSymbol { name: name.to_string(), address, size: 0, class: class as u8 }
 }
 
 /// The addresses of a kernel with its text, data, and, unless all is relative, variables of each CPU.
-fn kernel(shape: Shape) -> Vec<Found> {
+fn kernel(shape: Shape) -> Vec<RawSymbol> {
     let mut symbols = Vec::new();
     if shape != Shape::AllRelative {
         symbols.extend([found(0, 'A', "fixed_percpu_data"), found(0x1_93e0, 'A', "cpu_hw_events")]);
@@ -99,7 +113,7 @@ fn padded(bytes: &mut Vec<u8>, more: &[u8]) {
 }
 
 /// All tables, as they lie in the read-only data.
-fn tables(symbols: &[Found], shape: Shape) -> Vec<u8> {
+fn tables(symbols: &[RawSymbol], shape: Shape) -> Vec<u8> {
     let (mut names, mut markers) = (Vec::new(), Vec::new());
     for (number, symbol) in symbols.iter().enumerate() {
         if number % 256 == 0 {
@@ -112,7 +126,7 @@ fn tables(symbols: &[Found], shape: Shape) -> Vec<u8> {
         }
         names.extend(text.bytes());
     }
-    let offset = |symbol: &Found| match (symbol.address.checked_sub(BASE), shape) {
+    let offset = |symbol: &RawSymbol| match (symbol.address.checked_sub(BASE), shape) {
         (Some(distance), Shape::AllRelative) => distance as i32,
         (Some(distance), _) => -1 - distance as i32,
         (None, _) => symbol.address as i32,
@@ -147,9 +161,9 @@ fn tables_of_each_shape_are_found_in_memory() {
         let mut memory = Pages::default();
         memory.write(BASE, &[0x90; 0x800]);
         memory.write(BASE + 0x40_0000, &tables(&symbols, shape));
-        assert_eq!(kallsyms::search(&memory).as_ref(), Some(&symbols), "{shape:?}");
+        assert_eq!(kallsyms::search(memory.view()).as_ref(), Some(&symbols), "{shape:?}");
     }
-    assert_eq!(kallsyms::search(&Pages::default()), None);
+    assert_eq!(kallsyms::search(Pages::default().view()), None);
 }
 
 #[test]
@@ -294,7 +308,7 @@ fn write_module(memory: &mut Pages, at: u64, kallsyms: u64, symbols: &[(&str, ch
 }
 
 /// A list with a module, one that is not ready, and what leads back to the head.
-fn memory_with_modules(types: &Types, kallsyms: u64) -> (Pages, Vec<Found>) {
+fn memory_with_modules(types: &Types, kallsyms: u64) -> (Pages, Vec<RawSymbol>) {
     let mut memory = Pages::default();
     let bytes = types.bytes();
     memory.write(TYPES, &bytes);
@@ -329,7 +343,7 @@ fn sections(module: &modules::Module) -> Vec<(&str, u64, u64, Access)> {
 fn assert_symbols(module: &modules::Module) {
     assert_eq!(module.name, "tokens");
     let expected = [found(CODE + 0x10, 't', "take"), found(CODE + 0x2010, 'B', "count")];
-    let expected = expected.map(|symbol| Found { size: 0x20, ..symbol });
+    let expected = expected.map(|symbol| RawSymbol { size: 0x20, ..symbol });
     assert_eq!(module.symbols, expected);
 }
 
@@ -341,7 +355,7 @@ fn modules_of_linux_6_1() {
     for (offset, end) in [(8, 0x3000u32), (12, 0x1000), (16, 0x2000)] {
         memory.write(core + offset, &end.to_le_bytes());
     }
-    let loaded = modules::loaded(&memory, &kernel).expect("the types are there");
+    let loaded = modules::loaded(memory.view(), &kernel).expect("the types are there");
     assert_eq!(loaded.len(), 1);
     assert_symbols(&loaded[0]);
     let expected = [
@@ -360,7 +374,7 @@ fn modules_of_linux_6_4() {
         memory.write_u64(regions + number * 16, start);
         memory.write(regions + number * 16 + 8, &size.to_le_bytes());
     }
-    let loaded = modules::loaded(&memory, &kernel).expect("the types are there");
+    let loaded = modules::loaded(memory.view(), &kernel).expect("the types are there");
     assert_eq!(loaded.len(), 1);
     assert_symbols(&loaded[0]);
     let expected =
@@ -371,14 +385,14 @@ fn modules_of_linux_6_4() {
 #[test]
 fn what_is_missing_for_modules_is_said() {
     let (memory, kernel) = memory_with_modules(&types_6_1(), 0x98);
-    assert_eq!(modules::loaded(&memory, &kernel[1..]), Err(Missing::Symbol("modules")));
-    assert_eq!(modules::loaded(&memory, &kernel[..2]), Err(Missing::Symbol("__stop_BTF")));
-    assert_eq!(modules::loaded(&Pages::default(), &kernel), Err(Missing::Types));
+    assert_eq!(modules::loaded(memory.view(), &kernel[1..]), Err(Missing::Symbol("modules")));
+    assert_eq!(modules::loaded(memory.view(), &kernel[..2]), Err(Missing::Symbol("__stop_BTF")));
+    assert_eq!(modules::loaded(Pages::default().view(), &kernel), Err(Missing::Types));
     let mut nowhere = kernel.clone();
     nowhere[0].address += 0x1000_0000;
-    assert_eq!(modules::loaded(&memory, &nowhere), Err(Missing::List));
+    assert_eq!(modules::loaded(memory.view(), &nowhere), Err(Missing::List));
     let (memory, kernel) = memory_with_modules(&Types::new(), 0x98);
-    let missing = modules::loaded(&memory, &kernel).expect_err("there are no types");
+    let missing = modules::loaded(memory.view(), &kernel).expect_err("there are no types");
     assert_eq!(missing.to_string(), "'struct module' of this kernel has no 'list'");
 }
 
@@ -387,9 +401,9 @@ fn a_list_in_circles_ends() {
     let (mut memory, kernel) = memory_with_modules(&types_6_1(), 0x98);
     let second = 0xffff_8880_0200_0000;
     memory.write_u64(second + 8, second + 8);
-    assert_eq!(modules::loaded(&memory, &kernel).expect("the types are there").len(), 1);
+    assert_eq!(modules::loaded(memory.view(), &kernel).expect("the types are there").len(), 1);
     memory.write(second, &[0]);
-    let loaded = modules::loaded(&memory, &kernel).expect("the types are there");
+    let loaded = modules::loaded(memory.view(), &kernel).expect("the types are there");
     assert!((2..5000).contains(&loaded.len()), "{}", loaded.len());
 }
 

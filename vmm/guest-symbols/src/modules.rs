@@ -5,10 +5,14 @@
 //! which lies between `__start_BTF` and `__stop_BTF`. Known are Linux 6.1 (`core_layout` and `init_layout`) and,
 //! from 6.4 on, the array `mem`.
 
+use object::LittleEndian;
+use object::elf::{SHN_UNDEF, Sym64};
+use object::pod::bytes_of_slice_mut;
+
 use super::btf::Btf;
-use super::kallsyms::Found;
+use super::guest_view::KernelView;
+use super::kallsyms::{MAX_NAME_BYTES, MAX_NAMES_BYTES, MAX_SYMBOLS, RawSymbol};
 use super::sections::{Access, Section};
-use super::{MAX_NAME_BYTES, MAX_NAMES_BYTES, MAX_SYMBOLS, Memory, number, text};
 
 /// No more modules are looked at.
 const MAX_MODULES: usize = 4096;
@@ -16,8 +20,6 @@ const MAX_MODULES: usize = 4096;
 const MAX_BTF_BYTES: u64 = 64 << 20;
 /// The longest name of a module, `MODULE_NAME_LEN`.
 const MAX_MODULE_NAME_BYTES: usize = 64;
-/// The size of `Elf64_Sym`.
-const SYMBOL_BYTES: usize = 24;
 /// `MODULE_STATE_UNFORMED`: nothing in it can be relied on yet.
 const UNFORMED: u64 = 3;
 
@@ -29,7 +31,7 @@ pub struct Module {
     /// Where it is.
     pub sections: Vec<Section>,
     /// What it defines.
-    pub symbols: Vec<Found>,
+    pub symbols: Vec<RawSymbol>,
 }
 
 /// Why the modules, or other things of the kernel, could not be found.
@@ -57,7 +59,7 @@ pub enum Missing {
 
 /// The kernel's type information; `address_of` knows the kernel's symbols.
 pub(super) fn types(
-    memory: &dyn Memory,
+    memory: KernelView<'_>,
     address_of: &dyn Fn(&'static str) -> Option<u64>,
 ) -> Result<Vec<u8>, Missing> {
     let address = |name: &'static str| address_of(name).ok_or(Missing::Symbol(name));
@@ -71,13 +73,13 @@ pub(super) fn types(
 }
 
 /// Reads all modules. A list that leads nowhere gives those before that place.
-pub fn loaded(memory: &dyn Memory, kernel: &[Found]) -> Result<Vec<Module>, Missing> {
+pub fn loaded(memory: KernelView<'_>, kernel: &[RawSymbol]) -> Result<Vec<Module>, Missing> {
     let address_of =
         |name: &'static str| kernel.iter().find(|symbol| symbol.name == name).map(|found| found.address);
     let head = address_of("modules").ok_or(Missing::Symbol("modules"))?;
     let bytes = types(memory, &address_of)?;
     let layout = Layout::of(&Btf::parse(&bytes).ok_or(Missing::Types)?)?;
-    number::<8>(memory, head).ok_or(Missing::List)?;
+    memory.number::<8>(head).ok_or(Missing::List)?;
     Ok(layout.walk(memory, head))
 }
 
@@ -126,81 +128,81 @@ impl Layout {
         })
     }
 
-    fn walk(&self, memory: &dyn Memory, head: u64) -> Vec<Module> {
-        let (mut modules, mut room, mut at) = (Vec::new(), Room::default(), head);
+    fn walk(&self, memory: KernelView<'_>, head: u64) -> Vec<Module> {
+        let (mut modules, mut budget, mut at) = (Vec::new(), ReadBudget::default(), head);
         for _ in 0..MAX_MODULES {
-            match number::<8>(memory, at) {
+            match memory.number::<8>(at) {
                 Some(next) if next != head => at = next,
                 _ => break,
             }
-            modules.extend(self.module(memory, at.wrapping_sub(self.list), &mut room));
+            modules.extend(self.module(memory, at.wrapping_sub(self.list), &mut budget));
         }
         modules
     }
 
-    fn module(&self, memory: &dyn Memory, at: u64, room: &mut Room) -> Option<Module> {
+    fn module(&self, memory: KernelView<'_>, at: u64, budget: &mut ReadBudget) -> Option<Module> {
         let field = |offset: u64| at.wrapping_add(offset);
-        let name = text(memory, field(self.name), MAX_MODULE_NAME_BYTES).filter(|name| !name.is_empty())?;
-        if number::<4>(memory, field(self.state))? == UNFORMED {
+        let name = memory.text(field(self.name), MAX_MODULE_NAME_BYTES).filter(|name| !name.is_empty())?;
+        if memory.number::<4>(field(self.state))? == UNFORMED {
             return None;
         }
         let sections = self.regions.iter().flat_map(|region| region.sections(memory, at, &name)).collect();
-        let tables = number::<8>(memory, field(self.kallsyms))?;
-        let symbols = self.symbols(memory, tables, room).unwrap_or_default();
+        let tables = memory.number::<8>(field(self.kallsyms))?;
+        let symbols = self.symbols(memory, tables, budget).unwrap_or_default();
         Some(Module { name, sections, symbols })
     }
 
     /// The symbols of `struct mod_kallsyms` at an address.
-    fn symbols(&self, memory: &dyn Memory, at: u64, room: &mut Room) -> Option<Vec<Found>> {
-        let field = |offset: u64| number::<8>(memory, at.wrapping_add(offset));
+    fn symbols(&self, memory: KernelView<'_>, at: u64, budget: &mut ReadBudget) -> Option<Vec<RawSymbol>> {
+        let field = |offset: u64| memory.number::<8>(at.wrapping_add(offset));
         let (symtab, strtab) = (field(self.symtab)?, field(self.strtab)?);
-        let count = number::<4>(memory, at.wrapping_add(self.num_symtab))? as usize;
-        room.symbols = room.symbols.checked_sub(count)?;
-        let mut entries = vec![0; count * SYMBOL_BYTES];
-        let readable = memory.read(symtab, &mut entries);
+        let count = memory.number::<4>(at.wrapping_add(self.num_symtab))? as usize;
+        budget.symbols = budget.symbols.checked_sub(count)?;
+        let mut entries = vec![Sym64::default(); count];
+        let readable =
+            memory.read(symtab, bytes_of_slice_mut(&mut entries)) / size_of::<Sym64<LittleEndian>>();
         let mut classes = vec![0; count];
         if let Some(typetab) = self.typetab {
             memory.read(field(typetab)?, &mut classes);
         }
-        let entries = entries[..readable].as_chunks::<SYMBOL_BYTES>().0;
-        let symbol = |(entry, &class): (&[u8; SYMBOL_BYTES], &u8)| {
-            let class = if self.typetab.is_some() { class } else { entry[4] };
-            symbol(memory, entry, class, strtab, room)
+        let symbol = |(entry, &class): (&Sym64<LittleEndian>, &u8)| {
+            let class = if self.typetab.is_some() { class } else { entry.st_info };
+            symbol(memory, entry, class, strtab, budget)
         };
-        Some(entries.iter().zip(&classes).filter_map(symbol).collect())
+        Some(entries[..readable].iter().zip(&classes).filter_map(symbol).collect())
     }
 }
 
 /// What may still be read of all modules.
-struct Room {
+struct ReadBudget {
     symbols: usize,
     name_bytes: usize,
 }
 
-impl Default for Room {
-    fn default() -> Room {
-        Room { symbols: MAX_SYMBOLS, name_bytes: MAX_NAMES_BYTES }
+impl Default for ReadBudget {
+    fn default() -> ReadBudget {
+        ReadBudget { symbols: MAX_SYMBOLS, name_bytes: MAX_NAMES_BYTES }
     }
 }
 
 /// An entry of a symbol table, unless it is undefined or only of use to the linker.
 fn symbol(
-    memory: &dyn Memory,
-    entry: &[u8; SYMBOL_BYTES],
+    memory: KernelView<'_>,
+    entry: &Sym64<LittleEndian>,
     class: u8,
     strtab: u64,
-    room: &mut Room,
-) -> Option<Found> {
-    let u32_at = |at: usize| u32::from_le_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]]);
-    let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
-    let undefined = entry[6..8] == [0, 0];
+    budget: &mut ReadBudget,
+) -> Option<RawSymbol> {
+    let undefined = entry.st_shndx.get(LittleEndian) == SHN_UNDEF;
     if undefined || !class.is_ascii_alphabetic() {
         return None;
     }
-    let name = text(memory, strtab.wrapping_add(u64::from(u32_at(0))), MAX_NAME_BYTES)?;
-    room.name_bytes = room.name_bytes.checked_sub(name.len())?;
+    let name = u64::from(entry.st_name.get(LittleEndian));
+    let name = memory.text(strtab.wrapping_add(name), MAX_NAME_BYTES)?;
+    budget.name_bytes = budget.name_bytes.checked_sub(name.len())?;
     let for_the_linker = name.is_empty() || name.starts_with('$') || name.starts_with(".L");
-    (!for_the_linker).then(|| Found { name, address: u64_at(8), size: u64_at(16), class })
+    let (address, size) = (entry.st_value.get(LittleEndian), entry.st_size.get(LittleEndian));
+    (!for_the_linker).then_some(RawSymbol { name, address, size, class })
 }
 
 /// `struct module_layout core_layout, init_layout`: code, constants, data that becomes constant, data.
@@ -247,9 +249,9 @@ fn regions_6_4(btf: &Btf<'_>) -> Option<Vec<Region>> {
 
 impl Region {
     /// The sections of the module whose structure is at an address.
-    fn sections(&self, memory: &dyn Memory, module: u64, name: &str) -> Vec<Section> {
-        let base = number::<8>(memory, module.wrapping_add(self.base)).unwrap_or(0);
-        let size = |offset: u64| number::<4>(memory, module.wrapping_add(offset)).unwrap_or(0);
+    fn sections(&self, memory: KernelView<'_>, module: u64, name: &str) -> Vec<Section> {
+        let base = memory.number::<8>(module.wrapping_add(self.base)).unwrap_or(0);
+        let size = |offset: u64| memory.number::<4>(module.wrapping_add(offset)).unwrap_or(0);
         let mut start = 0;
         let section = |&(part, access, end): &(&str, Access, u64)| {
             let end = size(end).clamp(start, size(self.size).max(start));

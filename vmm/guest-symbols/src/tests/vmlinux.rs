@@ -2,41 +2,51 @@
 
 use std::io::Cursor;
 
-use super::tests::symbols;
-use super::vmlinux::{Match, Placement, Unusable, compare, contents};
-use super::*;
+use object::elf::{FileHeader64, SHT_SYMTAB, SectionHeader64, Sym64};
+use object::pod::{from_bytes, slice_from_bytes_mut};
+use object::{LittleEndian, U64};
+
+use super::{BASE, found, symbols};
+use crate::vmlinux::{Match, Placement, Unusable, compare, contents};
+use crate::{Symbols, elf, kallsyms};
 
 const DISTANCE: u64 = 0x1980_0000;
 
+type Section = SectionHeader64<LittleEndian>;
+
 /// Where an ELF file's section headers are, and how many there are.
 fn headers(file: &[u8]) -> (usize, usize) {
-    (u64_at(file, 40) as usize, usize::from(file[60]) | usize::from(file[61]) << 8)
+    let (header, _) = from_bytes::<FileHeader64<LittleEndian>>(file).expect("it is whole");
+    (header.e_shoff.get(LittleEndian) as usize, header.e_shnum.get(LittleEndian).into())
 }
 
-fn u64_at(file: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(*file[at..].first_chunk().expect("inside"))
+fn sections(file: &mut [u8]) -> &mut [Section] {
+    let (start, count) = headers(file);
+    slice_from_bytes_mut(&mut file[start..], count).expect("it is whole").0
 }
 
-/// Subtracts from the address at a place, if it is one of the kernel's image.
-fn move_down(file: &mut [u8], at: usize) {
-    let address = u64_at(file, at);
-    if kallsyms::IMAGE.contains(&address) {
-        file[at..at + 8].copy_from_slice(&(address - DISTANCE).to_le_bytes());
+/// Subtracts from an address, if it is one of the kernel's image.
+fn move_down(address: &mut U64<LittleEndian>) {
+    let linked = address.get(LittleEndian).wrapping_sub(DISTANCE);
+    if kallsyms::IMAGE.contains(&address.get(LittleEndian)) {
+        address.set(LittleEndian, linked);
     }
 }
 
 /// The kernel's file as it was linked.
 fn unmoved() -> Vec<u8> {
     let mut file = elf::file(&symbols());
-    let (start, count) = headers(&file);
-    for header in (0..count).map(|number| start + 64 * number) {
-        move_down(&mut file, header + 16);
-        // The table of symbols.
-        if file[header + 4] == 2 {
-            let (from, size) = (u64_at(&file, header + 24) as usize, u64_at(&file, header + 32) as usize);
-            (from..from + size).step_by(24).for_each(|symbol| move_down(&mut file, symbol + 8));
+    let mut symtab = None;
+    for section in sections(&mut file) {
+        move_down(&mut section.sh_addr);
+        if section.sh_type.get(LittleEndian) == SHT_SYMTAB {
+            symtab = Some((section.sh_offset.get(LittleEndian), section.sh_size.get(LittleEndian)));
         }
     }
+    let (offset, size) = symtab.expect("it has symbols");
+    let count = size as usize / size_of::<Sym64<LittleEndian>>();
+    let symbols = slice_from_bytes_mut::<Sym64<LittleEndian>>(&mut file[offset as usize..], count);
+    symbols.expect("it is whole").0.iter_mut().for_each(|symbol| move_down(&mut symbol.st_value));
     file
 }
 
@@ -60,8 +70,7 @@ fn the_distance_is_found() {
 #[test]
 fn offsets_stay_where_they_are() {
     let mut file = unmoved();
-    let (start, _) = headers(&file);
-    file[start + 64 + 16..][..8].copy_from_slice(&0x40u64.to_le_bytes());
+    sections(&mut file)[1].sh_addr.set(LittleEndian, 0x40);
     let Ok(Match::Kernel(placement)) = compare_with(&file) else { panic!("it is this kernel") };
     assert_eq!(placement.fixed, [(".text".to_string(), 0x40)]);
     let command = placement.load_command("/k".as_ref());
@@ -71,14 +80,12 @@ fn offsets_stay_where_they_are() {
 #[test]
 fn other_files_are_told_apart() {
     let other = Symbols::new(
-        (0..700)
-            .map(|number| tests::found(tests::BASE + number * 0x100, 't', &format!("sys_{number}")))
-            .collect(),
+        (0..700).map(|number| found(BASE + number * 0x100, 't', &format!("sys_{number}"))).collect(),
         Vec::new(),
     );
     let error = compare_with(&elf::file(&other)).expect_err("it is another kernel").to_string();
     assert!(error.contains("is of another kernel than the guest's: 0 of 700 functions"), "{error}");
-    let few = Symbols::new(vec![tests::found(tests::BASE, 'T', "_text")], Vec::new());
+    let few = Symbols::new(vec![found(BASE, 'T', "_text")], Vec::new());
     assert_eq!(compare_with(&elf::file(&few)).expect("it can be read"), Match::NoKernel);
     for (bytes, expected) in [
         (&b"#!/bin/sh\n"[..], "it is not an ELF file"),

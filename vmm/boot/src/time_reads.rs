@@ -1,20 +1,22 @@
 //! The kernel's own RDTSC, which no CPUID bit stops it from executing and which KVM lets read the host's clock.
 //!
 //! In machines that KVM can run, each one in the kernel's code becomes `hlt; nop` before the kernel is loaded: as long, and
-//! something that leaves the guest. The board then answers with the machine's own time ([`crate::machine::bus`]).
+//! something that leaves the guest ([`TIME_READ_MARK`]). The machine's board then answers with the machine's own time.
 //!
 //! Covered is what lies in the executable sections of an ELF kernel, the replacements of alternatives included. Not covered:
 //! modules, the vDSO and programs, which read the time stamp counter only where CPUID offers one. Where one of these reads it
 //! after all, replay finds the difference at the next event. A kernel inside a bzImage does not show its code: it is unpacked
-//! before ([`super::packed_kernel`]).
+//! before ([`crate::packed_kernel`]).
 
 use std::ops::Range;
 
 use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 
-use super::Image;
 use super::elf::Elf;
-use crate::machine::bus::TIME_READ_MARK;
+use super::images::Image;
+
+/// HLT with this behind it is a rewritten RDTSC: HLT; NOP is as long, and KVM exits at every HLT.
+pub const TIME_READ_MARK: u8 = 0x90;
 
 const RDTSC: [u8; 2] = [0x0f, 0x31];
 const HLT: u8 = 0xf4;
@@ -69,17 +71,17 @@ fn code_sections(bytes: &[u8]) -> Option<Vec<Range<usize>>> {
     if !Elf::is_elf(bytes) {
         return None;
     }
-    let elf = Elf::parse(Image { name: "", bytes }).ok().filter(|elf| elf.is_64)?;
-    elf.code_sections().filter(|sections| !sections.is_empty())
+    Elf::parse(Image { name: "", bytes }).ok()?.code_sections().filter(|sections| !sections.is_empty())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::elf::SHF_EXECINSTR;
+    use object::elf::SHF_EXECINSTR;
+
     use super::*;
 
     /// An ELF file with one executable section.
-    fn elf(code: &[u8], flags: u64) -> Vec<u8> {
+    fn elf(code: &[u8], flags: u32) -> Vec<u8> {
         let mut file = vec![0; 64];
         // 64 bits, little-endian, executable, for x86-64.
         file[..6].copy_from_slice(b"\x7fELF\x02\x01");
@@ -91,7 +93,7 @@ mod tests {
         file.extend_from_slice(code);
         let mut header = [0; 64];
         header[4..8].copy_from_slice(&1_u32.to_le_bytes());
-        header[8..16].copy_from_slice(&flags.to_le_bytes());
+        header[8..12].copy_from_slice(&flags.to_le_bytes());
         header[24..32].copy_from_slice(&64_u64.to_le_bytes());
         header[32..40].copy_from_slice(&(code.len() as u64).to_le_bytes());
         file.extend_from_slice(&header);

@@ -1,7 +1,7 @@
 //! The state of the CPU at the guest's first instruction, as plain data, and the descriptor and page tables
 //! in guest memory that belong to it (Intel SDM volume 3, chapters 3 to 5).
 
-use super::BootError;
+use super::error::BootError;
 use super::loader::Loader;
 
 /// Selector of the flat code segment (Linux's `__BOOT_CS`).

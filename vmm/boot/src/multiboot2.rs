@@ -5,9 +5,10 @@
 use super::bytes::{slice_at, u16_at, u32_at};
 use super::elf::{Elf, SectionHeaders};
 use super::entry::{self, CpuEntry};
-use super::loader::{LoadedModule, Loader, TEXT_LIMIT};
+use super::error::BootError;
+use super::loader::{LOADER_NAME, LoadedModule, Loader, TEXT_LIMIT};
+use super::memory_map::LEGACY_HOLE_END;
 use super::multiboot1::{LoadAddresses, basic_memory_kib};
-use super::{BootError, LEGACY_HOLE_END, LOADER_NAME};
 
 const HEADER_MAGIC: u32 = 0xE852_50D6;
 const HEADER_SEARCH_BYTES: u64 = 32768;

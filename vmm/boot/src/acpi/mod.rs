@@ -5,29 +5,21 @@
 //! out: GPEs, a second processor, HPET, sleep states other than "off", methods that run code.
 //!
 //! ```text
-//! 0xE0000  RSDP, RSDT, XSDT, FADT, MADT, DSDT   ACPI reclaim memory (a scan of the firmware area finds the RSDP)
+//! 0xE0000  RSDP, RSDT, XSDT, FADT, MADT, DSDT   ACPI reclaim memory (a scan of the firmware area finds
+//!                                               the RSDP)
 //! ...      FACS                                 ACPI NVS, one page
 //! ```
-
-#![forbid(unsafe_code)]
 
 mod dsdt;
 mod tables;
 
 use std::ops::Range;
 
+pub use dsdt::S5_SLEEP_TYPE;
 use guest_ram::GuestMemory;
-pub use tables::{rsdp, rsdp_v1};
+use tables::PAGE_SIZE;
+pub use tables::{RESET_VALUE, TABLES_START, rsdp, rsdp_v1};
 use vm_memory::{Bytes, GuestAddress};
-
-/// The SLP_TYP value of the "off" state: what the guest writes into PM1 control (with SLP_EN) to power off.
-pub const S5_SLEEP_TYPE: u8 = 5;
-/// The value that the guest writes to `devices::layout::RESET_PORT` to reset the machine.
-pub const RESET_VALUE: u8 = 6;
-/// Where the RSDP and the tables lie.
-pub const TABLES_START: u64 = 0xE_0000;
-
-const PAGE_SIZE: u64 = 4096;
 
 /// Where the tables are, for the memory map and the boot protocols.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,14 +4,18 @@ use guest_ram::{GuestMemory, GuestRam};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::bytes::slice_at;
+use super::error::BootError;
+use super::images::{BootImages, Image};
 use super::memory_map::{ClaimError, MemoryRange, Placer, memory_map};
-use super::{BootError, BootImages};
 use crate::acpi::AcpiTables;
 
 const PAGE_SIZE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 /// Longest command line of the protocols that set no limit of their own.
 pub(super) const TEXT_LIMIT: u64 = 32 * 1024;
+
+/// What Multiboot kernels are told about who loaded them.
+pub(super) const LOADER_NAME: &str = "ttvm";
 
 /// Guest memory during loading.
 pub(super) struct Loader<'a> {
@@ -153,7 +157,7 @@ impl<'a> Loader<'a> {
         initrd.chain(modules).map(|(image, cmdline)| self.load_module(image, cmdline)).collect()
     }
 
-    fn load_module(&mut self, image: super::Image<'_>, cmdline: &str) -> Result<LoadedModule, BootError> {
+    fn load_module(&mut self, image: Image<'_>, cmdline: &str) -> Result<LoadedModule, BootError> {
         let start = self.place_from(image.bytes, PAGE_SIZE, MIB, image.name)?;
         Ok(LoadedModule { start, size: image.bytes.len() as u64, cmdline: cmdline.to_string() })
     }

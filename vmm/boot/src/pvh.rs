@@ -1,8 +1,8 @@
 //! The PVH direct boot protocol (Xen's `hvm/start_info.h` and "x86/HVM direct boot ABI").
 
-use super::BootError;
 use super::elf::Elf;
 use super::entry::{self, CpuEntry};
+use super::error::BootError;
 use super::loader::{LoadedModule, Loader, TEXT_LIMIT};
 
 const START_INFO_MAGIC: u32 = 0x336E_C578;

@@ -1,44 +1,13 @@
 //! Which protocol starts an image, and what an image that no protocol starts looks like.
 
-use super::bytes::{has_at, u8_at, u16_at};
-use super::elf::{Elf, MACHINE_X86_64};
-use super::{BootError, Image, linux, multiboot1, multiboot2};
+use super::bytes::has_at;
+use super::elf::Elf;
+use super::error::BootError;
+use super::images::Image;
+use super::protocol::Protocol;
+use super::{linux, multiboot1, multiboot2};
 
-/// How a kernel is started.
-///
-/// An image may speak several protocols (Xen speaks three). Left to itself the loader takes, in this order:
-/// bzImage; Multiboot 2; Multiboot 1 (both have a checksummed header that is there on purpose, and both
-/// promise a bare PC, which this machine is); the 64-bit Linux protocol for a 64-bit ELF file that is Linux
-/// by its notes (it needs no 32-bit trampoline and gets every field of `boot_params`); PVH where the file
-/// has the PVH note; and the Linux protocol for any other x86-64 ELF file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
-    /// Linux bzImage at its 64-bit entry.
-    LinuxBzImage,
-    /// An x86-64 ELF file at its entry point, by Linux's 64-bit rules.
-    LinuxElf,
-    /// An ELF file with a `XEN_ELFNOTE_PHYS32_ENTRY` note.
-    Pvh,
-    /// Multiboot 0.6.96.
-    Multiboot1,
-    /// Multiboot2 2.0.
-    Multiboot2,
-}
-
-impl Protocol {
-    /// The name in messages and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Protocol::LinuxBzImage => "bzimage",
-            Protocol::LinuxElf => "linux-elf",
-            Protocol::Pvh => "pvh",
-            Protocol::Multiboot1 => "multiboot1",
-            Protocol::Multiboot2 => "multiboot2",
-        }
-    }
-}
-
-/// The protocol an image is started by when nobody chose one.
+/// The protocol an image is started by when the caller leaves the choice to the loader.
 pub(super) fn detect(kernel: Image<'_>) -> Result<Protocol, BootError> {
     if linux::is_bzimage(kernel.bytes) {
         return Ok(Protocol::LinuxBzImage);
@@ -56,7 +25,7 @@ pub(super) fn detect(kernel: Image<'_>) -> Result<Protocol, BootError> {
 }
 
 fn detect_elf(elf: &Elf<'_>, kernel: Image<'_>) -> Result<Protocol, BootError> {
-    let is_64 = elf.machine == MACHINE_X86_64 && elf.is_64;
+    let is_64 = elf.is_x86_64();
     match elf.pvh_entry() {
         _ if is_64 && elf.is_linux() => Ok(Protocol::LinuxElf),
         Some(_) => Ok(Protocol::Pvh),
@@ -79,10 +48,7 @@ pub(super) fn check(kernel: Image<'_>, protocol: Protocol) -> Result<Protocol, B
             multiboot1::find_header(kernel.bytes).is_none().then_some("it has no Multiboot header")
         }
         Protocol::LinuxElf | Protocol::Pvh if !Elf::is_elf(kernel.bytes) => Some("it is not an ELF file"),
-        Protocol::LinuxElf => {
-            let elf = Elf::parse(kernel)?;
-            (!elf.is_64 || elf.machine != MACHINE_X86_64).then_some("it is not an x86-64 ELF file")
-        }
+        Protocol::LinuxElf => (!Elf::parse(kernel)?.is_x86_64()).then_some("it is not an x86-64 ELF file"),
         Protocol::Pvh => Elf::parse(kernel)?.pvh_entry().is_none().then_some("it has no PVH entry note"),
     };
     match why {
@@ -141,9 +107,4 @@ fn looks_like(bytes: &[u8]) -> String {
         let start: Vec<String> = head.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         format!("unknown data (it starts with {})", start.join(" "))
     }
-}
-
-/// The x86 jump over the setup header and the boot flag: cheap signs of a Linux boot sector.
-pub(super) fn has_boot_flag(bytes: &[u8]) -> bool {
-    u16_at(bytes, 0x1FE) == Some(0xAA55) && u8_at(bytes, 0x200).is_some()
 }

@@ -2,17 +2,19 @@
 //! "The Linux/x86 Boot Protocol" and "x86 zero page").
 
 use super::bytes::{has_at, put, slice_at, u8_at, u16_at, u32_at, u64_at};
-use super::detect::has_boot_flag;
 use super::elf::Elf;
 use super::entry::{self, CpuEntry};
+use super::error::BootError;
 use super::loader::{Loader, TEXT_LIMIT};
-use super::{BootError, LEGACY_HOLE_END};
+use super::memory_map::LEGACY_HOLE_END;
 
 const PAGE_SIZE: u64 = 4096;
 /// Where the setup header starts, in the image and in `boot_params`.
 const HEADER_START: u64 = 0x1F1;
 /// `boot_params` has this much room for the header.
 const HEADER_LIMIT: u64 = 0x290;
+/// At the end of the boot sector.
+const BOOT_FLAG: u16 = 0xAA55;
 /// The first protocol version that says whether there is a 64-bit entry.
 const FIRST_VERSION_WITH_XLOADFLAGS: u16 = 0x020C;
 const XLF_KERNEL_64: u16 = 1;
@@ -33,7 +35,7 @@ const SETUP_RNG_SEED: u32 = 9;
 
 /// Whether the file has a Linux setup header.
 pub fn is_bzimage(bytes: &[u8]) -> bool {
-    has_at(bytes, 0x202, b"HdrS") && has_boot_flag(bytes)
+    has_at(bytes, 0x202, b"HdrS") && u16_at(bytes, 0x1FE) == Some(BOOT_FLAG)
 }
 
 /// What differs between the two kinds of kernel once they are in memory.
@@ -149,7 +151,7 @@ pub(super) fn load_elf(loader: &mut Loader<'_>) -> Result<CpuEntry, BootError> {
 /// The setup header of a kernel that was never wrapped into a bzImage.
 fn synthetic_header() -> Vec<u8> {
     let mut boot_params = vec![0; PAGE_SIZE as usize];
-    put(&mut boot_params, 0x1FE, &0xAA55_u16.to_le_bytes());
+    put(&mut boot_params, 0x1FE, &BOOT_FLAG.to_le_bytes());
     put(&mut boot_params, 0x202, b"HdrS");
     put(&mut boot_params, 0x206, &0x020F_u16.to_le_bytes());
     put(&mut boot_params, 0x211, &[LOADED_HIGH]);

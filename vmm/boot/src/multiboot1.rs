@@ -3,9 +3,9 @@
 use super::bytes::{put, u32_at};
 use super::elf::Elf;
 use super::entry::{self, CpuEntry};
-use super::loader::{LoadedModule, Loader, TEXT_LIMIT};
-use super::memory_map::EBDA_START;
-use super::{BootError, LEGACY_HOLE_END, LOADER_NAME};
+use super::error::BootError;
+use super::loader::{LOADER_NAME, LoadedModule, Loader, TEXT_LIMIT};
+use super::memory_map::{EBDA_START, LEGACY_HOLE_END};
 
 const HEADER_MAGIC: u32 = 0x1BAD_B002;
 const HEADER_SEARCH_BYTES: u64 = 8192;

@@ -1,0 +1,22 @@
+//! The machine as what knows a guest's kernel sees it: memory, by page tables.
+
+use guest_symbols::GuestView;
+
+use super::Machine;
+
+impl GuestView for Machine {
+    fn cr3(&self) -> u64 {
+        self.cpu().core().state.cr3
+    }
+
+    fn read(&self, cr3: u64, address: u64, to: &mut [u8]) -> usize {
+        let core = self.cpu().core();
+        // The current tables as the CPU has them: with PAE, it keeps the topmost entries itself.
+        if cr3 == core.state.cr3 { core.peek(address, to) } else { core.peek_in(cr3, address, to) }
+    }
+
+    fn physical(&self, cr3: u64, address: u64) -> Option<u64> {
+        let core = self.cpu().core();
+        if cr3 == core.state.cr3 { core.peek_address(address) } else { core.peek_address_in(cr3, address) }
+    }
+}
