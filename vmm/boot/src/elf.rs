@@ -1,8 +1,8 @@
 //! ELF files as kernels: loadable segments, notes, sections (System V gABI, chapters 4 and 5).
 //!
-//! The crate `object` reads the file's structures. Two of its checks are left out: its parser refuses files for
-//! other machines without a word of what they are, and its walk over notes takes the padding from the segment's
-//! alignment, while kernels pad notes to four bytes whatever the segment says.
+//! The crate `object` reads the file's structures. Two of its checks are left out: its parser refuses files
+//! for other machines without a word of what they are, and its walk over notes takes the padding from the
+//! segment's alignment, while kernels pad notes to four bytes whatever the segment says.
 
 use std::iter;
 use std::ops::Range;

@@ -1,14 +1,14 @@
 //! Starting a guest without firmware: puts a kernel, its companions, the memory map and the ACPI tables into
 //! guest memory, and says in which state the CPU begins.
 //!
-//! Five protocols, each in its own file: Linux bzImage and Linux ELF (kernel document
-//! "The Linux/x86 Boot Protocol", 64-bit entry), PVH (Xen's `start_info.h`, direct boot ABI), Multiboot 0.6.96
-//! and Multiboot2 2.0. [`Protocol`] says how one is chosen when the caller does not.
+//! Five protocols, each in its own file: Linux bzImage and Linux ELF (kernel document "The Linux/x86 Boot
+//! Protocol", 64-bit entry), PVH (Xen's `start_info.h`, direct boot ABI), Multiboot 0.6.96 and Multiboot2
+//! 2.0. [`Protocol`] says how one is chosen when the caller does not.
 //!
 //! What it deliberately does not do: run firmware, decompress what it loads (a bzImage unpacks itself;
-//! [`packed_kernel`] is for callers that need the kernel's own code before it runs), read files, or ask the host
-//! for anything. All inputs are bytes that the caller holds; images may come from strangers, so no length in
-//! them is trusted and nothing panics.
+//! [`packed_kernel`] is for callers that need the kernel's own code before it runs), read files, or ask the
+//! host for anything. All inputs are bytes that the caller holds; images may come from strangers, so no
+//! length in them is trusted and nothing panics.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,11 @@
-//! The ELF kernel that is packed inside a bzImage. Booting does not need it, for a bzImage unpacks itself; machines do whose
-//! kernel must show its code before it runs ([`super::time_reads`]).
+//! The ELF kernel that is packed inside a bzImage. Starting a bzImage does not need it, for a bzImage unpacks
+//! itself; the machine unpacks it when the kernel's code has to be rewritten before it runs
+//! ([`crate::time_reads`]).
 //!
-//! Where it is says the setup header (kernel document "The Linux/x86 Boot Protocol", `payload_offset` and `payload_length`). It
-//! ends with the size of what it unpacks to: an ELF file and, for kernels that can move, their relocations, which nobody
-//! needs who loads it where it is linked to.
+//! The setup header says where the packed kernel is (kernel document "The Linux/x86 Boot Protocol",
+//! `payload_offset` and `payload_length`). Its last four bytes are the size of what it unpacks to: an ELF
+//! file and, for kernels that can move, their relocations. A kernel that is loaded at the address it was
+//! linked for needs no relocations.
 
 use std::io::Read;
 
@@ -16,7 +18,8 @@ const FIRST_VERSION_WITH_PAYLOAD: u16 = 0x0208;
 const SECTOR_BYTES: u64 = 512;
 /// No kernel is larger, whatever its header claims.
 const MAX_KERNEL_BYTES: u64 = 256 << 20;
-/// What unpacking may take beside: the kernel's makefiles have xz look back over 32 MiB, and zstd over a whole kernel.
+/// The memory that unpacking may take besides the kernel: the kernel's makefiles let xz look back over 32
+/// MiB, and zstd over a whole kernel.
 const XZ_MEMORY_KIB: u32 = 48 << 10;
 const ZSTD_WINDOW_LOG: u32 = 26;
 

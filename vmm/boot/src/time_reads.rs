@@ -1,12 +1,14 @@
-//! The kernel's own RDTSC, which no CPUID bit stops it from executing and which KVM lets read the host's clock.
+//! The kernel's own RDTSC, which no CPUID bit stops it from executing and which KVM lets read the host's
+//! clock.
 //!
-//! In machines that KVM can run, each one in the kernel's code becomes `hlt; nop` before the kernel is loaded: as long, and
-//! something that leaves the guest ([`TIME_READ_MARK`]). The machine's board then answers with the machine's own time.
+//! In machines that KVM can run, each RDTSC in the kernel's code becomes `hlt; nop` before the kernel is
+//! loaded: two bytes as before, and an instruction that exits to the VMM ([`TIME_READ_MARK`]). The machine's
+//! board then answers with the machine's own time.
 //!
-//! Covered is what lies in the executable sections of an ELF kernel, the replacements of alternatives included. Not covered:
-//! modules, the vDSO and programs, which read the time stamp counter only where CPUID offers one. Where one of these reads it
-//! after all, replay finds the difference at the next event. A kernel inside a bzImage does not show its code: it is unpacked
-//! before ([`crate::packed_kernel`]).
+//! Covered are the executable sections of an ELF kernel, the replacements of alternatives included. Not
+//! covered are modules, the vDSO and programs, which read the time stamp counter only where CPUID offers one.
+//! Where one of these reads it after all, replay finds the difference at the next event. A kernel inside a
+//! bzImage does not show its code: it is unpacked before ([`crate::packed_kernel`]).
 
 use std::ops::Range;
 
@@ -20,7 +22,8 @@ pub const TIME_READ_MARK: u8 = 0x90;
 
 const RDTSC: [u8; 2] = [0x0f, 0x31];
 const HLT: u8 = 0xf4;
-/// Decoding begins so far before a place that looks like an RDTSC: wherever it begins, it is in step long before.
+/// Decoding begins so far before a place that looks like an RDTSC: from whatever byte it begins, its
+/// instruction boundaries are the kernel's own long before that place.
 const RUN_UP_BYTES: usize = 192;
 
 /// What became of a kernel's RDTSC.

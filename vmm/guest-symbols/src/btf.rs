@@ -1,7 +1,7 @@
 //! As much of the kernel's type information as it takes to find fields of its structures.
 //!
-//! Follows `Documentation/bpf/btf.rst`: a header, type records that are numbered from one in the order in which they
-//! come, and texts. Nothing in it is trusted: positions that lead outside give `None`.
+//! Follows `Documentation/bpf/btf.rst`: a header, type records that are numbered from one in the order in
+//! which they come, and texts. Nothing in it is trusted: positions that lead outside give `None`.
 
 /// The bytes that type information begins with.
 const MAGIC: u16 = 0xeb9f;

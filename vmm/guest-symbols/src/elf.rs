@@ -1,8 +1,8 @@
 //! An ELF file with nothing but symbols, for gdb: `symbol-file`, `add-symbol-file`, or as the program itself.
 //!
-//! Its sections are allocated but hold no bytes (`SHT_NOBITS`), as in files that `objcopy --only-keep-debug` leaves, so
-//! that debuggers read memory from the target. Local symbols come first, in groups that each begin with the name of
-//! their module as a file. The crate `object` writes the file's structures.
+//! Its sections are allocated but hold no bytes (`SHT_NOBITS`), as in files that `objcopy --only-keep-debug`
+//! leaves, so that debuggers read memory from the target. Local symbols come first, in groups that each begin
+//! with the name of their module as a file. The crate `object` writes the file's structures.
 
 use std::iter;
 
@@ -27,8 +27,8 @@ pub fn file(symbols: &Symbols) -> Vec<u8> {
     bytes
 }
 
-/// The order of things in the file is the order of the two groups of calls to the writer: first all room is reserved, then
-/// all is written.
+/// The order of things in the file is the order of the two groups of calls to the writer: first all room is
+/// reserved, then all is written.
 fn write<'a>(symbols: &'a Symbols, writer: &mut Writer<'a>) {
     let sections = &symbols.sections()[..symbols.sections().len().min(MAX_SECTIONS)];
     let sections: Vec<_> = sections.iter().map(|section| reserve_section(section, writer)).collect();

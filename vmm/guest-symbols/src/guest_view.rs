@@ -1,8 +1,9 @@
-//! The guest as this package sees it, and the kernel's address space in it: also while a program runs that must
-//! not see the kernel.
+//! The guest as this package sees it, and the kernel's address space in it: also while a program runs that
+//! must not see the kernel.
 //!
-//! Kernels that isolate page tables (PTI) run programs on tables which hold next to nothing of the kernel. The root of
-//! those lies one page above the root of the kernel's own (`arch/x86/entry/calling.h`, `PTI_USER_PGTABLE_BIT`).
+//! Kernels that isolate page tables (PTI) run programs on tables which hold next to nothing of the kernel.
+//! The root of those lies one page above the root of the kernel's own (`arch/x86/entry/calling.h`,
+//! `PTI_USER_PGTABLE_BIT`).
 
 /// What the root of a program's tables has and that of the kernel's own has not, where both exist.
 pub const USER_ROOT_BIT: u64 = 1 << 12;
@@ -14,8 +15,8 @@ pub trait GuestView {
     /// CR3 as it is now.
     fn cr3(&self) -> u64;
 
-    /// Reads at a virtual address through the page tables that `cr3` names, whatever their rights. Returns how many
-    /// bytes there are, from the first on.
+    /// Reads at a virtual address through the page tables that `cr3` names, whatever their rights. Returns
+    /// how many bytes there are, from the first on.
     fn read(&self, cr3: u64, address: u64, to: &mut [u8]) -> usize;
 
     /// Where in physical memory a virtual address is by the page tables that `cr3` names.
@@ -35,19 +36,18 @@ pub struct KernelView<'a> {
 }
 
 impl<'a> KernelView<'a> {
-    /// Through the current tables.
+    /// The view through the current page tables.
     pub fn current(guest: &'a dyn GuestView) -> KernelView<'a> {
         KernelView { guest, cr3: guest.cr3() }
     }
 
-    /// Through what would be the kernel's tables if the current ones were a program's.
+    /// The view through what would be the kernel's page tables if the current ones were a program's.
     pub fn behind_user(guest: &'a dyn GuestView) -> Option<KernelView<'a>> {
         let cr3 = guest.cr3();
         (cr3 & USER_ROOT_BIT != 0).then_some(KernelView { guest, cr3: cr3 & !USER_ROOT_BIT })
     }
 
-    /// Through the current tables, and then through what would be the kernel's behind a program's: what is found in
-    /// neither is not there.
+    /// Both views, the current one first: what neither shows is not in the kernel's memory.
     pub fn all(guest: &'a dyn GuestView) -> impl Iterator<Item = KernelView<'a>> {
         [KernelView::current(guest)].into_iter().chain(KernelView::behind_user(guest))
     }

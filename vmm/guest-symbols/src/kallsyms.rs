@@ -1,6 +1,7 @@
 //! The kernel's own symbol tables in its memory.
 //!
-//! `scripts/kallsyms.c` writes them into the read-only data, each aligned to eight bytes, in this order (Linux 6.1):
+//! `scripts/kallsyms.c` writes them into the read-only data, each aligned to eight bytes, in this order
+//! (Linux 6.1):
 //!
 //! ```text
 //! offsets        i32 each: below zero  relative_base - 1 - offset
@@ -14,10 +15,10 @@
 //! token_index    u16 each: where in the token table each begins
 //! ```
 //!
-//! Later kernels have offsets and relative_base after the token index, and other tables in between. What is looked
-//! for is therefore: the token index with its table, which hardly anything else looks like; then the names before
-//! that, which agree with markers right behind them; then offsets at one of the two places that give ascending
-//! addresses. Kernels that store 64-bit addresses instead of offsets are not known here.
+//! Later kernels have offsets and relative_base after the token index, and other tables in between. What is
+//! looked for is therefore: the token index with its table, which hardly anything else looks like; then the
+//! names before that, which agree with markers right behind them; then offsets at one of the two places that
+//! give ascending addresses. Kernels that store 64-bit addresses instead of offsets are not known here.
 
 use std::ops::Range;
 
@@ -190,7 +191,8 @@ fn names_at(
     markers.iter().enumerate().all(agree).then_some(names)
 }
 
-/// The addresses that offsets stand for, if they are those of a kernel: a base in its image, ascending from there.
+/// The addresses that offsets stand for, if they are those of a kernel: a base in its image, ascending from
+/// there.
 fn addresses(bytes: &[u8], start: usize, count: usize) -> Option<Vec<u64>> {
     let table = bytes.get(start..start + 4 * count)?;
     let base = u64_at(bytes, start + (4 * count).next_multiple_of(8)).filter(|base| IMAGE.contains(base))?;

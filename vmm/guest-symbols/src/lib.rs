@@ -1,14 +1,15 @@
-//! The guest kernel's symbols, taken from the guest kernel itself: a running Linux carries the names and addresses
-//! of all its functions and variables (kallsyms), already moved to where this boot has put them (KASLR), and those
-//! of the modules that are loaded.
+//! The guest kernel's symbols, taken from the guest kernel itself: a running Linux carries the names and
+//! addresses of all its functions and variables (kallsyms), already moved to where this boot has put them
+//! (KASLR), and those of the modules that are loaded.
 //!
-//! [`kallsyms`] finds the kernel's tables by their structure, [`modules`] walks the list of modules with the help
-//! of the kernel's type information ([`btf`]), and [`elf`] makes a file of all that for gdb. There are no types and
-//! no source lines in it, and nothing about user programs. [`vmlinux`] says how far a kernel with debug information
-//! was moved, and [`tasks`] which processes there are.
+//! [`kallsyms`] finds the kernel's tables by their structure, [`modules`] walks the list of modules with the
+//! help of the kernel's type information ([`btf`]), and [`elf`] makes a file of all that for gdb. There are
+//! no types and no source lines in it, and nothing about user programs. [`vmlinux`] says how far a kernel
+//! with debug information was moved, and [`tasks`] which processes there are.
 //!
-//! Follows Linux: `scripts/kallsyms.c`, `kernel/kallsyms.c`, `kernel/module/kallsyms.c` (6.1, and the order of
-//! tables of later ones), `Documentation/bpf/btf.rst`. Guest memory is not to be trusted: every length has a limit.
+//! Follows Linux: `scripts/kallsyms.c`, `kernel/kallsyms.c`, `kernel/module/kallsyms.c` (6.1, and the order
+//! of tables of later ones), `Documentation/bpf/btf.rst`. Guest memory is not to be trusted: every length has
+//! a limit.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,9 @@
 //! The modules that are loaded, and their symbols.
 //!
-//! They hang in a list that begins with the kernel's variable `modules`. Where the fields of `struct module` are
-//! differs from one configuration of the kernel to the next, so it is taken from the kernel's type information,
-//! which lies between `__start_BTF` and `__stop_BTF`. Known are Linux 6.1 (`core_layout` and `init_layout`) and,
-//! from 6.4 on, the array `mem`.
+//! They hang in a list that begins with the kernel's variable `modules`. Where the fields of `struct module`
+//! are differs from one configuration of the kernel to the next, so it is taken from the kernel's type
+//! information, which lies between `__start_BTF` and `__stop_BTF`. Known are Linux 6.1 (`core_layout` and
+//! `init_layout`) and, from 6.4 on, the array `mem`.
 
 use object::LittleEndian;
 use object::elf::{SHN_UNDEF, Sym64};
@@ -37,8 +37,8 @@ pub struct Module {
 /// Why the modules, or other things of the kernel, could not be found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
-    /// A kernel that has no such thing (that cannot load modules, say), or that leaves variables out of its tables
-    /// (no `CONFIG_KALLSYMS_ALL`).
+    /// A kernel that has no such thing (that cannot load modules, say), or that leaves variables out of its
+    /// tables (no `CONFIG_KALLSYMS_ALL`).
     #[error("the kernel's symbols do not include '{0}'")]
     Symbol(&'static str),
     /// No type information where it should be.
@@ -47,7 +47,7 @@ pub enum Missing {
     /// Where the list should begin there is no memory.
     #[error("the kernel's list of modules cannot be read")]
     List,
-    /// A structure of a kernel that we do not know.
+    /// A structure of a kernel with another layout than the known ones.
     #[error("'struct {structure}' of this kernel has no '{field}'")]
     Field {
         /// Which structure.

@@ -1,6 +1,8 @@
-//! The parts of the kernel and its modules: symbols of gdb belong to a section, which says whether they are code.
+//! The parts of the kernel and its modules: symbols of gdb belong to a section, which says whether they are
+//! code.
 //!
-//! The kernel marks the ends of most parts with symbols; what lies in between is cut where code and data meet.
+//! The kernel marks the ends of most parts with symbols; what lies in between is cut where code and data
+//! meet.
 
 use super::kallsyms::{IMAGE, RawSymbol, is_code};
 
@@ -41,8 +43,8 @@ impl Section {
     }
 }
 
-/// Sections of the kernel, and the symbols at their ends (`arch/x86/kernel/vmlinux.lds.S`). Where two overlap, the
-/// one that is named first has it.
+/// Sections of the kernel, and the symbols at their ends (`arch/x86/kernel/vmlinux.lds.S`). Where two
+/// overlap, the one that is named first has it.
 const MARKED: [(&str, &str, &str, Access); 6] = [
     (".text", "_text", "_etext", Access::Code),
     (".rodata", "__start_rodata", "__end_rodata", Access::Constants),

@@ -59,7 +59,7 @@ pub struct Symbols {
 pub struct NoKernel;
 
 impl Symbols {
-    /// Those of the kernel that a guest runs, as of now.
+    /// The symbols of the kernel that a guest runs, as of now.
     pub fn of_guest(guest: &dyn GuestView) -> Result<Symbols, NoKernel> {
         let current = Symbols::of_kernel(KernelView::current(guest));
         let is_whole = |symbols: &Symbols| symbols.without_modules.is_none();
@@ -112,8 +112,8 @@ impl Symbols {
         Symbols { symbols, by_name, sections, modules: names, without_modules: None }
     }
 
-    /// A symbol by its name. Of several with this name: the kernel's before a module's, a global one before others,
-    /// the lowest.
+    /// A symbol by its name. Of several with this name: the kernel's before a module's, a global one before
+    /// others, the lowest.
     pub fn named(&self, name: &str) -> Option<&Symbol> {
         self.all_named(name).next()
     }
@@ -153,8 +153,8 @@ impl Symbols {
         Symbols { without_modules: self.without_modules.clone(), ..Symbols::new(Vec::new(), loaded) }
     }
 
-    /// The name of what lies at an address, and how many bytes after its beginning. `None` outside the kernel and
-    /// its modules.
+    /// The name of what lies at an address, and how many bytes after its beginning. `None` outside the kernel
+    /// and its modules.
     pub fn name_of(&self, address: u64) -> Option<(&str, u64)> {
         let section = sections::at(&self.sections, address)?;
         let after = self.symbols.partition_point(|symbol| symbol.address <= address);

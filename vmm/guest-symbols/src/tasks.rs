@@ -1,12 +1,13 @@
 //! The processes of the guest's kernel, and which of them runs, read from its memory as of now.
 //!
-//! All processes hang in a list that begins with `init_task`, their threads in a list each, and what runs is in a
-//! variable that each CPU has: `current_task`, or a part of `pcpu_hot` from Linux 6.2 to 6.14. Where the fields of
-//! these structures are is taken from the kernel's type information. A process has page tables of its own; a kernel
-//! thread borrows those of whatever ran before it.
+//! All processes hang in a list that begins with `init_task`, their threads in a list each, and what runs is
+//! in a variable that each CPU has: `current_task`, or a part of `pcpu_hot` from Linux 6.2 to 6.14. Where the
+//! fields of these structures are is taken from the kernel's type information. A process has page tables of
+//! its own; a kernel thread borrows those of whatever ran before it.
 //!
-//! Follows Linux 6.1: `include/linux/sched.h`, `include/linux/sched/signal.h`, `arch/x86/include/asm/percpu.h`. Guest
-//! memory is not to be trusted: no list is followed in circles or without a limit.
+//! Follows Linux 6.1: `include/linux/sched.h`, `include/linux/sched/signal.h`,
+//! `arch/x86/include/asm/percpu.h`. Guest memory is not to be trusted: no list is followed in circles or
+//! without a limit.
 
 use std::collections::BTreeSet;
 
@@ -32,7 +33,8 @@ const ISOLATED: (u64, u32) = (7, 11);
 /// Where a process's page tables are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressSpace {
-    /// The physical address of their root: what CR3 holds while the process is in the kernel, without its low bits.
+    /// The physical address of their root: what CR3 holds while the process is in the kernel, without its low
+    /// bits.
     Own(u64),
     /// A kernel thread: it has none.
     KernelThread,
@@ -68,7 +70,7 @@ pub struct Process {
     pub threads: Vec<Thread>,
 }
 
-/// What there is at one position.
+/// The processes that there are at one position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Processes {
     /// In the order in which the kernel has them: that of their beginning.
@@ -80,7 +82,7 @@ pub struct Processes {
 }
 
 impl Processes {
-    /// Those of the guest as it stands.
+    /// The processes of the guest as it stands.
     pub fn of_guest(guest: &dyn GuestView) -> Result<Processes, NoTasks> {
         Ok(Tasks::of_guest(guest)?.list(guest))
     }
@@ -102,7 +104,7 @@ impl Processes {
 /// Why processes cannot be listed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoTasks {
-    /// No kernel that we know runs here.
+    /// No known kernel runs here.
     #[error(transparent)]
     Kernel(#[from] NoKernel),
     /// The kernel lacks what it takes.
@@ -115,9 +117,9 @@ pub enum NoTasks {
 pub struct Tasks {
     /// The structure of the first process.
     first: u64,
-    /// Where the first CPU's own variables are is here.
+    /// The variable that says where the first CPU's own variables are.
     cpu_base: u64,
-    /// The variable that points to what runs, relative to that.
+    /// The variable that points to the task that runs, relative to where the first CPU's own variables are.
     current: u64,
     /// The word with the bit that says whether page tables are isolated.
     features: Option<u64>,
@@ -145,13 +147,13 @@ struct Layout {
 }
 
 impl Tasks {
-    /// Those of the kernel that a guest runs. Takes a while: searches for its symbols.
+    /// Where the kernel that a guest runs keeps its processes. Takes a while: searches for the kernel's symbols.
     pub fn of_guest(guest: &dyn GuestView) -> Result<Tasks, NoTasks> {
         let symbols = Symbols::of_guest(guest)?;
         Tasks::of_kernel(guest, &symbols)
     }
 
-    /// Those of the kernel that has these symbols.
+    /// Where the kernel with these symbols keeps its processes.
     pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<Tasks, NoTasks> {
         let found = KernelView::all(guest).map(|view| Tasks::find(view, symbols));
         let first = found.reduce(|first, second| if first.is_ok() { first } else { second });
@@ -189,7 +191,8 @@ impl Tasks {
         KernelView::all(guest).find_map(|view| self.current_in(view))
     }
 
-    /// The root of the page tables that are in use, as a process has it: the same whether it is in the kernel or not.
+    /// The root of the page tables that are in use, as a process has it: the same whether it is in the kernel
+    /// or not.
     pub fn address_space(&self, guest: &dyn GuestView) -> u64 {
         let root = page_table_root(guest.cr3());
         if self.is_isolated(guest) { root & !USER_ROOT_BIT } else { root }
@@ -287,8 +290,8 @@ fn field(btf: &Btf<'_>, structure: &'static str, name: &'static str) -> Result<u
     found.map(|field| field.offset).ok_or(Missing::Field { structure, field: name })
 }
 
-/// The addresses of a list's nodes, as far as it can be followed, and what is wrong with it. `room` is how many there
-/// may still be.
+/// The addresses of a list's nodes, as far as it can be followed, and what is wrong with it. `room` is how
+/// many there may still be.
 fn list(memory: KernelView<'_>, head: u64, room: &mut usize) -> (Vec<u64>, Option<&'static str>) {
     let (mut nodes, mut seen, mut at) = (Vec::new(), BTreeSet::new(), head);
     loop {

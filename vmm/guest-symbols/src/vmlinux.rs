@@ -1,10 +1,10 @@
-//! A kernel's file with symbols, such as the `vmlinux` of Debian's `-dbg` packages: how far the guest's kernel was moved
-//! from where the file has it (KASLR).
+//! A kernel's file with symbols, such as the `vmlinux` of Debian's `-dbg` packages: how far the guest's
+//! kernel was moved from where the file has it (KASLR).
 //!
-//! Only the table of symbols is read, by the crate `object`, and it may say anything. A kernel with debug information
-//! has hundreds of megabytes: no other part of the file comes into memory. The limit on what does is checked here, for
-//! a file with holes can be larger than memory. Whether the file is of this very kernel is told by comparing all
-//! functions that both name once.
+//! Only the table of symbols is read, by the crate `object`, and it may say anything. A kernel with debug
+//! information has hundreds of megabytes: no other part of the file comes into memory. The limit on what does
+//! is checked here, for a file with holes can be larger than memory. Whether the file is of this very kernel
+//! is told by comparing all functions that both name once.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -138,7 +138,8 @@ pub(super) struct Contents {
     fixed: Vec<(String, u64)>,
 }
 
-/// The distance from the file to the guest's kernel, how many functions can be compared, and how many agree with it.
+/// The distance from the file to the guest's kernel, how many functions can be compared, and how many agree
+/// with it.
 fn compare_functions(functions: &Functions, symbols: &Symbols) -> (Option<u64>, usize, usize) {
     let known = |name: &str| functions.get(name.as_bytes()).copied().flatten();
     let distance = |name: &&str| Some(symbols.address_of(name)?.wrapping_sub(known(name)?));

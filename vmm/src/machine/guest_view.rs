@@ -1,4 +1,4 @@
-//! The machine as what knows a guest's kernel sees it: memory, by page tables.
+//! The machine as the package `guest-symbols` looks at it: memory through page tables.
 
 use guest_symbols::GuestView;
 
@@ -11,7 +11,7 @@ impl GuestView for Machine {
 
     fn read(&self, cr3: u64, address: u64, to: &mut [u8]) -> usize {
         let core = self.cpu().core();
-        // The current tables as the CPU has them: with PAE, it keeps the topmost entries itself.
+        // The CPU may keep the topmost entries of the current tables to itself (PAE), and memory may have others.
         if cr3 == core.state.cr3 { core.peek(address, to) } else { core.peek_in(cr3, address, to) }
     }
 

@@ -1,4 +1,5 @@
-//! The DSDT: the "off" state, the processor, the PCI host bridge with its interrupt routing, and the ISA devices.
+//! The DSDT: the "off" state, the processor, the PCI host bridge with its interrupt routing, and the ISA
+//! devices.
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
