@@ -2,27 +2,36 @@
 
 use std::ops::Range;
 
-/// `SHT_SYMTAB`.
-const SYMTAB: u8 = 2;
+use object::LittleEndian;
+use object::elf::{FileHeader64, SHT_SYMTAB, SectionHeader64, Sym64};
+use object::pod::{from_bytes, slice_from_bytes_mut};
+
+type Header = FileHeader64<LittleEndian>;
+type Section = SectionHeader64<LittleEndian>;
+type Symbol = Sym64<LittleEndian>;
 
 /// Moves down all sections and symbols of a 64-bit ELF file whose addresses are in `range`. The file must be a good one.
 pub fn move_down(file: &mut [u8], range: Range<u64>, distance: u64) {
-    let (start, count) = (u64_at(file, 40) as usize, usize::from(u16::from_le_bytes([file[60], file[61]])));
-    let move_one = |file: &mut [u8], at: usize| {
-        let address = u64_at(file, at);
-        if range.contains(&address) {
-            file[at..at + 8].copy_from_slice(&(address - distance).to_le_bytes());
-        }
-    };
-    for header in (0..count).map(|number| start + 64 * number) {
-        move_one(file, header + 16);
-        if file[header + 4] == SYMTAB {
-            let (from, size) = (u64_at(file, header + 24) as usize, u64_at(file, header + 32) as usize);
-            (from..from + size).step_by(24).for_each(|symbol| move_one(file, symbol + 8));
+    let moved = |address: u64| if range.contains(&address) { address - distance } else { address };
+    let (header, _) = from_bytes::<Header>(file).expect("the file is a good one");
+    let (start, count) = (header.e_shoff.get(LittleEndian) as usize, header.e_shnum.get(LittleEndian).into());
+    let (sections, _) = slice_from_bytes_mut::<Section>(&mut file[start..], count).expect("it is a good one");
+    let mut tables = Vec::new();
+    for section in sections {
+        section.sh_addr.set(LittleEndian, moved(section.sh_addr.get(LittleEndian)));
+        if section.sh_type.get(LittleEndian) == SHT_SYMTAB {
+            tables.push((
+                section.sh_offset.get(LittleEndian) as usize,
+                section.sh_size.get(LittleEndian) as usize,
+            ));
         }
     }
-}
-
-fn u64_at(file: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(*file[at..].first_chunk().expect("the file is a good one"))
+    for (start, size) in tables {
+        let count = size / size_of::<Symbol>();
+        let (symbols, _) =
+            slice_from_bytes_mut::<Symbol>(&mut file[start..], count).expect("it is a good one");
+        for symbol in symbols {
+            symbol.st_value.set(LittleEndian, moved(symbol.st_value.get(LittleEndian)));
+        }
+    }
 }

@@ -32,7 +32,7 @@ pub enum Error {
     },
     /// The guest's images do not make a machine.
     #[error(transparent)]
-    Boot(#[from] crate::boot::BootError),
+    Boot(#[from] boot::BootError),
     /// RAM could not be had.
     #[error(transparent)]
     Ram(#[from] guest_ram::RamError),

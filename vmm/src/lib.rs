@@ -7,8 +7,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod acpi;
-pub mod boot;
 pub mod debug;
 pub mod divergence;
 pub mod engine;
@@ -19,5 +17,4 @@ pub mod machine;
 pub mod position;
 pub mod recording;
 pub mod replay;
-pub mod symbols;
 pub mod timeline;

@@ -4,7 +4,7 @@
 
 use guest_ram::GuestRam;
 use libfuzzer_sys::fuzz_target;
-use vmm::boot::{BootImages, Image, Module, load, packed_kernel};
+use boot::{BootImages, Image, Module, load, packed_kernel};
 
 const RAM_BYTES: u64 = 8 << 20;
 

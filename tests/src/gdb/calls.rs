@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use vmm::symbols::Symbols;
+use guest_symbols::Symbols;
 
 use super::trace::{Place, RSP, Trace, Window};
 

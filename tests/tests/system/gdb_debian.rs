@@ -5,6 +5,7 @@
 use std::path::Path;
 
 use cpu::WatchKind;
+use guest_symbols::{Symbols, elf};
 use tests::gdb::calls::{Activation, Calls};
 use tests::gdb::lines::Lines;
 use tests::gdb::session::GdbScript;
@@ -17,7 +18,6 @@ use tests::script::Script;
 use vmm::machine::Machine;
 use vmm::recording::Recording;
 use vmm::recording::checkpointer::CheckpointOptions;
-use vmm::symbols::{Symbols, elf};
 
 const SEED: u64 = 2;
 /// The recording's length: systemd is at work then.
@@ -54,7 +54,7 @@ fn record_boot(directory: &Path) -> Debian {
     let mut script = Script::silent().with_limit(LENGTH);
     let (machine, _) = record_with_checkpoints(&Guest::new(&options), &path, &mut script, dense);
     assert!(script.text().contains("systemd[1]: "), "systemd does not run:\n{}", last_lines(&script));
-    let symbols = Symbols::of_machine(&machine).expect("the kernel runs");
+    let symbols = Symbols::of_guest(&machine).expect("the kernel runs");
     Debian { recording: open(&path), symbols }
 }
 

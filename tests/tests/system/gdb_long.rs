@@ -11,6 +11,7 @@ use std::process::Stdio;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use guest_symbols::Symbols;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tests::gdb::batch;
@@ -21,7 +22,6 @@ use tests::script::Script;
 use vmm::debug::GdbTarget;
 use vmm::machine::Outcome;
 use vmm::recording::checkpointer::CheckpointOptions;
-use vmm::symbols::Symbols;
 use vmm::timeline::Timeline;
 
 /// Bytes from the beginning of the module's table of ports to the field that is written: `ports[2].reply`.
@@ -76,7 +76,7 @@ fn record_panic(directory: &Path, meanwhile: &Meanwhile) -> Panicked {
     assert_eq!(end.outcome, Outcome::Panic, "{}", last_lines(&script));
     assert!(end.at.time_ns > u64::from(*seconds) * 1_000_000_000, "{:?}", end.at);
     println!("{} instructions, {:.1} s guest time", end.at.steps, end.at.time_ns as f64 / 1e9);
-    let symbols = Symbols::of_machine(&machine).expect("the kernel runs");
+    let symbols = Symbols::of_guest(&machine).expect("the kernel runs");
     let field = symbols.address_of("ports").expect("the module is loaded") + FIELD;
     Panicked { path, symbols, field }
 }

@@ -5,14 +5,14 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use guest_symbols::tasks::{AddressSpace, Process, Tasks};
+use guest_symbols::{Symbols, USER_ROOT_BIT, elf, kallsyms};
 use tests::elf::move_down;
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest, repository, test_kernel};
 use tests::record::{open, record};
 use tests::script::Script;
 use tests::traveller::Traveller;
-use vmm::symbols::tasks::{AddressSpace, Process, Tasks};
-use vmm::symbols::{Symbols, USER_ROOT_BIT, elf, kallsyms};
 use vmm::timeline::{Breakpoint, Stops, Timeline, address_space};
 
 /// Hits that are compared, from the end backwards.
@@ -115,7 +115,7 @@ fn processes_and_symbols_of_a_stock_kernel() {
     timeline.set_stops(Stops { console: Some(LISTED.into()), ..Stops::default() });
     timeline.run_forward(&mut || false).unwrap_or_else(|error| panic!("{error}"));
     let marker = timeline.position();
-    let symbols = Symbols::of_machine(timeline.machine()).expect("the kernel runs");
+    let symbols = Symbols::of_guest(timeline.machine()).expect("the kernel runs");
     let tasks = Tasks::of_kernel(timeline.machine(), &symbols).expect("it is known");
     let mut boot = Boot { timeline, symbols, tasks, directory: directory.path() };
     the_list_is_the_guests(&boot, &console);
@@ -216,7 +216,7 @@ fn symbols_are_loaded_and_used(boot: &mut Boot<'_>) {
     let early = "syscall:1".parse().expect("a position");
     let early = boot.timeline.resolve(early, &mut || false).unwrap_or_else(|error| panic!("{error}"));
     boot.goto(early);
-    let mut vmlinux = elf::file(&Symbols::of_machine(boot.timeline.machine()).expect("the kernel runs"));
+    let mut vmlinux = elf::file(&Symbols::of_guest(boot.timeline.machine()).expect("the kernel runs"));
     boot.goto(end);
     move_down(&mut vmlinux, kallsyms::IMAGE, distance);
     let file = boot.directory.join("vmlinux of it");

@@ -1,9 +1,9 @@
 //! Stock kernels, unmodified: boot to a shell, obey what is typed, power off. No kernel parameter but the console's.
 
+use boot::packed_kernel;
 use tests::guests::{Artefact, BUSYBOX, BUSYBOX_GENERIC, CLOUD, CLOUD_ELF, GENERIC, GENERIC_ELF, Guest};
 use tests::run::{assert_shows, run_to_power_off};
 use tests::script::Script;
-use vmm::boot::packed_kernel;
 
 fn boots_to_a_shell(kernel: &Artefact, initrd: &Artefact, memory_mib: u64) {
     let guest = Guest::linux(kernel, initrd, "", memory_mib);

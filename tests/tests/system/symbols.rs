@@ -3,11 +3,11 @@
 
 use std::path::Path;
 
+use guest_symbols::{NoKernel, Symbols, elf};
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest};
 use tests::record::{open, record};
 use tests::script::Script;
-use vmm::symbols::{NoKernel, Symbols, elf};
 use vmm::timeline::Timeline;
 
 /// Where the kernel would be without KASLR.
@@ -60,7 +60,7 @@ fn symbols_at(timeline: &mut Timeline, position: &str) -> Result<Symbols, NoKern
     let position = position.parse().expect("a position");
     let target = timeline.resolve(position, &mut || false).unwrap_or_else(|error| panic!("{error}"));
     timeline.seek(target, &mut || false).unwrap_or_else(|error| panic!("{error}"));
-    Symbols::of_machine(timeline.machine())
+    Symbols::of_guest(timeline.machine())
 }
 
 /// What gdb says with these symbols, with the recording's end as its target.

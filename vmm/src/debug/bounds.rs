@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
 use std::sync::Arc;
 
+use guest_symbols::tasks::Tasks;
+
 use crate::machine::Machine;
-use crate::symbols::tasks::Tasks;
 use crate::timeline::{Filter, address_space};
 
 /// Bytes of a name that the kernel keeps.

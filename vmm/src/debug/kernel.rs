@@ -6,13 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gdb::Refusal;
+use guest_symbols::tasks::{NoTasks, Tasks};
+use guest_symbols::vmlinux::{Match, Placement, compare};
+use guest_symbols::{NoKernel, Symbols, elf};
 use tempfile::TempDir;
 
 use super::GdbTarget;
 use crate::position::Instructions;
-use crate::symbols::tasks::{NoTasks, Tasks};
-use crate::symbols::vmlinux::{Match, Placement, compare};
-use crate::symbols::{NoKernel, Symbols, elf};
 use crate::timeline::{Cause, number};
 
 /// A place in the run, and where the fork begins that it is in.
@@ -36,7 +36,7 @@ impl GdbTarget<'_> {
         if let Some((_, symbols)) = self.kernel.symbols.as_ref().filter(|(place, _)| *place == here) {
             return Ok(symbols.clone());
         }
-        let symbols = Arc::new(Symbols::of_machine(self.timeline.machine())?);
+        let symbols = Arc::new(Symbols::of_guest(self.timeline.machine())?);
         self.kernel.symbols = Some((here, symbols.clone()));
         Ok(symbols)
     }

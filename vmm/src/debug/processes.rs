@@ -4,17 +4,15 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use gdb::Refusal;
+use guest_symbols::tasks::{AddressSpace, Process, Processes, Tasks};
+use guest_symbols::{USER_ROOT_BIT, page_table_root};
 
 use super::GdbTarget;
 use super::bounds::Only;
-use crate::symbols::USER_ROOT_BIT;
-use crate::symbols::tasks::{AddressSpace, Process, Processes, Tasks};
 use crate::timeline::{address_space, number};
 
 /// `PID_MAX_LIMIT` of Linux: no process has a number above.
 const MAX_PID: u64 = 1 << 22;
-/// The address in CR3, without what else is in it.
-const ROOT: u64 = 0x000f_ffff_ffff_f000;
 
 impl GdbTarget<'_> {
     pub(super) fn ps(&mut self) -> Result<String, Refusal> {
@@ -72,7 +70,7 @@ impl GdbTarget<'_> {
 
     /// The address space with these tables.
     fn tables(&mut self, cr3: u64) -> (Only, String) {
-        let root = cr3 & ROOT;
+        let root = page_table_root(cr3);
         let Ok(tasks) = self.tasks() else { return (Only::Tables(root, None), String::new()) };
         let machine = self.timeline.machine();
         let root = if tasks.is_isolated(machine) { root & !USER_ROOT_BIT } else { root };

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use boot::time_reads::TIME_READ_MARK;
 use cpu::{Bus, BusSignals};
 use devices::pci::PciBus;
 use devices::platform::Platform;
@@ -28,9 +29,6 @@ pub struct MachineBus {
     pub stop_on_output: bool,
     ram: Arc<GuestRam>,
 }
-
-/// HLT with this behind it is a rewritten RDTSC: HLT; NOP is as long, and KVM lets go of every HLT.
-pub const TIME_READ_MARK: u8 = 0x90;
 
 impl MachineBus {
     /// A bus with the given devices on it.

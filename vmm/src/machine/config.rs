@@ -4,12 +4,11 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use boot::packed_kernel;
+use boot::time_reads::{self, Rewriting};
 use devices::DebugPortsV1;
 use serde::{Deserialize, Serialize};
 
-use crate::boot;
-use crate::boot::packed_kernel;
-use crate::boot::time_reads::{self, Rewriting};
 use crate::error::Error;
 use crate::machine::clock::TimeBase;
 use crate::machine::comparable::Likeness;

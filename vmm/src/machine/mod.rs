@@ -14,6 +14,7 @@ pub mod config;
 pub mod console_tail;
 mod contents;
 pub mod disk;
+mod guest_view;
 pub mod hashes;
 pub mod inputs;
 pub mod outcome;

@@ -1,11 +1,10 @@
 //! The machine at the guest's first instruction.
 
+use boot::{CpuEntry, SegmentState};
 use cpu::{CpuState, SegReg, Segment};
 use devices::pci::PciBus;
 use devices::platform::Platform;
 use guest_ram::GuestRam;
-
-use crate::boot::{CpuEntry, SegmentState};
 
 /// Without a TSC, Linux takes early randomness from the PIT's first channel, and waits for ever if nobody has started
 /// it. Firmware does: mode 2, the longest period.

@@ -11,7 +11,6 @@ use devices::virtio::{Block, Console, Rng};
 use devices::{PanicKind, Request};
 use guest_ram::GuestRam;
 
-use crate::boot;
 use crate::engine::{Engine, EngineKind, Statistics};
 use crate::error::Error;
 use crate::machine::bus::MachineBus;

@@ -6,10 +6,10 @@ use std::process::{Command, exit};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use guest_symbols::vmlinux::quoted;
 use vmm::debug::{Options, Report, serve};
 use vmm::error::{Error, exit_code};
 use vmm::position::PositionSpec;
-use vmm::symbols::vmlinux::quoted;
 
 /// gdb commands of our own, in gdb's Python.
 const COMMANDS: &str = include_str!("../../../../gdb/commands/tt.py");

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
+use guest_symbols::Symbols;
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
 use vmm::position::{Count, Instructions, PositionSpec};
-use vmm::symbols::Symbols;
 use vmm::timeline::{CONDITIONS, Cause, Condition, Timeline, TravelStop};
 
 use crate::interrupt::Interrupt;
@@ -111,7 +111,7 @@ fn condition(
     // At the very start there is no kernel yet that could be asked.
     let place = if from == Instructions(0) { timeline.end() } else { from };
     timeline.seek(place, &mut || interrupt.poll())?;
-    let symbols = Symbols::of_machine(timeline.machine()).ok();
+    let symbols = Symbols::of_guest(timeline.machine()).ok();
     Condition::parse(&args.condition, |name| symbols.as_ref()?.address_of(name)).map_err(Error::Position)
 }
 

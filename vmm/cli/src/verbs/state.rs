@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
+use guest_symbols::Symbols;
+use guest_symbols::tasks::{AddressSpace, Processes, Thread};
 use iced_x86::{Decoder, DecoderOptions, Formatter, Instruction, IntelFormatter};
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
 use vmm::machine::{Machine, hex};
 use vmm::position::{Count, Instructions, PositionSpec};
 use vmm::replay::registers;
-use vmm::symbols::Symbols;
-use vmm::symbols::tasks::{AddressSpace, Processes, Thread};
 use vmm::timeline::{Timeline, number};
 
 use crate::machine_args::EngineArgs;
@@ -171,7 +171,7 @@ fn state(args: &Args, timeline: &Timeline) -> Result<State, Error> {
 }
 
 fn tasks(machine: &Machine<Instructions>) -> Result<Vec<Task>, Error> {
-    let processes = Processes::of_machine(machine)
+    let processes = Processes::of_guest(machine)
         .map_err(|none| Error::Position(format!("there are no processes to show: {none}")))?;
     if let Some(damage) = processes.damage {
         eprintln!("ttvm: these are not all processes: {damage}");
@@ -213,7 +213,7 @@ fn tasks(machine: &Machine<Instructions>) -> Result<Vec<Task>, Error> {
 /// Where in the kernel RIP is; user programs have no symbols here.
 fn place(machine: &Machine<Instructions>) -> Option<String> {
     let core = machine.cpu().core();
-    let symbols = (core.cpl == 0).then(|| Symbols::of_machine(machine).ok())??;
+    let symbols = (core.cpl == 0).then(|| Symbols::of_guest(machine).ok())??;
     let (name, offset) = symbols.name_of(core.rip)?;
     Some(format!("{name}+{offset:#x}"))
 }

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use guest_symbols::vmlinux::{Match, Unusable, compare};
+use guest_symbols::{Symbols, elf};
 use vmm::engine::EngineKind;
 use vmm::error::{Error, exit_code};
 use vmm::position::PositionSpec;
-use vmm::symbols::vmlinux::{Match, Unusable, compare};
-use vmm::symbols::{Symbols, elf};
 
 use crate::travel::{self, PartArgs};
 
@@ -34,7 +34,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let Some(timeline) = travel::open_at(&recording, args.at, EngineKind::Soft)? else {
         return Ok(exit_code::FAILED);
     };
-    let symbols = Symbols::of_machine(timeline.machine())
+    let symbols = Symbols::of_guest(timeline.machine())
         .map_err(|none| Error::Position(format!("{none} at instruction {}", timeline.position())))?;
     if let Some(file) = &args.like {
         crate::output::print(&load_like(file, &symbols)?)?;

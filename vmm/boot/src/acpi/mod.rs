@@ -1,0 +1,50 @@
+//! The ACPI tables (ACPI 6.5, chapters 5 and 6): how the guest finds interrupt controllers, power management,
+//! the PCI bus and the ISA devices of the board in `devices::layout`.
+//!
+//! They are constants: the same bytes at the same addresses for every guest. What they deliberately leave
+//! out: GPEs, a second processor, HPET, sleep states other than "off", methods that run code.
+//!
+//! ```text
+//! 0xE0000  RSDP, RSDT, XSDT, FADT, MADT, DSDT   ACPI reclaim memory (a scan of the firmware area finds
+//!                                               the RSDP)
+//! ...      FACS                                 ACPI NVS, one page
+//! ```
+
+mod dsdt;
+mod tables;
+
+use std::ops::Range;
+
+pub use dsdt::S5_SLEEP_TYPE;
+use guest_ram::GuestMemory;
+use tables::PAGE_SIZE;
+pub use tables::{RESET_VALUE, TABLES_START, rsdp, rsdp_v1};
+use vm_memory::{Bytes, GuestAddress};
+
+/// Where the tables are, for the memory map and the boot protocols.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AcpiTables {
+    /// Guest-physical address of the RSDP.
+    pub rsdp: u64,
+    /// Whole pages with tables, which the guest may reuse after reading them.
+    pub reclaim: Range<u64>,
+    /// Whole pages that the guest must leave alone (the FACS).
+    pub nvs: Range<u64>,
+}
+
+/// Writes all tables. `memory` must have RAM in the legacy hole, as every `guest_ram::GuestRam` of at least
+/// 1 MiB has.
+pub fn write_tables(memory: &GuestMemory) -> AcpiTables {
+    let image = tables::build();
+    for (start, bytes) in &image.parts {
+        memory.write_slice(bytes, GuestAddress(*start)).expect("guests have RAM below 1 MiB");
+    }
+    AcpiTables {
+        rsdp: TABLES_START,
+        reclaim: TABLES_START..image.facs,
+        nvs: image.facs..image.facs + PAGE_SIZE,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,46 @@
+//! What is loaded at start, as the caller holds it.
+
+use super::protocol::Protocol;
+
+/// A file's contents and the name to call it by in errors.
+#[derive(Clone, Copy, Debug)]
+pub struct Image<'a> {
+    /// File name, only for errors.
+    pub name: &'a str,
+    /// The whole file.
+    pub bytes: &'a [u8],
+}
+
+/// A PVH or Multiboot module.
+#[derive(Clone, Copy, Debug)]
+pub struct Module<'a> {
+    /// The module itself.
+    pub image: Image<'a>,
+    /// The text that goes with it.
+    pub cmdline: &'a str,
+}
+
+/// Everything that is loaded at start.
+#[derive(Clone, Debug)]
+pub struct BootImages<'a> {
+    /// The kernel.
+    pub kernel: Image<'a>,
+    /// Linux's initial RAM disk; for the other protocols it is the first module.
+    pub initrd: Option<Image<'a>>,
+    /// Modules (PVH and Multiboot only).
+    pub modules: Vec<Module<'a>>,
+    /// The kernel's command line, without a NUL.
+    pub cmdline: &'a str,
+    /// The protocol to use, `None` to let the image decide (see [`Protocol`]).
+    pub protocol: Option<Protocol>,
+    /// Entropy for Linux's random number generator. The caller records it or derives it from the
+    /// recording: it is part of the guest's initial image.
+    pub rng_seed: Option<[u8; 32]>,
+}
+
+impl<'a> BootImages<'a> {
+    /// A kernel alone: no command line, no companions, no seed.
+    pub fn new(kernel: Image<'a>) -> BootImages<'a> {
+        BootImages { kernel, initrd: None, modules: Vec::new(), cmdline: "", protocol: None, rng_seed: None }
+    }
+}

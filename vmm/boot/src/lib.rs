@@ -1,0 +1,93 @@
+//! Starting a guest without firmware: puts a kernel, its companions, the memory map and the ACPI tables into
+//! guest memory, and says in which state the CPU begins.
+//!
+//! Five protocols, each in its own file: Linux bzImage and Linux ELF (kernel document "The Linux/x86 Boot
+//! Protocol", 64-bit entry), PVH (Xen's `start_info.h`, direct boot ABI), Multiboot 0.6.96 and Multiboot2
+//! 2.0. [`Protocol`] says how one is chosen when the caller does not.
+//!
+//! What it deliberately does not do: run firmware, decompress what it loads (a bzImage unpacks itself;
+//! [`packed_kernel`] is for callers that need the kernel's own code before it runs), read files, or ask the
+//! host for anything. All inputs are bytes that the caller holds; images may come from strangers, so no
+//! length in them is trusted and nothing panics.
+
+#![forbid(unsafe_code)]
+
+pub mod acpi;
+mod bytes;
+mod detect;
+mod elf;
+mod entry;
+mod error;
+mod images;
+mod linux;
+mod loader;
+mod memory_map;
+mod multiboot1;
+mod multiboot2;
+pub mod packed_kernel;
+mod protocol;
+mod pvh;
+#[cfg(test)]
+mod tests;
+pub mod time_reads;
+
+pub use entry::{BOOT_CS, BOOT_DS, BOOT_TR, CpuEntry, CpuMode, SegmentState, TableRegister};
+pub use error::BootError;
+use guest_ram::GuestRam;
+pub use images::{BootImages, Image, Module};
+pub use linux::is_bzimage;
+use loader::Loader;
+pub use memory_map::{EBDA_START, LEGACY_HOLE_END, LEGACY_HOLE_START, MemoryRange, RangeKind, memory_map};
+pub use protocol::Protocol;
+
+/// A machine needs room for the legacy megabyte and something to run.
+const SMALLEST_RAM_BYTES: u64 = 2 << 20;
+
+/// Fills `ram` for a start with `images` and returns the CPU's first state. RAM that the images do not
+/// occupy is left as it is, so that a fresh guest's RAM stays untouched (and costs nothing to checkpoint).
+pub fn load(ram: &GuestRam, images: &BootImages<'_>) -> Result<CpuEntry, BootError> {
+    check_texts(images)?;
+    let protocol = match images.protocol {
+        Some(protocol) => detect::check(images.kernel, protocol)?,
+        None => detect::detect(images.kernel)?,
+    };
+    if ram.size_bytes() < SMALLEST_RAM_BYTES {
+        return Err(BootError::TooLittleMemory {
+            image: images.kernel.name.to_string(),
+            needed_mib: SMALLEST_RAM_BYTES >> 20,
+            have_mib: ram.size_bytes() >> 20,
+        });
+    }
+    let tables = acpi::write_tables(ram.memory());
+    let mut loader = Loader::new(ram, images, &tables);
+    write_bios_data_area(&loader);
+    match protocol {
+        Protocol::LinuxBzImage => linux::load_bzimage(&mut loader),
+        Protocol::LinuxElf => linux::load_elf(&mut loader),
+        Protocol::Pvh => pvh::load(&mut loader),
+        Protocol::Multiboot1 => multiboot1::load(&mut loader),
+        Protocol::Multiboot2 => multiboot2::load(&mut loader),
+    }
+}
+
+fn check_texts(images: &BootImages<'_>) -> Result<(), BootError> {
+    if images.cmdline.contains('\0') {
+        return Err(BootError::EmbeddedNul { what: "the kernel command line".to_string() });
+    }
+    match images.modules.iter().find(|module| module.cmdline.contains('\0')) {
+        Some(module) => {
+            Err(BootError::EmbeddedNul { what: format!("the text of module {}", module.image.name) })
+        }
+        None => Ok(()),
+    }
+}
+
+/// The few words of the BIOS data area and the extended one that kernels look at even without a BIOS: where
+/// the first serial port and the extended area are, and how much conventional memory there is.
+fn write_bios_data_area(loader: &Loader<'_>) {
+    loader.write(0x400, &devices::layout::SERIAL_PORT.to_le_bytes());
+    loader.write(0x40E, &((EBDA_START >> 4) as u16).to_le_bytes());
+    loader.write(0x413, &((EBDA_START >> 10) as u16).to_le_bytes());
+    let ebda_kib = (LEGACY_HOLE_START - EBDA_START).div_ceil(1024) as u8;
+    loader.write(EBDA_START, &[ebda_kib]);
+}

@@ -1,0 +1,139 @@
+//! The kernel's own RDTSC, which no CPUID bit stops it from executing and which KVM lets read the host's
+//! clock.
+//!
+//! In machines that KVM can run, each RDTSC in the kernel's code becomes `hlt; nop` before the kernel is
+//! loaded: two bytes as before, and an instruction that exits to the VMM ([`TIME_READ_MARK`]). The machine's
+//! board then answers with the machine's own time.
+//!
+//! Covered are the executable sections of an ELF kernel, the replacements of alternatives included. Not
+//! covered are modules, the vDSO and programs, which read the time stamp counter only where CPUID offers one.
+//! Where one of these reads it after all, replay finds the difference at the next event. A kernel inside a
+//! bzImage does not show its code: it is unpacked before ([`crate::packed_kernel`]).
+
+use std::ops::Range;
+
+use iced_x86::{Decoder, DecoderOptions, Mnemonic};
+
+use super::elf::Elf;
+use super::images::Image;
+
+/// HLT with this behind it is a rewritten RDTSC: HLT; NOP is as long, and KVM exits at every HLT.
+pub const TIME_READ_MARK: u8 = 0x90;
+
+const RDTSC: [u8; 2] = [0x0f, 0x31];
+const HLT: u8 = 0xf4;
+/// Decoding begins so far before a place that looks like an RDTSC: from whatever byte it begins, its
+/// instruction boundaries are the kernel's own long before that place.
+const RUN_UP_BYTES: usize = 192;
+
+/// What became of a kernel's RDTSC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rewriting {
+    /// So many were rewritten.
+    Done(usize),
+    /// The image does not show its code.
+    NotElf,
+}
+
+/// Rewrites the RDTSC in a kernel image.
+pub fn rewrite(image: &mut [u8]) -> Rewriting {
+    let Some(sections) = code_sections(image) else { return Rewriting::NotElf };
+    let mut count = 0;
+    for section in sections {
+        let code = &mut image[section];
+        let found: Vec<usize> = candidates(code).filter(|&at| is_rdtsc(code, at)).collect();
+        count += found.len();
+        for at in found {
+            (code[at], code[at + 1]) = (HLT, TIME_READ_MARK);
+        }
+    }
+    Rewriting::Done(count)
+}
+
+fn candidates(code: &[u8]) -> impl Iterator<Item = usize> {
+    code.windows(2).enumerate().filter(|(_, bytes)| *bytes == RDTSC).map(|(at, _)| at)
+}
+
+/// Whether an instruction begins here, and not some other one's operand.
+fn is_rdtsc(code: &[u8], at: usize) -> bool {
+    let start = at.saturating_sub(RUN_UP_BYTES);
+    let mut decoder =
+        Decoder::with_ip(64, &code[start..code.len().min(at + 16)], start as u64, DecoderOptions::NONE);
+    while decoder.can_decode() {
+        let instruction = decoder.decode();
+        let next = instruction.next_ip() as usize;
+        if next > at {
+            return instruction.mnemonic() == Mnemonic::Rdtsc && next == at + RDTSC.len();
+        }
+    }
+    false
+}
+
+/// Where in the file the executable sections are; `None` for what is not a 64-bit ELF file with sections.
+fn code_sections(bytes: &[u8]) -> Option<Vec<Range<usize>>> {
+    if !Elf::is_elf(bytes) {
+        return None;
+    }
+    Elf::parse(Image { name: "", bytes }).ok()?.code_sections().filter(|sections| !sections.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use object::elf::SHF_EXECINSTR;
+
+    use super::*;
+
+    /// An ELF file with one executable section.
+    fn elf(code: &[u8], flags: u32) -> Vec<u8> {
+        let mut file = vec![0; 64];
+        // 64 bits, little-endian, executable, for x86-64.
+        file[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        (file[16], file[18]) = (2, 62);
+        let table = 64 + code.len();
+        file[40..48].copy_from_slice(&(table as u64).to_le_bytes());
+        file[58..60].copy_from_slice(&64_u16.to_le_bytes());
+        file[60..62].copy_from_slice(&1_u16.to_le_bytes());
+        file.extend_from_slice(code);
+        let mut header = [0; 64];
+        header[4..8].copy_from_slice(&1_u32.to_le_bytes());
+        header[8..12].copy_from_slice(&flags.to_le_bytes());
+        header[24..32].copy_from_slice(&64_u64.to_le_bytes());
+        header[32..40].copy_from_slice(&(code.len() as u64).to_le_bytes());
+        file.extend_from_slice(&header);
+        file
+    }
+
+    #[test]
+    fn instructions_are_rewritten_and_operands_are_not() {
+        for (what, code, expected) in [
+            ("rdtsc; ret", &[0x0f, 0x31, 0xc3][..], &[0xf4, 0x90, 0xc3][..]),
+            ("lfence; rdtsc", &[0x0f, 0xae, 0xe8, 0x0f, 0x31], &[0x0f, 0xae, 0xe8, 0xf4, 0x90]),
+            ("mov eax, 0x310f", &[0xb8, 0x0f, 0x31, 0, 0, 0x90], &[0xb8, 0x0f, 0x31, 0, 0, 0x90]),
+            ("rdtscp stays", &[0x0f, 0x01, 0xf9], &[0x0f, 0x01, 0xf9]),
+        ] {
+            let mut file = elf(code, SHF_EXECINSTR);
+            rewrite(&mut file);
+            assert_eq!(&file[64..64 + code.len()], expected, "{what}");
+            let mut data = elf(code, 0);
+            assert_eq!(rewrite(&mut data), Rewriting::NotElf, "{what} in data");
+        }
+    }
+
+    #[test]
+    fn files_that_lie_are_left_alone() {
+        let good = elf(&[0x0f, 0x31], SHF_EXECINSTR);
+        for length in 0..good.len() {
+            assert_eq!(rewrite(&mut good[..length].to_vec()), Rewriting::NotElf, "{length}");
+        }
+        for at in 24..64 {
+            let mut damaged = good.clone();
+            damaged[at] ^= 0xff;
+            rewrite(&mut damaged);
+        }
+        for at in good.len() - 64..good.len() {
+            let mut damaged = good.clone();
+            damaged[at] ^= 0xff;
+            rewrite(&mut damaged);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! An ELF file with nothing but symbols, for gdb: `symbol-file`, `add-symbol-file`, or as the program itself.
+//!
+//! Its sections are allocated but hold no bytes (`SHT_NOBITS`), as in files that `objcopy --only-keep-debug`
+//! leaves, so that debuggers read memory from the target. Local symbols come first, in groups that each begin
+//! with the name of their module as a file. The crate `object` writes the file's structures.
+
+use std::iter;
+
+use object::Endianness;
+use object::elf::{
+    EM_X86_64, ET_EXEC, FileHeader64, SHF_ALLOC, SHF_EXECINSTR, SHF_WRITE, SHN_ABS, SHN_LORESERVE,
+    SHT_NOBITS, STB_GLOBAL, STB_LOCAL, STB_WEAK, STT_FILE, STT_FUNC, STT_NOTYPE, STT_OBJECT,
+};
+use object::write::StringId;
+use object::write::elf::{FileHeader, SectionHeader, SectionIndex, Sym, Writer};
+
+use super::sections::{Access, Section};
+use super::symbols::{Symbol, Symbols};
+
+/// Beside these: the null section, the symbols, their names and the sections' names.
+const MAX_SECTIONS: usize = SHN_LORESERVE as usize - 4;
+
+/// The file's contents.
+pub fn file(symbols: &Symbols) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    write(symbols, &mut Writer::new(Endianness::Little, true, &mut bytes));
+    bytes
+}
+
+/// The order of things in the file is the order of the two groups of calls to the writer: first all room is
+/// reserved, then all is written.
+fn write<'a>(symbols: &'a Symbols, writer: &mut Writer<'a>) {
+    let sections = &symbols.sections()[..symbols.sections().len().min(MAX_SECTIONS)];
+    let sections: Vec<_> = sections.iter().map(|section| reserve_section(section, writer)).collect();
+    let numbers: Vec<SectionIndex> = sections.iter().map(|&(_, number)| number).collect();
+    writer.reserve_null_symbol_index();
+    let locals: Vec<Sym> = local_symbols(symbols, &numbers, writer);
+    let globals = symbols.all().iter().filter(|symbol| binding(symbol) != STB_LOCAL);
+    let globals: Vec<Sym> = globals.map(|symbol| reserve_symbol(symbol, &numbers, writer)).collect();
+    writer.reserve_symtab_section_index();
+    writer.reserve_strtab_section_index();
+    writer.reserve_shstrtab_section_index();
+    writer.reserve_file_header();
+    writer.reserve_symtab();
+    writer.reserve_strtab();
+    writer.reserve_shstrtab();
+    writer.reserve_section_headers();
+
+    let header = FileHeader {
+        os_abi: 0,
+        abi_version: 0,
+        e_type: ET_EXEC,
+        e_machine: EM_X86_64,
+        e_entry: 0,
+        e_flags: 0,
+    };
+    writer.write_file_header(&header).expect("a vector takes any number of bytes");
+    writer.write_null_symbol();
+    locals.iter().chain(&globals).for_each(|symbol| writer.write_symbol(symbol));
+    writer.write_strtab();
+    writer.write_shstrtab();
+    writer.write_null_section_header();
+    sections.iter().for_each(|(header, _)| writer.write_section_header(header));
+    writer.write_symtab_section_header(locals.len() as u32 + 1);
+    writer.write_strtab_section_header();
+    writer.write_shstrtab_section_header();
+}
+
+/// A part of the kernel, whose bytes are not in the file.
+fn reserve_section<'a>(section: &'a Section, writer: &mut Writer<'a>) -> (SectionHeader, SectionIndex) {
+    let flags = match section.access {
+        Access::Code => SHF_ALLOC | SHF_EXECINSTR,
+        Access::Constants => SHF_ALLOC,
+        Access::Data => SHF_ALLOC | SHF_WRITE,
+    };
+    let header = SectionHeader {
+        name: Some(writer.add_section_name(name_bytes(&section.name))),
+        sh_type: SHT_NOBITS,
+        sh_flags: u64::from(flags),
+        sh_addr: section.start,
+        sh_offset: size_of::<FileHeader64<Endianness>>() as u64,
+        sh_size: section.size,
+        sh_link: 0,
+        sh_info: 0,
+        sh_addralign: 1,
+        sh_entsize: 0,
+    };
+    (header, writer.reserve_section_index())
+}
+
+/// The local symbols: first the kernel's, then each module's, each with a file's symbol before them.
+fn local_symbols<'a>(symbols: &'a Symbols, sections: &[SectionIndex], writer: &mut Writer<'a>) -> Vec<Sym> {
+    let mut locals: Vec<&Symbol> =
+        symbols.all().iter().filter(|symbol| binding(symbol) == STB_LOCAL).collect();
+    locals.sort_by_key(|symbol| symbol.module);
+    let mut locals = locals.into_iter().peekable();
+    let files = iter::once("vmlinux").chain(symbols.modules().iter().map(String::as_str));
+    let modules = iter::once(None).chain((0..symbols.modules().len()).map(Some));
+    let mut table = Vec::new();
+    for (file, module) in files.zip(modules) {
+        writer.reserve_symbol_index(None);
+        table.push(sym(writer.add_string(name_bytes(file)), None, STB_LOCAL << 4 | STT_FILE, 0, 0));
+        while let Some(symbol) = locals.next_if(|symbol| symbol.module == module) {
+            table.push(reserve_symbol(symbol, sections, writer));
+        }
+    }
+    table
+}
+
+fn binding(symbol: &Symbol) -> u8 {
+    match symbol.class {
+        b'w' | b'W' | b'v' | b'V' => STB_WEAK,
+        _ if symbol.is_global() => STB_GLOBAL,
+        _ => STB_LOCAL,
+    }
+}
+
+fn reserve_symbol<'a>(symbol: &'a Symbol, sections: &[SectionIndex], writer: &mut Writer<'a>) -> Sym {
+    let section = symbol.section.and_then(|number| sections.get(number)).copied();
+    let kind = match section {
+        None => STT_NOTYPE,
+        Some(_) if symbol.is_code() || matches!(symbol.class, b'w' | b'W') => STT_FUNC,
+        Some(_) => STT_OBJECT,
+    };
+    let name = writer.add_string(name_bytes(&symbol.name));
+    writer.reserve_symbol_index(section);
+    sym(name, section, binding(symbol) << 4 | kind, symbol.address, symbol.size)
+}
+
+fn sym(name: StringId, section: Option<SectionIndex>, info: u8, value: u64, size: u64) -> Sym {
+    Sym {
+        name: Some(name),
+        section,
+        st_info: info,
+        st_other: 0,
+        st_shndx: SHN_ABS,
+        st_value: value,
+        st_size: size,
+    }
+}
+
+/// A name up to its first NUL: the writer takes none, and the file could not hold it.
+fn name_bytes(name: &str) -> &[u8] {
+    name.split('\0').next().unwrap_or_default().as_bytes()
+}

@@ -1,0 +1,83 @@
+//! The guest as this package sees it, and the kernel's address space in it: also while a program runs that
+//! must not see the kernel.
+//!
+//! Kernels that isolate page tables (PTI) run programs on tables which hold next to nothing of the kernel.
+//! The root of those lies one page above the root of the kernel's own (`arch/x86/entry/calling.h`,
+//! `PTI_USER_PGTABLE_BIT`).
+
+/// What the root of a program's tables has and that of the kernel's own has not, where both exist.
+pub const USER_ROOT_BIT: u64 = 1 << 12;
+/// The bits of CR3 that are an address.
+const ROOT: u64 = 0x000f_ffff_ffff_f000;
+
+/// A guest that stands still. Looking at it changes nothing: no accessed bits, no devices.
+pub trait GuestView {
+    /// CR3 as it is now.
+    fn cr3(&self) -> u64;
+
+    /// Reads at a virtual address through the page tables that `cr3` names, whatever their rights. Returns
+    /// how many bytes there are, from the first on.
+    fn read(&self, cr3: u64, address: u64, to: &mut [u8]) -> usize;
+
+    /// Where in physical memory a virtual address is by the page tables that `cr3` names.
+    fn physical(&self, cr3: u64, address: u64) -> Option<u64>;
+}
+
+/// The physical address of the topmost page table, without what else is in CR3.
+pub fn page_table_root(cr3: u64) -> u64 {
+    cr3 & ROOT
+}
+
+/// Virtual memory of a guest through one set of page tables.
+#[derive(Clone, Copy)]
+pub struct KernelView<'a> {
+    guest: &'a dyn GuestView,
+    cr3: u64,
+}
+
+impl<'a> KernelView<'a> {
+    /// The view through the current page tables.
+    pub fn current(guest: &'a dyn GuestView) -> KernelView<'a> {
+        KernelView { guest, cr3: guest.cr3() }
+    }
+
+    /// The view through what would be the kernel's page tables if the current ones were a program's.
+    pub fn behind_user(guest: &'a dyn GuestView) -> Option<KernelView<'a>> {
+        let cr3 = guest.cr3();
+        (cr3 & USER_ROOT_BIT != 0).then_some(KernelView { guest, cr3: cr3 & !USER_ROOT_BIT })
+    }
+
+    /// Both views, the current one first: what neither shows is not in the kernel's memory.
+    pub fn all(guest: &'a dyn GuestView) -> impl Iterator<Item = KernelView<'a>> {
+        [KernelView::current(guest)].into_iter().chain(KernelView::behind_user(guest))
+    }
+
+    /// Reads at a virtual address. Returns how many bytes there are, from the first on.
+    pub fn read(&self, address: u64, to: &mut [u8]) -> usize {
+        self.guest.read(self.cr3, address, to)
+    }
+
+    /// Where in physical memory a virtual address is.
+    pub fn physical(&self, address: u64) -> Option<u64> {
+        self.guest.physical(self.cr3, address)
+    }
+
+    /// Reads a little-endian number of `N` bytes, at most eight.
+    pub(crate) fn number<const N: usize>(&self, address: u64) -> Option<u64> {
+        let mut bytes = [0; 8];
+        (self.read(address, &mut bytes[..N]) == N).then(|| u64::from_le_bytes(bytes))
+    }
+
+    /// Reads a text that ends with a NUL within `limit` bytes.
+    pub(crate) fn text(&self, address: u64, limit: usize) -> Option<String> {
+        let mut bytes = vec![0; limit];
+        let count = self.read(address, &mut bytes);
+        let end = bytes[..count].iter().position(|&byte| byte == 0)?;
+        is_text(&bytes[..end]).then(|| String::from_utf8_lossy(&bytes[..end]).into_owned())
+    }
+}
+
+/// Whether these bytes can be a name: visible ASCII characters, and those that Rust's symbols may have.
+pub(crate) fn is_text(bytes: &[u8]) -> bool {
+    bytes.iter().all(|&byte| byte > b' ' && byte != 0x7f)
+}

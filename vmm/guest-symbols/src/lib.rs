@@ -1,0 +1,30 @@
+//! The guest kernel's symbols, taken from the guest kernel itself: a running Linux carries the names and
+//! addresses of all its functions and variables (kallsyms), already moved to where this boot has put them
+//! (KASLR), and those of the modules that are loaded.
+//!
+//! [`kallsyms`] finds the kernel's tables by their structure, [`modules`] walks the list of modules with the
+//! help of the kernel's type information ([`btf`]), and [`elf`] makes a file of all that for gdb. There are
+//! no types and no source lines in it, and nothing about user programs. [`vmlinux`] says how far a kernel
+//! with debug information was moved, and [`tasks`] which processes there are.
+//!
+//! Follows Linux: `scripts/kallsyms.c`, `kernel/kallsyms.c`, `kernel/module/kallsyms.c` (6.1, and the order
+//! of tables of later ones), `Documentation/bpf/btf.rst`. Guest memory is not to be trusted: every length has
+//! a limit.
+
+#![forbid(unsafe_code)]
+
+pub mod btf;
+pub mod elf;
+mod guest_view;
+pub mod kallsyms;
+pub mod modules;
+mod sections;
+mod symbols;
+pub mod tasks;
+#[cfg(test)]
+mod tests;
+pub mod vmlinux;
+
+pub use self::guest_view::{GuestView, KernelView, USER_ROOT_BIT, page_table_root};
+pub use self::sections::{Access, Section};
+pub use self::symbols::{NoKernel, Symbol, Symbols};

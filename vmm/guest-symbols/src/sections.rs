@@ -1,0 +1,136 @@
+//! The parts of the kernel and its modules: symbols of gdb belong to a section, which says whether they are
+//! code.
+//!
+//! The kernel marks the ends of most parts with symbols; what lies in between is cut where code and data
+//! meet.
+
+use super::kallsyms::{IMAGE, RawSymbol, is_code};
+
+/// What a part of the kernel may be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Execute.
+    Code,
+    /// Read.
+    Constants,
+    /// Read and write.
+    Data,
+}
+
+/// A part of the kernel or of a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Section {
+    /// Its name, as in an ELF file.
+    pub name: String,
+    /// Where it begins.
+    pub start: u64,
+    /// Its size in bytes.
+    pub size: u64,
+    /// What it is.
+    pub access: Access,
+}
+
+impl Section {
+    /// The address after it.
+    pub fn end(&self) -> u64 {
+        self.start + self.size
+    }
+
+    /// A section, if it is not empty and ends before the end of the address space.
+    pub fn new(name: impl Into<String>, start: u64, size: u64, access: Access) -> Option<Section> {
+        let exists = size > 0 && start.checked_add(size).is_some();
+        exists.then(|| Section { name: name.into(), start, size, access })
+    }
+}
+
+/// Sections of the kernel, and the symbols at their ends (`arch/x86/kernel/vmlinux.lds.S`). Where two
+/// overlap, the one that is named first has it.
+const MARKED: [(&str, &str, &str, Access); 6] = [
+    (".text", "_text", "_etext", Access::Code),
+    (".rodata", "__start_rodata", "__end_rodata", Access::Constants),
+    (".data", "_sdata", "_edata", Access::Data),
+    (".init.text", "_sinittext", "_einittext", Access::Code),
+    (".bss", "__bss_start", "__bss_stop", Access::Data),
+    (".brk", "__brk_base", "__brk_limit", Access::Data),
+];
+
+/// What lies between marked sections is cut into at most so many.
+const MAX_UNMARKED: usize = 256;
+
+/// The sections of the kernel with these symbols, which come by address.
+pub(super) fn of_kernel(symbols: &[RawSymbol]) -> Vec<Section> {
+    let address = |name: &str| symbols.iter().find(|symbol| symbol.name == name).map(|found| found.address);
+    let mut sections: Vec<Section> = Vec::new();
+    for (name, first, end, access) in MARKED {
+        let (Some(start), Some(end)) = (address(first), address(end)) else { continue };
+        let section = end.checked_sub(start).and_then(|size| Section::new(name, start, size, access));
+        let in_image = |section: &Section| IMAGE.contains(&section.start) && section.end() <= IMAGE.end;
+        sections.extend(section.filter(in_image).filter(|new| !sections.iter().any(|old| overlap(old, new))));
+    }
+    let unmarked = unmarked(symbols, &sections);
+    sections.extend(unmarked);
+    sections
+}
+
+fn overlap(a: &Section, b: &Section) -> bool {
+    a.start < b.end() && b.start < a.end()
+}
+
+/// Sections for the symbols that are in none.
+fn unmarked(symbols: &[RawSymbol], marked: &[Section]) -> Vec<Section> {
+    let in_image = |symbol: &&RawSymbol| IMAGE.contains(&symbol.address);
+    let Some(last) = symbols.iter().rfind(in_image) else { return Vec::new() };
+    let end = (last.address + 1).next_multiple_of(4096);
+    let mut parts: Vec<Part> = Vec::new();
+    for symbol in symbols.iter().filter(in_image) {
+        let start = symbol.address;
+        if marked.iter().any(|section| (section.start..section.end()).contains(&start)) {
+            continue;
+        }
+        let access = if is_code(symbol.class) { Access::Code } else { Access::Data };
+        let limit = marked.iter().map(|section| section.start).filter(|&next| next > start).min();
+        let part = Part { start, limit: limit.unwrap_or(end), access };
+        if !parts.last().is_some_and(|last| last.takes(&part)) {
+            parts.push(part);
+        }
+    }
+    parts.truncate(MAX_UNMARKED);
+    let ends = parts.iter().skip(1).map(|next| next.start).chain([u64::MAX]);
+    let section = |(number, (part, end)): (usize, (&Part, u64))| {
+        let size = end.min(part.limit) - part.start;
+        Section::new(format!(".other.{number}"), part.start, size, part.access)
+    };
+    parts.iter().zip(ends).enumerate().filter_map(section).collect()
+}
+
+/// Code or data between marked sections, up to the next part or the limit.
+struct Part {
+    start: u64,
+    limit: u64,
+    access: Access,
+}
+
+impl Part {
+    /// Whether what begins with `other` belongs to this part.
+    fn takes(&self, other: &Part) -> bool {
+        self.limit == other.limit && (self.access == other.access || self.start == other.start)
+    }
+}
+
+/// In the order of their addresses. Of two that overlap the second is left out.
+pub(super) fn without_overlaps(mut sections: Vec<Section>) -> Vec<Section> {
+    sections.sort_by_key(|section| section.start);
+    let mut end = 0;
+    sections.retain(|section| {
+        let apart = section.start >= end;
+        end = if apart { section.end() } else { end };
+        apart
+    });
+    sections
+}
+
+/// The number of the section that an address lies in. The sections come by address.
+pub(super) fn at(sections: &[Section], address: u64) -> Option<usize> {
+    let number = sections.partition_point(|section| section.start <= address).checked_sub(1)?;
+    (address < sections[number].end()).then_some(number)
+}

@@ -1,0 +1,215 @@
+//! All symbols of a kernel at one position of its run, by address and by name.
+
+use std::cmp::Reverse;
+
+use super::guest_view::{GuestView, KernelView};
+use super::kallsyms::{self, RawSymbol, is_code};
+use super::modules::{self, Missing, Module};
+use super::sections::{self, Section};
+
+/// A function or variable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Symbol {
+    /// Its name, as the kernel has it.
+    pub name: String,
+    /// Where it is; an offset for variables of which each CPU has one.
+    pub address: u64,
+    /// Bytes up to its end, where known; otherwise up to what comes next.
+    pub size: u64,
+    /// What `nm` calls its class: `t` and `T` are code, upper case is global.
+    pub class: u8,
+    /// Its section in [`Symbols::sections`]; `None` when the address is only a number.
+    pub section: Option<usize>,
+    /// Its module in [`Symbols::modules`]; `None` for the kernel itself.
+    pub module: Option<usize>,
+}
+
+impl Symbol {
+    fn of(raw: RawSymbol, module: Option<usize>) -> Symbol {
+        let RawSymbol { name, address, size, class } = raw;
+        Symbol { name, address, size, class, section: None, module }
+    }
+
+    /// Whether it is known outside its source file.
+    pub fn is_global(&self) -> bool {
+        self.class.is_ascii_uppercase()
+    }
+
+    /// Whether it is code by its class.
+    pub fn is_code(&self) -> bool {
+        is_code(self.class)
+    }
+}
+
+/// What a kernel has symbols for, at one position of its run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Symbols {
+    /// By address; of those with the same address the global ones come first.
+    symbols: Vec<Symbol>,
+    /// Numbers of symbols by name; of those with the same name the kernel's global ones come first.
+    by_name: Vec<u32>,
+    sections: Vec<Section>,
+    modules: Vec<String>,
+    without_modules: Option<Missing>,
+}
+
+/// There is no kernel with symbols in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no kernel with a symbol table (CONFIG_KALLSYMS) is mapped")]
+pub struct NoKernel;
+
+impl Symbols {
+    /// The symbols of the kernel that a guest runs, as of now.
+    pub fn of_guest(guest: &dyn GuestView) -> Result<Symbols, NoKernel> {
+        let current = Symbols::of_kernel(KernelView::current(guest));
+        let is_whole = |symbols: &Symbols| symbols.without_modules.is_none();
+        if current.as_ref().is_ok_and(is_whole) {
+            return current;
+        }
+        // A program's tables may have the kernel's tables of symbols and not its variables.
+        let behind_user = KernelView::behind_user(guest).map(Symbols::of_kernel);
+        match behind_user {
+            Some(Ok(symbols)) if current.is_err() || is_whole(&symbols) => Ok(symbols),
+            _ => current,
+        }
+    }
+
+    /// Searches the kernel's part of the address space. Takes a while: reads all of the kernel's image.
+    pub fn of_kernel(memory: KernelView<'_>) -> Result<Symbols, NoKernel> {
+        let kernel = kallsyms::search(memory).ok_or(NoKernel)?;
+        let (loaded, without_modules) = match modules::loaded(memory, &kernel) {
+            Ok(loaded) => (loaded, None),
+            Err(missing) => (Vec::new(), Some(missing)),
+        };
+        Ok(Symbols { without_modules, ..Symbols::new(kernel, loaded) })
+    }
+
+    /// Puts together what was found.
+    pub(crate) fn new(kernel: Vec<RawSymbol>, loaded: Vec<Module>) -> Symbols {
+        let mut sections = sections::of_kernel(&kernel);
+        let mut names = Vec::new();
+        let mut symbols: Vec<Symbol> = kernel.into_iter().map(|raw| Symbol::of(raw, None)).collect();
+        for (number, module) in loaded.into_iter().enumerate() {
+            sections.extend(module.sections);
+            names.push(module.name);
+            symbols.extend(module.symbols.into_iter().map(|raw| Symbol::of(raw, Some(number))));
+        }
+        sections = sections::without_overlaps(sections);
+        for symbol in &mut symbols {
+            symbol.section = sections::at(&sections, symbol.address).filter(|_| !is_number(symbol.class));
+        }
+        symbols.sort_by(|a, b| {
+            let key = |symbol: &Symbol| (symbol.address, !symbol.is_global());
+            key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name))
+        });
+        fill_sizes(&mut symbols, &sections);
+        let mut by_name: Vec<u32> = (0..symbols.len() as u32).collect();
+        by_name.sort_by(|&a, &b| {
+            let (a, b) = (&symbols[a as usize], &symbols[b as usize]);
+            let rank = |symbol: &Symbol| (symbol.module, Reverse(symbol.is_global()), symbol.address);
+            a.name.cmp(&b.name).then_with(|| rank(a).cmp(&rank(b)))
+        });
+        Symbols { symbols, by_name, sections, modules: names, without_modules: None }
+    }
+
+    /// A symbol by its name. Of several with this name: the kernel's before a module's, a global one before
+    /// others, the lowest.
+    pub fn named(&self, name: &str) -> Option<&Symbol> {
+        self.all_named(name).next()
+    }
+
+    /// All symbols with a name, the one that [`Symbols::named`] gives first.
+    pub fn all_named(&self, name: &str) -> impl Iterator<Item = &Symbol> {
+        let first = self.by_name.partition_point(|&number| self.name(number) < name);
+        let symbols = self.by_name[first..].iter().map(|&number| &self.symbols[number as usize]);
+        symbols.take_while(move |symbol| symbol.name == name)
+    }
+
+    /// The address of a symbol, of several that of [`Symbols::named`].
+    pub fn address_of(&self, name: &str) -> Option<u64> {
+        self.named(name).map(|symbol| symbol.address)
+    }
+
+    /// What the modules define, without the kernel itself.
+    pub fn of_modules(&self) -> Symbols {
+        let raw = |symbol: &Symbol| RawSymbol {
+            name: symbol.name.clone(),
+            address: symbol.address,
+            size: symbol.size,
+            class: symbol.class,
+        };
+        let in_module = |number: usize, symbol: &&Symbol| symbol.module == Some(number);
+        let module = |(number, name): (usize, &String)| Module {
+            name: name.clone(),
+            sections: Vec::new(),
+            symbols: self.symbols.iter().filter(|symbol| in_module(number, symbol)).map(raw).collect(),
+        };
+        let mut loaded: Vec<_> = self.modules.iter().enumerate().map(module).collect();
+        if let Some(first) = loaded.first_mut() {
+            // Which of them a section belongs to does not matter any more.
+            let of_kernel = |section: &&Section| kallsyms::IMAGE.contains(&section.start);
+            first.sections = self.sections.iter().filter(|section| !of_kernel(section)).cloned().collect();
+        }
+        Symbols { without_modules: self.without_modules.clone(), ..Symbols::new(Vec::new(), loaded) }
+    }
+
+    /// The name of what lies at an address, and how many bytes after its beginning. `None` outside the kernel
+    /// and its modules.
+    pub fn name_of(&self, address: u64) -> Option<(&str, u64)> {
+        let section = sections::at(&self.sections, address)?;
+        let after = self.symbols.partition_point(|symbol| symbol.address <= address);
+        let nearest = self.symbols[..after].last()?.address;
+        let first = self.symbols.partition_point(|symbol| symbol.address < nearest);
+        let here = self.symbols[first..after].iter().find(|symbol| symbol.section == Some(section))?;
+        (address - nearest < here.size.max(1)).then_some((&here.name, address - nearest))
+    }
+
+    /// All symbols, by address.
+    pub fn all(&self) -> &[Symbol] {
+        &self.symbols
+    }
+
+    /// The parts of the kernel and its modules, by address.
+    pub fn sections(&self) -> &[Section] {
+        &self.sections
+    }
+
+    /// The names of the modules that are loaded.
+    pub fn modules(&self) -> &[String] {
+        &self.modules
+    }
+
+    /// Why there are no modules' symbols, if they could not be found.
+    pub fn without_modules(&self) -> Option<&Missing> {
+        self.without_modules.as_ref()
+    }
+
+    fn name(&self, number: u32) -> &str {
+        &self.symbols[number as usize].name
+    }
+}
+
+/// Whether a class says that the address is only a number.
+fn is_number(class: u8) -> bool {
+    matches!(class, b'a' | b'A')
+}
+
+/// Where no size is known it is all up to the next symbol, but not beyond the section.
+fn fill_sizes(symbols: &mut [Symbol], sections: &[Section]) {
+    let mut next = None;
+    for number in (0..symbols.len()).rev() {
+        let Some(section) = symbols[number].section else { continue };
+        let address = symbols[number].address;
+        let after = match next {
+            Some((at, end)) if at == address => end,
+            Some((at, _)) => at,
+            None => u64::MAX,
+        };
+        next = Some((address, after));
+        let symbol = &mut symbols[number];
+        let room = after.min(sections[section].end()) - address;
+        if symbol.size == 0 || symbol.size > sections[section].end() - address {
+            symbol.size = room;
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! A kernel's file with symbols, such as the `vmlinux` of Debian's `-dbg` packages: how far the guest's
+//! kernel was moved from where the file has it (KASLR).
+//!
+//! Only the table of symbols is read, by the crate `object`, and it may say anything. A kernel with debug
+//! information has hundreds of megabytes: no other part of the file comes into memory. The limit on what does
+//! is checked here, for a file with holes can be larger than memory. Whether the file is of this very kernel
+//! is told by comparing all functions that both name once.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Seek};
+use std::path::{Path, PathBuf};
+
+use object::elf::{
+    EM_X86_64, FileHeader64, SHF_ALLOC, SHN_UNDEF, SHT_SYMTAB, STT_FUNC, SectionHeader64, Sym64,
+};
+use object::pod::slice_from_bytes;
+use object::read::elf::{FileHeader, SectionHeader, Sym};
+use object::read::{ReadCache, StringTable};
+use object::{LittleEndian, ReadRef};
+
+use super::kallsyms::IMAGE;
+use super::symbols::Symbols;
+
+/// The largest table that is read.
+const MAX_TABLE_BYTES: u64 = 256 << 20;
+/// What both the file and the kernel name, by which the distance between them is measured.
+const LANDMARKS: [&str; 3] = ["_stext", "_text", "startup_64"];
+/// With fewer functions in common it is not a kernel's file.
+const MIN_COMMON: usize = 64;
+/// As many of a hundred have to be where they should be.
+const MIN_AGREEING_PERCENT: usize = 99;
+
+/// How a file and the guest's kernel go together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Match {
+    /// The file is of this kernel.
+    Kernel(Placement),
+    /// The file is not of a kernel.
+    NoKernel,
+}
+
+/// Where a file's sections are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// So many bytes further up than the file says.
+    pub distance: u64,
+    /// But for these, by name and address: variables that each CPU has, whose addresses are offsets.
+    pub fixed: Vec<(String, u64)>,
+}
+
+impl Placement {
+    /// The gdb command, without a newline, that adds a file's symbols.
+    pub fn load_command(&self, path: &Path) -> String {
+        let mut command = format!("add-symbol-file {}", quoted(path));
+        if self.distance != 0 {
+            let _ = write!(command, " -o {:#x}", self.distance);
+            for (name, address) in &self.fixed {
+                let _ = write!(command, " -s {name} {address:#x}");
+            }
+        }
+        command
+    }
+}
+
+/// Why a file's symbols are of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum Unusable {
+    /// It cannot be read, or is something else.
+    #[error("cannot use the symbols of {}: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: io::Error,
+    },
+    /// It is of another kernel.
+    #[error(
+        "{} is of another kernel than the guest's: {agreeing} of {common} functions that both have are where they \
+         should be", path.display()
+    )]
+    OtherKernel {
+        /// The file.
+        path: PathBuf,
+        /// Functions that both have.
+        common: usize,
+        /// Those of them that are where they should be, if the distance can be measured at all.
+        agreeing: usize,
+    },
+}
+
+/// Compares the symbols in a file with those of the guest's kernel.
+pub fn compare(path: &Path, symbols: &Symbols) -> Result<Match, Unusable> {
+    let contents = read(path).map_err(|source| Unusable::Unreadable { path: path.to_path_buf(), source })?;
+    let (distance, common, agreeing) = compare_functions(&contents.functions, symbols);
+    match distance {
+        _ if common < MIN_COMMON => Ok(Match::NoKernel),
+        Some(distance) if agreeing * 100 >= common * MIN_AGREEING_PERCENT => {
+            Ok(Match::Kernel(Placement { distance, fixed: contents.fixed }))
+        }
+        _ => Err(Unusable::OtherKernel { path: path.to_path_buf(), common, agreeing }),
+    }
+}
+
+/// A path as gdb's commands take it.
+pub fn quoted(path: &Path) -> String {
+    let mut text = String::from("\"");
+    for c in path.to_string_lossy().chars().filter(|c| !c.is_control()) {
+        if matches!(c, '"' | '\\') {
+            text.push('\\');
+        }
+        text.push(c);
+    }
+    text + "\""
+}
+
+fn read(path: &Path) -> io::Result<Contents> {
+    let file = File::open(path)?;
+    // Pipes and devices can be without an end, or make the reader wait.
+    if !file.metadata()?.is_file() {
+        return Err(bad("it is not a plain file"));
+    }
+    contents(file)
+}
+
+fn bad(why: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, why)
+}
+
+/// The addresses of functions, by name; of names that occur more than once `None`.
+type Functions = BTreeMap<Vec<u8>, Option<u64>>;
+
+/// What is read of a file.
+pub(super) struct Contents {
+    functions: Functions,
+    /// See [`Placement`].
+    fixed: Vec<(String, u64)>,
+}
+
+/// The distance from the file to the guest's kernel, how many functions can be compared, and how many agree
+/// with it.
+fn compare_functions(functions: &Functions, symbols: &Symbols) -> (Option<u64>, usize, usize) {
+    let known = |name: &str| functions.get(name.as_bytes()).copied().flatten();
+    let distance = |name: &&str| Some(symbols.address_of(name)?.wrapping_sub(known(name)?));
+    let distance = LANDMARKS.iter().find_map(distance);
+    let (mut common, mut agreeing) = (0, 0);
+    for (name, address) in functions {
+        let Some((name, &Some(address))) = str::from_utf8(name).ok().zip(Some(address)) else { continue };
+        let mut kernel = symbols.all_named(name).filter(|symbol| symbol.module.is_none() && symbol.is_code());
+        if let (Some(symbol), None) = (kernel.next(), kernel.next()) {
+            common += 1;
+            agreeing += usize::from(distance == Some(symbol.address.wrapping_sub(address)));
+        }
+    }
+    (distance, common, agreeing)
+}
+
+/// Reads a file's functions and landmarks, and which of its sections are not where the kernel is.
+pub(super) fn contents(file: impl Read + Seek) -> io::Result<Contents> {
+    let file = &ReadCache::new(file);
+    let header: &FileHeader64<LittleEndian> = file.read_at(0).map_err(|()| bad("it is not an ELF file"))?;
+    if !header.is_supported() || header.is_big_endian() || header.e_machine(LittleEndian) != EM_X86_64 {
+        return Err(bad("it is not an ELF file for x86-64"));
+    }
+    let count = header.shnum(LittleEndian, file).map_err(|_| bad("it is cut off"))?;
+    limited((count as u64).saturating_mul(size_of::<SectionHeader64<LittleEndian>>() as u64))?;
+    let sections = header.section_headers(LittleEndian, file).map_err(|_| bad("it is cut off"))?;
+    let table = |section: &SectionHeader64<LittleEndian>| {
+        limited(section.sh_size(LittleEndian))?;
+        section.data(LittleEndian, file).map_err(|_| bad("it is cut off"))
+    };
+    let symtab = sections.iter().find(|section| section.sh_type(LittleEndian) == SHT_SYMTAB);
+    let symtab = symtab.ok_or_else(|| bad("it has no symbols (stripped?)"))?;
+    let strtab = sections.get(symtab.sh_link(LittleEndian) as usize);
+    let strtab = strtab.ok_or_else(|| bad("its symbols have no names"))?;
+    let functions = functions(table(symtab)?, texts(table(strtab)?));
+    let names = sections.get(usize::from(header.e_shstrndx(LittleEndian))).map(table).transpose()?;
+    let names = texts(names.unwrap_or_default());
+    let is_fixed = |section: &&SectionHeader64<LittleEndian>| {
+        section.sh_flags(LittleEndian) & u64::from(SHF_ALLOC) != 0
+            && section.sh_addr(LittleEndian) < IMAGE.start
+    };
+    let fixed = sections.iter().filter(is_fixed).filter_map(|section| {
+        let name = str::from_utf8(section.name(LittleEndian, names).ok()?).ok()?;
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        let is_word = !name.is_empty() && name.bytes().all(is_plain);
+        is_word.then(|| (name.to_string(), section.sh_addr(LittleEndian)))
+    });
+    Ok(Contents { functions, fixed: fixed.collect() })
+}
+
+fn functions(symbols: &[u8], names: StringTable<'_>) -> Functions {
+    let mut functions = Functions::new();
+    let count = symbols.len() / size_of::<Sym64<LittleEndian>>();
+    let (symbols, _) = slice_from_bytes::<Sym64<LittleEndian>>(symbols, count).expect("so many fit");
+    for symbol in symbols {
+        let name = symbol.name(LittleEndian, names).unwrap_or_default();
+        let is_landmark = LANDMARKS.iter().any(|landmark| landmark.as_bytes() == name);
+        let is_function = symbol.st_type() == STT_FUNC || is_landmark;
+        if is_function && symbol.st_shndx(LittleEndian) != SHN_UNDEF && !name.is_empty() {
+            let address = symbol.st_value(LittleEndian);
+            functions.entry(name.to_vec()).and_modify(|known| *known = None).or_insert(Some(address));
+        }
+    }
+    functions
+}
+
+fn texts(table: &[u8]) -> StringTable<'_> {
+    StringTable::new(table, 0, table.len() as u64)
+}
+
+/// Refuses parts of a file that are too large to be read.
+fn limited(size_bytes: u64) -> io::Result<()> {
+    if size_bytes > MAX_TABLE_BYTES { Err(bad("a table in it is too large")) } else { Ok(()) }
+}
