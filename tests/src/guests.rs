@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use vmm::machine::Machine;
 use vmm::machine::config::{Images, MachineConfig, MachineOptions};
 use vmm::machine::inputs::PowerOn;
+use vmm::position::Instructions;
 
 /// A guest below `guest-images/out`, and the script that builds it.
 pub struct Artefact {
@@ -89,7 +90,7 @@ impl Guest {
     }
 
     /// The machine at its first instruction.
-    pub fn machine(&self) -> Machine {
+    pub fn machine(&self) -> Machine<Instructions> {
         Machine::new(&self.config, &self.images, &power_on()).unwrap_or_else(|error| panic!("{error}"))
     }
 }

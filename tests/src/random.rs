@@ -1,5 +1,7 @@
 //! Numbers that look random and are the same in every run (SplitMix64).
 
+use vmm::position::{Count, Instructions};
+
 /// A generator; its whole state is one number.
 pub struct Random(u64);
 
@@ -23,11 +25,16 @@ impl Random {
         self.next_u64() % limit
     }
 
-    /// `count` distinct numbers in `1..limit`, in order.
-    pub fn points(&mut self, count: usize, limit: u64) -> Vec<u64> {
+    /// A place before `limit`, which is not the first.
+    pub fn place(&mut self, limit: Instructions) -> Instructions {
+        Instructions(self.below(limit.number()))
+    }
+
+    /// `count` distinct places behind the first and before `limit`, in order.
+    pub fn points(&mut self, count: usize, limit: Instructions) -> Vec<Instructions> {
         let mut points = std::collections::BTreeSet::new();
         while points.len() < count {
-            points.insert(1 + self.below(limit - 1));
+            points.insert(self.place(limit - 1) + 1);
         }
         points.into_iter().collect()
     }

@@ -3,19 +3,26 @@
 use std::path::Path;
 
 use vmm::machine::Machine;
-use vmm::recording::Recording;
-use vmm::recording::checkpointer::{self, CheckpointOptions};
+use vmm::position::Instructions;
+use vmm::recording::checkpointer;
 use vmm::recording::log::EndRecord;
+use vmm::recording::pace::CheckpointOptions;
 use vmm::recording::recorder::Recorder;
+use vmm::recording::{Opened, Recording};
 
 use crate::guests::{Guest, power_on};
 use crate::run::{STEP_LIMIT, run_until};
 use crate::script::Script;
 
 /// Records a guest from its first instruction to its end.
-pub fn record(guest: &Guest, path: &Path, script: &mut Script) -> (Machine, EndRecord) {
+pub fn record(
+    guest: &Guest,
+    path: &Path,
+    script: &mut Script,
+) -> (Machine<Instructions>, EndRecord<Instructions>) {
     let mut machine = guest.machine();
-    let log = Recording::create(path, &guest.config).unwrap_or_else(|error| panic!("{error}"));
+    let log =
+        Recording::<Instructions>::create(path, &guest.config).unwrap_or_else(|error| panic!("{error}"));
     let mut recorder = Recorder::new(script, log, power_on());
     let outcome = run_until(&mut machine, STEP_LIMIT, &mut recorder);
     assert!(outcome.is_some(), "the guest is still running at {:?}", machine.moment());
@@ -29,9 +36,10 @@ pub fn record_with_checkpoints(
     path: &Path,
     script: &mut Script,
     options: CheckpointOptions,
-) -> (Machine, EndRecord) {
+) -> (Machine<Instructions>, EndRecord<Instructions>) {
     let mut machine = guest.machine();
-    let log = Recording::create(path, &guest.config).unwrap_or_else(|error| panic!("{error}"));
+    let log =
+        Recording::<Instructions>::create(path, &guest.config).unwrap_or_else(|error| panic!("{error}"));
     let mut recorder = Recorder::new(script, log, power_on());
     checkpointer::record(&mut machine, &mut recorder, path, options)
         .unwrap_or_else(|error| panic!("{error}"));
@@ -39,7 +47,10 @@ pub fn record_with_checkpoints(
     (machine, end)
 }
 
-/// Opens a recording that is known to be good.
-pub fn open(path: &Path) -> Recording {
-    Recording::open(path).unwrap_or_else(|error| panic!("{error}"))
+/// Opens a recording that is known to be good and to count instructions.
+pub fn open(path: &Path) -> Recording<Instructions> {
+    match Opened::open(path).unwrap_or_else(|error| panic!("{error}")) {
+        Opened::ByInstructions(recording) => recording,
+        Opened::ByExits(_) => panic!("{} counts exits", path.display()),
+    }
 }

@@ -3,18 +3,18 @@
 use serde::{Deserialize, Serialize};
 use vmm::machine::inputs::Inputs;
 use vmm::machine::{Hashes, Machine, Outcome, RunStop};
-use vmm::position::Moment;
+use vmm::position::{Instructions, Moment};
 
 use crate::script::Script;
 
-/// Beyond this many steps a guest hangs.
-pub const STEP_LIMIT: u64 = 60_000_000_000;
+/// Beyond this a guest hangs.
+pub const STEP_LIMIT: Instructions = Instructions(60_000_000_000);
 
 /// Counts and hashes at one point of a run: equal runs have equal ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fingerprint {
-    /// Steps and virtual time.
-    pub at: Moment,
+    /// Instructions and virtual time.
+    pub at: Moment<Instructions>,
     /// Retired conditional branches.
     pub branches: u64,
     /// Hashes of every part.
@@ -22,13 +22,17 @@ pub struct Fingerprint {
 }
 
 /// The machine's fingerprint where it stands.
-pub fn fingerprint(machine: &mut Machine) -> Fingerprint {
+pub fn fingerprint(machine: &mut Machine<Instructions>) -> Fingerprint {
     Fingerprint { at: machine.moment(), branches: machine.cpu().branches(), hashes: machine.hashes() }
 }
 
-/// Runs to a step count; `None` when it is reached, else how the run ended before it.
-pub fn run_until(machine: &mut Machine, steps: u64, inputs: &mut dyn Inputs) -> Option<Outcome> {
-    match machine.run(steps, inputs).unwrap_or_else(|error| panic!("{error}")) {
+/// Runs to a count; `None` when it is reached, else how the run ended before it.
+pub fn run_until(
+    machine: &mut Machine<Instructions>,
+    until: Instructions,
+    inputs: &mut dyn Inputs<Instructions>,
+) -> Option<Outcome> {
+    match machine.run(until, inputs).unwrap_or_else(|error| panic!("{error}")) {
         RunStop::Reached => None,
         RunStop::Ended(outcome) => Some(outcome),
         other => panic!("stopped without break- or watchpoints: {other:?}"),
@@ -36,7 +40,7 @@ pub fn run_until(machine: &mut Machine, steps: u64, inputs: &mut dyn Inputs) -> 
 }
 
 /// Runs to the end. Fails with the console's last lines when the guest does not come to one.
-pub fn run_to_end(machine: &mut Machine, script: &mut Script) -> Outcome {
+pub fn run_to_end(machine: &mut Machine<Instructions>, script: &mut Script) -> Outcome {
     let outcome = run_until(machine, STEP_LIMIT, script);
     let now = machine.moment();
     let rip = machine.cpu().rip();
@@ -44,7 +48,7 @@ pub fn run_to_end(machine: &mut Machine, script: &mut Script) -> Outcome {
 }
 
 /// Runs to a power-off and gives the console's text.
-pub fn run_to_power_off(machine: &mut Machine, script: &mut Script) -> String {
+pub fn run_to_power_off(machine: &mut Machine<Instructions>, script: &mut Script) -> String {
     let outcome = run_to_end(machine, script);
     assert_eq!(outcome, Outcome::PowerOff, "the console's last lines:\n{}", last_lines(script));
     script.text()

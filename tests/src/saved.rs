@@ -6,6 +6,7 @@ use std::sync::Arc;
 use checkpoint::{Maps, PAGE_BYTES, PageMap, PageRef};
 use serde::{Deserialize, Serialize};
 use vmm::machine::{Machine, MachineState};
+use vmm::position::Instructions;
 
 /// State, RAM and disk of a machine.
 #[derive(Serialize, Deserialize)]
@@ -18,7 +19,7 @@ pub struct Saved {
 
 impl Saved {
     /// Saves a machine where it stands.
-    pub fn of(machine: &mut Machine) -> Saved {
+    pub fn of(machine: &mut Machine<Instructions>) -> Saved {
         let maps = machine.maps();
         let held = |map: &PageMap| {
             let contents = |version: &PageRef| match version {
@@ -33,7 +34,7 @@ impl Saved {
     }
 
     /// Puts this into another machine of the same description.
-    pub fn restore(&self, machine: &mut Machine) {
+    pub fn restore(&self, machine: &mut Machine<Instructions>) {
         let (ram_pages, disk_blocks) = machine.page_counts();
         let mut maps = Maps { ram: PageMap::zeroed(ram_pages), disk: PageMap::new(disk_blocks) };
         for (map, contents) in [(&mut maps.ram, &self.pages), (&mut maps.disk, &self.blocks)] {

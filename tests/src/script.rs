@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use vmm::error::Error;
 use vmm::machine::inputs::{Event, Idle, Inputs, View};
-use vmm::position::Moment;
+use vmm::position::{Count, Instructions, Moment};
 
 /// Input comes in at multiples of this many steps, or while the guest idles. Stops of the run in between thus do
 /// not move it.
@@ -22,8 +22,8 @@ pub struct Script {
     output: Vec<u8>,
     searched: usize,
     room: usize,
-    idle_at: Option<u64>,
-    limit_steps: Option<u64>,
+    idle_at: Option<Instructions>,
+    limit: Option<Instructions>,
 }
 
 impl Script {
@@ -44,9 +44,9 @@ impl Script {
         Script { lines, ..Script::default() }
     }
 
-    /// Ends the run at a step count, if it has not ended before.
-    pub fn with_limit(mut self, steps: u64) -> Script {
-        self.limit_steps = Some(steps);
+    /// Ends the run at a count, if it has not ended before.
+    pub fn with_limit(mut self, limit: Instructions) -> Script {
+        self.limit = Some(limit);
         self
     }
 
@@ -70,14 +70,14 @@ impl Script {
     }
 }
 
-impl Inputs for Script {
-    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
-        let steps = view.moment.steps;
-        if self.limit_steps.is_some_and(|limit| steps >= limit) {
+impl Inputs<Instructions> for Script {
+    fn poll(&mut self, view: &View<'_, Instructions>) -> Result<Option<Event>, Error> {
+        let here = view.moment.count;
+        if self.limit.is_some_and(|limit| here >= limit) {
             return Ok(Some(Event::Ended));
         }
         self.room = view.console_room;
-        if !steps.is_multiple_of(POLL_STEPS) && self.idle_at != Some(steps) {
+        if !here.number().is_multiple_of(POLL_STEPS) && self.idle_at != Some(here) {
             return Ok(None);
         }
         if self.typing.is_empty() {
@@ -87,16 +87,16 @@ impl Inputs for Script {
         Ok((count > 0).then(|| Event::ConsoleInput(self.typing.drain(..count).collect())))
     }
 
-    fn next_poll(&self, now: Moment) -> u64 {
-        let limit = self.limit_steps.unwrap_or(u64::MAX);
+    fn next_poll(&self, now: Moment<Instructions>) -> Instructions {
+        let limit = self.limit.unwrap_or(Instructions::MAX);
         if self.lines.is_empty() && self.typing.is_empty() {
             return limit;
         }
-        limit.min((now.steps / POLL_STEPS + 1) * POLL_STEPS)
+        limit.min(Instructions((now.count.number() / POLL_STEPS + 1) * POLL_STEPS))
     }
 
-    fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
-        self.idle_at = Some(now.steps);
+    fn idle(&mut self, now: Moment<Instructions>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+        self.idle_at = Some(now.count);
         if now.time_ns > PATIENCE_NS {
             return Ok(Idle::Forever);
         }
@@ -109,27 +109,27 @@ impl Inputs for Script {
         Ok(Idle::Until(deadline_ns.unwrap_or(u64::MAX).min(now.time_ns + TYPING_NS)))
     }
 
-    fn console_output(&mut self, _now: Moment, bytes: &[u8]) -> Result<(), Error> {
+    fn console_output(&mut self, _now: Moment<Instructions>, bytes: &[u8]) -> Result<(), Error> {
         self.output.extend_from_slice(bytes);
         Ok(())
     }
 }
 
 /// By reference, so that the script can be looked at after a recorder has used it.
-impl Inputs for &mut Script {
-    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
+impl Inputs<Instructions> for &mut Script {
+    fn poll(&mut self, view: &View<'_, Instructions>) -> Result<Option<Event>, Error> {
         (**self).poll(view)
     }
 
-    fn next_poll(&self, now: Moment) -> u64 {
+    fn next_poll(&self, now: Moment<Instructions>) -> Instructions {
         (**self).next_poll(now)
     }
 
-    fn idle(&mut self, now: Moment, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+    fn idle(&mut self, now: Moment<Instructions>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
         (**self).idle(now, deadline_ns)
     }
 
-    fn console_output(&mut self, now: Moment, bytes: &[u8]) -> Result<(), Error> {
+    fn console_output(&mut self, now: Moment<Instructions>, bytes: &[u8]) -> Result<(), Error> {
         (**self).console_output(now, bytes)
     }
 }

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use vmm::machine::Machine;
 use vmm::machine::config::MachineOptions;
-use vmm::recording::checkpointer::CheckpointOptions;
+use vmm::position::Instructions;
 use vmm::recording::log::EndRecord;
+use vmm::recording::pace::CheckpointOptions;
 
 use crate::guests::{Guest, test_kernel};
 use crate::record::{record, record_with_checkpoints};
@@ -23,7 +24,7 @@ pub struct Traveller {
     /// The recording's directory.
     pub path: PathBuf,
     /// Its end.
-    pub end: EndRecord,
+    pub end: EndRecord<Instructions>,
     /// Address of a variable that is written in every round.
     pub counter: u64,
     /// Address of a function that is called every 16 rounds.
@@ -48,7 +49,7 @@ pub fn script() -> Script {
     let mut lines =
         vec![("ready\n", "a"), after_key("h"), ("halted\n", "b"), after_key("h"), ("halted\n", "c")];
     lines.extend(["d", "e", "f", "g", "i", "j", "q"].map(after_key));
-    Script::new(&lines).with_limit(100_000_000)
+    Script::new(&lines).with_limit(Instructions(100_000_000))
 }
 
 impl Traveller {
@@ -74,7 +75,7 @@ impl Traveller {
 
     fn record_by(
         directory: &Path,
-        record: impl FnOnce(&Guest, &Path, &mut Script) -> (Machine, EndRecord),
+        record: impl FnOnce(&Guest, &Path, &mut Script) -> (Machine<Instructions>, EndRecord<Instructions>),
     ) -> Traveller {
         let path = directory.join("travel.ttvm");
         let mut script = script();

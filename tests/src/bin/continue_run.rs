@@ -1,5 +1,5 @@
 //! continue_run CONFIG SAVED UNTIL OUTPUT: what "a new process" is in the restore tests. Reads a machine's description
-//! and a saved machine, continues to a step count, and saves the machine and its console output below OUTPUT.
+//! and a saved machine, continues to an instruction count, and saves the machine and its console output below OUTPUT.
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,7 @@ use tests::saved::Saved;
 use tests::script::Script;
 use vmm::machine::Machine;
 use vmm::machine::config::MachineConfig;
+use vmm::position::Instructions;
 
 fn main() {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
@@ -24,7 +25,8 @@ fn main() {
     let mut machine = Machine::new(&config, &images, &power_on()).unwrap_or_else(|error| panic!("{error}"));
     Saved::read(Path::new(saved)).restore(&mut machine);
     let mut script = Script::silent();
-    run_until(&mut machine, until.parse().expect("UNTIL is a step count"), &mut script);
+    let until = Instructions(until.parse().expect("UNTIL is an instruction count"));
+    run_until(&mut machine, until, &mut script);
     Saved::of(&mut machine).write(&Path::new(output).join("saved"));
     std::fs::write(Path::new(output).join("console"), script.output()).expect("OUTPUT is a folder");
 }

@@ -7,6 +7,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use nix::sys::resource::{UsageWho, getrusage};
+use tests::record::open;
+use vmm::position::{Count, Instructions};
 use vmm::recording::Recording;
 use vmm::timeline::{Condition, Stops, Timeline, TravelStop};
 
@@ -36,7 +38,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let path = arguments.next().expect("the recording");
-    let recording = Recording::open(Path::new(&path)).unwrap_or_else(|error| panic!("{error}"));
+    let recording = open(Path::new(&path));
     println!("{:<44} {:>10} {:>10}", "", "CPU s", "wall s");
     let (timeline, cpu, wall) =
         timed(|| Timeline::open(&recording).unwrap_or_else(|error| panic!("{error}")));
@@ -57,10 +59,10 @@ fn main() {
 /// Every checkpoint, in an order in which neighbours are rare.
 fn restores(timeline: &mut Timeline) {
     let checkpoints = timeline.checkpoints().map(|checkpoints| checkpoints.heads());
-    let steps: Vec<u64> = checkpoints.into_iter().flatten().map(|(&steps, _)| steps).collect();
+    let places: Vec<Instructions> = checkpoints.into_iter().flatten().map(|(&at, _)| at).collect();
     let (mut times, mut walls) = (Vec::new(), Vec::new());
-    for number in 0..steps.len() {
-        let target = steps[number * 7919 % steps.len()];
+    for number in 0..places.len() {
+        let target = places[number * 7919 % places.len()];
         let (_, cpu, wall) = timed(|| timeline.seek(target, &mut || false).unwrap_or_else(|e| panic!("{e}")));
         times.push(cpu);
         walls.push(wall);
@@ -73,7 +75,7 @@ fn restores(timeline: &mut Timeline) {
     }
 }
 
-fn steps(timeline: &mut Timeline, end: u64) {
+fn steps(timeline: &mut Timeline, end: Instructions) {
     let (_, cpu, wall) = timed(|| timeline.seek(end, &mut || false).unwrap_or_else(|e| panic!("{e}")));
     row("go to the end", cpu, wall, "");
     let (_, cpu, wall) = timed(|| timeline.settle(&mut || false).unwrap_or_else(|e| panic!("{e}")));
@@ -81,7 +83,9 @@ fn steps(timeline: &mut Timeline, end: u64) {
     let mut cold = Vec::new();
     for n in 1..=9 {
         // Arrive by running forward, as after `continue`, and step back.
-        timeline.seek(end / 10 * n, &mut || false).unwrap_or_else(|error| panic!("{error}"));
+        timeline
+            .seek(Instructions(end.number() / 10 * n), &mut || false)
+            .unwrap_or_else(|error| panic!("{error}"));
         let target = timeline.position() + 3_000_000;
         timeline.set_stops(Stops::default());
         let mut polls = 0;
@@ -106,7 +110,7 @@ fn steps(timeline: &mut Timeline, end: u64) {
     }
 }
 
-fn search(recording: &Recording, name: &str, stops: &Stops, threads: usize) {
+fn search(recording: &Recording<Instructions>, name: &str, stops: &Stops, threads: usize) {
     let mut timeline = Timeline::open_with(recording, threads).unwrap_or_else(|error| panic!("{error}"));
     let end = timeline.end();
     timeline.seek(end, &mut || false).unwrap_or_else(|error| panic!("{error}"));

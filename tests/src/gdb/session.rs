@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 
 use vmm::debug::{Options, Report, serve};
 use vmm::engine::EngineKind;
-use vmm::position::PositionSpec;
+use vmm::position::{Instructions, PositionSpec};
 use vmm::recording::Recording;
 
 use super::batch;
@@ -50,7 +50,12 @@ impl GdbScript {
 
     /// Runs gdb with the tt commands and these symbol files against a server of its own, below `directory`. Its first
     /// place is the recording's start.
-    pub fn run(&self, recording: &Recording, directory: &Path, symbols: &[PathBuf]) -> Transcript {
+    pub fn run(
+        &self,
+        recording: &Recording<Instructions>,
+        directory: &Path,
+        symbols: &[PathBuf],
+    ) -> Transcript {
         let script = directory.join("script.gdb");
         std::fs::write(&script, self.commands.join("\n") + "\n").expect("the folder is ours");
         let socket = directory.join("gdb.socket");

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use cpu::{AddressKind, CpuState, WatchKind, Watchpoint};
 use vmm::machine::inputs::Inputs;
 use vmm::machine::{Machine, MachineState, RunStop};
+use vmm::position::{Count, Instructions};
 use vmm::recording::Recording;
 use vmm::replay;
 
@@ -64,7 +65,7 @@ impl Variable {
         format!("*{kind} {:#x}", self.address)
     }
 
-    fn read(&self, machine: &Machine) -> u64 {
+    fn read(&self, machine: &Machine<Instructions>) -> u64 {
         let mut bytes = [0; 8];
         machine.cpu().core().peek(self.address, &mut bytes[..self.bytes as usize]);
         u64::from_le_bytes(bytes)
@@ -115,7 +116,7 @@ pub struct Wanted<'a> {
     /// Windows: where they begin and their lengths, in order and apart from one another.
     pub windows: &'a [(usize, usize)],
     /// Which variables to watch, asked at the beginning of each window.
-    pub variables: &'a dyn Fn(&Machine) -> [Variable; WATCHED],
+    pub variables: &'a dyn Fn(&Machine<Instructions>) -> [Variable; WATCHED],
     /// Step counts at which runs leave history, each within a window.
     pub forks: &'a [usize],
     /// Linear addresses; where they are reached is found along the whole recording.
@@ -141,9 +142,9 @@ const FORK_RAX: u64 = 0x5eed;
 
 impl Trace {
     /// Replays a recording once from its start to its end.
-    pub fn new(recording: &Recording, wanted: &Wanted<'_>) -> Trace {
+    pub fn new(recording: &Recording<Instructions>, wanted: &Wanted<'_>) -> Trace {
         let (mut machine, mut player) = replay::open(recording).unwrap_or_else(|error| panic!("{error}"));
-        let end = replay::last_step(recording) as usize;
+        let end = replay::last_place(recording).number() as usize;
         let rare = wanted.rare.iter().map(|&address| (address, Vec::new())).collect();
         let mut trace = Trace { windows: Vec::new(), rare, code: BTreeMap::new(), end };
         let mut forked = Vec::new();
@@ -168,11 +169,12 @@ impl Trace {
     }
 
     /// Runs to a step count and notes where the rare addresses are reached.
-    fn run(&mut self, machine: &mut Machine, to: usize, inputs: &mut dyn Inputs) {
+    fn run(&mut self, machine: &mut Machine<Instructions>, to: usize, inputs: &mut dyn Inputs<Instructions>) {
         let points: Vec<_> = self.rare.keys().map(|&address| (AddressKind::Linear, address)).collect();
         machine.set_breakpoints(&points);
-        while machine.moment().steps < to as u64 {
-            match machine.run(to as u64, inputs).unwrap_or_else(|error| panic!("{error}")) {
+        let until = Instructions(to as u64);
+        while machine.moment().count < until {
+            match machine.run(until, inputs).unwrap_or_else(|error| panic!("{error}")) {
                 RunStop::Breakpoint => self.note(machine),
                 RunStop::Reached => {}
                 other => panic!("{other:?} before step {to}"),
@@ -181,20 +183,20 @@ impl Trace {
         machine.set_breakpoints(&[]);
     }
 
-    fn note(&mut self, machine: &Machine) {
+    fn note(&mut self, machine: &Machine<Instructions>) {
         let hits = self.rare.get_mut(&machine.cpu().rip()).expect("it stopped there");
-        hits.push(machine.moment().steps as usize);
+        hits.push(here(machine));
     }
 
     fn window(
         &mut self,
-        machine: &mut Machine,
+        machine: &mut Machine<Instructions>,
         length: usize,
         wanted: &Wanted<'_>,
-        inputs: &mut dyn Inputs,
+        inputs: &mut dyn Inputs<Instructions>,
         forked: &mut Vec<(usize, Snapshot)>,
     ) -> Window {
-        let start = machine.moment().steps as usize;
+        let start = here(machine);
         let variables = (wanted.variables)(machine);
         let points = variables.iter().filter_map(|variable| {
             let Variable { address, bytes: length, kind } = *variable;
@@ -228,7 +230,7 @@ impl Trace {
     }
 
     /// Changes RAX and the word below the stack, and goes on with nothing from outside.
-    fn fork(&self, machine: &mut Machine, from: &Snapshot) -> Fork {
+    fn fork(&self, machine: &mut Machine<Instructions>, from: &Snapshot) -> Fork {
         machine.restore(&from.state, &from.maps).unwrap_or_else(|error| panic!("{error}"));
         let mut state: CpuState = machine.cpu().state();
         state.gpr[RAX] = FORK_RAX;
@@ -238,7 +240,7 @@ impl Trace {
         let nothing = Variable { address: 0, bytes: 0, kind: None };
         let mut nobody = Script::silent();
         let mut places = vec![look(machine, &[nothing; WATCHED])];
-        let start = machine.moment().steps as usize;
+        let start = here(machine);
         for at in start + 1..=start + FORK_STEPS {
             step(machine, at, &mut nobody);
             places.push(look(machine, &[nothing; WATCHED]));
@@ -253,16 +255,25 @@ struct Snapshot {
     maps: checkpoint::Maps,
 }
 
+/// The step count where the machine stands, as an index.
+fn here(machine: &Machine<Instructions>) -> usize {
+    machine.moment().count.number() as usize
+}
+
 /// Executes one step; the address of the watched variable that it accessed.
-fn step(machine: &mut Machine, to: usize, inputs: &mut dyn Inputs) -> Option<u64> {
-    match machine.run(to as u64, inputs).unwrap_or_else(|error| panic!("{error}")) {
+fn step(
+    machine: &mut Machine<Instructions>,
+    to: usize,
+    inputs: &mut dyn Inputs<Instructions>,
+) -> Option<u64> {
+    match machine.run(Instructions(to as u64), inputs).unwrap_or_else(|error| panic!("{error}")) {
         RunStop::Reached => None,
         RunStop::Watchpoint(hit) => Some(hit.watchpoint.address),
         other => panic!("{other:?} at step {to}"),
     }
 }
 
-fn look(machine: &Machine, variables: &[Variable; WATCHED]) -> Place {
+fn look(machine: &Machine<Instructions>, variables: &[Variable; WATCHED]) -> Place {
     let cpu = machine.cpu();
     let core = cpu.core();
     let mut top = [0; 8];

@@ -17,5 +17,5 @@ fn debian_boots_logs_in_and_compiles() {
     run_to_power_off(&mut machine, &mut script);
     assert_shows(&script, "CHECK-OK 9.787606036044348\n");
     let now = machine.moment();
-    println!("{} instructions, {:.3} s guest time", now.steps, now.time_ns as f64 / 1e9);
+    println!("{} instructions, {:.3} s guest time", now.count, now.time_ns as f64 / 1e9);
 }

@@ -14,6 +14,7 @@ use tests::run::{Fingerprint, assert_shows, fingerprint, run_to_end, run_until};
 use tests::saved::{Saved, through_bytes};
 use tests::script::Script;
 use vmm::machine::{Machine, MachineState, Outcome, hash_of};
+use vmm::position::Instructions;
 
 const SEED: u64 = 2026;
 const SHORT_RESTORES: usize = 60;
@@ -71,12 +72,12 @@ fn run_straight(guest: &Guest) -> End {
 
 /// What the machine is at each point where it will be saved.
 struct Stops {
-    points: Vec<u64>,
+    points: Vec<Instructions>,
     states: Vec<[u8; 32]>,
     hashes: Vec<Option<Fingerprint>>,
 }
 
-fn run_with_stops(guest: &Guest, points: Vec<u64>) -> (Stops, End) {
+fn run_with_stops(guest: &Guest, points: Vec<Instructions>) -> (Stops, End) {
     let mut machine = guest.machine();
     let mut script = Script::silent();
     let mut stops = Stops { points, states: Vec::new(), hashes: Vec::new() };
@@ -91,9 +92,9 @@ fn run_with_stops(guest: &Guest, points: Vec<u64>) -> (Stops, End) {
 }
 
 impl Stops {
-    fn check(&self, number: usize, machine: &mut Machine) {
+    fn check(&self, number: usize, machine: &mut Machine<Instructions>) {
         let point = self.points[number];
-        assert_eq!(machine.moment().steps, point);
+        assert_eq!(machine.moment().count, point);
         assert!(
             hash_of(&machine.state()) == self.states[number],
             "seed {SEED}: differs at point {number}, {point}"
@@ -109,12 +110,17 @@ impl Stops {
 }
 
 /// The parts of a machine that stands at a point, after a trip through bytes.
-fn save(machine: &mut Machine) -> (MachineState, Maps) {
+fn save(machine: &mut Machine<Instructions>) -> (MachineState, Maps) {
     (through_bytes(&machine.state()), machine.maps())
 }
 
 /// Continues in a new process; gives what its console showed.
-fn continue_in_process(guest: &Guest, machine: &mut Machine, until: u64, directory: &Path) -> Vec<u8> {
+fn continue_in_process(
+    guest: &Guest,
+    machine: &mut Machine<Instructions>,
+    until: Instructions,
+    directory: &Path,
+) -> Vec<u8> {
     let path = |name: &str| directory.join(name);
     std::fs::write(path("config"), serde_json::to_string(&guest.config).expect("plain data")).expect("ours");
     Saved::of(machine).write(&path("input"));
@@ -163,11 +169,11 @@ fn a_run_saved_and_restored_at_random_instructions_is_the_same_run() {
     let (count, process_every) = full.map_or((SHORT_RESTORES, SHORT_PROCESS_EVERY), |count| (count, 1));
 
     let straight = run_straight(&guest);
-    let steps = straight.fingerprint.at.steps;
-    let points = Random::new(SEED).points(count, steps);
+    let end = straight.fingerprint.at.count;
+    let points = Random::new(SEED).points(count, end);
     let (stops, stopped) = run_with_stops(&guest, points);
     stopped.assert_equal(&straight, "a second run, with stops");
     let restored = run_with_restores(&guest, &stops, process_every, directory.path());
     restored.assert_equal(&straight, "the run with restores");
-    println!("{steps} instructions, {count} restores");
+    println!("{end} instructions, {count} restores");
 }

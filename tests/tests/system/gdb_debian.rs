@@ -16,12 +16,13 @@ use tests::record::{open, record_with_checkpoints};
 use tests::run::last_lines;
 use tests::script::Script;
 use vmm::machine::Machine;
+use vmm::position::{Count, Instructions};
 use vmm::recording::Recording;
-use vmm::recording::checkpointer::CheckpointOptions;
+use vmm::recording::pace::CheckpointOptions;
 
 const SEED: u64 = 2;
-/// The recording's length: systemd is at work then.
-const LENGTH: u64 = 1_500_000_000;
+/// The recording's end: systemd is at work then.
+const END: Instructions = Instructions(1_500_000_000);
 /// Where windows begin, in shares of the recording.
 const WINDOWS: [f64; 4] = [0.55, 0.83, 0.93, 0.98];
 const WINDOW_STEPS: usize = 120_000;
@@ -36,7 +37,7 @@ const READ: usize = 1;
 const STACK: [usize; 3] = [2, 3, 4];
 
 struct Debian {
-    recording: Recording,
+    recording: Recording<Instructions>,
     symbols: Symbols,
 }
 
@@ -51,7 +52,7 @@ fn record_boot(directory: &Path) -> Debian {
         page_rest_steps: 40_000,
         ..CheckpointOptions::default()
     };
-    let mut script = Script::silent().with_limit(LENGTH);
+    let mut script = Script::silent().with_limit(END);
     let (machine, _) = record_with_checkpoints(&Guest::new(&options), &path, &mut script, dense);
     assert!(script.text().contains("systemd[1]: "), "systemd does not run:\n{}", last_lines(&script));
     let symbols = Symbols::of_guest(&machine).expect("the kernel runs");
@@ -59,7 +60,7 @@ fn record_boot(directory: &Path) -> Debian {
 }
 
 /// What is watched in each window: variables of the CPU, and places on the stack of the running process's kernel side.
-fn variables(symbols: &Symbols, machine: &Machine) -> [Variable; WATCHED] {
+fn variables(symbols: &Symbols, machine: &Machine<Instructions>) -> [Variable; WATCHED] {
     let address = |name: &str| symbols.address_of(name).unwrap_or_else(|| panic!("the kernel has no {name}"));
     let word = |address: u64| {
         let mut bytes = [0; 8];
@@ -80,7 +81,7 @@ fn variables(symbols: &Symbols, machine: &Machine) -> [Variable; WATCHED] {
 }
 
 fn trace(debian: &Debian, random: &mut Random) -> Trace {
-    let end = debian.recording.log.last_moment().steps as f64;
+    let end = debian.recording.log.last_moment().count.number() as f64;
     let mut windows: Vec<_> = WINDOWS.map(|share| ((end * share) as usize, WINDOW_STEPS)).to_vec();
     // One that ends where the recording does.
     windows.push((end as usize - 20_000, 20_000));

@@ -16,6 +16,7 @@ use tests::guests::{BUSYBOX, CLOUD, Guest, repository};
 use tests::record::{open, record};
 use tests::script::Script;
 use vmm::debug::GdbTarget;
+use vmm::position::Instructions;
 use vmm::timeline::Timeline;
 
 /// Nothing is ever executed there, and the search for it takes seconds.
@@ -114,11 +115,11 @@ fn an_interrupt_ends_a_search_and_gdb_stays_in_step() {
     assert_eq!(signals, 6, "{said}");
     assert_eq!(said.matches("Interrupted on the way.").count(), 2, "{said}");
     assert_eq!(said.lines().filter(|line| *line == "Interrupted.").count(), 4, "{said}");
-    let shown = |name: &str| -> (u64, String) {
+    let shown = |name: &str| -> (Instructions, String) {
         let line = said.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
         let line = line.unwrap_or_else(|| panic!("no '{name}' in {said}"));
         let (position, rest) = line.split_once(' ').expect("several numbers");
-        (position.parse().expect("a number"), rest.to_string())
+        (Instructions(position.parse().expect("a number")), rest.to_string())
     };
     let mut before = shown("begin");
     assert_eq!(before.0, end);

@@ -21,7 +21,7 @@ use tests::run::last_lines;
 use tests::script::Script;
 use vmm::debug::GdbTarget;
 use vmm::machine::Outcome;
-use vmm::recording::checkpointer::CheckpointOptions;
+use vmm::recording::pace::CheckpointOptions;
 use vmm::timeline::Timeline;
 
 /// Bytes from the beginning of the module's table of ports to the field that is written: `ports[2].reply`.
@@ -75,7 +75,7 @@ fn record_panic(directory: &Path, meanwhile: &Meanwhile) -> Panicked {
     let (machine, end) = record_with_checkpoints(&guest, &path, &mut script, options);
     assert_eq!(end.outcome, Outcome::Panic, "{}", last_lines(&script));
     assert!(end.at.time_ns > u64::from(*seconds) * 1_000_000_000, "{:?}", end.at);
-    println!("{} instructions, {:.1} s guest time", end.at.steps, end.at.time_ns as f64 / 1e9);
+    println!("{} instructions, {:.1} s guest time", end.at.count, end.at.time_ns as f64 / 1e9);
     let symbols = Symbols::of_guest(&machine).expect("the kernel runs");
     let field = symbols.address_of("ports").expect("the module is loaded") + FIELD;
     Panicked { path, symbols, field }

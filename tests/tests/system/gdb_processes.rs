@@ -13,6 +13,7 @@ use tests::guests::{BUSYBOX, CLOUD, Guest, repository, test_kernel};
 use tests::record::{open, record};
 use tests::script::Script;
 use tests::traveller::Traveller;
+use vmm::position::Instructions;
 use vmm::timeline::{Breakpoint, Stops, Timeline, address_space};
 
 /// Hits that are compared, from the end backwards.
@@ -58,12 +59,12 @@ struct Boot<'a> {
 }
 
 impl Boot<'_> {
-    fn goto(&mut self, position: u64) {
+    fn goto(&mut self, position: Instructions) {
         self.timeline.seek(position, &mut || false).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Where something happened last before the end, and in which process: newest first, at most `HITS` of each.
-    fn hits(&mut self, from: u64, stops: Stops) -> Vec<(u64, Process)> {
+    fn hits(&mut self, from: Instructions, stops: Stops) -> Vec<(Instructions, Process)> {
         self.timeline.set_stops(stops);
         let end = self.timeline.end();
         let hits = self.timeline.hits(from, end, 10_000, &mut || false);
@@ -84,7 +85,7 @@ impl Boot<'_> {
     }
 
     /// Where gdb stops, going back from the end, with points bound by `bound`.
-    fn stops_of_gdb(&mut self, point: &str, bound: &str, count: usize) -> Vec<u64> {
+    fn stops_of_gdb(&mut self, point: &str, bound: &str, count: usize) -> Vec<Instructions> {
         let mut commands = vec!["tt goto end".to_string(), point.to_string(), format!("tt break-in {bound}")];
         for _ in 0..count {
             commands.push("reverse-continue".to_string());
@@ -94,7 +95,7 @@ impl Boot<'_> {
         let stops: Vec<_> = said
             .lines()
             .filter_map(|line| line.strip_prefix("at "))
-            .map(|digits| digits.parse().expect("a number"))
+            .map(|digits| Instructions(digits.parse().expect("a number")))
             .collect();
         assert_eq!(stops.len(), count, "{said}");
         stops
@@ -102,7 +103,7 @@ impl Boot<'_> {
 }
 
 /// Those hits that are wanted.
-fn chosen(hits: &[(u64, Process)], wanted: impl Fn(&Process) -> bool) -> Vec<u64> {
+fn chosen(hits: &[(Instructions, Process)], wanted: impl Fn(&Process) -> bool) -> Vec<Instructions> {
     hits.iter().filter(|(_, process)| wanted(process)).map(|&(at, _)| at).take(HITS).collect()
 }
 
@@ -149,7 +150,7 @@ fn the_list_is_the_guests(boot: &Boot<'_>, console: &str) {
     assert_eq!(current.map(|process| process.name.as_str()), Some("sh"), "it has just printed");
 }
 
-fn stops_are_in_one_process(boot: &mut Boot<'_>, from: u64) {
+fn stops_are_in_one_process(boot: &mut Boot<'_>, from: Instructions) {
     let write = boot.symbols.address_of("__x64_sys_write").expect("it is there");
     let hits = boot.hits(from, Stops { breakpoints: vec![Breakpoint::at(write)], ..Stops::default() });
     let names: BTreeSet<_> = hits.iter().map(|(_, process)| process.name.clone()).collect();

@@ -5,6 +5,7 @@ use tests::gdb::session::GdbScript;
 use tests::random::Random;
 use tests::record::open;
 use tests::traveller::Traveller;
+use vmm::position::{Count, Instructions};
 use vmm::replay;
 
 /// RIP and the guest's counter at every step count.
@@ -15,8 +16,8 @@ impl Trace {
         let recording = open(&traveller.path);
         let (mut machine, mut player) = replay::open(&recording).unwrap_or_else(|error| panic!("{error}"));
         let mut trace = Vec::new();
-        for step in 0..=traveller.end.at.steps {
-            machine.run(step, &mut player).unwrap_or_else(|error| panic!("{error}"));
+        for step in 0..=traveller.end.at.count.number() {
+            machine.run(Instructions(step), &mut player).unwrap_or_else(|error| panic!("{error}"));
             let mut counter = [0; 4];
             assert_eq!(machine.cpu().core().peek(traveller.counter, &mut counter), 4);
             trace.push((machine.cpu().rip(), u32::from_le_bytes(counter)));

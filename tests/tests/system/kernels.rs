@@ -5,9 +5,13 @@ use tests::run::run_to_end;
 use tests::script::Script;
 use vmm::machine::Outcome;
 use vmm::machine::config::MachineOptions;
+use vmm::position::Instructions;
 
 /// What isa-debug-exit makes of the 0x10 that the kernels write after success.
 const SUCCESS: Outcome = Outcome::DebugExit { code: 33 };
+
+/// Beyond this a kernel hangs.
+const LIMIT: Instructions = Instructions(2_000_000_000);
 
 /// (kernel, modules, memory in MiB, further command line)
 const CASES: [(&str, usize, u64, &str); 14] = [
@@ -51,7 +55,7 @@ fn guest(name: &str, modules: usize, memory_mib: u64, more: &str, directory: &st
 fn every_test_kernel_says_ok() {
     let directory = tempfile::tempdir().expect("a temporary folder");
     for (name, modules, memory_mib, more) in CASES {
-        let mut script = Script::silent().with_limit(2_000_000_000);
+        let mut script = Script::silent().with_limit(LIMIT);
         let outcome =
             run_to_end(&mut guest(name, modules, memory_mib, more, directory.path()).machine(), &mut script);
         let text = script.text();
@@ -69,7 +73,7 @@ fn a_test_kernel_notices_what_is_wrong() {
     for name in ["mb1", "mb2", "pvh", "elf64"] {
         let mut guest = guest(name, 0, 64, "", directory.path());
         guest.config.cmdline = "ttvm-test modules=4".to_string();
-        let mut script = Script::silent().with_limit(2_000_000_000);
+        let mut script = Script::silent().with_limit(LIMIT);
         let outcome = run_to_end(&mut guest.machine(), &mut script);
         assert_eq!(outcome, Outcome::DebugExit { code: 35 }, "{name}");
         assert!(script.text().contains("F"), "{name}: {}", script.text());

@@ -10,9 +10,9 @@ use serde_json::Value;
 use tests::guests::{BUSYBOX, CLOUD_ELF, repository};
 use vmm::exits::{from_exit, in_instructions, start_of_last};
 use vmm::machine::inputs::Event;
-use vmm::position::Counting;
-use vmm::recording::Recording;
+use vmm::position::{Count, Exits, Instructions};
 use vmm::recording::pack::{pack, unpack};
+use vmm::recording::{Opened, Recording};
 use vmm::replay::verify::{Origin, verify};
 use vmm::timeline::{Timeline, TravelStop};
 
@@ -139,12 +139,15 @@ impl Left {
         std::fs::read_to_string(self.0.path().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    /// The recording that was packed there.
-    fn recording(&self, round: u64) -> Recording {
+    /// The recording that was packed there: it counts exits.
+    fn recording(&self, round: u64) -> Recording<Exits> {
         let path = self.0.path().join(format!("lab-{round}.ttvm"));
         let packed = self.0.path().join(format!("lab-{round}.packed"));
         unpack(&packed, &path, 1 << 30).unwrap_or_else(|error| panic!("{error}"));
-        Recording::open(&path).unwrap_or_else(|error| panic!("{error}"))
+        match Opened::open(&path).unwrap_or_else(|error| panic!("{error}")) {
+            Opened::ByExits(recording) => recording,
+            Opened::ByInstructions(_) => panic!("{} counts instructions", path.display()),
+        }
     }
 }
 
@@ -205,7 +208,7 @@ fn printed(json: &[u8]) -> Value {
 
 /// What the software CPU finds in the first round's recording some way behind a checkpoint, KVM finds in the lab: a place, and a
 /// breakpoint there.
-fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<u64>) {
+fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
     std::fs::rename(folder.join("lab-1.ttvm"), folder.join("lab.ttvm")).expect("both are in one folder");
     let tar = folder.join("lab.tar");
     let made =
@@ -233,8 +236,7 @@ fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<u64>) {
 }
 
 /// Gives a way in the translated recording that is long and begins at a checkpoint, or at power-on, with no other on it.
-fn replays_at_home(recording: Recording) -> Range<u64> {
-    assert_eq!(recording.counting, Counting::Exits);
+fn replays_at_home(recording: Recording<Exits>) -> Range<Instructions> {
     let stopped = recording.log.events.iter().filter(|record| matches!(record.event, Event::Stopped(_)));
     assert!(stopped.count() > 20, "timers come due where the guest makes no exits");
     let found = verify(&recording, None, |_, _| {}).unwrap_or_else(|error| panic!("{error}"));
@@ -256,24 +258,25 @@ fn replays_at_home(recording: Recording) -> Range<u64> {
     let open = |recording| Timeline::open(recording).unwrap_or_else(|error| panic!("{error}"));
     let (mut timeline, mut end_only) = (open(&translated), open(&part));
     let end = timeline.end();
-    for at in [end / 2, end / 2 - 1000, end] {
+    let middle = Instructions(end.number() / 2);
+    for at in [middle, middle - 1000, end] {
         assert_eq!(timeline.seek(at, &mut || false).unwrap(), TravelStop::Reached);
         assert_eq!(timeline.position(), at);
     }
     // The part is short, or not: two places in it that differ from the beginning and from the end.
-    let length = end_only.end();
+    let length = end_only.end().number();
     for back in [length / 2, length / 4] {
-        assert_eq!(end_only.seek(length - back, &mut || false).unwrap(), TravelStop::Reached);
+        assert_eq!(end_only.seek(end_only.end() - back, &mut || false).unwrap(), TravelStop::Reached);
         assert_eq!(end_only.step_backward(&mut || false).unwrap(), TravelStop::Reached);
-        timeline.seek(end - back - 1, &mut || false).unwrap();
+        timeline.seek(end - (back + 1), &mut || false).unwrap();
         let (here, there) = (end_only.machine_mut(), timeline.machine_mut());
         assert_eq!((here.hashes(), here.moment().time_ns), (there.hashes(), there.moment().time_ns));
     }
     let heads = timeline.checkpoints().expect("translating takes them").heads();
-    let ways = std::iter::once(&0).chain(heads.keys()).zip(heads.keys());
+    let ways = std::iter::once(&Instructions(0)).chain(heads.keys()).zip(heads.keys());
     let (from, _) = ways
-        .filter(|(from, next)| *next - *from > BEHIND_CHECKPOINT)
+        .filter(|(from, next)| **next - **from > BEHIND_CHECKPOINT)
         .last()
         .expect("a boot is longer than the way, and checkpoints are further apart");
-    *from..from + BEHIND_CHECKPOINT
+    *from..*from + BEHIND_CHECKPOINT
 }

@@ -12,13 +12,14 @@ use tests::traveller::{Traveller, guest, script};
 use vmm::error::{Error, exit_code};
 use vmm::machine::RunStop;
 use vmm::machine::inputs::Event;
-use vmm::recording::Recording;
-use vmm::recording::log::LogRecord;
-use vmm::replay::{self, ReplayEnd, last_step, replay};
+use vmm::position::{Count, Instructions};
+use vmm::recording::log::{EventRecord, LogRecord};
+use vmm::recording::{Opened, Recording};
+use vmm::replay::{self, ReplayEnd, last_place, replay};
+use vmm::with_recording;
 
 fn replay_quietly(path: &Path) -> Result<ReplayEnd, Error> {
-    let recording = Recording::open(path)?;
-    replay(&recording, None, |_| Ok(()), |_| {}).map(|(_, end)| end)
+    with_recording!(Opened::open(path)?, recording => replay(&recording, None, |_| Ok(()), |_| {}).map(|(_, end)| end))
 }
 
 fn traveller() -> (tempfile::TempDir, Traveller) {
@@ -55,10 +56,11 @@ fn two_recordings_of_the_same_inputs_are_the_same_bytes() {
 fn replay_with_flipped_bit(traveller: &Traveller, address: u64, bit: u32) -> Result<bool, Error> {
     let recording = open(&traveller.path);
     let (mut machine, mut player) = replay::open(&recording)?;
-    assert_eq!(machine.run(traveller.end.at.steps / 2, &mut player)?, RunStop::Reached);
+    let middle = Instructions(traveller.end.at.count.number() / 2);
+    assert_eq!(machine.run(middle, &mut player)?, RunStop::Reached);
     let before = machine.ram().load_u8(address);
     machine.ram().store_u8(address, before ^ 1 << bit);
-    machine.run(last_step(&recording) + 1, &mut player)?;
+    machine.run(last_place(&recording) + 1, &mut player)?;
     Ok(machine.hashes() == traveller.end.hashes && machine.moment() == traveller.end.at)
 }
 
@@ -76,23 +78,23 @@ fn one_wrong_bit_of_ram_does_not_go_unnoticed() {
 }
 
 /// Writes the traveller's recording once more, its records changed.
-fn rewrite(traveller: &Traveller, to: &Path, change: impl FnOnce(&mut Vec<LogRecord>)) {
+fn rewrite(traveller: &Traveller, to: &Path, change: impl FnOnce(&mut Vec<LogRecord<Instructions>>)) {
     let recording = open(&traveller.path);
-    let mut records: Vec<_> = recording.log.events.into_iter().map(LogRecord::Event).collect();
-    records.extend(recording.log.end.map(LogRecord::End));
+    let mut records: Vec<_> = recording.log.events.iter().cloned().map(LogRecord::Event).collect();
+    records.extend(recording.log.end.clone().map(LogRecord::End));
     change(&mut records);
-    let mut writer = Recording::create(to, &recording.manifest.machine).unwrap();
+    let mut writer = Recording::<Instructions>::create(to, &recording.manifest.machine).unwrap();
     records.iter().for_each(|record| writer.append(record).unwrap());
 }
 
-type Change = fn(&mut Vec<LogRecord>);
+type Change = fn(&mut Vec<LogRecord<Instructions>>);
 
 const TAMPERINGS: [(&str, Change); 8] = [
     ("another key", |records| set_event(records, 3, Event::ConsoleInput(b"z".to_vec()))),
     ("one key more", |records| set_event(records, 4, Event::ConsoleInput(b"ab".to_vec()))),
     ("no key", |records| drop(records.remove(2))),
     ("a power button", |records| set_event(records, 5, Event::PowerButton)),
-    ("an event later", |records| at_event(records, 6, |event| event.at.steps += 1)),
+    ("an event later", |records| at_event(records, 6, |event| event.at.count = event.at.count + 1)),
     ("an event earlier in time", |records| at_event(records, 1, |event| event.at.time_ns -= 1)),
     ("another hash of the registers", |records| at_event(records, 7, |event| event.cpu_hash[0] ^= 1)),
     ("another end", |records| {
@@ -102,15 +104,15 @@ const TAMPERINGS: [(&str, Change); 8] = [
 ];
 
 fn at_event(
-    records: &mut [LogRecord],
+    records: &mut [LogRecord<Instructions>],
     number: usize,
-    change: impl FnOnce(&mut vmm::recording::log::EventRecord),
+    change: impl FnOnce(&mut EventRecord<Instructions>),
 ) {
     let LogRecord::Event(event) = &mut records[number] else { panic!("record {number} is an event") };
     change(event);
 }
 
-fn set_event(records: &mut [LogRecord], number: usize, event: Event) {
+fn set_event(records: &mut [LogRecord<Instructions>], number: usize, event: Event) {
     at_event(records, number, |record| record.event = event);
 }
 
@@ -137,13 +139,14 @@ fn a_recording_that_was_cut_off_replays_to_its_last_event() {
     let mut random = Random::new(1);
     for length in (0..40).map(|_| random.below(bytes.len() as u64) as usize).chain([0, 8, bytes.len() - 1]) {
         std::fs::write(&file, &bytes[..length]).unwrap();
-        match Recording::open(&traveller.path) {
-            Ok(recording) => {
-                let last = recording.log.events.last().expect("an open recording has events").at.steps;
+        match Opened::open(&traveller.path) {
+            Ok(Opened::ByInstructions(recording)) => {
+                let last = recording.log.events.last().expect("an open recording has events").at.count;
                 let (machine, end) = replay(&recording, None, |_| Ok(()), |_| {}).unwrap();
                 assert_eq!(end, ReplayEnd::Stopped, "cut at {length}");
-                assert!(machine.moment().steps >= last, "cut at {length}");
+                assert!(machine.moment().count >= last, "cut at {length}");
             }
+            Ok(Opened::ByExits(_)) => panic!("cut at {length}: counts exits"),
             Err(error) => {
                 assert_eq!(error.exit_code(), exit_code::UNREADABLE_RECORDING, "cut at {length}: {error}");
                 assert!(length < 130, "cut at {length}: {error}");

@@ -12,8 +12,9 @@ use tests::record::{open, record_with_checkpoints};
 use tests::script::Script;
 use vmm::machine::checks::{CheckParts, CheckRecord};
 use vmm::machine::{Machine, hash_of};
+use vmm::position::Instructions;
 use vmm::recording::Recording;
-use vmm::recording::checkpointer::CheckpointOptions;
+use vmm::recording::pace::CheckpointOptions;
 use vmm::replay;
 use vmm::timeline::{Timeline, TravelStop};
 
@@ -34,16 +35,16 @@ fn full_pairs() -> Option<usize> {
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     state: [u8; 32],
-    check: CheckRecord,
+    check: CheckRecord<Instructions>,
     disk: [u8; 32],
 }
 
-fn look(machine: &mut Machine) -> Seen {
+fn look(machine: &mut Machine<Instructions>) -> Seen {
     let check = machine.check(CheckParts { devices: true, ram: true });
     Seen { state: hash_of(&machine.state()), check, disk: machine.disk_hash() }
 }
 
-fn record(guest: &Guest, directory: &Path, script: &mut Script) -> Recording {
+fn record(guest: &Guest, directory: &Path, script: &mut Script) -> Recording<Instructions> {
     let path = directory.join("r.ttvm");
     let options = CheckpointOptions {
         interval_ns: CHECKPOINT_NS,
@@ -55,25 +56,25 @@ fn record(guest: &Guest, directory: &Path, script: &mut Script) -> Recording {
 }
 
 /// What a straight replay is at each point.
-fn straight(recording: &Recording, points: &[u64]) -> Vec<Seen> {
+fn straight(recording: &Recording<Instructions>, points: &[Instructions]) -> Vec<Seen> {
     let (mut machine, mut player) = replay::open(recording).unwrap_or_else(|error| panic!("{error}"));
     let mut seen = Vec::new();
     for &point in points {
         machine.run(point, &mut player).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(machine.moment().steps, point);
+        assert_eq!(machine.moment().count, point);
         seen.push(look(&mut machine));
     }
     seen
 }
 
-fn check(recording: &Recording, pairs: usize) {
+fn check(recording: &Recording<Instructions>, pairs: usize) {
     let mut random = Random::new(SEED);
-    let points = random.points(pairs.min(MAX_POINTS), replay::last_step(recording));
+    let points = random.points(pairs.min(MAX_POINTS), replay::last_place(recording));
     let expected = straight(recording, &points);
     let mut timeline = Timeline::open(recording).unwrap_or_else(|error| panic!("{error}"));
     let checkpoints = timeline.checkpoints().map_or(0, |checkpoints| checkpoints.heads().len());
     assert!(checkpoints >= 5, "{checkpoints} checkpoints");
-    let mut from = 0;
+    let mut from = Instructions(0);
     for pair in 0..pairs {
         let number = random.below(points.len() as u64) as usize;
         let to = points[number];

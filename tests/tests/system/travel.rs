@@ -6,6 +6,7 @@ use tests::random::Random;
 use tests::record::open;
 use tests::traveller::{SLICE_STEPS, Traveller};
 use vmm::machine::{Machine, RunStop, hash_of};
+use vmm::position::{Count, Instructions};
 use vmm::replay;
 use vmm::timeline::{Cause, Condition, Timeline, TravelStop};
 
@@ -16,26 +17,38 @@ struct Walk {
     /// RIP at every step count.
     rips: Vec<u64>,
     /// Step counts at which the next instruction writes the counter.
-    writes: Vec<u64>,
+    writes: Vec<Instructions>,
     /// Hashes of state and RAM at some step counts.
-    hashes: Vec<(u64, [u8; 32], [u8; 32])>,
+    hashes: Vec<(Instructions, [u8; 32], [u8; 32])>,
 }
 
-fn ram_hash(machine: &Machine) -> [u8; 32] {
+impl Walk {
+    /// RIP at a step count.
+    fn rip(&self, at: Instructions) -> u64 {
+        self.rips[at.number() as usize]
+    }
+
+    /// Where an instruction is next, before some step count.
+    fn reaches(&self, rip: u64, end: Instructions) -> Vec<Instructions> {
+        (0..end.number()).map(Instructions).filter(|&at| self.rip(at) == rip).collect()
+    }
+}
+
+fn ram_hash(machine: &Machine<Instructions>) -> [u8; 32] {
     let mut bytes = vec![0; machine.ram().size_bytes() as usize];
     machine.ram().read_bytes(0, &mut bytes);
     hash_of(&bytes)
 }
 
-fn walk(traveller: &Traveller, hash_points: &[u64]) -> Walk {
+fn walk(traveller: &Traveller, hash_points: &[Instructions]) -> Walk {
     let (mut machine, mut player) = replay::open(&open(&traveller.path)).unwrap_or_else(|e| panic!("{e}"));
     let mut walk = Walk { rips: Vec::new(), writes: Vec::new(), hashes: Vec::new() };
     let mut counter = machine.ram().load_u32(traveller.counter);
     let mut points = hash_points.iter().peekable();
     loop {
-        let here = machine.moment().steps;
+        let here = machine.moment().count;
         walk.rips.push(machine.cpu().rip());
-        assert_eq!(walk.rips.len() as u64, here + 1);
+        assert_eq!(walk.rips.len() as u64, here.number() + 1);
         if points.next_if(|&&point| point == here).is_some() {
             walk.hashes.push((here, hash_of(&machine.state()), ram_hash(&machine)));
         }
@@ -85,7 +98,7 @@ fn prepare_by(
 ) -> (tempfile::TempDir, Traveller, Walk) {
     let directory = tempfile::tempdir().expect("a temporary folder");
     let traveller = record(directory.path());
-    let points = Random::new(SEED).points(hash_points, traveller.end.at.steps);
+    let points = Random::new(SEED).points(hash_points, traveller.end.at.count);
     let walk = walk(&traveller, &points);
     assert_eq!(walk.hashes.len(), hash_points);
     (directory, traveller, walk)
@@ -121,9 +134,9 @@ fn check_seeks(mut timeline: Timeline, walk: &Walk) {
 fn steps_back_from_the_end_are_near_when_nothing_was_replayed_yet() {
     let (_directory, traveller, walk) = prepare_with_checkpoints(1);
     let mut timeline = open_timeline(&traveller);
-    let heads: Vec<u64> = timeline.checkpoints().unwrap().heads().keys().copied().collect();
+    let heads: Vec<Instructions> = timeline.checkpoints().unwrap().heads().keys().copied().collect();
     let end = timeline.end();
-    let distances: Vec<u64> = heads.iter().rev().map(|at| end - at).collect();
+    let distances: Vec<u64> = heads.iter().rev().map(|&at| end - at).collect();
     // The recorder looks every so many steps, and in the end stores what it saw last: not in the rhythm of checkpoints.
     assert!(distances[0] == 0 && distances[1] < SLICE_STEPS, "{heads:?}");
     assert!((SLICE_STEPS..2 * SLICE_STEPS).contains(&distances[2]), "{heads:?}");
@@ -136,9 +149,9 @@ fn steps_back_from_the_end_are_near_when_nothing_was_replayed_yet() {
         "{} replayed",
         timeline.replayed_steps() - before
     );
-    for position in distances[1..3].iter().map(|distance| end - distance) {
+    for position in distances[1..3].iter().map(|&distance| end - distance) {
         timeline.seek(position, &mut on()).unwrap();
-        assert_eq!(timeline.machine().cpu().rip(), walk.rips[position as usize]);
+        assert_eq!(timeline.machine().cpu().rip(), walk.rip(position));
     }
 }
 
@@ -155,8 +168,8 @@ fn running_with_checkpoints_finds_the_same() {
 }
 
 fn check_runs(traveller: &Traveller, walk: &Walk) {
-    let end = traveller.end.at.steps;
-    let calls: Vec<u64> = (0..end).filter(|&s| walk.rips[s as usize] == traveller.hook).collect();
+    let end = traveller.end.at.count;
+    let calls = walk.reaches(traveller.hook, end);
     assert!(
         calls.len() > 100 && walk.writes.len() > 1000,
         "{} calls, {} writes",
@@ -166,7 +179,7 @@ fn check_runs(traveller: &Traveller, walk: &Walk) {
     let mut timeline = open_timeline(traveller);
     let mut random = Random::new(SEED);
     for round in 0..60 {
-        let from = random.below(end + 1);
+        let from = random.place(end + 1);
         let (hits, is_break) = if round % 2 == 0 { (&calls, true) } else { (&walk.writes, false) };
         timeline.set_breakpoints(if is_break { vec![traveller.hook] } else { Vec::new() });
         timeline.set_watchpoints(if is_break { Vec::new() } else { vec![watch(traveller.counter)] });
@@ -174,7 +187,7 @@ fn check_runs(traveller: &Traveller, walk: &Walk) {
         timeline.seek(from, &mut on()).unwrap();
         let stop = timeline.run_backward(&mut on()).unwrap();
         let expected = hits[..hits.partition_point(|&hit| hit < from)].last().copied();
-        assert_eq!(timeline.position(), expected.unwrap_or(0), "backward from {from}: {stop:?}");
+        assert_eq!(timeline.position(), expected.unwrap_or_default(), "backward from {from}: {stop:?}");
         check_stop(stop, expected.is_some(), is_break, TravelStop::Start, traveller);
 
         timeline.seek(from, &mut on()).unwrap();
@@ -201,23 +214,22 @@ fn check_stop(stop: TravelStop, hit: bool, is_break: bool, otherwise: TravelStop
 fn a_run_stops_exactly_at_every_step_count() {
     let (_directory, traveller, walk) = prepare(1);
     let (mut machine, mut player) = replay::open(&open(&traveller.path)).unwrap_or_else(|e| panic!("{e}"));
-    let in_string: Vec<u64> = (0..traveller.end.at.steps - 700)
-        .filter(|&s| walk.rips[s as usize] == walk.rips[s as usize + 1])
-        .collect();
+    let places = (0..traveller.end.at.count.number() - 700).map(Instructions);
+    let in_string: Vec<_> = places.filter(|&at| walk.rip(at) == walk.rip(at + 1)).collect();
     let mut random = Random::new(SEED);
-    let mut starts: Vec<u64> =
+    let mut starts: Vec<_> =
         (0..5).map(|_| in_string[random.below(in_string.len() as u64) as usize]).collect();
     starts.sort_unstable();
     for start in starts {
-        machine.run(start.saturating_sub(30), &mut player).unwrap();
+        machine.run(start.saturating_back(30), &mut player).unwrap();
         let (state, maps) = (machine.state(), machine.maps());
         let cursor = player.cursor();
-        for until in machine.moment().steps..start + 700 {
+        for until in (machine.moment().count.number()..start.number() + 700).map(Instructions) {
             machine.restore(&state, &maps).unwrap();
             player.set_cursor(cursor);
             assert_eq!(machine.run(until, &mut player).unwrap(), RunStop::Reached);
-            let reached = (machine.moment().steps, machine.cpu().rip());
-            assert_eq!(reached, (until, walk.rips[until as usize]), "from {start}");
+            let reached = (machine.moment().count, machine.cpu().rip());
+            assert_eq!(reached, (until, walk.rip(until)), "from {start}");
         }
         machine.restore(&state, &maps).unwrap();
         player.set_cursor(cursor);
@@ -230,18 +242,18 @@ fn stepping_backward_retraces_every_instruction() {
     let mut timeline = open_timeline(&traveller);
     let mut random = Random::new(SEED);
     for _ in 0..12 {
-        let from = 300 + random.below(traveller.end.at.steps - 300);
+        let from = random.place(traveller.end.at.count - 300) + 300;
         timeline.seek(from, &mut on()).unwrap();
         for back in 1..=200 {
             assert_eq!(timeline.step_backward(&mut on()).unwrap(), TravelStop::Reached);
             let here = timeline.position();
             assert_eq!(here, from - back);
-            assert_eq!(timeline.machine().cpu().rip(), walk.rips[here as usize], "at {here}");
+            assert_eq!(timeline.machine().cpu().rip(), walk.rip(here), "at {here}");
         }
         for _ in 0..100 {
             assert_eq!(timeline.step_forward().unwrap(), TravelStop::Reached);
             let here = timeline.position();
-            assert_eq!(timeline.machine().cpu().rip(), walk.rips[here as usize], "at {here}");
+            assert_eq!(timeline.machine().cpu().rip(), walk.rip(here), "at {here}");
         }
     }
 }
@@ -249,9 +261,9 @@ fn stepping_backward_retraces_every_instruction() {
 #[test]
 fn both_ends_of_history_are_ends() {
     let (_directory, traveller, walk) = prepare(1);
-    let end = traveller.end.at.steps;
+    let end = traveller.end.at.count;
     let mut timeline = open_timeline(&traveller);
-    assert_eq!(timeline.position(), 0);
+    assert_eq!(timeline.position(), Instructions(0));
     assert_eq!(timeline.step_backward(&mut on()).unwrap(), TravelStop::Start);
     assert_eq!(timeline.run_backward(&mut on()).unwrap(), TravelStop::Start);
     assert_eq!(timeline.run_forward(&mut on()).unwrap(), TravelStop::End);
@@ -260,25 +272,25 @@ fn both_ends_of_history_are_ends() {
     assert_eq!(timeline.run_forward(&mut on()).unwrap(), TravelStop::End);
     assert_eq!(timeline.position(), end);
     assert_eq!(timeline.run_backward(&mut on()).unwrap(), TravelStop::Start);
-    assert_eq!((timeline.position(), timeline.machine().cpu().rip()), (0, walk.rips[0]));
+    assert_eq!((timeline.position(), timeline.machine().cpu().rip()), (Instructions(0), walk.rips[0]));
 }
 
 /// Far away from the position, with few checkpoints in between or many, on one core or several.
 #[test]
 fn all_hits_are_found_whatever_the_number_of_cores() {
     let (_directory, traveller, walk) = prepare_with_checkpoints(1);
-    let end = traveller.end.at.steps;
-    let calls: Vec<u64> = (0..end).filter(|&s| walk.rips[s as usize] == traveller.hook).collect();
+    let end = traveller.end.at.count;
+    let calls = walk.reaches(traveller.hook, end);
     for threads in [1, 2, 5] {
         let mut timeline = Timeline::open_with(&open(&traveller.path), threads).unwrap();
         timeline.set_breakpoints(vec![traveller.hook]);
-        let found = timeline.hits(0, end, usize::MAX, &mut on()).unwrap().unwrap();
+        let found = timeline.hits(Instructions(0), end, usize::MAX, &mut on()).unwrap().unwrap();
         assert_eq!(found.iter().map(|hit| hit.before).collect::<Vec<_>>(), calls, "{threads} threads");
         timeline.set_breakpoints(Vec::new());
         timeline.set_watchpoints(vec![watch(traveller.counter)]);
-        let found = timeline.hits(1000, end / 2, usize::MAX, &mut on()).unwrap().unwrap();
-        let between: Vec<u64> =
-            walk.writes.iter().copied().filter(|&at| at >= 1000 && at < end / 2).collect();
+        let half = Instructions(1000)..Instructions(end.number() / 2);
+        let found = timeline.hits(half.start, half.end, usize::MAX, &mut on()).unwrap().unwrap();
+        let between: Vec<_> = walk.writes.iter().copied().filter(|at| half.contains(at)).collect();
         assert_eq!(found.iter().map(|hit| hit.before).collect::<Vec<_>>(), between, "{threads} threads");
         // Something that happens only once, near the start, looked for from the end.
         let first_call = calls[0];
@@ -289,7 +301,7 @@ fn all_hits_are_found_whatever_the_number_of_cores() {
             timeline.run_backward(&mut on()).unwrap(),
             TravelStop::Hit(Cause::Breakpoint(walk.rips[0]))
         );
-        assert_eq!(timeline.position(), 0);
+        assert_eq!(timeline.position(), Instructions(0));
         timeline.seek(first_call - 1, &mut on()).unwrap();
         timeline.set_breakpoints(vec![traveller.hook]);
         assert_eq!(
@@ -303,14 +315,14 @@ fn all_hits_are_found_whatever_the_number_of_cores() {
 #[test]
 fn whoever_interrupts_stands_at_some_place_of_the_run() {
     let (_directory, traveller, walk) = prepare_with_checkpoints(1);
-    let end = traveller.end.at.steps;
+    let end = traveller.end.at.count;
     let mut random = Random::new(SEED);
     // How often a search on several cores is asked depends on them, so only those on one core are counted.
     let mut interrupted = [0_u32; 4];
     for round in 0..60 {
         let threads = 1 + round % 3;
         let mut timeline = Timeline::open_with(&open(&traveller.path), threads).unwrap();
-        timeline.seek(random.below(end + 1), &mut on()).unwrap();
+        timeline.seek(random.place(end + 1), &mut on()).unwrap();
         timeline.set_watchpoints(vec![watch(0x10)]);
         let mut polls = random.below(4);
         let mut poll = || {
@@ -318,10 +330,10 @@ fn whoever_interrupts_stands_at_some_place_of_the_run() {
             polls == 0
         };
         let stop = match round % 4 {
-            0 => timeline.seek(random.below(end + 1), &mut poll).unwrap(),
+            0 => timeline.seek(random.place(end + 1), &mut poll).unwrap(),
             1 => timeline.run_backward(&mut poll).unwrap(),
             2 => timeline.run_forward(&mut poll).unwrap(),
-            _ => match timeline.hits(0, end, 10, &mut poll).unwrap() {
+            _ => match timeline.hits(Instructions(0), end, 10, &mut poll).unwrap() {
                 Some(hits) => {
                     assert!(hits.is_empty());
                     TravelStop::Reached
@@ -332,15 +344,15 @@ fn whoever_interrupts_stands_at_some_place_of_the_run() {
         interrupted[round % 4] += u32::from(threads == 1 && stop == TravelStop::Interrupted);
         let here = timeline.position();
         // The walk does not look at the very end.
-        let expected = walk.rips.get(here as usize).copied();
+        let expected = walk.rips.get(here.number() as usize).copied();
         let rip = timeline.machine().cpu().rip();
         assert!(
             expected.is_none_or(|expected| expected == rip),
             "round {round}: {stop:?} at {here}, RIP {rip:#x}"
         );
-        let next = random.below(end);
+        let next = random.place(end);
         assert_eq!(timeline.seek(next, &mut on()).unwrap(), TravelStop::Reached);
-        assert_eq!(timeline.machine().cpu().rip(), walk.rips[next as usize], "round {round}");
+        assert_eq!(timeline.machine().cpu().rip(), walk.rip(next), "round {round}");
     }
     // Each kind of movement, and most of the rounds on one core.
     assert!(interrupted.iter().all(|&count| count >= 2), "{interrupted:?} of 5 each");
@@ -350,11 +362,11 @@ fn whoever_interrupts_stands_at_some_place_of_the_run() {
 #[test]
 fn console_text_and_changed_contents_are_found_where_they_come_about() {
     let (_directory, traveller, walk) = prepare_with_checkpoints(1);
-    let end = traveller.end.at.steps;
+    let end = traveller.end.at.count;
     let mut timeline = open_timeline(&traveller);
     let condition = |text: &str| text.parse::<Condition>().unwrap_or_else(|error| panic!("{error}")).0;
     timeline.set_stops(condition("console:halted"));
-    let texts = timeline.hits(0, end, 100, &mut on()).unwrap().unwrap();
+    let texts = timeline.hits(Instructions(0), end, 100, &mut on()).unwrap().unwrap();
     assert_eq!(texts.len(), 2, "{texts:?}");
     for hit in texts {
         assert_eq!((hit.cause, hit.after), (Cause::Console, hit.before + 1));
@@ -366,10 +378,10 @@ fn console_text_and_changed_contents_are_found_where_they_come_about() {
     // Every write of the counter changes it; code is never changed.
     for (address, expected) in [(traveller.counter, walk.writes.len()), (traveller.hook, 0)] {
         timeline.set_stops(condition(&format!("change:{address:#x}+4")));
-        let changes = timeline.hits(0, end, usize::MAX, &mut on()).unwrap().unwrap();
+        let changes = timeline.hits(Instructions(0), end, usize::MAX, &mut on()).unwrap().unwrap();
         assert_eq!(changes.len(), expected, "{address:#x}");
     }
     timeline.set_stops(condition(&format!("write-phys:{:#x}+4", traveller.counter)));
-    let writes = timeline.hits(0, end, usize::MAX, &mut on()).unwrap().unwrap();
+    let writes = timeline.hits(Instructions(0), end, usize::MAX, &mut on()).unwrap().unwrap();
     assert_eq!(writes.iter().map(|hit| hit.before).collect::<Vec<_>>(), walk.writes);
 }
