@@ -2,12 +2,14 @@
 //! and never with another run.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tiny_guest::{Numbers, change, record, typed};
 use vmm::error::{Error, exit_code};
 use vmm::machine::inputs::Event;
+use vmm::position::Instructions;
 use vmm::recording::player::Scrutiny;
-use vmm::recording::{EVENTS, FORMAT_VERSION, MANIFEST, Recording};
+use vmm::recording::{EVENTS, FORMAT_VERSION, MANIFEST, Opened, Recording};
 use vmm::replay::{Replay, ReplayEnd};
 
 const ROUNDS: u32 = 10_000;
@@ -15,7 +17,7 @@ const CHANGES: u64 = 1000;
 
 struct Original {
     directory: tempfile::TempDir,
-    recording: Recording,
+    recording: Recording<Instructions>,
     files: Vec<(PathBuf, Vec<u8>)>,
 }
 
@@ -29,20 +31,27 @@ fn original() -> Original {
     Original { directory, recording, files }
 }
 
+fn opened(path: &Path) -> Result<Recording<Instructions>, Error> {
+    match Opened::open(path)? {
+        Opened::ByInstructions(recording) => Ok(recording),
+        Opened::ByExits(_) => panic!("opened as a recording of another machine"),
+    }
+}
+
 /// Opens and replays everything.
-fn replayed(path: &Path) -> Result<(Recording, ReplayEnd, u64), Error> {
-    let recording = Recording::open(path)?;
+fn replayed(path: &Path) -> Result<(Recording<Instructions>, ReplayEnd, Instructions), Error> {
+    let recording = opened(path)?;
     let mut replay = Replay::new(&recording, Scrutiny::Everything, |_| Ok(()))?;
     let end = replay.run(None, |_| {})?;
-    let steps = replay.machine.moment().steps;
+    let at = replay.machine.moment().count;
     drop(replay);
-    Ok((recording, end, steps))
+    Ok((recording, end, at))
 }
 
 #[test]
 fn no_random_change_makes_another_run_of_a_recording() {
     let original = original();
-    let (_, end, whole_steps) = replayed(&original.recording.path).unwrap();
+    let (_, end, whole) = replayed(&original.recording.path).unwrap();
     assert_eq!(end, ReplayEnd::Verified);
     let mut numbers = Numbers(7);
     let (mut refused, mut cut) = (0, 0);
@@ -60,9 +69,9 @@ fn no_random_change_makes_another_run_of_a_recording() {
                 refused += 1;
             }
             // Harmless: nothing that matters changed, or the log ends early and says so.
-            Ok((recording, ReplayEnd::Verified, steps)) => {
+            Ok((recording, ReplayEnd::Verified, at)) => {
                 assert_eq!(recording.log, original.recording.log, "round {round}");
-                assert_eq!(steps, whole_steps, "round {round}");
+                assert_eq!(at, whole, "round {round}");
             }
             Ok((recording, ReplayEnd::Stopped, _)) => {
                 assert!(recording.log.end.is_none() && path.ends_with(EVENTS), "round {round}");
@@ -125,7 +134,9 @@ fn whatever_a_stranger_gives_at_power_on_there_is_no_panic() {
     for unix_seconds in [i64::MIN, i64::MIN / 2, -1, 0, 1 << 40, i64::MAX / 2, i64::MAX] {
         for (columns, rows) in [(0, 0), (u16::MAX, u16::MAX)] {
             let mut recording = original.recording.clone();
-            let Event::PowerOn(power_on) = &mut recording.log.events[0].event else { panic!() };
+            let Event::PowerOn(power_on) = &mut Arc::make_mut(&mut recording.log).events[0].event else {
+                panic!()
+            };
             (power_on.unix_seconds, power_on.columns, power_on.rows) = (unix_seconds, columns, rows);
             let error = Replay::new(&recording, Scrutiny::Everything, |_| Ok(()))
                 .and_then(|mut replay| replay.run(None, |_| {}))
@@ -143,7 +154,7 @@ fn a_log_cut_off_at_any_record_replays_to_its_last_one() {
     let mut lengths = std::collections::BTreeSet::new();
     for length in (9..bytes.len()).step_by(11) {
         std::fs::write(path, &bytes[..length]).unwrap();
-        match Recording::open(&original.recording.path) {
+        match opened(&original.recording.path) {
             // Only the length of the last whole record makes a difference.
             Ok(recording) if !lengths.insert(recording.log.bytes) => continue,
             Ok(_) => {}
@@ -152,10 +163,10 @@ fn a_log_cut_off_at_any_record_replays_to_its_last_one() {
                 continue;
             }
         }
-        let (recording, end, steps) = replayed(&original.recording.path).unwrap();
+        let (recording, end, at) = replayed(&original.recording.path).unwrap();
         assert_eq!(end, ReplayEnd::Stopped);
-        let last = recording.log.last_moment().steps;
-        assert!(steps == last || steps == last + 1, "{steps} {last}");
+        let last = recording.log.last_moment().count;
+        assert!(at == last || at == last + 1, "{at} {last}");
     }
     assert!(lengths.len() > whole.checks.len() / 2, "{} lengths", lengths.len());
 }

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use checkpoint::{PAGE_BYTES, Page, Space, Store};
-use tiny_guest::{Numbers, STIRRED, change, record_with_checkpoints, typed};
+use tiny_guest::{Numbers, STIRRED, change, open, record_with_checkpoints, typed};
 use vmm::error::{Error, exit_code};
 use vmm::machine::Hashes;
+use vmm::position::{Count, Instructions};
 use vmm::recording::{CHECKPOINTS, Recording};
 use vmm::replay::verify::verify;
 use vmm::timeline::Timeline;
@@ -20,11 +21,11 @@ const MORE: [u64; 5] = [95_000, 30_001, 50_000, 45_678, 70_000];
 
 struct Original {
     _directory: tempfile::TempDir,
-    recording: Recording,
+    recording: Recording<Instructions>,
     /// The checkpoints' files and the store's header.
     files: Vec<(PathBuf, Vec<u8>)>,
-    /// The machine at some step counts.
-    hashes: BTreeMap<u64, Hashes>,
+    /// The machine at some places.
+    hashes: BTreeMap<Instructions, Hashes>,
 }
 
 fn original() -> Original {
@@ -33,12 +34,13 @@ fn original() -> Original {
     let files = files_of(&recording);
     assert_eq!(files.len(), MORE.len() + 5);
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
-    let steps = (1..40).map(|n| n * end.at.steps / 40).chain(MORE).chain([end.at.steps]);
-    let hashes = steps.map(|steps| (steps, hashes_at(&mut timeline, steps).unwrap())).collect();
+    let end = end.at.count.number();
+    let places = (1..40).map(|n| n * end / 40).chain(MORE).chain([end]).map(Instructions);
+    let hashes = places.map(|at| (at, hashes_at(&mut timeline, at).unwrap())).collect();
     Original { _directory: directory, recording, files, hashes }
 }
 
-fn files_of(recording: &Recording) -> Vec<(PathBuf, Vec<u8>)> {
+fn files_of(recording: &Recording<Instructions>) -> Vec<(PathBuf, Vec<u8>)> {
     let listed = std::fs::read_dir(recording.path.join(CHECKPOINTS)).unwrap();
     let paths = listed.map(|entry| entry.unwrap().path()).filter(|path| !path.ends_with("lock"));
     let mut files: Vec<_> = paths.map(|path| (path.clone(), std::fs::read(path).unwrap())).collect();
@@ -46,25 +48,25 @@ fn files_of(recording: &Recording) -> Vec<(PathBuf, Vec<u8>)> {
     files
 }
 
-fn hashes_at(timeline: &mut Timeline, steps: u64) -> Result<Hashes, Error> {
-    timeline.seek(steps, &mut || false)?;
-    assert_eq!(timeline.position(), steps);
+fn hashes_at(timeline: &mut Timeline, at: Instructions) -> Result<Hashes, Error> {
+    timeline.seek(at, &mut || false)?;
+    assert_eq!(timeline.position(), at);
     Ok(timeline.machine_mut().hashes())
 }
 
-/// Verifies the recording, and travels to `steps`; gives whether anything was noticed, which must be told in the
+/// Verifies the recording, and travels to `places`; gives whether anything was noticed, which must be told in the
 /// right way. What was not noticed must be harmless.
-fn noticed(original: &Original, steps: &[u64], what: &str) -> bool {
-    let opened = Recording::open(&original.recording.path).unwrap();
+fn noticed(original: &Original, places: &[Instructions], what: &str) -> bool {
+    let opened = open(&original.recording.path);
     let verified = match verify(&opened, None, |_, _| {}) {
         Ok(found) => found.equal(),
         Err(error) => told(&error, what),
     };
     let mut travelled = true;
-    for &steps in steps {
-        let hashes = Timeline::open_with(&opened, 1).and_then(|mut timeline| hashes_at(&mut timeline, steps));
+    for &at in places {
+        let hashes = Timeline::open_with(&opened, 1).and_then(|mut timeline| hashes_at(&mut timeline, at));
         match hashes {
-            Ok(hashes) => assert_eq!(hashes, original.hashes[&steps], "{what}: another run at {steps}"),
+            Ok(hashes) => assert_eq!(hashes, original.hashes[&at], "{what}: another run at {at}"),
             Err(error) => travelled = told(&error, what),
         }
     }
@@ -81,7 +83,7 @@ fn told(error: &Error, what: &str) -> bool {
 #[test]
 fn no_random_change_of_a_checkpoint_leads_to_another_state() {
     let original = original();
-    let everywhere: Vec<u64> = original.hashes.keys().copied().collect();
+    let everywhere: Vec<Instructions> = original.hashes.keys().copied().collect();
     assert!(!noticed(&original, &everywhere, "nothing"));
     let mut numbers = Numbers(3);
     let mut count = 0;
@@ -89,9 +91,9 @@ fn no_random_change_of_a_checkpoint_leads_to_another_state() {
         let (path, bytes) = &original.files[numbers.below(original.files.len() as u64) as usize];
         let changed = change(bytes, &mut numbers);
         std::fs::write(path, &changed).unwrap();
-        let steps = everywhere[numbers.below(everywhere.len() as u64) as usize];
+        let at = everywhere[numbers.below(everywhere.len() as u64) as usize];
         let name = path.file_name().unwrap().display();
-        let found = noticed(&original, &[steps], &format!("round {round}, {name}, to {steps}"));
+        let found = noticed(&original, &[at], &format!("round {round}, {name}, to {at}"));
         assert!(found || changed == *bytes, "round {round}: a change of {name} goes unnoticed");
         count += u64::from(found);
         std::fs::write(path, bytes).unwrap();
@@ -110,7 +112,7 @@ fn put_back(original: &Original) {
 #[test]
 fn checkpoints_that_are_mixed_up_lead_to_no_other_state() {
     let original = original();
-    let everywhere: Vec<u64> = original.hashes.keys().copied().collect();
+    let everywhere: Vec<Instructions> = original.hashes.keys().copied().collect();
     let other_keys = typed(&[(20_000, "a"), (40_000, "xy"), (60_000, "d")]);
     let directory = tempfile::tempdir().unwrap();
     let (other, _) = record_with_checkpoints(directory.path(), "o.ttvm", ROUNDS, other_keys, &MORE);
@@ -186,7 +188,7 @@ fn a_checkpoint_that_lies_is_found_by_verify() {
                 *byte ^= 1;
             }
         });
-        let recording = Recording::open(&recording.path).unwrap();
+        let recording = open(&recording.path);
         let found = verify(&recording, None, |_, _| {}).unwrap();
         assert!(found.difference.is_none() && found.at == end.at && !found.equal(), "{what}");
         let told = found.checkpoint_difference.unwrap().to_string();

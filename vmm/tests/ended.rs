@@ -3,13 +3,15 @@
 use std::cell::Cell;
 
 use tiny_guest::{record_with, stopped};
+use vmm::engine::Leave;
 use vmm::error::Error;
 use vmm::exits::in_instructions;
 use vmm::machine::Outcome;
-use vmm::machine::inputs::{Departure, Event, Idle, Inputs, View};
-use vmm::position::Moment;
+use vmm::machine::inputs::{Event, Idle, Inputs, View};
+use vmm::machine::unit::Unit;
+use vmm::position::{Count, Exits, Instructions, Moment};
 use vmm::recording::Recording;
-use vmm::recording::checkpointer::CheckpointOptions;
+use vmm::recording::pace::CheckpointOptions;
 use vmm::recording::player::Scrutiny;
 use vmm::replay::verify::verify;
 use vmm::replay::{Replay, ReplayEnd};
@@ -23,8 +25,8 @@ struct AfterPolls<'a> {
     ended_at_deadline: &'a Cell<u32>,
 }
 
-impl Inputs for AfterPolls<'_> {
-    fn poll(&mut self, view: &View<'_>) -> Result<Option<Event>, Error> {
+impl Inputs<Instructions> for AfterPolls<'_> {
+    fn poll(&mut self, view: &View<'_, Instructions>) -> Result<Option<Event>, Error> {
         self.polls -= 1;
         let ends = self.polls == 0;
         if ends && self.deadline_ns.get() == Some(view.moment.time_ns) {
@@ -32,19 +34,19 @@ impl Inputs for AfterPolls<'_> {
         }
         Ok(ends.then_some(Event::Ended))
     }
-    fn departure(&self, _now: Moment, deadline_ns: Option<u64>) -> Departure {
+    fn leave(&self, _now: Moment<Instructions>, deadline_ns: Option<u64>) -> Leave {
         self.deadline_ns.set(deadline_ns);
-        Departure::Exits
+        Leave::AtExits
     }
-    fn next_poll(&self, _now: Moment) -> u64 {
-        u64::MAX
+    fn next_poll(&self, _now: Moment<Instructions>) -> Instructions {
+        Instructions::MAX
     }
-    fn idle(&mut self, _now: Moment, _deadline_ns: Option<u64>) -> Result<Idle, Error> {
+    fn idle(&mut self, _now: Moment<Instructions>, _deadline_ns: Option<u64>) -> Result<Idle, Error> {
         Ok(Idle::Forever)
     }
 }
 
-fn replays(recording: &Recording) {
+fn replays<C: Unit>(recording: &Recording<C>) {
     let mut replay = Replay::new(recording, Scrutiny::Everything, |_| Ok(())).unwrap();
     assert_eq!(replay.run(None, |_| {}).unwrap(), ReplayEnd::Verified);
     assert!(verify(recording, None, |_, _| {}).unwrap().equal());
@@ -80,7 +82,7 @@ fn one_that_counts_exits_too() {
     let directory = tempfile::tempdir().unwrap();
     for exits in 1..60 {
         let (recording, end) = stopped::record_script(directory.path(), exits, vec![(exits, Event::Ended)]);
-        assert!(end.outcome == Outcome::Ended && end.at.steps >= exits, "{end:?}");
+        assert!(end.outcome == Outcome::Ended && end.at.count >= Exits(exits), "{end:?}");
         replays(&recording);
         replays(&in_instructions(recording, |_| {}).unwrap());
     }

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 
 use cpu::{AddressKind, Bus, Cpu, CpuState, Traps, Watchpoint};
-use tiny_guest::stopped::record;
+use tiny_guest::stopped::{open, record};
 use tiny_guest::write_kernel;
 use vmm::engine::{End, Engine, EngineKind, Leave, Mark};
 use vmm::error::Error;
@@ -13,14 +13,14 @@ use vmm::exits::in_instructions;
 use vmm::machine::config::{MachineConfig, MachineOptions};
 use vmm::machine::inputs::{Event, PowerOn};
 use vmm::machine::{Machine, RunStop};
-use vmm::position::Counting;
-use vmm::recording::log::{LogRecord, LogWriter};
-use vmm::recording::{EVENTS, Recording};
+use vmm::position::{Count, Exits, Instructions};
+use vmm::recording::log::{EventRecord, LogRecord, LogWriter};
+use vmm::recording::{EVENTS, Opened, Recording};
 use vmm::replay::verify::verify;
 use vmm::replay::{self, ReplayEnd, replay};
 use vmm::timeline::{Timeline, TravelStop};
 
-fn stops(recording: &Recording) -> usize {
+fn stops(recording: &Recording<Exits>) -> usize {
     recording.log.events.iter().filter(|record| matches!(record.event, Event::Stopped(_))).count()
 }
 
@@ -29,7 +29,7 @@ fn a_guest_that_was_stopped_anywhere_replays_by_exits() {
     let directory = tempfile::tempdir().unwrap();
     for seed in [3, 4, 5] {
         let (recording, end) = record(directory.path(), seed);
-        assert_eq!(recording.counting, Counting::Exits);
+        assert!(matches!(Opened::open(&recording.path).unwrap(), Opened::ByExits(_)));
         assert!(stops(&recording) > 50, "{} stops", stops(&recording));
         assert!(end.console_bytes > 0, "what was typed is echoed");
         let (_, how) = replay(&recording, None, |_| Ok(()), |_| {}).unwrap();
@@ -44,19 +44,18 @@ fn a_translated_recording_is_the_same_run() {
     let events: Vec<Event> = recording.log.events.iter().map(|record| record.event.clone()).collect();
     let path = recording.path.clone();
     let translated = in_instructions(recording, |_| {}).unwrap();
-    assert_eq!(translated.counting, Counting::Instructions);
     assert!(events.iter().eq(translated.log.events.iter().map(|record| &record.event)));
     let last = translated.log.end.clone().unwrap();
     assert_eq!((last.hashes, last.outcome.clone()), (end.hashes, end.outcome));
     assert_eq!((last.console_bytes, last.console_hash), (end.console_bytes, end.console_hash));
-    assert!(last.at.steps > 20_000 * 5, "{:?}", last.at);
+    assert!(last.at.count > Instructions(20_000 * 5), "{:?}", last.at);
     let verified = verify(&translated, None, |_, _| {}).unwrap();
     assert!(verified.equal() && verified.complete);
     assert!(verified.checkpoints > 0, "it has checkpoints now");
     // The second time it is only read.
-    let made = || std::fs::metadata(folder(&path, 0).join(EVENTS)).unwrap().modified().unwrap();
+    let made = || std::fs::metadata(folder(&path, Exits(0)).join(EVENTS)).unwrap().modified().unwrap();
     let before = made();
-    let again = in_instructions(Recording::open(&path).unwrap(), |_| {}).unwrap();
+    let again = in_instructions(open(&path), |_| {}).unwrap();
     assert_eq!(again.log, translated.log);
     assert_eq!(made(), before);
 }
@@ -65,11 +64,10 @@ fn a_translated_recording_is_the_same_run() {
 fn one_travels_in_a_translated_recording() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = record(directory.path(), 9);
-    assert!(Timeline::open(&recording).is_err(), "exits are no positions to travel to");
     let mut timeline = Timeline::open_with(&in_instructions(recording, |_| {}).unwrap(), 1).unwrap();
     let mut seen = Vec::new();
     for at in [50_000, 90_000, 70_000, 50_000, 90_000, 70_000] {
-        assert_eq!(timeline.seek(at, &mut || false).unwrap(), TravelStop::Reached);
+        assert_eq!(timeline.seek(Instructions(at), &mut || false).unwrap(), TravelStop::Reached);
         seen.push((at, timeline.machine_mut().hashes()));
     }
     seen.sort_by_key(|(at, _)| *at);
@@ -98,7 +96,13 @@ struct Overshooting {
 }
 
 impl Engine for Overshooting {
-    fn run(&mut self, bus: &mut dyn Bus, until: u64, origin: u64, leave: Leave) -> Result<End, Error> {
+    fn run(
+        &mut self,
+        bus: &mut dyn Bus,
+        until: Instructions,
+        origin: Instructions,
+        leave: Leave,
+    ) -> Result<End, Error> {
         let mark = match leave {
             Leave::At(mark) if mark.branches.is_some() => mark,
             _ => return self.inner.run(bus, until, origin, leave),
@@ -160,7 +164,7 @@ fn what_was_overshot_is_restored_and_tried_again() {
         let mut machine = machine.wrap_engine(|inner| {
             Box::new(Overshooting { inner, always, last: None, overshot: overshot.clone() })
         });
-        assert!(matches!(machine.run(u64::MAX, &mut player).unwrap(), RunStop::Ended(_)));
+        assert!(matches!(machine.run(Exits::MAX, &mut player).unwrap(), RunStop::Ended(_)));
         assert_eq!(machine.hashes(), end.hashes, "always: {always}");
         // Sometimes the registers fit where the rest does not, and the search goes on from there.
         assert!(overshot.get() >= stops, "{} overshots of {stops}", overshot.get());
@@ -172,21 +176,21 @@ fn a_log_that_names_another_place_diverges() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = record(directory.path(), 11);
     let stop = recording.log.events.iter().rposition(|r| matches!(r.event, Event::Stopped(_))).unwrap();
-    let mut changed = recording.log.clone();
-    if let Event::Stopped(stopped) = &mut changed.events[stop].event {
+    let mut events = recording.log.events.clone();
+    if let Event::Stopped(stopped) = &mut events[stop].event {
         stopped.ram_digest[0] ^= 1;
     }
-    rewrite(&recording, &changed.events);
-    let error = replay(&Recording::open(&recording.path).unwrap(), None, |_| Ok(()), |_| {}).err().unwrap();
+    rewrite(&recording, &events);
+    let error = replay(&open(&recording.path), None, |_| Ok(()), |_| {}).err().unwrap();
     assert!(matches!(error, Error::Divergence(_)), "{error}");
 }
 
 /// Replaces a recording's events; checks and end go.
-fn rewrite(recording: &Recording, events: &[vmm::recording::log::EventRecord]) {
+fn rewrite(recording: &Recording<Exits>, events: &[EventRecord<Exits>]) {
     let path = recording.path.join(EVENTS);
     std::fs::remove_file(&path).unwrap();
     let mut log = LogWriter::create(&path).unwrap();
-    log.append(&LogRecord::Machine(recording.log.machine_hash)).unwrap();
+    log.append(&LogRecord::<Exits>::Machine(recording.log.machine_hash)).unwrap();
     for event in events {
         log.append(&LogRecord::Event(event.clone())).unwrap();
     }
@@ -201,16 +205,16 @@ fn a_recording_that_was_cut_off_is_not_run_on() {
     let (mut ends_with_stop, mut ends_with_time) = (0, 0);
     for count in all.len() / 2..all.len() / 2 + 30 {
         rewrite(&recording, &all[..count]);
-        let cut = Recording::open(&recording.path).unwrap();
-        let last = all[count - 1].at.steps;
+        let cut = open(&recording.path);
+        let last = all[count - 1].at.count;
         let is_stop = matches!(all[count - 1].event, Event::Stopped(_));
         let (machine, end) = replay(&cut, None, |_| Ok(()), |_| {}).unwrap();
         assert_eq!(end, ReplayEnd::Stopped);
-        assert_eq!(machine.moment().steps, last + u64::from(is_stop));
-        let there = machine.cpu().steps();
+        assert_eq!(machine.moment().count, last + u64::from(is_stop));
+        let there = Instructions(machine.cpu().steps());
         let translated = in_instructions(cut, |_| {}).unwrap();
         assert_eq!(translated.log.events.len(), count);
-        assert_eq!(translated.log.last_moment().steps, there);
+        assert_eq!(translated.log.last_moment().count, there);
         ends_with_stop += u64::from(is_stop);
         ends_with_time += u64::from(!is_stop);
     }
@@ -227,6 +231,6 @@ fn an_engine_that_counts_exits_takes_no_other_machine() {
     };
     let (config, images) = MachineConfig::from_options(&options).unwrap();
     let power_on = PowerOn { unix_seconds: 1, seed: [1; 32], columns: 80, rows: 25 };
-    let built = Machine::build(&config, &images, &power_on, EngineKind::Kvm, Counting::Exits);
+    let built = Machine::<Exits>::build(&config, &images, &power_on, EngineKind::Kvm);
     assert!(matches!(built, Err(Error::Unsupported(_))));
 }

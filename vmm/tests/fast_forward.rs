@@ -6,6 +6,7 @@ use tiny_guest::stopped::record_with_checkpoints;
 use vmm::engine::EngineKind;
 use vmm::exits::{from_exit, in_instructions, start_of_last};
 use vmm::machine::Hashes;
+use vmm::position::{Count, Instructions};
 use vmm::recording::Recording;
 use vmm::timeline::{FastForward, Timeline, TravelStop};
 
@@ -14,18 +15,18 @@ const SMALL: FastForward =
     FastForward { least_steps: 1000, most_steps: 9000, near_steps: 300, engine: EngineKind::Soft };
 
 /// Everything of a machine that a debugger or the future can see.
-fn seen(timeline: &mut Timeline) -> (u64, u64, u64, Hashes) {
+fn seen(timeline: &mut Timeline) -> (Instructions, u64, u64, Hashes) {
     let cpu = timeline.machine().cpu();
     let (branches, system_calls) = (cpu.branches(), cpu.system_calls());
     (timeline.position(), branches, system_calls, timeline.machine_mut().hashes())
 }
 
-fn visits(timeline: &mut Timeline, breakpoint: u64) -> Vec<(TravelStop, (u64, u64, u64, Hashes))> {
+fn visits(timeline: &mut Timeline, breakpoint: u64) -> Vec<(TravelStop, (Instructions, u64, u64, Hashes))> {
     timeline.set_breakpoints(vec![breakpoint]);
-    let end = timeline.end();
+    let end = timeline.end().number();
     let mut visits = Vec::new();
     for (begin, forward) in [(0, true), (end / 3, true), (end, false), (end / 2, false)] {
-        timeline.seek(begin, &mut || false).unwrap();
+        timeline.seek(Instructions(begin), &mut || false).unwrap();
         for _ in 0..3 {
             let stop = match forward {
                 true => timeline.run_forward(&mut || false).unwrap(),
@@ -37,15 +38,15 @@ fn visits(timeline: &mut Timeline, breakpoint: u64) -> Vec<(TravelStop, (u64, u6
     visits
 }
 
-fn compare(translated: &Recording, seed: u64) {
+fn compare(translated: &Recording<Instructions>, seed: u64) {
     let mut alone = Timeline::open_with(translated, 1).unwrap();
     let mut ahead = Timeline::open_with(translated, 1).unwrap();
     ahead.fast_forward(SMALL).unwrap();
-    let end = alone.end();
+    let end = alone.end().number();
     let mut numbers = Numbers(seed);
     let mut addresses = Vec::new();
     for _ in 0..20 {
-        let at = numbers.below(end);
+        let at = Instructions(numbers.below(end));
         for timeline in [&mut alone, &mut ahead] {
             assert_eq!(timeline.seek(at, &mut || false).unwrap(), TravelStop::Reached);
         }

@@ -3,7 +3,9 @@
 
 use tiny_guest::{Numbers, Script, record_with_checkpoints, stopped, typed};
 use vmm::error::{Error, exit_code};
+use vmm::machine::unit::Unit;
 use vmm::machine::{Machine, MachineState};
+use vmm::position::{Count, Exits, Instructions};
 use vmm::recording::Recording;
 use vmm::recording::checkpoints::{Checkpoints, Snapshot, state_bytes};
 use vmm::recording::player::{Player, Scrutiny};
@@ -35,13 +37,17 @@ fn mutate(bytes: &mut Vec<u8>, numbers: &mut Numbers) {
 }
 
 /// As a timeline does it: restores the state, and runs on.
-fn restored_and_run(recording: &Recording, snapshot: &Snapshot, store: &Checkpoints) -> Result<(), Error> {
+fn restored_and_run(
+    recording: &Recording<Instructions>,
+    snapshot: &Snapshot<Instructions>,
+    store: &Checkpoints<Instructions>,
+) -> Result<(), Error> {
     let (mut machine, mut player) = replay::open(recording)?;
     machine.attach_store(store.store().clone());
     player.set_scrutiny(Scrutiny::Registers);
     machine.restore(&snapshot.state, &snapshot.maps)?;
     player.set_cursor(snapshot.cursor);
-    let until = machine.moment().steps.saturating_add(STEPS);
+    let until = machine.moment().count.saturating_add(STEPS);
     machine.run(until, &mut player)?;
     drop(machine.state());
     Ok(())
@@ -50,10 +56,10 @@ fn restored_and_run(recording: &Recording, snapshot: &Snapshot, store: &Checkpoi
 /// As the translation of a part does it: goes on from the state at an exit, and counts anew; what is stored of that is then
 /// restored by timelines.
 fn restored_at_exit_and_run(
-    recording: &Recording,
-    exits: u64,
-    snapshot: &Snapshot,
-    store: &Checkpoints,
+    recording: &Recording<Exits>,
+    exits: Exits,
+    snapshot: &Snapshot<Exits>,
+    store: &Checkpoints<Exits>,
 ) -> Result<(), Error> {
     let (mut machine, player) = replay::open(recording)?;
     machine.attach_store(store.store().clone());
@@ -61,25 +67,25 @@ fn restored_at_exit_and_run(
     machine.count_anew();
     let (state, maps) = (machine.state(), machine.maps());
     let config = &recording.manifest.machine;
-    let mut machine = Machine::new(config, &config.read_images()?, player.power_on())?;
+    let mut machine = Machine::<Instructions>::new(config, &config.read_images()?, player.power_on())?;
     machine.attach_store(store.store().clone());
     machine.restore(&state, &maps)?;
-    machine.run(STEPS, &mut Script(Vec::new()))?;
+    machine.run(Instructions(STEPS), &mut Script(Vec::new()))?;
     drop(machine.state());
     Ok(())
 }
 
 /// Changes states and lets `run` have them, with the position where they were.
-fn survive(
-    recording: &Recording,
+fn survive<C: Unit>(
+    recording: &Recording<C>,
     mutations: u64,
-    run: impl Fn(u64, &Snapshot, &Checkpoints) -> Result<(), Error>,
+    run: impl Fn(C, &Snapshot<C>, &Checkpoints<C>) -> Result<(), Error>,
 ) {
     let (mut first, _) = replay::open(recording).unwrap();
     let store = recording.checkpoints().unwrap().unwrap();
-    let checkpoints = Checkpoints::new(store, first.maps().ram, recording).unwrap();
-    let load = |&steps: &u64| (steps, checkpoints.load(steps).unwrap());
-    let originals: Vec<(u64, Snapshot)> = checkpoints.heads().keys().map(load).collect();
+    let checkpoints = Checkpoints::new(store, first.maps().ram, &recording.log).unwrap();
+    let load = |&at: &C| (at, checkpoints.load(at).unwrap());
+    let originals: Vec<(C, Snapshot<C>)> = checkpoints.heads().keys().map(load).collect();
     let mut numbers = Numbers(5);
     let (mut decoded, mut refused, mut ran) = (0, 0, 0);
     for round in 0..mutations {
@@ -102,7 +108,7 @@ fn survive(
         decoded > mutations / 4 && refused > 0 && ran > 0,
         "{decoded} decoded, {refused} refused, {ran} ran"
     );
-    assert_eq!(Player::new(recording).cursor().events(), 0);
+    assert_eq!(Player::new(recording.log.clone()).cursor().events(), 0);
 }
 
 #[test]

@@ -8,33 +8,33 @@ use std::path::{Path, PathBuf};
 
 use checkpoint::{PAGE_BYTES, Page, PageRef, Space, Store};
 use common::ttvm;
-use tiny_guest::stopped::record_with_checkpoints;
+use tiny_guest::stopped::{open, record_with_checkpoints};
 use tiny_guest::{Numbers, STIRRED, change};
 use vmm::error::{Error, exit_code};
 use vmm::exits::folders::{INSTRUCTIONS, folder};
 use vmm::exits::{from_exit, in_instructions, start_of_last};
 use vmm::machine::MachineState;
 use vmm::machine::inputs::Event;
-use vmm::position::{Counting, PositionSpec};
+use vmm::position::{Count, Exits, Instructions, PositionSpec};
 use vmm::recording::checkpoints::{CheckpointHead, state_bytes};
 use vmm::recording::pack::{DEFAULT_MAX_BYTES, pack, unpack};
 use vmm::recording::{CHECKPOINTS, Recording};
 use vmm::replay::verify::verify;
 use vmm::timeline::{Timeline, TravelStop};
 
-fn heads(recording: &Recording) -> Vec<CheckpointHead> {
+fn heads(recording: &Recording<Exits>) -> Vec<CheckpointHead<Exits>> {
     let store = recording.checkpoints().unwrap().unwrap();
     store.entries().iter().map(|entry| CheckpointHead::parse(&entry.head).unwrap()).collect()
 }
 
 /// The checkpoints that one can go on from: all but the one of the end.
-fn starts(recording: &Recording) -> Vec<u64> {
-    let last = recording.log.last_moment().steps;
-    heads(recording).iter().map(|head| head.at.steps).filter(|&exits| exits < last).collect()
+fn starts(recording: &Recording<Exits>) -> Vec<Exits> {
+    let last = recording.log.last_moment().count;
+    heads(recording).iter().map(|head| head.at.count).filter(|&exits| exits < last).collect()
 }
 
-fn opened(recording: &Recording) -> Recording {
-    Recording::open(&recording.path).unwrap()
+fn opened(recording: &Recording<Exits>) -> Recording<Exits> {
+    open(&recording.path)
 }
 
 #[test]
@@ -53,7 +53,13 @@ fn checkpoints_are_taken_at_exits_and_are_what_a_replay_has_there() {
 }
 
 /// Writes a checkpoint in which everything is whole and something is wrong.
-fn forge(recording: &Recording, of: u64, page: Option<(u64, Page)>, change: impl Fn(&mut MachineState)) {
+fn forge(
+    recording: &Recording<Exits>,
+    of: Exits,
+    page: Option<(u64, Page)>,
+    change: impl Fn(&mut MachineState),
+) {
+    let of = of.number();
     let store = Store::open(recording.path.join(CHECKPOINTS)).unwrap();
     let entry = store.entries().into_iter().find(|entry| entry.position == of).unwrap();
     let mut state = postcard::from_bytes(&store.state_at(of).unwrap()).unwrap();
@@ -122,14 +128,14 @@ fn a_part_has_the_same_history_as_the_whole() {
     for from in [starts[0], starts[starts.len() / 2], starts[starts.len() - 1]] {
         let part = from_exit(opened(&recording), from, |_| {}).unwrap();
         assert!(part.is_part() && !whole.is_part());
-        let exits = part.exits.clone().unwrap();
+        let exits = part.recounted.clone().unwrap();
         assert_eq!(exits.log, recording.log);
-        let behind = whole.log.last_moment().steps - part.log.last_moment().steps;
+        let behind = whole.log.last_moment().count - part.log.last_moment().count;
         for (index, event) in part.log.events.iter().enumerate().skip(1) {
             let number = exits.number_of(index);
             let same = &whole.log.events[number];
             assert_eq!(exits.index_of(number), Some(index));
-            assert_eq!(event.at.steps + behind, same.at.steps, "event {number}");
+            assert_eq!(event.at.count + behind, same.at.count, "event {number}");
             assert_eq!((event.at.time_ns, event.rip), (same.at.time_ns, same.rip), "event {number}");
             assert_eq!((event.cpu_hash, &event.event), (same.cpu_hash, &same.event), "event {number}");
         }
@@ -142,7 +148,8 @@ fn a_part_has_the_same_history_as_the_whole() {
         let cpu = timeline.machine().cpu();
         assert_eq!((cpu.steps(), cpu.branches(), cpu.system_calls()), (0, 0, 0));
         let end = timeline.end();
-        for at in [end, end / 3, end / 2, 1, end / 2 + 1] {
+        let end = end.number();
+        for at in [end, end / 3, end / 2, 1, end / 2 + 1].map(Instructions) {
             assert_eq!(timeline.seek(at, &mut || false).unwrap(), TravelStop::Reached);
             of_whole.seek(at + behind, &mut || false).unwrap();
             assert_eq!(timeline.machine_mut().hashes(), of_whole.machine_mut().hashes(), "at {at}");
@@ -150,9 +157,9 @@ fn a_part_has_the_same_history_as_the_whole() {
             assert_eq!(time(&timeline), time(&of_whole), "at {at}");
         }
         assert_eq!(timeline.step_backward(&mut || false).unwrap(), TravelStop::Reached);
-        assert_eq!(timeline.position(), end / 2);
+        assert_eq!(timeline.position(), Instructions(end / 2));
         assert_eq!(timeline.run_backward(&mut || false).unwrap(), TravelStop::Start);
-        assert_eq!(timeline.position(), 0);
+        assert_eq!(timeline.position(), Instructions(0));
         assert_eq!(timeline.step_backward(&mut || false).unwrap(), TravelStop::Start);
     }
 }
@@ -164,20 +171,20 @@ fn positions_in_a_part() {
     let end = recording.log.last_moment();
     let head = &heads(&recording)[2];
     let last_ns = end.time_ns - head.at.time_ns;
-    assert_eq!(start_of_last(&recording, last_ns).unwrap(), Some(head.at.steps));
-    let earlier = heads(&recording)[1].at.steps;
+    assert_eq!(start_of_last(&recording, last_ns).unwrap(), Some(head.at.count));
+    let earlier = heads(&recording)[1].at.count;
     assert_eq!(start_of_last(&recording, last_ns + 1).unwrap(), Some(earlier));
     assert_eq!(start_of_last(&recording, end.time_ns).unwrap(), None);
     assert_eq!(start_of_last(&recording, 0).unwrap(), starts(&recording).last().copied());
 
-    let part = from_exit(opened(&recording), head.at.steps, |_| {}).unwrap();
+    let part = from_exit(opened(&recording), head.at.count, |_| {}).unwrap();
     let before = head.cursor.events() as u64;
     let mut timeline = Timeline::open_with(&part, 1).unwrap();
     let mut resolve = |text: &str| timeline.resolve(text.parse().unwrap(), &mut || false);
-    assert_eq!(resolve("start").unwrap(), 0);
-    assert_eq!(resolve(&format!("event:{before}")).unwrap(), part.log.events[1].at.steps);
+    assert_eq!(resolve("start").unwrap(), Instructions(0));
+    assert_eq!(resolve(&format!("event:{before}")).unwrap(), part.log.events[1].at.count);
     let all = recording.log.events.len();
-    let last = part.log.events.last().unwrap().at.steps;
+    let last = part.log.events.last().unwrap().at.count;
     assert_eq!(resolve(&format!("event:{}", all - 1)).unwrap(), last);
     for number in [0, 1, before - 1] {
         let refused = resolve(&format!("event:{number}")).unwrap_err().to_string();
@@ -189,9 +196,9 @@ fn positions_in_a_part() {
     let refused = resolve(&seconds(head.at.time_ns - 100)).unwrap_err();
     assert!(matches!(&refused, Error::Position(why) if why.contains("lies before")), "{refused}");
     let middle = resolve(&seconds(head.at.time_ns / 2 + end.time_ns / 2)).unwrap();
-    assert!(middle > 0 && middle < resolve("end").unwrap());
-    assert_eq!(resolve("branch:0").unwrap(), 0);
-    assert!(resolve("branch:10").unwrap() < 1000);
+    assert!(middle > Instructions(0) && middle < resolve("end").unwrap());
+    assert_eq!(resolve("branch:0").unwrap(), Instructions(0));
+    assert!(resolve("branch:10").unwrap() < Instructions(1000));
     assert!(timeline.resolve(PositionSpec::SystemCall(1), &mut || false).is_err());
 }
 
@@ -245,11 +252,11 @@ fn damaged_translations_are_made_again() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = record_with_checkpoints(directory.path(), 12);
     let mut numbers = Numbers(2);
-    for from in [0, starts(&recording)[1]] {
+    for from in [Exits(0), starts(&recording)[1]] {
         let translated = from_exit(opened(&recording), from, |_| {}).unwrap();
         let mut whole = Timeline::open_with(&translated, 1).unwrap();
-        let end = whole.end();
-        whole.seek(end / 2, &mut || false).unwrap();
+        let middle = Instructions(whole.end().number() / 2);
+        whole.seek(middle, &mut || false).unwrap();
         let (hashes, folder) = (whole.machine_mut().hashes(), folder(&recording.path, from));
         drop(whole);
         let mut travelled = 0;
@@ -262,7 +269,7 @@ fn damaged_translations_are_made_again() {
             let again = from_exit(opened(&recording), from, |_| {}).unwrap();
             assert_eq!(again.log, translated.log, "{what}");
             let arrived = Timeline::open_with(&again, 1).and_then(|mut timeline| {
-                timeline.seek(end / 2, &mut || false)?;
+                timeline.seek(middle, &mut || false)?;
                 Ok(timeline.machine_mut().hashes())
             });
             match arrived {
@@ -281,10 +288,10 @@ fn damaged_translations_are_made_again() {
         assert!(travelled > 20, "{travelled}");
     }
     // One of another log is none of this.
-    std::fs::remove_dir_all(folder(&recording.path, 0)).unwrap();
+    std::fs::remove_dir_all(folder(&recording.path, Exits(0))).unwrap();
     let (other, _) = record_with_checkpoints(directory.path(), 13);
     in_instructions(opened(&other), |_| {}).unwrap();
-    std::fs::rename(folder(&other.path, 0), folder(&recording.path, 0)).unwrap();
+    std::fs::rename(folder(&other.path, Exits(0)), folder(&recording.path, Exits(0))).unwrap();
     let again = in_instructions(opened(&recording), |_| {}).unwrap();
     assert_eq!(again.log.events.len(), recording.log.events.len());
 }
@@ -314,11 +321,11 @@ fn a_packed_recording_takes_its_checkpoints_along() {
     pack(&recording, &packed, true).unwrap();
     unpack(&packed, &unpacked, DEFAULT_MAX_BYTES).unwrap();
     assert!(!unpacked.join(INSTRUCTIONS).exists());
-    let again = Recording::open(&unpacked).unwrap();
-    assert_eq!((again.counting, heads(&again)), (Counting::Exits, heads(&recording)));
+    let again = open(&unpacked);
+    assert_eq!(heads(&again), heads(&recording));
     assert!(verify(&again, None, |_, _| {}).unwrap().equal());
     let from = starts(&again)[0];
-    assert_eq!(from_exit(again, from, |_| {}).unwrap().exits.unwrap().from, from);
+    assert_eq!(from_exit(again, from, |_| {}).unwrap().recounted.unwrap().from, from);
 }
 
 #[test]
@@ -336,7 +343,7 @@ fn a_recorder_that_was_killed_leaves_its_checkpoints() {
     let part = from_exit(cut, from, |_| {}).unwrap();
     let mut timeline = Timeline::open_with(&part, 1).unwrap();
     let end = timeline.end();
-    assert!(end > 0);
+    assert!(end > Instructions(0));
     timeline.seek(end, &mut || false).unwrap();
     assert_eq!(timeline.step_backward(&mut || false).unwrap(), TravelStop::Reached);
 }

@@ -5,9 +5,10 @@ mod common;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use tiny_guest::{Numbers, write_kernel};
+use tiny_guest::{Numbers, open, write_kernel};
+use vmm::position::Instructions;
+use vmm::recording::EVENTS;
 use vmm::recording::player::Scrutiny;
-use vmm::recording::{EVENTS, Recording};
 use vmm::replay::{Replay, ReplayEnd};
 
 const TTVM: &str = env!("CARGO_BIN_EXE_ttvm");
@@ -25,15 +26,15 @@ fn info(path: &Path) -> String {
     common::ttvm(Path::new("."), &["info", path.to_str().unwrap()]).1
 }
 
-/// Opens and replays what is there; gives the step count that was reached.
-fn replayed(path: &Path) -> u64 {
-    let recording = Recording::open(path).unwrap();
+/// Opens and replays what is there; gives the place that was reached.
+fn replayed(path: &Path) -> Instructions {
+    let recording = open(path);
     assert!(recording.log.end.is_none());
     let mut replay = Replay::new(&recording, Scrutiny::Everything, |_| Ok(())).unwrap();
     assert_eq!(replay.run(None, |_| {}).unwrap(), ReplayEnd::Stopped);
-    let steps = replay.machine.moment().steps;
-    assert!(steps >= recording.log.last_moment().steps);
-    steps
+    let at = replay.machine.moment().count;
+    assert!(at >= recording.log.last_moment().count);
+    at
 }
 
 #[test]
@@ -86,8 +87,8 @@ fn a_full_disk_ends_the_recording_with_one_sentence() {
     let path = directory.path().join("full.ttvm");
     let told = record_with_small_files(2, &arguments(&kernel, &path));
     assert!(told.contains("cannot write") && told.contains(EVENTS) && told.contains("replays"), "{told}");
-    assert!(!Recording::open(&path).unwrap().log.torn);
-    assert!(replayed(&path) > 16_000_000);
+    assert!(!open(&path).log.torn);
+    assert!(replayed(&path) > Instructions(16_000_000));
 }
 
 #[test]
@@ -102,8 +103,8 @@ fn a_disk_too_full_for_checkpoints_ends_the_recording_with_one_sentence() {
     for part in ["cannot write", ".ckpt", "too large", "the run was stopped at instruction", "replays"] {
         assert!(told.contains(part), "{part}: {told}");
     }
-    assert!(replayed(&path) > 16_000_000);
-    let recording = Recording::open(&path).unwrap();
+    assert!(replayed(&path) > Instructions(16_000_000));
+    let recording = open(&path);
     assert!(recording.checkpoints().unwrap().unwrap().entries().is_empty());
 }
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 
 use tiny_guest::{Numbers, record_with_checkpoints, typed};
+use vmm::position::Count;
 
 /// A guest that runs for some tens of milliseconds.
 const ROUNDS: u32 = 300_000;
@@ -113,7 +114,7 @@ fn server() -> (tempfile::TempDir, Server, u64) {
     let directory = tempfile::tempdir().unwrap();
     let (_, end) = record_with_checkpoints(directory.path(), "r.ttvm", ROUNDS, typed(&[(5_000, "a")]), &[]);
     let server = Server::start(directory.path());
-    (directory, server, end.at.steps)
+    (directory, server, end.at.count.number())
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::path::Path;
 use common::ttvm;
 use serde_json::Value;
 use tiny_guest::{STIRRED, record_with_checkpoints, typed};
+use vmm::position::Count;
 
 const ROUNDS: u32 = 20_000;
 
@@ -20,7 +21,7 @@ fn recording() -> (tempfile::TempDir, u64) {
     let directory = tempfile::tempdir().unwrap();
     let keys = typed(&[(5_000, "a"), (90_000, "b")]);
     let (_, end) = record_with_checkpoints(directory.path(), "r.ttvm", ROUNDS, keys, &[30_000, 105_000]);
-    (directory, end.at.steps)
+    (directory, end.at.count.number())
 }
 
 #[test]

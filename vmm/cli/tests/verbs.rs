@@ -5,6 +5,7 @@ mod common;
 use common::ttvm;
 use serde_json::Value;
 use tiny_guest::{STIRRED, record, record_with_checkpoints, typed};
+use vmm::position::Count;
 use vmm::recording::FORMAT_VERSION;
 
 const ROUNDS: u32 = 20_000;
@@ -23,7 +24,7 @@ fn info_says_everything_in_json() {
         ("cpu_model", "ttvm-v2".into()),
         ("complete", true.into()),
         ("ended", end.outcome.to_string().into()),
-        ("instructions", end.at.steps.into()),
+        ("instructions", end.at.count.number().into()),
         ("branches", end.branches.into()),
         ("guest_seconds", (end.at.time_ns as f64 / 1e9).into()),
         ("events", serde_json::json!({"power-on": 1, "console-input": 2})),
@@ -42,7 +43,7 @@ fn verify_names_the_instruction_at_which_memory_failed() {
     let (_, end) = record(directory.path(), "r.ttvm", ROUNDS, typed(&[(5_000, "a")]));
     let (code, out, told) = ttvm(directory.path(), &["verify", "r.ttvm"]);
     assert_eq!((code, out.lines().count()), (0, 2), "{out}{told}");
-    let steps = end.at.steps / 2;
+    let steps = end.at.count.number() / 2;
     let fault = format!("{steps}:{}:5", STIRRED + 0x1234);
     let (code, out, _) = ttvm(directory.path(), &["verify", "r.ttvm", "--inject-fault", &fault]);
     assert_eq!(code, 3);
@@ -92,7 +93,7 @@ fn a_packed_recording_replays_without_the_originals() {
     assert!(
         code == 0
             && told
-                .contains(&format!("to the end: console, counts and hashes are equal, at {}", end.at.steps)),
+                .contains(&format!("to the end: console, counts and hashes are equal, at {}", end.at.count)),
         "{told}"
     );
     assert_eq!(out, "a");
@@ -123,7 +124,7 @@ fn info_verify_and_pack_know_checkpoints() {
     let rate = store.total_bytes() as f64 / (end.at.time_ns as f64 / 1e9);
     assert!((checkpoints["bytes_per_guest_second"].as_f64().unwrap() / rate - 1.0).abs() < 1e-9);
     assert_eq!(checkpoints["first"]["instructions"], positions[0]);
-    assert_eq!(checkpoints["last"]["instructions"], end.at.steps);
+    assert_eq!(checkpoints["last"]["instructions"], end.at.count.number());
     assert_eq!(checkpoints["largest_gap"]["instructions"], gaps.max().unwrap());
     let (_, out, _) = ttvm(directory.path(), &["info", "r.ttvm"]);
     assert!(out.contains(&format!("checkpoints   {count}, {} bytes, ", store.total_bytes())), "{out}");

@@ -114,21 +114,23 @@ mod tests {
     use super::*;
     use crate::machine::checks::CheckRecord;
     use crate::machine::inputs::Event;
+    use crate::position::Instructions;
+    use crate::recording::log::file::{log_of_payloads, parse_log};
 
-    fn at(steps: u64) -> Moment {
-        Moment { steps, time_ns: steps }
+    fn at(number: u64) -> Moment<Instructions> {
+        Moment { count: Instructions(number), time_ns: number }
     }
 
-    fn event(steps: u64, event: Event) -> EventRecord {
-        EventRecord { at: at(steps), branches: 0, rip: 0, cpu_hash: [0; 8], event }
+    fn event(number: u64, event: Event) -> EventRecord<Instructions> {
+        EventRecord { at: at(number), branches: 0, rip: 0, cpu_hash: [0; 8], event }
     }
 
-    fn check(steps: u64, hash: u8) -> (usize, CheckRecord) {
+    fn check(number: u64, hash: u8) -> (usize, CheckRecord<Instructions>) {
         let hash = [hash; 8];
         (
             1,
             CheckRecord {
-                at: at(steps),
+                at: at(number),
                 branches: 0,
                 rip: 0,
                 cpu_hash: hash,
@@ -138,15 +140,18 @@ mod tests {
         )
     }
 
-    fn log(events: Vec<EventRecord>, checks: Vec<(usize, CheckRecord)>) -> Log {
-        Log { events, checks, ..Log::empty() }
+    fn log(
+        events: Vec<EventRecord<Instructions>>,
+        checks: Vec<(usize, CheckRecord<Instructions>)>,
+    ) -> Log<Instructions> {
+        Log { events, checks, ..parse_log(&log_of_payloads([])).unwrap() }
     }
 
     #[test]
     fn the_earliest_difference_is_named() {
-        let typed = |steps, text: &[u8]| event(steps, Event::ConsoleInput(text.to_vec()));
+        let typed = |number, text: &[u8]| event(number, Event::ConsoleInput(text.to_vec()));
         let base = log(vec![typed(10, b"a"), typed(30, b"b")], vec![check(20, 1), check(40, 1)]);
-        let place = |other: &Log| diff(&base, other).map(|parting| parting.at.unwrap().steps);
+        let place = |other: &Log<_>| diff(&base, other).map(|parting| parting.at.unwrap().count);
         assert_eq!(place(&base), None);
         for (what, events, checks, expected) in [
             ("payload", vec![typed(10, b"a"), typed(30, b"c")], vec![], Some(30)),
@@ -157,7 +162,7 @@ mod tests {
             ("check elsewhere", vec![typed(10, b"a"), typed(30, b"b")], vec![check(21, 2)], None),
             ("more", vec![typed(10, b"a"), typed(30, b"b"), typed(35, b"c")], vec![], Some(35)),
         ] {
-            assert_eq!(place(&log(events, checks)), expected, "{what}");
+            assert_eq!(place(&log(events, checks)), expected.map(Instructions), "{what}");
         }
         let other = Log { machine_hash: [1; 32], ..base.clone() };
         assert_eq!(diff(&base, &other).unwrap().at, None);
