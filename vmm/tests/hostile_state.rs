@@ -46,7 +46,7 @@ fn restored_and_run(
     machine.attach_store(store.store().clone());
     player.set_scrutiny(Scrutiny::Registers);
     machine.restore(&snapshot.state, &snapshot.maps)?;
-    player.set_cursor(snapshot.cursor);
+    player.set_cursor(snapshot.cursor)?;
     let until = machine.moment().count.saturating_add(STEPS);
     machine.run(until, &mut player)?;
     drop(machine.state());
@@ -108,7 +108,7 @@ fn survive<C: Unit>(
         decoded > mutations / 4 && refused > 0 && ran > 0,
         "{decoded} decoded, {refused} refused, {ran} ran"
     );
-    assert_eq!(Player::new(recording.log.clone()).cursor().events(), 0);
+    assert_eq!(Player::new(recording.log.clone()).unwrap().cursor().events(), 0);
 }
 
 #[test]

@@ -237,7 +237,8 @@ fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
 
 /// Gives a way in the translated recording that is long and begins at a checkpoint, or at power-on, with no other on it.
 fn replays_at_home(recording: Recording<Exits>) -> Range<Instructions> {
-    let stopped = recording.log.events.iter().filter(|record| matches!(record.event, Event::Stopped(_)));
+    let stopped =
+        recording.log.events().filter(|record| matches!(record.as_ref().unwrap().event, Event::Stopped(_)));
     assert!(stopped.count() > 20, "timers come due where the guest makes no exits");
     let found = verify(&recording, None, |_, _| {}).unwrap_or_else(|error| panic!("{error}"));
     if let Some(difference) = &found.difference {

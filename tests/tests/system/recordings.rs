@@ -80,7 +80,7 @@ fn one_wrong_bit_of_ram_does_not_go_unnoticed() {
 /// Writes the traveller's recording once more, its records changed.
 fn rewrite(traveller: &Traveller, to: &Path, change: impl FnOnce(&mut Vec<LogRecord<Instructions>>)) {
     let recording = open(&traveller.path);
-    let mut records: Vec<_> = recording.log.events.iter().cloned().map(LogRecord::Event).collect();
+    let mut records: Vec<_> = recording.log.events().map(|event| LogRecord::Event(event.unwrap())).collect();
     records.extend(recording.log.end.clone().map(LogRecord::End));
     change(&mut records);
     let mut writer = Recording::<Instructions>::create(to, &recording.manifest.machine).unwrap();
@@ -141,7 +141,8 @@ fn a_recording_that_was_cut_off_replays_to_its_last_event() {
         std::fs::write(&file, &bytes[..length]).unwrap();
         match Opened::open(&traveller.path) {
             Ok(Opened::ByInstructions(recording)) => {
-                let last = recording.log.events.last().expect("an open recording has events").at.count;
+                let last =
+                    recording.log.events().last().expect("an open recording has events").unwrap().at.count;
                 let (machine, end) = replay(&recording, None, |_| Ok(()), |_| {}).unwrap();
                 assert_eq!(end, ReplayEnd::Stopped, "cut at {length}");
                 assert!(machine.moment().count >= last, "cut at {length}");

@@ -7,6 +7,7 @@
 pub mod stopped;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
@@ -17,7 +18,7 @@ use vmm::machine::inputs::{Event, Idle, Inputs, PowerOn, View};
 use vmm::machine::{Machine, RunStop};
 use vmm::position::{Count, Instructions, Moment};
 use vmm::recording::checkpointer;
-use vmm::recording::log::EndRecord;
+use vmm::recording::log::{EndRecord, EventRecord, Log, LogRecord};
 use vmm::recording::pace::CheckpointOptions;
 use vmm::recording::recorder::Recorder;
 use vmm::recording::{Opened, Recording};
@@ -217,6 +218,22 @@ pub fn open(path: &Path) -> Recording<Instructions> {
         Opened::ByInstructions(recording) => recording,
         Opened::ByExits(_) => panic!("{} counts exits", path.display()),
     }
+}
+
+/// Changes an opened recording's log, and not its file.
+pub fn change_log<C: Count>(recording: &mut Recording<C>, change: impl FnOnce(&mut [LogRecord<C>])) {
+    let mut records = recording.log.records().unwrap();
+    change(&mut records);
+    recording.log = Arc::new(Log::of_records(&records).unwrap());
+}
+
+/// The event with a number.
+pub fn event_of<C>(records: &mut [LogRecord<C>], number: usize) -> &mut EventRecord<C> {
+    let events = records.iter_mut().filter_map(|record| match record {
+        LogRecord::Event(event) => Some(event),
+        _ => None,
+    });
+    events.into_iter().nth(number).unwrap()
 }
 
 /// Numbers that are the same in every run.

@@ -28,7 +28,7 @@ fn info_says_everything_in_json() {
         ("branches", end.branches.into()),
         ("guest_seconds", (end.at.time_ns as f64 / 1e9).into()),
         ("events", serde_json::json!({"power-on": 1, "console-input": 2})),
-        ("checks", recording.log.checks.len().into()),
+        ("checks", recording.log.check_count().into()),
         ("log_bytes", recording.log.bytes.into()),
         ("console_bytes", 2.into()),
     ] {

@@ -15,6 +15,7 @@ use crate::recording::log::order::Order;
 use crate::recording::log::piece::{Loaded, LogEntry, PIECE_BYTES, PIECE_RECORDS, Piece, PieceIndex};
 use crate::recording::log::records::{EndRecord, EventRecord, LogRecord};
 use crate::recording::log::source::{Source, Window};
+use crate::recording::log::writer::log_of_payloads;
 
 /// An event log. Events and checks have numbers of their own, and *entries* are both together, in the order of the log.
 #[derive(Debug)]
@@ -190,6 +191,16 @@ impl<C: Count> Log<C> {
         self.chain.1
     }
 
+    #[cfg(test)]
+    pub(super) fn pieces(&self) -> usize {
+        self.index.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn pieces_in_memory(&self) -> usize {
+        self.loaded().count()
+    }
+
     /// The piece with this number.
     fn piece(&self, number: usize) -> Result<Arc<Piece<C>>, Error> {
         if let Some(piece) = self.loaded().get(number) {
@@ -335,6 +346,32 @@ impl<C: Count> Log<C> {
     /// Whether the log reaches behind so many events and checks.
     pub fn reaches(&self, events: usize, checks: usize) -> bool {
         events <= self.order.events && checks <= self.order.checks
+    }
+}
+
+/// For what changes logs: tests.
+impl<C: Count> Log<C> {
+    /// All records.
+    pub fn records(&self) -> Result<Vec<LogRecord<C>>, Error> {
+        let mut records: Vec<_> = self.order.machine_hash.map(LogRecord::Machine).into_iter().collect();
+        for entry in self.entries() {
+            match entry? {
+                LogEntry::Event { record, system_calls, .. } => {
+                    records.extend(system_calls.map(LogRecord::SystemCalls));
+                    records.push(LogRecord::Event(record));
+                }
+                LogEntry::Check { record, .. } => records.push(LogRecord::Check(record)),
+            }
+        }
+        records.extend(self.end.clone().map(LogRecord::End));
+        Ok(records)
+    }
+
+    /// The log with these records.
+    pub fn of_records(records: &[LogRecord<C>]) -> Result<Log<C>, String> {
+        let payload = |record| postcard::to_stdvec(record).expect("plain data in memory always serializes");
+        let payloads: Vec<Vec<u8>> = records.iter().map(payload).collect();
+        parse_log(&log_of_payloads(payloads.iter().map(Vec::as_slice)))
     }
 }
 

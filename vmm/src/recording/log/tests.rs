@@ -1,8 +1,13 @@
 //! Logs, whole, cut off, damaged and long.
 
+use std::fs::File;
+
+use super::frames::MAGIC;
 use super::*;
-use crate::machine::inputs::PowerOn;
-use crate::position::Instructions;
+use crate::machine::checks::CheckRecord;
+use crate::machine::clock::MAX_TIME_NS;
+use crate::machine::inputs::{Event, PowerOn};
+use crate::position::{Instructions, Moment};
 
 fn record(number: u64, event: Event) -> EventRecord<Instructions> {
     let at = Moment { count: Instructions(number), time_ns: number };
@@ -44,23 +49,10 @@ fn written(records: &[LogRecord<Instructions>]) -> Vec<u8> {
     std::fs::read(&path).unwrap()
 }
 
-/// The log's records again, in its order.
-fn records(log: &Log<Instructions>) -> Vec<LogRecord<Instructions>> {
-    let mut all = vec![LogRecord::Machine(log.machine_hash)];
-    for (number, event) in log.events.iter().enumerate() {
-        let before = log.checks.iter().filter(|(events, _)| *events == number);
-        all.extend(before.map(|(_, check)| LogRecord::Check(check.clone())));
-        all.push(LogRecord::Event(event.clone()));
-    }
-    let last = log.checks.iter().filter(|(events, _)| *events == log.events.len());
-    all.extend(last.map(|(_, check)| LogRecord::Check(check.clone())));
-    all
-}
-
 #[test]
 fn what_is_written_is_read() {
     let log = parse_log::<Instructions>(&written(&sample_records())).unwrap();
-    assert_eq!(records(&log), sample_records());
+    assert_eq!(log.records().unwrap(), sample_records());
     assert!(!log.torn);
     assert_eq!(log.last_moment(), Moment { count: Instructions(100), time_ns: 101 });
 }
@@ -74,7 +66,7 @@ fn a_log_cut_off_anywhere_gives_the_records_before_the_cut() {
             cut.resize(length + zeroes, 0);
             let log =
                 parse_log::<Instructions>(&cut).unwrap_or_else(|why| panic!("{length} {zeroes}: {why}"));
-            let whole = if log.bytes > 8 { records(&log) } else { Vec::new() };
+            let whole = log.records().unwrap();
             assert_eq!(whole, sample_records()[..whole.len()], "{length}");
             assert!(whole.len() < sample_records().len());
             assert_eq!(log.torn, log.bytes < cut.len() as u64, "{length}");
@@ -161,8 +153,9 @@ fn payloads_that_no_recorder_writes_are_read_or_refused() {
             }
         }
         if let Ok(log) = parse_log::<Instructions>(&log_of_payloads(changed.iter().map(Vec::as_slice))) {
-            assert!(log.events.len() + log.checks.len() < payloads.len());
-            assert!(log.events.iter().zip(log.events.iter().skip(1)).all(|(a, b)| a.at <= b.at));
+            assert!(log.event_count() + log.check_count() < payloads.len());
+            let places: Vec<_> = log.entries().map(|entry| entry.unwrap().at()).collect();
+            assert!(places.is_sorted());
             assert!(log.last_moment().time_ns <= MAX_TIME_NS);
             accepted += 1;
         }
@@ -174,8 +167,71 @@ fn payloads_that_no_recorder_writes_are_read_or_refused() {
 fn a_disk_that_is_full_leaves_whole_records() {
     // A file that cannot grow: a full device behind a link, as `create` wants to make its file itself.
     let full = File::options().write(true).open("/dev/full").unwrap();
-    let mut writer = LogWriter { file: full, path: "/dev/full".into(), bytes: 8, chain: 0 };
+    let mut writer = LogWriter::on(full, "/dev/full".into());
     let error = writer.append(&sample_records()[0]).unwrap_err().to_string();
     assert!(error.contains("cannot write /dev/full") && error.contains("No space left"), "{error}");
-    assert_eq!(writer.bytes, 8);
+    assert_eq!(writer.bytes(), 8);
+}
+
+/// A log of so many events, each with a check behind it.
+fn long_log(events: u64) -> Vec<LogRecord<Instructions>> {
+    let mut records = vec![LogRecord::Machine([9; 32]), LogRecord::Event(record(0, power_on()))];
+    for number in 1..events {
+        records.push(LogRecord::SystemCalls(number / 7));
+        records.push(LogRecord::Event(record(10 * number, Event::ConsoleInput(vec![number as u8; 40]))));
+        if number % 3 == 0 {
+            records.push(LogRecord::Check(check(10 * number)));
+        }
+    }
+    records.insert(1, LogRecord::SystemCalls(0));
+    records
+}
+
+#[test]
+fn a_long_log_is_the_same_however_it_is_looked_at_and_little_of_it_is_in_memory() {
+    let records = long_log(400_000);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("events.log");
+    let payloads: Vec<Vec<u8>> = records.iter().map(|r| postcard::to_stdvec(r).unwrap()).collect();
+    std::fs::write(&path, log_of_payloads(payloads.iter().map(Vec::as_slice))).unwrap();
+    let log: Log<Instructions> = read_log(&path).unwrap();
+    assert!(log.records().unwrap() == records);
+    assert!(log.pieces_in_memory() <= 128 && log.pieces() > 400, "{} pieces", log.pieces());
+    let events: Vec<_> = records
+        .iter()
+        .filter_map(|record| match record {
+            LogRecord::Event(event) => Some(event),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(log.event_count(), events.len());
+    for number in (0..events.len()).rev().step_by(997) {
+        let (event, system_calls) = log.event_with_system_calls(number).unwrap().unwrap();
+        assert_eq!((&event, system_calls), (events[number], Some(number as u64 / 7)));
+        let until = events[number].at.count;
+        assert_eq!(log.counts_while(|at| at.count < until).unwrap().0, number);
+        let checks = number / 3;
+        assert!(log.check_behind(number + 1, checks).unwrap().is_some() || number % 3 == 0);
+        assert_eq!(log.check_behind(number + 2, checks.wrapping_sub(1)).unwrap(), None);
+    }
+    assert_eq!(log.event(events.len()).unwrap(), None);
+    assert_eq!(log.check_behind(events.len() + 1, 0).unwrap(), None);
+}
+
+#[test]
+fn a_file_that_changes_while_it_is_open_is_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("events.log");
+    let records = long_log(200_000);
+    let payloads: Vec<Vec<u8>> = records.iter().map(|r| postcard::to_stdvec(r).unwrap()).collect();
+    let bytes = log_of_payloads(payloads.iter().map(Vec::as_slice));
+    std::fs::write(&path, &bytes).unwrap();
+    let log: Log<Instructions> = read_log(&path).unwrap();
+    let mut changed = bytes.clone();
+    changed[1000] ^= 1;
+    std::fs::write(&path, &changed).unwrap();
+    let error = log.event(1).unwrap_err().to_string();
+    assert!(error.contains("was changed while it was being read"), "{error}");
+    std::fs::write(&path, &bytes[..5000]).unwrap();
+    assert!(log.event(60_000).unwrap_err().to_string().contains("cannot be read"));
 }

@@ -29,6 +29,16 @@ impl LogWriter {
         Ok(LogWriter { file, path: path.to_path_buf(), bytes: MAGIC.len() as u64, chain: 0 })
     }
 
+    #[cfg(test)]
+    pub(super) fn on(file: File, path: PathBuf) -> LogWriter {
+        LogWriter { file, path, bytes: MAGIC.len() as u64, chain: 0 }
+    }
+
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Appends a record and hands it to the operating system, so that only a crash of the host can lose it.
     ///
     /// Where that fails (a full disk), what was written before stays whole.

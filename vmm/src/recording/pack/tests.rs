@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use checkpoint::{PAGE_BYTES, Space};
 
 use super::*;
-use crate::machine::config::{ImageFile, ModuleFile};
+use crate::machine::config::{ImageFile, MachineConfig, ModuleFile};
 use crate::machine::inputs::{Event, PowerOn};
 use crate::position::{Instructions, Moment};
-use crate::recording::Opened;
 use crate::recording::log::{EventRecord, Log, LogRecord, parse_log};
+use crate::recording::{EVENTS, Opened};
 
 fn image(directory: &Path, name: &str, contents: &[u8]) -> ImageFile {
     let path = directory.join(name);
