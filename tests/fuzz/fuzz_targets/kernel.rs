@@ -2,9 +2,9 @@
 
 #![no_main]
 
+use boot::{BootImages, Image, Module, load, packed_kernel};
 use guest_ram::GuestRam;
 use libfuzzer_sys::fuzz_target;
-use boot::{BootImages, Image, Module, load, packed_kernel};
 
 const RAM_BYTES: u64 = 8 << 20;
 
