@@ -226,13 +226,13 @@ fn a_run_stops_exactly_at_every_step_count() {
         let cursor = player.cursor();
         for until in (machine.moment().count.number()..start.number() + 700).map(Instructions) {
             machine.restore(&state, &maps).unwrap();
-            player.set_cursor(cursor);
+            player.set_cursor(cursor).unwrap();
             assert_eq!(machine.run(until, &mut player).unwrap(), RunStop::Reached);
             let reached = (machine.moment().count, machine.cpu().rip());
             assert_eq!(reached, (until, walk.rip(until)), "from {start}");
         }
         machine.restore(&state, &maps).unwrap();
-        player.set_cursor(cursor);
+        player.set_cursor(cursor).unwrap();
     }
 }
 

@@ -27,7 +27,10 @@ impl Breakpoint {
 /// What must hold where a breakpoint is reached or memory accessed, for it to count: asked while the run goes on, by any
 /// thread.
 #[derive(Clone)]
-pub struct Filter(Arc<dyn Fn(&Machine<Instructions>) -> bool + Send + Sync>);
+pub struct Filter(Arc<Question>);
+
+/// A question about a machine as it stands.
+type Question = dyn Fn(&Machine<Instructions>) -> bool + Send + Sync;
 
 impl Filter {
     /// A filter that asks this. It must depend on the machine alone.
