@@ -4,8 +4,6 @@
 //! A check has up to three parts, from cheap to dear: registers, devices, RAM. [`Schedule`] says when a recorder
 //! takes which; a player takes them wherever the log has them. Taking one changes nothing that the guest can see.
 
-use serde::{Deserialize, Serialize};
-
 use crate::position::{Count, Moment};
 
 /// How often a recorder takes which check: distances in what the machine counts, unless they are times.
@@ -46,7 +44,7 @@ pub struct CheckParts {
 }
 
 /// The machine's state at one point, in short.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckRecord<C> {
     /// Where.
     pub at: Moment<C>,

@@ -3,7 +3,7 @@
 //! The machine asks its [`Inputs`] at points between instructions. Live inputs ask the host; a recorder writes
 //! down what they gave; a player gives it again at the same points. The machine cannot tell which it has.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::engine::Leave;
 use crate::error::Error;
@@ -13,7 +13,7 @@ use crate::machine::hashes::short;
 use crate::position::{Count, Moment};
 
 /// Something from outside.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Event {
     /// What a machine is given at power-on. Always the first event, and only that.
     PowerOn(PowerOn),
@@ -41,7 +41,7 @@ pub enum Event {
 
 /// What tells a place where the guest was stopped from others between the same two exits, besides RIP and the hash of the
 /// registers, which all records have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stopped {
     /// The general registers, folded ([`cpu::fold_registers`]): quick to compare at each of many candidates.
     pub registers: u64,
@@ -65,7 +65,7 @@ impl Event {
 }
 
 /// What a machine is given at power-on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PowerOn {
     /// The date that the real-time clock starts with, in seconds since 1970.
     pub unix_seconds: i64,
