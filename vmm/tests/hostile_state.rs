@@ -3,8 +3,8 @@
 
 use tiny_guest::{Numbers, Script, record_with_checkpoints, stopped, typed};
 use vmm::error::{Error, exit_code};
-use vmm::machine::unit::Unit;
 use vmm::machine::Machine;
+use vmm::machine::unit::Unit;
 use vmm::position::{Count, Exits, Instructions};
 use vmm::recording::Recording;
 use vmm::recording::checkpoints::{Checkpoints, Snapshot, parse_state, state_bytes};

@@ -10,17 +10,17 @@ use tests::run::run_until;
 use tests::saved::Saved;
 use tests::script::Script;
 use vmm::machine::Machine;
-use vmm::machine::config::MachineConfig;
 use vmm::position::Instructions;
+use vmm::recording::Manifest;
 
 fn main() {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let [config, saved, until, output] = &arguments[..] else {
         panic!("usage: continue_run CONFIG SAVED UNTIL OUTPUT");
     };
-    let config: MachineConfig =
-        serde_json::from_str(&std::fs::read_to_string(config).expect("CONFIG can be read"))
-            .expect("CONFIG is a machine's description");
+    let manifest = std::fs::read_to_string(config).expect("CONFIG can be read");
+    let config =
+        Manifest::parse(&manifest).expect("CONFIG is a manifest with a machine's description").machine;
     let images = config.read_images().unwrap_or_else(|error| panic!("{error}"));
     let mut machine = Machine::new(&config, &images, &power_on()).unwrap_or_else(|error| panic!("{error}"));
     Saved::read(Path::new(saved)).restore(&mut machine);

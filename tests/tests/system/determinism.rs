@@ -15,6 +15,7 @@ use tests::saved::{Saved, through_bytes};
 use tests::script::Script;
 use vmm::machine::{Machine, MachineState, Outcome, hash_of};
 use vmm::position::Instructions;
+use vmm::recording::Manifest;
 use vmm::recording::checkpoints::state_bytes;
 
 const SEED: u64 = 2026;
@@ -123,7 +124,7 @@ fn continue_in_process(
     directory: &Path,
 ) -> Vec<u8> {
     let path = |name: &str| directory.join(name);
-    std::fs::write(path("config"), serde_json::to_string(&guest.config).expect("plain data")).expect("ours");
+    std::fs::write(path("config"), Manifest::new(guest.config.clone()).text()).expect("ours");
     Saved::of(machine).write(&path("input"));
     let program = env!("CARGO_BIN_EXE_continue_run");
     let mut command = Command::new(program);

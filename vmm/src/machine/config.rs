@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use boot::packed_kernel;
 use boot::time_reads::{self, Rewriting};
 use devices::DebugPortsV1;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::error::Error;
 use crate::machine::clock::TimeBase;
@@ -19,7 +19,7 @@ pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
 pub const MAX_MEMORY_BYTES: u64 = 256 << 30;
 
 /// A file that a machine is made from, by path and contents.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ImageFile {
     /// Where it was found.
     pub path: PathBuf,
@@ -30,7 +30,7 @@ pub struct ImageFile {
 }
 
 /// A boot module (Multiboot) and its command line.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModuleFile {
     /// The file.
     pub file: ImageFile,
@@ -39,7 +39,7 @@ pub struct ModuleFile {
 }
 
 /// The machine's description.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MachineConfig {
     /// The CPU model's name.
     pub cpu_model: String,

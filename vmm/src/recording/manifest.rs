@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::machine::config::MachineConfig;
 use crate::machine::hashes::hash_of;
+use crate::recording::manifest_v4::{MachineConfigV4, ManifestV4};
 
 /// Version of the format that this program writes and reads.
 pub const FORMAT_VERSION: u32 = 4;
@@ -20,7 +21,7 @@ const COUNTER_STEPS: &str = "steps";
 const COUNTER_EXITS: &str = "exits";
 
 /// What a recording is of.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     /// [`FORMAT_VERSION`] of the program that made it.
     pub format_version: u32,
@@ -57,8 +58,9 @@ impl Manifest {
                 version.format_version, version.made_by
             ));
         }
-        let manifest: Manifest =
+        let stored: ManifestV4 =
             serde_json::from_str(text).map_err(|error| format!("is damaged: {error}"))?;
+        let manifest = Manifest::from(stored);
         manifest.machine.validate()?;
         let counter = counter_of(&manifest.machine);
         if manifest.counter != counter {
@@ -70,8 +72,9 @@ impl Manifest {
 
     /// The manifest as text, with its check.
     pub fn text(&self) -> String {
+        let stored = ManifestV4::from(self.clone());
         let text = |check: u32| {
-            let checked = Checked { manifest: self, check: format!("{check:08x}") };
+            let checked = Checked { manifest: &stored, check: format!("{check:08x}") };
             serde_json::to_string_pretty(&checked).expect("plain data in memory always serializes") + "\n"
         };
         text(crc32fast::hash(text(0).as_bytes()))
@@ -81,7 +84,7 @@ impl Manifest {
     pub fn machine_hash(&self) -> [u8; 32] {
         let mut machine = self.machine.clone();
         machine.images_mut().for_each(|(_, image)| image.path = PathBuf::new());
-        hash_of(&(&self.counter, machine))
+        hash_of(&(&self.counter, MachineConfigV4::from(machine)))
     }
 }
 
@@ -94,7 +97,7 @@ fn counter_of(machine: &MachineConfig) -> &'static str {
 #[derive(Serialize)]
 struct Checked<'a> {
     #[serde(flatten)]
-    manifest: &'a Manifest,
+    manifest: &'a ManifestV4,
     /// CRC-32 of the text with zeroes in the place of it.
     check: String,
 }

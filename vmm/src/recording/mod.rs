@@ -12,6 +12,7 @@ pub mod files;
 mod head_v1;
 pub mod log;
 pub mod manifest;
+mod manifest_v4;
 mod moment_v1;
 pub mod opened;
 pub mod pace;
