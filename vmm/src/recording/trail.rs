@@ -20,8 +20,8 @@ const MAX_PAGES: usize = 4096;
 
 /// See the module.
 pub struct Trail<C> {
-    older: Option<Kept<C>>,
-    newer: Option<Kept<C>>,
+    older: Option<TrailState<C>>,
+    newer: Option<TrailState<C>>,
     given_up: bool,
     /// Distance to the next state, at least, for each page that was copied for the last.
     page_rest_steps: u64,
@@ -30,7 +30,7 @@ pub struct Trail<C> {
 }
 
 /// One state.
-struct Kept<C> {
+struct TrailState<C> {
     at: Moment<C>,
     head: CheckpointHead<C>,
     state: MachineState,
@@ -52,7 +52,7 @@ impl<C: Unit> Trail<C> {
     /// A checkpoint was just taken here: what follows is relative to it.
     pub fn checkpoint<U: Unit>(&mut self, machine: &mut Machine<U>) {
         let last = joined(self.older.take(), self.newer.take());
-        let older = last.map(|kept| Kept { is_behind_checkpoint: true, ..kept });
+        let older = last.map(|kept| TrailState { is_behind_checkpoint: true, ..kept });
         *self = Trail { older, ..Trail::begin(machine, self.page_rest_steps) };
     }
 
@@ -70,7 +70,7 @@ impl<C: Unit> Trail<C> {
             return self.give_up();
         }
         self.next = at.count + ram.len() as u64 * self.page_rest_steps;
-        let here = Kept {
+        let here = TrailState {
             at,
             head: CheckpointHead::of(machine, cursor),
             state: machine.state(),
@@ -80,7 +80,7 @@ impl<C: Unit> Trail<C> {
         };
         let newer = self.newer.replace(here);
         self.older = joined(self.older.take(), newer);
-        let pages = |kept: &Option<Kept<C>>| kept.as_ref().map_or(0, |kept| kept.ram.len());
+        let pages = |kept: &Option<TrailState<C>>| kept.as_ref().map_or(0, |kept| kept.ram.len());
         if pages(&self.older) + pages(&self.newer) > MAX_PAGES {
             self.give_up();
         }
@@ -113,12 +113,12 @@ impl<C: Unit> Trail<C> {
 }
 
 /// The later mark, relative to what the earlier one is relative to.
-fn joined<C>(earlier: Option<Kept<C>>, later: Option<Kept<C>>) -> Option<Kept<C>> {
+fn joined<C>(earlier: Option<TrailState<C>>, later: Option<TrailState<C>>) -> Option<TrailState<C>> {
     match (earlier, later) {
         (Some(earlier), Some(later)) if !earlier.is_behind_checkpoint => {
             let mut ram = earlier.ram;
             ram.extend(later.ram);
-            Some(Kept { ram, ..later })
+            Some(TrailState { ram, ..later })
         }
         (earlier, later) => later.or(earlier),
     }

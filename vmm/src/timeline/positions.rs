@@ -1,7 +1,7 @@
 //! What the notations of positions mean in a recording.
 
 use super::travel::{Timeline, TravelStop};
-use super::walker::{Poll, TRAIL_STEPS, Walked};
+use super::walker::{Poll, SNAPSHOT_SPACING, Walked};
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::position::{Count, Instructions, PositionSpec};
@@ -115,7 +115,7 @@ impl Timeline {
                     break None;
                 }
                 self.walker.leave_snapshot();
-                let walked = self.walker.advance(high.min(low + slice), TRAIL_STEPS, poll)?;
+                let walked = self.walker.advance(high.min(low + slice), SNAPSHOT_SPACING, poll)?;
                 not_interrupted(walked == Walked::Interrupted || poll())?;
             } else if slice > 1 {
                 slice /= SLICE_FACTOR;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::stops::{Armed, Hit, Stops};
-use super::walker::{Poll, Shared, TRAIL_STEPS, Walked, Walker};
+use super::walker::{Poll, SNAPSHOT_SPACING, Shared, Walked, Walker};
 use crate::error::Error;
 use crate::position::{Count, Instructions};
 
@@ -70,17 +70,17 @@ impl Walker {
     ) -> Result<Scanned, Error> {
         if self.position() != window.start {
             self.restore_nearest(window.start)?;
-            if self.advance(window.start, TRAIL_STEPS, poll)? == Walked::Interrupted {
+            if self.advance(window.start, SNAPSHOT_SPACING, poll)? == Walked::Interrupted {
                 return Ok(Scanned::Interrupted);
             }
         }
-        let trail = ((window.end - window.start) / PARTS).max(TRAIL_STEPS);
+        let spacing = ((window.end - window.start) / PARTS).max(SNAPSHOT_SPACING);
         let mut armed = Armed::new(stops, &mut self.machine);
         // A breakpoint at the window's very first instruction counts.
         let mut origin = Instructions::MAX;
         let mut hits = Vec::new();
         loop {
-            match self.run(window.end, &mut armed, &mut origin, trail, poll)? {
+            match self.run(window.end, &mut armed, &mut origin, spacing, poll)? {
                 Walked::There => return Ok(Scanned::Hits(hits)),
                 Walked::Interrupted => return Ok(Scanned::Interrupted),
                 Walked::Hit(hit) => {

@@ -24,7 +24,7 @@ use crate::timeline::fork;
 use crate::timeline::search::{ALONE, ALONE_STEPS, Direction, Keep, Scanned, Window, scan_on_all_cores};
 use crate::timeline::snapshot::Snapshots;
 use crate::timeline::stops::{Armed, Breakpoint, Cause, Hit, Stops, Watch};
-use crate::timeline::walker::{Poll, Shared, TRAIL_STEPS, Task, Walked, Walker};
+use crate::timeline::walker::{Poll, SNAPSHOT_SPACING, Shared, Task, Walked, Walker};
 
 /// Why a movement ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -249,7 +249,7 @@ impl Timeline {
         poll: &mut Poll<'_>,
     ) -> Result<TravelStop, Error> {
         self.walker.player.on_output(output);
-        let walked = self.walker.advance(until.min(self.shared.end), TRAIL_STEPS, poll);
+        let walked = self.walker.advance(until.min(self.shared.end), SNAPSHOT_SPACING, poll);
         self.walker.player.without_output();
         Ok(if walked? == Walked::Interrupted { TravelStop::Interrupted } else { TravelStop::Reached })
     }
@@ -260,7 +260,7 @@ impl Timeline {
         self.must_be_history()?;
         let here = self.position();
         let before = here.saturating_back(1);
-        if here - self.walker.nearest(before).0 <= TRAIL_STEPS {
+        if here - self.walker.nearest(before).0 <= SNAPSHOT_SPACING {
             return Ok(TravelStop::Reached);
         }
         Armed::disarm(&mut self.walker.machine);
@@ -281,7 +281,7 @@ impl Timeline {
         let alone = checkpoints.get(ALONE).copied().unwrap_or(self.shared.end);
         let mut armed = Armed::new(&stops, &mut self.walker.machine);
         let mut origin = here;
-        match self.walker.run(alone, &mut armed, &mut origin, TRAIL_STEPS, poll)? {
+        match self.walker.run(alone, &mut armed, &mut origin, SNAPSHOT_SPACING, poll)? {
             Walked::Hit(hit) => return Ok(TravelStop::Hit(hit.cause)),
             Walked::Interrupted => return Ok(TravelStop::Interrupted),
             Walked::There if alone == self.shared.end => return Ok(TravelStop::End),
