@@ -1,4 +1,4 @@
-//! Somebody at the console who waits for a text and then types, always at the same instruction.
+//! A script in the place of the person at the console: it waits for a text and then types, always at the same instruction.
 
 use std::collections::VecDeque;
 
@@ -27,7 +27,7 @@ pub struct Script {
 }
 
 impl Script {
-    /// Nobody at the console.
+    /// A script that types nothing.
     pub fn silent() -> Script {
         Script::default()
     }

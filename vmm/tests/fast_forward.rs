@@ -38,9 +38,9 @@ fn visits(timeline: &mut Timeline, breakpoint: u64) -> Vec<(TravelStop, (Instruc
     visits
 }
 
-fn compare(translated: &Recording<Instructions>, seed: u64) {
-    let mut alone = Timeline::open_with(translated, 1).unwrap();
-    let mut ahead = Timeline::open_with(translated, 1).unwrap();
+fn compare(recounted: &Recording<Instructions>, seed: u64) {
+    let mut alone = Timeline::open_with(recounted, 1).unwrap();
+    let mut ahead = Timeline::open_with(recounted, 1).unwrap();
     ahead.fast_forward(SMALL).unwrap();
     let end = alone.end().number();
     let mut numbers = Numbers(seed);

@@ -48,7 +48,7 @@ impl AsFd for &mut Client {
 }
 
 thread_local! {
-    /// Making a toy takes longer than a session with it; one that nobody may write to can be used again.
+    /// Making a toy takes longer than a session with it; one that no session may write to can be used again.
     static READ_ONLY: RefCell<Toy> = RefCell::new(Toy::new());
 }
 

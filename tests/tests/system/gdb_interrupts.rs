@@ -1,7 +1,7 @@
 //! ^C while a `tt` command searches: it ends, gdb and the server stay in step, and the machine stands where they say.
 //!
-//! gdb tells nobody of a ^C during a `monitor` command. It is noticed when the server's next sign of life comes, so the
-//! signal is sent right after one, by a connection that looks at what passes through.
+//! gdb does not tell the server of a ^C during a `monitor` command at once, only when the server's next sign of life
+//! comes. So the signal is sent right after one, by a connection that looks at what passes through.
 
 use std::io::{Read, Result, Write};
 use std::os::fd::{AsFd, BorrowedFd};

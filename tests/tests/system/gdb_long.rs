@@ -108,7 +108,7 @@ fn walk(
     let progress = std::sync::Arc::new(Mutex::new(Vec::new()));
     let heard = progress.clone();
     let mut target = GdbTarget::new(timeline).with_progress(every, move |text| {
-        let mut heard = heard.lock().expect("nobody panics with it");
+        let mut heard = heard.lock().expect("no thread panics while it holds the lock");
         if heard.is_empty() {
             on_progress(pid);
         }
@@ -132,7 +132,7 @@ fn walk(
         gdb::serve(&listener, &mut target, |_| false).expect("gdb is served");
         output.join().expect("gdb's output") + &errors.join().expect("gdb's errors")
     });
-    let progress = progress.lock().expect("nobody panics with it").clone();
+    let progress = progress.lock().expect("no thread panics while it holds the lock").clone();
     Walk { transcript, progress }
 }
 
@@ -183,7 +183,7 @@ fn finds_the_write(panicked: &Panicked, timeline: &mut Timeline, directory: &Pat
 fn can_be_interrupted(panicked: &Panicked, timeline: &mut Timeline, directory: &Path) {
     let field = panicked.field;
     let commands = [
-        // Nobody ever writes there.
+        // The guest never writes there.
         format!("watch *(unsigned long *) {:#x}", field + 16),
         "reverse-continue".to_string(),
         "info program".to_string(),

@@ -141,7 +141,7 @@ fn front_ends_go_both_ways() {
             mi.gdb.wait().expect("it is our child");
         });
         let toured = toured.join();
-        // If gdb never attached, nobody would end the wait for it.
+        // Ends the server's wait for gdb, if gdb never attached.
         drop(UnixStream::connect(&address));
         server.join().expect("the server survives").unwrap_or_else(|error| panic!("{error}"));
         toured.unwrap_or_else(|panic| std::panic::resume_unwind(panic));

@@ -98,7 +98,7 @@ impl<C: Count, I: Inputs<C>> Inputs<C> for WithStats<I> {
 }
 
 impl StatsArgs {
-    /// Whether anybody wants it.
+    /// Whether the user asked for it.
     pub fn wanted(&self) -> bool {
         self.stats_json.is_some()
     }

@@ -5,7 +5,7 @@
 //! ever formed: scalars move through raw pointer reads and writes, byte ranges through copies.
 //!
 //! Every page carries flags ([`PageFlags`]): whether it was written since the flag was last cleared
-//! (checkpoints), and whether somebody holds knowledge derived from its contents (decoded code, page-table
+//! (checkpoints), and whether the CPU holds knowledge derived from its contents (decoded code, page-table
 //! walks). A write from outside the CPU to a page of the latter kind is queued, and the CPU drops what it
 //! derived before it executes the next instruction ([`GuestRam::take_foreign_writes`]).
 
@@ -156,8 +156,8 @@ impl GuestRam {
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
     }
 
-    /// Copies bytes into RAM as a device's write does: pages become dirty, and whoever derived something from
-    /// them hears of it.
+    /// Copies bytes into RAM as a device's write does: pages become dirty, and the CPU is told if it
+    /// derived something from them.
     pub fn replace_bytes(&self, offset: u64, from: &[u8]) {
         self.write_bytes(offset, from);
         self.flags.foreign_write(offset, from.len() as u64);

@@ -45,7 +45,7 @@ pub struct GdbTarget<'a> {
     hits: Vec<Hit>,
     /// What gdb's user is to be told when gdb next listens.
     message: Option<String>,
-    /// Nobody sees the answer to the last command: the message waits.
+    /// The last command came from a script, which shows its answer to no person: the message waits.
     unseen: bool,
     progress: progress::Settings,
 }
@@ -249,7 +249,7 @@ impl DebugTarget for GdbTarget<'_> {
                 return Ok(Stop::Interrupted);
             }
         }
-        unreachable!("nobody waits for 2^64 steps")
+        unreachable!("2^64 steps take longer than any session")
     }
 
     fn monitor(&mut self, command: &str, poll: &mut gdb::Poll<'_>) -> Result<String, Refusal> {

@@ -75,7 +75,7 @@ pub fn serve(
                 let (sender, sessions) = (sender.clone(), &sessions);
                 scope.spawn(move || {
                     let last = sessions.run(begun + 1, &sender).map_or_else(News::Failed, |()| News::Ended);
-                    // Nobody listens any more once a failure has been heard of.
+                    // The receiver is gone once it has heard of a failure.
                     let _ = sender.send(last);
                 });
                 waiting = true;

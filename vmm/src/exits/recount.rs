@@ -5,7 +5,7 @@
 //! and debugging know instruction counts only. Time stays what it was: exits and the events that let it pass. On the way it takes
 //! checkpoints, as recording with the software engine would have.
 //!
-//! Where the recording has checkpoints, a part of it can be translated without what comes before: from one of them to the end.
+//! Where the recording has checkpoints, a part of it can be recounted without what comes before: from one of them to the end.
 //! Instructions, branches and system calls count from there.
 
 use std::path::Path;
@@ -36,7 +36,7 @@ const SLICE_EXITS: u64 = 100;
 /// Instructions between two checkpoints at least.
 const CHECKPOINT_STEPS: u64 = 1_000_000_000;
 
-/// The same recording with a log that counts instructions. What was translated before is taken if it is of this log.
+/// The same recording with a log that counts instructions. What was recounted before is used if it is of this log.
 /// `progress` gets the number of exits now and then.
 pub fn in_instructions(
     recording: Recording<Exits>,
@@ -80,7 +80,7 @@ pub fn from_exit(
     Ok(Recording { path: folder, manifest: recording.manifest, log: Arc::new(log), recounted })
 }
 
-/// Names the log that was translated, every byte of it, and where that began.
+/// Identifies the log that is recounted, every byte of it, and the exit where that begins.
 fn origin_of(recording: &Recording<Exits>, from: Exits) -> [u8; 32] {
     let log = &recording.log;
     hash_of(&("recounted", log.machine_hash, log.check(), log.bytes, from))

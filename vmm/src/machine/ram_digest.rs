@@ -1,10 +1,10 @@
-//! A digest of all of RAM, which costs only as much as the pages written since it was last asked for; or it reads all of them
-//! and owes nothing to anybody's knowledge of what was written.
+//! A digest of all of RAM, which costs only as much as the pages written since it was last asked for. It can
+//! also be computed from all pages, without relying on the record of which were written.
 //!
 //! The digest is the sum, modulo 2^128, of one term per page: zero for a page of zeroes, XXH3-128 of the contents seeded
 //! with the page's number for any other. A changed page changes the sum by the difference of two terms, so the sum
 //! can be kept up to date; and it depends on nothing but the contents, however they came about and whenever it was
-//! computed before. It finds accidents; it is no defence against somebody who looks for collisions.
+//! computed before. It finds accidents; it is no defence against a deliberate collision.
 //!
 //! A processor sets the accessed bits of page tables when it pleases, also ahead of what it executes. Where one may run the
 //! guest, bits 5 and 6 of every word that may be an entry in use (bit 0 is set) are left out, and so are the arithmetic flags

@@ -6,7 +6,7 @@
 
 use guest_ram::PageFlags;
 
-/// Somebody who wants to know what was written since it last looked.
+/// A part of the machine that wants to know which pages were written since it last looked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
     /// The memory image.
