@@ -1,5 +1,5 @@
 //! Two runs of one guest are one run, and so is a run that is saved, restored elsewhere and continued at random
-//! instructions (design rule D5).
+//! instructions.
 //!
 //! `TTVM_RESTORES=1000 cargo test --release -p tests determinism` is the full version: that many points, each of them
 //! continued in a new process. Without the variable there are fewer, and most of them change machines in one process.

@@ -1,4 +1,4 @@
-//! The guest's disk: an immutable base image under the guest's own writes, which are kept apart (design rule D7).
+//! The guest's disk: an immutable base image under the guest's own writes, which are kept apart.
 //!
 //! Replay executes the writes again, so a replay stores them nowhere but in memory; a recorder moves them into its
 //! checkpoints. Versions of the disk share their blocks.

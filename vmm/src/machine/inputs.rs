@@ -1,4 +1,4 @@
-//! The one door through which anything that the machine does not determine itself comes in (design rule D2).
+//! The one door through which anything that the machine does not determine itself comes in.
 //!
 //! The machine asks its [`Inputs`] at points between instructions. Live inputs ask the host; a recorder writes
 //! down what they gave; a player gives it again at the same points. The machine cannot tell which it has.
