@@ -1,5 +1,6 @@
-//! Machines that count exits: recorded with stops between exits, replayed by exits alone, recounted, travelled in. All on the
-//! software engine, which can stop a guest as KVM does; the KVM engine itself is tested in the KVM lab.
+//! Machines that count exits: recorded with stops between exits, replayed by exits alone, recounted,
+//! travelled in. All on the software engine, which can stop a guest as KVM does; the KVM engine itself is
+//! tested in the KVM lab.
 
 use std::cell::Cell;
 

@@ -1,5 +1,5 @@
-//! Going along long stretches on an engine that counts exits: whatever is found is the same. The other engine is the software one,
-//! which can count exits as KVM does; KVM itself goes ahead in the KVM lab.
+//! Going along long stretches on an engine that counts exits: whatever is found is the same. The other engine
+//! is the software one, which can count exits as KVM does; KVM itself goes ahead in the KVM lab.
 
 use tiny_guest::Numbers;
 use tiny_guest::stopped::record_with_checkpoints;

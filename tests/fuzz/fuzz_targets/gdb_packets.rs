@@ -1,5 +1,5 @@
-//! What a client of the gdb server may send: the bytes as they are, and lines of the same bytes as packets with right
-//! checksums. The target is the toy of the gdb crate's own tests.
+//! What a client of the gdb server may send: the bytes as they are, and lines of the same bytes as packets
+//! with right checksums. The target is the toy of the gdb crate's own tests.
 
 #![no_main]
 

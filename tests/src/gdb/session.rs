@@ -48,8 +48,8 @@ impl GdbScript {
         self.commands.is_empty()
     }
 
-    /// Runs gdb with the tt commands and these symbol files against a server of its own, below `directory`. Its first
-    /// place is the recording's start.
+    /// Runs gdb with the tt commands and these symbol files against a server of its own, below `directory`.
+    /// Its first place is the recording's start.
     pub fn run(
         &self,
         recording: &Recording<Instructions>,

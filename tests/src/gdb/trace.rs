@@ -1,5 +1,5 @@
-//! Windows of a recording, single-stepped along a straight replay: where every step leads to, what watched variables
-//! hold, and what a run that a debugger changed does. Goes neither back nor by way of checkpoints.
+//! Windows of a recording, single-stepped along a straight replay: where every step leads to, what watched
+//! variables hold, and what a run that a debugger changed does. Goes neither back nor by way of checkpoints.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,9 @@
-//! Two runs of one guest are one run, and so is a run that is saved, restored elsewhere and continued at random
-//! instructions.
+//! Two runs of one guest are one run, and so is a run that is saved, restored elsewhere and continued at
+//! random instructions.
 //!
-//! `TTVM_RESTORES=1000 cargo test --release -p tests determinism` is the full version: that many points, each of them
-//! continued in a new process. Without the variable there are fewer, and most of them change machines in one process.
+//! `TTVM_RESTORES=1000 cargo test --release -p tests determinism` is the full version: that many points, each
+//! of them continued in a new process. Without the variable there are fewer, and most of them change machines
+//! in one process.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,7 +1,8 @@
-//! ^C while a `tt` command searches: it ends, gdb and the server stay in step, and the machine stands where they say.
+//! ^C while a `tt` command searches: it ends, gdb and the server stay in step, and the machine stands where
+//! they say.
 //!
-//! gdb does not tell the server of a ^C during a `monitor` command at once, only when the server's next sign of life
-//! comes. So the signal is sent right after one, by a connection that looks at what passes through.
+//! gdb does not tell the server of a ^C during a `monitor` command at once, only when the server's next sign
+//! of life comes. So the signal is sent right after one, by a connection that looks at what passes through.
 
 use std::io::{Read, Result, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -24,7 +25,8 @@ const NEVER: &str = "break:0x1234";
 /// What the server sends while it is busy.
 const SIGN_OF_LIFE: &[u8] = b"$O#4f";
 
-/// A connection that reports the first sign of life during each `monitor` command that searches for [`NEVER`].
+/// A connection that reports the first sign of life during each `monitor` command that searches for
+/// [`NEVER`].
 struct Watched {
     stream: gdb::Stream,
     searching: bool,

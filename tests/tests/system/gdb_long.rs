@@ -1,8 +1,9 @@
-//! A long way back: a guest writes a field of an object early, works and sleeps for a while, and then panics because of it.
-//! gdb's reverse-continue finds the write, says how far it is meanwhile, and can be interrupted.
+//! A long way back: a guest writes a field of an object early, works and sleeps for a while, and then panics
+//! because of it. gdb's reverse-continue finds the write, says how far it is meanwhile, and can be
+//! interrupted.
 //!
-//! `TTVM_GUEST_MINUTES=10 cargo test --release -p tests gdb_long -- --nocapture` lets ten minutes of guest time lie in
-//! between, with work in every second of it, and prints what it took. Without the variable it is
+//! `TTVM_GUEST_MINUTES=10 cargo test --release -p tests gdb_long -- --nocapture` lets ten minutes of guest
+//! time lie in between, with work in every second of it, and prints what it took. Without the variable it is
 //! half a minute.
 
 use std::io::Read;
@@ -88,7 +89,8 @@ struct Walk {
     progress: Vec<(Duration, String)>,
 }
 
-/// Runs gdb from the recording's end. `on_progress` hears of the first sentence about the progress, and gdb's process.
+/// Runs gdb from the recording's end. `on_progress` hears of the first sentence about the progress, and gdb's
+/// process.
 fn walk(
     timeline: &mut Timeline,
     directory: &Path,

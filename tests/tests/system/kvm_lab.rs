@@ -1,6 +1,7 @@
-//! KVM: a stock kernel boots, is typed at and reads its disk under KVM in the lab, and is recorded. The recording replays there,
-//! under KVM, and, packed, outside on the software engine, without any KVM; then one travels in it. And KVM does with small
-//! programs what the software CPU does, and lands exactly where it is told.
+//! KVM: a stock kernel boots, is typed at and reads its disk under KVM in the lab, and is recorded. The
+//! recording replays there, under KVM, and, packed, outside on the software engine, without any KVM; then one
+//! travels in it. And KVM does with small programs what the software CPU does, and lands exactly where it is
+//! told.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -29,9 +30,10 @@ set -e
 TTVM_LANDINGS=100 ./landings --nocapture >out/landings 2>&1
 "#;
 
-/// Records a boot in which a script types and a disk is read, replays it there, and packs it: `$ROUNDS` times. The disk is
-/// small, its contents are known. On the way the recorder is kept off the processor for seconds, and the host suspends to RAM.
-/// The recorder stops after nearly every exit, to see whether a checkpoint is due: all of these places are ones for both engines.
+/// Records a boot in which a script types and a disk is read, replays it there, and packs it: `$ROUNDS`
+/// times. The disk is small, its contents are known. On the way the recorder is kept off the processor for
+/// seconds, and the host suspends to RAM. The recorder stops after nearly every exit, to see whether a
+/// checkpoint is due: all of these places are ones for both engines.
 const BOOT: &str = r#"
 printf 'echo sum $((6 * 7))
 md5sum /dev/vda
@@ -206,8 +208,8 @@ fn printed(json: &[u8]) -> Value {
     found
 }
 
-/// What the software CPU finds in the first round's recording some way behind a checkpoint, KVM finds in the lab: a place, and a
-/// breakpoint there.
+/// What the software CPU finds in the first round's recording some way behind a checkpoint, KVM finds in the
+/// lab: a place, and a breakpoint there.
 fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
     std::fs::rename(folder.join("lab-1.ttvm"), folder.join("lab.ttvm")).expect("both are in one folder");
     let tar = folder.join("lab.tar");
@@ -235,8 +237,8 @@ fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
     assert!(!left.small_files().contains("going on with the software engine alone"));
 }
 
-/// Gives a long stretch of the recounted recording that begins at a checkpoint, or at power-on, and has no other
-/// checkpoint on it.
+/// Gives a long stretch of the recounted recording that begins at a checkpoint, or at power-on, and has no
+/// other checkpoint on it.
 fn replays_at_home(recording: Recording<Exits>) -> Range<Instructions> {
     let stopped =
         recording.log.events().filter(|record| matches!(record.as_ref().unwrap().event, Event::Stopped(_)));

@@ -1,7 +1,7 @@
 //! `ttvm`: the command line of the time-travelling virtual machine monitor.
 //!
-//! One file per verb below `verbs/`; beside it what several of them share. Results go to standard output, everything
-//! else to standard error.
+//! One file per verb below `verbs/`; beside it what several of them share. Results go to standard output,
+//! everything else to standard error.
 
 mod interrupt;
 mod machine_args;

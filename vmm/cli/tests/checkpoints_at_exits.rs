@@ -1,5 +1,5 @@
-//! Checkpoints of recordings that count exits, and what is opened from one of them on. All on the software engine, which can
-//! stop a guest as KVM does; KVM's own checkpoints are tested in the KVM lab.
+//! Checkpoints of recordings that count exits, and what is opened from one of them on. All on the software
+//! engine, which can stop a guest as KVM does; KVM's own checkpoints are tested in the KVM lab.
 
 mod common;
 

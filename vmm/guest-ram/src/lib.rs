@@ -133,8 +133,8 @@ impl GuestRam {
     scalar_access!(load_u64, store_u64, u64);
     scalar_access!(load_u128, store_u128, u128);
 
-    /// Reads 16 bytes at a RAM offset, as a vector rather than as a scalar. Panics when they do not lie inside
-    /// RAM.
+    /// Reads 16 bytes at a RAM offset, as a vector rather than as a scalar. Panics when they do not lie
+    /// inside RAM.
     #[inline(always)]
     pub fn load_vector(&self, offset: u64) -> [u8; 16] {
         let pointer = self.pointer(offset, 16);
@@ -197,7 +197,8 @@ fn guest_region(
     GuestRegionMmap::new(region, GuestAddress(gpa)).ok_or_else(|| "its address range overflows".to_string())
 }
 
-/// Guests touch most of their memory, and few large pages are cheaper to have and to find than many small ones.
+/// Guests touch most of their memory, and few large pages are cheaper to have and to find than many small
+/// ones.
 fn ask_for_huge_pages(base: *mut u8, size: usize) {
     let Some(address) = std::ptr::NonNull::new(base) else { return };
     // SAFETY: the range is a mapping of ours, and the advice changes nothing that a program can see.

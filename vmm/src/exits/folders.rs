@@ -1,9 +1,9 @@
 //! Where a recording's recounted logs lie ([`crate::exits`]), and how they get there.
 //!
-//! Each is a folder `instructions/FROM` in the recording, named after the exit where it begins. A session makes it under a
-//! name that no other session uses, and renames it once it is whole. So sessions that recount the same recording at once do
-//! not disturb each other: all use the folder of the first that is done. An unfinished folder that no process is writing
-//! was left behind by a session that was killed.
+//! Each is a folder `instructions/FROM` in the recording, named after the exit where it begins. A session
+//! makes it under a name that no other session uses, and renames it once it is whole. So sessions that
+//! recount the same recording at once do not disturb each other: all use the folder of the first that is
+//! done. An unfinished folder that no process is writing was left behind by a session that was killed.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -32,8 +32,8 @@ pub struct RecountDraft {
 }
 
 impl RecountDraft {
-    /// Makes a folder, and the log in it. The log's file is locked until it is dropped, which tells other sessions that this
-    /// one is at work.
+    /// Makes a folder, and the log in it. The log's file is locked until it is dropped, which tells other
+    /// sessions that this one is at work.
     pub fn begin(recording: &Path, from: Exits) -> Result<(RecountDraft, LogWriter), Error> {
         let all = recording.join(INSTRUCTIONS);
         std::fs::create_dir_all(&all).map_err(Error::file("create", &all))?;

@@ -1,5 +1,5 @@
-//! A machine that walks along a recording: restores snapshots, runs, and leaves snapshots on its way. A timeline has
-//! one that stands at its position; long searches have one for each core.
+//! A machine that walks along a recording: restores snapshots, runs, and leaves snapshots on its way. A
+//! timeline has one that stands at its position; long searches have one for each core.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -18,8 +18,8 @@ use crate::replay::begin::{begin_part, no_beginning};
 
 /// Longest stretch between two questions whether to stop: some tens of milliseconds.
 pub(super) const POLL_STEPS: u64 = 4_000_000;
-/// Distance of the snapshots that a walk leaves behind, unless it is told otherwise: a single step back from any
-/// place of the walk replays no more.
+/// Distance of the snapshots that a walk leaves behind, unless it is told otherwise: a single step back from
+/// any place of the walk replays no more.
 pub(super) const TRAIL_STEPS: u64 = 8_000_000;
 /// Nearest of the snapshots before a place that is approached, and the factor from one to the next.
 const APPROACH_STEPS: u64 = 128;
@@ -155,8 +155,8 @@ impl Walker {
         self.approach(target, poll)
     }
 
-    /// Runs on to a place, with snapshots on the way that are closer and closer together towards it: they make
-    /// the next steps back cheap.
+    /// Runs on to a place, with snapshots on the way that are closer and closer together towards it: they
+    /// make the next steps back cheap.
     pub fn approach(&mut self, target: Instructions, poll: &mut Poll<'_>) -> Result<Walked, Error> {
         self.shared.snapshots.focus(target);
         let mut distance = APPROACH_STEPS;

@@ -45,8 +45,8 @@ pub struct Args {
     /// Start gdb here, attached, with the tt commands and the guest kernel's symbols; end when it ends
     #[arg(long)]
     gdb: bool,
-    /// Give the gdb that --gdb starts this file's symbols: of the guest's kernel with debug information, which are moved
-    /// to where the guest has it, or of anything else
+    /// Give the gdb that --gdb starts this file's symbols: of the guest's kernel with debug information,
+    /// which are moved to where the guest has it, or of anything else
     #[arg(long, value_name = "FILE", requires = "gdb")]
     symbols: Option<PathBuf>,
     /// Print the file with the tt commands, for a gdb of your own: source it there
