@@ -22,7 +22,7 @@ use vmm::replay::{self, ReplayEnd, replay};
 use vmm::timeline::{Timeline, TravelStop};
 
 fn stops(recording: &Recording<Exits>) -> usize {
-    events_of(&recording).into_iter().filter(|record| matches!(record.event, Event::Stopped(_))).count()
+    events_of(recording).into_iter().filter(|record| matches!(record.event, Event::Stopped(_))).count()
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn stops_carry_the_count_of_branches() {
     let (recording, _) = record(directory.path(), 7);
     let counted: Vec<u64> = events_of(&recording).into_iter().map(|record| record.branches).collect();
     let recounted = in_instructions(recording, |_| {}).unwrap();
-    for (branches, record) in counted.into_iter().zip(events_of(&recounted).into_iter()) {
+    for (branches, record) in counted.into_iter().zip(events_of(&recounted)) {
         let expected = if matches!(record.event, Event::Stopped(_)) { record.branches } else { 0 };
         assert_eq!(branches, expected, "{record:?}");
     }

@@ -22,7 +22,7 @@ use crate::position::{Count, Exits, Instructions};
 use crate::recording::Recounted;
 use crate::recording::checkpoints::Snapshot;
 use crate::recording::cursor::Cursor;
-use crate::recording::log::{EventRecord, Log};
+use crate::recording::log::{CountedEvent, Log};
 use crate::recording::player::Player;
 use crate::timeline::stops::Armed;
 use crate::timeline::walker::{Poll, Shared, Walker};
@@ -71,7 +71,7 @@ impl Stretch {
 }
 
 /// An event of a log that was there when the log was opened.
-fn known<C: Count>(log: &Log<C>, number: usize) -> Result<(EventRecord<C>, Option<u64>), Error> {
+fn known<C: Count>(log: &Log<C>, number: usize) -> Result<CountedEvent<C>, Error> {
     let missing = || Error::State(format!("event {number} is missing"));
     log.event_with_system_calls(number)?.ok_or_else(missing)
 }
