@@ -5,6 +5,8 @@
 //! is seen nevertheless, and noted in the file that `TTVM_SKIPS` names: `scripts/test` counts and repeats
 //! these at its end. Where `TTVM_NO_SKIPS` is set to anything, a test that would be skipped fails instead.
 
+#![forbid(unsafe_code)]
+
 use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -5,6 +5,8 @@
 //! ends the run. Every register and byte of memory depends on everything before. A timer ticks, whose
 //! interrupt it never takes.
 
+#![forbid(unsafe_code)]
+
 pub mod stopped;
 
 use std::path::{Path, PathBuf};

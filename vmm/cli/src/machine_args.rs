@@ -62,7 +62,7 @@ pub struct MachineArgs {
     /// which take time
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     wait_for_exit: u32,
-    /// End the run after so many instructions
+    /// End the run after this number of instructions
     #[arg(long, value_name = "N")]
     max_instructions: Option<u64>,
 }

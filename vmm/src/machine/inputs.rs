@@ -2,7 +2,7 @@
 //!
 //! The machine asks its [`Inputs`] at points between instructions. Live inputs ask the host; a recorder
 //! writes down what live inputs gave; a player gives it again at the same points. The machine cannot tell
-//! which it has.
+//! which of the three it has.
 
 use serde::{Deserialize, Serialize};
 

@@ -18,7 +18,7 @@ use crate::machine::inputs::Stopped;
 use crate::machine::run::Machine;
 use crate::machine::unit::Unit;
 
-/// After so many overshoots of one place its count of branches is taken for wrong.
+/// After this number of overshoots of one place its count of branches is taken for wrong.
 const MOST_OVERSHOTS: u32 = 24;
 
 /// Where the machine is between two exits.

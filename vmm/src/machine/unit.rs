@@ -17,7 +17,7 @@ pub trait Unit: Count {
     /// How often a recorder takes which check.
     const CHECKS: Intervals;
 
-    /// Where a machine is that has executed so many instructions and made so many exits.
+    /// Where a machine is that has executed `instructions` and made `exits`.
     fn here(instructions: Instructions, exits: Exits) -> Self;
 
     /// A limit of this unit as limits of both.

@@ -56,7 +56,7 @@ pub(super) enum Scanned {
 pub(super) enum Keep {
     First,
     Last,
-    /// At most so many, and then no more are looked for.
+    /// At most this number, and then no more are looked for.
     All(usize),
 }
 

@@ -226,12 +226,12 @@ impl Walker {
         Ok(Walked::There)
     }
 
-    /// Notes that so many more steps have been executed.
+    /// Notes that `steps` more steps have been executed.
     fn count_replayed(&self, steps: u64) {
         self.shared.replayed.fetch_add(steps, Ordering::Relaxed);
     }
 
-    /// Notes that another engine executed so many more steps.
+    /// Notes that another engine executed `steps` more steps.
     pub fn count_fast_forwarded(&self, steps: u64) {
         self.count_replayed(steps);
         self.shared.fast_forwarded.fetch_add(steps, Ordering::Relaxed);
@@ -269,7 +269,7 @@ impl Walker {
 }
 
 impl Shared {
-    /// Notes that a movement begins that executes about so many steps at most.
+    /// Notes that a movement begins that executes about `at_most` steps at most.
     pub fn begin(&self, at_most: u64) {
         self.task.begun_at.store(self.replayed.load(Ordering::Relaxed), Ordering::Relaxed);
         self.task.at_most.store(at_most, Ordering::Relaxed);
