@@ -59,7 +59,7 @@ impl Traveller {
         Traveller::record_by(directory, record)
     }
 
-    /// As [`Traveller::record`], with a checkpoint every so many steps.
+    /// As [`Traveller::record`], with a checkpoint every `every_steps` steps.
     pub fn record_with_checkpoints(directory: &Path, every_steps: u64) -> Traveller {
         let options = CheckpointOptions {
             interval_ns: 0,

@@ -19,9 +19,9 @@ use vmm::position::Instructions;
 
 const SEED: u64 = 2026;
 const SHORT_RESTORES: usize = 60;
-/// In the short version one continuation of so many is a new process.
+/// In the short version, of this number of continuations one is a new process.
 const SHORT_PROCESS_EVERY: usize = 10;
-/// RAM and disk are hashed at one point of so many; the rest of the state at each.
+/// RAM and disk are hashed at one of this number of points; the rest of the state at each.
 const HASH_EVERY: usize = 8;
 
 /// Floating point, processes, page faults, signals, idling, and a file system on a disk.

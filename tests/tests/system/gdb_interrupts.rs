@@ -127,7 +127,7 @@ fn an_interrupt_ends_a_search_and_gdb_stays_in_step() {
     assert_eq!(before.0, end);
     for round in 0..2 {
         let shown = |name: &str| shown(&format!("{name}-{round}"));
-        // Questions leave one where one was.
+        // Questions do not move gdb.
         assert_eq!((shown("traps"), shown("search")), (before.clone(), before.clone()), "{said}");
         let back = shown("back");
         assert!(back.0 < before.0, "{said}");
