@@ -22,8 +22,8 @@ pub const TIME_READ_MARK: u8 = 0x90;
 
 const RDTSC: [u8; 2] = [0x0f, 0x31];
 const HLT: u8 = 0xf4;
-/// Decoding begins this far before a place that looks like an RDTSC. Whatever byte it begins at, it has fallen
-/// into step with the kernel's own instructions long before that place.
+/// Decoding begins this far before a place that looks like an RDTSC. Whatever byte it begins at, it has
+/// fallen into step with the kernel's own instructions long before that place.
 const RUN_UP_BYTES: usize = 192;
 
 /// What became of a kernel's RDTSC.

@@ -2,8 +2,8 @@
 //! comes in.
 //!
 //! Start with [`run`], which has [`Machine`] and its run loop, and [`inputs`], which is the door. [`bus`] is
-//! what the CPU sees of the board, [`clock`] its time. [`unit`] says what differs between machines that count
-//! instructions and those that count exits; `stopping` is how an engine that counts no instructions is
+//! what the CPU sees of the board, [`clock`] its time. [`mod@unit`] says what differs between machines that
+//! count instructions and those that count exits; `stopping` is how an engine that counts no instructions is
 //! stopped at a place and finds it again. What RAM and disk hold is in `contents`, everything else of a state
 //! in `states`. [`checks`], [`hashes`], [`ram_digest`] and [`comparable`] say whether two machines are equal.
 //!
