@@ -1,5 +1,5 @@
-//! Event logs: the bytes as they are, and the same bytes as payloads of frames with right checksums, which a fuzzer
-//! would never find by itself.
+//! Event logs: the bytes as they are, and the same bytes as payloads of frames with right checksums, which a
+//! fuzzer would never find by itself.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! What a run, a recording or a replay did and cost, for benchmarks; of a run also at each `MARK` line that the guest prints.
+//! What a run, a recording or a replay did and cost, for benchmarks; of a run also at each `MARK` line that
+//! the guest prints.
 
 use std::path::PathBuf;
 
@@ -13,8 +14,8 @@ use vmm::position::{Count, Moment};
 /// Where to write it.
 #[derive(clap::Args)]
 pub struct StatsArgs {
-    /// Write counts, CPU time and what the engine did to this file; of a run also for every MARK line on the console
-    /// (used by scripts/bench and scripts/bench-kvm)
+    /// Write counts, CPU time and what the engine did to this file; of a run also for every MARK line on the
+    /// console (used by scripts/bench and scripts/bench-kvm)
     #[arg(long, value_name = "FILE")]
     stats_json: Option<PathBuf>,
 }
@@ -98,7 +99,7 @@ impl<C: Count, I: Inputs<C>> Inputs<C> for WithStats<I> {
 }
 
 impl StatsArgs {
-    /// Whether anybody wants it.
+    /// Whether the user asked for it.
     pub fn wanted(&self) -> bool {
         self.stats_json.is_some()
     }

@@ -1,8 +1,10 @@
-//! Two states of a machine shortly before where it is, held in memory while it records. A recorder stores them when the
-//! run ends: a debugger that opens the recording there steps backward at once, instead of replaying from the last checkpoint.
+//! Two states of a machine shortly before where it is, held in memory while it records. The recorder stores
+//! them when the run ends. A debugger that opens the recording at its end then steps backward at once,
+//! instead of replaying from the last checkpoint.
 //!
-//! A state is what the pages written since the checkpoint before it held then. Which of them will be written again
-//! before the end is not known, so copies are kept of all of them, up to a limit.
+//! A state consists of what the pages that were written since the checkpoint before it held at that point.
+//! Which of them will be written again before the end is not known, so copies are kept of all of them, up to
+//! a limit.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +27,7 @@ pub struct Trail<C> {
     given_up: bool,
     /// Distance to the next state, at least, for each page that was copied for the last.
     page_rest_steps: u64,
-    /// None is kept before this place.
+    /// The next state is not kept before this place.
     next: C,
 }
 
@@ -34,7 +36,8 @@ struct TrailState<C> {
     at: Moment<C>,
     head: CheckpointHead<C>,
     state: MachineState,
-    /// What was written since the state or the checkpoint before it; for the older state, since the checkpoint before it.
+    /// What was written since the state or the checkpoint before it; for the older state, since the
+    /// checkpoint before it.
     ram: BTreeMap<u64, Box<Page>>,
     disk: PageMap,
     /// Whether a checkpoint was taken since.
@@ -42,8 +45,8 @@ struct TrailState<C> {
 }
 
 impl<C: Unit> Trail<C> {
-    /// Begins where the machine stands, at a checkpoint or at its first instruction. From one state to the next there are at least
-    /// `page_rest_steps` for each page that the first took.
+    /// Begins where the machine stands, at a checkpoint or at its first instruction. From one state to the
+    /// next there are at least `page_rest_steps` for each page that the first took.
     pub fn begin<U: Unit>(machine: &mut Machine<U>, page_rest_steps: u64) -> Trail<C> {
         machine.begin_trail();
         Trail { older: None, newer: None, given_up: false, page_rest_steps, next: C::default() }
@@ -112,7 +115,7 @@ impl<C: Unit> Trail<C> {
     }
 }
 
-/// The later mark, relative to what the earlier one is relative to.
+/// The later state, with the pages of the earlier one where both are relative to the same checkpoint.
 fn joined<C>(earlier: Option<TrailState<C>>, later: Option<TrailState<C>>) -> Option<TrailState<C>> {
     match (earlier, later) {
         (Some(earlier), Some(later)) if !earlier.is_behind_checkpoint => {

@@ -1,5 +1,5 @@
-//! A machine that walks along a recording: restores snapshots, runs, and leaves snapshots on its way. A timeline has
-//! one that stands at its position; long searches have one for each core.
+//! A machine that walks along a recording: restores snapshots, runs, and leaves snapshots on its way. A
+//! timeline has one that stands at its position; long searches have one for each core.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -155,8 +155,8 @@ impl Walker {
         self.approach(target, poll)
     }
 
-    /// Runs on to a place, with snapshots on the way that are closer and closer together towards it: they make
-    /// the next steps back cheap.
+    /// Runs on to a place, with snapshots on the way that are closer and closer together towards it: they
+    /// make the next steps back cheap.
     pub fn approach(&mut self, target: Instructions, poll: &mut Poll<'_>) -> Result<Walked, Error> {
         self.shared.snapshots.focus(target);
         let mut distance = APPROACH_STEPS;
@@ -226,12 +226,12 @@ impl Walker {
         Ok(Walked::There)
     }
 
-    /// Notes that so many more steps have been executed.
+    /// Notes that `steps` more steps have been executed.
     fn count_replayed(&self, steps: u64) {
         self.shared.replayed.fetch_add(steps, Ordering::Relaxed);
     }
 
-    /// Notes that another engine executed so many more steps.
+    /// Notes that another engine executed `steps` more steps.
     pub fn count_fast_forwarded(&self, steps: u64) {
         self.count_replayed(steps);
         self.shared.fast_forwarded.fetch_add(steps, Ordering::Relaxed);
@@ -269,7 +269,7 @@ impl Walker {
 }
 
 impl Shared {
-    /// Notes that a movement begins that executes about so many steps at most.
+    /// Notes that a movement begins that executes about `at_most` steps at most.
     pub fn begin(&self, at_most: u64) {
         self.task.begun_at.store(self.replayed.load(Ordering::Relaxed), Ordering::Relaxed);
         self.task.at_most.store(at_most, Ordering::Relaxed);
