@@ -4,10 +4,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use vmm::position::Instructions;
 use vmm::recording::log::{log_of_payloads, parse_log};
 
 fuzz_target!(|bytes: &[u8]| {
-    let _ = parse_log(bytes);
+    let _ = parse_log::<Instructions>(bytes);
     // The first byte of each piece says how long it is.
     let mut rest = bytes;
     let payloads: Vec<&[u8]> = std::iter::from_fn(|| {
@@ -19,9 +20,9 @@ fuzz_target!(|bytes: &[u8]| {
     .collect();
     // No record is all zeroes; at the end of a file such a one looks like data that never arrived.
     let looks_lost = payloads.last().is_some_and(|payload| payload.iter().all(|&byte| byte == 0));
-    if let Ok(log) = parse_log(&log_of_payloads(payloads)) {
+    if let Ok(log) = parse_log::<Instructions>(&log_of_payloads(payloads)) {
         assert!(!log.torn || looks_lost);
-        let _ =
-            vmm::recording::log::diff::diff(&log, &log).map(|parting| panic!("differs from itself: {}", parting.what));
+        let _ = vmm::recording::log::diff::diff(&log, &log)
+            .map(|parting| panic!("differs from itself: {}", parting.what));
     }
 });
