@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use checkpoint::{Maps, PAGE_BYTES, PageMap, PageRef};
 use serde::{Deserialize, Serialize};
-use vmm::machine::{Machine, MachineState};
+use vmm::machine::{Machine, MachineState, MachineStateV1};
 use vmm::position::Instructions;
+use vmm::recording::checkpoints::{parse_state, state_bytes};
 
 /// State, RAM and disk of a machine.
 #[derive(Serialize, Deserialize)]
 pub struct Saved {
-    state: MachineState,
+    state: MachineStateV1,
     /// Pages by number.
     pages: Vec<(u64, Vec<u8>)>,
     blocks: Vec<(u64, Vec<u8>)>,
@@ -30,7 +31,11 @@ impl Saved {
             };
             map.iter_not_base().filter_map(|(page, version)| Some((page, contents(version)?))).collect()
         };
-        Saved { state: machine.state(), pages: held(&maps.ram), blocks: held(&maps.disk) }
+        Saved {
+            state: MachineStateV1::from(&machine.state()),
+            pages: held(&maps.ram),
+            blocks: held(&maps.disk),
+        }
     }
 
     /// Puts this into another machine of the same description.
@@ -43,7 +48,7 @@ impl Saved {
                 map.set(*page, PageRef::Held(Arc::new(page_bytes)));
             }
         }
-        machine.restore(&self.state, &maps).unwrap_or_else(|error| panic!("{error}"));
+        machine.restore(&self.state.clone().into(), &maps).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Writes it to a file.
@@ -61,6 +66,5 @@ impl Saved {
 
 /// A machine's state after a trip through bytes.
 pub fn through_bytes(state: &MachineState) -> MachineState {
-    let bytes = postcard::to_stdvec(state).expect("plain data in memory always serializes");
-    postcard::from_bytes(&bytes).expect("it was just written")
+    parse_state(&state_bytes(state)).expect("it was just written")
 }

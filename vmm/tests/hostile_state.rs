@@ -3,11 +3,11 @@
 
 use tiny_guest::{Numbers, Script, record_with_checkpoints, stopped, typed};
 use vmm::error::{Error, exit_code};
+use vmm::machine::Machine;
 use vmm::machine::unit::Unit;
-use vmm::machine::{Machine, MachineState};
 use vmm::position::{Count, Exits, Instructions};
 use vmm::recording::Recording;
-use vmm::recording::checkpoints::{Checkpoints, Snapshot, state_bytes};
+use vmm::recording::checkpoints::{Checkpoints, Snapshot, parse_state, state_bytes};
 use vmm::recording::player::{Player, Scrutiny};
 use vmm::replay;
 
@@ -92,7 +92,7 @@ fn survive<C: Unit>(
         let (at, original) = &originals[numbers.below(originals.len() as u64) as usize];
         let mut bytes = state_bytes(&original.state);
         mutate(&mut bytes, &mut numbers);
-        let Ok(state) = postcard::from_bytes::<MachineState>(&bytes) else { continue };
+        let Some(state) = parse_state(&bytes) else { continue };
         decoded += 1;
         match run(*at, &Snapshot { state, ..original.clone() }, &checkpoints) {
             Ok(()) => ran += 1,

@@ -15,6 +15,7 @@ use vmm::machine::checks::{CheckParts, CheckRecord};
 use vmm::machine::{Machine, hash_of};
 use vmm::position::Instructions;
 use vmm::recording::Recording;
+use vmm::recording::checkpoints::state_bytes;
 use vmm::recording::pace::CheckpointOptions;
 use vmm::replay;
 use vmm::timeline::{Timeline, TravelStop};
@@ -42,7 +43,7 @@ struct Seen {
 
 fn look(machine: &mut Machine<Instructions>) -> Seen {
     let check = machine.check(CheckParts { devices: true, ram: true });
-    Seen { state: hash_of(&machine.state()), check, disk: machine.disk_hash() }
+    Seen { state: hash_of(&state_bytes(&machine.state())), check, disk: machine.disk_hash() }
 }
 
 fn record(guest: &Guest, directory: &Path, script: &mut Script) -> Recording<Instructions> {

@@ -16,7 +16,7 @@ use vmm::exits::{from_exit, in_instructions, start_of_last};
 use vmm::machine::MachineState;
 use vmm::machine::inputs::Event;
 use vmm::position::{Count, Exits, Instructions, PositionSpec};
-use vmm::recording::checkpoints::{CheckpointHead, state_bytes};
+use vmm::recording::checkpoints::{CheckpointHead, parse_state, state_bytes};
 use vmm::recording::pack::{DEFAULT_MAX_BYTES, pack, unpack};
 use vmm::recording::{CHECKPOINTS, Recording};
 use vmm::replay::verify::verify;
@@ -62,7 +62,7 @@ fn forge(
     let of = of.number();
     let store = Store::open(recording.path.join(CHECKPOINTS)).unwrap();
     let entry = store.entries().into_iter().find(|entry| entry.position == of).unwrap();
-    let mut state = postcard::from_bytes(&store.state_at(of).unwrap()).unwrap();
+    let mut state = parse_state(&store.state_at(of).unwrap()).unwrap();
     change(&mut state);
     let ram = store.maps_at(of).unwrap().ram;
     let contents = |page: u64| match ram.get(page) {

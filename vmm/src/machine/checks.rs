@@ -5,8 +5,6 @@
 //! recorder takes which; a player takes them wherever the log has them. Taking one changes nothing that the
 //! guest can see.
 
-use serde::{Deserialize, Serialize};
-
 use crate::position::{Count, Moment};
 
 /// How often a recorder takes which check: distances in what the machine counts, unless they are times.
@@ -48,7 +46,7 @@ pub struct CheckParts {
 }
 
 /// The machine's state at one point, in short.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckRecord<C> {
     /// Where.
     pub at: Moment<C>,

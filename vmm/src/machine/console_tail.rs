@@ -1,8 +1,6 @@
 //! The last of what the guest showed on its console: part of the machine's state, so that it can be looked at, and
 //! text in it found, at any point of a run. Kernels without the pvpanic driver say here that they have panicked.
 
-use serde::{Deserialize, Serialize};
-
 /// Text that Linux prints when a panic's report is complete.
 const PANIC_END: &[u8] = b"---[ end Kernel panic";
 /// Bytes that are kept: some screens full.
@@ -11,13 +9,13 @@ const TAIL_BYTES: usize = 8192;
 const MAX_LENGTH_BYTES: u64 = 1 << 62;
 
 /// The end of the console's output.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConsoleTail {
     /// Length of all output so far.
-    length_bytes: u64,
+    pub(super) length_bytes: u64,
     /// The last [`TAIL_BYTES`] of it, or all. Exactly so, however the output was cut into pieces: equal machines
     /// have equal states.
-    tail: Vec<u8>,
+    pub(super) tail: Vec<u8>,
 }
 
 impl ConsoleTail {

@@ -1,9 +1,9 @@
 //! Hashes: of a machine's parts, of plain data, and in print.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// Hashes of the parts of a machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hashes {
     /// The CPU's state.
     pub cpu: [u8; 32],

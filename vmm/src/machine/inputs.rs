@@ -4,7 +4,7 @@
 //! writes down what live inputs gave; a player gives it again at the same points. The machine cannot tell
 //! which of the three it has.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::engine::Leave;
 use crate::error::Error;
@@ -14,7 +14,7 @@ use crate::machine::hashes::short;
 use crate::position::{Count, Moment};
 
 /// Something from outside.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Event {
     /// What a machine is given at power-on. Always the first event, and only that.
     PowerOn(PowerOn),
@@ -43,7 +43,7 @@ pub enum Event {
 
 /// What tells a place where the guest was stopped from others between the same two exits, besides RIP and the
 /// hash of the registers, which all records have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stopped {
     /// The general registers, folded ([`cpu::fold_registers`]): quick to compare at each of many candidates.
     pub registers: u64,
@@ -67,7 +67,7 @@ impl Event {
 }
 
 /// What a machine is given at power-on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PowerOn {
     /// The date that the real-time clock starts with, in seconds since 1970.
     pub unix_seconds: i64,

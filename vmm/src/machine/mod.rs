@@ -5,7 +5,7 @@
 //! what the CPU sees of the board, [`clock`] its time. [`mod@unit`] says what differs between machines that
 //! count instructions and those that count exits; `stopping` is how an engine that counts no instructions is
 //! stopped at a place and finds it again. What RAM and disk hold is in `contents`, everything else of a state
-//! in `states`. [`checks`], [`hashes`], [`ram_digest`] and [`comparable`] say whether two machines are equal.
+//! in `states`, and as it is stored in [`state_v1`]. [`checks`], [`hashes`], [`ram_digest`] and [`comparable`] say whether two machines are equal.
 //!
 //! Nothing here knows of recordings, or whether the inputs are live or a log.
 
@@ -25,6 +25,7 @@ pub mod outcome;
 mod power_on;
 pub mod ram_digest;
 pub mod run;
+pub mod state_v1;
 mod states;
 mod stopping;
 pub mod unit;
@@ -33,4 +34,5 @@ pub mod written_pages;
 pub use hashes::{Hashes, hash_of, hex, short};
 pub use outcome::Outcome;
 pub use run::{Machine, RunStop};
+pub use state_v1::MachineStateV1;
 pub use states::MachineState;

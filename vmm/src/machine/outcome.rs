@@ -1,9 +1,7 @@
 //! How runs end.
 
-use serde::{Deserialize, Serialize};
-
 /// What ended a run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The guest switched itself off.
     PowerOff,

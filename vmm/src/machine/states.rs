@@ -4,7 +4,6 @@ use checkpoint::Maps;
 use cpu::CpuState;
 use devices::pci::PciBusStateV1;
 use devices::platform::PlatformStateV1;
-use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::machine::checks::{CheckParts, CheckRecord};
@@ -15,14 +14,14 @@ use crate::machine::hashes::{Hashes, hash_of, short};
 use crate::machine::outcome::Outcome;
 use crate::machine::ram_digest;
 use crate::machine::run::Machine;
+use crate::machine::state_v1::ConsoleTailV1;
 use crate::machine::unit::Unit;
 use crate::position::Exits;
 
 /// Everything about a machine but the contents of RAM and disk: plain data, canonical.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct MachineState {
     /// The CPU.
-    #[serde(with = "stored_cpu")]
     pub cpu: CpuState,
     /// All devices.
     pub platform: PlatformStateV1<PciBusStateV1>,
@@ -32,20 +31,6 @@ pub struct MachineState {
     pub console: ConsoleTail,
     /// How the run ended, if it did.
     pub outcome: Option<Outcome>,
-}
-
-/// How the CPU's state is written: as its first stored version.
-mod stored_cpu {
-    use cpu::{CpuState, CpuStateV1};
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub fn serialize<S: Serializer>(state: &CpuState, to: S) -> Result<S::Ok, S::Error> {
-        CpuStateV1::from(state).serialize(to)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<CpuState, D::Error> {
-        CpuStateV1::deserialize(from).map(CpuState::from)
-    }
 }
 
 impl MachineState {
@@ -128,7 +113,7 @@ impl<U: Unit> Machine<U> {
     }
 
     fn devices_hash(&self) -> [u8; 32] {
-        hash_of(&(&self.bus.platform.state(), self.bus.clock.idle_ns, &self.bus.console))
+        hash_of(&(&self.bus.platform.state(), self.bus.clock.idle_ns, ConsoleTailV1::from(&self.bus.console)))
     }
 }
 

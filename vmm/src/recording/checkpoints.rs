@@ -6,14 +6,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use checkpoint::{Entry, Maps, PAGE_BYTES, PageMap, Space, Store};
-use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::machine::unit::Unit;
-use crate::machine::{Machine, MachineState};
+use crate::machine::{Machine, MachineState, MachineStateV1};
 use crate::position::{Count, Exits, Instructions, Moment};
 use crate::recording::cursor::Cursor;
 use crate::recording::files::CHECKPOINTS;
+use crate::recording::head_v1::CheckpointHeadV1;
 use crate::recording::log::Log;
 
 /// Where and how a machine once was, in the order of the run.
@@ -28,7 +28,7 @@ pub struct Snapshot<C> {
 }
 
 /// What a checkpoint says of itself without being unpacked.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointHead<C> {
     /// Where.
     pub at: Moment<C>,
@@ -53,19 +53,24 @@ impl<C: Unit> CheckpointHead<C> {
 
     /// Its bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
-        postcard::to_stdvec(self).expect("plain data in memory always serializes")
+        postcard::to_stdvec(&CheckpointHeadV1::from(self)).expect("plain data in memory always serializes")
     }
 
     /// From bytes of whatever origin.
     pub fn parse(bytes: &[u8]) -> Option<CheckpointHead<C>> {
-        let (head, rest) = postcard::take_from_bytes(bytes).ok()?;
-        rest.is_empty().then_some(head)
+        let (head, rest) = postcard::take_from_bytes::<CheckpointHeadV1>(bytes).ok()?;
+        rest.is_empty().then(|| head.into())
     }
 }
 
 /// A state's bytes, as checkpoints hold them.
 pub fn state_bytes(state: &MachineState) -> Vec<u8> {
-    postcard::to_stdvec(state).expect("plain data in memory always serializes")
+    postcard::to_stdvec(&MachineStateV1::from(state)).expect("plain data in memory always serializes")
+}
+
+/// A state from bytes of whatever origin.
+pub fn parse_state(bytes: &[u8]) -> Option<MachineState> {
+    postcard::from_bytes::<MachineStateV1>(bytes).ok().map(MachineState::from)
 }
 
 /// A recording's checkpoints, for reading.
@@ -139,7 +144,7 @@ impl<C: Unit> Checkpoints<C> {
     pub fn load(&self, at: C) -> Result<Snapshot<C>, Error> {
         let head = self.heads.get(&at).expect("callers take the position from here");
         let bytes = self.store.state_at(at.number())?;
-        let state = postcard::from_bytes(&bytes).ok().filter(|state| may_be(state, head.at));
+        let state = parse_state(&bytes).filter(|state| may_be(state, head.at));
         let state = state.ok_or_else(|| {
             let why = format!("the machine's state in the checkpoint at {} makes no sense", at.position());
             Error::recording(self.store.dir(), why)

@@ -1,14 +1,12 @@
 //! Places in an event log.
 
-use serde::{Deserialize, Serialize};
-
 use crate::error::Error;
 use crate::machine::inputs::Inputs;
 use crate::position::{Count, Moment};
 use crate::recording::log::Log;
 
 /// How far a player is: what a snapshot keeps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cursor<C> {
     pub(super) event: usize,
     pub(super) check: usize,

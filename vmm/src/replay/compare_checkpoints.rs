@@ -19,7 +19,7 @@ use crate::machine::unit::Unit;
 use crate::machine::{Machine, MachineState};
 use crate::position::Position;
 use crate::recording::Recording;
-use crate::recording::checkpoints::{CheckpointHead, Checkpoints, must_fit, state_bytes};
+use crate::recording::checkpoints::{CheckpointHead, Checkpoints, must_fit, parse_state, state_bytes};
 use crate::recording::player::Player;
 
 /// A checkpoint that is not what a replay has at its place.
@@ -231,10 +231,6 @@ impl<C: Unit> CheckpointComparison<C> {
         let Some(disk) = &mut self.disk else { return Ok(()) };
         disk.read_whole_block(block, to)
     }
-}
-
-fn parse_state(bytes: &[u8]) -> Option<MachineState> {
-    postcard::from_bytes(bytes).ok()
 }
 
 /// What the loader leaves in RAM.

@@ -15,6 +15,7 @@ use crate::recording::log::order::Order;
 use crate::recording::log::piece::{Loaded, LogEntry, PIECE_BYTES, PIECE_RECORDS, Piece, PieceIndex};
 use crate::recording::log::records::{EndRecord, EventRecord, LogRecord};
 use crate::recording::log::source::{Source, Window};
+use crate::recording::log::v1;
 use crate::recording::log::writer::log_of_payloads;
 
 /// An event log. Events and checks have numbers of their own, and *entries* are both together, in the order of the log.
@@ -51,8 +52,7 @@ pub fn parse_log<C: Count>(bytes: &[u8]) -> Result<Log<C>, String> {
 
 /// Unpacks the record of a frame.
 fn unpacked<C: Count>(payload: &[u8]) -> Result<LogRecord<C>, String> {
-    let (record, left) =
-        postcard::take_from_bytes(payload).map_err(|error| format!("makes no sense ({error})"))?;
+    let (record, left) = v1::take_from_bytes(payload).map_err(|error| format!("makes no sense ({error})"))?;
     // Bytes beyond the record would be a second meaning for the same file.
     if left.is_empty() { Ok(record) } else { Err("is longer than what it says".to_string()) }
 }
@@ -402,8 +402,7 @@ impl<C: Count> Log<C> {
 
     /// The log with these records.
     pub fn of_records(records: &[LogRecord<C>]) -> Result<Log<C>, String> {
-        let payload = |record| postcard::to_stdvec(record).expect("plain data in memory always serializes");
-        let payloads: Vec<Vec<u8>> = records.iter().map(payload).collect();
+        let payloads: Vec<Vec<u8>> = records.iter().map(v1::to_bytes).collect();
         parse_log(&log_of_payloads(payloads.iter().map(Vec::as_slice)))
     }
 }

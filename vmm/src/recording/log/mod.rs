@@ -11,6 +11,7 @@ mod records;
 mod source;
 #[cfg(test)]
 mod tests;
+mod v1;
 mod writer;
 
 pub use contents::{CountedEvent, Log, parse_log, read_log};

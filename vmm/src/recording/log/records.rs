@@ -1,7 +1,5 @@
 //! What an event log consists of. Positions are in what the recording counts.
 
-use serde::{Deserialize, Serialize};
-
 use crate::machine::checks::CheckRecord;
 use crate::machine::hashes::Hashes;
 use crate::machine::inputs::{Event, View};
@@ -9,7 +7,7 @@ use crate::machine::outcome::Outcome;
 use crate::position::{Count, Moment};
 
 /// An event and what is known of the machine where it came in.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventRecord<C> {
     /// Where.
     pub at: Moment<C>,
@@ -24,7 +22,7 @@ pub struct EventRecord<C> {
 }
 
 /// The end of a recording that was not cut off.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndRecord<C> {
     /// Where.
     pub at: Moment<C>,
@@ -41,7 +39,7 @@ pub struct EndRecord<C> {
 }
 
 /// One record of the log.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogRecord<C> {
     /// The hash of the machine's description in the manifest. The first record, and only that.
     Machine([u8; 32]),

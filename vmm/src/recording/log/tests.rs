@@ -131,8 +131,7 @@ fn records_in_an_order_that_no_run_has_are_refused() {
 
 #[test]
 fn payloads_that_no_recorder_writes_are_read_or_refused() {
-    let payloads: Vec<Vec<u8>> =
-        sample_records().iter().map(|record| postcard::to_stdvec(record).unwrap()).collect();
+    let payloads: Vec<Vec<u8>> = sample_records().iter().map(v1::to_bytes).collect();
     let mut random = 1_u64;
     let mut below = |limit: usize| {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -192,7 +191,7 @@ fn a_long_log_is_the_same_however_it_is_looked_at_and_little_of_it_is_in_memory(
     let records = long_log(400_000);
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("events.log");
-    let payloads: Vec<Vec<u8>> = records.iter().map(|r| postcard::to_stdvec(r).unwrap()).collect();
+    let payloads: Vec<Vec<u8>> = records.iter().map(v1::to_bytes).collect();
     std::fs::write(&path, log_of_payloads(payloads.iter().map(Vec::as_slice))).unwrap();
     let log: Log<Instructions> = read_log(&path).unwrap();
     assert!(log.records().unwrap() == records);
@@ -223,7 +222,7 @@ fn a_file_that_changes_while_it_is_open_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("events.log");
     let records = long_log(200_000);
-    let payloads: Vec<Vec<u8>> = records.iter().map(|r| postcard::to_stdvec(r).unwrap()).collect();
+    let payloads: Vec<Vec<u8>> = records.iter().map(v1::to_bytes).collect();
     let bytes = log_of_payloads(payloads.iter().map(Vec::as_slice));
     std::fs::write(&path, &bytes).unwrap();
     let log: Log<Instructions> = read_log(&path).unwrap();

@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::position::Count;
 use crate::recording::log::frames::{MAGIC, MAX_FRAME_BYTES, framed};
 use crate::recording::log::records::LogRecord;
+use crate::recording::log::v1;
 
 /// Appends records to a log file.
 pub struct LogWriter {
@@ -43,7 +44,7 @@ impl LogWriter {
     ///
     /// Where that fails (a full disk), what was written before stays whole.
     pub fn append<C: Count>(&mut self, record: &LogRecord<C>) -> Result<(), Error> {
-        let payload = postcard::to_stdvec(record).expect("plain data in memory always serializes");
+        let payload = v1::to_bytes(record);
         assert!(payload.len() <= MAX_FRAME_BYTES, "events come in small pieces");
         let (frame, chain) = framed(self.chain, &payload);
         if let Err(error) = self.file.write_all(&frame) {
