@@ -1,5 +1,5 @@
 //! The architectural state of the CPU as plain data: what a debugger shows, and what is stored and hashed in the form of
-//! `CpuStateV1`. Everything that can influence the future of the guest is in here or in RAM (design rule D5).
+//! `CpuStateV1`. Everything that can influence the future of the guest is in here or in RAM.
 
 /// Index of a segment register, in instruction encoding order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

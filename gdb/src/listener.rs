@@ -158,7 +158,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Socket::Unix(_, path) = &self.socket {
-            // Someone else may have removed it already.
+            // Another process may have removed it already.
             let _ = fs::remove_file(path);
         }
     }

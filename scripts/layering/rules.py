@@ -6,7 +6,7 @@ from fnmatch import fnmatch
 
 VMM = "vmm"
 MOST_LOOSE_FILES = 6
-# Circles of so many files inside one folder of vmm/src are one subject in two files.
+# A circle of up to this number of files inside one folder of vmm/src is one subject in two files.
 ALLOWED_INSIDE_FOLDER = 2
 FOLDERS_HEADING = "## The order of the folders"
 PACKAGES_HEADING = "## The order of the packages"

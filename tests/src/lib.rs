@@ -1,6 +1,6 @@
-//! The harness of the whole-system tests: builds machines from the guests in `guest-images/out`, types at their
-//! consoles by a script, and saves and restores them whole. Reads no clock and no host randomness, so that every
-//! run of a test is the same run.
+//! The harness of the whole-system tests: builds machines from the guests in `guest-images/out`, types at
+//! their consoles by a script, and saves and restores them whole. Reads no clock and no host randomness, so
+//! that every run of a test is the same run.
 //!
 //! It is not a test framework: each function panics with a sentence where a test should fail.
 

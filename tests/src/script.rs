@@ -1,4 +1,5 @@
-//! Somebody at the console who waits for a text and then types, always at the same instruction.
+//! A script in the place of the person at the console: it waits for a text and then types, always at the same
+//! instruction.
 
 use std::collections::VecDeque;
 
@@ -6,8 +7,8 @@ use vmm::error::Error;
 use vmm::machine::inputs::{Event, Idle, Inputs, View};
 use vmm::position::{Count, Instructions, Moment};
 
-/// Input comes in at multiples of this many steps, or while the guest idles. Stops of the run in between thus do
-/// not move it.
+/// Input comes in at multiples of this many steps, or while the guest idles. Stops of the run in between thus
+/// do not move it.
 const POLL_STEPS: u64 = 100_000;
 /// A key takes this long while the guest has nothing to do.
 const TYPING_NS: u64 = 1_000_000;
@@ -27,7 +28,7 @@ pub struct Script {
 }
 
 impl Script {
-    /// Nobody at the console.
+    /// A script that types nothing.
     pub fn silent() -> Script {
         Script::default()
     }

@@ -1,5 +1,5 @@
-//! The recorded run of the kernel `travel.elf` that the tests of recordings and of time travel share: two million steps
-//! with timer interrupts, keys and halts.
+//! The recorded run of the kernel `travel.elf` that the tests of recordings and of time travel share: two
+//! million steps with timer interrupts, keys and halts.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,8 @@ use crate::script::Script;
 /// RAM of that guest.
 pub const MEMORY_BYTES: u64 = 8 << 20;
 
-/// How often a recorder with checkpoints looks whether one is due, and keeps the state that it stores at the end.
+/// How often a recorder with checkpoints looks whether one is due, and keeps the state that it stores at the
+/// end.
 pub const SLICE_STEPS: u64 = 1000;
 
 /// The recording, and where things are in the guest.
@@ -58,7 +59,7 @@ impl Traveller {
         Traveller::record_by(directory, record)
     }
 
-    /// As [`Traveller::record`], with a checkpoint every so many steps.
+    /// As [`Traveller::record`], with a checkpoint every `every_steps` steps.
     pub fn record_with_checkpoints(directory: &Path, every_steps: u64) -> Traveller {
         let options = CheckpointOptions {
             interval_ns: 0,

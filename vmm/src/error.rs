@@ -83,7 +83,8 @@ pub enum Error {
     Unsupported(String),
 }
 
-/// A sentence with the host's answer, where there is one (nobody prints the chain), and with what to do.
+/// A sentence with the host's answer, where there is one (the binary does not print the chain of causes), and
+/// with what to do.
 fn with_advice(error: &StoreError) -> String {
     let sentence = match std::error::Error::source(error) {
         Some(cause) => format!("{error}: {cause}"),

@@ -1,9 +1,13 @@
 //! The virtual machine monitor: the machine, what comes into it from outside, recordings of that, and travel
-//! through them. The binary `ttvm` is a thin layer over this library.
+//! through them. The program `ttvm` (the package in `vmm/cli`) is a thin layer over this library.
 //!
-//! Where to start reading: [`machine`] is the whole machine and its run loop; [`machine::inputs`] is the one door
-//! through which anything from outside comes in; [`timeline`] is time travel. The folders use one another from the top
-//! of this list downward, never upward.
+//! It does not know how a CPU, a chip, a page store or gdb's protocol works: the packages `cpu`, `devices`,
+//! `checkpoint` and `gdb` do. It never parses a command line.
+//!
+//! Where to start reading: [`machine::run`] has the whole machine and its run loop; [`machine::inputs`] is
+//! the one door through which anything from outside comes in; [`position`] says what names a point of a run;
+//! [`timeline`] is time travel. The folders use one another in one direction only, which `ARCHITECTURE.md`
+//! states and `scripts/layers` checks.
 
 #![forbid(unsafe_code)]
 

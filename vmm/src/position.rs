@@ -1,4 +1,5 @@
-//! Points in a run.
+//! Points in a run: counts of instructions, counts of exits, moments, and how people write positions.
+//! `vmm/POSITIONS.md` explains them.
 
 use std::fmt::{self, Debug, Display, Formatter};
 use std::hash::Hash;
@@ -7,8 +8,9 @@ use std::ops::{Add, Sub};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// A place in a run by what was counted up to it since power-on. The types that implement this differ, so that a count of
-/// one thing is never taken for a count of another; the difference of two counts is a plain number.
+/// A place in a run by what was counted up to it since power-on. The types that implement this differ, so
+/// that a count of one thing is never taken for a count of another; the difference of two counts is a plain
+/// number.
 ///
 /// What machines do by what they count is in `machine::unit`.
 pub trait Count:
@@ -28,19 +30,19 @@ pub trait Count:
 {
     /// What is counted, in the singular.
     const ONE: &str;
-    /// No run gets there.
+    /// A place beyond the end of every run.
     const MAX: Self;
 
-    /// The place behind so many.
+    /// The place behind `number` of them.
     fn new(number: u64) -> Self;
     /// How many there were.
     fn number(self) -> u64;
     /// The place, for messages and for data that does not care which count it is.
     fn position(self) -> Position;
-    /// So many of what is counted.
+    /// A stretch of `number` of them.
     fn length(number: u64) -> Length;
 
-    /// The place so much further, or the last there is.
+    /// The place `number` further on, or [`Count::MAX`].
     fn saturating_add(self, number: u64) -> Self {
         Self::new(self.number().saturating_add(number))
     }
@@ -50,21 +52,22 @@ pub trait Count:
         self.number().saturating_sub(earlier.number())
     }
 
-    /// The place so much before, or the first.
+    /// The place `number` before, or the first.
     fn saturating_back(self, number: u64) -> Self {
         Self::new(self.number().saturating_sub(number))
     }
 }
 
-/// Instructions and deliveries, as the software CPU counts them: one for each completed instruction, each iteration of a repeated
-/// string instruction, each delivery of an exception or interrupt. Names a point between two instructions.
+/// Instructions and deliveries, as the software CPU counts them: one for each completed instruction, each
+/// iteration of a repeated string instruction, each delivery of an exception or interrupt. Names a point
+/// between two instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Instructions(pub u64);
 
-/// Exits: what any engine sees of the guest without counting instructions. One for each access to a port or to memory that is no
-/// RAM, each access to a model-specific register of the board that is not refused, each HLT, and each time that the guest was
-/// stopped without one. Names what lies between two exits.
+/// Exits: what any engine sees of the guest without counting instructions. One for each access to a port or
+/// to memory that is no RAM, each access to a model-specific register of the board that is not refused, each
+/// HLT, and each time that the guest was stopped without one. Names what lies between two exits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Exits(pub u64);
@@ -120,13 +123,13 @@ macro_rules! count {
 count!(Instructions, "instruction", Instruction);
 count!(Exits, "exit", Exit);
 
-/// A place in a run, by whatever its recording counts: for messages, and, as a field of this name, for scripts.
+/// A place in a run, by either count: for messages, and, as the field `instruction` or `exit`, for scripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Position {
-    /// Behind so many instructions.
+    /// Behind this number of instructions.
     Instruction(Instructions),
-    /// Behind so many exits.
+    /// Behind this number of exits.
     Exit(Exits),
 }
 
@@ -139,7 +142,7 @@ impl Position {
         }
     }
 
-    /// The place by the count that it is known to be in.
+    /// The place as a count of type `C`, which the caller knows it to be.
     pub fn counted<C: Count>(self) -> C {
         C::new(self.number())
     }
@@ -162,13 +165,13 @@ impl Display for Position {
     }
 }
 
-/// A stretch of a run, for a person, or, as a field of this name, for a script.
+/// The length of a stretch of a run: for messages, and, as the field `instructions` or `exits`, for scripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Length {
-    /// So many [`Instructions`].
+    /// In [`Instructions`].
     Instructions(u64),
-    /// So many [`Exits`].
+    /// In [`Exits`].
     Exits(u64),
 }
 
@@ -183,7 +186,8 @@ impl Display for Length {
 
 /// A point in a run, and the virtual time there.
 ///
-/// Points are ordered by their count; while the CPU is halted time passes at one count, and `time_ns` tells its points apart.
+/// Points are ordered by their count; while the CPU is halted time passes at one count, and `time_ns` tells
+/// its points apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Moment<C> {
     /// What was counted since power-on.
@@ -198,7 +202,8 @@ impl<C: Count> Display for Moment<C> {
     }
 }
 
-/// A position as a person writes it: `start`, `end`, `panic`, `event:N`, `insn:N`, `branch:N`, `syscall:N`, `12.5s`, `37%`.
+/// A position as a person writes it: `start`, `end`, `panic`, `event:N`, `insn:N`, `branch:N`, `syscall:N`,
+/// `12.5s`, `37%`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PositionSpec {
     /// The first instruction.

@@ -1,5 +1,5 @@
-//! Damaged recordings: whatever is done to their files, opening, replaying and verifying them ends with a sentence
-//! and never with another run.
+//! Damaged recordings: whatever is done to their files, opening, replaying and verifying them ends with a
+//! sentence and never with another run.
 
 use std::path::{Path, PathBuf};
 

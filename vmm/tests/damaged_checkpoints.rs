@@ -1,5 +1,5 @@
-//! Damaged checkpoints: whatever is done to their files, verifying and travelling end with a sentence, or at the very
-//! state that an undamaged recording has there.
+//! Damaged checkpoints: whatever is done to their files, verifying and travelling end with a sentence, or at
+//! the very state that an undamaged recording has there.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -54,8 +54,8 @@ fn hashes_at(timeline: &mut Timeline, at: Instructions) -> Result<Hashes, Error>
     Ok(timeline.machine_mut().hashes())
 }
 
-/// Verifies the recording, and travels to `places`; gives whether anything was noticed, which must be told in the
-/// right way. What was not noticed must be harmless.
+/// Verifies the recording, and travels to `places`; gives whether anything was noticed, which must be told in
+/// the right way. What was not noticed must be harmless.
 fn noticed(original: &Original, places: &[Instructions], what: &str) -> bool {
     let opened = open(&original.recording.path);
     let verified = match verify(&opened, None, |_, _| {}) {
@@ -145,8 +145,8 @@ fn checkpoints_that_are_mixed_up_lead_to_no_other_state() {
     }
     others.iter().zip(&original.files).for_each(|(from, to)| std::fs::write(&to.0, &from.1).unwrap());
     look("all from another recording".to_string());
-    // Nothing is missed of checkpoints that were put between others, which build upon none of their pages, of the last
-    // one, and of those from before the two recordings part.
+    // Nothing is missed of checkpoints that were put between others, which build upon none of their pages, of
+    // the last one, and of those from before the two recordings part.
     for what in &unnoticed {
         let harmless = what.contains("removed") || what.contains("unfinished") || what.contains("another");
         assert!(harmless && !what.starts_with("all"), "{what} goes unnoticed");
@@ -179,7 +179,8 @@ fn a_checkpoint_that_lies_is_found_by_verify() {
         ("the first register", None, Some(0), "the CPU's state differs"),
     ] {
         let directory = tempfile::tempdir().unwrap();
-        // The checkpoint that is forged is the first, so that leaving its pages out makes no difference in others.
+        // The checkpoint that is forged is the first, so that leaving its pages out makes no difference in
+        // others.
         let (recording, end) =
             record_with_checkpoints(directory.path(), "r.ttvm", ROUNDS, typed(&KEYS), &[5, 95_000]);
         forge(&recording.path, 5, 5, page, |state| {

@@ -169,5 +169,5 @@ fn a_difference_in_ram_is_placed_between_two_checks_of_ram() {
     assert_eq!((divergence.last_good, divergence.at), (before.count.position(), bad.count.position()));
     assert_eq!((divergence.last_good_ns, divergence.time_ns), (before.time_ns, bad.time_ns));
     assert_eq!(divergence.what, "the digest of RAM");
-    assert!(!diverges(&recording, Scrutiny::Registers), "nobody looks at RAM there");
+    assert!(!diverges(&recording, Scrutiny::Registers), "the player does not look at RAM there");
 }

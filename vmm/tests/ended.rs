@@ -1,4 +1,4 @@
-//! Runs that somebody ended, wherever they were: the end of a recording is a place like any other.
+//! Runs that were ended from outside, wherever they were: the end of a recording is a place like any other.
 
 use std::cell::Cell;
 

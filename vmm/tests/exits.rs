@@ -1,5 +1,6 @@
-//! Machines that count exits: recorded with stops between exits, replayed by exits alone, translated, travelled in. All on the
-//! software engine, which can stop a guest as KVM does; the KVM engine itself is tested in the KVM lab.
+//! Machines that count exits: recorded with stops between exits, replayed by exits alone, recounted,
+//! travelled in. All on the software engine, which can stop a guest as KVM does; the KVM engine itself is
+//! tested in the KVM lab.
 
 use std::cell::Cell;
 
@@ -21,7 +22,7 @@ use vmm::replay::{self, ReplayEnd, replay};
 use vmm::timeline::{Timeline, TravelStop};
 
 fn stops(recording: &Recording<Exits>) -> usize {
-    events_of(&recording).into_iter().filter(|record| matches!(record.event, Event::Stopped(_))).count()
+    events_of(recording).into_iter().filter(|record| matches!(record.event, Event::Stopped(_))).count()
 }
 
 #[test]
@@ -38,30 +39,30 @@ fn a_guest_that_was_stopped_anywhere_replays_by_exits() {
 }
 
 #[test]
-fn a_translated_recording_is_the_same_run() {
+fn a_recounted_recording_is_the_same_run() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, end) = record(directory.path(), 7);
     let events: Vec<Event> = events_of(&recording).into_iter().map(|record| record.event.clone()).collect();
     let path = recording.path.clone();
-    let translated = in_instructions(recording, |_| {}).unwrap();
-    assert!(events.into_iter().eq(events_of(&translated).into_iter().map(|record| record.event)));
-    let last = translated.log.end.clone().unwrap();
+    let recounted = in_instructions(recording, |_| {}).unwrap();
+    assert!(events.into_iter().eq(events_of(&recounted).into_iter().map(|record| record.event)));
+    let last = recounted.log.end.clone().unwrap();
     assert_eq!((last.hashes, last.outcome.clone()), (end.hashes, end.outcome));
     assert_eq!((last.console_bytes, last.console_hash), (end.console_bytes, end.console_hash));
     assert!(last.at.count > Instructions(20_000 * 5), "{:?}", last.at);
-    let verified = verify(&translated, None, |_, _| {}).unwrap();
+    let verified = verify(&recounted, None, |_, _| {}).unwrap();
     assert!(verified.equal() && verified.complete);
     assert!(verified.checkpoints > 0, "it has checkpoints now");
     // The second time it is only read.
     let made = || std::fs::metadata(folder(&path, Exits(0)).join(EVENTS)).unwrap().modified().unwrap();
     let before = made();
     let again = in_instructions(open(&path), |_| {}).unwrap();
-    assert_eq!(again.log, translated.log);
+    assert_eq!(again.log, recounted.log);
     assert_eq!(made(), before);
 }
 
 #[test]
-fn one_travels_in_a_translated_recording() {
+fn a_timeline_travels_in_a_recounted_recording() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = record(directory.path(), 9);
     let mut timeline = Timeline::open_with(&in_instructions(recording, |_| {}).unwrap(), 1).unwrap();
@@ -80,8 +81,8 @@ fn stops_carry_the_count_of_branches() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = record(directory.path(), 7);
     let counted: Vec<u64> = events_of(&recording).into_iter().map(|record| record.branches).collect();
-    let translated = in_instructions(recording, |_| {}).unwrap();
-    for (branches, record) in counted.into_iter().zip(events_of(&translated).into_iter()) {
+    let recounted = in_instructions(recording, |_| {}).unwrap();
+    for (branches, record) in counted.into_iter().zip(events_of(&recounted)) {
         let expected = if matches!(record.event, Event::Stopped(_)) { record.branches } else { 0 };
         assert_eq!(branches, expected, "{record:?}");
     }
@@ -216,9 +217,9 @@ fn a_recording_that_was_cut_off_is_not_run_on() {
         assert_eq!(end, ReplayEnd::Stopped);
         assert_eq!(machine.moment().count, last + u64::from(is_stop));
         let there = Instructions(machine.cpu().steps());
-        let translated = in_instructions(cut, |_| {}).unwrap();
-        assert_eq!(translated.log.event_count(), count);
-        assert_eq!(translated.log.last_moment().count, there);
+        let recounted = in_instructions(cut, |_| {}).unwrap();
+        assert_eq!(recounted.log.event_count(), count);
+        assert_eq!(recounted.log.last_moment().count, there);
         ends_with_stop += u64::from(is_stop);
         ends_with_time += u64::from(!is_stop);
     }

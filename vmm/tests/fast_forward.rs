@@ -1,5 +1,5 @@
-//! Going along long stretches on an engine that counts exits: whatever is found is the same. The other engine is the software one,
-//! which can count exits as KVM does; KVM itself goes ahead in the KVM lab.
+//! Going along long stretches on an engine that counts exits: whatever is found is the same. The other engine
+//! is the software one, which can count exits as KVM does; KVM itself goes ahead in the KVM lab.
 
 use tiny_guest::Numbers;
 use tiny_guest::stopped::record_with_checkpoints;
@@ -38,9 +38,9 @@ fn visits(timeline: &mut Timeline, breakpoint: u64) -> Vec<(TravelStop, (Instruc
     visits
 }
 
-fn compare(translated: &Recording<Instructions>, seed: u64) {
-    let mut alone = Timeline::open_with(translated, 1).unwrap();
-    let mut ahead = Timeline::open_with(translated, 1).unwrap();
+fn compare(recounted: &Recording<Instructions>, seed: u64) {
+    let mut alone = Timeline::open_with(recounted, 1).unwrap();
+    let mut ahead = Timeline::open_with(recounted, 1).unwrap();
     ahead.fast_forward(SMALL).unwrap();
     let end = alone.end().number();
     let mut numbers = Numbers(seed);

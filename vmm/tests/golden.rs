@@ -1,5 +1,5 @@
-//! Recordings that earlier programs made, as `golden/README.md` says: those of today's format version are replayed, with
-//! everything compared; of earlier ones it is told who reads them.
+//! Recordings that earlier programs made, as `golden/README.md` says: those of today's format version are
+//! replayed, with everything compared; of earlier ones it is told who reads them.
 
 use std::path::{Path, PathBuf};
 

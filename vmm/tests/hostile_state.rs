@@ -1,5 +1,5 @@
-//! Checkpoints of strangers: states that can be decoded and are nonsense. They are refused, or the machine runs on with
-//! them; it never panics.
+//! Checkpoints of strangers: states that can be decoded and are nonsense. They are refused, or the machine
+//! runs on with them; it never panics.
 
 use tiny_guest::{Numbers, Script, record_with_checkpoints, stopped, typed};
 use vmm::error::{Error, exit_code};
@@ -53,8 +53,8 @@ fn restored_and_run(
     Ok(())
 }
 
-/// As the translation of a part does it: goes on from the state at an exit, and counts anew; what is stored of that is then
-/// restored by timelines.
+/// What recounting a part does: goes on from the state at an exit, and counts anew. Timelines then restore
+/// what is stored of that.
 fn restored_at_exit_and_run(
     recording: &Recording<Exits>,
     exits: Exits,

@@ -1,9 +1,10 @@
-//! The bytes that a recording consists of. Programs of today's format version read what others of it wrote, so these must
-//! never change: what needs other fields gets a type with the next number, and the format its next version.
+//! The bytes that a recording consists of. Programs of today's format version read what others of it wrote,
+//! so these must never change: what needs other fields gets a type with the next number, and the format its
+//! next version.
 //!
-//! No two fields in here hold the same, and every variant is there, so that a field that is moved, added or retyped shows.
-//! What the CPU's and the devices' states are is tested where they are (`cpu/tests/stored_state.rs`,
-//! `devices/tests/golden_state.rs`).
+//! No two fields in here hold the same, and every variant is there, so that a field that is moved, added or
+//! retyped shows. What the CPU's and the devices' states are is tested where they are
+//! (`cpu/tests/stored_state.rs`, `devices/tests/golden_state.rs`).
 
 use cpu::{CpuModel, CpuState, CpuStateV1};
 use devices::DebugPortsV1;

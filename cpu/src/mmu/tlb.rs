@@ -1,6 +1,6 @@
 //! The software TLB. It is invisible to the guest: translations are dropped the moment the page-table entry
 //! they came from changes, so a guest never sees a stale one, and INVLPG, CR3 writes and the like need not
-//! drop anything (design rule D5).
+//! drop anything.
 //!
 //! How that is kept cheap: pages that walks read are flagged [`PageFlags::PAGE_TABLE`], which keeps them out
 //! of the store fast path. A store to such a page compares the entry before and after. Absent entries derive

@@ -1,6 +1,6 @@
-//! Checkpoints: the input is some files of a store, each behind its length, made whole again (lengths that fill the
-//! file, right checksums), which a fuzzer would never find by itself. What opens is read from end to end, thinned out
-//! and added to. Follows checkpoint/FORMAT.md.
+//! Checkpoints: the input is some files of a store, each behind its length, made whole again (lengths that
+//! fill the file, right checksums), which a fuzzer would never find by itself. What opens is read from end to
+//! end, thinned out and added to. Follows checkpoint/FORMAT.md.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Event logs: the bytes as they are, and the same bytes as payloads of frames with right checksums, which a fuzzer
-//! would never find by itself.
+//! Event logs: the bytes as they are, and the same bytes as payloads of frames with right checksums, which a
+//! fuzzer would never find by itself.
 
 #![no_main]
 
@@ -22,7 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
     let looks_lost = payloads.last().is_some_and(|payload| payload.iter().all(|&byte| byte == 0));
     if let Ok(log) = parse_log::<Instructions>(&log_of_payloads(payloads)) {
         assert!(!log.torn || looks_lost);
-        let _ =
-            vmm::recording::log::diff::diff(&log, &log).map(|parting| panic!("differs from itself: {}", parting.what));
+        let _ = vmm::recording::log::diff::diff(&log, &log)
+            .map(|parting| panic!("differs from itself: {}", parting.what));
     }
 });

@@ -1,5 +1,5 @@
-//! What a client of the gdb server may send: the bytes as they are, and lines of the same bytes as packets with right
-//! checksums. The target is the toy of the gdb crate's own tests.
+//! What a client of the gdb server may send: the bytes as they are, and lines of the same bytes as packets
+//! with right checksums. The target is the toy of the gdb crate's own tests.
 
 #![no_main]
 
@@ -48,7 +48,7 @@ impl AsFd for &mut Client {
 }
 
 thread_local! {
-    /// Making a toy takes longer than a session with it; one that nobody may write to can be used again.
+    /// Making a toy takes longer than a session with it; one that no session may write to can be used again.
     static READ_ONLY: RefCell<Toy> = RefCell::new(Toy::new());
 }
 

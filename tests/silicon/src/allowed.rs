@@ -1,5 +1,5 @@
-//! Every difference from the real processor that is allowed, each with its reason and the manual's words on it.
-//! The list is complete: anything else is a failure. What belongs to the operating system and not to the
+//! Every difference from the real processor that is allowed, each with its reason and the manual's words on
+//! it. The list is complete: anything else is a failure. What belongs to the operating system and not to the
 //! instruction (IF, IOPL and RF, reserved bytes of FXSAVE images, the P bit that Linux sets in error codes of
 //! kernel addresses) is not compared at all: see `compare.rs`.
 //!

@@ -1,5 +1,5 @@
-//! One random test: an instruction, the registers and memory it starts from. A case follows from the seed, its
-//! batch and its number alone.
+//! One random test: an instruction, the registers and memory it starts from. A case follows from the seed,
+//! its batch and its number alone.
 
 use iced_x86::{
     Code, Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register,
@@ -219,7 +219,8 @@ fn place(rng: &mut Rng, case: &mut Case, bytes: &[u8; 24], code: Code, fs_base: 
     !own_memory && !is_odd_movbe(case) && !aims_itself(&case.instruction) && offered(&case.instruction)
 }
 
-/// Whether a bit test's register both addresses memory and says how far from there to look: that cannot be aimed.
+/// Whether a bit test's register both addresses memory and says how far from there to look: that cannot be
+/// aimed.
 fn aims_itself(instruction: &Instruction) -> bool {
     use Mnemonic::*;
     let full = |register: Register| register.full_register();
@@ -231,8 +232,8 @@ fn aims_itself(instruction: &Instruction) -> bool {
             .any(|&register| full(register) == full(instruction.op1_register()))
 }
 
-/// With REX.W and a redundant 66 prefix, Intel's processors make two accesses of a 64-bit MOVBE, and let the last
-/// segment prefix win even if it is one that 64-bit mode ignores. No compiler writes that.
+/// With REX.W and a redundant 66 prefix, Intel's processors make two accesses of a 64-bit MOVBE, and let the
+/// last segment prefix win even if it is one that 64-bit mode ignores. No compiler writes that.
 fn is_odd_movbe(case: &Case) -> bool {
     let (instruction, prefixes) = (&case.instruction, &case.bytes[..6]);
     instruction.mnemonic() == Mnemonic::Movbe
@@ -266,8 +267,8 @@ fn immediate(rng: &mut Rng) -> u64 {
     }
 }
 
-/// Where a memory operand is to lie: mostly inside the data, aligned as instructions like it; sometimes across
-/// a page, on the read-only or the unmapped page, or nowhere at all.
+/// Where a memory operand is to lie: mostly inside the data, aligned as instructions like it; sometimes
+/// across a page, on the read-only or the unmapped page, or nowhere at all.
 fn target(rng: &mut Rng, instruction: &Instruction, bytes: u64) -> u64 {
     let room = if bytes > 64 { bytes } else { 64 };
     let inside = DATA + room + rng.below(DATA_BYTES - 2 * room);

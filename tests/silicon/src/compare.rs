@@ -52,8 +52,8 @@ pub fn compare(case: &Case, pair: &Pair<'_>, uses: &mut Uses) -> Verdict {
 /// Takes over from the processor what is not part of the comparison.
 fn mask_uncompared(native: &Outcome, soft: &mut Outcome) {
     if let (Some(native), Some(soft)) = (native.fault, &mut soft.fault) {
-        // Linux reports page faults on kernel addresses as protection faults, whatever they are; and the guest's
-        // own kernel lies where this process has nothing.
+        // Linux reports page faults on kernel addresses as protection faults, whatever they are; and the
+        // guest's own kernel lies where this process has nothing.
         let guest_kernel = (KERNEL..KERNEL + 0x20_0000).contains(&soft.address);
         if soft.vector == 14 && (soft.address >= USER_END || guest_kernel) {
             soft.code = soft.code & !1 | native.code & 1;

@@ -1,9 +1,10 @@
-//! Compares the software CPU with the processor it runs on: random user-mode instructions from random registers
-//! and memory, executed on both, everything visible compared.
+//! Compares the software CPU with the processor it runs on: random user-mode instructions from random
+//! registers and memory, executed on both, everything visible compared.
 //!
-//! [`catalogue`] knows which encodings there are, [`case`] makes random cases of them, [`native`] and [`soft`]
-//! execute one each, [`compare`] and [`allowed`] judge. A run is repeated by its seed; one case by its batch
-//! and number. It does not test privileged instructions, other modes than 64-bit user mode, or time.
+//! [`catalogue`] knows which encodings there are, [`case`] makes random cases of them, [`native`] and
+//! [`soft`] execute one each, [`compare`] and [`allowed`] judge. A run is repeated by its seed; one case by
+//! its batch and number. It does not test privileged instructions, other modes than 64-bit user mode, or
+//! time.
 
 #![deny(unsafe_code)]
 

@@ -309,8 +309,9 @@ const GREGS: [usize; 8] = [13, 14, 12, 11, 15, 10, 9, 8];
 
 /// Saves what the instruction left and makes the interrupted thread go on at `silicon_leave`.
 extern "C" fn on_signal(signal: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid `ucontext_t`, whose `fpregs` points to an XSAVE image that begins with
-    // an FXSAVE image. The interrupted code is the tested instruction, so nobody else uses `CONTEXT` now.
+    // SAFETY: the kernel passes a valid `ucontext_t`, whose `fpregs` points to an XSAVE image that begins
+    // with an FXSAVE image. The interrupted code is the tested instruction, so no other code uses `CONTEXT`
+    // now.
     unsafe {
         let machine = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext;
         let shared = CONTEXT.0.get();

@@ -1,4 +1,5 @@
-//! Child processes that do the work, so that a tested instruction that damages its process harms only a child.
+//! Child processes that do the work, so that a tested instruction that damages its process harms only a
+//! child.
 #![allow(unsafe_code, reason = "fork, pipe and shared memory have no safe interface")]
 
 use std::fs::File;

@@ -1,8 +1,11 @@
-//! How a test says that it, or a part of it, cannot run on this machine: `return skip::test("there is no gdb")`.
+//! How a test says that it, or a part of it, cannot run on this machine: `return skip::test("there is no
+//! gdb")`.
 //!
-//! Cargo hides what a test prints that passes, so a skipped test looks like one that ran. A line written here is seen
-//! nevertheless, and noted in the file that `TTVM_SKIPS` names: `scripts/test` counts and repeats these at its end. Where
-//! `TTVM_NO_SKIPS` is set to anything, a test that would be skipped fails instead.
+//! Cargo hides what a test prints that passes, so a skipped test looks like one that ran. A line written here
+//! is seen nevertheless, and noted in the file that `TTVM_SKIPS` names: `scripts/test` counts and repeats
+//! these at its end. Where `TTVM_NO_SKIPS` is set to anything, a test that would be skipped fails instead.
+
+#![forbid(unsafe_code)]
 
 use std::fmt::Display;
 use std::fs::OpenOptions;

@@ -1,5 +1,5 @@
-//! Measures travelling in a recording, and prints a table: what restoring, stepping and searching cost. A benchmark, not
-//! a test: `scripts/bench-travel` makes the recording and calls this.
+//! Measures travelling in a recording, and prints a table: what restoring, stepping and searching cost. A
+//! benchmark, not a test: `scripts/bench-travel` makes the recording and calls this.
 //!
 //! Usage: travel_bench RECORDING [NAME=CONDITION]... ; conditions as in `ttvm search`.
 

@@ -21,8 +21,8 @@ pub fn attach<S: AsRef<str>>(gdb: &mut Command, socket: &Path, commands: &[S]) {
     gdb.args(commands.iter().flat_map(|command| ["-ex", command.as_ref()]));
 }
 
-/// Serves a timeline to one client, the command that `client` makes for a socket in `directory`; what that prints,
-/// errors last.
+/// Serves a timeline to one client, the command that `client` makes for a socket in `directory`; what that
+/// prints, errors last.
 pub fn serve(timeline: &mut Timeline, directory: &Path, client: impl FnOnce(&Path) -> Command) -> String {
     let socket = directory.join("gdb.socket");
     let listener = gdb::Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");

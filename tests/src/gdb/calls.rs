@@ -1,8 +1,8 @@
-//! Calls of functions in a traced window: which activation of which function runs at each step, where it began and where
-//! it returned to. Only the guest's kernel is looked at, by its own list of symbols.
+//! Calls of functions in a traced window: which activation of which function runs at each step, where it
+//! began and where it returned to. Only the guest's kernel is looked at, by its own list of symbols.
 //!
-//! A stack of activations is kept by the stack pointer. Where control takes another way (interrupts, exceptions, switches
-//! of stacks) nothing is known until the next call.
+//! A stack of activations is kept by the stack pointer. Where control takes another way (interrupts,
+//! exceptions, switches of stacks) nothing is known until the next call.
 
 use std::collections::{BTreeMap, BTreeSet};
 

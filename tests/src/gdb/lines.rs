@@ -1,9 +1,10 @@
-//! Made-up source lines for functions of the guest's kernel, so that gdb has something to step through: some instructions
-//! of a function are one line each time they run, and where the frames are is said for each of them. What gdb is given is
-//! assembled and linked from a text by the host's tools; there are no bytes of code in it.
+//! Made-up source lines for functions of the guest's kernel, so that gdb has something to step through: some
+//! instructions of a function are one line each time they run, and where the frames are is said for each of
+//! them. What gdb is given is assembled and linked from a text by the host's tools; there are no bytes of
+//! code in it.
 //!
-//! A line begins wherever control comes to from elsewhere, so that it is always entered at its beginning, and ends with
-//! each call.
+//! A line begins wherever control comes to from elsewhere, so that it is always entered at its beginning, and
+//! ends with each call.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -76,7 +77,8 @@ impl Lines {
         self.functions.get(&function).is_some_and(|starts| starts.binary_search(&address).is_ok())
     }
 
-    /// The address behind the line of a function that begins at an address; the last line's is the function's end.
+    /// The address behind the line of a function that begins at an address; the last line's is the function's
+    /// end.
     pub fn end_of(&self, function: u64, line: u64, calls: &Calls) -> u64 {
         let starts = &self.functions[&function];
         let after = starts.partition_point(|&start| start <= line);

@@ -1,5 +1,5 @@
-//! Unmodified gdb at work on a recording: scripts with what gdb must answer to each command, and references that are
-//! made by single-stepping a straight replay.
+//! Unmodified gdb at work on a recording: scripts with what gdb must answer to each command, and references
+//! that are made by single-stepping a straight replay.
 
 pub mod batch;
 pub mod calls;

@@ -48,8 +48,8 @@ impl GdbScript {
         self.commands.is_empty()
     }
 
-    /// Runs gdb with the tt commands and these symbol files against a server of its own, below `directory`. Its first
-    /// place is the recording's start.
+    /// Runs gdb with the tt commands and these symbol files against a server of its own, below `directory`.
+    /// Its first place is the recording's start.
     pub fn run(
         &self,
         recording: &Recording<Instructions>,
@@ -77,7 +77,7 @@ impl GdbScript {
             });
             let address = is_ready.recv().expect("the server becomes ready");
             let output = run_gdb(&script, &address, symbols);
-            // Nobody would end the wait for a gdb that never attached.
+            // Ends the server's wait for a gdb that never attached.
             batch::leave(&socket);
             server.join().expect("the server survives").unwrap_or_else(|error| panic!("{error}"));
             output

@@ -1,5 +1,5 @@
-//! Windows of a recording, single-stepped along a straight replay: where every step leads to, what watched variables
-//! hold, and what a run that a debugger changed does. Goes neither back nor by way of checkpoints.
+//! Windows of a recording, single-stepped along a straight replay: where every step leads to, what watched
+//! variables hold, and what a run that a debugger changed does. Goes neither back nor by way of checkpoints.
 
 use std::collections::BTreeMap;
 
@@ -238,11 +238,11 @@ impl Trace {
         machine.change_registers(&state);
         machine.change_memory(wrote.0, &wrote.1.to_le_bytes());
         let nothing = Variable { address: 0, bytes: 0, kind: None };
-        let mut nobody = Script::silent();
+        let mut silent = Script::silent();
         let mut places = vec![look(machine, &[nothing; WATCHED])];
         let start = here(machine);
         for at in start + 1..=start + FORK_STEPS {
-            step(machine, at, &mut nobody);
+            step(machine, at, &mut silent);
             places.push(look(machine, &[nothing; WATCHED]));
         }
         Fork { rax: FORK_RAX, wrote, places }

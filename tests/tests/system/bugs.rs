@@ -1,6 +1,6 @@
-//! Kernel modules with a bug each: recorded until the kernel panics, and then gdb walks backwards from the panic to the
-//! cause, by the script that a person would use. What it finds is compared with markers such as `/* [1] */` in the
-//! modules' sources.
+//! Kernel modules with a bug each: recorded until the kernel panics, and then gdb walks backwards from the
+//! panic to the cause, by the script that a person would use. What it finds is compared with markers such as
+//! `/* [1] */` in the modules' sources.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,8 +1,9 @@
-//! Two runs of one guest are one run, and so is a run that is saved, restored elsewhere and continued at random
-//! instructions (design rule D5).
+//! Two runs of one guest are one run, and so is a run that is saved, restored elsewhere and continued at
+//! random instructions.
 //!
-//! `TTVM_RESTORES=1000 cargo test --release -p tests determinism` is the full version: that many points, each of them
-//! continued in a new process. Without the variable there are fewer, and most of them change machines in one process.
+//! `TTVM_RESTORES=1000 cargo test --release -p tests determinism` is the full version: that many points, each
+//! of them continued in a new process. Without the variable there are fewer, and most of them change machines
+//! in one process.
 
 use std::path::Path;
 use std::process::Command;
@@ -20,9 +21,9 @@ use vmm::recording::checkpoints::state_bytes;
 
 const SEED: u64 = 2026;
 const SHORT_RESTORES: usize = 60;
-/// In the short version every so manieth continuation is a new process.
+/// In the short version, of this number of continuations one is a new process.
 const SHORT_PROCESS_EVERY: usize = 10;
-/// RAM and disk are hashed at every so manieth point; the rest of the state at each.
+/// RAM and disk are hashed at one of this number of points; the rest of the state at each.
 const HASH_EVERY: usize = 8;
 
 /// Floating point, processes, page faults, signals, idling, and a file system on a disk.

@@ -1,6 +1,6 @@
-//! A long session of unmodified gdb on Debian's boot: movements of every kind in both directions, by instruction, by line,
-//! by function and to break- and watchpoints, mixed with gotos, searches and scratch forks. Each place that it comes to is
-//! compared with a straight replay that was single-stepped.
+//! A long session of unmodified gdb on Debian's boot: movements of every kind in both directions, by
+//! instruction, by line, by function and to break- and watchpoints, mixed with gotos, searches and scratch
+//! forks. Each place that it comes to is compared with a straight replay that was single-stepped.
 
 use std::path::Path;
 
@@ -59,7 +59,8 @@ fn record_boot(directory: &Path) -> Debian {
     Debian { recording: open(&path), symbols }
 }
 
-/// What is watched in each window: variables of the CPU, and places on the stack of the running process's kernel side.
+/// What is watched in each window: variables of the CPU, and places on the stack of the running process's
+/// kernel side.
 fn variables(symbols: &Symbols, machine: &Machine<Instructions>) -> [Variable; WATCHED] {
     let address = |name: &str| symbols.address_of(name).unwrap_or_else(|| panic!("the kernel has no {name}"));
     let word = |address: u64| {
@@ -109,7 +110,8 @@ impl Reference<'_> {
         self.trace.window_of(step).expect("it lies in a window").at(step).rip
     }
 
-    /// The activation at whose own instruction this is, if nothing interrupts it and gdb can tell where its frame is.
+    /// The activation at whose own instruction this is, if nothing interrupts it and gdb can tell where its
+    /// frame is.
     fn activation(&self, at: usize) -> Option<(usize, &Activation)> {
         let activation = self.calls.running(at)?;
         let is_known = !activation.irregular && self.lines.has(activation.function);
@@ -384,7 +386,8 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// Where the value of a variable next changes: before the write when going backward, behind it when going forward.
+    /// Where the value of a variable next changes: before the write when going backward, behind it when going
+    /// forward.
     fn change(&self, variable: usize, backward: bool) -> Option<usize> {
         let value = |step: usize| self.window.at(step).values[variable];
         if backward {

@@ -1,7 +1,8 @@
-//! ^C while a `tt` command searches: it ends, gdb and the server stay in step, and the machine stands where they say.
+//! ^C while a `tt` command searches: it ends, gdb and the server stay in step, and the machine stands where
+//! they say.
 //!
-//! gdb tells nobody of a ^C during a `monitor` command. It is noticed when the server's next sign of life comes, so the
-//! signal is sent right after one, by a connection that looks at what passes through.
+//! gdb does not tell the server of a ^C during a `monitor` command at once, only when the server's next sign
+//! of life comes. So the signal is sent right after one, by a connection that looks at what passes through.
 
 use std::io::{Read, Result, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -24,7 +25,8 @@ const NEVER: &str = "break:0x1234";
 /// What the server sends while it is busy.
 const SIGN_OF_LIFE: &[u8] = b"$O#4f";
 
-/// A connection that reports the first sign of life during each `monitor` command that searches for [`NEVER`].
+/// A connection that reports the first sign of life during each `monitor` command that searches for
+/// [`NEVER`].
 struct Watched {
     stream: gdb::Stream,
     searching: bool,
@@ -125,7 +127,7 @@ fn an_interrupt_ends_a_search_and_gdb_stays_in_step() {
     assert_eq!(before.0, end);
     for round in 0..2 {
         let shown = |name: &str| shown(&format!("{name}-{round}"));
-        // Questions leave one where one was.
+        // Questions do not move gdb.
         assert_eq!((shown("traps"), shown("search")), (before.clone(), before.clone()), "{said}");
         let back = shown("back");
         assert!(back.0 < before.0, "{said}");

@@ -1,8 +1,9 @@
-//! A long way back: a guest writes a field of an object early, works and sleeps for a while, and then panics because of it.
-//! gdb's reverse-continue finds the write, says how far it is meanwhile, and can be interrupted.
+//! A long way back: a guest writes a field of an object early, works and sleeps for a while, and then panics
+//! because of it. gdb's reverse-continue finds the write, says how far it is meanwhile, and can be
+//! interrupted.
 //!
-//! `TTVM_GUEST_MINUTES=10 cargo test --release -p tests gdb_long -- --nocapture` lets ten minutes of guest time lie in
-//! between, with work in every second of it, and prints what it took. Without the variable it is
+//! `TTVM_GUEST_MINUTES=10 cargo test --release -p tests gdb_long -- --nocapture` lets ten minutes of guest
+//! time lie in between, with work in every second of it, and prints what it took. Without the variable it is
 //! half a minute.
 
 use std::io::Read;
@@ -88,7 +89,8 @@ struct Walk {
     progress: Vec<(Duration, String)>,
 }
 
-/// Runs gdb from the recording's end. `on_progress` hears of the first sentence about the progress, and gdb's process.
+/// Runs gdb from the recording's end. `on_progress` hears of the first sentence about the progress, and gdb's
+/// process.
 fn walk(
     timeline: &mut Timeline,
     directory: &Path,
@@ -108,7 +110,7 @@ fn walk(
     let progress = std::sync::Arc::new(Mutex::new(Vec::new()));
     let heard = progress.clone();
     let mut target = GdbTarget::new(timeline).with_progress(every, move |text| {
-        let mut heard = heard.lock().expect("nobody panics with it");
+        let mut heard = heard.lock().expect("no thread panics while it holds the lock");
         if heard.is_empty() {
             on_progress(pid);
         }
@@ -132,7 +134,7 @@ fn walk(
         gdb::serve(&listener, &mut target, |_| false).expect("gdb is served");
         output.join().expect("gdb's output") + &errors.join().expect("gdb's errors")
     });
-    let progress = progress.lock().expect("nobody panics with it").clone();
+    let progress = progress.lock().expect("no thread panics while it holds the lock").clone();
     Walk { transcript, progress }
 }
 
@@ -183,7 +185,7 @@ fn finds_the_write(panicked: &Panicked, timeline: &mut Timeline, directory: &Pat
 fn can_be_interrupted(panicked: &Panicked, timeline: &mut Timeline, directory: &Path) {
     let field = panicked.field;
     let commands = [
-        // Nobody ever writes there.
+        // The guest never writes there.
         format!("watch *(unsigned long *) {:#x}", field + 16),
         "reverse-continue".to_string(),
         "info program".to_string(),

@@ -1,5 +1,5 @@
-//! gdb's machine interface, which front ends speak, as gdb/FRONT-ENDS.md describes it: steps and runs in both directions,
-//! both ends of the recording, and the tt commands.
+//! gdb's machine interface, which front ends speak, as gdb/FRONT-ENDS.md describes it: steps and runs in both
+//! directions, both ends of the recording, and the tt commands.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -95,7 +95,8 @@ fn tour(mi: &mut Mi, traveller: &Traveller, address: &str) {
     mi.ask(&format!("-break-insert *{hook:#x}"));
     assert_eq!(mi.moves("-exec-continue --reverse", "breakpoint-hit"), hook);
     let earlier = mi.console("tt when");
-    // Out of the function by way of its call. (Frames of this guest, whose code is 32-bit, are nothing that this gdb knows.)
+    // Out of the function by way of its call. (Frames of this guest, whose code is 32-bit, are nothing that
+    // this gdb knows.)
     assert_ne!(mi.moves("-exec-step-instruction --reverse", "end-stepping-range"), hook);
     assert_eq!(mi.moves("-exec-continue", "breakpoint-hit"), hook);
     assert_eq!(mi.console("tt when"), earlier);
@@ -141,7 +142,7 @@ fn front_ends_go_both_ways() {
             mi.gdb.wait().expect("it is our child");
         });
         let toured = toured.join();
-        // If gdb never attached, nobody would end the wait for it.
+        // Ends the server's wait for gdb, if gdb never attached.
         drop(UnixStream::connect(&address));
         server.join().expect("the server survives").unwrap_or_else(|error| panic!("{error}"));
         toured.unwrap_or_else(|panic| std::panic::resume_unwind(panic));

@@ -1,6 +1,6 @@
-//! What gdb can ask a stock kernel for: its processes, stops in one of them only, its own symbols and those of its
-//! vmlinux. Page tables are isolated, so that programs and the kernel have different ones. What gdb says is compared
-//! with the guest's own `ps`, and with a search that looks at each hit.
+//! What gdb can ask a stock kernel for: its processes, stops in one of them only, its own symbols and those
+//! of its vmlinux. Page tables are isolated, so that programs and the kernel have different ones. What gdb
+//! says is compared with the guest's own `ps`, and with a search that looks at each hit.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -63,12 +63,13 @@ impl Boot<'_> {
         self.timeline.seek(position, &mut || false).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Where something happened last before the end, and in which process: newest first, at most `HITS` of each.
+    /// Where something happened last before the end, and in which process: newest first, at most `HITS` of
+    /// each.
     fn hits(&mut self, from: Instructions, stops: Stops) -> Vec<(Instructions, Process)> {
         self.timeline.set_stops(stops);
         let end = self.timeline.end();
         let hits = self.timeline.hits(from, end, 10_000, &mut || false);
-        let hits = hits.unwrap_or_else(|error| panic!("{error}")).expect("nobody interrupts");
+        let hits = hits.unwrap_or_else(|error| panic!("{error}")).expect("the search is not interrupted");
         let mut found = Vec::new();
         for hit in hits.iter().rev().take(8 * HITS) {
             self.goto(hit.after);

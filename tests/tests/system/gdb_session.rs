@@ -1,5 +1,5 @@
-//! Unmodified gdb on a recording of a stock kernel: from the end back to the last write of a kernel variable, one
-//! instruction further, forward over it again, and to both ends of history.
+//! Unmodified gdb on a recording of a stock kernel: from the end back to the last write of a kernel variable,
+//! one instruction further, forward over it again, and to both ends of history.
 
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest};

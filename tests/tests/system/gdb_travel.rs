@@ -1,5 +1,6 @@
-//! A long session of unmodified gdb with the tt commands: steps, breakpoints and searches in both directions, mixed with
-//! gotos and scratch forks. Each place it comes to is compared with a straight replay that was single-stepped.
+//! A long session of unmodified gdb with the tt commands: steps, breakpoints and searches in both directions,
+//! mixed with gotos and scratch forks. Each place it comes to is compared with a straight replay that was
+//! single-stepped.
 
 use tests::gdb::session::GdbScript;
 use tests::random::Random;

@@ -1,6 +1,7 @@
-//! KVM: a stock kernel boots, is typed at and reads its disk under KVM in the lab, and is recorded. The recording replays there,
-//! under KVM, and, packed, outside on the software engine, without any KVM; then one travels in it. And KVM does with small
-//! programs what the software CPU does, and lands exactly where it is told.
+//! KVM: a stock kernel boots, is typed at and reads its disk under KVM in the lab, and is recorded. The
+//! recording replays there, under KVM, and, packed, outside on the software engine, without any KVM; then one
+//! travels in it. And KVM does with small programs what the software CPU does, and lands exactly where it is
+//! told.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -20,8 +21,8 @@ use vmm::timeline::{Timeline, TravelStop};
 const PARTS: &str = r#"
 ./ttvm doctor >out/doctor
 mkdir -p /etc
-echo 'nobody:x:65534:65534::/:/bin/sh' >/etc/passwd
-su nobody -c './ttvm run --engine kvm --kernel vmlinux' >out/refused 2>&1
+echo 'user:x:65534:65534::/:/bin/sh' >/etc/passwd
+su user -c './ttvm run --engine kvm --kernel vmlinux' >out/refused 2>&1
 echo "exit $?" >>out/refused
 set -e
 ./cases --nocapture >out/cases 2>&1
@@ -29,9 +30,10 @@ set -e
 TTVM_LANDINGS=100 ./landings --nocapture >out/landings 2>&1
 "#;
 
-/// Records a boot in which somebody types and a disk is read, replays it there, and packs it: `$ROUNDS` times. The disk is
-/// small, its contents are known. On the way the recorder is kept off the processor for seconds, and the host suspends to RAM.
-/// The recorder stops after nearly every exit, to see whether a checkpoint is due: all of these places are ones for both engines.
+/// Records a boot in which a script types and a disk is read, replays it there, and packs it: `$ROUNDS`
+/// times. The disk is small, its contents are known. On the way the recorder is kept off the processor for
+/// seconds, and the host suspends to RAM. The recorder stops after nearly every exit, to see whether a
+/// checkpoint is due: all of these places are ones for both engines.
 const BOOT: &str = r#"
 printf 'echo sum $((6 * 7))
 md5sum /dev/vda
@@ -206,8 +208,8 @@ fn printed(json: &[u8]) -> Value {
     found
 }
 
-/// What the software CPU finds in the first round's recording some way behind a checkpoint, KVM finds in the lab: a place, and a
-/// breakpoint there.
+/// What the software CPU finds in the first round's recording some way behind a checkpoint, KVM finds in the
+/// lab: a place, and a breakpoint there.
 fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
     std::fs::rename(folder.join("lab-1.ttvm"), folder.join("lab.ttvm")).expect("both are in one folder");
     let tar = folder.join("lab.tar");
@@ -235,14 +237,15 @@ fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
     assert!(!left.small_files().contains("going on with the software engine alone"));
 }
 
-/// Gives a way in the translated recording that is long and begins at a checkpoint, or at power-on, with no other on it.
+/// Gives a long stretch of the recounted recording that begins at a checkpoint, or at power-on, and has no
+/// other checkpoint on it.
 fn replays_at_home(recording: Recording<Exits>) -> Range<Instructions> {
     let stopped =
         recording.log.events().filter(|record| matches!(record.as_ref().unwrap().event, Event::Stopped(_)));
     assert!(stopped.count() > 20, "timers come due where the guest makes no exits");
     let found = verify(&recording, None, |_, _| {}).unwrap_or_else(|error| panic!("{error}"));
     if let Some(difference) = &found.difference {
-        // No other recording is the same: whoever looks for the reason needs this one.
+        // No other recording is the same: to look for the reason one needs this one.
         let kept =
             Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("differs-{}.packed", std::process::id()));
         pack(&recording, &kept, true).unwrap_or_else(|error| panic!("{error}"));
@@ -255,9 +258,9 @@ fn replays_at_home(recording: Recording<Exits>) -> Range<Instructions> {
 
     let last = start_of_last(&recording, 0).unwrap().expect("the end is not the only checkpoint");
     let part = from_exit(recording.clone(), last, |_| {}).unwrap_or_else(|error| panic!("{error}"));
-    let translated = in_instructions(recording, |_| {}).unwrap_or_else(|error| panic!("{error}"));
+    let recounted = in_instructions(recording, |_| {}).unwrap_or_else(|error| panic!("{error}"));
     let open = |recording| Timeline::open(recording).unwrap_or_else(|error| panic!("{error}"));
-    let (mut timeline, mut end_only) = (open(&translated), open(&part));
+    let (mut timeline, mut end_only) = (open(&recounted), open(&part));
     let end = timeline.end();
     let middle = Instructions(end.number() / 2);
     for at in [middle, middle - 1000, end] {
@@ -273,7 +276,7 @@ fn replays_at_home(recording: Recording<Exits>) -> Range<Instructions> {
         let (here, there) = (end_only.machine_mut(), timeline.machine_mut());
         assert_eq!((here.hashes(), here.moment().time_ns), (there.hashes(), there.moment().time_ns));
     }
-    let heads = timeline.checkpoints().expect("translating takes them").heads();
+    let heads = timeline.checkpoints().expect("recounting takes them").heads();
     let ways = std::iter::once(&Instructions(0)).chain(heads.keys()).zip(heads.keys());
     let (from, _) = ways
         .filter(|(from, next)| **next - **from > BEHIND_CHECKPOINT)

@@ -1,4 +1,5 @@
-//! Recordings: what was recorded replays equal, what was tampered with diverges or is refused, and nothing panics.
+//! Recordings: what was recorded replays equal, what was tampered with diverges or is refused, and nothing
+//! panics.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;

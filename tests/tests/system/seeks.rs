@@ -1,8 +1,9 @@
-//! Any point of a recording, from any other, is what a straight replay from the start comes through there: registers,
-//! devices, RAM and disk.
+//! Any point of a recording, from any other, is what a straight replay from the start comes through there:
+//! registers, devices, RAM and disk.
 //!
-//! `TTVM_PAIRS=2000 cargo test --release -p tests seeks` is the full version: so many pairs of points, over recordings of
-//! Debian's boot and of the benchmark workloads `disk` and `rd`. Without the variable there are a few, over `disk`.
+//! `TTVM_PAIRS=2000 cargo test --release -p tests seeks` is the full version: so many pairs of points, over
+//! recordings of Debian's boot and of the benchmark workloads `disk` and `rd`. Without the variable there are
+//! a few, over `disk`.
 
 use std::path::Path;
 

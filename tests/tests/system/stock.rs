@@ -1,4 +1,5 @@
-//! Stock kernels, unmodified: boot to a shell, obey what is typed, power off. No kernel parameter but the console's.
+//! Stock kernels, unmodified: boot to a shell, obey what is typed, power off. No kernel parameter but the
+//! console's.
 
 use boot::packed_kernel;
 use tests::guests::{Artefact, BUSYBOX, BUSYBOX_GENERIC, CLOUD, CLOUD_ELF, GENERIC, GENERIC_ELF, Guest};

@@ -1,5 +1,5 @@
-//! Symbols out of a stock kernel's own memory, where KASLR has put it: they are those that the guest itself lists, and
-//! gdb finds its way with them.
+//! Symbols out of a stock kernel's own memory, where KASLR has put it: they are those that the guest itself
+//! lists, and gdb finds its way with them.
 
 use std::path::Path;
 
@@ -83,7 +83,8 @@ fn symbols_are_those_that_the_guest_lists() {
     let mut timeline = Timeline::open(&open(&recording)).unwrap_or_else(|error| panic!("{error}"));
 
     assert_eq!(symbols_at(&mut timeline, "start"), Err(NoKernel));
-    // The first instructions of a system call still run on the program's page tables, and no module is loaded yet.
+    // The first instructions of a system call still run on the program's page tables, and no module is loaded
+    // yet.
     let early = symbols_at(&mut timeline, "syscall:1").expect("the kernel runs");
     assert_eq!((early.modules().len(), early.without_modules()), (0, None));
     let symbols = symbols_at(&mut timeline, "end").expect("the kernel runs");

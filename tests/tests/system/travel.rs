@@ -1,5 +1,5 @@
-//! Time travel against brute force: the recorded run of `travel.elf` is walked once, instruction by instruction,
-//! and whatever the timeline says of it must agree with that walk.
+//! Time travel against brute force: the recorded run of `travel.elf` is walked once, instruction by
+//! instruction, and whatever the timeline says of it must agree with that walk.
 
 use cpu::{AddressKind, WatchKind, Watchpoint};
 use tests::random::Random;
@@ -141,7 +141,8 @@ fn steps_back_from_the_end_are_near_when_nothing_was_replayed_yet() {
     let heads: Vec<Instructions> = timeline.checkpoints().unwrap().heads().keys().copied().collect();
     let end = timeline.end();
     let distances: Vec<u64> = heads.iter().rev().map(|&at| end - at).collect();
-    // The recorder looks every so many steps, and in the end stores what it saw last: not in the rhythm of checkpoints.
+    // The recorder looks every so many steps, and in the end stores what it saw last: not in the rhythm of
+    // checkpoints.
     assert!(distances[0] == 0 && distances[1] < SLICE_STEPS, "{heads:?}");
     assert!((SLICE_STEPS..2 * SLICE_STEPS).contains(&distances[2]), "{heads:?}");
     assert!(distances[3] > 2 * SLICE_STEPS, "{heads:?}");
@@ -213,7 +214,8 @@ fn check_stop(stop: TravelStop, hit: bool, is_break: bool, otherwise: TravelStop
     assert_eq!(stop, expected);
 }
 
-/// String instructions take many steps inside a block of instructions: a budget that ends there is easily overrun.
+/// String instructions take many steps inside a block of instructions: a budget that ends there is easily
+/// overrun.
 #[test]
 fn a_run_stops_exactly_at_every_step_count() {
     let (_directory, traveller, walk) = prepare(1);

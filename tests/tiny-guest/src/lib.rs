@@ -1,8 +1,11 @@
-//! A guest of a few instructions, made on the spot, and recordings of it: for tests that need many recordings, or
-//! know every instruction of them.
+//! A guest of a few instructions, made on the spot, and recordings of it: for tests that need many
+//! recordings, or know every instruction of them.
 //!
-//! It stirs a megabyte of memory for as many rounds as it is told, mixes in and echoes what is typed, and ends the
-//! run. Every register and byte of memory depends on everything before. A timer ticks, whose interrupt it never takes.
+//! It stirs a megabyte of memory for as many rounds as it is told, mixes in and echoes what is typed, and
+//! ends the run. Every register and byte of memory depends on everything before. A timer ticks, whose
+//! interrupt it never takes.
+
+#![forbid(unsafe_code)]
 
 pub mod stopped;
 
@@ -148,8 +151,8 @@ pub fn record(
     record_with(directory, name, rounds, Script(script), None)
 }
 
-/// Records the guest with checkpoints: four that the recorder takes, the last three of them about the end, and one at each of
-/// `more` step counts.
+/// Records the guest with checkpoints: four that the recorder takes, the last three of them about the end,
+/// and one at each of `more` step counts.
 pub fn record_with_checkpoints(
     directory: &Path,
     name: &str,

@@ -1,4 +1,5 @@
-//! Recordings of the tiny guest that count exits: the software engine stops the guest between two of them, as KVM does.
+//! Recordings of the tiny guest that count exits: the software engine stops the guest between two of them, as
+//! KVM does.
 
 use std::cell::Cell;
 use std::path::Path;

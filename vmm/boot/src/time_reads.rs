@@ -22,14 +22,14 @@ pub const TIME_READ_MARK: u8 = 0x90;
 
 const RDTSC: [u8; 2] = [0x0f, 0x31];
 const HLT: u8 = 0xf4;
-/// Decoding begins so far before a place that looks like an RDTSC: from whatever byte it begins, its
-/// instruction boundaries are the kernel's own long before that place.
+/// Decoding begins this far before a place that looks like an RDTSC. Whatever byte it begins at, it has
+/// fallen into step with the kernel's own instructions long before that place.
 const RUN_UP_BYTES: usize = 192;
 
 /// What became of a kernel's RDTSC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rewriting {
-    /// So many were rewritten.
+    /// The number that was rewritten.
     Done(usize),
     /// The image does not show its code.
     NotElf,

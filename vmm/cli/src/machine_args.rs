@@ -53,15 +53,16 @@ pub struct MachineArgs {
     /// Seed of the guest's randomness [default: random]
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
-    /// With --engine kvm: let the guest's clock run N times slower than the host's while the guest works. For hosts where
-    /// leaving the guest takes so long that it would do nothing but serve its timer
+    /// With --engine kvm: let the guest's clock run N times slower than the host's while the guest works. For
+    /// hosts where leaving the guest takes so long that it would do nothing but serve its timer
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     slow_clock: u32,
-    /// With --engine kvm: an interrupt that is due waits so long for the guest to exit by itself before it is stopped. Less
-    /// lets interrupts come at more various places, which finds races, and makes more stops, which take time
+    /// With --engine kvm: an interrupt that is due waits so long for the guest to exit by itself before it is
+    /// stopped. Less lets interrupts come at more various places, which finds races, and makes more stops,
+    /// which take time
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     wait_for_exit: u32,
-    /// End the run after so many instructions
+    /// End the run after this number of instructions
     #[arg(long, value_name = "N")]
     max_instructions: Option<u64>,
 }
@@ -78,7 +79,8 @@ impl EngineArgs {
     /// The engine for a run that begins.
     pub fn for_new_run(&self) -> EngineKind {
         match self.engine {
-            // Exact positions at full speed need a counter, and KVM's has not been seen at work on any processor yet.
+            // Exact positions at full speed need a counter, and KVM's has not been seen at work on any
+            // processor yet.
             EngineChoice::Auto | EngineChoice::Soft => EngineKind::Soft,
             EngineChoice::Kvm => EngineKind::Kvm,
         }

@@ -1,7 +1,10 @@
 //! `ttvm`: the command line of the time-travelling virtual machine monitor.
 //!
-//! One file per verb below `verbs/`; beside it what several of them share. Results go to standard output, everything
-//! else to standard error.
+//! One file per verb below `verbs/`; beside it what several of them share. Results go to standard output,
+//! everything else to standard error. What a verb does is the library's (`vmm`); here are arguments and
+//! sentences.
+
+#![forbid(unsafe_code)]
 
 mod interrupt;
 mod machine_args;

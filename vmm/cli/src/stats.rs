@@ -1,4 +1,5 @@
-//! What a run, a recording or a replay did and cost, for benchmarks; of a run also at each `MARK` line that the guest prints.
+//! What a run, a recording or a replay did and cost, for benchmarks; of a run also at each `MARK` line that
+//! the guest prints.
 
 use std::path::PathBuf;
 
@@ -13,8 +14,8 @@ use vmm::position::{Count, Moment};
 /// Where to write it.
 #[derive(clap::Args)]
 pub struct StatsArgs {
-    /// Write counts, CPU time and what the engine did to this file; of a run also for every MARK line on the console
-    /// (used by scripts/bench and scripts/bench-kvm)
+    /// Write counts, CPU time and what the engine did to this file; of a run also for every MARK line on the
+    /// console (used by scripts/bench and scripts/bench-kvm)
     #[arg(long, value_name = "FILE")]
     stats_json: Option<PathBuf>,
 }
@@ -23,7 +24,7 @@ pub struct StatsArgs {
 #[derive(Serialize)]
 struct Stats<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    marks: Option<&'a [Mark]>,
+    marks: Option<&'a [MarkLine]>,
     /// Exits, where those are counted.
     insns: u64,
     cpu_ns: u64,
@@ -34,7 +35,7 @@ struct Stats<'a> {
 
 /// One line.
 #[derive(Serialize)]
-pub struct Mark {
+pub struct MarkLine {
     text: String,
     insns: u64,
     cpu_ns: u64,
@@ -45,7 +46,7 @@ pub struct WithStats<I> {
     inner: I,
     line: Vec<u8>,
     insns: u64,
-    marks: Vec<Mark>,
+    marks: Vec<MarkLine>,
 }
 
 impl<I> WithStats<I> {
@@ -53,7 +54,7 @@ impl<I> WithStats<I> {
         WithStats { inner, line: Vec::new(), insns: 0, marks: Vec::new() }
     }
 
-    pub fn marks(&self) -> &[Mark] {
+    pub fn marks(&self) -> &[MarkLine] {
         &self.marks
     }
 
@@ -62,7 +63,7 @@ impl<I> WithStats<I> {
         self.line.clear();
         if let Some(at) = text.find("MARK ") {
             let text = text[at..].to_string();
-            self.marks.push(Mark { text, insns: self.insns, cpu_ns: cpu_ns() });
+            self.marks.push(MarkLine { text, insns: self.insns, cpu_ns: cpu_ns() });
         }
     }
 }
@@ -98,13 +99,13 @@ impl<C: Count, I: Inputs<C>> Inputs<C> for WithStats<I> {
 }
 
 impl StatsArgs {
-    /// Whether anybody wants it.
+    /// Whether the user asked for it.
     pub fn wanted(&self) -> bool {
         self.stats_json.is_some()
     }
 
     /// Writes the file, if it is wanted.
-    pub fn write<U: Unit>(&self, marks: Option<&[Mark]>, machine: &Machine<U>) -> Result<(), Error> {
+    pub fn write<U: Unit>(&self, marks: Option<&[MarkLine]>, machine: &Machine<U>) -> Result<(), Error> {
         let Some(path) = &self.stats_json else { return Ok(()) };
         let (insns, engine) = (machine.moment().count.number(), machine.engine_statistics());
         let text = serde_json::to_string(&Stats { marks, insns, cpu_ns: cpu_ns(), engine });

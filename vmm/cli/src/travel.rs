@@ -17,8 +17,9 @@ use crate::progress;
 /// What part of a recording to open.
 #[derive(clap::Args)]
 pub struct PartArgs {
-    /// Of a recording of KVM, open only the end: from the last checkpoint that lies so much guest time before it, like 2s,
-    /// or more. That is where `start` is then, and where instructions, branches and system calls count from
+    /// Of a recording of KVM, open only the end: from the last checkpoint that lies so much guest time before
+    /// it, like 2s, or more. That is where `start` is then, and where instructions, branches and system calls
+    /// count from
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     last: Option<u64>,
 }
@@ -62,8 +63,8 @@ impl PartArgs {
     }
 }
 
-/// A recording with instruction counts for positions: one that counts exits is replayed once to find them. Whether to say that
-/// a part of it might do.
+/// A recording with instruction counts for positions: one that counts exits is replayed once to find them.
+/// Whether to say that a part of it might do.
 pub fn in_instructions(opened: Opened, offers_part: bool) -> Result<Recording<Instructions>, Error> {
     match opened {
         Opened::ByInstructions(recording) => Ok(recording),
@@ -104,7 +105,8 @@ pub fn parse_time(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("'{text}' is no stretch of time: write something like 1s, 250ms or 2h"))
 }
 
-/// Opens a recording at a position; `None` when ^C was pressed on the way. The engine goes along long stretches.
+/// Opens a recording at a position; `None` when ^C was pressed on the way. The engine goes along long
+/// stretches.
 pub fn open_at(
     recording: &Recording<Instructions>,
     position: PositionSpec,

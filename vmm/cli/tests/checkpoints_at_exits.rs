@@ -1,5 +1,5 @@
-//! Checkpoints of recordings that count exits, and what is opened from one of them on. All on the software engine, which can
-//! stop a guest as KVM does; KVM's own checkpoints are tested in the KVM lab.
+//! Checkpoints of recordings that count exits, and what is opened from one of them on. All on the software
+//! engine, which can stop a guest as KVM does; KVM's own checkpoints are tested in the KVM lab.
 
 mod common;
 
@@ -225,7 +225,7 @@ fn damaged_checkpoints_lead_to_no_other_state() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = record_with_checkpoints(directory.path(), 11);
     let from = starts(&recording)[1];
-    let translated = from_exit(opened(&recording), from, |_| {}).unwrap();
+    let recounted = from_exit(opened(&recording), from, |_| {}).unwrap();
     let files = files(&recording.path.join(CHECKPOINTS));
     let (mut numbers, mut refused) = (Numbers(1), 0);
     for round in 0..60 {
@@ -235,7 +235,7 @@ fn damaged_checkpoints_lead_to_no_other_state() {
         std::fs::remove_dir_all(recording.path.join(INSTRUCTIONS)).unwrap();
         let what = format!("round {round}, {}", file.display());
         match from_exit(opened(&recording), from, |_| {}) {
-            Ok(again) => assert_eq!(again.log, translated.log, "{what}"),
+            Ok(again) => assert_eq!(again.log, recounted.log, "{what}"),
             Err(error) => {
                 told(&error, &what);
                 refused += 1;
@@ -248,13 +248,13 @@ fn damaged_checkpoints_lead_to_no_other_state() {
 }
 
 #[test]
-fn damaged_translations_are_made_again() {
+fn damaged_recounted_logs_are_made_again() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = record_with_checkpoints(directory.path(), 12);
     let mut numbers = Numbers(2);
     for from in [Exits(0), starts(&recording)[1]] {
-        let translated = from_exit(opened(&recording), from, |_| {}).unwrap();
-        let mut whole = Timeline::open_with(&translated, 1).unwrap();
+        let recounted = from_exit(opened(&recording), from, |_| {}).unwrap();
+        let mut whole = Timeline::open_with(&recounted, 1).unwrap();
         let middle = Instructions(whole.end().number() / 2);
         whole.seek(middle, &mut || false).unwrap();
         let (hashes, folder) = (whole.machine_mut().hashes(), folder(&recording.path, from));
@@ -267,7 +267,7 @@ fn damaged_translations_are_made_again() {
             let changed = change(&std::fs::read(file).unwrap(), &mut numbers);
             std::fs::write(file, changed).unwrap();
             let again = from_exit(opened(&recording), from, |_| {}).unwrap();
-            assert_eq!(again.log, translated.log, "{what}");
+            assert_eq!(again.log, recounted.log, "{what}");
             let arrived = Timeline::open_with(&again, 1).and_then(|mut timeline| {
                 timeline.seek(middle, &mut || false)?;
                 Ok(timeline.machine_mut().hashes())
@@ -287,7 +287,7 @@ fn damaged_translations_are_made_again() {
         }
         assert!(travelled > 20, "{travelled}");
     }
-    // One of another log is none of this.
+    // The recounted log of another recording is not used.
     std::fs::remove_dir_all(folder(&recording.path, Exits(0))).unwrap();
     let (other, _) = record_with_checkpoints(directory.path(), 13);
     in_instructions(opened(&other), |_| {}).unwrap();
@@ -297,7 +297,7 @@ fn damaged_translations_are_made_again() {
 }
 
 #[test]
-fn two_sessions_translate_at_once() {
+fn two_sessions_recount_at_once() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = record_with_checkpoints(directory.path(), 14);
     let from = starts(&recording)[1];

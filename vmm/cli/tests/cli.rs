@@ -1,5 +1,6 @@
-//! The command line: what each bad input says and with which exit code, and how recordings survive the ways in which
-//! programs end. The guest is a few bytes of Multiboot code that echo what is typed, so these tests need no images.
+//! The command line: what each bad input says and with which exit code, and how recordings survive the ways
+//! in which programs end. The guest is a few bytes of Multiboot code that echo what is typed, so these tests
+//! need no images.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};

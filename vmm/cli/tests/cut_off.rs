@@ -65,8 +65,8 @@ fn a_recorder_that_is_killed_leaves_a_recording() {
     }
 }
 
-/// Records while no file may have more than so many blocks: what the file system says then is much the same as on a full
-/// disk. The recorder must fail with one sentence, which this gives.
+/// Records while no file may have more than so many blocks: what the file system says then is much the same
+/// as on a full disk. The recorder must fail with one sentence, which this gives.
 fn record_with_small_files(blocks: u32, arguments: &[String]) -> String {
     let output = Command::new("sh")
         .args(["-c", &format!("ulimit -f {blocks}; exec \"$0\" \"$@\""), TTVM])

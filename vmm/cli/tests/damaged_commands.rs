@@ -1,5 +1,5 @@
-//! Damaged recordings at the command line: whatever was done to any file of a recording, `info`, `replay` and `verify`
-//! end soon, with a sentence that names the file, or with what they say of the undamaged recording.
+//! Damaged recordings at the command line: whatever was done to any file of a recording, `info`, `replay` and
+//! `verify` end soon, with a sentence that names the file, or with what they say of the undamaged recording.
 //!
 //! `TTVM_CHANGES` is the number of changes (default 40).
 
@@ -81,7 +81,8 @@ fn every_command_names_what_is_damaged_or_is_not_touched_by_it() {
                     noticed = true;
                 }
                 0 if result == before => {}
-                // Where images lie may be edited: everything says that it was, and nothing but what `info` shows of it differs.
+                // Where images lie may be edited: everything says that it was, and nothing but what `info`
+                // shows of it differs.
                 0 if names.contains(&MANIFEST) && error.contains("was edited since") => {
                     assert!(command[0] == "info" || *out == before.1, "{what}");
                     noticed = true;

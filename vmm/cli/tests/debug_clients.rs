@@ -1,5 +1,5 @@
-//! `ttvm debug` and clients that behave badly: garbage, connections that break off while a run is under way, two at once.
-//! The server says what happened, and goes on to serve.
+//! `ttvm debug` and clients that behave badly: garbage, connections that break off while a run is under way,
+//! two at once. The server says what happened, and goes on to serve.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};

@@ -1,4 +1,5 @@
-//! The verbs of the command line that go to places in a recording: search, state, checkpoints, replay from somewhere.
+//! The verbs of the command line that go to places in a recording: search, state, checkpoints, replay from
+//! somewhere.
 
 mod common;
 

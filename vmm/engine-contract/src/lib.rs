@@ -1,8 +1,9 @@
-//! The words in which a machine tells an engine when to leave the guest, and in which the engine says why it did.
+//! The words in which a machine tells an engine when to leave the guest, and in which the engine says why it
+//! did.
 //!
-//! Engines that count instructions stop where they are told to by count. Others leave the guest at its exits, when time is up, or
-//! at a [`Mark`]. The trait that engines implement is in `vmm`; these words are a package of their own because the package
-//! `kvm` speaks them too and knows nothing of `vmm`.
+//! Engines that count instructions stop where they are told to by count. Others leave the guest at its exits,
+//! when time is up, or at a [`Mark`]. The trait that engines implement is in `vmm`; these words are a package
+//! of their own because the package `kvm` speaks them too and knows nothing of `vmm`.
 
 #![forbid(unsafe_code)]
 
@@ -15,14 +16,15 @@ use cpu::Stop;
 pub enum Leave {
     /// At the exits that the bus ends a run at, and not otherwise.
     AtExits,
-    /// In real time: at the first exit after `due`, or, if none comes for so long, wherever the guest is after `force`.
+    /// In real time: at the first exit after `due`, or, if none comes for so long, wherever the guest is
+    /// after `force`.
     After {
         /// From now.
         due: Duration,
         /// From now.
         force: Duration,
-        /// Whether the place after `force` is to be found again by a replay, which costs the machine a look at what was written.
-        /// Engines need not care.
+        /// Whether a replay must find the place after `force` again. For that the machine looks at the pages
+        /// that were written; engines do nothing for it.
         note: bool,
     },
     /// At a mark, before the next exit.
@@ -31,18 +33,19 @@ pub enum Leave {
 
 /// A place where a guest was stopped between two exits, by what its registers held there.
 ///
-/// Registers may be the same at several such places. The engine stops at each one, and the machine decides by what else is known
-/// whether it is the one; if nothing differs at all, either will do, because the future is the same.
+/// Registers may be the same at several such places. The engine stops at each one, and the machine decides by
+/// what else is known whether it is the one; if nothing differs at all, either will do, because the future is
+/// the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark {
     /// Linear address of the next instruction.
     pub rip: u64,
     /// The general registers there, folded (`cpu::fold_registers`).
     pub registers: u64,
-    /// The guest's retired conditional branches there ([`cpu::CpuState::branches`]), if they were counted. An engine that
-    /// counts them too finds the place by them; others do without.
+    /// The guest's retired conditional branches there ([`cpu::CpuState::branches`]), if they were counted. An
+    /// engine that counts them too finds the place by them; others do without.
     pub branches: Option<u64>,
-    /// The place where the guest stands now was looked at and is not the one.
+    /// The machine has looked at the place where the guest stands now, and it is not the mark.
     pub not_here: bool,
     /// First bytes of the hash of the CPU's state there: for the machine, not for the engine.
     pub cpu_hash: [u8; 8],
@@ -59,7 +62,8 @@ pub enum End {
     Forced,
     /// The guest may be at the mark.
     Mark,
-    /// The guest went beyond the mark, whose count of branches it has passed. Nothing of what it asked for there was done.
-    /// Its state is of no use: restore registers and RAM as they were before, and run to the mark again.
+    /// The guest went beyond the mark, whose count of branches it has passed. Nothing of what it asked for
+    /// there was done. Its state is of no use: restore registers and RAM as they were before, and run to the
+    /// mark again.
     Overshot,
 }

@@ -5,7 +5,7 @@
 //! ever formed: scalars move through raw pointer reads and writes, byte ranges through copies.
 //!
 //! Every page carries flags ([`PageFlags`]): whether it was written since the flag was last cleared
-//! (checkpoints), and whether somebody holds knowledge derived from its contents (decoded code, page-table
+//! (checkpoints), and whether the CPU holds knowledge derived from its contents (decoded code, page-table
 //! walks). A write from outside the CPU to a page of the latter kind is queued, and the CPU drops what it
 //! derived before it executes the next instruction ([`GuestRam::take_foreign_writes`]).
 
@@ -133,8 +133,8 @@ impl GuestRam {
     scalar_access!(load_u64, store_u64, u64);
     scalar_access!(load_u128, store_u128, u128);
 
-    /// Reads 16 bytes at a RAM offset, as a vector rather than as a scalar. Panics when they do not lie inside
-    /// RAM.
+    /// Reads 16 bytes at a RAM offset, as a vector rather than as a scalar. Panics when they do not lie
+    /// inside RAM.
     #[inline(always)]
     pub fn load_vector(&self, offset: u64) -> [u8; 16] {
         let pointer = self.pointer(offset, 16);
@@ -156,8 +156,8 @@ impl GuestRam {
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
     }
 
-    /// Copies bytes into RAM as a device's write does: pages become dirty, and whoever derived something from
-    /// them hears of it.
+    /// Copies bytes into RAM as a device's write does: pages become dirty, and the CPU is told if it
+    /// derived something from them.
     pub fn replace_bytes(&self, offset: u64, from: &[u8]) {
         self.write_bytes(offset, from);
         self.flags.foreign_write(offset, from.len() as u64);
@@ -197,7 +197,8 @@ fn guest_region(
     GuestRegionMmap::new(region, GuestAddress(gpa)).ok_or_else(|| "its address range overflows".to_string())
 }
 
-/// Guests touch most of their memory, and few large pages are cheaper to have and to find than many small ones.
+/// Guests touch most of their memory, and few large pages are cheaper to have and to find than many small
+/// ones.
 fn ask_for_huge_pages(base: *mut u8, size: usize) {
     let Some(address) = std::ptr::NonNull::new(base) else { return };
     // SAFETY: the range is a mapping of ours, and the advice changes nothing that a program can see.

@@ -54,7 +54,7 @@ const MARKED: [(&str, &str, &str, Access); 6] = [
     (".brk", "__brk_base", "__brk_limit", Access::Data),
 ];
 
-/// What lies between marked sections is cut into at most so many.
+/// What lies between marked sections is cut into at most this number of pieces.
 const MAX_UNMARKED: usize = 256;
 
 /// The sections of the kernel with these symbols, which come by address.

@@ -147,7 +147,8 @@ struct Layout {
 }
 
 impl Tasks {
-    /// Where the kernel that a guest runs keeps its processes. Takes a while: searches for the kernel's symbols.
+    /// Where the kernel that a guest runs keeps its processes. Takes a while: searches for the kernel's
+    /// symbols.
     pub fn of_guest(guest: &dyn GuestView) -> Result<Tasks, NoTasks> {
         let symbols = Symbols::of_guest(guest)?;
         Tasks::of_kernel(guest, &symbols)

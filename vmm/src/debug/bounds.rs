@@ -1,7 +1,8 @@
 //! Break- and watchpoints that stop in one process, or one address space, only.
 //!
-//! A process is told by what the kernel says it runs, at each hit: that holds when the process executes another program,
-//! which gives it other page tables, and while a kernel thread borrows its tables, which is not the process.
+//! A process is told by what the kernel says it runs, at each hit: that holds when the process executes
+//! another program, which gives it other page tables, and while a kernel thread borrows its tables, which is
+//! not the process.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
@@ -18,8 +19,8 @@ const MAX_NAME_BYTES: usize = 15;
 /// Where a point counts.
 #[derive(Clone, Debug)]
 pub(super) enum Only {
-    /// While these page tables are in use, by the physical address of their root. With what is known of the kernel,
-    /// a program's own tables and those that the kernel uses for it are the same.
+    /// While these page tables are in use, by the physical address of their root. With what is known of the
+    /// kernel, a program's own tables and those that the kernel uses for it are the same.
     Tables(u64, Option<Arc<Tasks>>),
     /// While the process with this number runs.
     Process(u32, Arc<Tasks>),

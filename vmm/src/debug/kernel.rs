@@ -118,8 +118,8 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// Writes symbols where gdb can read them, until it says that it has, or the session ends. Gives the command that
-    /// does so.
+    /// Writes symbols where gdb can read them, until it says that it has, or the session ends. Gives the
+    /// command that does so.
     fn symbol_file(&mut self, name: &str, symbols: &Symbols) -> Result<String, Refusal> {
         let failed =
             |error: std::io::Error| Refusal::new(format!("cannot write a file with symbols: {error}"));

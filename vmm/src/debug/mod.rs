@@ -1,8 +1,12 @@
-//! The timeline as gdb's debug target, and sessions of gdb on a recording.
+//! What gdb asks, answered by a timeline; and sessions of several gdbs on one recording.
 //!
-//! What gdb changes goes to a scratch fork and never into the recording ([`crate::timeline`]); `monitor.rs` has the
-//! commands that gdb does not know (`processes.rs` and `kernel.rs` those that ask the guest's kernel), `bounds.rs` stops
-//! in one process only, `sessions.rs` gives each gdb a timeline of its own.
+//! [`GdbTarget`] makes a timeline what the package `gdb` calls a debug target, and `sessions.rs` gives each
+//! gdb a timeline of its own: start there. `monitor.rs` has the commands that gdb does not know,
+//! `processes.rs` and `kernel.rs` those of them that ask the guest's kernel; `bounds.rs` stops in one process
+//! only.
+//!
+//! Nothing here speaks gdb's protocol, and nothing changes a recording: what gdb changes goes to a scratch
+//! fork ([`crate::timeline`]).
 
 mod bounds;
 mod kernel;
@@ -35,7 +39,7 @@ pub struct GdbTarget<'a> {
     watchpoints: Vec<gdb::Watchpoint>,
     /// gdb's conditions of the breakpoints, by address.
     filters: BTreeMap<u64, Filter>,
-    /// In which processes they count.
+    /// In which processes break- and watchpoints count.
     bounds: Bounds,
     /// What is known of the guest's kernel.
     kernel: Kernel,
@@ -45,7 +49,7 @@ pub struct GdbTarget<'a> {
     hits: Vec<Hit>,
     /// What gdb's user is to be told when gdb next listens.
     message: Option<String>,
-    /// Nobody sees the answer to the last command: the message waits.
+    /// The last command came from a script, which shows its answer to no person: the message waits.
     unseen: bool,
     progress: progress::Settings,
 }
@@ -68,8 +72,8 @@ impl<'a> GdbTarget<'a> {
         }
     }
 
-    /// Lets movements say after each such time how far they are, to gdb and to `listener`; without this, to gdb every two
-    /// seconds.
+    /// Lets movements say each time that `every` has passed how far they are, to gdb and to `listener`;
+    /// without this, to gdb every two seconds.
     pub fn with_progress(self, every: Duration, listener: impl Fn(String) + 'static) -> GdbTarget<'a> {
         GdbTarget { progress: progress::Settings { every, listener: Some(Rc::new(listener)) }, ..self }
     }
@@ -249,7 +253,7 @@ impl DebugTarget for GdbTarget<'_> {
                 return Ok(Stop::Interrupted);
             }
         }
-        unreachable!("nobody waits for 2^64 steps")
+        unreachable!("2^64 steps take longer than any session")
     }
 
     fn monitor(&mut self, command: &str, poll: &mut gdb::Poll<'_>) -> Result<String, Refusal> {

@@ -1,5 +1,5 @@
-//! `monitor` commands: what gdb has no words for. `gdb/commands/tt.py` makes them gdb commands of their own, which also
-//! drop what gdb has cached.
+//! `monitor` commands: what gdb has no words for. `gdb/commands/tt.py` makes them gdb commands of their own,
+//! which also drop what gdb has cached.
 
 use std::fmt::Write;
 

@@ -59,7 +59,7 @@ impl GdbTarget<'_> {
         Ok(said + &self.bounds.to_string())
     }
 
-    /// What somebody means by a number or a name, and what there is to say about it.
+    /// What gdb's user means by a number or a name, and what there is to say about it.
     fn process_or_tables(&mut self, wanted: &str) -> Result<(Only, String), Refusal> {
         match number(wanted) {
             Some(pid) if !wanted.starts_with("0x") && pid <= MAX_PID => self.process(pid as u32),

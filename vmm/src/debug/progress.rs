@@ -1,12 +1,12 @@
-//! How far a movement is, for the person who waits at gdb. The clock says only when to speak; what a movement does does
-//! not depend on it.
+//! How far a movement is, for the person who waits at gdb. The clock decides only when to
+//! report; the movement does not depend on it.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::timeline::Meter;
 
-/// Who else hears of it.
+/// Who else is told.
 pub(super) type Listener = Rc<dyn Fn(String)>;
 
 /// How often to speak, and to whom besides gdb.
@@ -22,7 +22,8 @@ impl Default for Settings {
     }
 }
 
-/// Something to call at every poll of a movement that begins now: what there is to say, if there is something.
+/// Something to call at every poll of a movement that begins now: what there is to say, if there is
+/// something.
 pub(super) fn teller(meter: Meter, settings: &Settings) -> Box<gdb::Progress> {
     let (every, listener) = (settings.every, settings.listener.clone());
     let begun = Instant::now();

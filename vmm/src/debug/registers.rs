@@ -1,7 +1,8 @@
 //! The CPU's state in gdb's terms, and back.
 //!
-//! Not everything can be changed: the control registers that decide how code and page tables are read, and segment
-//! selectors, whose hidden parts gdb does not know, only change together with the rest of the machine.
+//! Not everything can be changed: the control registers that decide how code and page tables are read, and
+//! segment selectors, whose hidden parts gdb does not know, only change together with the rest of the
+//! machine.
 
 use cpu::{CpuState, SegReg};
 use gdb::{Refusal, Registers};

@@ -1,7 +1,7 @@
 //! Several gdbs on one recording, each with a timeline, and thus a position, of its own.
 //!
-//! A timeline is made ready before its gdb comes: gdb waits two seconds for its first answer, and getting to the end of
-//! a recording without checkpoints takes longer.
+//! A timeline is made ready before its gdb comes: gdb waits two seconds for its first answer, and getting to
+//! the end of a recording without checkpoints takes longer.
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
@@ -50,7 +50,7 @@ pub enum Report {
     Ended(usize, SessionEnd),
 }
 
-/// How a session tells the one who starts them.
+/// How a session tells the thread that starts sessions.
 enum News {
     Began,
     Moving(usize, String),
@@ -58,7 +58,8 @@ enum News {
     Failed(Error),
 }
 
-/// Serves gdbs on a recording, for as long as connections can be had, or one only. `report` hears from several threads.
+/// Serves gdbs on a recording, for as long as connections can be had, or one only. `report` hears from
+/// several threads.
 pub fn serve(
     recording: &Recording<Instructions>,
     options: &Options,
@@ -75,7 +76,7 @@ pub fn serve(
                 let (sender, sessions) = (sender.clone(), &sessions);
                 scope.spawn(move || {
                     let last = sessions.run(begun + 1, &sender).map_or_else(News::Failed, |()| News::Ended);
-                    // Nobody listens any more once a failure has been heard of.
+                    // The receiver is gone once it has heard of a failure.
                     let _ = sender.send(last);
                 });
                 waiting = true;

@@ -1,5 +1,5 @@
-//! The engine contract: what the machine needs from what executes guest instructions. Above this line the question which
-//! engine runs is not asked.
+//! The engine contract: what the machine needs from what executes guest instructions. Code above this trait
+//! never asks which engine runs.
 
 pub use ::kvm::Statistics;
 use cpu::{AddressKind, Bus, Cpu, CpuState, Traps, Watchpoint};
@@ -10,8 +10,9 @@ use crate::position::Instructions;
 
 /// Executes guest instructions. One thread at a time; the guest stands still between calls.
 pub trait Engine {
-    /// Runs until the CPU has executed `until` instructions, exactly, or something stops it first: the bus, `leave`, a break- or
-    /// watchpoint. Accesses to anything but RAM go to `bus`. A breakpoint where it has executed `origin` is passed over.
+    /// Runs until the CPU has executed `until` instructions, exactly, or something stops it first: the bus,
+    /// `leave`, a break- or watchpoint. Accesses to anything but RAM go to `bus`. A breakpoint where it has
+    /// executed `origin` is passed over.
     ///
     /// An engine that does not count instructions stops where the bus or `leave` says.
     fn run(
@@ -33,7 +34,7 @@ pub trait Engine {
     fn set_watchpoints(&mut self, points: &[Watchpoint]);
     /// Replaces all traps.
     fn set_traps(&mut self, traps: Traps);
-    /// The page flags of RAM are about to be looked at: every page that was written must have its flag.
+    /// To be called before the page flags of RAM are looked at: sets the flag of every page that was written.
     fn note_written(&mut self);
     /// Whether its states count retired conditional branches.
     fn counts_branches(&self) -> bool;
@@ -41,7 +42,8 @@ pub trait Engine {
     fn overshoots(&self) -> bool {
         false
     }
-    /// Dirty flags of pages were cleared: from now on every first write to a page must set its flag again.
+    /// To be called after dirty flags of pages were cleared: from then on the first write to a page sets its
+    /// flag again.
     fn track_writes_anew(&mut self);
     /// What it did so far, if it counts that.
     fn statistics(&self) -> Option<Statistics> {

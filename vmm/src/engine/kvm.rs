@@ -1,7 +1,8 @@
 //! KVM as an engine.
 //!
-//! It counts exits, not instructions (and conditional branches where the processor can). Of a debugger's stops it knows a few
-//! breakpoints; what is to be seen instruction by instruction is the software engine's ([`crate::timeline`]).
+//! It counts exits, not instructions (and conditional branches where the processor can). Of a debugger's
+//! stops it can do a few breakpoints only. All that must be seen instruction by instruction, the software
+//! engine does.
 
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ use crate::engine::contract::{End, Engine, Leave, Statistics};
 use crate::error::Error;
 use crate::position::Instructions;
 
-/// What processor this host's KVM can be. Refuses hosts without KVM, and with one that does not execute as hardware does.
+/// What processor this host's KVM can be. Refuses hosts without KVM, and with one that does not execute as
+/// hardware does.
 pub fn model() -> Result<CpuModel, Error> {
     if let Some(what) = ::kvm::capabilities()?.missing {
         return Err(::kvm::Error::Lacks(what).into());

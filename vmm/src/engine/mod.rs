@@ -1,6 +1,11 @@
-//! What executes the guest. [`contract`] is what the machine needs of it; [`soft`] is the software CPU, [`kvm`] the Linux kernel's
-//! KVM. What both are told and say ([`Leave`], [`Mark`], [`End`]) is the package `engine-contract`, because the package `kvm` speaks
-//! it too.
+//! What executes the guest.
+//!
+//! Start with [`contract`], which is what the machine needs of an engine; [`soft`] is the software CPU,
+//! [`kvm`] the Linux kernel's KVM. The words in which a machine tells an engine when to leave the guest
+//! ([`Leave`], [`Mark`], [`End`]) are in the package `engine-contract`, because the package `kvm` uses them
+//! too.
+//!
+//! Engines know no devices, inputs or logs: they see RAM and a bus.
 
 pub mod contract;
 pub mod kvm;

@@ -23,8 +23,8 @@ impl SoftEngine {
         SoftEngine { cpu, breakpoints: Vec::new() }
     }
 
-    /// Runs for so many steps, as if they were nanoseconds, and stops between two instructions: how the KVM engine behaves
-    /// for its callers, without KVM.
+    /// Runs for as many steps as it was given nanoseconds, and stops between two instructions: how the KVM
+    /// engine behaves for its callers, without KVM.
     fn run_for(&mut self, bus: &mut dyn Bus, until: u64, origin: u64, steps: u64) -> End {
         let limit = until.min(self.cpu.steps().saturating_add(steps.max(1)));
         let stop = self.cpu.run(bus, limit, origin);

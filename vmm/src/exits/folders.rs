@@ -1,8 +1,9 @@
 //! Where a recording's recounted logs lie ([`crate::exits`]), and how they get there.
 //!
-//! Each is a folder `instructions/FROM` in the recording, named after the exit where it begins. It is made beside that, under a
-//! name that nobody else has, and renamed once it is whole, so that sessions which translate the same at once do not disturb
-//! each other: the first one's is taken by all. What is beside it and is not being written is of a session that was killed.
+//! Each is a folder `instructions/FROM` in the recording, named after the exit where it begins. A session
+//! makes it under a name that no other session uses, and renames it once it is whole. So sessions that
+//! recount the same recording at once do not disturb each other: all use the folder of the first that is
+//! done. An unfinished folder that no process is writing was left behind by a session that was killed.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,26 +13,27 @@ use crate::position::Exits;
 use crate::recording::files::EVENTS;
 use crate::recording::log::{LogWriter, is_being_written};
 
-/// The folder with all translations of a recording.
+/// The folder with all recounted logs of a recording.
 pub const INSTRUCTIONS: &str = "instructions";
-/// What is between a folder's name to be and what makes it unique.
+/// In an unfinished folder's name: stands between the name it will get and what makes it unique.
 const UNFINISHED: &str = ".new-";
-/// Whoever begins or finishes a translation holds a lock on this.
+/// A session holds a lock on this file while it begins or publishes a recounted log.
 const LOCK: &str = "lock";
 
-/// Where the translation is that begins at an exit.
+/// Where the recounted log is that begins at an exit.
 pub fn folder(recording: &Path, from: Exits) -> PathBuf {
     recording.join(INSTRUCTIONS).join(from.to_string())
 }
 
-/// A translation that is being made. Gone if it is not published.
+/// A recounted log that is being made. Its folder is removed if it is not published.
 pub struct RecountDraft {
     path: PathBuf,
     target: PathBuf,
 }
 
 impl RecountDraft {
-    /// Makes a folder, and the log in it, which says by a lock that somebody is at work for as long as it is not dropped.
+    /// Makes a folder, and the log in it. The log's file is locked until it is dropped, which tells other
+    /// sessions that this one is at work.
     pub fn begin(recording: &Path, from: Exits) -> Result<(RecountDraft, LogWriter), Error> {
         let all = recording.join(INSTRUCTIONS);
         std::fs::create_dir_all(&all).map_err(Error::file("create", &all))?;
@@ -53,7 +55,7 @@ impl RecountDraft {
 
     /// Gives the folder its name, unless what has that name by now `is_usable`.
     pub fn publish(self, log: LogWriter, is_usable: impl FnOnce(&Path) -> bool) -> Result<(), Error> {
-        let all = self.path.parent().expect("it lies in the folder of all translations");
+        let all = self.path.parent().expect("it lies in the folder of all recounted logs");
         let lock = lock(all)?;
         if !is_usable(&self.target) {
             if self.target.exists() {
@@ -68,19 +70,19 @@ impl RecountDraft {
 
 impl Drop for RecountDraft {
     fn drop(&mut self) {
-        // Of no use to anybody; what cannot be removed now, the next one tries to remove again.
+        // What cannot be removed now, the next session tries to remove again.
         let _ = std::fs::remove_dir_all(&self.path);
     }
 }
 
-/// Waits for whoever begins or finishes a translation; `None` where files cannot be locked.
+/// Waits until no other session begins or publishes a recounted log; `None` where files cannot be locked.
 fn lock(all: &Path) -> Result<Option<File>, Error> {
     let path = all.join(LOCK);
     let file = File::create(&path).map_err(Error::file("create", &path))?;
     Ok(file.lock().is_ok().then_some(file))
 }
 
-/// Makes a folder whose name nobody has.
+/// Makes a folder whose name is not taken.
 fn unused(all: &Path, name: &str) -> Result<PathBuf, Error> {
     let mut number = 0;
     loop {

@@ -1,12 +1,12 @@
 //! A recording that counts exits, as one that counts instructions.
 //!
-//! The software engine replays it once and writes down where, by its own count, each event came in: a second log with the same
-//! events in the same order, which lies in a folder of its own ([`crate::exits::folders`]) and can be made again at any time. Travelling
-//! and debugging know instruction counts only. Time stays what it was: exits and the events that let it pass. On the way it takes
-//! checkpoints, as recording with the software engine would have.
+//! The software engine replays it once, and a second log says where each event came in by that engine's own
+//! count: the same events in the same order. The log lies in a folder of its own ([`crate::exits::folders`])
+//! and can be made again at any time. Time stays what it was: exits and the events that let it pass. On the
+//! way the replay takes checkpoints, as recording with the software engine would have.
 //!
-//! Where the recording has checkpoints, a part of it can be translated without what comes before: from one of them to the end.
-//! Instructions, branches and system calls count from there.
+//! Where the recording has checkpoints, a part of it can be recounted without what comes before: from one of
+//! them to the end. Instructions, branches and system calls count from there.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -31,13 +31,13 @@ use crate::recording::player::{Part, Player, Scrutiny};
 use crate::recording::{Recording, Recounted};
 use crate::replay;
 
-/// Exits between two looks at how far it is.
+/// Exits between two reports of progress.
 const SLICE_EXITS: u64 = 100;
 /// Instructions between two checkpoints at least.
 const CHECKPOINT_STEPS: u64 = 1_000_000_000;
 
-/// The same recording with a log that counts instructions. What was translated before is taken if it is of this log.
-/// `progress` gets the number of exits now and then.
+/// The same recording with a log that counts instructions. What was recounted before is used if it is of this
+/// log. `progress` gets the number of exits now and then.
 pub fn in_instructions(
     recording: Recording<Exits>,
     progress: impl FnMut(Exits),
@@ -45,7 +45,7 @@ pub fn in_instructions(
     from_exit(recording, Exits(0), progress)
 }
 
-/// The exit of the last checkpoint that lies so much guest time before the end, or more.
+/// The exit of the last checkpoint that lies at least `last_ns` of guest time before the end.
 pub fn start_of_last(recording: &Recording<Exits>, last_ns: u64) -> Result<Option<Exits>, Error> {
     let Some(store) = recording.checkpoints()? else { return Ok(None) };
     let end = recording.log.last_moment();
@@ -57,7 +57,8 @@ pub fn start_of_last(recording: &Recording<Exits>, last_ns: u64) -> Result<Optio
     Ok(heads.filter(begins_there).map(|head| head.at.count).next())
 }
 
-/// As [`in_instructions`], of what follows the checkpoint at an exit; 0 is the first instruction, which needs none.
+/// As [`in_instructions`], of what follows the checkpoint at an exit; 0 is the first instruction, which needs
+/// none.
 pub fn from_exit(
     recording: Recording<Exits>,
     from: Exits,
@@ -80,7 +81,7 @@ pub fn from_exit(
     Ok(Recording { path: folder, manifest: recording.manifest, log: Arc::new(log), recounted })
 }
 
-/// Names the log that was translated, every byte of it, and where that began.
+/// Identifies the log that is recounted, every byte of it, and the exit where that begins.
 fn origin_of(recording: &Recording<Exits>, from: Exits) -> [u8; 32] {
     let log = &recording.log;
     hash_of(&("recounted", log.machine_hash, log.check(), log.bytes, from))
@@ -102,7 +103,7 @@ fn usable(folder: &Path, of: &Recording<Exits>, from: Exits, origin: [u8; 32]) -
     begins.then_some(log)
 }
 
-/// Writes the recounted log's log and checkpoints into a folder.
+/// Writes the recounted log and its checkpoints into a folder.
 fn recount(
     recording: &Recording<Exits>,
     from: Exits,
@@ -128,7 +129,7 @@ fn recount(
     let options = CheckpointOptions {
         interval_ns: 0,
         min_steps: CHECKPOINT_STEPS,
-        // The person who travels next waits for it anyway.
+        // The person who asked for this waits for it anyway.
         page_rest_steps: 0,
         trail_rest_steps: 0,
         ..CheckpointOptions::default()
@@ -145,7 +146,8 @@ fn recount(
     run_to_end(recording, &mut machine, &mut transcriber, |machine, transcriber| {
         progress(machine.moment().count);
         let here = machine.moment_in::<Instructions>().count;
-        // Where the guest was stopped without an exit, what comes in after this instruction has begun to come in.
+        // Where the guest was stopped without an exit, what comes in after this instruction has begun to come
+        // in.
         if here - looked >= slice_steps && transcriber.last.count < here {
             checkpointer.look(machine, transcriber)?;
             looked = here;
@@ -161,7 +163,7 @@ fn recount(
     Ok(transcriber.log)
 }
 
-/// Replays to the end of the recording, and now and then lets `look` look at what it has come to.
+/// Replays to the end of the recording, and calls `look` now and then on the way.
 fn run_to_end(
     recording: &Recording<Exits>,
     machine: &mut Machine<Exits>,
@@ -189,8 +191,8 @@ fn run_to_end(
     Ok(())
 }
 
-/// Brings the machine to the checkpoint at an exit. The recounted log begins there: its log with power-on, its store with a checkpoint
-/// of everything.
+/// Brings the machine to the checkpoint at an exit. The recounted log begins there with power-on, and its
+/// store with a checkpoint of everything.
 fn begin_part(
     recording: &Recording<Exits>,
     from: Exits,

@@ -1,5 +1,5 @@
-//! Host time for machines whose engine does not count instructions: what passed comes in as events, at exits where there are
-//! some.
+//! Host time for machines whose engine does not count instructions. Time that passed comes in as events: at
+//! exits where the guest makes some, else where it is stopped.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -10,34 +10,36 @@ use crate::machine::checks::{CheckParts, CheckRecord};
 use crate::machine::inputs::{Event, Idle, Inputs, View};
 use crate::position::{Exits, Moment};
 
-/// Less time than this is let pass together with what comes after it, unless a device waits for less.
+/// Time shorter than this comes in together with what passes after it, unless a device waits for less.
 const GRAIN: Duration = Duration::from_micros(50);
 const SMALLEST_GRAIN: Duration = Duration::from_micros(5);
-/// More time than this at once is not the guest's: the host was suspended, or kept this thread off its processors.
+/// More time than this at once is not the guest's: the host was suspended, or kept this thread off its
+/// processors.
 const LONGEST: Duration = Duration::from_millis(500);
-/// A guest is looked at this often whatever its deadlines are, because a person may type: at exits, and without one.
+/// A guest is looked at this often whatever its deadlines are, because a person may type: at exits, and
+/// without one.
 const LOOK: Duration = Duration::from_millis(10);
 const FORCED_LOOK: Duration = Duration::from_millis(100);
 
 /// How a guest gets to know of host time.
 #[derive(Clone, Copy, Debug)]
 pub struct ClockOptions {
-    /// So many times slower than the host's clock the guest's runs while the guest works (0 counts as 1): for hosts where
-    /// an exit takes so long that a guest would do nothing but serve its timer.
+    /// How many times slower than the host's clock the guest's clock runs while the guest works (0 counts as
+    /// 1): for hosts where an exit takes so long that a guest would do nothing but serve its timer.
     pub slowdown: u32,
-    /// When something is due, an exit is waited for this long before the guest is stopped without one.
+    /// How long to wait for an exit when something is due, before the guest is stopped without one.
     pub patience: Duration,
 }
 
-/// Inputs with a clock beside them.
+/// Other inputs, and the host's clock beside them.
 pub struct LiveClock<I> {
     inner: I,
     options: ClockOptions,
-    /// Up to here the guest knows of the time that passed.
+    /// The host's time up to which the guest was told that time passed.
     told: Instant,
-    /// In this round of questions the guest was told already.
+    /// An event was given already in this series of calls of `poll`, which ends with one that gives none.
     told_now: bool,
-    /// So much guest time is worth telling: a grain, or less when a device waits for less.
+    /// The least guest time that is worth an event: a grain, or less when a device waits for less.
     worth_telling: Cell<Duration>,
 }
 
@@ -48,12 +50,12 @@ impl<I> LiveClock<I> {
         LiveClock { inner, options, told: Instant::now(), told_now: false, worth_telling: Cell::new(GRAIN) }
     }
 
-    /// Guest time that passed and was not told.
+    /// Guest time that passed and that no event has told the guest yet.
     fn untold(&self) -> Duration {
         self.told.elapsed() / self.options.slowdown
     }
 
-    /// What is beside it.
+    /// The other inputs.
     pub fn inner(&self) -> &I {
         &self.inner
     }

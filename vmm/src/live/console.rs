@@ -18,7 +18,7 @@ use crate::machine::inputs::{Event, Idle, Inputs, View};
 use crate::machine::unit::Unit;
 use crate::position::Moment;
 
-/// After so much, in what the machine counts, it asks for events at the latest.
+/// The longest distance, in what the machine counts, after which the machine asks for events.
 const MOST_BETWEEN_POLLS: u64 = 2_000_000;
 /// The key that introduces commands: Ctrl-A, as in QEMU.
 const ESCAPE: u8 = 1;

@@ -1,5 +1,8 @@
-//! The host's side of a run: terminal, keyboard, clock, entropy, signals. Only live inputs reach in here;
-//! nothing that replays does.
+//! The host's side of a run: terminal, keyboard, clock, entropy, signals.
+//!
+//! Start with [`LiveConsole`], the inputs of a run that is not a replay; [`LiveClock`] adds host time for
+//! KVM. This is the only folder that asks the host for what a guest gets to see: input, time, randomness. It
+//! knows nothing of logs, and nothing that replays uses it.
 
 mod clock;
 mod console;

@@ -19,7 +19,8 @@ pub struct MachineBus {
     pub platform: Platform<PciBus>,
     /// Virtual time.
     pub clock: Clock,
-    /// Console output of the guest that the machine has not handed on yet, of all its consoles in the order of writing.
+    /// Console output of the guest that the machine has not handed on yet, of all its consoles in the order
+    /// of writing.
     pub output: Vec<u8>,
     /// The last of the console's output.
     pub console: ConsoleTail,
@@ -48,8 +49,8 @@ impl MachineBus {
         self.clock.time_ns(Instructions(steps))
     }
 
-    /// Takes what the guest may just have printed. That it is looked at right after the instruction which did it is
-    /// what makes the end of a panic a place in the run, and not where a look at the console happened to be.
+    /// Takes what the guest may just have printed. It is looked at right after the instruction that printed
+    /// it, so that the end of a panic's report is a place in the run that a replay finds again.
     fn note_output(&mut self, take: impl FnOnce(&mut Platform<PciBus>) -> Vec<u8>) {
         let mut output = take(&mut self.platform);
         if !output.is_empty() {
@@ -58,7 +59,8 @@ impl MachineBus {
         }
     }
 
-    /// Fires what is due, and gives the count of instructions to which the CPU may run: to the next deadline, or to `limit`.
+    /// Fires what is due, and gives the count of instructions to which the CPU may run: to the next deadline,
+    /// or to `limit`.
     pub fn prepare_run<U: Unit>(&mut self, now: Instructions, limit: U) -> Instructions {
         self.platform.advance(self.clock.time_ns(now));
         self.clock.prepare_run(now, limit, self.platform.next_deadline_ns())
@@ -117,8 +119,8 @@ impl Bus for MachineBus {
         self.platform.take_nmi()
     }
 
-    // A refused access is no exit. The fault that follows has begun on one engine and not on another where the CPU is asked
-    // whether to stop, so that a run may not stop there.
+    // A refused access is no exit. The fault that follows has begun on one engine and not on another where
+    // the CPU is asked whether to stop, so that a run may not stop there.
     fn read_msr(&mut self, steps: u64, index: u32) -> Option<u64> {
         let value = self.platform.apic_read_msr(self.time_ns(steps), index).ok()?;
         self.clock.note_exit();

@@ -1,4 +1,4 @@
-//! Changes of a machine that come from nowhere in its run: a debugger's, and a test's.
+//! Changes of a machine that are not part of its run: those of a debugger, and those of a test.
 
 use cpu::CpuState;
 use vm_memory::{Bytes, GuestAddress};
@@ -26,8 +26,8 @@ impl<U: Unit> Machine<U> {
         linear_pieces(address, length).all(|(at, _)| self.ram_offset(at).is_some())
     }
 
-    /// Writes memory at a linear address, for a debugger: with no regard for rights, and what is not mapped to RAM
-    /// stays as it is. From here on the run is another one.
+    /// Writes memory at a linear address, for a debugger: with no regard for rights, and what is not mapped
+    /// to RAM stays as it is. From here on the run is another one.
     pub fn change_memory(&mut self, address: u64, bytes: &[u8]) {
         for (at, piece) in linear_pieces(address, bytes.len()) {
             if let Some(offset) = self.ram_offset(at) {
@@ -52,7 +52,8 @@ impl<U: Unit> Machine<U> {
     }
 }
 
-/// A range of linear addresses cut at page boundaries: the address of each piece, and which bytes of the range it is.
+/// A range of linear addresses cut at page boundaries: the address of each piece, and which bytes of the
+/// range it is.
 fn linear_pieces(address: u64, length: usize) -> impl Iterator<Item = (u64, std::ops::Range<usize>)> {
     let mut from = 0;
     std::iter::from_fn(move || {

@@ -1,8 +1,9 @@
-//! Checks: what a recording notes of the machine's own state every so often, so that a replay can prove that it
-//! is the same run, and so that a recording which was cut off says how far it is known.
+//! Checks: what a recording notes of the machine's own state every so often, so that a replay can prove that
+//! it is the same run, and so that a recording which was cut off says how far it is known.
 //!
-//! A check has up to three parts, from cheap to dear: registers, devices, RAM. [`Schedule`] says when a recorder
-//! takes which; a player takes them wherever the log has them. Taking one changes nothing that the guest can see.
+//! A check has up to three parts, from cheap to dear: registers, devices, RAM. [`Schedule`] says when a
+//! recorder takes which; a player takes them wherever the log has them. Taking one changes nothing that the
+//! guest can see.
 
 use crate::position::{Count, Moment};
 
@@ -29,7 +30,8 @@ impl Intervals {
         devices: 128_000_000,
         ram: 512_000_000,
     };
-    /// For machines that are counted in exits, of which there are far fewer. RAM is looked at wherever the guest is stopped.
+    /// For machines that are counted in exits, of which there are far fewer. RAM is looked at wherever the
+    /// guest is stopped.
     pub const OF_EXITS: Intervals =
         Intervals { registers: 20_000, registers_ns: 500_000_000, devices: 100_000, ram: 400_000 };
 }
@@ -69,8 +71,8 @@ impl<C> CheckRecord<C> {
 
 /// When a recorder takes which check.
 ///
-/// Dear parts are scheduled by count, never by virtual time: an idle guest's seconds pass in next to no time of
-/// the host, and each would otherwise cost as much as a busy one.
+/// Dear parts are scheduled by count, never by virtual time: an idle guest's seconds pass in next to no time
+/// of the host, and each would otherwise cost as much as a busy one.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule<C> {
     intervals: Intervals,

@@ -1,4 +1,5 @@
-//! The machine's clock: how its virtual time follows from what the guest does, and where a run is to end for time's sake.
+//! The machine's clock: how its virtual time follows from what the guest does, and where a run has to end
+//! because a device's time has come.
 
 use cpu::CpuState;
 
@@ -14,18 +15,19 @@ pub enum TimeBase {
     /// Each instruction is a nanosecond.
     #[default]
     Instructions,
-    /// Each exit is a nanosecond; whatever else passed came in as an event. So it is in machines that KVM can run.
+    /// Each exit is a nanosecond; all other time comes in as events. Machines that KVM can run have this.
     Exits,
 }
 
 /// Virtual time, and the exits that were counted.
 ///
-/// It is the CPU's count of instructions plus the time spent idle, in nanoseconds; the raw TSC ticks with it. In a machine whose
-/// time base is exits, each exit takes the instruction's place, and all of the time is in `idle_ns`.
+/// It is the CPU's count of instructions plus the time spent idle, in nanoseconds; the raw TSC ticks with it.
+/// In a machine whose time base is exits, each exit takes the instruction's place, and all of the time is in
+/// `idle_ns`.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     base: TimeBase,
-    /// Virtual time that passed otherwise than by instructions: while the CPU was halted.
+    /// Virtual time that passed while the CPU was halted, or came in as an event.
     pub idle_ns: u64,
     /// Exits since this clock was made.
     pub exits: Exits,
@@ -41,7 +43,7 @@ impl Clock {
         Clock { base, idle_ns: 0, exits: Exits(0), run_until_ns: 0, run_until_exits: Exits::MAX }
     }
 
-    /// Virtual time where the CPU has executed so many instructions.
+    /// Virtual time where the CPU has executed `instructions`.
     pub fn time_ns(&self, instructions: Instructions) -> u64 {
         match self.base {
             TimeBase::Instructions => instructions.number() + self.idle_ns,
@@ -49,7 +51,7 @@ impl Clock {
         }
     }
 
-    /// The guest was left.
+    /// Counts an exit.
     pub fn note_exit(&mut self) {
         self.exits = self.exits + 1;
         if self.base == TimeBase::Exits {
@@ -57,13 +59,14 @@ impl Clock {
         }
     }
 
-    /// Lets time pass in which the guest does nothing. No run gets to the end of time, but a log may claim it.
+    /// Lets time pass in which the guest does nothing. No run gets to the end of time, but a log may claim
+    /// it.
     pub fn pass(&mut self, ns: u64) {
         self.idle_ns = self.idle_ns.saturating_add(ns).min(MAX_TIME_NS);
     }
 
-    /// The CPU is about to run from `now` to `limit` at most: gives the count of instructions at which it is to stop, because of that
-    /// or of the next deadline.
+    /// The CPU is about to run from `now` to `limit` at most: gives the count of instructions at which it is
+    /// to stop, because of that or of the next deadline.
     pub fn prepare_run<U: Unit>(
         &mut self,
         now: Instructions,
@@ -82,15 +85,16 @@ impl Clock {
         until
     }
 
-    /// Where time passes from outside, the inputs may wait for the next deadline: one that the guest sets before that is then
-    /// to end the run at once.
+    /// Says whether the inputs wait for this deadline, where time comes in from outside. If the guest then
+    /// sets an earlier one, the run ends at once.
     pub fn await_deadline(&mut self, deadline_ns: Option<u64>) {
         if self.base == TimeBase::Exits {
             self.run_until_ns = deadline_ns.unwrap_or(0);
         }
     }
 
-    /// Whether the CPU is to stop here: for the number of exits, or because the next deadline has come nearer since it ran.
+    /// Whether the CPU is to stop here: for the number of exits, or because the next deadline has come nearer
+    /// since it ran.
     pub fn stops_here(&self, deadline_ns: Option<u64>) -> bool {
         let horizon_ns = match self.base {
             TimeBase::Instructions => self.run_until_ns,
@@ -104,8 +108,8 @@ impl Clock {
         self.base == TimeBase::Exits
     }
 
-    /// The virtual time of a stored state, if its counts are such as a machine with this clock can have them. States may
-    /// come from strangers.
+    /// The virtual time of a stored state, if its counts are such as a machine with this clock can have them.
+    /// States may come from strangers.
     pub fn time_of(&self, cpu: &CpuState, idle_ns: u64) -> Result<u64, &'static str> {
         let CpuState { steps, branches, system_calls, .. } = *cpu;
         let (counted, most_branches) = match self.base {

@@ -1,8 +1,9 @@
 //! What of a CPU's state must be the same on every engine and processor.
 //!
-//! The software CPU gives equal states, bit by bit. Processors keep things beside the architecture's: hidden parts of segments
-//! that are not in use, arithmetic flags that an instruction leaves undefined (also in copies of RFLAGS), where the last x87 instruction was. A
-//! machine that more than one of them runs is compared without these, and without counts that only one of them has.
+//! The software CPU gives equal states, bit by bit. Processors keep things beside the architecture's: hidden
+//! parts of segments that are not in use, arithmetic flags that an instruction leaves undefined (also in
+//! copies of RFLAGS), the place of the last x87 instruction. Machines that several processors may run are
+//! compared without these, and without counts that only one engine has.
 
 use cpu::{CpuState, CpuStateV1, SegReg};
 use serde::Serialize;

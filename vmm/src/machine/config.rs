@@ -78,8 +78,8 @@ pub struct MachineOptions {
     pub debug_console: bool,
     /// The port that ends the run.
     pub debug_exit: Option<u16>,
-    /// The CPU. One that KVM can be says also that the machine's time is [`TimeBase::Exits`] and that the kernel's RDTSC are
-    /// rewritten.
+    /// The CPU. One that KVM can be says also that the machine's time is [`TimeBase::Exits`] and that the
+    /// kernel's RDTSC are rewritten.
     pub model: cpu::CpuModel,
 }
 
@@ -264,8 +264,8 @@ fn described(path: &Path, hash: &blake3::Hash, size_bytes: u64) -> ImageFile {
     ImageFile { path, hash: hash.to_hex().to_string(), size_bytes }
 }
 
-/// Looks at an image that a recording names. That it is not there, or is something that one could read from for
-/// ever, is the recording's trouble.
+/// Looks at an image that a recording names. That it is not there, or is something that one could read from
+/// for ever, is the recording's trouble.
 fn read_recorded<T>(
     what: &str,
     recorded: &ImageFile,

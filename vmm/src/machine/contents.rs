@@ -58,8 +58,8 @@ impl<U: Unit> Machine<U> {
         (Maps { ram: self.image.clone(), disk: self.disk_version() }, held)
     }
 
-    /// Calls `each` with every page of RAM and disk that was written since the last call, [`Machine::maps`] or
-    /// restore, and gives their number. For a recorder, which keeps no maps.
+    /// Calls `each` with every page of RAM and disk that was written since the last call, [`Machine::maps`]
+    /// or restore, and gives their number. For a recorder, which keeps no maps.
     pub fn take_written(
         &mut self,
         mut each: impl FnMut(Space, u64, &Page) -> Result<(), Error>,
@@ -91,7 +91,8 @@ impl<U: Unit> Machine<U> {
         }
     }
 
-    /// Calls `each` with every page of RAM that was written since the last call. False, and no calls, if they are more than `limit`.
+    /// Calls `each` with every page of RAM that was written since the last call. False, and no calls, if they
+    /// are more than `limit`.
     pub fn take_trail(&mut self, limit: usize, mut each: impl FnMut(u64, &Page)) -> bool {
         self.collect_written();
         let pages = self.written.take(Reader::Trail);
@@ -148,8 +149,8 @@ impl<U: Unit> Machine<U> {
         self.engine.track_writes_anew();
     }
 
-    /// Takes it that RAM and disk are, at this point, what `maps` says, without looking: of a recording's
-    /// checkpoint exactly here. What the machine held in memory of its own is given up for it.
+    /// Replaces the machine's own maps by `maps`, those of a recording's checkpoint at exactly this point,
+    /// without looking whether they are equal. Copies that the machine held in memory are dropped.
     pub fn rebase(&mut self, maps: &Maps) {
         self.collect_written();
         self.written.take(Reader::Image);

@@ -1,7 +1,7 @@
-//! The guest's disk: an immutable base image under the guest's own writes, which are kept apart (design rule D7).
+//! The guest's disk: an immutable base image under the guest's own writes, which are kept apart.
 //!
-//! Replay executes the writes again, so a replay stores them nowhere but in memory; a recorder moves them into its
-//! checkpoints. Versions of the disk share their blocks.
+//! Replay executes the writes again, so a replay stores them nowhere but in memory; a recorder moves them
+//! into its checkpoints. Versions of the disk share their blocks.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -89,13 +89,13 @@ impl OverlayDisk {
         }
     }
 
-    /// Hash of the guest's writes: BLAKE3 of the number (64 bits, little endian) and the [`digest`] of each written block, in
-    /// order. Reads all of them.
+    /// Hash of the guest's writes: BLAKE3 of the number (64 bits, little endian) and the [`digest`] of each
+    /// written block, in order. Reads all of them.
     pub fn hash(&mut self) -> [u8; 32] {
         self.hash_of(Self::digest_of)
     }
 
-    /// As [`OverlayDisk::hash`], taking it from the store what the digests of its blocks are.
+    /// As [`OverlayDisk::hash`], with the digests that the store has of its blocks instead of reading them.
     pub fn known_hash(&mut self) -> [u8; 32] {
         self.hash_of(|disk, number| {
             let known = match (disk.blocks.get(number), &disk.store) {
@@ -151,7 +151,8 @@ impl OverlayDisk {
         Ok(())
     }
 
-    /// As [`OverlayDisk::read_block`], for others than the guest: the failure is given and not kept.
+    /// As [`OverlayDisk::read_block`], for callers other than the guest: gives the failure and does not keep
+    /// it.
     pub fn read_whole_block(&mut self, number: u64, to: &mut Page) -> Result<(), Error> {
         let Err(error) = self.read_block(number, to) else { return Ok(()) };
         let offset = number * BLOCK_BYTES;

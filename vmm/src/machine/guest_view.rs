@@ -12,7 +12,8 @@ impl<U: Unit> GuestView for Machine<U> {
 
     fn read(&self, cr3: u64, address: u64, to: &mut [u8]) -> usize {
         let core = self.cpu().core();
-        // The CPU may keep the topmost entries of the current tables to itself (PAE), and memory may have others.
+        // The CPU may keep the topmost entries of the current tables to itself (PAE), and memory may have
+        // others.
         if cr3 == core.state.cr3 { core.peek(address, to) } else { core.peek_in(cr3, address, to) }
     }
 

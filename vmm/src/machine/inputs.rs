@@ -1,7 +1,8 @@
-//! The one door through which anything that the machine does not determine itself comes in (design rule D2).
+//! The one door through which anything that the machine does not determine itself comes in.
 //!
-//! The machine asks its [`Inputs`] at points between instructions. Live inputs ask the host; a recorder writes
-//! down what they gave; a player gives it again at the same points. The machine cannot tell which it has.
+//! The machine asks its [`Inputs`] at points between instructions. Live inputs ask the host; a recorder
+//! writes down what live inputs gave; a player gives it again at the same points. The machine cannot tell
+//! which of the three it has.
 
 use serde::Serialize;
 
@@ -28,19 +29,20 @@ pub enum Event {
     },
     /// The power button was pressed.
     PowerButton,
-    /// The user, or what stood in for one, ended the run here.
+    /// The user, or a limit that the user set, ended the run here.
     Ended,
-    /// The guest was stopped here although it made no exit: what follows is to come in here. It is an exit itself.
+    /// The guest was stopped here although it made no exit, so that the events that follow can come in here.
+    /// The stop counts as an exit itself.
     Stopped(Stopped),
-    /// So much of the host's time passed.
+    /// Time of the host passed.
     TimePassed {
         /// Nanoseconds.
         ns: u64,
     },
 }
 
-/// What tells a place where the guest was stopped from others between the same two exits, besides RIP and the hash of the
-/// registers, which all records have.
+/// What tells a place where the guest was stopped from others between the same two exits, besides RIP and the
+/// hash of the registers, which all records have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stopped {
     /// The general registers, folded ([`cpu::fold_registers`]): quick to compare at each of many candidates.
@@ -86,12 +88,12 @@ pub struct View<'a, C> {
     pub console_room: usize,
     /// The CPU, for checks.
     pub cpu: &'a cpu::Cpu,
-    /// Retired conditional branches. Where exits are counted they say where the guest was stopped without one, if the engine
-    /// counts them; else they are zero.
+    /// Retired conditional branches. Where exits are counted they say where the guest was stopped without
+    /// one, if the engine counts them; else they are zero.
     pub branches: u64,
     /// What of the CPU's state is hashed.
     pub likeness: Likeness,
-    /// The guest was just stopped here without an exit, which an event has yet to say.
+    /// The guest was just stopped here without an exit, and no event has said so yet.
     pub stopped: Option<Stopped>,
 }
 
@@ -120,19 +122,20 @@ pub trait Inputs<C: Count> {
     /// The next event that is due exactly here, if any. Called again until it gives none.
     fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error>;
 
-    /// Where to ask again at the latest.
+    /// Where the machine must ask again at the latest.
     fn next_poll(&self, now: Moment<C>) -> C;
 
-    /// The guest is idle and its next own deadline is `deadline_ns`.
+    /// The guest is idle and the machine's next own deadline is `deadline_ns`: says until when time passes.
     fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error>;
 
-    /// How the guest is to be left if nothing else makes it; its next own deadline is `deadline_ns`.
+    /// When the engine leaves the guest if nothing else makes it; the machine's next own deadline is
+    /// `deadline_ns`.
     fn leave(&self, _now: Moment<C>, _deadline_ns: Option<u64>) -> Leave {
         Leave::AtExits
     }
 
-    /// What to check of the machine exactly here, if anything; asked when [`Inputs::poll`] gives no event. The
-    /// answer comes by [`Inputs::checked`], and both are asked again.
+    /// What to check of the machine exactly here, if anything; asked when [`Inputs::poll`] gives no event.
+    /// The answer comes by [`Inputs::checked`], and both are asked again.
     fn check_due(&self, _now: Moment<C>) -> Option<CheckParts> {
         None
     }

@@ -1,9 +1,13 @@
-//! One machine: engine, memory, devices, clock and disk, and the one door through which anything from outside comes in.
+//! One machine: engine, memory, devices, clock and disk, and the one door through which anything from outside
+//! comes in.
 //!
-//! Where to start reading: [`run`] has [`Machine`] and its run loop; [`inputs`] is the door; [`bus`] is what the CPU sees of the
-//! board, [`clock`] its time. [`unit`] says what differs by what positions are counted in. What RAM and disk hold is in
-//! `contents`, everything else of a state in `states`, and as it is stored in [`state_v1`]; [`checks`], [`hashes`], [`ram_digest`] and [`comparable`] say whether two
-//! machines are equal. Nothing here knows of recordings.
+//! Start with [`run`], which has [`Machine`] and its run loop, and [`inputs`], which is the door. [`bus`] is
+//! what the CPU sees of the board, [`clock`] its time. [`mod@unit`] says what differs between machines that
+//! count instructions and those that count exits; `stopping` is how an engine that counts no instructions is
+//! stopped at a place and finds it again. What RAM and disk hold is in `contents`, everything else of a state
+//! in `states`, and as it is stored in [`state_v1`]. [`checks`], [`hashes`], [`ram_digest`] and [`comparable`] say whether two machines are equal.
+//!
+//! Nothing here knows of recordings, or whether the inputs are live or a log.
 
 pub mod bus;
 mod changes;

@@ -6,8 +6,8 @@ use devices::pci::PciBus;
 use devices::platform::Platform;
 use guest_ram::GuestRam;
 
-/// Without a TSC, Linux takes early randomness from the PIT's first channel, and waits for ever if nobody has started
-/// it. Firmware does: mode 2, the longest period.
+/// Without a TSC, Linux takes early randomness from the PIT's first channel, and waits for ever if it is not
+/// running. Firmware starts it: mode 2, the longest period.
 pub(super) fn start_pit(platform: &mut Platform<PciBus>, ram: &GuestRam) {
     for (port, value) in [(0x43, 0x34), (0x40, 0), (0x40, 0)] {
         platform.pio_write(ram.memory(), 0, port, 1, value);

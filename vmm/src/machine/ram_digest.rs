@@ -1,14 +1,16 @@
-//! A digest of all of RAM, which costs only as much as the pages written since it was last asked for; or it reads all of them
-//! and owes nothing to anybody's knowledge of what was written.
+//! A digest of all of RAM, which costs only as much as the pages written since it was last asked for. It can
+//! also be computed from all pages, without relying on the record of which were written.
 //!
-//! The digest is the sum, modulo 2^128, of one term per page: zero for a page of zeroes, XXH3-128 of the contents seeded
-//! with the page's number for any other. A changed page changes the sum by the difference of two terms, so the sum
-//! can be kept up to date; and it depends on nothing but the contents, however they came about and whenever it was
-//! computed before. It finds accidents; it is no defence against somebody who looks for collisions.
+//! The digest is the sum, modulo 2^128, of one term per page: zero for a page of zeroes, XXH3-128 of the
+//! contents seeded with the page's number for any other. A changed page changes the sum by the difference of
+//! two terms, so the sum can be kept up to date; and it depends on nothing but the contents, however they
+//! came about and whenever it was computed before. It finds accidents; it is no defence against a deliberate
+//! collision.
 //!
-//! A processor sets the accessed bits of page tables when it pleases, also ahead of what it executes. Where one may run the
-//! guest, bits 5 and 6 of every word that may be an entry in use (bit 0 is set) are left out, and so are the arithmetic flags
-//! of every word that may be a copy of RFLAGS ([`cpu::without_undefined_flags`]).
+//! A processor sets the accessed bits of page tables when it pleases, also ahead of what it executes. Where
+//! one may run the guest, bits 5 and 6 of every word that may be an entry in use (bit 0 is set) are left out,
+//! and so are the arithmetic flags of every word that may be a copy of RFLAGS
+//! ([`cpu::without_undefined_flags`]).
 
 use guest_ram::{GuestRam, PAGE_SIZE};
 use twox_hash::XxHash3_128;
@@ -42,7 +44,7 @@ impl RamDigest {
     }
 }
 
-/// The digest of RAM as it is, whatever is known of it.
+/// The digest of RAM, computed from all pages.
 pub fn of_all(ram: &GuestRam, likeness: Likeness) -> [u8; 16] {
     let mut contents = [0; PAGE_SIZE as usize];
     let terms = (0..ram.flags().pages()).map(|page| {
@@ -54,7 +56,7 @@ pub fn of_all(ram: &GuestRam, likeness: Likeness) -> [u8; 16] {
 
 const ZEROES: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
 
-/// Reads a page as far as it is not the processor's own affair.
+/// Reads a page without what processors change on their own: see the module.
 fn read(ram: &GuestRam, page: u64, likeness: Likeness, to: &mut [u8; PAGE_SIZE as usize]) {
     ram.read_bytes(page * PAGE_SIZE, to);
     if likeness == Likeness::AcrossProcessors {
@@ -62,7 +64,7 @@ fn read(ram: &GuestRam, page: u64, likeness: Likeness, to: &mut [u8; PAGE_SIZE a
     }
 }
 
-/// Leaves out of memory, in whole words, what is up to the processor: see the module.
+/// Clears in each word what processors change on their own: see the module.
 pub fn leave_out_processors_own(contents: &mut [u8]) {
     for bytes in contents.as_chunks_mut().0 {
         let mut word = u64::from_le_bytes(*bytes);

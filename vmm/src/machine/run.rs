@@ -54,11 +54,11 @@ pub struct Machine<U> {
     has_disk: bool,
     stop_on_output: bool,
     pub(super) written: WrittenPages,
-    /// What RAM held when it was last asked for.
+    /// What RAM held when the machine was last asked for it.
     pub(super) image: PageMap,
     /// Where pages are read from that lie in a recording's checkpoints.
     pub(super) store: Option<Arc<Store>>,
-    /// The digest of what RAM held when it was last asked for.
+    /// The digest of RAM as of when the machine was last asked for it.
     pub(super) digest: RamDigest,
     pub(super) likeness: Likeness,
     pub(super) stopping: Stopping,
@@ -66,8 +66,8 @@ pub struct Machine<U> {
 }
 
 impl Machine<Instructions> {
-    /// Builds a machine and loads its kernel: the state at the first instruction. The software engine executes it, and
-    /// instructions are counted.
+    /// Builds a machine and loads its kernel: the state at the first instruction. The software engine
+    /// executes it, and instructions are counted.
     pub fn new(config: &MachineConfig, images: &Images, power_on: &PowerOn) -> Result<Self, Error> {
         Machine::build(config, images, power_on, EngineKind::Soft)
     }
@@ -124,14 +124,15 @@ impl<U: Unit> Machine<U> {
         self.moment_in()
     }
 
-    /// Where it is by one count or the other, whatever the machine counts. Of KVM's instructions that says nothing.
+    /// Where it is by either count, whatever the machine counts. The count of instructions means nothing if
+    /// KVM executes the machine.
     pub fn moment_in<V: Unit>(&self) -> Moment<V> {
         let instructions = self.instructions();
         let count = V::here(instructions, self.bus.clock.exits);
         Moment { count, time_ns: self.bus.clock.time_ns(instructions) }
     }
 
-    /// What the engine counted itself.
+    /// The engine's own count of instructions.
     fn instructions(&self) -> Instructions {
         Instructions(self.engine.cpu().steps())
     }
@@ -223,7 +224,8 @@ impl<U: Unit> Machine<U> {
         self.run_from(until, self.instructions(), inputs)
     }
 
-    /// As [`Machine::run`]; the breakpoint that is passed over is the one where the engine has executed `origin` instructions.
+    /// As [`Machine::run`]; the breakpoint that is passed over is the one where the engine has executed
+    /// `origin` instructions.
     pub fn run_from(
         &mut self,
         until: U,
@@ -233,8 +235,8 @@ impl<U: Unit> Machine<U> {
         self.run_on(until, u64::MAX, origin, inputs)
     }
 
-    /// Runs to the first place after `time_ns`, or to the end. Somewhat later, where the engine does not look at the time so
-    /// often.
+    /// Runs to the first place after `time_ns`, or to the end. It may stop somewhat later where the engine
+    /// does not look at the time often.
     pub fn run_past(&mut self, time_ns: u64, inputs: &mut dyn Inputs<U>) -> Result<RunStop, Error> {
         self.run_on(U::MAX, time_ns, self.instructions(), inputs)
     }
@@ -290,8 +292,8 @@ impl<U: Unit> Machine<U> {
         self.outcome.is_some() || self.moment().count >= until
     }
 
-    /// Takes the events due here and does not run on: behind the last of them, a guest that is counted in exits may not make
-    /// another one.
+    /// Takes the events due here and does not run on: a guest that is counted in exits may never make another
+    /// exit after the last of them.
     pub fn take_due(&mut self, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
         self.take_events(U::MAX, inputs)
     }

@@ -1,9 +1,12 @@
 //! Engines that count no instructions: stopping them where no exit is, and finding such a place again.
 //!
-//! While recording, such an engine leaves the guest wherever it is once time is up, and an event says where that was: a mark. A
-//! replay has the engine stop at each place that may be the mark, and decides by the hash of all registers and the digest of RAM
-//! whether it is. Where the engine goes by a count of branches it may run beyond the place ([`End::Overshot`]); between two exits no device
-//! changes and nothing comes in, so the machine is as it was once registers and RAM are.
+//! While recording, such an engine leaves the guest wherever it is once time is up, and an event says where
+//! that was: a mark. In a replay the engine stops at each place that may be the mark, and the machine decides
+//! by the hash of all registers and the digest of RAM whether it is.
+//!
+//! An engine that goes by a count of branches may run beyond the place ([`End::Overshot`]). Between two exits
+//! no device changes and no event comes in. So restoring registers and RAM is enough to bring the machine
+//! back.
 
 use checkpoint::PageMap;
 use cpu::{CpuState, Stop, fold_registers};
@@ -15,7 +18,7 @@ use crate::machine::inputs::Stopped;
 use crate::machine::run::Machine;
 use crate::machine::unit::Unit;
 
-/// A place is overshot so many times before its count of branches is taken for wrong.
+/// After this number of overshoots of one place its count of branches is taken for wrong.
 const MOST_OVERSHOTS: u32 = 24;
 
 /// Where the machine is between two exits.
@@ -27,7 +30,7 @@ pub(super) struct Stopping {
     pub counts_anew: bool,
     /// The place where the guest stands was taken for the mark, and is not.
     not_here: bool,
-    /// So often in a row the engine ran beyond the mark.
+    /// How often in a row the engine ran beyond the mark.
     overshots: u32,
     /// What is restored if it does so again.
     before: Option<Before>,
@@ -58,7 +61,8 @@ impl Stopping {
 }
 
 impl<U: Unit> Machine<U> {
-    /// What the engine is told for what the inputs want, and what is kept in case that it goes too far.
+    /// What the engine is told, from what the inputs want. Keeps what is needed if the engine then goes too
+    /// far.
     pub(super) fn depart(&mut self, wanted: Leave) -> Leave {
         self.bus.await_deadline(matches!(wanted, Leave::After { .. }));
         let not_here = std::mem::take(&mut self.stopping.not_here);
@@ -78,7 +82,8 @@ impl<U: Unit> Machine<U> {
         Leave::At(Mark { branches, not_here, ..mark })
     }
 
-    /// What the end of a run of the engine, which was told to leave so, is to the machine; `None` where it is to go on from here.
+    /// What the end of an engine's run means to the machine, given how the engine was told to leave the
+    /// guest; `None` where the machine goes on from here.
     pub(super) fn arrive(&mut self, end: End, leave: Leave) -> Result<Option<Stop>, Error> {
         match (end, leave) {
             (End::Stop(stop), _) => return Ok(Some(stop)),
@@ -98,7 +103,7 @@ impl<U: Unit> Machine<U> {
         Stopped { registers: fold_registers(&state.gpr), ram_digest: self.ram_digest() }
     }
 
-    /// The guest may be at the mark: the rest of the machine says whether it is.
+    /// The guest may be at the mark: decides by the rest of the machine whether it is.
     fn compare_with(&mut self, mark: Mark) {
         let stopped = Stopped { registers: mark.registers, ram_digest: mark.ram_digest };
         let registers = self.view().cpu_hash() == mark.cpu_hash;

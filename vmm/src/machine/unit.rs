@@ -1,8 +1,8 @@
 //! What differs between machines whose positions are counted in instructions and in exits: all of it is here.
 //!
-//! A count of instructions names one place between two instructions. A count of exits names all that lies between two of them:
-//! where in it a guest was stopped is said by an event, and an engine that counts no instructions is led there by what
-//! the event says.
+//! A count of instructions names one place between two instructions. A count of exits names everything that
+//! lies between two of them. If the guest was stopped there, an event says where, and an engine that counts
+//! no instructions finds the place by what the event says.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub trait Unit: Count {
     /// How often a recorder takes which check.
     const CHECKS: Intervals;
 
-    /// Where a machine is that has executed so many instructions and made so many exits.
+    /// Where a machine is that has executed `instructions` and made `exits`.
     fn here(instructions: Instructions, exits: Exits) -> Self;
 
     /// A limit of this unit as limits of both.
@@ -26,14 +26,16 @@ pub trait Unit: Count {
     /// Whether an engine can run machines so that they are counted in this.
     fn is_counted_by(engine: EngineKind) -> bool;
 
-    /// Of two virtual durations, the one that a cost is paid in: what a machine executes, or guest time where that passes with the
-    /// host's.
+    /// What the cost of a checkpoint is compared with: `executed`, or guest time (`passed_ns`) where that
+    /// passes with the host's.
     fn cost(executed: u64, passed_ns: u64) -> u64;
 
-    /// Distance between two looks at the keyboard while the guest is busy; 0 where every chance is taken, because they are few.
+    /// Distance between two looks at the keyboard while the guest is busy; 0 where the keyboard is looked at
+    /// each time that the machine asks, because it asks seldom.
     const KEYBOARD_LOOKS: u64;
-    /// How long a guest that listens may be in its driver's start for all that can be seen of it. Between two looks at a guest that is
-    /// counted in instructions its driver gets far; one that is counted in exits is looked at in the middle of it.
+    /// How long typed bytes are held back from a guest that has just begun to listen, because its driver may
+    /// still be starting and would throw them away. Where instructions are counted the machine asks so seldom
+    /// that the driver is done.
     const DRIVER_STARTS: Duration;
 }
 

@@ -1,12 +1,12 @@
 //! Which pages were written since each of several readers last looked.
 //!
-//! Guest RAM has one dirty flag per page, but several readers want to know what was written since *they* last looked:
-//! the memory image (snapshots, checkpoints), the RAM digest (checks) and the trail. None may take the flag away from
-//! the others.
+//! Guest RAM has one dirty flag per page, but several readers want to know what was written since *they* last
+//! looked: the memory image (snapshots, checkpoints), the RAM digest (checks) and the trail. None may take
+//! the flag away from the others.
 
 use guest_ram::PageFlags;
 
-/// Somebody who wants to know what was written since it last looked.
+/// A part of the machine that wants to know which pages were written since it last looked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
     /// The memory image.

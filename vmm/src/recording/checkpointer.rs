@@ -1,6 +1,6 @@
-//! Takes checkpoints while a machine records: runs it in slices, and hands what was written since the last checkpoint to
-//! a writer in the background. The guest cannot notice; where checkpoints fall follows from the run alone, not from how
-//! fast the host is.
+//! Takes checkpoints while a machine records: runs it in slices, and hands what was written since the last
+//! checkpoint to a writer in the background. The guest cannot notice; where checkpoints fall follows from the
+//! run alone, not from how fast the host is.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -116,8 +116,8 @@ impl<C: Unit> Checkpointer<C> {
         if let Some(trail) = self.trail.take() {
             trail.store(at, &mut self.writer)?;
         }
-        // Where the run was ended from outside, or by idling, time may have passed since the place was reached. And a guest
-        // may shut down without another exit.
+        // Where the run was ended from outside, or by idling, time may have passed since the place was
+        // reached. And a guest may shut down without another exit.
         let is_taken = !C::NAMES_ONE_PLACE && self.pace.last.count == at.count;
         let by_itself = !matches!(machine.outcome(), None | Some(Outcome::Ended | Outcome::IdleForever));
         if by_itself && !is_taken {

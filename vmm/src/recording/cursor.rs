@@ -17,13 +17,14 @@ pub struct Cursor<C> {
 }
 
 impl<C: Count> Cursor<C> {
-    /// After so many events and checks, the last of which was equal at `last_good`; `log_check` is the checksum of
-    /// the log up to there.
+    /// After `events` events and `checks` checks, the last of which was equal at `last_good`; `log_check` is
+    /// the checksum of the log up to there.
     pub fn after(events: usize, checks: usize, last_good: Moment<C>, log_check: u32) -> Cursor<C> {
         Cursor { event: events, check: checks, last_good, log_check }
     }
 
-    /// Whether it is a place in this log. One that the log does not reach may be: the log may have been cut off.
+    /// Whether it is a place in this log. One that the log does not reach may be: the log may have been cut
+    /// off.
     pub fn is_of(&self, log: &Log<C>) -> Result<bool, Error> {
         let is_reached = log.reaches(self.event, self.check);
         Ok(!is_reached || log.check_behind(self.event, self.check)? == Some(self.log_check))
@@ -45,7 +46,8 @@ impl<C: Count> Cursor<C> {
     }
 }
 
-/// Inputs that write the log which checkpoints point into. Its positions need not be in what the machine counts.
+/// Inputs that write the log into which checkpoints point. Positions in that log need not be in what the
+/// machine counts.
 pub trait Logged<U: Count, C: Count = U>: Inputs<U> {
     /// How far a player of this log is that stands where the machine stands.
     fn cursor(&self) -> Cursor<C>;

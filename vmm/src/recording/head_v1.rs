@@ -1,4 +1,5 @@
-//! The first version of a checkpoint's head: [`CheckpointHead`] and its place in the log, field by field in the order on disk.
+//! The first version of a checkpoint's head: [`CheckpointHead`] and its place in the log, field by field in
+//! the order on disk.
 //!
 //! Nothing in here may be moved, added or retyped; `tests/stored_bytes.rs` has an example of the bytes.
 

@@ -1,7 +1,9 @@
-//! What manifests of format version 4 say: [`Manifest`] and the machine's description, field by field in the order of the text.
+//! What manifests of format version 4 say: [`Manifest`] and the machine's description, field by field in the
+//! order of the text.
 //!
-//! The names are those in the text, and the hash of a machine's description is one of these fields in this order, so nothing in
-//! here may be renamed, moved, added or retyped; `tests/stored_bytes.rs` has a text and hashes.
+//! The names are those in the text, and the hash of a machine's description is one of these fields in this
+//! order, so nothing in here may be renamed, moved, added or retyped; `tests/stored_bytes.rs` has a text and
+//! hashes.
 
 use std::path::PathBuf;
 

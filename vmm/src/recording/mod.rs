@@ -1,8 +1,13 @@
-//! Recordings: what is written down of a run, and giving it back.
+//! Recordings: what is written down of a run, and reading it again.
 //!
-//! [`opened`] is a recording on disk; [`manifest`] says what it is of, [`log`] holds what came in, [`checkpoints`] the machine at
-//! some points. Two inputs know the log: the [`recorder`] writes it, the [`player`] gives what is in it. The [`checkpointer`] decides when
-//! checkpoints are taken, at a [`pace`]; the [`trail`] keeps two more for the end. [`pack`] makes one file of everything.
+//! Start with [`recorder`] and [`player`]: the two inputs that know the log, of which one writes it and the
+//! other gives what is in it. [`opened`] is a recording on disk; [`manifest`] says which machine it is of,
+//! [`mod@log`] holds what came in, [`checkpoints`] the machine at some points. The [`checkpointer`] decides
+//! when checkpoints are taken, at a [`pace`]; the [`trail`] keeps two more for the end. [`pack`] makes one
+//! file of everything. `vmm/FORMAT.md` describes the files.
+//!
+//! Nothing here asks the host for input or time (that is [`crate::live`]) or decides what to do with a
+//! recording (that is [`crate::replay`] and [`crate::timeline`]).
 
 pub mod checkpointer;
 pub mod checkpoints;

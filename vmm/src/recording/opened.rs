@@ -1,5 +1,5 @@
 //! A recording on disk: a directory with a manifest that a person can read, and the event log. `FORMAT.md`
-//! describes both.
+//! describes both. Opening reads the manifest and looks through the log; it builds no machine.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,7 +35,8 @@ pub struct Recounted {
     pub log: Arc<Log<Exits>>,
     /// The exit at which what was recounted begins: 0 where it is the whole run.
     pub from: Exits,
-    /// Events of it that the recounted log leaves out: all before that exit but power-on, with which every log begins.
+    /// Events of it that the recounted log leaves out: all before that exit but power-on, with which every
+    /// log begins.
     pub skipped: usize,
 }
 
@@ -45,7 +46,8 @@ impl Recounted {
         if index == 0 { 0 } else { index + self.skipped }
     }
 
-    /// Where in the recounted log an event of the whole run is; `None` where it lies before what was recounted.
+    /// Where in the recounted log an event of the whole run is; `None` where it lies before what was
+    /// recounted.
     pub fn index_of(&self, number: usize) -> Option<usize> {
         match (number, self.from.number()) {
             (number, 0) => Some(number),
@@ -73,8 +75,8 @@ impl<C: Unit> Recording<C> {
         Ok(log)
     }
 
-    /// Opens the recording's checkpoints for reading, and checks that they are of this recording; `None` where it has
-    /// none. Their positions are in what the recording counts.
+    /// Opens the recording's checkpoints for reading, and checks that they are of this recording; `None`
+    /// where it has none. Their positions are in what the recording counts.
     pub fn checkpoints(&self) -> Result<Option<Arc<Store>>, Error> {
         open_checkpoints(&self.path, &self.log)
     }
@@ -131,7 +133,7 @@ impl Opened {
     }
 }
 
-/// Does the same with a recording, whatever it counts in.
+/// Evaluates an expression with the recording in an [`Opened`], whichever count it is in.
 #[macro_export]
 macro_rules! with_recording {
     ($opened:expr, $recording:ident => $body:expr) => {

@@ -10,19 +10,19 @@ use crate::position::Moment;
 pub struct CheckpointOptions {
     /// Virtual time between two checkpoints.
     pub interval_ns: u64,
-    /// Instructions between two checkpoints at least, but for the rare ones of an idle guest, and those that are taken for the
-    /// sake of written disk blocks.
+    /// Instructions between two checkpoints at least, but for the rare ones of an idle guest, and those that
+    /// are taken for the sake of written disk blocks.
     pub min_steps: u64,
-    /// Instructions to the next checkpoint, at least, for each page in the last: what bounds the share of the run's time that
-    /// checkpoints take.
+    /// Instructions to the next checkpoint, at least, for each page in the last: what bounds the share of the
+    /// run's time that checkpoints take.
     pub page_rest_steps: u64,
-    /// Instructions from one of the states that are kept in memory for the end to the next, at least, for each page that was
-    /// copied for the first.
+    /// Instructions from one of the states that are kept in memory for the end to the next, at least, for
+    /// each page that was copied for the first.
     pub trail_rest_steps: u64,
     /// Instructions between two looks at whether a checkpoint is due.
     pub slice_steps: u64,
-    /// Virtual time between two looks, at least, where exits are counted: a guest makes thousands of them in a second, or
-    /// hardly any. The look comes at the next exit.
+    /// Virtual time between two looks, at least, where exits are counted: a guest makes thousands of them in
+    /// a second, or hardly any. The look comes at the next exit.
     pub slice_ns: u64,
     /// What is kept of them.
     pub policy: Policy,
@@ -33,7 +33,8 @@ impl Default for CheckpointOptions {
         CheckpointOptions {
             interval_ns: 1_000_000_000,
             min_steps: 50_000_000,
-            // Storing a page takes as long as 2,000 steps of the software engine, so this is one part in a hundred.
+            // Storing a page takes as long as 2,000 steps of the software engine, so this is one part in a
+            // hundred.
             page_rest_steps: 2_000 * 100,
             // Copying one takes as long as 400, so this is one part in 250.
             trail_rest_steps: 400 * 250,
@@ -45,11 +46,12 @@ impl Default for CheckpointOptions {
     }
 }
 
-/// Where exits are counted, [`CheckpointOptions::page_rest_steps`] in time: virtual time passes with the host's there, and a guest gets
-/// further in it, so that one part in 32 is well spent.
+/// Where exits are counted, [`CheckpointOptions::page_rest_steps`] in time: virtual time passes with the
+/// host's there, and KVM gets further in it than the software CPU, so that checkpoints may take one part in
+/// 32.
 const PAGE_REST_NS: u64 = 10_000 * 32;
-/// After so much virtual time the next look takes a checkpoint whatever it costs: an idle guest lets it pass in no time of the
-/// host, and a busy one that does not write gigabytes can afford one long before.
+/// After this virtual time the next look takes a checkpoint whatever it costs. For an idle guest it passes in
+/// no time of the host; a busy guest that does not write gigabytes can afford a checkpoint long before.
 const LONGEST_NS: u64 = 100_000_000_000;
 /// Written disk blocks that are held in memory until a checkpoint is taken for their sake: 32 MiB.
 const MAX_HELD_BLOCKS: usize = 8192;
@@ -72,7 +74,7 @@ impl<C: Unit> Pace<C> {
         Pace { interval_ns, min_steps, page_rest_steps, last, rest: 0 }
     }
 
-    /// Whether a checkpoint is to be taken now, where so many written disk blocks are held in memory.
+    /// Whether a checkpoint is to be taken now, where `held_blocks` written disk blocks are held in memory.
     pub fn due(&self, now: Moment<C>, held_blocks: usize) -> bool {
         let passed_ns = now.time_ns - self.last.time_ns;
         let paid = C::cost(now.count - self.last.count, passed_ns);
@@ -81,7 +83,7 @@ impl<C: Unit> Pace<C> {
             || (passed_ns >= self.interval_ns && (can_be_afforded || passed_ns >= LONGEST_NS))
     }
 
-    /// One of so many pages was taken.
+    /// A checkpoint of this number of pages was taken.
     pub fn taken(&mut self, now: Moment<C>, pages: u64) {
         self.last = now;
         self.rest = C::cost(pages * self.page_rest_steps, pages * PAGE_REST_NS);

@@ -1,5 +1,5 @@
-//! Inputs from a log: gives each recorded event again at the point where it was recorded, and checks that the
-//! machine is then in the state that was recorded.
+//! Inputs from a log: the player gives each recorded event again at the point where it was recorded, and
+//! checks that the machine is then in the state that was recorded. It never asks the host for anything.
 
 use std::sync::Arc;
 
@@ -130,7 +130,7 @@ impl<C: Unit> Player<C> {
         &self.log
     }
 
-    /// Behind the next place in the log.
+    /// Moves behind the next place in the log.
     fn advance(&mut self) -> Result<(), Error> {
         let place = self.next.entry();
         match self.piece.entry(place) {
@@ -242,7 +242,8 @@ impl<C: Unit> Player<C> {
     fn compare_event(&self, view: &View<'_, C>, expected: &EventRecord<C>) -> Result<(), Error> {
         let mut actual = EventRecord::of(view, expected.event.clone());
         if !C::NAMES_ONE_PLACE {
-            // How many branches there were helps to find a place, but is no part of it: not every engine counts them.
+            // How many branches there were helps to find a place, but is no part of it: not every engine
+            // counts them.
             if expected.branches != 0 && actual.branches != 0 && expected.branches != actual.branches {
                 let (then, now) = (expected.branches, actual.branches);
                 log::warn!("a branch counter is not exact: {then} when it was recorded, {now} now");

@@ -1,4 +1,6 @@
-//! Inputs that write down what live inputs gave.
+//! Inputs that write down what live inputs gave: the recorder passes each event on to the machine, and
+//! appends it to the log with its position and a hash of the registers. It also takes checks of the machine.
+//! Checkpoints are taken by the `checkpointer`.
 
 use crate::engine::Leave;
 use crate::error::Error;

@@ -1,8 +1,10 @@
-//! Two states of a machine shortly before where it is, held in memory while it records. A recorder stores them when the
-//! run ends: a debugger that opens the recording there steps backward at once, instead of replaying from the last checkpoint.
+//! Two states of a machine shortly before where it is, held in memory while it records. The recorder stores
+//! them when the run ends. A debugger that opens the recording at its end then steps backward at once,
+//! instead of replaying from the last checkpoint.
 //!
-//! A state is what the pages written since the checkpoint before it held then. Which of them will be written again
-//! before the end is not known, so copies are kept of all of them, up to a limit.
+//! A state consists of what the pages that were written since the checkpoint before it held at that point.
+//! Which of them will be written again before the end is not known, so copies are kept of all of them, up to
+//! a limit.
 
 use std::collections::BTreeMap;
 
@@ -20,21 +22,22 @@ const MAX_PAGES: usize = 4096;
 
 /// See the module.
 pub struct Trail<C> {
-    older: Option<Kept<C>>,
-    newer: Option<Kept<C>>,
+    older: Option<TrailState<C>>,
+    newer: Option<TrailState<C>>,
     given_up: bool,
     /// Distance to the next state, at least, for each page that was copied for the last.
     page_rest_steps: u64,
-    /// None is kept before this place.
+    /// The next state is not kept before this place.
     next: C,
 }
 
 /// One state.
-struct Kept<C> {
+struct TrailState<C> {
     at: Moment<C>,
     head: CheckpointHead<C>,
     state: MachineState,
-    /// What was written since the state or the checkpoint before it; for the older state, since the checkpoint before it.
+    /// What was written since the state or the checkpoint before it; for the older state, since the
+    /// checkpoint before it.
     ram: BTreeMap<u64, Box<Page>>,
     disk: PageMap,
     /// Whether a checkpoint was taken since.
@@ -42,8 +45,8 @@ struct Kept<C> {
 }
 
 impl<C: Unit> Trail<C> {
-    /// Begins where the machine stands, at a checkpoint or at its first instruction. From one state to the next there are at least
-    /// `page_rest_steps` for each page that the first took.
+    /// Begins where the machine stands, at a checkpoint or at its first instruction. From one state to the
+    /// next there are at least `page_rest_steps` for each page that the first took.
     pub fn begin<U: Unit>(machine: &mut Machine<U>, page_rest_steps: u64) -> Trail<C> {
         machine.begin_trail();
         Trail { older: None, newer: None, given_up: false, page_rest_steps, next: C::default() }
@@ -52,7 +55,7 @@ impl<C: Unit> Trail<C> {
     /// A checkpoint was just taken here: what follows is relative to it.
     pub fn checkpoint<U: Unit>(&mut self, machine: &mut Machine<U>) {
         let last = joined(self.older.take(), self.newer.take());
-        let older = last.map(|kept| Kept { is_behind_checkpoint: true, ..kept });
+        let older = last.map(|kept| TrailState { is_behind_checkpoint: true, ..kept });
         *self = Trail { older, ..Trail::begin(machine, self.page_rest_steps) };
     }
 
@@ -70,7 +73,7 @@ impl<C: Unit> Trail<C> {
             return self.give_up();
         }
         self.next = at.count + ram.len() as u64 * self.page_rest_steps;
-        let here = Kept {
+        let here = TrailState {
             at,
             head: CheckpointHead::of(machine, cursor),
             state: machine.state(),
@@ -80,7 +83,7 @@ impl<C: Unit> Trail<C> {
         };
         let newer = self.newer.replace(here);
         self.older = joined(self.older.take(), newer);
-        let pages = |kept: &Option<Kept<C>>| kept.as_ref().map_or(0, |kept| kept.ram.len());
+        let pages = |kept: &Option<TrailState<C>>| kept.as_ref().map_or(0, |kept| kept.ram.len());
         if pages(&self.older) + pages(&self.newer) > MAX_PAGES {
             self.give_up();
         }
@@ -112,13 +115,13 @@ impl<C: Unit> Trail<C> {
     }
 }
 
-/// The later mark, relative to what the earlier one is relative to.
-fn joined<C>(earlier: Option<Kept<C>>, later: Option<Kept<C>>) -> Option<Kept<C>> {
+/// The later state, with the pages of the earlier one where both are relative to the same checkpoint.
+fn joined<C>(earlier: Option<TrailState<C>>, later: Option<TrailState<C>>) -> Option<TrailState<C>> {
     match (earlier, later) {
         (Some(earlier), Some(later)) if !earlier.is_behind_checkpoint => {
             let mut ram = earlier.ram;
             ram.extend(later.ram);
-            Some(Kept { ram, ..later })
+            Some(TrailState { ram, ..later })
         }
         (earlier, later) => later.or(earlier),
     }

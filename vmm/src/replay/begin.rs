@@ -8,7 +8,8 @@ use crate::recording::Recording;
 use crate::recording::checkpoints::Checkpoints;
 use crate::recording::player::Player;
 
-/// Builds the machine of a recording where it begins, mostly at its first instruction, and the player that feeds it.
+/// Builds the machine of a recording where it begins, mostly at its first instruction, and the player that
+/// feeds it.
 pub fn open<C: Unit>(recording: &Recording<C>) -> Result<(Machine<C>, Player<C>), Error> {
     open_on(recording, EngineKind::Soft)
 }

@@ -1,9 +1,9 @@
 //! Finds the first instruction that two live replays execute differently.
 //!
-//! The two may be replays of two recordings, or of one recording where one of them was tampered with. Neither is
-//! compared with what its recording says: only with the other. It is assumed that machines which differ go on
-//! differing; where a difference vanishes again, the place that is found is one where equal machines become
-//! different, but there may be an earlier one.
+//! The two may be replays of two recordings, or of one recording where one of them was tampered with. Neither
+//! is compared with what its recording says: only with the other. It is assumed that machines which differ go
+//! on differing; where a difference vanishes again, the place that is found is one where equal machines
+//! become different, but there may be an earlier one.
 
 use checkpoint::Maps;
 use cpu::CpuState;
@@ -110,9 +110,9 @@ fn equal<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> bool {
     left.summary() == right.summary()
 }
 
-/// Where two replays from the first instruction part: the first difference after `equal_at` (where they are said
-/// to be equal, which is looked at) and up to `until`. `None` when they are equal there too. `progress` gets
-/// positions.
+/// Where two replays from the first instruction part: the first difference after `equal_at` (where they are
+/// said to be equal, which is looked at) and up to `until`. `None` when they are equal there too. `progress`
+/// gets positions.
 pub fn find_parting<C: Unit>(
     left: &mut Side<C>,
     right: &mut Side<C>,

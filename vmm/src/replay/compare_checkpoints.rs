@@ -1,9 +1,10 @@
-//! Comparing a recording's checkpoints with a replay of it: the machine's state, the place in the log, every page
-//! of RAM and every block of the disk. Where exits are counted, which engine recorded is not known, and everything but what
-//! processors differ in is compared ([`crate::machine::comparable`]).
+//! Comparing a recording's checkpoints with a replay of it: the machine's state, the place in the log, every
+//! page of RAM and every block of the disk. Where exits are counted, which engine recorded is not known, and
+//! everything but what processors differ in is compared ([`crate::machine::comparable`]).
 //!
-//! A page that neither the replay wrote nor the checkpoint has another version of since the checkpoint before,
-//! where both were equal, is equal still and is not read. So comparing costs as much as what was written.
+//! At the checkpoint before, both were equal. A page that the replay has not written since, and of which the
+//! checkpoint has no new version, is still equal and is not read. So comparing costs as much as what was
+//! written.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -85,8 +86,8 @@ pub struct CheckpointComparison<C> {
 }
 
 impl<C: Unit> CheckpointComparison<C> {
-    /// Begins with a machine at its first instruction. Reads and checks everything in the store, which `progress`
-    /// hears of in bytes done and in all. `None` if the recording has no checkpoints.
+    /// Begins with a machine at its first instruction. Reads and checks everything in the store, which
+    /// `progress` hears of in bytes done and in all. `None` if the recording has no checkpoints.
     pub fn new(
         recording: &Recording<C>,
         machine: &mut Machine<C>,

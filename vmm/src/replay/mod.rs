@@ -1,6 +1,10 @@
-//! Running a recording again: [`run`] plays it and compares, [`verify`] does so with everything that was noted and says where a
-//! difference began, which [`bisect`] finds to the instruction where two replays can be had live. [`compare_checkpoints`] holds
-//! stored checkpoints against a replay.
+//! Running a recording again, and comparing.
+//!
+//! Start with [`begin`], which builds the machine and the player of a recording. [`run`] plays it to a place
+//! and compares registers on the way. [`verify`] compares everything that was noted, and says where a
+//! difference began; where two replays differ, [`bisect`] finds the first instruction that differs.
+//! [`compare_checkpoints`] compares stored checkpoints with a replay. Nothing here goes backward: that is
+//! [`crate::timeline`].
 
 pub mod begin;
 pub mod bisect;

@@ -85,8 +85,8 @@ impl<'a, C: Unit> Replay<'a, C> {
     /// now and then.
     pub fn run(&mut self, until: Option<C>, mut progress: impl FnMut(C)) -> Result<ReplayEnd, Error> {
         let last = last_place(self.recording);
-        // One step further than the end, where the end is still to come about: a run ends while an instruction
-        // is looked at, or while time passes before the next one.
+        // One step further than the end, where the end is still to come about: a run ends while an
+        // instruction is looked at, or while time passes before the next one.
         let until = until.unwrap_or(C::MAX).min(last.saturating_add(1));
         while self.machine.outcome().is_none() && self.machine.moment().count < until {
             let now = self.machine.moment().count;

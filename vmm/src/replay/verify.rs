@@ -1,11 +1,12 @@
-//! Verifying a recording: everything in its store, then a replay that compares all that the recording noted and
-//! every checkpoint, and where that fails, as exact an answer as can be had to the question where the difference began.
+//! Verifying a recording: everything in its store, then a replay that compares all that the recording noted
+//! and every checkpoint, and where that fails, an answer to the question where the difference began, as exact
+//! as it can be.
 //!
-//! The log holds hashes, not states. So where every replay differs from it in the same way, the difference can
-//! be placed between two checks and no closer: the recorded machine of that time is gone. Where two *replays*
-//! differ (a bit of memory that failed, something in this program that is not deterministic), or where there is a
-//! second recording of the same run, both machines can be had live, and the first instruction that they execute
-//! differently is found ([`crate::replay::bisect`]).
+//! The log holds hashes, not states. So where every replay differs from it in the same way, the difference
+//! can be placed between two checks and no closer: the recorded machine of that time is gone. Where two
+//! *replays* differ (a bit of memory that failed, something in this program that is not deterministic), or
+//! where there is a second recording of the same run, both machines can be had live, and the first
+//! instruction that they execute differently is found ([`crate::replay::bisect`]).
 
 use cpu::CpuState;
 
@@ -64,8 +65,9 @@ pub enum Origin {
     DidNotRecur,
 }
 
-/// Checks the store of checkpoints, then replays the whole recording and compares everything. `fault` lets memory fail on the way, for tests. `progress`
-/// gets what is being done and a position, or the share of the last one.
+/// Checks the store of checkpoints, then replays the whole recording and compares everything. `fault` lets
+/// memory fail on the way, for tests. `progress` gets what is being done and a position, or the share of the
+/// last one.
 pub fn verify<C: Unit>(
     recording: &Recording<C>,
     fault: Option<Fault<C>>,

@@ -1,11 +1,14 @@
-//! Going along long stretches of a recording on an engine that counts no instructions: KVM, which executes as fast as the
-//! processor does.
+//! Going along long stretches of a recording on an engine that counts no instructions: KVM, which executes as
+//! fast as the processor does.
 //!
-//! A walker's own machine is on the software CPU, which alone knows where between two exits it is. What lies between the
-//! places of two events can be left to a second machine, which counts exits and plays the log that was recorded: the
-//! recounted log says what the counts are at its end. Where the second machine comes to a breakpoint, that it lies behind some
-//! event is all that is taken from it; it goes to that event once more, and the software CPU finds the breakpoint from there. So
-//! whatever a person sees comes from the software CPU, and where the second machine fails all goes on without it.
+//! A walker's own machine is on the software CPU, which alone knows where between two exits it is. The
+//! stretch between the places of two events can be left to a second machine, which counts exits and plays the
+//! log that was recorded: the recounted log says what the counts of instructions are at the end of the
+//! stretch.
+//!
+//! Where the second machine comes to a breakpoint, it says only behind which event that was. It goes to that
+//! event once more, and the software CPU finds the breakpoint from there. So everything that a person sees
+//! comes from the software CPU, and if the second machine fails, the walker goes on without it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,14 +22,15 @@ use crate::position::{Count, Exits, Instructions};
 use crate::recording::Recounted;
 use crate::recording::checkpoints::Snapshot;
 use crate::recording::cursor::Cursor;
-use crate::recording::log::{EventRecord, Log};
+use crate::recording::log::{CountedEvent, Log};
 use crate::recording::player::Player;
 use crate::timeline::stops::Armed;
 use crate::timeline::walker::{Poll, Shared, Walker};
 
 /// Exits between two questions whether to stop.
 const POLL_EXITS: u64 = 200;
-/// After a breakpoint that was near, the software CPU goes on for so many times as long as after the one before.
+/// After a breakpoint that was near, the software CPU goes on alone for this many times as long as after the
+/// one before.
 const REST_FACTOR: u64 = 2;
 const MOST_REST: u64 = 1 << 32;
 
@@ -37,9 +41,10 @@ pub struct FastForward {
     pub engine: EngineKind,
     /// Shorter stretches are left to the software CPU: going to the other engine and back costs as much.
     pub least_steps: u64,
-    /// At most so much in one go. At its end is a place that can be gone back to.
+    /// The longest stretch in one go. At its end the walker leaves a snapshot.
     pub most_steps: u64,
-    /// The last of the way to a place is the software CPU's, which leaves behind what makes the next steps back cheap.
+    /// The last of the way to a place is the software CPU's, which leaves behind what makes the next steps
+    /// back cheap.
     pub near_steps: u64,
 }
 
@@ -66,16 +71,16 @@ impl Stretch {
 }
 
 /// An event of a log that was there when the log was opened.
-fn known<C: Count>(log: &Log<C>, number: usize) -> Result<(EventRecord<C>, Option<u64>), Error> {
+fn known<C: Count>(log: &Log<C>, number: usize) -> Result<CountedEvent<C>, Error> {
     let missing = || Error::State(format!("event {number} is missing"));
     log.event_with_system_calls(number)?.ok_or_else(missing)
 }
 
-/// How a stretch was gone along.
+/// How a stretch ended.
 enum Gone {
     /// To its end, and this is the machine there.
     There(Box<Snapshot<Instructions>>),
-    /// A breakpoint was met, or almost, when so many events had come in.
+    /// A breakpoint was met, or almost, when this number of events had come in.
     Met(usize),
     Interrupted,
 }
@@ -106,8 +111,8 @@ pub(super) struct Runner {
 }
 
 impl Runner {
-    /// A second machine for a recounted recording. Others count instructions from the beginning, and no engine but the
-    /// software CPU can run them.
+    /// A second machine for a recounted recording. Others count instructions from the beginning, and no
+    /// engine but the software CPU can run them.
     pub fn new(shared: &Shared, options: FastForward) -> Result<Runner, Error> {
         let recording = &shared.recording;
         let Some(exits) = &recording.recounted else {
@@ -148,7 +153,8 @@ impl Runner {
         })
     }
 
-    /// What can be left to this machine on the way to a place by a walker that is here and has taken so many events.
+    /// What can be left to this machine on the way to a place by a walker that is here and has taken so many
+    /// events.
     fn stretch(
         &self,
         here: Instructions,
@@ -226,8 +232,8 @@ impl Runner {
         Ok(Snapshot { state, maps: self.machine.maps(), cursor })
     }
 
-    /// On the way from `here` a breakpoint was met behind `before`, the place of the event before this one. Where they
-    /// are dense, each way to the other engine is for nothing.
+    /// On the way from `here` a breakpoint was met behind `before`, the place of the event before this one.
+    /// Where they are dense, each way to the other engine is for nothing.
     fn met(&mut self, here: Instructions, before: Instructions, event: usize) -> Result<(), Error> {
         let soon = before.saturating_since(here) < self.rest.saturating_mul(REST_FACTOR);
         self.rest = if soon { (self.rest * REST_FACTOR).min(MOST_REST) } else { self.options.least_steps };

@@ -1,6 +1,6 @@
-//! Scratch forks: a debugger changes registers or memory, and the machine goes on from there into a future that was
-//! never recorded. Nothing comes into it from outside, it only goes forward, and leaving it puts the machine back into
-//! the recorded history at the place where the fork began. The recording never hears of it.
+//! Scratch forks: a debugger changes registers or memory, and the machine goes on from there into a future
+//! that was never recorded. Nothing comes into it from outside, it only goes forward, and leaving it puts the
+//! machine back into the recorded history at the place where the fork began. The recording never hears of it.
 
 use cpu::CpuState;
 
@@ -48,8 +48,8 @@ impl Timeline {
         self.walker.machine.change_registers(state);
     }
 
-    /// Writes memory at a linear address as a debugger: all bytes, or none where some of them are not mapped to RAM,
-    /// which is `false`. Begins a fork, unless the machine is in one.
+    /// Writes memory at a linear address as a debugger: all bytes, or none where some of them are not mapped
+    /// to RAM, which is `false`. Begins a fork, unless the machine is in one.
     pub fn change_memory(&mut self, address: u64, bytes: &[u8]) -> bool {
         if !self.walker.machine.can_change_memory(address, bytes.len()) {
             return false;

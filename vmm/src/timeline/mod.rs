@@ -1,8 +1,12 @@
 //! Time travel. Callers say where to go; the timeline decides how.
 //!
-//! [`Timeline`] (`travel`) is what callers see. It moves a `walker`, which leaves snapshots behind; `search` looks for things, on all
-//! cores; `stops` says what there is to stop at, and `condition` reads that from text; `positions` finds out what a notation means;
-//! `fast_forward` has KVM go ahead; `fork` lets a debugger change things beside the recorded history.
+//! Start with [`Timeline`] (`travel`), which is what callers see. It moves a `walker`, which leaves snapshots
+//! behind; `search` looks for things, on all cores; `stops` says what there is to stop at, and `condition`
+//! reads that from text; `positions` finds out what a notation means; `fast_forward` has KVM go ahead; `fork`
+//! lets a debugger change things beside the recorded history. `vmm/TRAVEL.md` has the ideas.
+//!
+//! A timeline knows instruction counts only: [`crate::exits`] comes first where a recording counts exits.
+//! Nothing here changes what was recorded; all that it adds to a recording are checkpoints.
 
 mod condition;
 mod fast_forward;

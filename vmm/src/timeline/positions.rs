@@ -1,18 +1,18 @@
 //! What the notations of positions mean in a recording.
 
 use super::travel::{Timeline, TravelStop};
-use super::walker::{Poll, TRAIL_STEPS, Walked};
+use super::walker::{Poll, SNAPSHOT_SPACING, Walked};
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::position::{Count, Instructions, PositionSpec};
 use crate::recording::checkpoints::CheckpointHead;
 
-/// Steps between two looks at a measure while it is far from what is wanted, and the factor to the next finer ones.
-/// The first is a power of the second.
+/// Steps between two looks at a measure while it is far from what is wanted, and the factor to the next finer
+/// ones. The first is a power of the second.
 const SLICE_STEPS: u64 = 1 << 22;
 const SLICE_FACTOR: u64 = 1 << 2;
 
-/// Something that only grows along a run, in a machine and in the head of a checkpoint.
+/// A number that only grows along a run, as a machine and the head of a checkpoint have it.
 struct Measure {
     of_machine: fn(&Machine<Instructions>) -> u64,
     of_head: fn(&CheckpointHead<Instructions>) -> u64,
@@ -26,7 +26,8 @@ const TIME: Measure =
     Measure { of_machine: |machine| machine.moment().time_ns, of_head: |head| head.at.time_ns };
 
 impl Timeline {
-    /// The place that a notation means. Notations that count something else run to find it.
+    /// The place that a notation means. For notations that count anything but instructions the machine runs
+    /// to find it.
     pub fn resolve(&mut self, spec: PositionSpec, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
         let end = self.end();
         let beyond = |what: String| Err(Error::Position(format!("the recording ends before {what}")));
@@ -85,8 +86,9 @@ impl Timeline {
         Error::Position(format!("{what} lies before the part that is opened, which begins at {seconds:.6} s"))
     }
 
-    /// The first place at which a measure has reached `wanted`. The heads of the checkpoints say behind which of
-    /// them that is; from there the run is replayed once, in slices, and the slice that has it again in finer ones.
+    /// The first place at which a measure has reached `wanted`. The heads of the checkpoints say behind which
+    /// of them that is; from there the run is replayed once, in slices, and the slice that has it again in
+    /// finer ones.
     fn find(
         &mut self,
         measure: &Measure,
@@ -115,7 +117,7 @@ impl Timeline {
                     break None;
                 }
                 self.walker.leave_snapshot();
-                let walked = self.walker.advance(high.min(low + slice), TRAIL_STEPS, poll)?;
+                let walked = self.walker.advance(high.min(low + slice), SNAPSHOT_SPACING, poll)?;
                 not_interrupted(walked == Walked::Interrupted || poll())?;
             } else if slice > 1 {
                 slice /= SLICE_FACTOR;

@@ -1,26 +1,27 @@
 //! Searches along a recording: window by window between places that can be restored, each window run forward.
 //!
-//! A search backward wants the last hit of the latest window that has one. Windows do not depend on one another, so a
-//! long search has a walker on every core. It begins alone, though: what the others do beyond the first hit is lost.
+//! A search backward wants the last hit of the latest window that has one. Windows do not depend on one
+//! another, so a long search has a walker on every core. It begins alone, though: what the others do beyond
+//! the first hit is lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::stops::{Armed, Hit, Stops};
-use super::walker::{Poll, Shared, TRAIL_STEPS, Walked, Walker};
+use super::walker::{Poll, SNAPSHOT_SPACING, Shared, Walked, Walker};
 use crate::error::Error;
 use crate::position::{Count, Instructions};
 
 /// Checkpoints that a search passes before other cores join in.
 pub(super) const ALONE: usize = 4;
-/// Steps that a search backward looks through at most before other cores join in: most hits are near, and another walker is
-/// not to be had for nothing.
+/// Steps that a search backward looks through at most before other cores join in: most hits are near, and
+/// making another walker costs time.
 pub(super) const ALONE_STEPS: u64 = 50_000_000;
 /// The first window of a search backward.
 const FIRST_WINDOW_STEPS: u64 = 100_000;
-/// Parts of a window between which its scan leaves snapshots: what lies between them has to be run again to get to
-/// a hit.
+/// Parts of a window between which its scan leaves snapshots: what lies between them has to be run again to
+/// get to a hit.
 const PARTS: u64 = 16;
 
 /// How long to wait between two looks at what other cores still do.
@@ -55,7 +56,7 @@ pub(super) enum Scanned {
 pub(super) enum Keep {
     First,
     Last,
-    /// At most so many, and then no more are looked for.
+    /// At most this number, and then no more are looked for.
     All(usize),
 }
 
@@ -70,17 +71,17 @@ impl Walker {
     ) -> Result<Scanned, Error> {
         if self.position() != window.start {
             self.restore_nearest(window.start)?;
-            if self.advance(window.start, TRAIL_STEPS, poll)? == Walked::Interrupted {
+            if self.advance(window.start, SNAPSHOT_SPACING, poll)? == Walked::Interrupted {
                 return Ok(Scanned::Interrupted);
             }
         }
-        let trail = ((window.end - window.start) / PARTS).max(TRAIL_STEPS);
+        let spacing = ((window.end - window.start) / PARTS).max(SNAPSHOT_SPACING);
         let mut armed = Armed::new(stops, &mut self.machine);
         // A breakpoint at the window's very first instruction counts.
         let mut origin = Instructions::MAX;
         let mut hits = Vec::new();
         loop {
-            match self.run(window.end, &mut armed, &mut origin, trail, poll)? {
+            match self.run(window.end, &mut armed, &mut origin, spacing, poll)? {
                 Walked::There => return Ok(Scanned::Hits(hits)),
                 Walked::Interrupted => return Ok(Scanned::Interrupted),
                 Walked::Hit(hit) => {
@@ -101,15 +102,15 @@ impl Walker {
         }
     }
 
-    /// The window before `end` that a search backward that began at `origin` looks at next: small at first, since
-    /// most hits are near, and a constant share of what was searched already later on.
+    /// The window before `end` that a search backward that began at `origin` looks at next: small at first,
+    /// since most hits are near, and a constant share of what was searched already later on.
     pub fn window_before(&self, end: Instructions, origin: Instructions) -> Window {
         let length = ((origin - end) / PARTS).max(FIRST_WINDOW_STEPS);
         Window { start: self.nearest(end.saturating_back(length)).0, end }
     }
 
-    /// The last hits of a window that may be long: snapshots within it, where there are any, make it a row of short
-    /// ones.
+    /// The last hits of a window that may be long: snapshots within it, where there are any, make it a row of
+    /// short ones.
     fn scan_backward(
         &mut self,
         window: Window,
@@ -148,7 +149,7 @@ impl Work<'_> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Whether the hits of a window can still matter.
+    /// Whether the hits of a window can still be among those that are wanted.
     fn matters(&self, number: usize) -> bool {
         if self.cancelled.load(Ordering::Relaxed) {
             return false;
@@ -203,8 +204,8 @@ impl Work<'_> {
     }
 }
 
-/// Scans windows with `walker` and one more walker on each other core. Gives the hits in the windows' order: those of
-/// the first window that has any, or all.
+/// Scans windows with `walker` and one more walker on each other core. Gives the hits in the windows' order:
+/// those of the first window that has any, or all.
 pub(super) fn scan_on_all_cores(
     walker: &mut Walker,
     shared: &Arc<Shared>,

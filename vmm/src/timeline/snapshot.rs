@@ -1,4 +1,4 @@
-//! Where a session was and can go back to.
+//! Snapshots: places where a session was, and to which it can go back at once.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,8 +11,8 @@ const MAX_SNAPSHOTS: usize = 256;
 /// Pages that they may hold in memory together: 256 MiB.
 const MAX_PAGES: usize = 65536;
 
-/// The snapshots of one session: close together around the place that is being looked at, and ever farther apart
-/// from there.
+/// The snapshots of one session: close together around the place that is being looked at, and ever farther
+/// apart from there.
 #[derive(Default)]
 pub struct Snapshots(Mutex<Inner>);
 

@@ -24,8 +24,8 @@ impl Breakpoint {
     }
 }
 
-/// What must hold where a breakpoint is reached or memory accessed, for it to count: asked while the run goes on, by any
-/// thread.
+/// What must hold where a breakpoint is reached or memory accessed, for it to count: asked while the run goes
+/// on, by any thread.
 #[derive(Clone)]
 pub struct Filter(Arc<Question>);
 
@@ -164,7 +164,8 @@ impl<'a> Armed<'a> {
         machine.stop_on_output(false);
     }
 
-    /// Where it stops, if all that it stops at are breakpoints at no more than `most` linear addresses.
+    /// The addresses of its breakpoints, if it stops at nothing but breakpoints at no more than `most` linear
+    /// addresses.
     pub fn addresses(&self, most: usize) -> Option<Vec<u64>> {
         let Stops { breakpoints, filters: _, watches, watch_filters: _, traps, console } = self.stops;
         let others = !watches.is_empty() || *traps != Traps::default() || console.is_some();

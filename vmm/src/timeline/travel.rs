@@ -1,8 +1,8 @@
 //! The timeline: owns the current position in a recording. Callers say where to go; the timeline decides how.
 //!
-//! Going forward is running. Going backward is restoring the nearest earlier state and running forward from there:
-//! either one of the recording's checkpoints, or a snapshot that this session took on its way. Snapshots are dense
-//! around the place that is being looked at, so that the next step back is near.
+//! Going forward is running. Going backward is restoring the nearest earlier state and running forward from
+//! there: either one of the recording's checkpoints, or a snapshot that this session took on its way.
+//! Snapshots are dense around the place that is being looked at, so that the next step back is near.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -24,7 +24,7 @@ use crate::timeline::fork;
 use crate::timeline::search::{ALONE, ALONE_STEPS, Direction, Keep, Scanned, Window, scan_on_all_cores};
 use crate::timeline::snapshot::Snapshots;
 use crate::timeline::stops::{Armed, Breakpoint, Cause, Hit, Stops, Watch};
-use crate::timeline::walker::{Poll, Shared, TRAIL_STEPS, Task, Walked, Walker};
+use crate::timeline::walker::{Poll, SNAPSHOT_SPACING, Shared, Task, Walked, Walker};
 
 /// Why a movement ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +103,8 @@ impl Timeline {
         })
     }
 
-    /// From now on leaves to KVM what it can do of the way, if that is the engine: see [`Timeline::fast_forward`].
+    /// From now on leaves to KVM what it can do of the way, if that is the engine: see
+    /// [`Timeline::fast_forward`].
     pub fn use_engine(&mut self, engine: EngineKind) -> Result<(), Error> {
         match engine {
             EngineKind::Soft => Ok(()),
@@ -111,8 +112,9 @@ impl Timeline {
         }
     }
 
-    /// From now on leaves long stretches to another engine, where nothing but a few breakpoints is looked for: in a
-    /// recording that counted exits. Whatever is found is the same, and shown by the software engine.
+    /// From now on leaves long stretches to another engine, where nothing but a few breakpoints is looked
+    /// for: in a recording that counted exits. Whatever is found is the same, and shown by the software
+    /// engine.
     pub fn fast_forward(&mut self, options: FastForward) -> Result<(), Error> {
         let options = *self.shared.fast_forward.get_or_init(|| options);
         log::debug!("long stretches are {:?}'s", options.engine);
@@ -234,7 +236,8 @@ impl Timeline {
         })
     }
 
-    /// Goes back at once to where [`Timeline::snapshot`] was taken, in this session and in the recorded history.
+    /// Goes back at once to where [`Timeline::snapshot`] was taken, in this session and in the recorded
+    /// history.
     pub fn return_to(&mut self, here: &Snapshot<Instructions>) -> Result<(), Error> {
         self.must_be_history()?;
         Armed::disarm(&mut self.walker.machine);
@@ -249,18 +252,18 @@ impl Timeline {
         poll: &mut Poll<'_>,
     ) -> Result<TravelStop, Error> {
         self.walker.player.on_output(output);
-        let walked = self.walker.advance(until.min(self.shared.end), TRAIL_STEPS, poll);
+        let walked = self.walker.advance(until.min(self.shared.end), SNAPSHOT_SPACING, poll);
         self.walker.player.without_output();
         Ok(if walked? == Walked::Interrupted { TravelStop::Interrupted } else { TravelStop::Reached })
     }
 
-    /// Makes the next steps back from here near, where nothing has been left behind yet: after going straight to a
-    /// checkpoint. Costs at most as much as replaying from the checkpoint before.
+    /// Makes the next steps back from here near, where nothing has been left behind yet: after going straight
+    /// to a checkpoint. Costs at most as much as replaying from the checkpoint before.
     pub fn settle(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         self.must_be_history()?;
         let here = self.position();
         let before = here.saturating_back(1);
-        if here - self.walker.nearest(before).0 <= TRAIL_STEPS {
+        if here - self.walker.nearest(before).0 <= SNAPSHOT_SPACING {
             return Ok(TravelStop::Reached);
         }
         Armed::disarm(&mut self.walker.machine);
@@ -281,7 +284,7 @@ impl Timeline {
         let alone = checkpoints.get(ALONE).copied().unwrap_or(self.shared.end);
         let mut armed = Armed::new(&stops, &mut self.walker.machine);
         let mut origin = here;
-        match self.walker.run(alone, &mut armed, &mut origin, TRAIL_STEPS, poll)? {
+        match self.walker.run(alone, &mut armed, &mut origin, SNAPSHOT_SPACING, poll)? {
             Walked::Hit(hit) => return Ok(TravelStop::Hit(hit.cause)),
             Walked::Interrupted => return Ok(TravelStop::Interrupted),
             Walked::There if alone == self.shared.end => return Ok(TravelStop::End),

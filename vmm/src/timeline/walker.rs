@@ -1,5 +1,5 @@
-//! A machine that walks along a recording: restores snapshots, runs, and leaves snapshots on its way. A timeline has
-//! one that stands at its position; long searches have one for each core.
+//! A machine that walks along a recording: restores snapshots, runs, and leaves snapshots on its way. A
+//! timeline has one that stands at its position; long searches have one for each core.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -20,7 +20,7 @@ use crate::replay::begin::{begin_part, no_beginning};
 pub(super) const POLL_STEPS: u64 = 4_000_000;
 /// Distance of the snapshots that a walk leaves behind, unless it is told otherwise: a single step back from any
 /// place of the walk replays no more.
-pub(super) const TRAIL_STEPS: u64 = 8_000_000;
+pub(super) const SNAPSHOT_SPACING: u64 = 8_000_000;
 /// Nearest of the snapshots before a place that is approached, and the factor from one to the next.
 const APPROACH_STEPS: u64 = 128;
 const APPROACH_FACTOR: u64 = 8;
@@ -149,52 +149,52 @@ impl Walker {
         let here = self.position();
         let nearest = self.nearest(target).0;
         // Where little is left, running there leaves snapshots behind, and a checkpoint does not.
-        if target < here || (nearest > here && target - here > TRAIL_STEPS) {
+        if target < here || (nearest > here && target - here > SNAPSHOT_SPACING) {
             self.restore_nearest(target)?;
         }
         self.approach(target, poll)
     }
 
-    /// Runs on to a place, with snapshots on the way that are closer and closer together towards it: they make
-    /// the next steps back cheap.
+    /// Runs on to a place, with snapshots on the way that are closer and closer together towards it: they
+    /// make the next steps back cheap.
     pub fn approach(&mut self, target: Instructions, poll: &mut Poll<'_>) -> Result<Walked, Error> {
         self.shared.snapshots.focus(target);
         let mut distance = APPROACH_STEPS;
         let mut stages = Vec::new();
-        while distance < (target - self.position()).min(2 * TRAIL_STEPS) {
+        while distance < (target - self.position()).min(2 * SNAPSHOT_SPACING) {
             stages.push(target - distance);
             distance *= APPROACH_FACTOR;
         }
         for stage in stages.into_iter().rev() {
-            if self.advance(stage, TRAIL_STEPS, poll)? == Walked::Interrupted {
+            if self.advance(stage, SNAPSHOT_SPACING, poll)? == Walked::Interrupted {
                 return Ok(Walked::Interrupted);
             }
             self.leave_snapshot();
         }
-        self.advance(target, TRAIL_STEPS, poll)
+        self.advance(target, SNAPSHOT_SPACING, poll)
     }
 
-    /// Runs on to a place without stopping at anything, with a snapshot every `trail` steps.
+    /// Runs on to a place without stopping at anything, with a snapshot every `spacing` steps.
     pub fn advance(
         &mut self,
         target: Instructions,
-        trail: u64,
+        spacing: u64,
         poll: &mut Poll<'_>,
     ) -> Result<Walked, Error> {
         let nothing = Stops::default();
         let mut armed = Armed::new(&nothing, &mut self.machine);
         let mut origin = Instructions::MAX;
-        self.run(target, &mut armed, &mut origin, trail, poll)
+        self.run(target, &mut armed, &mut origin, spacing, poll)
     }
 
-    /// Runs on to a place, or to something to stop at, with a snapshot every `trail` steps. A breakpoint at
+    /// Runs on to a place, or to something to stop at, with a snapshot every `spacing` steps. A breakpoint at
     /// `origin` is passed over; going on from a hit goes on with what `origin` is then.
     pub fn run(
         &mut self,
         target: Instructions,
         armed: &mut Armed<'_>,
         origin: &mut Instructions,
-        trail: u64,
+        spacing: u64,
         poll: &mut Poll<'_>,
     ) -> Result<Walked, Error> {
         while self.position() < target {
@@ -204,7 +204,7 @@ impl Walker {
                 Ahead::Interrupted => return Ok(Walked::Interrupted),
             };
             let here = self.position();
-            let until = limit.min(here + POLL_STEPS).min(self.next_stage(here, trail));
+            let until = limit.min(here + POLL_STEPS).min(self.next_stage(here, spacing));
             let stop = self.machine.run_from(until, *origin, &mut self.player);
             self.count_replayed(self.position() - here);
             let stop = stop?;
@@ -215,7 +215,7 @@ impl Walker {
                 return Ok(Walked::Hit(hit));
             }
             match stop {
-                RunStop::Reached => self.at_stage(trail)?,
+                RunStop::Reached => self.at_stage(spacing)?,
                 RunStop::Ended(_) => return Ok(Walked::There),
                 _ => continue,
             }
@@ -226,30 +226,30 @@ impl Walker {
         Ok(Walked::There)
     }
 
-    /// Notes that so many more steps have been executed.
+    /// Notes that `steps` more steps have been executed.
     fn count_replayed(&self, steps: u64) {
         self.shared.replayed.fetch_add(steps, Ordering::Relaxed);
     }
 
-    /// Notes that another engine executed so many more steps.
+    /// Notes that another engine executed `steps` more steps.
     pub fn count_fast_forwarded(&self, steps: u64) {
         self.count_replayed(steps);
         self.shared.fast_forwarded.fetch_add(steps, Ordering::Relaxed);
     }
 
     /// The next place after `here` where there is something to do: a snapshot to take, a checkpoint to pass.
-    fn next_stage(&self, here: Instructions, trail: u64) -> Instructions {
+    fn next_stage(&self, here: Instructions, spacing: u64) -> Instructions {
         let checkpoint = self.shared.checkpoint_after(here).unwrap_or(Instructions::MAX);
-        checkpoint.min(Instructions((here.number() / trail + 1).saturating_mul(trail)))
+        checkpoint.min(Instructions((here.number() / spacing + 1).saturating_mul(spacing)))
     }
 
-    fn at_stage(&mut self, trail: u64) -> Result<(), Error> {
+    fn at_stage(&mut self, spacing: u64) -> Result<(), Error> {
         let here = self.position();
         if let Some(checkpoints) = self.shared.checkpoints.as_ref().filter(|c| c.heads().contains_key(&here))
         {
             // From here on the pages are those of the checkpoint, which need no memory.
             self.machine.rebase(&checkpoints.maps(here)?);
-        } else if here.number().is_multiple_of(trail) {
+        } else if here.number().is_multiple_of(spacing) {
             self.shared.snapshots.focus(here);
             self.leave_snapshot();
         }
@@ -269,7 +269,7 @@ impl Walker {
 }
 
 impl Shared {
-    /// Notes that a movement begins that executes about so many steps at most.
+    /// Notes that a movement begins that executes about `at_most` steps at most.
     pub fn begin(&self, at_most: u64) {
         self.task.begun_at.store(self.replayed.load(Ordering::Relaxed), Ordering::Relaxed);
         self.task.at_most.store(at_most, Ordering::Relaxed);

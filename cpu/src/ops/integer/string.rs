@@ -1,6 +1,6 @@
 //! String instructions and their repetition.
 //!
-//! Each iteration of a repeated instruction is a step of its own (design rule D3): between iterations the
+//! Each iteration of a repeated instruction is a step of its own: between iterations the
 //! registers hold a consistent state with RIP at the instruction, so a stop, an interrupt or a single-step
 //! trap can come there. MOVS and STOS run in bulk where source and destination are plain pages.
 

@@ -31,8 +31,8 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Take a checkpoint at a position, by replaying to it. In a recording of KVM it lies with what has been translated to
-    /// instruction counts, and is not listed
+    /// Take a checkpoint at a position, by replaying to it. In a recording of KVM it lies beside the log that
+    /// was recounted in instructions, and is not listed
     Add {
         /// start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
         position: PositionSpec,

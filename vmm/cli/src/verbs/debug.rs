@@ -31,7 +31,7 @@ pub struct Args {
     /// Where to wait for gdb: 127.0.0.1:PORT or unix:PATH [default: 127.0.0.1:1234, with --gdb any free port]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
-    /// Let --listen be an address that other hosts reach: whoever connects is in control
+    /// Let --listen be an address that other hosts reach: every program that connects is in control
     #[arg(long)]
     allow_remote: bool,
     /// Where to begin: start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
@@ -45,8 +45,8 @@ pub struct Args {
     /// Start gdb here, attached, with the tt commands and the guest kernel's symbols; end when it ends
     #[arg(long)]
     gdb: bool,
-    /// Give the gdb that --gdb starts this file's symbols: of the guest's kernel with debug information, which are moved
-    /// to where the guest has it, or of anything else
+    /// Give the gdb that --gdb starts this file's symbols: of the guest's kernel with debug information,
+    /// which are moved to where the guest has it, or of anything else
     #[arg(long, value_name = "FILE", requires = "gdb")]
     symbols: Option<PathBuf>,
     /// Print the file with the tt commands, for a gdb of your own: source it there
@@ -89,7 +89,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         Report::Moving(number, text) if std::io::stderr().is_terminal() => {
             eprintln!("ttvm: session {number}: {text}");
         }
-        // Nobody watches.
+        // Standard error is no terminal: progress would only fill a file.
         Report::Moving(..) => {}
         Report::Began(number) => eprintln!("ttvm: session {number}: gdb is connected"),
         Report::Ended(number, end) => eprintln!("ttvm: session {number}: {end}"),
@@ -121,7 +121,7 @@ fn gdb_command(args: &Args, address: &str) -> Command {
     command
 }
 
-/// Runs gdb and ends with it: other sessions are waited for by nobody.
+/// Runs gdb and ends this process with it, without waiting for other sessions.
 fn run_gdb(mut command: Command) -> ! {
     match command.status() {
         Ok(status) => exit(status.code().unwrap_or(exit_code::FAILED)),

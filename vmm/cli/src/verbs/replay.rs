@@ -127,7 +127,7 @@ fn play(args: &Args, recording: &Recording<Instructions>, from: PositionSpec) ->
     Ok(if interrupted { exit_code::FAILED } else { exit_code::DONE })
 }
 
-/// Prints console output, unless nobody wants it.
+/// Prints console output, unless the user asked for quiet.
 fn printer(quiet: bool) -> impl FnMut(&[u8]) -> Result<(), Error> + Send + 'static {
     move |bytes| {
         if quiet {

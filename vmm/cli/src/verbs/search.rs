@@ -141,7 +141,8 @@ fn one(
     from: Instructions,
     interrupt: &mut Interrupt,
 ) -> Result<Found, Error> {
-    // A search backward restores states before `from` and need not stand there; a checkpoint at the end is enough.
+    // A search backward restores states before `from` and need not stand there; a checkpoint at the end is
+    // enough.
     timeline.seek(from, &mut || interrupt.poll())?;
     let before = timeline.replayed_steps();
     let stop = if args.forward {

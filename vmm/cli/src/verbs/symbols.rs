@@ -1,4 +1,5 @@
-//! `ttvm symbols`: the guest kernel's own symbols as a file for gdb, and where a kernel with debug information belongs.
+//! `ttvm symbols`: the guest kernel's own symbols as a file for gdb, and where a kernel with debug
+//! information belongs.
 
 use std::path::{Path, PathBuf};
 
@@ -16,15 +17,15 @@ pub struct Args {
     recording: PathBuf,
     #[command(flatten)]
     part: PartArgs,
-    /// When: modules are those that are loaded then. start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s,
-    /// 37%
+    /// When: modules are those that are loaded then. start, end, panic, event:N, insn:N, branch:N, syscall:N,
+    /// 12.5s, 37%
     #[arg(long, value_name = "POS", default_value = "end")]
     at: PositionSpec,
     /// The ELF file to write, for gdb's symbol-file; with --like, of modules only, for gdb's add-symbol-file
     #[arg(short, long, value_name = "FILE", required_unless_present = "like")]
     output: Option<PathBuf>,
-    /// Print the gdb command that loads this file of the same kernel (the vmlinux of Debian's -dbg package, say), moved
-    /// to where the guest has the kernel
+    /// Print the gdb command that loads this file of the same kernel (the vmlinux of Debian's -dbg package,
+    /// say), moved to where the guest has the kernel
     #[arg(long, value_name = "VMLINUX")]
     like: Option<PathBuf>,
 }

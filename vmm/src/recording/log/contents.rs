@@ -94,6 +94,68 @@ impl<C: Count> Filling<C> {
     }
 }
 
+/// One look at every record of a log.
+struct Scan<C> {
+    order: Order<C>,
+    /// Where the next frame begins, and the log's checksum before it.
+    offset: u64,
+    chain: u32,
+    /// The checksum of the machine's record.
+    machine_chain: u32,
+    index: Vec<PieceIndex<C>>,
+    filling: Option<Filling<C>>,
+    loaded: Loaded<C>,
+}
+
+impl<C: Count> Scan<C> {
+    /// Before the first record.
+    fn begin() -> Scan<C> {
+        Scan {
+            order: Order::new(),
+            offset: MAGIC.len() as u64,
+            chain: 0,
+            machine_chain: 0,
+            index: Vec::new(),
+            filling: None,
+            loaded: Loaded::new(),
+        }
+    }
+
+    /// Takes the next record, if it may be the next one. The checksum behind it is `chain`, and its frame ends at `end`.
+    fn take(&mut self, record: LogRecord<C>, chain: u32, end: u64) -> Result<(), &'static str> {
+        let (events, first) = (self.order.events, self.order.events + self.order.checks);
+        self.order.take(&record)?;
+        if matches!(record, LogRecord::Machine(_)) {
+            self.machine_chain = chain;
+        } else {
+            if self.filling.is_none() {
+                let (offset, at) = (self.offset, self.order.last);
+                self.index.push(PieceIndex { offset, chain: self.chain, first, events, at });
+            }
+            // A piece never ends behind a count of system calls, which belongs to the event that follows.
+            let may_end = matches!(record, LogRecord::Event(_) | LogRecord::Check(_));
+            let index = &self.index[self.index.len() - 1];
+            let filling = self.filling.get_or_insert_with(|| Filling::begin(index));
+            filling.take(record, chain);
+            let is_full = filling.piece.entries.len() >= PIECE_RECORDS || end - index.offset >= PIECE_BYTES;
+            if may_end && is_full {
+                self.end_piece();
+            }
+        }
+        (self.offset, self.chain) = (end, chain);
+        Ok(())
+    }
+
+    fn end_piece(&mut self) {
+        if let Some(filling) = self.filling.take() {
+            self.loaded.keep(self.index.len() - 1, Arc::new(filling.piece));
+        }
+    }
+}
+
+/// An event, and the number of system calls entered until there, if that was counted.
+pub type CountedEvent<C> = (EventRecord<C>, Option<u64>);
+
 impl<C: Count> Log<C> {
     fn read(source: Source) -> Result<Log<C>, Error> {
         let (length, end_of_data) = (source.length()?, source.end_of_data()?);
@@ -101,59 +163,33 @@ impl<C: Count> Log<C> {
         if !window.from(0, MAGIC.len() as u64)?.starts_with(MAGIC) {
             return Err(source.damaged("is not an event log of this version of ttvm (wrong magic bytes)"));
         }
-        let (mut order, mut offset, mut torn) = (Order::new(), MAGIC.len() as u64, false);
-        let (mut chain, mut machine_chain) = (0, 0);
-        let mut index: Vec<PieceIndex<C>> = Vec::new();
-        let mut loaded = Loaded::new();
-        let mut filling: Option<Filling<C>> = None;
-        while offset < length {
+        let (mut scan, mut torn) = (Scan::begin(), false);
+        while scan.offset < length && !torn {
+            let offset = scan.offset;
             let damaged =
                 |why: String| source.damaged(format!("is damaged: the record at byte {offset} {why}"));
             let (left, arrived) = (length - offset, end_of_data.saturating_sub(offset));
             let rest = window.from(offset, MOST_FRAME_BYTES as u64)?;
-            let Some((header, payload)) = next_frame(rest, left, arrived, chain).map_err(damaged)? else {
-                torn = true;
-                break;
-            };
-            let record = unpacked::<C>(payload).map_err(damaged)?;
-            let is_entry = matches!(record, LogRecord::Event(_) | LogRecord::Check(_));
-            let is_machine = matches!(record, LogRecord::Machine(_));
-            let before = (order.events, order.checks);
-            order.take(&record).map_err(|why| damaged(why.to_string()))?;
-            if !is_machine {
-                let filling = filling.get_or_insert_with(|| {
-                    let (events, checks) = before;
-                    index.push(PieceIndex { offset, chain, first: events + checks, events, at: order.last });
-                    Filling::begin(&index[index.len() - 1])
-                });
-                filling.take(record, header.payload_check);
-            }
-            (offset, chain) = (offset + header.frame_bytes(), header.payload_check);
-            if is_machine {
-                machine_chain = chain;
-            }
-            let is_full = |filling: &Filling<C>, begun: u64| {
-                filling.piece.entries.len() >= PIECE_RECORDS || offset - begun >= PIECE_BYTES
-            };
-            let begun = index.last().map_or(0, |index| index.offset);
-            if is_entry && filling.as_ref().is_some_and(|filling| is_full(filling, begun)) {
-                let piece = filling.take().map(|filling| filling.piece);
-                piece.map(|piece| loaded.keep(index.len() - 1, Arc::new(piece)));
+            match next_frame(rest, left, arrived, scan.chain).map_err(damaged)? {
+                Some((header, payload)) => {
+                    let record = unpacked(payload).map_err(damaged)?;
+                    let taken = scan.take(record, header.payload_check, offset + header.frame_bytes());
+                    taken.map_err(|why| damaged(why.to_string()))?;
+                }
+                None => torn = true,
             }
         }
-        if let Some(filling) = filling {
-            loaded.keep(index.len() - 1, Arc::new(filling.piece));
-        }
+        scan.end_piece();
         Ok(Log {
-            machine_hash: order.machine_hash.unwrap_or_default(),
-            end: order.end.clone(),
-            bytes: offset,
+            machine_hash: scan.order.machine_hash.unwrap_or_default(),
+            end: scan.order.end.clone(),
+            bytes: scan.offset,
             torn,
-            order,
-            chain: (machine_chain, chain),
+            order: scan.order,
+            chain: (scan.machine_chain, scan.chain),
             source,
-            index,
-            loaded: Mutex::new(loaded),
+            index: scan.index,
+            loaded: Mutex::new(scan.loaded),
         })
     }
 
@@ -268,10 +304,7 @@ impl<C: Count> Log<C> {
     }
 
     /// An event by its number, with the number of system calls entered until there, if that was counted.
-    pub fn event_with_system_calls(
-        &self,
-        number: usize,
-    ) -> Result<Option<(EventRecord<C>, Option<u64>)>, Error> {
+    pub fn event_with_system_calls(&self, number: usize) -> Result<Option<CountedEvent<C>>, Error> {
         let Some(piece) = self.index.partition_point(|index| index.events <= number).checked_sub(1) else {
             return Ok(None);
         };

@@ -14,7 +14,7 @@ mod tests;
 mod v1;
 mod writer;
 
-pub use contents::{Log, parse_log, read_log};
+pub use contents::{CountedEvent, Log, parse_log, read_log};
 pub use piece::{LogEntry, Piece};
 pub use records::{EndRecord, EventRecord, LogRecord};
 pub use writer::{LogWriter, is_being_written, log_of_payloads};

@@ -1,7 +1,9 @@
-//! The first version of an event log's records: [`LogRecord`] and its parts, field by field in the order on disk.
+//! The first version of an event log's records: [`LogRecord`] and its parts, field by field in the order on
+//! disk.
 //!
-//! Nothing in here may be moved, added or retyped; `tests/stored_bytes.rs` has the bytes of each. The conversions name every field
-//! on both sides: when a record gets another, they do not compile until it is decided what becomes of it.
+//! Nothing in here may be moved, added or retyped; `tests/stored_bytes.rs` has the bytes of each. The
+//! conversions name every field on both sides: when a record gets another, they do not compile until it is
+//! decided what becomes of it.
 
 use std::borrow::Cow;
 

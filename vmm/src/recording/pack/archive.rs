@@ -20,8 +20,8 @@ pub const WINDOW_LOG_MAX: u32 = 24;
 /// Where images lie in a recording that carries them.
 pub const IMAGES: &str = "images";
 
-/// The manifest with the paths that images have inside a recording. They follow from the machine alone, so nothing
-/// in an archive can make them point elsewhere.
+/// The manifest with the paths that images have inside a recording. They follow from the machine alone, so
+/// nothing in an archive can make them point elsewhere.
 pub fn with_images_inside(manifest: &Manifest) -> Manifest {
     let mut manifest = manifest.clone();
     let MachineConfig { kernel, initrd, modules, disk, .. } = &mut manifest.machine;

@@ -1,6 +1,6 @@
-//! One file with everything that another machine needs to replay a recording: manifest, log, and the images with
-//! which it began, and its checkpoints. `FORMAT.md` describes it. [`pack`] writes such a file, [`unpack`] makes a recording of it again,
-//! which carries its images inside.
+//! One file with everything that another machine needs to replay a recording: manifest, log, and the images
+//! with which it began, and its checkpoints. `FORMAT.md` describes it. [`pack`] writes such a file,
+//! [`unpack`] makes a recording of it again, which carries its images inside.
 
 mod archive;
 mod reader;
@@ -23,7 +23,8 @@ use crate::recording::pack::archive::IMAGES;
 /// Most that a packed recording may grow to when nothing else is said: apparent bytes, holes included.
 pub const DEFAULT_MAX_BYTES: u64 = 64 << 30;
 
-/// Writes a packed recording to a file that does not exist yet, with or without its checkpoints. Gives its size.
+/// Writes a packed recording to a file that does not exist yet, with or without its checkpoints. Gives its
+/// size.
 pub fn pack<C: Unit>(recording: &Recording<C>, to: &Path, with_checkpoints: bool) -> Result<u64, Error> {
     let checkpoints = if with_checkpoints { recording.checkpoints()? } else { None };
     let file = File::create_new(to).map_err(Error::file("create", to))?;

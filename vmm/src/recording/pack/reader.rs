@@ -1,5 +1,6 @@
-//! Reads packed recordings, which may come from strangers: names of files are not taken from the archive, lengths
-//! are bounded before anything is reserved or written, and contents count only when their hashes are right.
+//! Reads packed recordings, which may come from strangers: names of files are not taken from the archive,
+//! lengths are bounded before anything is reserved or written, and contents count only when their hashes are
+//! right.
 
 use std::io::{BufRead, Read};
 use std::path::Path;
@@ -15,7 +16,8 @@ use crate::recording::manifest::{MAX_MANIFEST_BYTES, Manifest};
 
 /// Where the files of a packed recording go.
 pub trait Sink {
-    /// Begins the next file, `size_bytes` of zeroes so far. `name` is relative and one of a few that are fixed.
+    /// Begins the next file, `size_bytes` of zeroes so far. `name` is relative and one of a few that are
+    /// fixed.
     fn begin(&mut self, name: &Path, size_bytes: u64) -> Result<(), Error>;
     /// Writes a part of the file that was begun last. Parts lie inside it and come in ascending order.
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error>;

@@ -100,7 +100,8 @@ fn write_file(
     write_contents(file, from, size_bytes, out, path)
 }
 
-/// Writes the first `size_bytes` of what is read from `file`, which is at `from`: size, pieces that are not all zeroes, an empty piece, hash.
+/// Writes the first `size_bytes` of what is read from `file`, which is at `from`: size, pieces that are not
+/// all zeroes, an empty piece, hash.
 fn write_contents(
     mut file: impl Read,
     from: &Path,
