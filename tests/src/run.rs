@@ -1,6 +1,5 @@
 //! Running a machine to its end, and what is compared there.
 
-use serde::{Deserialize, Serialize};
 use vmm::machine::inputs::Inputs;
 use vmm::machine::{Hashes, Machine, Outcome, RunStop};
 use vmm::position::{Instructions, Moment};
@@ -11,7 +10,7 @@ use crate::script::Script;
 pub const STEP_LIMIT: Instructions = Instructions(60_000_000_000);
 
 /// Counts and hashes at one point of a run: equal runs have equal ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     /// Instructions and virtual time.
     pub at: Moment<Instructions>,
