@@ -233,7 +233,11 @@ fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
     let there = |name| printed(left.file(name).as_bytes());
     assert_eq!(there("state"), state_here, "{}", left.small_files());
     assert_eq!(there("search"), here(&search), "{}", left.small_files());
-    assert!(left.file("state-told").contains("the other engine went ahead"));
+    assert!(
+        left.file("state-told").contains("the other engine went ahead"),
+        "{way:?}\n{}",
+        left.small_files()
+    );
     assert!(!left.small_files().contains("going on with the software engine alone"));
 }
 
