@@ -199,8 +199,11 @@ impl Reference<'_> {
         }
     }
 
+    /// gdb stops behind a return only where it finds the caller's frame to be the one that it found before. Of
+    /// a caller whose frame nothing describes it may think differently at two places, and then runs on.
     fn finish(&self, at: usize) -> Option<usize> {
-        self.activation(at)?.1.exit
+        let exit = self.activation(at)?.1.exit?;
+        self.activation(exit).map(|_| exit)
     }
 
     fn reverse_finish(&self, at: usize) -> Option<usize> {
