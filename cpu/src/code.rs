@@ -22,6 +22,8 @@ pub(crate) struct Block {
     pub ops: Box<[Op]>,
     /// The last op sets RIP itself.
     pub sets_rip: bool,
+    /// Length in bytes.
+    pub length: u16,
     /// RAM page of the second half of a single instruction that crosses a page.
     pub second_page: Option<u64>,
     /// A breakpoint may stand at the block's first instruction.
@@ -134,6 +136,7 @@ impl CodeCache {
         self.blocks[number as usize] = Some(Block {
             ops: block.ops.into_boxed_slice(),
             sets_rip,
+            length: block.length,
             second_page: block.second_page,
             check_breakpoint: block.check_breakpoint,
             key: block.key,

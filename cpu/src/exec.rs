@@ -39,6 +39,25 @@ pub enum Stop {
     Trap(Trap),
 }
 
+/// How the run loop goes on behind [`Cpu::attend`].
+enum Attended {
+    /// It is left.
+    Stop(Stop),
+    /// Something was delivered: look again.
+    Again,
+    /// With the next instruction.
+    Done,
+}
+
+/// How much is decoded at once; the number is a bit of the block's key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    /// Up to the end of the block.
+    Block = 0,
+    /// One instruction.
+    Instruction = 1 << 3,
+}
+
 /// A deterministic x86-64 CPU.
 pub struct Cpu {
     core: Core,
@@ -162,11 +181,17 @@ impl Cpu {
     pub fn run(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64) -> Stop {
         self.core.budget_end = until_steps;
         self.core.attention |= attention::SIGNALS;
+        if self.core.ram.flags().any_foreign_writes() {
+            // Devices write between runs too.
+            self.core.attention |= attention::FOREIGN_WRITES;
+        }
         loop {
-            if self.core.attention != 0
-                && let Some(stop) = self.attend(bus)
-            {
-                return stop;
+            if self.core.attention != 0 {
+                match self.attend(bus) {
+                    Attended::Stop(stop) => return stop,
+                    Attended::Again => continue,
+                    Attended::Done => {}
+                }
             }
             if self.core.block_steps >= until_steps {
                 return Stop::Budget;
@@ -272,39 +297,37 @@ impl Cpu {
         self.core.debug.breaks_at_offset(address) && self.at_breakpoint(origin)
     }
 
-    /// Looks after everything that [`attention`] names. `Some` leaves the run loop.
-    fn attend(&mut self, bus: &mut dyn Bus) -> Option<Stop> {
+    /// Looks after everything that [`attention`] names.
+    fn attend(&mut self, bus: &mut dyn Bus) -> Attended {
         if self.core.state.shut_down {
-            return Some(Stop::Shutdown);
+            return Attended::Stop(Stop::Shutdown);
         }
         if self.core.attention & (attention::STALE_CODE | attention::FOREIGN_WRITES) != 0 {
             self.drop_stale();
         }
         if let Some(stop) = self.take_hit() {
-            return Some(stop);
+            return Attended::Stop(stop);
         }
         if self.core.attention & attention::SIGNALS != 0 {
             let signals = bus.signals();
             if signals.stop {
-                return Some(Stop::Bus);
+                return Attended::Stop(Stop::Bus);
             }
             // Deliveries are steps too: the budget comes first.
-            if self.core.block_steps < self.core.budget_end {
-                self.take_interrupts(bus, signals);
-                // A delivery is a step of its own, which can hit something too.
-                if let Some(stop) = self.take_hit() {
-                    return Some(stop);
-                }
+            if self.core.block_steps < self.core.budget_end && self.take_interrupts(bus, signals) {
+                // What was delivered is a step of its own: another interrupt can come before the handler's first
+                // instruction, and the step can have hit something.
+                return Attended::Again;
             }
         }
         if self.core.attention & attention::HALTED != 0 {
             if self.core.state.pending_debug == 0 {
-                return Some(Stop::Halted);
+                return Attended::Stop(Stop::Halted);
             }
             // The single-step trap of HLT itself.
             self.wake();
         }
-        None
+        Attended::Done
     }
 
     /// What the step that just completed hit.
@@ -319,31 +342,35 @@ impl Cpu {
         })
     }
 
-    fn take_interrupts(&mut self, bus: &mut dyn Bus, signals: BusSignals) {
+    /// Delivers what waits and may be delivered. Says whether that was anything.
+    fn take_interrupts(&mut self, bus: &mut dyn Bus, signals: BusSignals) -> bool {
         let shadow = self.core.state.interrupt_shadow;
         if self.core.state.pending_debug != 0 && !self.core.state.mov_ss_shadow {
             // A trap of the instruction just completed comes before interrupts.
-            return;
+            return false;
         }
         if signals.nmi && !self.core.state.nmi_blocked && !shadow {
-            if bus.take_nmi() {
+            let taken = bus.take_nmi();
+            if taken {
                 self.wake();
                 self.core.state.nmi_blocked = true;
                 self.deliver(bus, Delivery::Nmi);
             }
-            return;
+            return taken;
         }
         // With IF clear the request waits: setting IF, and the end of a shadow, set the bit again.
         if signals.interrupt && self.core.rflags & flags::IF != 0 && !shadow {
-            if let Some(vector) = bus.acknowledge_interrupt() {
+            let vector = bus.acknowledge_interrupt();
+            if let Some(vector) = vector {
                 self.wake();
                 self.deliver(bus, Delivery::Interrupt(vector));
             }
-            return;
+            return vector.is_some();
         }
         if !shadow {
             self.core.attention &= !attention::SIGNALS;
         }
+        false
     }
 
     fn wake(&mut self) {
@@ -386,47 +413,80 @@ impl Cpu {
     #[inline(never)]
     fn find_block_slow(&mut self, rip: u64, tag: u64) -> Res<BlockNumber> {
         let address = self.core.code_linear(rip)?;
-        let start = match self.core.fetch_target(address)? {
-            Target::Ram(offset) => offset,
+        let start = self.fetch(address)?;
+        let room = self.core.code_room(rip);
+        let number = self.block_at(rip, address, start, Extent::Block)?;
+        let block = self.code.block(number);
+        if u64::from(block.length) <= room {
+            if block.second_page.is_none() {
+                self.code.remember_jump(rip, tag, number);
+            }
+            return Ok(number);
+        }
+        // The code segment ends inside the block: what is behind the end must fault when it is reached, not before.
+        let number = self.block_at(rip, address, start, Extent::Instruction)?;
+        if u64::from(self.code.block(number).length) > room { Err(self.core.gp(0)) } else { Ok(number) }
+    }
+
+    /// RAM offset of the code at a linear address.
+    fn fetch(&mut self, address: u64) -> Res<u64> {
+        let target = self.core.fetch_target(address)?;
+        if self.core.attention & attention::STALE_CODE != 0 {
+            // The walk set bits of page-table entries that lie in code.
+            self.drop_stale();
+        }
+        match target {
+            Target::Ram(offset) => Ok(offset),
             // Executing device memory: nothing sensible is there.
-            Target::Device(_) => return Err(self.core.gp(0)),
-        };
-        let key = BlockKey::new(start, self.mode());
+            Target::Device(_) => Err(self.core.gp(0)),
+        }
+    }
+
+    /// Linear address of the page behind the one that the code at RIP, whose linear address is given, begins in. The two
+    /// differ in more than the page where the code segment's base is not a multiple of the page size.
+    fn next_page(&mut self, rip: u64, address: u64) -> Res<u64> {
+        let left = PAGE_SIZE - address % PAGE_SIZE;
+        self.core.code_linear(rip.wrapping_add(left))
+    }
+
+    /// Finds or decodes the code at a RAM offset.
+    fn block_at(&mut self, rip: u64, address: u64, start: u64, extent: Extent) -> Res<BlockNumber> {
+        let key = BlockKey::new(start, self.mode() | extent as u8);
         if let Some(number) = self.code.find(key) {
-            match self.code.block(number).second_page {
-                None => {
-                    self.code.remember_jump(rip, tag, number);
-                    return Ok(number);
-                }
-                // Where the second page lies is looked up every time: it is not part of the key.
-                Some(second) => {
-                    let next = self.core.code_linear((rip | (PAGE_SIZE - 1)).wrapping_add(1))?;
-                    if matches!(self.core.fetch_target(next)?, Target::Ram(o) if o / PAGE_SIZE == second) {
-                        return Ok(number);
-                    }
-                    self.code.drop_page(&self.core.ram, &mut self.core.code_lines, second);
-                }
+            // Where the second page lies is looked up every time: it is not part of the key.
+            let Some(second) = self.code.block(number).second_page else { return Ok(number) };
+            let next = self.next_page(rip, address)?;
+            if self.fetch(next)? / PAGE_SIZE != second {
+                self.code.drop_page(&self.core.ram, &mut self.core.code_lines, second);
             }
         }
-        let block = self.decode_block(rip, address, start, key)?;
-        let crosses = block.second_page.is_some();
+        // Looking for the second page can have dropped the block.
+        if let Some(number) = self.code.find(key) {
+            return Ok(number);
+        }
+        let block = self.decode_block(rip, address, start, key, extent)?;
         let (number, flagged) = self.code.insert(&self.core.ram, &mut self.core.code_lines, block);
         for page in flagged.pages() {
             self.core.mmu.protect_page(page);
-        }
-        if !crosses {
-            self.code.remember_jump(rip, tag, number);
         }
         Ok(number)
     }
 
     /// Decodes instructions from RAM offset `start` to the end of the block.
-    fn decode_block(&mut self, rip: u64, address: u64, start: u64, key: BlockKey) -> Res<NewBlock> {
+    fn decode_block(
+        &mut self,
+        rip: u64,
+        address: u64,
+        start: u64,
+        key: BlockKey,
+        extent: Extent,
+    ) -> Res<NewBlock> {
         let mut bytes = [0; PAGE_SIZE as usize + 15];
         let in_page = (start % PAGE_SIZE) as usize;
         let available = PAGE_SIZE as usize - in_page;
         self.core.ram.read_bytes(start, &mut bytes[..available]);
         let mode = Mode { code_size: self.core.code_size };
+        let most = if extent == Extent::Instruction { 1 } else { MAX_OPS };
         let mut block = NewBlock {
             key,
             start,
@@ -435,7 +495,7 @@ impl Cpu {
             second_page: None,
             check_breakpoint: self.core.debug.breaks_at_offset(address),
         };
-        while block.ops.len() < MAX_OPS {
+        while block.ops.len() < most {
             let at = usize::from(block.length);
             let here = rip.wrapping_add(at as u64);
             if at > 0 && self.core.debug.breaks_at_offset(address.wrapping_add(at as u64)) {
@@ -445,10 +505,10 @@ impl Cpu {
                 Decoded::Op(op) => op,
                 Decoded::NeedsMore if at > 0 => break,
                 Decoded::NeedsMore => {
-                    let next = self.core.code_linear((rip | (PAGE_SIZE - 1)).wrapping_add(1))?;
-                    let Target::Ram(second) = self.core.fetch_target(next)? else {
-                        return Err(self.core.gp(0));
-                    };
+                    let next = self.next_page(rip, address)?;
+                    let second = self.fetch(next)?;
+                    // The first page once more: the walk to the second may have set bits in it.
+                    self.core.ram.read_bytes(start, &mut bytes[..available]);
                     self.core.ram.read_bytes(second, &mut bytes[available..available + 15]);
                     match decode::decode(&bytes[..available + 15], here, 0, mode) {
                         Decoded::Op(mut op) => {

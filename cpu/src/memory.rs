@@ -12,6 +12,7 @@ use crate::exception::{Break, Res};
 use crate::exception::{Exception, PF};
 use crate::mmu::paging::Access;
 use crate::mmu::tlb::{Fill, Mmu};
+use crate::mmu::walk::Findings;
 use crate::op::Op;
 use crate::registers::cr4;
 use crate::slots::SEG_NONE;
@@ -273,10 +274,13 @@ impl Core {
             return Err(self.not_canonical(address));
         }
         let privilege = Mmu::privilege(index);
-        let mut tables = Vec::new();
-        let walked = self.mmu.walk(&self.ram, &self.state, address, access, privilege, &mut tables);
-        for page in tables {
+        let mut findings = Findings::default();
+        let walked = self.mmu.walk(&self.ram, &self.state, address, access, privilege, &mut findings);
+        for page in findings.tables {
             self.mmu.protect_page(page);
+        }
+        for entry in findings.code {
+            self.code_written(entry / PAGE_SIZE, entry & !PAGE_MASK, 8);
         }
         let found = walked.map_err(|fault| {
             self.exception = Exception { vector: PF, error_code: Some(fault.0), cr2: Some(address) };
@@ -318,6 +322,15 @@ impl Core {
             return Err(self.gp(0));
         }
         Ok(cs.base.wrapping_add(rip) & 0xffff_ffff)
+    }
+
+    /// Bytes from an instruction pointer to the end of the code segment.
+    pub(crate) fn code_room(&self, rip: u64) -> u64 {
+        if self.is_64bit() {
+            u64::MAX
+        } else {
+            (u64::from(self.state.segments[1].limit) + 1).saturating_sub(rip)
+        }
     }
 
     /// The RAM offset, or device address, of an instruction fetch at a linear address.
@@ -481,7 +494,8 @@ impl Core {
         }
         self.ram.write_bytes(offset, bytes);
         for (group, old) in groups {
-            self.mmu.table_written(&self.ram, group, old, self.ram.load_u64(group));
+            // The code behind this instruction may be another now.
+            self.break_block |= self.mmu.table_written(&self.ram, group, old, self.ram.load_u64(group));
         }
     }
 

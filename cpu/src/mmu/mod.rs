@@ -2,4 +2,4 @@
 
 pub(crate) mod paging;
 pub(crate) mod tlb;
-mod walk;
+pub(crate) mod walk;

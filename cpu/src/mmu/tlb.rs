@@ -84,8 +84,10 @@ impl Context {
 struct TableInfo {
     /// A walk passed here, or ended here at a large page.
     upper_level: bool,
-    /// Entries are 4 bytes wide (32-bit paging).
+    /// Entries were read as 4 bytes (32-bit paging).
     narrow: bool,
+    /// Entries were read as 8 bytes.
+    wide: bool,
     writes_since_walk: u32,
 }
 
@@ -271,6 +273,7 @@ impl Mmu {
         let info = &mut self.tables[page as usize];
         info.writes_since_walk = 0;
         info.narrow |= narrow;
+        info.wide |= !narrow;
         info.upper_level |= !last_level;
         if ram.flags().has(page, PageFlags::PAGE_TABLE) {
             return None;
@@ -281,22 +284,35 @@ impl Mmu {
     }
 
     /// To be called after the CPU itself changed an 8-byte aligned group of a page-table page from `old` to
-    /// `new`: drops what derived from the old contents.
-    pub(crate) fn table_written(&mut self, ram: &GuestRam, offset: u64, old: u64, new: u64) {
+    /// `new`: drops what derived from the old contents. Says whether that was anything.
+    pub(crate) fn table_written(&mut self, ram: &GuestRam, offset: u64, old: u64, new: u64) -> bool {
         let page = offset / PAGE_SIZE;
         let info = &mut self.tables[page as usize];
         info.writes_since_walk += 1;
         let info = *info;
+        if info.writes_since_walk > COLD_PAGE_TABLE_WRITES {
+            self.flush_and_unflag(ram.flags());
+            return true;
+        }
+        if info.narrow && info.wide {
+            // What one width takes for a bit that changes no translation is a part of the address in the other.
+            if old != new {
+                self.flush_and_unflag(ram.flags());
+            }
+            return old != new;
+        }
         let halves: &[(u64, u64, u64)] = if info.narrow {
             &[(offset, old & 0xffff_ffff, new & 0xffff_ffff), (offset + 4, old >> 32, new >> 32)]
         } else {
             &[(offset, old, new)]
         };
+        let mut dropped = false;
         for &(entry, old, new) in halves {
             if old & 1 != 0 && old != new {
+                dropped = true;
                 if info.upper_level {
                     self.flush_and_unflag(ram.flags());
-                    return;
+                    break;
                 }
                 self.drop_entry(entry, info.narrow);
                 if info.narrow || old & NO_EXECUTE == 0 {
@@ -304,7 +320,14 @@ impl Mmu {
                 }
             }
         }
-        if info.writes_since_walk > COLD_PAGE_TABLE_WRITES {
+        dropped
+    }
+
+    /// To be called after a walk set accessed or dirty bits in the entry at RAM `offset`, which changes no translation but
+    /// one that reads the same bytes at another width.
+    pub(crate) fn bits_set(&mut self, ram: &GuestRam, offset: u64) {
+        let info = self.tables[(offset / PAGE_SIZE) as usize];
+        if info.narrow && info.wide {
             self.flush_and_unflag(ram.flags());
         }
     }

@@ -1,15 +1,24 @@
 //! Page-table walks: those of the CPU, which set accessed and dirty bits, and those of a debugger, which change nothing.
 
-use guest_ram::{GuestRam, PAGE_SIZE};
+use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
 
 use super::paging::{ACCESSED, Access, DIRTY, PageFault, Path, Privilege, Translation, executes_checked};
 use super::tlb::Mmu;
 use crate::registers::cr0;
 use crate::state::CpuState;
 
+/// What a walk found beside the translation.
+#[derive(Default)]
+pub(crate) struct Findings {
+    /// RAM pages that became page tables: stores to them must be seen from now on.
+    pub tables: Vec<u64>,
+    /// RAM offsets of entries whose accessed or dirty bits it set although decoded code came from their page.
+    pub code: Vec<u64>,
+}
+
 impl Mmu {
     /// Translates a linear address by walking the tables, setting accessed and dirty bits as the access
-    /// demands. `newly_flagged` receives RAM pages that became page tables.
+    /// demands. `found` receives what the caller must look after.
     pub(crate) fn walk(
         &mut self,
         ram: &GuestRam,
@@ -17,7 +26,7 @@ impl Mmu {
         address: u64,
         access: Access,
         privilege: Privilege,
-        newly_flagged: &mut Vec<u64>,
+        found: &mut Findings,
     ) -> Result<Translation, PageFault> {
         if state.cr0 & cr0::PG == 0 {
             let gpa = address & 0xffff_ffff;
@@ -28,7 +37,7 @@ impl Mmu {
             | u32::from(access == Access::Execute && executes_checked(state)) << 4;
         let path = Path::read(ram, state, address).map_err(|bits| PageFault(fault_base | bits))?;
         path.check(state, access, privilege).map_err(|()| PageFault(fault_base | 1))?;
-        self.commit(ram, &path, access, newly_flagged);
+        self.commit(ram, &path, access, found);
         Ok(path.translation(state, address, access, privilege))
     }
 
@@ -48,24 +57,30 @@ impl Mmu {
         Path::read_in(ram, state, cr3, address).ok().map(|path| path.gpa(address))
     }
 
-    /// Sets accessed and dirty bits and notes the pages that were read.
-    fn commit(&mut self, ram: &GuestRam, path: &Path, access: Access, newly_flagged: &mut Vec<u64>) {
+    /// Sets accessed and dirty bits, and then notes the pages that were read: setting bits can drop what was noted.
+    fn commit(&mut self, ram: &GuestRam, path: &Path, access: Access, found: &mut Findings) {
+        let last = path.steps().len() - 1;
         for (number, step) in path.steps().iter().enumerate() {
-            let last = number + 1 == path.steps().len();
-            let mut value = step.value | ACCESSED;
-            if last && access == Access::Write {
-                value |= DIRTY;
+            let dirty = if number == last && access == Access::Write { DIRTY } else { 0 };
+            let value = step.value | ACCESSED | dirty;
+            if value == step.value {
+                continue;
             }
-            if value != step.value {
-                if path.narrow {
-                    ram.store_u32(step.offset, value as u32);
-                } else {
-                    ram.store_u64(step.offset, value);
-                }
-                ram.flags().set(step.offset / PAGE_SIZE, guest_ram::PageFlags::DIRTY);
+            if path.narrow {
+                ram.store_u32(step.offset, value as u32);
+            } else {
+                ram.store_u64(step.offset, value);
             }
-            let last_level = last && step.shift == 12;
-            newly_flagged.extend(self.note_table(ram, step.offset, last_level, path.narrow));
+            let page = step.offset / PAGE_SIZE;
+            ram.flags().set(page, PageFlags::DIRTY);
+            if ram.flags().has(page, PageFlags::CODE) {
+                found.code.push(step.offset);
+            }
+            self.bits_set(ram, step.offset);
+        }
+        for (number, step) in path.steps().iter().enumerate() {
+            let last_level = number == last && step.shift == 12;
+            found.tables.extend(self.note_table(ram, step.offset, last_level, path.narrow));
         }
     }
 }

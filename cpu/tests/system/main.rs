@@ -1,6 +1,7 @@
 //! Protection, exceptions and system instructions, checked through the public interface only.
 
 mod control;
+mod cuts;
 mod debug;
 mod harness;
 mod legacy;

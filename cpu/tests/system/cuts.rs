@@ -1,0 +1,184 @@
+//! What cutting a run, or running it in one piece, once changed: each was found by the cut fuzzer (`tests/cuts`).
+
+use cpu::{CpuState, Stop};
+use iced_x86::code_asm::*;
+
+use crate::harness::*;
+
+/// Runs a machine's steps in one piece, and the same machine's step by step in CPUs without memory; both must come to the
+/// same state.
+fn both_ways(make: impl Fn() -> Machine, steps: u64) -> CpuState {
+    let mut whole = make();
+    whole.run_steps(steps);
+    let mut stepped = make();
+    for _ in 0..steps {
+        stepped.run_steps(1);
+    }
+    assert!(whole.state == stepped.state, "{:#x?}\n{:#x?}", whole.state, stepped.state);
+    let memory = |m: &Machine| {
+        let mut bytes = vec![0; 0xa_0000];
+        m.ram.read_bytes(0, &mut bytes);
+        bytes
+    };
+    assert!(memory(&whole) == memory(&stepped), "memory differs");
+    whole.state
+}
+
+/// Address of the page-table entry of a page in [`Machine::long`].
+fn entry(address: u64) -> u64 {
+    TABLES + 0x3000 + 8 * (address >> 12)
+}
+
+#[test]
+fn code_that_maps_its_page_elsewhere_goes_on_there() {
+    let make = || {
+        let mut m = Machine::long();
+        for (page, value) in [(CODE, 1), (DATA, 2)] {
+            m.code_at(64, page, CODE, |a| {
+                a.mov(qword_ptr(rbx), rcx).unwrap();
+                a.mov(eax, value).unwrap();
+            });
+        }
+        m.state.gpr[3] = entry(CODE);
+        m.state.gpr[1] = DATA | 0x67;
+        m
+    };
+    assert_eq!(both_ways(make, 2).gpr[0], 2, "the instruction behind the store is the new page's");
+}
+
+#[test]
+fn code_that_clears_its_page_s_accessed_bit_sets_it_again() {
+    let make = || {
+        let mut m = Machine::long();
+        m.code(64, |a| {
+            a.mov(qword_ptr(rbx), rcx).unwrap();
+            a.mov(rax, qword_ptr(rbx)).unwrap();
+        });
+        m.state.gpr[3] = entry(CODE);
+        m.state.gpr[1] = CODE | 7;
+        m
+    };
+    assert_eq!(both_ways(make, 2).gpr[0] & 0x20, 0x20);
+}
+
+#[test]
+fn code_faults_where_its_segment_ends_and_not_before() {
+    let make = || {
+        let mut m = Machine::protected();
+        // Two instructions of one byte lie inside the limit, the third's second byte does not.
+        m.put(CODE, &[0x40, 0x40, 0x89, 0xc1, 0x40]);
+        m.state.gpr[0] = 0;
+        m.state.segments[1].limit = CODE as u32 + 2;
+        m
+    };
+    let state = both_ways(make, 2);
+    assert_eq!((state.gpr[0], state.rip), (2, CODE + 2));
+    let state = both_ways(make, 3);
+    assert_eq!((state.gpr[1], state.rip), (0, handler(13)), "#GP instead of the third");
+}
+
+#[test]
+fn accessed_bits_set_in_code_change_the_code() {
+    // `nop; mov edx, [rbx]; add al, imm8` ends with the low byte of the entry of the page that the MOV reads for the first
+    // time: setting the accessed bit, 20h, changes the ADD.
+    let make = || {
+        let mut m = Machine::long();
+        let place = entry(DATA);
+        m.put(place - 4, &[0x90, 0x8b, 0x13, 0x04]);
+        m.page(DATA, 0x60, 0);
+        m.state.rip = place - 4;
+        m.state.gpr[0] = 0;
+        m.state.gpr[3] = DATA;
+        m
+    };
+    assert_eq!(both_ways(make, 3).gpr[0], 0x27, "ADD AL, 7 has become ADD AL, 27h");
+}
+
+#[test]
+fn an_entry_read_in_two_widths_is_dropped_by_a_change_of_either_half() {
+    // A page table of 32-bit paging becomes one of PAE paging; then the high half of an 8-byte entry changes.
+    let mut m = Machine::protected();
+    let (directory, table, pointers, pae_directory) =
+        (TABLES, TABLES + 0x1000, TABLES + 0x2000, TABLES + 0x4000);
+    m.put32(directory, table as u32 | 7);
+    for page in 0..1024_u32 {
+        m.put32(table + 4 * u64::from(page), page << 12 | 7);
+    }
+    m.state.cr3 = directory;
+    m.state.cr0 |= 1 << 31;
+    m.put(CODE, &[0x8b, 0x03]);
+    m.state.gpr[3] = DATA;
+    m.cpu.set_state(&m.state);
+    m.cpu.run(&mut m.bus, 1, 0);
+    // The same page with 8-byte entries, by the same CPU.
+    m.put64(pointers, pae_directory | 1);
+    m.put64(pae_directory, table | 7);
+    for page in 0..512 {
+        m.put64(table + 8 * page, page << 12 | 7);
+    }
+    m.put32(DATA, 0x1234);
+    let mut state = m.cpu.state();
+    state.cr4 |= 0x20;
+    state.pdptes = [pae_directory | 1, 0, 0, 0];
+    state.rip = CODE;
+    state.gpr[1] = 1;
+    state.gpr[2] = table + 8 * (DATA >> 12) + 4;
+    m.ram.replace_bytes(CODE, &[0x8b, 0x03, 0x89, 0x0a, 0x8b, 0x03]);
+    m.cpu.set_registers(&state);
+    m.cpu.run(&mut m.bus, 4, 1);
+    let state = m.cpu.state();
+    assert_eq!(state.gpr[0] as u32, u32::MAX, "bit 32 of the address leads out of RAM: {:#x?}", state.gpr);
+}
+
+#[test]
+fn an_interrupt_behind_an_nmi_comes_before_the_handler_s_first_instruction() {
+    let make = || {
+        let mut m = Machine::long();
+        m.long_gate(2, handler(2), 0x8f00, 0);
+        m.put(handler(2), &[0x90, 0x90, 0xf4]);
+        m.put(CODE, &[0x90, 0x90, 0x90]);
+        m.state.rflags |= 0x200;
+        m.bus.signals.nmi = true;
+        m.bus.signals.interrupt = true;
+        m.bus.vector = 0x30;
+        m
+    };
+    assert_eq!(both_ways(make, 2).rip, handler(0x30));
+}
+
+#[test]
+fn an_interrupt_that_cannot_be_delivered_shuts_down() {
+    let mut m = Machine::long();
+    m.put(CODE, &[0x90, 0x90]);
+    m.state.rflags |= 0x200;
+    m.state.idtr.limit = 0;
+    m.bus.signals.interrupt = true;
+    m.bus.vector = 0x30;
+    assert_eq!(m.run(), Stop::Shutdown);
+    assert_eq!(m.state.steps, 1);
+}
+
+#[test]
+fn an_instruction_crosses_pages_where_its_linear_address_does() {
+    let mut m = Machine::real();
+    // CS begins 20h bytes into a page.
+    m.state.segments[1].base = CODE + 0x20;
+    m.state.rip = 0xfdf;
+    m.put(CODE + 0xfff, &[0xb0, 0x11]);
+    m.put(CODE + 0x1020, &[0x22]);
+    m.run_steps(1);
+    assert_eq!((m.state.gpr[0] & 0xff, m.state.rip), (0x11, 0xfe1));
+}
+
+#[test]
+fn what_a_device_writes_between_two_runs_is_executed() {
+    let mut m = Machine::long();
+    m.put(CODE, &[0xff, 0xc0, 0xeb, 0xfc]);
+    m.state.gpr[0] = 0;
+    m.cpu.set_state(&m.state);
+    m.cpu.run(&mut m.bus, 4, 0);
+    // DEC instead of INC.
+    m.ram.replace_bytes(CODE + 1, &[0xc8]);
+    m.cpu.run(&mut m.bus, 8, 4);
+    assert_eq!(m.cpu.state().gpr[0], 0, "twice up, twice down");
+}

@@ -1,0 +1,134 @@
+//! The board around the CPU: ports, device memory, time and interrupt lines that follow from the step count alone, so that
+//! a cut run and an uncut one meet the same devices.
+
+use std::sync::Arc;
+
+use cpu::{Bus, BusSignals};
+use guest_ram::GuestRam;
+
+use crate::layout::{PAGE, RAM_BYTES};
+use crate::rng::mix;
+
+/// What the board is between two accesses: part of what is compared and restored.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lines {
+    /// The vector that the interrupt controller asks for.
+    pub interrupt: Option<u8>,
+    /// An NMI waits.
+    pub nmi: bool,
+    /// The board wants the run to be left.
+    pub stop: bool,
+    /// Task priority.
+    pub cr8: u64,
+    /// The one MSR that the board has.
+    pub apic_base: u64,
+    /// How often a halted CPU was woken.
+    pub wakes: u32,
+    /// A digest of every access with its step count and its value.
+    pub seen: u64,
+}
+
+/// The board.
+pub struct Board {
+    /// Its state.
+    pub lines: Lines,
+    ram: Arc<GuestRam>,
+}
+
+/// Its MSR, the APIC's base.
+pub const APIC_BASE: u32 = 0x1b;
+
+/// What a write to a port does besides being noted, by the low bits of the port's number.
+const RAISES_INTERRUPT: u16 = 1;
+const RAISES_NMI: u16 = 2;
+const STOPS: u16 = 3;
+const WRITES_RAM: u16 = 4;
+
+impl Board {
+    /// A board with nothing pending.
+    pub fn new(ram: Arc<GuestRam>) -> Board {
+        Board { lines: Lines::default(), ram }
+    }
+
+    /// Writes 8 bytes of RAM as a device does; the value says where and what.
+    pub fn write_ram(&self, value: u64) {
+        let offset = mix(value) % (RAM_BYTES / 8) * 8;
+        // Page tables and descriptors that were overwritten by noise end most programs: half of the writes copy a page.
+        if value & 1 == 0 {
+            self.ram.replace_bytes(offset, &mix(!value).to_le_bytes());
+        } else {
+            let mut bytes = [0; 64];
+            let from = mix(value ^ 7) % (RAM_BYTES / PAGE) * PAGE + offset % PAGE;
+            self.ram.read_bytes(from.min(RAM_BYTES - 64), &mut bytes);
+            self.ram.replace_bytes(offset.min(RAM_BYTES - 64), &bytes);
+        }
+    }
+
+    fn note(&mut self, steps: u64, what: u64, value: u64) {
+        self.lines.seen = mix(self.lines.seen ^ mix(steps ^ mix(what ^ mix(value))));
+    }
+}
+
+impl Bus for Board {
+    fn port_read(&mut self, steps: u64, port: u16, size_bytes: u8) -> u32 {
+        self.note(steps, u64::from(port), size_bytes.into());
+        mix(steps ^ u64::from(port) << 32) as u32
+    }
+
+    fn port_write(&mut self, steps: u64, port: u16, size_bytes: u8, value: u32) {
+        self.note(steps, 1 << 16 | u64::from(port) | u64::from(size_bytes) << 20, value.into());
+        match port & 7 {
+            RAISES_INTERRUPT => self.lines.interrupt = Some(0x20 | (value & 15) as u8),
+            RAISES_NMI => self.lines.nmi = true,
+            STOPS => self.lines.stop = true,
+            WRITES_RAM => self.write_ram(value.into()),
+            _ => {}
+        }
+    }
+
+    fn mmio_read(&mut self, steps: u64, gpa: u64, data: &mut [u8]) {
+        self.note(steps, gpa, data.len() as u64);
+        let value = mix(steps ^ gpa).to_le_bytes();
+        data.iter_mut().enumerate().for_each(|(n, byte)| *byte = value[n % 8]);
+    }
+
+    fn mmio_write(&mut self, steps: u64, gpa: u64, data: &[u8]) {
+        let value = data.iter().fold(0, |all, &byte| mix(all ^ u64::from(byte)));
+        self.note(steps, !gpa, value);
+    }
+
+    fn signals(&mut self) -> BusSignals {
+        BusSignals { interrupt: self.lines.interrupt.is_some(), nmi: self.lines.nmi, stop: self.lines.stop }
+    }
+
+    fn acknowledge_interrupt(&mut self) -> Option<u8> {
+        self.lines.interrupt.take()
+    }
+
+    fn take_nmi(&mut self) -> bool {
+        std::mem::take(&mut self.lines.nmi)
+    }
+
+    fn read_msr(&mut self, steps: u64, index: u32) -> Option<u64> {
+        self.note(steps, 1 << 33 | u64::from(index), 0);
+        (index == APIC_BASE).then_some(self.lines.apic_base)
+    }
+
+    fn write_msr(&mut self, steps: u64, index: u32, value: u64) -> Option<()> {
+        self.note(steps, 1 << 34 | u64::from(index), value);
+        (index == APIC_BASE).then(|| self.lines.apic_base = value)
+    }
+
+    fn cr8(&mut self) -> u64 {
+        self.lines.cr8
+    }
+
+    fn set_cr8(&mut self, steps: u64, value: u64) {
+        self.note(steps, 1 << 35, value);
+        self.lines.cr8 = value;
+    }
+
+    fn tsc(&mut self, steps: u64) -> u64 {
+        mix(steps) >> 20
+    }
+}

@@ -1,0 +1,102 @@
+//! Many programs, on several threads, and their figures.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use crate::program::Program;
+use crate::rng::Rng;
+use crate::tier::Tier;
+use crate::ways::{self, Way};
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Chooses the programs.
+    pub seed: u64,
+    /// First program.
+    pub first: u64,
+    /// Steps of the programs themselves, each counted once, after which no new program begins.
+    pub steps: u64,
+    /// Threads.
+    pub jobs: usize,
+    /// Differences after which no new program begins.
+    pub differences: usize,
+}
+
+/// A program that came to something else when it was run another way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The program's number.
+    pub program: u64,
+    /// The way that differed from single steps.
+    pub way: Way,
+    /// The cut at which that was seen, by number.
+    pub cut: usize,
+}
+
+/// What a campaign did.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// Programs run.
+    pub programs: u64,
+    /// Steps of these programs, each counted once however often it was run.
+    pub steps: u64,
+    /// Programs by the mode they began in.
+    pub modes: BTreeMap<String, u64>,
+    /// What differed.
+    pub differences: Vec<Difference>,
+}
+
+/// The first difference of one program, and how many steps it has.
+pub fn check<T: Tier>(seed: u64, number: u64) -> (Program, u64, Option<Difference>) {
+    let program = Program::random(seed, number);
+    let expected = ways::stepped::<T>(&program);
+    let steps = expected.last().map_or(0, |last| last.state.steps);
+    let mut rng = Rng::new(seed ^ 1, number);
+    let difference = Way::OTHERS.into_iter().find_map(|way| {
+        let (cut, _) = ways::compare::<T>(&program, &expected, way, &mut rng)?;
+        Some(Difference { program: number, way, cut })
+    });
+    (program, steps, difference)
+}
+
+/// Runs programs until there are enough steps or differences. `progress` is called now and then with the steps so far.
+pub fn run<T: Tier>(options: &Options, mut progress: impl FnMut(u64)) -> Summary {
+    let next = AtomicU64::new(options.first);
+    let steps = AtomicU64::new(0);
+    let summary = Mutex::new(Summary::default());
+    let found = AtomicU64::new(0);
+    let (done, finished) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        for _ in 0..options.jobs {
+            let done = done.clone();
+            scope.spawn(|| {
+                let _done = done;
+                while steps.load(Ordering::Relaxed) < options.steps
+                    && found.load(Ordering::Relaxed) < options.differences as u64
+                {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    let (program, count, difference) = check::<T>(options.seed, number);
+                    steps.fetch_add(count, Ordering::Relaxed);
+                    found.fetch_add(difference.is_some().into(), Ordering::Relaxed);
+                    let mut summary = summary.lock().unwrap_or_else(|e| e.into_inner());
+                    summary.programs += 1;
+                    summary.steps += count;
+                    let mode = format!("{:?}, paging {:?}", program.mode, program.paging);
+                    *summary.modes.entry(mode).or_default() += 1;
+                    summary.differences.extend(difference);
+                }
+            });
+        }
+        drop(done);
+        while finished.recv_timeout(Duration::from_secs(2)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            progress(steps.load(Ordering::Relaxed));
+        }
+    });
+    let mut summary = summary.into_inner().unwrap_or_else(|e| e.into_inner());
+    summary.differences.sort_by_key(|difference| difference.program);
+    summary
+}

@@ -1,0 +1,109 @@
+//! Narrows a difference down to the instruction behind which the guests differ.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use cpu::Cpu;
+use guest_ram::GuestRam;
+use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
+
+use crate::campaign::Difference;
+use crate::layout::RAM_BYTES;
+use crate::program::Program;
+use crate::rng::Rng;
+use crate::tier::Tier;
+use crate::ways::{self, Snapshot};
+
+/// Instructions shown before the one behind which the guests differ.
+const SHOWN: u64 = 8;
+/// Lines of differences shown.
+const LINES: usize = 24;
+
+/// What is to be known about a difference, as text.
+pub fn difference<T: Tier>(seed: u64, found: &Difference) -> String {
+    let program = Program::random(seed, found.program);
+    let seen = program.cuts[found.cut];
+    let mut text = format!(
+        "program {} ({:?}, paging {:?}): {:?} differs from single steps at step {seen} of {}\n",
+        found.program,
+        program.mode,
+        program.paging,
+        found.way,
+        program.length(),
+    );
+    // The same program ended earlier: the first end that differs names the step.
+    let from = found.cut.checked_sub(1).map_or(0, |before| program.cuts[before]);
+    for length in from + 1..=seen {
+        let shortened = program.shortened(length);
+        let expected = ways::stepped::<T>(&shortened);
+        let mut rng = Rng::new(seed ^ 1, found.program);
+        let Some((cut, other)) = ways::compare::<T>(&shortened, &expected, found.way, &mut rng) else {
+            continue;
+        };
+        for step in length.saturating_sub(SHOWN)..length {
+            let _ = writeln!(text, "  step {step}: {}", instruction(&at::<T>(&program, step)));
+        }
+        let _ = writeln!(text, "after step {length} (single steps | {:?}):", found.way);
+        text.push_str(&changes(&expected[cut], &other));
+        return text;
+    }
+    text.push_str("  shorter runs of it are equal\n");
+    text
+}
+
+/// The guest at a step, by single steps.
+fn at<T: Tier>(program: &Program, step: u64) -> Snapshot {
+    if step == 0 {
+        return ways::Guest::<T>::start(program).snapshot();
+    }
+    ways::stepped::<T>(&program.shortened(step)).pop().expect("every program has an end")
+}
+
+/// The next instruction, disassembled.
+fn instruction(snapshot: &Snapshot) -> String {
+    let state = &snapshot.state;
+    let code = state.segments[1];
+    let bits = match state.msrs.efer & 0x400 != 0 && code.long() {
+        true => 64,
+        false if code.big() => 32,
+        false => 16,
+    };
+    let address = if bits == 64 { state.rip } else { code.base.wrapping_add(state.rip) & 0xffff_ffff };
+    #[allow(clippy::arc_with_non_send_sync, reason = "a look at RAM by one thread")]
+    let ram = Arc::new(GuestRam::new(RAM_BYTES).expect("128 KiB can be mapped"));
+    ram.write_bytes(0, &snapshot.ram);
+    let mut cpu = Cpu::new(ram);
+    cpu.set_state(state);
+    let mut bytes = [0; 15];
+    let read = cpu.core().peek(address, &mut bytes);
+    let decoded = Decoder::with_ip(bits, &bytes[..read], state.rip, DecoderOptions::NONE).decode();
+    let mut text = String::new();
+    IntelFormatter::new().format(&decoded, &mut text);
+    let asleep = if state.halted { " (halted)" } else { "" };
+    format!("{bits} bits, level {}, {:#x}: {text}{asleep}", state.segments[2].dpl(), state.rip)
+}
+
+/// What differs between two snapshots, side by side.
+fn changes(left: &Snapshot, right: &Snapshot) -> String {
+    let lines = |snapshot: &Snapshot| format!("{:#x?}\n{:#x?}", snapshot.state, snapshot.lines);
+    let (left_lines, right_lines) = (lines(left), lines(right));
+    let registers = left_lines
+        .lines()
+        .zip(right_lines.lines())
+        .filter(|(left, right)| left != right)
+        .map(|(left, right)| format!("  {} | {}\n", left.trim(), right.trim()));
+    let memory = left
+        .ram
+        .chunks(8)
+        .zip(right.ram.chunks(8))
+        .enumerate()
+        .filter(|(_, (left, right))| left != right)
+        .map(|(at, (left, right))| format!("  RAM {:#x}: {left:02x?} | {right:02x?}\n", at * 8));
+    let mut all = registers.chain(memory);
+    let mut text = all.by_ref().take(LINES).collect::<String>();
+    let rest = all.count();
+    if rest > 0 {
+        let _ = writeln!(text, "  and {rest} lines more");
+    }
+    text
+}

@@ -1,0 +1,82 @@
+//! Where everything lies in the small guest: 128 KiB of RAM, all of it mapped one to one and once more behind it.
+
+/// All of RAM.
+pub const RAM_BYTES: u64 = 0x2_0000;
+/// Bytes of a page.
+pub const PAGE: u64 = 0x1000;
+
+/// Interrupt table of protected and long mode. Real mode's is at 0.
+pub const IDT: u64 = 0x1000;
+/// Global descriptor table.
+pub const GDT: u64 = 0x2000;
+/// Local descriptor table: a copy of the global one.
+pub const LDT: u64 = 0x2800;
+/// Task-state segment.
+pub const TSS: u64 = 0x3000;
+/// The TSS that a task gate leads to.
+pub const OTHER_TSS: u64 = 0x3800;
+
+/// Pages for page tables.
+pub const TABLES: u64 = 0x4000;
+/// Behind the last of them.
+pub const TABLES_END: u64 = 0xc000;
+/// Root of the first address space: page directory, PML4. PAE paging begins at [`MIDDLES`].
+pub const ROOTS: [u64; 2] = [0x4000, 0x6000];
+/// Page tables of the two address spaces.
+pub const LEAVES: [u64; 2] = [0x5000, 0x7000];
+/// Page-directory-pointer tables.
+pub const MIDDLES: [u64; 2] = [0x8000, 0x9000];
+/// Page directories of PAE and 4-level paging.
+pub const DIRECTORIES: [u64; 2] = [0xa000, 0xb000];
+
+/// Code.
+pub const CODE: u64 = 0xc000;
+/// Behind the last byte of code.
+pub const CODE_END: u64 = 0x1_0000;
+/// Handlers, [`HANDLER_BYTES`] for each vector.
+pub const HANDLERS: u64 = 0x1_0000;
+/// Bytes of a handler.
+pub const HANDLER_BYTES: u64 = 32;
+/// Stacks: the program's, the kernel's and one of the interrupt stack table.
+pub const STACKS: [u64; 3] = [0x1_3000, 0x1_4800, 0x1_6000];
+/// Data, up to the end of RAM.
+pub const DATA: u64 = 0x1_8000;
+/// All RAM once more, behind itself: virtual addresses that the page tables shuffle.
+pub const ALIAS: u64 = RAM_BYTES;
+
+/// Selectors in the global descriptor table.
+pub mod selector {
+    #![allow(missing_docs, reason = "the names say it: level, kind, bits")]
+    pub const KERNEL_CS64: u16 = 0x08;
+    pub const KERNEL_DS: u16 = 0x10;
+    pub const USER_CS32: u16 = 0x18 | 3;
+    pub const USER_DS: u16 = 0x20 | 3;
+    pub const USER_CS64: u16 = 0x28 | 3;
+    pub const TSS: u16 = 0x30;
+    pub const KERNEL_CS32: u16 = 0x40;
+    pub const KERNEL_CS16: u16 = 0x48;
+    pub const KERNEL_DS16: u16 = 0x50;
+    pub const USER_CS16: u16 = 0x58 | 3;
+    pub const CALL_GATE: u16 = 0x60;
+    pub const OTHER_TSS: u16 = 0x70;
+    pub const LDT: u16 = 0x80;
+    pub const SHORT_CS: u16 = 0x90;
+    pub const FREE: u16 = 0x98;
+    pub const ALL: [u16; 15] = [
+        KERNEL_CS64,
+        KERNEL_DS,
+        USER_CS32,
+        USER_DS,
+        USER_CS64,
+        TSS,
+        KERNEL_CS32,
+        KERNEL_CS16,
+        KERNEL_DS16,
+        USER_CS16,
+        CALL_GATE,
+        OTHER_TSS,
+        LDT,
+        SHORT_CS,
+        FREE,
+    ];
+}

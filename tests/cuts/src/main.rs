@@ -1,0 +1,56 @@
+//! `cuts`: the cut fuzzer's command line.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use cpu::Cpu;
+use cuts::campaign::{self, Options};
+use cuts::explain;
+
+/// Runs random small guests uncut, cut and restored in several ways, and compares them wherever two pass the same step.
+#[derive(Parser)]
+struct Arguments {
+    /// Steps of the programs, each counted once however many ways it is run.
+    #[arg(long, default_value_t = 10_000_000)]
+    steps: u64,
+    /// Chooses the programs.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Only the program of this number.
+    #[arg(long)]
+    program: Option<u64>,
+    /// Threads.
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+    /// Differences after which to stop.
+    #[arg(long, default_value_t = 5)]
+    differences: usize,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let options = Options {
+        seed: arguments.seed,
+        first: arguments.program.unwrap_or(0),
+        steps: if arguments.program.is_some() { 1 } else { arguments.steps },
+        jobs: if arguments.program.is_some() { 1 } else { arguments.jobs },
+        differences: arguments.differences,
+    };
+    let summary = campaign::run::<Cpu>(&options, |steps| eprint!("\r{steps} of {} steps", options.steps));
+    eprintln!();
+    for found in &summary.differences {
+        print!("{}", explain::difference::<Cpu>(options.seed, found));
+        println!(
+            "  again: cargo run --release -p cuts -- --seed {} --program {}",
+            options.seed, found.program
+        );
+    }
+    summary.modes.iter().for_each(|(mode, count)| println!("{count:9} programs: {mode}"));
+    println!(
+        "{} steps of {} programs, {} differences",
+        summary.steps,
+        summary.programs,
+        summary.differences.len()
+    );
+    if summary.differences.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

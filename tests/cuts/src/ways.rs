@@ -1,0 +1,229 @@
+//! The ways to run a program: all of them must come to the same.
+
+use std::sync::Arc;
+
+use cpu::{CpuState, Stop};
+use guest_ram::GuestRam;
+
+use crate::board::{Board, Lines};
+use crate::layout::{PAGE, RAM_BYTES};
+use crate::program::{Event, Program};
+use crate::rng::Rng;
+use crate::tier::Tier;
+
+/// How often a halted CPU is woken before the program counts as over.
+const WAKES: u32 = 40;
+
+/// How a program is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// One instruction at a time, in one CPU.
+    Stepped,
+    /// Without any cut but those that events from outside ask for.
+    Whole,
+    /// Cut at the program's cuts.
+    Cut,
+    /// Cut there, and gone on from many of them in a new CPU with empty caches over a copy of RAM.
+    Cold,
+    /// A new CPU after every step, for some steps behind some of the cuts.
+    ColdSteps,
+    /// Run ahead from each cut, and back to it by the restore that keeps what was derived from unchanged RAM.
+    Warm,
+}
+
+impl Way {
+    /// Every way but the first, which the others are compared with.
+    pub const OTHERS: [Way; 5] = [Way::Whole, Way::Cut, Way::Cold, Way::ColdSteps, Way::Warm];
+}
+
+/// A guest at one point of its run.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The CPU.
+    pub state: CpuState,
+    /// The board.
+    pub lines: Lines,
+    /// All RAM.
+    pub ram: Vec<u8>,
+}
+
+/// A running guest.
+pub struct Guest<T> {
+    ram: Arc<GuestRam>,
+    cpu: T,
+    board: Board,
+    /// The CPU shut down, or sleeps for good.
+    pub over: bool,
+}
+
+impl<T: Tier> Guest<T> {
+    /// A guest with empty caches, as a snapshot says.
+    pub fn new(snapshot: &Snapshot) -> Guest<T> {
+        #[allow(
+            clippy::arc_with_non_send_sync,
+            reason = "the CPU shares RAM with the board of its own thread"
+        )]
+        let ram = Arc::new(GuestRam::new(RAM_BYTES).expect("128 KiB can be mapped"));
+        ram.write_bytes(0, &snapshot.ram);
+        let mut cpu = T::new(ram.clone());
+        cpu.set_state(&snapshot.state);
+        let mut board = Board::new(ram.clone());
+        board.lines = snapshot.lines.clone();
+        Guest { ram, cpu, board, over: false }
+    }
+
+    /// The guest at its program's start.
+    pub fn start(program: &Program) -> Guest<T> {
+        let lines = Lines { apic_base: 0xfee0_0900, ..Lines::default() };
+        Guest::new(&Snapshot { state: program.state.clone(), lines, ram: program.ram.clone() })
+    }
+
+    /// Steps so far.
+    pub fn steps(&self) -> u64 {
+        self.cpu.steps()
+    }
+
+    /// Everything about the guest.
+    pub fn snapshot(&self) -> Snapshot {
+        let mut ram = vec![0; RAM_BYTES as usize];
+        self.ram.read_bytes(0, &mut ram);
+        Snapshot { state: self.cpu.state(), lines: self.board.lines.clone(), ram }
+    }
+
+    /// Whether the guest is as the snapshot says.
+    pub fn equals(&self, snapshot: &Snapshot) -> bool {
+        let page_equal = |(n, page): (usize, &[u8])| {
+            let mut own = [0; PAGE as usize];
+            self.ram.read_bytes(n as u64 * PAGE, &mut own);
+            own == page
+        };
+        self.cpu.state() == snapshot.state
+            && self.board.lines == snapshot.lines
+            && snapshot.ram.chunks(PAGE as usize).enumerate().all(page_equal)
+    }
+
+    /// Back to a snapshot, keeping the caches: only pages that differ are written, as the Timeline does it.
+    fn go_back(&mut self, snapshot: &Snapshot) {
+        for (number, page) in snapshot.ram.chunks(PAGE as usize).enumerate() {
+            let mut own = [0; PAGE as usize];
+            self.ram.read_bytes(number as u64 * PAGE, &mut own);
+            if own != page {
+                self.ram.replace_bytes(number as u64 * PAGE, page);
+            }
+        }
+        self.cpu.restore_state(&snapshot.state);
+        self.board.lines = snapshot.lines.clone();
+        self.over = false;
+    }
+
+    /// Runs to a step count, or until the guest is over.
+    pub fn run_to(&mut self, steps: u64) {
+        while !self.over && self.cpu.steps() < steps {
+            match self.cpu.run(&mut self.board, steps) {
+                Stop::Budget => assert_eq!(self.cpu.steps(), steps, "a budget is exact"),
+                Stop::Bus => self.board.lines.stop = false,
+                // What wakes a CPU that sleeps comes when it must go on: cut at its sleep, it sleeps on.
+                Stop::Halted if self.cpu.steps() < steps => self.wake(),
+                Stop::Halted => {}
+                Stop::Shutdown => self.over = true,
+                stop => panic!("nothing else was asked for: {stop:?}"),
+            }
+        }
+    }
+
+    fn wake(&mut self) {
+        let lines = &mut self.board.lines;
+        lines.wakes += 1;
+        if lines.wakes > WAKES || lines.nmi {
+            self.over = true;
+        } else if lines.wakes % 2 == 0 {
+            lines.nmi = true;
+        } else {
+            // An interrupt that is held back waits for the NMI behind it.
+            lines.interrupt = Some(0x2f);
+            lines.nmi = lines.wakes % 4 == 3;
+        }
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Interrupt(vector) => self.board.lines.interrupt = Some(vector),
+            Event::Nmi => self.board.lines.nmi = true,
+            Event::WriteRam(value) => self.board.write_ram(value),
+        }
+    }
+
+    /// Runs to a cut, and lets happen what happens there.
+    fn run_to_cut(&mut self, program: &Program, cut: u64) {
+        self.run_to(cut);
+        if !self.over
+            && let Ok(at) = program.events.binary_search_by_key(&cut, |event| event.0)
+        {
+            self.happen(program.events[at].1);
+        }
+    }
+}
+
+/// The guest at each of its program's cuts, run step by step. It ends early when the guest is over.
+pub fn stepped<T: Tier>(program: &Program) -> Vec<Snapshot> {
+    let mut guest = Guest::<T>::start(program);
+    let mut snapshots = Vec::new();
+    for &cut in &program.cuts {
+        while guest.steps() + 1 < cut && !guest.over {
+            guest.run_to(guest.steps() + 1);
+        }
+        guest.run_to_cut(program, cut);
+        snapshots.push(guest.snapshot());
+        if guest.over {
+            break;
+        }
+    }
+    snapshots
+}
+
+/// Runs a program some way and compares it with the snapshots at its cuts. Gives the number of the first cut at which it
+/// differs, and what the guest is there.
+pub fn compare<T: Tier>(
+    program: &Program,
+    expected: &[Snapshot],
+    way: Way,
+    rng: &mut Rng,
+) -> Option<(usize, Snapshot)> {
+    let mut guest = Guest::<T>::start(program);
+    for (number, (snapshot, &cut)) in expected.iter().zip(&program.cuts).enumerate() {
+        let has_event = || program.events.binary_search_by_key(&cut, |event| event.0).is_ok();
+        if way == Way::Whole && number + 1 < expected.len() && !has_event() {
+            continue;
+        }
+        if way == Way::ColdSteps && rng.percent(15) {
+            let until = (guest.steps() + 6).min(cut);
+            while guest.steps() < until && !guest.over {
+                guest.run_to(guest.steps() + 1);
+                if !guest.over {
+                    guest = Guest::new(&guest.snapshot());
+                }
+            }
+        }
+        guest.run_to_cut(program, cut);
+        if !guest.equals(snapshot) {
+            return Some((number, guest.snapshot()));
+        }
+        if guest.over {
+            break;
+        }
+        match way {
+            Way::Cold if rng.percent(30) => guest = Guest::new(snapshot),
+            Way::Warm => {
+                for _ in 0..rng.below(3) {
+                    guest.run_to(cut + 1 + rng.below(100));
+                    if rng.percent(30) {
+                        guest.ram.flags().take_dirty(|_| {});
+                    }
+                    guest.go_back(snapshot);
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
