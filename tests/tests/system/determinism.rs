@@ -2,8 +2,8 @@
 //! random instructions.
 //!
 //! `TTVM_RESTORES=1000 cargo test --release -p tests determinism` is the full version: that many points, each
-//! of them continued in a new process. Without the variable there are fewer, and most of them change machines
-//! in one process.
+//! of them continued in a new process. Without the variable there are fewer, and most of them change to
+//! a new machine in one process.
 
 use std::path::Path;
 use std::process::Command;
@@ -23,6 +23,8 @@ const SEED: u64 = 2026;
 const SHORT_RESTORES: usize = 60;
 /// In the short version, of this number of continuations one is a new process.
 const SHORT_PROCESS_EVERY: usize = 10;
+/// One of this number of stretches is run a second time, by a machine that is restored and keeps what it derived.
+const WARM_EVERY: usize = 4;
 /// RAM and disk are hashed at one of this number of points; the rest of the state at each.
 const HASH_EVERY: usize = 8;
 
@@ -136,9 +138,10 @@ fn continue_in_process(
     std::fs::read(path("console")).expect("the process wrote it")
 }
 
-/// Runs from point to point, each stretch in another machine or another process.
+/// Runs from point to point, each stretch in a new machine, whose CPU remembers nothing, or in another process. Some
+/// stretches are run a second time by a machine that the Timeline's restore takes there.
 fn run_with_restores(guest: &Guest, stops: &Stops, process_every: usize, directory: &Path) -> End {
-    let (mut machine, mut other) = (guest.machine(), guest.machine());
+    let (mut machine, mut warm) = (guest.machine(), guest.machine());
     let mut script = Script::silent();
     let mut at_process = None;
     let mut console = Vec::new();
@@ -153,8 +156,22 @@ fn run_with_restores(guest: &Guest, stops: &Stops, process_every: usize, directo
         stops.check(number, &mut machine);
         at_process = (number + 1).is_multiple_of(process_every).then_some(number + 1);
         let (state, maps) = save(&mut machine);
-        other.restore(&state, &maps).unwrap_or_else(|error| panic!("{error}"));
-        std::mem::swap(&mut machine, &mut other);
+        let restore = |to: &mut Machine<Instructions>| {
+            to.restore(&state, &maps).unwrap_or_else(|error| panic!("{error}"));
+        };
+        if let Some(&next) = stops.points.get(number + 1)
+            && number.is_multiple_of(WARM_EVERY)
+        {
+            restore(&mut warm);
+            assert_eq!(
+                run_until(&mut warm, next, &mut Script::silent()),
+                None,
+                "warm, at point {number}, {point}"
+            );
+            stops.check(number + 1, &mut warm);
+        }
+        machine = guest.machine();
+        restore(&mut machine);
     }
     let before = script.output().len();
     let outcome = run_to_end(&mut machine, &mut script);
