@@ -11,7 +11,7 @@ use crate::flags::{self, LazyFlags};
 use crate::insn::Insn;
 use crate::op::Op;
 use crate::segmentation::descriptor::{Descriptor, null_segment, system_type};
-use crate::state::TableRegister;
+use crate::state::{Segment, TableRegister};
 
 pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     let size = |n| insn.size(n) as u8;
@@ -124,11 +124,8 @@ fn lldt(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     if !descriptor.present() {
         return Err(core.selector_fault(NP, selector));
     }
-    let mut segment = descriptor.segment(selector);
-    if core.long_mode() {
-        segment.base |= core.upper_half(bus, selector, &located)? << 32;
-    }
-    core.state.ldtr = segment;
+    let base = core.system_segment_base(bus, selector, &located)?;
+    core.state.ldtr = Segment { base, ..descriptor.segment(selector) };
     Ok(())
 }
 
@@ -155,10 +152,9 @@ fn ltr(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     if !descriptor.present() {
         return Err(core.selector_fault(NP, selector));
     }
-    let upper = if core.long_mode() { core.upper_half(bus, selector, &located)? } else { 0 };
+    let base = core.system_segment_base(bus, selector, &located)?;
     core.mark_busy(bus, &mut located)?;
-    core.state.tr = located.descriptor.segment(selector);
-    core.state.tr.base |= upper << 32;
+    core.state.tr = Segment { base, ..located.descriptor.segment(selector) };
     Ok(())
 }
 
