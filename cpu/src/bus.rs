@@ -34,6 +34,10 @@ pub trait Bus {
     /// Writes an MSR that belongs to the board; `None` raises #GP. A TSC deadline comes as raw ticks
     /// (without the guest's TSC offset).
     fn write_msr(&mut self, steps: u64, index: u32, value: u64) -> Option<()>;
+    /// IA32_APIC_BASE.EN, for CPUID: asking is no access, and changes nothing.
+    fn apic_enabled(&mut self) -> bool {
+        true
+    }
     /// CR8, the task priority class.
     fn cr8(&mut self) -> u64;
     /// Sets CR8.

@@ -57,6 +57,7 @@ pub struct FakeBus {
     pub vector: u8,
     pub ports: Vec<(u16, u8, u32)>,
     pub msrs: BTreeMap<u32, u64>,
+    pub apic_disabled: bool,
     pub cr8: u64,
     pub acknowledged: u32,
 }
@@ -88,6 +89,9 @@ impl Bus for FakeBus {
     }
     fn write_msr(&mut self, _steps: u64, index: u32, value: u64) -> Option<()> {
         self.msrs.get_mut(&index).map(|slot| *slot = value)
+    }
+    fn apic_enabled(&mut self) -> bool {
+        !self.apic_disabled
     }
     fn cr8(&mut self) -> u64 {
         self.cr8

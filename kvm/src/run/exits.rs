@@ -54,6 +54,7 @@ impl KvmCpu {
             Exit::WriteMsr { index, value } => {
                 let done = self.soft.write_msr(run.bus, index, value);
                 self.vcpu.answer_msr(done.map(|()| value));
+                self.vcpu.set_apic_enabled(run.bus.apic_enabled());
             }
             Exit::Halt => self.halt(run)?,
             // The caller has passed it on to the machine.

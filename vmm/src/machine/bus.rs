@@ -133,6 +133,10 @@ impl Bus for MachineBus {
         Some(())
     }
 
+    fn apic_enabled(&mut self) -> bool {
+        self.platform.apic_enabled()
+    }
+
     fn cr8(&mut self) -> u64 {
         u64::from(self.platform.cr8())
     }
@@ -175,6 +179,6 @@ mod tests {
     }
 
     const APIC_BASE: u32 = 0x1b;
-    /// Old AMD processors count events there.
+    /// Nothing on the board.
     const UNKNOWN: u32 = 0xc001_0000;
 }

@@ -44,8 +44,8 @@ fn base_op(insn: &Insn<'_>, handler: crate::op::Handler, segment: u8) -> Op {
     Op::new(handler).r0(insn.register(0)).r1(segment).aux(insn.size(0) as u8)
 }
 
-fn cpuid_op(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
-    let [eax, ebx, ecx, edx] = cpuid::leaf(core, core.reg32(0), core.reg32(1));
+fn cpuid_op(core: &mut Core, bus: &mut dyn Bus, _: &Op) -> Res<()> {
+    let [eax, ebx, ecx, edx] = cpuid::leaf(core, bus, core.reg32(0), core.reg32(1));
     core.set_reg32(0, eax);
     core.set_reg32(3, ebx);
     core.set_reg32(1, ecx);
@@ -75,7 +75,7 @@ fn rdtscp(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// There are no performance counters.
+/// There are no performance counters that it could read, as under KVM, which hides its own.
 fn rdpmc(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     Err(core.gp(0))
 }
