@@ -78,6 +78,9 @@ fn store_table(core: &mut Core, bus: &mut dyn Bus, op: &Op, table: TableRegister
     let mut bytes = [0; 10];
     bytes[..2].copy_from_slice(&table.limit.to_le_bytes());
     bytes[2..].copy_from_slice(&table.base.to_le_bytes());
+    // Limit and base count as an operand each (SDM vol. 3, 3.5.1).
+    core.check_aligned_write(bus, address, 2 + base_bytes, 2)?;
+    core.check_alignment(core.table_address(address, 2), base_bytes)?;
     core.store_bytes(bus, address, &bytes[..2 + base_bytes as usize])
 }
 
