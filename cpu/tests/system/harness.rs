@@ -58,6 +58,8 @@ pub struct FakeBus {
     pub ports: Vec<(u16, u8, u32)>,
     pub msrs: BTreeMap<u32, u64>,
     pub apic_disabled: bool,
+    /// HLT with the first byte behind it reads the second from the clock.
+    pub time_reads: Option<(u8, u64)>,
     pub cr8: u64,
     pub acknowledged: u32,
 }
@@ -98,6 +100,9 @@ impl Bus for FakeBus {
     }
     fn set_cr8(&mut self, _steps: u64, value: u64) {
         self.cr8 = value;
+    }
+    fn halt(&mut self, _steps: u64, following: Option<u8>) -> Option<u64> {
+        self.time_reads.filter(|(mark, _)| following == Some(*mark)).map(|(_, time)| time)
     }
     fn tsc(&mut self, steps: u64) -> u64 {
         1000 + steps
