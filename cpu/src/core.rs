@@ -122,6 +122,7 @@ impl Core {
     pub(crate) fn set_model(&mut self, model: CpuModel) {
         self.model = model;
         self.quirks = Quirks::of(model);
+        self.update_mmu_index();
     }
 
     /// The whole architectural state, canonical: two equal machines give equal values.
@@ -311,7 +312,10 @@ impl Core {
 
     /// Whether data accesses of the running code must be aligned (SDM vol. 3, 6.15, "Interrupt 17").
     pub(crate) fn alignment_matters(&self) -> bool {
-        self.cpl == 3 && self.rflags & flags::AC != 0 && self.state.cr0 & cr0::AM != 0
+        self.cpl == 3
+            && self.rflags & flags::AC != 0
+            && self.state.cr0 & cr0::AM != 0
+            && !self.quirks.no_alignment_checks
     }
 
     /// To be called whenever TF, RF, DR7 or `pending_debug` may have changed.
