@@ -34,13 +34,17 @@ pub trait Bus {
     /// Writes an MSR that belongs to the board; `None` raises #GP. A TSC deadline comes as raw ticks
     /// (without the guest's TSC offset).
     fn write_msr(&mut self, steps: u64, index: u32, value: u64) -> Option<()>;
+    /// IA32_APIC_BASE.EN, for CPUID: asking is no access, and changes nothing.
+    fn apic_enabled(&mut self) -> bool {
+        true
+    }
     /// CR8, the task priority class.
     fn cr8(&mut self) -> u64;
     /// Sets CR8.
     fn set_cr8(&mut self, steps: u64, value: u64);
-    /// A HLT at privilege level 0 was executed; `following` is the byte of code behind it. A value means that this HLT
-    /// stands for an RDTSC of the kernel: the CPU does not halt, but gives the guest this value of the (raw) time-stamp
-    /// counter.
+    /// A HLT at privilege level 0 was executed; `following` is the byte of code behind it, in 64-bit mode. A value means
+    /// that these two bytes stand for an RDTSC of the kernel: the CPU does not halt, but gives the guest this value of the
+    /// (raw) time-stamp counter, and goes on behind both.
     fn halt(&mut self, _steps: u64, _following: Option<u8>) -> Option<u64> {
         None
     }

@@ -122,6 +122,7 @@ impl Core {
     pub(crate) fn set_model(&mut self, model: CpuModel) {
         self.model = model;
         self.quirks = Quirks::of(model);
+        self.update_mmu_index();
     }
 
     /// The whole architectural state, canonical: two equal machines give equal values.
@@ -303,10 +304,18 @@ impl Core {
         self.break_block = true;
     }
 
-    /// To be called whenever CPL, CR4.SMAP or RFLAGS.AC may have changed.
+    /// To be called whenever CPL, CR0.AM, CR4.SMAP or RFLAGS.AC may have changed.
     pub fn update_mmu_index(&mut self) {
         let smap = self.state.cr4 & cr4::SMAP != 0 && self.rflags & flags::AC == 0;
-        self.mmu.set_index(self.cpl == 3, smap);
+        self.mmu.set_index(self.cpl == 3, smap, self.alignment_matters());
+    }
+
+    /// Whether data accesses of the running code must be aligned (SDM vol. 3, 6.15, "Interrupt 17").
+    pub(crate) fn alignment_matters(&self) -> bool {
+        self.cpl == 3
+            && self.rflags & flags::AC != 0
+            && self.state.cr0 & cr0::AM != 0
+            && !self.quirks.no_alignment_checks
     }
 
     /// To be called whenever TF, RF, DR7 or `pending_debug` may have changed.

@@ -2,6 +2,7 @@
 //!
 //! A feature of `ttvm-v2` is listed here exactly when its instructions and registers exist.
 
+use crate::bus::Bus;
 use crate::core::Core;
 use crate::model::{CpuModel, PHYSICAL_BITS, SIGNATURE};
 use crate::registers::cr4;
@@ -38,13 +39,13 @@ impl CpuModel {
     }
 
     /// Every leaf with something in it: leaf, subleaf (where the leaf has several), and EAX, EBX, ECX, EDX. For an engine
-    /// that lets a processor answer CPUID, which fills in OSXSAVE.
+    /// that lets a processor answer CPUID, which fills in OSXSAVE and APIC.
     pub fn leaves(self) -> Vec<(u32, Option<u32>, [u32; 4])> {
         let basic = 0..=MAX_BASIC;
         let all = basic.chain([0x4000_0000]).chain(0x8000_0000..=MAX_EXTENDED);
         all.map(|number| {
             let subleaf = matches!(number, 7 | 0xd).then_some(0);
-            (number, subleaf, leaf_of(self, false, number, 0))
+            (number, subleaf, leaf_of(self, Changing { osxsave: false, apic: true }, number, 0))
         })
         .filter(|(number, _, words)| *words != [0; 4] || *number == MAX_BASIC)
         .collect()
@@ -84,9 +85,9 @@ const fn bits(numbers: &[u32]) -> u32 {
 }
 
 /// Leaf 1 ECX: SSE3 PCLMULQDQ SSSE3 CX16 SSE4.1 SSE4.2 x2APIC MOVBE POPCNT TSC-deadline AES XSAVE, hypervisor.
-/// OSXSAVE (27) is dynamic.
+/// OSXSAVE (27) follows CR4.
 const LEAF1_ECX: u32 = bits(&[0, 1, 9, 13, 19, 20, 21, 22, 23, 24, 25, 26, 31]);
-/// Leaf 1 EDX: FPU DE PSE TSC MSR PAE CX8 APIC SEP MTRR PGE CMOV PAT PSE36 CLFLUSH MMX FXSR SSE SSE2.
+/// Leaf 1 EDX: FPU DE PSE TSC MSR PAE CX8 APIC (which follows IA32_APIC_BASE) SEP MTRR PGE CMOV PAT PSE36 CLFLUSH MMX FXSR SSE SSE2.
 const LEAF1_EDX: u32 = bits(&[0, 2, 3, 4, 5, 6, 8, 9, 11, 12, 13, 15, 16, 17, 19, 23, 24, 25, 26]);
 /// PCID, leaf 1 ECX.
 const PCID: u32 = 1 << 17;
@@ -102,6 +103,24 @@ const EXTENDED_ECX: u32 = bits(&[0, 5, 8]);
 /// Leaf 0x80000001 EDX: the AMD copies of leaf 1, SYSCALL NX FXSR PDPE1GB RDTSCP LM.
 const EXTENDED_EDX: u32 = bits(&[0, 2, 3, 4, 5, 6, 8, 9, 11, 12, 13, 15, 16, 17, 20, 23, 24, 26, 27, 29]);
 
+/// APIC, in leaf 1 EDX and its copy.
+const APIC: u32 = 1 << 9;
+
+/// What of CPUID's answers follows the machine's state.
+#[derive(Clone, Copy)]
+struct Changing {
+    /// CR4.OSXSAVE.
+    osxsave: bool,
+    /// IA32_APIC_BASE.EN. A local APIC that is switched off is not there (SDM vol. 3, 11.4.3; APM vol. 3, E.3.2 and E.4.2).
+    apic: bool,
+}
+
+impl Changing {
+    fn without_apic(self) -> u32 {
+        if self.apic { 0 } else { APIC }
+    }
+}
+
 /// EAX, EBX, ECX, EDX.
 pub(crate) type Leaf = [u32; 4];
 
@@ -112,15 +131,16 @@ fn word(bytes: &[u8], number: usize) -> u32 {
 }
 
 /// The processor's answer to CPUID. Leaves beyond a range's maximum are zero, as on AMD.
-pub(crate) fn leaf(core: &Core, leaf: u32, subleaf: u32) -> Leaf {
-    leaf_of(core.model, core.state.cr4 & cr4::OSXSAVE != 0, leaf, subleaf)
+pub(crate) fn leaf(core: &Core, bus: &mut dyn Bus, leaf: u32, subleaf: u32) -> Leaf {
+    let changing = Changing { osxsave: core.state.cr4 & cr4::OSXSAVE != 0, apic: bus.apic_enabled() };
+    leaf_of(core.model, changing, leaf, subleaf)
 }
 
-fn leaf_of(model: CpuModel, osxsave: bool, leaf: u32, subleaf: u32) -> Leaf {
+fn leaf_of(model: CpuModel, changing: Changing, leaf: u32, subleaf: u32) -> Leaf {
     let hidden = model.hidden();
     match leaf {
         0 => [MAX_BASIC, word(VENDOR, 0), word(VENDOR, 2), word(VENDOR, 1)],
-        1 => features(hidden, osxsave),
+        1 => features(hidden, changing),
         // Nothing to say about C-states; MONITOR does not exist.
         5 => [0; 4],
         // ARAT: the local APIC's timer never stops.
@@ -131,7 +151,9 @@ fn leaf_of(model: CpuModel, osxsave: bool, leaf: u32, subleaf: u32) -> Leaf {
         0xd if model == CpuModel::V2 => xsave(subleaf),
         0x4000_0000 => [MAX_HYPERVISOR, word(HYPERVISOR, 0), word(HYPERVISOR, 1), word(HYPERVISOR, 2)],
         0x8000_0000 => [MAX_EXTENDED, word(VENDOR, 0), word(VENDOR, 2), word(VENDOR, 1)],
-        0x8000_0001 => [SIGNATURE, 0, EXTENDED_ECX, EXTENDED_EDX & !hidden.extended_edx],
+        0x8000_0001 => {
+            [SIGNATURE, 0, EXTENDED_ECX, EXTENDED_EDX & !hidden.extended_edx & !changing.without_apic()]
+        }
         0x8000_0002..=0x8000_0004 => {
             let first = (leaf - 0x8000_0002) as usize * 4;
             [0, 1, 2, 3].map(|n| word(model.brand(), first + n))
@@ -150,13 +172,13 @@ fn leaf_of(model: CpuModel, osxsave: bool, leaf: u32, subleaf: u32) -> Leaf {
     }
 }
 
-fn features(hidden: Hidden, osxsave: bool) -> Leaf {
+fn features(hidden: Hidden, changing: Changing) -> Leaf {
     let mut ecx = (LEAF1_ECX | PCID) & !hidden.leaf1_ecx;
-    if osxsave {
+    if changing.osxsave {
         ecx |= 1 << 27;
     }
     // CLFLUSH lines of 8 quadwords, one logical processor, APIC id 0.
-    [SIGNATURE, 1 << 16 | 8 << 8, ecx, LEAF1_EDX & !hidden.leaf1_edx]
+    [SIGNATURE, 1 << 16 | 8 << 8, ecx, LEAF1_EDX & !hidden.leaf1_edx & !changing.without_apic()]
 }
 
 /// x87 and SSE state only: 512 bytes of legacy area and the 64-byte header.

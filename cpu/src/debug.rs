@@ -6,6 +6,9 @@ use crate::core::Core;
 use crate::debug_points::{AddressKind, Hit, Trap, Traps, WatchKind, Watchpoint};
 use crate::exception;
 
+/// DR6: the trap of TF.
+pub(crate) const DR6_BS: u64 = 1 << 14;
+
 impl Core {
     /// Replaces the debugger's breakpoints. Says whether they differ from those before: then the caller drops
     /// decoded code.
@@ -93,9 +96,16 @@ impl Core {
 
     /// Moves pending debug conditions into DR6 and makes them the current exception.
     pub(crate) fn raise_pending_debug(&mut self) {
-        self.state.dr6 = self.state.dr6 & !0xf | self.state.pending_debug;
-        self.state.pending_debug = 0;
-        self.update_debug_attention();
+        self.take_pending_debug();
         self.fault(exception::DB);
+    }
+
+    /// Moves pending debug conditions into DR6: the debug exception that is delivered next is theirs too.
+    pub(crate) fn take_pending_debug(&mut self) {
+        if self.state.pending_debug != 0 {
+            self.state.dr6 = self.state.dr6 & !0xf | self.state.pending_debug;
+            self.state.pending_debug = 0;
+            self.update_debug_attention();
+        }
     }
 }

@@ -64,6 +64,8 @@ pub const SS: u8 = 12;
 pub const GP: u8 = 13;
 /// Page fault.
 pub const PF: u8 = 14;
+/// Alignment check.
+pub const AC: u8 = 17;
 /// x87 floating-point error.
 pub const MF: u8 = 16;
 /// SIMD floating-point error.

@@ -8,8 +8,8 @@ use crate::attention;
 use crate::bus::Bus;
 use crate::core::Core;
 use crate::debug_points::WatchKind;
+use crate::exception::{AC, Exception, PF};
 use crate::exception::{Break, Res};
-use crate::exception::{Exception, PF};
 use crate::mmu::paging::Access;
 use crate::mmu::tlb::{Fill, Mmu};
 use crate::mmu::walk::Findings;
@@ -39,7 +39,7 @@ macro_rules! scalar_memory {
                 return Ok(self.ram.$ram_load(address.wrapping_add(slot.addend)));
             }
             let mut bytes = [0; SIZE as usize];
-            self.load_slow(bus, address, &mut bytes, Access::Read)?;
+            self.load_slow(bus, address, &mut bytes, Access::Read, SIZE)?;
             Ok(<$type>::from_le_bytes(bytes))
         }
 
@@ -52,7 +52,7 @@ macro_rules! scalar_memory {
                 self.ram.$ram_store(address.wrapping_add(slot.addend), value);
                 return Ok(());
             }
-            self.store_slow(bus, address, &value.to_le_bytes())
+            self.store_slow(bus, address, &value.to_le_bytes(), SIZE)
         }
 
         /// Reads, changes and writes back a scalar. The function sees the old value and gives the new one; it
@@ -75,7 +75,7 @@ macro_rules! scalar_memory {
             let mut bytes = [0; SIZE as usize];
             self.load_for_update(bus, address, &mut bytes)?;
             let new = change(self, <$type>::from_le_bytes(bytes));
-            self.store_slow(bus, address, &new.to_le_bytes())
+            self.store_slow(bus, address, &new.to_le_bytes(), SIZE)
         }
     };
 }
@@ -223,11 +223,11 @@ impl Core {
         }
     }
 
-    /// Loads any number of bytes (FXRSTOR, FRSTOR, descriptor copies) with the present privilege.
+    /// Loads any number of bytes (FXRSTOR, FRSTOR, descriptor copies) with the present privilege, at any address.
     pub fn load_bytes(&mut self, bus: &mut dyn Bus, address: u64, bytes: &mut [u8]) -> Res<()> {
         for (at, chunk) in page_chunks(address, bytes.len()) {
             let range = chunk.0..chunk.1;
-            self.load_slow(bus, at, &mut bytes[range], Access::Read)?;
+            self.load_slow(bus, at, &mut bytes[range], Access::Read, 1)?;
         }
         Ok(())
     }
@@ -236,7 +236,7 @@ impl Core {
     pub fn store_bytes(&mut self, bus: &mut dyn Bus, address: u64, bytes: &[u8]) -> Res<()> {
         self.check_writable(bus, address, bytes.len() as u64)?;
         for (at, chunk) in page_chunks(address, bytes.len()) {
-            self.store_slow(bus, at, &bytes[chunk.0..chunk.1])?;
+            self.store_slow(bus, at, &bytes[chunk.0..chunk.1], 1)?;
         }
         Ok(())
     }
@@ -262,7 +262,7 @@ impl Core {
     }
 
     fn as_supervisor<T>(&mut self, access: impl FnOnce(&mut Core) -> T) -> T {
-        self.mmu.set_index(false, self.state.cr4 & cr4::SMAP != 0);
+        self.mmu.set_index(false, self.state.cr4 & cr4::SMAP != 0, false);
         let result = access(self);
         self.update_mmu_index();
         result
@@ -293,7 +293,7 @@ impl Core {
         if access == Access::Write {
             self.ram.flags().set(page, PageFlags::DIRTY);
         }
-        let watched = self.debug.watches_page(address, found.gpa);
+        let slow = self.debug.watches_page(address, found.gpa) || Mmu::checks_alignment(index);
         let flags = self.ram.flags().get(page);
         self.mmu.fill(
             index,
@@ -301,11 +301,11 @@ impl Core {
             &Fill {
                 ram_page_offset: offset & PAGE_MASK,
                 entry_offset: found.entry_offset,
-                readable: access != Access::Execute && !watched,
+                readable: access != Access::Execute && !slow,
                 writable: found.writable
                     && flags & PageFlags::DIRTY != 0
                     && flags & PageFlags::DERIVED == 0
-                    && !watched,
+                    && !slow,
                 executable: found.executable,
             },
         );
@@ -351,12 +351,20 @@ impl Core {
         if self.quirks.update_reads_first {
             self.probe_read(address, bytes.len() as u64)?;
         }
-        self.load_slow(bus, address, bytes, Access::Write)
+        self.load_slow(bus, address, bytes, Access::Write, bytes.len() as u64)
     }
 
+    /// `alignment` is what the operand's type asks for where alignment is checked.
     #[cold]
     #[inline(never)]
-    fn load_slow(&mut self, bus: &mut dyn Bus, address: u64, bytes: &mut [u8], access: Access) -> Res<()> {
+    fn load_slow(
+        &mut self,
+        bus: &mut dyn Bus,
+        address: u64,
+        bytes: &mut [u8],
+        access: Access,
+        alignment: u64,
+    ) -> Res<()> {
         let index = self.mmu.index_base();
         let in_first = first_part(address, bytes.len());
         self.check_end(address, bytes.len())?;
@@ -366,6 +374,7 @@ impl Core {
         } else {
             None
         };
+        self.check_alignment(address, alignment)?;
         let (head, tail) = bytes.split_at_mut(in_first);
         self.load_part(bus, first, head);
         if let Some(target) = second {
@@ -375,9 +384,10 @@ impl Core {
         Ok(())
     }
 
+    /// As [`Core::load_slow`].
     #[cold]
     #[inline(never)]
-    fn store_slow(&mut self, bus: &mut dyn Bus, address: u64, bytes: &[u8]) -> Res<()> {
+    fn store_slow(&mut self, bus: &mut dyn Bus, address: u64, bytes: &[u8], alignment: u64) -> Res<()> {
         let index = self.mmu.index_base();
         let in_first = first_part(address, bytes.len());
         self.check_end(address, bytes.len())?;
@@ -387,6 +397,7 @@ impl Core {
         } else {
             None
         };
+        self.check_alignment(address, alignment)?;
         let (head, tail) = bytes.split_at(in_first);
         self.store_part(bus, first, head);
         if let Some(target) = second {
@@ -394,6 +405,40 @@ impl Core {
         }
         self.note_access(address, bytes.len() as u64, first, WatchKind::Write);
         Ok(())
+    }
+
+    /// Raises #AC(0) for an operand that is not aligned, where CR0.AM, EFLAGS.AC and level 3 ask for it: the last of the
+    /// faults that an access can raise (SDM vol. 3, table 6-2), so the caller has translated the address. An operand's
+    /// alignment is its size, but for those in SDM vol. 3, table 6-7.
+    pub(crate) fn check_alignment(&mut self, address: u64, alignment: u64) -> Res<()> {
+        if Mmu::checks_alignment(self.mmu.index_base()) && address & (alignment - 1) != 0 {
+            return Err(self.fault_with_code(AC, 0));
+        }
+        Ok(())
+    }
+
+    /// For an operand in several parts that is read: raises what reading it would raise, #AC included.
+    pub(crate) fn check_aligned_read(&mut self, address: u64, length: u64, alignment: u64) -> Res<()> {
+        if !Mmu::checks_alignment(self.mmu.index_base()) {
+            return Ok(());
+        }
+        self.probe_read(address, length)?;
+        self.check_alignment(address, alignment)
+    }
+
+    /// As [`Core::check_aligned_read`], for one that is written.
+    pub(crate) fn check_aligned_write(
+        &mut self,
+        bus: &mut dyn Bus,
+        address: u64,
+        length: u64,
+        alignment: u64,
+    ) -> Res<()> {
+        if !Mmu::checks_alignment(self.mmu.index_base()) {
+            return Ok(());
+        }
+        self.check_writable(bus, address, length)?;
+        self.check_alignment(address, alignment)
     }
 
     /// An access whose last byte is not canonical raises #GP even if its first byte would raise #PF.

@@ -13,6 +13,7 @@ const TSC: u32 = 0x10;
 const TSC_ADJUST: u32 = 0x3b;
 const PATCH_LEVEL: u32 = 0x8b;
 const MTRR_CAP: u32 = 0xfe;
+const MCG_CAP: u32 = 0x179;
 const SYSENTER_CS: u32 = 0x174;
 const SYSENTER_ESP: u32 = 0x175;
 const SYSENTER_EIP: u32 = 0x176;
@@ -51,6 +52,10 @@ const INERT: [u32; 9] = [
     0xc001_102a,
     PATCH_LEVEL,
 ];
+/// PerfEvtSel0 to 3 and PerfCtr0 to 3, which every AMD64 processor has (APM vol. 2, 13.2.1). These count nothing: they
+/// read as zero and ignore writes, as a hypervisor without virtual counters has them. So a kernel that writes and reads
+/// back, as Linux does, knows that it has none to use. State that never counts would let it arm a watchdog with them.
+const PERFORMANCE_COUNTERS: std::ops::RangeInclusive<u32> = 0xc001_0000..=0xc001_0007;
 /// DEBUGCTL: LBR (accepted, records nothing) and BTF.
 const DEBUGCTL_WRITABLE: u64 = 3;
 
@@ -75,7 +80,9 @@ impl Core {
             TSC => self.guest_tsc(bus),
             TSC_ADJUST => msrs.tsc_adjust,
             SYSCFG => 0,
-            _ if INERT.contains(&index) => 0,
+            _ if INERT.contains(&index) || PERFORMANCE_COUNTERS.contains(&index) => 0,
+            // There are no banks that report machine checks.
+            MCG_CAP => 0,
             DEBUGCTL => msrs.debugctl,
             MTRR_CAP => MTRR_CAP_VALUE,
             SYSENTER_CS => msrs.sysenter_cs,
@@ -155,7 +162,7 @@ impl Core {
                 self.shift_tsc(change);
             }
             SYSCFG | HWCR | DE_CFG | PATCH_LOADER => ignored(index, value),
-            _ if INERT.contains(&index) => ignored(index, value),
+            _ if INERT.contains(&index) || PERFORMANCE_COUNTERS.contains(&index) => ignored(index, value),
             DEBUGCTL => {
                 if value & !DEBUGCTL_WRITABLE != 0 {
                     return Err(self.gp(0));
@@ -184,7 +191,7 @@ impl Core {
             }
             KERNEL_GS_BASE => self.state.msrs.kernel_gs_base = self.canonical_value(value)?,
             TSC_AUX => self.state.msrs.tsc_aux = value & 0xffff_ffff,
-            MTRR_CAP => return Err(self.gp(0)),
+            MTRR_CAP | MCG_CAP => return Err(self.gp(0)),
             TSC_DEADLINE => self.write_deadline(bus, value)?,
             _ => match MTRR_FIXED.iter().position(|&n| n == index) {
                 Some(number) => self.write_mtrr_fixed(number, value)?,

@@ -32,6 +32,8 @@ pub(crate) struct Quirks {
     /// FXSAVE and XSAVE write no opcode, zeroes for the x87 pointers, and nothing into the six bytes behind each x87
     /// register, where others write zeroes. Seen on QEMU's TCG.
     pub fxsave_leaves_gaps: bool,
+    /// CR0.AM and EFLAGS.AC ask for alignment checks in vain. Seen on QEMU's TCG.
+    pub no_alignment_checks: bool,
     /// RF as external interrupts push it.
     pub interrupts_push_rf: PushedRf,
 }
@@ -44,6 +46,7 @@ impl Quirks {
             noncanonical_stack_raises_gp: false,
             noncanonical_address_in_cr2: false,
             fxsave_leaves_gaps: false,
+            no_alignment_checks: false,
             interrupts_push_rf: PushedRf::Kept,
         };
         match model {
@@ -54,6 +57,7 @@ impl Quirks {
                 noncanonical_stack_raises_gp: true,
                 noncanonical_address_in_cr2: true,
                 fxsave_leaves_gaps: true,
+                no_alignment_checks: true,
                 interrupts_push_rf: PushedRf::Set,
             },
         }

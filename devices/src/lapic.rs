@@ -33,7 +33,9 @@ pub const MSR_X2APIC_LAST: u32 = 0x8FF;
 const BASE_BSP: u64 = 1 << 8;
 const BASE_X2APIC: u64 = 1 << 10;
 const BASE_ENABLE: u64 = 1 << 11;
-const BASE_ADDRESS: u64 = 0x000F_FFFF_FFFF_F000;
+/// As wide as the processor's physical addresses, of which CPUID 8000_0008h shows 40 bits. Those beyond are reserved (SDM
+/// vol. 3, 11.4.4; APM vol. 2, 16.3.1).
+const BASE_ADDRESS: u64 = 0x0000_00FF_FFFF_F000;
 
 /// APIC id of the one CPU.
 const ID: u32 = 0;
@@ -287,6 +289,11 @@ impl LocalApic {
         }
         self.s.base = value;
         Ok(())
+    }
+
+    /// Whether IA32_APIC_BASE switches it on.
+    pub fn is_enabled(&self) -> bool {
+        self.mode() != Mode::Disabled
     }
 
     fn is_software_enabled(&self) -> bool {

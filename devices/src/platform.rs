@@ -133,6 +133,11 @@ impl<B: ExpansionBus> Platform<B> {
         self.lapic.take_nmi()
     }
 
+    /// Whether IA32_APIC_BASE switches the local APIC on.
+    pub fn apic_enabled(&self) -> bool {
+        self.lapic.is_enabled()
+    }
+
     /// The guest reads CR8.
     pub fn cr8(&self) -> u8 {
         self.lapic.cr8()

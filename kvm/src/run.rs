@@ -202,6 +202,7 @@ impl KvmCpu {
             return Ok(());
         }
         let state = self.soft.state();
+        self.vcpu.set_apic_enabled(bus.apic_enabled());
         self.vcpu.load(&state, bus.cr8())?;
         self.update_counted()?;
         self.halted = state.halted;

@@ -9,6 +9,7 @@ use kvm_bindings::{kvm_debugregs, kvm_dtable, kvm_regs, kvm_segment, kvm_sregs, 
 
 /// The APIC's base as KVM must know it to let CPUID show an APIC: enabled, on the boot processor.
 const APIC_BASE: u64 = 0xfee0_0900;
+const APIC_ENABLE: u64 = 1 << 11;
 /// Interrupt shadows in KVM's events.
 const SHADOW_MOV_SS: u8 = 1;
 const SHADOW_STI: u8 = 2;
@@ -84,7 +85,12 @@ fn segment_of(segment: &kvm_segment) -> Segment {
     Segment { selector, base, limit, attributes }
 }
 
-pub(crate) fn sregs_of(state: &CpuState, cr8: u64) -> kvm_sregs {
+/// The APIC's base, of which KVM needs to know no more than whether CPUID shows an APIC.
+pub(crate) fn apic_base(enabled: bool) -> u64 {
+    if enabled { APIC_BASE } else { APIC_BASE & !APIC_ENABLE }
+}
+
+pub(crate) fn sregs_of(state: &CpuState, cr8: u64, apic_enabled: bool) -> kvm_sregs {
     let [es, cs, ss, ds, fs, gs] = state.segments.each_ref().map(kvm_segment_of);
     let table = |t: &TableRegister| kvm_dtable { base: t.base, limit: t.limit, padding: [0; 3] };
     kvm_sregs {
@@ -104,7 +110,7 @@ pub(crate) fn sregs_of(state: &CpuState, cr8: u64) -> kvm_sregs {
         cr4: state.cr4,
         cr8,
         efer: state.msrs.efer,
-        apic_base: APIC_BASE,
+        apic_base: apic_base(apic_enabled),
         interrupt_bitmap: [0; 4],
     }
 }
@@ -272,7 +278,7 @@ mod tests {
     fn a_state_comes_back_as_it_went() {
         let state = sample();
         let mut copy = CpuState { msrs: state.msrs.clone(), ..CpuState::reset() };
-        take_registers(&mut copy, &regs_of(&state), &sregs_of(&state, 0), &events_of(&state));
+        take_registers(&mut copy, &regs_of(&state), &sregs_of(&state, 0, true), &events_of(&state));
         take_xsave(&mut copy, &xsave_of(&state));
         take_debugregs(&mut copy, &debugregs_of(&state));
         copy.ldtr = state.ldtr;

@@ -60,6 +60,8 @@ pub(crate) struct Vcpu {
     breakpoints: [Option<u64>; MAX_BREAKPOINTS],
     /// What a debugger waits for, in debug registers that are free.
     stops: Vec<u64>,
+    /// Whether CPUID shows an APIC.
+    apic_enabled: bool,
 }
 
 impl Vcpu {
@@ -67,7 +69,17 @@ impl Vcpu {
         for registers in [SyncReg::Register, SyncReg::SystemRegister, SyncReg::VcpuEvents] {
             fd.set_sync_valid_reg(registers);
         }
-        Vcpu { fd, breakpoints: [None; MAX_BREAKPOINTS], stops: Vec::new() }
+        Vcpu { fd, breakpoints: [None; MAX_BREAKPOINTS], stops: Vec::new(), apic_enabled: true }
+    }
+
+    /// Lets CPUID show an APIC, or none, from the next entry or [`Vcpu::load`] on. KVM leaves the copy of the bit in leaf
+    /// 8000_0001h as it was.
+    pub(crate) fn set_apic_enabled(&mut self, enabled: bool) {
+        if self.apic_enabled != enabled {
+            self.apic_enabled = enabled;
+            self.fd.sync_regs_mut().sregs.apic_base = state::apic_base(enabled);
+            self.fd.set_sync_dirty_reg(SyncReg::SystemRegister);
+        }
     }
 
     /// The page that is shared with KVM, for the kick's handler.
@@ -328,7 +340,7 @@ impl Vcpu {
             .map(|(value, index)| kvm_msr_entry { index, data: *value, ..Default::default() })
             .collect();
         let msrs = Msrs::from_entries(&entries).map_err(|_| Error::Lacks("room for registers"))?;
-        let sregs = state::sregs_of(from, cr8);
+        let sregs = state::sregs_of(from, cr8, self.apic_enabled);
         // A change of CR4.PGE makes KVM drop every translation; there is no call that says so.
         let mut other = sregs;
         other.cr4 ^= PGE;
@@ -337,6 +349,7 @@ impl Vcpu {
         self.fd.set_regs(&state::regs_of(from)).map_err(failed("take registers"))?;
         // A change that was meant for the state before.
         self.fd.clear_sync_dirty_reg(SyncReg::Register);
+        self.fd.clear_sync_dirty_reg(SyncReg::SystemRegister);
         // SAFETY: an image without dynamic features is as long as the structure.
         unsafe { self.fd.set_xsave(&state::xsave_of(from)) }.map_err(failed("take floating-point state"))?;
         self.fd.set_debug_regs(&state::debugregs_of(from)).map_err(failed("take debug registers"))?;

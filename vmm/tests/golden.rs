@@ -36,18 +36,18 @@ fn must_replay<C: Unit>(recording: &Recording<C>, events: usize, checks: usize, 
 }
 
 #[test]
-fn a_recording_of_version_4_that_counts_instructions() {
+fn a_recording_of_version_5_that_counts_instructions() {
     let directory = tempfile::tempdir().unwrap();
-    let Opened::ByInstructions(recording) = unpacked("v4-instructions.packed", directory.path()) else {
+    let Opened::ByInstructions(recording) = unpacked("v5-instructions.packed", directory.path()) else {
         panic!("it counts instructions");
     };
     must_replay(&recording, 6, 6, 9, Instructions(110_186));
 }
 
 #[test]
-fn a_recording_of_version_4_that_counts_exits() {
+fn a_recording_of_version_5_that_counts_exits() {
     let directory = tempfile::tempdir().unwrap();
-    let Opened::ByExits(recording) = unpacked("v4-exits.packed", directory.path()) else {
+    let Opened::ByExits(recording) = unpacked("v5-exits.packed", directory.path()) else {
         panic!("it counts exits");
     };
     must_replay(&recording, 243, 18, 5, Exits(171));
@@ -58,7 +58,7 @@ fn earlier_versions_are_refused_with_the_name_of_what_reads_them() {
     for version in 1..FORMAT_VERSION {
         let text = std::fs::read_to_string(golden(&format!("manifest_v{version}.json"))).unwrap();
         let expected = format!(
-            "has format version {version}, made by \"ttvm 0.1.0\"; this ttvm reads version 4: use the ttvm that made it"
+            "has format version {version}, made by \"ttvm 0.1.0\"; this ttvm reads version {FORMAT_VERSION}: use the ttvm that made it"
         );
         assert_eq!(Manifest::parse(&text).unwrap_err(), expected);
         let directory = tempfile::tempdir().unwrap();
@@ -66,5 +66,18 @@ fn earlier_versions_are_refused_with_the_name_of_what_reads_them() {
         let Err(error) = Opened::open(directory.path()) else { panic!("it was opened") };
         assert_eq!(error.exit_code(), exit_code::UNREADABLE_RECORDING);
         assert!(error.to_string().contains(&expected), "{error}");
+    }
+}
+
+/// They would open and then part from their replay: what executes them has changed.
+#[test]
+fn packed_recordings_of_version_4_are_refused_too() {
+    for name in ["v4-instructions.packed", "v4-exits.packed"] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("r.ttvm");
+        let error = unpack(&golden(name), &path, DEFAULT_MAX_BYTES).unwrap_err();
+        assert_eq!(error.exit_code(), exit_code::UNREADABLE_RECORDING);
+        assert!(error.to_string().contains("has format version 4, made by \"ttvm 0.1.0\""), "{error}");
+        assert!(!path.join(MANIFEST).exists());
     }
 }

@@ -232,7 +232,7 @@ fn model_for_kvm() -> CpuModel {
 #[test]
 fn a_manifests_text() {
     let text = manifest(CpuModel::default()).text();
-    assert_eq!(text, include_str!("golden/manifest_v4.json"));
+    assert_eq!(text, include_str!("golden/manifest_v5.json"));
     assert_eq!(Manifest::parse(&text), Ok(manifest(CpuModel::default())));
 }
 

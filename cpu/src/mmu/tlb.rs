@@ -18,7 +18,7 @@ use crate::state::CpuState;
 
 /// Slots per privilege index; a power of two and at least 512.
 const SLOTS: usize = 1024;
-/// Slots of all four (three used) privilege indexes.
+/// Slots of all four privilege indexes.
 const ALL_SLOTS: usize = 4 * SLOTS;
 /// Address spaces kept warm.
 const CONTEXTS: usize = 8;
@@ -118,12 +118,13 @@ impl Mmu {
         }
     }
 
-    /// Chooses the slots for the current privilege: user, supervisor held off user pages, supervisor.
+    /// Chooses the slots for the current privilege: user, supervisor held off user pages, supervisor, user with
+    /// alignment checks. The slots of the last one have instruction fetches only, so that all else leaves the fast path.
     #[inline(always)]
-    pub(crate) fn set_index(&mut self, user: bool, smap: bool) {
+    pub(crate) fn set_index(&mut self, user: bool, smap: bool, aligned: bool) {
         self.index_base = SLOTS
             * if user {
-                0
+                if aligned { 3 } else { 0 }
             } else if smap {
                 1
             } else {
@@ -133,7 +134,14 @@ impl Mmu {
 
     /// The privilege that an index stands for.
     pub(crate) fn privilege(index_base: usize) -> Privilege {
-        Privilege { user: index_base == 0, smap: index_base == SLOTS }
+        let user = index_base == 0 || Mmu::checks_alignment(index_base);
+        Privilege { user, smap: index_base == SLOTS }
+    }
+
+    /// Whether accesses under an index must be aligned.
+    #[inline(always)]
+    pub(crate) fn checks_alignment(index_base: usize) -> bool {
+        index_base == 3 * SLOTS
     }
 
     /// The slots in force.
@@ -348,7 +356,7 @@ impl Mmu {
             if narrow { ((entry_offset / 4) & 1023, 1024) } else { ((entry_offset / 8) & 511, 512) };
         let low = low as usize;
         for context in std::iter::once(&mut self.current).chain(self.others.iter_mut()) {
-            for number in (0..3).flat_map(|index| (low..SLOTS).step_by(step).map(move |n| index * SLOTS + n))
+            for number in (0..4).flat_map(|index| (low..SLOTS).step_by(step).map(move |n| index * SLOTS + n))
             {
                 if context.entries[number] == entry_offset {
                     context.slots[number] = EMPTY;

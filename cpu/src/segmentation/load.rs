@@ -67,6 +67,22 @@ impl Core {
         Ok(upper & 0xffff_ffff)
     }
 
+    /// The base of a local descriptor table or TSS. In long mode it has 64 bits and must be canonical, else
+    /// #GP(selector) (SDM vol. 3, 3.5.2 and 8.2.3; APM vol. 3, LLDT and LTR).
+    pub(crate) fn system_segment_base(
+        &mut self,
+        bus: &mut dyn Bus,
+        selector: u16,
+        located: &Located,
+    ) -> Res<u64> {
+        let lower = located.descriptor.base();
+        if !self.long_mode() {
+            return Ok(lower);
+        }
+        let base = lower | self.upper_half(bus, selector, located)? << 32;
+        if canonical(base) { Ok(base) } else { Err(self.selector_fault(GP, selector)) }
+    }
+
     /// Sets the accessed bit of a code or data descriptor, in memory and in the copy.
     pub(crate) fn mark_accessed(&mut self, bus: &mut dyn Bus, located: &mut Located) -> Res<()> {
         self.or_type(bus, located, 1)

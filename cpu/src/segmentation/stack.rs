@@ -86,7 +86,7 @@ impl Core {
     /// Runs accesses at user or supervisor level, whatever the CPL.
     pub(crate) fn as_user<T>(&mut self, user: bool, access: impl FnOnce(&mut Core) -> T) -> T {
         let smap = self.state.cr4 & cr4::SMAP != 0 && self.rflags & flags::AC == 0;
-        self.mmu.set_index(user, smap);
+        self.mmu.set_index(user, smap, user && self.alignment_matters());
         let result = access(self);
         self.update_mmu_index();
         result

@@ -5,6 +5,30 @@ use iced_x86::code_asm::*;
 
 use crate::harness::*;
 
+/// A HLT that stands for RDTSC is one step as long as its mark, and there is none outside 64-bit mode.
+#[test]
+fn a_marked_halt_reads_the_time_and_goes_on_behind_the_mark() {
+    const MARK: u8 = 0xd6;
+    let code = [0xf4, MARK, 0xf4, 0x90];
+    let mut m = Machine::long();
+    m.bus.time_reads = Some((MARK, 0x1_0000_0007));
+    m.state.msrs.tsc_offset = 1;
+    m.put(CODE, &code);
+    m.run();
+    assert_eq!((m.state.rip, m.state.steps, m.state.halted), (CODE + 3, 2, true));
+    assert_eq!((m.state.gpr[0], m.state.gpr[2]), (8, 1));
+    let mut m = Machine::long();
+    m.bus.time_reads = Some((MARK, 7));
+    m.put(CODE, &code);
+    m.state.rflags |= 1 << 8;
+    assert_eq!((m.run_to_handler(), m.stack64(0)), (1, CODE + 2), "a single step is both bytes");
+    let mut m = Machine::protected();
+    m.bus.time_reads = Some((MARK, 7));
+    m.put(CODE, &code);
+    m.run();
+    assert_eq!((m.state.rip, m.state.steps, m.state.halted), (CODE + 1, 1, true));
+}
+
 /// Runs MOV CRn, RAX and says whether it was taken.
 fn write(m: &mut Machine, number: u8, value: u64) -> bool {
     m.state.gpr[0] = value;

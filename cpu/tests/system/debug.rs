@@ -63,6 +63,114 @@ fn mov_ss_holds_the_trap_back() {
     assert_eq!(m.stack64(0), CODE + 3);
 }
 
+/// SDM vol. 3, 6.8.3: the trap of MOV SS itself does not come late either, in the handler of what is next.
+#[test]
+fn mov_ss_has_no_trap_of_its_own() {
+    for next in [&[0xcc][..], &[0xcd, 3], &[0x0f, 0x05]] {
+        for user in [false, true] {
+            let mut m = debugged(user);
+            m.state.rflags |= TF;
+            let rip = m.state.rip;
+            m.code(64, |a| {
+                a.mov(ss, eax).unwrap();
+                a.db(next).unwrap();
+            });
+            assert_eq!(m.run_to_handler(), 3, "{next:x?}, user {user}");
+            assert_eq!(m.state.dr6, ONES, "{next:x?}, user {user}");
+            if next[0] != 0x0f {
+                assert_eq!(m.stack64(0), rip + 2 + next.len() as u64);
+            }
+        }
+    }
+    let mut m = debugged(false);
+    m.state.rflags |= TF;
+    m.code(64, |a| {
+        a.mov(ss, eax).unwrap();
+        a.ud2().unwrap();
+    });
+    assert_eq!((m.run_to_handler(), m.stack64(0), m.state.dr6), (6, CODE + 2, ONES));
+}
+
+/// A machine whose EAX has a selector for SS, and in which user code may execute INT3 and SYSCALL, both with handler 3.
+fn debugged(user: bool) -> Machine {
+    let mut m = Machine::long();
+    m.long_gate(3, handler(3), 0xee00, 0);
+    m.state.msrs.star = u64::from(KERNEL_CS) << 32;
+    m.state.msrs.lstar = handler(3);
+    m.state.msrs.sfmask = TF;
+    if user {
+        m = m.in_user_mode();
+    }
+    m.state.gpr[0] = if user { USER_DS } else { KERNEL_DS }.into();
+    m.put64(DATA, m.state.gpr[0]);
+    m
+}
+
+/// A data breakpoint that MOV SS meets waits for the next instruction. Behind INT1 it is one debug exception with it;
+/// behind the others it is a trap before the handler's first instruction, from user code too.
+#[test]
+fn mov_ss_holds_a_data_breakpoint_back_into_the_next_instruction() {
+    const READS_AND_WRITES: u64 = 3 << 16;
+    for (next, traps_in_handler) in
+        [(&[0xf1][..], false), (&[0xcc], true), (&[0xcd, 3], true), (&[0x0f, 0x05], true)]
+    {
+        for user in [false, true] {
+            let mut m = debugged(user);
+            m.state.dr[1] = DATA;
+            m.state.dr7 = 0x400 | 1 << 2 | READS_AND_WRITES << 4;
+            m.state.gpr[7] = DATA;
+            let behind = m.state.rip + 2 + next.len() as u64;
+            m.code(64, |a| {
+                a.mov(ss, word_ptr(rdi)).unwrap();
+                a.db(next).unwrap();
+            });
+            assert_eq!(m.run_to_handler(), 1, "{next:x?}, user {user}");
+            assert_eq!(m.state.dr6, ONES | 2, "{next:x?}, user {user}");
+            assert_eq!(m.state.pending_debug, 0);
+            let expected = if traps_in_handler { handler(3) } else { behind };
+            assert_eq!(m.stack64(0), expected, "{next:x?}, user {user}");
+        }
+    }
+}
+
+/// AMD holds traps back behind MOV SS, and no faults.
+#[test]
+fn instruction_breakpoints_are_met_behind_mov_ss() {
+    let mut m = debugged(false);
+    m.state.rflags |= TF;
+    m.state.dr[0] = DATA;
+    m.state.dr[1] = CODE + 2;
+    m.state.dr7 = 0x400 | 1 | 1 << 2 | 3 << 16;
+    m.state.gpr[7] = DATA;
+    m.code(64, |a| {
+        a.mov(ss, word_ptr(rdi)).unwrap();
+        a.ud2().unwrap();
+    });
+    assert_eq!(m.run_to_handler(), 1);
+    assert_eq!((m.stack64(0), m.state.dr6), (CODE + 2, ONES | 3), "with what MOV SS met");
+}
+
+/// Unlike behind POPF and IRET, the trap does not wait for the next instruction.
+#[test]
+fn sysret_that_sets_tf_traps_at_once() {
+    for (tf_before, tf_after) in [(false, true), (true, true), (true, false)] {
+        let mut m = debugged(false);
+        m.state.msrs.star |= (0x18 | 3) << 48;
+        m.state.rflags |= if tf_before { TF } else { 0 };
+        m.state.gpr[1] = USER_CODE;
+        m.state.gpr[11] = 2 | if tf_after { TF } else { 0 };
+        m.code(64, |a| a.sysretq().unwrap());
+        m.code_at(64, USER_CODE, USER_CODE, |a| {
+            a.nop().unwrap();
+            a.ud2().unwrap();
+        });
+        let (vector, rip, cause) =
+            if tf_after { (1, USER_CODE, ONES | BS) } else { (6, USER_CODE + 1, ONES) };
+        assert_eq!(m.run_to_handler(), vector, "TF {tf_before}, then {tf_after}");
+        assert_eq!((m.stack64(0), m.stack64(1), m.state.dr6), (rip, u64::from(USER_CS64), cause));
+    }
+}
+
 #[test]
 fn hlt_under_tf_traps() {
     let mut m = Machine::long();

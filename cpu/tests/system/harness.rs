@@ -57,6 +57,9 @@ pub struct FakeBus {
     pub vector: u8,
     pub ports: Vec<(u16, u8, u32)>,
     pub msrs: BTreeMap<u32, u64>,
+    pub apic_disabled: bool,
+    /// HLT with the first byte behind it reads the second from the clock.
+    pub time_reads: Option<(u8, u64)>,
     pub cr8: u64,
     pub acknowledged: u32,
 }
@@ -89,11 +92,17 @@ impl Bus for FakeBus {
     fn write_msr(&mut self, _steps: u64, index: u32, value: u64) -> Option<()> {
         self.msrs.get_mut(&index).map(|slot| *slot = value)
     }
+    fn apic_enabled(&mut self) -> bool {
+        !self.apic_disabled
+    }
     fn cr8(&mut self) -> u64 {
         self.cr8
     }
     fn set_cr8(&mut self, _steps: u64, value: u64) {
         self.cr8 = value;
+    }
+    fn halt(&mut self, _steps: u64, following: Option<u8>) -> Option<u64> {
+        self.time_reads.filter(|(mark, _)| following == Some(*mark)).map(|(_, time)| time)
     }
     fn tsc(&mut self, steps: u64) -> u64 {
         1000 + steps

@@ -515,3 +515,35 @@ fn an_instruction_has_at_most_15_bytes() {
         }
     }
 }
+
+/// The base of a TSS or local descriptor table has 64 bits, and the descriptor stays as it was when they are refused.
+#[test]
+fn lldt_and_ltr_refuse_bases_that_are_not_canonical() {
+    const LDT_TYPE: u64 = 2;
+    const TSS_TYPE: u64 = 9;
+    for (kind, bytes) in [(LDT_TYPE, [0x0f, 0x00, 0xd0]), (TSS_TYPE, [0x0f, 0x00, 0xd8])] {
+        for (upper, taken) in
+            [(0x7fff, true), (0x8000, false), (0xffff_7fff, false), (0xffff_8000, true), (1 << 20, false)]
+        {
+            let mut m = Machine::long();
+            let descriptor = tss_descriptor(DATA, kind);
+            m.put64(GDT + u64::from(FREE1), descriptor);
+            m.put64(GDT + u64::from(FREE1) + 8, upper);
+            m.state.gpr[0] = FREE1.into();
+            m.code(64, |a| {
+                a.db(&bytes).unwrap();
+                a.ud2().unwrap();
+            });
+            let vector = m.run_to_handler();
+            assert_eq!(vector, if taken { 6 } else { 13 }, "type {kind}, upper half {upper:#x}");
+            let loaded = if kind == LDT_TYPE { m.state.ldtr } else { m.state.tr };
+            if taken {
+                assert_eq!((loaded.selector, loaded.base), (FREE1, DATA | upper << 32));
+            } else {
+                assert_eq!((m.stack64(0), m.stack64(1)), (FREE1.into(), CODE));
+                assert_ne!(loaded.selector, FREE1);
+                assert_eq!(m.ram.load_u64(GDT + u64::from(FREE1)), descriptor);
+            }
+        }
+    }
+}

@@ -1,5 +1,6 @@
 //! Protection, exceptions and system instructions, checked through the public interface only.
 
+mod alignment;
 mod control;
 mod cuts;
 mod debug;

@@ -53,6 +53,23 @@ fn interrupts_push_rf_as_the_model_says() {
     assert_eq!(MODELS.map(|model| pushed_flags(model, RF) & RF), [RF, 0, RF]);
 }
 
+/// The vector that a misaligned load of user code ends in which asks for alignment checks.
+fn misaligned_load(model: CpuModel) -> u8 {
+    let mut m = machine(model).in_user_mode();
+    m.state.cr0 |= 1 << 18;
+    m.state.rflags |= 1 << 18;
+    m.code(64, |a| {
+        a.mov(eax, dword_ptr(DATA + 1)).unwrap();
+        a.ud2().unwrap();
+    });
+    m.run_to_handler()
+}
+
+#[test]
+fn alignment_is_not_checked_under_tcg() {
+    assert_eq!(MODELS.map(misaligned_load), [17, 17, 6]);
+}
+
 /// Which of an FXSAVE image's first 160 bytes are written.
 fn written(model: CpuModel) -> Vec<usize> {
     let images = [0_u8, 0xff].map(|before| {

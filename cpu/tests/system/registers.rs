@@ -74,6 +74,41 @@ fn osxsave_follows_cr4() {
     assert_ne!(m.state.gpr[1] & 1 << 27, 0);
 }
 
+#[test]
+fn cpuid_shows_an_apic_where_its_base_enables_it() {
+    for disabled in [false, true] {
+        for leaf in [1, 0x8000_0001] {
+            let mut m = Machine::long();
+            m.bus.apic_disabled = disabled;
+            m.state.gpr[0] = leaf;
+            m.code(64, |a| {
+                a.cpuid().unwrap();
+                a.hlt().unwrap();
+            });
+            m.run();
+            assert_eq!(m.state.gpr[2] & 1 << 9 == 0, disabled, "leaf {leaf:#x}");
+        }
+    }
+}
+
+#[test]
+fn performance_counters_are_there_and_count_nothing() {
+    for index in 0xc001_0000..=0xc001_0007 {
+        let mut m = Machine::long();
+        assert!(write_msr(&mut m, index, 0x53_0076));
+        assert_eq!(read_msr(&mut m, index), Some(0), "{index:#x}");
+    }
+    let mut m = Machine::long();
+    assert_eq!(read_msr(&mut m, 0xc001_0008), None);
+}
+
+#[test]
+fn there_are_no_banks_of_machine_checks() {
+    let mut m = Machine::long();
+    assert_eq!(read_msr(&mut m, 0x179), Some(0));
+    assert!(!write_msr(&mut m, 0x179, 0));
+}
+
 /// Runs WRMSR and says whether it was taken.
 fn write_msr(m: &mut Machine, index: u32, value: u64) -> bool {
     m.state.halted = false;

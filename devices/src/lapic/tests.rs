@@ -303,6 +303,8 @@ fn base_register_transitions() {
         (&[X2APIC, INVALID], false),
         (&[X2APIC, OFF, XAPIC, X2APIC], true),
         (&[XAPIC | 1], false),
+        (&[XAPIC | 1 << 39], true),
+        (&[XAPIC | 1 << 40], false),
         (&[XAPIC | 1 << 52], false),
     ] {
         let mut apic = LocalApic::new();

@@ -54,6 +54,7 @@ impl KvmCpu {
             Exit::WriteMsr { index, value } => {
                 let done = self.soft.write_msr(run.bus, index, value);
                 self.vcpu.answer_msr(done.map(|()| value));
+                self.vcpu.set_apic_enabled(run.bus.apic_enabled());
             }
             Exit::Halt => self.halt(run)?,
             // The caller has passed it on to the machine.
@@ -96,12 +97,14 @@ impl KvmCpu {
         let steps = self.soft.steps();
         let state = self.look()?;
         let mut following = [0];
-        let known = self.soft.core().peek(state.rip, &mut following) == 1;
+        let core = self.soft.core();
+        let known = core.is_64bit() && core.peek(state.rip, &mut following) == 1;
         match run.bus.halt(steps, known.then_some(following[0])) {
             Some(raw) => {
                 let time = raw.wrapping_add(state.msrs.tsc_offset);
                 self.vcpu.change(|regs: &mut kvm_regs| {
                     (regs.rax, regs.rdx) = (time & 0xffff_ffff, time >> 32);
+                    regs.rip = state.rip.wrapping_add(following.len() as u64);
                 });
             }
             // If something is under way, such as the single-step trap of HLT itself, the guest does not halt.

@@ -1,9 +1,10 @@
 //! The kernel's own RDTSC, which no CPUID bit stops it from executing and which KVM lets read the host's
 //! clock.
 //!
-//! In machines that KVM can run, each RDTSC in the kernel's code becomes `hlt; nop` before the kernel is
-//! loaded: two bytes as before, and an instruction that exits to the VMM ([`TIME_READ_MARK`]). The machine's
-//! board then answers with the machine's own time.
+//! In machines that KVM can run, each RDTSC in the kernel's code becomes HLT and a byte that is no instruction
+//! before the kernel is loaded: two bytes as before, and KVM exits to the VMM at every HLT
+//! ([`TIME_READ_MARK`]). The machine's board then answers with the machine's own time, and the guest goes on
+//! behind both bytes.
 //!
 //! Covered are the executable sections of an ELF kernel, the replacements of alternatives included. Not
 //! covered are modules, the vDSO and programs, which read the time stamp counter only where CPUID offers one.
@@ -17,8 +18,13 @@ use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 use super::elf::Elf;
 use super::images::Image;
 
-/// HLT with this behind it is a rewritten RDTSC: HLT; NOP is as long, and KVM exits at every HLT.
-pub const TIME_READ_MARK: u8 = 0x90;
+/// HLT with this behind it, in 64-bit mode, is a rewritten RDTSC.
+///
+/// No guest has it behind a HLT of its own: what a HLT returns to is an instruction, and this byte is none (SDM vol. 2,
+/// "UDB": undefined for good in 64-bit mode). It is not what assemblers fill gaps with, as NOP and INT3
+/// are, and Linux, which takes code apart where it patches alternatives, finds a length of one byte for it. The places
+/// themselves would not do as a mark: alternatives are copied to others, and code may be anywhere.
+pub const TIME_READ_MARK: u8 = 0xd6;
 
 const RDTSC: [u8; 2] = [0x0f, 0x31];
 const HLT: u8 = 0xf4;
@@ -106,8 +112,8 @@ mod tests {
     #[test]
     fn instructions_are_rewritten_and_operands_are_not() {
         for (what, code, expected) in [
-            ("rdtsc; ret", &[0x0f, 0x31, 0xc3][..], &[0xf4, 0x90, 0xc3][..]),
-            ("lfence; rdtsc", &[0x0f, 0xae, 0xe8, 0x0f, 0x31], &[0x0f, 0xae, 0xe8, 0xf4, 0x90]),
+            ("rdtsc; ret", &[0x0f, 0x31, 0xc3][..], &[0xf4, 0xd6, 0xc3][..]),
+            ("lfence; rdtsc", &[0x0f, 0xae, 0xe8, 0x0f, 0x31], &[0x0f, 0xae, 0xe8, 0xf4, 0xd6]),
             ("mov eax, 0x310f", &[0xb8, 0x0f, 0x31, 0, 0, 0x90], &[0xb8, 0x0f, 0x31, 0, 0, 0x90]),
             ("rdtscp stays", &[0x0f, 0x01, 0xf9], &[0x0f, 0x01, 0xf9]),
         ] {

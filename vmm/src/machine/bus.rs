@@ -133,6 +133,10 @@ impl Bus for MachineBus {
         Some(())
     }
 
+    fn apic_enabled(&mut self) -> bool {
+        self.platform.apic_enabled()
+    }
+
     fn cr8(&mut self) -> u64 {
         u64::from(self.platform.cr8())
     }
@@ -174,7 +178,22 @@ mod tests {
         }
     }
 
+    /// NOP is not the mark: compilers and assemblers put it behind HLT.
+    #[test]
+    fn only_a_marked_halt_reads_the_time_and_only_where_exits_are_counted() {
+        const NOP: u8 = 0x90;
+        let ram = Arc::new(GuestRam::new(1 << 20).unwrap());
+        for (time_base, reads) in [(TimeBase::Instructions, false), (TimeBase::Exits, true)] {
+            let platform = Platform::new(0, PciBus::new());
+            let mut bus = MachineBus::new(platform, ram.clone(), Clock::new(time_base));
+            for own in [Some(NOP), Some(0xcc), Some(0xf4), None] {
+                assert_eq!(bus.halt(5, own), None, "{own:x?}");
+            }
+            assert_eq!(bus.halt(5, Some(TIME_READ_MARK)).is_some(), reads);
+        }
+    }
+
     const APIC_BASE: u32 = 0x1b;
-    /// Old AMD processors count events there.
+    /// Nothing on the board.
     const UNKNOWN: u32 = 0xc001_0000;
 }

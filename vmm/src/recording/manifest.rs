@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::machine::config::MachineConfig;
 use crate::machine::hashes::hash_of;
-use crate::recording::manifest_v4::{MachineConfigV4, ManifestV4};
+use crate::recording::manifest_v5::{MachineConfigV5, ManifestV5};
 
 /// Version of the format that this program writes and reads.
-pub const FORMAT_VERSION: u32 = 4;
+pub const FORMAT_VERSION: u32 = 5;
 
 /// No manifest is larger.
 pub const MAX_MANIFEST_BYTES: u64 = 1 << 20;
@@ -58,7 +58,7 @@ impl Manifest {
                 version.format_version, version.made_by
             ));
         }
-        let stored: ManifestV4 =
+        let stored: ManifestV5 =
             serde_json::from_str(text).map_err(|error| format!("is damaged: {error}"))?;
         let manifest = Manifest::from(stored);
         manifest.machine.validate()?;
@@ -72,7 +72,7 @@ impl Manifest {
 
     /// The manifest as text, with its check.
     pub fn text(&self) -> String {
-        let stored = ManifestV4::from(self.clone());
+        let stored = ManifestV5::from(self.clone());
         let text = |check: u32| {
             let checked = Checked { manifest: &stored, check: format!("{check:08x}") };
             serde_json::to_string_pretty(&checked).expect("plain data in memory always serializes") + "\n"
@@ -84,7 +84,7 @@ impl Manifest {
     pub fn machine_hash(&self) -> [u8; 32] {
         let mut machine = self.machine.clone();
         machine.images_mut().for_each(|(_, image)| image.path = PathBuf::new());
-        hash_of(&(&self.counter, MachineConfigV4::from(machine)))
+        hash_of(&(&self.counter, MachineConfigV5::from(machine)))
     }
 }
 
@@ -97,7 +97,7 @@ fn counter_of(machine: &MachineConfig) -> &'static str {
 #[derive(Serialize)]
 struct Checked<'a> {
     #[serde(flatten)]
-    manifest: &'a ManifestV4,
+    manifest: &'a ManifestV5,
     /// CRC-32 of the text with zeroes in the place of it.
     check: String,
 }
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(hash_with("\"kernel\",", "\"elsewhere\","), hash);
         assert_ne!(hash_with("ttyS0", "ttyS1"), hash);
         assert_ne!(hash_with("67108864", "134217728"), hash);
-        assert_ne!(hash_with(": 5", ": 6"), hash);
+        assert_ne!(hash_with("\"size_bytes\": 5", "\"size_bytes\": 6"), hash);
     }
 
     #[test]

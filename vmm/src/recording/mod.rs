@@ -17,7 +17,7 @@ pub mod files;
 mod head_v1;
 pub mod log;
 pub mod manifest;
-mod manifest_v4;
+mod manifest_v5;
 mod moment_v1;
 pub mod opened;
 pub mod pace;

@@ -199,6 +199,7 @@ impl Action for Ins {
         let to = destination::<W, A>(core, op, true)?;
         // The store must not fault once the port has been read.
         core.check_writable(bus, to, W::BYTES)?;
+        core.check_alignment(to, W::BYTES)?;
         let value = bus.port_read(core.steps(), port, W::BYTES as u8);
         core.bus_was_used();
         W::store(core, bus, to, u64::from(value))?;

@@ -139,6 +139,7 @@ fn check_debug(core: &mut Core, op: &Op) -> Res<u8> {
     check_privilege(core)?;
     if core.state.dr7 & DR7_GD != 0 {
         // A fault, so RF is pushed set; delivery clears GD and RF.
+        core.take_pending_debug();
         core.state.dr6 |= DR6_BD;
         core.rflags |= flags::RF;
         return Err(core.fault(crate::exception::DB));

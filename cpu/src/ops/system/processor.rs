@@ -23,7 +23,7 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
         Mnemonic::Rdpmc => Op::new(rdpmc),
         Mnemonic::Rdmsr => Op::new(rdmsr).with(ends),
         Mnemonic::Wrmsr => Op::new(wrmsr).with(ends),
-        Mnemonic::Hlt => Op::new(hlt).with(ends),
+        Mnemonic::Hlt => Op::new(hlt).with(ends | Op::SETS_RIP),
         Mnemonic::Invd | Mnemonic::Wbinvd if insn.code() != Code::Wbnoinvd => Op::new(privileged_nop),
         Mnemonic::Invlpg => insn.address(Op::new(privileged_nop)),
         Mnemonic::Invpcid => insn.address(Op::new(invpcid).r0(insn.register(0))),
@@ -44,8 +44,8 @@ fn base_op(insn: &Insn<'_>, handler: crate::op::Handler, segment: u8) -> Op {
     Op::new(handler).r0(insn.register(0)).r1(segment).aux(insn.size(0) as u8)
 }
 
-fn cpuid_op(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
-    let [eax, ebx, ecx, edx] = cpuid::leaf(core, core.reg32(0), core.reg32(1));
+fn cpuid_op(core: &mut Core, bus: &mut dyn Bus, _: &Op) -> Res<()> {
+    let [eax, ebx, ecx, edx] = cpuid::leaf(core, bus, core.reg32(0), core.reg32(1));
     core.set_reg32(0, eax);
     core.set_reg32(3, ebx);
     core.set_reg32(1, ecx);
@@ -75,7 +75,7 @@ fn rdtscp(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// There are no performance counters.
+/// There are no performance counters that it could read, as under KVM, which hides its own.
 fn rdpmc(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     Err(core.gp(0))
 }
@@ -100,12 +100,13 @@ fn check_not_v86(core: &mut Core) -> Res<()> {
 
 fn hlt(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_cpl0()?;
-    let next = core.next_rip(core.block_rip(), op.next).wrapping_add(core.seg_base[1]);
+    core.rip = core.next_rip(core.block_rip(), op.next);
     let mut following = [0];
-    let known = core.peek(next, &mut following) == 1;
+    let known = core.is_64bit() && core.peek(core.rip, &mut following) == 1;
     let time = bus.halt(core.steps(), known.then_some(following[0]));
     core.bus_was_used();
     if let Some(raw) = time {
+        core.rip = core.rip.wrapping_add(following.len() as u64);
         set_pair(core, raw.wrapping_add(core.state.msrs.tsc_offset));
         return Ok(());
     }

@@ -11,7 +11,7 @@ use crate::flags::{self, LazyFlags};
 use crate::insn::Insn;
 use crate::op::Op;
 use crate::segmentation::descriptor::{Descriptor, null_segment, system_type};
-use crate::state::TableRegister;
+use crate::state::{Segment, TableRegister};
 
 pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     let size = |n| insn.size(n) as u8;
@@ -78,6 +78,9 @@ fn store_table(core: &mut Core, bus: &mut dyn Bus, op: &Op, table: TableRegister
     let mut bytes = [0; 10];
     bytes[..2].copy_from_slice(&table.limit.to_le_bytes());
     bytes[2..].copy_from_slice(&table.base.to_le_bytes());
+    // Limit and base count as an operand each (SDM vol. 3, 3.5.1).
+    core.check_aligned_write(bus, address, 2 + base_bytes, 2)?;
+    core.check_alignment(core.table_address(address, 2), base_bytes)?;
     core.store_bytes(bus, address, &bytes[..2 + base_bytes as usize])
 }
 
@@ -124,11 +127,8 @@ fn lldt(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     if !descriptor.present() {
         return Err(core.selector_fault(NP, selector));
     }
-    let mut segment = descriptor.segment(selector);
-    if core.long_mode() {
-        segment.base |= core.upper_half(bus, selector, &located)? << 32;
-    }
-    core.state.ldtr = segment;
+    let base = core.system_segment_base(bus, selector, &located)?;
+    core.state.ldtr = Segment { base, ..descriptor.segment(selector) };
     Ok(())
 }
 
@@ -155,10 +155,9 @@ fn ltr(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     if !descriptor.present() {
         return Err(core.selector_fault(NP, selector));
     }
-    let upper = if core.long_mode() { core.upper_half(bus, selector, &located)? } else { 0 };
+    let base = core.system_segment_base(bus, selector, &located)?;
     core.mark_busy(bus, &mut located)?;
-    core.state.tr = located.descriptor.segment(selector);
-    core.state.tr.base |= upper << 32;
+    core.state.tr = Segment { base, ..located.descriptor.segment(selector) };
     Ok(())
 }
 

@@ -126,16 +126,18 @@ impl FpuState {
 }
 
 /// Processors look at the first field and the last byte before anything else, which decides the address of a
-/// page fault.
+/// page fault. The image is as aligned as its fields are wide (SDM vol. 3, table 6-7).
 fn check_ends<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, address: u64, bytes: usize) -> Res<()> {
     core.check_writable(bus, address, if WIDE { 4 } else { 2 })?;
-    core.check_writable(bus, address.wrapping_add(bytes as u64 - 1), 1)
+    core.check_writable(bus, address.wrapping_add(bytes as u64 - 1), 1)?;
+    core.check_aligned_write(bus, address, bytes as u64, if WIDE { 4 } else { 2 })
 }
 
 /// As [`check_ends`], for operands that are read.
 fn probe_ends<const WIDE: bool>(core: &mut Core, address: u64, bytes: usize) -> Res<()> {
     core.probe_read(address, if WIDE { 4 } else { 2 })?;
-    core.probe_read(address.wrapping_add(bytes as u64 - 1), 1)
+    core.probe_read(address.wrapping_add(bytes as u64 - 1), 1)?;
+    core.check_aligned_read(address, bytes as u64, if WIDE { 4 } else { 2 })
 }
 
 /// FNSTENV, which afterwards masks all exceptions.

@@ -40,6 +40,9 @@ loads! {
     Qword, 8, |_, raw| Some(x87::from_i64(raw as i64));
 }
 
+/// Of 10-byte operands, in bytes (SDM vol. 3, table 6-7).
+const EXTENDED_ALIGNMENT: u64 = 8;
+
 struct Extended;
 
 impl Load for Extended {
@@ -71,6 +74,7 @@ fn load<L: Load>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     let read = |core: &mut Core, bus: &mut dyn Bus, address| {
         let mut bytes = [0; 10];
         if L::BYTES > 8 {
+            core.check_aligned_read(address, L::BYTES, EXTENDED_ALIGNMENT)?;
             core.load_bytes(bus, address, &mut bytes)?;
         } else {
             bytes[..8].copy_from_slice(&core.load_sized(bus, address, L::BYTES)?.to_le_bytes());

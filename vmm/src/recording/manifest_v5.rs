@@ -1,4 +1,4 @@
-//! What manifests of format version 4 say: [`Manifest`] and the machine's description, field by field in the
+//! What manifests of format version 5 say: [`Manifest`] and the machine's description, field by field in the
 //! order of the text.
 //!
 //! The names are those in the text, and the hash of a machine's description is one of these fields in this
@@ -15,30 +15,30 @@ use crate::recording::manifest::Manifest;
 
 /// What is stored of a [`Manifest`]: all of it.
 #[derive(Serialize, Deserialize)]
-pub(super) struct ManifestV4 {
+pub(super) struct ManifestV5 {
     format_version: u32,
     made_by: String,
     engine: String,
     counter: String,
-    machine: MachineConfigV4,
+    machine: MachineConfigV5,
 }
 
 /// What is stored of a [`MachineConfig`].
 #[derive(Serialize, Deserialize)]
-pub(super) struct MachineConfigV4 {
+pub(super) struct MachineConfigV5 {
     cpu_model: String,
     memory_bytes: u64,
-    kernel: ImageFileV4,
-    initrd: Option<ImageFileV4>,
-    modules: Vec<ModuleFileV4>,
+    kernel: ImageFileV5,
+    initrd: Option<ImageFileV5>,
+    modules: Vec<ModuleFileV5>,
     cmdline: String,
-    disk: Option<ImageFileV4>,
+    disk: Option<ImageFileV5>,
     debug_ports: DebugPortsV1,
 }
 
 /// What is stored of an [`ImageFile`].
 #[derive(Serialize, Deserialize)]
-struct ImageFileV4 {
+struct ImageFileV5 {
     path: PathBuf,
     hash: String,
     size_bytes: u64,
@@ -46,30 +46,30 @@ struct ImageFileV4 {
 
 /// What is stored of a [`ModuleFile`].
 #[derive(Serialize, Deserialize)]
-struct ModuleFileV4 {
-    file: ImageFileV4,
+struct ModuleFileV5 {
+    file: ImageFileV5,
     cmdline: String,
 }
 
-impl From<Manifest> for ManifestV4 {
-    fn from(manifest: Manifest) -> ManifestV4 {
+impl From<Manifest> for ManifestV5 {
+    fn from(manifest: Manifest) -> ManifestV5 {
         let Manifest { format_version, made_by, engine, counter, machine } = manifest;
-        ManifestV4 { format_version, made_by, engine, counter, machine: machine.into() }
+        ManifestV5 { format_version, made_by, engine, counter, machine: machine.into() }
     }
 }
 
-impl From<ManifestV4> for Manifest {
-    fn from(stored: ManifestV4) -> Manifest {
-        let ManifestV4 { format_version, made_by, engine, counter, machine } = stored;
+impl From<ManifestV5> for Manifest {
+    fn from(stored: ManifestV5) -> Manifest {
+        let ManifestV5 { format_version, made_by, engine, counter, machine } = stored;
         Manifest { format_version, made_by, engine, counter, machine: machine.into() }
     }
 }
 
-impl From<MachineConfig> for MachineConfigV4 {
-    fn from(config: MachineConfig) -> MachineConfigV4 {
+impl From<MachineConfig> for MachineConfigV5 {
+    fn from(config: MachineConfig) -> MachineConfigV5 {
         let MachineConfig { cpu_model, memory_bytes, kernel, initrd, modules, cmdline, disk, debug_ports } =
             config;
-        MachineConfigV4 {
+        MachineConfigV5 {
             cpu_model,
             memory_bytes,
             kernel: kernel.into(),
@@ -82,9 +82,9 @@ impl From<MachineConfig> for MachineConfigV4 {
     }
 }
 
-impl From<MachineConfigV4> for MachineConfig {
-    fn from(stored: MachineConfigV4) -> MachineConfig {
-        let MachineConfigV4 { cpu_model, memory_bytes, kernel, initrd, modules, cmdline, disk, debug_ports } =
+impl From<MachineConfigV5> for MachineConfig {
+    fn from(stored: MachineConfigV5) -> MachineConfig {
+        let MachineConfigV5 { cpu_model, memory_bytes, kernel, initrd, modules, cmdline, disk, debug_ports } =
             stored;
         MachineConfig {
             cpu_model,
@@ -99,30 +99,30 @@ impl From<MachineConfigV4> for MachineConfig {
     }
 }
 
-impl From<ImageFile> for ImageFileV4 {
-    fn from(image: ImageFile) -> ImageFileV4 {
+impl From<ImageFile> for ImageFileV5 {
+    fn from(image: ImageFile) -> ImageFileV5 {
         let ImageFile { path, hash, size_bytes } = image;
-        ImageFileV4 { path, hash, size_bytes }
+        ImageFileV5 { path, hash, size_bytes }
     }
 }
 
-impl From<ImageFileV4> for ImageFile {
-    fn from(stored: ImageFileV4) -> ImageFile {
-        let ImageFileV4 { path, hash, size_bytes } = stored;
+impl From<ImageFileV5> for ImageFile {
+    fn from(stored: ImageFileV5) -> ImageFile {
+        let ImageFileV5 { path, hash, size_bytes } = stored;
         ImageFile { path, hash, size_bytes }
     }
 }
 
-impl From<ModuleFile> for ModuleFileV4 {
-    fn from(module: ModuleFile) -> ModuleFileV4 {
+impl From<ModuleFile> for ModuleFileV5 {
+    fn from(module: ModuleFile) -> ModuleFileV5 {
         let ModuleFile { file, cmdline } = module;
-        ModuleFileV4 { file: file.into(), cmdline }
+        ModuleFileV5 { file: file.into(), cmdline }
     }
 }
 
-impl From<ModuleFileV4> for ModuleFile {
-    fn from(stored: ModuleFileV4) -> ModuleFile {
-        let ModuleFileV4 { file, cmdline } = stored;
+impl From<ModuleFileV5> for ModuleFile {
+    fn from(stored: ModuleFileV5) -> ModuleFile {
+        let ModuleFileV5 { file, cmdline } = stored;
         ModuleFile { file: file.into(), cmdline }
     }
 }
