@@ -140,7 +140,7 @@ pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, uses: &mut Uses) 
 }
 
 /// Takes over ST(0) and ST(1) where they are within `ulps` units in the last place, and C1.
-fn take_extended(native: &FxImage, soft: &mut FxImage, ulps: u64) {
+pub fn take_extended(native: &FxImage, soft: &mut FxImage, ulps: u64) {
     const C1: u16 = 1 << 9;
     // The underflow flag, and the two bits that say that it is unmasked.
     const UNDERFLOW: u16 = 1 << 4 | 1 << 7 | 1 << 15;
