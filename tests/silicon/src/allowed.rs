@@ -26,6 +26,8 @@ enum Scope {
     Extended { ulps: u64 },
     /// Relative error of single-precision results: less than 1.5 * 2^-12 on either side of the exact value.
     Approximation,
+    /// Bits of the x87 pointers from the 48th on.
+    PointerTops,
 }
 
 /// One allowed difference.
@@ -103,6 +105,13 @@ const RULES: &[Rule] = &[
         },
         scope: Scope::Approximation,
     },
+    Rule {
+        name: "x87 pointers that are not canonical in 48 bits",
+        // The CPU model has 48 bits; with five-level paging processors have 57.
+        manual: "unwritten; they are made canonical in the width of linear addresses (SDM vol. 2, CPUID 80000008H)",
+        applies: |case, _| case.instruction.mnemonic() == Mnemonic::Fxrstor64,
+        scope: Scope::PointerTops,
+    },
 ];
 
 fn compares(mnemonic: Mnemonic) -> bool {
@@ -131,6 +140,7 @@ pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, uses: &mut Uses) 
             Scope::Extended { ulps } => {
                 take_extended(&pair.native.registers.fx, &mut soft.registers.fx, ulps)
             }
+            Scope::PointerTops => take_pointer_tops(&pair.native.registers.fx, &mut soft.registers.fx),
             Scope::Approximation => take_approximations(&pair.native.registers.fx, &mut soft.registers.fx),
         }
         if *soft != before {
@@ -162,6 +172,17 @@ pub fn take_extended(native: &FxImage, soft: &mut FxImage, ulps: u64) {
 fn place(fx: &FxImage, n: usize, scale: i128) -> i128 {
     let exponent = i128::from(fx.sign_exponent(n)) - scale;
     (exponent << 63) | i128::from(fx.mantissa(n) << 1 >> 1)
+}
+
+/// Takes over pointers whose low 48 bits are the same.
+fn take_pointer_tops(native: &FxImage, soft: &mut FxImage) {
+    let canonical = |pointer: u64| (pointer << 16) as i64 >> 16;
+    if canonical(native.instruction_pointer()) as u64 == soft.instruction_pointer() {
+        soft.set_instruction_pointer(native.instruction_pointer());
+    }
+    if canonical(native.data_pointer()) as u64 == soft.data_pointer() {
+        soft.set_data_pointer(native.data_pointer());
+    }
 }
 
 /// Takes over single-precision lanes that are close enough.
