@@ -1,7 +1,9 @@
 //! Protection, exceptions and system instructions, checked through the public interface only.
 
+mod coherence;
 mod control;
 mod debug;
+mod flags;
 mod harness;
 mod legacy;
 mod long_mode;
