@@ -152,11 +152,20 @@ pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, uses: &mut Uses) 
 /// Takes over ST(0) and ST(1) where they are within `ulps` units in the last place, and C1.
 pub fn take_extended(native: &FxImage, soft: &mut FxImage, ulps: u64) {
     const C1: u16 = 1 << 9;
-    // The underflow flag, and the two bits that say that it is unmasked.
+    // The flag, and the two bits that say that it is unmasked.
     const UNDERFLOW: u16 = 1 << 4 | 1 << 7 | 1 << 15;
-    // An error below the last place decides whether the smallest normal result counts as tiny.
-    let smallest = (0..2).any(|n| native.sign_exponent(n) & 0x7fff <= 1);
-    let given_up = C1 | if smallest { UNDERFLOW } else { 0 };
+    const OVERFLOW: u16 = 1 << 3 | 1 << 7 | 1 << 15;
+    // An error below the last place decides whether the smallest normal result counts as tiny, and the largest as too large.
+    let exponents = [0, 1].map(|n| native.sign_exponent(n) & 0x7fff);
+    let smallest = exponents.iter().any(|&exponent| exponent <= 1);
+    let largest = exponents.iter().any(|&exponent| exponent >= 0x7ffe);
+    let limits = if smallest { UNDERFLOW } else { 0 } | if largest { OVERFLOW } else { 0 };
+    if (soft.status() ^ native.status()) & limits != 0 {
+        // What is unmasked changes these as well (SDM vol. 1, 8.1.8 and 8.1.9).
+        soft.set_opcode(native.opcode());
+        soft.set_data_pointer(native.data_pointer());
+    }
+    let given_up = C1 | limits;
     soft.set_status(soft.status() & !given_up | native.status() & given_up);
     for n in 0..2 {
         let distance = (place(native, n, 0) - place(soft, n, 0)).unsigned_abs();
