@@ -224,26 +224,30 @@ fn fill(a: &mut CodeAssembler, to: u64, bytes: u64) {
 }
 
 #[test]
-fn copies_onto_a_clean_page_make_it_dirty() {
-    for copies in [true, false] {
-        let mut m = Machine::long();
-        let (page, source) = (PAGE / 0x1000, DATA);
-        m.put(source, b"sixteen bytes...");
-        m.ram.flags().clear(page, PageFlags::DIRTY);
-        m.code(64, |a| {
-            // Both are in the TLB for reading.
-            a.mov(rbx, qword_ptr(source)).unwrap();
-            a.mov(rbx, qword_ptr(PAGE)).unwrap();
-            if copies {
-                copy(a, source, PAGE, 16)
-            } else {
-                fill(a, PAGE, 16)
-            };
-            a.hlt().unwrap();
-        });
-        halts(&mut m);
-        assert!(m.ram.flags().has(page, PageFlags::DIRTY), "copies {copies}");
-        assert_eq!(m.ram.load_u64(entry_of(PAGE)) & DIRTY, DIRTY, "copies {copies}");
+fn stores_copies_and_fills_onto_a_clean_page_make_it_dirty() {
+    let page = PAGE / 0x1000;
+    let ways: [(&str, fn(&mut CodeAssembler)); 3] = [
+        ("store", |a| a.mov(qword_ptr(PAGE), rbx).unwrap()),
+        ("copy", |a| copy(a, DATA, PAGE, 16)),
+        ("fill", |a| fill(a, PAGE, 16)),
+    ];
+    for (name, write) in ways {
+        // The guest's own D bit says nothing of ours.
+        for entry in [0, ACCESSED | DIRTY] {
+            let mut m = Machine::long();
+            m.page(PAGE, 0, entry);
+            m.ram.flags().clear(page, PageFlags::DIRTY);
+            m.code(64, |a| {
+                // Both are in the TLB for reading.
+                a.mov(rbx, qword_ptr(DATA)).unwrap();
+                a.mov(rbx, qword_ptr(PAGE)).unwrap();
+                write(a);
+                a.hlt().unwrap();
+            });
+            halts(&mut m);
+            assert!(m.ram.flags().has(page, PageFlags::DIRTY), "{name}, {entry:#x}");
+            assert_eq!(m.ram.load_u64(entry_of(PAGE)) & DIRTY, DIRTY, "{name}, {entry:#x}");
+        }
     }
 }
 
