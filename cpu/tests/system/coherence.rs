@@ -208,6 +208,38 @@ fn a_store_to_the_first_byte_of_a_block_is_seen() {
     assert_eq!(m.run_steps(20), Stop::Halted);
 }
 
+/// A store beside code, which leaves it alone, and then one onto it.
+#[test]
+fn a_store_beside_code_does_not_hide_the_next() {
+    let mut m = Machine::long();
+    m.put(PAGE, &[0x90, 0xc3]);
+    m.code(64, |a| {
+        a.call(PAGE).unwrap();
+        a.mov(byte_ptr(PAGE + 0x800), al).unwrap();
+        a.mov(byte_ptr(PAGE), 0xf4_u8 as i8 as i32).unwrap();
+        a.call(PAGE).unwrap();
+        a.ud2().unwrap();
+    });
+    halts(&mut m);
+    assert_eq!(m.state.rip, PAGE + 1);
+}
+
+/// A store to another entry of a table, and then one to the entry that was used.
+#[test]
+fn a_store_beside_an_entry_does_not_hide_the_next() {
+    let mut m = two_roots();
+    m.put64(entry_of(PAGE) + 0x100, 0);
+    m.code(64, |a| {
+        a.mov(rbx, qword_ptr(PAGE)).unwrap();
+        write64(a, entry_of(PAGE) + 0x100, LEFT | 7);
+        write64(a, entry_of(PAGE), RIGHT | 7);
+        a.mov(rcx, qword_ptr(PAGE)).unwrap();
+        a.hlt().unwrap();
+    });
+    halts(&mut m);
+    assert_eq!((m.state.gpr[3], m.state.gpr[1]), (1, 2));
+}
+
 /// REP MOVSB of `bytes` from `from`. Assembles to code that changes RCX, RSI, RDI.
 fn copy(a: &mut CodeAssembler, from: u64, to: u64, bytes: u64) {
     a.mov(esi, from as u32).unwrap();
