@@ -337,6 +337,28 @@ fn int_80h_is_a_system_call_and_other_vectors_are_not() {
     assert_eq!(m.state.system_calls, 0);
 }
 
+#[test]
+fn sysenter_is_a_system_call_and_sysexit_is_not() {
+    let mut m = Machine::protected().in_user_mode();
+    m.state.msrs.sysenter_cs = KERNEL_CS.into();
+    m.state.msrs.sysenter_esp = KERNEL_STACK;
+    m.state.msrs.sysenter_eip = CODE;
+    m.state.gpr[0] = 39;
+    m.state.gpr[2] = USER_CODE + 0x100;
+    m.code(32, |a| a.sysenter().unwrap());
+    m.code_at(32, CODE, CODE, |a| a.sysexit().unwrap());
+    m.cpu.set_state(&m.state);
+    m.cpu.set_traps(Traps { system_calls: SystemCalls::All, ..Traps::default() });
+    assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Trap(Trap::SystemCall(39)));
+    assert_eq!((m.cpu.steps(), m.cpu.rip(), m.cpu.system_calls()), (1, CODE, 1));
+    m.cpu.set_traps(Traps::default());
+    assert_eq!(m.cpu.run(&mut m.bus, 2, u64::MAX), Stop::Budget);
+    assert_eq!((m.cpu.rip(), m.cpu.system_calls()), (USER_CODE + 0x100, 1));
+    // Where it faults it is none.
+    m.state.msrs.sysenter_cs = 0;
+    assert_eq!((m.run_to_handler(), m.state.system_calls), (13, 0));
+}
+
 /// The delivery is a step of its own, and the run stops after it even where its budget ends there.
 #[test]
 fn deliveries_are_trapped_by_vector() {

@@ -1,9 +1,11 @@
 //! Protection, exceptions and system instructions, checked through the public interface only.
 
 mod alignment;
+mod coherence;
 mod control;
 mod cuts;
 mod debug;
+mod flags;
 mod harness;
 mod legacy;
 mod long_mode;

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use cpu::{AddressKind, Cpu, CpuState, EmptyBus, Stop, fold_registers};
 use guest_ram::GuestRam;
+use iced_x86::BlockEncoderOptions;
+use iced_x86::code_asm::*;
 
 use super::*;
 use crate::counter::{Behaviour, Skid};
@@ -188,6 +190,92 @@ fn landings_are_exact_whatever_the_counter_does() {
     let enough = LANDINGS / 100;
     assert!(overshot > enough && lost_overflows > enough / 2 && largest_skid > 10_000, "{:?}", world.seen);
     assert!(hits < LANDINGS * 200, "{:?}", world.seen);
+}
+
+/// A counter that is neither late nor loses anything.
+const PUNCTUAL: Behaviour =
+    Behaviour { largest_skid: 0, lost_one_in: u64::MAX, overshoot_one_in: u64::MAX, largest_overshoot: 0 };
+
+/// A hundred branches, then four calls without one between them: of a function that changes RAM only, or a register.
+fn calls(ram: &GuestRam, changes_register: bool) -> (Snapshot, u64) {
+    const CODE: u64 = 0x1000;
+    const DATA: i32 = 0x20000;
+    let mut a = CodeAssembler::new(64).expect("64 is a bitness");
+    let mut round = a.create_label();
+    let mut function = a.create_label();
+    let mut write = |a: &mut CodeAssembler| -> Result<(), IcedError> {
+        a.mov(ecx, 100)?;
+        a.set_label(&mut round)?;
+        a.dec(ecx)?;
+        a.jnz(round)?;
+        (0..4).try_for_each(|_| a.call(function))?;
+        // Branches until the end of days: what is not landed on is left behind.
+        a.mov(ecx, -1)?;
+        a.jmp(round)?;
+        a.set_label(&mut function)?;
+        // Not by 1: small odd numbers may be flags, which are not compared in full.
+        if changes_register {
+            a.add(r8, 0x100)?
+        } else {
+            a.inc(qword_ptr(DATA))?
+        };
+        a.ret()
+    };
+    write(&mut a).expect("every instruction exists");
+    let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
+    let code = a.assemble_options(CODE, options).expect("it can be encoded");
+    let address = code.label_ip(&function).expect("it is set");
+    ram.write_bytes(CODE, &code.inner.code_buffer);
+    let mut bytes = vec![0; guest::RAM_BYTES];
+    ram.read_bytes(0, &mut bytes);
+    (Snapshot { state: Reference::new().snapshot().state, ram: bytes }, address)
+}
+
+/// Everything at each time that this address is come to.
+fn visits(from: &Snapshot, address: u64, count: usize) -> Vec<Snapshot> {
+    let ram = guest::ram();
+    from.put_ram(&ram);
+    let mut cpu = Cpu::new(ram.clone());
+    cpu.set_state(&from.state);
+    let mut visits = Vec::new();
+    while visits.len() < count {
+        cpu.run(&mut EmptyBus::default(), cpu.steps() + 1, u64::MAX);
+        if cpu.rip() == address {
+            let mut bytes = vec![0; guest::RAM_BYTES];
+            ram.read_bytes(0, &mut bytes);
+            visits.push(Snapshot { state: cpu.state(), ram: bytes });
+        }
+    }
+    visits
+}
+
+#[test]
+fn hits_after_as_many_branches_are_told_apart() {
+    for changes_register in [true, false] {
+        let mut world = World::new(PUNCTUAL, 3);
+        let (from, function) = calls(&world.ram, changes_register);
+        let visits = visits(&from, function, 4);
+        let counts = visits.iter().map(|visit| visit.state.branches).collect::<Vec<_>>();
+        assert_eq!(counts, [100; 4], "no branch is between them");
+        for (number, visit) in visits.iter().enumerate() {
+            world.restore(&from);
+            let hits = world.seen.hits;
+            let mut arrival =
+                land(&mut world.vcpu, mark_of(&visit.state, false), &mut world.margin, &mut world.seen);
+            if !changes_register {
+                // All have the same registers: who asks must look at RAM, and go on from each that is wrong.
+                for earlier in &visits[..number] {
+                    assert!(world.is_at(earlier), "visit {number}");
+                    let mark = mark_of(&visit.state, true);
+                    arrival = land(&mut world.vcpu, mark, &mut world.margin, &mut world.seen);
+                }
+            }
+            assert_eq!(arrival, Arrival::Landed, "visit {number}, a register changes: {changes_register}");
+            assert!(world.is_at(visit), "visit {number}, a register changes: {changes_register}");
+            assert!(world.seen.hits - hits > number as u64, "every visit on the way was a hit");
+            assert_eq!(world.travel(&from, false, visit), 1);
+        }
+    }
 }
 
 #[test]

@@ -37,6 +37,14 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
+    /// The instructions of these mnemonics, whatever their case; all when there are none.
+    pub fn of(only: &[String]) -> Catalogue {
+        let name = |code: Code| format!("{:?}", code.mnemonic());
+        Catalogue::collect(|code| {
+            only.is_empty() || only.iter().any(|one| one.eq_ignore_ascii_case(&name(code)))
+        })
+    }
+
     /// Decodes everything and keeps what [`offered`] takes and `wanted` wants.
     pub fn collect(wanted: impl Fn(Code) -> bool) -> Catalogue {
         let mut found = BTreeMap::<u16, Vec<Form>>::new();

@@ -2,6 +2,7 @@
 
 use crate::allowed::{self, Uses};
 use crate::case::Case;
+use crate::open::{self, Compared};
 use crate::soft::KERNEL;
 use crate::state::{FxImage, Outcome, Registers};
 
@@ -26,7 +27,7 @@ pub struct Pair<'a> {
 
 /// What happened in one case.
 pub enum Verdict {
-    /// Equal, or different only in ways that [`allowed`] lists.
+    /// Equal, or different only in ways that [`allowed`] lists, or [`open`] where only what is defined is compared.
     Equal,
     /// The software CPU does not know the instruction.
     NotOffered,
@@ -35,17 +36,24 @@ pub enum Verdict {
 }
 
 /// Compares a case's outcomes. Counts the allowances that were used.
-pub fn compare(case: &Case, pair: &Pair<'_>, uses: &mut Uses) -> Verdict {
+pub fn compare(case: &Case, pair: &Pair<'_>, compared: Compared, uses: &mut Uses) -> Verdict {
     if pair.native == pair.soft && pair.native_data == pair.soft_data {
         return Verdict::Equal;
     }
     if pair.soft.fault.is_some_and(|f| f.vector == 6) && pair.native.fault.is_none_or(|f| f.vector != 6) {
         return Verdict::NotOffered;
     }
-    let mut soft = pair.soft.clone();
+    let (mut soft, mut soft_data) = (pair.soft.clone(), pair.soft_data.to_vec());
     mask_uncompared(pair.native, &mut soft);
     allowed::apply(case, pair, &mut soft, uses);
-    let lines = differences(pair, &soft);
+    if compared == Compared::Defined {
+        if let Some(name) = open::whole(case, pair) {
+            *uses.entry(name.to_string()).or_default() += 1;
+            return Verdict::Equal;
+        }
+        open::apply(case, pair, &mut soft, &mut soft_data);
+    }
+    let lines = differences(pair, &soft, &soft_data);
     if lines.is_empty() { Verdict::Equal } else { Verdict::Different(lines) }
 }
 
@@ -61,17 +69,10 @@ fn mask_uncompared(native: &Outcome, soft: &mut Outcome) {
     }
     let flags = soft.registers.rflags & COMPARED_FLAGS | native.registers.rflags & !COMPARED_FLAGS;
     soft.registers.rflags = flags;
-    let (to, from) = (&mut soft.registers.fx.0, &native.registers.fx.0);
-    // Reserved bytes, MXCSR_MASK, the upper parts of the x87 slots, and the bytes left to software.
-    to[5] = from[5];
-    to[28..32].copy_from_slice(&from[28..32]);
-    for n in 0..8 {
-        to[32 + 16 * n + 10..48 + 16 * n].copy_from_slice(&from[32 + 16 * n + 10..48 + 16 * n]);
-    }
-    to[416..].copy_from_slice(&from[416..]);
+    soft.registers.fx.take_uncompared(&native.registers.fx);
 }
 
-fn differences(pair: &Pair<'_>, soft: &Outcome) -> Vec<String> {
+fn differences(pair: &Pair<'_>, soft: &Outcome, soft_data: &[u8]) -> Vec<String> {
     let native = pair.native;
     let mut lines = Vec::new();
     if native.fault != soft.fault {
@@ -79,7 +80,6 @@ fn differences(pair: &Pair<'_>, soft: &Outcome) -> Vec<String> {
     }
     register_differences(&native.registers, &soft.registers, &mut lines);
     fx_differences(&native.registers.fx, &soft.registers.fx, &mut lines);
-    let soft_data = pair.soft_data;
     if pair.native_data != soft_data {
         let at = pair.native_data.iter().zip(soft_data).position(|(a, b)| a != b).unwrap_or(0);
         let end = (at + 16).min(soft_data.len());

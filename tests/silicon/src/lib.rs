@@ -3,8 +3,9 @@
 //!
 //! [`catalogue`] knows which encodings there are, [`case`] makes random cases of them, [`native`] and
 //! [`soft`] execute one each, [`compare`] and [`allowed`] judge. A run is repeated by its seed; one case by
-//! its batch and number. It does not test privileged instructions, other modes than 64-bit user mode, or
-//! time.
+//! its batch and number. What the manuals leave open ([`open`]) is compared on Intel's processors only;
+//! [`golden`] has results of one for all other hosts. It does not test privileged instructions, other modes
+//! than 64-bit user mode, or time.
 
 #![deny(unsafe_code)]
 
@@ -12,9 +13,12 @@ pub mod allowed;
 pub mod case;
 pub mod catalogue;
 pub mod compare;
+pub mod golden;
 pub mod layout;
 pub mod native;
+pub mod open;
 pub mod process;
+pub mod reference;
 pub mod report;
 pub mod rng;
 pub mod runner;
@@ -26,13 +30,15 @@ pub mod values;
 use std::io::{self, Write};
 use std::sync::atomic::Ordering;
 
-use iced_x86::Code;
-
 use crate::catalogue::Catalogue;
+use crate::golden::{Golden, Recorder};
 use crate::layout::BATCH;
+use crate::native::Native;
+use crate::open::Compared;
 use crate::process::{Child, Ended};
+use crate::reference::{Disturbed, Reference};
 use crate::report::Report;
-use crate::runner::Runner;
+use crate::runner::{Runner, Showing};
 
 /// What to run.
 #[derive(Clone, Debug)]
@@ -53,6 +59,17 @@ pub struct Options {
     pub show: u64,
     /// Whether to show progress on stderr.
     pub progress: bool,
+    /// Whose processor to compare with.
+    pub vendor: Vendor,
+}
+
+/// Whose processor the CPU is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vendor {
+    /// This host's: in full if it is Intel's, else in what the manuals define.
+    OfThisHost,
+    /// One that does everything that the manuals leave open otherwise: this host's, [`Disturbed`].
+    Other,
 }
 
 /// Result of a run.
@@ -72,12 +89,6 @@ impl Summary {
 
 /// Why this host cannot run the comparison, if it cannot.
 pub fn unsupported() -> Option<String> {
-    let vendor = std::arch::x86_64::__cpuid(0);
-    if [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() != b"GenuineIntel" {
-        return Some(
-            "not an Intel processor, which the CPU follows where the manuals leave room".to_string(),
-        );
-    }
     let missing = missing_features();
     (!missing.is_empty()).then(|| format!("the processor has no {}", missing.join(", ")))
 }
@@ -96,10 +107,7 @@ fn missing_features() -> Vec<&'static str> {
 
 /// Runs the comparison. The caller must have one thread only, since this forks.
 pub fn run(options: &Options) -> io::Result<Summary> {
-    let only = options.only.iter().map(|name| name.to_lowercase()).collect::<Vec<_>>();
-    let wanted =
-        |code: Code| only.is_empty() || only.contains(&format!("{:?}", code.mnemonic()).to_lowercase());
-    let catalogue = Catalogue::collect(wanted);
+    let catalogue = Catalogue::of(&options.only);
     if catalogue.entries.is_empty() {
         return Err(io::Error::other("no such instruction"));
     }
@@ -125,15 +133,39 @@ fn work(
     batches: impl Iterator<Item = u64>,
     progress: &process::Progress,
 ) -> Vec<u8> {
-    let only = options.only.iter().map(|name| format!(" --only {name}")).collect::<String>();
-    let repeat = format!("cargo run --release -p silicon -- --seed {}{only}", options.seed);
-    let mut runner = match Runner::new(catalogue, options.seed, repeat, options.show) {
-        Ok(runner) => runner,
-        Err(error) => {
-            eprintln!("cannot set up: {error}");
-            std::process::exit(2);
+    let report = match (options.vendor, Native::new()) {
+        (_, Err(error)) => Err(error),
+        (Vendor::OfThisHost, Ok(native)) => {
+            compare_with(native, Compared::here(), catalogue, options, batches, progress)
+        }
+        (Vendor::Other, Ok(native)) => {
+            compare_with(Disturbed(native), Compared::Defined, catalogue, options, batches, progress)
         }
     };
+    serde_json::to_vec(&report.unwrap_or_else(|error| give_up(&error))).expect("a report is plain data")
+}
+
+/// Ends a child process.
+fn give_up(error: &io::Error) -> ! {
+    eprintln!("cannot set up: {error}");
+    std::process::exit(2)
+}
+
+fn compare_with(
+    reference: impl Reference,
+    compared: Compared,
+    catalogue: &Catalogue,
+    options: &Options,
+    batches: impl Iterator<Item = u64>,
+    progress: &process::Progress,
+) -> io::Result<Report> {
+    let mut repeat = format!("cargo run --release -p silicon -- --seed {}", options.seed);
+    options.only.iter().for_each(|name| repeat += &format!(" --only {name}"));
+    if options.vendor == Vendor::Other {
+        repeat += " --as-other-vendor";
+    }
+    let showing = Showing { repeat, each: options.show };
+    let mut runner = Runner::new(catalogue, options.seed, reference, compared, showing)?;
     for batch in batches {
         process::watchdog(120);
         progress.batch.store(batch, Ordering::Relaxed);
@@ -141,9 +173,88 @@ fn work(
         runner.batch(batch, count, |number| {
             progress.case.store(number, Ordering::Relaxed);
             progress.done.fetch_add(1, Ordering::Relaxed);
-        });
+        })?;
     }
-    serde_json::to_vec(&runner.report).expect("a report is plain data")
+    Ok(runner.report)
+}
+
+/// Records golden vectors on this processor and says what the software CPU made of them. The caller must have one thread
+/// only, since this forks.
+pub fn record() -> io::Result<(Golden, Summary)> {
+    if !open::is_intel() {
+        return Err(io::Error::other("golden vectors are recorded on an Intel processor"));
+    }
+    let child = Child::spawn(|progress| {
+        process::watchdog(600);
+        let golden =
+            Native::new().and_then(|native| record_here(native, progress)).and_then(|golden| golden.encode());
+        golden.unwrap_or_else(|error| give_up(&error))
+    })?;
+    match child.finish()? {
+        Ended::Died(how) => Err(io::Error::other(format!("the process that recorded died: {how}"))),
+        Ended::Result(bytes) => {
+            let golden = Golden::decode(&bytes)?;
+            let report = replay(&golden, Which::default(), 2)?;
+            Ok((golden, Summary { report, died: Vec::new() }))
+        }
+    }
+}
+
+fn record_here(native: Native, progress: &process::Progress) -> io::Result<Golden> {
+    let (fs_base, mut native) = (native.fs_base, Some(native));
+    golden::record(fs_base, |catalogue, seed, batches| {
+        let recorder = Recorder::new(native.take().expect("it is given back"));
+        let showing = Showing { repeat: String::new(), each: 0 };
+        let mut runner = Runner::new(catalogue, seed, recorder, Compared::Everything, showing)?;
+        for batch in batches {
+            progress.batch.store(batch, Ordering::Relaxed);
+            runner.batch(batch, BATCH, |number| progress.case.store(number, Ordering::Relaxed))?;
+        }
+        let (recorded, reference) = runner.reference.finish();
+        native = Some(reference);
+        Ok(recorded)
+    })
+}
+
+/// Which golden vectors.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Which {
+    /// Only this part.
+    pub part: Option<usize>,
+    /// Only this batch.
+    pub batch: Option<usize>,
+    /// Of each batch, only the cases up to this one.
+    pub case: Option<u64>,
+}
+
+/// Compares the software CPU with golden vectors and shows so many differences of each mnemonic in full.
+pub fn replay(golden: &Golden, which: Which, show: u64) -> io::Result<Report> {
+    let mut report = Report::default();
+    for part in (0..golden.parts.len()).filter(|part| which.part.is_none_or(|only| only == *part)) {
+        let which = Which { part: Some(part), ..which };
+        report.merge(&replay_part(golden, which, golden.results(part), Compared::Everything, show)?);
+    }
+    Ok(report)
+}
+
+/// Compares the software CPU with one part of golden vectors, or with what a wrapper makes of the results.
+pub fn replay_part(
+    golden: &Golden,
+    which: Which,
+    results: impl Reference,
+    compared: Compared,
+    show: u64,
+) -> io::Result<Report> {
+    let part = which.part.unwrap_or_default();
+    let catalogue = golden.catalogue(part)?;
+    let repeat = format!("cargo run --release -p silicon -- replay --part {part}");
+    let showing = Showing { repeat, each: show };
+    let mut runner = Runner::new(&catalogue, golden.seed(), results, compared, showing)?;
+    let count = which.case.map_or(BATCH, |case| case + 1);
+    for batch in (0..golden.parts[part].batches.len()).filter(|b| which.batch.is_none_or(|only| only == *b)) {
+        runner.batch(batch as u64, count, |_| {})?;
+    }
+    Ok(runner.report)
 }
 
 /// Shows progress until all cases are done or no more get done.

@@ -1,13 +1,18 @@
 //! `silicon`: the comparison's command line.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::Parser;
-use silicon::Options;
+use clap::{Parser, Subcommand};
+use silicon::golden::{self, Golden};
+use silicon::{Options, Summary, Vendor, Which};
 
 /// Compares the software CPU with the processor it runs on, instruction by instruction.
 #[derive(Parser)]
+#[command(args_conflicts_with_subcommands = true)]
 struct Arguments {
+    #[command(subcommand)]
+    golden: Option<Vectors>,
     /// How many instructions to execute on each side.
     #[arg(long, default_value_t = 1_000_000)]
     count: u64,
@@ -29,15 +34,58 @@ struct Arguments {
     /// Differences to show in full for each mnemonic and process.
     #[arg(long, default_value_t = 2)]
     show: u64,
+    /// Compares what the manuals define with this processor's results, all else in them flipped: as on a processor of another
+    /// vendor.
+    #[arg(long)]
+    as_other_vendor: bool,
+}
+
+#[derive(Subcommand)]
+enum Vectors {
+    /// Records golden vectors on this processor, which must be Intel's.
+    Record {
+        /// Where to; the place in the tree when not given.
+        file: Option<PathBuf>,
+    },
+    /// Compares the software CPU with golden vectors, on any processor.
+    Replay {
+        /// Where they are; the place in the tree when not given.
+        file: Option<PathBuf>,
+        /// Only this part.
+        #[arg(long)]
+        part: Option<usize>,
+        /// Only this batch.
+        #[arg(long)]
+        batch: Option<usize>,
+        /// Of each batch, only the cases up to this one.
+        #[arg(long)]
+        case: Option<u64>,
+    },
 }
 
 fn main() -> anyhow::Result<ExitCode> {
     let arguments = Arguments::parse();
-    if let Some(reason) = silicon::unsupported() {
-        println!("skipped: {reason}");
-        return Ok(ExitCode::SUCCESS);
-    }
-    let summary = silicon::run(&Options {
+    let summary = match arguments.golden {
+        Some(Vectors::Record { file }) => record(&file.unwrap_or_else(golden::path))?,
+        Some(Vectors::Replay { file, part, batch, case }) => {
+            replay(&file.unwrap_or_else(golden::path), Which { part, batch, case })?
+        }
+        None => {
+            if let Some(reason) = silicon::unsupported() {
+                println!("skipped: {reason}");
+                return Ok(ExitCode::SUCCESS);
+            }
+            silicon::run(&options(arguments))?
+        }
+    };
+    print!("{}", summary.report);
+    summary.died.iter().for_each(|how| println!("a process died: {how}"));
+    println!("{}", if summary.passed() { "no unexplained difference" } else { "FAILED" });
+    Ok(if summary.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn options(arguments: Arguments) -> Options {
+    Options {
         count: arguments.count,
         seed: arguments.seed,
         only: arguments.only,
@@ -46,9 +94,20 @@ fn main() -> anyhow::Result<ExitCode> {
         case: arguments.case,
         show: arguments.show,
         progress: true,
-    })?;
-    print!("{}", summary.report);
-    summary.died.iter().for_each(|how| println!("a process died: {how}"));
-    println!("{}", if summary.passed() { "no unexplained difference" } else { "FAILED" });
-    Ok(if summary.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        vendor: if arguments.as_other_vendor { Vendor::Other } else { Vendor::OfThisHost },
+    }
+}
+
+fn record(file: &Path) -> anyhow::Result<Summary> {
+    let (golden, summary) = silicon::record()?;
+    let bytes = golden.encode()?;
+    std::fs::write(file, &bytes)?;
+    println!("{}: {} cases of {} in {} bytes", file.display(), golden.len(), golden.processor, bytes.len());
+    Ok(summary)
+}
+
+fn replay(file: &Path, which: Which) -> anyhow::Result<Summary> {
+    let golden = Golden::load(file)?;
+    println!("{}: {} cases of {}", file.display(), golden.len(), golden.processor);
+    Ok(Summary { report: silicon::replay(&golden, which, 2)?, died: Vec::new() })
 }

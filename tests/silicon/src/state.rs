@@ -1,5 +1,7 @@
 //! What goes into an instruction and what comes out of it, in one form for both sides.
 
+use serde::{Deserialize, Serialize};
+
 /// An FXSAVE64 image (SDM vol. 1, table 10-2 and figure 13-1: the legacy region of the XSAVE area).
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C, align(64))]
@@ -59,6 +61,18 @@ impl FxImage {
     pub fn xmm(&self, n: usize) -> u128 {
         u128::from_le_bytes(self.part(Self::XMM + 16 * n))
     }
+    /// Takes over from another image what instructions do not decide: reserved bytes, MXCSR_MASK, the upper parts of the x87
+    /// slots, and the bytes left to software.
+    pub fn take_uncompared(&mut self, from: &FxImage) {
+        let (to, from) = (&mut self.0, &from.0);
+        to[5] = from[5];
+        to[28..32].copy_from_slice(&from[28..32]);
+        for n in 0..8 {
+            to[32 + 16 * n + 10..48 + 16 * n].copy_from_slice(&from[32 + 16 * n + 10..48 + 16 * n]);
+        }
+        to[416..].copy_from_slice(&from[416..]);
+    }
+
     /// Register number on top of the x87 stack.
     pub fn top(&self) -> usize {
         usize::from(self.status() >> 11 & 7)
@@ -123,7 +137,7 @@ impl Registers {
 }
 
 /// An exception.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// Vector.
     pub vector: u8,

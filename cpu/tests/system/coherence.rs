@@ -1,0 +1,383 @@
+//! What the CPU remembers of translations and code never shows: page tables, code and page flags that change while it runs.
+//!
+//! Every test is one run: a new state would make the CPU forget everything.
+
+use cpu::Stop;
+use guest_ram::PageFlags;
+use iced_x86::code_asm::*;
+
+use crate::harness::*;
+
+/// A page that a test maps elsewhere, and two pages that it can be mapped to.
+const PAGE: u64 = 0x9_0000;
+const LEFT: u64 = 0xa_0000;
+const RIGHT: u64 = 0xb_0000;
+/// A second root with the same tables under it.
+const OTHER_ROOT: u64 = 0xc_0000;
+/// A table that no root leads to yet.
+const NEW_TABLE: u64 = 0xd_0000;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+const LARGE: u64 = 1 << 7;
+
+fn entry_of(address: u64) -> u64 {
+    TABLES + 0x3000 + 8 * (address >> 12)
+}
+
+/// Long mode with two roots; PAGE leads to LEFT.
+fn two_roots() -> Machine {
+    let m = Machine::long();
+    m.put64(OTHER_ROOT, (TABLES + 0x1000) | 7);
+    m.put64(entry_of(PAGE), LEFT | 7);
+    m.put64(LEFT, 1);
+    m.put64(RIGHT, 2);
+    m
+}
+
+fn set_root(a: &mut CodeAssembler, root: u64) {
+    a.mov(rax, root).unwrap();
+    a.mov(cr3, rax).unwrap();
+}
+
+/// Writes a word anywhere.
+fn write64(a: &mut CodeAssembler, address: u64, value: u64) {
+    a.mov(rax, value).unwrap();
+    a.mov(rdx, address).unwrap();
+    a.mov(qword_ptr(rdx), rax).unwrap();
+}
+
+fn halts(m: &mut Machine) {
+    assert_eq!(m.run(), Stop::Halted, "rip {:#x}", m.state.rip);
+}
+
+#[test]
+fn an_entry_changed_in_another_address_space_is_changed() {
+    let mut m = two_roots();
+    m.code(64, |a| {
+        a.mov(rbx, qword_ptr(PAGE)).unwrap();
+        set_root(a, OTHER_ROOT);
+        write64(a, entry_of(PAGE), RIGHT | 7);
+        set_root(a, TABLES);
+        a.mov(rcx, qword_ptr(PAGE)).unwrap();
+        a.hlt().unwrap();
+    });
+    halts(&mut m);
+    assert_eq!((m.state.gpr[3], m.state.gpr[1]), (1, 2));
+}
+
+#[test]
+fn code_whose_entry_changed_in_another_address_space_is_other_code() {
+    let mut m = two_roots();
+    for (page, value) in [(LEFT, 1), (RIGHT, 2)] {
+        m.code_at(64, page, PAGE, |a| {
+            a.mov(ecx, value).unwrap();
+            a.ret().unwrap();
+        });
+    }
+    m.code(64, |a| {
+        a.call(PAGE).unwrap();
+        a.mov(ebx, ecx).unwrap();
+        set_root(a, OTHER_ROOT);
+        write64(a, entry_of(PAGE), RIGHT | 7);
+        set_root(a, TABLES);
+        a.call(PAGE).unwrap();
+        a.hlt().unwrap();
+    });
+    halts(&mut m);
+    assert_eq!((m.state.gpr[3], m.state.gpr[1]), (1, 2));
+}
+
+/// Under one root a page is written as data; under the other it becomes a table; and under the first it is written again.
+#[test]
+fn a_page_that_became_a_table_elsewhere_is_written_as_one() {
+    let mut m = two_roots();
+    // The other root has tables of its own from the PDPT on, with NEW_TABLE at the first 2 MiB of the second GiB.
+    let directory = NEW_TABLE + 0x1000;
+    let pointers = NEW_TABLE + 0x2000;
+    m.put64(OTHER_ROOT, pointers | 7);
+    m.put64(pointers, (TABLES + 0x2000) | 7);
+    m.put64(pointers + 8, directory | 7);
+    m.put64(directory, NEW_TABLE | 7);
+    let far = 1_u64 << 30;
+    m.code(64, |a| {
+        write64(a, NEW_TABLE, LEFT | 7);
+        set_root(a, OTHER_ROOT);
+        a.mov(rdi, far).unwrap();
+        a.mov(rbx, qword_ptr(rdi)).unwrap();
+        set_root(a, TABLES);
+        write64(a, NEW_TABLE, RIGHT | 7);
+        set_root(a, OTHER_ROOT);
+        a.mov(rcx, qword_ptr(rdi)).unwrap();
+        a.hlt().unwrap();
+    });
+    halts(&mut m);
+    assert_eq!((m.state.gpr[3], m.state.gpr[1]), (1, 2));
+}
+
+/// Reads, then writes a page; the guest then clears its D bit and writes again. The entry after each.
+fn dirty_after(m: &mut Machine, bitness: u32, page: u64, entry: u64) -> [u64; 4] {
+    let seen = DATA;
+    m.code(bitness, |a| {
+        let note = |a: &mut CodeAssembler, n: u64| {
+            a.mov(eax, dword_ptr(entry)).unwrap();
+            a.mov(dword_ptr(seen + 4 * n), eax).unwrap();
+        };
+        a.mov(ebx, dword_ptr(page)).unwrap();
+        note(a, 0);
+        a.mov(dword_ptr(page), ebx).unwrap();
+        note(a, 1);
+        a.and(dword_ptr(entry), !(DIRTY as i32)).unwrap();
+        a.mov(ebx, dword_ptr(page)).unwrap();
+        note(a, 2);
+        a.mov(dword_ptr(page + 8), ebx).unwrap();
+        note(a, 3);
+        a.hlt().unwrap();
+    });
+    halts(m);
+    std::array::from_fn(|n| u64::from(m.ram.load_u32(seen + 4 * n as u64)) & (ACCESSED | DIRTY))
+}
+
+const READ_WRITTEN_READ_WRITTEN: [u64; 4] = [ACCESSED, ACCESSED | DIRTY, ACCESSED, ACCESSED | DIRTY];
+
+#[test]
+fn writes_make_4_kib_and_2_mib_pages_dirty() {
+    let large = 4 << 20;
+    let directory_entry = TABLES + 0x2000 + 8 * (large >> 21);
+    for (page, entry, value) in
+        [(PAGE, entry_of(PAGE), PAGE | 7), (large, directory_entry, large | LARGE | 7)]
+    {
+        let mut m = Machine::long();
+        m.put64(entry, value);
+        assert_eq!(dirty_after(&mut m, 64, page, entry), READ_WRITTEN_READ_WRITTEN, "{page:#x}");
+    }
+}
+
+#[test]
+fn writes_make_1_gib_pages_dirty() {
+    let mut m = Machine::long();
+    // The second GiB is the first once more.
+    let entry = TABLES + 0x1000 + 8;
+    m.put64(entry, LARGE | 7);
+    assert_eq!(dirty_after(&mut m, 64, (1 << 30) + PAGE, entry), READ_WRITTEN_READ_WRITTEN);
+}
+
+#[test]
+fn writes_make_4_mib_pages_dirty() {
+    const CR4_PSE: u64 = 1 << 4;
+    let mut m = Machine::protected();
+    for n in 0..4 {
+        m.put32(TABLES + 4 * n, (n << 22 | LARGE | 7) as u32);
+    }
+    m.state.cr0 |= 1 << 31;
+    m.state.cr3 = TABLES;
+    m.state.cr4 = CR4_PSE;
+    assert_eq!(dirty_after(&mut m, 32, 8 << 20, TABLES + 8), READ_WRITTEN_READ_WRITTEN);
+}
+
+/// The jump's last byte begins a line, or a page, in which no other code is; the store is to it alone.
+#[test]
+fn a_store_to_the_last_byte_of_a_block_is_seen() {
+    for last in [CODE + 0x100, CODE + 0x1000] {
+        let mut m = Machine::long();
+        let (first, second) = (0x40_u8, 0x60_u8);
+        m.put(last - 1, &[0xeb, first]);
+        m.code(64, |a| a.jmp(last - 1).unwrap());
+        m.code_at(64, last + 1 + u64::from(first), last + 1 + u64::from(first), |a| {
+            a.inc(ebx).unwrap();
+            a.mov(byte_ptr(last), i32::from(second)).unwrap();
+            a.jmp(last - 1).unwrap();
+        });
+        m.code_at(64, last + 1 + u64::from(second), last + 1 + u64::from(second), |a| a.hlt().unwrap());
+        assert_eq!(m.run_steps(20), Stop::Halted, "{last:#x}");
+        assert_eq!(m.state.gpr[3], 1, "{last:#x}");
+    }
+}
+
+/// And a store to the first byte of a block that ends a line.
+#[test]
+fn a_store_to_the_first_byte_of_a_block_is_seen() {
+    let mut m = Machine::long();
+    let block = CODE + 0x13f;
+    // JMP rel8 becomes HLT.
+    m.put(block, &[0xeb, 0x40]);
+    m.code(64, |a| a.jmp(block).unwrap());
+    m.code_at(64, block + 0x42, block + 0x42, |a| {
+        a.mov(byte_ptr(block), 0xf4_u8 as i8 as i32).unwrap();
+        a.jmp(block).unwrap();
+    });
+    assert_eq!(m.run_steps(20), Stop::Halted);
+}
+
+/// A store beside code, which leaves it alone, and then one onto it.
+#[test]
+fn a_store_beside_code_does_not_hide_the_next() {
+    let mut m = Machine::long();
+    m.put(PAGE, &[0x90, 0xc3]);
+    m.code(64, |a| {
+        a.call(PAGE).unwrap();
+        a.mov(byte_ptr(PAGE + 0x800), al).unwrap();
+        a.mov(byte_ptr(PAGE), 0xf4_u8 as i8 as i32).unwrap();
+        a.call(PAGE).unwrap();
+        a.ud2().unwrap();
+    });
+    halts(&mut m);
+    assert_eq!(m.state.rip, PAGE + 1);
+}
+
+/// A store to another entry of a table, and then one to the entry that was used.
+#[test]
+fn a_store_beside_an_entry_does_not_hide_the_next() {
+    let mut m = two_roots();
+    m.put64(entry_of(PAGE) + 0x100, 0);
+    m.code(64, |a| {
+        a.mov(rbx, qword_ptr(PAGE)).unwrap();
+        write64(a, entry_of(PAGE) + 0x100, LEFT | 7);
+        write64(a, entry_of(PAGE), RIGHT | 7);
+        a.mov(rcx, qword_ptr(PAGE)).unwrap();
+        a.hlt().unwrap();
+    });
+    halts(&mut m);
+    assert_eq!((m.state.gpr[3], m.state.gpr[1]), (1, 2));
+}
+
+/// REP MOVSB of `bytes` from `from`. Assembles to code that changes RCX, RSI, RDI.
+fn copy(a: &mut CodeAssembler, from: u64, to: u64, bytes: u64) {
+    a.mov(esi, from as u32).unwrap();
+    a.mov(edi, to as u32).unwrap();
+    a.mov(ecx, bytes as u32).unwrap();
+    a.rep().movsb().unwrap();
+}
+
+/// REP STOSB of the byte at AL.
+fn fill(a: &mut CodeAssembler, to: u64, bytes: u64) {
+    a.mov(edi, to as u32).unwrap();
+    a.mov(ecx, bytes as u32).unwrap();
+    a.rep().stosb().unwrap();
+}
+
+#[test]
+fn stores_copies_and_fills_onto_a_clean_page_make_it_dirty() {
+    let page = PAGE / 0x1000;
+    let ways: [(&str, fn(&mut CodeAssembler)); 3] = [
+        ("store", |a| a.mov(qword_ptr(PAGE), rbx).unwrap()),
+        ("copy", |a| copy(a, DATA, PAGE, 16)),
+        ("fill", |a| fill(a, PAGE, 16)),
+    ];
+    for (name, write) in ways {
+        // The guest's own D bit says nothing of ours.
+        for entry in [0, ACCESSED | DIRTY] {
+            let mut m = Machine::long();
+            m.page(PAGE, 0, entry);
+            m.ram.flags().clear(page, PageFlags::DIRTY);
+            m.code(64, |a| {
+                // Both are in the TLB for reading.
+                a.mov(rbx, qword_ptr(DATA)).unwrap();
+                a.mov(rbx, qword_ptr(PAGE)).unwrap();
+                write(a);
+                a.hlt().unwrap();
+            });
+            halts(&mut m);
+            assert!(m.ram.flags().has(page, PageFlags::DIRTY), "{name}, {entry:#x}");
+            assert_eq!(m.ram.load_u64(entry_of(PAGE)) & DIRTY, DIRTY, "{name}, {entry:#x}");
+        }
+    }
+}
+
+#[test]
+fn copies_onto_code_replace_it() {
+    for copies in [true, false] {
+        let mut m = Machine::long();
+        // NOPs and RET, and MOV ECX, 2 and RET, as long.
+        m.put(PAGE, &[0x90, 0x90, 0x90, 0x90, 0x90, 0xc3]);
+        m.put(DATA, &[0xb9, 2, 0, 0, 0, 0xc3]);
+        m.code(64, |a| {
+            // It is in the TLB for writing before it is code.
+            a.mov(byte_ptr(PAGE + 0x800), al).unwrap();
+            a.mov(bl, byte_ptr(DATA)).unwrap();
+            a.call(PAGE).unwrap();
+            a.mov(eax, 0xf4).unwrap();
+            if copies {
+                copy(a, DATA, PAGE, 6)
+            } else {
+                fill(a, PAGE, 6)
+            };
+            a.call(PAGE).unwrap();
+            a.hlt().unwrap();
+        });
+        halts(&mut m);
+        if copies {
+            assert_eq!(m.state.gpr[1], 2);
+        } else {
+            assert_eq!(m.state.rip, PAGE + 1, "HLT where the code was filled");
+        }
+    }
+}
+
+#[test]
+fn copies_onto_page_tables_change_translations() {
+    for copies in [true, false] {
+        let mut m = two_roots();
+        let table = entry_of(PAGE);
+        m.put64(DATA, RIGHT | 7);
+        m.put64(DATA + 8, RIGHT | 7);
+        m.code(64, |a| {
+            // A store puts the table into the TLB for writing, then it is walked for a page that was not used yet.
+            a.mov(rax, qword_ptr(table + 0x20)).unwrap();
+            a.mov(qword_ptr(table + 0x20), rax).unwrap();
+            a.mov(rbx, qword_ptr(PAGE)).unwrap();
+            a.mov(al, byte_ptr(DATA)).unwrap();
+            a.mov(eax, 0).unwrap();
+            if copies {
+                copy(a, DATA, table, 16)
+            } else {
+                fill(a, table, 16)
+            };
+            a.mov(rdx, qword_ptr(PAGE)).unwrap();
+            a.hlt().unwrap();
+        });
+        if copies {
+            halts(&mut m);
+            assert_eq!((m.state.gpr[3], m.state.gpr[2]), (1, 2));
+        } else {
+            assert_eq!(m.run_to_handler(), 14, "the entry is not present any more");
+        }
+    }
+}
+
+/// A copy onto its own tail repeats a pattern; one onto its own head moves; both whatever the page's end.
+#[test]
+fn copies_within_a_page_go_byte_by_byte() {
+    for (distance, expected) in [(1_i64, b"aaaaaaaa"), (3, b"abcabcab"), (-1, b"abcdefgh")] {
+        for at in [PAGE + 0x100, PAGE + 0x1000 - 4] {
+            let mut m = Machine::long();
+            m.put(at, b"abcdefgh.");
+            let to = at.wrapping_add_signed(distance);
+            m.code(64, |a| {
+                copy(a, at, to, 8);
+                a.hlt().unwrap();
+            });
+            halts(&mut m);
+            let mut bytes = [0; 8];
+            m.ram.read_bytes(to, &mut bytes);
+            assert_eq!(&bytes, expected, "by {distance} at {at:#x}");
+            assert_eq!(m.state.gpr[6..8], [at + 8, to + 8]);
+            assert_eq!(m.state.gpr[1], 0);
+        }
+    }
+}
+
+#[test]
+fn copies_go_down_with_df() {
+    let mut m = Machine::long();
+    m.put(PAGE, b"abcdefgh");
+    m.code(64, |a| {
+        a.std().unwrap();
+        copy(a, PAGE + 7, DATA + 7, 8);
+        a.hlt().unwrap();
+    });
+    halts(&mut m);
+    let mut bytes = [0; 8];
+    m.ram.read_bytes(DATA, &mut bytes);
+    assert_eq!(&bytes, b"abcdefgh");
+    assert_eq!(m.state.gpr[6..8], [PAGE - 1, DATA - 1]);
+}

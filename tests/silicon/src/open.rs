@@ -1,0 +1,301 @@
+//! What the manuals leave open and vendors fill in differently: undefined flags and results, x87 pointers, encodings that
+//! one vendor reads otherwise. The CPU follows Intel's processors there, so only theirs can be compared in full; on others
+//! this is left out of the comparison with the processor, and the golden vectors ([`crate::golden`]) have it instead.
+//!
+//! "SDM" is Intel's Software Developer's Manual, "APM" AMD's Architecture Programmer's Manual.
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic, OpKind, RflagsBits};
+
+use crate::allowed::take_extended;
+use crate::case::Case;
+use crate::compare::Pair;
+use crate::layout::{DATA, DATA_BYTES};
+use crate::state::{FxImage, Outcome};
+
+/// How much of an outcome is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compared {
+    /// All of it: the reference is an Intel processor, or was when it was recorded.
+    Everything,
+    /// What the manuals define.
+    Defined,
+}
+
+impl Compared {
+    /// What can be compared with the processor that this runs on.
+    pub fn here() -> Compared {
+        if is_intel() { Compared::Everything } else { Compared::Defined }
+    }
+}
+
+/// Whether this runs on one of Intel's processors.
+pub fn is_intel() -> bool {
+    let vendor = std::arch::x86_64::__cpuid(0);
+    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel"
+}
+
+const CF: u64 = 1;
+const PF: u64 = 1 << 2;
+const AF: u64 = 1 << 4;
+const ZF: u64 = 1 << 6;
+const SF: u64 = 1 << 7;
+const OF: u64 = 1 << 11;
+
+/// The flags that an instruction leaves undefined, as RFLAGS bits.
+pub fn flags(case: &Case) -> u64 {
+    const BITS: [(u32, u64); 6] = [
+        (RflagsBits::CF, CF),
+        (RflagsBits::PF, PF),
+        (RflagsBits::AF, AF),
+        (RflagsBits::ZF, ZF),
+        (RflagsBits::SF, SF),
+        (RflagsBits::OF, OF),
+    ];
+    let undefined = case.instruction.rflags_undefined();
+    let bits = BITS.iter().filter(|(theirs, _)| undefined & theirs != 0).fold(0, |all, (_, ours)| all | ours);
+    match shift_count(case) {
+        Some(0) => 0,
+        Some(1) => bits & !OF,
+        Some(count) if loses_carry(case, count) => bits | CF,
+        _ => bits,
+    }
+}
+
+/// The masked count of a shift or rotate.
+fn shift_count(case: &Case) -> Option<u64> {
+    use Mnemonic::*;
+    let instruction = &case.instruction;
+    if !matches!(instruction.mnemonic(), Shl | Sal | Shr | Sar | Rol | Ror | Rcl | Rcr | Shld | Shrd) {
+        return None;
+    }
+    let last = instruction.op_count() - 1;
+    let count = match instruction.op_kind(last) {
+        OpKind::Register => case.registers.gpr[1],
+        _ => instruction.immediate(last),
+    };
+    Some(count & if size(case) == 8 { 63 } else { 31 })
+}
+
+/// SDM vol. 2, SAL/SAR/SHL/SHR: CF is undefined where SHL or SHR shift by the operand's size or more.
+fn loses_carry(case: &Case, count: u64) -> bool {
+    use Mnemonic::*;
+    matches!(case.instruction.mnemonic(), Shl | Sal | Shr) && count >= 8 * size(case) as u64
+}
+
+/// Bytes of the first operand.
+fn size(case: &Case) -> usize {
+    match case.instruction.op_kind(0) {
+        OpKind::Register => case.instruction.op_register(0).size(),
+        _ => case.instruction.memory_size().size(),
+    }
+}
+
+/// The x87 condition codes that an instruction leaves undefined, as bits of the status word.
+fn conditions(case: &Case) -> u16 {
+    const BITS: [(u32, u16); 4] = [
+        (RflagsBits::C0, 1 << 8),
+        (RflagsBits::C1, 1 << 9),
+        (RflagsBits::C2, 1 << 10),
+        (RflagsBits::C3, 1 << 14),
+    ];
+    let undefined = case.instruction.rflags_undefined();
+    BITS.iter().filter(|(theirs, _)| undefined & theirs != 0).fold(0, |all, (_, ours)| all | ours)
+}
+
+/// The general register whose contents are undefined: of BSF and BSR without a bit that is set, of 16-bit BSWAP.
+fn register(case: &Case, native: &Outcome) -> Option<usize> {
+    use Mnemonic::*;
+    let open = match case.instruction.mnemonic() {
+        Bsf | Bsr => native.registers.rflags & ZF != 0,
+        Bswap => size(case) == 2,
+        _ => false,
+    };
+    open.then(|| case.instruction.op_register(0).full_register().number())
+}
+
+/// Whether vendors take these bytes for different instructions: AMD's processors heed an operand-size prefix of near
+/// branches, Intel's do not (SDM vol. 2 and APM vol. 3, Jcc, JMP, CALL, RET). Such a case is not even tried.
+pub fn decoded_otherwise(case: &Case) -> bool {
+    let decode = |options| Decoder::with_ip(64, &case.bytes, case.registers.rip, options).decode();
+    let (theirs, ours) = (decode(DecoderOptions::AMD), decode(DecoderOptions::NONE));
+    let near = !matches!(ours.flow_control(), FlowControl::Next | FlowControl::XbeginXabortXend);
+    theirs != ours || theirs.code() != ours.code() || near && case.code()[..ours.len() - 1].contains(&0x66)
+}
+
+/// A case that is left open as a whole.
+struct Whole {
+    name: &'static str,
+    #[allow(dead_code, reason = "for the reader")]
+    manual: &'static str,
+    applies: fn(&Case, &Pair<'_>) -> bool,
+}
+
+const WHOLE: &[Whole] = &[
+    Whole {
+        name: "open: 16-bit SHLD and SHRD by more than 16",
+        manual: "SDM vol. 2, SHLD: \"If the count is greater than the operand size, the result is undefined\"",
+        applies: |case, _| {
+            let double = matches!(case.instruction.mnemonic(), Mnemonic::Shld | Mnemonic::Shrd);
+            double && size(case) == 2 && shift_count(case).is_some_and(|count| count > 16)
+        },
+    },
+    Whole {
+        name: "open: faults of instructions that access memory in an order of their own",
+        manual: "SDM vol. 3, 6.9: the order of faults of one instruction's execution is model-specific",
+        applies: |case, pair| {
+            use Mnemonic::*;
+            let several = matches!(
+                case.instruction.mnemonic(),
+                Maskmovdqu
+                    | Maskmovq
+                    | Fxsave
+                    | Fxsave64
+                    | Fxrstor
+                    | Fxrstor64
+                    | Fnsave
+                    | Fnstenv
+                    | Frstor
+                    | Fldenv
+                    | Enter
+            );
+            several && faulted(pair)
+        },
+    },
+    Whole {
+        name: "open: bit 17 of MXCSR",
+        manual: "APM vol. 1, 4.2.2: MM, misaligned exception mask; reserved in the SDM, so that loading it faults",
+        applies: |case, pair| {
+            matches!(case.instruction.mnemonic(), Mnemonic::Ldmxcsr)
+                && pair.soft.fault.is_some_and(|f| f.vector == 13)
+        },
+    },
+    Whole {
+        name: "open: whether a branch to a non-canonical address or its target faults",
+        manual: "SDM vol. 2, JMP: #GP at the branch; processors of others fault at the fetch",
+        applies: |case, pair| {
+            let branch = !matches!(case.instruction.flow_control(), FlowControl::Next);
+            let general = |outcome: &Outcome| outcome.fault.is_some_and(|f| f.vector == 13);
+            branch && general(pair.native) && general(pair.soft)
+        },
+    },
+    Whole {
+        name: "open: steps of FPREM and FPREM1 with exponents far apart",
+        manual: "SDM vol. 2, FPREM: \"N is an implementation-dependent number between 32 and 63\"",
+        applies: |case, _| {
+            let exponent = |n| case.registers.fx.sign_exponent(n) & 0x7fff;
+            let remainder = matches!(case.instruction.mnemonic(), Mnemonic::Fprem | Mnemonic::Fprem1);
+            remainder && exponent(0).saturating_sub(exponent(1)) >= 63
+        },
+    },
+    Whole {
+        name: "open: arguments outside the domain of transcendental functions",
+        manual: "SDM vol. 2, F2XM1, FYL2XP1: the result is undefined; FSIN: pi of 66 bits, in the APM exact",
+        applies: |case, _| outside_domain(case),
+    },
+    Whole {
+        name: "open: FBLD of digits above 9",
+        manual: "SDM vol. 2, FBLD: \"attempting to load an invalid encoding produces an undefined result\"",
+        applies: |case, _| case.instruction.mnemonic() == Mnemonic::Fbld && !is_decimal(case),
+    },
+];
+
+fn faulted(pair: &Pair<'_>) -> bool {
+    pair.native.fault.is_some() || pair.soft.fault.is_some()
+}
+
+fn outside_domain(case: &Case) -> bool {
+    use Mnemonic::*;
+    const HALF: u16 = 0x3ffe;
+    let fx = &case.registers.fx;
+    let exponent = fx.sign_exponent(0) & 0x7fff;
+    match case.instruction.mnemonic() {
+        F2xm1 => exponent > 0x3fff || exponent == 0x3fff && fx.mantissa(0) != 1 << 63,
+        // 1 - sqrt(2) / 2 is a little above a quarter.
+        Fyl2xp1 => exponent >= HALF - 1,
+        Fsin | Fcos | Fsincos | Fptan => exponent >= HALF,
+        _ => false,
+    }
+}
+
+fn is_decimal(case: &Case) -> bool {
+    let digits = case.writes.first().and_then(|write| write.bytes[..write.length].get(..9));
+    digits.is_some_and(|bytes| bytes.iter().all(|byte| byte >> 4 < 10 && byte & 15 < 10))
+}
+
+/// Why the whole case is left open, if it is.
+pub fn whole(case: &Case, pair: &Pair<'_>) -> Option<&'static str> {
+    WHOLE.iter().find(|rule| (rule.applies)(case, pair)).map(|rule| rule.name)
+}
+
+/// Makes `soft` and its data equal to the processor's wherever the manuals leave them open.
+pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, soft_data: &mut [u8]) {
+    let native = &pair.native.registers;
+    let take = |to: &mut u64, from: u64, bits: u64| *to = *to & !bits | from & bits;
+    take(&mut soft.registers.rflags, native.rflags, flags(case));
+    if let Some(open) = register(case, pair.native) {
+        soft.registers.gpr[open] = native.gpr[open];
+    }
+    apply_x87(case, &native.fx, &mut soft.registers.fx);
+    for open in data(case) {
+        let range = open.start.min(soft_data.len())..open.end.min(soft_data.len());
+        soft_data[range.clone()].copy_from_slice(&pair.native_data[range]);
+    }
+}
+
+fn apply_x87(case: &Case, native: &FxImage, soft: &mut FxImage) {
+    use Mnemonic::*;
+    // Bits 6, 7 and 13 to 15 are reserved.
+    const CONTROL: u16 = 0x1f3f;
+    let open = conditions(case);
+    soft.set_status(soft.status() & !open | native.status() & open);
+    soft.set_control(soft.control() & CONTROL | native.control() & !CONTROL);
+    // APM vol. 5, FXSAVE: AMD's processors save these only while an exception is pending.
+    soft.set_opcode(native.opcode());
+    soft.set_instruction_pointer(native.instruction_pointer());
+    soft.set_data_pointer(native.data_pointer());
+    if matches!(case.instruction.mnemonic(), F2xm1 | Fyl2x | Fyl2xp1 | Fsin | Fcos | Fsincos | Fptan | Fpatan)
+    {
+        // Each is within one of the exact result.
+        take_extended(native, soft, 2);
+    }
+}
+
+/// Bytes of the writable data that an x87 image in memory leaves open: pointers and opcode, reserved bytes.
+fn data(case: &Case) -> Vec<std::ops::Range<usize>> {
+    use Mnemonic::*;
+    let Some(write) = case.writes.first() else { return Vec::new() };
+    let ranges = match (case.instruction.mnemonic(), size(case)) {
+        (Fxsave | Fxsave64, _) => {
+            let slots = (0..8).map(|n| 32 + 16 * n + 10..48 + 16 * n);
+            [5..24, 28..32, 416..512].into_iter().chain(slots).collect()
+        }
+        // SDM vol. 1, figures 8-9 and 8-11: the 32-bit and the 16-bit environment.
+        (Fnstenv, 28) | (Fnsave, 108) => Vec::from([2..4, 6..8, 10..28]),
+        (Fnstenv | Fnsave, _) => Vec::from([6..10, 10..14]),
+        _ => Vec::new(),
+    };
+    debug_assert!((DATA..DATA + DATA_BYTES).contains(&write.address));
+    let start = (write.address - DATA) as usize;
+    ranges.into_iter().map(|range| start + range.start..start + range.end).collect()
+}
+
+/// Flips everything in an outcome that is left open but for results within a tolerance: a processor of another vendor, as
+/// far from ours as the manuals permit.
+pub fn disturb(case: &Case, outcome: &mut Outcome, data_bytes: &mut [u8]) {
+    outcome.registers.rflags ^= flags(case);
+    let fx = &mut outcome.registers.fx;
+    fx.set_status(fx.status() ^ conditions(case));
+    fx.set_opcode(fx.opcode() ^ 0x7ff);
+    fx.set_instruction_pointer(!fx.instruction_pointer());
+    fx.set_data_pointer(!fx.data_pointer());
+    if outcome.fault.is_some() {
+        return;
+    }
+    if let Some(open) = register(case, outcome) {
+        outcome.registers.gpr[open] ^= u64::MAX;
+    }
+    for range in data(case) {
+        let end = range.end.min(data_bytes.len());
+        data_bytes[range.start.min(end)..end].iter_mut().for_each(|byte| *byte ^= 0xff);
+    }
+}
