@@ -405,7 +405,8 @@ impl Image {
         let paged = self.paging != Paging::Off;
         let protected = self.mode != Mode::Real;
         let write_protect = if self.rng.percent(60) { 1 << 16 } else { 0 };
-        state.cr0 = 0x30 | u64::from(protected) | if paged { 1 << 31 | write_protect } else { 0 };
+        let alignment = if self.rng.percent(30) { 1 << 18 } else { 0 };
+        state.cr0 = 0x30 | alignment | u64::from(protected) | if paged { 1 << 31 | write_protect } else { 0 };
         let space = usize::from(self.rng.percent(20));
         state.cr3 = if self.paging == Paging::Pae { MIDDLES[space] } else { ROOTS[space] };
         let pae = !matches!(self.paging, Paging::Narrow | Paging::Off);
