@@ -161,22 +161,20 @@ impl GdbTarget<'_> {
 
     fn list_hits(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
         let (stops, from, to) = self.region(text, poll)?;
-        // Who gives up shall not wait for the way back.
-        let here = self.timeline.snapshot();
         self.timeline.set_stops(stops);
         let hits = self.timeline.hits(from, to, MAX_LISTED, poll);
         self.points_changed();
         let hits = hits.map_err(refused)?;
-        self.timeline.return_to(&here).map_err(refused)?;
-        self.hits = hits.ok_or_else(|| Refusal::new("interrupted"))?;
+        self.hits = hits.found;
         let mut answer = String::new();
         for (number, Hit { before, cause, .. }) in self.hits.iter().enumerate() {
             let _ = writeln!(answer, "hit:{number:<4} insn:{before:<14} {}", self.told(*cause));
         }
-        answer += &match self.hits.len() {
-            0 => "nowhere in that part of the recording\n".to_string(),
-            MAX_LISTED => format!("these are the first {MAX_LISTED}; goto hit:N goes to one\n"),
-            _ => "goto hit:N goes to one\n".to_string(),
+        answer += &match (hits.interrupted_at, self.hits.len()) {
+            (Some(edge), _) => format!("interrupted: nothing behind insn:{edge} has been looked at\n"),
+            (None, 0) => "nowhere in that part of the recording\n".to_string(),
+            (None, MAX_LISTED) => format!("these are the first {MAX_LISTED}; goto hit:N goes to one\n"),
+            (None, _) => "goto hit:N goes to one\n".to_string(),
         };
         Ok(answer)
     }
@@ -192,11 +190,7 @@ impl GdbTarget<'_> {
             && let (Ok(from), Ok(to)) = (self.place(from, poll), self.place(to, poll))
             && let Ok(stops) = self.stops_of(condition.trim())
         {
-            return if from <= to {
-                Ok((stops, from, to))
-            } else {
-                Err(Refusal::new("that part of the recording ends before it begins"))
-            };
+            return Ok((stops, from, to));
         }
         Ok((self.stops_of(text)?, Instructions(0), self.timeline.end()))
     }

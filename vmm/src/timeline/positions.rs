@@ -1,6 +1,6 @@
 //! What the notations of positions mean in a recording.
 
-use super::travel::{Timeline, TravelStop};
+use super::travel::Timeline;
 use super::walker::{Poll, SNAPSHOT_SPACING, Walked};
 use crate::error::Error;
 use crate::machine::Machine;
@@ -98,7 +98,20 @@ impl Timeline {
         if wanted == 0 {
             return Ok(Some(Instructions(0)));
         }
-        let back_to = self.position();
+        self.must_be_history()?;
+        let begun = self.snapshot();
+        let found = self.run_to(measure, wanted, poll);
+        self.return_to(&begun)?;
+        found
+    }
+
+    /// As [`Timeline::find`], and stays wherever it looked last.
+    fn run_to(
+        &mut self,
+        measure: &Measure,
+        wanted: u64,
+        poll: &mut Poll<'_>,
+    ) -> Result<Option<Instructions>, Error> {
         let (mut low, mut high) = (Instructions(0), self.end());
         for (&at, head) in self.checkpoints().into_iter().flat_map(|checkpoints| checkpoints.heads()) {
             if (measure.of_head)(head) >= wanted {
@@ -107,30 +120,26 @@ impl Timeline {
             }
             low = at;
         }
-        not_interrupted(self.seek(low, poll)? == TravelStop::Interrupted)?;
+        self.seek(low, poll)?.unless_interrupted()?;
         self.shared.begin(high - low);
         let mut slice = SLICE_STEPS;
-        let found = loop {
+        loop {
             if (measure.of_machine)(self.machine()) < wanted {
                 low = self.position();
                 if low >= high {
-                    break None;
+                    return Ok(None);
                 }
                 self.walker.leave_snapshot();
                 let walked = self.walker.advance(high.min(low + slice), SNAPSHOT_SPACING, poll)?;
-                not_interrupted(walked == Walked::Interrupted || poll())?;
+                if walked == Walked::Interrupted || poll() {
+                    return Err(Error::Interrupted);
+                }
             } else if slice > 1 {
                 slice /= SLICE_FACTOR;
-                self.seek(low, poll)?;
+                self.seek(low, poll)?.unless_interrupted()?;
             } else {
-                break Some(self.position());
+                return Ok(Some(self.position()));
             }
-        };
-        self.seek(back_to, poll)?;
-        Ok(found)
+        }
     }
-}
-
-fn not_interrupted(interrupted: bool) -> Result<(), Error> {
-    if interrupted { Err(Error::Position("interrupted".to_string())) } else { Ok(()) }
 }

@@ -123,6 +123,15 @@ impl Walker {
         }
     }
 
+    /// The first place at or after `target` that can be restored.
+    pub fn first_from(&self, target: Instructions) -> Option<Instructions> {
+        let checkpoint = match target {
+            Instructions(0) => None,
+            target => self.shared.checkpoint_after(target - 1),
+        };
+        self.shared.snapshots.first_from(target).into_iter().chain(checkpoint).min()
+    }
+
     /// Goes to the last place at or before `target` that can be restored.
     pub fn restore_nearest(&mut self, target: Instructions) -> Result<(), Error> {
         match (self.nearest(target), &self.shared.checkpoints) {

@@ -126,7 +126,7 @@ struct Line {
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let (recording, engine) = args.part.open_for(&args.recording, args.engine)?;
-    let Some(timeline) = travel::open_at(&recording, args.at, engine)? else { return Ok(exit_code::FAILED) };
+    let timeline = travel::open_at(&recording, args.at, engine)?;
     let state = state(args, &timeline)?;
     crate::output::print(&if args.json {
         serde_json::to_string_pretty(&state).expect("plain data always serializes")
