@@ -193,6 +193,21 @@ fn a_range_of_steps_ends_outside_or_at_a_breakpoint() {
 }
 
 #[test]
+fn a_range_of_steps_may_end_in_an_instruction_of_one_byte() {
+    let mut client = Client::connect_without_acks(Toy::new());
+    // The NOP is the last byte of the range, and then all of it.
+    for first in [ENTRY, LOOP] {
+        client.request(&format!("vCont;r{first:x},{JMP:x}:p1.1;c:p1.-1"));
+        assert_eq!(client.rip(), JMP);
+    }
+    while client.rip() != NOP {
+        client.request(STEP);
+    }
+    client.request(&format!("vCont;r{NOP:x},{JMP:x}:p1.1;c:p1.-1"));
+    assert_eq!(client.rip(), JMP);
+}
+
+#[test]
 fn refused_writes_come_with_their_sentence() {
     let sentence = "the recorded past cannot be changed";
     let error = format!("E.{sentence}");

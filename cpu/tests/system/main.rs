@@ -10,3 +10,4 @@ mod peek;
 mod random;
 mod real;
 mod registers;
+mod watchpoints;

@@ -293,7 +293,7 @@ fn stops_of(text: &str, names: &Names<'_>) -> Result<Stops, Refusal> {
     let words: Vec<_> = rest.split_whitespace().collect();
     let watched = |kind, changes_only| {
         let (address, length) = range(&words, names)?;
-        address.checked_add(length).filter(|_| length > 0)?;
+        address.checked_add(length.checked_sub(1)?)?;
         let point = Watchpoint { space: AddressKind::Linear, address, length, kind };
         Some(Stops { watches: vec![Watch { changes_only, ..point.into() }], ..Stops::default() })
     };

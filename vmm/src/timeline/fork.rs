@@ -97,7 +97,7 @@ impl Timeline {
     ) -> Result<TravelStop, Error> {
         let machine = &mut self.walker.machine;
         let mut origin = machine.moment().count;
-        let mut armed = Armed::new(stops, machine);
+        let armed = Armed::new(stops, machine);
         loop {
             let here = machine.moment().count;
             if here >= target {

@@ -88,12 +88,12 @@ impl Walker {
             }
         }
         let spacing = ((window.end - window.start) / PARTS).max(SNAPSHOT_SPACING);
-        let mut armed = Armed::new(stops, &mut self.machine);
+        let armed = Armed::new(stops, &mut self.machine);
         // A breakpoint at the window's very first instruction counts.
         let mut origin = Instructions::MAX;
         let mut hits = Vec::new();
         loop {
-            match self.run(window.end, &mut armed, &mut origin, spacing, poll)? {
+            match self.run(window.end, &armed, &mut origin, spacing, poll)? {
                 Walked::There => return Ok(Scanned::Hits(hits)),
                 Walked::Interrupted if keep == Keep::Last => {
                     return Ok(Scanned::Interrupted { hits: Vec::new(), edge: window.end });

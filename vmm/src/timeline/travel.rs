@@ -300,9 +300,9 @@ impl Timeline {
         self.shared.begin(self.shared.end - here);
         let checkpoints: Vec<Instructions> = self.checkpoints_in(here + 1, self.shared.end);
         let alone = checkpoints.get(ALONE).copied().unwrap_or(self.shared.end);
-        let mut armed = Armed::new(&stops, &mut self.walker.machine);
+        let armed = Armed::new(&stops, &mut self.walker.machine);
         let mut origin = here;
-        match self.walker.run(alone, &mut armed, &mut origin, SNAPSHOT_SPACING, poll)? {
+        match self.walker.run(alone, &armed, &mut origin, SNAPSHOT_SPACING, poll)? {
             Walked::Hit(hit) => return Ok(TravelStop::Hit(hit.cause)),
             // The next run forward passes over a breakpoint where it begins.
             Walked::Interrupted => {
@@ -476,9 +476,9 @@ impl Timeline {
         if here >= self.shared.end {
             return Ok(TravelStop::End);
         }
-        let mut armed = Armed::new(&stops, &mut self.walker.machine);
+        let armed = Armed::new(&stops, &mut self.walker.machine);
         let mut origin = here;
-        let walked = self.walker.run(here + 1, &mut armed, &mut origin, u64::MAX, &mut || false)?;
+        let walked = self.walker.run(here + 1, &armed, &mut origin, u64::MAX, &mut || false)?;
         Ok(match walked {
             Walked::Hit(hit) => TravelStop::Hit(hit.cause),
             _ if self.position() > here => TravelStop::Reached,

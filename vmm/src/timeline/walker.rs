@@ -191,9 +191,9 @@ impl Walker {
         poll: &mut Poll<'_>,
     ) -> Result<Walked, Error> {
         let nothing = Stops::default();
-        let mut armed = Armed::new(&nothing, &mut self.machine);
+        let armed = Armed::new(&nothing, &mut self.machine);
         let mut origin = Instructions::MAX;
-        self.run(target, &mut armed, &mut origin, spacing, poll)
+        self.run(target, &armed, &mut origin, spacing, poll)
     }
 
     /// Runs on to a place, or to something to stop at, with a snapshot every `spacing` steps. A breakpoint at
@@ -201,7 +201,7 @@ impl Walker {
     pub fn run(
         &mut self,
         target: Instructions,
-        armed: &mut Armed<'_>,
+        armed: &Armed<'_>,
         origin: &mut Instructions,
         spacing: u64,
         poll: &mut Poll<'_>,
