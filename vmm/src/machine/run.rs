@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use checkpoint::{PageMap, Store};
-use cpu::{AddressKind, Stop, Trap, Traps, WatchHit, Watchpoint};
+use cpu::{AddressKind, Bus, Stop, Trap, Traps, WatchHit, Watchpoint};
 use devices::pci::PciBus;
 use devices::platform::Platform;
 use devices::virtio::{Block, Console, Rng};
@@ -298,6 +298,22 @@ impl<U: Unit> Machine<U> {
         self.take_events(U::MAX, inputs)
     }
 
+    /// Lets time pass that the guest idles here, up to `time_ns`, and takes the events that come in before that;
+    /// executes nothing, and ends where the guest would. The state is then one of several at this count, and
+    /// not the one in which it was first reached.
+    pub fn idle_to(&mut self, time_ns: u64, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
+        while self.moment().time_ns < time_ns && self.engine.cpu().core().state.halted {
+            self.take_events(U::MAX, inputs)?;
+            let signals = self.bus.signals();
+            if self.outcome.is_some() || signals.interrupt || signals.nmi {
+                break;
+            }
+            self.idle(inputs)?;
+            self.bus.platform.advance(self.moment().time_ns);
+        }
+        Ok(())
+    }
+
     /// Takes the events due here; those at `until` are left for later.
     fn take_events(&mut self, until: U, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
         while self.outcome.is_none() && self.moment().count < until {
@@ -331,7 +347,7 @@ impl<U: Unit> Machine<U> {
                 });
             }
             Event::PowerButton => platform.press_power_button(now_ns),
-            Event::Ended => self.outcome = Some(Outcome::Ended),
+            Event::Ended | Event::Interrupted | Event::Limit => self.outcome = event.outcome(),
             Event::Stopped(_) => {
                 self.stopping.stopped = None;
                 self.bus.clock.note_exit();
