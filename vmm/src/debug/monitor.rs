@@ -92,6 +92,8 @@ impl GdbTarget<'_> {
     fn goto(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
         let left = self.timeline.leave_fork().map_err(refused)?;
         let target = self.place(text, poll)?;
+        let spec: Option<PositionSpec> = text.parse().ok();
+        let comes_ns = spec.map_or(Ok(None), |spec| self.timeline.time_at(spec)).map_err(refused)?;
         let mut stop = self.timeline.seek(target, poll).map_err(refused)?;
         if stop == TravelStop::Reached {
             stop = self.timeline.settle(poll).map_err(refused)?;
@@ -103,7 +105,12 @@ impl GdbTarget<'_> {
         if stop == TravelStop::Interrupted {
             answer += "Interrupted on the way.\n";
         }
-        Ok(answer + &self.when())
+        answer += &self.when();
+        let now_ns = self.timeline.machine().moment().time_ns;
+        if let Some(ns) = comes_ns.filter(|&ns| ns > now_ns && self.timeline.position() == target) {
+            let _ = writeln!(answer, "The guest idles here: {text} is at {:.9} s.", ns as f64 / 1e9);
+        }
+        Ok(answer)
     }
 
     /// The place that a position means; marks and listed hits are this session's own.
