@@ -204,6 +204,23 @@ fn a_range_step_ends_behind_an_instruction_of_one_byte() {
     assert_eq!(target.step_range(top..dec + 1, &at_dec, &mut || false).unwrap(), gdb::Stop::Breakpoint(dec));
 }
 
+#[test]
+fn gdb_may_watch_any_range() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = recording(directory.path(), "r.ttvm", &[]);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let first = all(&mut timeline, watching(&[writes(0, STIRRED + STIRRED_BYTES)]))[0];
+    let mut target = GdbTarget::new(&mut timeline);
+    for (address, length) in [(0, 0x7fff_ffff_ffff_ffff), (1, u64::MAX), (u64::MAX, 1)] {
+        target.set_watchpoint(gdb::Watchpoint { address, length, kind: gdb::WatchKind::Write }).unwrap();
+    }
+    let stop = target.run_forward(&mut || false).unwrap();
+    let gdb::Stop::Watchpoint { kind: gdb::WatchKind::Write, address } = stop else { panic!("{stop:?}") };
+    assert!((STIRRED..STIRRED + STIRRED_BYTES).contains(&address), "{address:#x}");
+    drop(target);
+    assert_eq!(timeline.position(), first.after);
+}
+
 /// Traps and watches of one step are both seen.
 #[test]
 fn nothing_of_a_step_is_lost() {
