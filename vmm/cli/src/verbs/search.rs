@@ -152,7 +152,14 @@ fn one(
 ) -> Result<Found, Error> {
     // A search backward restores states before `from` and need not stand there; a checkpoint at the end is
     // enough.
-    timeline.seek(from, &mut || interrupt.poll())?.unless_interrupted()?;
+    if timeline.seek(from, &mut || interrupt.poll())? == TravelStop::Interrupted {
+        return Ok(Found {
+            hits: Vec::new(),
+            replayed: 0,
+            interrupted: true,
+            goes_on_at: Some(from.number()),
+        });
+    }
     let before = timeline.replayed_steps();
     let stop = if args.forward {
         timeline.run_forward(&mut || interrupt.poll())?
