@@ -295,7 +295,6 @@ impl Timeline {
         if self.fork.is_some() {
             return self.run_fork(Instructions::MAX, &stops, poll);
         }
-        let begun = self.snapshot();
         let here = self.position();
         self.shared.begin(self.shared.end - here);
         let checkpoints: Vec<Instructions> = self.checkpoints_in(here + 1, self.shared.end);
@@ -304,15 +303,19 @@ impl Timeline {
         let mut origin = here;
         match self.walker.run(alone, &armed, &mut origin, SNAPSHOT_SPACING, poll)? {
             Walked::Hit(hit) => return Ok(TravelStop::Hit(hit.cause)),
-            // The next run forward passes over a breakpoint where it begins.
-            Walked::Interrupted => {
-                let moved = self.walker.position() > here;
-                let hit = armed.hit(&RunStop::Breakpoint, &self.walker.machine).filter(|_| moved);
-                return Ok(hit.map_or(TravelStop::Interrupted, |hit| TravelStop::Hit(hit.cause)));
-            }
             Walked::There if alone == self.shared.end => return Ok(TravelStop::End),
-            Walked::There => {}
+            walked => {
+                // A run forward that begins here would pass over a breakpoint.
+                let hit = armed.hit(&RunStop::Breakpoint, &self.walker.machine);
+                if let Some(hit) = hit.filter(|_| self.position() > here) {
+                    return Ok(TravelStop::Hit(hit.cause));
+                }
+                if walked == Walked::Interrupted {
+                    return Ok(TravelStop::Interrupted);
+                }
+            }
         }
+        let begun = self.snapshot();
         let starts = || checkpoints[ALONE..].iter().copied();
         let ends = starts().skip(1).chain([self.shared.end]);
         let windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
@@ -323,6 +326,20 @@ impl Timeline {
     pub fn run_backward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         self.must_be_history()?;
         let begun = self.snapshot();
+        let stop = self.search_backward(&begun, poll);
+        if stop.is_err() {
+            // Where it failed, nobody knows what lies behind.
+            self.return_to(&begun)?;
+        }
+        stop
+    }
+
+    /// Runs backward from here, which is `begun`.
+    fn search_backward(
+        &mut self,
+        begun: &Snapshot<Instructions>,
+        poll: &mut Poll<'_>,
+    ) -> Result<TravelStop, Error> {
         let origin = self.position();
         self.shared.begin(origin.number());
         let stops = self.stops.clone();
@@ -334,19 +351,19 @@ impl Timeline {
             if self.shared.threads > 1 && is_long {
                 let windows = self.windows_back_from(end);
                 if windows.len() > 1 {
-                    return self.finish_on_all_cores(&begun, &windows, Direction::Backward, poll);
+                    return self.finish_on_all_cores(begun, &windows, Direction::Backward, poll);
                 }
             }
             match self.walker.scan(window, &stops, Keep::Last, poll)? {
                 Scanned::Hits(hits) => match hits.last() {
-                    Some(hit) => return self.arrive(&begun, *hit, Direction::Backward, poll),
+                    Some(hit) => return self.arrive(begun, *hit, Direction::Backward, poll),
                     None if window.start > Instructions(0) && poll() => {
-                        return self.interrupted(&begun, window.start, Direction::Backward);
+                        return self.interrupted(begun, window.start, Direction::Backward);
                     }
                     None => end = window.start,
                 },
                 Scanned::Interrupted { edge, .. } => {
-                    return self.interrupted(&begun, edge, Direction::Backward);
+                    return self.interrupted(begun, edge, Direction::Backward);
                 }
             }
         }
@@ -388,6 +405,7 @@ impl Timeline {
         }
     }
 
+    /// Goes to a hit that a search from `begun` found.
     fn arrive(
         &mut self,
         begun: &Snapshot<Instructions>,
@@ -458,9 +476,9 @@ impl Timeline {
         let windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
         let stops = self.stops.clone();
         let keep = Keep::All(limit);
-        let scanned = scan_on_all_cores(&mut self.walker, &self.shared, &windows, &stops, keep, poll)?;
+        let scanned = scan_on_all_cores(&mut self.walker, &self.shared, &windows, &stops, keep, poll);
         self.return_to(&begun)?;
-        Ok(match scanned {
+        Ok(match scanned? {
             Scanned::Hits(found) => Hits { found, interrupted_at: None },
             Scanned::Interrupted { hits, edge } => Hits { found: hits, interrupted_at: Some(edge) },
         })
