@@ -183,8 +183,8 @@ impl<'a> Armed<'a> {
             // What printed something may have done more.
             RunStop::Output(output) => self.printed(output, machine).or_else(|| self.of_step(machine)),
             RunStop::Reached | RunStop::Ended(_) => None,
-        };
-        Some(Hit { before: here - 1, after: here, cause: cause? })
+        }?;
+        Some(Hit { before: here - 1, after: here, cause })
     }
 
     fn printed(&self, output: &[u8], machine: &Machine<Instructions>) -> Option<Cause> {
