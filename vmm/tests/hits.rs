@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use cpu::{AddressKind, Traps, WatchKind, Watchpoint};
+use cpu::{AddressKind, WatchKind, Watchpoint};
 use gdb::DebugTarget;
-use tiny_guest::{STIRRED, STIRRED_BYTES, record_with_checkpoints};
+use tiny_guest::{STIRRED, STIRRED_BYTES, record_asleep, record_with_checkpoints};
 use vmm::debug::GdbTarget;
+use vmm::machine::inputs::Event;
 use vmm::position::{Count, Instructions};
 use vmm::recording::Recording;
 use vmm::timeline::{Breakpoint, Filter, Hit, Stops, Timeline, TravelStop, Watch};
@@ -221,14 +222,17 @@ fn gdb_may_watch_any_range() {
     assert_eq!(timeline.position(), first.after);
 }
 
-/// Traps and watches of one step are both seen.
 #[test]
-fn nothing_of_a_step_is_lost() {
+fn gdb_is_told_where_the_guest_idles() {
     let directory = tempfile::tempdir().unwrap();
-    let recording = recording(directory.path(), "r.ttvm", &[]);
+    let script = vec![(2_000_000, Event::PowerButton), (1_234_567_891, Event::Limit)];
+    let (recording, _) = record_asleep(directory.path(), "r.ttvm", script);
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
-    let watched = watching(&[writes(STIRRED, 0x1000)]);
-    let expected = all(&mut timeline, watched.clone());
-    let traps = Traps { vectors: (0..=255).collect(), ..Traps::default() };
-    assert_eq!(all(&mut timeline, Stops { traps, ..watched }), expected);
+    let mut target = GdbTarget::new(&mut timeline);
+    let mut goto = |place: &str| target.monitor(&format!("goto {place}"), &mut || false).unwrap();
+    assert!(!goto("event:0").contains("idles"));
+    for (place, seconds) in [("event:1", "0.002000000"), ("event:2", "1.234567891"), ("end", "1.234567891")] {
+        let told = goto(place);
+        assert!(told.contains(&format!("The guest idles here: {place} is at {seconds} s.")), "{told}");
+    }
 }

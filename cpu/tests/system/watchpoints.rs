@@ -1,7 +1,7 @@
 //! A debugger's watchpoints: every hit of a step, in both pages of an access, in ranges of any length; and
 //! breakpoints where nothing can be fetched.
 
-use cpu::{AddressKind, Hit, Stop, WatchHit, WatchKind, Watchpoint};
+use cpu::{AddressKind, Hit, Stop, Trap, Traps, WatchHit, WatchKind, Watchpoint};
 use iced_x86::code_asm::*;
 
 use crate::harness::*;
@@ -46,6 +46,24 @@ fn all_hits_of_a_step_are_named() {
         WatchHit { watchpoint, address: watchpoint.address, kind: WatchKind::Write, changed }
     };
     assert_eq!(hits, [hit(0, true), hit(1, false), hit(4, false)]);
+}
+
+/// The delivery of an exception writes its frame, and is an event.
+#[test]
+fn a_trap_hides_no_watchpoint_and_no_watchpoint_a_trap() {
+    let mut m = Machine::long();
+    m.code(64, |a| a.ud2().unwrap());
+    let point = watch(AddressKind::Linear, KERNEL_STACK - 8, 8, WatchKind::Write);
+    m.cpu.set_state(&m.state);
+    m.cpu.set_watchpoints([point]);
+    m.cpu.set_traps(Traps { vectors: [6].into(), ..Traps::default() });
+    m.cpu.run(&mut m.bus, m.state.steps + 1, m.state.steps);
+    let hits = m.cpu.hits();
+    assert!(hits.contains(&Hit::Trap(Trap::Vector(6))), "{hits:?}");
+    assert!(hits.iter().any(|hit| matches!(hit, Hit::Watch(hit) if hit.watchpoint == point)), "{hits:?}");
+    // The next step has hits of its own.
+    m.cpu.run(&mut m.bus, m.state.steps + 2, u64::MAX);
+    assert_eq!(m.cpu.hits(), []);
 }
 
 #[test]
