@@ -46,7 +46,7 @@ impl Core {
     }
 
     fn note_trap(&mut self, trap: Trap) {
-        self.debug.hit.get_or_insert(Hit::Trap(trap));
+        self.debug.hits.push(Hit::Trap(trap));
         self.attention |= attention::HIT;
     }
 
@@ -81,7 +81,7 @@ impl Core {
             .filter(|&n| {
                 let size = self.guest_watch_length(n);
                 let first = self.state.dr[n] & !(size - 1);
-                address < first.wrapping_add(size) && first < address.wrapping_add(length)
+                address <= first + (size - 1) && first <= address.saturating_add(length - 1)
             })
             .fold(0, |bits, n| bits | 1 << n)
     }

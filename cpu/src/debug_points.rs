@@ -35,15 +35,25 @@ pub struct Watchpoint {
     pub kind: WatchKind,
 }
 
+impl Watchpoint {
+    /// The last byte, in an address space that may end there. `None` for a range that is empty.
+    fn last(&self) -> Option<u64> {
+        Some(self.address.saturating_add(self.length.checked_sub(1)?))
+    }
+}
+
 /// A watchpoint that an instruction hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchHit {
     /// The watchpoint.
     pub watchpoint: Watchpoint,
-    /// Address of the access, in the watchpoint's terms.
+    /// The first byte of it that was accessed.
     pub address: u64,
     /// What the access was: a read or a write.
     pub kind: WatchKind,
+    /// It was a write, and bytes of the watchpoint are others than before. What a device makes of a write is
+    /// not known: it counts.
+    pub changed: bool,
 }
 
 /// Events of the CPU that stop a run after the step in which they happen.
@@ -81,9 +91,46 @@ pub enum Trap {
 
 /// What the debugger waited for and the step that just completed did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hit {
+pub enum Hit {
+    /// An access to memory.
     Watch(WatchHit),
+    /// An event.
     Trap(Trap),
+}
+
+/// An access to memory inside one page.
+pub(crate) struct PageAccess<'a> {
+    pub address: u64,
+    pub gpa: u64,
+    pub length: u64,
+    pub kind: WatchKind,
+    /// Of a write to RAM, the bytes before and after.
+    pub contents: Option<(&'a [u8], &'a [u8])>,
+}
+
+/// Ranges of page numbers, first and last, in their order and apart from one another.
+#[derive(Default)]
+struct Pages(Vec<(u64, u64)>);
+
+impl Pages {
+    fn of<'a>(watchpoints: impl Iterator<Item = &'a Watchpoint>) -> Pages {
+        let mut ranges: Vec<(u64, u64)> =
+            watchpoints.filter_map(|point| Some((point.address >> 12, point.last()? >> 12))).collect();
+        ranges.sort_unstable();
+        let mut pages: Vec<(u64, u64)> = Vec::new();
+        for (first, last) in ranges {
+            match pages.last_mut() {
+                Some(before) if first <= before.1 => before.1 = before.1.max(last),
+                _ => pages.push((first, last)),
+            }
+        }
+        Pages(pages)
+    }
+
+    fn contains(&self, page: u64) -> bool {
+        let after = self.0.partition_point(|&(first, _)| first <= page);
+        self.0[..after].last().is_some_and(|&(_, last)| page <= last)
+    }
 }
 
 /// All points in force.
@@ -94,12 +141,12 @@ pub struct DebugPoints {
     /// Offsets in the page of all breakpoints: linear and physical addresses agree in them.
     breakpoint_offsets: BTreeSet<u16>,
     watchpoints: BTreeSet<Watchpoint>,
-    linear_pages: BTreeSet<u64>,
-    physical_pages: BTreeSet<u64>,
+    linear_pages: Pages,
+    physical_pages: Pages,
     /// Pages that the guest's own debug registers watch.
     guest_pages: BTreeSet<u64>,
-    /// The first hit of the running instruction.
-    pub(crate) hit: Option<Hit>,
+    /// What the running instruction hit, or the one that the last run stopped behind.
+    pub(crate) hits: Vec<Hit>,
 }
 
 impl DebugPoints {
@@ -112,8 +159,8 @@ impl DebugPoints {
     /// Whether the page of an access holds a watched byte, so that it must stay off the fast path.
     pub(crate) fn watches_page(&self, address: u64, gpa: u64) -> bool {
         !self.nothing_watched()
-            && (self.linear_pages.contains(&(address >> 12))
-                || self.physical_pages.contains(&(gpa >> 12))
+            && (self.linear_pages.contains(address >> 12)
+                || self.physical_pages.contains(gpa >> 12)
                 || self.guest_pages.contains(&(address >> 12)))
     }
 
@@ -130,18 +177,16 @@ impl DebugPoints {
     }
 
     /// Compares an access with the watchpoints; true when one is hit.
-    pub(crate) fn note_access(&mut self, address: u64, gpa: u64, length: u64, kind: WatchKind) -> bool {
-        let hit = self.watchpoints.iter().find_map(|&watchpoint| {
-            let at = if watchpoint.space == AddressKind::Linear { address } else { gpa };
-            let overlaps = at < watchpoint.address.wrapping_add(watchpoint.length)
-                && watchpoint.address < at.wrapping_add(length);
-            let wanted = watchpoint.kind == WatchKind::Access || watchpoint.kind == kind;
-            (overlaps && wanted).then_some(WatchHit { watchpoint, address: at, kind })
-        });
-        if self.hit.is_none() {
-            self.hit = hit.map(Hit::Watch);
+    pub(crate) fn note_access(&mut self, access: &PageAccess<'_>) -> bool {
+        let before = self.hits.len();
+        for &watchpoint in &self.watchpoints {
+            if watchpoint.kind != WatchKind::Access && watchpoint.kind != access.kind {
+                continue;
+            }
+            let Some(hit) = access.hit(watchpoint) else { continue };
+            self.hits.push(Hit::Watch(hit));
         }
-        hit.is_some()
+        self.hits.len() > before
     }
 
     /// Replaces the breakpoints. Says whether they differ from those before.
@@ -191,14 +236,71 @@ impl DebugPoints {
 
     fn rebuild(&mut self) {
         self.breakpoint_offsets = self.breakpoints.iter().map(|b| (b.1 & 0xfff) as u16).collect();
-        let pages = |space: AddressKind| {
-            self.watchpoints
-                .iter()
-                .filter(|w| w.space == space && w.length != 0)
-                .flat_map(|w| w.address >> 12..=w.address.saturating_add(w.length - 1) >> 12)
-                .collect::<BTreeSet<_>>()
-        };
+        let pages = |space| Pages::of(self.watchpoints.iter().filter(|point| point.space == space));
         self.linear_pages = pages(AddressKind::Linear);
         self.physical_pages = pages(AddressKind::Physical);
+    }
+}
+
+impl PageAccess<'_> {
+    /// The hit of a watchpoint, if the access touches it.
+    fn hit(&self, watchpoint: Watchpoint) -> Option<WatchHit> {
+        let at = if watchpoint.space == AddressKind::Linear { self.address } else { self.gpa };
+        let address = at.max(watchpoint.address);
+        let last = watchpoint.last()?.min(at + (self.length - 1));
+        if address > last {
+            return None;
+        }
+        let part = (address - at) as usize..=(last - at) as usize;
+        let changed = self.kind == WatchKind::Write
+            && self.contents.is_none_or(|(old, new)| old[part.clone()] != new[part]);
+        Some(WatchHit { watchpoint, address, kind: self.kind, changed })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watch(address: u64, length: u64) -> Watchpoint {
+        Watchpoint { space: AddressKind::Linear, address, length, kind: WatchKind::Access }
+    }
+
+    #[test]
+    fn a_range_of_any_length_is_a_range() {
+        let half = watch(0, 0x7fff_ffff_ffff_ffff);
+        let top = watch(u64::MAX, 1);
+        let mut points = DebugPoints::default();
+        points.replace_watchpoints([half, top, watch(0x5000, 0x3000), watch(7, 0)].into());
+        assert_eq!(points.linear_pages.0, [(0, 0x7_ffff_ffff_ffff), (u64::MAX >> 12, u64::MAX >> 12)]);
+        for (address, watched) in [(0, true), (i64::MAX as u64, true), (1 << 63, false), (u64::MAX, true)] {
+            assert_eq!(points.watches_page(address, 0), watched, "{address:#x}");
+            let access = PageAccess { address, gpa: 0, length: 1, kind: WatchKind::Read, contents: None };
+            // The half does not hold its last byte.
+            assert_eq!(points.note_access(&access), watched && address != i64::MAX as u64, "{address:#x}");
+        }
+        assert_eq!(points.hits.len(), 2);
+        assert_eq!(
+            Pages::of([watch(0, 0x2000), watch(0x1fff, 2), watch(0x9000, 1)].iter()).0,
+            [(0, 2), (9, 9)]
+        );
+    }
+
+    #[test]
+    fn only_the_watched_bytes_of_a_write_change_something() {
+        let mut points = DebugPoints::default();
+        points.replace_watchpoints([watch(0x1000, 2), watch(0x1002, 2)].into());
+        let contents = Some((&[1, 2, 3, 4][..], &[1, 2, 3, 5][..]));
+        let access = PageAccess { address: 0x1000, gpa: 0, length: 4, kind: WatchKind::Write, contents };
+        assert!(points.note_access(&access));
+        let found: Vec<_> = points
+            .hits
+            .iter()
+            .map(|hit| match hit {
+                Hit::Watch(hit) => (hit.address, hit.changed),
+                Hit::Trap(trap) => panic!("{trap:?}"),
+            })
+            .collect();
+        assert_eq!(found, [(0x1000, false), (0x1002, true)]);
     }
 }

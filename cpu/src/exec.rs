@@ -34,9 +34,9 @@ pub enum Stop {
     Shutdown,
     /// The next instruction has a breakpoint.
     Breakpoint,
-    /// The step that just completed hit a watchpoint.
+    /// The step that just completed hit a watchpoint. It may have hit more: [`Cpu::hits`].
     Watchpoint(WatchHit),
-    /// The step that just completed was an event that a trap waits for.
+    /// The step that just completed was an event that a trap waits for. It may have hit more: [`Cpu::hits`].
     Trap(Trap),
 }
 
@@ -98,7 +98,7 @@ impl Cpu {
         self.core.mmu.flush_and_unflag(self.core.ram.flags());
         self.core.load_state(state);
         self.core.debug_registers_changed();
-        self.core.debug.hit = None;
+        self.core.debug.hits.clear();
         self.core.stale_code.clear();
     }
 
@@ -115,7 +115,7 @@ impl Cpu {
     pub fn set_registers(&mut self, state: &CpuState) {
         self.core.load_registers(state);
         self.core.debug_registers_changed();
-        self.core.debug.hit = None;
+        self.core.debug.hits.clear();
     }
 
     /// Steps executed since power-on: completed instructions, iterations of repeated string instructions, and
@@ -132,6 +132,12 @@ impl Cpu {
     /// System calls entered since power-on: completed SYSCALL, SYSENTER and INT 80h.
     pub fn system_calls(&self) -> u64 {
         self.core.state.system_calls
+    }
+
+    /// All that the step hit behind which the last run stopped with [`Stop::Watchpoint`] or [`Stop::Trap`],
+    /// which name the first.
+    pub fn hits(&self) -> &[Hit] {
+        &self.core.debug.hits
     }
 
     /// The general registers, in their order in instructions. See also [`Cpu::state`].
@@ -186,6 +192,7 @@ impl Cpu {
             // Devices write between runs too.
             self.core.attention |= attention::FOREIGN_WRITES;
         }
+        self.core.debug.hits.clear();
         loop {
             if self.core.attention != 0 {
                 match self.attend(bus) {
@@ -243,6 +250,9 @@ impl Cpu {
         let number = match self.find_block() {
             Ok(number) => number,
             Err(_) => {
+                if self.breaks_where_nothing_is(origin) {
+                    return Some(Stop::Breakpoint);
+                }
                 self.end_shadow();
                 self.deliver_fault(bus);
                 return None;
@@ -298,9 +308,12 @@ impl Cpu {
     /// Whether a breakpoint stands at the next instruction although it cannot be fetched: a call through a null
     /// pointer is worth stopping at.
     #[cold]
-    fn breaks_where_nothing_is(&self, origin: u64) -> bool {
+    fn breaks_where_nothing_is(&mut self, origin: u64) -> bool {
         let address = self.core.rip.wrapping_add(self.core.seg_base[1]);
-        self.core.debug.breaks_at_offset(address) && self.at_breakpoint(origin)
+        let breaks = self.core.debug.breaks_at_offset(address) && self.at_breakpoint(origin);
+        // The fault is raised anew when the run goes on.
+        self.core.noncanonical &= !breaks;
+        breaks
     }
 
     /// Looks after everything that [`attention`] names.
@@ -342,7 +355,7 @@ impl Cpu {
             return None;
         }
         self.core.attention &= !attention::HIT;
-        self.core.debug.hit.take().map(|hit| match hit {
+        self.core.debug.hits.first().map(|hit| match *hit {
             Hit::Watch(hit) => Stop::Watchpoint(hit),
             Hit::Trap(trap) => Stop::Trap(trap),
         })

@@ -59,7 +59,7 @@ mod undefined;
 
 pub use crate::bus::{Bus, BusSignals, EmptyBus};
 pub use crate::core::{CodeSize, Core};
-pub use crate::debug_points::{AddressKind, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
+pub use crate::debug_points::{AddressKind, Hit, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
 pub use crate::exec::{Cpu, Stop};
 pub use crate::model::CpuModel;
 pub use crate::state::{CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};

@@ -7,7 +7,7 @@ use guest_ram::{PAGE_SIZE, PageFlags};
 use crate::attention;
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::debug_points::WatchKind;
+use crate::debug_points::{PageAccess, WatchKind};
 use crate::exception::{AC, Exception, PF};
 use crate::exception::{Break, Res};
 use crate::mmu::paging::Access;
@@ -380,7 +380,15 @@ impl Core {
         if let Some(target) = second {
             self.load_part(bus, target, tail);
         }
-        self.note_access(address, bytes.len() as u64, first, WatchKind::Read);
+        if !self.debug.nothing_watched() {
+            let length = bytes.len() as u64;
+            self.note_part(address, first, in_first as u64, WatchKind::Read, None);
+            if let Some(target) = second {
+                let address = self.wrapped(address, in_first);
+                self.note_part(address, target, length - in_first as u64, WatchKind::Read, None);
+            }
+            self.note_for_guest(address, length, WatchKind::Read);
+        }
         Ok(())
     }
 
@@ -399,11 +407,18 @@ impl Core {
         };
         self.check_alignment(address, alignment)?;
         let (head, tail) = bytes.split_at(in_first);
-        self.store_part(bus, first, head);
-        if let Some(target) = second {
-            self.store_part(bus, target, tail);
+        if self.debug.nothing_watched() {
+            self.store_part(bus, first, head);
+            if let Some(target) = second {
+                self.store_part(bus, target, tail);
+            }
+            return Ok(());
         }
-        self.note_access(address, bytes.len() as u64, first, WatchKind::Write);
+        self.store_watched(bus, address, first, head);
+        if let Some(target) = second {
+            self.store_watched(bus, self.wrapped(address, in_first), target, tail);
+        }
+        self.note_for_guest(address, bytes.len() as u64, WatchKind::Write);
         Ok(())
     }
 
@@ -553,19 +568,43 @@ impl Core {
         }
     }
 
-    /// Compares an access that missed the fast path with the watchpoints.
-    fn note_access(&mut self, address: u64, length: u64, target: Target, kind: WatchKind) {
-        if self.debug.nothing_watched() {
-            return;
-        }
+    /// Stores one page's part of an access, and compares it with the watchpoints.
+    fn store_watched(&mut self, bus: &mut dyn Bus, address: u64, target: Target, bytes: &[u8]) {
+        let old = match target {
+            Target::Ram(offset) => {
+                let mut old = vec![0; bytes.len()];
+                self.ram.read_bytes(offset, &mut old);
+                Some(old)
+            }
+            Target::Device(_) => None,
+        };
+        self.store_part(bus, target, bytes);
+        let contents = old.as_deref().map(|old| (old, bytes));
+        self.note_part(address, target, bytes.len() as u64, WatchKind::Write, contents);
+    }
+
+    /// Compares one page's part of an access that missed the fast path with the debugger's watchpoints.
+    /// `contents` are those before and after a write.
+    fn note_part(
+        &mut self,
+        address: u64,
+        target: Target,
+        length: u64,
+        kind: WatchKind,
+        contents: Option<(&[u8], &[u8])>,
+    ) {
         let gpa = match target {
             Target::Ram(offset) => self.ram.layout().gpa_of(offset),
             Target::Device(gpa) => gpa,
         };
-        if self.debug.note_access(address, gpa, length, kind) {
+        if self.debug.note_access(&PageAccess { address, gpa, length, kind, contents }) {
             self.attention |= attention::HIT;
             self.break_block = true;
         }
+    }
+
+    /// Compares an access that missed the fast path with the guest's own data breakpoints.
+    fn note_for_guest(&mut self, address: u64, length: u64, kind: WatchKind) {
         let traps = self.guest_data_breakpoints(address, length, kind);
         if traps != 0 {
             self.state.pending_debug |= traps;

@@ -167,8 +167,12 @@ fn single_steps_hit_watchpoints() {
 #[test]
 fn only_ranges_of_the_address_space_are_watched() {
     let mut client = Client::connect_without_acks(Toy::new());
-    let table =
-        [("2000,0", "E16"), ("ffffffffffffffff,1", "OK"), ("ffffffffffffffff,2", "E16"), ("0,fff", "OK")];
+    let table = [
+        ("2000,0", "E16"),
+        ("ffffffffffffffff,1", "OK"),
+        ("ffffffffffffffff,2", "E16"),
+        ("0,7fffffffffffffff", "OK"),
+    ];
     for (range, reply) in table {
         assert_eq!(client.request(&format!("Z2,{range}")), reply);
     }
@@ -189,6 +193,21 @@ fn a_range_of_steps_ends_outside_or_at_a_breakpoint() {
     }
     // An empty range is one step.
     client.request("vCont;r0,0:p1.1;c:p1.-1");
+    assert_eq!(client.rip(), JMP);
+}
+
+#[test]
+fn a_range_of_steps_may_end_in_an_instruction_of_one_byte() {
+    let mut client = Client::connect_without_acks(Toy::new());
+    // The NOP is the last byte of the range, and then all of it.
+    for first in [ENTRY, LOOP] {
+        client.request(&format!("vCont;r{first:x},{JMP:x}:p1.1;c:p1.-1"));
+        assert_eq!(client.rip(), JMP);
+    }
+    while client.rip() != NOP {
+        client.request(STEP);
+    }
+    client.request(&format!("vCont;r{NOP:x},{JMP:x}:p1.1;c:p1.-1"));
     assert_eq!(client.rip(), JMP);
 }
 

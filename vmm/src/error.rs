@@ -75,6 +75,9 @@ pub enum Error {
     /// A position that does not exist.
     #[error("{0}")]
     Position(String),
+    /// A person asked to stop before the answer was known.
+    #[error("interrupted")]
+    Interrupted,
     /// KVM cannot go on.
     #[error(transparent)]
     Kvm(kvm::Error),
@@ -135,6 +138,7 @@ impl Error {
             }
             Error::Unsupported(_) => exit_code::HOST_LACKS_FEATURE,
             Error::Position(_) => exit_code::USAGE,
+            Error::Interrupted => exit_code::INTERRUPTED,
             Error::CutOff { cause, .. } => cause.exit_code(),
             _ => exit_code::FAILED,
         }
@@ -155,4 +159,6 @@ pub mod exit_code {
     pub const UNREADABLE_RECORDING: i32 = 4;
     /// The host lacks a feature.
     pub const HOST_LACKS_FEATURE: i32 = 5;
+    /// ^C came before the answer was known. Shells give the same code to what ^C has ended.
+    pub const INTERRUPTED: i32 = 130;
 }

@@ -14,7 +14,7 @@ use vmm::exits::in_instructions;
 use vmm::machine::config::{MachineConfig, MachineOptions};
 use vmm::machine::inputs::{Event, PowerOn};
 use vmm::machine::{Machine, RunStop};
-use vmm::position::{Count, Exits, Instructions};
+use vmm::position::{Count, Exits, Instructions, PositionSpec};
 use vmm::recording::log::{EventRecord, LogRecord, LogWriter};
 use vmm::recording::{EVENTS, Opened, Recording};
 use vmm::replay::verify::verify;
@@ -238,4 +238,22 @@ fn an_engine_that_counts_exits_takes_no_other_machine() {
     let power_on = PowerOn { unix_seconds: 1, seed: [1; 32], columns: 80, rows: 25 };
     let built = Machine::<Exits>::build(&config, &images, &power_on, EngineKind::Kvm);
     assert!(matches!(built, Err(Error::Unsupported(_))));
+}
+
+#[test]
+fn a_look_at_an_event_is_at_its_moment() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recording, _) = record(directory.path(), 3);
+    let recounted = in_instructions(recording.clone(), |_| {}).unwrap();
+    let mut timeline = Timeline::open_with(&recounted, 1).unwrap();
+    let events: Vec<_> = recording.log.events().map(Result::unwrap).collect();
+    assert!(events.len() > 50);
+    for (number, event) in events.iter().enumerate() {
+        let spec = PositionSpec::Event(number as u64);
+        let at = timeline.resolve(spec, &mut || false).unwrap();
+        timeline.seek(Instructions(0), &mut || false).unwrap();
+        timeline.seek(at, &mut || false).unwrap();
+        timeline.idle_at(spec).unwrap();
+        assert_eq!(timeline.machine().moment().time_ns, event.at.time_ns, "event {number}: {event:?}");
+    }
 }

@@ -21,7 +21,7 @@ use vmm::recording::checkpoints::{CheckpointHead, state_bytes};
 use vmm::recording::cursor::Cursor;
 use vmm::recording::log::{EndRecord, EventRecord, LogRecord, LogWriter, read_log};
 
-const OUTCOMES: [Outcome; 7] = [
+const OUTCOMES: [Outcome; 9] = [
     Outcome::PowerOff,
     Outcome::Reset,
     Outcome::Panic,
@@ -29,6 +29,8 @@ const OUTCOMES: [Outcome; 7] = [
     Outcome::DebugExit { code: 0x8765_4321 },
     Outcome::IdleForever,
     Outcome::Ended,
+    Outcome::Interrupted,
+    Outcome::Limit,
 ];
 
 fn at<C: Count>(count: u64, time_ns: u64) -> Moment<C> {
@@ -77,6 +79,8 @@ fn a_machines_state() {
         "a18695bb9801af468040 text 0104a18695bb08",
         "a18695bb9801af468040 text 0105",
         "a18695bb9801af468040 text 0106",
+        "a18695bb9801af468040 text 0107",
+        "a18695bb9801af468040 text 0108",
     ];
     assert_eq!(found, expected);
 }
@@ -108,6 +112,8 @@ fn events() -> Vec<Event> {
         Event::Ended,
         Event::Stopped(Stopped { registers: 0xfedc_ba98_7654_3210, ram_digest: bytes(0xa0) }),
         Event::TimePassed { ns: 0x12_3456_789a },
+        Event::Interrupted,
+        Event::Limit,
     ]
 }
 
@@ -174,6 +180,10 @@ fn the_records_of_a_log() {
         "01882780ade204dd0b85808080f8ffffffff0110111213141516170590e4d0b287d3aeeefe01a0a1a2a3a4a5a6a7a8a9aaabacadaeaf",
         "04f001",
         "01f02e80b6dc05890e86808080f8ffffffff011011121314151617069af1d9a2a302",
+        "049802",
+        "01d83680bfd606b51087808080f8ffffffff01101112131415161707",
+        "04c002",
+        "01c03e80c8d007e11288808080f8ffffffff01101112131415161708",
         "02904e80dac4098827d6e84860616263646566670000",
         "02904e80dac4098827d6e848606162636465666701202122232425262700",
         "02904e80dac4098827d6e84860616263646566670001303132333435363738393a3b3c3d3e3f",
@@ -197,6 +207,8 @@ fn the_end_of_a_log() {
         "04a18695bb080102030405",
         "050102030405060708090a",
         "060102030405060708090a",
+        "070102030405060708090a",
+        "080102030405060708090a",
     ];
     assert_eq!(found, expected);
 }

@@ -14,3 +14,4 @@ mod peek;
 mod random;
 mod real;
 mod registers;
+mod watchpoints;

@@ -86,7 +86,9 @@ fn an_interrupt_ends_a_search_and_gdb_stays_in_step() {
     record(&Guest::linux(&CLOUD, &BUSYBOX, "", 128), &path, &mut Script::shell(&["poweroff -f"]));
     let mut timeline = Timeline::open(&open(&path)).unwrap_or_else(|error| panic!("{error}"));
     let end = timeline.end();
-    timeline.seek(end, &mut || false).unwrap_or_else(|error| panic!("{error}"));
+    // A search that is interrupted early stays where it began: there must be room for steps there.
+    let begin = end - 1000;
+    timeline.seek(begin, &mut || false).unwrap_or_else(|error| panic!("{error}"));
 
     let show = |name: &str| {
         format!("printf \"{name} %lu %lx %lx %x\\n\", $_tt_position(), $rip, $rsp, *(unsigned char *) $rip")
@@ -102,7 +104,7 @@ fn an_interrupt_ends_a_search_and_gdb_stays_in_step() {
         commands.extend(["stepi 5".to_string(), show(&format!("forth-{round}"))]);
         commands.extend(["reverse-stepi 5".to_string(), show(&format!("again-{round}"))]);
     }
-    commands.extend(["tt when".to_string(), "tt goto end".to_string(), show("end")]);
+    commands.extend(["tt when".to_string(), format!("tt goto insn:{begin}"), show("end")]);
 
     let socket = directory.path().join("gdb.socket");
     let listener = gdb::Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
@@ -124,13 +126,13 @@ fn an_interrupt_ends_a_search_and_gdb_stays_in_step() {
         (Instructions(position.parse().expect("a number")), rest.to_string())
     };
     let mut before = shown("begin");
-    assert_eq!(before.0, end);
+    assert_eq!(before.0, begin);
     for round in 0..2 {
         let shown = |name: &str| shown(&format!("{name}-{round}"));
         // Questions do not move gdb.
         assert_eq!((shown("traps"), shown("search")), (before.clone(), before.clone()), "{said}");
         let back = shown("back");
-        assert!(back.0 < before.0, "{said}");
+        assert!(back.0 <= before.0, "{said}");
         assert_eq!((shown("forth").0, shown("again")), (back.0 + 5, back.clone()), "{said}");
         before = back;
     }

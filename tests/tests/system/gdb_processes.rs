@@ -69,7 +69,7 @@ impl Boot<'_> {
         self.timeline.set_stops(stops);
         let end = self.timeline.end();
         let hits = self.timeline.hits(from, end, 10_000, &mut || false);
-        let hits = hits.unwrap_or_else(|error| panic!("{error}")).expect("the search is not interrupted");
+        let hits = hits.unwrap_or_else(|error| panic!("{error}")).found;
         let mut found = Vec::new();
         for hit in hits.iter().rev().take(8 * HITS) {
             self.goto(hit.after);

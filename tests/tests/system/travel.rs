@@ -290,12 +290,12 @@ fn all_hits_are_found_whatever_the_number_of_cores() {
     for threads in [1, 2, 5] {
         let mut timeline = Timeline::open_with(&open(&traveller.path), threads).unwrap();
         timeline.set_breakpoints(vec![traveller.hook]);
-        let found = timeline.hits(Instructions(0), end, usize::MAX, &mut on()).unwrap().unwrap();
+        let found = timeline.hits(Instructions(0), end, usize::MAX, &mut on()).unwrap().found;
         assert_eq!(found.iter().map(|hit| hit.before).collect::<Vec<_>>(), calls, "{threads} threads");
         timeline.set_breakpoints(Vec::new());
         timeline.set_watchpoints(vec![watch(traveller.counter)]);
         let half = Instructions(1000)..Instructions(end.number() / 2);
-        let found = timeline.hits(half.start, half.end, usize::MAX, &mut on()).unwrap().unwrap();
+        let found = timeline.hits(half.start, half.end, usize::MAX, &mut on()).unwrap().found;
         let between: Vec<_> = walk.writes.iter().copied().filter(|at| half.contains(at)).collect();
         assert_eq!(found.iter().map(|hit| hit.before).collect::<Vec<_>>(), between, "{threads} threads");
         // Something that happens only once, near the start, looked for from the end.
@@ -339,13 +339,11 @@ fn whoever_interrupts_stands_at_some_place_of_the_run() {
             0 => timeline.seek(random.place(end + 1), &mut poll).unwrap(),
             1 => timeline.run_backward(&mut poll).unwrap(),
             2 => timeline.run_forward(&mut poll).unwrap(),
-            _ => match timeline.hits(Instructions(0), end, 10, &mut poll).unwrap() {
-                Some(hits) => {
-                    assert!(hits.is_empty());
-                    TravelStop::Reached
-                }
-                None => TravelStop::Interrupted,
-            },
+            _ => {
+                let hits = timeline.hits(Instructions(0), end, 10, &mut poll).unwrap();
+                assert!(hits.found.is_empty());
+                hits.interrupted_at.map_or(TravelStop::Reached, |_| TravelStop::Interrupted)
+            }
         };
         interrupted[round % 4] += u32::from(threads == 1 && stop == TravelStop::Interrupted);
         let here = timeline.position();
@@ -372,7 +370,7 @@ fn console_text_and_changed_contents_are_found_where_they_come_about() {
     let mut timeline = open_timeline(&traveller);
     let condition = |text: &str| text.parse::<Condition>().unwrap_or_else(|error| panic!("{error}")).0;
     timeline.set_stops(condition("console:halted"));
-    let texts = timeline.hits(Instructions(0), end, 100, &mut on()).unwrap().unwrap();
+    let texts = timeline.hits(Instructions(0), end, 100, &mut on()).unwrap().found;
     assert_eq!(texts.len(), 2, "{texts:?}");
     for hit in texts {
         assert_eq!((hit.cause, hit.after), (Cause::Console, hit.before + 1));
@@ -384,10 +382,10 @@ fn console_text_and_changed_contents_are_found_where_they_come_about() {
     // Every write of the counter changes it; code is never changed.
     for (address, expected) in [(traveller.counter, walk.writes.len()), (traveller.hook, 0)] {
         timeline.set_stops(condition(&format!("change:{address:#x}+4")));
-        let changes = timeline.hits(Instructions(0), end, usize::MAX, &mut on()).unwrap().unwrap();
+        let changes = timeline.hits(Instructions(0), end, usize::MAX, &mut on()).unwrap().found;
         assert_eq!(changes.len(), expected, "{address:#x}");
     }
     timeline.set_stops(condition(&format!("write-phys:{:#x}+4", traveller.counter)));
-    let writes = timeline.hits(Instructions(0), end, usize::MAX, &mut on()).unwrap().unwrap();
+    let writes = timeline.hits(Instructions(0), end, usize::MAX, &mut on()).unwrap().found;
     assert_eq!(writes.iter().map(|hit| hit.before).collect::<Vec<_>>(), walk.writes);
 }

@@ -37,12 +37,13 @@ pub const ROUND_STEPS: u64 = 10;
 /// Between two ticks of its timer: some 50,000 steps.
 const TICK_PIT_COUNTS: i32 = 60;
 
-/// A kernel for `rounds` rounds.
-fn kernel(rounds: u32) -> Vec<u8> {
+/// Bytes of a Multiboot header with addresses.
+const HEADER_BYTES: u32 = 32;
+
+/// A kernel of this code.
+fn image(code: &[u8]) -> Vec<u8> {
     let (magic, flags) = (0x1bad_b002_u32, 1_u32 << 16);
-    let header_bytes = 32;
-    let code = code(rounds, LOAD + header_bytes);
-    let end = LOAD + header_bytes + code.len() as u32;
+    let end = LOAD + HEADER_BYTES + code.len() as u32;
     let header = [
         magic,
         flags,
@@ -51,10 +52,10 @@ fn kernel(rounds: u32) -> Vec<u8> {
         LOAD,
         end,
         end,
-        LOAD + header_bytes,
+        LOAD + HEADER_BYTES,
     ];
     let mut bytes: Vec<u8> = header.iter().flat_map(|word| word.to_le_bytes()).collect();
-    bytes.extend(code);
+    bytes.extend_from_slice(code);
     bytes
 }
 
@@ -110,7 +111,7 @@ fn code(rounds: u32, address: u32) -> Vec<u8> {
 /// Writes the guest's kernel to a file.
 pub fn write_kernel(directory: &Path, rounds: u32) -> PathBuf {
     let path = directory.join(format!("tiny-{rounds}"));
-    std::fs::write(&path, kernel(rounds)).unwrap();
+    std::fs::write(&path, image(&code(rounds, LOAD + HEADER_BYTES))).unwrap();
     path
 }
 
@@ -189,8 +190,51 @@ pub fn record_with(
     inputs: impl Inputs<Instructions>,
     checkpoints: Option<CheckpointOptions>,
 ) -> (Recording<Instructions>, EndRecord<Instructions>) {
+    record_kernel(directory, name, write_kernel(directory, rounds), inputs, checkpoints)
+}
+
+/// Records a guest that sleeps at once, deaf to all interrupts but ready to be woken: the events of the script
+/// come in at these times, in nanoseconds, and wake nobody.
+pub fn record_asleep(
+    directory: &Path,
+    name: &str,
+    script: Vec<(u64, Event)>,
+) -> (Recording<Instructions>, EndRecord<Instructions>) {
+    // Masks both interrupt controllers; sti, hlt, and back to hlt.
+    let code = [0xb0, 0xff, 0xe6, 0x21, 0xe6, 0xa1, 0xfb, 0xf4, 0xeb, 0xfd];
+    let kernel = directory.join("asleep");
+    std::fs::write(&kernel, image(&code)).unwrap();
+    record_kernel(directory, name, kernel, ByTime(script), None)
+}
+
+/// Events at guest times.
+struct ByTime(Vec<(u64, Event)>);
+
+impl Inputs<Instructions> for ByTime {
+    fn poll(&mut self, view: &View<'_, Instructions>) -> Result<Option<Event>, Error> {
+        let due = self.0.first().is_some_and(|(ns, _)| *ns <= view.moment.time_ns);
+        Ok(due.then(|| self.0.remove(0).1))
+    }
+
+    fn next_poll(&self, _now: Moment<Instructions>) -> Instructions {
+        Instructions::MAX
+    }
+
+    fn idle(&mut self, _now: Moment<Instructions>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+        let next = self.0.first().map(|(ns, _)| *ns).into_iter().chain(deadline_ns).min();
+        Ok(next.map_or(Idle::Forever, Idle::Until))
+    }
+}
+
+fn record_kernel(
+    directory: &Path,
+    name: &str,
+    kernel: PathBuf,
+    inputs: impl Inputs<Instructions>,
+    checkpoints: Option<CheckpointOptions>,
+) -> (Recording<Instructions>, EndRecord<Instructions>) {
     let options = MachineOptions {
-        kernel: write_kernel(directory, rounds),
+        kernel,
         memory_bytes: 4 << 20,
         debug_exit: Some(0x501),
         ..MachineOptions::default()

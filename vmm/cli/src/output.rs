@@ -16,7 +16,8 @@ pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome) -> i32 {
         now.time_ns as f64 / 1e9
     );
     match outcome {
-        Outcome::PowerOff | Outcome::Reset | Outcome::Ended => exit_code::DONE,
+        Outcome::PowerOff | Outcome::Reset => exit_code::DONE,
+        Outcome::Ended | Outcome::Interrupted | Outcome::Limit => exit_code::DONE,
         Outcome::DebugExit { code } => (*code & 0xff) as i32,
         Outcome::Panic => exit_code::FAILED,
         Outcome::TripleFault { .. } | Outcome::IdleForever => {

@@ -8,7 +8,7 @@ use vmm::error::Error;
 use vmm::exits;
 use vmm::position::{Count, Exits, Instructions, PositionSpec};
 use vmm::recording::{Opened, Recording};
-use vmm::timeline::{Timeline, TravelStop};
+use vmm::timeline::Timeline;
 
 use crate::interrupt::Interrupt;
 use crate::machine_args::EngineArgs;
@@ -105,17 +105,16 @@ pub fn parse_time(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("'{text}' is no stretch of time: write something like 1s, 250ms or 2h"))
 }
 
-/// Opens a recording at a position; `None` when ^C was pressed on the way. The engine goes along long
-/// stretches.
+/// Opens a recording at a position. The engine goes along long stretches.
 pub fn open_at(
     recording: &Recording<Instructions>,
     position: PositionSpec,
     engine: EngineKind,
-) -> Result<Option<Timeline>, Error> {
+) -> Result<Timeline, Error> {
     let mut timeline = Timeline::open(recording)?;
     timeline.use_engine(engine)?;
     let mut interrupt = Interrupt::catch()?;
     let target = timeline.resolve(position, &mut || interrupt.poll())?;
-    let stop = timeline.seek(target, &mut || interrupt.poll())?;
-    Ok((stop != TravelStop::Interrupted).then_some(timeline))
+    timeline.seek(target, &mut || interrupt.poll())?.unless_interrupted()?;
+    Ok(timeline)
 }

@@ -217,6 +217,33 @@ fn what_a_run_and_a_recording_and_a_replay_did_is_written_for_scripts() {
 }
 
 #[test]
+fn what_ended_a_run_is_named() {
+    use nix::sys::signal::Signal;
+    let scratch = Scratch::new();
+    let machine = ["--kernel", "kernel", "--memory", "4M", "--max-instructions", "10000"];
+    let limit = "ended at the limit that was set";
+    let ran = scratch.ttvm(&[&["run"][..], &machine].concat());
+    assert!(messages(&ran).contains(limit), "{}", messages(&ran));
+    let ended = |name: &str| -> serde_json::Value {
+        let info: serde_json::Value =
+            serde_json::from_slice(&scratch.ttvm(&["info", "--json", name]).stdout).unwrap();
+        info["ended"].clone()
+    };
+    let recorded = scratch.ttvm(&[&["record", "-o", "limit.ttvm"][..], &machine].concat());
+    assert!(messages(&recorded).contains(limit), "{}", messages(&recorded));
+    assert_eq!(ended("limit.ttvm"), limit);
+    for (name, sent) in [("int.ttvm", Signal::SIGINT), ("term.ttvm", Signal::SIGTERM)] {
+        let child = scratch.begin_recording(name);
+        signal(&child, sent);
+        let output = child.wait_with_output().unwrap();
+        assert!(messages(&output).contains("interrupted by a signal"), "{}", messages(&output));
+        assert_eq!(ended(name), "interrupted by a signal");
+        let replayed = scratch.ttvm(&["replay", "--verify", name]);
+        assert_eq!(replayed.status.code(), Some(0), "{}", messages(&replayed));
+    }
+}
+
+#[test]
 fn a_killed_recording_replays_to_its_last_event() {
     let scratch = Scratch::new();
     let child = scratch.begin_recording("r.ttvm");

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use tiny_guest::{Numbers, open, write_kernel};
-use vmm::position::Instructions;
+use vmm::position::{Count, Instructions};
 use vmm::recording::EVENTS;
 use vmm::recording::player::Scrutiny;
 use vmm::replay::{Replay, ReplayEnd};
@@ -37,6 +37,23 @@ fn replayed(path: &Path) -> Instructions {
     at
 }
 
+/// What `info`, `verify` and `replay` say of how long a recording is.
+fn all_say_the_same(path: &Path, at: Instructions) {
+    let path = path.to_str().unwrap();
+    let json = |verb: &str| -> serde_json::Value {
+        let (code, out, told) = common::ttvm(Path::new("."), &[verb, path, "--json"]);
+        assert_eq!(code, 0, "{out}{told}");
+        serde_json::from_str(&out).unwrap()
+    };
+    let (info, verified) = (json("info"), json("verify"));
+    assert_eq!(info["instructions"], at.number());
+    assert_eq!(verified["instructions"], info["instructions"]);
+    let (branches, seconds) = (&info["branches"], info["guest_seconds"].as_f64().unwrap());
+    let told = common::ttvm(Path::new("."), &["replay", "--quiet", "--verify", path]).2;
+    let expected = format!("at {at} instructions, {branches} branches, {seconds:.6} s guest time");
+    assert!(told.contains(&expected), "{told}: {expected}");
+}
+
 #[test]
 fn a_recorder_that_is_killed_leaves_a_recording() {
     let directory = tempfile::tempdir().unwrap();
@@ -61,7 +78,8 @@ fn a_recorder_that_is_killed_leaves_a_recording() {
         recorder.kill().unwrap();
         recorder.wait().unwrap();
         assert!(info(&path).contains("ended         cut off"));
-        replayed(&path);
+        let at = replayed(&path);
+        all_say_the_same(&path, at);
     }
 }
 

@@ -7,7 +7,8 @@ use std::path::Path;
 
 use common::ttvm;
 use serde_json::Value;
-use tiny_guest::{STIRRED, record_with_checkpoints, typed};
+use tiny_guest::{STIRRED, record_asleep, record_with_checkpoints, typed};
+use vmm::machine::inputs::Event;
 use vmm::position::Count;
 
 const ROUNDS: u32 = 20_000;
@@ -138,4 +139,124 @@ fn a_guest_without_a_known_kernel_has_neither_processes_nor_symbols() {
     assert!(code == 2 && out.is_empty() && told.contains("no kernel with a symbol table"), "{code}: {told}");
     let (code, _, told) = ttvm(directory.path(), &["symbols", "r.ttvm"]);
     assert!(code == 2 && told.contains("--output"), "{code}: {told}");
+}
+
+#[test]
+fn a_place_where_the_guest_sleeps_is_the_same_to_all() {
+    let directory = tempfile::tempdir().unwrap();
+    let typed = |text: &str| Event::ConsoleInput(text.as_bytes().to_vec());
+    let script = vec![
+        (2_000_000, typed("a")),
+        (2_000_000, typed("b")),
+        (7_000_001, Event::PowerButton),
+        (1_234_567_891, typed("c")),
+        (3_000_000_000, Event::Limit),
+    ];
+    record_asleep(directory.path(), "r.ttvm", script);
+    let (code, out, told) = ttvm(directory.path(), &["log", "r.ttvm", "--json"]);
+    assert_eq!(code, 0, "{told}");
+    let lines: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 7);
+    let mut shown = Vec::new();
+    for line in &lines {
+        let at = line["number"].as_u64().map_or("end".to_string(), |number| format!("event:{number}"));
+        let state = json(directory.path(), &["state", "r.ttvm", "--at", &at, "--json"]);
+        let seconds = line["time_ns"].as_u64().unwrap() as f64 / 1e9;
+        assert_eq!((&state["instruction"], &state["guest_seconds"]), (&line["instruction"], &seconds.into()));
+        shown.push((line["instruction"].as_u64().unwrap(), seconds));
+    }
+    // All of it happened in its sleep.
+    assert!(shown[1..].iter().all(|&(at, _)| at == shown[1].0), "{shown:?}");
+    let info = json(directory.path(), &["info", "r.ttvm", "--json"]);
+    let state = json(directory.path(), &["state", "r.ttvm", "--json"]);
+    assert_eq!(state["guest_seconds"], info["guest_seconds"]);
+    assert_eq!(state["outcome"], info["ended"]);
+}
+
+#[test]
+fn what_makes_no_sense_is_a_usage_error() {
+    let (directory, end) = recording();
+    let beyond = format!("insn:{}", end / 2);
+    for (arguments, names) in [
+        (&["search", "r.ttvm", "syscall", "--all", "--limit", "0"][..], "--limit"),
+        (&["search", "r.ttvm", "syscall", "--threads", "0"], "--threads"),
+        (
+            &["search", "r.ttvm", "syscall", "--all", "--from", "end", "--to", &beyond],
+            "ends before it begins",
+        ),
+        (&["state", "r.ttvm", "--memory", "0x1000:0"], "no range"),
+        (&["state", "r.ttvm", "--memory", "0xffffffffffffffff:2"], "no range"),
+    ] {
+        let (code, out, told) = ttvm(directory.path(), arguments);
+        assert!(code == 2 && out.is_empty() && told.contains(names), "{arguments:?}: {code}: {told}");
+    }
+}
+
+#[test]
+fn memory_that_is_not_there_is_said_to_be_missing() {
+    let (directory, _) = recording();
+    // The guest has 4 MiB, and no page tables.
+    for (option, range, bytes, why) in [
+        ("--physical", "0x3ffff0:0x20", 16, "there is no RAM at 0x400000"),
+        ("--physical", "0xfee00000:4", 0, "there is no RAM at 0xfee00000"),
+        ("--memory", "0x3ffff8:16", 8, "0x400000 is mapped to 0x400000, where there is no RAM"),
+        ("--memory", "0xfec00000:16", 0, "0xfec00000 is mapped to 0xfec00000, where there is no RAM"),
+    ] {
+        let (code, out, _) = ttvm(directory.path(), &["state", "r.ttvm", option, range]);
+        assert!(code == 0 && out.contains(&format!("  {why}\n")), "{range}: {out}");
+        let state = json(directory.path(), &["state", "r.ttvm", option, range, "--json"]);
+        let shown = &state[option.trim_start_matches('-')][0];
+        assert_eq!(shown["bytes"].as_str().unwrap().len(), 2 * bytes, "{range}");
+        assert_eq!(shown["ends"], why);
+    }
+    let state = json(directory.path(), &["state", "r.ttvm", "--physical", "0x1000:16", "--json"]);
+    assert!(state["physical"][0].get("ends").is_none());
+}
+
+/// Waits until a process has a handler for ^C, and presses it.
+fn interrupt(child: &std::process::Child) {
+    let pid = child.id();
+    let catches = || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(mask.trim(), 16).unwrap() & 1 << (nix::libc::SIGINT - 1) != 0
+    };
+    while !catches() {
+        std::thread::yield_now();
+    }
+    let pid = nix::unistd::Pid::from_raw(pid as i32);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+}
+
+#[test]
+fn an_interrupted_search_says_so_and_where_it_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let kernel = tiny_guest::write_kernel(directory.path(), u32::MAX);
+    let kernel = kernel.to_str().unwrap();
+    let record = ["record", "-o", "r.ttvm", "--kernel", kernel, "--memory", "4M", "--unpaced"];
+    let length = 60_000_000;
+    let (code, _, told) =
+        ttvm(directory.path(), &[&record[..], &["--max-instructions", &length.to_string()]].concat());
+    assert_eq!(code, 0, "{told}");
+    for options in [&[][..], &["--forward"], &["--all"]] {
+        let search = [&["search", "r.ttvm", "break:0x12345"][..], options].concat();
+        let child = std::process::Command::new(env!("CARGO_BIN_EXE_ttvm"))
+            .current_dir(directory.path())
+            .args(&search)
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        interrupt(&child);
+        let output = child.wait_with_output().unwrap();
+        let out = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(130), "{options:?}: {out}");
+        let from =
+            out.trim().strip_prefix("interrupted: --from ").and_then(|rest| rest.strip_suffix(" goes on"));
+        let from = from.unwrap_or_else(|| panic!("{options:?}: {out}"));
+        let number: u64 = from.strip_prefix("insn:").unwrap().parse().unwrap();
+        assert!(number <= length, "{options:?}: {number}");
+        let (code, out, _) = ttvm(directory.path(), &[&search[..], &["--from", from]].concat());
+        assert_eq!((code, out.trim()), (1, "nowhere in that part of the recording"), "{options:?}");
+    }
 }

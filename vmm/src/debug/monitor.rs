@@ -92,6 +92,8 @@ impl GdbTarget<'_> {
     fn goto(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
         let left = self.timeline.leave_fork().map_err(refused)?;
         let target = self.place(text, poll)?;
+        let spec: Option<PositionSpec> = text.parse().ok();
+        let comes_ns = spec.map_or(Ok(None), |spec| self.timeline.time_at(spec)).map_err(refused)?;
         let mut stop = self.timeline.seek(target, poll).map_err(refused)?;
         if stop == TravelStop::Reached {
             stop = self.timeline.settle(poll).map_err(refused)?;
@@ -103,7 +105,12 @@ impl GdbTarget<'_> {
         if stop == TravelStop::Interrupted {
             answer += "Interrupted on the way.\n";
         }
-        Ok(answer + &self.when())
+        answer += &self.when();
+        let now_ns = self.timeline.machine().moment().time_ns;
+        if let Some(ns) = comes_ns.filter(|&ns| ns > now_ns && self.timeline.position() == target) {
+            let _ = writeln!(answer, "The guest idles here: {text} is at {:.9} s.", ns as f64 / 1e9);
+        }
+        Ok(answer)
     }
 
     /// The place that a position means; marks and listed hits are this session's own.
@@ -161,22 +168,20 @@ impl GdbTarget<'_> {
 
     fn list_hits(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
         let (stops, from, to) = self.region(text, poll)?;
-        // Who gives up shall not wait for the way back.
-        let here = self.timeline.snapshot();
         self.timeline.set_stops(stops);
         let hits = self.timeline.hits(from, to, MAX_LISTED, poll);
         self.points_changed();
         let hits = hits.map_err(refused)?;
-        self.timeline.return_to(&here).map_err(refused)?;
-        self.hits = hits.ok_or_else(|| Refusal::new("interrupted"))?;
+        self.hits = hits.found;
         let mut answer = String::new();
         for (number, Hit { before, cause, .. }) in self.hits.iter().enumerate() {
             let _ = writeln!(answer, "hit:{number:<4} insn:{before:<14} {}", self.told(*cause));
         }
-        answer += &match self.hits.len() {
-            0 => "nowhere in that part of the recording\n".to_string(),
-            MAX_LISTED => format!("these are the first {MAX_LISTED}; goto hit:N goes to one\n"),
-            _ => "goto hit:N goes to one\n".to_string(),
+        answer += &match (hits.interrupted_at, self.hits.len()) {
+            (Some(edge), _) => format!("interrupted: nothing behind insn:{edge} has been looked at\n"),
+            (None, 0) => "nowhere in that part of the recording\n".to_string(),
+            (None, MAX_LISTED) => format!("these are the first {MAX_LISTED}; goto hit:N goes to one\n"),
+            (None, _) => "goto hit:N goes to one\n".to_string(),
         };
         Ok(answer)
     }
@@ -192,11 +197,7 @@ impl GdbTarget<'_> {
             && let (Ok(from), Ok(to)) = (self.place(from, poll), self.place(to, poll))
             && let Ok(stops) = self.stops_of(condition.trim())
         {
-            return if from <= to {
-                Ok((stops, from, to))
-            } else {
-                Err(Refusal::new("that part of the recording ends before it begins"))
-            };
+            return Ok((stops, from, to));
         }
         Ok((self.stops_of(text)?, Instructions(0), self.timeline.end()))
     }
@@ -299,7 +300,7 @@ fn stops_of(text: &str, names: &Names<'_>) -> Result<Stops, Refusal> {
     let words: Vec<_> = rest.split_whitespace().collect();
     let watched = |kind, changes_only| {
         let (address, length) = range(&words, names)?;
-        address.checked_add(length).filter(|_| length > 0)?;
+        address.checked_add(length.checked_sub(1)?)?;
         let point = Watchpoint { space: AddressKind::Linear, address, length, kind };
         Some(Stops { watches: vec![Watch { changes_only, ..point.into() }], ..Stops::default() })
     };

@@ -133,7 +133,7 @@ impl<C: Unit> LiveConsole<C> {
 
     fn signalled(&mut self) -> Option<Event> {
         if self.terminated.swap(false, Ordering::Relaxed) {
-            return Some(Event::Ended);
+            return Some(Event::Interrupted);
         }
         if self.resized.swap(false, Ordering::Relaxed) {
             let (columns, rows) = window_size()?;
@@ -177,9 +177,9 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
         }
         let limit = self.options.end_at.is_some_and(|end| view.moment.count >= end);
         let event = self.signalled().or_else(|| self.commands.pop_front());
-        let event = event.or_else(|| limit.then_some(Event::Ended));
+        let event = event.or_else(|| limit.then_some(Event::Limit));
         if let Some(event) = event {
-            self.ended = event == Event::Ended;
+            self.ended = event.outcome().is_some();
             return Ok(Some(event));
         }
         let count = self.typed.len().min(self.room(view));

@@ -46,9 +46,9 @@ impl<U: Unit> Machine<U> {
     /// Lets a machine go on whose run was ended from outside, not by itself: after a panic the kernel still
     /// runs.
     pub fn go_on_after_end(&mut self) {
-        if matches!(self.outcome, Some(Outcome::Ended | Outcome::Panic | Outcome::DebugExit { .. })) {
-            self.outcome = None;
-        }
+        self.outcome.take_if(|outcome| {
+            outcome.is_from_outside() || matches!(outcome, Outcome::Panic | Outcome::DebugExit { .. })
+        });
     }
 }
 

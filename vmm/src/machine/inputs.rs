@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::machine::checks::{CheckParts, CheckRecord};
 use crate::machine::comparable::{Likeness, cpu_hash, shown};
 use crate::machine::hashes::short;
+use crate::machine::outcome::Outcome;
 use crate::position::{Count, Moment};
 
 /// Something from outside.
@@ -29,7 +30,7 @@ pub enum Event {
     },
     /// The power button was pressed.
     PowerButton,
-    /// The user, or a limit that the user set, ended the run here.
+    /// The user ended the run here.
     Ended,
     /// The guest was stopped here although it made no exit, so that the events that follow can come in here.
     /// The stop counts as an exit itself.
@@ -39,6 +40,10 @@ pub enum Event {
         /// Nanoseconds.
         ns: u64,
     },
+    /// A signal ended the run here.
+    Interrupted,
+    /// A limit that the user had set ended it.
+    Limit,
 }
 
 /// What tells a place where the guest was stopped from others between the same two exits, besides RIP and the
@@ -52,6 +57,16 @@ pub struct Stopped {
 }
 
 impl Event {
+    /// How it ends the run, if it does.
+    pub fn outcome(&self) -> Option<Outcome> {
+        match self {
+            Event::Ended => Some(Outcome::Ended),
+            Event::Interrupted => Some(Outcome::Interrupted),
+            Event::Limit => Some(Outcome::Limit),
+            _ => None,
+        }
+    }
+
     /// The event's kind in a word.
     pub fn kind(&self) -> &'static str {
         match self {
@@ -60,6 +75,8 @@ impl Event {
             Event::ConsoleResize { .. } => "console-resize",
             Event::PowerButton => "power-button",
             Event::Ended => "ended",
+            Event::Interrupted => "interrupted",
+            Event::Limit => "limit",
             Event::Stopped(_) => "stopped",
             Event::TimePassed { .. } => "time-passed",
         }

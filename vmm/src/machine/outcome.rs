@@ -23,6 +23,17 @@ pub enum Outcome {
     IdleForever,
     /// The user, or what stood in for one, ended the run.
     Ended,
+    /// A signal to this process did.
+    Interrupted,
+    /// The run was as long as the user had allowed.
+    Limit,
+}
+
+impl Outcome {
+    /// Whether the guest would have gone on: nothing in it ended the run.
+    pub fn is_from_outside(&self) -> bool {
+        matches!(self, Outcome::Ended | Outcome::Interrupted | Outcome::Limit)
+    }
 }
 
 impl std::fmt::Display for Outcome {
@@ -35,6 +46,8 @@ impl std::fmt::Display for Outcome {
             Outcome::DebugExit { code } => write!(f, "the guest ended the run with code {code}"),
             Outcome::IdleForever => f.write_str("the guest is halted for good"),
             Outcome::Ended => f.write_str("ended by the user"),
+            Outcome::Interrupted => f.write_str("interrupted by a signal"),
+            Outcome::Limit => f.write_str("ended at the limit that was set"),
         }
     }
 }

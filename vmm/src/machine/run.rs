@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use checkpoint::{PageMap, Store};
-use cpu::{AddressKind, Stop, Trap, Traps, WatchHit, Watchpoint};
+use cpu::{AddressKind, Bus, Stop, Trap, Traps, WatchHit, Watchpoint};
 use devices::pci::PciBus;
 use devices::platform::Platform;
 use devices::virtio::{Block, Console, Rng};
@@ -298,21 +298,43 @@ impl<U: Unit> Machine<U> {
         self.take_events(U::MAX, inputs)
     }
 
-    /// Takes the events due here; those at `until` are left for later.
-    fn take_events(&mut self, until: U, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
-        while self.outcome.is_none() && self.moment().count < until {
-            let view = self.view();
-            let now = view.moment;
-            if let Some(event) = inputs.poll(&view)? {
-                self.apply(&event);
-            } else if let Some(parts) = inputs.check_due(now) {
-                let check = self.check(parts);
-                inputs.checked(check)?;
-            } else {
+    /// Lets time pass here, where the guest idles, up to `time_ns`, and takes the events that come in before
+    /// that; executes nothing, and ends where the guest would go on. The state is then one of several at this
+    /// count, and not the one in which it was first reached.
+    pub fn idle_to(&mut self, time_ns: u64, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
+        while self.outcome.is_none() && self.moment().time_ns < time_ns {
+            if self.take_event(inputs)? {
+                continue;
+            }
+            let signals = self.bus.signals();
+            if !self.engine.cpu().core().state.halted || signals.interrupt || signals.nmi {
                 break;
             }
+            self.idle(inputs)?;
+            self.bus.platform.advance(self.moment().time_ns);
         }
         Ok(())
+    }
+
+    /// Takes the events due here; those at `until` are left for later.
+    fn take_events(&mut self, until: U, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
+        while self.outcome.is_none() && self.moment().count < until && self.take_event(inputs)? {}
+        Ok(())
+    }
+
+    /// Takes one event that is due here, or a check. Whether there was one.
+    fn take_event(&mut self, inputs: &mut dyn Inputs<U>) -> Result<bool, Error> {
+        let view = self.view();
+        let now = view.moment;
+        if let Some(event) = inputs.poll(&view)? {
+            self.apply(&event);
+        } else if let Some(parts) = inputs.check_due(now) {
+            let check = self.check(parts);
+            inputs.checked(check)?;
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
     }
 
     fn apply(&mut self, event: &Event) {
@@ -331,7 +353,7 @@ impl<U: Unit> Machine<U> {
                 });
             }
             Event::PowerButton => platform.press_power_button(now_ns),
-            Event::Ended => self.outcome = Some(Outcome::Ended),
+            Event::Ended | Event::Interrupted | Event::Limit => self.outcome = event.outcome(),
             Event::Stopped(_) => {
                 self.stopping.stopped = None;
                 self.bus.clock.note_exit();

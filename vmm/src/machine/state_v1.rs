@@ -54,6 +54,10 @@ pub enum OutcomeV1 {
     IdleForever,
     /// [`Outcome::Ended`].
     Ended,
+    /// [`Outcome::Interrupted`].
+    Interrupted,
+    /// [`Outcome::Limit`].
+    Limit,
 }
 
 impl From<&MachineState> for MachineStateV1 {
@@ -106,6 +110,8 @@ impl From<&Outcome> for OutcomeV1 {
             Outcome::DebugExit { code } => OutcomeV1::DebugExit { code },
             Outcome::IdleForever => OutcomeV1::IdleForever,
             Outcome::Ended => OutcomeV1::Ended,
+            Outcome::Interrupted => OutcomeV1::Interrupted,
+            Outcome::Limit => OutcomeV1::Limit,
         }
     }
 }
@@ -120,6 +126,8 @@ impl From<OutcomeV1> for Outcome {
             OutcomeV1::DebugExit { code } => Outcome::DebugExit { code },
             OutcomeV1::IdleForever => Outcome::IdleForever,
             OutcomeV1::Ended => Outcome::Ended,
+            OutcomeV1::Interrupted => Outcome::Interrupted,
+            OutcomeV1::Limit => Outcome::Limit,
         }
     }
 }

@@ -119,7 +119,9 @@ impl<C: Unit> Checkpointer<C> {
         // Where the run was ended from outside, or by idling, time may have passed since the place was
         // reached. And a guest may shut down without another exit.
         let is_taken = !C::NAMES_ONE_PLACE && self.pace.last.count == at.count;
-        let by_itself = !matches!(machine.outcome(), None | Some(Outcome::Ended | Outcome::IdleForever));
+        let by_itself = machine
+            .outcome()
+            .is_some_and(|outcome| !outcome.is_from_outside() && *outcome != Outcome::IdleForever);
         if by_itself && !is_taken {
             self.take(machine, log)?;
         }

@@ -92,9 +92,11 @@ impl<'a, C: Unit> Replay<'a, C> {
             let now = self.machine.moment().count;
             progress(now);
             if now == last && self.recording.log.end.is_none() {
-                if !C::NAMES_ONE_PLACE {
-                    self.machine.take_due(&mut self.player)?;
+                if C::NAMES_ONE_PLACE {
+                    let time_ns = self.recording.log.last_moment().time_ns;
+                    self.machine.idle_to(time_ns, &mut self.player)?;
                 }
+                self.machine.take_due(&mut self.player)?;
                 if self.player.finished() {
                     break;
                 }

@@ -33,7 +33,7 @@ impl Condition {
         let watch = |kind, changes_only| {
             let (address, length) = rest.split_once('+').unwrap_or((rest, "1"));
             let (address, length) = (place(address)?, number(length)?);
-            let length = (length > 0 && address.checked_add(length).is_some()).then_some(length)?;
+            address.checked_add(length.checked_sub(1)?)?;
             let point = Watchpoint { space, address, length, kind };
             Some(Stops { watches: vec![Watch { point, changes_only }], ..Stops::default() })
         };
@@ -106,6 +106,7 @@ mod tests {
             Watchpoint { space: AddressKind::Physical, address: 4096, length: 8, kind: WatchKind::Write };
         assert_eq!(watch, Watch { point, changes_only: true });
         assert_eq!(stops("read:0x10").watches[0].point.length, 1);
+        assert_eq!(stops("read:0xfffffffffffffff8+8").watches[0].point.length, 8);
         assert_eq!(stops("syscall"), Stops::system_call(None));
         assert_eq!(stops("syscall-nr:39"), Stops::system_call(Some(39)));
         assert_eq!(stops("vector:14").traps.vectors.into_iter().collect::<Vec<_>>(), [14]);

@@ -97,7 +97,7 @@ impl Timeline {
     ) -> Result<TravelStop, Error> {
         let machine = &mut self.walker.machine;
         let mut origin = machine.moment().count;
-        let mut armed = Armed::new(stops, machine);
+        let armed = Armed::new(stops, machine);
         loop {
             let here = machine.moment().count;
             if here >= target {
@@ -114,7 +114,9 @@ impl Timeline {
                 return Ok(TravelStop::End);
             }
             if machine.moment().count < target && poll() {
-                return Ok(TravelStop::Interrupted);
+                // The next run passes over a breakpoint where it begins.
+                let hit = armed.hit(&RunStop::Breakpoint, machine);
+                return Ok(hit.map_or(TravelStop::Interrupted, |hit| TravelStop::Hit(hit.cause)));
             }
         }
     }

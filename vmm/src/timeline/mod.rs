@@ -22,5 +22,5 @@ pub use condition::{CONDITIONS, Condition, number};
 pub use fast_forward::FastForward;
 pub use search::Direction;
 pub use stops::{Breakpoint, Cause, Filter, Hit, Stops, Watch, address_space};
-pub use travel::{Meter, Timeline, TravelStop};
+pub use travel::{Hits, Meter, Timeline, TravelStop};
 pub use walker::Poll;

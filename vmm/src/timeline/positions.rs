@@ -1,10 +1,10 @@
 //! What the notations of positions mean in a recording.
 
-use super::travel::{Timeline, TravelStop};
-use super::walker::{Poll, SNAPSHOT_SPACING, Walked};
+use super::travel::Timeline;
+use super::walker::{Poll, SNAPSHOT_SPACING, Walked, Walker};
 use crate::error::Error;
 use crate::machine::Machine;
-use crate::position::{Count, Instructions, PositionSpec};
+use crate::position::{Count, Instructions, Moment, PositionSpec};
 use crate::recording::checkpoints::CheckpointHead;
 
 /// Steps between two looks at a measure while it is far from what is wanted, and the factor to the next finer
@@ -38,7 +38,7 @@ impl Timeline {
                 let none = || Error::Position("the guest did not panic in this recording".into());
                 return self.panic.ok_or_else(none);
             }
-            PositionSpec::Event(number) => return self.event(number),
+            PositionSpec::Event(number) => return Ok(self.event(number)?.count),
             PositionSpec::Instruction(number) if Instructions(number) <= end => {
                 return Ok(Instructions(number));
             }
@@ -61,8 +61,31 @@ impl Timeline {
         }
     }
 
-    /// The place of an event, by its number in the whole run.
-    fn event(&self, number: u64) -> Result<Instructions, Error> {
+    /// When it is that something is at a notation's place, in guest time: an event that comes in, or the
+    /// recording's end. The guest may idle there, and the place has been reached before.
+    pub fn time_at(&self, spec: PositionSpec) -> Result<Option<u64>, Error> {
+        Ok(match spec {
+            PositionSpec::Event(number) => Some(self.event(number)?.time_ns),
+            PositionSpec::End => Some(self.shared.recording.log.last_moment().time_ns),
+            _ => None,
+        })
+    }
+
+    /// Lets the time pass that the guest idles at a notation's place where it stands, up to what the notation
+    /// names: see [`Timeline::time_at`]. For a look at the machine as it is then: no position names that
+    /// state, and the timeline can only go elsewhere.
+    pub fn idle_at(&mut self, spec: PositionSpec) -> Result<(), Error> {
+        let Some(time_ns) = self.time_at(spec)? else { return Ok(()) };
+        let Walker { machine, player, .. } = &mut self.walker;
+        machine.idle_to(time_ns, player)?;
+        if spec == PositionSpec::End && self.shared.recording.log.end.is_some() {
+            machine.take_due(player)?;
+        }
+        Ok(())
+    }
+
+    /// When an event comes in, by its number in the whole run.
+    fn event(&self, number: u64) -> Result<Moment<Instructions>, Error> {
         let recording = &self.shared.recording;
         let number = usize::try_from(number).unwrap_or(usize::MAX);
         let exits = recording.recounted.as_deref();
@@ -70,7 +93,7 @@ impl Timeline {
             return Err(self.before_part(&format!("event {number}")));
         };
         let skipped = exits.map_or(0, |exits| exits.skipped);
-        recording.log.event(index)?.map(|event| event.at.count).ok_or_else(|| {
+        recording.log.event(index)?.map(|event| event.at).ok_or_else(|| {
             let count = recording.log.event_count() + skipped;
             Error::Position(format!("the recording ends before event {number}: it has {count}"))
         })
@@ -98,7 +121,20 @@ impl Timeline {
         if wanted == 0 {
             return Ok(Some(Instructions(0)));
         }
-        let back_to = self.position();
+        self.must_be_history()?;
+        let begun = self.snapshot();
+        let found = self.run_to(measure, wanted, poll);
+        self.return_to(&begun)?;
+        found
+    }
+
+    /// As [`Timeline::find`], and stays wherever it looked last.
+    fn run_to(
+        &mut self,
+        measure: &Measure,
+        wanted: u64,
+        poll: &mut Poll<'_>,
+    ) -> Result<Option<Instructions>, Error> {
         let (mut low, mut high) = (Instructions(0), self.end());
         for (&at, head) in self.checkpoints().into_iter().flat_map(|checkpoints| checkpoints.heads()) {
             if (measure.of_head)(head) >= wanted {
@@ -107,30 +143,26 @@ impl Timeline {
             }
             low = at;
         }
-        not_interrupted(self.seek(low, poll)? == TravelStop::Interrupted)?;
+        self.seek(low, poll)?.unless_interrupted()?;
         self.shared.begin(high - low);
         let mut slice = SLICE_STEPS;
-        let found = loop {
+        loop {
             if (measure.of_machine)(self.machine()) < wanted {
                 low = self.position();
                 if low >= high {
-                    break None;
+                    return Ok(None);
                 }
                 self.walker.leave_snapshot();
                 let walked = self.walker.advance(high.min(low + slice), SNAPSHOT_SPACING, poll)?;
-                not_interrupted(walked == Walked::Interrupted || poll())?;
+                if walked == Walked::Interrupted || poll() {
+                    return Err(Error::Interrupted);
+                }
             } else if slice > 1 {
                 slice /= SLICE_FACTOR;
-                self.seek(low, poll)?;
+                self.seek(low, poll)?.unless_interrupted()?;
             } else {
-                break Some(self.position());
+                return Ok(Some(self.position()));
             }
-        };
-        self.seek(back_to, poll)?;
-        Ok(found)
+        }
     }
-}
-
-fn not_interrupted(interrupted: bool) -> Result<(), Error> {
-    if interrupted { Err(Error::Position("interrupted".to_string())) } else { Ok(()) }
 }

@@ -47,8 +47,9 @@ pub(super) struct Window {
 pub(super) enum Scanned {
     /// All hits that were asked for.
     Hits(Vec<Hit>),
-    /// The poll function asked to stop.
-    Interrupted,
+    /// The poll function asked to stop. From where the scan began to `edge`, nothing was left out, and `hits`
+    /// are what was asked for there. A breakpoint at the edge is beyond it, for a scan forward.
+    Interrupted { hits: Vec<Hit>, edge: Instructions },
 }
 
 /// Which hits of a window to keep.
@@ -58,6 +59,16 @@ pub(super) enum Keep {
     Last,
     /// At most this number, and then no more are looked for.
     All(usize),
+}
+
+impl Keep {
+    /// Hits of which no more are needed.
+    fn enough(self) -> usize {
+        match self {
+            Keep::First | Keep::Last => 1,
+            Keep::All(limit) => limit,
+        }
+    }
 }
 
 impl Walker {
@@ -72,18 +83,24 @@ impl Walker {
         if self.position() != window.start {
             self.restore_nearest(window.start)?;
             if self.advance(window.start, SNAPSHOT_SPACING, poll)? == Walked::Interrupted {
-                return Ok(Scanned::Interrupted);
+                let edge = if keep == Keep::Last { window.end } else { window.start };
+                return Ok(Scanned::Interrupted { hits: Vec::new(), edge });
             }
         }
         let spacing = ((window.end - window.start) / PARTS).max(SNAPSHOT_SPACING);
-        let mut armed = Armed::new(stops, &mut self.machine);
+        let armed = Armed::new(stops, &mut self.machine);
         // A breakpoint at the window's very first instruction counts.
         let mut origin = Instructions::MAX;
         let mut hits = Vec::new();
         loop {
-            match self.run(window.end, &mut armed, &mut origin, spacing, poll)? {
+            match self.run(window.end, &armed, &mut origin, spacing, poll)? {
                 Walked::There => return Ok(Scanned::Hits(hits)),
-                Walked::Interrupted => return Ok(Scanned::Interrupted),
+                Walked::Interrupted if keep == Keep::Last => {
+                    return Ok(Scanned::Interrupted { hits: Vec::new(), edge: window.end });
+                }
+                Walked::Interrupted => {
+                    return Ok(Scanned::Interrupted { hits, edge: self.position() });
+                }
                 Walked::Hit(hit) => {
                     if keep == Keep::Last {
                         hits.clear();
@@ -91,12 +108,8 @@ impl Walker {
                     hits.push(hit);
                 }
             }
-            let enough = match keep {
-                Keep::First => 1,
-                Keep::Last => usize::MAX,
-                Keep::All(limit) => limit,
-            };
-            if hits.len() >= enough {
+            // The last one is known at the window's end only.
+            if keep != Keep::Last && hits.len() >= keep.enough() {
                 return Ok(Scanned::Hits(hits));
             }
         }
@@ -140,8 +153,19 @@ struct Work<'a> {
 
 struct State {
     next: usize,
-    found: Vec<Option<Vec<Hit>>>,
+    /// What became of each window that a walker has left.
+    scanned: Vec<Option<Scanned>>,
     error: Option<Error>,
+}
+
+impl Scanned {
+    /// The hits of a window that was scanned to its end.
+    fn whole(&self) -> Option<&Vec<Hit>> {
+        match self {
+            Scanned::Hits(hits) => Some(hits),
+            Scanned::Interrupted { .. } => None,
+        }
+    }
 }
 
 impl Work<'_> {
@@ -155,11 +179,8 @@ impl Work<'_> {
             return false;
         }
         let state = self.state();
-        let mut earlier = state.found[..number].iter().flatten();
-        match self.keep {
-            Keep::All(limit) => earlier.map(Vec::len).sum::<usize>() < limit,
-            Keep::First | Keep::Last => earlier.all(Vec::is_empty),
-        }
+        let earlier = state.scanned[..number].iter().flatten().filter_map(Scanned::whole);
+        earlier.map(Vec::len).sum::<usize>() < self.keep.enough()
     }
 
     fn take(&self) -> Option<usize> {
@@ -191,8 +212,7 @@ impl Work<'_> {
                 Keep::First | Keep::All(_) => walker.scan(window, self.stops, self.keep, &mut asked),
             };
             match scanned {
-                Ok(Scanned::Hits(hits)) => self.state().found[number] = Some(hits),
-                Ok(Scanned::Interrupted) => {}
+                Ok(scanned) => self.state().scanned[number] = Some(scanned),
                 Err(error) => self.failed(error),
             }
         }
@@ -205,7 +225,7 @@ impl Work<'_> {
 }
 
 /// Scans windows with `walker` and one more walker on each other core. Gives the hits in the windows' order:
-/// those of the first window that has any, or all.
+/// those of the first window that has any, or all. An interrupted search has what was found without a gap.
 pub(super) fn scan_on_all_cores(
     walker: &mut Walker,
     shared: &Arc<Shared>,
@@ -214,7 +234,8 @@ pub(super) fn scan_on_all_cores(
     keep: Keep,
     poll: &mut Poll<'_>,
 ) -> Result<Scanned, Error> {
-    let state = Mutex::new(State { next: 0, found: vec![None; windows.len()], error: None });
+    let scanned = windows.iter().map(|_| None).collect();
+    let state = Mutex::new(State { next: 0, scanned, error: None });
     let work = Work { windows, stops, keep, state, cancelled: AtomicBool::new(false) };
     std::thread::scope(|scope| {
         let spawn = |_| {
@@ -232,17 +253,31 @@ pub(super) fn scan_on_all_cores(
             std::thread::sleep(WAIT);
         }
     });
-    let cancelled = work.cancelled.load(Ordering::Relaxed);
     let state = work.state.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(error) = state.error {
-        return Err(error);
+    match state.error {
+        Some(error) => Err(error),
+        None => Ok(without_gaps(windows, state.scanned, keep)),
     }
-    if cancelled {
-        return Ok(Scanned::Interrupted);
+}
+
+/// What several walkers found together: up to the first window that none of them scanned to its end.
+fn without_gaps(windows: &[Window], scanned: Vec<Option<Scanned>>, keep: Keep) -> Scanned {
+    let mut all = Vec::new();
+    for (window, scanned) in windows.iter().zip(scanned) {
+        let begin = if keep == Keep::Last { window.end } else { window.start };
+        match scanned.unwrap_or(Scanned::Interrupted { hits: Vec::new(), edge: begin }) {
+            Scanned::Hits(hits) => all.extend(hits),
+            Scanned::Interrupted { hits, edge } => {
+                all.extend(hits);
+                return Scanned::Interrupted { hits: all, edge };
+            }
+        }
+        if all.len() >= keep.enough() {
+            break;
+        }
     }
-    let mut with_hits = state.found.into_iter().flatten().filter(|hits| !hits.is_empty());
-    Ok(Scanned::Hits(match keep {
-        Keep::First | Keep::Last => with_hits.next().unwrap_or_default(),
-        Keep::All(limit) => with_hits.flatten().take(limit).collect(),
-    }))
+    if let Keep::All(limit) = keep {
+        all.truncate(limit);
+    }
+    Scanned::Hits(all)
 }

@@ -52,6 +52,11 @@ impl Snapshots {
         Some((at, kept.snapshot.clone()))
     }
 
+    /// Where the first one at or after a place is.
+    pub fn first_from(&self, at: Instructions) -> Option<Instructions> {
+        self.inner().by_place.range(at..).next().map(|(&at, _)| at)
+    }
+
     /// Keeps a snapshot in which `pages` pages are new. The one at the first instruction stays for ever.
     pub fn keep(&self, at: Instructions, snapshot: Snapshot<Instructions>, pages: usize) {
         let mut inner = self.inner();

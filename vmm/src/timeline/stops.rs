@@ -63,7 +63,8 @@ impl Eq for Filter {}
 pub struct Watch {
     /// Which accesses to what.
     pub point: Watchpoint,
-    /// Only writes after which the contents are others than before.
+    /// Only writes after which watched bytes are others than before; what devices make of writes is not known,
+    /// and each counts.
     pub changes_only: bool,
 }
 
@@ -136,11 +137,9 @@ pub struct Hit {
     pub cause: Cause,
 }
 
-/// Stops that are armed in one machine, with what has to be remembered between two hits.
+/// Stops that are armed in one machine.
 pub(super) struct Armed<'a> {
     stops: &'a Stops,
-    /// The contents of each watch with `changes_only`, when last looked at.
-    contents: Vec<Option<Vec<u8>>>,
 }
 
 impl<'a> Armed<'a> {
@@ -151,9 +150,7 @@ impl<'a> Armed<'a> {
         machine.set_watchpoints(&stops.watches.iter().map(|watch| watch.point).collect::<Vec<_>>());
         machine.set_traps(stops.traps.clone());
         machine.stop_on_output(stops.console.is_some());
-        let mut armed = Armed { stops, contents: vec![None; stops.watches.len()] };
-        armed.look(machine);
-        armed
+        Armed { stops }
     }
 
     /// Disarms everything.
@@ -177,29 +174,31 @@ impl<'a> Armed<'a> {
         (!others && only_linear && addresses.len() <= most).then_some(addresses)
     }
 
-    fn look(&mut self, machine: &Machine<Instructions>) {
-        for (watch, contents) in self.stops.watches.iter().zip(&mut self.contents) {
-            if watch.changes_only {
-                *contents = contents_of(&watch.point, machine);
-            }
-        }
+    /// What a stop of the machine means: a hit, or `None` where no stop waits for it.
+    pub fn hit(&self, stop: &RunStop, machine: &Machine<Instructions>) -> Option<Hit> {
+        let here = machine.moment().count;
+        let cause = match stop {
+            RunStop::Breakpoint => return self.at_breakpoint(machine, here),
+            RunStop::Watchpoint(_) | RunStop::Trap(_) => self.of_step(machine),
+            // What printed something may have done more.
+            RunStop::Output(output) => self.printed(output, machine).or_else(|| self.of_step(machine)),
+            RunStop::Reached | RunStop::Ended(_) => None,
+        }?;
+        Some(Hit { before: here - 1, after: here, cause })
     }
 
-    /// What a stop of the machine means: a hit, or `None` where no stop waits for it.
-    pub fn hit(&mut self, stop: &RunStop, machine: &Machine<Instructions>) -> Option<Hit> {
-        let here = machine.moment().count;
-        let step = |cause| Some(Hit { before: here - 1, after: here, cause });
-        match stop {
-            RunStop::Breakpoint => self.at_breakpoint(machine, here),
-            RunStop::Watchpoint(hit) => self.watched(hit, machine).and_then(step),
-            RunStop::Trap(Trap::SystemCall(number)) => step(Cause::SystemCall(*number)),
-            RunStop::Trap(Trap::Vector(vector)) => step(Cause::Vector(*vector)),
-            RunStop::Output(output) => {
-                let wanted = self.stops.console.as_ref()?;
-                machine.console().ended_with(wanted, output.len()).then_some(Cause::Console).and_then(step)
-            }
-            RunStop::Reached | RunStop::Ended(_) => None,
-        }
+    fn printed(&self, output: &[u8], machine: &Machine<Instructions>) -> Option<Cause> {
+        let wanted = self.stops.console.as_ref()?;
+        machine.console().ended_with(wanted, output.len()).then_some(Cause::Console)
+    }
+
+    /// The first of all that the step hit which is waited for.
+    fn of_step(&self, machine: &Machine<Instructions>) -> Option<Cause> {
+        machine.cpu().hits().iter().find_map(|hit| match hit {
+            cpu::Hit::Watch(hit) => self.watched(hit, machine),
+            cpu::Hit::Trap(Trap::SystemCall(number)) => Some(Cause::SystemCall(*number)),
+            cpu::Hit::Trap(Trap::Vector(vector)) => Some(Cause::Vector(*vector)),
+        })
     }
 
     fn at_breakpoint(&self, machine: &Machine<Instructions>, here: Instructions) -> Option<Hit> {
@@ -216,40 +215,11 @@ impl<'a> Armed<'a> {
         (wanted && holds()).then_some(Hit { before: here, after: here, cause: Cause::Breakpoint(linear) })
     }
 
-    /// The engine names one watchpoint of those that an access hit; others may want it too.
-    fn watched(&mut self, hit: &WatchHit, machine: &Machine<Instructions>) -> Option<Cause> {
-        let mut cause = None;
-        for (watch, contents) in self.stops.watches.iter().zip(&mut self.contents) {
-            if watch.changes_only {
-                let now = contents_of(&watch.point, machine);
-                let changed = now != *contents;
-                *contents = now;
-                if !changed {
-                    continue;
-                }
-            } else if watch.point != hit.watchpoint {
-                continue;
-            }
-            let filter = self.stops.watch_filters.get(&watch.point.address);
-            if filter.is_none_or(|filter| filter.holds(machine)) {
-                let address = if watch.point == hit.watchpoint { hit.address } else { watch.point.address };
-                cause.get_or_insert(Cause::Watch { kind: watch.point.kind, address });
-            }
-        }
-        cause
+    fn watched(&self, hit: &WatchHit, machine: &Machine<Instructions>) -> Option<Cause> {
+        let mut watches = self.stops.watches.iter().filter(|watch| watch.point == hit.watchpoint);
+        let wanted = watches.any(|watch| hit.changed || !watch.changes_only);
+        let filter = self.stops.watch_filters.get(&hit.watchpoint.address);
+        let holds = || filter.is_none_or(|filter| filter.holds(machine));
+        (wanted && holds()).then_some(Cause::Watch { kind: hit.watchpoint.kind, address: hit.address })
     }
 }
-
-/// The bytes of a watched range, as far as they can be read.
-fn contents_of(point: &Watchpoint, machine: &Machine<Instructions>) -> Option<Vec<u8>> {
-    let mut bytes = vec![0; usize::try_from(point.length).ok()?.min(MAX_COMPARED)];
-    let length = match point.space {
-        AddressKind::Linear => machine.cpu().core().peek(point.address, &mut bytes),
-        AddressKind::Physical => machine.read_physical(point.address, &mut bytes),
-    };
-    bytes.truncate(length);
-    Some(bytes)
-}
-
-/// Bytes of a watched range that are compared at most.
-const MAX_COMPARED: usize = 1 << 20;

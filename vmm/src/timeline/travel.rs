@@ -12,7 +12,7 @@ use cpu::Watchpoint;
 
 use crate::engine::EngineKind;
 use crate::error::Error;
-use crate::machine::{Machine, Outcome};
+use crate::machine::{Machine, Outcome, RunStop};
 use crate::position::{Count, Instructions};
 use crate::recording::Recording;
 use crate::recording::checkpoints::{Checkpoints, Snapshot, add_here, must_fit};
@@ -39,6 +39,23 @@ pub enum TravelStop {
     Start,
     /// At the end of the recording.
     End,
+}
+
+impl TravelStop {
+    /// An error if the movement was interrupted, for callers who need it whole.
+    pub fn unless_interrupted(self) -> Result<TravelStop, Error> {
+        if self == TravelStop::Interrupted { Err(Error::Interrupted) } else { Ok(self) }
+    }
+}
+
+/// What a part of a recording has to stop at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hits {
+    /// In the order of the run.
+    pub found: Vec<Hit>,
+    /// Where the poll function asked to stop: all hits before this place have been found, and a search from
+    /// here on goes on.
+    pub interrupted_at: Option<Instructions>,
 }
 
 /// How far the movement under way is, for a person who waits for it: can be asked while the timeline moves.
@@ -282,23 +299,47 @@ impl Timeline {
         self.shared.begin(self.shared.end - here);
         let checkpoints: Vec<Instructions> = self.checkpoints_in(here + 1, self.shared.end);
         let alone = checkpoints.get(ALONE).copied().unwrap_or(self.shared.end);
-        let mut armed = Armed::new(&stops, &mut self.walker.machine);
+        let armed = Armed::new(&stops, &mut self.walker.machine);
         let mut origin = here;
-        match self.walker.run(alone, &mut armed, &mut origin, SNAPSHOT_SPACING, poll)? {
+        match self.walker.run(alone, &armed, &mut origin, SNAPSHOT_SPACING, poll)? {
             Walked::Hit(hit) => return Ok(TravelStop::Hit(hit.cause)),
-            Walked::Interrupted => return Ok(TravelStop::Interrupted),
             Walked::There if alone == self.shared.end => return Ok(TravelStop::End),
-            Walked::There => {}
+            walked => {
+                // A run forward that begins here would pass over a breakpoint.
+                let hit = armed.hit(&RunStop::Breakpoint, &self.walker.machine);
+                if let Some(hit) = hit.filter(|_| self.position() > here) {
+                    return Ok(TravelStop::Hit(hit.cause));
+                }
+                if walked == Walked::Interrupted {
+                    return Ok(TravelStop::Interrupted);
+                }
+            }
         }
+        let begun = self.snapshot();
         let starts = || checkpoints[ALONE..].iter().copied();
         let ends = starts().skip(1).chain([self.shared.end]);
         let windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
-        self.finish_on_all_cores(&windows, Direction::Forward, poll)
+        self.finish_on_all_cores(&begun, &windows, Direction::Forward, poll)
     }
 
     /// Runs backward to something to stop at, the start, or until told to stop.
     pub fn run_backward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         self.must_be_history()?;
+        let begun = self.snapshot();
+        let stop = self.search_backward(&begun, poll);
+        if stop.is_err() {
+            // Where it failed, nobody knows what lies behind.
+            self.return_to(&begun)?;
+        }
+        stop
+    }
+
+    /// Runs backward from here, which is `begun`.
+    fn search_backward(
+        &mut self,
+        begun: &Snapshot<Instructions>,
+        poll: &mut Poll<'_>,
+    ) -> Result<TravelStop, Error> {
         let origin = self.position();
         self.shared.begin(origin.number());
         let stops = self.stops.clone();
@@ -310,21 +351,23 @@ impl Timeline {
             if self.shared.threads > 1 && is_long {
                 let windows = self.windows_back_from(end);
                 if windows.len() > 1 {
-                    return self.finish_on_all_cores(&windows, Direction::Backward, poll);
+                    return self.finish_on_all_cores(begun, &windows, Direction::Backward, poll);
                 }
             }
             match self.walker.scan(window, &stops, Keep::Last, poll)? {
                 Scanned::Hits(hits) => match hits.last() {
-                    Some(hit) => return self.arrive(*hit, Direction::Backward, poll),
+                    Some(hit) => return self.arrive(begun, *hit, Direction::Backward, poll),
                     None if window.start > Instructions(0) && poll() => {
-                        return self.interrupted(window.start);
+                        return self.interrupted(begun, window.start, Direction::Backward);
                     }
                     None => end = window.start,
                 },
-                Scanned::Interrupted => return self.interrupted(end),
+                Scanned::Interrupted { edge, .. } => {
+                    return self.interrupted(begun, edge, Direction::Backward);
+                }
             }
         }
-        self.seek(Instructions(0), poll)?;
+        self.seek(Instructions(0), &mut || false)?;
         Ok(TravelStop::Start)
     }
 
@@ -339,6 +382,7 @@ impl Timeline {
 
     fn finish_on_all_cores(
         &mut self,
+        begun: &Snapshot<Instructions>,
         windows: &[Window],
         direction: Direction,
         poll: &mut Poll<'_>,
@@ -347,30 +391,61 @@ impl Timeline {
         let stops = self.stops.clone();
         match scan_on_all_cores(&mut self.walker, &self.shared, windows, &stops, keep, poll)? {
             Scanned::Hits(hits) => match (hits.last(), direction) {
-                (Some(hit), _) => self.arrive(*hit, direction, poll),
+                (Some(hit), _) => self.arrive(begun, *hit, direction, poll),
                 (None, Direction::Backward) => {
-                    self.seek(Instructions(0), poll)?;
+                    self.seek(Instructions(0), &mut || false)?;
                     Ok(TravelStop::Start)
                 }
-                (None, Direction::Forward) => {
-                    self.seek(self.shared.end, poll)?;
-                    Ok(TravelStop::End)
-                }
+                (None, Direction::Forward) => match self.seek(self.shared.end, poll)? {
+                    TravelStop::Interrupted => self.interrupted(begun, self.shared.end, direction),
+                    _ => Ok(TravelStop::End),
+                },
             },
-            Scanned::Interrupted => self.interrupted(self.position()),
+            Scanned::Interrupted { edge, .. } => self.interrupted(begun, edge, direction),
         }
     }
 
-    fn arrive(&mut self, hit: Hit, direction: Direction, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
-        let target = if direction == Direction::Forward { hit.after } else { hit.before };
-        let stop = self.seek(target, poll)?;
-        Ok(if stop == TravelStop::Reached { TravelStop::Hit(hit.cause) } else { stop })
+    /// Goes to a hit that a search from `begun` found.
+    fn arrive(
+        &mut self,
+        begun: &Snapshot<Instructions>,
+        hit: Hit,
+        direction: Direction,
+        poll: &mut Poll<'_>,
+    ) -> Result<TravelStop, Error> {
+        let (target, edge) = match direction {
+            Direction::Forward => (hit.after, hit.after),
+            Direction::Backward => (hit.before, hit.before + 1),
+        };
+        match self.seek(target, poll)? {
+            TravelStop::Reached => Ok(TravelStop::Hit(hit.cause)),
+            TravelStop::Interrupted => self.interrupted(begun, edge, direction),
+            other => Ok(other),
+        }
     }
 
-    /// Somewhere at or before `place` that can be had at once: a person who interrupts does not want to wait.
-    fn interrupted(&mut self, place: Instructions) -> Result<TravelStop, Error> {
+    /// Ends a search that began at `begun` and has left nothing out up to `edge`: goes to the place nearest to
+    /// the edge that can be had at once (a person who interrupts does not want to wait) and from which the
+    /// same search would find whatever it has not found yet.
+    fn interrupted(
+        &mut self,
+        begun: &Snapshot<Instructions>,
+        edge: Instructions,
+        direction: Direction,
+    ) -> Result<TravelStop, Error> {
         Armed::disarm(&mut self.walker.machine);
-        self.walker.restore_nearest(place)?;
+        let origin = Instructions(begun.state.cpu.steps);
+        let place = match direction {
+            Direction::Backward => self.walker.first_from(edge).filter(|&place| place < origin),
+            // A breakpoint at the edge is yet to be found, and a search passes over one where it begins.
+            Direction::Forward => {
+                Some(self.walker.nearest(edge.saturating_back(1)).0).filter(|&place| place > origin)
+            }
+        };
+        match place {
+            Some(place) => self.walker.restore_nearest(place)?,
+            None => self.walker.restore(begun)?,
+        }
         Ok(TravelStop::Interrupted)
     }
 
@@ -380,16 +455,20 @@ impl Timeline {
         in_range.into_iter().flatten().map(|(&steps, _)| steps).collect()
     }
 
-    /// All hits of the timeline's stops between two places, at most `limit`, in the order of the run. `None`
-    /// when told to stop. Afterwards the position is some place in between.
+    /// All hits of the timeline's stops between two places, at most `limit`, in the order of the run. The
+    /// position stays.
     pub fn hits(
         &mut self,
         from: Instructions,
         to: Instructions,
         limit: usize,
         poll: &mut Poll<'_>,
-    ) -> Result<Option<Vec<Hit>>, Error> {
+    ) -> Result<Hits, Error> {
         self.must_be_history()?;
+        if to < from {
+            return Err(Error::Position("that part of the recording ends before it begins".to_string()));
+        }
+        let begun = self.snapshot();
         let to = to.min(self.shared.end);
         self.shared.begin(to.saturating_since(from));
         let starts = || [from].into_iter().chain(self.checkpoints_in(from + 1, to.saturating_back(1)));
@@ -397,10 +476,12 @@ impl Timeline {
         let windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
         let stops = self.stops.clone();
         let keep = Keep::All(limit);
-        match scan_on_all_cores(&mut self.walker, &self.shared, &windows, &stops, keep, poll)? {
-            Scanned::Hits(hits) => Ok(Some(hits)),
-            Scanned::Interrupted => self.interrupted(self.position()).map(|_| None),
-        }
+        let scanned = scan_on_all_cores(&mut self.walker, &self.shared, &windows, &stops, keep, poll);
+        self.return_to(&begun)?;
+        Ok(match scanned? {
+            Scanned::Hits(found) => Hits { found, interrupted_at: None },
+            Scanned::Interrupted { hits, edge } => Hits { found: hits, interrupted_at: Some(edge) },
+        })
     }
 
     /// Executes one instruction, ignoring breakpoints.
@@ -413,9 +494,9 @@ impl Timeline {
         if here >= self.shared.end {
             return Ok(TravelStop::End);
         }
-        let mut armed = Armed::new(&stops, &mut self.walker.machine);
+        let armed = Armed::new(&stops, &mut self.walker.machine);
         let mut origin = here;
-        let walked = self.walker.run(here + 1, &mut armed, &mut origin, u64::MAX, &mut || false)?;
+        let walked = self.walker.run(here + 1, &armed, &mut origin, u64::MAX, &mut || false)?;
         Ok(match walked {
             Walked::Hit(hit) => TravelStop::Hit(hit.cause),
             _ if self.position() > here => TravelStop::Reached,
@@ -430,14 +511,25 @@ impl Timeline {
         if here == Instructions(0) {
             return Ok(TravelStop::Start);
         }
-        let stop = self.seek(here - 1, poll)?;
+        let far = here - self.walker.nearest(here - 1).0 > SNAPSHOT_SPACING;
+        let stop = if far {
+            let begun = self.snapshot();
+            let stop = self.seek(here - 1, poll)?;
+            if stop == TravelStop::Interrupted {
+                self.return_to(&begun)?;
+            }
+            stop
+        } else {
+            // Too short a way to give it up.
+            self.seek(here - 1, &mut || false)?
+        };
         let Stops { breakpoints, filters, .. } = self.stops.clone();
         let only_breakpoints = Stops { breakpoints, filters, ..Stops::default() };
         if stop != TravelStop::Reached || self.stops == only_breakpoints {
             return Ok(stop);
         }
         let undone = self.step_forward()?;
-        self.seek(here - 1, poll)?;
+        self.seek(here - 1, &mut || false)?;
         Ok(if matches!(undone, TravelStop::Hit(_)) { undone } else { TravelStop::Reached })
     }
 }

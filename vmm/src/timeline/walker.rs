@@ -123,6 +123,15 @@ impl Walker {
         }
     }
 
+    /// The first place at or after `target` that can be restored.
+    pub fn first_from(&self, target: Instructions) -> Option<Instructions> {
+        let checkpoint = match target {
+            Instructions(0) => None,
+            target => self.shared.checkpoint_after(target - 1),
+        };
+        self.shared.snapshots.first_from(target).into_iter().chain(checkpoint).min()
+    }
+
     /// Goes to the last place at or before `target` that can be restored.
     pub fn restore_nearest(&mut self, target: Instructions) -> Result<(), Error> {
         match (self.nearest(target), &self.shared.checkpoints) {
@@ -182,9 +191,9 @@ impl Walker {
         poll: &mut Poll<'_>,
     ) -> Result<Walked, Error> {
         let nothing = Stops::default();
-        let mut armed = Armed::new(&nothing, &mut self.machine);
+        let armed = Armed::new(&nothing, &mut self.machine);
         let mut origin = Instructions::MAX;
-        self.run(target, &mut armed, &mut origin, spacing, poll)
+        self.run(target, &armed, &mut origin, spacing, poll)
     }
 
     /// Runs on to a place, or to something to stop at, with a snapshot every `spacing` steps. A breakpoint at
@@ -192,7 +201,7 @@ impl Walker {
     pub fn run(
         &mut self,
         target: Instructions,
-        armed: &mut Armed<'_>,
+        armed: &Armed<'_>,
         origin: &mut Instructions,
         spacing: u64,
         poll: &mut Poll<'_>,

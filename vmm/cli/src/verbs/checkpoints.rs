@@ -141,9 +141,7 @@ fn table<U: Unit>(rows: &[Row]) -> String {
 }
 
 fn add(recording: &Recording<Instructions>, position: PositionSpec) -> Result<i32, Error> {
-    let Some(mut timeline) = travel::open_at(recording, position, EngineKind::Soft)? else {
-        return Ok(exit_code::FAILED);
-    };
+    let mut timeline = travel::open_at(recording, position, EngineKind::Soft)?;
     let entry = timeline.add_checkpoint()?;
     eprintln!("ttvm: checkpoint at instruction {}, {} bytes", entry.position, entry.bytes);
     Ok(exit_code::DONE)

@@ -124,7 +124,7 @@ fn play(args: &Args, recording: &Recording<Instructions>, from: PositionSpec) ->
         now.count,
         now.time_ns as f64 / 1e9
     );
-    Ok(if interrupted { exit_code::FAILED } else { exit_code::DONE })
+    Ok(if interrupted { exit_code::INTERRUPTED } else { exit_code::DONE })
 }
 
 /// Prints console output, unless the user asked for quiet.

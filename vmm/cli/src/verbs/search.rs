@@ -1,5 +1,6 @@
 //! `ttvm search`: where in a recording something happens.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use guest_symbols::Symbols;
@@ -37,11 +38,11 @@ pub struct Args {
     #[arg(long, value_name = "POS", default_value = "end", requires = "all")]
     to: PositionSpec,
     /// List no more places than this
-    #[arg(long, value_name = "N", default_value_t = 1000)]
-    limit: usize,
+    #[arg(long, value_name = "N", default_value = "1000")]
+    limit: NonZeroUsize,
     /// Cores that a long search may use [default: all]
     #[arg(long, value_name = "N")]
-    threads: Option<usize>,
+    threads: Option<NonZeroUsize>,
     #[command(flatten)]
     engine: EngineArgs,
     /// Print JSON
@@ -55,6 +56,9 @@ struct Found {
     /// Steps that were executed to find them.
     replayed: u64,
     interrupted: bool,
+    /// Where an interrupted search goes on: nothing before it was left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    goes_on_at: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -70,7 +74,7 @@ struct Place {
 pub fn run(args: &Args) -> Result<i32, Error> {
     let (recording, engine) = args.part.open_for(&args.recording, args.engine)?;
     let mut timeline = match args.threads {
-        Some(threads) => Timeline::open_with(&recording, threads)?,
+        Some(threads) => Timeline::open_with(&recording, threads.get())?,
         None => Timeline::open(&recording)?,
     };
     timeline.use_engine(engine)?;
@@ -95,7 +99,11 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         let billions = found.replayed as f64 / 1e9;
         eprintln!("ttvm: {} found, {billions:.3}e9 instructions replayed", found.hits.len());
     }
-    Ok(if found.interrupted || found.hits.is_empty() { exit_code::FAILED } else { exit_code::DONE })
+    Ok(match (found.interrupted, found.hits.is_empty()) {
+        (true, _) => exit_code::INTERRUPTED,
+        (false, true) => exit_code::FAILED,
+        (false, false) => exit_code::DONE,
+    })
 }
 
 /// The condition, with the names that the guest's kernel knows where the search begins.
@@ -110,7 +118,7 @@ fn condition(
     }
     // At the very start there is no kernel yet that could be asked.
     let place = if from == Instructions(0) { timeline.end() } else { from };
-    timeline.seek(place, &mut || interrupt.poll())?;
+    timeline.seek(place, &mut || interrupt.poll())?.unless_interrupted()?;
     let symbols = Symbols::of_guest(timeline.machine()).ok();
     Condition::parse(&args.condition, |name| symbols.as_ref()?.address_of(name)).map_err(Error::Position)
 }
@@ -123,16 +131,17 @@ fn all(
     interrupt: &mut Interrupt,
 ) -> Result<Found, Error> {
     let before = timeline.replayed_steps();
-    let hits = timeline.hits(from, to, args.limit, &mut || interrupt.poll())?;
-    let interrupted = hits.is_none();
+    let hits = timeline.hits(from, to, args.limit.get(), &mut || interrupt.poll())?;
+    let edge = hits.interrupted_at.map(Count::number);
     let place = |hit: vmm::timeline::Hit| Place {
         instruction: hit.before.number(),
         what: hit.cause.to_string(),
         guest_seconds: None,
         rip: None,
     };
-    let hits = hits.unwrap_or_default().into_iter().map(place).collect();
-    Ok(Found { hits, replayed: timeline.replayed_steps() - before, interrupted })
+    let hits = hits.found.into_iter().map(place).collect();
+    let replayed = timeline.replayed_steps() - before;
+    Ok(Found { hits, replayed, interrupted: edge.is_some(), goes_on_at: edge })
 }
 
 fn one(
@@ -143,7 +152,14 @@ fn one(
 ) -> Result<Found, Error> {
     // A search backward restores states before `from` and need not stand there; a checkpoint at the end is
     // enough.
-    timeline.seek(from, &mut || interrupt.poll())?;
+    if timeline.seek(from, &mut || interrupt.poll())? == TravelStop::Interrupted {
+        return Ok(Found {
+            hits: Vec::new(),
+            replayed: 0,
+            interrupted: true,
+            goes_on_at: Some(from.number()),
+        });
+    }
     let before = timeline.replayed_steps();
     let stop = if args.forward {
         timeline.run_forward(&mut || interrupt.poll())?
@@ -155,7 +171,9 @@ fn one(
         TravelStop::Hit(cause) => vec![place_here(timeline, cause)],
         _ => Vec::new(),
     };
-    Ok(Found { hits, replayed, interrupted: stop == TravelStop::Interrupted })
+    let interrupted = stop == TravelStop::Interrupted;
+    let goes_on_at = interrupted.then(|| timeline.position().number());
+    Ok(Found { hits, replayed, interrupted, goes_on_at })
 }
 
 fn place_here(timeline: &Timeline, cause: Cause) -> Place {
@@ -178,8 +196,8 @@ fn text(found: &Found) -> String {
         line
     };
     let mut lines: Vec<String> = found.hits.iter().map(line).collect();
-    if found.interrupted {
-        lines.push("interrupted".to_string());
+    if let Some(at) = found.goes_on_at {
+        lines.push(format!("interrupted: --from insn:{at} goes on"));
     } else if lines.is_empty() {
         lines.push("nowhere in that part of the recording".to_string());
     }

@@ -60,9 +60,13 @@ fn parse_range(text: &str) -> Result<Range, String> {
     let parsed = text
         .split_once(':')
         .and_then(|(address, length)| Some(Range { address: number(address)?, length: number(length)? }));
+    let is_range = |range: &Range| {
+        let last = range.length.checked_sub(1).and_then(|last| range.address.checked_add(last));
+        range.length <= MAX_MEMORY_BYTES && last.is_some()
+    };
     parsed
-        .filter(|range| range.length <= MAX_MEMORY_BYTES)
-        .ok_or_else(|| format!("'{text}' is no range: write ADDR:LEN, at most {MAX_MEMORY_BYTES} bytes"))
+        .filter(is_range)
+        .ok_or_else(|| format!("'{text}' is no range: write ADDR:LEN, 1 to {MAX_MEMORY_BYTES} bytes"))
 }
 
 #[derive(Serialize)]
@@ -115,6 +119,9 @@ struct Registers {
 struct Bytes {
     address: String,
     bytes: String,
+    /// Why there are no more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ends: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -126,7 +133,8 @@ struct Line {
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let (recording, engine) = args.part.open_for(&args.recording, args.engine)?;
-    let Some(timeline) = travel::open_at(&recording, args.at, engine)? else { return Ok(exit_code::FAILED) };
+    let mut timeline = travel::open_at(&recording, args.at, engine)?;
+    timeline.idle_at(args.at)?;
     let state = state(args, &timeline)?;
     crate::output::print(&if args.json {
         serde_json::to_string_pretty(&state).expect("plain data always serializes")
@@ -139,11 +147,6 @@ pub fn run(args: &Args) -> Result<i32, Error> {
 fn state(args: &Args, timeline: &Timeline) -> Result<State, Error> {
     let machine = timeline.machine();
     let (now, cpu) = (machine.moment(), machine.cpu());
-    let read = |range: &Range, read: &dyn Fn(u64, &mut [u8]) -> usize| {
-        let mut bytes = vec![0; range.length as usize];
-        let count = read(range.address, &mut bytes);
-        Bytes { address: format!("{:#x}", range.address), bytes: hex(&bytes[..count]) }
-    };
     let console = String::from_utf8_lossy(machine.console().text()).replace('\r', "");
     let lines: Vec<&str> = console.lines().collect();
     let processes = args.processes.then(|| tasks(machine)).transpose()?;
@@ -155,12 +158,8 @@ fn state(args: &Args, timeline: &Timeline) -> Result<State, Error> {
         outcome: machine.outcome().map(|outcome| outcome.to_string()),
         place: place(machine),
         registers: registers_of(&cpu.state()),
-        memory: args.memory.iter().map(|range| read(range, &|a, to| cpu.core().peek(a, to))).collect(),
-        physical: args
-            .physical
-            .iter()
-            .map(|range| read(range, &|a, to| machine.read_physical(a, to)))
-            .collect(),
+        memory: args.memory.iter().map(|range| memory(machine, range)).collect(),
+        physical: args.physical.iter().map(|range| physical(machine, range)).collect(),
         code: disassemble(timeline, args.instructions),
         processes,
         console: lines[lines.len().saturating_sub(args.console)..]
@@ -168,6 +167,30 @@ fn state(args: &Args, timeline: &Timeline) -> Result<State, Error> {
             .map(|line| (*line).to_string())
             .collect(),
     })
+}
+
+fn memory(machine: &Machine<Instructions>, range: &Range) -> Bytes {
+    let core = machine.cpu().core();
+    bytes_of(
+        range,
+        |to| core.peek(range.address, to),
+        |at| match core.peek_address(at) {
+            Some(gpa) => format!("{at:#x} is mapped to {gpa:#x}, where there is no RAM"),
+            None => format!("nothing is mapped at {at:#x}"),
+        },
+    )
+}
+
+fn physical(machine: &Machine<Instructions>, range: &Range) -> Bytes {
+    let read = |to: &mut [u8]| machine.read_physical(range.address, to);
+    bytes_of(range, read, |at| format!("there is no RAM at {at:#x}"))
+}
+
+fn bytes_of(range: &Range, read: impl Fn(&mut [u8]) -> usize, why: impl Fn(u64) -> String) -> Bytes {
+    let mut bytes = vec![0; range.length as usize];
+    let count = read(&mut bytes);
+    let ends = (count < bytes.len()).then(|| why(range.address + count as u64));
+    Bytes { address: format!("{:#x}", range.address), bytes: hex(&bytes[..count]), ends }
 }
 
 fn tasks(machine: &Machine<Instructions>) -> Result<Vec<Task>, Error> {
@@ -264,6 +287,7 @@ fn text(state: &State) -> String {
             lines.push(format!("\n{kind} at {}", range.address));
             let digits = range.bytes.as_bytes().chunks(32);
             lines.extend(digits.map(|row| format!("  {}", String::from_utf8_lossy(row))));
+            lines.extend(range.ends.iter().map(|why| format!("  {why}")));
         }
     }
     if !state.code.is_empty() {

@@ -32,9 +32,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let recording = args.part.open(&args.recording)?;
-    let Some(timeline) = travel::open_at(&recording, args.at, EngineKind::Soft)? else {
-        return Ok(exit_code::FAILED);
-    };
+    let timeline = travel::open_at(&recording, args.at, EngineKind::Soft)?;
     let symbols = Symbols::of_guest(timeline.machine())
         .map_err(|none| Error::Position(format!("{none} at instruction {}", timeline.position())))?;
     if let Some(file) = &args.like {

@@ -89,6 +89,8 @@ enum EventV1<'a> {
     Ended,
     Stopped(StoppedV1),
     TimePassed { ns: u64 },
+    Interrupted,
+    Limit,
 }
 
 /// What is stored of a [`PowerOn`].
@@ -199,6 +201,8 @@ impl<'a> From<&'a Event> for EventV1<'a> {
             Event::Ended => EventV1::Ended,
             Event::Stopped(stopped) => EventV1::Stopped(stopped.into()),
             Event::TimePassed { ns } => EventV1::TimePassed { ns },
+            Event::Interrupted => EventV1::Interrupted,
+            Event::Limit => EventV1::Limit,
         }
     }
 }
@@ -213,6 +217,8 @@ impl From<EventV1<'_>> for Event {
             EventV1::Ended => Event::Ended,
             EventV1::Stopped(stopped) => Event::Stopped(stopped.into()),
             EventV1::TimePassed { ns } => Event::TimePassed { ns },
+            EventV1::Interrupted => Event::Interrupted,
+            EventV1::Limit => Event::Limit,
         }
     }
 }

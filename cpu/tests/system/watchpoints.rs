@@ -1,0 +1,157 @@
+//! A debugger's watchpoints: every hit of a step, in both pages of an access, in ranges of any length; and
+//! breakpoints where nothing can be fetched.
+
+use cpu::{AddressKind, Hit, Stop, Trap, Traps, WatchHit, WatchKind, Watchpoint};
+use iced_x86::code_asm::*;
+
+use crate::harness::*;
+
+const TF: u64 = 1 << 8;
+const RF: u64 = 1 << 16;
+
+fn watch(space: AddressKind, address: u64, length: u64, kind: WatchKind) -> Watchpoint {
+    Watchpoint { space, address, length, kind }
+}
+
+/// Executes one instruction that writes RAX to memory, and gives what was hit.
+fn hits_of_write(m: &mut Machine, address: u64, points: &[Watchpoint]) -> Vec<WatchHit> {
+    m.state.gpr[1] = address;
+    m.code(64, |a| a.mov(qword_ptr(rcx), rax).unwrap());
+    m.cpu.set_state(&m.state);
+    m.cpu.set_watchpoints(points.iter().copied());
+    let stop = m.cpu.run(&mut m.bus, m.state.steps + 1, m.state.steps);
+    let hits = m.cpu.hits().iter().map(|hit| match hit {
+        Hit::Watch(hit) => *hit,
+        Hit::Trap(trap) => panic!("{trap:?}"),
+    });
+    let hits: Vec<_> = hits.collect();
+    assert_eq!(stop, hits.first().map_or(Stop::Budget, |&hit| Stop::Watchpoint(hit)));
+    hits
+}
+
+#[test]
+fn all_hits_of_a_step_are_named() {
+    let mut m = Machine::long();
+    let points = [
+        watch(AddressKind::Linear, DATA + 2, 2, WatchKind::Write),
+        watch(AddressKind::Linear, DATA + 4, 100, WatchKind::Access),
+        watch(AddressKind::Linear, DATA + 8, 8, WatchKind::Write),
+        watch(AddressKind::Linear, DATA, 8, WatchKind::Read),
+        watch(AddressKind::Physical, DATA, 1, WatchKind::Write),
+    ];
+    m.state.gpr[0] = 0xff_0000;
+    let hits = hits_of_write(&mut m, DATA, &points);
+    let hit = |n: usize, changed| {
+        let watchpoint: Watchpoint = points[n];
+        WatchHit { watchpoint, address: watchpoint.address, kind: WatchKind::Write, changed }
+    };
+    assert_eq!(hits, [hit(0, true), hit(1, false), hit(4, false)]);
+}
+
+/// The delivery of an exception writes its frame, and is an event.
+#[test]
+fn a_trap_hides_no_watchpoint_and_no_watchpoint_a_trap() {
+    let mut m = Machine::long();
+    m.code(64, |a| a.ud2().unwrap());
+    let point = watch(AddressKind::Linear, KERNEL_STACK - 8, 8, WatchKind::Write);
+    m.cpu.set_state(&m.state);
+    m.cpu.set_watchpoints([point]);
+    m.cpu.set_traps(Traps { vectors: [6].into(), ..Traps::default() });
+    m.cpu.run(&mut m.bus, m.state.steps + 1, m.state.steps);
+    let hits = m.cpu.hits();
+    assert!(hits.contains(&Hit::Trap(Trap::Vector(6))), "{hits:?}");
+    assert!(hits.iter().any(|hit| matches!(hit, Hit::Watch(hit) if hit.watchpoint == point)), "{hits:?}");
+    // The next step has hits of its own.
+    m.cpu.run(&mut m.bus, m.state.steps + 2, u64::MAX);
+    assert_eq!(m.cpu.hits(), []);
+}
+
+#[test]
+fn the_second_page_of_an_access_is_watched_by_either_address() {
+    let mut m = Machine::long();
+    // What is seen behind DATA's page is another frame.
+    let frame = DATA + 0x8000;
+    m.page(DATA + 0x1000, 0xffff_f000, frame);
+    let behind = DATA + 0x1000;
+    for (space, address) in [
+        (AddressKind::Physical, frame),
+        (AddressKind::Linear, behind),
+        (AddressKind::Physical, frame + 3),
+        (AddressKind::Physical, behind - 1),
+        (AddressKind::Linear, behind - 4),
+    ] {
+        let point = watch(space, address, 1, WatchKind::Write);
+        let hits = hits_of_write(&mut m, behind - 4, &[point]);
+        assert_eq!(hits.iter().map(|hit| hit.address).collect::<Vec<_>>(), [address], "{space:?}");
+    }
+    // The frame that lies behind the first one is not written.
+    for address in [behind, frame + 4] {
+        let point = watch(AddressKind::Physical, address, 1, WatchKind::Write);
+        assert_eq!(hits_of_write(&mut m, behind - 4, &[point]), [], "{address:#x}");
+    }
+}
+
+#[test]
+fn ranges_may_have_any_length_and_end_where_addresses_end() {
+    let mut m = Machine::long();
+    for (address, length) in
+        [(0, 0x7fff_ffff_ffff_ffff), (0, u64::MAX), (1, u64::MAX), (DATA + 7, u64::MAX - DATA)]
+    {
+        let point = watch(AddressKind::Linear, address, length, WatchKind::Write);
+        let hits = hits_of_write(&mut m, DATA, &[point]);
+        assert_eq!(hits.iter().map(|hit| hit.address).collect::<Vec<_>>(), [DATA.max(address)]);
+    }
+    // Seen through the last page of all, too.
+    let top = 0xffff_ffff_ffff_f000_u64;
+    m.put64(TABLES + 8 * 511, (TABLES + 0x1000) | 7);
+    m.put64(TABLES + 0x1000 + 8 * 511, (TABLES + 0x2000) | 7);
+    m.put64(TABLES + 0x2000 + 8 * 511, (TABLES + 0x3000) | 7);
+    m.put64(TABLES + 0x3000 + 8 * 511, (DATA & !0xfff) | 7);
+    for address in [u64::MAX, top, top + 0xff8] {
+        let point = watch(AddressKind::Linear, address, u64::MAX - address + 1, WatchKind::Write);
+        let hits = hits_of_write(&mut m, top + 0xff8, &[point]);
+        assert_eq!(hits.len(), 1, "{address:#x}");
+    }
+    let none = watch(AddressKind::Linear, DATA, 0, WatchKind::Write);
+    assert_eq!(hits_of_write(&mut m, DATA, &[none]), []);
+}
+
+#[test]
+fn a_breakpoint_where_nothing_is_stops_under_any_flags() {
+    let nowhere = 0x1234_5000_0000;
+    // Code that ends at the last byte of a page before one that is not there, too.
+    let before = DATA + 0x2ffe;
+    for (flags, debug_control) in [(TF, 0), (RF, 0), (TF | RF, 0), (0, 0x402), (0, 0)] {
+        for rip in [nowhere, before, 0x8000_0000_0000_0000] {
+            let mut m = Machine::long();
+            m.page(before + 2, 1, 0);
+            // The first bytes of an instruction of five.
+            m.put(before, &[0xb8, 1]);
+            m.state.rflags |= flags;
+            m.state.dr7 |= debug_control;
+            m.state.rip = rip;
+            m.cpu.set_state(&m.state);
+            m.cpu.set_breakpoints([(AddressKind::Linear, rip)]);
+            let stop = m.cpu.run(&mut m.bus, u64::MAX, u64::MAX);
+            assert_eq!(stop, Stop::Breakpoint, "{rip:#x} with flags {flags:#x}");
+            assert_eq!((m.cpu.rip(), m.cpu.steps()), (rip, m.state.steps));
+            let stop = m.cpu.run(&mut m.bus, u64::MAX, m.cpu.steps());
+            assert_eq!(stop, Stop::Halted, "in the handler of the fault");
+        }
+    }
+}
+
+/// The instruction that an interrupt shadow protects.
+#[test]
+fn a_breakpoint_where_nothing_is_stops_in_a_shadow() {
+    let end = DATA + 0x2fff;
+    let mut m = Machine::long();
+    m.page(end + 1, 1, 0);
+    m.put(end, &[0xfb]);
+    m.state.rip = end;
+    m.cpu.set_state(&m.state);
+    m.cpu.set_breakpoints([(AddressKind::Linear, end + 1)]);
+    assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Breakpoint);
+    assert_eq!((m.cpu.rip(), m.cpu.steps()), (end + 1, m.state.steps + 1));
+    assert!(m.cpu.state().interrupt_shadow);
+}
