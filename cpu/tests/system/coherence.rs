@@ -258,7 +258,8 @@ fn fill(a: &mut CodeAssembler, to: u64, bytes: u64) {
 #[test]
 fn stores_copies_and_fills_onto_a_clean_page_make_it_dirty() {
     let page = PAGE / 0x1000;
-    let ways: [(&str, fn(&mut CodeAssembler)); 3] = [
+    type Write = fn(&mut CodeAssembler);
+    let ways: [(&str, Write); 3] = [
         ("store", |a| a.mov(qword_ptr(PAGE), rbx).unwrap()),
         ("copy", |a| copy(a, DATA, PAGE, 16)),
         ("fill", |a| fill(a, PAGE, 16)),
