@@ -162,7 +162,7 @@ impl GdbTarget<'_> {
     fn list_hits(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
         let (stops, from, to) = self.region(text, poll)?;
         // Who gives up shall not wait for the way back.
-        let here = self.timeline.snapshot();
+        let here = self.timeline.snapshot().map_err(refused)?;
         self.timeline.set_stops(stops);
         let hits = self.timeline.hits(from, to, MAX_LISTED, poll);
         self.points_changed();
@@ -216,7 +216,7 @@ impl GdbTarget<'_> {
 
     fn search(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
         let stops = self.stops_of(text)?;
-        let here = self.timeline.snapshot();
+        let here = self.timeline.snapshot().map_err(refused)?;
         let mut answer = String::new();
         for (direction, name) in [(Direction::Backward, "before"), (Direction::Forward, "after")] {
             let found = match self.run(&stops, direction, poll)? {

@@ -32,13 +32,13 @@ impl<U: Unit> Machine<U> {
     }
 
     /// The contents of RAM and disk. Costs as much as the pages written since the last call, or restore.
-    pub fn maps(&mut self) -> Maps {
-        self.capture().0
+    pub fn maps(&mut self) -> Result<Maps, Error> {
+        Ok(self.capture()?.0)
     }
 
     /// Brings the image of RAM up to date, and gives how many pages memory is held for that was not before.
-    pub(super) fn update_image(&mut self) -> usize {
-        self.collect_written();
+    pub(super) fn update_image(&mut self) -> Result<usize, Error> {
+        self.collect_written()?;
         let mut contents = [0; PAGE_BYTES];
         let mut held = 0;
         for page in self.written.take(Reader::Image) {
@@ -48,14 +48,14 @@ impl<U: Unit> Machine<U> {
                 self.image.set(page, new);
             }
         }
-        held
+        Ok(held)
     }
 
     /// The contents of RAM and disk, and how many pages memory is held for that was not before.
-    pub fn capture(&mut self) -> (Maps, usize) {
-        let mut held = self.update_image();
+    pub fn capture(&mut self) -> Result<(Maps, usize), Error> {
+        let mut held = self.update_image()?;
         held += self.disk_mut().map_or(0, |disk| disk.take_written().len());
-        (Maps { ram: self.image.clone(), disk: self.disk_version() }, held)
+        Ok((Maps { ram: self.image.clone(), disk: self.disk_version() }, held))
     }
 
     /// Calls `each` with every page of RAM and disk that was written since the last call, [`Machine::maps`]
@@ -64,7 +64,7 @@ impl<U: Unit> Machine<U> {
         &mut self,
         mut each: impl FnMut(Space, u64, &Page) -> Result<(), Error>,
     ) -> Result<u64, Error> {
-        self.collect_written();
+        self.collect_written()?;
         let mut contents = [0; PAGE_BYTES];
         let mut count = 0;
         for page in self.written.take(Reader::Image) {
@@ -83,34 +83,36 @@ impl<U: Unit> Machine<U> {
     }
 
     /// Lets [`Machine::take_written`] begin here.
-    pub fn begin_written(&mut self) {
-        self.collect_written();
+    pub fn begin_written(&mut self) -> Result<(), Error> {
+        self.collect_written()?;
         self.written.take(Reader::Image);
         if let Some(disk) = self.disk_mut() {
             disk.take_written();
         }
+        Ok(())
     }
 
     /// Calls `each` with every page of RAM that was written since the last call. False, and no calls, if they
     /// are more than `limit`.
-    pub fn take_trail(&mut self, limit: usize, mut each: impl FnMut(u64, &Page)) -> bool {
-        self.collect_written();
+    pub fn take_trail(&mut self, limit: usize, mut each: impl FnMut(u64, &Page)) -> Result<bool, Error> {
+        self.collect_written()?;
         let pages = self.written.take(Reader::Trail);
         if pages.len() > limit {
-            return false;
+            return Ok(false);
         }
         let mut contents = [0; PAGE_BYTES];
         for page in pages {
             self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
             each(page, &contents);
         }
-        true
+        Ok(true)
     }
 
     /// Lets [`Machine::take_trail`] begin here.
-    pub fn begin_trail(&mut self) {
-        self.collect_written();
+    pub fn begin_trail(&mut self) -> Result<(), Error> {
+        self.collect_written()?;
         self.written.take(Reader::Trail);
+        Ok(())
     }
 
     /// Number of disk blocks written since they were last taken.
@@ -138,30 +140,32 @@ impl<U: Unit> Machine<U> {
         self.disk_mut().map_or_else(|| PageMap::new(0), |disk| disk.version())
     }
 
-    pub(super) fn ram_digest(&mut self) -> [u8; 16] {
-        self.collect_written();
-        self.digest.update(&self.ram, self.written.take(Reader::Digest))
+    pub(super) fn ram_digest(&mut self) -> Result<[u8; 16], Error> {
+        self.collect_written()?;
+        Ok(self.digest.update(&self.ram, self.written.take(Reader::Digest)))
     }
 
-    pub(super) fn collect_written(&mut self) {
-        self.engine.note_written();
+    pub(super) fn collect_written(&mut self) -> Result<(), Error> {
+        self.engine.note_written()?;
         self.written.collect(self.ram.flags());
         self.engine.track_writes_anew();
+        Ok(())
     }
 
     /// Replaces the machine's own maps by `maps`, those of a recording's checkpoint at exactly this point,
     /// without looking whether they are equal. Copies that the machine held in memory are dropped.
-    pub fn rebase(&mut self, maps: &Maps) {
-        self.collect_written();
+    pub fn rebase(&mut self, maps: &Maps) -> Result<(), Error> {
+        self.collect_written()?;
         self.written.take(Reader::Image);
         self.image = maps.ram.clone();
         if let Some(disk) = self.disk_mut() {
             disk.set_version(&maps.disk);
         }
+        Ok(())
     }
 
     pub(super) fn restore_memory(&mut self, to: &PageMap) -> Result<(), Error> {
-        self.collect_written();
+        self.collect_written()?;
         let written = self.written.take(Reader::Image);
         let differing: Vec<u64> = to.changed_since(&self.image).map(|(page, _)| page).collect();
         let ram = self.ram.clone();
@@ -182,7 +186,7 @@ impl<U: Unit> Machine<U> {
             store.read_many(&stored, put)?;
         }
         // What was replaced is news to the digest, but not to the image.
-        self.collect_written();
+        self.collect_written()?;
         self.written.take(Reader::Image);
         self.image = to.clone();
         Ok(())

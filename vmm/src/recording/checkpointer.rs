@@ -62,7 +62,7 @@ impl<C: Unit> Checkpointer<C> {
         let store = Arc::new(Store::create(directory, ram_pages, disk_blocks)?);
         machine.attach_store(store.clone());
         // What the loader wrote is there again in every replay.
-        machine.begin_written();
+        machine.begin_written()?;
         Checkpointer::on(store, options, machine)
     }
 
@@ -73,7 +73,8 @@ impl<C: Unit> Checkpointer<C> {
         machine: &mut Machine<U>,
     ) -> Result<Checkpointer<C>, Error> {
         let pace = Pace::begin(&options, machine.moment_in());
-        let trail = C::NAMES_ONE_PLACE.then(|| Trail::begin(machine, options.trail_rest_steps));
+        let trail =
+            C::NAMES_ONE_PLACE.then(|| Trail::begin(machine, options.trail_rest_steps)).transpose()?;
         let writer = BackgroundWriter::start(store, options.policy)?;
         Ok(Checkpointer { writer, pace, trail, told_full: false })
     }
@@ -85,8 +86,8 @@ impl<C: Unit> Checkpointer<C> {
             self.take(machine, log)?;
         }
         match (&mut self.trail, is_due) {
-            (Some(trail), true) => trail.checkpoint(machine),
-            (Some(trail), false) => trail.keep(machine, log.cursor()),
+            (Some(trail), true) => trail.checkpoint(machine)?,
+            (Some(trail), false) => trail.keep(machine, log.cursor())?,
             (None, _) => {}
         }
         Ok(())

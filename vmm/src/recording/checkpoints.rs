@@ -205,7 +205,7 @@ pub fn add_here<U: Unit>(
         Some(entry) => store.maps_at(entry.position)?,
         None => Maps::new(store.ram_pages(), store.disk_blocks()),
     };
-    let now = machine.maps();
+    let now = machine.maps()?;
     let mut draft = store.add(at.count.number(), at.time_ns)?;
     let mut contents = [0; PAGE_BYTES];
     let ram = before.ram.over(initial);

@@ -104,7 +104,7 @@ impl<C: Unit> CheckpointComparison<C> {
             }
             None => None,
         };
-        let ram = if recording.is_part() { ram_at_power_on(recording)? } else { machine.maps().ram };
+        let ram = if recording.is_part() { ram_at_power_on(recording)? } else { machine.maps()?.ram };
         let before = Maps { ram: ram.clone(), disk: PageMap::new(store.disk_blocks()) };
         let checkpoints = Checkpoints::new(store, ram, &recording.log)?;
         let likeness =
@@ -236,5 +236,5 @@ impl<C: Unit> CheckpointComparison<C> {
 /// What the loader leaves in RAM.
 fn ram_at_power_on<C: Unit>(recording: &Recording<C>) -> Result<PageMap, Error> {
     let (config, player) = (&recording.manifest.machine, Player::new(recording.log.clone())?);
-    Ok(Machine::new(config, &config.read_images()?, player.power_on())?.maps().ram)
+    Ok(Machine::new(config, &config.read_images()?, player.power_on())?.maps()?.ram)
 }

@@ -116,7 +116,7 @@ impl Timeline {
                 if low >= high {
                     break None;
                 }
-                self.walker.leave_snapshot();
+                self.walker.leave_snapshot()?;
                 let walked = self.walker.advance(high.min(low + slice), SNAPSHOT_SPACING, poll)?;
                 not_interrupted(walked == Walked::Interrupted || poll())?;
             } else if slice > 1 {

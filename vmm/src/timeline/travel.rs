@@ -90,7 +90,7 @@ impl Timeline {
             let player = Player::new(recording.log.clone())?;
             let mut first = Machine::new(&recording.manifest.machine, &shared.images, player.power_on())?;
             must_fit(&store, &mut first)?;
-            shared.checkpoints = Some(Checkpoints::new(store, first.maps().ram, &recording.log)?);
+            shared.checkpoints = Some(Checkpoints::new(store, first.maps()?.ram, &recording.log)?);
         }
         let shared = Arc::new(shared);
         let panicked = recording.log.end.as_ref().filter(|end| end.outcome == Outcome::Panic);
@@ -162,12 +162,12 @@ impl Timeline {
     }
 
     /// Here, as what a checkpoint keeps.
-    pub fn snapshot(&mut self) -> Snapshot<Instructions> {
-        Snapshot {
+    pub fn snapshot(&mut self) -> Result<Snapshot<Instructions>, Error> {
+        Ok(Snapshot {
             state: self.walker.machine.state(),
-            maps: self.walker.machine.maps(),
+            maps: self.walker.machine.maps()?,
             cursor: self.walker.player.cursor(),
-        }
+        })
     }
 
     /// Adds a checkpoint of this place to the recording, for every session that opens it from now on.
