@@ -16,6 +16,7 @@ use vmm::recording::pace::CheckpointOptions;
 use vmm::recording::recorder::Recorder;
 
 use crate::machine_args::{MachineArgs, parse_bytes};
+use crate::output::say;
 use crate::stats::StatsArgs;
 use crate::travel::parse_time;
 
@@ -59,9 +60,10 @@ fn record_from<U: Unit, I: Inputs<U>>(
     inputs: impl FnOnce(LiveConsole<U>) -> I,
 ) -> Result<i32, Error> {
     let (config, machine) = args.machine.build::<U>(&power_on)?;
-    let live = inputs(LiveConsole::new(args.machine.live())?);
+    let console = LiveConsole::new(args.machine.live())?;
     let log = Recording::<U>::create(&args.output, &config)?;
-    record_to_end(args, machine, Recorder::new(live, log, power_on))
+    say(&format!("ttvm: {}", console.pacing()));
+    record_to_end(args, machine, Recorder::new(inputs(console), log, power_on))
 }
 
 fn record_to_end<U: Unit, I: Inputs<U>>(
@@ -78,7 +80,7 @@ fn record_to_end<U: Unit, I: Inputs<U>>(
         Err(error) => return Err(cut_off(error, args, &machine)),
     };
     let code = crate::output::report_outcome(&machine, &outcome);
-    eprintln!("ttvm: recorded in {}", args.output.display());
+    say(&format!("ttvm: recorded in {}", args.output.display()));
     args.stats.write(None, &machine)?;
     Ok(code)
 }
