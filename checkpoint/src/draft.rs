@@ -133,6 +133,11 @@ impl Store {
 }
 
 impl CheckpointDraft<'_> {
+    /// Where in the run it is.
+    pub(crate) fn position(&self) -> u64 {
+        self.position
+    }
+
     /// Says what a page holds at this checkpoint. Pages that hold what they held at the checkpoint before it
     /// may be left out; those that cost nothing (unchanged, zero, or equal to another) may be handed in.
     /// Returns where the contents are stored; read it once the checkpoint is finished.

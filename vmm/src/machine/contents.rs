@@ -82,6 +82,20 @@ impl<U: Unit> Machine<U> {
         Ok(count)
     }
 
+    /// Lets [`Machine::take_written`] give these pages again, with what they hold then.
+    pub fn write_again(&mut self, pages: impl IntoIterator<Item = (Space, u64)>) {
+        for (space, page) in pages {
+            match space {
+                Space::Ram => self.written.look_again(Reader::Image, page),
+                Space::Disk => {
+                    if let Some(disk) = self.disk_mut() {
+                        disk.write_again(page);
+                    }
+                }
+            }
+        }
+    }
+
     /// Lets [`Machine::take_written`] begin here.
     pub fn begin_written(&mut self) -> Result<(), Error> {
         self.collect_written()?;
@@ -128,7 +142,7 @@ impl<U: Unit> Machine<U> {
         disk.read_whole_block(block, to)
     }
 
-    /// Lets disk blocks that were taken lie where they have been stored, unless they were written again.
+    /// Lets disk blocks that were taken lie where they have been stored, unless they hold something else now.
     pub fn adopt_blocks(&mut self, blocks: impl IntoIterator<Item = (u64, PageRef)>) {
         if let Some(disk) = self.disk_mut() {
             blocks.into_iter().for_each(|(block, stored)| disk.adopt(block, stored));

@@ -60,6 +60,12 @@ impl<C: Unit> Trail<C> {
         Ok(())
     }
 
+    /// Forgets all states. Those that come are relative to the checkpoint that is taken next.
+    pub fn begin_anew<U: Unit>(&mut self, machine: &mut Machine<U>) -> Result<(), Error> {
+        *self = Trail::begin(machine, self.page_rest_steps)?;
+        Ok(())
+    }
+
     /// Keeps the state here, and the one kept last, unless the last is too near for what it cost.
     pub fn keep<U: Unit>(&mut self, machine: &mut Machine<U>, cursor: Cursor<C>) -> Result<(), Error> {
         let at = machine.moment_in::<C>();
