@@ -93,9 +93,15 @@ impl Batch {
 }
 
 enum Message {
-    Begin { position: u64, time_ns: u64 },
+    Begin {
+        position: u64,
+        time_ns: u64,
+    },
     Pages(Batch),
-    Finish { head: Vec<u8>, state: Vec<u8> },
+    Finish {
+        head: Vec<u8>,
+        state: Vec<u8>,
+    },
     /// Everything before this is written, or lost: asks for the pages of what is lost. What comes behind it has them.
     Recover(Sender<BTreeSet<(Space, u64)>>),
 }
@@ -128,7 +134,8 @@ impl BackgroundWriter {
                 let (store, policy, shared, give_back) = (&*store, &policy, &*shared, &give_back);
                 let (job, fate) = (None, Fate::Written);
                 let (told_lost, told_thinning) = (false, false);
-                Worker { store, policy, shared, give_back, job, fate, told_lost, told_thinning }.run(&receive);
+                Worker { store, policy, shared, give_back, job, fate, told_lost, told_thinning }
+                    .run(&receive);
             };
             #[expect(
                 clippy::disallowed_methods,
@@ -364,7 +371,10 @@ impl Worker<'_> {
         match &error.kind {
             StoreErrorKind::Io { .. } | StoreErrorKind::Damaged { .. } => {
                 if !std::mem::replace(&mut self.told_lost, true) {
-                    log::warn!("{}; the recording goes on, and the next checkpoint is tried again", full(&error));
+                    log::warn!(
+                        "{}; the recording goes on, and the next checkpoint is tried again",
+                        full(&error)
+                    );
                 }
                 self.fate = Fate::Lost(lost);
                 lock(self.shared).is_lost = true;
@@ -381,8 +391,7 @@ impl Worker<'_> {
     /// the next one does not fit then.
     fn thin(&mut self) {
         let entries = self.store.entries();
-        let patience =
-            PATIENCE.max((entries.len() - too_old(&entries, self.policy.keep_last_ns).len()) / 4);
+        let patience = PATIENCE.max((entries.len() - too_old(&entries, self.policy.keep_last_ns).len()) / 4);
         match self.store.thin_lazily(self.policy, patience) {
             Ok(removed) => {
                 for removed in removed {

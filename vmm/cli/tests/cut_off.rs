@@ -10,8 +10,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tiny_guest::{Numbers, open, write_kernel};
 use vmm::position::Instructions;
-use vmm::recording::{CHECKPOINTS, EVENTS};
 use vmm::recording::player::Scrutiny;
+use vmm::recording::{CHECKPOINTS, EVENTS};
 use vmm::replay::{Replay, ReplayEnd};
 
 const TTVM: &str = env!("CARGO_BIN_EXE_ttvm");
