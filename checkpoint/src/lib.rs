@@ -35,6 +35,7 @@ pub use codec::digest;
 pub use draft::CheckpointDraft;
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use files::{StoreFile, file_name};
+pub use folder::least_bytes;
 pub use index::{Counts, Entry};
 pub use map::{BlobId, Maps, PageMap, PageRef, Space};
 pub use page::{PAGE_BYTES, Page};

@@ -14,7 +14,7 @@ use crate::machine::written_pages::Reader;
 const DISK_SLOT: usize = 1;
 
 impl<U: Unit> Machine<U> {
-    pub(super) fn disk_mut(&mut self) -> Option<&mut OverlayDisk> {
+    pub(crate) fn disk_mut(&mut self) -> Option<&mut OverlayDisk> {
         self.bus.platform.bus_mut().block_backend_mut::<OverlayDisk>(DISK_SLOT)
     }
 
@@ -239,4 +239,114 @@ fn merged(left: &[u64], right: &[u64]) -> impl Iterator<Item = u64> {
         right.next_if_eq(&next);
         Some(next)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use devices::virtio::BlockBackend;
+
+    use super::*;
+    use crate::machine::config::{MachineConfig, MachineOptions};
+    use crate::machine::inputs::PowerOn;
+    use crate::position::Instructions;
+
+    /// Ten blocks and half of one.
+    const DISK_BYTES: usize = 10 * PAGE_BYTES + 2048;
+
+    fn machine(directory: &Path) -> Machine<Instructions> {
+        let image = directory.join("disk");
+        std::fs::write(&image, (0..DISK_BYTES).map(|at| (at / 512) as u8).collect::<Vec<_>>()).unwrap();
+        let options = MachineOptions {
+            kernel: tiny_guest::write_kernel(directory, 10),
+            disk: Some(image),
+            memory_bytes: 4 << 20,
+            ..MachineOptions::default()
+        };
+        let (config, images) = MachineConfig::from_options(&options).unwrap();
+        let power_on = PowerOn { unix_seconds: 0, seed: [1; 32], columns: 80, rows: 25 };
+        Machine::new(&config, &images, &power_on).unwrap()
+    }
+
+    fn write(machine: &mut Machine<Instructions>, sector: u64, byte: u8, sectors: usize) {
+        machine.disk_mut().unwrap().write(sector, &vec![byte; sectors * 512]).unwrap();
+    }
+
+    fn read(machine: &mut Machine<Instructions>) -> Vec<u8> {
+        let mut bytes = vec![0; DISK_BYTES];
+        machine.disk_mut().unwrap().read(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// Disks, each changed from the one before: a part of a block, blocks in a row, zeroes, the half block at
+    /// the end, what was written before.
+    const WRITES: [&[(u64, u8, usize)]; 4] =
+        [&[], &[(3, 0xaa, 1), (14, 0xbb, 20)], &[(16, 0, 8), (81, 0xcc, 3)], &[(3, 0xdd, 2), (16, 0xee, 1)]];
+
+    #[test]
+    fn every_version_of_a_written_disk_can_be_gone_to() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut machine = machine(directory.path());
+        let base = std::fs::read(directory.path().join("disk")).unwrap();
+        let mut versions = Vec::new();
+        for writes in WRITES {
+            writes.iter().for_each(|&(sector, byte, count)| write(&mut machine, sector, byte, count));
+            let (state, maps) = (machine.state(), machine.maps().unwrap());
+            versions.push((state, maps, read(&mut machine), machine.disk_hash()));
+        }
+        assert_eq!(versions[0].2, base);
+        assert!(versions.windows(2).all(|pair| pair[0].3 != pair[1].3));
+        for at in [0, 3, 1, 2, 0, 2, 3, 1] {
+            let (state, maps, bytes, hash) = &versions[at];
+            machine.restore(state, maps).unwrap();
+            assert_eq!((&read(&mut machine), machine.disk_hash()), (bytes, *hash), "version {at}");
+        }
+        assert_eq!(std::fs::read(directory.path().join("disk")).unwrap(), base);
+    }
+
+    #[test]
+    fn a_written_disk_comes_back_from_checkpoints() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut recorded = machine(directory.path());
+        let (pages, blocks) = recorded.page_counts();
+        let store = Arc::new(Store::create(directory.path().join("store"), pages, blocks).unwrap());
+        recorded.attach_store(store.clone());
+        recorded.begin_written().unwrap();
+        let initial = recorded.maps().unwrap().ram;
+        let mut versions = Vec::new();
+        for (position, writes) in WRITES.iter().enumerate() {
+            writes.iter().for_each(|&(sector, byte, count)| write(&mut recorded, sector, byte, count));
+            let mut draft = store.add(position as u64, 0).unwrap();
+            let mut disk = Vec::new();
+            recorded
+                .take_written(|space, page, contents| {
+                    let stored = draft.page(space, page, contents)?;
+                    if space == Space::Disk {
+                        disk.push((page, stored));
+                    }
+                    Ok(())
+                })
+                .unwrap();
+            draft.finish(&[], &[]).unwrap();
+            recorded.adopt_blocks(disk);
+            versions.push((read(&mut recorded), recorded.disk_hash(), recorded.known_hashes().unwrap().disk));
+        }
+        // Another process, which has nothing but the files.
+        let mut replayed = machine(directory.path());
+        let store = Arc::new(Store::open(directory.path().join("store")).unwrap());
+        replayed.attach_store(store.clone());
+        let state = replayed.state();
+        for at in [2, 0, 3, 1] {
+            let mut maps = store.maps_at(at as u64).unwrap();
+            maps.ram = maps.ram.over(&initial);
+            replayed.restore(&state, &maps).unwrap();
+            let (bytes, hash, known) = &versions[at];
+            assert_eq!(
+                (&read(&mut replayed), replayed.disk_hash(), hash),
+                (bytes, *hash, known),
+                "version {at}"
+            );
+        }
+    }
 }

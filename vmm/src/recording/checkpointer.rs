@@ -42,6 +42,11 @@ pub fn record<C: Unit>(
     Ok(outcome)
 }
 
+/// What a store with one checkpoint of this machine takes, if nothing of its memory had to be stored.
+pub fn least_bytes<U: Unit>(machine: &Machine<U>) -> u64 {
+    checkpoint::least_bytes(&state_bytes(&machine.state()))
+}
+
 /// See the module.
 pub struct Checkpointer<C> {
     writer: BackgroundWriter,

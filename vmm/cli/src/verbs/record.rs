@@ -71,6 +71,9 @@ fn record_to_end<U: Unit, I: Inputs<U>>(
     mut machine: Machine<U>,
     mut recorder: Recorder<U, I>,
 ) -> Result<i32, Error> {
+    if let Some(told) = too_small(args, &machine) {
+        say(&format!("ttvm: {told}"));
+    }
     let terminal = RawTerminal::enter()?;
     let result = record(args, &mut machine, &mut recorder);
     drop(terminal);
@@ -103,6 +106,25 @@ fn record<U: Unit, I: Inputs<U>>(
         ..CheckpointOptions::default()
     };
     checkpointer::record(machine, recorder, &args.output, options)
+}
+
+/// What to say at the start of too small a `--max-size`.
+fn too_small<U: Unit>(args: &Args, machine: &Machine<U>) -> Option<String> {
+    let (max, memory) = (args.max_size, machine.ram().size_bytes());
+    let least = checkpointer::least_bytes(machine);
+    if args.checkpoint_interval == 0 || max >= memory.max(least) {
+        return None;
+    }
+    Some(if max < least {
+        format!(
+            "--max-size of {max} bytes is too small: a checkpoint takes more than {least} bytes, so there will be none"
+        )
+    } else {
+        format!(
+            "--max-size of {max} bytes is less than the guest's memory of {memory}: once a checkpoint does not fit, there \
+             will be no more of them"
+        )
+    })
 }
 
 /// What to say when the recording could not be carried on: what is there is not lost.
