@@ -32,8 +32,9 @@ struct Plan {
     /// Changes in how often versions are referred to, and those where the removed file stays.
     refs: BTreeMap<u64, i64>,
     refs_beside: BTreeMap<u64, i64>,
-    /// Versions that cease to exist.
+    /// Versions that cease to exist with the removed file, and those that the neighbour's file no longer has.
     lost: Vec<u64>,
+    lost_beside: Vec<u64>,
 }
 
 /// A file that takes over another's blobs.
@@ -107,19 +108,22 @@ impl Store {
             (None, None) => None,
         };
         let index = self.read_index();
-        let mut sources = held_by(&index, number, &gone);
-        let mut others =
-            heir.as_ref().map_or(Vec::new(), |(file, own)| held_by(&index, file.footer.number, own));
-        if next.is_some() {
-            sources.append(&mut others);
+        let own = heir.as_ref().map_or(Vec::new(), |(file, own)| held_by(&index, file.footer.number, own));
+        let gone_blobs = held_by(&index, number, &gone);
+        // The neighbour's file keeps what the removed one refers to: until that is deleted, it is a checkpoint.
+        for base in bases_of_lost(&own, &refs_beside) {
+            [&mut refs, &mut refs_beside].into_iter().for_each(|refs| *refs.entry(base).or_default() -= 1);
         }
-        sources.sort_unstable_by_key(|(id, _)| *id);
-        let (mut blobs, lost) = sort_out(sources, &mut refs);
+        for base in bases_of_lost(&gone_blobs, &refs) {
+            *refs.entry(base).or_default() -= 1;
+        }
+        let (mut own, lost_beside) = sort_out(own, &refs_beside);
+        let (mut blobs, lost) = sort_out(gone_blobs, &refs);
         let heir = heir.filter(|_| next.is_some() || !blobs.is_empty());
-        blobs.append(&mut others);
+        blobs.append(&mut own);
         blobs.sort_unstable_by_key(|(id, _)| *id);
         let carrier = heir.map(|heir| carrier(heir, blobs));
-        Ok(Plan { position, number, carrier, refs, refs_beside, lost })
+        Ok(Plan { position, number, carrier, refs, refs_beside, lost, lost_beside })
     }
 
     /// The file of a checkpoint and those of its neighbours.
@@ -194,12 +198,13 @@ impl Store {
         if let Err(error) = folder::remove(&checkpoint_path(&self.dir, plan.number)) {
             // Its blobs that others need are in two files now, and the others where they were.
             plan.refs_beside.into_iter().for_each(|(id, change)| index.blobs.refer(id, change));
+            plan.lost_beside.iter().for_each(|id| index.blobs.remove(*id));
             return Err(error);
         }
         for (id, change) in plan.refs {
             index.blobs.refer(id, change);
         }
-        plan.lost.iter().for_each(|id| index.blobs.remove(*id));
+        plan.lost.iter().chain(&plan.lost_beside).for_each(|id| index.blobs.remove(*id));
         let entry = index.files[&plan.number].entry.clone();
         index.remove(plan.number);
         drop(index);
@@ -232,17 +237,15 @@ fn held_by(index: &Index, number: u32, directory: &Directory) -> Vec<(u64, Row)>
     rows.filter(|(_, row)| row.file == number).collect()
 }
 
-/// Separates the blobs that are still referred to from those that are lost. Lost differences come first, because each of them
-/// refers to a full version, which may be lost in turn.
-fn sort_out(sources: Vec<(u64, Row)>, refs: &mut BTreeMap<u64, i64>) -> (Vec<(u64, Row)>, Vec<u64>) {
-    for (id, row) in &sources {
-        if let Some(base) = row.base
-            && is_lost(*id, row, refs)
-        {
-            *refs.entry(base.get()).or_default() -= 1;
-        }
-    }
-    let (lost, kept): (Vec<_>, Vec<_>) = sources.into_iter().partition(|(id, row)| is_lost(*id, row, refs));
+/// What lost differences are from: such a full version may be lost in turn.
+fn bases_of_lost(blobs: &[(u64, Row)], refs: &BTreeMap<u64, i64>) -> Vec<u64> {
+    let lost = blobs.iter().filter(|(id, row)| is_lost(*id, row, refs));
+    lost.filter_map(|(_, row)| row.base).map(NonZeroU64::get).collect()
+}
+
+/// Separates the blobs that are still referred to from those that are lost.
+fn sort_out(blobs: Vec<(u64, Row)>, refs: &BTreeMap<u64, i64>) -> (Vec<(u64, Row)>, Vec<u64>) {
+    let (lost, kept): (Vec<_>, Vec<_>) = blobs.into_iter().partition(|(id, row)| is_lost(*id, row, refs));
     (kept, lost.into_iter().map(|(id, _)| id).collect())
 }
 

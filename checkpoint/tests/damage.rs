@@ -399,3 +399,36 @@ fn what_a_damaged_store_still_has_is_right() {
     }
     assert!(some > none && none > 0, "{some} with checkpoints, {none} without");
 }
+
+/// The removed checkpoint refers to a version that has come to lie in its neighbour's file, and nothing else does.
+#[test]
+fn a_removal_that_is_cut_short_leaves_what_the_removed_checkpoint_needs() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = new_store(dir.path());
+    let (mut model, mut machine) = (StoreModel::default(), Machine::new());
+    for (position, page, code) in [(10, 1, 21), (40, 2, 22), (50, 5, 112)] {
+        machine.write(Space::Ram, page, code);
+        model.add(&store, position, &machine);
+    }
+    let mut between = model.copies[&10].machine.clone();
+    between.write(Space::Ram, 7, 112);
+    model.add(&store, 20, &between);
+    store.remove(50).unwrap();
+    model.copies.remove(&50);
+    let path = dir.path().join(checkpoint::file_name(Some(4)).unwrap());
+    let bytes = fs::read(&path).unwrap();
+    store.remove(20).unwrap();
+    drop(store);
+    fs::write(&path, &bytes).unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    model.check(&store);
+    store.verify(|_, _| {}).unwrap();
+    // What nothing refers to any more goes with the next removal.
+    for position in [20, 40] {
+        store.remove(position).unwrap();
+        model.copies.remove(&position);
+        model.check(&store);
+        model.check(&Store::open(dir.path()).unwrap());
+    }
+    assert_eq!(store.entries()[0].counts.full, 1);
+}
