@@ -151,7 +151,8 @@ impl BackgroundWriter {
     ///
     /// # Errors
     ///
-    /// If an earlier one could not be written, or the thread is gone.
+    /// If an earlier one was refused, or the thread is gone. That a disk is full is no error: see
+    /// [`BackgroundWriter::take_lost`].
     pub fn begin(&mut self, position: u64, time_ns: u64) -> Result<()> {
         self.batch.clear();
         self.send(Message::Begin { position, time_ns })

@@ -1,7 +1,8 @@
 //! What a damaged store still has.
 //!
 //! A checkpoint's file lists only what changed, so one that cannot be read takes those behind it along, except where they
-//! list all of it anew. The check of the maps, which every file has, tells which are still right. Nothing is repaired.
+//! list all of it anew. The check of the maps, which every file has, tells which are still right. A file that refers to
+//! a version which is nowhere counts as one that cannot be read. Nothing is repaired.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -19,6 +20,7 @@ use crate::index::{Entry, Index, OpenFile};
 use crate::map::{Maps, PageMap, PageRef, Space, ZERO_PAGE};
 use crate::read::Place;
 use crate::store::Store;
+use crate::table::BlobTable;
 
 /// What [`Store::drop_damaged`] did.
 #[derive(Debug)]
@@ -216,20 +218,19 @@ fn salvage(dir: PathBuf, shape: Shape) -> Result<Store> {
             Err(error) => return Err(error),
         }
     }
-    for (&number, directory) in &directories {
-        if let Err(error) =
-            crate::open::add_blobs(&mut index, &checkpoint_path(&dir, number), number, directory)
-        {
-            damage.push(error);
-        }
+    // Each file that goes may take others along.
+    while let Some((number, error)) = misfit(&mut index, &dir, &directories) {
+        damage.push(error);
+        directories.remove(&number);
+        index.remove(number);
     }
-    count_what_is_there(&mut index, &directories);
+    count_references(&mut index, &directories);
     let mut maps = Maps::new(shape.ram_pages, shape.disk_blocks);
     let order: Vec<u32> = index.order.values().copied().collect();
     for number in order {
         let directory = &directories[&number];
         directory.list.apply(&mut maps);
-        if !are_there(&maps, &index) || maps_check(&maps, &index.blobs) != directory.maps_check {
+        if maps_check(&maps, &index.blobs) != directory.maps_check {
             index.left_out.insert(number);
         }
         directory.back.apply(&mut maps);
@@ -243,26 +244,43 @@ fn salvage(dir: PathBuf, shape: Shape) -> Result<Store> {
     Ok(store)
 }
 
-/// Counts the references to versions that are there, and takes those away whose base is not.
-fn count_what_is_there(index: &mut Index, directories: &BTreeMap<u32, Directory>) {
-    let deltas: Vec<(u64, u64)> =
-        index.blobs.iter().filter_map(|(id, row)| Some((id, row.base?.get()))).collect();
-    for (id, base) in deltas {
-        match index.blobs.get(base) {
-            Some(row) if row.base.is_none() => index.blobs.refer(base, 1),
-            _ => index.blobs.remove(id),
+/// Enters the blobs of all these files, and gives one that does not fit the others, if there is any.
+fn misfit(
+    index: &mut Index,
+    dir: &Path,
+    directories: &BTreeMap<u32, Directory>,
+) -> Option<(u32, StoreError)> {
+    index.blobs = BlobTable::default();
+    for (&number, directory) in directories {
+        if let Err(error) = crate::open::add_blobs(index, &checkpoint_path(dir, number), number, directory) {
+            return Some((number, error));
         }
     }
-    for lists in directories.values().flat_map(|directory| [&directory.list, &directory.back]) {
-        for id in lists.versions() {
-            if let Some(row) = index.blobs.get_mut(id) {
-                row.refs = row.refs.saturating_add(1);
+    for (&number, directory) in directories {
+        let path = checkpoint_path(dir, number);
+        for (id, base) in directory.bases() {
+            if index.blobs.get(base).is_none_or(|row| row.base.is_some()) {
+                let what = "what it differs from is missing";
+                return Some((number, StoreError::damaged(&path, format!("version {id}"), what)));
+            }
+        }
+        for lists in [&directory.list, &directory.back] {
+            if let Some(id) = lists.versions().find(|id| index.blobs.get(*id).is_none()) {
+                let what = format!("version {id} is nowhere");
+                return Some((number, StoreError::damaged(&path, "directory", what)));
             }
         }
     }
+    None
 }
 
-fn are_there(maps: &Maps, index: &Index) -> bool {
-    let is_there = |version: &PageRef| version.stored().is_none_or(|id| index.blobs.get(id).is_some());
-    [&maps.ram, &maps.disk].iter().all(|map| map.iter_not_base().all(|(_, version)| is_there(version)))
+/// Counts the references to all versions, which are all there.
+fn count_references(index: &mut Index, directories: &BTreeMap<u32, Directory>) {
+    let bases: Vec<u64> = index.blobs.iter().filter_map(|(_, row)| Some(row.base?.get())).collect();
+    let lists = directories.values().flat_map(|directory| [&directory.list, &directory.back]);
+    for id in lists.flat_map(|lists| lists.versions()).chain(bases) {
+        if let Some(row) = index.blobs.get_mut(id) {
+            row.refs = row.refs.saturating_add(1);
+        }
+    }
 }

@@ -432,3 +432,26 @@ fn a_removal_that_is_cut_short_leaves_what_the_removed_checkpoint_needs() {
     }
     assert_eq!(store.entries()[0].counts.full, 1);
 }
+
+#[test]
+fn a_checkpoint_is_not_built_upon_a_damaged_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut model, mut machine) = (StoreModel::default(), Machine::new());
+    // Of the same family: the second would be a difference from the first.
+    machine.write(Space::Ram, 3, 113);
+    model.add(&new_store(dir.path()), 10, &machine);
+    let path = files(dir.path())[0].clone();
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[50] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    machine.write(Space::Ram, 3, 114);
+    model.add(&store, 20, &machine);
+    let maps = store.maps_at(20).unwrap();
+    common::check_maps(&store, &maps, &machine, 20);
+    drop(store);
+    let dropped = Store::drop_damaged(dir.path()).unwrap();
+    assert_eq!((dropped.dropped, dropped.kept[0].position), (1, 20));
+    model.copies.remove(&10);
+    model.check(&Store::open(dir.path()).unwrap());
+}

@@ -152,4 +152,13 @@ fn damaged_checkpoints_are_left_out_and_can_be_dropped() {
     assert_eq!(run(&["pack", "r.ttvm", "-o", "packed"]).0, 0);
     let (_, _, told) = run(&["checkpoints", "r.ttvm", "drop-damaged"]);
     assert!(told.contains("ttvm: 0 checkpoints dropped, "), "{told}");
+    // Without the store's header there is nothing to keep.
+    std::fs::write(path.with_file_name("store"), b"ttvmstor").unwrap();
+    let (code, _, told) = run(&["info", "r.ttvm"]);
+    assert!(code == 0 && told.contains("used without its checkpoints"), "{code}: {told}");
+    let (code, _, told) = run(&["checkpoints", "r.ttvm", "drop-damaged"]);
+    assert!(
+        code == exit_code::UNREADABLE_RECORDING && told.contains("delete this directory"),
+        "{code}: {told}"
+    );
 }
