@@ -8,9 +8,13 @@
 //!  take_done ◄───────────────────────────────────────────────────┘
 //! ```
 //!
+//! A checkpoint that cannot be written, because the disk is full for one, costs that checkpoint only. The
+//! recorder learns of it by [`BackgroundWriter::take_lost`], and hands its pages in with the next one.
+//!
 //! The recorder waits only when 16 MiB are under way. Nothing here depends on how fast the thread is, except
 //! when a checkpoint becomes readable.
 
+use std::collections::BTreeSet;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -89,9 +93,17 @@ impl Batch {
 }
 
 enum Message {
-    Begin { position: u64, time_ns: u64 },
+    Begin {
+        position: u64,
+        time_ns: u64,
+    },
     Pages(Batch),
-    Finish { head: Vec<u8>, state: Vec<u8> },
+    Finish {
+        head: Vec<u8>,
+        state: Vec<u8>,
+    },
+    /// Everything before this is written, or lost: asks for the pages of what is lost. What comes behind it has them.
+    Recover(Sender<BTreeSet<(Space, u64)>>),
 }
 
 #[derive(Default)]
@@ -99,6 +111,8 @@ struct Shared {
     done: Vec<Done>,
     error: Option<StoreError>,
     full: bool,
+    /// Checkpoints could not be written, and nobody has asked for their pages yet.
+    is_lost: bool,
 }
 
 impl BackgroundWriter {
@@ -116,7 +130,13 @@ impl BackgroundWriter {
         let dir = store.dir().to_path_buf();
         let thread = {
             let (store, shared) = (store.clone(), shared.clone());
-            let run = move || run(&store, &policy, &shared, &receive, &give_back);
+            let run = move || {
+                let (store, policy, shared, give_back) = (&*store, &policy, &*shared, &give_back);
+                let (job, fate) = (None, Fate::Written);
+                let (told_lost, told_thinning) = (false, false);
+                Worker { store, policy, shared, give_back, job, fate, told_lost, told_thinning }
+                    .run(&receive);
+            };
             #[expect(
                 clippy::disallowed_methods,
                 reason = "packing and writing take the host's time, never the guest's: what is written is decided before"
@@ -131,7 +151,8 @@ impl BackgroundWriter {
     ///
     /// # Errors
     ///
-    /// If an earlier one could not be written, or the thread is gone.
+    /// If an earlier one was refused, or the thread is gone. That a disk is full is no error: see
+    /// [`BackgroundWriter::take_lost`].
     pub fn begin(&mut self, position: u64, time_ns: u64) -> Result<()> {
         self.batch.clear();
         self.send(Message::Begin { position, time_ns })
@@ -161,6 +182,31 @@ impl BackgroundWriter {
     /// have been thinned out already.
     pub fn take_done(&mut self) -> Vec<Done> {
         std::mem::take(&mut lock(&self.shared).done)
+    }
+
+    /// The pages of the checkpoints that could not be written, because a disk is full for one, since this was last
+    /// asked; mostly there are none. Those checkpoints are given up, and all that were begun behind them. From
+    /// here on checkpoints are written again, if they can be: the next one must have these pages besides those
+    /// that changed since the last one was begun.
+    ///
+    /// # Errors
+    ///
+    /// As [`BackgroundWriter::begin`].
+    pub fn take_lost(&mut self) -> Result<BTreeSet<(Space, u64)>> {
+        let is_lost = lock(&self.shared).is_lost;
+        if is_lost { self.settle() } else { Ok(BTreeSet::new()) }
+    }
+
+    /// As [`BackgroundWriter::take_lost`], once everything that was begun is written or lost.
+    ///
+    /// # Errors
+    ///
+    /// As [`BackgroundWriter::begin`].
+    pub fn settle(&mut self) -> Result<BTreeSet<(Space, u64)>> {
+        self.batch.clear();
+        let (answer, lost) = channel();
+        self.send(Message::Recover(answer))?;
+        lost.recv().map_err(|_| StoreError::new(self.store.dir(), StoreErrorKind::WriterGone))
     }
 
     /// Whether a checkpoint did not fit beneath the policy's cap, whatever else was removed. From then on all are
@@ -216,75 +262,157 @@ impl Drop for BackgroundWriter {
     }
 }
 
-/// The thread. After an error it only empties the channel, so that the recorder does not wait for it.
-fn run(
-    store: &Store,
-    policy: &Policy,
-    shared: &Mutex<Shared>,
-    receive: &Receiver<Message>,
-    give_back: &Sender<Batch>,
-) {
-    let mut job = None;
-    let mut is_over = false;
-    while let Ok(message) = receive.recv() {
-        if is_over {
-            continue;
-        }
-        if let Err(error) = work(store, policy, shared, give_back, message, &mut job) {
-            is_over = true;
-            job = None;
-            report(shared, error);
-        }
-    }
-}
-
-fn report(shared: &Mutex<Shared>, error: StoreError) {
-    let mut shared = lock(shared);
-    if let StoreErrorKind::Full(_) = error.kind {
-        log::warn!("{error}; recording goes on without further checkpoints");
-        shared.full = true;
-    } else {
-        shared.error = Some(error);
-    }
-}
-
 /// The checkpoint that is being written.
 struct Job<'a> {
     draft: CheckpointDraft<'a>,
     disk: Vec<(u64, PageRef)>,
+    /// All pages that were handed in.
+    pages: Vec<(Space, u64)>,
 }
 
-fn work<'a>(
+/// What becomes of the checkpoints that are handed in.
+enum Fate {
+    Written,
+    /// One could not be written, and the next ones lack what changed before it. These pages were in them.
+    Lost(BTreeSet<(Space, u64)>),
+    /// There will be no more. The channel is emptied all the same, so that the recorder does not wait for it.
+    Over,
+}
+
+/// The thread.
+struct Worker<'a> {
     store: &'a Store,
-    policy: &Policy,
-    shared: &Mutex<Shared>,
-    give_back: &Sender<Batch>,
-    message: Message,
-    job: &mut Option<Job<'a>>,
-) -> Result<()> {
-    match message {
-        Message::Begin { position, time_ns } => {
-            // The one that was not finished must go first: there is one writer at a time.
-            *job = None;
-            let draft = store.draft(position, time_ns, Some(*policy))?;
-            *job = Some(Job { draft, disk: Vec::new() });
-        }
-        Message::Pages(mut batch) => {
-            if let Some(job) = job {
-                write_batch(job, &batch)?;
+    policy: &'a Policy,
+    shared: &'a Mutex<Shared>,
+    give_back: &'a Sender<Batch>,
+    job: Option<Job<'a>>,
+    fate: Fate,
+    /// Whether it was told that checkpoints are left out, and that none can be removed.
+    told_lost: bool,
+    told_thinning: bool,
+}
+
+impl Worker<'_> {
+    fn run(&mut self, receive: &Receiver<Message>) {
+        while let Ok(message) = receive.recv() {
+            if let Err(error) = self.work(message) {
+                self.fail(error);
             }
-            batch.clear();
-            // If the recorder has left, the batch is not needed any more.
-            let _ = give_back.send(batch);
-        }
-        Message::Finish { head, state } => {
-            let Some(Job { draft, disk }) = job.take() else { return Ok(()) };
-            let entry = draft.finish(&head, &state)?;
-            lock(shared).done.push(Done { entry, disk });
-            thin(store, policy)?;
         }
     }
-    Ok(())
+
+    fn work(&mut self, message: Message) -> Result<()> {
+        match message {
+            Message::Begin { position, time_ns } => {
+                // The one that was not finished must go first: there is one writer at a time.
+                self.job = None;
+                if matches!(self.fate, Fate::Written) {
+                    let draft = self.store.draft(position, time_ns, Some(*self.policy))?;
+                    self.job = Some(Job { draft, disk: Vec::new(), pages: Vec::new() });
+                }
+            }
+            Message::Pages(batch) => self.take_batch(batch)?,
+            Message::Finish { head, state } => {
+                let Some(Job { draft, disk, pages }) = self.job.take() else { return Ok(()) };
+                let position = draft.position();
+                match draft.finish(&head, &state) {
+                    Ok(entry) => lock(self.shared).done.push(Done { entry, disk }),
+                    Err(error) => {
+                        self.fate = Fate::Lost(pages.into_iter().collect());
+                        return Err(error);
+                    }
+                }
+                if std::mem::take(&mut self.told_lost) {
+                    log::warn!("checkpoints are written again, from position {position} on");
+                }
+                self.thin();
+            }
+            Message::Recover(answer) => {
+                let lost = match &mut self.fate {
+                    Fate::Lost(pages) => std::mem::take(pages),
+                    Fate::Written | Fate::Over => BTreeSet::new(),
+                };
+                if matches!(self.fate, Fate::Lost(_)) {
+                    self.fate = Fate::Written;
+                    lock(self.shared).is_lost = false;
+                }
+                // If the recorder has left, nobody needs the answer.
+                let _ = answer.send(lost);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_batch(&mut self, mut batch: Batch) -> Result<()> {
+        let numbers = batch.pages.iter().map(|&(space, number, _)| (space, number));
+        let written = match (&mut self.fate, &mut self.job) {
+            (Fate::Lost(pages), _) => {
+                pages.extend(numbers);
+                Ok(())
+            }
+            (Fate::Written, Some(job)) => {
+                job.pages.extend(numbers);
+                write_batch(job, &batch)
+            }
+            _ => Ok(()),
+        };
+        batch.clear();
+        // If the recorder has left, the batch is not needed any more.
+        let _ = self.give_back.send(batch);
+        written
+    }
+
+    /// The checkpoint under way cannot be written. Where that is the disk's fault, another one may succeed.
+    fn fail(&mut self, error: StoreError) {
+        let mut lost = match std::mem::replace(&mut self.fate, Fate::Over) {
+            Fate::Lost(pages) => pages,
+            Fate::Written | Fate::Over => BTreeSet::new(),
+        };
+        lost.extend(self.job.take().into_iter().flat_map(|job| job.pages));
+        match &error.kind {
+            StoreErrorKind::Io { .. } | StoreErrorKind::Damaged { .. } => {
+                if !std::mem::replace(&mut self.told_lost, true) {
+                    log::warn!(
+                        "{}; the recording goes on, and the next checkpoint is tried again",
+                        full(&error)
+                    );
+                }
+                self.fate = Fate::Lost(lost);
+                lock(self.shared).is_lost = true;
+            }
+            StoreErrorKind::Full(_) => {
+                log::warn!("{error}; recording goes on without further checkpoints");
+                lock(self.shared).full = true;
+            }
+            _ => lock(self.shared).error = Some(error),
+        }
+    }
+
+    /// A checkpoint that cannot be removed stays: the one that was just written is none the worse for it, and the cap holds, for
+    /// the next one does not fit then.
+    fn thin(&mut self) {
+        let entries = self.store.entries();
+        let patience = PATIENCE.max((entries.len() - too_old(&entries, self.policy.keep_last_ns).len()) / 4);
+        match self.store.thin_lazily(self.policy, patience) {
+            Ok(removed) => {
+                for removed in removed {
+                    log::debug!("checkpoint {} at {} thinned out", removed.number, removed.position);
+                }
+            }
+            Err(error) if std::mem::replace(&mut self.told_thinning, true) => {
+                log::debug!("no checkpoint can be thinned out: {}", full(&error));
+            }
+            Err(error) => log::warn!("no checkpoint can be thinned out: {}", full(&error)),
+        }
+    }
+}
+
+/// An error with its cause.
+fn full(error: &StoreError) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
 }
 
 fn write_batch(job: &mut Job<'_>, batch: &Batch) -> Result<()> {
@@ -293,15 +421,6 @@ fn write_batch(job: &mut Job<'_>, batch: &Batch) -> Result<()> {
         if space == Space::Disk {
             job.disk.push((number, version));
         }
-    }
-    Ok(())
-}
-
-fn thin(store: &Store, policy: &Policy) -> Result<()> {
-    let entries = store.entries();
-    let patience = PATIENCE.max((entries.len() - too_old(&entries, policy.keep_last_ns).len()) / 4);
-    for removed in store.thin_lazily(policy, patience)? {
-        log::debug!("checkpoint {} at {} thinned out", removed.number, removed.position);
     }
     Ok(())
 }

@@ -133,6 +133,11 @@ impl Store {
 }
 
 impl CheckpointDraft<'_> {
+    /// Where in the run it is.
+    pub(crate) fn position(&self) -> u64 {
+        self.position
+    }
+
     /// Says what a page holds at this checkpoint. Pages that hold what they held at the checkpoint before it
     /// may be left out; those that cost nothing (unchanged, zero, or equal to another) may be handed in.
     /// Returns where the contents are stored; read it once the checkpoint is finished.
@@ -155,6 +160,11 @@ impl CheckpointDraft<'_> {
             self.maps.space_mut(space).set(number, version.clone());
         }
         Ok(version)
+    }
+
+    /// Says that a page holds what it held at power-on.
+    pub(crate) fn base_page(&mut self, space: Space, number: u64) {
+        self.maps.space_mut(space).set(number, PageRef::Base);
     }
 
     /// The id of a version with these contents, which is new only if no equal one is known.
@@ -185,7 +195,11 @@ impl CheckpointDraft<'_> {
 
     fn write_version(&mut self, digest: Digest, contents: &Page, base: Option<u64>) -> Result<u64> {
         self.make_room(PAGE_BYTES as u64)?;
-        let base_page = base.map(|base| self.store.full_page_of(base)).transpose()?;
+        let base_page = match base.map(|base| self.store.full_page_of(base)).transpose() {
+            // What is damaged is not built upon.
+            Err(error) if error.is_damage() => None,
+            page => page?,
+        };
         let (kind, bytes) = self.codec.encode(contents, base_page.as_deref());
         let (offset, len, crc) = (self.part.len(), bytes.len() as u16, crc32fast::hash(bytes));
         self.part.write(bytes)?;

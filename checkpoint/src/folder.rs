@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::format::{MAX_PAGES, Shape, VERSION};
+use crate::format::{FOOTER_BYTES, MAGIC, MAX_PAGES, Shape, VERSION, pack_section};
 
 pub(crate) const HEADER_NAME: &str = "store";
 const HEADER_MAGIC: [u8; 8] = *b"ttvmstor";
@@ -98,6 +98,12 @@ fn header(shape: Shape) -> Vec<u8> {
     bytes.extend(shape.disk_blocks.to_le_bytes());
     bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
     bytes
+}
+
+/// The size of a store with one checkpoint of this state, and of no pages.
+pub fn least_bytes(state: &[u8]) -> u64 {
+    let (state, _) = pack_section(state);
+    HEADER_BYTES as u64 + MAGIC.len() as u64 + state.len() as u64 + FOOTER_BYTES
 }
 
 /// The numbers of pages that the header gives.

@@ -108,6 +108,11 @@ impl Directory {
         })
     }
 
+    /// Id and base of each difference.
+    pub fn bases(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.places().filter_map(|(id, _, blob)| Some((id, blob.base?.get())))
+    }
+
     /// What is wrong with a directory by itself, if anything.
     fn fault(&self, footer: &Footer) -> Option<&'static str> {
         let Shape { ram_pages, disk_blocks } = footer.shape;

@@ -1,6 +1,6 @@
 //! Which files a store has, and where in them each page version is: in memory, as of the last look at the folder.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -65,6 +65,8 @@ pub(crate) struct Index {
     /// File numbers by position.
     pub order: BTreeMap<u64, u32>,
     pub blobs: BlobTable,
+    /// Files that only those behind them still need: what was at their checkpoints is not known any more.
+    pub left_out: BTreeSet<u32>,
     held: usize,
 }
 
@@ -97,7 +99,13 @@ impl OpenFile {
 
 impl Index {
     pub fn entries(&self) -> impl DoubleEndedIterator<Item = &Entry> {
-        self.order.values().map(|number| &self.files[number].entry)
+        let numbers = self.order.values().filter(|number| !self.left_out.contains(number));
+        numbers.map(|number| &self.files[number].entry)
+    }
+
+    /// The file of the checkpoint at a position.
+    pub fn number_at(&self, position: u64) -> Option<u32> {
+        self.order.get(&position).copied().filter(|number| !self.left_out.contains(number))
     }
 
     pub fn total_bytes(&self) -> u64 {

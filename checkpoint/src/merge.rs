@@ -1,7 +1,8 @@
 //! Removing a checkpoint: the blobs of its file that other checkpoints refer to move into a neighbour's file.
 //!
 //! The writer first writes the neighbour's file anew under its old name, and then deletes the removed one. If the writer is
-//! killed in between, the checkpoint is still there, and some blobs are in both files.
+//! killed in between, or the file cannot be deleted, the checkpoint is still there, and some blobs are in both files. What is
+//! copied is checked: a damaged file is not made part of a whole one.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -14,11 +15,12 @@ use crate::format::{BlobEntry, Directory, Footer, MAGIC, Section, pack_section};
 use crate::index::Entry;
 use crate::index::{Index, OpenFile};
 use crate::list::Lists;
+use crate::page::PAGE_BYTES;
 use crate::store::{Store, Writer};
 use crate::table::Row;
 
-/// Neighbouring blobs are copied up to this many bytes at a time.
-const COPY_BYTES: u64 = 1 << 20;
+/// Neighbouring blobs that are copied at a time: at most 1 MiB.
+const COPY_BLOBS: usize = (1 << 20) / PAGE_BYTES;
 
 /// What becomes of a file that is removed.
 struct Plan {
@@ -27,10 +29,12 @@ struct Plan {
     number: u32,
     /// The neighbour's file written anew, unless no other checkpoint refers to any blob of this one.
     carrier: Option<Carrier>,
-    /// Changes in how often versions are referred to.
+    /// Changes in how often versions are referred to, and those where the removed file stays.
     refs: BTreeMap<u64, i64>,
-    /// Versions that cease to exist.
+    refs_beside: BTreeMap<u64, i64>,
+    /// Versions that cease to exist with the removed file, and those that the neighbour's file no longer has.
     lost: Vec<u64>,
+    lost_beside: Vec<u64>,
 }
 
 /// A file that takes over another's blobs.
@@ -60,9 +64,9 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// If there is no such checkpoint, another process writes to the store, or a file cannot be read or written: the store
-    /// is then as it was. If only the file of the removed checkpoint cannot be deleted, this `Store` has the checkpoint no
-    /// more, and a store that is opened later has it again.
+    /// If there is no such checkpoint, another process writes to the store, a file cannot be read, written or deleted, or what
+    /// would have to be copied is damaged. All checkpoints are then what they were, in this `Store` and in any that is opened
+    /// later.
     pub fn remove(&self, position: u64) -> Result<Entry> {
         let mut writer = self.writer()?;
         let removed = self.remove_within(&mut writer, position, u64::MAX)?;
@@ -85,16 +89,18 @@ impl Store {
         let (removed, previous, next) = self.around(position)?;
         let number = removed.footer.number;
         let gone = removed.directory()?;
-        let mut refs = BTreeMap::new();
+        let (mut refs, mut refs_beside) = (BTreeMap::new(), BTreeMap::new());
         count(&mut refs, &[&gone.list, &gone.back], -1);
         // A successor takes over the list and the blobs. If the last checkpoint is removed, its predecessor takes over blobs.
         let heir = match (&next, &previous) {
             (Some(next), previous) => {
                 let mut directory = next.directory()?;
-                count(&mut refs, &[&directory.list], -1);
+                [&mut refs, &mut refs_beside]
+                    .into_iter()
+                    .for_each(|refs| count(refs, &[&directory.list], -1));
                 let before = previous.as_ref().map(|previous| previous.footer.position);
                 directory.list = self.joined(&gone, &directory.list, before, next.footer.position)?;
-                count(&mut refs, &[&directory.list], 1);
+                [&mut refs, &mut refs_beside].into_iter().for_each(|refs| count(refs, &[&directory.list], 1));
                 directory.dirtied_bytes = directory.dirtied_bytes.saturating_add(gone.dirtied_bytes);
                 Some((next.clone(), directory))
             }
@@ -102,18 +108,22 @@ impl Store {
             (None, None) => None,
         };
         let index = self.read_index();
-        let mut sources = held_by(&index, number, &gone);
-        let mut others =
-            heir.as_ref().map_or(Vec::new(), |(file, own)| held_by(&index, file.footer.number, own));
-        if next.is_some() {
-            sources.append(&mut others);
+        let own = heir.as_ref().map_or(Vec::new(), |(file, own)| held_by(&index, file.footer.number, own));
+        let gone_blobs = held_by(&index, number, &gone);
+        // The neighbour's file keeps what the removed one refers to: until that is deleted, it is a checkpoint.
+        for base in bases_of_lost(&own, &refs_beside) {
+            [&mut refs, &mut refs_beside].into_iter().for_each(|refs| *refs.entry(base).or_default() -= 1);
         }
-        sources.sort_unstable_by_key(|(id, _)| *id);
-        let (mut blobs, lost) = sort_out(sources, &mut refs);
+        for base in bases_of_lost(&gone_blobs, &refs) {
+            *refs.entry(base).or_default() -= 1;
+        }
+        let (mut own, lost_beside) = sort_out(own, &refs_beside);
+        let (mut blobs, lost) = sort_out(gone_blobs, &refs);
         let heir = heir.filter(|_| next.is_some() || !blobs.is_empty());
-        blobs.append(&mut others);
+        blobs.append(&mut own);
         blobs.sort_unstable_by_key(|(id, _)| *id);
-        Ok(Plan { position, number, carrier: heir.map(|heir| carrier(heir, blobs)), refs, lost })
+        let carrier = heir.map(|heir| carrier(heir, blobs));
+        Ok(Plan { position, number, carrier, refs, refs_beside, lost, lost_beside })
     }
 
     /// The file of a checkpoint and those of its neighbours.
@@ -159,16 +169,21 @@ impl Store {
             a.1.file == b.1.file && a.1.offset + u64::from(a.1.len) == b.1.offset
         };
         let mut bytes = Vec::new();
-        for extent in blobs.chunk_by(follows) {
-            let open = self.read_index().open(&self.dir, extent[0].1.file)?;
-            let mut at = extent[0].1.offset;
-            let end = extent.iter().fold(at, |end, (_, row)| end + u64::from(row.len));
-            while at < end {
-                bytes.resize((end - at).min(COPY_BYTES) as usize, 0);
-                open.file.read_exact_at(&mut bytes, at).map_err(StoreError::io(&open.path, "read a page"))?;
-                part.write(&bytes)?;
-                at += bytes.len() as u64;
+        for extent in blobs.chunk_by(follows).flat_map(|extent| extent.chunks(COPY_BLOBS)) {
+            let first = &extent[0].1;
+            let open = self.read_index().open(&self.dir, first.file)?;
+            bytes.resize(extent.iter().map(|(_, row)| usize::from(row.len)).sum(), 0);
+            open.file
+                .read_exact_at(&mut bytes, first.offset)
+                .map_err(StoreError::io(&open.path, "read a page"))?;
+            for (id, row) in extent {
+                let at = (row.offset - first.offset) as usize;
+                if crc32fast::hash(&bytes[at..at + usize::from(row.len)]) != row.crc {
+                    let place = format!("version {id} at byte {}", row.offset);
+                    return Err(StoreError::damaged(&open.path, place, "its CRC-32 is another"));
+                }
             }
+            part.write(&bytes)?;
         }
         Ok(())
     }
@@ -180,15 +195,20 @@ impl Store {
             part.rename()?;
             take_over(&mut index, &carrier, listed, &file);
         }
+        if let Err(error) = folder::remove(&checkpoint_path(&self.dir, plan.number)) {
+            // Its blobs that others need are in two files now, and the others where they were.
+            plan.refs_beside.into_iter().for_each(|(id, change)| index.blobs.refer(id, change));
+            plan.lost_beside.iter().for_each(|id| index.blobs.remove(*id));
+            return Err(error);
+        }
         for (id, change) in plan.refs {
             index.blobs.refer(id, change);
         }
-        plan.lost.iter().for_each(|id| index.blobs.remove(*id));
+        plan.lost.iter().chain(&plan.lost_beside).for_each(|id| index.blobs.remove(*id));
         let entry = index.files[&plan.number].entry.clone();
         index.remove(plan.number);
         drop(index);
         self.forget(plan.position);
-        folder::remove(&checkpoint_path(&self.dir, plan.number))?;
         Ok(entry)
     }
 }
@@ -217,17 +237,15 @@ fn held_by(index: &Index, number: u32, directory: &Directory) -> Vec<(u64, Row)>
     rows.filter(|(_, row)| row.file == number).collect()
 }
 
-/// Separates the blobs that are still referred to from those that are lost. Lost differences come first, because each of them
-/// refers to a full version, which may be lost in turn.
-fn sort_out(sources: Vec<(u64, Row)>, refs: &mut BTreeMap<u64, i64>) -> (Vec<(u64, Row)>, Vec<u64>) {
-    for (id, row) in &sources {
-        if let Some(base) = row.base
-            && is_lost(*id, row, refs)
-        {
-            *refs.entry(base.get()).or_default() -= 1;
-        }
-    }
-    let (lost, kept): (Vec<_>, Vec<_>) = sources.into_iter().partition(|(id, row)| is_lost(*id, row, refs));
+/// What lost differences are from: such a full version may be lost in turn.
+fn bases_of_lost(blobs: &[(u64, Row)], refs: &BTreeMap<u64, i64>) -> Vec<u64> {
+    let lost = blobs.iter().filter(|(id, row)| is_lost(*id, row, refs));
+    lost.filter_map(|(_, row)| row.base).map(NonZeroU64::get).collect()
+}
+
+/// Separates the blobs that are still referred to from those that are lost.
+fn sort_out(blobs: Vec<(u64, Row)>, refs: &BTreeMap<u64, i64>) -> (Vec<(u64, Row)>, Vec<u64>) {
+    let (lost, kept): (Vec<_>, Vec<_>) = blobs.into_iter().partition(|(id, row)| is_lost(*id, row, refs));
     (kept, lost.into_iter().map(|(id, _)| id).collect())
 }
 

@@ -51,7 +51,7 @@ fn load_listed(dir: &Path, shape: Shape, listed: &[Listed]) -> Result<Index> {
     Ok(index)
 }
 
-fn add_file(
+pub(crate) fn add_file(
     index: &mut Index,
     shape: Shape,
     path: &Path,
@@ -77,7 +77,7 @@ fn add_file(
 
 /// Enters a file's blobs in the table. A writer that was killed between putting a merged file in place and
 /// deleting the one that went into it leaves some in both files; they are equal, and the first one is used.
-fn add_blobs(index: &mut Index, path: &Path, number: u32, directory: &Directory) -> Result<()> {
+pub(crate) fn add_blobs(index: &mut Index, path: &Path, number: u32, directory: &Directory) -> Result<()> {
     for (id, offset, blob) in directory.places() {
         if let Some(twin) = index.blobs.get(id) {
             if (twin.digest, twin.crc, twin.base) != (blob.digest, blob.crc, blob.base) {

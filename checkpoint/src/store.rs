@@ -30,6 +30,8 @@ pub struct Store {
     pub(crate) pages: Mutex<PageCache>,
     maps: Mutex<MapsCache>,
     codecs: Mutex<Vec<Codec>>,
+    /// What was found damaged when it was opened around damage.
+    pub(crate) damage: Vec<StoreError>,
 }
 
 /// What only the thread that writes needs.
@@ -39,6 +41,8 @@ pub(crate) struct Writer {
     pub next_blob: u64,
     pub next_file: u32,
     pub recent: Recent,
+    /// Whether it was told that something cannot be thinned out because it is damaged.
+    pub told_damage: bool,
 }
 
 impl Store {
@@ -68,7 +72,7 @@ impl Store {
         Ok(Store::with(dir, shape, index))
     }
 
-    fn with(dir: PathBuf, shape: Shape, index: Index) -> Store {
+    pub(crate) fn with(dir: PathBuf, shape: Shape, index: Index) -> Store {
         Store {
             dir,
             shape,
@@ -77,6 +81,7 @@ impl Store {
             pages: Mutex::default(),
             maps: Mutex::default(),
             codecs: Mutex::default(),
+            damage: Vec::new(),
         }
     }
 
@@ -103,8 +108,11 @@ impl Store {
     /// The last checkpoint at or before `position`.
     pub fn entry_at_or_before(&self, position: u64) -> Option<Entry> {
         let index = self.read_index();
-        let (_, number) = index.order.range(..=position).next_back()?;
-        Some(index.files[number].entry.clone())
+        let number = index.order.range(..=position).map(|(_, number)| number);
+        number
+            .rev()
+            .find(|number| !index.left_out.contains(number))
+            .map(|number| index.files[number].entry.clone())
     }
 
     /// The size of the store's files, in bytes, without one that is being written.
@@ -161,7 +169,7 @@ impl Store {
     /// The nearest cached maps, their file if it has pages that go back, and the files from there to `position`.
     fn path_to(&self, position: u64) -> Result<(Maps, Option<OpenFile>, Vec<OpenFile>)> {
         let index = self.read_index();
-        if !index.order.contains_key(&position) {
+        if index.number_at(position).is_none() {
             return Err(self.missing(position));
         }
         let live = |position: u64, file: u32| index.order.get(&position) == Some(&file);
@@ -213,8 +221,8 @@ impl Store {
     pub fn state_at(&self, position: u64) -> Result<Vec<u8>> {
         let open = {
             let index = self.read_index();
-            let number = index.order.get(&position).ok_or_else(|| self.missing(position))?;
-            index.open(&self.dir, *number)?
+            let number = index.number_at(position).ok_or_else(|| self.missing(position))?;
+            index.open(&self.dir, number)?
         };
         open.footer.read_state(&open.file, &open.path)
     }
@@ -235,6 +243,9 @@ impl Store {
     /// the store was opened, the store is loaded again.
     pub(crate) fn writer(&self) -> Result<MutexGuard<'_, Writer>> {
         let mut writer = lock(&self.writer);
+        if let Some(damage) = self.damage.first() {
+            return Err(damage.clone());
+        }
         if writer.lock.is_none() {
             let file = folder::lock(&self.dir)?;
             folder::remove_parts(&self.dir)?;

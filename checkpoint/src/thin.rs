@@ -51,7 +51,7 @@ impl Store {
         if old.len() >= patience {
             // The oldest is the largest; as the last one to go it is copied once.
             for position in old.into_iter().rev() {
-                removed.extend(self.remove_within(&mut writer, position, self.spare(policy))?);
+                removed.extend(self.remove_whole(&mut writer, position, self.spare(policy))?);
             }
         }
         loop {
@@ -110,11 +110,24 @@ impl Store {
         limit: u64,
     ) -> Result<Option<Entry>> {
         for candidate in candidates {
-            if let Some(removed) = self.remove_within(writer, entries[*candidate].position, limit)? {
+            if let Some(removed) = self.remove_whole(writer, entries[*candidate].position, limit)? {
                 return Ok(Some(removed));
             }
         }
         Ok(None)
+    }
+
+    /// Removes a checkpoint, unless that needs too large a file, or a copy of something that is damaged.
+    fn remove_whole(&self, writer: &mut Writer, position: u64, limit: u64) -> Result<Option<Entry>> {
+        match self.remove_within(writer, position, limit) {
+            Err(error) if error.is_damage() => {
+                if !std::mem::replace(&mut writer.told_damage, true) {
+                    log::warn!("{error}; checkpoints that need a copy of it are not thinned out");
+                }
+                Ok(None)
+            }
+            removed => removed,
+        }
     }
 }
 
@@ -198,5 +211,34 @@ mod tests {
         }
         assert_eq!(too_old(&all, Some(0)), [1, 5, 10, 20]);
         assert_eq!(too_old(&[], Some(0)), [0; 0]);
+    }
+
+    #[test]
+    fn thinning_leaves_the_newest_and_the_first_to_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::create(dir.path(), 2, 0).unwrap();
+        for position in [0, 10, 20, 30, 40, 50, 60, 70, 80] {
+            let mut draft = store.add(position, position).unwrap();
+            draft.page(crate::map::Space::Ram, 0, &[position as u8; PAGE_BYTES]).unwrap();
+            draft.finish(&[], &[]).unwrap();
+        }
+        // What goes has the smallest gap around it for its distance from the newest, and of equals it is the earlier.
+        let expected: [&[u64]; 9] = [
+            &[0, 20, 30, 40, 50, 60, 70, 80],
+            &[0, 20, 40, 50, 60, 70, 80],
+            &[0, 40, 50, 60, 70, 80],
+            &[0, 40, 60, 70, 80],
+            &[0, 60, 70, 80],
+            &[0, 60, 80],
+            &[0, 80],
+            &[80],
+            &[],
+        ];
+        for (left, positions) in (0..9).rev().zip(expected) {
+            store.thin(&Policy { max_checkpoints: left, ..Policy::default() }).unwrap();
+            let kept: Vec<u64> = store.entries().iter().map(|entry| entry.position).collect();
+            assert_eq!(kept, positions, "{left}");
+            store.verify(|_, _| {}).unwrap();
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -101,4 +102,77 @@ fn trouble_is_told() {
     assert!(writer.page(Space::Ram, 0, &[1; 4096]).is_ok(), "a page alone is not sent yet");
     assert!(writer.finish(Vec::new(), Vec::new()).is_err());
     assert!(matches!(writer.close().unwrap_err().kind, StoreErrorKind::Taken(7)));
+}
+
+/// Hands in the machine's pages that changed since `before`, and those that were lost.
+fn hand_in(
+    writer: &mut BackgroundWriter,
+    copy: &common::Copy,
+    position: u64,
+    before: &Machine,
+    lost: &BTreeSet<(Space, u64)>,
+) {
+    writer.begin(position, copy.time_ns).unwrap();
+    let changed = copy.machine.dirty(before).into_iter().map(|(space, number, _)| (space, number));
+    for (space, number) in changed.chain(lost.iter().copied()).collect::<BTreeSet<_>>() {
+        let code = copy.machine.space(space)[number as usize].unwrap();
+        writer.page(space, number, &common::page(code)).unwrap();
+    }
+    writer.finish(copy.head.clone(), copy.state.clone()).unwrap();
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_written_costs_no_other() {
+    // Whether the recorder learns of it before the next checkpoint, or some time after.
+    for waits in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(new_store(dir.path()));
+        let mut writer = BackgroundWriter::start(store.clone(), Policy::default()).unwrap();
+        let (mut model, mut machine, mut before) = (StoreModel::default(), Machine::new(), Machine::new());
+        let mut lost = BTreeSet::new();
+        // In the way of the file that comes next.
+        let mut obstacle = None;
+        for round in 0..16 {
+            for page in 0..30 {
+                machine.write(Space::Ram, u64::from(page * 13 + round * 7) % 400, (page + round) % 50);
+                machine.write(Space::Disk, u64::from(page + round) % 40, page % 3 * 16 + round);
+            }
+            match round {
+                4 => {
+                    model.copies.keys().last().inspect(|last| assert_eq!(**last, 300));
+                    while store.entries().len() < 4 {
+                        std::thread::yield_now();
+                    }
+                    obstacle = Some(dir.path().join("00000005.ckpt.part"));
+                    fs::create_dir(obstacle.as_ref().unwrap()).unwrap();
+                }
+                9 => fs::remove_dir(obstacle.take().unwrap()).unwrap(),
+                _ => {}
+            }
+            let position = u64::from(round) * 100;
+            let copy = common::Copy::at(position, machine.clone());
+            lost.append(&mut writer.take_lost().unwrap());
+            hand_in(&mut writer, &copy, position, &before, &lost);
+            lost = if waits { writer.settle().unwrap() } else { BTreeSet::new() };
+            assert_eq!(!lost.is_empty(), waits && obstacle.is_some(), "round {round}");
+            model.copies.insert(position, copy);
+            before = machine.clone();
+        }
+        let lost = writer.settle().unwrap();
+        let last = common::Copy::at(1_600, machine.clone());
+        hand_in(&mut writer, &last, 1_600, &before, &lost);
+        model.copies.insert(1_600, last);
+        writer.close().unwrap();
+        let kept: Vec<u64> = store.entries().iter().map(|entry| entry.position).collect();
+        assert!(kept.starts_with(&[0, 100, 200, 300]) && kept.ends_with(&[1_600]), "{kept:?}");
+        assert!(!kept.contains(&400) && (!waits || kept.contains(&1_000)), "{kept:?}");
+        model.copies.retain(|position, _| kept.contains(position));
+        model.check(&store);
+        drop(store);
+        let store = Store::open(dir.path()).unwrap();
+        model.check(&store);
+        store.verify(|_, _| {}).unwrap();
+        let files = fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(files, kept.len() + 2, "header, lock and checkpoints");
+    }
 }

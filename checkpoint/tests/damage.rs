@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use checkpoint::{PAGE_BYTES, PageRef, Result, Space, Store, StoreErrorKind};
+use checkpoint::{PAGE_BYTES, PageRef, Policy, Result, Space, Store, StoreErrorKind};
 use common::{DISK_BLOCKS, Machine, RAM_PAGES, StoreModel, example, new_store, page};
 use proptest::prelude::*;
 
@@ -270,4 +270,188 @@ fn opening_while_a_writer_merges_succeeds() {
         }
         reader.join().unwrap();
     });
+}
+
+/// The model with those checkpoints only that a store has.
+fn kept(model: &StoreModel, store: &Store) -> StoreModel {
+    let positions: Vec<u64> = store.entries().iter().map(|entry| entry.position).collect();
+    let mut model = model.clone();
+    model.copies.retain(|position, _| positions.contains(position));
+    model
+}
+
+#[test]
+fn a_file_that_cannot_be_deleted_is_still_a_checkpoint() {
+    for removed in [10, 20, 25, 60] {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, mut model) = example(dir.path());
+        let number = store.entries().iter().find(|entry| entry.position == removed).unwrap().number;
+        let path = dir.path().join(checkpoint::file_name(Some(number)).unwrap());
+        let aside = dir.path().join("aside");
+        fs::rename(&path, &aside).unwrap();
+        fs::create_dir(&path).unwrap();
+        let error = store.remove(removed).unwrap_err();
+        assert!(error.to_string().contains("cannot delete"), "{error}");
+        fs::remove_dir(&path).unwrap();
+        fs::rename(&aside, &path).unwrap();
+        model.check(&store);
+        model.check(&Store::open(dir.path()).unwrap());
+        // And it goes on from there, in whatever way.
+        let machine = model.copies[&60].machine.clone();
+        model.add(&store, 70, &machine);
+        for position in [40, 30, removed, 70, 50] {
+            store.remove(position).unwrap();
+            model.copies.remove(&position);
+            model.check(&store);
+            let again = Store::open(dir.path()).unwrap();
+            model.check(&again);
+            again.verify(|_, _| {}).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_is_damaged_is_not_copied() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = example(dir.path());
+    let damaged = files(dir.path())[0].clone();
+    let mut bytes = fs::read(&damaged).unwrap();
+    bytes[100] ^= 1;
+    // In place: the store has the file open.
+    fs::write(&damaged, &bytes).unwrap();
+    let before: Vec<Vec<u8>> = files(dir.path()).iter().map(|path| fs::read(path).unwrap()).collect();
+    let error = store.remove(10).unwrap_err();
+    assert!(error.is_damage() && error.path == damaged, "{error}");
+    let after: Vec<Vec<u8>> = files(dir.path()).iter().map(|path| fs::read(path).unwrap()).collect();
+    assert!(before == after, "nothing has changed");
+    // Thinning leaves what it cannot copy, and thins out the others.
+    let removed = store.thin(&Policy { max_checkpoints: 3, ..Policy::default() }).unwrap();
+    assert_eq!((removed.len(), store.entries()[0].position), (4, 10));
+    let error = Store::open(dir.path()).unwrap().verify(|_, _| {}).unwrap_err();
+    assert_eq!(error.path, damaged);
+}
+
+#[test]
+fn what_a_damaged_store_still_has_is_right() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, model) = example(dir.path());
+    drop(store);
+    let good: Vec<(PathBuf, Vec<u8>)> =
+        files(dir.path()).into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect();
+    let (mut some, mut none) = (0, 0);
+    for (path, bytes) in good.iter().filter(|(path, _)| path.extension().is_some()) {
+        let tail = bytes.len() - 130;
+        for at in (0..bytes.len()).step_by(bytes.len() / 12 + 1).chain((tail..bytes.len()).step_by(17)) {
+            let mut bad = bytes.clone();
+            bad[at] ^= 0x10;
+            fs::write(path, &bad).unwrap();
+            let what = format!("byte {at} of {}", path.display());
+            // Those that a reader is offered are right, but for pages that it is told of.
+            let opened = Store::open_around_damage(dir.path()).unwrap();
+            for entry in opened.entries() {
+                let copy = &model.copies[&entry.position];
+                let maps = opened.maps_at(entry.position).unwrap();
+                for space in [Space::Ram, Space::Disk] {
+                    let read = read_space(&opened, &maps, space, &copy.machine);
+                    assert!(read.is_ok() || read.is_err_and(|error| error.is_damage()), "{what}");
+                }
+            }
+            if !opened.damage().is_empty() {
+                assert!(opened.add(1_000, 0).is_err(), "{what}: nothing is built upon a damaged store");
+            }
+            let dropped = Store::drop_damaged(dir.path()).unwrap();
+            assert!(!dropped.damage.is_empty() && dropped.dropped > 0, "{what}");
+            assert_eq!(dropped.kept.len() + dropped.dropped, good.len() - 2, "{what}");
+            let whole = Store::open(dir.path()).unwrap();
+            assert_eq!(whole.entries(), dropped.kept);
+            whole.verify(|_, _| {}).unwrap();
+            let mut model = kept(&model, &whole);
+            model.check(&whole);
+            if let Some((_, last)) = model.copies.last_key_value() {
+                let machine = last.machine.clone();
+                model.add(&whole, 1_000, &machine);
+                model.check(&whole);
+                some += 1;
+            } else {
+                none += 1;
+            }
+            drop(whole);
+            assert!(Store::drop_damaged(dir.path()).unwrap().damage.is_empty(), "{what}");
+            assert_eq!(
+                fs::read_dir(dir.path().parent().unwrap())
+                    .unwrap()
+                    .filter(|entry| {
+                        entry
+                            .as_ref()
+                            .unwrap()
+                            .path()
+                            .to_str()
+                            .unwrap()
+                            .starts_with(dir.path().to_str().unwrap())
+                    })
+                    .count(),
+                1,
+                "{what}: nothing else stays behind"
+            );
+            files(dir.path()).iter().for_each(|path| fs::remove_file(path).unwrap());
+            good.iter().for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
+        }
+    }
+    assert!(some > none && none > 0, "{some} with checkpoints, {none} without");
+}
+
+/// The removed checkpoint refers to a version that has come to lie in its neighbour's file, and nothing else does.
+#[test]
+fn a_removal_that_is_cut_short_leaves_what_the_removed_checkpoint_needs() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = new_store(dir.path());
+    let (mut model, mut machine) = (StoreModel::default(), Machine::new());
+    for (position, page, code) in [(10, 1, 21), (40, 2, 22), (50, 5, 112)] {
+        machine.write(Space::Ram, page, code);
+        model.add(&store, position, &machine);
+    }
+    let mut between = model.copies[&10].machine.clone();
+    between.write(Space::Ram, 7, 112);
+    model.add(&store, 20, &between);
+    store.remove(50).unwrap();
+    model.copies.remove(&50);
+    let path = dir.path().join(checkpoint::file_name(Some(4)).unwrap());
+    let bytes = fs::read(&path).unwrap();
+    store.remove(20).unwrap();
+    drop(store);
+    fs::write(&path, &bytes).unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    model.check(&store);
+    store.verify(|_, _| {}).unwrap();
+    // What nothing refers to any more goes with the next removal.
+    for position in [20, 40] {
+        store.remove(position).unwrap();
+        model.copies.remove(&position);
+        model.check(&store);
+        model.check(&Store::open(dir.path()).unwrap());
+    }
+    assert_eq!(store.entries()[0].counts.full, 1);
+}
+
+#[test]
+fn a_checkpoint_is_not_built_upon_a_damaged_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut model, mut machine) = (StoreModel::default(), Machine::new());
+    // Of the same family: the second would be a difference from the first.
+    machine.write(Space::Ram, 3, 113);
+    model.add(&new_store(dir.path()), 10, &machine);
+    let path = files(dir.path())[0].clone();
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[50] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    machine.write(Space::Ram, 3, 114);
+    model.add(&store, 20, &machine);
+    let maps = store.maps_at(20).unwrap();
+    common::check_maps(&store, &maps, &machine, 20);
+    drop(store);
+    let dropped = Store::drop_damaged(dir.path()).unwrap();
+    assert_eq!((dropped.dropped, dropped.kept[0].position), (1, 20));
+    model.copies.remove(&10);
+    model.check(&Store::open(dir.path()).unwrap());
 }

@@ -228,3 +228,32 @@ fn what_nobody_needs_is_gone() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "the header and the lock");
     assert!(matches!(store.state_at(10).unwrap_err().kind, StoreErrorKind::Missing(10)));
 }
+
+#[test]
+fn a_stored_page_that_becomes_zero_costs_nothing_and_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = new_store(dir.path());
+    let (mut model, mut machine) = (StoreModel::default(), Machine::new());
+    // Stored, zero, zero still, another, zero again; RAM and disk.
+    for (position, code) in [(10, 35), (20, 0), (30, 0), (40, 36), (50, 0)] {
+        machine.write(Space::Ram, 7, code);
+        machine.write(Space::Disk, 3, code);
+        model.add(&store, position, &machine);
+    }
+    let counts: Vec<_> =
+        store.entries().iter().map(|e| (e.counts.zero, e.counts.full + e.counts.delta)).collect();
+    assert_eq!(counts, [(0, 1), (2, 0), (0, 0), (0, 1), (2, 0)]);
+    model.check(&store);
+    model.check(&Store::open(dir.path()).unwrap());
+    // Between others, and with each of them gone.
+    let between = model.copies[&40].machine.clone();
+    model.add(&store, 25, &between);
+    for position in [10, 40, 20, 50] {
+        store.remove(position).unwrap();
+        model.copies.remove(&position);
+        model.check(&store);
+        let again = Store::open(dir.path()).unwrap();
+        model.check(&again);
+        again.verify(|_, _| {}).unwrap();
+    }
+}

@@ -21,7 +21,7 @@ pub struct Saved {
 impl Saved {
     /// Saves a machine where it stands.
     pub fn of(machine: &mut Machine<Instructions>) -> Saved {
-        let maps = machine.maps();
+        let maps = machine.maps().expect("the software engine knows what was written");
         let held = |map: &PageMap| {
             let contents = |version: &PageRef| match version {
                 PageRef::Base => None,

@@ -95,6 +95,10 @@ fn with_advice(error: &StoreError) -> String {
     };
     match error.kind {
         StoreErrorKind::Busy => format!("{sentence}; wait until it has ended"),
+        StoreErrorKind::Damaged { .. } => format!(
+            "{sentence}; `ttvm checkpoints RECORDING drop-damaged` drops the checkpoints that need it, and the recording \
+             replays without them"
+        ),
         _ => format!("{sentence}; the rest of the recording replays without them: move the checkpoints away"),
     }
 }

@@ -146,8 +146,8 @@ impl Engine for Overshooting {
     fn set_traps(&mut self, traps: Traps) {
         self.inner.set_traps(traps);
     }
-    fn note_written(&mut self) {
-        self.inner.note_written();
+    fn note_written(&mut self) -> Result<(), Error> {
+        self.inner.note_written()
     }
     fn track_writes_anew(&mut self) {
         self.inner.track_writes_anew();

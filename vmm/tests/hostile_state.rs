@@ -65,7 +65,7 @@ fn restored_at_exit_and_run(
     machine.attach_store(store.store().clone());
     machine.restore_at_exit(exits, &snapshot.state, &snapshot.maps)?;
     machine.count_anew();
-    let (state, maps) = (machine.state(), machine.maps());
+    let (state, maps) = (machine.state(), machine.maps().unwrap());
     let config = &recording.manifest.machine;
     let mut machine = Machine::<Instructions>::new(config, &config.read_images()?, player.power_on())?;
     machine.attach_store(store.store().clone());
@@ -83,7 +83,7 @@ fn survive<C: Unit>(
 ) {
     let (mut first, _) = replay::open(recording).unwrap();
     let store = recording.checkpoints().unwrap().unwrap();
-    let checkpoints = Checkpoints::new(store, first.maps().ram, &recording.log).unwrap();
+    let checkpoints = Checkpoints::new(store, first.maps().unwrap().ram, &recording.log).unwrap();
     let load = |&at: &C| (at, checkpoints.load(at).unwrap());
     let originals: Vec<(C, Snapshot<C>)> = checkpoints.heads().keys().map(load).collect();
     let mut numbers = Numbers(5);

@@ -222,7 +222,7 @@ impl Trace {
                 self.note(machine);
             }
             if wanted.forks.contains(&at) {
-                forked.push((at, Snapshot { state: machine.state(), maps: machine.maps() }));
+                forked.push((at, Snapshot { state: machine.state(), maps: machine.maps().unwrap() }));
             }
         }
         machine.set_watchpoints(&[]);

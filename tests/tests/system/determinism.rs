@@ -116,7 +116,7 @@ impl Stops {
 
 /// The parts of a machine that stands at a point, after a trip through bytes.
 fn save(machine: &mut Machine<Instructions>) -> (MachineState, Maps) {
-    (through_bytes(&machine.state()), machine.maps())
+    (through_bytes(&machine.state()), machine.maps().unwrap())
 }
 
 /// Continues in a new process; gives what its console showed.

@@ -42,7 +42,7 @@ struct Seen {
 }
 
 fn look(machine: &mut Machine<Instructions>) -> Seen {
-    let check = machine.check(CheckParts { devices: true, ram: true });
+    let check = machine.check(CheckParts { devices: true, ram: true }).unwrap();
     Seen { state: hash_of(&state_bytes(&machine.state())), check, disk: machine.disk_hash() }
 }
 

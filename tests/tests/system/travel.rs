@@ -228,7 +228,7 @@ fn a_run_stops_exactly_at_every_step_count() {
     starts.sort_unstable();
     for start in starts {
         machine.run(start.saturating_back(30), &mut player).unwrap();
-        let (state, maps) = (machine.state(), machine.maps());
+        let (state, maps) = (machine.state(), machine.maps().unwrap());
         let cursor = player.cursor();
         for until in (machine.moment().count.number()..start.number() + 700).map(Instructions) {
             machine.restore(&state, &maps).unwrap();

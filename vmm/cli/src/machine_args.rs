@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use vmm::engine::EngineKind;
 use vmm::error::Error;
-use vmm::live::{ClockOptions, LiveOptions};
+use vmm::live::{ClockOptions, LiveOptions, Pacing};
 use vmm::machine::Machine;
 use vmm::machine::config::{Images, MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineConfig, MachineOptions};
 use vmm::machine::inputs::PowerOn;
@@ -44,9 +44,15 @@ pub struct MachineArgs {
     /// Also write the guest's console output to this file
     #[arg(long, value_name = "FILE")]
     console_log: Option<PathBuf>,
-    /// Never wait in real time while the guest is idle
+    /// Skip the guest's idle time always, even if something may be typed. Without --paced and --unpaced, idle
+    /// time passes in real time as long as something may be typed (on a terminal, or until standard input
+    /// ends), and is skipped after that. With standard input from /dev/null it is skipped from the start, and
+    /// the clock of an idle guest runs hundreds of times as fast as real time
     #[arg(long)]
     unpaced: bool,
+    /// Let the guest's idle time pass in real time always, even if nothing can be typed
+    #[arg(long, conflicts_with = "unpaced")]
+    paced: bool,
     /// Date that the guest's clock starts with, in seconds since 1970 [default: now]
     #[arg(long, value_name = "SECONDS")]
     date: Option<i64>,
@@ -170,7 +176,11 @@ impl MachineArgs {
     pub fn live<U: Unit>(&self) -> LiveOptions<U> {
         LiveOptions {
             console_log: self.console_log.clone(),
-            unpaced: self.unpaced,
+            pacing: match (self.paced, self.unpaced) {
+                (true, _) => Pacing::Always,
+                (_, true) => Pacing::Never,
+                _ => Pacing::WhileTyped,
+            },
             end_at: self.max_instructions.map(U::new),
         }
     }

@@ -87,7 +87,7 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(code as u8),
         Err(error) => {
-            eprintln!("ttvm: {error}");
+            output::say(&format!("ttvm: {error}"));
             ExitCode::from(error.exit_code() as u8)
         }
     }

@@ -10,11 +10,11 @@ use vmm::machine::{Machine, Outcome};
 /// guest's own code.
 pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome) -> i32 {
     let now = machine.moment();
-    eprintln!(
+    say(&format!(
         "\r\nttvm: {outcome} after {}, {:.6} s guest time\r",
         U::length(now.count.number()),
         now.time_ns as f64 / 1e9
-    );
+    ));
     match outcome {
         Outcome::PowerOff | Outcome::Reset => exit_code::DONE,
         Outcome::Ended | Outcome::Interrupted | Outcome::Limit => exit_code::DONE,
@@ -23,10 +23,16 @@ pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome) -> i32 {
         Outcome::TripleFault { .. } | Outcome::IdleForever => {
             // As people who write kernels want to see them after a triple fault.
             let lines = vmm::replay::registers::lines(&machine.cpu().state());
-            lines.iter().for_each(|line| eprint!("{line}\r\n"));
+            lines.iter().for_each(|line| say(&format!("{line}\r")));
             exit_code::FAILED
         }
     }
+}
+
+/// Says something beside the results, on standard error. If nobody is there any more, it is not said: a
+/// terminal may be gone before what ran on it has ended.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// Prints a result. A reader that stops reading has read enough.

@@ -244,7 +244,8 @@ fn damaged_checkpoints_lead_to_no_other_state() {
         std::fs::write(file, &bytes).unwrap();
         from_exit(opened(&recording), from, |_| {}).unwrap();
     }
-    assert!(refused > 10, "{refused} refused");
+    // Damaged checkpoints behind the place are left out.
+    assert!((4..40).contains(&refused), "{refused} refused");
 }
 
 #[test]

@@ -280,3 +280,21 @@ fn a_full_disk_is_said() {
     let arguments = "record -o r.ttvm --kernel kernel --memory 4M --max-instructions 10000";
     assert_refused(&with_file_limit(scratch.0.path(), 0, arguments), 1, &["r.ttvm", "too large"], "no space");
 }
+
+#[test]
+fn too_small_a_size_for_checkpoints_is_said_at_the_start() {
+    let scratch = Scratch::new();
+    let machine = ["--kernel", "kernel", "--memory", "4M", "--max-instructions", "10000"];
+    for (name, size, expected) in [
+        ("a", "100", "too small: a checkpoint takes more than "),
+        ("b", "1M", "less than the guest's memory of 4194304"),
+        ("c", "4M", ""),
+    ] {
+        let arguments = [&["record", "-o", name, "--max-size", size], &machine[..]].concat();
+        let output = scratch.ttvm(&arguments);
+        let told = messages(&output);
+        assert_eq!(output.status.code(), Some(0), "{told}");
+        assert_eq!(told.contains("--max-size"), !expected.is_empty(), "{told}");
+        assert!(told.contains(expected), "{told}");
+    }
+}

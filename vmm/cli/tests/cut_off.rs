@@ -2,13 +2,16 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tiny_guest::{Numbers, open, write_kernel};
 use vmm::position::{Count, Instructions};
-use vmm::recording::EVENTS;
 use vmm::recording::player::Scrutiny;
+use vmm::recording::{CHECKPOINTS, EVENTS};
 use vmm::replay::{Replay, ReplayEnd};
 
 const TTVM: &str = env!("CARGO_BIN_EXE_ttvm");
@@ -94,8 +97,10 @@ fn record_with_small_files(blocks: u32, arguments: &[String]) -> String {
         .unwrap();
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{told}");
-    assert_eq!(told.trim().lines().count(), 1, "{told}");
-    told
+    let lines: Vec<&str> = told.trim().lines().collect();
+    assert_eq!(lines.len(), 2, "{told}");
+    assert!(lines[0].starts_with("ttvm: the guest's idle time "), "{told}");
+    lines[1].to_string()
 }
 
 #[test]
@@ -109,27 +114,79 @@ fn a_full_disk_ends_the_recording_with_one_sentence() {
     assert!(replayed(&path) > Instructions(16_000_000));
 }
 
+/// Says how many checkpoints there are that `verify` found equal; the recording has its end.
+fn verified(path: &Path) -> usize {
+    assert!(open(path).log.end.is_some());
+    let (code, told, error) = common::ttvm(Path::new("."), &["verify", path.to_str().unwrap()]);
+    assert_eq!(code, 0, "{told}{error}");
+    let parts: Vec<usize> = std::fs::read_dir(path.join(CHECKPOINTS))
+        .unwrap()
+        .map(|entry| entry.unwrap().path().extension().is_some_and(|extension| extension == "part").into())
+        .collect();
+    assert_eq!(parts.iter().sum::<usize>(), 0, "nothing unfinished stays behind");
+    open(path).checkpoints().unwrap().unwrap().entries().len()
+}
+
+/// Records while no file may have more than 64 blocks: enough for the log, and not for a checkpoint.
+fn record_without_room(kernel: &Path, path: &Path, more: &[&str]) -> Child {
+    Command::new("sh")
+        .args(["-c", "ulimit -S -f 64; exec \"$0\" \"$@\"", TTVM])
+        .args(arguments(kernel, path))
+        .args(["--checkpoint-interval", "20ms"])
+        .args(more)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
 #[test]
-fn a_disk_too_full_for_checkpoints_ends_the_recording_with_one_sentence() {
+fn a_disk_too_full_for_checkpoints_costs_the_checkpoints_only() {
     let directory = tempfile::tempdir().unwrap();
     let kernel = write_kernel(directory.path(), FOR_EVER);
     let path = directory.path().join("full.ttvm");
-    // Enough for the log, but not for a checkpoint.
-    let mut arguments = arguments(&kernel, &path);
-    arguments.extend(["--checkpoint-interval", "20ms"].map(str::to_string));
-    let told = record_with_small_files(64, &arguments);
-    for part in ["cannot write", ".ckpt", "too large", "the run was stopped at instruction", "replays"] {
-        assert!(told.contains(part), "{part}: {told}");
+    let recorder = record_without_room(&kernel, &path, &["--max-instructions", "400000000"]);
+    let output = recorder.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{told}");
+    for part in ["cannot write", ".ckpt", "too large", "the recording goes on"] {
+        assert_eq!(told.matches(part).count(), 1, "{part}: {told}");
     }
-    assert!(replayed(&path) > Instructions(16_000_000));
-    let recording = open(&path);
-    assert!(recording.checkpoints().unwrap().unwrap().entries().is_empty());
+    assert_eq!(verified(&path), 0);
+}
+
+#[test]
+fn checkpoints_are_written_again_once_there_is_room() {
+    let directory = tempfile::tempdir().unwrap();
+    let kernel = write_kernel(directory.path(), FOR_EVER);
+    let path = directory.path().join("full.ttvm");
+    let mut recorder = record_without_room(&kernel, &path, &[]);
+    let mut told = String::new();
+    let mut lines = BufReader::new(recorder.stderr.take().unwrap());
+    while !told.contains("the recording goes on") {
+        assert_ne!(lines.read_line(&mut told).unwrap(), 0, "{told}");
+    }
+    let process = recorder.id().to_string();
+    let raised = Command::new("prlimit").args(["--pid", &process, "--fsize=unlimited"]).status();
+    let is_raised = raised.is_ok_and(|status| status.success());
+    while is_raised && !told.contains("checkpoints are written again") {
+        assert_ne!(lines.read_line(&mut told).unwrap(), 0, "{told}");
+    }
+    kill(Pid::from_raw(recorder.id() as i32), Signal::SIGTERM).unwrap();
+    assert_eq!(recorder.wait().unwrap().code(), Some(0), "{told}");
+    let checkpoints = verified(&path);
+    if !is_raised {
+        return skip::test("this needs prlimit, to make room again");
+    }
+    assert!(checkpoints > 0, "{told}");
 }
 
 /// Records onto a file system of 1.5 MiB, and says what is there then. Needs root for the file system.
 const ON_A_SMALL_DISK: &str = "\
     mount -t tmpfs -o size=1536k none \"$1\" || exit 99\n\
-    \"$0\" record -o \"$1/r.ttvm\" --kernel \"$2\" --memory 4M --unpaced --checkpoint-interval 20ms 2>&1\n\
+    \"$0\" record -o \"$1/r.ttvm\" --kernel \"$2\" --memory 4M --unpaced --checkpoint-interval 20ms \
+    --max-instructions 600000000 2>&1\n\
     echo recorded $?\n\
     \"$0\" verify \"$1/r.ttvm\" 2>&1\n\
     echo verified $?\n";
@@ -152,8 +209,7 @@ fn what_fits_on_a_full_disk_replays_with_its_checkpoints() {
     if !told.contains("recorded") {
         return skip::test("this needs root, to mount a small file system");
     }
-    let lines: Vec<&str> = told.trim().lines().collect();
-    assert!(lines[0].contains("No space left") && lines[0].contains("replays"), "{told}");
-    assert_eq!(lines[1], "recorded 1", "{told}");
-    assert!(told.contains("checkpoints: 1 compared, all equal") && told.ends_with("verified 0\n"), "{told}");
+    assert!(told.contains("No space left") && told.contains("the recording goes on"), "{told}");
+    assert!(told.contains("recorded 0\n") && told.ends_with("verified 0\n"), "{told}");
+    assert!(told.contains("compared, all equal"), "{told}");
 }

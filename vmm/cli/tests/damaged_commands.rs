@@ -87,6 +87,8 @@ fn every_command_names_what_is_damaged_or_is_not_touched_by_it() {
                     assert!(command[0] == "info" || *out == before.1, "{what}");
                     noticed = true;
                 }
+                // Damaged checkpoints are left out, and that is said.
+                0 if command[0] == "info" && error.contains("damaged ") && is_about(error) => noticed = true,
                 // A log that was cut off is still a log, and everything says so.
                 0 => {
                     assert!(names.contains(&EVENTS), "{what}");
@@ -106,4 +108,57 @@ fn every_command_names_what_is_damaged_or_is_not_touched_by_it() {
     }
     println!("{count} changes: {told} told of, {cut} of them as a log that was cut off");
     assert!(told > count * 8 / 10, "{told} of {count}");
+}
+
+#[test]
+fn damaged_checkpoints_are_left_out_and_can_be_dropped() {
+    let directory = tempfile::tempdir().unwrap();
+    let keys = typed(&[(20_000, "a"), (40_000, "bc"), (60_000, "d")]);
+    record_with_checkpoints(directory.path(), "r.ttvm", ROUNDS, keys, &[30_001, 50_000]);
+    let run = |command: &[&str]| ttvm(directory.path(), command);
+    let state = ["state", "r.ttvm", "--at", "insn:90000", "--json"];
+    let there = run(&state).1;
+    let path = directory.path().join("r.ttvm").join(CHECKPOINTS).join("00000002.ckpt");
+    let bytes = std::fs::read(&path).unwrap();
+    // First a page, then the list of pages.
+    for at in [100, bytes.len() - 150] {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1;
+        std::fs::write(&path, damaged).unwrap();
+        let packing = run(&["pack", "r.ttvm", "-o", "packed"]);
+        assert_eq!(packing.0, exit_code::UNREADABLE_RECORDING, "{packing:?}");
+        assert!(packing.2.contains("00000002.ckpt") && packing.2.contains("drop-damaged"), "{packing:?}");
+        assert!(!directory.path().join("packed").exists());
+        let (code, _, told) = run(&["info", "r.ttvm"]);
+        assert_eq!((code, told.contains("drop-damaged")), (0, at > 100), "{told}");
+        if at > 100 {
+            let (code, out, told) = run(&state);
+            assert_eq!((code, out), (0, there.clone()), "{told}");
+            assert!(told.contains("00000002.ckpt") && told.contains("checkpoints are left"), "{told}");
+            let before = std::fs::read(&path).unwrap();
+            assert_eq!(
+                run(&["checkpoints", "r.ttvm", "add", "insn:70000"]).0,
+                exit_code::UNREADABLE_RECORDING
+            );
+            assert!(std::fs::read(&path).unwrap() == before);
+        }
+    }
+    let (code, _, told) = run(&["checkpoints", "r.ttvm", "drop-damaged"]);
+    assert!(code == 0 && told.contains("00000002.ckpt") && told.contains(" dropped, "), "{code}: {told}");
+    let (code, out, told) = run(&["verify", "r.ttvm"]);
+    assert!(code == 0 && told.trim().lines().count() <= 1, "{out}{told}");
+    assert_eq!(run(&state).1, there);
+    assert_eq!(run(&["checkpoints", "r.ttvm", "add", "insn:70000"]).0, 0);
+    assert_eq!(run(&["pack", "r.ttvm", "-o", "packed"]).0, 0);
+    let (_, _, told) = run(&["checkpoints", "r.ttvm", "drop-damaged"]);
+    assert!(told.contains("ttvm: 0 checkpoints dropped, "), "{told}");
+    // Without the store's header there is nothing to keep.
+    std::fs::write(path.with_file_name("store"), b"ttvmstor").unwrap();
+    let (code, _, told) = run(&["info", "r.ttvm"]);
+    assert!(code == 0 && told.contains("used without its checkpoints"), "{code}: {told}");
+    let (code, _, told) = run(&["checkpoints", "r.ttvm", "drop-damaged"]);
+    assert!(
+        code == exit_code::UNREADABLE_RECORDING && told.contains("delete this directory"),
+        "{code}: {told}"
+    );
 }

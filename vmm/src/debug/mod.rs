@@ -153,7 +153,7 @@ impl DebugTarget for GdbTarget<'_> {
         let new = registers::from_gdb(&old, registers)?;
         if new != old {
             self.note_fork();
-            self.timeline.change_registers(&new);
+            self.timeline.change_registers(&new).map_err(refused)?;
         }
         Ok(())
     }
@@ -170,7 +170,7 @@ impl DebugTarget for GdbTarget<'_> {
             )));
         }
         self.note_fork();
-        self.timeline.change_memory(address, bytes);
+        self.timeline.change_memory(address, bytes).map_err(refused)?;
         Ok(())
     }
 

@@ -217,7 +217,7 @@ impl GdbTarget<'_> {
 
     fn search(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
         let stops = self.stops_of(text)?;
-        let here = self.timeline.snapshot();
+        let here = self.timeline.snapshot().map_err(refused)?;
         let mut answer = String::new();
         for (direction, name) in [(Direction::Backward, "before"), (Direction::Forward, "after")] {
             let found = match self.run(&stops, direction, poll)? {

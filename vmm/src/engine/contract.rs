@@ -28,14 +28,15 @@ pub trait Engine {
     fn set_state(&mut self, state: &CpuState);
     /// The CPU as a debugger looks at it.
     fn cpu(&self) -> &Cpu;
-    /// Replaces all breakpoints.
+    /// Replaces all breakpoints. If the host fails at it, the next run says so.
     fn set_breakpoints(&mut self, points: &[(AddressKind, u64)]);
     /// Replaces all watchpoints.
     fn set_watchpoints(&mut self, points: &[Watchpoint]);
     /// Replaces all traps.
     fn set_traps(&mut self, traps: Traps);
     /// To be called before the page flags of RAM are looked at: sets the flag of every page that was written.
-    fn note_written(&mut self);
+    /// After a failure the flags may lack pages, and nothing may be made of them.
+    fn note_written(&mut self) -> Result<(), Error>;
     /// Whether its states count retired conditional branches.
     fn counts_branches(&self) -> bool;
     /// Whether it may run beyond a mark whose branches are counted ([`End::Overshot`]).

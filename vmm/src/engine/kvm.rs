@@ -25,7 +25,11 @@ pub fn model() -> Result<CpuModel, Error> {
 }
 
 /// A vCPU of KVM.
-pub struct KvmEngine(KvmCpu);
+pub struct KvmEngine {
+    cpu: KvmCpu,
+    /// KVM did not take the breakpoints that were set last.
+    failed: Option<::kvm::Error>,
+}
 
 impl KvmEngine {
     /// A vCPU in reset state.
@@ -36,7 +40,7 @@ impl KvmEngine {
         if let Err(why) = counted {
             log::debug!("branches are not counted: {why}");
         }
-        Ok(KvmEngine(cpu))
+        Ok(KvmEngine { cpu, failed: None })
     }
 }
 
@@ -48,26 +52,29 @@ impl Engine for KvmEngine {
         _origin: Instructions,
         leave: Leave,
     ) -> Result<End, Error> {
-        Ok(self.0.run(bus, leave)?)
+        if let Some(error) = self.failed.take() {
+            return Err(error.into());
+        }
+        Ok(self.cpu.run(bus, leave)?)
     }
 
     fn state(&self) -> CpuState {
-        self.0.cpu().state()
+        self.cpu.cpu().state()
     }
 
     fn set_state(&mut self, state: &CpuState) {
-        self.0.set_state(state);
+        self.cpu.set_state(state);
     }
 
     fn cpu(&self) -> &Cpu {
-        self.0.cpu()
+        self.cpu.cpu()
     }
 
     fn set_breakpoints(&mut self, points: &[(AddressKind, u64)]) {
         let linear = points.iter().filter(|(space, _)| *space == AddressKind::Linear);
         let addresses: Vec<u64> = linear.map(|&(_, address)| address).collect();
         debug_assert!(addresses.len() == points.len() && points.len() <= ::kvm::MAX_STOPS);
-        self.0.set_stops(&addresses).expect("KVM has taken breakpoints before");
+        self.failed = self.cpu.set_stops(&addresses).err();
     }
 
     fn set_watchpoints(&mut self, points: &[Watchpoint]) {
@@ -76,27 +83,27 @@ impl Engine for KvmEngine {
 
     fn set_traps(&mut self, _traps: Traps) {}
 
-    fn note_written(&mut self) {
-        self.0.note_written().expect("KVM keeps a log of writes for memory that it has taken");
+    fn note_written(&mut self) -> Result<(), Error> {
+        Ok(self.cpu.note_written()?)
     }
 
     fn counts_branches(&self) -> bool {
-        self.0.counts_branches()
+        self.cpu.counts_branches()
     }
 
     fn overshoots(&self) -> bool {
-        self.0.counts_branches()
+        self.cpu.counts_branches()
     }
 
     fn track_writes_anew(&mut self) {}
 
     fn statistics(&self) -> Option<Statistics> {
-        Some(self.0.statistics())
+        Some(self.cpu.statistics())
     }
 }
 
 impl Drop for KvmEngine {
     fn drop(&mut self) {
-        log::debug!("KVM: {:?}", self.0.statistics());
+        log::debug!("KVM: {:?}", self.cpu.statistics());
     }
 }

@@ -104,7 +104,9 @@ impl Engine for SoftEngine {
         self.cpu.set_traps(traps);
     }
 
-    fn note_written(&mut self) {}
+    fn note_written(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
 
     fn counts_branches(&self) -> bool {
         true

@@ -200,7 +200,7 @@ fn begin_part(
     transcriber: &mut Transcriber,
     directory: &Path,
 ) -> Result<Arc<Store>, Error> {
-    let initial = machine.maps().ram;
+    let initial = machine.maps()?.ram;
     let (ram_pages, disk_blocks) = machine.page_counts();
     let none = || {
         let why = format!("there is no checkpoint at exit {from} that one could go on from");
@@ -222,7 +222,7 @@ fn begin_part(
     let mut maps = store.maps_at(0)?;
     maps.ram = maps.ram.over(&initial);
     machine.attach_store(store.clone());
-    machine.rebase(&maps);
+    machine.rebase(&maps)?;
     Ok(store)
 }
 

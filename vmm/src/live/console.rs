@@ -2,10 +2,9 @@
 //! goes.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -13,6 +12,7 @@ use std::time::Instant;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::error::Error;
+use crate::live::screen::Screen;
 use crate::live::terminal::window_size;
 use crate::machine::inputs::{Event, Idle, Inputs, View};
 use crate::machine::unit::Unit;
@@ -31,10 +31,23 @@ const HELP: &str = "\r\nCtrl-A x  end the run\r\nCtrl-A p  press the power butto
 pub struct LiveOptions<C> {
     /// Copy console output to this file.
     pub console_log: Option<PathBuf>,
-    /// Do not wait in real time while the guest is idle, even if input may still come.
-    pub unpaced: bool,
+    /// How time passes while the guest is idle.
+    pub pacing: Pacing,
     /// End the run here.
     pub end_at: Option<C>,
+}
+
+/// How time passes while the guest is idle. It decides when events come in, and so it is a matter of the run
+/// that is recorded; a replay repeats what was recorded, as fast as it can.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pacing {
+    /// In real time as long as something may be typed; after that, up to the next deadline at once.
+    #[default]
+    WhileTyped,
+    /// In real time.
+    Always,
+    /// Up to the next deadline at once.
+    Never,
 }
 
 /// Keyboard and screen.
@@ -45,7 +58,7 @@ pub struct LiveConsole<C> {
     commands: VecDeque<Event>,
     closed: bool,
     terminal: bool,
-    log: Option<(PathBuf, File)>,
+    screen: Screen,
     terminated: Arc<AtomicBool>,
     resized: Arc<AtomicBool>,
     ended: bool,
@@ -56,12 +69,8 @@ pub struct LiveConsole<C> {
 }
 
 impl<C: Unit> LiveConsole<C> {
-    /// Takes over standard input and output.
+    /// Takes over standard input and output. From here on SIGTERM, SIGHUP and SIGINT end the run in order.
     pub fn new(options: LiveOptions<C>) -> Result<LiveConsole<C>, Error> {
-        let log = match &options.console_log {
-            Some(path) => Some((path.clone(), create_log(path)?)),
-            None => None,
-        };
         let (terminated, resized) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
         for (signal, flag) in
@@ -70,33 +79,56 @@ impl<C: Unit> LiveConsole<C> {
             signal_hook::flag::register(signal, flag.clone())
                 .map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })?;
         }
-        Ok(LiveConsole {
+        let screen = Screen::new(options.console_log.as_deref(), terminated.clone())?;
+        let mut console = LiveConsole {
             options,
             typed: VecDeque::new(),
             after_escape: false,
             commands: VecDeque::new(),
             closed: false,
             terminal: std::io::stdin().is_terminal(),
-            log,
+            screen,
             terminated,
             resized,
             ended: false,
             next_look: C::default(),
             listening_since: None,
-        })
+        };
+        if !console.terminal {
+            // Whether anything can be typed at all is known from the start.
+            console.read_keyboard(0);
+        }
+        Ok(console)
     }
 
-    /// Reads what has been typed, waiting up to `timeout_ms` for it.
-    fn read_keyboard(&mut self, timeout_ms: u16) -> Result<(), Error> {
-        if self.closed {
-            return Ok(());
+    /// How idle time passes from here on, in a sentence.
+    pub fn pacing(&self) -> &'static str {
+        match (self.options.pacing, self.closed) {
+            (Pacing::Always, _) => "the guest's idle time passes in real time, as --paced says",
+            (Pacing::Never, _) => "the guest's idle time is skipped, as --unpaced says",
+            (Pacing::WhileTyped, true) => {
+                "the guest's idle time is skipped, because nothing can be typed: its clock runs ahead; with --paced \
+                 idle time passes in real time"
+            }
+            (Pacing::WhileTyped, false) if self.terminal => "the guest's idle time passes in real time",
+            (Pacing::WhileTyped, false) => {
+                "the guest's idle time passes in real time until standard input ends, and is skipped then; with \
+                 --paced it goes on passing in real time"
+            }
         }
+    }
+
+    /// Reads what has been typed, waiting up to `timeout_ms` for it. A keyboard that fails is one on which
+    /// nothing more is typed.
+    fn read_keyboard(&mut self, timeout_ms: u16) {
         let stdin = std::io::stdin();
         let mut polled = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut polled, PollTimeout::from(timeout_ms)) {
-            Ok(0) | Err(nix::Error::EINTR) => return Ok(()),
+        // Where nothing can be typed any more this only waits, for signals end it.
+        let watched = if self.closed { &mut polled[..0] } else { &mut polled[..] };
+        match poll(watched, PollTimeout::from(timeout_ms)) {
+            Ok(0) | Err(nix::Error::EINTR) => return,
             Ok(_) => {}
-            Err(errno) => return Err(input_failed(errno)),
+            Err(errno) => return self.input_failed(errno),
         }
         let mut buffer = [0; 1024];
         match nix::unistd::read(stdin.as_fd(), &mut buffer) {
@@ -105,9 +137,14 @@ impl<C: Unit> LiveConsole<C> {
             Err(nix::Error::EINTR | nix::Error::EAGAIN) => {}
             // A terminal that has gone away reads as an error.
             Err(nix::Error::EIO) => self.closed = true,
-            Err(errno) => return Err(input_failed(errno)),
+            Err(errno) => self.input_failed(errno),
         }
-        Ok(())
+    }
+
+    fn input_failed(&mut self, errno: nix::Error) {
+        let error = std::io::Error::from(errno);
+        log::warn!("cannot read standard input: {error}; nothing more can be typed");
+        self.closed = true;
     }
 
     fn take_key(&mut self, byte: u8) {
@@ -127,7 +164,8 @@ impl<C: Unit> LiveConsole<C> {
             b'x' | b'X' => self.commands.push_back(Event::Ended),
             b'p' | b'P' => self.commands.push_back(Event::PowerButton),
             ESCAPE | b'a' => self.typed.push_back(ESCAPE),
-            _ => eprint!("{HELP}"),
+            // Who cannot read it has no use for it.
+            _ => drop(std::io::stderr().write_all(HELP.as_bytes())),
         }
     }
 
@@ -152,18 +190,14 @@ impl<C: Unit> LiveConsole<C> {
         if since.elapsed() < C::DRIVER_STARTS { 0 } else { view.console_room }
     }
 
-    /// More may be typed: idle time passes in real time.
+    /// Idle time passes in real time.
     fn paced(&self) -> bool {
-        !self.closed && !self.options.unpaced
+        match self.options.pacing {
+            Pacing::WhileTyped => !self.closed,
+            Pacing::Always => true,
+            Pacing::Never => false,
+        }
     }
-}
-
-fn create_log(path: &Path) -> Result<File, Error> {
-    File::create(path).map_err(Error::file("create", path))
-}
-
-fn input_failed(errno: nix::Error) -> Error {
-    Error::Host { what: "cannot read standard input".to_string(), source: errno.into() }
 }
 
 impl<C: Unit> Inputs<C> for LiveConsole<C> {
@@ -173,7 +207,7 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
         }
         if view.moment.count >= self.next_look {
             self.next_look = view.moment.count + C::KEYBOARD_LOOKS;
-            self.read_keyboard(0)?;
+            self.read_keyboard(0);
         }
         let limit = self.options.end_at.is_some_and(|end| view.moment.count >= end);
         let event = self.signalled().or_else(|| self.commands.pop_front());
@@ -202,7 +236,7 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
         let milliseconds = (wanted_ns / 1_000_000).min(100) as u16;
         let before = Instant::now();
         if milliseconds > 0 {
-            self.read_keyboard(milliseconds)?;
+            self.read_keyboard(milliseconds);
         }
         if !self.typed.is_empty() || !self.commands.is_empty() {
             let passed = before.elapsed().as_nanos() as u64;
@@ -216,13 +250,38 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
     }
 
     fn console_output(&mut self, _now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {
-        if let Some((path, file)) = &mut self.log {
-            file.write_all(bytes).map_err(Error::file("write", path.as_path()))?;
+        self.screen.show(bytes);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::position::Instructions;
+
+    /// Guest time that has passed when an idle guest's deadline in `wanted_ns` is asked for `times` times, and
+    /// host time that it took.
+    fn idle(pacing: Pacing, times: u32) -> (u64, u128) {
+        let options = LiveOptions { pacing, ..LiveOptions::default() };
+        let mut console = LiveConsole::<Instructions>::new(options).unwrap();
+        console.closed = true;
+        let (mut now, begin) = (Moment::default(), Instant::now());
+        for _ in 0..times {
+            match console.idle(now, Some(60_000_000_000)).unwrap() {
+                Idle::Until(ns) => now.time_ns = ns,
+                Idle::Forever => panic!("there is a deadline"),
+            }
         }
-        let mut stdout = std::io::stdout().lock();
-        stdout
-            .write_all(bytes)
-            .and_then(|()| stdout.flush())
-            .map_err(|source| Error::Host { what: "cannot write the console's output".to_string(), source })
+        (now.time_ns, begin.elapsed().as_nanos())
+    }
+
+    #[test]
+    fn idle_time_is_skipped_where_nothing_can_be_typed_unless_it_is_wanted() {
+        for pacing in [Pacing::WhileTyped, Pacing::Never] {
+            assert_eq!(idle(pacing, 1).0, 60_000_000_000, "{pacing:?}");
+        }
+        let (guest_ns, host_ns) = idle(Pacing::Always, 2);
+        assert!(u128::from(guest_ns) <= host_ns && guest_ns >= 100_000_000, "{guest_ns} in {host_ns}");
     }
 }

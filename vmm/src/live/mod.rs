@@ -6,10 +6,11 @@
 
 mod clock;
 mod console;
+mod screen;
 mod terminal;
 
 pub use clock::{ClockOptions, LiveClock};
-pub use console::{LiveConsole, LiveOptions};
+pub use console::{LiveConsole, LiveOptions, Pacing};
 pub use terminal::RawTerminal;
 
 use std::io::Read;

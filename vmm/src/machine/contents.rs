@@ -14,7 +14,7 @@ use crate::machine::written_pages::Reader;
 const DISK_SLOT: usize = 1;
 
 impl<U: Unit> Machine<U> {
-    pub(super) fn disk_mut(&mut self) -> Option<&mut OverlayDisk> {
+    pub(crate) fn disk_mut(&mut self) -> Option<&mut OverlayDisk> {
         self.bus.platform.bus_mut().block_backend_mut::<OverlayDisk>(DISK_SLOT)
     }
 
@@ -32,13 +32,13 @@ impl<U: Unit> Machine<U> {
     }
 
     /// The contents of RAM and disk. Costs as much as the pages written since the last call, or restore.
-    pub fn maps(&mut self) -> Maps {
-        self.capture().0
+    pub fn maps(&mut self) -> Result<Maps, Error> {
+        Ok(self.capture()?.0)
     }
 
     /// Brings the image of RAM up to date, and gives how many pages memory is held for that was not before.
-    pub(super) fn update_image(&mut self) -> usize {
-        self.collect_written();
+    pub(super) fn update_image(&mut self) -> Result<usize, Error> {
+        self.collect_written()?;
         let mut contents = [0; PAGE_BYTES];
         let mut held = 0;
         for page in self.written.take(Reader::Image) {
@@ -48,14 +48,14 @@ impl<U: Unit> Machine<U> {
                 self.image.set(page, new);
             }
         }
-        held
+        Ok(held)
     }
 
     /// The contents of RAM and disk, and how many pages memory is held for that was not before.
-    pub fn capture(&mut self) -> (Maps, usize) {
-        let mut held = self.update_image();
+    pub fn capture(&mut self) -> Result<(Maps, usize), Error> {
+        let mut held = self.update_image()?;
         held += self.disk_mut().map_or(0, |disk| disk.take_written().len());
-        (Maps { ram: self.image.clone(), disk: self.disk_version() }, held)
+        Ok((Maps { ram: self.image.clone(), disk: self.disk_version() }, held))
     }
 
     /// Calls `each` with every page of RAM and disk that was written since the last call, [`Machine::maps`]
@@ -64,7 +64,7 @@ impl<U: Unit> Machine<U> {
         &mut self,
         mut each: impl FnMut(Space, u64, &Page) -> Result<(), Error>,
     ) -> Result<u64, Error> {
-        self.collect_written();
+        self.collect_written()?;
         let mut contents = [0; PAGE_BYTES];
         let mut count = 0;
         for page in self.written.take(Reader::Image) {
@@ -82,35 +82,51 @@ impl<U: Unit> Machine<U> {
         Ok(count)
     }
 
+    /// Lets [`Machine::take_written`] give these pages again, with what they hold then.
+    pub fn write_again(&mut self, pages: impl IntoIterator<Item = (Space, u64)>) {
+        for (space, page) in pages {
+            match space {
+                Space::Ram => self.written.look_again(Reader::Image, page),
+                Space::Disk => {
+                    if let Some(disk) = self.disk_mut() {
+                        disk.write_again(page);
+                    }
+                }
+            }
+        }
+    }
+
     /// Lets [`Machine::take_written`] begin here.
-    pub fn begin_written(&mut self) {
-        self.collect_written();
+    pub fn begin_written(&mut self) -> Result<(), Error> {
+        self.collect_written()?;
         self.written.take(Reader::Image);
         if let Some(disk) = self.disk_mut() {
             disk.take_written();
         }
+        Ok(())
     }
 
     /// Calls `each` with every page of RAM that was written since the last call. False, and no calls, if they
     /// are more than `limit`.
-    pub fn take_trail(&mut self, limit: usize, mut each: impl FnMut(u64, &Page)) -> bool {
-        self.collect_written();
+    pub fn take_trail(&mut self, limit: usize, mut each: impl FnMut(u64, &Page)) -> Result<bool, Error> {
+        self.collect_written()?;
         let pages = self.written.take(Reader::Trail);
         if pages.len() > limit {
-            return false;
+            return Ok(false);
         }
         let mut contents = [0; PAGE_BYTES];
         for page in pages {
             self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
             each(page, &contents);
         }
-        true
+        Ok(true)
     }
 
     /// Lets [`Machine::take_trail`] begin here.
-    pub fn begin_trail(&mut self) {
-        self.collect_written();
+    pub fn begin_trail(&mut self) -> Result<(), Error> {
+        self.collect_written()?;
         self.written.take(Reader::Trail);
+        Ok(())
     }
 
     /// Number of disk blocks written since they were last taken.
@@ -126,7 +142,7 @@ impl<U: Unit> Machine<U> {
         disk.read_whole_block(block, to)
     }
 
-    /// Lets disk blocks that were taken lie where they have been stored, unless they were written again.
+    /// Lets disk blocks that were taken lie where they have been stored, unless they hold something else now.
     pub fn adopt_blocks(&mut self, blocks: impl IntoIterator<Item = (u64, PageRef)>) {
         if let Some(disk) = self.disk_mut() {
             blocks.into_iter().for_each(|(block, stored)| disk.adopt(block, stored));
@@ -138,36 +154,54 @@ impl<U: Unit> Machine<U> {
         self.disk_mut().map_or_else(|| PageMap::new(0), |disk| disk.version())
     }
 
-    pub(super) fn ram_digest(&mut self) -> [u8; 16] {
-        self.collect_written();
-        self.digest.update(&self.ram, self.written.take(Reader::Digest))
+    pub(super) fn ram_digest(&mut self) -> Result<[u8; 16], Error> {
+        self.collect_written()?;
+        Ok(self.digest.update(&self.ram, self.written.take(Reader::Digest)))
     }
 
-    pub(super) fn collect_written(&mut self) {
-        self.engine.note_written();
+    pub(super) fn collect_written(&mut self) -> Result<(), Error> {
+        self.engine.note_written()?;
         self.written.collect(self.ram.flags());
         self.engine.track_writes_anew();
+        Ok(())
     }
 
     /// Replaces the machine's own maps by `maps`, those of a recording's checkpoint at exactly this point,
     /// without looking whether they are equal. Copies that the machine held in memory are dropped.
-    pub fn rebase(&mut self, maps: &Maps) {
-        self.collect_written();
+    pub fn rebase(&mut self, maps: &Maps) -> Result<(), Error> {
+        self.collect_written()?;
         self.written.take(Reader::Image);
         self.image = maps.ram.clone();
         if let Some(disk) = self.disk_mut() {
             disk.set_version(&maps.disk);
         }
+        Ok(())
     }
 
     pub(super) fn restore_memory(&mut self, to: &PageMap) -> Result<(), Error> {
-        self.collect_written();
+        self.collect_written()?;
         let written = self.written.take(Reader::Image);
         let differing: Vec<u64> = to.changed_since(&self.image).map(|(page, _)| page).collect();
-        let ram = self.ram.clone();
-        let put = |page: u64, contents: &Page| ram.replace_bytes(page * guest_ram::PAGE_SIZE, contents);
+        let pages: Vec<u64> = merged(&written, &differing).collect();
+        if let Err(error) = self.put_pages(&pages, to) {
+            // They hold one thing or the other: whatever is restored next, they are looked at.
+            pages.iter().for_each(|&page| self.written.look_again(Reader::Image, page));
+            return Err(error);
+        }
+        // What was replaced is news to the digest, but not to the image.
+        self.collect_written()?;
+        self.written.take(Reader::Image);
+        self.image = to.clone();
+        Ok(())
+    }
+
+    /// Gives pages of RAM the contents that they have in a map.
+    fn put_pages(&self, pages: &[u64], to: &PageMap) -> Result<(), Error> {
+        let put = |page: u64, contents: &Page| {
+            self.ram.replace_bytes(page * guest_ram::PAGE_SIZE, contents);
+        };
         let mut stored: Vec<(u64, BlobId)> = Vec::new();
-        for page in merged(&written, &differing) {
+        for &page in pages {
             match to.get(page) {
                 PageRef::Zero => put(page, &[0; PAGE_BYTES]),
                 PageRef::Held(contents) => put(page, contents),
@@ -181,10 +215,6 @@ impl<U: Unit> Machine<U> {
             };
             store.read_many(&stored, put)?;
         }
-        // What was replaced is news to the digest, but not to the image.
-        self.collect_written();
-        self.written.take(Reader::Image);
-        self.image = to.clone();
         Ok(())
     }
 
@@ -221,4 +251,142 @@ fn merged(left: &[u64], right: &[u64]) -> impl Iterator<Item = u64> {
         right.next_if_eq(&next);
         Some(next)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use devices::virtio::BlockBackend;
+
+    use super::*;
+    use crate::machine::config::{MachineConfig, MachineOptions};
+    use crate::machine::inputs::PowerOn;
+    use crate::position::Instructions;
+
+    /// Ten blocks and half of one.
+    const DISK_BYTES: usize = 10 * PAGE_BYTES + 2048;
+
+    fn machine(directory: &Path) -> Machine<Instructions> {
+        let image = directory.join("disk");
+        std::fs::write(&image, (0..DISK_BYTES).map(|at| (at / 512) as u8).collect::<Vec<_>>()).unwrap();
+        let options = MachineOptions {
+            kernel: tiny_guest::write_kernel(directory, 10),
+            disk: Some(image),
+            memory_bytes: 4 << 20,
+            ..MachineOptions::default()
+        };
+        let (config, images) = MachineConfig::from_options(&options).unwrap();
+        let power_on = PowerOn { unix_seconds: 0, seed: [1; 32], columns: 80, rows: 25 };
+        Machine::new(&config, &images, &power_on).unwrap()
+    }
+
+    fn write(machine: &mut Machine<Instructions>, sector: u64, byte: u8, sectors: usize) {
+        machine.disk_mut().unwrap().write(sector, &vec![byte; sectors * 512]).unwrap();
+    }
+
+    fn read(machine: &mut Machine<Instructions>) -> Vec<u8> {
+        let mut bytes = vec![0; DISK_BYTES];
+        machine.disk_mut().unwrap().read(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// Disks, each changed from the one before: a part of a block, blocks in a row, zeroes, the half block at
+    /// the end, what was written before.
+    const WRITES: [&[(u64, u8, usize)]; 4] =
+        [&[], &[(3, 0xaa, 1), (14, 0xbb, 20)], &[(16, 0, 8), (81, 0xcc, 3)], &[(3, 0xdd, 2), (16, 0xee, 1)]];
+
+    #[test]
+    fn every_version_of_a_written_disk_can_be_gone_to() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut machine = machine(directory.path());
+        let base = std::fs::read(directory.path().join("disk")).unwrap();
+        let mut versions = Vec::new();
+        for writes in WRITES {
+            writes.iter().for_each(|&(sector, byte, count)| write(&mut machine, sector, byte, count));
+            let (state, maps) = (machine.state(), machine.maps().unwrap());
+            versions.push((state, maps, read(&mut machine), machine.disk_hash()));
+        }
+        assert_eq!(versions[0].2, base);
+        assert!(versions.windows(2).all(|pair| pair[0].3 != pair[1].3));
+        for at in [0, 3, 1, 2, 0, 2, 3, 1] {
+            let (state, maps, bytes, hash) = &versions[at];
+            machine.restore(state, maps).unwrap();
+            assert_eq!((&read(&mut machine), machine.disk_hash()), (bytes, *hash), "version {at}");
+        }
+        assert_eq!(std::fs::read(directory.path().join("disk")).unwrap(), base);
+    }
+
+    #[test]
+    fn a_restore_that_fails_leaves_nothing_behind_in_the_next() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut machine = machine(directory.path());
+        let (pages, blocks) = machine.page_counts();
+        let folder = directory.path().join("store");
+        let store = Arc::new(Store::create(&folder, pages, blocks).unwrap());
+        machine.attach_store(store.clone());
+        let page_at = |page: u64| page * guest_ram::PAGE_SIZE;
+        let (state, first, hashes) = (machine.state(), machine.maps().unwrap(), machine.hashes());
+        let mut draft = store.add(1, 0).unwrap();
+        draft.page(Space::Ram, 700, &[7; PAGE_BYTES]).unwrap();
+        draft.page(Space::Ram, 800, &[8; PAGE_BYTES]).unwrap();
+        draft.finish(&[], &[]).unwrap();
+        let mut maps = store.maps_at(1).unwrap();
+        maps.ram = maps.ram.over(&first.ram);
+        // The first of their blobs; the store has the file open.
+        let file = folder.join("00000001.ckpt");
+        let mut bytes = std::fs::read(&file).unwrap();
+        bytes[8] ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+        machine.ram().replace_bytes(page_at(900), &[9; PAGE_BYTES]);
+        assert!(machine.restore(&state, &maps).is_err());
+        machine.restore(&state, &first).unwrap();
+        assert_eq!(machine.hashes(), hashes);
+        assert_eq!(machine.known_hashes().unwrap(), hashes);
+    }
+
+    #[test]
+    fn a_written_disk_comes_back_from_checkpoints() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut recorded = machine(directory.path());
+        let (pages, blocks) = recorded.page_counts();
+        let store = Arc::new(Store::create(directory.path().join("store"), pages, blocks).unwrap());
+        recorded.attach_store(store.clone());
+        recorded.begin_written().unwrap();
+        let initial = recorded.maps().unwrap().ram;
+        let mut versions = Vec::new();
+        for (position, writes) in WRITES.iter().enumerate() {
+            writes.iter().for_each(|&(sector, byte, count)| write(&mut recorded, sector, byte, count));
+            let mut draft = store.add(position as u64, 0).unwrap();
+            let mut disk = Vec::new();
+            recorded
+                .take_written(|space, page, contents| {
+                    let stored = draft.page(space, page, contents)?;
+                    if space == Space::Disk {
+                        disk.push((page, stored));
+                    }
+                    Ok(())
+                })
+                .unwrap();
+            draft.finish(&[], &[]).unwrap();
+            recorded.adopt_blocks(disk);
+            versions.push((read(&mut recorded), recorded.disk_hash(), recorded.known_hashes().unwrap().disk));
+        }
+        // Another process, which has nothing but the files.
+        let mut replayed = machine(directory.path());
+        let store = Arc::new(Store::open(directory.path().join("store")).unwrap());
+        replayed.attach_store(store.clone());
+        let state = replayed.state();
+        for at in [2, 0, 3, 1] {
+            let mut maps = store.maps_at(at as u64).unwrap();
+            maps.ram = maps.ram.over(&initial);
+            replayed.restore(&state, &maps).unwrap();
+            let (bytes, hash, known) = &versions[at];
+            assert_eq!(
+                (&read(&mut replayed), replayed.disk_hash(), hash),
+                (bytes, *hash, known),
+                "version {at}"
+            );
+        }
+    }
 }

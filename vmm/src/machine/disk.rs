@@ -82,9 +82,21 @@ impl OverlayDisk {
         std::mem::take(&mut self.written)
     }
 
-    /// Lets a block that was not written since it was taken lie where its contents have been stored.
+    /// Lets [`OverlayDisk::take_written`] give a block again.
+    pub fn write_again(&mut self, block: u64) {
+        self.written.insert(block);
+    }
+
+    /// Lets a block lie in the store, if it still holds what has been stored there. It may have been written
+    /// and taken again since, and stored more than once, or not again.
     pub fn adopt(&mut self, block: u64, stored: PageRef) {
-        if !self.written.contains(&block) {
+        let PageRef::Held(held) = self.blocks.get(block) else { return };
+        let is_equal = match (&stored, &self.store) {
+            (PageRef::Zero, _) => **held == [0; PAGE_BYTES],
+            (PageRef::Stored(blob), Some(store)) => store.digest_of(*blob) == Some(digest(held)),
+            _ => false,
+        };
+        if is_equal {
             self.blocks.set(block, stored);
         }
     }
@@ -276,21 +288,45 @@ mod tests {
         assert_eq!(bytes, [19; 512]);
     }
 
+    /// Stores the blocks written since the last call as a checkpoint.
+    fn stored(disk: &mut OverlayDisk, store: &Store, position: u64) -> Vec<(u64, PageRef)> {
+        let mut draft = store.add(position, 0).unwrap();
+        let mut stored = Vec::new();
+        for block in disk.take_written() {
+            let mut contents = [0; PAGE_BYTES];
+            disk.read_block(block, &mut contents).unwrap();
+            stored.push((block, draft.page(Space::Disk, block, &contents).unwrap()));
+        }
+        draft.finish(&[], &[]).unwrap();
+        stored
+    }
+
     #[test]
-    fn a_block_may_lie_elsewhere_until_it_is_written_again() {
+    fn a_block_lies_in_the_store_while_it_holds_what_was_stored() {
         let (_file, mut disk) = disk();
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::create(folder.path().join("store"), 1, disk.block_count()).unwrap());
+        disk.attach_store(store.clone());
         disk.write(0, &[7; 4096]).unwrap();
         disk.write(8, &[8; 4096]).unwrap();
-        assert_eq!(disk.take_written().into_iter().collect::<Vec<_>>(), [0, 1]);
+        disk.write(16, &[0; 1024]).unwrap();
+        let first = stored(&mut disk, &store, 1);
+        assert_eq!(first.iter().map(|(block, _)| *block).collect::<Vec<_>>(), [0, 1, 2]);
         disk.write(0, &[9; 512]).unwrap();
-        let elsewhere = || PageRef::Held(Arc::new([5; PAGE_BYTES]));
-        disk.adopt(0, elsewhere());
-        disk.adopt(1, elsewhere());
-        let mut bytes = [0; 1024];
+        // Taken again before it is known that it was stored the first time.
+        let second = stored(&mut disk, &store, 2);
+        first.into_iter().for_each(|(block, at)| disk.adopt(block, at));
+        let mut bytes = [1; 1024];
+        disk.read(0, &mut bytes).unwrap();
+        assert_eq!((bytes[0], bytes[512]), (9, 7));
+        assert!(matches!(disk.blocks.get(0), PageRef::Held(_)));
+        assert!(matches!(disk.blocks.get(1), PageRef::Stored(_)));
+        second.into_iter().for_each(|(block, at)| disk.adopt(block, at));
+        assert!(matches!(disk.blocks.get(0), PageRef::Stored(_)));
         disk.read(0, &mut bytes).unwrap();
         assert_eq!((bytes[0], bytes[512]), (9, 7));
         disk.read(8, &mut bytes).unwrap();
-        assert_eq!(bytes, [5; 1024]);
+        assert_eq!(bytes, [8; 1024]);
     }
 
     #[test]

@@ -267,7 +267,7 @@ impl<U: Unit> Machine<U> {
             let limit = until.min(inputs.next_poll(now).max(now.count + 1));
             let limit = self.bus.prepare_run(self.instructions(), limit);
             let leave = inputs.leave(now, self.bus.platform.next_deadline_ns());
-            let leave = self.depart(leave);
+            let leave = self.depart(leave)?;
             let end = self.engine.run(&mut self.bus, limit, origin, leave)?;
             let output = self.after_run(inputs)?;
             if self.stop_on_output && !output.is_empty() {
@@ -329,7 +329,7 @@ impl<U: Unit> Machine<U> {
         if let Some(event) = inputs.poll(&view)? {
             self.apply(&event);
         } else if let Some(parts) = inputs.check_due(now) {
-            let check = self.check(parts);
+            let check = self.check(parts)?;
             inputs.checked(check)?;
         } else {
             return Ok(false);

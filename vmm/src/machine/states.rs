@@ -57,9 +57,9 @@ impl<U: Unit> Machine<U> {
     }
 
     /// The state here in short. Changes nothing that the guest can see.
-    pub fn check(&mut self, parts: CheckParts) -> CheckRecord<U> {
+    pub fn check(&mut self, parts: CheckParts) -> Result<CheckRecord<U>, Error> {
         let at = self.moment();
-        CheckRecord {
+        Ok(CheckRecord {
             at,
             branches: self.branches(),
             rip: self.engine.cpu().rip(),
@@ -69,8 +69,8 @@ impl<U: Unit> Machine<U> {
                 self.bus.platform.advance(at.time_ns);
                 short(&self.devices_hash())
             }),
-            ram_digest: parts.ram.then(|| self.ram_digest()),
-        }
+            ram_digest: parts.ram.then(|| self.ram_digest()).transpose()?,
+        })
     }
 
     /// Goes to another state of the same machine.
@@ -102,9 +102,9 @@ impl<U: Unit> Machine<U> {
 
     /// What [`Machine::hashes`] gives, by what was noted of RAM and disk on the way, which costs next to nothing. A recorder
     /// writes this down and a replay looks: if a note is missing they differ.
-    pub fn known_hashes(&mut self) -> Hashes {
-        let (ram, disk) = (self.ram_digest(), self.known_disk_hash());
-        self.hashes_with(ram, disk)
+    pub fn known_hashes(&mut self) -> Result<Hashes, Error> {
+        let (ram, disk) = (self.ram_digest()?, self.known_disk_hash());
+        Ok(self.hashes_with(ram, disk))
     }
 
     fn hashes_with(&self, ram: [u8; 16], disk: [u8; 32]) -> Hashes {

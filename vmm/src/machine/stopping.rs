@@ -63,11 +63,11 @@ impl Stopping {
 impl<U: Unit> Machine<U> {
     /// What the engine is told, from what the inputs want. Keeps what is needed if the engine then goes too
     /// far.
-    pub(super) fn depart(&mut self, wanted: Leave) -> Leave {
+    pub(super) fn depart(&mut self, wanted: Leave) -> Result<Leave, Error> {
         self.bus.await_deadline(matches!(wanted, Leave::After { .. }));
         let not_here = std::mem::take(&mut self.stopping.not_here);
         self.stopping.before = None;
-        let Leave::At(mark) = wanted else { return wanted };
+        let Leave::At(mark) = wanted else { return Ok(wanted) };
         let gives_up = self.stopping.overshots >= MOST_OVERSHOTS;
         if self.stopping.overshots == MOST_OVERSHOTS {
             log::warn!("a count of branches is never come to: the place is looked for without it");
@@ -75,11 +75,11 @@ impl<U: Unit> Machine<U> {
         let branches = mark.branches.filter(|_| !gives_up && !self.stopping.counts_anew);
         if branches.is_some() && self.engine.overshoots() {
             // Costs as much as the pages written since the last one.
-            self.update_image();
+            self.update_image()?;
             let ram = self.image.clone();
             self.stopping.before = Some(Before { cpu: self.engine.state(), ram, not_here });
         }
-        Leave::At(Mark { branches, not_here, ..mark })
+        Ok(Leave::At(Mark { branches, not_here, ..mark }))
     }
 
     /// What the end of an engine's run means to the machine, given how the engine was told to leave the
@@ -87,9 +87,9 @@ impl<U: Unit> Machine<U> {
     pub(super) fn arrive(&mut self, end: End, leave: Leave) -> Result<Option<Stop>, Error> {
         match (end, leave) {
             (End::Stop(stop), _) => return Ok(Some(stop)),
-            (End::Forced, Leave::After { note: true, .. }) => self.stopping.stopped = Some(self.here()),
+            (End::Forced, Leave::After { note: true, .. }) => self.stopping.stopped = Some(self.here()?),
             (End::Forced, _) => self.stopping.stopped = Some(Stopped::default()),
-            (End::Mark, Leave::At(mark)) => self.compare_with(mark),
+            (End::Mark, Leave::At(mark)) => self.compare_with(mark)?,
             (End::Mark, _) => {}
             (End::Overshot, _) => self.go_back()?,
         }
@@ -97,27 +97,28 @@ impl<U: Unit> Machine<U> {
     }
 
     /// What identifies this place besides its registers' hash.
-    fn here(&mut self) -> Stopped {
+    fn here(&mut self) -> Result<Stopped, Error> {
         let state = self.engine.state();
         log::trace!("stopped after exit {}: {}", self.moment().count, comparable::shown(&state));
-        Stopped { registers: fold_registers(&state.gpr), ram_digest: self.ram_digest() }
+        Ok(Stopped { registers: fold_registers(&state.gpr), ram_digest: self.ram_digest()? })
     }
 
     /// The guest may be at the mark: decides by the rest of the machine whether it is.
-    fn compare_with(&mut self, mark: Mark) {
+    fn compare_with(&mut self, mark: Mark) -> Result<(), Error> {
         let stopped = Stopped { registers: mark.registers, ram_digest: mark.ram_digest };
         let registers = self.view().cpu_hash() == mark.cpu_hash;
-        self.stopping.not_here = !registers || self.here() != stopped;
+        self.stopping.not_here = !registers || self.here()? != stopped;
         if self.stopping.not_here {
             let (at, rip) = (self.moment().count, self.engine.cpu().rip());
             log::trace!("stopped after exit {at}: {}", comparable::shown(&self.engine.state()));
             log::debug!(
                 "not where it was stopped after exit {at}: at {rip:#x}, registers equal: {registers}"
             );
-            return;
+            return Ok(());
         }
         self.stopping.stopped = Some(stopped);
         self.stopping.overshots = 0;
+        Ok(())
     }
 
     /// Restores what was kept before the engine ran too far.

@@ -37,12 +37,18 @@ impl WrittenPages {
     /// Takes in the dirty flags. The engine has to track writes anew afterwards.
     pub fn collect(&mut self, flags: &PageFlags) {
         flags.take_dirty(|page| {
-            for news in &mut self.0 {
-                if !std::mem::replace(&mut news.is_new[page as usize], true) {
-                    news.pages.push(page);
-                }
+            for reader in [Reader::Image, Reader::Digest, Reader::Trail] {
+                self.look_again(reader, page);
             }
         });
+    }
+
+    /// Lets `reader` look at a page again.
+    pub fn look_again(&mut self, reader: Reader, page: u64) {
+        let news = &mut self.0[reader as usize];
+        if !std::mem::replace(&mut news.is_new[page as usize], true) {
+            news.pages.push(page);
+        }
     }
 
     /// The pages that `reader` has yet to look at, ascending. It has looked at them then.

@@ -1,6 +1,7 @@
 //! Takes checkpoints while a machine records: runs it in slices, and hands what was written since the last
 //! checkpoint to a writer in the background. The guest cannot notice; where checkpoints fall follows from the
-//! run alone, not from how fast the host is.
+//! run alone, not from how fast the host is. One that cannot be written is left out, and what it lacks is in
+//! the next.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -41,6 +42,11 @@ pub fn record<C: Unit>(
     Ok(outcome)
 }
 
+/// What a store with one checkpoint of this machine takes, if nothing of its memory had to be stored.
+pub fn least_bytes<U: Unit>(machine: &Machine<U>) -> u64 {
+    checkpoint::least_bytes(&state_bytes(&machine.state()))
+}
+
 /// See the module.
 pub struct Checkpointer<C> {
     writer: BackgroundWriter,
@@ -62,7 +68,7 @@ impl<C: Unit> Checkpointer<C> {
         let store = Arc::new(Store::create(directory, ram_pages, disk_blocks)?);
         machine.attach_store(store.clone());
         // What the loader wrote is there again in every replay.
-        machine.begin_written();
+        machine.begin_written()?;
         Checkpointer::on(store, options, machine)
     }
 
@@ -73,23 +79,25 @@ impl<C: Unit> Checkpointer<C> {
         machine: &mut Machine<U>,
     ) -> Result<Checkpointer<C>, Error> {
         let pace = Pace::begin(&options, machine.moment_in());
-        let trail = C::NAMES_ONE_PLACE.then(|| Trail::begin(machine, options.trail_rest_steps));
+        let trail =
+            C::NAMES_ONE_PLACE.then(|| Trail::begin(machine, options.trail_rest_steps)).transpose()?;
         let writer = BackgroundWriter::start(store, options.policy)?;
         Ok(Checkpointer { writer, pace, trail, told_full: false })
     }
 
     /// To be called now and then, while the machine stands still: takes a checkpoint if one is due.
     pub fn look<U: Unit>(&mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
-        let is_due = self.pace.due(machine.moment_in::<C>(), machine.written_blocks());
-        if is_due {
-            self.take(machine, log)?;
+        if !self.pace.due(machine.moment_in::<C>(), machine.written_blocks()) {
+            return self.trail.as_mut().map_or(Ok(()), |trail| trail.keep(machine, log.cursor()));
         }
-        match (&mut self.trail, is_due) {
-            (Some(trail), true) => trail.checkpoint(machine),
-            (Some(trail), false) => trail.keep(machine, log.cursor()),
-            (None, _) => {}
+        let lost = self.writer.take_lost()?;
+        if !lost.is_empty() {
+            // Its states are relative to checkpoints that are not there.
+            self.trail.as_mut().map_or(Ok(()), |trail| trail.begin_anew(machine))?;
         }
-        Ok(())
+        machine.write_again(lost);
+        self.take(machine, log)?;
+        self.trail.as_mut().map_or(Ok(()), |trail| trail.checkpoint(machine))
     }
 
     fn take<U: Unit>(&mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
@@ -110,12 +118,15 @@ impl<C: Unit> Checkpointer<C> {
     }
 
     /// Takes the last checkpoints: shortly before the end, and where the run ended, if that is a place which
-    /// replay reaches in the same state. Waits until everything is stored.
+    /// replay reaches in the same state. Waits until everything is stored that can be.
     pub fn finish<U: Unit>(mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
         let at = machine.moment_in::<C>();
-        if let Some(trail) = self.trail.take() {
+        let mut lost = self.writer.settle()?;
+        if let Some(trail) = self.trail.take().filter(|_| lost.is_empty()) {
             trail.store(at, &mut self.writer)?;
+            lost = self.writer.settle()?;
         }
+        machine.write_again(lost);
         // Where the run was ended from outside, or by idling, time may have passed since the place was
         // reached. And a guest may shut down without another exit.
         let is_taken = !C::NAMES_ONE_PLACE && self.pace.last.count == at.count;

@@ -163,13 +163,43 @@ fn may_be<C: Unit>(state: &MachineState, at: Moment<C>) -> bool {
     counts == at.count && (by_exits || (by_instructions && C::NAMES_ONE_PLACE))
 }
 
-/// Opens the checkpoints in a folder beside the log that they are of.
+/// Opens the checkpoints in a folder beside the log that they are of, all of them.
 pub fn open_checkpoints<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<Arc<Store>>, Error> {
     let directory = path.join(CHECKPOINTS);
     if !directory.is_dir() {
         return Ok(None);
     }
-    let store = Store::open(&directory)?;
+    must_be_of(log, Store::open(&directory)?).map(Some)
+}
+
+/// As [`open_checkpoints`], without those that are damaged or need a damaged one, which is warned of.
+pub fn open_around_damage<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<Arc<Store>>, Error> {
+    let directory = path.join(CHECKPOINTS);
+    if !directory.is_dir() {
+        return Ok(None);
+    }
+    match Store::open_around_damage(&directory) {
+        Err(error) if error.is_damage() => {
+            log::warn!("{error}; the recording is used without its checkpoints");
+            Ok(None)
+        }
+        opened => {
+            let store = opened?;
+            if let Some(damage) = store.damage().first() {
+                log::warn!(
+                    "{damage}; {} checkpoints are left, and the others are not used: ttvm checkpoints {} drop-damaged \
+                     removes them",
+                    store.entries().len(),
+                    path.display()
+                );
+            }
+            must_be_of(log, store).map(Some)
+        }
+    }
+}
+
+/// Refuses a store of another recording.
+fn must_be_of<C: Unit>(log: &Log<C>, store: Store) -> Result<Arc<Store>, Error> {
     for entry in store.entries() {
         let head = CheckpointHead::<C>::parse(&entry.head);
         if head.map_or(Ok(true), |head| head.cursor.is_of(log))? {
@@ -178,9 +208,9 @@ pub fn open_checkpoints<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<Arc
         let file = checkpoint::file_name(Some(entry.number)).unwrap_or_default();
         let at = C::new(entry.position).position();
         let why = format!("the checkpoint at {at} belongs to another recording");
-        return Err(Error::recording(directory.join(file), why));
+        return Err(Error::recording(store.dir().join(file), why));
     }
-    Ok(Some(Arc::new(store)))
+    Ok(Arc::new(store))
 }
 
 /// Refuses a store of a machine of another size.
@@ -205,7 +235,7 @@ pub fn add_here<U: Unit>(
         Some(entry) => store.maps_at(entry.position)?,
         None => Maps::new(store.ram_pages(), store.disk_blocks()),
     };
-    let now = machine.maps();
+    let now = machine.maps()?;
     let mut draft = store.add(at.count.number(), at.time_ns)?;
     let mut contents = [0; PAGE_BYTES];
     let ram = before.ram.over(initial);

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::machine::config::MachineConfig;
 use crate::machine::unit::Unit;
 use crate::position::{Count, Exits, Instructions};
-use crate::recording::checkpoints::open_checkpoints;
+use crate::recording::checkpoints::{open_around_damage, open_checkpoints};
 use crate::recording::files::{EVENTS, MANIFEST};
 use crate::recording::log::{Log, LogRecord, LogWriter, read_log};
 use crate::recording::manifest::{Manifest, read_manifest};
@@ -76,8 +76,14 @@ impl<C: Unit> Recording<C> {
     }
 
     /// Opens the recording's checkpoints for reading, and checks that they are of this recording; `None`
-    /// where it has none. Their positions are in what the recording counts.
+    /// where it has none. Their positions are in what the recording counts. Those that are damaged are left
+    /// out, with a warning; pages that are damaged are noticed when they are read.
     pub fn checkpoints(&self) -> Result<Option<Arc<Store>>, Error> {
+        open_around_damage(&self.path, &self.log)
+    }
+
+    /// As [`Recording::checkpoints`], and refuses them where any is damaged.
+    pub fn whole_checkpoints(&self) -> Result<Option<Arc<Store>>, Error> {
         open_checkpoints(&self.path, &self.log)
     }
 

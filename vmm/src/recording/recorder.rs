@@ -53,7 +53,7 @@ impl<C: Unit, I: Inputs<C>> Recorder<C, I> {
             at: machine.moment(),
             branches: machine.branches(),
             outcome: machine.outcome().cloned().expect("a run is finished once it has ended"),
-            hashes: machine.known_hashes(),
+            hashes: machine.known_hashes()?,
             console_bytes,
             console_hash,
         };

@@ -47,30 +47,38 @@ struct TrailState<C> {
 impl<C: Unit> Trail<C> {
     /// Begins where the machine stands, at a checkpoint or at its first instruction. From one state to the
     /// next there are at least `page_rest_steps` for each page that the first took.
-    pub fn begin<U: Unit>(machine: &mut Machine<U>, page_rest_steps: u64) -> Trail<C> {
-        machine.begin_trail();
-        Trail { older: None, newer: None, given_up: false, page_rest_steps, next: C::default() }
+    pub fn begin<U: Unit>(machine: &mut Machine<U>, page_rest_steps: u64) -> Result<Trail<C>, Error> {
+        machine.begin_trail()?;
+        Ok(Trail { older: None, newer: None, given_up: false, page_rest_steps, next: C::default() })
     }
 
     /// A checkpoint was just taken here: what follows is relative to it.
-    pub fn checkpoint<U: Unit>(&mut self, machine: &mut Machine<U>) {
+    pub fn checkpoint<U: Unit>(&mut self, machine: &mut Machine<U>) -> Result<(), Error> {
         let last = joined(self.older.take(), self.newer.take());
         let older = last.map(|kept| TrailState { is_behind_checkpoint: true, ..kept });
-        *self = Trail { older, ..Trail::begin(machine, self.page_rest_steps) };
+        *self = Trail { older, ..Trail::begin(machine, self.page_rest_steps)? };
+        Ok(())
+    }
+
+    /// Forgets all states. Those that come are relative to the checkpoint that is taken next.
+    pub fn begin_anew<U: Unit>(&mut self, machine: &mut Machine<U>) -> Result<(), Error> {
+        *self = Trail::begin(machine, self.page_rest_steps)?;
+        Ok(())
     }
 
     /// Keeps the state here, and the one kept last, unless the last is too near for what it cost.
-    pub fn keep<U: Unit>(&mut self, machine: &mut Machine<U>, cursor: Cursor<C>) {
+    pub fn keep<U: Unit>(&mut self, machine: &mut Machine<U>, cursor: Cursor<C>) -> Result<(), Error> {
         let at = machine.moment_in::<C>();
         if self.given_up || at.count < self.next {
-            return;
+            return Ok(());
         }
         let mut ram = BTreeMap::new();
         let are_few = machine.take_trail(MAX_PAGES, |page, contents| {
             ram.insert(page, Box::new(*contents));
-        });
+        })?;
         if !are_few {
-            return self.give_up();
+            self.give_up();
+            return Ok(());
         }
         self.next = at.count + ram.len() as u64 * self.page_rest_steps;
         let here = TrailState {
@@ -87,6 +95,7 @@ impl<C: Unit> Trail<C> {
         if pages(&self.older) + pages(&self.newer) > MAX_PAGES {
             self.give_up();
         }
+        Ok(())
     }
 
     fn give_up(&mut self) {

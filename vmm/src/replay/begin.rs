@@ -24,7 +24,7 @@ pub fn open_on<C: Unit>(
     let mut machine = Machine::build(&recording.manifest.machine, &images, player.power_on(), engine)?;
     if recording.is_part() {
         let store = recording.checkpoints()?.ok_or_else(|| no_beginning(recording))?;
-        let checkpoints = Checkpoints::new(store, machine.maps().ram, &recording.log)?;
+        let checkpoints = Checkpoints::new(store, machine.maps()?.ram, &recording.log)?;
         begin_part(recording, &checkpoints, &mut machine, &mut player)?;
     }
     Ok((machine, player))

@@ -86,13 +86,13 @@ impl<C: Unit> Side<C> {
         Ok(())
     }
 
-    fn save(&mut self) -> Saved<C> {
-        Saved {
+    fn save(&mut self) -> Result<Saved<C>, Error> {
+        Ok(Saved {
             at: self.at(),
             state: self.machine.state(),
-            maps: self.machine.maps(),
+            maps: self.machine.maps()?,
             cursor: self.player.cursor(),
-        }
+        })
     }
 
     fn restore(&mut self, saved: &Saved<C>) -> Result<(), Error> {
@@ -100,14 +100,17 @@ impl<C: Unit> Side<C> {
         self.player.set_cursor(saved.cursor)
     }
 
-    fn summary(&mut self) -> (CheckRecord<C>, Option<Outcome>, [u8; 32]) {
-        let check = self.machine.check(CheckParts { devices: true, ram: true });
-        (check, self.machine.outcome().cloned(), self.machine.disk_hash())
+    fn summary(&mut self) -> Result<Summary<C>, Error> {
+        let check = self.machine.check(CheckParts { devices: true, ram: true })?;
+        Ok((check, self.machine.outcome().cloned(), self.machine.disk_hash()))
     }
 }
 
-fn equal<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> bool {
-    left.summary() == right.summary()
+/// What two machines are compared by.
+type Summary<C> = (CheckRecord<C>, Option<Outcome>, [u8; 32]);
+
+fn equal<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> Result<bool, Error> {
+    Ok(left.summary()? == right.summary()?)
 }
 
 /// Where two replays from the first instruction part: the first difference after `equal_at` (where they are
@@ -120,9 +123,9 @@ pub fn find_parting<C: Unit>(
     until: C,
     mut progress: impl FnMut(C),
 ) -> Result<Option<Parting>, Error> {
-    let mut low = (left.save(), right.save());
-    if !equal(left, right) {
-        return Ok(Some(describe(left, right, C::default())));
+    let mut low = (left.save()?, right.save()?);
+    if !equal(left, right)? {
+        return Ok(Some(describe(left, right, C::default())?));
     }
     let mut next = equal_at;
     let mut high = loop {
@@ -131,13 +134,13 @@ pub fn find_parting<C: Unit>(
         left.run_to(target)?;
         right.run_to(target)?;
         progress(target);
-        if !equal(left, right) {
+        if !equal(left, right)? {
             break target;
         }
         if target >= until || left.ended() {
             return Ok(None);
         }
-        low = (left.save(), right.save());
+        low = (left.save()?, right.save()?);
         next = C::default();
     };
     while high - low.0.at > 1 {
@@ -147,32 +150,32 @@ pub fn find_parting<C: Unit>(
         left.run_to(middle)?;
         right.run_to(middle)?;
         progress(middle);
-        if equal(left, right) {
-            low = (left.save(), right.save());
+        if equal(left, right)? {
+            low = (left.save()?, right.save()?);
         } else {
             high = middle;
         }
     }
     left.restore(&low.0)?;
     right.restore(&low.1)?;
-    let mut parting = describe(left, right, low.0.at);
+    let mut parting = describe(left, right, low.0.at)?;
     left.run_to(high)?;
     right.run_to(high)?;
-    parting.differences = differences(left, right);
+    parting.differences = differences(left, right)?;
     Ok(Some(parting))
 }
 
-fn describe<C: Unit>(left: &mut Side<C>, right: &mut Side<C>, at: C) -> Parting {
+fn describe<C: Unit>(left: &mut Side<C>, right: &mut Side<C>, at: C) -> Result<Parting, Error> {
     let before = left.machine.cpu().state();
     let mut code = vec![0; 15];
     let count = left.machine.cpu().core().peek(before.rip.wrapping_add(before.segments[1].base), &mut code);
     code.truncate(count);
-    Parting { at: at.position(), before, code, differences: differences(left, right) }
+    Ok(Parting { at: at.position(), before, code, differences: differences(left, right)? })
 }
 
-fn differences<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> Vec<String> {
+fn differences<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> Result<Vec<String>, Error> {
     let mut found = registers::differences(&left.machine.cpu().state(), &right.machine.cpu().state());
-    let (then, now) = (left.summary(), right.summary());
+    let (then, now) = (left.summary()?, right.summary()?);
     if then.0.at.time_ns != now.0.at.time_ns {
         found.push(format!("guest time {} ns {} ns", then.0.at.time_ns, now.0.at.time_ns));
     }
@@ -189,7 +192,7 @@ fn differences<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> Vec<String> 
     if then.2 != now.2 {
         found.push("the disk's contents differ".to_string());
     }
-    found
+    Ok(found)
 }
 
 /// The first bytes of RAM that differ.

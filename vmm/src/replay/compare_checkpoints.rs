@@ -93,7 +93,7 @@ impl<C: Unit> CheckpointComparison<C> {
         machine: &mut Machine<C>,
         progress: impl FnMut(u64, u64),
     ) -> Result<Option<CheckpointComparison<C>>, Error> {
-        let Some(store) = recording.checkpoints()? else { return Ok(None) };
+        let Some(store) = recording.whole_checkpoints()? else { return Ok(None) };
         store.verify(progress)?;
         must_fit(&store, machine)?;
         let disk = match &recording.manifest.machine.disk {
@@ -104,7 +104,7 @@ impl<C: Unit> CheckpointComparison<C> {
             }
             None => None,
         };
-        let ram = if recording.is_part() { ram_at_power_on(recording)? } else { machine.maps().ram };
+        let ram = if recording.is_part() { ram_at_power_on(recording)? } else { machine.maps()?.ram };
         let before = Maps { ram: ram.clone(), disk: PageMap::new(store.disk_blocks()) };
         let checkpoints = Checkpoints::new(store, ram, &recording.log)?;
         let likeness =
@@ -236,5 +236,81 @@ impl<C: Unit> CheckpointComparison<C> {
 /// What the loader leaves in RAM.
 fn ram_at_power_on<C: Unit>(recording: &Recording<C>) -> Result<PageMap, Error> {
     let (config, player) = (&recording.manifest.machine, Player::new(recording.log.clone())?);
-    Ok(Machine::new(config, &config.read_images()?, player.power_on())?.maps().ram)
+    Ok(Machine::new(config, &config.read_images()?, player.power_on())?.maps()?.ram)
+}
+
+#[cfg(test)]
+mod tests {
+    use devices::virtio::BlockBackend;
+
+    use super::*;
+    use crate::engine::Leave;
+    use crate::machine::RunStop;
+    use crate::machine::config::{MachineConfig, MachineOptions};
+    use crate::machine::inputs::{Event, Idle, Inputs, PowerOn, View};
+    use crate::position::{Count, Instructions, Moment};
+    use crate::recording::checkpointer::Checkpointer;
+    use crate::recording::pace::CheckpointOptions;
+    use crate::recording::recorder::Recorder;
+    use crate::recording::{CHECKPOINTS, Opened};
+    use crate::replay::verify::verify;
+
+    /// Nothing comes in.
+    struct Silence;
+
+    impl Inputs<Instructions> for Silence {
+        fn poll(&mut self, _: &View<'_, Instructions>) -> Result<Option<Event>, Error> {
+            Ok(None)
+        }
+        fn next_poll(&self, _: Moment<Instructions>) -> Instructions {
+            Instructions::MAX
+        }
+        fn idle(&mut self, _: Moment<Instructions>, _: Option<u64>) -> Result<Idle, Error> {
+            Ok(Idle::Forever)
+        }
+        fn leave(&self, _: Moment<Instructions>, _: Option<u64>) -> Leave {
+            Leave::AtExits
+        }
+    }
+
+    /// A block of the disk changes as no guest's doing, and no replay does it again.
+    #[test]
+    fn a_block_that_no_replay_writes_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let image = directory.path().join("disk");
+        std::fs::write(&image, vec![1; 8 * PAGE_BYTES]).unwrap();
+        let options = MachineOptions {
+            kernel: tiny_guest::write_kernel(directory.path(), 10_000),
+            disk: Some(image),
+            memory_bytes: 4 << 20,
+            debug_exit: Some(0x501),
+            ..MachineOptions::default()
+        };
+        let (config, images) = MachineConfig::from_options(&options).unwrap();
+        let power_on = PowerOn { unix_seconds: 0, seed: [1; 32], columns: 80, rows: 25 };
+        let mut machine = Machine::<Instructions>::new(&config, &images, &power_on).unwrap();
+        let path = directory.path().join("r.ttvm");
+        let log = Recording::<Instructions>::create(&path, &config).unwrap();
+        let mut recorder = Recorder::new(Silence, log, power_on);
+        let options = CheckpointOptions { interval_ns: 1, min_steps: 1, ..CheckpointOptions::default() };
+        let mut checkpointer =
+            Checkpointer::<Instructions>::new(&path.join(CHECKPOINTS), options, &mut machine).unwrap();
+        machine.run(Instructions(30_000), &mut recorder).unwrap();
+        machine.disk_mut().unwrap().write(3 * 8 + 1, &[7; 512]).unwrap();
+        checkpointer.look(&mut machine, &recorder).unwrap();
+        let end = machine.run(Instructions::MAX, &mut recorder).unwrap();
+        assert!(matches!(end, RunStop::Ended(_)));
+        checkpointer.finish(&mut machine, &recorder).unwrap();
+        recorder.finish(&mut machine).unwrap();
+        let Opened::ByInstructions(recording) = Opened::open(&path).unwrap() else {
+            panic!("it counts them")
+        };
+        let found = verify(&recording, None, |_, _| {}).unwrap();
+        let told = found.checkpoint_difference.unwrap().to_string();
+        assert!(
+            told.contains("instruction 30000") && told.contains("disk block 3 differs, first in byte 0x200"),
+            "{told}"
+        );
+        assert!(found.difference.is_some(), "and so does the disk at the end");
+    }
 }

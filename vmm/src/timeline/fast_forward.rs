@@ -229,7 +229,7 @@ impl Runner {
         let checks = self.player.cursor().checks() - self.checks_before;
         let before = known(&self.log, stretch.last - 1)?.0.at;
         let cursor = Cursor::after(stretch.last, checks, before, 0);
-        Ok(Snapshot { state, maps: self.machine.maps(), cursor })
+        Ok(Snapshot { state, maps: self.machine.maps()?, cursor })
     }
 
     /// On the way from `here` a breakpoint was met behind `before`, the place of the event before this one.
@@ -266,8 +266,11 @@ impl Walker {
         if stretch.first != taken || breakpoints.contains(&self.machine.cpu().rip()) {
             return Ok(Ahead::NotBefore(here + 1));
         }
-        let from =
-            Snapshot { state: self.machine.state(), maps: self.machine.maps(), cursor: self.player.cursor() };
+        let from = Snapshot {
+            state: self.machine.state(),
+            maps: self.machine.maps()?,
+            cursor: self.player.cursor(),
+        };
         let mut gone = runner.go(stretch, &from, &breakpoints, poll);
         let mut length = stretch.length();
         if let Ok(Gone::Met(event)) = gone {
@@ -287,7 +290,7 @@ impl Walker {
                 self.count_fast_forwarded(length);
                 // Where time has passed idle, the step count was first reached in another state.
                 if !there.state.cpu.halted {
-                    self.leave_snapshot();
+                    self.leave_snapshot()?;
                 }
                 Ok(Ahead::Gone)
             }

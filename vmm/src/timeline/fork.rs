@@ -43,20 +43,21 @@ impl Timeline {
     }
 
     /// Replaces the CPU's registers. Begins a fork, unless the machine is in one.
-    pub fn change_registers(&mut self, state: &CpuState) {
-        self.begin_fork();
+    pub fn change_registers(&mut self, state: &CpuState) -> Result<(), Error> {
+        self.begin_fork()?;
         self.walker.machine.change_registers(state);
+        Ok(())
     }
 
     /// Writes memory at a linear address as a debugger: all bytes, or none where some of them are not mapped
     /// to RAM, which is `false`. Begins a fork, unless the machine is in one.
-    pub fn change_memory(&mut self, address: u64, bytes: &[u8]) -> bool {
+    pub fn change_memory(&mut self, address: u64, bytes: &[u8]) -> Result<bool, Error> {
         if !self.walker.machine.can_change_memory(address, bytes.len()) {
-            return false;
+            return Ok(false);
         }
-        self.begin_fork();
+        self.begin_fork()?;
         self.walker.machine.change_memory(address, bytes);
-        true
+        Ok(true)
     }
 
     /// Goes back to where the fork began; gives where that is, or `None` if the machine is in no fork.
@@ -70,11 +71,12 @@ impl Timeline {
         Ok(Some(root))
     }
 
-    fn begin_fork(&mut self) {
+    fn begin_fork(&mut self) -> Result<(), Error> {
         if self.fork.is_none() {
-            self.fork = Some(Fork { root: self.snapshot() });
+            self.fork = Some(Fork { root: self.snapshot()? });
             self.walker.machine.go_on_after_end();
         }
+        Ok(())
     }
 
     /// Refuses what makes sense in the recorded history only.

@@ -122,7 +122,7 @@ impl Timeline {
             return Ok(Some(Instructions(0)));
         }
         self.must_be_history()?;
-        let begun = self.snapshot();
+        let begun = self.snapshot()?;
         let found = self.run_to(measure, wanted, poll);
         self.return_to(&begun)?;
         found
@@ -152,7 +152,7 @@ impl Timeline {
                 if low >= high {
                     return Ok(None);
                 }
-                self.walker.leave_snapshot();
+                self.walker.leave_snapshot()?;
                 let walked = self.walker.advance(high.min(low + slice), SNAPSHOT_SPACING, poll)?;
                 if walked == Walked::Interrupted || poll() {
                     return Err(Error::Interrupted);

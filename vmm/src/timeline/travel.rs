@@ -107,7 +107,7 @@ impl Timeline {
             let player = Player::new(recording.log.clone())?;
             let mut first = Machine::new(&recording.manifest.machine, &shared.images, player.power_on())?;
             must_fit(&store, &mut first)?;
-            shared.checkpoints = Some(Checkpoints::new(store, first.maps().ram, &recording.log)?);
+            shared.checkpoints = Some(Checkpoints::new(store, first.maps()?.ram, &recording.log)?);
         }
         let shared = Arc::new(shared);
         let panicked = recording.log.end.as_ref().filter(|end| end.outcome == Outcome::Panic);
@@ -179,12 +179,12 @@ impl Timeline {
     }
 
     /// Here, as what a checkpoint keeps.
-    pub fn snapshot(&mut self) -> Snapshot<Instructions> {
-        Snapshot {
+    pub fn snapshot(&mut self) -> Result<Snapshot<Instructions>, Error> {
+        Ok(Snapshot {
             state: self.walker.machine.state(),
-            maps: self.walker.machine.maps(),
+            maps: self.walker.machine.maps()?,
             cursor: self.walker.player.cursor(),
-        }
+        })
     }
 
     /// Adds a checkpoint of this place to the recording, for every session that opens it from now on.
@@ -315,7 +315,7 @@ impl Timeline {
                 }
             }
         }
-        let begun = self.snapshot();
+        let begun = self.snapshot()?;
         let starts = || checkpoints[ALONE..].iter().copied();
         let ends = starts().skip(1).chain([self.shared.end]);
         let windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
@@ -325,7 +325,7 @@ impl Timeline {
     /// Runs backward to something to stop at, the start, or until told to stop.
     pub fn run_backward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         self.must_be_history()?;
-        let begun = self.snapshot();
+        let begun = self.snapshot()?;
         let stop = self.search_backward(&begun, poll);
         if stop.is_err() {
             // Where it failed, nobody knows what lies behind.
@@ -468,7 +468,7 @@ impl Timeline {
         if to < from {
             return Err(Error::Position("that part of the recording ends before it begins".to_string()));
         }
-        let begun = self.snapshot();
+        let begun = self.snapshot()?;
         let to = to.min(self.shared.end);
         self.shared.begin(to.saturating_since(from));
         let starts = || [from].into_iter().chain(self.checkpoints_in(from + 1, to.saturating_back(1)));
@@ -513,7 +513,7 @@ impl Timeline {
         }
         let far = here - self.walker.nearest(here - 1).0 > SNAPSHOT_SPACING;
         let stop = if far {
-            let begun = self.snapshot();
+            let begun = self.snapshot()?;
             let stop = self.seek(here - 1, poll)?;
             if stop == TravelStop::Interrupted {
                 self.return_to(&begun)?;

@@ -94,7 +94,7 @@ impl Walker {
             None => {}
         }
         let mut walker = Walker { machine, player, runner: None, shared };
-        walker.leave_snapshot();
+        walker.leave_snapshot()?;
         if let Err(error) = walker.get_runner() {
             log::warn!("on this thread the software engine is alone: {error}");
         }
@@ -178,7 +178,7 @@ impl Walker {
             if self.advance(stage, SNAPSHOT_SPACING, poll)? == Walked::Interrupted {
                 return Ok(Walked::Interrupted);
             }
-            self.leave_snapshot();
+            self.leave_snapshot()?;
         }
         self.advance(target, SNAPSHOT_SPACING, poll)
     }
@@ -257,23 +257,24 @@ impl Walker {
         if let Some(checkpoints) = self.shared.checkpoints.as_ref().filter(|c| c.heads().contains_key(&here))
         {
             // From here on the pages are those of the checkpoint, which need no memory.
-            self.machine.rebase(&checkpoints.maps(here)?);
+            self.machine.rebase(&checkpoints.maps(here)?)?;
         } else if here.number().is_multiple_of(spacing) {
             self.shared.snapshots.focus(here);
-            self.leave_snapshot();
+            self.leave_snapshot()?;
         }
         Ok(())
     }
 
     /// Keeps a snapshot of this place, unless there is one.
-    pub fn leave_snapshot(&mut self) {
+    pub fn leave_snapshot(&mut self) -> Result<(), Error> {
         let here = self.position();
         if self.shared.snapshots.contains(here) {
-            return;
+            return Ok(());
         }
-        let (maps, pages) = self.machine.capture();
+        let (maps, pages) = self.machine.capture()?;
         let snapshot = Snapshot { state: self.machine.state(), maps, cursor: self.player.cursor() };
         self.shared.snapshots.keep(here, snapshot, pages);
+        Ok(())
     }
 }
 

@@ -1,18 +1,19 @@
-//! `ttvm checkpoints`: what checkpoints a recording has, one more, one less.
+//! `ttvm checkpoints`: what checkpoints a recording has, one more, one less, none that is damaged.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use checkpoint::Entry;
+use checkpoint::{Entry, Store};
 use serde::Serialize;
 use vmm::engine::EngineKind;
 use vmm::error::{Error, exit_code};
 use vmm::machine::unit::Unit;
 use vmm::position::{Exits, Instructions, Position, PositionSpec};
 use vmm::recording::checkpoints::CheckpointHead;
-use vmm::recording::{Opened, Recording};
+use vmm::recording::{CHECKPOINTS, Opened, Recording};
 use vmm::timeline::Timeline;
 use vmm::with_recording;
 
+use crate::output::say;
 use crate::travel;
 
 #[derive(clap::Args)]
@@ -42,6 +43,9 @@ enum Action {
         /// Its instruction, or exit, as listed, or its position in any notation
         position: String,
     },
+    /// Remove the checkpoints that are damaged, or need one that is. Reads all of them, and writes those that
+    /// are left anew, so for a while both take up room
+    DropDamaged,
 }
 
 #[derive(Serialize)]
@@ -75,6 +79,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
             }
             Opened::ByExits(recording) => remove(&recording, exit(position)?),
         },
+        Action::DropDamaged => drop_damaged(&args.recording.join(CHECKPOINTS)),
     }
 }
 
@@ -174,5 +179,23 @@ fn remove<U: Unit>(recording: &Recording<U>, target: U) -> Result<i32, Error> {
     }
     store.remove(target.number())?;
     eprintln!("ttvm: removed the checkpoint at {at}");
+    Ok(exit_code::DONE)
+}
+
+fn drop_damaged(directory: &Path) -> Result<i32, Error> {
+    if !directory.is_dir() {
+        return Err(Error::Position("this recording has no checkpoints".to_string()));
+    }
+    let dropped = Store::drop_damaged(directory).map_err(|error| {
+        if !error.is_damage() {
+            return Error::from(error);
+        }
+        let why = format!("none of the checkpoints can be used: {error}; delete this directory");
+        Error::recording(directory, why)
+    })?;
+    for damage in &dropped.damage {
+        say(&format!("ttvm: {damage}"));
+    }
+    say(&format!("ttvm: {} checkpoints dropped, {} are left", dropped.dropped, dropped.kept.len()));
     Ok(exit_code::DONE)
 }

@@ -16,6 +16,7 @@ use vmm::recording::pace::CheckpointOptions;
 use vmm::recording::recorder::Recorder;
 
 use crate::machine_args::{MachineArgs, parse_bytes};
+use crate::output::say;
 use crate::stats::StatsArgs;
 use crate::travel::parse_time;
 
@@ -59,9 +60,10 @@ fn record_from<U: Unit, I: Inputs<U>>(
     inputs: impl FnOnce(LiveConsole<U>) -> I,
 ) -> Result<i32, Error> {
     let (config, machine) = args.machine.build::<U>(&power_on)?;
-    let live = inputs(LiveConsole::new(args.machine.live())?);
+    let console = LiveConsole::new(args.machine.live())?;
     let log = Recording::<U>::create(&args.output, &config)?;
-    record_to_end(args, machine, Recorder::new(live, log, power_on))
+    say(&format!("ttvm: {}", console.pacing()));
+    record_to_end(args, machine, Recorder::new(inputs(console), log, power_on))
 }
 
 fn record_to_end<U: Unit, I: Inputs<U>>(
@@ -69,6 +71,9 @@ fn record_to_end<U: Unit, I: Inputs<U>>(
     mut machine: Machine<U>,
     mut recorder: Recorder<U, I>,
 ) -> Result<i32, Error> {
+    if let Some(told) = too_small(args, &machine) {
+        say(&format!("ttvm: {told}"));
+    }
     let terminal = RawTerminal::enter()?;
     let result = record(args, &mut machine, &mut recorder);
     drop(terminal);
@@ -78,7 +83,7 @@ fn record_to_end<U: Unit, I: Inputs<U>>(
         Err(error) => return Err(cut_off(error, args, &machine)),
     };
     let code = crate::output::report_outcome(&machine, &outcome);
-    eprintln!("ttvm: recorded in {}", args.output.display());
+    say(&format!("ttvm: recorded in {}", args.output.display()));
     args.stats.write(None, &machine)?;
     Ok(code)
 }
@@ -101,6 +106,25 @@ fn record<U: Unit, I: Inputs<U>>(
         ..CheckpointOptions::default()
     };
     checkpointer::record(machine, recorder, &args.output, options)
+}
+
+/// What to say at the start of too small a `--max-size`.
+fn too_small<U: Unit>(args: &Args, machine: &Machine<U>) -> Option<String> {
+    let (max, memory) = (args.max_size, machine.ram().size_bytes());
+    let least = checkpointer::least_bytes(machine);
+    if args.checkpoint_interval == 0 || max >= memory.max(least) {
+        return None;
+    }
+    Some(if max < least {
+        format!(
+            "--max-size of {max} bytes is too small: a checkpoint takes more than {least} bytes, so there will be none"
+        )
+    } else {
+        format!(
+            "--max-size of {max} bytes is less than the guest's memory of {memory}: once a checkpoint does not fit, there \
+             will be no more of them"
+        )
+    })
 }
 
 /// What to say when the recording could not be carried on: what is there is not lost.

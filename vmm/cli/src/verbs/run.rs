@@ -9,6 +9,7 @@ use vmm::machine::{Machine, RunStop};
 use vmm::position::{Exits, Instructions};
 
 use crate::machine_args::MachineArgs;
+use crate::output::say;
 use crate::stats::{StatsArgs, WithStats};
 
 #[derive(clap::Args)]
@@ -24,14 +25,20 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     match args.machine.engine() {
         EngineKind::Soft => {
             let (_, mut machine) = args.machine.build::<Instructions>(&power_on)?;
-            run_live(args, &mut machine, LiveConsole::new(args.machine.live())?)
+            run_live(args, &mut machine, console(args)?)
         }
         EngineKind::Kvm => {
             let (_, mut machine) = args.machine.build::<Exits>(&power_on)?;
-            let console = LiveConsole::new(args.machine.live())?;
-            run_live(args, &mut machine, LiveClock::new(console, args.machine.clock()))
+            run_live(args, &mut machine, LiveClock::new(console(args)?, args.machine.clock()))
         }
     }
+}
+
+/// The console of a run that begins.
+fn console<U: Unit>(args: &Args) -> Result<LiveConsole<U>, Error> {
+    let console = LiveConsole::new(args.machine.live())?;
+    say(&format!("ttvm: {}", console.pacing()));
+    Ok(console)
 }
 
 fn run_live<U: Unit>(args: &Args, machine: &mut Machine<U>, live: impl Inputs<U>) -> Result<i32, Error> {

@@ -4,16 +4,24 @@ use std::fs::{File, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::{FallocateFlags, fallocate};
+
 use crate::error::Error;
 use crate::position::Count;
 use crate::recording::log::frames::{MAGIC, MAX_FRAME_BYTES, framed};
 use crate::recording::log::records::LogRecord;
 use crate::recording::log::v1;
 
+/// Room on the disk that is held for what comes next, so that a checkpoint which fills the disk, and is given
+/// up then, takes nothing away from the log meanwhile.
+const RESERVE_BYTES: u64 = 256 << 10;
+
 /// Appends records to a log file.
 pub struct LogWriter {
     file: File,
     path: PathBuf,
+    /// Up to where room on the disk is held.
+    reserved: u64,
     /// Length of the file up to the last whole record.
     bytes: u64,
     /// Checksum of the last payload.
@@ -27,12 +35,15 @@ impl LogWriter {
         // Only says that a recorder still writes: where files cannot be locked, readers do not get to know.
         let _ = file.try_lock();
         file.write_all(MAGIC).map_err(Error::file("write", path))?;
-        Ok(LogWriter { file, path: path.to_path_buf(), bytes: MAGIC.len() as u64, chain: 0 })
+        let mut log =
+            LogWriter { file, path: path.to_path_buf(), reserved: 0, bytes: MAGIC.len() as u64, chain: 0 };
+        log.reserve();
+        Ok(log)
     }
 
     #[cfg(test)]
     pub(super) fn on(file: File, path: PathBuf) -> LogWriter {
-        LogWriter { file, path, bytes: MAGIC.len() as u64, chain: 0 }
+        LogWriter { file, path, reserved: u64::MAX, bytes: MAGIC.len() as u64, chain: 0 }
     }
 
     #[cfg(test)]
@@ -54,7 +65,23 @@ impl LogWriter {
         }
         self.bytes += frame.len() as u64;
         self.chain = chain;
+        if self.reserved.saturating_sub(self.bytes) < RESERVE_BYTES / 2 {
+            self.reserve();
+        }
         Ok(())
+    }
+
+    /// Holds room behind the log's end, which readers see nothing of. Where there is none, or the file system
+    /// cannot do that, the log is written as long as it can be.
+    fn reserve(&mut self) {
+        let end = self.bytes + RESERVE_BYTES;
+        let from = self.bytes.max(self.reserved);
+        let flags = FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        if let Err(errno) = fallocate(&self.file, flags, from as i64, (end - from) as i64) {
+            log::debug!("no room is held for {}: {errno}", self.path.display());
+            return;
+        }
+        self.reserved = end;
     }
 
     /// The checksum of everything that was appended.
@@ -65,6 +92,15 @@ impl LogWriter {
     /// The file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+impl Drop for LogWriter {
+    /// Gives back the room that is held.
+    fn drop(&mut self) {
+        if self.reserved != u64::MAX {
+            let _ = self.file.set_len(self.bytes);
+        }
     }
 }
 

@@ -26,7 +26,11 @@ pub const DEFAULT_MAX_BYTES: u64 = 64 << 30;
 /// Writes a packed recording to a file that does not exist yet, with or without its checkpoints. Gives its
 /// size.
 pub fn pack<C: Unit>(recording: &Recording<C>, to: &Path, with_checkpoints: bool) -> Result<u64, Error> {
-    let checkpoints = if with_checkpoints { recording.checkpoints()? } else { None };
+    let checkpoints = if with_checkpoints { recording.whole_checkpoints()? } else { None };
+    if let Some(store) = &checkpoints {
+        // What is damaged is not handed on, with a new hash over it.
+        store.verify(|_, _| {})?;
+    }
     let file = File::create_new(to).map_err(Error::file("create", to))?;
     let written = writer::write_archive(recording, checkpoints.as_deref(), BufWriter::new(&file), to)
         .and_then(|mut out| out.flush().map_err(Error::file("write", to)))

@@ -1,0 +1,228 @@
+//! Consoles whose reader goes away, and signals: a recording has its end all the same.
+
+mod common;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tiny_guest::{open, write_kernel};
+
+const TTVM: &str = env!("CARGO_BIN_EXE_ttvm");
+
+/// A directory with a guest that echoes what is typed, for ever.
+fn directory() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::rename(write_kernel(directory.path(), u32::MAX), directory.path().join("kernel")).unwrap();
+    directory
+}
+
+const RECORD: [&str; 7] = ["record", "-o", "r.ttvm", "--kernel", "kernel", "--memory", "4M"];
+
+fn command(directory: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(TTVM);
+    command.args(arguments).current_dir(directory);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill(Pid::from_raw(child.id() as i32), signal).unwrap();
+}
+
+/// Types a key and waits for its echo.
+fn typed_and_echoed(child: &mut Child, key: u8) {
+    child.stdin.as_mut().unwrap().write_all(&[key]).unwrap();
+    let mut byte = [0];
+    child.stdout.as_mut().unwrap().read_exact(&mut byte).unwrap();
+    assert_eq!(byte[0], key);
+}
+
+/// Reads what the program says until a line has `part`; gives all of it.
+fn told(child: &mut Child, part: &str) -> String {
+    let mut told = String::new();
+    let mut lines = BufReader::new(child.stderr.as_mut().unwrap());
+    while !told.contains(part) {
+        assert_ne!(lines.read_line(&mut told).unwrap(), 0, "it ended without '{part}': {told}");
+    }
+    told
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The recording has its end, and replays to it with this on the console.
+fn assert_whole(directory: &Path, console: &str) {
+    assert!(open(&directory.join("r.ttvm")).log.end.is_some());
+    let (code, shown, told) = common::ttvm(directory, &["replay", "r.ttvm", "--verify"]);
+    assert_eq!((code, shown.as_str()), (0, console), "{told}");
+}
+
+#[test]
+fn a_guest_goes_on_when_nobody_reads_its_console() {
+    let directory = directory();
+    let mut child = command(directory.path(), &RECORD).spawn().unwrap();
+    typed_and_echoed(&mut child, b'a');
+    child.stdout = None;
+    child.stdin.as_mut().unwrap().write_all(b"b").unwrap();
+    let said = told(&mut child, "the guest goes on without it");
+    assert!(said.contains("Broken pipe"), "{said}");
+    signal(&child, Signal::SIGTERM);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_whole(directory.path(), "ab");
+}
+
+#[test]
+fn signals_end_a_recording_in_order() {
+    for end in [Signal::SIGHUP, Signal::SIGTERM, Signal::SIGINT] {
+        let directory = directory();
+        let mut child = command(directory.path(), &RECORD).spawn().unwrap();
+        typed_and_echoed(&mut child, b'a');
+        signal(&child, end);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{end}: {}", text(&output.stderr));
+        assert_whole(directory.path(), "a");
+    }
+}
+
+#[test]
+fn a_reader_that_does_not_read_cannot_keep_a_signal_from_ending_the_run() {
+    let directory = directory();
+    let mut child = command(directory.path(), &RECORD).spawn().unwrap();
+    typed_and_echoed(&mut child, b'a');
+    // More than a pipe holds. The recorder does not read on while it waits, so the rest is typed meanwhile.
+    let mut keys = child.stdin.take().unwrap();
+    let typing = std::thread::spawn(move || keys.write_all(&[b'x'; 400_000]));
+    let log = directory.path().join("r.ttvm/events.log");
+    let mut before = 0;
+    loop {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let now = std::fs::metadata(&log).unwrap().len();
+        if now == before {
+            break;
+        }
+        before = now;
+    }
+    signal(&child, Signal::SIGTERM);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    // Nobody reads any more.
+    let _ = typing.join().unwrap();
+    assert!(open(&directory.path().join("r.ttvm")).log.end.is_some());
+}
+
+/// Records on a terminal of its own, which is closed after a key was echoed.
+fn on_a_terminal_that_is_closed(directory: &Path, is_its_own: bool) -> Child {
+    let terminal = nix::pty::openpty(None, None).unwrap();
+    // The program must not have it too: clones are closed in new processes.
+    let mut master = File::from(terminal.master.try_clone().unwrap());
+    drop(terminal.master);
+    let end = || Stdio::from(terminal.slave.try_clone().unwrap());
+    let mut command = if is_its_own { Command::new("setsid") } else { Command::new(TTVM) };
+    if is_its_own {
+        command.args(["--ctty", TTVM]);
+    }
+    command.args(RECORD).current_dir(directory).stdin(end()).stdout(end()).stderr(end());
+    let child = command.spawn().unwrap();
+    drop(command);
+    drop(terminal.slave);
+    master.write_all(b"a").unwrap();
+    // First comes what the program says, and perhaps the echo of the terminal itself.
+    let mut seen = String::new();
+    while !seen.ends_with("in real time\r\na") && !seen.ends_with("in real time\r\r\na") {
+        let mut byte = [0];
+        master.read_exact(&mut byte).unwrap();
+        seen.push(byte[0] as char);
+        if seen.ends_with("in real time\r\n") {
+            // It may have been typed before the terminal was made raw.
+            master.write_all(b"a").unwrap();
+        }
+    }
+    child
+}
+
+#[test]
+fn a_terminal_that_is_closed_ends_the_recording_in_order() {
+    let directory = directory();
+    let mut child = on_a_terminal_that_is_closed(directory.path(), true);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(open(&directory.path().join("r.ttvm")).log.end.is_some());
+}
+
+#[test]
+fn a_terminal_that_is_closed_without_a_signal_leaves_the_guest_running() {
+    let directory = directory();
+    let mut child = on_a_terminal_that_is_closed(directory.path(), false);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert!(child.try_wait().unwrap().is_none(), "the guest still runs");
+    signal(&child, Signal::SIGTERM);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(open(&directory.path().join("r.ttvm")).log.end.is_some());
+}
+
+#[test]
+fn a_run_goes_on_without_its_outputs() {
+    let directory = directory();
+    std::os::unix::fs::symlink("/dev/full", directory.path().join("full")).unwrap();
+    let arguments = [
+        "run",
+        "--kernel",
+        "kernel",
+        "--memory",
+        "4M",
+        "--max-instructions",
+        "3000000",
+        "--console-log",
+        "full",
+    ];
+    let mut child = command(directory.path(), &arguments)
+        .stdout(File::options().write(true).open("/dev/full").unwrap())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"abc").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert_eq!(said.matches("the guest goes on without").count(), 2, "{said}");
+}
+
+#[test]
+fn a_keyboard_that_cannot_be_read_is_one_on_which_nothing_is_typed() {
+    let directory = directory();
+    let output = command(directory.path(), &[&RECORD[..], &["--max-instructions", "3000000"]].concat())
+        .stdin(File::open("/").unwrap())
+        .output()
+        .unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("cannot read standard input"), "{said}");
+    assert_whole(directory.path(), "");
+}
+
+#[test]
+fn how_idle_time_passes_is_said_at_the_start() {
+    let directory = directory();
+    let said = |stdin: Stdio, more: &[&str]| {
+        let run = ["run", "--kernel", "kernel", "--memory", "4M", "--max-instructions", "1000"];
+        let output: Output =
+            command(directory.path(), &[&run[..], more].concat()).stdin(stdin).output().unwrap();
+        text(&output.stderr).lines().next().unwrap().to_string()
+    };
+    let (_keyboard, pipe) = std::io::pipe().map(|(read, write)| (write, read)).unwrap();
+    for (stdin, more, expected) in [
+        (Stdio::null(), &[][..], "is skipped, because nothing can be typed"),
+        (Stdio::null(), &["--paced"], "passes in real time, as --paced says"),
+        (Stdio::null(), &["--unpaced"], "is skipped, as --unpaced says"),
+        (Stdio::from(pipe), &[], "passes in real time until standard input ends"),
+    ] {
+        let line = said(stdin, more);
+        assert!(line.starts_with("ttvm: the guest's idle time ") && line.contains(expected), "{line}");
+    }
+    let both =
+        command(directory.path(), &["run", "--kernel", "kernel", "--paced", "--unpaced"]).output().unwrap();
+    assert_eq!(both.status.code(), Some(2), "{}", text(&both.stderr));
+}
