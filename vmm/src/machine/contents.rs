@@ -182,10 +182,26 @@ impl<U: Unit> Machine<U> {
         self.collect_written()?;
         let written = self.written.take(Reader::Image);
         let differing: Vec<u64> = to.changed_since(&self.image).map(|(page, _)| page).collect();
-        let ram = self.ram.clone();
-        let put = |page: u64, contents: &Page| ram.replace_bytes(page * guest_ram::PAGE_SIZE, contents);
+        let pages: Vec<u64> = merged(&written, &differing).collect();
+        if let Err(error) = self.put_pages(&pages, to) {
+            // They hold one thing or the other: whatever is restored next, they are looked at.
+            pages.iter().for_each(|&page| self.written.look_again(Reader::Image, page));
+            return Err(error);
+        }
+        // What was replaced is news to the digest, but not to the image.
+        self.collect_written()?;
+        self.written.take(Reader::Image);
+        self.image = to.clone();
+        Ok(())
+    }
+
+    /// Gives pages of RAM the contents that they have in a map.
+    fn put_pages(&self, pages: &[u64], to: &PageMap) -> Result<(), Error> {
+        let put = |page: u64, contents: &Page| {
+            self.ram.replace_bytes(page * guest_ram::PAGE_SIZE, contents);
+        };
         let mut stored: Vec<(u64, BlobId)> = Vec::new();
-        for page in merged(&written, &differing) {
+        for &page in pages {
             match to.get(page) {
                 PageRef::Zero => put(page, &[0; PAGE_BYTES]),
                 PageRef::Held(contents) => put(page, contents),
@@ -199,10 +215,6 @@ impl<U: Unit> Machine<U> {
             };
             store.read_many(&stored, put)?;
         }
-        // What was replaced is news to the digest, but not to the image.
-        self.collect_written()?;
-        self.written.take(Reader::Image);
-        self.image = to.clone();
         Ok(())
     }
 
@@ -303,6 +315,34 @@ mod tests {
             assert_eq!((&read(&mut machine), machine.disk_hash()), (bytes, *hash), "version {at}");
         }
         assert_eq!(std::fs::read(directory.path().join("disk")).unwrap(), base);
+    }
+
+    #[test]
+    fn a_restore_that_fails_leaves_nothing_behind_in_the_next() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut machine = machine(directory.path());
+        let (pages, blocks) = machine.page_counts();
+        let folder = directory.path().join("store");
+        let store = Arc::new(Store::create(&folder, pages, blocks).unwrap());
+        machine.attach_store(store.clone());
+        let page_at = |page: u64| page * guest_ram::PAGE_SIZE;
+        let (state, first, hashes) = (machine.state(), machine.maps().unwrap(), machine.hashes());
+        let mut draft = store.add(1, 0).unwrap();
+        draft.page(Space::Ram, 700, &[7; PAGE_BYTES]).unwrap();
+        draft.page(Space::Ram, 800, &[8; PAGE_BYTES]).unwrap();
+        draft.finish(&[], &[]).unwrap();
+        let mut maps = store.maps_at(1).unwrap();
+        maps.ram = maps.ram.over(&first.ram);
+        // The first of their blobs; the store has the file open.
+        let file = folder.join("00000001.ckpt");
+        let mut bytes = std::fs::read(&file).unwrap();
+        bytes[8] ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+        machine.ram().replace_bytes(page_at(700), &[9; PAGE_BYTES]);
+        assert!(machine.restore(&state, &maps).is_err());
+        machine.restore(&state, &first).unwrap();
+        assert_eq!(machine.hashes(), hashes);
+        assert_eq!(machine.known_hashes().unwrap(), hashes);
     }
 
     #[test]
