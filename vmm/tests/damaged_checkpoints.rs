@@ -207,3 +207,21 @@ fn verify_compares_every_checkpoint() {
     assert!(found.equal() && found.difference.is_none());
     assert_eq!(found.checkpoints, MORE.len() + 4);
 }
+
+#[test]
+fn travelling_goes_on_without_a_checkpoint_with_a_damaged_page() {
+    let original = original();
+    let checkpoints = &original.files[..original.files.len() - 1];
+    for (path, bytes) in checkpoints {
+        let mut changed = bytes.clone();
+        // The first page's blob, or the head, where there is none; then the state.
+        changed[8] ^= 1;
+        std::fs::write(path, changed).unwrap();
+        let opened = open(&original.recording.path);
+        for (&at, hashes) in original.hashes.iter().step_by(5) {
+            let mut timeline = Timeline::open_with(&opened, 1).unwrap();
+            assert_eq!(hashes_at(&mut timeline, at).unwrap(), *hashes, "{} to {at}", path.display());
+        }
+        std::fs::write(path, bytes).unwrap();
+    }
+}

@@ -338,7 +338,7 @@ mod tests {
         let mut bytes = std::fs::read(&file).unwrap();
         bytes[8] ^= 1;
         std::fs::write(&file, bytes).unwrap();
-        machine.ram().replace_bytes(page_at(900), &[9; PAGE_BYTES]);
+        machine.ram().replace_bytes(page_at(700), &[9; PAGE_BYTES]);
         assert!(machine.restore(&state, &maps).is_err());
         machine.restore(&state, &first).unwrap();
         assert_eq!(machine.hashes(), hashes);

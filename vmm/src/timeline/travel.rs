@@ -5,7 +5,7 @@
 //! Snapshots are dense around the place that is being looked at, so that the next step back is near.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use checkpoint::{Entry, Store};
 use cpu::Watchpoint;
@@ -96,6 +96,7 @@ impl Timeline {
             end,
             begins_ns: recording.log.power_on()?.at.time_ns,
             checkpoints: None,
+            damaged: Mutex::default(),
             snapshots: Snapshots::default(),
             fast_forward: OnceLock::new(),
             threads: threads.max(1),

@@ -1,8 +1,9 @@
 //! A machine that walks along a recording: restores snapshots, runs, and leaves snapshots on its way. A
 //! timeline has one that stands at its position; long searches have one for each core.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use super::fast_forward::{Ahead, FastForward, Runner};
 use super::snapshot::Snapshots;
@@ -38,6 +39,8 @@ pub(super) struct Shared {
     pub begins_ns: u64,
     /// `None` while the first walker is being made.
     pub checkpoints: Option<Checkpoints<Instructions>>,
+    /// Those that turned out to be damaged when they were to be restored: all goes on without them.
+    pub damaged: Mutex<BTreeSet<Instructions>>,
     pub snapshots: Snapshots,
     /// What goes along long stretches, if not the software engine.
     pub fast_forward: OnceLock<FastForward>,
@@ -134,16 +137,18 @@ impl Walker {
 
     /// Goes to the last place at or before `target` that can be restored.
     pub fn restore_nearest(&mut self, target: Instructions) -> Result<(), Error> {
-        match (self.nearest(target), &self.shared.checkpoints) {
-            ((at, true), Some(checkpoints)) => {
-                let snapshot = checkpoints.load(at)?;
-                self.restore(&snapshot)
-            }
-            _ => {
-                let (_, snapshot) = self.shared.snapshots.nearest(target).expect("there is one at the start");
-                self.restore(&snapshot)
+        let shared = self.shared.clone();
+        while let ((at, true), Some(checkpoints)) = (self.nearest(target), &shared.checkpoints) {
+            match checkpoints.load(at).and_then(|snapshot| self.restore(&snapshot)) {
+                Err(Error::Checkpoints(error)) if error.is_damage() => {
+                    log::warn!("{error}; the checkpoint at instruction {at} is not used");
+                    shared.damaged().insert(at);
+                }
+                restored => return restored,
             }
         }
+        let (_, snapshot) = shared.snapshots.nearest(target).expect("there is one at the start");
+        self.restore(&snapshot)
     }
 
     /// Goes to a snapshot.
@@ -254,7 +259,8 @@ impl Walker {
 
     fn at_stage(&mut self, spacing: u64) -> Result<(), Error> {
         let here = self.position();
-        if let Some(checkpoints) = self.shared.checkpoints.as_ref().filter(|c| c.heads().contains_key(&here))
+        if let Some(checkpoints) =
+            self.shared.checkpoints.as_ref().filter(|_| self.shared.is_checkpoint(here))
         {
             // From here on the pages are those of the checkpoint, which need no memory.
             self.machine.rebase(&checkpoints.maps(here)?)?;
@@ -294,13 +300,22 @@ impl Shared {
 
     /// The last checkpoint at or before a place.
     pub fn checkpoint_before(&self, place: Instructions) -> Option<Instructions> {
-        let heads = self.checkpoints.as_ref()?.heads();
-        heads.range(..=place).next_back().map(|(&at, _)| at)
+        let (heads, damaged) = (self.checkpoints.as_ref()?.heads(), self.damaged());
+        heads.range(..=place).rev().map(|(&at, _)| at).find(|at| !damaged.contains(at))
     }
 
     /// The first checkpoint after a place.
     pub fn checkpoint_after(&self, place: Instructions) -> Option<Instructions> {
-        let heads = self.checkpoints.as_ref()?.heads();
-        heads.range(place + 1..).next().map(|(&at, _)| at)
+        let (heads, damaged) = (self.checkpoints.as_ref()?.heads(), self.damaged());
+        heads.range(place + 1..).map(|(&at, _)| at).find(|at| !damaged.contains(at))
+    }
+
+    fn is_checkpoint(&self, place: Instructions) -> bool {
+        let is_one = |checkpoints: &Checkpoints<_>| checkpoints.heads().contains_key(&place);
+        self.checkpoints.as_ref().is_some_and(is_one) && !self.damaged().contains(&place)
+    }
+
+    fn damaged(&self) -> MutexGuard<'_, BTreeSet<Instructions>> {
+        self.damaged.lock().expect("no thread panics while it looks at a set")
     }
 }
