@@ -382,3 +382,72 @@ fn copies_go_down_with_df() {
     assert_eq!(&bytes, b"abcdefgh");
     assert_eq!(m.state.gpr[6..8], [PAGE - 1, DATA - 1]);
 }
+
+/// Runs so many steps without a new state.
+fn go_on(m: &mut Machine, steps: u64) {
+    let until = m.cpu.steps() + steps;
+    assert_eq!(m.cpu.run(&mut m.bus, until, u64::MAX), Stop::Budget);
+}
+
+#[test]
+fn registers_are_replaced_whatever_is_kept_beside_them() {
+    let ways: [fn(&mut Machine, &cpu::CpuState); 3] = [
+        |m, state| m.cpu.set_state(state),
+        |m, state| m.cpu.restore_state(state),
+        |m, state| m.cpu.set_registers(state),
+    ];
+    for replace in ways {
+        let mut m = Machine::long();
+        m.code(64, |a| {
+            a.inc(eax).unwrap();
+            a.inc(eax).unwrap();
+            a.inc(eax).unwrap();
+        });
+        m.cpu.set_state(&m.state);
+        let before = m.cpu.state();
+        go_on(&mut m, 2);
+        assert_eq!(m.cpu.state().gpr[0], 2);
+        replace(&mut m, &before);
+        assert_eq!(m.cpu.state(), before);
+        go_on(&mut m, 3);
+        assert_eq!((m.cpu.state().gpr[0], m.cpu.rip()), (3, CODE + 6));
+    }
+}
+
+/// A restored state over RAM that was replaced.
+#[test]
+fn code_that_was_replaced_before_a_state_is_restored_is_other_code() {
+    let mut m = Machine::long();
+    m.code(64, |a| a.inc(eax).unwrap());
+    m.cpu.set_state(&m.state);
+    let before = m.cpu.state();
+    go_on(&mut m, 1);
+    // DEC EAX.
+    m.ram.replace_bytes(CODE, &[0xff, 0xc8]);
+    m.cpu.restore_state(&before);
+    go_on(&mut m, 1);
+    assert_eq!(m.cpu.state().gpr[0], u64::from(u32::MAX));
+}
+
+#[test]
+fn writes_are_tracked_anew_in_every_address_space() {
+    let page = PAGE / 0x1000;
+    for other_root_between in [false, true] {
+        let mut m = two_roots();
+        m.put64(entry_of(PAGE), PAGE | 7);
+        m.code(64, |a| {
+            a.mov(qword_ptr(PAGE), rbx).unwrap();
+            set_root(a, if other_root_between { OTHER_ROOT } else { TABLES });
+            // Here writes are tracked anew.
+            set_root(a, TABLES);
+            a.mov(qword_ptr(PAGE), rbx).unwrap();
+        });
+        m.cpu.set_state(&m.state);
+        go_on(&mut m, 3);
+        assert!(m.ram.flags().has(page, PageFlags::DIRTY));
+        m.ram.flags().clear(page, PageFlags::DIRTY);
+        m.cpu.track_writes_anew();
+        go_on(&mut m, 3);
+        assert!(m.ram.flags().has(page, PageFlags::DIRTY), "other root {other_root_between}");
+    }
+}

@@ -296,6 +296,22 @@ fn btf_traps_on_taken_branches_only() {
     assert_eq!(m.state.msrs.debugctl, 0, "the exception clears BTF");
 }
 
+/// Nor between the iterations of a repeated instruction, which are no branches.
+#[test]
+fn btf_does_not_trap_between_iterations() {
+    let mut m = Machine::long();
+    m.state.rflags |= TF;
+    m.state.msrs.debugctl = 2;
+    (m.state.gpr[1], m.state.gpr[6], m.state.gpr[7]) = (3, DATA, DATA + 0x100);
+    m.code(64, |a| {
+        a.rep().movsb().unwrap();
+        a.nop().unwrap();
+        a.jmp(CODE + 0x100).unwrap();
+    });
+    assert_eq!(m.run_to_handler(), 1);
+    assert_eq!((m.stack64(0), m.state.gpr[1]), (CODE + 0x100, 0));
+}
+
 #[test]
 fn system_calls_are_counted_and_trapped_by_number() {
     let mut m = Machine::long();

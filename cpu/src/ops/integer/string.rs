@@ -264,7 +264,8 @@ fn string<S: Action, W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op:
 #[cold]
 fn pause(core: &mut Core, op: &Op) -> Break {
     core.rip = core.wrap_rip(core.block_rip().wrapping_add(u64::from(op.start)));
-    if core.rflags & flags::TF != 0 {
+    // With BTF only branches trap.
+    if core.rflags & flags::TF != 0 && core.state.msrs.debugctl & 2 == 0 {
         core.state.pending_debug |= 1 << 14;
         core.update_debug_attention();
     }
