@@ -136,7 +136,7 @@ impl<T: Tier> Guest<T> {
         lines.wakes += 1;
         if lines.wakes > WAKES || lines.nmi {
             self.over = true;
-        } else if lines.wakes % 2 == 0 {
+        } else if lines.wakes.is_multiple_of(2) {
             lines.nmi = true;
         } else {
             // An interrupt that is held back waits for the NMI behind it.
