@@ -489,6 +489,20 @@ fn bit_fields_and_structures_inside_themselves() {
 }
 
 #[test]
+fn records_with_many_parts() {
+    let mut types = Types::new();
+    let values = vec![0; 3 << 16];
+    types.record("many", 4 << 24 | 1 << 16, 8, &values);
+    let last = types.structure("last", 8, &[("field", 1, 4)]);
+    let mut bytes = types.bytes();
+    let btf = Btf::parse(&bytes).expect("it is whole");
+    assert_eq!((btf.structure("many"), btf.structure("last")), (Some(1), Some(last)));
+    // A kind that is not known, with a bit of those that the first kernels did not use.
+    bytes[24 + 7] = 0x44;
+    assert!(Btf::parse(&bytes).is_none());
+}
+
+#[test]
 fn damaged_types_do_no_harm() {
     let good = types_6_4().bytes();
     for at in 0..good.len() {
