@@ -26,8 +26,8 @@ pub const BUSYBOX: Artefact = Artefact { path: "initrd-busybox-cloud.gz", recipe
 /// busybox for the ordinary kernel.
 pub const BUSYBOX_GENERIC: Artefact =
     Artefact { path: "initrd-busybox-generic.gz", recipe: "guest-images/initramfs" };
-/// The cloud kernel of Debian 13, and busybox for it. Where they could not be had, this and the following are not
-/// there.
+/// The cloud kernel of Debian 13, and busybox for it. Where they could not be had, this and the following are
+/// not there.
 pub const TRIXIE: [Artefact; 2] = newer("kernel-trixie/vmlinuz", "initrd-busybox-trixie.gz");
 /// The newest cloud kernel of Debian.
 pub const SID: [Artefact; 2] = newer("kernel-sid/vmlinuz", "initrd-busybox-sid.gz");

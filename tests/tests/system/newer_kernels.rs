@@ -12,7 +12,7 @@ use tests::script::Script;
 /// pieces of the list.
 const LIST_SYMBOLS: [&str; 4] = [
     "cat /proc/kallsyms >/tmp/all; wc -l /tmp/all",
-    "tail -n 500 /tmp/all",
+    "tail -n 1000 /tmp/all",
     "piece() { dd if=/tmp/all bs=4k skip=$1 count=1 2>/dev/null | sed '1d;$d'; }",
     "for at in 1 100 400 700 1000 1300 1500; do piece $at; done",
 ];

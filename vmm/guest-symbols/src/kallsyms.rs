@@ -1,7 +1,7 @@
 //! The kernel's own symbol tables in its memory.
 //!
-//! `scripts/kallsyms.c` writes them into the read-only data in one of these orders, each aligned to eight bytes,
-//! from Linux 7.0 on to four:
+//! `scripts/kallsyms.c` writes them into the read-only data in one of these orders, each aligned to eight
+//! bytes, from Linux 7.0 on to four:
 //!
 //! ```text
 //! up to 6.3       6.4 to 6.19     from 7.0 on
@@ -16,7 +16,8 @@
 //!
 //! offsets        i32 each, one of:
 //!                of 7.0   what to add to the address of the offset itself
-//!                all from zero on: relative_base + offset (no CONFIG_KALLSYMS_ABSOLUTE_PERCPU, and from 6.15 on)
+//!                all from zero on: relative_base + offset (from 6.15 on, and before that without
+//!                         CONFIG_KALLSYMS_ABSOLUTE_PERCPU)
 //!                below zero  relative_base - 1 - offset
 //!                otherwise   the address itself (variables that each CPU has)
 //! relative_base  u64, moved by KASLR
@@ -27,9 +28,10 @@
 //! token_index    u16 each: where in the token table each begins
 //! ```
 //!
-//! What is looked for is therefore: the token index with its table, which hardly anything else looks like; then
-//! the names before that, which agree with markers right behind them; then offsets at one of the two places that
-//! give ascending addresses. Kernels that store 64-bit addresses instead of offsets are not known here.
+//! What is looked for is therefore: the token index with its table, which hardly anything else looks like;
+//! then the names before that, which agree with markers right behind them; then offsets at one of the two
+//! places that give ascending addresses. Kernels that store 64-bit addresses instead of offsets are not known
+//! here.
 
 use std::ops::Range;
 
@@ -56,8 +58,9 @@ const ALIGNMENTS: [usize; 2] = [8, 4];
 const MAX_TOKEN_TABLES: usize = 16;
 /// A kernel has more symbols than this.
 const MIN_SYMBOLS: usize = 64;
-/// The steps that all attempts at reading names may take: a kernel needs as many as it has symbols.
-const MAX_NAME_STEPS: usize = 1 << 26;
+/// The steps that all attempts at reading names may take: a kernel needs as many as it has symbols, and some
+/// for each place among the names that looks like their number.
+const MAX_NAME_STEPS: usize = 1 << 28;
 
 /// A symbol as a table has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,8 +175,8 @@ fn count_at(bytes: &[u8], at: usize) -> Option<usize> {
     (MIN_SYMBOLS..=MAX_SYMBOLS).contains(&count).then_some(count)
 }
 
-/// Where each of `count` names is, if they come after the number at `number_at` and markers that agree with them
-/// follow, before the tokens.
+/// Where each of `count` names is, if they come after the number at `number_at` and markers that agree with
+/// them follow, before the tokens.
 fn names_at(
     bytes: &[u8],
     number_at: usize,
