@@ -97,3 +97,28 @@ proxy_settings() {
     if [ "$scheme" = https ]; then eval "$(apt-config shell proxy Acquire::https::Proxy)"; fi
     if [ -n "$proxy" ] && [ "$proxy" != DIRECT ]; then printf '%s_proxy=%s\n' "$scheme" "$proxy"; fi
 }
+
+# start_own_apt SUITE...: makes the folder $work for an apt that has these suites only, with lists and archives of its
+# own: adding suites to the machine's own sources is not ours to do. It checks the same signatures. Whoever starts it
+# removes the folder.
+start_own_apt() {
+    local suite
+    work=$(mktemp --directory "$guest_out/fetch.XXXXXX")
+    mkdir --parents "$work"/lists/partial "$work"/cache/archives/partial "$work/root"
+    for suite in "$@"; do source_line "$suite" || exit; done >"$work/sources.list"
+    quietly own_apt apt-get --quiet update || die "the lists of Debian's $* could not be had: check the network"
+}
+
+# own_apt PROGRAM ARGUMENT...: apt-get or apt-cache with what is in $work.
+own_apt() {
+    "$1" --option Dir::Etc::SourceList="$work/sources.list" --option Dir::Etc::SourceParts=/dev/null \
+        --option Dir::State::Lists="$work/lists" --option Dir::Cache="$work/cache" --option Debug::NoLocking=1 \
+        --option APT::Sandbox::User=root --option Acquire::Languages=none "${@:2}"
+}
+
+# source_line SUITE: how apt is told of it.
+source_line() {
+    local archive
+    archive=$(archive_of "$1") || return
+    printf 'deb [signed-by=%s] %s %s main\n' "$(keyring_of "$1" "$archive")" "$archive" "$1"
+}

@@ -65,6 +65,27 @@ busybox_binary() {
     printf '%s\n' "$dir/bin/busybox"
 }
 
+# unpacked_kernel DIR NAME: makes of the kernel's packages unpacked in DIR what one boots, and puts it in the place of
+# out/kernel-NAME:
+#   vmlinuz   the bzImage exactly as Debian ships it
+#   vmlinux   the ELF image that is packed inside it
+unpacked_kernel() {
+    local dir=$guest_out/kernel-$2 release image
+    # Newer packages have modules below usr/lib only, and the image beside them.
+    [ -e "$1/lib" ] || ln --symbolic usr/lib "$1/lib"
+    release=$(ls "$1/lib/modules")
+    image=boot/vmlinuz-$release
+    [ -e "$1/$image" ] || image=usr/lib/modules/$release/vmlinuz
+    ln --symbolic "$image" "$1/vmlinuz"
+    "$repo/guest-images/extract-vmlinux" "$1/vmlinuz" "$1/vmlinux"
+    # A package as unpacked has no list of what depends on what; installing it would make one.
+    /sbin/depmod --basedir "$1" "$release"
+    rm --recursive --force "$dir"
+    mv "$1" "$dir"
+    record "kernel-$2/vmlinuz" "$release" "$dir/vmlinuz"
+    record "kernel-$2/vmlinux" "$release" "$dir/vmlinux"
+}
+
 kernel_release() { ls "$guest_out/kernel-$1/lib/modules"; }
 
 # module_files FLAVOUR MODULE...: the modules and all they depend on, in loading order, each once. A module that
@@ -91,9 +112,10 @@ add_modules() {
         name=$(basename "$file")
         case "$name" in
         *.xz) xz --decompress --stdout "$file" >"$tree/${name%.xz}" ;;
+        *.zst) zstd --quiet --decompress --stdout "$file" >"$tree/${name%.zst}" ;;
         *) cp "$file" "$tree/$name" ;;
         esac
-        printf '%s\n' "${name%.xz}" >>"$tree/$list"
+        printf '%s.ko\n' "${name%.ko*}" >>"$tree/$list"
     done <"$tree/$list.files"
     rm "$tree/$list.files"
 }

@@ -26,6 +26,15 @@ pub const BUSYBOX: Artefact = Artefact { path: "initrd-busybox-cloud.gz", recipe
 /// busybox for the ordinary kernel.
 pub const BUSYBOX_GENERIC: Artefact =
     Artefact { path: "initrd-busybox-generic.gz", recipe: "guest-images/initramfs" };
+/// The cloud kernel of Debian 13, and busybox for it. Where they could not be had, this and the following are
+/// not there.
+pub const TRIXIE: [Artefact; 2] = newer("kernel-trixie/vmlinuz", "initrd-busybox-trixie.gz");
+/// The newest cloud kernel of Debian.
+pub const SID: [Artefact; 2] = newer("kernel-sid/vmlinuz", "initrd-busybox-sid.gz");
+/// The newest real-time kernel.
+pub const SID_RT: [Artefact; 2] = newer("kernel-sid-rt/vmlinuz", "initrd-busybox-sid-rt.gz");
+/// The real-time kernel of Debian 12.
+pub const BOOKWORM_RT: [Artefact; 2] = newer("kernel-bookworm-rt/vmlinuz", "initrd-busybox-bookworm-rt.gz");
 /// The benchmark workloads.
 pub const BENCH: Artefact = Artefact { path: "initrd-bench.gz", recipe: "guest-images/workloads/build" };
 /// The workload for reverse debugging.
@@ -34,6 +43,11 @@ pub const BENCH_RD: Artefact = Artefact { path: "initrd-rd.gz", recipe: "guest-i
 pub const BUGS: Artefact = Artefact { path: "initrd-bugs.gz", recipe: "guest-images/bugs/build" };
 /// Debian 12 on a disk.
 pub const DEBIAN: Artefact = Artefact { path: "debian.img", recipe: "guest-images/debian-disk" };
+
+const fn newer(kernel: &'static str, busybox: &'static str) -> [Artefact; 2] {
+    let recipe = "guest-images/initramfs";
+    [Artefact { path: kernel, recipe }, Artefact { path: busybox, recipe }]
+}
 
 /// One of the tiny test kernels: `mb1`, `mb2`, `pvh`, `elf64`, `pae`, `real16`.
 pub fn test_kernel(name: &str) -> PathBuf {

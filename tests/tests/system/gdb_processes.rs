@@ -10,6 +10,7 @@ use guest_symbols::{Symbols, USER_ROOT_BIT, elf, kallsyms};
 use tests::elf::move_down;
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest, repository, test_kernel};
+use tests::listings::{ListedProcess, PS, assert_same_processes};
 use tests::record::{open, record};
 use tests::script::Script;
 use tests::traveller::Traveller;
@@ -24,21 +25,11 @@ const LISTED: &str = "that was all";
 /// Some processes that sleep, a list of all, and some that write.
 fn record_processes(path: &Path) -> String {
     let guest = Guest::linux(&CLOUD, &BUSYBOX, "pti=on", 128);
-    let list = "ps -o pid,ppid,stat,comm; echo that was ''all";
-    let commands = ["sleep 1000 &", "sleep 1001 &", list, "ls /; ls /proc/sys; uname -a", "poweroff -f"];
+    let list = format!("{PS}; echo that was ''all");
+    let commands = ["sleep 1000 &", "sleep 1001 &", &list, "ls /; ls /proc/sys; uname -a", "poweroff -f"];
     let mut script = Script::shell(&commands);
     record(&guest, path, &mut script);
     script.text()
-}
-
-/// The lines of the guest's list: number, parent, state, name.
-fn listed(console: &str) -> Vec<(u32, u32, char, String)> {
-    let line = |line: &str| {
-        let words: Vec<_> = line.split_whitespace().collect();
-        let [pid, parent, state, name] = words[..] else { return None };
-        Some((pid.parse().ok()?, parent.parse().ok()?, state.chars().next()?, name.to_string()))
-    };
-    console.lines().filter_map(line).collect()
 }
 
 /// What gdb says, with our commands loaded.
@@ -126,27 +117,10 @@ fn processes_and_symbols_of_a_stock_kernel() {
 }
 
 fn the_list_is_the_guests(boot: &Boot<'_>, console: &str) {
-    let listed = listed(console);
+    let listed = ListedProcess::all(console);
     assert!(listed.len() > 30, "{console}");
     let processes = boot.tasks.list(boot.timeline.machine());
-    assert_eq!(processes.damage, None);
-    for (pid, parent, state, name) in &listed {
-        // It has ended since.
-        if name == "ps" {
-            continue;
-        }
-        let process = processes.with(*pid).unwrap_or_else(|| panic!("no {pid} in {processes:#?}"));
-        assert_eq!(process.parent, *parent, "{process:?}");
-        // It adds what a worker works at.
-        assert!(name.starts_with(&process.name), "{name} {process:?}");
-        if name == "sleep" {
-            assert_eq!(process.state, *state, "{process:?}");
-            assert!(matches!(process.space, AddressSpace::Own(_)), "{process:?}");
-        }
-        let of_kernel = *pid == 2 || *parent == 2;
-        assert_eq!(process.space == AddressSpace::KernelThread, of_kernel, "{process:?}");
-    }
-    assert!(processes.all.len() <= listed.len() + 2, "{processes:#?}");
+    assert_same_processes(&processes, &listed);
     let current = processes.current.as_ref().and_then(|current| processes.with(current.process));
     assert_eq!(current.map(|process| process.name.as_str()), Some("sh"), "it has just printed");
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use guest_symbols::{NoKernel, Symbols, elf};
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest};
+use tests::listings::ListedSymbol;
 use tests::record::{open, record};
 use tests::script::Script;
 use vmm::timeline::Timeline;
@@ -18,42 +19,12 @@ const LISTED: &str = "grep -w -e _text -e _end -e start_kernel -e do_syscall_64 
                       -e cpu_hw_events -e __start_BTF -e virtio_init -e virtqueue_add_sgs -e virtblk_probe \
                       -e vp_modern_probe -e __this_module /proc/kallsyms";
 
-/// A line of the guest's /proc/kallsyms.
-#[derive(Debug)]
-struct Listed {
-    address: u64,
-    class: u8,
-    name: String,
-    module: Option<String>,
-}
-
-impl Listed {
-    fn parse(line: &str) -> Option<Listed> {
-        let mut words = line.split_whitespace();
-        let address = words.next().filter(|digits| digits.len() == 16)?;
-        let address = u64::from_str_radix(address, 16).ok()?;
-        let class = words.next().filter(|class| class.len() == 1)?.as_bytes()[0];
-        let name = words.next()?.to_string();
-        let module = words.next().map(|name| name.trim_matches(['[', ']']).to_string());
-        Some(Listed { address, class, name, module })
-    }
-
-    fn is_in(&self, symbols: &Symbols) -> bool {
-        symbols.all().iter().any(|symbol| {
-            let module = symbol.module.map(|number| &symbols.modules()[number]);
-            (symbol.address, symbol.class) == (self.address, self.class)
-                && symbol.name == self.name
-                && module == self.module.as_ref()
-        })
-    }
-}
-
 /// Boots with isolated page tables, so that the kernel is hidden while programs run; what the guest listed.
-fn record_boot(path: &Path) -> Vec<Listed> {
+fn record_boot(path: &Path) -> Vec<ListedSymbol> {
     let guest = Guest::linux(&CLOUD, &BUSYBOX, "pti=on", 128);
     let mut script = Script::shell(&[LISTED, "poweroff -f"]);
     record(&guest, path, &mut script);
-    script.text().lines().filter_map(Listed::parse).collect()
+    ListedSymbol::all(&script.text())
 }
 
 fn symbols_at(timeline: &mut Timeline, position: &str) -> Result<Symbols, NoKernel> {

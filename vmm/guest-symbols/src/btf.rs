@@ -96,8 +96,8 @@ impl<'a> Btf<'a> {
         let info = u32_at(self.types, at + 4)?;
         Some(Record {
             name: u32_at(self.types, at)?,
-            kind: info >> 24 & 0x1f,
-            count: (info & 0xffff) as usize,
+            kind: kind_of(info),
+            count: count_of(info),
             bit_fields: info >> 31 != 0,
             size: u32_at(self.types, at + 8)?,
             rest: at + 12,
@@ -127,10 +127,20 @@ impl Record {
     }
 }
 
+/// What a record is, by its second word: the bits that Linux 7 uses, two of which were zero before.
+fn kind_of(info: u32) -> u32 {
+    info >> 24 & 0x7f
+}
+
+/// How many fields or other parts a record has, by its second word: 16 bits before Linux 7, the others zero.
+fn count_of(info: u32) -> usize {
+    (info & 0x00ff_ffff) as usize
+}
+
 /// The size of a record, by its second word.
 fn record_bytes(info: u32) -> Option<usize> {
-    let count = (info & 0xffff) as usize;
-    let rest = match info >> 24 & 0x1f {
+    let count = count_of(info);
+    let rest = match kind_of(info) {
         // INT, VAR, DECL_TAG
         1 | 14 | 17 => 4,
         // PTR, FWD, TYPEDEF, VOLATILE, CONST, RESTRICT, FUNC, FLOAT, TYPE_TAG

@@ -1,12 +1,25 @@
 //! The kernel's own symbol tables in its memory.
 //!
-//! `scripts/kallsyms.c` writes them into the read-only data, each aligned to eight bytes, in this order
-//! (Linux 6.1):
+//! `scripts/kallsyms.c` writes them into the read-only data in one of these orders, each aligned to eight
+//! bytes, from Linux 7.0 on to four:
 //!
 //! ```text
-//! offsets        i32 each: below zero  relative_base - 1 - offset
-//!                          otherwise   the address itself (variables that each CPU has)
-//!                          all from zero on: relative_base + offset (no CONFIG_KALLSYMS_ABSOLUTE_PERCPU)
+//! up to 6.3       6.4 to 6.19     from 7.0 on
+//! offsets         num_syms        num_syms
+//! relative_base   names           names
+//! num_syms        markers         markers
+//! names           token_table     token_table
+//! markers         token_index     token_index
+//! (others)        offsets         offsets
+//! token_table     relative_base
+//! token_index
+//!
+//! offsets        i32 each, one of:
+//!                of 7.0   what to add to the address of the offset itself
+//!                all from zero on: relative_base + offset (from 6.15 on, and before that without
+//!                         CONFIG_KALLSYMS_ABSOLUTE_PERCPU)
+//!                below zero  relative_base - 1 - offset
+//!                otherwise   the address itself (variables that each CPU has)
 //! relative_base  u64, moved by KASLR
 //! num_syms       u32
 //! names          for each symbol its length (one byte, or two from 128 on) and that many tokens
@@ -15,10 +28,10 @@
 //! token_index    u16 each: where in the token table each begins
 //! ```
 //!
-//! Later kernels have offsets and relative_base after the token index, and other tables in between. What is
-//! looked for is therefore: the token index with its table, which hardly anything else looks like; then the
-//! names before that, which agree with markers right behind them; then offsets at one of the two places that
-//! give ascending addresses. Kernels that store 64-bit addresses instead of offsets are not known here.
+//! What is looked for is therefore: the token index with its table, which hardly anything else looks like;
+//! then the names before that, which agree with markers right behind them; then offsets at one of the two
+//! places that give ascending addresses. Kernels that store 64-bit addresses instead of offsets are not known
+//! here.
 
 use std::ops::Range;
 
@@ -39,12 +52,15 @@ const PIECE_BYTES: usize = 64 << 20;
 /// When a piece is full, the next one begins with the end of this one.
 const OVERLAP_BYTES: usize = 16 << 20;
 const PAGE_BYTES: usize = 4096;
+/// What tables are aligned to: first that of kernels before 7.0.
+const ALIGNMENTS: [usize; 2] = [8, 4];
 /// How many things that look like a token index are looked into.
 const MAX_TOKEN_TABLES: usize = 16;
 /// A kernel has more symbols than this.
 const MIN_SYMBOLS: usize = 64;
-/// The steps that all attempts at reading names may take: a kernel needs as many as it has symbols.
-const MAX_NAME_STEPS: usize = 1 << 26;
+/// The steps that all attempts at reading names may take: a kernel needs as many as it has symbols, and some
+/// for each place among the names that looks like their number.
+const MAX_NAME_STEPS: usize = 1 << 28;
 
 /// A symbol as a table has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,21 +90,22 @@ pub fn search(memory: KernelView<'_>) -> Option<Vec<RawSymbol>> {
             piece.extend_from_slice(&page);
         }
         if !piece.is_empty() && (!mapped || piece.len() >= PIECE_BYTES) {
-            if let Some(found) = tables_in(&piece) {
+            let end = if mapped { address + PAGE_BYTES as u64 } else { address };
+            if let Some(found) = tables_in(&piece, end - piece.len() as u64) {
                 return Some(found);
             }
             let kept = if mapped { OVERLAP_BYTES } else { 0 };
             piece.drain(..piece.len() - kept);
         }
     }
-    tables_in(&piece)
+    tables_in(&piece, IMAGE.end - piece.len() as u64)
 }
 
-/// The symbols, when all tables lie in `bytes`, which begin at a multiple of eight.
-pub fn tables_in(bytes: &[u8]) -> Option<Vec<RawSymbol>> {
+/// The symbols, when all tables lie in `bytes`, which begin at `address`, a multiple of eight.
+pub fn tables_in(bytes: &[u8], address: u64) -> Option<Vec<RawSymbol>> {
     let mut steps = MAX_NAME_STEPS;
     let tables = (0..bytes.len()).step_by(4).filter_map(|at| Tokens::with_index_at(bytes, at));
-    tables.take(MAX_TOKEN_TABLES).find_map(|tokens| symbols(bytes, &tokens, &mut steps))
+    tables.take(MAX_TOKEN_TABLES).find_map(|tokens| symbols(bytes, address, &tokens, &mut steps))
 }
 
 /// The token table.
@@ -134,37 +151,44 @@ impl<'a> Tokens<'a> {
     }
 }
 
-fn symbols(bytes: &[u8], tokens: &Tokens<'_>, steps: &mut usize) -> Option<Vec<RawSymbol>> {
+fn symbols(bytes: &[u8], address: u64, tokens: &Tokens<'_>, steps: &mut usize) -> Option<Vec<RawSymbol>> {
     // The nearest candidate is tried first: nothing but names lies in between, usually.
-    (0..tokens.range.start & !7).step_by(8).rev().find_map(|at| {
+    (0..tokens.range.start & !3).step_by(4).rev().find_map(|at| {
         let count = count_at(bytes, at)?;
-        let names = names_at(bytes, at + 8, tokens.range.start, count, steps)?;
+        let alignments = ALIGNMENTS.into_iter().filter(|alignment| at % alignment == 0);
+        let (alignment, names) = alignments
+            .filter_map(|alignment| Some((alignment, names_at(bytes, at, alignment, tokens, count, steps)?)))
+            .next()?;
+        let after = tokens.range.end.next_multiple_of(alignment);
         let before = at.checked_sub(8 + (4 * count).next_multiple_of(8));
-        let after = tokens.range.end.next_multiple_of(8);
-        let addresses = [before, Some(after)]
-            .into_iter()
-            .flatten()
-            .find_map(|offsets| addresses(bytes, offsets, count))?;
+        let addresses = before
+            .and_then(|offsets| from_base(bytes, offsets, count))
+            .or_else(|| from_base(bytes, after, count))
+            .or_else(|| from_place(bytes, address, after, count))?;
         expand(bytes, &names, tokens, &addresses)
     })
 }
 
-/// A number of symbols with the zeros after it.
+/// What can be a number of symbols.
 fn count_at(bytes: &[u8], at: usize) -> Option<usize> {
-    let count = usize::try_from(u64_at(bytes, at)?).ok()?;
+    let count = u32_at(bytes, at)? as usize;
     (MIN_SYMBOLS..=MAX_SYMBOLS).contains(&count).then_some(count)
 }
 
-/// Where each of `count` names is, if markers that agree with them follow.
+/// Where each of `count` names is, if they come after the number at `number_at` and markers that agree with
+/// them follow, before the tokens.
 fn names_at(
     bytes: &[u8],
-    start: usize,
-    end: usize,
+    number_at: usize,
+    alignment: usize,
+    tokens: &Tokens<'_>,
     count: usize,
     steps: &mut usize,
 ) -> Option<Vec<Range<usize>>> {
+    let (start, end) = (number_at + alignment, tokens.range.start);
+    let padding = bytes.get(number_at + 4..start)?;
     // A name has two bytes at least: its length and its class.
-    if end.checked_sub(start)? < 2 * count {
+    if padding.iter().any(|&byte| byte != 0) || end.checked_sub(start)? < 2 * count {
         return None;
     }
     let (mut names, mut markers, mut at) = (Vec::new(), Vec::new(), start);
@@ -184,26 +208,44 @@ fn names_at(
         }
         names.push(from..at);
     }
-    let table = at.next_multiple_of(8);
+    let table = at.next_multiple_of(alignment);
     let agree = |(number, marker): (usize, &usize)| {
         u32_at(bytes, table + 4 * number).is_some_and(|stored| stored as usize == *marker)
     };
     markers.iter().enumerate().all(agree).then_some(names)
 }
 
-/// The addresses that offsets stand for, if they are those of a kernel: a base in its image, ascending from
-/// there.
-fn addresses(bytes: &[u8], start: usize, count: usize) -> Option<Vec<u64>> {
+/// The offsets of a table.
+fn offsets(bytes: &[u8], start: usize, count: usize) -> Option<impl Iterator<Item = i32> + Clone> {
     let table = bytes.get(start..start + 4 * count)?;
+    Some(table.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)))
+}
+
+/// The addresses that offsets with a base behind them stand for, if they are those of a kernel: a base in its
+/// image, ascending from there.
+fn from_base(bytes: &[u8], start: usize, count: usize) -> Option<Vec<u64>> {
+    let offsets = offsets(bytes, start, count)?;
     let base = u64_at(bytes, start + (4 * count).next_multiple_of(8)).filter(|base| IMAGE.contains(base))?;
-    let offsets = || table.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
-    let with_absolute = offsets().any(|offset| offset < 0);
+    let with_absolute = offsets.clone().any(|offset| offset < 0);
     let address = |offset: i32| match (with_absolute, offset) {
         (true, ..0) => base.wrapping_add((-1 - i64::from(offset)) as u64),
         (true, _) => offset as u64,
         (false, _) => base.wrapping_add(u64::from(offset as u32)),
     };
-    let addresses: Vec<u64> = offsets().map(address).collect();
+    ascending(offsets.map(address))
+}
+
+/// The addresses that offsets from their own places stand for, if all are in the kernel's image and ascend.
+/// `address` is that of the first byte.
+fn from_place(bytes: &[u8], address: u64, start: usize, count: usize) -> Option<Vec<u64>> {
+    let places = (address + start as u64..).step_by(4);
+    let addresses =
+        places.zip(offsets(bytes, start, count)?).map(|(at, offset)| at.wrapping_add_signed(offset.into()));
+    ascending(addresses).filter(|addresses| addresses.iter().all(|address| IMAGE.contains(address)))
+}
+
+fn ascending(addresses: impl Iterator<Item = u64>) -> Option<Vec<u64>> {
+    let addresses: Vec<u64> = addresses.collect();
     addresses.is_sorted().then_some(addresses)
 }
 

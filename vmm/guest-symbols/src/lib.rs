@@ -7,9 +7,8 @@
 //! no types and no source lines in it, and nothing about user programs. [`vmlinux`] says how far a kernel
 //! with debug information was moved, and [`tasks`] which processes there are.
 //!
-//! Follows Linux: `scripts/kallsyms.c`, `kernel/kallsyms.c`, `kernel/module/kallsyms.c` (6.1, and the order
-//! of tables of later ones), `Documentation/bpf/btf.rst`. Guest memory is not to be trusted: every length has
-//! a limit.
+//! Follows Linux 6.1 to 7.2: `scripts/kallsyms.c`, `kernel/kallsyms.c`, `kernel/module/kallsyms.c`,
+//! `Documentation/bpf/btf.rst`. Guest memory is not to be trusted: every length has a limit.
 
 #![forbid(unsafe_code)]
 

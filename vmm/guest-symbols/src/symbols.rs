@@ -12,7 +12,8 @@ use super::sections::{self, Section};
 pub struct Symbol {
     /// Its name, as the kernel has it.
     pub name: String,
-    /// Where it is; an offset for variables of which each CPU has one.
+    /// Where it is; of variables of which each CPU has one an offset, from Linux 6.15 on an address in the
+    /// kernel's image.
     pub address: u64,
     /// Bytes up to its end, where known; otherwise up to what comes next.
     pub size: u64,

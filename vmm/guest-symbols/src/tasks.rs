@@ -1,11 +1,12 @@
 //! The processes of the guest's kernel, and which of them runs, read from its memory as of now.
 //!
 //! All processes hang in a list that begins with `init_task`, their threads in a list each, and what runs is
-//! in a variable that each CPU has: `current_task`, or a part of `pcpu_hot` from Linux 6.2 to 6.14. Where the
-//! fields of these structures are is taken from the kernel's type information. A process has page tables of
-//! its own; a kernel thread borrows those of whatever ran before it.
+//! in a variable that each CPU has: `current_task`, or a part of `pcpu_hot` from Linux 6.2 to 6.14. Where a CPU
+//! has it is its address plus that CPU's `__per_cpu_offset`; the address counts from zero up to Linux 6.14, and
+//! lies in the kernel's image later. Where the fields of these structures are is taken from the kernel's type
+//! information. A process has page tables of its own; a kernel thread borrows those of whatever ran before it.
 //!
-//! Follows Linux 6.1: `include/linux/sched.h`, `include/linux/sched/signal.h`,
+//! Follows Linux 6.1 to 7.2: `include/linux/sched.h`, `include/linux/sched/signal.h`,
 //! `arch/x86/include/asm/percpu.h`. Guest memory is not to be trusted: no list is followed in circles or
 //! without a limit.
 
@@ -117,9 +118,9 @@ pub enum NoTasks {
 pub struct Tasks {
     /// The structure of the first process.
     first: u64,
-    /// The variable that says where the first CPU's own variables are.
+    /// The variable that says what to add to the addresses of variables that each CPU has, for the first CPU.
     cpu_base: u64,
-    /// The variable that points to the task that runs, relative to where the first CPU's own variables are.
+    /// The address of the variable that points to the task that runs, without what is to be added.
     current: u64,
     /// The word with the bit that says whether page tables are isolated.
     features: Option<u64>,

@@ -32,7 +32,7 @@ impl GuestView for Rooted {
 fn the_kernel_is_found_behind_a_programs_tables() {
     let shape = super::Shape::Linux6_1;
     let mut memory = Pages::default();
-    memory.write(super::BASE + 0x40_0000, &tables(&kernel(shape), shape));
+    memory.write(super::TABLES, &tables(&kernel(shape), shape));
     let mut guest = Rooted { cr3: KERNEL_ROOT, root: KERNEL_ROOT, memory };
     for (cr3, found) in [
         (KERNEL_ROOT, true),

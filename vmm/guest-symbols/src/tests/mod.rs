@@ -67,18 +67,37 @@ enum Shape {
     Later,
     /// As 6.1, without `CONFIG_KALLSYMS_ABSOLUTE_PERCPU`.
     AllRelative,
+    /// As later ones, with the variables of each CPU among all others.
+    Linux6_15,
+    /// Offsets from their own places, no base, and everything aligned to four bytes.
+    Linux7_0,
 }
 
-const SHAPES: [Shape; 3] = [Shape::Linux6_1, Shape::Later, Shape::AllRelative];
+const SHAPES: [Shape; 5] =
+    [Shape::Linux6_1, Shape::Later, Shape::AllRelative, Shape::Linux6_15, Shape::Linux7_0];
+
+impl Shape {
+    fn has_absolute(self) -> bool {
+        matches!(self, Shape::Linux6_1 | Shape::Later)
+    }
+
+    fn has_offsets_last(self) -> bool {
+        matches!(self, Shape::Later | Shape::Linux6_15 | Shape::Linux7_0)
+    }
+
+    fn alignment(self) -> usize {
+        if self == Shape::Linux7_0 { 4 } else { 8 }
+    }
+}
 
 pub(super) fn found(address: u64, class: char, name: &str) -> RawSymbol {
     RawSymbol { name: name.to_string(), address, size: 0, class: class as u8 }
 }
 
-/// The addresses of a kernel with its text, data, and, unless all is relative, variables of each CPU.
+/// The addresses of a kernel with its text, data, and variables of each CPU where these are numbers.
 fn kernel(shape: Shape) -> Vec<RawSymbol> {
     let mut symbols = Vec::new();
-    if shape != Shape::AllRelative {
+    if shape.has_absolute() {
         symbols.extend([found(0, 'A', "fixed_percpu_data"), found(0x1_93e0, 'A', "cpu_hw_events")]);
     }
     symbols.push(found(BASE, 'T', "_text"));
@@ -107,12 +126,15 @@ fn tokens() -> (Vec<u8>, Vec<u8>) {
     (table, index)
 }
 
-fn padded(bytes: &mut Vec<u8>, more: &[u8]) {
+fn padded(bytes: &mut Vec<u8>, more: &[u8], alignment: usize) {
     bytes.extend(more);
-    bytes.resize(bytes.len().next_multiple_of(8), 0);
+    bytes.resize(bytes.len().next_multiple_of(alignment), 0);
 }
 
-/// All tables, as they lie in the read-only data.
+/// Where the tables of `in_memory` are.
+const TABLES: u64 = BASE + 0x40_0000;
+
+/// All tables, as they lie in the read-only data from `TABLES` on.
 fn tables(symbols: &[RawSymbol], shape: Shape) -> Vec<u8> {
     let (mut names, mut markers) = (Vec::new(), Vec::new());
     for (number, symbol) in symbols.iter().enumerate() {
@@ -126,32 +148,44 @@ fn tables(symbols: &[RawSymbol], shape: Shape) -> Vec<u8> {
         }
         names.extend(text.bytes());
     }
-    let offset = |symbol: &RawSymbol| match (symbol.address.checked_sub(BASE), shape) {
-        (Some(distance), Shape::AllRelative) => distance as i32,
-        (Some(distance), _) => -1 - distance as i32,
-        (None, _) => symbol.address as i32,
-    };
-    let mut offsets = Vec::new();
-    padded(&mut offsets, &symbols.iter().flat_map(|symbol| offset(symbol).to_le_bytes()).collect::<Vec<_>>());
-    offsets.extend(BASE.to_le_bytes());
+    let alignment = shape.alignment();
     let (token_table, token_index) = tokens();
     let mut bytes = vec![0xcc; 0x200];
-    if shape != Shape::Later {
-        padded(&mut bytes, &offsets);
+    if !shape.has_offsets_last() {
+        add_offsets(&mut bytes, symbols, shape);
     }
-    padded(&mut bytes, &(symbols.len() as u32).to_le_bytes());
-    padded(&mut bytes, &names);
-    padded(&mut bytes, &markers);
+    // Anywhere, where four bytes suffice.
+    bytes.resize(bytes.len() + alignment % 8, 0xcc);
+    padded(&mut bytes, &(symbols.len() as u32).to_le_bytes(), alignment);
+    padded(&mut bytes, &names, alignment);
+    padded(&mut bytes, &markers, alignment);
     if shape == Shape::Later {
-        padded(&mut bytes, &[0x5a; 3 * 100]);
+        padded(&mut bytes, &[0x5a; 3 * 100], alignment);
     }
-    padded(&mut bytes, &token_table);
-    padded(&mut bytes, &token_index);
-    if shape == Shape::Later {
-        padded(&mut bytes, &offsets);
+    padded(&mut bytes, &token_table, alignment);
+    padded(&mut bytes, &token_index, alignment);
+    if shape.has_offsets_last() {
+        add_offsets(&mut bytes, symbols, shape);
     }
     bytes.extend([0xcc; 0x100]);
     bytes
+}
+
+/// The offsets, and their base where there is one.
+fn add_offsets(bytes: &mut Vec<u8>, symbols: &[RawSymbol], shape: Shape) {
+    let start = TABLES + bytes.len() as u64;
+    let offset = |(place, symbol): (u64, &RawSymbol)| match (symbol.address.checked_sub(BASE), shape) {
+        (_, Shape::Linux7_0) => symbol.address.wrapping_sub(place) as i32,
+        (Some(distance), Shape::AllRelative | Shape::Linux6_15) => distance as i32,
+        (Some(distance), _) => -1 - distance as i32,
+        (None, _) => symbol.address as i32,
+    };
+    let offsets: Vec<u8> =
+        (start..).step_by(4).zip(symbols).flat_map(|row| offset(row).to_le_bytes()).collect();
+    padded(bytes, &offsets, shape.alignment());
+    if shape != Shape::Linux7_0 {
+        bytes.extend(BASE.to_le_bytes());
+    }
 }
 
 #[test]
@@ -160,7 +194,7 @@ fn tables_of_each_shape_are_found_in_memory() {
         let symbols = kernel(shape);
         let mut memory = Pages::default();
         memory.write(BASE, &[0x90; 0x800]);
-        memory.write(BASE + 0x40_0000, &tables(&symbols, shape));
+        memory.write(TABLES, &tables(&symbols, shape));
         assert_eq!(kallsyms::search(memory.view()).as_ref(), Some(&symbols), "{shape:?}");
     }
     assert_eq!(kallsyms::search(Pages::default().view()), None);
@@ -170,7 +204,7 @@ fn tables_of_each_shape_are_found_in_memory() {
 fn tables_that_do_not_agree_are_none() {
     let symbols = kernel(Shape::Linux6_1);
     let good = tables(&symbols, Shape::Linux6_1);
-    assert!(kallsyms::tables_in(&good).is_some());
+    assert!(kallsyms::tables_in(&good, TABLES).is_some());
     let offsets = 0x200;
     let base = offsets + (4 * symbols.len()).next_multiple_of(8);
     let (count, names) = (base + 8, base + 16);
@@ -186,23 +220,39 @@ fn tables_that_do_not_agree_are_none() {
         let mut bytes = good.clone();
         assert_ne!(bytes[at], value, "{what}");
         bytes[at] = value;
-        assert_eq!(kallsyms::tables_in(&bytes), None, "{what}");
+        assert_eq!(kallsyms::tables_in(&bytes, TABLES), None, "{what}");
     }
 }
 
 #[test]
 fn damaged_tables_do_no_harm() {
-    let good = tables(&kernel(Shape::Later), Shape::Later);
-    for at in (0..good.len()).step_by(97) {
-        let mut bytes = good.clone();
-        bytes[at] ^= 0xff;
-        kallsyms::tables_in(&bytes);
-        kallsyms::tables_in(&good[..at]);
+    for shape in [Shape::Later, Shape::Linux7_0] {
+        let good = tables(&kernel(shape), shape);
+        for at in (0..good.len()).step_by(97) {
+            let mut bytes = good.clone();
+            bytes[at] ^= 0xff;
+            kallsyms::tables_in(&bytes, TABLES);
+            kallsyms::tables_in(&good[..at], TABLES);
+        }
     }
     // All the same number: as many candidates for everything as there can be.
     for word in [0u64, 1, 64, 0x0101_0101_0101_0101, u64::MAX] {
-        kallsyms::tables_in(&word.to_le_bytes().repeat(10_000));
+        kallsyms::tables_in(&word.to_le_bytes().repeat(10_000), TABLES);
     }
+}
+
+#[test]
+fn offsets_from_their_places_stay_in_the_kernel() {
+    let symbols = kernel(Shape::Linux7_0);
+    let mut bytes = tables(&symbols, Shape::Linux7_0);
+    assert_eq!(kallsyms::tables_in(&bytes, TABLES).as_ref(), Some(&symbols));
+    // The same bytes elsewhere mean other addresses, and at the image's ends some that are none of the kernel.
+    let further = kallsyms::tables_in(&bytes, TABLES + 0x1000).expect("they are still in the image");
+    assert_eq!(further[0].address, symbols[0].address + 0x1000);
+    assert_eq!(kallsyms::tables_in(&bytes, kallsyms::IMAGE.start), None);
+    let offsets = bytes.len() - 0x100 - 4 * symbols.len();
+    bytes[offsets + 4 * 20 + 2] ^= 0x55;
+    assert_eq!(kallsyms::tables_in(&bytes, TABLES), None, "addresses that do not ascend");
 }
 
 /// Type information, record by record.
@@ -436,6 +486,20 @@ fn bit_fields_and_structures_inside_themselves() {
     let btf = Btf::parse(&bytes).expect("it is whole");
     assert_eq!(btf.field(1, "narrow"), Some(Field { offset: 4, kind: 0 }));
     assert_eq!(btf.field(2, "anything"), None);
+}
+
+#[test]
+fn records_with_many_parts() {
+    let mut types = Types::new();
+    let values = vec![0; 3 << 16];
+    types.record("many", 4 << 24 | 1 << 16, 8, &values);
+    let last = types.structure("last", 8, &[("field", 1, 4)]);
+    let mut bytes = types.bytes();
+    let btf = Btf::parse(&bytes).expect("it is whole");
+    assert_eq!((btf.structure("many"), btf.structure("last")), (Some(1), Some(last)));
+    // A kind that is not known, with a bit of those that the first kernels did not use.
+    bytes[24 + 7] = 0x44;
+    assert!(Btf::parse(&bytes).is_none());
 }
 
 #[test]

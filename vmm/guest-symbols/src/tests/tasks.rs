@@ -13,6 +13,8 @@ const FEATURES: u64 = BASE + 0x2_9000;
 /// Where the first CPU's own variables are, and the pointer to the current task among them.
 const CPU: u64 = DIRECT_MAP + 0x80_0000;
 const CURRENT: u64 = 0x1_fb80;
+/// Where the kernel's image has what each CPU's own variables are at first.
+const TEMPLATE: u64 = BASE + 0x20_0000;
 /// `task_struct::signal` and so on lie this far apart in memory.
 const PLACES: u64 = 0x1000;
 const KERNEL_THREAD: u32 = 0x0020_0000;
@@ -34,7 +36,18 @@ fn tables(number: u64) -> u64 {
     task(number) + 3 * PLACES
 }
 
-fn types(hot: bool) -> Types {
+/// How a kernel has the pointer to the current task.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Current {
+    /// In a variable whose address is a number: what to add to where a CPU's own variables are.
+    Number,
+    /// In a structure with such an address.
+    Hot,
+    /// In a variable in the kernel's image: what is added leads from there to a CPU's own.
+    InImage,
+}
+
+fn types(current: Current) -> Types {
     let mut types = Types::new();
     types.record("int", 1 << 24, 4, &[0]);
     let hidden = types.structure("", 16, &[("flags", 1, 0), ("exit_state", 1, 8)]);
@@ -54,7 +67,7 @@ fn types(hot: bool) -> Types {
     types.structure("signal_struct", 0x20, &[("thread_head", 1, 0x10)]);
     types.structure("mm_struct", 0x20, &[("pgd", 1, 0x18)]);
     types.structure("cpuinfo_x86", 0x80, &[("x86_capability", 1, 0x20)]);
-    if hot {
+    if current == Current::Hot {
         types.structure("pcpu_hot", 0x40, &[("", 0, 0), ("current_task", 1, 8)]);
     }
     types
@@ -67,19 +80,23 @@ struct Kernel {
 
 impl Kernel {
     /// The tasks in the list, each after the one before, and the first of them the current one.
-    fn new(hot: bool, listed: &[u64]) -> Kernel {
+    fn new(current: Current, listed: &[u64]) -> Kernel {
         let mut memory = Pages::default();
-        let bytes = types(hot).bytes();
+        let bytes = types(current).bytes();
         memory.write(TYPES, &bytes);
-        memory.write_u64(CPU_BASES, CPU);
+        let base = if current == Current::InImage { CPU.wrapping_sub(TEMPLATE) } else { CPU };
+        memory.write_u64(CPU_BASES, base);
         memory.write_u64(CPU + CURRENT, task(listed[0]));
         let nodes: Vec<_> = [0].iter().chain(listed).map(|&number| task(number) + 0x20).collect();
         for (number, node) in nodes.iter().enumerate() {
             memory.write_u64(*node, nodes[(number + 1) % nodes.len()]);
         }
-        let current =
-            if hot { found(CURRENT - 8, 'A', "pcpu_hot") } else { found(CURRENT, 'A', "current_task") };
-        let symbols = vec![
+        let current = match current {
+            Current::Number => found(CURRENT, 'A', "current_task"),
+            Current::Hot => found(CURRENT - 8, 'A', "pcpu_hot"),
+            Current::InImage => found(TEMPLATE + CURRENT, 'D', "current_task"),
+        };
+        let mut symbols = vec![
             current,
             found(INIT_TASK, 'D', "init_task"),
             found(CPU_BASES, 'D', "__per_cpu_offset"),
@@ -87,6 +104,7 @@ impl Kernel {
             found(TYPES, 'R', "__start_BTF"),
             found(TYPES + bytes.len() as u64, 'R', "__stop_BTF"),
         ];
+        symbols.sort_by_key(|symbol| symbol.address);
         Kernel { memory, symbols }
     }
 
@@ -123,8 +141,8 @@ impl Kernel {
     }
 }
 
-fn kernel(hot: bool) -> Kernel {
-    let mut kernel = Kernel::new(hot, &[7, 2, 9]);
+fn kernel(current: Current) -> Kernel {
+    let mut kernel = Kernel::new(current, &[7, 2, 9]);
     kernel.write(0, 0, b"swapper/0\0", (0, 0), KERNEL_THREAD);
     kernel.write(7, 0, b"tmux: server\0", (1, 0), 0x40);
     kernel.write(2, 0, b"kthreadd\0", (0x402, 0), KERNEL_THREAD | 0x40);
@@ -139,8 +157,8 @@ fn process(pid: u32, parent: u32, state: char, name: &str, space: AddressSpace) 
 
 #[test]
 fn processes_are_listed_with_their_threads() {
-    for hot in [false, true] {
-        let kernel = kernel(hot);
+    for current in [Current::Number, Current::Hot, Current::InImage] {
+        let kernel = kernel(current);
         let processes = kernel.tasks().list_in(kernel.memory.view());
         let root = tables(7) - DIRECT_MAP;
         let threads = vec![Thread { id: 8, process: 7, name: "fifteen bytes..".to_string() }];
@@ -151,7 +169,7 @@ fn processes_are_listed_with_their_threads() {
             // What a terminal would obey is gone.
             process(9, 7, 'Z', "a?[2Jb", AddressSpace::None),
         ];
-        assert_eq!(processes.all, expected, "{hot}");
+        assert_eq!(processes.all, expected, "{current:?}");
         assert_eq!(processes.damage, None);
         let current = processes.current.clone().expect("there is one");
         assert_eq!((current.id, current.process, current.name.as_str()), (7, 7, "tmux: server"));
@@ -176,7 +194,7 @@ fn letters_are_those_of_ps() {
         ((u32::MAX, u32::MAX), 'I'),
     ];
     for (state, letter) in states {
-        let mut kernel = kernel(false);
+        let mut kernel = kernel(Current::Number);
         kernel.write(2, 0, b"it\0", state, 0);
         let processes = kernel.tasks().list_in(kernel.memory.view());
         assert_eq!(processes.with(2).map(|process| process.state), Some(letter), "{state:x?}");
@@ -193,7 +211,7 @@ fn lists_that_do_not_end_are_left() {
         ("a list leads nowhere", task(8) + 0x48, u64::MAX - 3),
     ];
     for (expected, at, value) in cases {
-        let mut kernel = kernel(false);
+        let mut kernel = kernel(Current::Number);
         kernel.memory.write_u64(at, value);
         let processes = kernel.tasks().list_in(kernel.memory.view());
         assert_eq!(processes.damage, Some(expected), "{value:#x} at {at:#x}");
@@ -203,7 +221,7 @@ fn lists_that_do_not_end_are_left() {
 
 #[test]
 fn a_list_without_an_end_is_cut_off() {
-    let mut kernel = kernel(false);
+    let mut kernel = kernel(Current::Number);
     // Each node leads to the one right behind it, over 2 MiB.
     let start = DIRECT_MAP + 0x400_0000;
     for at in (start..start + (2 << 20)).step_by(8) {
@@ -216,7 +234,7 @@ fn a_list_without_an_end_is_cut_off() {
 
 #[test]
 fn damaged_tasks_do_no_harm() {
-    let kernel = kernel(false);
+    let kernel = kernel(Current::Number);
     let tasks = kernel.tasks();
     for at in (0..0x70).step_by(4).flat_map(|offset| [0, 2, 7, 8, 9].map(|number| task(number) + offset)) {
         for value in [0, 1, DIRECT_MAP, u64::MAX, 0x0020_0020_0020_0020] {
@@ -233,7 +251,7 @@ fn damaged_tasks_do_no_harm() {
 
 #[test]
 fn what_is_missing_for_processes_is_said() {
-    let kernel = kernel(false);
+    let kernel = kernel(Current::Number);
     let find = |symbols: &[RawSymbol]| {
         Tasks::find(kernel.memory.view(), &Symbols::new(symbols.to_vec(), Vec::new()))
     };
