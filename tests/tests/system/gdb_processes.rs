@@ -26,7 +26,9 @@ const LISTED: &str = "that was all";
 fn record_processes(path: &Path) -> String {
     let guest = Guest::linux(&CLOUD, &BUSYBOX, "pti=on", 128);
     let list = format!("{PS}; echo that was ''all");
-    let commands = ["sleep 1000 &", "sleep 1001 &", &list, "ls /; ls /proc/sys; uname -a", "poweroff -f"];
+    // The loop lasts for several ticks of the timer, so that not all of them come while nothing runs.
+    let work = "ls /; ls /proc/sys; uname -a; i=0; while [ $((i += 1)) -lt 3000 ]; do :; done";
+    let commands = ["sleep 1000 &", "sleep 1001 &", &list, work, "poweroff -f"];
     let mut script = Script::shell(&commands);
     record(&guest, path, &mut script);
     script.text()
