@@ -39,7 +39,7 @@ macro_rules! scalar_memory {
                 return Ok(self.ram.$ram_load(address.wrapping_add(slot.addend)));
             }
             let mut bytes = [0; SIZE as usize];
-            self.load_slow(bus, address, &mut bytes, Access::Read, SIZE)?;
+            self.load_slow(bus, address, &mut bytes, Access::Read)?;
             Ok(<$type>::from_le_bytes(bytes))
         }
 
@@ -52,7 +52,7 @@ macro_rules! scalar_memory {
                 self.ram.$ram_store(address.wrapping_add(slot.addend), value);
                 return Ok(());
             }
-            self.store_slow(bus, address, &value.to_le_bytes(), SIZE)
+            self.store_slow(bus, address, &value.to_le_bytes())
         }
 
         /// Reads, changes and writes back a scalar. The function sees the old value and gives the new one; it
@@ -75,7 +75,7 @@ macro_rules! scalar_memory {
             let mut bytes = [0; SIZE as usize];
             self.load_for_update(bus, address, &mut bytes)?;
             let new = change(self, <$type>::from_le_bytes(bytes));
-            self.store_slow(bus, address, &new.to_le_bytes(), SIZE)
+            self.store_slow(bus, address, &new.to_le_bytes())
         }
     };
 }
@@ -227,7 +227,7 @@ impl Core {
     pub fn load_bytes(&mut self, bus: &mut dyn Bus, address: u64, bytes: &mut [u8]) -> Res<()> {
         for (at, chunk) in page_chunks(address, bytes.len()) {
             let range = chunk.0..chunk.1;
-            self.load_slow(bus, at, &mut bytes[range], Access::Read, 1)?;
+            self.load_aligned_to(bus, at, &mut bytes[range], Access::Read, 1)?;
         }
         Ok(())
     }
@@ -236,7 +236,7 @@ impl Core {
     pub fn store_bytes(&mut self, bus: &mut dyn Bus, address: u64, bytes: &[u8]) -> Res<()> {
         self.check_writable(bus, address, bytes.len() as u64)?;
         for (at, chunk) in page_chunks(address, bytes.len()) {
-            self.store_slow(bus, at, &bytes[chunk.0..chunk.1], 1)?;
+            self.store_aligned_to(bus, at, &bytes[chunk.0..chunk.1], 1)?;
         }
         Ok(())
     }
@@ -351,13 +351,18 @@ impl Core {
         if self.quirks.update_reads_first {
             self.probe_read(address, bytes.len() as u64)?;
         }
-        self.load_slow(bus, address, bytes, Access::Write, bytes.len() as u64)
+        self.load_slow(bus, address, bytes, Access::Write)
     }
 
-    /// `alignment` is what the operand's type asks for where alignment is checked.
+    /// Loads a scalar that the fast path does not cover.
     #[cold]
     #[inline(never)]
-    fn load_slow(
+    fn load_slow(&mut self, bus: &mut dyn Bus, address: u64, bytes: &mut [u8], access: Access) -> Res<()> {
+        self.load_aligned_to(bus, address, bytes, access, bytes.len() as u64)
+    }
+
+    /// Loads an operand whose type asks for an alignment where alignment is checked.
+    fn load_aligned_to(
         &mut self,
         bus: &mut dyn Bus,
         address: u64,
@@ -395,7 +400,12 @@ impl Core {
     /// As [`Core::load_slow`].
     #[cold]
     #[inline(never)]
-    fn store_slow(&mut self, bus: &mut dyn Bus, address: u64, bytes: &[u8], alignment: u64) -> Res<()> {
+    fn store_slow(&mut self, bus: &mut dyn Bus, address: u64, bytes: &[u8]) -> Res<()> {
+        self.store_aligned_to(bus, address, bytes, bytes.len() as u64)
+    }
+
+    /// As [`Core::load_aligned_to`].
+    fn store_aligned_to(&mut self, bus: &mut dyn Bus, address: u64, bytes: &[u8], alignment: u64) -> Res<()> {
         let index = self.mmu.index_base();
         let in_first = first_part(address, bytes.len());
         self.check_end(address, bytes.len())?;
