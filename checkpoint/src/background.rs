@@ -111,7 +111,7 @@ struct Shared {
     done: Vec<Done>,
     error: Option<StoreError>,
     full: bool,
-    /// Checkpoints could not be written, and nobody has asked for their pages yet.
+    /// Checkpoints could not be written, and the recorder has not asked for their pages yet.
     is_lost: bool,
 }
 
@@ -336,7 +336,7 @@ impl Worker<'_> {
                     self.fate = Fate::Written;
                     lock(self.shared).is_lost = false;
                 }
-                // If the recorder has left, nobody needs the answer.
+                // A recorder that has left needs no answer.
                 let _ = answer.send(lost);
             }
         }

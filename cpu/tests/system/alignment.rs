@@ -157,7 +157,7 @@ fn a_port_is_not_read_for_an_operand_that_is_not_aligned() {
     assert_eq!(m.ram.load_u32(OPERAND), 0);
 }
 
-/// Tables and the stack of a handler are the system's, whoever is interrupted.
+/// Tables and the stack of a handler are the system's, whichever program is interrupted.
 #[test]
 fn accesses_of_the_processor_itself_are_not_checked() {
     let mut m = checked(&[], OPERAND);

@@ -194,7 +194,7 @@ pub fn record_with(
 }
 
 /// Records a guest that sleeps at once, deaf to all interrupts but ready to be woken: the events of the script
-/// come in at these times, in nanoseconds, and wake nobody.
+/// come in at these times, in nanoseconds, and do not wake the guest.
 pub fn record_asleep(
     directory: &Path,
     name: &str,

@@ -29,7 +29,7 @@ pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome) -> i32 {
     }
 }
 
-/// Says something beside the results, on standard error. If nobody is there any more, it is not said: a
+/// Says something beside the results, on standard error. If standard error has no reader any more, it is not said: a
 /// terminal may be gone before what ran on it has ended.
 pub fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");

@@ -329,7 +329,7 @@ impl Timeline {
         let begun = self.snapshot()?;
         let stop = self.search_backward(&begun, poll);
         if stop.is_err() {
-            // Where it failed, nobody knows what lies behind.
+            // What lies behind the place where it failed is not known.
             self.return_to(&begun)?;
         }
         stop
