@@ -110,7 +110,7 @@ fn a_reader_that_does_not_read_cannot_keep_a_signal_from_ending_the_run() {
     }
     signal(&child, Signal::SIGTERM);
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    // Nobody reads any more.
+    // The reader is gone.
     let _ = typing.join().unwrap();
     assert!(open(&directory.path().join("r.ttvm")).log.end.is_some());
 }
