@@ -7,7 +7,7 @@ use cpu::{Bus, BusSignals};
 use guest_ram::GuestRam;
 
 use crate::layout::{PAGE, RAM_BYTES};
-use crate::rng::mix;
+use seeded::mix;
 
 /// What the board is between two accesses: part of what is compared and restored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -6,8 +6,7 @@ use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use crate::program::Program;
-use crate::rng::Rng;
+use crate::program::{Program, stream};
 use crate::tier::Tier;
 use crate::ways::{self, Way};
 
@@ -55,7 +54,7 @@ pub fn check<T: Tier>(seed: u64, number: u64) -> (Program, u64, Option<Differenc
     let program = Program::random(seed, number);
     let expected = ways::stepped::<T>(&program);
     let steps = expected.last().map_or(0, |last| last.state.steps);
-    let mut rng = Rng::new(seed ^ 1, number);
+    let mut rng = stream(seed ^ 1, number);
     let difference = Way::OTHERS.into_iter().find_map(|way| {
         let (cut, _) = ways::compare::<T>(&program, &expected, way, &mut rng)?;
         Some(Difference { program: number, way, cut })

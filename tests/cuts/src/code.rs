@@ -2,7 +2,7 @@
 //! bytes, its page tables, its segments, its flags) and towards operands that hit it.
 
 use crate::layout::*;
-use crate::rng::Rng;
+use seeded::Rng;
 
 /// Width of the code that is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

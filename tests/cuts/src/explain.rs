@@ -9,8 +9,7 @@ use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
 
 use crate::campaign::Difference;
 use crate::layout::RAM_BYTES;
-use crate::program::Program;
-use crate::rng::Rng;
+use crate::program::{Program, stream};
 use crate::tier::Tier;
 use crate::ways::{self, Snapshot};
 
@@ -36,7 +35,7 @@ pub fn difference<T: Tier>(seed: u64, found: &Difference) -> String {
     for length in from + 1..=seen {
         let shortened = program.shortened(length);
         let expected = ways::stepped::<T>(&shortened);
-        let mut rng = Rng::new(seed ^ 1, found.program);
+        let mut rng = stream(seed ^ 1, found.program);
         let Some((cut, other)) = ways::compare::<T>(&shortened, &expected, found.way, &mut rng) else {
             continue;
         };

@@ -13,6 +13,5 @@ pub mod code;
 pub mod explain;
 pub mod layout;
 pub mod program;
-pub mod rng;
 pub mod tier;
 pub mod ways;

@@ -4,7 +4,7 @@ use cpu::{CpuState, Segment, TableRegister};
 
 use crate::code::{Bits, OPEN, Writer};
 use crate::layout::*;
-use crate::rng::Rng;
+use seeded::Rng;
 
 /// How the guest begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl Mode {
 impl Program {
     /// The program of a seed and a number.
     pub fn random(seed: u64, number: u64) -> Program {
-        let mut rng = Rng::new(seed, number);
+        let mut rng = stream(seed, number);
         let mode = rng.pick(&MODES);
         let paging = match mode {
             Mode::Real => Paging::Off,
@@ -141,6 +141,12 @@ impl Program {
     pub fn length(&self) -> u64 {
         self.cuts.last().copied().unwrap_or(0)
     }
+}
+
+/// The numbers of one purpose.
+pub(crate) fn stream(seed: u64, number: u64) -> Rng {
+    let state = Rng::from_state(seed).bits() ^ number;
+    Rng::from_state(Rng::from_state(state).bits())
 }
 
 fn events(rng: &mut Rng, length: u64) -> Vec<(u64, Event)> {
@@ -191,7 +197,7 @@ impl Image {
 
     fn writer(&mut self, bits: Bits) -> Writer {
         let narrow_tables = self.paging == Paging::Narrow;
-        Writer { rng: Rng::new(self.rng.bits(), 0), bits, narrow_tables, out: Vec::new() }
+        Writer { rng: stream(self.rng.bits(), 0), bits, narrow_tables, out: Vec::new() }
     }
 
     fn code(&mut self) {

@@ -8,8 +8,8 @@ use guest_ram::GuestRam;
 use crate::board::{Board, Lines};
 use crate::layout::{PAGE, RAM_BYTES};
 use crate::program::{Event, Program};
-use crate::rng::Rng;
 use crate::tier::Tier;
+use seeded::Rng;
 
 /// How often a halted CPU is woken before the program counts as over.
 const WAKES: u32 = 40;

@@ -11,9 +11,9 @@ use crate::layout::{
     BATCH, CODE, CODE_BYTES, DATA, DATA_BYTES, PAD_AHEAD, PAD_BACK, PAGE, READ_ONLY, START_COUNT,
     START_FIRST, UNMAPPED, slot,
 };
-use crate::rng::Rng;
 use crate::state::{FxImage, Registers};
 use crate::values;
+use seeded::Rng;
 
 /// Longest instruction.
 const MAX_LENGTH: usize = 15;

@@ -20,7 +20,6 @@ pub mod open;
 pub mod process;
 pub mod reference;
 pub mod report;
-pub mod rng;
 pub mod runner;
 pub mod soft;
 pub mod state;

@@ -1,7 +1,7 @@
 //! Random operand values, with the interesting ones far more often than chance would give them.
 
-use crate::rng::Rng;
 use crate::state::FxImage;
+use seeded::Rng;
 
 /// A 64-bit integer: often small, near a power of two, or a repeated pattern.
 pub fn integer(rng: &mut Rng) -> u64 {

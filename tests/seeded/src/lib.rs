@@ -1,16 +1,23 @@
-//! Numbers that look random and follow from a seed (SplitMix64).
+//! A small, fast, seedable generator (SplitMix64): a case is reproduced from its numbers alone.
 
-/// A generator; its whole state is one number.
+/// The generator's state.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// The generator of a seed and a number within it.
-    pub fn new(seed: u64, number: u64) -> Rng {
-        let mut rng = Rng(seed);
-        rng.0 = rng.bits() ^ number;
-        rng.0 = rng.bits();
+    /// A generator for one purpose: equal parts give equal sequences.
+    pub fn new(parts: &[u64]) -> Rng {
+        let mut rng = Rng(0x5851_f42d_4c95_7f2d);
+        for &part in parts {
+            rng.0 ^= part;
+            rng.0 = rng.bits();
+        }
         rng
+    }
+
+    /// The generator that goes on from a state.
+    pub fn from_state(state: u64) -> Rng {
+        Rng(state)
     }
 
     /// 64 random bits.
@@ -20,7 +27,7 @@ impl Rng {
         mix(self.0)
     }
 
-    /// A number below `limit`, which is not zero.
+    /// A number below `limit`, which is not zero. The bias is negligible for small limits.
     #[inline]
     pub fn below(&mut self, limit: u64) -> u64 {
         (u128::from(self.bits()) * u128::from(limit) >> 64) as u64
