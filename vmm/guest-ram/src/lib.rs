@@ -119,6 +119,17 @@ impl GuestRam {
         self.flags.take_foreign_writes()
     }
 
+    /// Address in this process of the page at a RAM offset. Panics when that page does not lie inside RAM.
+    pub fn host_address(&self, page_offset: u64) -> u64 {
+        self.pointer(page_offset, PAGE_SIZE as usize) as u64
+    }
+
+    /// RAM offset of an address in this process; larger than RAM for one outside.
+    #[inline(always)]
+    pub fn offset_of_host(&self, address: u64) -> u64 {
+        address.wrapping_sub(self.base as u64)
+    }
+
     #[inline(always)]
     fn pointer(&self, offset: u64, length: usize) -> *mut u8 {
         let end = offset.wrapping_add(length as u64);

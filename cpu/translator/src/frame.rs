@@ -1,0 +1,181 @@
+//! What generated code and the interpreter share: the registers, and the slots of the software TLB.
+
+use guest_ram::{GuestRam, PAGE_SIZE};
+
+/// The part of a CPU that generated code reads and writes. Its address is the frame pointer of all generated code, so its
+/// layout is fixed; what is used most lies within one byte's reach of [`Frame::ANCHOR`].
+#[repr(C)]
+#[derive(Clone)]
+pub struct Frame {
+    /// Steps left in the upper 40 bits, conditional branches so far in the lower 24, while generated code runs.
+    pub(crate) counter: i64,
+    /// The arithmetic flags while generated code runs: [`FlagImage`].
+    pub(crate) flags: u32,
+    /// Not zero where instructions on XMM registers fault.
+    pub(crate) vectors_blocked: u32,
+    /// The TLB slots of the privilege in force.
+    pub(crate) slots: *const TlbSlots,
+    /// Where indirect branches look up their targets, and what a target must have been remembered under.
+    pub(crate) jumps: *const crate::jumps::JumpSlot,
+    pub(crate) tag: u64,
+    /// Where all code begins.
+    pub(crate) code: u64,
+    /// A value kept across a second memory access.
+    pub(crate) spare: u64,
+    unused: [u64; 8],
+    /// General registers 0 to 15, then those that the interpreter names beside them.
+    pub regs: [u64; 32],
+    /// Segment bases by slot.
+    pub seg_base: [u64; 8],
+    /// The XMM registers.
+    pub xmm: [u128; 16],
+}
+
+// SAFETY: the pointers are set from references anew each time that generated code is entered, and not used outside it.
+unsafe impl Send for Frame {}
+
+impl Frame {
+    /// Distance of the frame pointer from the start.
+    pub(crate) const ANCHOR: usize = 128;
+}
+
+impl Default for Frame {
+    fn default() -> Frame {
+        Frame {
+            counter: 0,
+            flags: 0,
+            vectors_blocked: 0,
+            slots: std::ptr::null(),
+            jumps: std::ptr::null(),
+            tag: 0,
+            code: 0,
+            spare: 0,
+            unused: [0; 8],
+            regs: [0; 32],
+            seg_base: [0; 8],
+            xmm: [0; 16],
+        }
+    }
+}
+
+/// The six arithmetic flags as generated code keeps them in memory: what LAHF loads into AH, above it what SETO gives.
+///
+/// ```text
+/// bit 0      OF                     bits 8-15  SF ZF - AF - PF - CF, as in RFLAGS
+/// bit 1      AF is zero, whatever bit 12 says
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlagImage(pub u32);
+
+impl FlagImage {
+    /// From the bits that they have in RFLAGS.
+    pub fn from_rflags(bits: u64) -> FlagImage {
+        FlagImage((bits as u32 & 0xd5) << 8 | (bits >> 11 & 1) as u32)
+    }
+
+    /// The bits that they have in RFLAGS.
+    pub fn rflags(self) -> u64 {
+        let no_adjust = self.0 >> 1 & 1;
+        let low = self.0 >> 8 & 0xd5 & !(no_adjust << 4);
+        u64::from(low) | u64::from(self.0 & 1) << 11
+    }
+}
+
+/// A tag that no page address equals.
+const NO_PAGE: u64 = 1;
+
+/// One slot of the software TLB: a virtual page that may be accessed without a page walk, and where in this process it is.
+///
+/// Only [`TlbSlot::map`] makes one that names a page, and it checks that the page lies in RAM. RAM must outlive what uses
+/// the slot.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct TlbSlot {
+    /// Address of the virtual page.
+    page: u64,
+    /// Host address minus virtual address.
+    addend: u64,
+}
+
+impl TlbSlot {
+    /// A slot that holds nothing.
+    pub const EMPTY: TlbSlot = TlbSlot { page: NO_PAGE, addend: 0 };
+
+    /// Maps the virtual page at address `page` to the RAM page at `ram_offset`. Panics when that is not a page of RAM.
+    pub fn map(ram: &GuestRam, page: u64, ram_offset: u64) -> TlbSlot {
+        assert!(
+            ram_offset.is_multiple_of(PAGE_SIZE) && page.is_multiple_of(PAGE_SIZE),
+            "pages begin at multiples of their size"
+        );
+        TlbSlot { page, addend: ram.host_address(ram_offset).wrapping_sub(page) }
+    }
+
+    /// Whether it holds the virtual page at address `page`.
+    #[inline(always)]
+    pub fn holds(&self, page: u64) -> bool {
+        self.page == page
+    }
+
+    /// The virtual page that it holds.
+    #[inline(always)]
+    pub fn page(&self) -> Option<u64> {
+        (self.page != NO_PAGE).then_some(self.page)
+    }
+
+    /// RAM offset of a virtual address in the page that it holds.
+    #[inline(always)]
+    pub fn ram_offset(&self, ram: &GuestRam, address: u64) -> u64 {
+        ram.offset_of_host(address.wrapping_add(self.addend))
+    }
+
+    pub(crate) const PAGE: i32 = std::mem::offset_of!(TlbSlot, page) as i32;
+    pub(crate) const ADDEND: i32 = std::mem::offset_of!(TlbSlot, addend) as i32;
+}
+
+/// The slots of one privilege. Each kind of access has its own, so that copying from one page to another never finds both in
+/// one slot.
+#[repr(C)]
+#[derive(Clone)]
+pub struct TlbSlots {
+    /// Data reads.
+    pub read: [TlbSlot; SLOTS],
+    /// Data writes that nothing needs to be told of.
+    pub write: [TlbSlot; SLOTS],
+    /// Instruction fetches.
+    pub exec: [TlbSlot; SLOTS],
+}
+
+impl TlbSlots {
+    /// Slots that hold nothing.
+    pub const EMPTY: TlbSlots = TlbSlots {
+        read: [TlbSlot::EMPTY; SLOTS],
+        write: [TlbSlot::EMPTY; SLOTS],
+        exec: [TlbSlot::EMPTY; SLOTS],
+    };
+
+    pub(crate) const READ: i32 = std::mem::offset_of!(TlbSlots, read) as i32;
+    pub(crate) const WRITE: i32 = std::mem::offset_of!(TlbSlots, write) as i32;
+}
+
+/// Slots of one privilege and kind of access; a virtual page's number, modulo this, is the slot that may hold it.
+pub const SLOTS: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_survive_their_image() {
+        for bits in (0..0x1000).filter(|bits| bits & !0x8d5 == 0) {
+            assert_eq!(FlagImage::from_rflags(bits).rflags(), bits);
+            assert_eq!(FlagImage(FlagImage::from_rflags(bits).0 | 2).rflags(), bits & !0x10);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "out of range")]
+    fn a_page_outside_ram_cannot_be_mapped() {
+        let ram = GuestRam::new(PAGE_SIZE).unwrap();
+        TlbSlot::map(&ram, 0, PAGE_SIZE);
+    }
+}

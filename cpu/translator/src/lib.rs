@@ -1,0 +1,135 @@
+//! A translator of x86-64 guest code to x86-64 host code. It stands beside the interpreter, at the block: the interpreter
+//! decodes blocks, executes those that are not worth translating, and finishes what generated code leaves.
+//!
+//! Generated code counts steps and conditional branches exactly. A block is charged as a whole when it is entered, and left
+//! before its first instruction where not all of it may run; where it is left in the middle, what did not run is given back.
+//! Wherever a block can be left, registers, flags and memory are those of that very instruction.
+//!
+//! It is left for: what the TLB does not map, instructions that are not translated, faults, targets not known yet. None of
+//! this needs the interpreter's help from inside: [`Translator::run`] returns, says where the guest is, and the caller goes
+//! on from there.
+//!
+//! On hosts that are not x86-64 there is the same interface, and [`Translator::new`] gives `None`.
+
+mod frame;
+mod jumps;
+#[cfg(not(target_arch = "x86_64"))]
+mod other;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+pub use frame::{FlagImage, Frame, SLOTS, TlbSlot, TlbSlots};
+use iced_x86::Instruction;
+#[cfg(not(target_arch = "x86_64"))]
+pub use other::{Guest, Translator};
+#[cfg(target_arch = "x86_64")]
+pub use x86_64::{Guest, Translator};
+
+/// Longest block that can be translated, in instructions.
+pub const MAX_INSTRUCTIONS: usize = 48;
+
+/// Most steps that one run of generated code may take.
+pub const MAX_STEPS: u64 = 1 << 23;
+
+/// A block of straight-line code in 64-bit mode.
+pub struct Source<'a> {
+    /// Address of its first instruction.
+    pub rip: u64,
+    /// Its instructions, decoded at their addresses. In place of one that is not what it seems stands an invalid one.
+    pub instructions: &'a [Instruction],
+    /// RAM offset of the first.
+    pub ram_offset: u64,
+    /// What the caller calls the block.
+    pub token: u32,
+}
+
+impl Source<'_> {
+    /// Address behind an instruction.
+    pub(crate) fn rip_behind(&self, n: usize) -> u64 {
+        self.instructions[n].next_ip()
+    }
+}
+
+/// Translated code that can be entered. It may be gone when it is: then nothing runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    number: u32,
+    generation: u32,
+}
+
+/// A way from one translated block to the next that can be made direct.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    number: u32,
+    edge: u8,
+    generation: u32,
+}
+
+/// Where generated code was left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// Before a block at this address, because not all of it may run, or because its code is gone.
+    Block(u64),
+    /// At the end of a block: the next address, and what can be linked to its code.
+    Edge(u64, Option<Link>),
+    /// Before an instruction, which the interpreter is to execute.
+    Instruction {
+        /// Address of the first instruction of its block.
+        rip: u64,
+        /// What the caller calls that block.
+        token: u32,
+        /// Its number in the block.
+        number: usize,
+        /// Where generated code goes on if nothing special happens.
+        resume: Option<Resume>,
+    },
+}
+
+/// Where generated code goes on behind an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resume {
+    number: u32,
+    instruction: u8,
+    generation: u32,
+    /// Steps of the block that are left.
+    pub steps: u64,
+}
+
+/// What a run of generated code came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// Steps completed.
+    pub steps: u64,
+    /// Conditional branches among them.
+    pub branches: u64,
+    /// Where it was left.
+    pub at: At,
+}
+
+/// What stands for "before the first instruction" in an exit's code.
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
+const ENTRY: u8 = 63;
+/// The edge of a branch that is taken, and the other.
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
+const EDGE_TAKEN: u8 = 62;
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
+const EDGE_ON: u8 = 61;
+/// Blocks that can be told apart.
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
+const MAX_BLOCKS: u32 = 1 << 26;
+
+/// What a block's exit leaves in EAX.
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
+fn exit_code(number: u32, code: u8) -> u32 {
+    number << 6 | u32::from(code)
+}
+
+/// Bits of the counter below the steps, which count branches.
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
+const BRANCH_BITS: u32 = 24;
+
+/// What so many steps and conditional branches take from the counter.
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
+fn cost(steps: usize, branches: u64) -> i64 {
+    ((steps as i64) << BRANCH_BITS) - branches as i64
+}

@@ -1,0 +1,415 @@
+//! Writes x86-64 machine code (SDM vol. 2, chapter 2), just what generated code consists of.
+
+/// A register of the host by its number in instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Reg(pub u8);
+
+pub(super) const RAX: Reg = Reg(0);
+pub(super) const RCX: Reg = Reg(1);
+pub(super) const RDX: Reg = Reg(2);
+pub(super) const RBX: Reg = Reg(3);
+pub(super) const RSP: Reg = Reg(4);
+pub(super) const RBP: Reg = Reg(5);
+pub(super) const RSI: Reg = Reg(6);
+pub(super) const RDI: Reg = Reg(7);
+pub(super) const R15: Reg = Reg(15);
+
+/// CH and DH, as byte registers.
+pub(super) const CH: Reg = Reg(0x85);
+pub(super) const DH: Reg = Reg(0x86);
+
+/// Memory at `base + index << shift + disp`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mem {
+    pub base: Reg,
+    pub index: Option<(Reg, u8)>,
+    pub disp: i32,
+}
+
+/// Memory at a register's address and a displacement.
+pub(super) fn at(base: Reg, disp: i32) -> Mem {
+    Mem { base, index: None, disp }
+}
+
+/// An operand that can be either.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Reg(Reg),
+    Mem(Mem),
+}
+
+impl From<Reg> for Place {
+    fn from(reg: Reg) -> Place {
+        Place::Reg(reg)
+    }
+}
+
+impl From<Mem> for Place {
+    fn from(mem: Mem) -> Place {
+        Place::Mem(mem)
+    }
+}
+
+/// Operand sizes of integer instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Size {
+    B1,
+    B2,
+    B4,
+    B8,
+}
+pub(super) use Size::{B1, B2, B4, B8};
+
+impl Size {
+    /// The size of so many bytes.
+    pub fn of(bytes: usize) -> Option<Size> {
+        Some(match bytes {
+            1 => B1,
+            2 => B2,
+            4 => B4,
+            8 => B8,
+            _ => return None,
+        })
+    }
+
+    pub fn bytes(self) -> i32 {
+        1 << self as i32
+    }
+}
+
+/// Conditions by their encoding (SDM vol. 2, appendix B.1.4.7).
+pub(super) mod cc {
+    pub const B: u8 = 2;
+    pub const AE: u8 = 3;
+    pub const E: u8 = 4;
+    pub const NE: u8 = 5;
+    pub const BE: u8 = 6;
+    pub const S: u8 = 8;
+}
+
+/// The `/n` of the two-operand arithmetic instructions.
+pub(super) mod alu {
+    pub const ADD: u8 = 0;
+    pub const OR: u8 = 1;
+    pub const AND: u8 = 4;
+    pub const SUB: u8 = 5;
+    pub const XOR: u8 = 6;
+    pub const CMP: u8 = 7;
+}
+
+/// The place of a branch's displacement that is not known yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fixup(usize);
+
+impl Fixup {
+    /// Offset of the displacement, which has four bytes.
+    pub fn offset(self) -> usize {
+        self.0
+    }
+}
+
+/// Code under construction.
+pub(super) struct Asm {
+    bytes: Vec<u8>,
+}
+
+impl Asm {
+    pub fn new() -> Asm {
+        Asm { bytes: Vec::with_capacity(1024) }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Offset of what is written next.
+    pub fn here(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn imm32(&mut self, value: i32) {
+        self.bytes.extend_from_slice(&value.to_le_bytes());
+    }
+
+    /// Prefixes, opcode, ModRM and what belongs to it. `byte_reg` and `byte_rm` say which operands are byte registers: those
+    /// of SPL to DIL need an otherwise empty REX prefix.
+    fn encode(
+        &mut self,
+        prefix: Option<u8>,
+        wide: bool,
+        opcode: &[u8],
+        (reg, byte_reg): (u8, bool),
+        (rm, byte_rm): (Place, bool),
+    ) {
+        self.bytes.extend(prefix);
+        let (base, index) = match rm {
+            Place::Reg(r) => (r.0, 0),
+            Place::Mem(m) => (m.base.0, m.index.map_or(0, |(i, _)| i.0)),
+        };
+        let mut rex = u8::from(wide) << 3 | (reg >> 3 & 1) << 2 | (index >> 3 & 1) << 1 | base >> 3 & 1;
+        let needs = |register: u8| (4..0x80).contains(&register);
+        let byte_rm_needs = byte_rm && matches!(rm, Place::Reg(r) if needs(r.0));
+        if rex != 0 || byte_reg && needs(reg) || byte_rm_needs {
+            let high = |register: u8| register >= 0x80;
+            debug_assert!(
+                !high(reg) && !matches!(rm, Place::Reg(r) if high(r.0)),
+                "no REX prefix beside CH and DH"
+            );
+            rex |= 0x40;
+            self.bytes.push(rex);
+        }
+        self.bytes.extend_from_slice(opcode);
+        let reg = (reg & 7) << 3;
+        let m = match rm {
+            Place::Reg(r) => return self.bytes.push(0xc0 | reg | r.0 & 7),
+            Place::Mem(m) => m,
+        };
+        let (mode, short) = match i8::try_from(m.disp) {
+            Ok(0) if m.base.0 & 7 != 5 => (0, None),
+            Ok(disp) => (0x40, Some(disp)),
+            Err(_) => (0x80, None),
+        };
+        match m.index {
+            None if m.base.0 & 7 != 4 => self.bytes.push(mode | reg | m.base.0 & 7),
+            index => {
+                let (index, shift) = index.unwrap_or((RSP, 0));
+                debug_assert!(m.index.is_none() || index != RSP, "RSP cannot be an index");
+                self.bytes.push(mode | reg | 4);
+                self.bytes.push(shift << 6 | (index.0 & 7) << 3 | m.base.0 & 7);
+            }
+        }
+        match (mode, short) {
+            (0x40, Some(disp)) => self.bytes.push(disp as u8),
+            (0x80, _) => self.imm32(m.disp),
+            _ => {}
+        }
+    }
+
+    /// An integer instruction with ModRM whose opcode's lowest bit tells bytes from larger operands.
+    pub fn sized(&mut self, size: Size, opcode: u8, reg: u8, rm: impl Into<Place>, reg_is_register: bool) {
+        let prefix = (size == B2).then_some(0x66);
+        let opcode = if size == B1 { opcode & !1 } else { opcode | 1 };
+        let byte = size == B1;
+        self.encode(prefix, size == B8, &[opcode], (reg, byte && reg_is_register), (rm.into(), byte));
+    }
+
+    /// As [`Asm::sized`], in the second opcode map, where bytes have opcodes of their own.
+    pub fn two(&mut self, size: Size, opcode: u8, reg: Reg, rm: impl Into<Place>) {
+        let prefix = (size == B2).then_some(0x66);
+        self.encode(prefix, size == B8, &[0x0f, opcode], (reg.0, false), (rm.into(), false));
+    }
+
+    /// As [`Asm::two`], with a mandatory prefix before the operand size.
+    pub fn prefixed(&mut self, prefix: u8, size: Size, opcode: u8, reg: Reg, rm: impl Into<Place>) {
+        if size == B2 {
+            self.bytes.push(0x66);
+        }
+        self.encode(Some(prefix), size == B8, &[0x0f, opcode], (reg.0, false), (rm.into(), false));
+    }
+
+    /// MOV between places, one of which is a register.
+    pub fn load(&mut self, size: Size, to: Reg, from: impl Into<Place>) {
+        self.sized(size, 0x8b, to.0, from, true);
+    }
+
+    pub fn store(&mut self, size: Size, to: impl Into<Place>, from: Reg) {
+        self.sized(size, 0x89, from.0, to, true);
+    }
+
+    /// MOV of an immediate that is sign-extended to the operand's size.
+    pub fn store_imm(&mut self, size: Size, to: impl Into<Place>, value: i32) {
+        self.sized(size, 0xc7, 0, to, false);
+        self.immediate(size, value);
+    }
+
+    fn immediate(&mut self, size: Size, value: i32) {
+        match size {
+            B1 => self.bytes.push(value as u8),
+            B2 => self.bytes.extend_from_slice(&(value as i16).to_le_bytes()),
+            _ => self.imm32(value),
+        }
+    }
+
+    /// Loads a constant in the shortest way. Leaves the flags alone.
+    pub fn constant(&mut self, to: Reg, value: u64) {
+        if u32::try_from(value).is_ok() {
+            if to.0 >= 8 {
+                self.bytes.push(0x41);
+            }
+            self.bytes.push(0xb8 | to.0 & 7);
+            self.imm32(value as u32 as i32);
+        } else if i32::try_from(value as i64).is_ok() {
+            self.store_imm(B8, to, value as i32);
+        } else {
+            self.bytes.push(0x48 | to.0 >> 3);
+            self.bytes.push(0xb8 | to.0 & 7);
+            self.bytes.extend_from_slice(&value.to_le_bytes());
+        }
+    }
+
+    pub fn lea(&mut self, size: Size, to: Reg, from: Mem) {
+        self.sized(size, 0x8d, to.0, from, true);
+    }
+
+    /// An arithmetic instruction ([`alu`]) with a register as destination.
+    pub fn alu(&mut self, size: Size, which: u8, to: Reg, from: impl Into<Place>) {
+        self.sized(size, which << 3 | 3, to.0, from, true);
+    }
+
+    /// The same with a register as source.
+    pub fn alu_to(&mut self, size: Size, which: u8, to: impl Into<Place>, from: Reg) {
+        self.sized(size, which << 3 | 1, from.0, to, true);
+    }
+
+    /// The same with an immediate.
+    pub fn alu_imm(&mut self, size: Size, which: u8, to: impl Into<Place>, value: i32) {
+        match i8::try_from(value) {
+            Ok(short) if size != B1 => {
+                let prefix = (size == B2).then_some(0x66);
+                self.encode(prefix, size == B8, &[0x83], (which, false), (to.into(), false));
+                self.bytes.push(short as u8);
+            }
+            _ => {
+                self.sized(size, 0x81, which, to, false);
+                self.immediate(size, value);
+            }
+        }
+    }
+
+    pub fn test_imm(&mut self, size: Size, place: impl Into<Place>, value: i32) {
+        self.sized(size, 0xf7, 0, place, false);
+        self.immediate(size, value);
+    }
+
+    /// IMUL of three operands.
+    pub fn imul_imm(&mut self, size: Size, to: Reg, from: impl Into<Place>, value: i32) {
+        self.sized(size, 0x69, to.0, from, true);
+        self.immediate(size, value);
+    }
+
+    /// SHL and its relatives by a constant; `which` is the `/n`.
+    pub fn shift_imm(&mut self, size: Size, which: u8, place: impl Into<Place>, count: u8) {
+        if count == 1 {
+            return self.sized(size, 0xd1, which, place, false);
+        }
+        self.sized(size, 0xc1, which, place, false);
+        self.bytes.push(count);
+    }
+
+    /// The same by CL.
+    pub fn shift_cl(&mut self, size: Size, which: u8, place: impl Into<Place>) {
+        self.sized(size, 0xd3, which, place, false);
+    }
+
+    /// BT of a word in memory.
+    pub fn bit_test(&mut self, place: Mem, bit: u8) {
+        self.encode(Some(0x66), false, &[0x0f, 0xba], (4, false), (place.into(), false));
+        self.byte(bit);
+    }
+
+    pub fn setcc(&mut self, cc: u8, place: impl Into<Place>) {
+        self.encode(None, false, &[0x0f, 0x90 | cc], (0, false), (place.into(), true));
+    }
+
+    pub fn cmov(&mut self, size: Size, cc: u8, to: Reg, from: impl Into<Place>) {
+        self.two(size, 0x40 | cc, to, from);
+    }
+
+    /// MOVZX (0xb6) or MOVSX (0xbe) from a byte or a word.
+    pub fn extend(&mut self, opcode: u8, to_size: Size, to: Reg, from_size: Size, from: impl Into<Place>) {
+        let prefix = (to_size == B2).then_some(0x66);
+        let opcode = opcode | u8::from(from_size == B2);
+        self.encode(prefix, to_size == B8, &[0x0f, opcode], (to.0, false), (from.into(), from_size == B1));
+    }
+
+    /// One-byte instructions.
+    pub fn raw(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// An instruction on an XMM register.
+    pub fn vector(&mut self, prefix: Option<u8>, wide: bool, opcode: &[u8], reg: u8, rm: impl Into<Place>) {
+        self.encode(prefix, wide, opcode, (reg, false), (rm.into(), false));
+    }
+
+    pub fn byte(&mut self, value: u8) {
+        self.bytes.push(value);
+    }
+
+    /// A conditional jump to a place to be told.
+    pub fn jcc(&mut self, cc: u8) -> Fixup {
+        self.raw(&[0x0f, 0x80 | cc]);
+        self.displacement()
+    }
+
+    /// A jump to a place to be told.
+    pub fn jmp(&mut self) -> Fixup {
+        self.byte(0xe9);
+        self.displacement()
+    }
+
+    fn displacement(&mut self) -> Fixup {
+        self.imm32(0);
+        Fixup(self.bytes.len() - 4)
+    }
+
+    /// Lets a jump lead here.
+    pub fn land(&mut self, from: Fixup) {
+        self.lead_to(from, self.here());
+    }
+
+    /// Lets a jump lead to an offset.
+    pub fn lead_to(&mut self, from: Fixup, to: usize) {
+        let distance = (to as i64 - (from.0 as i64 + 4)) as i32;
+        self.bytes[from.0..from.0 + 4].copy_from_slice(&distance.to_le_bytes());
+    }
+
+    /// JMP to a register's address.
+    pub fn jmp_to(&mut self, reg: Reg) {
+        self.encode(None, false, &[0xff], (4, false), (reg.into(), false));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
+
+    use super::*;
+
+    fn text(asm: &Asm) -> String {
+        let mut formatter = IntelFormatter::new();
+        let mut lines = Vec::new();
+        for instruction in &mut Decoder::with_ip(64, asm.bytes(), 0, DecoderOptions::NONE) {
+            let mut line = String::new();
+            formatter.format(&instruction, &mut line);
+            lines.push(line);
+        }
+        lines.join("; ")
+    }
+
+    #[test]
+    fn what_it_writes_is_what_a_decoder_reads() {
+        let mut asm = Asm::new();
+        asm.load(B8, Reg(12), at(RBP, -8));
+        asm.load(B4, RAX, at(Reg(12), 0));
+        asm.load(B8, RAX, at(Reg(13), 0));
+        asm.store(B1, at(RAX, 0), RSI);
+        asm.store(B1, RBX, RCX);
+        asm.lea(B8, RAX, Mem { base: Reg(9), index: Some((Reg(13), 3)), disp: 0x1234 });
+        asm.alu_imm(B8, alu::SUB, R15, 0x1000_0000);
+        asm.alu_imm(B2, alu::CMP, at(RAX, 0), -3);
+        asm.alu_imm(B1, alu::AND, RDI, 0x7f);
+        asm.constant(Reg(10), 0xffff_ffff_8000_0000);
+        asm.constant(Reg(10), 0x1_0000_0000);
+        asm.setcc(cc::NE, RDI);
+        asm.extend(0xb6, B4, RAX, B1, RSI);
+        asm.shift_imm(B4, 5, RCX, 7);
+        asm.test_imm(B1, at(RBP, 9), 0x40);
+        assert_eq!(
+            text(&asm),
+            "mov r12,[rbp-8]; mov eax,[r12]; mov rax,[r13]; mov [rax],sil; mov bl,cl; lea rax,[r9+r13*8+1234h]; \
+             sub r15,10000000h; cmp word ptr [rax],0FFFDh; and dil,7Fh; mov r10,0FFFFFFFF80000000h; \
+             mov r10,100000000h; setne dil; movzx eax,sil; shr ecx,7; test byte ptr [rbp+9],40h"
+        );
+    }
+}

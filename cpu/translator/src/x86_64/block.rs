@@ -1,0 +1,687 @@
+//! Translates one block: guest registers and flags, memory accesses, the places where it is left.
+//!
+//! Registers of the host: RBP is the frame's, R15 the counter's, RAX, RCX and RDX are scratch, RSP stays as it is, and the
+//! others hold ten of the guest's. The guest's other six are in the frame.
+//!
+//! Flags: an instruction that sets flags leaves them in the host's register. They are written to the frame right behind it
+//! if they may be looked at where the register no longer has them, or where the block can be left: wherever it can, the
+//! frame has them all.
+
+use std::mem::offset_of;
+
+use iced_x86::{Instruction, Register};
+
+use super::asm::{
+    Asm, B1, B4, B8, CH, DH, Fixup, Mem, Place, R15, RAX, RBP, RCX, RDX, Reg, Size, alu, at, cc,
+};
+use super::kind::{Effect, Kind, is_high_byte, kind_of, looked_at, set};
+use crate::frame::{Frame, SLOTS, TlbSlot, TlbSlots};
+use crate::jumps::{JumpSlot, slot_of};
+use crate::{EDGE_ON, EDGE_TAKEN, ENTRY, Source, cost, exit_code};
+
+/// An instruction cannot be written after all; it is left to the interpreter.
+#[derive(Debug)]
+pub(super) struct Cannot;
+
+/// Where a field of the frame lies from the frame pointer.
+pub(super) const fn field(offset: usize) -> Mem {
+    Mem { base: RBP, index: None, disp: offset as i32 - Frame::ANCHOR as i32 }
+}
+
+const FLAGS: Mem = field(offset_of!(Frame, flags));
+/// The byte that LAHF gave.
+const FLAGS_HIGH: Mem = field(offset_of!(Frame, flags) + 1);
+const SLOTS_POINTER: Mem = field(offset_of!(Frame, slots));
+const JUMPS_POINTER: Mem = field(offset_of!(Frame, jumps));
+const TAG: Mem = field(offset_of!(Frame, tag));
+const CODE: Mem = field(offset_of!(Frame, code));
+const SPARE: Mem = field(offset_of!(Frame, spare));
+const VECTORS_BLOCKED: Mem = field(offset_of!(Frame, vectors_blocked));
+
+/// A guest's XMM register.
+pub(super) fn vector_place(number: u8) -> Mem {
+    field(offset_of!(Frame, xmm) + 16 * usize::from(number))
+}
+
+/// Where the guest's general registers are while generated code runs.
+const HOMES: [Option<Reg>; 16] = [
+    Some(Reg(3)),
+    Some(Reg(6)),
+    Some(Reg(7)),
+    Some(Reg(8)),
+    Some(Reg(9)),
+    Some(Reg(10)),
+    Some(Reg(11)),
+    Some(Reg(12)),
+    Some(Reg(13)),
+    None,
+    None,
+    None,
+    Some(Reg(14)),
+    None,
+    None,
+    None,
+];
+
+/// A general register's number in instructions, whatever part of it is named.
+pub(super) fn number_of(register: Register) -> usize {
+    register.full_register().number()
+}
+
+/// The guest's registers that have one of the host's, with it and their place in the frame.
+pub(super) fn pinned() -> impl Iterator<Item = (Reg, Mem)> {
+    (0..16).filter_map(|n| HOMES[n].map(|home| (home, in_frame(n))))
+}
+
+fn in_frame(n: usize) -> Mem {
+    field(offset_of!(Frame, regs) + 8 * n)
+}
+
+/// The counter's place while generated code does not run.
+pub(super) const COUNTER: Mem = field(offset_of!(Frame, counter));
+
+/// What a written block needs to be entered, left and linked.
+pub(super) struct Written {
+    pub code: Vec<u8>,
+    /// Where the block is left before its first instruction.
+    pub dead: usize,
+    /// The ways to the next blocks: on, and taken.
+    pub edges: [Edge; 2],
+    /// Which instructions are the interpreter's, and where the code behind them is.
+    pub left_to_interpreter: Vec<(u8, usize)>,
+    /// Conditional branches at its end.
+    pub branches: u64,
+}
+
+/// A way to the next block.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Edge {
+    /// Where it leads.
+    pub target: u64,
+    /// Offset of the displacement of a jump that can be led straight to the code of that block.
+    pub displacement: Option<usize>,
+}
+
+/// A way out of the block, written behind it.
+enum Way {
+    /// To the interpreter, which executes the instruction.
+    Instruction(usize),
+    /// Before the first instruction, because not all may run.
+    Budget,
+    /// To a known address in the same page: which edge.
+    Edge(u8),
+    /// To a known address in another page.
+    Far(u8, u64),
+    /// To the second slot that a target can be in, whose first is at RCX: back to an offset if it is there, else to the
+    /// interpreter, which executes the instruction.
+    SecondSlot(usize, usize),
+}
+
+/// A block being written.
+pub(super) struct BlockWriter<'a> {
+    pub asm: Asm,
+    source: &'a Source<'a>,
+    number: u32,
+    /// Host addresses of where the code will be, and of where all generated code is left.
+    base: u64,
+    exit: u64,
+    ways: Vec<(Way, Vec<Fixup>)>,
+    /// Jumps out of the instruction being written.
+    leaving: Vec<Fixup>,
+    /// Flags that the host's register has, and the frame.
+    in_host: u8,
+    in_frame: u8,
+    /// Flags that may be looked at behind the instruction being written.
+    needed: u8,
+    /// Its number.
+    number_in_block: usize,
+    edges: [Edge; 2],
+    branches: u64,
+    vectors_checked: bool,
+    ended: bool,
+}
+
+/// Where a block's code goes, and what it jumps to.
+pub(super) struct Site {
+    pub number: u32,
+    pub base: u64,
+    pub exit: u64,
+}
+
+/// Translates a block; `None` if that is not worth it.
+pub(super) fn write(source: &Source<'_>, site: &Site) -> Option<Written> {
+    let plan = plan(source);
+    let inline = plan.iter().filter(|step| step.kind.is_some()).count();
+    if 2 * inline < source.instructions.len() || inline == 0 {
+        return None;
+    }
+    let mut writer = BlockWriter {
+        asm: Asm::new(),
+        source,
+        number: site.number,
+        base: site.base,
+        exit: site.exit,
+        ways: Vec::new(),
+        leaving: Vec::new(),
+        in_host: 0,
+        in_frame: set::ALL,
+        needed: 0,
+        number_in_block: 0,
+        edges: [Edge::default(); 2],
+        branches: u64::from(plan.last().is_some_and(|step| matches!(step.kind, Some(Kind::JumpIf(_))))),
+        vectors_checked: false,
+        ended: false,
+    };
+    writer.block(&plan).ok()
+}
+
+/// What is known of an instruction before it is written.
+struct Step {
+    kind: Option<Kind>,
+    /// Flags that may be looked at behind it, but where the host's register has them.
+    needed: u8,
+}
+
+/// Decides for each instruction, from the last to the first, whether it is translated, and which of its flags are needed.
+fn plan(source: &Source<'_>) -> Vec<Step> {
+    let mut steps: Vec<Step> =
+        source.instructions.iter().map(|i| Step { kind: kind_of(i), needed: 0 }).collect();
+    let mut needed = set::ALL;
+    for n in (0..steps.len()).rev() {
+        let instruction = &source.instructions[n];
+        steps[n].needed = needed;
+        let effect = steps[n].kind.and_then(|kind| kind.effect(instruction, needed));
+        let Some(effect) = effect else {
+            steps[n].kind = None;
+            needed = set::ALL;
+            continue;
+        };
+        let from_host = effect.reads != 0 && !effect.exits && host_reaches(source, &steps, n, effect.reads);
+        needed &= !effect.kills;
+        if !from_host {
+            needed |= effect.reads;
+        }
+        if effect.exits {
+            needed = set::ALL;
+        }
+    }
+    steps
+}
+
+/// Whether flags that an instruction looks at are in the host's register when it is reached.
+fn host_reaches(source: &Source<'_>, steps: &[Step], reader: usize, reads: u8) -> bool {
+    for n in (0..reader).rev() {
+        // Whatever is needed behind it, an effect's `in_host` and `transparent` are the same; only whether it has one may
+        // depend on that.
+        let effect = steps[n].kind.and_then(|kind| kind.effect(&source.instructions[n], set::ALL));
+        match effect {
+            Some(effect) if effect.transparent && effect.reads == 0 => {}
+            Some(effect) if !effect.transparent => {
+                return matches!(steps[n].kind, Some(Kind::Alu(_) | Kind::Test | Kind::Neg))
+                    && effect.in_host & reads == reads;
+            }
+            _ => return false,
+        }
+    }
+    false
+}
+
+impl BlockWriter<'_> {
+    fn block(&mut self, plan: &[Step]) -> Result<Written, Cannot> {
+        let count = self.source.instructions.len();
+        let mut left_to_interpreter = Vec::new();
+        self.asm.alu_imm(B8, alu::SUB, R15, cost(count, self.branches) as i32);
+        let out_of_budget = self.asm.jcc(cc::S);
+        self.ways.push((Way::Budget, vec![out_of_budget]));
+        for (n, step) in plan.iter().enumerate() {
+            let instruction = self.source.instructions[n];
+            (self.needed, self.number_in_block) = (step.needed, n);
+            match step.kind {
+                Some(kind) => {
+                    let effect = kind.effect(&instruction, step.needed).ok_or(Cannot)?;
+                    self.instruction(&instruction, kind, effect)?;
+                }
+                None => {
+                    debug_assert_eq!(self.in_frame, set::ALL, "flags are lost at {instruction}");
+                    let jump = self.asm.jmp();
+                    self.leaving.push(jump);
+                    (self.in_host, self.in_frame, self.vectors_checked) = (0, set::ALL, false);
+                    self.ended = n + 1 == count;
+                }
+            }
+            if !self.leaving.is_empty() {
+                let leaving = std::mem::take(&mut self.leaving);
+                self.ways.push((Way::Instruction(n), leaving));
+            }
+            if step.kind.is_none() {
+                left_to_interpreter.push((n as u8, self.asm.here()));
+            }
+        }
+        if !self.ended {
+            let on = self.source.rip_behind(count - 1);
+            let jump = self.asm.jmp();
+            self.edge(EDGE_ON, on, jump);
+        }
+        let dead = self.ways_out();
+        Ok(Written {
+            code: self.asm.bytes().to_vec(),
+            dead,
+            edges: self.edges,
+            left_to_interpreter,
+            branches: self.branches,
+        })
+    }
+
+    /// Writes the ways out; returns where the one before the first instruction is.
+    fn ways_out(&mut self) -> usize {
+        let count = self.source.instructions.len();
+        let mut dead = 0;
+        for (way, fixups) in std::mem::take(&mut self.ways) {
+            for fixup in fixups {
+                self.asm.land(fixup);
+            }
+            match way {
+                Way::Instruction(n) => self.leave(n as u8),
+                Way::Budget => {
+                    self.asm.alu_imm(B8, alu::ADD, R15, cost(count, self.branches) as i32);
+                    dead = self.asm.here();
+                    self.leave(ENTRY);
+                }
+                Way::Edge(edge) => self.leave(edge),
+                Way::Far(edge, target) => {
+                    self.asm.constant(RAX, target);
+                    self.asm.load(B8, RCX, JUMPS_POINTER);
+                    for slot in [slot_of(target), slot_of(target) ^ 1] {
+                        let missed = self.jump_if_remembered(RCX, (slot * size_of::<JumpSlot>()) as i32);
+                        missed.into_iter().for_each(|fixup| self.asm.land(fixup));
+                    }
+                    self.leave(edge);
+                }
+                Way::SecondSlot(found, n) => {
+                    self.asm.alu_imm(B8, alu::XOR, RCX, size_of::<JumpSlot>() as i32);
+                    let missed = self.compare_slot(RCX, 0);
+                    let back = self.asm.jmp();
+                    self.asm.lead_to(back, found);
+                    missed.into_iter().for_each(|fixup| self.asm.land(fixup));
+                    self.leave(n as u8);
+                }
+            }
+        }
+        dead
+    }
+
+    /// Jumps to the target in RAX if the slot at a register and an offset has it; returns the jumps if it has not.
+    fn jump_if_remembered(&mut self, table: Reg, offset: i32) -> [Fixup; 2] {
+        let missed = self.compare_slot(table, offset);
+        self.jump_to_offset(at(table, offset + offset_of!(JumpSlot, target) as i32));
+        missed
+    }
+
+    /// Compares the target in RAX with the slot at a register and an offset; returns the jumps if it is not there. Clobbers RDX.
+    fn compare_slot(&mut self, table: Reg, offset: i32) -> [Fixup; 2] {
+        debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
+        let part = |part: usize| at(table, offset + part as i32);
+        self.asm.alu(B8, alu::CMP, RAX, part(offset_of!(JumpSlot, rip)));
+        let other_rip = self.asm.jcc(cc::NE);
+        self.asm.load(B4, RDX, TAG);
+        self.asm.alu(B4, alu::CMP, RDX, part(offset_of!(JumpSlot, tag)));
+        let other_tag = self.asm.jcc(cc::NE);
+        self.in_host = 0;
+        [other_rip, other_tag]
+    }
+
+    /// Jumps to the code whose offset is in memory.
+    fn jump_to_offset(&mut self, offset: Mem) {
+        self.asm.load(B4, RAX, offset);
+        self.asm.alu(B8, alu::ADD, RAX, CODE);
+        self.asm.jmp_to(RAX);
+    }
+
+    /// Leaves generated code.
+    fn leave(&mut self, code: u8) {
+        self.asm.constant(RAX, u64::from(exit_code(self.number, code)));
+        let fixup = self.asm.jmp();
+        let to = self.exit.wrapping_sub(self.base) as i64 as usize;
+        self.asm.lead_to(fixup, to);
+    }
+
+    /// Lets a jump lead to the code of a guest address.
+    pub fn edge(&mut self, edge: u8, target: u64, jump: Fixup) {
+        let same_page = (target ^ self.source.rip) & !0xfff == 0;
+        let displacement = same_page.then_some(jump.offset());
+        self.edges[usize::from(edge == EDGE_TAKEN)] = Edge { target, displacement };
+        let way = if same_page { Way::Edge(edge) } else { Way::Far(edge, target) };
+        self.ways.push((way, vec![jump]));
+    }
+
+    /// The block ends here: everything behind is reached by jumps only.
+    pub fn ends(&mut self) {
+        self.ended = true;
+    }
+
+    /// Jumps to the guest's address in RAX, or leaves the instruction to the interpreter if it is not known where that is.
+    /// `commit` writes what is to happen before the jump; it must leave RCX alone.
+    pub fn jump_to_rax(&mut self, commit: impl FnOnce(&mut Self)) {
+        // The slot's number, as `slot_of` has it.
+        self.asm.load(B4, RCX, RAX);
+        self.asm.shift_imm(B4, 5, RCX, 6);
+        self.asm.load(B4, RDX, RAX);
+        self.asm.alu_imm(B4, alu::AND, RDX, 63);
+        self.asm.alu(B4, alu::XOR, RCX, RDX);
+        self.asm.alu_imm(B4, alu::AND, RCX, crate::jumps::JUMP_SLOTS as i32 - 1);
+        self.asm.shift_imm(B4, 4, RCX, size_of::<JumpSlot>().trailing_zeros() as u8);
+        self.asm.alu(B8, alu::ADD, RCX, JUMPS_POINTER);
+        let [other_rip, other_tag] = self.compare_slot(RCX, 0);
+        let commit_at = self.asm.here();
+        self.ways.push((Way::SecondSlot(commit_at, self.number_in_block), vec![other_rip, other_tag]));
+        commit(self);
+        self.jump_to_offset(at(RCX, offset_of!(JumpSlot, target) as i32));
+        self.ends();
+    }
+
+    /// The interpreter executes the instruction if a condition holds.
+    pub fn leave_if(&mut self, cc: u8) {
+        debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
+        let jump = self.asm.jcc(cc);
+        self.leaving.push(jump);
+        self.in_host = 0;
+    }
+
+    /// The interpreter executes the instruction if XMM registers must not be used.
+    pub fn leave_if_vectors_are_blocked(&mut self) {
+        if !self.vectors_checked {
+            self.asm.alu_imm(B4, alu::CMP, VECTORS_BLOCKED, 0);
+            self.leave_if(cc::NE);
+            self.vectors_checked = true;
+        }
+    }
+
+    // Registers.
+
+    /// Where a guest's register is.
+    pub fn place(n: usize) -> Place {
+        HOMES[n].map_or_else(|| in_frame(n).into(), Place::Reg)
+    }
+
+    /// Where a guest's register is, by its name.
+    pub fn general(&self, register: Register) -> Place {
+        Self::place(number_of(register))
+    }
+
+    /// A guest's register in one of the host's: its own, or `scratch`.
+    pub fn in_register(&mut self, n: usize, scratch: Reg) -> Reg {
+        match Self::place(n) {
+            Place::Reg(reg) => reg,
+            Place::Mem(mem) => {
+                self.asm.load(B8, scratch, mem);
+                scratch
+            }
+        }
+    }
+
+    /// An operand's register in one of the host's: the guest's own, or a scratch register, RDX for the `first` of an
+    /// instruction's operands and RCX for others. AH to BH come as DH and CH, beside which only RAX to RDX can be named:
+    /// `beside_high` says that the other operand is one of them.
+    pub fn operand_register(&mut self, register: Register, first: bool, beside_high: bool) -> Reg {
+        let scratch = if first { RDX } else { RCX };
+        let n = number_of(register);
+        if is_high_byte(register) {
+            self.asm.load(B8, scratch, Self::place(n));
+            return if first { DH } else { CH };
+        }
+        if beside_high {
+            self.asm.load(B8, scratch, Self::place(n));
+            return scratch;
+        }
+        self.in_register(n, scratch)
+    }
+
+    /// Writes an operand's register back that [`BlockWriter::operand_register`] gave as the first.
+    pub fn write_back(&mut self, register: Register, from: Reg) {
+        self.set_all(number_of(register), if from == DH { RDX } else { from });
+    }
+
+    /// Sets all of a guest's register.
+    pub fn set_all(&mut self, n: usize, from: Reg) {
+        if Self::place(n) != Place::Reg(from) {
+            self.asm.store(B8, Self::place(n), from);
+        }
+    }
+
+    /// Sets a guest's register as the architecture does: 32 bits clear the others, fewer leave them.
+    pub fn set_sized(&mut self, size: Size, n: usize, from: Reg) {
+        match (size, Self::place(n)) {
+            (B4, Place::Mem(mem)) => {
+                self.asm.load(B4, RAX, from);
+                self.asm.store(B8, mem, RAX);
+            }
+            (_, place) => self.asm.store(size, place, from),
+        }
+    }
+
+    /// Sets a guest's register by its name.
+    pub fn set_general(&mut self, register: Register, from: Reg) {
+        let size = Size::of(register.size()).unwrap_or(B8);
+        self.set_sized(size, number_of(register), from);
+    }
+
+    // Memory.
+
+    /// The linear address of the memory operand in RAX.
+    pub fn linear(&mut self, instruction: &Instruction) -> Result<(), Cannot> {
+        self.effective(instruction, RAX)?;
+        let base = match instruction.memory_segment() {
+            Register::FS => 4,
+            Register::GS => 5,
+            _ => return Ok(()),
+        };
+        self.asm.alu(B8, alu::ADD, RAX, field(offset_of!(Frame, seg_base) + 8 * base));
+        self.in_host = 0;
+        Ok(())
+    }
+
+    /// The effective address of the memory operand in a register; clobbers RAX and RCX. Leaves the flags alone.
+    pub fn effective(&mut self, instruction: &Instruction, to: Reg) -> Result<(), Cannot> {
+        let (base, index) = (instruction.memory_base(), instruction.memory_index());
+        let displacement = instruction.memory_displacement64();
+        if base == Register::RIP || base == Register::None && index == Register::None {
+            self.asm.constant(to, displacement);
+            return Ok(());
+        }
+        let disp = i32::try_from(displacement as i64).map_err(|_| Cannot)?;
+        let shift = instruction.memory_index_scale().trailing_zeros() as u8;
+        if base == Register::None {
+            // Without a base there would have to be a displacement of four bytes: shift instead.
+            let index = self.in_register(number_of(index), RCX);
+            if shift == 0 {
+                self.asm.lea(B8, to, at(index, disp));
+            } else {
+                self.asm.constant(RAX, disp as i64 as u64);
+                self.asm.lea(B8, to, Mem { base: RAX, index: Some((index, shift)), disp: 0 });
+            }
+            return Ok(());
+        }
+        let base = self.in_register(number_of(base), RAX);
+        let index = match index {
+            Register::None => None,
+            index => Some((self.in_register(number_of(index), RCX), shift)),
+        };
+        if index.is_none() && disp == 0 {
+            if base != to {
+                self.asm.load(B8, to, base);
+            }
+            return Ok(());
+        }
+        self.asm.lea(B8, to, Mem { base, index, disp });
+        Ok(())
+    }
+
+    /// Makes the linear address in RAX the host's, or leaves the instruction to the interpreter. Clobbers RCX and RDX.
+    pub fn check(&mut self, bytes: i32, write: bool) {
+        const SLOT_SHIFT: u8 = 12 - size_of::<TlbSlot>().trailing_zeros() as u8;
+        self.asm.load(B4, RCX, RAX);
+        self.asm.shift_imm(B4, 5, RCX, SLOT_SHIFT);
+        self.asm.alu_imm(B4, alu::AND, RCX, ((SLOTS - 1) * size_of::<TlbSlot>()) as i32);
+        self.asm.alu(B8, alu::ADD, RCX, SLOTS_POINTER);
+        // The page of the last byte: another than that of the first has another tag.
+        if bytes == 1 {
+            self.asm.load(B8, RDX, RAX);
+        } else {
+            self.asm.lea(B8, RDX, at(RAX, bytes - 1));
+        }
+        self.asm.alu_imm(B8, alu::AND, RDX, -4096);
+        let slots = if write { TlbSlots::WRITE } else { TlbSlots::READ };
+        self.asm.alu(B8, alu::CMP, RDX, at(RCX, slots + TlbSlot::PAGE));
+        self.leave_if(cc::NE);
+        self.asm.alu(B8, alu::ADD, RAX, at(RCX, slots + TlbSlot::ADDEND));
+        self.in_host = 0;
+    }
+
+    /// The host address of the memory operand in RAX.
+    pub fn operand(&mut self, instruction: &Instruction, size: Size, write: bool) -> Result<(), Cannot> {
+        self.linear(instruction)?;
+        self.check(size.bytes(), write);
+        Ok(())
+    }
+
+    /// Keeps RCX across another access.
+    pub fn keep(&mut self) {
+        self.asm.store(B8, SPARE, RCX);
+    }
+
+    /// What was kept.
+    pub fn kept(&mut self, to: Reg) {
+        self.asm.load(B8, to, SPARE);
+    }
+
+    /// RAX becomes what was kept, and is kept in its place. Clobbers RDX.
+    pub fn load_kept_keep_rax(&mut self) {
+        self.asm.load(B8, RDX, SPARE);
+        self.asm.store(B8, SPARE, RAX);
+        self.asm.load(B8, RAX, RDX);
+    }
+
+    // Flags.
+
+    /// The flags that may be looked at behind the instruction being written.
+    pub fn needed(&self) -> u8 {
+        self.needed
+    }
+
+    /// What was written has clobbered the host's flags.
+    pub fn clobbered(&mut self) {
+        self.in_host = 0;
+    }
+
+    /// The instruction has set flags in the host's register; they go to the frame if they are needed there.
+    pub fn flags_set(&mut self, effect: &Effect) {
+        self.in_frame &= !effect.kills;
+        self.in_host = effect.in_host;
+        if self.needed & effect.kills == 0 {
+            return;
+        }
+        self.asm.byte(0x9f);
+        if effect.in_host == set::ALL {
+            self.asm.setcc(0, RAX);
+        } else {
+            // AF is zero; so is OF after what gets here.
+            self.asm.raw(&[0xb0, 2]);
+        }
+        self.asm.store(B4, FLAGS, RAX);
+        self.in_frame = set::ALL;
+    }
+
+    /// As [`BlockWriter::flags_set`] after a shift, for which AL holds OF.
+    pub fn shift_flags_set(&mut self, effect: &Effect) {
+        self.in_frame &= !effect.kills;
+        self.in_host = effect.in_host;
+        if self.needed & effect.kills == 0 {
+            return;
+        }
+        self.asm.byte(0x9f);
+        self.asm.lea(B4, RAX, at(RAX, 2));
+        self.asm.store(B4, FLAGS, RAX);
+        self.in_frame = set::ALL;
+    }
+
+    /// AH and AL are what the frame is to hold; the host's register is of no use any more.
+    pub fn flags_from_eax(&mut self) {
+        self.asm.store(B4, FLAGS, RAX);
+        (self.in_host, self.in_frame) = (0, set::ALL);
+    }
+
+    /// The instruction has set flags in the host's register, and those in the frame are not up to date.
+    pub fn some_flags_set(&mut self, effect: &Effect) {
+        self.in_frame &= !effect.kills;
+        self.in_host = effect.in_host;
+    }
+
+    /// Some of the flags are wrong in the frame, and nothing will look at them there.
+    pub fn flags_lost(&mut self, kills: u8) {
+        self.in_frame &= !kills;
+        self.in_host = 0;
+    }
+
+    /// Writes CF, which the host's register holds, to the frame, and leaves the others there. Clobbers RAX and RCX.
+    pub fn carry_to_frame(&mut self) {
+        self.asm.setcc(cc::B, RCX);
+        self.asm.load(B4, RAX, FLAGS);
+        self.asm.alu_imm(B4, alu::AND, RAX, !0x100);
+        self.asm.extend(0xb6, B4, RCX, B1, RCX);
+        self.asm.shift_imm(B4, 4, RCX, 8);
+        self.asm.alu(B4, alu::OR, RAX, RCX);
+        self.asm.store(B4, FLAGS, RAX);
+        self.in_frame |= set::C;
+        self.in_host = 0;
+    }
+
+    /// Writes CF and OF, which the host's register holds, to the frame. Clobbers RAX, RCX and RDX.
+    pub fn carry_and_overflow_to_frame(&mut self) {
+        self.asm.setcc(0, RDX);
+        self.carry_to_frame();
+        self.asm.alu_imm(B4, alu::AND, RAX, !1);
+        self.asm.extend(0xb6, B4, RDX, B1, RDX);
+        self.asm.alu(B4, alu::OR, RAX, RDX);
+        self.asm.store(B4, FLAGS, RAX);
+        self.in_frame |= set::O;
+    }
+
+    /// Brings CF into the host's register.
+    pub fn need_carry(&mut self) {
+        if self.in_host & set::C == 0 {
+            debug_assert_ne!(self.in_frame & set::C, 0, "the carry is lost");
+            self.asm.bit_test(FLAGS, 8);
+        }
+    }
+
+    /// Makes the host's register tell a condition; returns by which condition. Clobbers RAX.
+    pub fn condition(&mut self, cc: u8) -> u8 {
+        let flags = looked_at(cc);
+        if self.in_host & flags == flags {
+            return cc;
+        }
+        debug_assert_eq!(self.in_frame & flags, flags, "a condition's flags are lost");
+        self.in_host = 0;
+        let negated = cc & 1;
+        let mask = match cc >> 1 {
+            0 => {
+                self.asm.test_imm(B1, FLAGS, 1);
+                return cc::NE ^ negated;
+            }
+            1 => 0x01,
+            2 => 0x40,
+            3 => 0x41,
+            4 => 0x80,
+            5 => 0x04,
+            _ => {
+                self.asm.load(B4, RAX, FLAGS);
+                self.asm.alu_imm(B1, alu::AND, RAX, 1);
+                self.asm.alu_imm(B1, alu::ADD, RAX, 0x7f);
+                self.asm.byte(0x9e);
+                return cc;
+            }
+        };
+        self.asm.test_imm(B1, FLAGS_HIGH, mask);
+        cc::NE ^ negated
+    }
+}

@@ -1,0 +1,855 @@
+//! Integer instructions. What an instruction changes, it changes behind its last access to memory, so that it can be left
+//! to the interpreter up to there.
+
+use iced_x86::{Instruction, OpKind};
+
+use super::asm::{B1, B2, B4, B8, CH, DH, Place, RAX, RCX, RDX, Reg, Size, alu, at, cc};
+use super::block::{BlockWriter, Cannot, number_of};
+use super::kind::{Effect, Kind, is_high_byte, is_memory, operand_size, set};
+use crate::{EDGE_ON, EDGE_TAKEN};
+
+const GUEST_RAX: usize = 0;
+const GUEST_RCX: usize = 1;
+const GUEST_RDX: usize = 2;
+const GUEST_RSP: usize = 4;
+const GUEST_RBP: usize = 5;
+
+/// The opcode of IMUL of two registers.
+const IMUL: u8 = 0xaf;
+
+/// Whether an operand is one of AH to BH.
+fn has_high_byte(i: &Instruction) -> bool {
+    (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Register && is_high_byte(i.op_register(n)))
+}
+
+impl BlockWriter<'_> {
+    /// Writes an instruction.
+    pub fn instruction(&mut self, i: &Instruction, kind: Kind, effect: Effect) -> Result<(), Cannot> {
+        match kind {
+            Kind::Alu(which) => self.arithmetic(i, which, &effect),
+            Kind::Test => self.test(i, &effect),
+            Kind::Inc | Kind::Dec => {
+                let one = if kind == Kind::Inc { 0 } else { 1 };
+                // CF stays: it must be there to be written back.
+                let carry = self.needed() & set::C != 0;
+                self.one_operand(i, 0xff, one, carry)?;
+                self.flags_set(&effect);
+                Ok(())
+            }
+            Kind::Neg => {
+                self.one_operand(i, 0xf7, 3, false)?;
+                self.flags_set(&effect);
+                Ok(())
+            }
+            Kind::Not => self.one_operand(i, 0xf7, 2, false),
+            Kind::Mov => self.mov(i),
+            Kind::Extend(opcode) => self.extend(i, opcode),
+            Kind::Lea => self.lea(i),
+            Kind::XchgRegisters => self.exchange_registers(i),
+            Kind::XchgMemory => self.exchange_memory(i),
+            Kind::Xadd => self.exchange_and_add(i, &effect),
+            Kind::Cmpxchg => self.compare_and_exchange(i, &effect),
+            Kind::Push => self.push(i),
+            Kind::Pop => self.pop(i),
+            Kind::Leave => self.leave_frame(),
+            Kind::ShiftBy(which, count) => self.shift(i, which, count, &effect),
+            Kind::ShiftByCl(which) => self.shift_by_cl(i, which),
+            Kind::RotateBy(which, count) => self.rotate(i, which, count, &effect),
+            Kind::Double(opcode, count) => self.double(i, opcode, count, &effect),
+            Kind::Multiply(signed) => self.multiply(i, signed, &effect),
+            Kind::MultiplyInto => self.multiply_into(i, &effect),
+            Kind::Divide(signed) => self.divide(i, signed),
+            Kind::ExtendAccumulator => self.extend_accumulator(i),
+            Kind::SignToData => self.sign_to_data(i),
+            Kind::Bswap => self.byte_swap(i),
+            Kind::BitTest(which) => self.bit_test(i, which, &effect),
+            Kind::Scan(opcode) => self.scan(i, opcode, &effect),
+            Kind::Count(opcode) => self.count(i, opcode, &effect),
+            Kind::Set(cc) => self.set_on_condition(i, cc),
+            Kind::Cmov(cc) => self.move_on_condition(i, cc),
+            Kind::Nothing => Ok(()),
+            Kind::Jump => {
+                let jump = self.asm.jmp();
+                self.edge(EDGE_TAKEN, i.near_branch64(), jump);
+                self.ends();
+                Ok(())
+            }
+            Kind::JumpIf(cc) => {
+                let cc = self.condition(cc);
+                let taken = self.asm.jcc(cc);
+                self.edge(EDGE_TAKEN, i.near_branch64(), taken);
+                let on = self.asm.jmp();
+                self.edge(EDGE_ON, i.next_ip(), on);
+                self.ends();
+                Ok(())
+            }
+            Kind::JumpIndirect => {
+                self.target(i)?;
+                self.asm.load(B8, RAX, RCX);
+                self.jump_to_rax(|_| {});
+                Ok(())
+            }
+            Kind::Call => {
+                self.stack_address(-8);
+                self.check(8, true);
+                self.store_return_address(i);
+                self.move_stack(-8);
+                let jump = self.asm.jmp();
+                self.edge(EDGE_TAKEN, i.near_branch64(), jump);
+                self.ends();
+                Ok(())
+            }
+            Kind::CallIndirect => self.call_indirect(i),
+            Kind::Return => self.near_return(i),
+            Kind::Vector(form) => {
+                self.vector(i, form)?;
+                self.clobbered();
+                Ok(())
+            }
+        }
+    }
+
+    fn register(&self, i: &Instruction, n: u32) -> usize {
+        number_of(i.op_register(n))
+    }
+
+    fn size(&self, i: &Instruction, n: u32) -> Result<Size, Cannot> {
+        operand_size(i, n).ok_or(Cannot)
+    }
+
+    fn is_immediate(i: &Instruction, n: u32) -> bool {
+        !matches!(i.op_kind(n), OpKind::Register | OpKind::Memory)
+    }
+
+    fn immediate(i: &Instruction, n: u32, size: Size) -> Result<i32, Cannot> {
+        let value = i.try_immediate(n).map_err(|_| Cannot)?;
+        Ok(match size {
+            B1 => i32::from(value as i8),
+            B2 => i32::from(value as i16),
+            B4 => value as i32,
+            B8 => i32::try_from(value as i64).map_err(|_| Cannot)?,
+        })
+    }
+
+    /// ADD to CMP.
+    fn arithmetic(&mut self, i: &Instruction, which: u8, effect: &Effect) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        let keeps = which != alu::CMP;
+        let carries = matches!(which, 2 | 3);
+        if is_memory(i, 0) {
+            self.operand(i, size, keeps)?;
+            if carries {
+                self.need_carry();
+            }
+            if Self::is_immediate(i, 1) {
+                self.asm.alu_imm(size, which, at(RAX, 0), Self::immediate(i, 1, size)?);
+            } else {
+                let from = self.operand_register(i.op_register(1), false, false);
+                self.asm.alu_to(size, which, at(RAX, 0), from);
+            }
+        } else {
+            let memory = is_memory(i, 1);
+            if memory {
+                self.operand(i, size, false)?;
+            }
+            if carries {
+                self.need_carry();
+            }
+            let high = has_high_byte(i);
+            let to = self.operand_register(i.op_register(0), true, high);
+            if memory {
+                self.asm.alu(size, which, to, at(RAX, 0));
+            } else if Self::is_immediate(i, 1) {
+                self.asm.alu_imm(size, which, to, Self::immediate(i, 1, size)?);
+            } else if high {
+                let from = self.operand_register(i.op_register(1), false, high);
+                self.asm.alu(size, which, to, from);
+            } else {
+                self.asm.alu(size, which, to, Self::place(self.register(i, 1)));
+            }
+            if keeps && high && to != DH {
+                // Only its low byte is new.
+                self.set_sized(B1, self.register(i, 0), RDX);
+            } else if keeps {
+                self.write_back(i.op_register(0), to);
+            }
+        }
+        self.flags_set(effect);
+        Ok(())
+    }
+
+    fn test(&mut self, i: &Instruction, effect: &Effect) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        let first = if is_memory(i, 0) {
+            self.operand(i, size, false)?;
+            Place::Mem(at(RAX, 0))
+        } else if has_high_byte(i) {
+            Place::Reg(self.operand_register(i.op_register(0), true, true))
+        } else {
+            Self::place(self.register(i, 0))
+        };
+        if Self::is_immediate(i, 1) {
+            self.asm.test_imm(size, first, Self::immediate(i, 1, size)?);
+        } else {
+            let second = self.operand_register(i.op_register(1), false, has_high_byte(i));
+            self.asm.sized(size, 0x85, second.0, first, true);
+        }
+        self.flags_set(effect);
+        Ok(())
+    }
+
+    /// INC, DEC, NEG, NOT by opcode and `/n`; `carry` brings CF into the host's register first.
+    fn one_operand(&mut self, i: &Instruction, opcode: u8, which: u8, carry: bool) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        let memory = is_memory(i, 0);
+        if memory {
+            self.operand(i, size, true)?;
+        }
+        if carry {
+            self.need_carry();
+        }
+        if memory {
+            self.asm.sized(size, opcode, which, at(RAX, 0), false);
+        } else {
+            let to = self.in_register(self.register(i, 0), RDX);
+            self.asm.sized(size, opcode, which, to, false);
+            self.set_all(self.register(i, 0), to);
+        }
+        Ok(())
+    }
+
+    fn mov(&mut self, i: &Instruction) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        if is_memory(i, 0) {
+            self.operand(i, size, true)?;
+            if Self::is_immediate(i, 1) {
+                self.asm.store_imm(size, at(RAX, 0), Self::immediate(i, 1, size)?);
+            } else {
+                let from = self.operand_register(i.op_register(1), false, false);
+                self.asm.store(size, at(RAX, 0), from);
+            }
+            return Ok(());
+        }
+        if has_high_byte(i) {
+            return self.mov_high_byte(i);
+        }
+        let to = self.register(i, 0);
+        if is_memory(i, 1) {
+            self.operand(i, size, false)?;
+            return self.load_into(size, to, at(RAX, 0).into());
+        }
+        if Self::is_immediate(i, 1) {
+            let value = i.try_immediate(1).map_err(|_| Cannot)?;
+            if size < B4 {
+                self.asm.store_imm(size, Self::place(to), value as i32);
+                return Ok(());
+            }
+            let value = if size == B4 { value & 0xffff_ffff } else { value };
+            return self.set_constant(to, value);
+        }
+        self.load_into(size, to, Self::place(self.register(i, 1)))
+    }
+
+    /// MOV to or from one of AH to BH, the other operand being anything.
+    fn mov_high_byte(&mut self, i: &Instruction) -> Result<(), Cannot> {
+        if is_memory(i, 1) {
+            self.operand(i, B1, false)?;
+            self.asm.load(B1, RCX, at(RAX, 0));
+        } else if Self::is_immediate(i, 1) {
+            self.asm.constant(RCX, i.immediate8().into());
+        } else {
+            let from = self.operand_register(i.op_register(1), false, true);
+            if from == CH {
+                self.asm.load(B1, RCX, CH);
+            }
+        }
+        if !is_high_byte(i.op_register(0)) {
+            self.set_sized(B1, self.register(i, 0), RCX);
+            return Ok(());
+        }
+        let to = self.operand_register(i.op_register(0), true, true);
+        self.asm.load(B1, to, RCX);
+        self.write_back(i.op_register(0), to);
+        Ok(())
+    }
+
+    /// Sets a guest's register to a constant.
+    fn set_constant(&mut self, to: usize, value: u64) -> Result<(), Cannot> {
+        match Self::place(to) {
+            Place::Reg(reg) => self.asm.constant(reg, value),
+            Place::Mem(mem) => match i32::try_from(value as i64) {
+                Ok(short) => self.asm.store_imm(B8, mem, short),
+                Err(_) => {
+                    self.asm.constant(RAX, value);
+                    self.asm.store(B8, mem, RAX);
+                }
+            },
+        }
+        Ok(())
+    }
+
+    /// MOV into a guest's register.
+    fn load_into(&mut self, size: Size, to: usize, from: Place) -> Result<(), Cannot> {
+        match (Self::place(to), from) {
+            (Place::Reg(reg), from) => self.asm.load(size, reg, from),
+            (to @ Place::Mem(_), Place::Reg(from)) if size != B4 => self.asm.store(size, to, from),
+            (mem, from) => {
+                self.asm.load(size, RCX, from);
+                self.asm.store(if size == B4 { B8 } else { size }, mem, RCX);
+            }
+        }
+        Ok(())
+    }
+
+    /// MOVZX, MOVSX, MOVSXD.
+    fn extend(&mut self, i: &Instruction, opcode: u8) -> Result<(), Cannot> {
+        let (size, from_size) = (self.size(i, 0)?, self.size(i, 1)?);
+        let from = if is_memory(i, 1) {
+            self.operand(i, from_size, false)?;
+            Place::Mem(at(RAX, 0))
+        } else if has_high_byte(i) {
+            let from = self.operand_register(i.op_register(1), false, true);
+            self.asm.load(B1, RCX, from);
+            Place::Reg(RCX)
+        } else {
+            Self::place(self.register(i, 1))
+        };
+        let to = self.register(i, 0);
+        let reg = match Self::place(to) {
+            Place::Reg(reg) => reg,
+            Place::Mem(_) => RCX,
+        };
+        if opcode == 0x63 {
+            self.asm.sized(B8, 0x63, reg.0, from, true);
+        } else {
+            self.asm.extend(opcode, size, reg, from_size, from);
+        }
+        if Self::place(to) != Place::Reg(reg) {
+            self.asm.store(if size == B4 { B8 } else { size }, Self::place(to), reg);
+        }
+        Ok(())
+    }
+
+    fn lea(&mut self, i: &Instruction) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        let to = self.register(i, 0);
+        match Self::place(to) {
+            Place::Reg(reg) => {
+                self.effective(i, reg)?;
+                if size == B4 {
+                    self.asm.load(B4, reg, reg);
+                }
+            }
+            Place::Mem(mem) => {
+                self.effective(i, RAX)?;
+                if size == B4 {
+                    self.asm.load(B4, RAX, RAX);
+                }
+                self.asm.store(B8, mem, RAX);
+            }
+        }
+        Ok(())
+    }
+
+    fn exchange_registers(&mut self, i: &Instruction) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        let (a, b) = (self.register(i, 0), self.register(i, 1));
+        self.asm.load(B8, RCX, Self::place(a));
+        self.asm.load(B8, RDX, Self::place(b));
+        self.set_sized(size, a, RDX);
+        self.set_sized(size, b, RCX);
+        Ok(())
+    }
+
+    fn exchange_memory(&mut self, i: &Instruction) -> Result<(), Cannot> {
+        let register = if is_memory(i, 0) { 1 } else { 0 };
+        let size = self.size(i, register)?;
+        let register = self.register(i, register);
+        self.operand(i, size, true)?;
+        self.asm.load(size, RCX, at(RAX, 0));
+        let new = self.in_register(register, RDX);
+        self.asm.store(size, at(RAX, 0), new);
+        self.set_sized(size, register, RCX);
+        Ok(())
+    }
+
+    fn exchange_and_add(&mut self, i: &Instruction, effect: &Effect) -> Result<(), Cannot> {
+        let size = self.size(i, 1)?;
+        let register = self.register(i, 1);
+        self.operand(i, size, true)?;
+        self.asm.load(size, RCX, at(RAX, 0));
+        self.asm.load(B8, RDX, Self::place(register));
+        self.asm.alu(size, alu::ADD, RDX, RCX);
+        self.asm.store(size, at(RAX, 0), RDX);
+        self.set_sized(size, register, RCX);
+        self.flags_set(effect);
+        Ok(())
+    }
+
+    fn compare_and_exchange(&mut self, i: &Instruction, effect: &Effect) -> Result<(), Cannot> {
+        let size = self.size(i, 1)?;
+        self.operand(i, size, true)?;
+        self.asm.load(size, RCX, at(RAX, 0));
+        let accumulator = self.in_register(GUEST_RAX, RDX);
+        self.asm.alu(size, alu::CMP, accumulator, RCX);
+        let differs = self.asm.jcc(cc::NE);
+        let new = self.in_register(self.register(i, 1), RDX);
+        self.asm.store(size, at(RAX, 0), new);
+        let done = self.asm.jmp();
+        self.asm.land(differs);
+        self.set_sized(size, GUEST_RAX, RCX);
+        self.asm.land(done);
+        self.flags_set(effect);
+        Ok(())
+    }
+
+    // The stack.
+
+    /// The stack pointer moved by some bytes, in RAX.
+    fn stack_address(&mut self, bytes: i32) {
+        let rsp = self.in_register(GUEST_RSP, RAX);
+        if bytes == 0 {
+            self.asm.load(B8, RAX, rsp);
+        } else {
+            self.asm.lea(B8, RAX, at(rsp, bytes));
+        }
+    }
+
+    /// Moves the stack pointer. Leaves the flags alone.
+    fn move_stack(&mut self, bytes: i32) {
+        let rsp = self.in_register(GUEST_RSP, RDX);
+        self.asm.lea(B8, rsp, at(rsp, bytes));
+        self.set_all(GUEST_RSP, rsp);
+    }
+
+    fn push(&mut self, i: &Instruction) -> Result<(), Cannot> {
+        if is_memory(i, 0) {
+            self.operand(i, B8, false)?;
+            self.asm.load(B8, RCX, at(RAX, 0));
+            self.keep();
+            self.stack_address(-8);
+            self.check(8, true);
+            self.kept(RCX);
+            self.asm.store(B8, at(RAX, 0), RCX);
+        } else {
+            self.stack_address(-8);
+            self.check(8, true);
+            if Self::is_immediate(i, 0) {
+                self.asm.store_imm(B8, at(RAX, 0), Self::immediate(i, 0, B8)?);
+            } else {
+                let from = self.in_register(self.register(i, 0), RCX);
+                self.asm.store(B8, at(RAX, 0), from);
+            }
+        }
+        self.move_stack(-8);
+        Ok(())
+    }
+
+    fn pop(&mut self, i: &Instruction) -> Result<(), Cannot> {
+        self.stack_address(0);
+        self.check(8, false);
+        self.asm.load(B8, RCX, at(RAX, 0));
+        self.move_stack(8);
+        self.set_all(self.register(i, 0), RCX);
+        Ok(())
+    }
+
+    fn leave_frame(&mut self) -> Result<(), Cannot> {
+        let rbp = self.in_register(GUEST_RBP, RAX);
+        self.asm.load(B8, RAX, rbp);
+        self.check(8, false);
+        self.asm.load(B8, RCX, at(RAX, 0));
+        let rbp = self.in_register(GUEST_RBP, RAX);
+        self.asm.lea(B8, RDX, at(rbp, 8));
+        self.set_all(GUEST_RSP, RDX);
+        self.set_all(GUEST_RBP, RCX);
+        Ok(())
+    }
+
+    // Branches.
+
+    /// The target of an indirect branch in RCX.
+    fn target(&mut self, i: &Instruction) -> Result<(), Cannot> {
+        if is_memory(i, 0) {
+            self.operand(i, B8, false)?;
+            self.asm.load(B8, RCX, at(RAX, 0));
+        } else {
+            self.asm.load(B8, RCX, Self::place(self.register(i, 0)));
+        }
+        Ok(())
+    }
+
+    /// Stores the return address at the host address in RAX. Clobbers RDX.
+    fn store_return_address(&mut self, i: &Instruction) {
+        match i32::try_from(i.next_ip() as i64) {
+            Ok(short) => self.asm.store_imm(B8, at(RAX, 0), short),
+            Err(_) => {
+                self.asm.constant(RDX, i.next_ip());
+                self.asm.store(B8, at(RAX, 0), RDX);
+            }
+        }
+    }
+
+    fn call_indirect(&mut self, i: &Instruction) -> Result<(), Cannot> {
+        self.target(i)?;
+        self.keep();
+        // First whether the stack can be written, then whether the target is known; only then is anything stored.
+        self.stack_address(-8);
+        self.check(8, true);
+        self.load_kept_keep_rax();
+        self.jump_to_rax(|writer| {
+            writer.kept(RAX);
+            writer.store_return_address(i);
+            writer.move_stack(-8);
+        });
+        Ok(())
+    }
+
+    fn near_return(&mut self, i: &Instruction) -> Result<(), Cannot> {
+        self.stack_address(0);
+        self.check(8, false);
+        self.asm.load(B8, RAX, at(RAX, 0));
+        let arguments = if i.op_count() == 1 { i.immediate16() } else { 0 };
+        self.jump_to_rax(|writer| writer.move_stack(8 + i32::from(arguments)));
+        Ok(())
+    }
+
+    // Shifts.
+
+    /// SHL, SHR, SAR by a count that is not zero. OF is what a shift by one gives, whatever the count.
+    fn shift(&mut self, i: &Instruction, which: u8, count: u8, effect: &Effect) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        let memory = is_memory(i, 0);
+        if memory {
+            self.operand(i, size, true)?;
+            self.asm.load(size, RCX, at(RAX, 0));
+        }
+        let to = if memory { RCX } else { self.in_register(self.register(i, 0), RCX) };
+        let wanted = self.needed() & effect.kills != 0;
+        // RAX is the address of an operand in memory: OF waits in DL.
+        let overflow = if memory { RDX } else { RAX };
+        if wanted && count != 1 {
+            if which == 7 {
+                self.asm.constant(overflow, 0);
+            } else {
+                self.asm.load(size, RDX, to);
+                self.asm.shift_imm(size, which, RDX, 1);
+                self.asm.setcc(0, overflow);
+            }
+        }
+        self.asm.shift_imm(size, which, to, count);
+        if wanted && count == 1 {
+            self.asm.setcc(0, overflow);
+        }
+        if memory {
+            self.asm.store(size, at(RAX, 0), RCX);
+            if wanted {
+                self.asm.load(B4, RAX, RDX);
+            }
+        } else {
+            self.set_all(self.register(i, 0), to);
+        }
+        self.shift_flags_set(effect);
+        Ok(())
+    }
+
+    /// SHL, SHR, SAR of a register by CL. A count of zero changes no flag.
+    fn shift_by_cl(&mut self, i: &Instruction, which: u8) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        let register = self.register(i, 0);
+        self.asm.load(B4, RCX, Self::place(GUEST_RCX));
+        let to = self.in_register(register, RDX);
+        if self.needed() == 0 {
+            self.asm.shift_cl(size, which, to);
+            self.set_all(register, to);
+            self.clobbered();
+            return Ok(());
+        }
+        self.asm.test_imm(B1, RCX, if size == B8 { 63 } else { 31 });
+        let nothing = self.asm.jcc(cc::E);
+        self.asm.load(size, RAX, to);
+        self.asm.shift_imm(size, which, RAX, 1);
+        // OF of a shift by one; SAR leaves it clear.
+        self.asm.setcc(0, RAX);
+        self.asm.shift_cl(size, which, to);
+        self.asm.byte(0x9f);
+        self.asm.lea(B4, RAX, at(RAX, 2));
+        self.flags_from_eax();
+        self.asm.land(nothing);
+        // A shift of 32 bits by zero clears the upper half all the same.
+        if size == B4 {
+            self.asm.load(B4, to, to);
+        }
+        self.set_all(register, to);
+        self.clobbered();
+        Ok(())
+    }
+
+    /// ROL and ROR of a register. By an immediate other than 1 they leave OF alone.
+    fn rotate(&mut self, i: &Instruction, which: u8, count: u8, effect: &Effect) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        let register = self.register(i, 0);
+        let to = self.in_register(register, RDX);
+        self.asm.shift_imm(size, which, to, count);
+        self.set_all(register, to);
+        if self.needed() & effect.kills == 0 {
+            self.flags_lost(effect.kills);
+        } else if count == 1 {
+            self.carry_and_overflow_to_frame();
+        } else {
+            self.carry_to_frame();
+        }
+        Ok(())
+    }
+
+    /// SHLD and SHRD of a register, where nothing looks at the flags.
+    fn double(&mut self, i: &Instruction, opcode: u8, count: u8, effect: &Effect) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        let register = self.register(i, 0);
+        let to = self.in_register(register, RDX);
+        let filler = self.in_register(self.register(i, 1), RCX);
+        self.asm.two(size, opcode, filler, to);
+        self.asm.byte(count);
+        self.set_all(register, to);
+        self.flags_lost(effect.kills);
+        Ok(())
+    }
+
+    // Multiplication and division.
+
+    /// Writes the flags of a multiplication whose low half is in a register: CF and OF from the host, SF and PF from the low
+    /// half, ZF and AF clear. Clobbers RAX and RCX.
+    fn product_flags(&mut self, size: Size, low: Reg, effect: &Effect) {
+        if self.needed() & effect.kills == 0 {
+            return self.flags_lost(effect.kills);
+        }
+        self.asm.setcc(0, RCX);
+        self.asm.sized(size, 0x85, low.0, low, true);
+        self.asm.byte(0x9f);
+        // SF and PF of AH; CF below them, OF in AL.
+        self.asm.alu_imm(B4, alu::AND, RAX, 0x8400);
+        self.asm.extend(0xb6, B4, RCX, B1, RCX);
+        self.asm.alu(B4, alu::OR, RAX, RCX);
+        self.asm.shift_imm(B4, 4, RCX, 8);
+        self.asm.alu(B4, alu::OR, RAX, RCX);
+        self.flags_from_eax();
+    }
+
+    fn multiply(&mut self, i: &Instruction, signed: bool, effect: &Effect) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        let from = self.factor(i, 0, size)?;
+        self.asm.load(B8, RAX, Self::place(GUEST_RAX));
+        self.asm.sized(size, 0xf7, if signed { 5 } else { 4 }, from, false);
+        self.set_all(GUEST_RAX, RAX);
+        self.set_all(GUEST_RDX, RDX);
+        // The flags' code needs RAX.
+        self.asm.load(B8, RDX, RAX);
+        self.product_flags(size, RDX, effect);
+        Ok(())
+    }
+
+    /// The operand that a multiplication or division reads: its place, which is not in RAX or RDX.
+    fn factor(&mut self, i: &Instruction, n: u32, size: Size) -> Result<Place, Cannot> {
+        if !is_memory(i, n) {
+            return Ok(Self::place(self.register(i, n)));
+        }
+        self.operand(i, size, false)?;
+        self.asm.load(size, RCX, at(RAX, 0));
+        Ok(RCX.into())
+    }
+
+    fn multiply_into(&mut self, i: &Instruction, effect: &Effect) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        let register = self.register(i, 0);
+        let from = self.factor(i, 1, size)?;
+        if i.op_count() == 3 {
+            self.asm.imul_imm(size, RDX, from, Self::immediate(i, 2, size)?);
+        } else {
+            self.asm.load(B8, RDX, Self::place(register));
+            self.asm.two(size, IMUL, RDX, from);
+        }
+        self.set_all(register, RDX);
+        self.product_flags(size, RDX, effect);
+        Ok(())
+    }
+
+    /// DIV and IDIV where the quotient certainly fits; what does not is left to the interpreter, which raises the fault.
+    fn divide(&mut self, i: &Instruction, signed: bool) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        match self.factor(i, 0, size)? {
+            Place::Reg(RCX) => {}
+            place => self.asm.load(size, RCX, place),
+        }
+        self.asm.load(B8, RDX, Self::place(GUEST_RDX));
+        if signed {
+            // The dividend is the sign-extended low half, and the divisor neither 0 nor -1.
+            self.asm.load(size, RAX, Self::place(GUEST_RAX));
+            self.asm.shift_imm(size, 7, RAX, (8 * size.bytes() - 1) as u8);
+            self.asm.alu(size, alu::CMP, RAX, RDX);
+            self.leave_if(cc::NE);
+            self.asm.lea(B8, RAX, at(RCX, 1));
+            self.asm.alu_imm(size, alu::CMP, RAX, 1);
+            self.leave_if(cc::BE);
+        } else {
+            self.asm.alu(size, alu::CMP, RDX, RCX);
+            self.leave_if(cc::AE);
+        }
+        self.asm.load(B8, RAX, Self::place(GUEST_RAX));
+        self.asm.sized(size, 0xf7, if signed { 7 } else { 6 }, RCX, false);
+        self.set_all(GUEST_RAX, RAX);
+        self.set_all(GUEST_RDX, RDX);
+        self.clobbered();
+        Ok(())
+    }
+
+    fn extend_accumulator(&mut self, i: &Instruction) -> Result<(), Cannot> {
+        use iced_x86::Mnemonic;
+        let (size, from) = match i.mnemonic() {
+            Mnemonic::Cbw => (B2, B1),
+            Mnemonic::Cwde => (B4, B2),
+            _ => (B8, B4),
+        };
+        if from == B4 {
+            self.asm.sized(B8, 0x63, RCX.0, Self::place(GUEST_RAX), true);
+        } else {
+            self.asm.extend(0xbe, size, RCX, from, Self::place(GUEST_RAX));
+        }
+        self.set_sized(size, GUEST_RAX, RCX);
+        Ok(())
+    }
+
+    /// CDQ, CQO.
+    fn sign_to_data(&mut self, i: &Instruction) -> Result<(), Cannot> {
+        self.asm.load(B8, RAX, Self::place(GUEST_RAX));
+        self.asm.raw(if i.mnemonic() == iced_x86::Mnemonic::Cqo { &[0x48, 0x99] } else { &[0x99] });
+        self.set_all(GUEST_RDX, RDX);
+        Ok(())
+    }
+
+    fn byte_swap(&mut self, i: &Instruction) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        let register = self.register(i, 0);
+        self.asm.load(size, RCX, Self::place(register));
+        self.asm.raw(if size == B8 { &[0x48, 0x0f, 0xc9] } else { &[0x0f, 0xc9] });
+        self.set_all(register, RCX);
+        Ok(())
+    }
+
+    // Bits.
+
+    /// BT and its relatives change CF only.
+    fn bit_test(&mut self, i: &Instruction, which: u8, effect: &Effect) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        let memory = is_memory(i, 0);
+        let writes = which != 4;
+        let to = if memory {
+            self.operand(i, size, writes)?;
+            self.asm.load(size, RDX, at(RAX, 0));
+            RDX
+        } else {
+            self.in_register(self.register(i, 0), RDX)
+        };
+        if Self::is_immediate(i, 1) {
+            let bit = i.immediate8() & if size == B8 { 63 } else { 31 };
+            self.asm.two(size, 0xba, Reg(which), to);
+            self.asm.byte(bit);
+        } else {
+            let bit = self.in_register(self.register(i, 1), RCX);
+            self.asm.two(size, which << 3 | 0x83, bit, to);
+        }
+        if memory && writes {
+            self.asm.store(size, at(RAX, 0), RDX);
+        } else if writes {
+            self.set_all(self.register(i, 0), to);
+        }
+        self.some_flags_set(effect);
+        if self.needed() & set::C != 0 {
+            self.carry_to_frame();
+        }
+        Ok(())
+    }
+
+    /// BSF and BSR: a source of zero leaves the destination alone and sets ZF and PF; else PF is the result's, others clear.
+    fn scan(&mut self, i: &Instruction, opcode: u8, effect: &Effect) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        let register = self.register(i, 0);
+        let from = self.factor(i, 1, size)?;
+        self.asm.load(size, RDX, from);
+        self.asm.constant(RCX, 0);
+        self.asm.two(size, opcode, RAX, RDX);
+        self.asm.cmov(B8, cc::NE, RCX, RAX);
+        let to = match Self::place(register) {
+            Place::Reg(reg) => reg,
+            Place::Mem(mem) => {
+                // Loading leaves the flags alone.
+                self.asm.load(B8, RDX, mem);
+                RDX
+            }
+        };
+        self.asm.cmov(B8, cc::NE, to, RCX);
+        self.set_all(register, to);
+        if self.needed() & effect.kills == 0 {
+            self.some_flags_set(effect);
+            return Ok(());
+        }
+        self.asm.setcc(cc::E, RDX);
+        self.asm.sized(B1, 0x85, RCX.0, RCX, true);
+        self.asm.byte(0x9f);
+        self.asm.alu_imm(B4, alu::AND, RAX, 0x400);
+        self.asm.extend(0xb6, B4, RDX, B1, RDX);
+        self.asm.shift_imm(B4, 4, RDX, 8 + 6);
+        self.asm.alu(B4, alu::OR, RAX, RDX);
+        self.flags_from_eax();
+        Ok(())
+    }
+
+    /// POPCNT, TZCNT, LZCNT: ZF, and of the latter two CF, are as the host has them; the others are clear.
+    fn count(&mut self, i: &Instruction, opcode: u8, effect: &Effect) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        let register = self.register(i, 0);
+        let from = self.factor(i, 1, size)?;
+        self.asm.prefixed(0xf3, size, opcode, RDX, from);
+        self.set_all(register, RDX);
+        if self.needed() & effect.kills == 0 {
+            self.flags_lost(effect.kills);
+            return Ok(());
+        }
+        self.asm.byte(0x9f);
+        self.asm.alu_imm(B4, alu::AND, RAX, 0x4100);
+        self.flags_from_eax();
+        Ok(())
+    }
+
+    // Conditions.
+
+    fn set_on_condition(&mut self, i: &Instruction, cc: u8) -> Result<(), Cannot> {
+        if is_memory(i, 0) {
+            self.operand(i, B1, true)?;
+            self.asm.load(B8, RCX, RAX);
+            let cc = self.condition(cc);
+            self.asm.setcc(cc, at(RCX, 0));
+        } else {
+            let cc = self.condition(cc);
+            self.asm.setcc(cc, Self::place(self.register(i, 0)));
+        }
+        Ok(())
+    }
+
+    /// The source is read, and a 32-bit destination zero-extended, whatever the condition says.
+    fn move_on_condition(&mut self, i: &Instruction, cc: u8) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        let register = self.register(i, 0);
+        let from = if is_memory(i, 1) {
+            self.operand(i, size, false)?;
+            self.asm.load(size, RCX, at(RAX, 0));
+            RCX.into()
+        } else {
+            Self::place(self.register(i, 1))
+        };
+        let cc = self.condition(cc);
+        let to = self.in_register(register, RDX);
+        self.asm.cmov(size, cc, to, from);
+        self.set_all(register, to);
+        Ok(())
+    }
+}
