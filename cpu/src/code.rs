@@ -3,8 +3,10 @@
 
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
 use rustc_hash::FxHashMap;
+use translator::{Entry, Translator};
 
 use crate::code_lines::CodeLines;
+use crate::mmu::tlb::Gone;
 use crate::op::Op;
 
 /// Longest block, in instructions.
@@ -12,7 +14,9 @@ pub(crate) const MAX_OPS: usize = 48;
 /// When this many blocks exist, all are dropped: code that is still hot is decoded again soon.
 const MAX_BLOCKS: usize = 1 << 18;
 /// Slots of the table that finds a block from RIP alone.
-const JUMP_SLOTS: usize = 1 << 13;
+const JUMP_SLOTS: usize = 1 << 15;
+/// Those of one page, which lie side by side.
+const JUMP_SLOTS_OF_PAGE: usize = 64;
 
 /// Number of a block in its cache.
 pub(crate) type BlockNumber = u32;
@@ -28,7 +32,22 @@ pub(crate) struct Block {
     pub second_page: Option<u64>,
     /// A breakpoint may stand at the block's first instruction.
     pub check_breakpoint: bool,
+    /// How often it was interpreted, as long as it is not translated.
+    pub heat: u32,
+    /// It is never translated: that is not worth it.
+    pub interpreted: bool,
+    /// Tells it from others that had its number.
+    serial: u32,
+    /// Its translations, and the address that each is for.
+    pub translations: Vec<(u64, Entry)>,
     key: BlockKey,
+}
+
+impl Block {
+    /// RAM offset of its first byte.
+    pub fn start(&self) -> u64 {
+        self.key.0 >> 4
+    }
 }
 
 /// What a block depends on besides the bytes.
@@ -51,27 +70,34 @@ struct JumpSlot {
     rip: u64,
     tag: u64,
     block: BlockNumber,
+    serial: u32,
 }
 
-/// All decoded code.
+/// All decoded code, and what was translated of it.
 pub(crate) struct CodeCache {
+    /// Of hosts that have one.
+    pub translator: Option<Translator>,
     blocks: Vec<Option<Block>>,
     free: Vec<BlockNumber>,
     by_key: FxHashMap<BlockKey, BlockNumber>,
     by_page: FxHashMap<u64, Vec<BlockNumber>>,
     jumps: Box<[JumpSlot]>,
+    /// Blocks that there have been.
+    serial: u32,
 }
 
-const NO_JUMP: JumpSlot = JumpSlot { rip: 1, tag: u64::MAX, block: 0 };
+const NO_JUMP: JumpSlot = JumpSlot { rip: 1, tag: u64::MAX, block: 0, serial: 0 };
 
 impl CodeCache {
     pub fn new() -> CodeCache {
         CodeCache {
+            translator: None,
             blocks: Vec::new(),
             free: Vec::new(),
             by_key: FxHashMap::default(),
             by_page: FxHashMap::default(),
             jumps: vec![NO_JUMP; JUMP_SLOTS].into_boxed_slice(),
+            serial: 0,
         }
     }
 
@@ -81,21 +107,49 @@ impl CodeCache {
         self.blocks[number as usize].as_ref().expect("only live blocks are remembered")
     }
 
+    /// The code of a block's translation at an address, if it still stands.
     #[inline(always)]
-    fn jump_index(rip: u64) -> usize {
-        (rip ^ rip >> 13) as usize & (JUMP_SLOTS - 1)
+    pub fn translation(&self, number: BlockNumber, rip: u64) -> Option<Entry> {
+        let (_, entry) = self.block(number).translations.iter().find(|(at, _)| *at == rip)?;
+        self.translator.as_ref()?.is_alive(*entry).then_some(*entry)
     }
 
-    /// The block last entered at this RIP under this tag, if it still stands.
+    /// As [`CodeCache::block`], to be changed.
     #[inline(always)]
-    pub fn jump(&self, rip: u64, tag: u64) -> Option<BlockNumber> {
-        let slot = &self.jumps[Self::jump_index(rip)];
-        (slot.rip == rip && slot.tag == tag).then_some(slot.block)
+    pub fn block_mut(&mut self, number: BlockNumber) -> &mut Block {
+        self.blocks[number as usize].as_mut().expect("only live blocks are remembered")
+    }
+
+    #[inline(always)]
+    fn jump_index(rip: u64, context: usize) -> usize {
+        let of_page = rip >> 6 ^ rip & (JUMP_SLOTS_OF_PAGE as u64 - 1);
+        // Address spaces begin at different places of the table.
+        (of_page as usize).wrapping_add(context * (JUMP_SLOTS / 8 + JUMP_SLOTS_OF_PAGE)) & (JUMP_SLOTS - 1)
+    }
+
+    /// The block last entered at this RIP in an address space under this tag, if it still stands.
+    #[inline(always)]
+    pub fn jump(&self, rip: u64, context: usize, tag: u64) -> Option<BlockNumber> {
+        let slot = &self.jumps[Self::jump_index(rip, context)];
+        let stands =
+            || self.blocks[slot.block as usize].as_ref().is_some_and(|block| block.serial == slot.serial);
+        (slot.rip == rip && slot.tag == tag && stands()).then_some(slot.block)
     }
 
     /// Remembers where a RIP led to.
-    pub fn remember_jump(&mut self, rip: u64, tag: u64, block: BlockNumber) {
-        self.jumps[Self::jump_index(rip)] = JumpSlot { rip, tag, block };
+    pub fn remember_jump(&mut self, rip: u64, context: usize, tag: u64, block: BlockNumber) {
+        let serial = self.block(block).serial;
+        self.jumps[Self::jump_index(rip, context)] = JumpSlot { rip, tag, block, serial };
+    }
+
+    /// Forgets where RIPs in a linear page of an address space led to: the page may not be executable any more, or be another.
+    /// RIPs are linear addresses where pages are told apart so; where the code segment has a base, tags change.
+    pub fn forget_page(&mut self, gone: Gone) {
+        let first = Self::jump_index(gone.page, gone.context);
+        self.jumps[first..first + JUMP_SLOTS_OF_PAGE].fill(NO_JUMP);
+        if let Some(translator) = &mut self.translator {
+            translator.forget_page(gone.context, gone.page);
+        }
     }
 
     /// The block of a key.
@@ -139,9 +193,22 @@ impl CodeCache {
             length: block.length,
             second_page: block.second_page,
             check_breakpoint: block.check_breakpoint,
+            heat: 0,
+            interpreted: false,
+            translations: Vec::new(),
+            serial: self.next_serial(),
             key: block.key,
         });
         (number, flagged)
+    }
+
+    fn next_serial(&mut self) -> u32 {
+        self.serial = self.serial.wrapping_add(1);
+        if self.serial == 0 {
+            // Numbers begin anew: nothing of the old ones may be remembered.
+            self.jumps.fill(NO_JUMP);
+        }
+        self.serial
     }
 
     /// Drops all code that came from a RAM page.
@@ -151,6 +218,9 @@ impl CodeCache {
             let Some(block) = self.blocks[number as usize].take() else { continue };
             self.by_key.remove(&block.key);
             self.free.push(number);
+            if let Some(translator) = &mut self.translator {
+                block.translations.iter().for_each(|&(_, entry)| translator.forget(entry));
+            }
             for other in [Some(block.key.page()), block.second_page].into_iter().flatten() {
                 if let Some(list) = self.by_page.get_mut(&other) {
                     list.retain(|&n| n != number);
@@ -159,7 +229,6 @@ impl CodeCache {
         }
         lines.clear_page(page);
         ram.flags().clear(page, PageFlags::CODE);
-        self.jumps.fill(NO_JUMP);
     }
 
     /// Drops everything.
@@ -172,6 +241,9 @@ impl CodeCache {
         self.free.clear();
         self.by_key.clear();
         self.by_page.clear();
+        if let Some(translator) = &mut self.translator {
+            translator.clear();
+        }
         self.jumps.fill(NO_JUMP);
     }
 }

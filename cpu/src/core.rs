@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use guest_ram::GuestRam;
+use translator::Frame;
 
 use crate::attention;
 use crate::code_lines::CodeLines;
@@ -30,14 +31,14 @@ pub enum CodeSize {
 
 /// Registers, modes, translations: what instruction handlers work on.
 pub struct Core {
-    /// General registers 0 to 15, then constant zero ([`crate::slots::REG_ZERO`]) and the running block's RIP.
-    pub regs: [u64; 32],
+    /// What generated code works on too. Its `regs` are general registers 0 to 15, then constant zero
+    /// ([`crate::slots::REG_ZERO`]) and the running block's RIP. Its `seg_base` are segment bases by slot; slot 6 is always
+    /// zero, and in 64-bit mode ES, CS, SS and DS are zero too.
+    pub frame: Frame,
     /// The six arithmetic flags.
     pub flags: LazyFlags,
     /// All other RFLAGS bits (the arithmetic ones are zero here).
     pub rflags: u64,
-    /// Segment bases by slot; slot 6 is always zero. In 64-bit mode ES, CS, SS and DS are zero too.
-    pub seg_base: [u64; 8],
     /// Address of the next instruction; valid between blocks and when an instruction sets it.
     pub rip: u64,
     /// Steps at the start of the running block; between blocks the exact count.
@@ -73,7 +74,7 @@ pub struct Core {
     pub(crate) quirks: Quirks,
     /// Guest memory.
     pub ram: Arc<GuestRam>,
-    /// Everything that is not hot. `gpr`, `rip`, `rflags`, `steps` and `branches` in here are stale while the
+    /// Everything that is not hot. `gpr`, `xmm`, `rip`, `rflags`, `steps` and `branches` in here are stale while the
     /// CPU runs: their homes are the fields above.
     pub state: CpuState,
     /// RAM pages whose decoded code must go before the next instruction.
@@ -88,10 +89,9 @@ impl Core {
     /// A CPU in reset state on the given RAM.
     pub fn new(ram: Arc<GuestRam>) -> Core {
         let mut core = Core {
-            regs: [0; 32],
+            frame: Frame::default(),
             flags: LazyFlags::default(),
             rflags: 2,
-            seg_base: [0; 8],
             rip: 0,
             block_steps: 0,
             index: 0,
@@ -128,7 +128,8 @@ impl Core {
     /// The whole architectural state, canonical: two equal machines give equal values.
     pub fn save_state(&self) -> CpuState {
         let mut state = self.state.clone();
-        state.gpr.copy_from_slice(&self.regs[..16]);
+        state.gpr.copy_from_slice(&self.frame.regs[..16]);
+        state.xmm = self.frame.xmm;
         state.rip = self.rip;
         state.rflags = self.rflags_bits();
         state.steps = self.block_steps;
@@ -145,8 +146,9 @@ impl Core {
     /// Replaces the whole state but keeps translations and code: RAM has not been replaced.
     pub(crate) fn load_registers(&mut self, state: &CpuState) {
         self.state = state.clone();
-        self.regs = [0; 32];
-        self.regs[..16].copy_from_slice(&state.gpr);
+        self.frame.regs = [0; 32];
+        self.frame.regs[..16].copy_from_slice(&state.gpr);
+        self.frame.xmm = state.xmm;
         self.rip = state.rip;
         self.block_steps = state.steps;
         self.index = 0;
@@ -253,7 +255,7 @@ impl Core {
     }
 
     fn segment_changed(&mut self, index: usize) {
-        self.seg_base[index] = self.state.segments[index].base;
+        self.frame.seg_base[index] = self.state.segments[index].base;
         self.refresh_bases();
     }
 
@@ -261,9 +263,9 @@ impl Core {
     fn refresh_bases(&mut self) {
         let flat = self.code_size == CodeSize::Bits64;
         for index in 0..4 {
-            self.seg_base[index] = if flat { 0 } else { self.state.segments[index].base };
+            self.frame.seg_base[index] = if flat { 0 } else { self.state.segments[index].base };
         }
-        self.seg_base[SEG_NONE as usize] = 0;
+        self.frame.seg_base[SEG_NONE as usize] = 0;
     }
 
     /// To be called whenever CS, SS, CR0.PE, EFER.LMA or EFLAGS.VM may have changed.
@@ -290,7 +292,7 @@ impl Core {
         };
         if self.code_size != CodeSize::Bits64 && self.last_code_segment != (cs.base, cs.limit) {
             self.last_code_segment = (cs.base, cs.limit);
-            self.mmu.renew_epochs();
+            self.mmu.renew_generations();
         }
         self.refresh_bases();
         self.update_mmu_index();
@@ -401,57 +403,57 @@ impl Core {
     /// The RIP at which the running block starts.
     #[inline(always)]
     pub fn block_rip(&self) -> u64 {
-        self.regs[REG_BLOCK_RIP as usize]
+        self.frame.regs[REG_BLOCK_RIP as usize]
     }
 
     /// 64-bit register.
     #[inline(always)]
     pub fn reg64(&self, register: u8) -> u64 {
-        self.regs[(register & 31) as usize]
+        self.frame.regs[(register & 31) as usize]
     }
 
     /// Writes a 64-bit register.
     #[inline(always)]
     pub fn set_reg64(&mut self, register: u8, value: u64) {
-        self.regs[(register & 31) as usize] = value;
+        self.frame.regs[(register & 31) as usize] = value;
     }
 
     /// 32-bit register.
     #[inline(always)]
     pub fn reg32(&self, register: u8) -> u32 {
-        self.regs[(register & 31) as usize] as u32
+        self.frame.regs[(register & 31) as usize] as u32
     }
 
     /// Writes a 32-bit register; the upper half becomes zero.
     #[inline(always)]
     pub fn set_reg32(&mut self, register: u8, value: u32) {
-        self.regs[(register & 31) as usize] = u64::from(value);
+        self.frame.regs[(register & 31) as usize] = u64::from(value);
     }
 
     /// 16-bit register.
     #[inline(always)]
     pub fn reg16(&self, register: u8) -> u16 {
-        self.regs[(register & 31) as usize] as u16
+        self.frame.regs[(register & 31) as usize] as u16
     }
 
     /// Writes a 16-bit register; the rest stays.
     #[inline(always)]
     pub fn set_reg16(&mut self, register: u8, value: u16) {
-        let slot = &mut self.regs[(register & 31) as usize];
+        let slot = &mut self.frame.regs[(register & 31) as usize];
         *slot = *slot & !0xffff | u64::from(value);
     }
 
     /// 8-bit register; [`HIGH_BYTE`] selects AH, CH, DH, BH.
     #[inline(always)]
     pub fn reg8(&self, register: u8) -> u8 {
-        (self.regs[(register & 31) as usize] >> ((register & HIGH_BYTE) >> 3)) as u8
+        (self.frame.regs[(register & 31) as usize] >> ((register & HIGH_BYTE) >> 3)) as u8
     }
 
     /// Writes an 8-bit register; the rest stays.
     #[inline(always)]
     pub fn set_reg8(&mut self, register: u8, value: u8) {
         let shift = (register & HIGH_BYTE) >> 3;
-        let slot = &mut self.regs[(register & 31) as usize];
+        let slot = &mut self.frame.regs[(register & 31) as usize];
         *slot = *slot & !(0xff << shift) | u64::from(value) << shift;
     }
 }

@@ -1,6 +1,8 @@
 //! The run loop: finds or decodes the block at RIP, executes it, and between blocks looks after interrupts,
 //! traps, break- and watchpoints and the budget.
 
+mod translated;
+
 use std::sync::Arc;
 
 use guest_ram::{GuestRam, PAGE_SIZE};
@@ -20,6 +22,7 @@ use crate::model::CpuModel;
 use crate::op::Op;
 use crate::slots::REG_BLOCK_RIP;
 use crate::state::CpuState;
+use translator::Translator;
 
 /// Why [`Cpu::run`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,16 +62,49 @@ enum Extent {
     Instruction = 1 << 3,
 }
 
+/// What executes the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// The interpreter alone.
+    Interpreter,
+    /// The translator, where the host has one, for what the interpreter has executed so often; and the interpreter.
+    Translator {
+        /// Executions of a block before it is translated.
+        after: u32,
+    },
+}
+
+/// Executions of a block by the interpreter that cost as much as its translation.
+const WARM: u32 = 30;
+
 /// A deterministic x86-64 CPU.
 pub struct Cpu {
     core: Core,
     code: CodeCache,
+    /// How often a block is interpreted before it is translated.
+    translate_after: u32,
 }
 
 impl Cpu {
     /// A CPU in reset state on the given RAM.
     pub fn new(ram: Arc<GuestRam>) -> Cpu {
-        Cpu { core: Core::new(ram), code: CodeCache::new() }
+        let mut cpu = Cpu { core: Core::new(ram), code: CodeCache::new(), translate_after: WARM };
+        cpu.set_tier(Tier::Translator { after: WARM });
+        cpu
+    }
+
+    /// Chooses what executes the guest. Nothing that the guest can see depends on it.
+    pub fn set_tier(&mut self, tier: Tier) {
+        self.drop_code();
+        match tier {
+            Tier::Interpreter => self.code.translator = None,
+            Tier::Translator { after } => {
+                self.translate_after = after;
+                if self.code.translator.is_none() {
+                    self.code.translator = Translator::new();
+                }
+            }
+        }
     }
 
     /// Becomes another processor: CPUID describes it, and what is executed has its quirks.
@@ -142,7 +178,7 @@ impl Cpu {
 
     /// The general registers, in their order in instructions. See also [`Cpu::state`].
     pub fn gpr(&self) -> &[u64; 16] {
-        self.core.regs.first_chunk().expect("there are more")
+        self.core.frame.regs.first_chunk().expect("there are more")
     }
 
     /// Address of the next instruction.
@@ -193,8 +229,11 @@ impl Cpu {
             self.core.attention |= attention::FOREIGN_WRITES;
         }
         self.core.debug.hits.clear();
+        // The way by which translated code was just left, if nothing has happened since: it can be made direct.
+        let mut link = None;
         loop {
             if self.core.attention != 0 {
+                link = None;
                 match self.attend(bus) {
                     Attended::Stop(stop) => return stop,
                     Attended::Again => continue,
@@ -210,6 +249,11 @@ impl Cpu {
                 }
                 continue;
             }
+            let limit = until_steps - self.core.block_steps;
+            if let Some(entry) = self.known_code(limit, link) {
+                link = self.run_translated(bus, entry);
+                continue;
+            }
             let number = match self.find_block() {
                 Ok(number) => number,
                 Err(_) => {
@@ -217,14 +261,18 @@ impl Cpu {
                         return Stop::Breakpoint;
                     }
                     self.deliver_fault(bus);
+                    link = None;
                     continue;
                 }
             };
             if self.code.block(number).check_breakpoint && self.at_breakpoint(origin) {
                 return Stop::Breakpoint;
             }
-            let limit = until_steps - self.core.block_steps;
-            self.run_block(bus, number, limit);
+            if let Some(entry) = self.translated(number, limit, link.take()) {
+                link = self.run_translated(bus, entry);
+                continue;
+            }
+            self.run_block(bus, number, 0, limit);
         }
     }
 
@@ -237,7 +285,7 @@ impl Cpu {
             return None;
         }
         let resume = self.core.rflags & flags::RF != 0;
-        let address = self.core.rip.wrapping_add(self.core.seg_base[1]);
+        let address = self.core.rip.wrapping_add(self.core.frame.seg_base[1]);
         let hits = self.core.guest_instruction_breakpoints(address);
         // MOV SS holds traps back, and on AMD, which CPUID names, no faults: instruction breakpoints are met
         // (APM vol. 2, 13.1). On Intel they would not be (SDM vol. 3, 6.8.3). What waits comes along.
@@ -269,7 +317,7 @@ impl Cpu {
         // One step only: a repeated string instruction that went on here would hold back an interrupt that
         // waits for the shadow's end, and where the budget ended would then show.
         let budget_end = std::mem::replace(&mut self.core.budget_end, self.core.block_steps + 1);
-        let completed = self.run_block(bus, number, 1);
+        let completed = self.run_block(bus, number, 0, 1);
         self.core.budget_end = budget_end;
         // A repeated string instruction that stopped between iterations.
         let iterated = !completed && op.flags & Op::SETS_RIP == 0 && self.core.rip == rip;
@@ -300,7 +348,7 @@ impl Cpu {
         if self.core.block_steps == origin {
             return false;
         }
-        let address = self.core.rip.wrapping_add(self.core.seg_base[1]);
+        let address = self.core.rip.wrapping_add(self.core.frame.seg_base[1]);
         let gpa = self.core.peek_address(address).unwrap_or(u64::MAX);
         self.core.debug.breaks_at(address, gpa)
     }
@@ -309,7 +357,7 @@ impl Cpu {
     /// pointer is worth stopping at.
     #[cold]
     fn breaks_where_nothing_is(&mut self, origin: u64) -> bool {
-        let address = self.core.rip.wrapping_add(self.core.seg_base[1]);
+        let address = self.core.rip.wrapping_add(self.core.frame.seg_base[1]);
         let breaks = self.core.debug.breaks_at_offset(address) && self.at_breakpoint(origin);
         // The fault is raised anew when the run goes on.
         self.core.noncanonical &= !breaks;
@@ -415,17 +463,40 @@ impl Cpu {
     #[inline(always)]
     fn find_block(&mut self) -> Res<BlockNumber> {
         let rip = self.core.rip;
-        let tag = self.core.mmu.exec_epoch() << 3 | u64::from(self.mode());
-        match self.code.jump(rip, tag) {
+        self.forget_gone();
+        let tag = self.jump_tag();
+        match self.code.jump(rip, self.core.mmu.context_number(), tag) {
             Some(number) => Ok(number),
             None => self.find_block_slow(rip, tag),
         }
+    }
+
+    /// What must be in force for a remembered address to lead to the same code.
+    #[inline(always)]
+    fn jump_tag(&self) -> u64 {
+        self.core.mmu.exec_generation() << 3 | u64::from(self.mode())
     }
 
     /// The mode that decoding depends on.
     #[inline(always)]
     fn mode(&self) -> u8 {
         self.core.code_size as u8
+    }
+
+    /// Forgets where addresses led to in pages that may not be there any more.
+    #[inline(always)]
+    fn forget_gone(&mut self) {
+        if let Some(gone) = self.core.mmu.take_gone() {
+            gone.into_iter().for_each(|gone| self.code.forget_page(gone));
+        }
+    }
+
+    fn remember_jump(&mut self, rip: u64, tag: u64, number: BlockNumber) {
+        // The walk that led there can have displaced another page.
+        self.forget_gone();
+        if tag == self.jump_tag() {
+            self.code.remember_jump(rip, self.core.mmu.context_number(), tag, number);
+        }
     }
 
     #[cold]
@@ -437,8 +508,9 @@ impl Cpu {
         let number = self.block_at(rip, address, start, Extent::Block)?;
         let block = self.code.block(number);
         if u64::from(block.length) <= room {
-            if block.second_page.is_none() {
-                self.code.remember_jump(rip, tag, number);
+            // What is remembered is forgotten by linear pages.
+            if block.second_page.is_none() && rip == address {
+                self.remember_jump(rip, tag, number);
             }
             return Ok(number);
         }
@@ -486,7 +558,7 @@ impl Cpu {
         let block = self.decode_block(rip, address, start, key, extent)?;
         let (number, flagged) = self.code.insert(&self.core.ram, &mut self.core.code_lines, block);
         for page in flagged.pages() {
-            self.core.mmu.protect_page(page);
+            self.core.mmu.protect_page(&self.core.ram, page);
         }
         Ok(number)
     }
@@ -548,17 +620,18 @@ impl Cpu {
         Ok(block)
     }
 
-    /// Executes up to `limit` instructions of a block. Returns whether the last one completed.
+    /// Executes instructions of a block from number `from` up to number `limit`; RIP is its start's. Returns whether the last
+    /// one completed.
     #[inline(always)]
-    fn run_block(&mut self, bus: &mut dyn Bus, number: BlockNumber, limit: u64) -> bool {
+    fn run_block(&mut self, bus: &mut dyn Bus, number: BlockNumber, from: usize, limit: u64) -> bool {
         let block = self.code.block(number);
         let core = &mut self.core;
         let rip = core.rip;
-        core.regs[REG_BLOCK_RIP as usize] = rip;
+        core.frame.regs[REG_BLOCK_RIP as usize] = rip;
         core.break_block = false;
         let count = block.ops.len().min(limit as usize);
         let whole = count == block.ops.len();
-        for (index, op) in block.ops[..count].iter().enumerate() {
+        for (index, op) in block.ops[..count].iter().enumerate().skip(from) {
             core.index = index as u64;
             match (op.handler)(core, bus, op) {
                 Ok(()) if !core.break_block => {}

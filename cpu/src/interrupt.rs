@@ -216,11 +216,11 @@ impl Core {
         } else if cpl != self.cpl {
             self.tss_field(bus, 4 + 8 * u64::from(cpl), 8)?
         } else {
-            self.regs[4]
+            self.frame.regs[4]
         };
         let mut stack = NewStack::flat(new_ss, rsp & !0xf, cpl);
         let cs = u64::from(self.segment(SegReg::Cs).selector);
-        let frame = [u64::from(old_ss.selector), self.regs[4], event.rflags, cs, self.rip];
+        let frame = [u64::from(old_ss.selector), self.frame.regs[4], event.rflags, cs, self.rip];
         for value in frame.into_iter().chain(event.error_code.map(u64::from)) {
             stack.push(self, bus, 8, value)?;
         }
@@ -231,7 +231,7 @@ impl Core {
             self.set_segment(SegReg::Ss, new_ss);
         }
         self.set_segment(SegReg::Cs, code);
-        self.regs[4] = stack.sp;
+        self.frame.regs[4] = stack.sp;
         self.rip = rip;
         self.enter_handler(gate.kind());
         Ok(())
@@ -264,7 +264,7 @@ impl Core {
         self.enter_handler(gate.kind());
         self.set_segment(SegReg::Ss, stack.segment);
         self.set_segment(SegReg::Cs, code);
-        self.regs[4] = stack.sp;
+        self.frame.regs[4] = stack.sp;
         self.rip = rip;
         Ok(())
     }
@@ -283,7 +283,7 @@ impl Core {
             words.extend([SegReg::Gs, SegReg::Fs, SegReg::Ds, SegReg::Es].map(selector));
         }
         if inward {
-            words.extend([selector(SegReg::Ss), self.regs[4]]);
+            words.extend([selector(SegReg::Ss), self.frame.regs[4]]);
         }
         words.extend([event.rflags, selector(SegReg::Cs), self.rip]);
         words.extend(event.error_code.map(u64::from));

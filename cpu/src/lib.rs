@@ -12,7 +12,7 @@
 //! The files stand on one another in this order, and none imports from a file above itself:
 //!
 //! ```text
-//! exec                                  the run loop
+//! exec                                  the run loop, and what runs translated code
 //! decode                                bytes to ops
 //! ops                                   what instructions do, by family
 //! msr, control_registers,               what system registers do,
@@ -60,7 +60,7 @@ mod undefined;
 pub use crate::bus::{Bus, BusSignals, EmptyBus};
 pub use crate::core::{CodeSize, Core};
 pub use crate::debug_points::{AddressKind, Hit, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
-pub use crate::exec::{Cpu, Stop};
+pub use crate::exec::{Cpu, Stop, Tier};
 pub use crate::model::CpuModel;
 pub use crate::state::{CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};
 pub use crate::state_v1::CpuStateV1;

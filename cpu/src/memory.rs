@@ -34,9 +34,9 @@ macro_rules! scalar_memory {
         #[inline(always)]
         pub fn $load(&mut self, bus: &mut dyn Bus, address: u64) -> Res<$type> {
             const SIZE: u64 = size_of::<$type>() as u64;
-            let slot = self.mmu.slot(self.mmu.index_base(), address);
-            if slot.read == address & PAGE_MASK && fits_in_page(address, SIZE) {
-                return Ok(self.ram.$ram_load(address.wrapping_add(slot.addend)));
+            let slot = self.mmu.read_slot(address);
+            if slot.holds(address & PAGE_MASK) && fits_in_page(address, SIZE) {
+                return Ok(self.ram.$ram_load(slot.ram_offset(&self.ram, address)));
             }
             let mut bytes = [0; SIZE as usize];
             self.load_slow(bus, address, &mut bytes, Access::Read)?;
@@ -47,9 +47,9 @@ macro_rules! scalar_memory {
         #[inline(always)]
         pub fn $store(&mut self, bus: &mut dyn Bus, address: u64, value: $type) -> Res<()> {
             const SIZE: u64 = size_of::<$type>() as u64;
-            let slot = self.mmu.slot(self.mmu.index_base(), address);
-            if slot.write == address & PAGE_MASK && fits_in_page(address, SIZE) {
-                self.ram.$ram_store(address.wrapping_add(slot.addend), value);
+            let slot = self.mmu.write_slot(address);
+            if slot.holds(address & PAGE_MASK) && fits_in_page(address, SIZE) {
+                self.ram.$ram_store(slot.ram_offset(&self.ram, address), value);
                 return Ok(());
             }
             self.store_slow(bus, address, &value.to_le_bytes())
@@ -65,9 +65,9 @@ macro_rules! scalar_memory {
             change: impl FnOnce(&mut Core, $type) -> $type,
         ) -> Res<()> {
             const SIZE: u64 = size_of::<$type>() as u64;
-            let slot = self.mmu.slot(self.mmu.index_base(), address);
-            if slot.write == address & PAGE_MASK && fits_in_page(address, SIZE) {
-                let offset = address.wrapping_add(slot.addend);
+            let slot = self.mmu.write_slot(address);
+            if slot.holds(address & PAGE_MASK) && fits_in_page(address, SIZE) {
+                let offset = slot.ram_offset(&self.ram, address);
                 let new = change(self, self.ram.$ram_load(offset));
                 self.ram.$ram_store(offset, new);
                 return Ok(());
@@ -91,9 +91,9 @@ impl Core {
     /// [`Core::load_u128`].
     #[inline(always)]
     pub(crate) fn fast_vector(&self, address: u64) -> Option<[u8; 16]> {
-        let slot = self.mmu.slot(self.mmu.index_base(), address);
-        (slot.read == address & PAGE_MASK && address & !PAGE_MASK <= PAGE_SIZE - 16)
-            .then(|| self.ram.load_vector(address.wrapping_add(slot.addend)))
+        let slot = self.mmu.read_slot(address);
+        (slot.holds(address & PAGE_MASK) && address & !PAGE_MASK <= PAGE_SIZE - 16)
+            .then(|| self.ram.load_vector(slot.ram_offset(&self.ram, address)))
     }
 
     /// The effective address of the op's memory operand, without its segment (LEA).
@@ -120,7 +120,7 @@ impl Core {
     fn linear_for(&mut self, op: &Op, size_bytes: u64, write: bool) -> Res<u64> {
         let offset = self.effective_address(op);
         if op.flags & Op::CHECK_SEGMENT == 0 {
-            return Ok(offset.wrapping_add(self.seg_base[(op.seg & 7) as usize]));
+            return Ok(offset.wrapping_add(self.frame.seg_base[(op.seg & 7) as usize]));
         }
         self.checked_linear(op.seg, offset, size_bytes, write)
     }
@@ -129,7 +129,7 @@ impl Core {
     /// not an op's memory operand: stack, string and far-pointer accesses.
     pub fn segment_linear(&mut self, seg: u8, offset: u64, size_bytes: u64, write: bool) -> Res<u64> {
         if self.is_64bit() || seg == SEG_NONE {
-            return Ok(offset.wrapping_add(self.seg_base[(seg & 7) as usize]));
+            return Ok(offset.wrapping_add(self.frame.seg_base[(seg & 7) as usize]));
         }
         self.checked_linear(seg, offset, size_bytes, write)
     }
@@ -156,7 +156,7 @@ impl Core {
     /// Pops a value of 2, 4 or 8 bytes.
     #[inline]
     pub fn pop(&mut self, bus: &mut dyn Bus, size_bytes: u64) -> Res<u64> {
-        let sp = self.regs[4] & self.stack_mask;
+        let sp = self.frame.regs[4] & self.stack_mask;
         let value = self.load_stack(bus, sp, size_bytes)?;
         self.set_stack_pointer(sp.wrapping_add(size_bytes));
         Ok(value)
@@ -165,16 +165,16 @@ impl Core {
     /// The stack pointer moved down, wrapped to the stack's width, not yet written back.
     #[inline(always)]
     pub fn stack_pointer_minus(&self, size_bytes: u64) -> u64 {
-        self.regs[4].wrapping_sub(size_bytes) & self.stack_mask
+        self.frame.regs[4].wrapping_sub(size_bytes) & self.stack_mask
     }
 
     /// Writes RSP, ESP or SP by the stack's width.
     #[inline(always)]
     pub fn set_stack_pointer(&mut self, value: u64) {
-        self.regs[4] = match self.stack_mask {
+        self.frame.regs[4] = match self.stack_mask {
             u64::MAX => value,
             0xffff_ffff => value & 0xffff_ffff,
-            mask => self.regs[4] & !mask | value & mask,
+            mask => self.frame.regs[4] & !mask | value & mask,
         };
     }
 
@@ -243,7 +243,7 @@ impl Core {
 
     /// Raises whatever a store of `length` bytes would raise.
     pub fn check_writable(&mut self, _bus: &mut dyn Bus, address: u64, length: u64) -> Res<()> {
-        let index = self.mmu.index_base();
+        let index = self.mmu.index();
         self.check_end(address, length as usize)?;
         for (at, _) in page_chunks(address, length as usize) {
             self.translate(at, Access::Write, index)?;
@@ -277,7 +277,7 @@ impl Core {
         let mut findings = Findings::default();
         let walked = self.mmu.walk(&self.ram, &self.state, address, access, privilege, &mut findings);
         for page in findings.tables {
-            self.mmu.protect_page(page);
+            self.mmu.protect_page(&self.ram, page);
         }
         for entry in findings.code {
             self.code_written(entry / PAGE_SIZE, entry & !PAGE_MASK, 8);
@@ -296,8 +296,10 @@ impl Core {
         let slow = self.debug.watches_page(address, found.gpa) || Mmu::checks_alignment(index);
         let flags = self.ram.flags().get(page);
         self.mmu.fill(
+            &self.ram,
             index,
             address,
+            access,
             &Fill {
                 ram_page_offset: offset & PAGE_MASK,
                 entry_offset: found.entry_offset,
@@ -336,11 +338,11 @@ impl Core {
     /// The RAM offset, or device address, of an instruction fetch at a linear address.
     #[inline(always)]
     pub(crate) fn fetch_target(&mut self, address: u64) -> Res<Target> {
-        let slot = self.mmu.slot(self.mmu.index_base(), address);
-        if slot.exec == address & PAGE_MASK {
-            return Ok(Target::Ram(address.wrapping_add(slot.addend)));
+        let slot = self.mmu.exec_slot(address);
+        if slot.holds(address & PAGE_MASK) {
+            return Ok(Target::Ram(slot.ram_offset(&self.ram, address)));
         }
-        let index = self.mmu.index_base();
+        let index = self.mmu.index();
         self.translate(address, Access::Execute, index)
     }
 
@@ -370,7 +372,7 @@ impl Core {
         access: Access,
         alignment: u64,
     ) -> Res<()> {
-        let index = self.mmu.index_base();
+        let index = self.mmu.index();
         let in_first = first_part(address, bytes.len());
         self.check_end(address, bytes.len())?;
         let first = self.translate(address, access, index)?;
@@ -406,7 +408,7 @@ impl Core {
 
     /// As [`Core::load_aligned_to`].
     fn store_aligned_to(&mut self, bus: &mut dyn Bus, address: u64, bytes: &[u8], alignment: u64) -> Res<()> {
-        let index = self.mmu.index_base();
+        let index = self.mmu.index();
         let in_first = first_part(address, bytes.len());
         self.check_end(address, bytes.len())?;
         let first = self.translate(address, Access::Write, index)?;
@@ -436,7 +438,7 @@ impl Core {
     /// faults that an access can raise (SDM vol. 3, table 6-2), so the caller has translated the address. An operand's
     /// alignment is its size, but for those in SDM vol. 3, table 6-7.
     pub(crate) fn check_alignment(&mut self, address: u64, alignment: u64) -> Res<()> {
-        if Mmu::checks_alignment(self.mmu.index_base()) && address & (alignment - 1) != 0 {
+        if Mmu::checks_alignment(self.mmu.index()) && address & (alignment - 1) != 0 {
             return Err(self.fault_with_code(AC, 0));
         }
         Ok(())
@@ -444,7 +446,7 @@ impl Core {
 
     /// For an operand in several parts that is read: raises what reading it would raise, #AC included.
     pub(crate) fn check_aligned_read(&mut self, address: u64, length: u64, alignment: u64) -> Res<()> {
-        if !Mmu::checks_alignment(self.mmu.index_base()) {
+        if !Mmu::checks_alignment(self.mmu.index()) {
             return Ok(());
         }
         self.probe_read(address, length)?;
@@ -459,7 +461,7 @@ impl Core {
         length: u64,
         alignment: u64,
     ) -> Res<()> {
-        if !Mmu::checks_alignment(self.mmu.index_base()) {
+        if !Mmu::checks_alignment(self.mmu.index()) {
             return Ok(());
         }
         self.check_writable(bus, address, length)?;
@@ -505,7 +507,7 @@ impl Core {
 
     /// Raises what reading `length` bytes would raise.
     pub(crate) fn probe_read(&mut self, address: u64, length: u64) -> Res<()> {
-        let index = self.mmu.index_base();
+        let index = self.mmu.index();
         self.check_end(address, length as usize)?;
         for (at, _) in page_chunks(address, length as usize) {
             self.translate(at, Access::Read, index)?;
@@ -625,10 +627,9 @@ impl Core {
     /// RAM offset and room for a bulk operation that starts at `address`: how many bytes up to the end of the
     /// page the fast path covers. `None` when the page needs the slow path.
     pub(crate) fn bulk_page(&mut self, address: u64, write: bool) -> Option<(u64, u64)> {
-        let slot = self.mmu.slot(self.mmu.index_base(), address);
-        let tag = if write { slot.write } else { slot.read };
-        (tag == address & PAGE_MASK)
-            .then(|| (address.wrapping_add(slot.addend), PAGE_SIZE - (address & !PAGE_MASK)))
+        let slot = if write { self.mmu.write_slot(address) } else { self.mmu.read_slot(address) };
+        slot.holds(address & PAGE_MASK)
+            .then(|| (slot.ram_offset(&self.ram, address), PAGE_SIZE - (address & !PAGE_MASK)))
     }
 
     /// Reads memory for a debugger: no side effects, no rights, through the current tables. Returns how many

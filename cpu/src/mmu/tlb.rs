@@ -11,35 +11,22 @@
 //! of the control registers), so that switching back and forth stays warm.
 
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
+use translator::{SLOTS, TlbSlot, TlbSlots};
 
-use super::paging::Privilege;
+use super::paging::{Access, Privilege};
 use crate::registers::{cr0, cr4, efer};
 use crate::state::CpuState;
 
-/// Slots per privilege index; a power of two and at least 512.
-const SLOTS: usize = 1024;
-/// Slots of all four privilege indexes.
-const ALL_SLOTS: usize = 4 * SLOTS;
+/// Privileges that have slots of their own: see [`Mmu::set_index`].
+const PRIVILEGES: usize = 4;
+/// Kinds of access that have slots of their own.
+const KINDS: usize = 3;
+/// Pages that stop being executable, of which so many are remembered one by one.
+const MOST_GONE: usize = 32;
 /// Address spaces kept warm.
 const CONTEXTS: usize = 8;
 /// Writes to a page-table page without a walk through it, after which it is taken for reused memory.
 const COLD_PAGE_TABLE_WRITES: u32 = 64;
-/// A tag that no page address equals.
-const NO_PAGE: u64 = 1;
-/// The no-execute bit of 8-byte entries.
-const NO_EXECUTE: u64 = 1 << 63;
-
-/// One slot. A tag is the address of the virtual page for which that kind of access goes straight to RAM at
-/// `address + addend`.
-#[derive(Clone, Copy)]
-pub(crate) struct Slot {
-    pub read: u64,
-    pub write: u64,
-    pub exec: u64,
-    pub addend: u64,
-}
-
-const EMPTY: Slot = Slot { read: NO_PAGE, write: NO_PAGE, exec: NO_PAGE, addend: 0 };
 
 /// What translations depend on besides the tables themselves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,29 +41,65 @@ struct ContextKey {
 /// Translations of one address space.
 struct Context {
     key: ContextKey,
-    slots: Box<[Slot; ALL_SLOTS]>,
-    /// RAM offset of the last-level entry each slot came from.
-    entries: Box<[u64; ALL_SLOTS]>,
+    slots: Box<[TlbSlots; PRIVILEGES]>,
+    /// RAM offset of the last-level entry that each slot came from, by privilege and kind of access.
+    entries: Box<[[[u64; SLOTS]; KINDS]; PRIVILEGES]>,
+    /// Privileges whose slots hold anything.
+    used: [bool; PRIVILEGES],
     live: bool,
-    /// Write tags must go before this context is used again.
+    /// Write slots must be emptied before this context is used again.
     scrub_writes: bool,
-    /// Changes whenever an executable translation may have gone.
-    epoch: u64,
+    /// Changes whenever all of them have gone.
+    generation: u64,
     last_used: u64,
+    /// Its number among all.
+    number: usize,
 }
 
 impl Context {
-    fn new() -> Context {
+    fn new(number: usize) -> Context {
         Context {
             key: ContextKey { cr3: 0, cr0: 0, cr4: 0, efer: 0, pdptes: [0; 4] },
-            slots: Box::new([EMPTY; ALL_SLOTS]),
-            entries: Box::new([u64::MAX; ALL_SLOTS]),
+            slots: Box::new([const { TlbSlots::EMPTY }; PRIVILEGES]),
+            entries: Box::new([[[u64::MAX; SLOTS]; KINDS]; PRIVILEGES]),
+            used: [false; PRIVILEGES],
             live: false,
             scrub_writes: false,
-            epoch: 0,
+            generation: 0,
             last_used: 0,
+            number,
         }
     }
+
+    /// Slots of a privilege for a kind of access, and where they came from.
+    fn kind(&mut self, index: usize, access: Access) -> (&mut [TlbSlot; SLOTS], &mut [u64; SLOTS]) {
+        let slots = &mut self.slots[index];
+        let entries = &mut self.entries[index][access as usize];
+        let slots = match access {
+            Access::Read => &mut slots.read,
+            Access::Write => &mut slots.write,
+            Access::Execute => &mut slots.exec,
+        };
+        (slots, entries)
+    }
+
+    fn forbid_writes(&mut self) {
+        for (slots, _) in self.slots.iter_mut().zip(self.used).filter(|(_, used)| *used) {
+            slots.write.fill(TlbSlot::EMPTY);
+        }
+    }
+}
+
+/// All kinds of access.
+const ACCESSES: [Access; KINDS] = [Access::Read, Access::Write, Access::Execute];
+
+/// An executable page that an address space has lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gone {
+    /// The address space's number.
+    pub context: usize,
+    /// Address of the virtual page.
+    pub page: u64,
 }
 
 /// What is known about a page that page tables were read from.
@@ -95,26 +118,29 @@ struct TableInfo {
 pub struct Mmu {
     current: Context,
     others: Vec<Context>,
-    /// First slot of the privilege index in force.
-    index_base: usize,
+    /// The privilege in force.
+    index: usize,
     tables: Vec<TableInfo>,
     /// Pages flagged as tables, so that a flush can unflag them.
     flagged: Vec<u64>,
-    next_epoch: u64,
+    next_generation: u64,
     clock: u64,
+    /// Executable pages that address spaces have lost since the last look.
+    gone: Vec<Gone>,
 }
 
 impl Mmu {
     pub(crate) fn new(ram: &GuestRam) -> Mmu {
         let pages = (ram.size_bytes() / PAGE_SIZE) as usize;
         Mmu {
-            current: Context::new(),
+            current: Context::new(0),
             others: Vec::new(),
-            index_base: 0,
+            index: 0,
             tables: vec![TableInfo::default(); pages],
             flagged: Vec::new(),
-            next_epoch: 1,
+            next_generation: 1,
             clock: 0,
+            gone: Vec::new(),
         }
     }
 
@@ -122,50 +148,74 @@ impl Mmu {
     /// alignment checks. The slots of the last one have instruction fetches only, so that all else leaves the fast path.
     #[inline(always)]
     pub(crate) fn set_index(&mut self, user: bool, smap: bool, aligned: bool) {
-        self.index_base = SLOTS
-            * if user {
-                if aligned { 3 } else { 0 }
-            } else if smap {
-                1
-            } else {
-                2
-            };
+        self.index = if user {
+            if aligned { 3 } else { 0 }
+        } else if smap {
+            1
+        } else {
+            2
+        };
     }
 
     /// The privilege that an index stands for.
-    pub(crate) fn privilege(index_base: usize) -> Privilege {
-        let user = index_base == 0 || Mmu::checks_alignment(index_base);
-        Privilege { user, smap: index_base == SLOTS }
+    pub(crate) fn privilege(index: usize) -> Privilege {
+        let user = index == 0 || Mmu::checks_alignment(index);
+        Privilege { user, smap: index == 1 }
     }
 
     /// Whether accesses under an index must be aligned.
     #[inline(always)]
-    pub(crate) fn checks_alignment(index_base: usize) -> bool {
-        index_base == 3 * SLOTS
+    pub(crate) fn checks_alignment(index: usize) -> bool {
+        index == 3
     }
 
-    /// The slots in force.
+    /// The privilege in force.
     #[inline(always)]
-    pub(crate) fn index_base(&self) -> usize {
-        self.index_base
+    pub(crate) fn index(&self) -> usize {
+        self.index
     }
 
-    /// The slot that may hold `address` under a privilege index.
+    /// All slots of the privilege in force.
     #[inline(always)]
-    pub(crate) fn slot(&self, index_base: usize, address: u64) -> &Slot {
-        &self.current.slots[slot_number(index_base, address)]
+    pub(crate) fn slots(&self) -> &TlbSlots {
+        &self.current.slots[self.index % PRIVILEGES]
     }
 
-    /// Identifies the executable translations in force: equal values mean that nothing executable was
-    /// dropped in between and that address space and privilege are the same.
+    /// The slot that may hold the page of an address for data reads.
     #[inline(always)]
-    pub(crate) fn exec_epoch(&self) -> u64 {
-        self.current.epoch << 2 | (self.index_base / SLOTS) as u64
+    pub(crate) fn read_slot(&self, address: u64) -> &TlbSlot {
+        &self.slots().read[slot_number(address)]
     }
 
-    fn fresh_epoch(&mut self) -> u64 {
-        self.next_epoch += 1;
-        self.next_epoch
+    /// The slot that may hold the page of an address for data writes.
+    #[inline(always)]
+    pub(crate) fn write_slot(&self, address: u64) -> &TlbSlot {
+        &self.slots().write[slot_number(address)]
+    }
+
+    /// The slot that may hold the page of an address for instruction fetches.
+    #[inline(always)]
+    pub(crate) fn exec_slot(&self, address: u64) -> &TlbSlot {
+        &self.slots().exec[slot_number(address)]
+    }
+
+    /// A small number that stands for the address space in force.
+    #[inline(always)]
+    pub(crate) fn context_number(&self) -> usize {
+        self.current.number
+    }
+
+    /// Identifies address space and privilege in force. As long as it is the same, a page that is executable and has not been
+    /// among [`Mmu::take_gone`] is where it was.
+    #[inline(always)]
+    pub(crate) fn exec_generation(&self) -> u64 {
+        self.current.generation << 2 | self.index as u64
+    }
+
+    /// Executable pages that address spaces have lost since the last call.
+    #[inline(always)]
+    pub(crate) fn take_gone(&mut self) -> Option<Vec<Gone>> {
+        (!self.gone.is_empty()).then(|| std::mem::take(&mut self.gone))
     }
 
     /// Makes the context of the given control registers the current one.
@@ -185,7 +235,7 @@ impl Mmu {
         let found = self.others.iter().position(|c| c.live && c.key == key);
         let victim = found.or_else(|| self.others.iter().position(|c| !c.live)).unwrap_or_else(|| {
             if self.others.len() + 1 < CONTEXTS {
-                self.others.push(Context::new());
+                self.others.push(Context::new(self.others.len() + 1));
                 return self.others.len() - 1;
             }
             (0..self.others.len()).min_by_key(|&i| self.others[i].last_used).unwrap_or(0)
@@ -198,15 +248,20 @@ impl Mmu {
             self.current.live = true;
         } else if self.current.scrub_writes {
             self.current.scrub_writes = false;
-            self.current.slots.iter_mut().for_each(|slot| slot.write = NO_PAGE);
+            self.current.forbid_writes();
         }
     }
 
     fn clear_current(&mut self) {
-        *self.current.slots = [EMPTY; ALL_SLOTS];
-        *self.current.entries = [u64::MAX; ALL_SLOTS];
-        self.current.scrub_writes = false;
-        self.current.epoch = self.fresh_epoch();
+        let context = &mut self.current;
+        for (index, used) in context.used.iter_mut().enumerate().filter(|(_, used)| **used) {
+            context.slots[index] = TlbSlots::EMPTY;
+            context.entries[index] = [[u64::MAX; SLOTS]; KINDS];
+            *used = false;
+        }
+        context.scrub_writes = false;
+        self.next_generation += 1;
+        self.current.generation = self.next_generation;
     }
 
     /// Drops every translation of every address space. Never visible to the guest.
@@ -227,46 +282,57 @@ impl Mmu {
     /// Drops all write permissions, so that the next store to each page takes the slow path (and marks the
     /// page dirty again).
     pub(crate) fn drop_writes(&mut self) {
-        self.current.slots.iter_mut().for_each(|slot| slot.write = NO_PAGE);
+        self.current.forbid_writes();
         self.others.iter_mut().for_each(|context| context.scrub_writes = true);
     }
 
     /// Drops write permission to one RAM page, wherever it is mapped: stores to it must be seen from now on.
-    pub(crate) fn protect_page(&mut self, page: u64) {
+    pub(crate) fn protect_page(&mut self, ram: &GuestRam, page: u64) {
         let offset = page * PAGE_SIZE;
-        for slot in self.current.slots.iter_mut() {
-            if slot.write != NO_PAGE && slot.write.wrapping_add(slot.addend) == offset {
-                slot.write = NO_PAGE;
+        for slots in self.current.slots.iter_mut() {
+            for slot in &mut slots.write {
+                if slot.page().is_some_and(|page| slot.ram_offset(ram, page) == offset) {
+                    *slot = TlbSlot::EMPTY;
+                }
             }
         }
         self.others.iter_mut().for_each(|context| context.scrub_writes = true);
     }
 
-    /// Enters a translation for the page of `address`. `writable` and `executable` also say that the fast
-    /// path may be used for that kind of access.
-    pub(crate) fn fill(&mut self, index_base: usize, address: u64, fill: &Fill) {
-        let number = slot_number(index_base, address);
+    /// Enters a translation for the page of `address`, for the access that asked for it, as far as the fast path may be used
+    /// for that kind. A data access enters it for the other kind too if it displaces nothing there.
+    pub(crate) fn fill(&mut self, ram: &GuestRam, index: usize, address: u64, access: Access, fill: &Fill) {
         let page = address & !(PAGE_SIZE - 1);
-        let slot = &mut self.current.slots[number];
-        let addend = fill.ram_page_offset.wrapping_sub(page);
-        let same = slot.addend == addend && self.current.entries[number] == fill.entry_offset;
-        let old = if same { *slot } else { EMPTY };
-        let tag = |allowed: bool, old: u64| {
-            if allowed {
-                page
-            } else if old == page {
-                old
-            } else {
-                NO_PAGE
-            }
+        let number = slot_number(address);
+        self.current.used[index] = true;
+        let allowed = match access {
+            Access::Read => fill.readable,
+            Access::Write => fill.writable,
+            Access::Execute => fill.executable,
         };
-        *slot = Slot {
-            read: tag(fill.readable, old.read),
-            write: tag(fill.writable, NO_PAGE),
-            exec: tag(fill.executable, old.exec),
-            addend,
+        let context = self.current.number;
+        let (slots, entries) = self.current.kind(index, access);
+        let old = slots[number].page();
+        if allowed {
+            slots[number] = TlbSlot::map(ram, page, fill.ram_page_offset);
+            entries[number] = fill.entry_offset;
+        } else if old == Some(page) {
+            slots[number] = TlbSlot::EMPTY;
+            entries[number] = u64::MAX;
+        }
+        if let (Access::Execute, Some(page)) = (access, old) {
+            self.lose(&mut vec![Gone { context, page }]);
+        }
+        let other = match access {
+            Access::Read if fill.writable => Access::Write,
+            Access::Write if fill.readable => Access::Read,
+            _ => return,
         };
-        self.current.entries[number] = fill.entry_offset;
+        let (slots, entries) = self.current.kind(index, other);
+        if slots[number].page().is_none() {
+            slots[number] = TlbSlot::map(ram, page, fill.ram_page_offset);
+            entries[number] = fill.entry_offset;
+        }
     }
 
     /// Notes that a walk read the entry at RAM `offset`. Returns the page if it was not flagged before.
@@ -323,9 +389,6 @@ impl Mmu {
                     break;
                 }
                 self.drop_entry(entry, info.narrow);
-                if info.narrow || old & NO_EXECUTE == 0 {
-                    self.renew_epochs();
-                }
             }
         }
         dropped
@@ -340,12 +403,11 @@ impl Mmu {
         }
     }
 
-    /// Whatever was remembered about executable translations, even evicted ones, is void.
-    pub(crate) fn renew_epochs(&mut self) {
-        self.next_epoch += 1;
+    /// Whatever was remembered about executable pages is void.
+    pub(crate) fn renew_generations(&mut self) {
         for context in std::iter::once(&mut self.current).chain(self.others.iter_mut()) {
-            self.next_epoch += 1;
-            context.epoch = self.next_epoch;
+            self.next_generation += 1;
+            context.generation = self.next_generation;
         }
     }
 
@@ -355,22 +417,43 @@ impl Mmu {
         let (low, step) =
             if narrow { ((entry_offset / 4) & 1023, 1024) } else { ((entry_offset / 8) & 511, 512) };
         let low = low as usize;
+        let mut gone = Vec::new();
         for context in std::iter::once(&mut self.current).chain(self.others.iter_mut()) {
-            for number in (0..4).flat_map(|index| (low..SLOTS).step_by(step).map(move |n| index * SLOTS + n))
-            {
-                if context.entries[number] == entry_offset {
-                    context.slots[number] = EMPTY;
-                    context.entries[number] = u64::MAX;
+            for (index, access) in (0..PRIVILEGES).flat_map(|index| ACCESSES.map(|access| (index, access))) {
+                if !context.used[index] {
+                    continue;
+                }
+                let name = context.number;
+                let (slots, entries) = context.kind(index, access);
+                for number in (low..SLOTS).step_by(step) {
+                    if entries[number] != entry_offset {
+                        continue;
+                    }
+                    if let (Access::Execute, Some(page)) = (access, slots[number].page()) {
+                        gone.push(Gone { context: name, page });
+                    }
+                    slots[number] = TlbSlot::EMPTY;
+                    entries[number] = u64::MAX;
                 }
             }
+        }
+        self.lose(&mut gone);
+    }
+
+    /// Notes executable pages that are gone.
+    fn lose(&mut self, gone: &mut Vec<Gone>) {
+        self.gone.append(gone);
+        if self.gone.len() > MOST_GONE {
+            self.gone.clear();
+            self.renew_generations();
         }
     }
 }
 
-/// Number of the slot that may hold `address` under a privilege index.
+/// Number of the slot that may hold the page of an address.
 #[inline(always)]
-fn slot_number(index_base: usize, address: u64) -> usize {
-    (index_base | ((address >> 12) as usize & (SLOTS - 1))) & (ALL_SLOTS - 1)
+fn slot_number(address: u64) -> usize {
+    (address >> 12) as usize % SLOTS
 }
 
 /// A translation to enter into the TLB.

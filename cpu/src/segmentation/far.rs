@@ -174,7 +174,7 @@ impl Core {
         }
         self.set_segment(SegReg::Cs, new_cs(target.descriptor));
         if inward {
-            self.regs[4] = stack.sp;
+            self.frame.regs[4] = stack.sp;
         } else {
             self.set_stack_pointer(stack.sp);
         }
@@ -190,7 +190,7 @@ impl Core {
         size: u64,
         parameters: u32,
     ) -> Res<()> {
-        let (old_ss, old_sp) = (self.segment(SegReg::Ss).selector, self.regs[4]);
+        let (old_ss, old_sp) = (self.segment(SegReg::Ss).selector, self.frame.regs[4]);
         stack.push(self, bus, size, u64::from(old_ss))?;
         stack.push(self, bus, size, old_sp)?;
         for n in (0..u64::from(parameters)).rev() {
@@ -242,7 +242,7 @@ impl Core {
 
     /// Executes a far return that releases `release` more bytes; sets RIP.
     pub(crate) fn far_return(&mut self, bus: &mut dyn Bus, size: u64, release: u64) -> Res<()> {
-        let sp = self.regs[4];
+        let sp = self.frame.regs[4];
         let rip = self.load_stack(bus, sp & self.stack_mask, size)?;
         let selector = self.load_stack(bus, sp.wrapping_add(size) & self.stack_mask, size)? as u16;
         let after = sp.wrapping_add(2 * size).wrapping_add(release);
@@ -269,7 +269,7 @@ impl Core {
         let ss = self.load_stack(bus, after.wrapping_add(size) & self.stack_mask, size)? as u16;
         let stack = self.returned_stack_segment(bus, ss, cpl, &code)?;
         self.return_outward(code, rip, stack, outer_sp);
-        self.set_stack_pointer(self.regs[4].wrapping_add(release));
+        self.set_stack_pointer(self.frame.regs[4].wrapping_add(release));
         Ok(())
     }
 
@@ -318,9 +318,9 @@ impl Core {
         self.set_segment(SegReg::Ss, stack);
         self.set_segment(SegReg::Cs, code);
         if !self.is_64bit() && !stack.big() {
-            self.regs[4] = self.regs[4] & !0xffff | rsp & 0xffff;
+            self.frame.regs[4] = self.frame.regs[4] & !0xffff | rsp & 0xffff;
         } else {
-            self.regs[4] = rsp;
+            self.frame.regs[4] = rsp;
         }
         self.rip = rip;
         if self.cpl != old_cpl {

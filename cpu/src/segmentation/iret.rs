@@ -44,7 +44,7 @@ impl Core {
     }
 
     fn stack_word(&mut self, bus: &mut dyn Bus, size: u64, number: u64) -> Res<u64> {
-        let sp = self.regs[4].wrapping_add(number * size) & self.stack_mask;
+        let sp = self.frame.regs[4].wrapping_add(number * size) & self.stack_mask;
         self.load_stack(bus, sp, size)
     }
 
@@ -92,7 +92,7 @@ impl Core {
             mask |= flags::IOPL;
         }
         let rflags = self.rflags_bits() & !mask | frame.rflags & mask;
-        self.set_stack_pointer(self.regs[4].wrapping_add(3 * size));
+        self.set_stack_pointer(self.frame.regs[4].wrapping_add(3 * size));
         self.set_segment(SegReg::Cs, code);
         self.rip = frame.rip;
         self.set_rflags(rflags);
@@ -122,7 +122,7 @@ impl Core {
             let attributes = if register == SegReg::Cs { 0xfb } else { 0xf3 };
             self.set_segment(register, Segment { selector, base, limit: 0xffff, attributes });
         }
-        self.regs[4] = esp;
+        self.frame.regs[4] = esp;
         self.rip = frame.rip;
         Ok(())
     }
@@ -134,7 +134,7 @@ impl Core {
         let cpl = (frame.cs & 3) as u8;
         // 64-bit mode pops SS:RSP always, the others when they return to an outer level.
         if !self.is_64bit() && cpl == self.cpl {
-            self.set_stack_pointer(self.regs[4].wrapping_add(3 * size));
+            self.set_stack_pointer(self.frame.regs[4].wrapping_add(3 * size));
             self.set_segment(SegReg::Cs, code);
             self.rip = frame.rip;
         } else {

@@ -28,7 +28,7 @@ impl NewStack {
     pub fn current(core: &Core) -> NewStack {
         NewStack {
             segment: *core.segment(SegReg::Ss),
-            sp: core.regs[4],
+            sp: core.frame.regs[4],
             flat: core.is_64bit(),
             user: core.cpl == 3,
             fault_code: 0,

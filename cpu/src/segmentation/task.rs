@@ -207,7 +207,7 @@ impl Core {
         let mut fields = vec![(layout.ip, layout.size, next_rip), (layout.flags(), layout.size, rflags)];
         for number in 0..8 {
             let offset = layout.registers() + number * layout.size;
-            fields.push((offset, layout.size, self.regs[number as usize]));
+            fields.push((offset, layout.size, self.frame.regs[number as usize]));
         }
         for (number, &register) in (0..).zip(&SEGMENTS[..layout.segment_count]) {
             let selector = u64::from(self.segment(register).selector);
@@ -234,8 +234,8 @@ impl Core {
         self.rip = task.ip;
         for (number, &value) in task.registers.iter().enumerate() {
             // A 16-bit TSS loads only the low halves.
-            self.regs[number] = match layout.size {
-                2 => self.regs[number] & 0xffff_0000 | value,
+            self.frame.regs[number] = match layout.size {
+                2 => self.frame.regs[number] & 0xffff_0000 | value,
                 _ => value,
             };
         }

@@ -277,11 +277,11 @@ fn look(machine: &Machine<Instructions>, variables: &[Variable; WATCHED]) -> Pla
     let cpu = machine.cpu();
     let core = cpu.core();
     let mut top = [0; 8];
-    core.peek(core.regs[RSP], &mut top);
+    core.peek(core.frame.regs[RSP], &mut top);
     Place {
         rip: cpu.rip(),
         flags: core.rflags | core.flags.bits(),
-        gpr: core.regs[..16].try_into().expect("there are more than that"),
+        gpr: core.frame.regs[..16].try_into().expect("there are more than that"),
         top: u64::from_le_bytes(top),
         branches: cpu.branches(),
         values: variables.map(|variable| variable.read(machine)),

@@ -87,15 +87,23 @@ impl EngineArgs {
         match self.engine {
             // Exact positions at full speed need a counter, and KVM's has not been seen at work on any
             // processor yet.
-            EngineChoice::Auto | EngineChoice::Soft => EngineKind::Soft,
             EngineChoice::Kvm => EngineKind::Kvm,
+            _ => self.soft(),
         }
+    }
+
+    /// The software CPU, by the tier that was asked for.
+    fn soft(&self) -> EngineKind {
+        if self.engine == EngineChoice::Interpreter {
+            vmm::engine::soft::choose_tier(cpu::Tier::Interpreter);
+        }
+        EngineKind::Soft
     }
 
     /// The engine for a recording.
     pub fn for_replay(&self, manifest: &Manifest) -> Result<EngineKind, Error> {
         if self.engine != EngineChoice::Kvm {
-            return Ok(EngineKind::Soft);
+            return Ok(self.soft());
         }
         if !manifest.machine.is_for_kvm() {
             let why = "this recording counts instructions, which KVM does not: use --engine soft";
@@ -120,8 +128,11 @@ impl EngineArgs {
 enum EngineChoice {
     /// The one to rely on: the software CPU, until KVM has been tried on a processor that counts branches
     Auto,
-    /// The software CPU
+    /// The software CPU: its translator, and its interpreter for what is not worth translating
     Soft,
+    /// The software CPU's interpreter alone, which is slower: for hunting bugs. TTVM_TIER=interpreter does the same
+    #[value(name = "soft,interpreter")]
+    Interpreter,
     /// Hardware virtualisation
     Kvm,
 }

@@ -1,13 +1,37 @@
 //! The software CPU as an engine. It counts instructions, and can be led to a mark as KVM is.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Stop, Traps, Watchpoint, fold_registers};
+use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Stop, Tier, Traps, Watchpoint, fold_registers};
 use guest_ram::GuestRam;
 
 use crate::engine::contract::{End, Engine, Leave, Mark};
 use crate::error::Error;
 use crate::position::{Count, Instructions};
+
+/// Names the tier of the software CPUs of a process that chooses none: `interpreter`, or `translator`, which is what they
+/// have without it.
+pub const TIER_VARIABLE: &str = "TTVM_TIER";
+
+static TIER: OnceLock<Option<Tier>> = OnceLock::new();
+
+/// Chooses what executes the guest in all software CPUs that are made from now on, for hunting bugs: nothing that the guest
+/// can see depends on it. To be called before the first is made.
+pub fn choose_tier(tier: Tier) {
+    // A second choice would come too late for those that are there.
+    let _ = TIER.set(Some(tier));
+}
+
+fn chosen_tier() -> Option<Tier> {
+    *TIER.get_or_init(|| match std::env::var(TIER_VARIABLE).as_deref() {
+        Ok("interpreter") => Some(Tier::Interpreter),
+        Ok("translator") | Err(_) => None,
+        Ok(other) => {
+            log::warn!("{TIER_VARIABLE} is interpreter or translator, not {other}: it is ignored");
+            None
+        }
+    })
+}
 
 /// The software CPU.
 pub struct SoftEngine {
@@ -20,6 +44,9 @@ impl SoftEngine {
     pub fn new(ram: Arc<GuestRam>, model: CpuModel) -> SoftEngine {
         let mut cpu = Cpu::new(ram);
         cpu.set_model(model);
+        if let Some(tier) = chosen_tier() {
+            cpu.set_tier(tier);
+        }
         SoftEngine { cpu, breakpoints: Vec::new() }
     }
 

@@ -203,7 +203,7 @@ impl<'a> Armed<'a> {
 
     fn at_breakpoint(&self, machine: &Machine<Instructions>, here: Instructions) -> Option<Hit> {
         let core = machine.cpu().core();
-        let linear = core.rip.wrapping_add(core.seg_base[1]);
+        let linear = core.rip.wrapping_add(core.frame.seg_base[1]);
         let wanted = self.stops.breakpoints.iter().any(|point| {
             let address = match point.space {
                 AddressKind::Linear => Some(linear),

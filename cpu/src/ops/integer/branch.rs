@@ -101,7 +101,7 @@ fn call_mem<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
 
 /// RET, RET imm16 (`imm` bytes of arguments are dropped).
 fn ret<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
-    let sp = core.regs[4] & core.stack_mask;
+    let sp = core.frame.regs[4] & core.stack_mask;
     let target = core.load_stack(bus, sp, W::BYTES)?;
     core.branch_to(target)?;
     core.set_stack_pointer(sp.wrapping_add(W::BYTES + op.imm));

@@ -183,7 +183,7 @@ fn reg_imm<O: Shift, W: Width>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res
 }
 
 fn reg_cl<O: Shift, W: Width>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
-    shift_register::<O, W, false>(core, op.r0, core.regs[1]);
+    shift_register::<O, W, false>(core, op.r0, core.frame.regs[1]);
     Ok(())
 }
 
@@ -192,7 +192,7 @@ fn mem_imm<O: Shift, W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> R
 }
 
 fn mem_cl<O: Shift, W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
-    shift_memory::<O, W>(core, bus, op, core.regs[1])
+    shift_memory::<O, W>(core, bus, op, core.frame.regs[1])
 }
 
 fn lower_shift<O: Shift>(insn: &Insn<'_>) -> Option<Op> {
@@ -234,7 +234,7 @@ fn double<W: Width, const LEFT: bool>(core: &mut Core, value: u64, filler: u64, 
 
 #[inline(always)]
 fn double_count<W: Width>(core: &Core, op: &Op) -> u32 {
-    masked::<W>(if op.aux == 1 { core.regs[1] } else { op.imm })
+    masked::<W>(if op.aux == 1 { core.frame.regs[1] } else { op.imm })
 }
 
 fn double_reg<W: Width, const LEFT: bool>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {

@@ -31,21 +31,21 @@ fn pop_reg<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
 
 /// POP to memory: the address is computed after the stack pointer has moved.
 fn pop_mem<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
-    let old = core.regs[4];
+    let old = core.frame.regs[4];
     let value = core.pop(bus, W::BYTES)?;
     let stored = core.linear_write(op, W::BYTES).and_then(|address| W::store(core, bus, address, value));
     if stored.is_err() {
-        core.regs[4] = old;
+        core.frame.regs[4] = old;
     }
     stored
 }
 
 fn pusha<W: Width>(core: &mut Core, bus: &mut dyn Bus, _: &Op) -> Res<()> {
-    let old = core.regs[4];
+    let old = core.frame.regs[4];
     for register in 0..8 {
         let value = if register == 4 { old & W::MASK } else { W::get(core, register) };
         if let Err(reason) = core.push(bus, W::BYTES, value) {
-            core.regs[4] = old;
+            core.frame.regs[4] = old;
             return Err(reason);
         }
     }
@@ -53,7 +53,7 @@ fn pusha<W: Width>(core: &mut Core, bus: &mut dyn Bus, _: &Op) -> Res<()> {
 }
 
 fn popa<W: Width>(core: &mut Core, bus: &mut dyn Bus, _: &Op) -> Res<()> {
-    let sp = core.regs[4] & core.stack_mask;
+    let sp = core.frame.regs[4] & core.stack_mask;
     let mut values = [0; 8];
     for (n, value) in values.iter_mut().enumerate() {
         *value = core.load_stack(bus, sp.wrapping_add(n as u64 * W::BYTES) & core.stack_mask, W::BYTES)?;
@@ -76,7 +76,7 @@ fn enter<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.store_stack(bus, sp, W::BYTES, W::get(core, 5))?;
     let frame = sp;
     for n in 1..level {
-        let at = core.regs[5].wrapping_sub(n * W::BYTES) & mask;
+        let at = core.frame.regs[5].wrapping_sub(n * W::BYTES) & mask;
         let display = core.load_stack(bus, at, W::BYTES)?;
         sp = sp.wrapping_sub(W::BYTES) & mask;
         core.store_stack(bus, sp, W::BYTES, display)?;
@@ -95,7 +95,7 @@ fn enter<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
 }
 
 fn leave<W: Width>(core: &mut Core, bus: &mut dyn Bus, _: &Op) -> Res<()> {
-    let sp = core.regs[5] & core.stack_mask;
+    let sp = core.frame.regs[5] & core.stack_mask;
     let value = core.load_stack(bus, sp, W::BYTES)?;
     core.set_stack_pointer(sp.wrapping_add(W::BYTES));
     W::set(core, 5, value);

@@ -101,9 +101,9 @@ impl Action for Movs {
         if core.rflags & flags::DF != 0 || A::BITS != 64 {
             return 0;
         }
-        let from = core.regs[RSI as usize].wrapping_add(core.seg_base[op.seg as usize]);
+        let from = core.frame.regs[RSI as usize].wrapping_add(core.frame.seg_base[op.seg as usize]);
         let Some((from, from_room)) = core.bulk_page(from, false) else { return 0 };
-        let Some((to, to_room)) = core.bulk_page(core.regs[RDI as usize], true) else { return 0 };
+        let Some((to, to_room)) = core.bulk_page(core.frame.regs[RDI as usize], true) else { return 0 };
         let count = limit.min(from_room / W::BYTES).min(to_room / W::BYTES);
         let bytes = count * W::BYTES;
         // A copy onto its own tail repeats a pattern, element by element.
@@ -134,7 +134,7 @@ impl Action for Stos {
         if core.rflags & flags::DF != 0 || A::BITS != 64 {
             return 0;
         }
-        let Some((to, room)) = core.bulk_page(core.regs[RDI as usize], true) else { return 0 };
+        let Some((to, room)) = core.bulk_page(core.frame.regs[RDI as usize], true) else { return 0 };
         let count = limit.min(room / W::BYTES);
         let bytes = W::get(core, 0).to_le_bytes();
         let element = &bytes[..W::BYTES as usize];

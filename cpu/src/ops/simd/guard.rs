@@ -55,27 +55,27 @@ impl Core {
     /// An XMM register.
     #[inline(always)]
     pub(crate) fn xmm(&self, register: u8) -> u128 {
-        self.state.xmm[usize::from(register & 15)]
+        self.frame.xmm[usize::from(register & 15)]
     }
 
     /// Writes a whole XMM register.
     #[inline(always)]
     pub(crate) fn set_xmm(&mut self, register: u8, value: u128) {
-        self.state.xmm[usize::from(register & 15)] = value;
+        self.frame.xmm[usize::from(register & 15)] = value;
     }
 
     /// An XMM register as a byte vector. Seeing the register's memory as bytes, rather than taking the integer
     /// apart, is what lets the compiler use vector instructions.
     #[inline(always)]
     pub(crate) fn xmm_bytes(&self, register: u8) -> [u8; 16] {
-        let slot = &self.state.xmm[usize::from(register & 15)];
+        let slot = &self.frame.xmm[usize::from(register & 15)];
         if cfg!(target_endian = "little") { *bytemuck::cast_ref(slot) } else { slot.to_le_bytes() }
     }
 
     /// Writes an XMM register as a byte vector.
     #[inline(always)]
     pub(crate) fn set_xmm_bytes(&mut self, register: u8, value: [u8; 16]) {
-        let slot = &mut self.state.xmm[usize::from(register & 15)];
+        let slot = &mut self.frame.xmm[usize::from(register & 15)];
         if cfg!(target_endian = "little") {
             *bytemuck::cast_mut(slot) = value;
         } else {
@@ -86,14 +86,14 @@ impl Core {
     /// Replaces the low quadword of an XMM register.
     #[inline(always)]
     pub(crate) fn set_xmm_low64(&mut self, register: u8, value: u64) {
-        let slot = &mut self.state.xmm[usize::from(register & 15)];
+        let slot = &mut self.frame.xmm[usize::from(register & 15)];
         *slot = *slot >> 64 << 64 | u128::from(value);
     }
 
     /// Replaces the low doubleword of an XMM register.
     #[inline(always)]
     pub(crate) fn set_xmm_low32(&mut self, register: u8, value: u32) {
-        let slot = &mut self.state.xmm[usize::from(register & 15)];
+        let slot = &mut self.frame.xmm[usize::from(register & 15)];
         *slot = *slot >> 32 << 32 | u128::from(value);
     }
 

@@ -175,9 +175,9 @@ fn syscall(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     let star = core.state.msrs.star;
     let selector = (star >> 32) as u16 & !3;
     let old = core.rflags_bits() & !flags::RF;
-    core.regs[1] = next;
+    core.frame.regs[1] = next;
     let cleared = if core.long_mode() {
-        core.regs[11] = old;
+        core.frame.regs[11] = old;
         core.rip = if core.is_64bit() { core.state.msrs.lstar } else { core.state.msrs.cstar };
         core.state.msrs.sfmask
     } else {
@@ -210,7 +210,7 @@ fn sysret(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_cpl0()?;
     let selector = (core.state.msrs.star >> 48) as u16 | 3;
     let to_64bit = op.aux == 8;
-    let target = core.regs[1];
+    let target = core.frame.regs[1];
     let (code, rip) = if to_64bit {
         (flat(selector.wrapping_add(16), CODE64, 3), target)
     } else {
@@ -220,7 +220,7 @@ fn sysret(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     load_flat(core, code, flat(selector.wrapping_add(8), DATA, 3));
     core.rip = rip;
     if long {
-        core.set_rflags(core.regs[11] & !(flags::RF | flags::VM));
+        core.set_rflags(core.frame.regs[11] & !(flags::RF | flags::VM));
     } else {
         core.set_rflags(core.rflags_bits() | flags::IF);
     }
@@ -243,7 +243,7 @@ fn sysenter(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     let selector = check_sysenter(core)?;
     core.set_rflags(core.rflags_bits() & !(flags::VM | flags::IF | flags::RF));
     load_flat(core, flat(selector, CODE32, 0), flat(selector.wrapping_add(8), DATA, 0));
-    core.regs[4] = core.state.msrs.sysenter_esp & 0xffff_ffff;
+    core.frame.regs[4] = core.state.msrs.sysenter_esp & 0xffff_ffff;
     core.rip = core.state.msrs.sysenter_eip & 0xffff_ffff;
     core.entered_system_call();
     Ok(())
@@ -256,9 +256,9 @@ fn sysexit(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     }
     let code = flat(selector.wrapping_add(16) | 3, CODE32, 3);
     let stack = flat(selector.wrapping_add(24) | 3, DATA, 3);
-    let (rsp, rip) = (core.regs[1] & 0xffff_ffff, core.regs[2] & 0xffff_ffff);
+    let (rsp, rip) = (core.frame.regs[1] & 0xffff_ffff, core.frame.regs[2] & 0xffff_ffff);
     load_flat(core, code, stack);
-    core.regs[4] = rsp;
+    core.frame.regs[4] = rsp;
     core.rip = rip;
     Ok(())
 }

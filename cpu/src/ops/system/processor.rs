@@ -142,7 +142,7 @@ fn invpcid(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
 /// CLFLUSH and its like fault as a byte read would, and do nothing.
 fn touch_line(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     let address = core.linear(op, 1)?;
-    let index = core.mmu.index_base();
+    let index = core.mmu.index();
     core.translate(address, Access::Read, index)?;
     Ok(())
 }

@@ -109,13 +109,13 @@ fn push_segment(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
 
 fn pop_segment(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     let size = u64::from(op.aux);
-    let sp = core.regs[4];
+    let sp = core.frame.regs[4];
     let selector = core.load_stack(bus, sp & core.stack_mask, size)? as u16;
     // The old stack's width counts, even when SS is what is loaded.
     let mask = core.stack_mask;
     load(core, bus, op, selector)?;
     let after = sp.wrapping_add(size);
-    core.regs[4] = if mask == 0xffff { sp & !mask | after & mask } else { after & mask };
+    core.frame.regs[4] = if mask == 0xffff { sp & !mask | after & mask } else { after & mask };
     Ok(())
 }
 

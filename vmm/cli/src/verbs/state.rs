@@ -252,7 +252,7 @@ fn registers_of(state: &cpu::CpuState) -> Registers {
 /// The instructions from RIP on.
 fn disassemble(timeline: &Timeline, count: usize) -> Vec<Line> {
     let core = timeline.machine().cpu().core();
-    let start = core.rip.wrapping_add(core.seg_base[1]);
+    let start = core.rip.wrapping_add(core.frame.seg_base[1]);
     let mut bytes = vec![0; count.min(10_000) * 15];
     let readable = core.peek(start, &mut bytes);
     let bits = match core.code_size {

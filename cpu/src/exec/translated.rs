@@ -1,0 +1,192 @@
+//! Runs translated code, and executes by the interpreter what it is left for.
+
+use guest_ram::PAGE_SIZE;
+use iced_x86::{Decoder, DecoderOptions, Instruction};
+use translator::{At, Entry, FlagImage, Guest, Left, Link, Source, Translator};
+
+use super::Cpu;
+use crate::bus::Bus;
+use crate::code::BlockNumber;
+use crate::core::Core;
+use crate::flags::LazyFlags;
+use crate::op::Op;
+use crate::registers::{cr0, cr4};
+
+/// Addresses at which one block may have a translation each: a page can be mapped at many.
+const MOST_TRANSLATIONS: usize = 4;
+
+impl Cpu {
+    /// The translation of the block at RIP, if it has one and may run as a whole. `link` leads there.
+    #[inline]
+    pub(super) fn translated(
+        &mut self,
+        number: BlockNumber,
+        limit: u64,
+        link: Option<Link>,
+    ) -> Option<Entry> {
+        self.code.translator.as_ref()?;
+        let entry = match self.code.translation(number, self.core.rip) {
+            Some(entry) => entry,
+            None => self.translated_now(number)?,
+        };
+        self.follow(entry, link);
+        (self.code.block(number).ops.len() as u64 <= limit).then_some(entry)
+    }
+
+    /// As [`Cpu::translated`], where the code can be found without the interpreter's block: most ways lead to code that was
+    /// there before, in other address spaces too.
+    #[inline]
+    pub(super) fn known_code(&mut self, limit: u64, link: Option<Link>) -> Option<Entry> {
+        if self.code.translator.is_none() || !self.core.is_64bit() {
+            return None;
+        }
+        let rip = self.core.rip;
+        let slot = self.core.mmu.exec_slot(rip);
+        if !slot.holds(rip & !(PAGE_SIZE - 1)) {
+            return None;
+        }
+        let ram_offset = slot.ram_offset(&self.core.ram, rip);
+        let entry = self.code.translator.as_ref()?.find(rip, ram_offset, limit)?;
+        self.follow(entry, link);
+        Some(entry)
+    }
+
+    /// Lets what has led to the code at RIP lead there straight from now on.
+    #[inline]
+    fn follow(&mut self, entry: Entry, link: Option<Link>) {
+        self.forget_gone();
+        let (context, tag) = (self.core.mmu.context_number(), self.code_tag());
+        if let Some(translator) = &mut self.code.translator {
+            if let Some(link) = link {
+                translator.link(link, entry);
+            }
+            translator.remember(context, tag, entry);
+        }
+    }
+
+    /// Translates the block at RIP if it has been executed often enough.
+    fn translated_now(&mut self, number: BlockNumber) -> Option<Entry> {
+        let block = self.code.block_mut(number);
+        if block.interpreted {
+            return None;
+        }
+        if block.heat < self.translate_after {
+            block.heat += 1;
+            return None;
+        }
+        self.translate(number)
+    }
+
+    /// Translates the block at RIP.
+    #[cold]
+    #[inline(never)]
+    fn translate(&mut self, number: BlockNumber) -> Option<Entry> {
+        let rip = self.core.rip;
+        let block = self.code.block(number);
+        if !self.core.is_64bit() || block.second_page.is_some() || block.check_breakpoint {
+            self.code.block_mut(number).interpreted = true;
+            return None;
+        }
+        let start = block.start();
+        let mut bytes = vec![0; usize::from(block.length)];
+        self.core.ram.read_bytes(start, &mut bytes);
+        let instructions: Vec<Instruction> = block.ops.iter().map(|op| decode(op, rip, &bytes)).collect();
+        let translator = self.code.translator.as_mut()?;
+        if translator.is_full() {
+            translator.clear();
+        }
+        let source = Source { rip, instructions: &instructions, ram_offset: start, token: number };
+        let entry = translator.translate(&source);
+        let block = self.code.block_mut(number);
+        match entry {
+            Some(entry) => {
+                block.translations.retain(|(at, _)| *at != rip);
+                if block.translations.len() == MOST_TRANSLATIONS {
+                    block.translations.remove(0);
+                }
+                block.translations.push((rip, entry));
+            }
+            None => block.interpreted = true,
+        }
+        entry
+    }
+
+    /// Runs translated code up to where the interpreter, or a look at what else there is to do, is needed. Returns the way
+    /// that was taken, if it can be made direct.
+    pub(super) fn run_translated(&mut self, bus: &mut dyn Bus, entry: Entry) -> Option<Link> {
+        let mut left = self.enter(|translator, guest, steps| translator.run(entry, guest, steps));
+        while let Some(Left { steps, branches, at }) = left {
+            self.core.block_steps += steps;
+            self.core.branches += branches;
+            match at {
+                At::Block(rip) => {
+                    self.core.rip = rip;
+                    return None;
+                }
+                At::Edge(rip, link) => {
+                    self.core.rip = rip;
+                    return link;
+                }
+                At::Instruction { rip, token, number, resume } => {
+                    self.core.rip = rip;
+                    // Counted from the start of the block.
+                    self.core.block_steps -= number as u64;
+                    let Some(resume) = resume else {
+                        let limit = self.core.budget_end - self.core.block_steps;
+                        self.run_block(bus, token, number, limit);
+                        return None;
+                    };
+                    let completed = self.run_block(bus, token, number, number as u64 + 1);
+                    if !completed || self.core.break_block {
+                        return None;
+                    }
+                    left = self.enter(|translator, guest, steps| translator.resume(resume, guest, steps));
+                }
+            }
+        }
+        None
+    }
+
+    /// What must be in force for a remembered address to lead to the same translated code.
+    fn code_tag(&self) -> u64 {
+        self.core.mmu.exec_generation()
+    }
+
+    /// Enters translated code with the registers and what it may need beside them.
+    fn enter(&mut self, run: impl FnOnce(&mut Translator, Guest<'_>, u64) -> Option<Left>) -> Option<Left> {
+        let tag = self.code_tag();
+        self.forget_gone();
+        let vectors_blocked = vectors_blocked(&self.core);
+        let core = &mut self.core;
+        let mut flags = FlagImage::from_rflags(core.flags.bits());
+        let guest = Guest {
+            frame: &mut core.frame,
+            flags: &mut flags,
+            slots: core.mmu.slots(),
+            context: core.mmu.context_number(),
+            tag,
+            vectors_blocked,
+        };
+        let steps = core.budget_end - core.block_steps;
+        let left = run(self.code.translator.as_mut()?, guest, steps);
+        core.flags = LazyFlags::from_bits(flags.rflags());
+        left
+    }
+}
+
+/// Whether instructions on XMM registers fault (SDM vol. 3, table 14-1).
+fn vectors_blocked(core: &Core) -> bool {
+    core.state.cr0 & (cr0::EM | cr0::TS) != 0 || core.state.cr4 & cr4::OSFXSR == 0
+}
+
+/// An op's instruction; an invalid one if the op is not just what the instruction says.
+fn decode(op: &Op, rip: u64, bytes: &[u8]) -> Instruction {
+    let start = usize::from(op.start);
+    let at = rip.wrapping_add(start as u64);
+    let mut decoder = Decoder::with_ip(64, &bytes[start..], at, DecoderOptions::NONE);
+    let instruction = decoder.decode();
+    let branch = op.flags & Op::SETS_RIP != 0;
+    let undefined = op.flags & Op::ENDS_BLOCK != 0 && !branch;
+    let other = instruction.len() as u64 != op.length();
+    if undefined || other { Instruction::default() } else { instruction }
+}
