@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cpu::{Bus, BusSignals, Cpu, CpuState, SegReg, Segment, Stop, TableRegister};
+use cpu::{Bus, BusSignals, Cpu, CpuState, SegReg, Segment, Stop, TableRegister, Tier};
 use guest_ram::GuestRam;
 use iced_x86::code_asm::CodeAssembler;
 
@@ -130,7 +130,14 @@ impl Machine {
         state.rip = CODE;
         state.gpr[4] = KERNEL_STACK;
         state.gdtr = TableRegister { base: GDT, limit: GDT_LIMIT };
-        Machine { cpu: Cpu::new(ram.clone()), ram, bus: FakeBus::default(), state }
+        let mut cpu = Cpu::new(ram.clone());
+        // In the other test program that has these tests, all is translated at once.
+        if !module_path!().starts_with("translated") {
+            cpu.set_tier(Tier::Interpreter);
+        } else {
+            cpu.set_tier(Tier::Translator { after: 0 });
+        }
+        Machine { cpu, ram, bus: FakeBus::default(), state }
     }
 
     /// 64-bit mode at level 0, all RAM mapped one to one for user and supervisor in 4 KiB pages.

@@ -23,7 +23,10 @@ pub trait Tier {
 
 impl Tier for Cpu {
     fn new(ram: Arc<GuestRam>) -> Cpu {
-        Cpu::new(ram)
+        let mut cpu = Cpu::new(ram);
+        // Everything is translated at once.
+        cpu.set_tier(cpu::Tier::Translator { after: 0 });
+        cpu
     }
 
     fn set_state(&mut self, state: &CpuState) {

@@ -17,7 +17,8 @@ pub struct Runner<'a, R> {
     generator: Generator<'a>,
     /// The side that is right.
     pub reference: R,
-    soft: Soft,
+    /// The CPU as interpreter and as translator.
+    tiers: [Soft; 2],
     compared: Compared,
     batch_data: Vec<u8>,
     native_data: Vec<u8>,
@@ -50,16 +51,17 @@ impl<'a, R: Reference> Runner<'a, R> {
         compared: Compared,
         showing: Showing,
     ) -> io::Result<Runner<'a, R>> {
-        let mut soft = Soft::new(reference.fs_base());
+        let tiers = [cpu::Tier::Interpreter, cpu::Tier::Translator { after: 0 }];
+        let mut tiers = tiers.map(|tier| Soft::new(reference.fs_base(), tier));
         let generator = Generator::new(catalogue, seed, reference.fs_base());
         let sealed = generator.read_only_data();
         reference.seal_read_only(&sealed)?;
-        soft.seal_read_only(&sealed);
+        tiers.iter_mut().for_each(|soft| soft.seal_read_only(&sealed));
         let empty = Outcome { registers: Registers::ZERO, fault: None };
         Ok(Runner {
             generator,
             reference,
-            soft,
+            tiers,
             compared,
             batch_data: Vec::new(),
             native_data: vec![0; DATA_BYTES as usize],
@@ -75,12 +77,14 @@ impl<'a, R: Reference> Runner<'a, R> {
 
     /// Runs the first `count` cases of a batch; calls `before` with the number of each.
     pub fn batch(&mut self, batch: u64, count: u64, mut before: impl FnMut(u64)) -> io::Result<()> {
-        self.soft.start_batch();
+        self.tiers.iter_mut().for_each(Soft::start_batch);
         self.reference.start_batch(batch)?;
         self.batch_data = self.generator.batch_data(batch);
-        for number in 0..BATCH {
-            self.soft.write_exit(slot(number) + PAD_BACK);
-            self.soft.write_exit(slot(number) + PAD_AHEAD);
+        for soft in &mut self.tiers {
+            for number in 0..BATCH {
+                soft.write_exit(slot(number) + PAD_BACK);
+                soft.write_exit(slot(number) + PAD_AHEAD);
+            }
         }
         for number in 0..count.min(BATCH) {
             before(number);
@@ -92,7 +96,10 @@ impl<'a, R: Reference> Runner<'a, R> {
                 continue;
             }
             self.one()?;
-            self.judge(batch, number);
+            for tier in 0..self.tiers.len() {
+                self.run_tier(tier);
+                self.judge(batch, number, tier);
+            }
         }
         Ok(())
     }
@@ -106,18 +113,24 @@ impl<'a, R: Reference> Runner<'a, R> {
             data[at..at + write.length].copy_from_slice(&write.bytes[..write.length]);
         }
         let rip = case.registers.rip;
-        self.soft.write_code(rip, case.code());
-        self.soft.write_exit(rip + case.code().len() as u64);
-        self.soft.write_data(DATA, data);
-        self.reference.run(case, &mut self.native_outcome, data)?;
-        // A fault somewhere else is the fetch from where a branch went.
-        let fetch = self.native_outcome.fault.is_some() && self.native_outcome.registers.rip != rip;
-        self.soft.run(&case.registers, case.steps, fetch, &mut self.soft_outcome);
-        self.soft.read_data(&mut self.soft_data);
-        Ok(())
+        for soft in &mut self.tiers {
+            soft.write_code(rip, case.code());
+            soft.write_exit(rip + case.code().len() as u64);
+            soft.write_data(DATA, data);
+        }
+        self.reference.run(case, &mut self.native_outcome, data)
     }
 
-    fn judge(&mut self, batch: u64, number: u64) {
+    fn run_tier(&mut self, tier: usize) {
+        // A fault somewhere else is the fetch from where a branch went.
+        let fault_elsewhere = self.native_outcome.registers.rip != self.case.registers.rip;
+        let fetch = self.native_outcome.fault.is_some() && fault_elsewhere;
+        let soft = &mut self.tiers[tier];
+        soft.run(&self.case.registers, self.case.steps, fetch, &mut self.soft_outcome);
+        soft.read_data(&mut self.soft_data);
+    }
+
+    fn judge(&mut self, batch: u64, number: u64, tier: usize) {
         let pair = Pair {
             native: &self.native_outcome,
             soft: &self.soft_outcome,
@@ -126,13 +139,17 @@ impl<'a, R: Reference> Runner<'a, R> {
         };
         let verdict = compare(&self.case, &pair, self.compared, &mut self.report.allowed);
         let name = self.case.instruction.mnemonic();
-        if matches!(verdict, Verdict::NotOffered) {
-            *self.report.not_offered.entry(format!("{name:?}").to_lowercase()).or_default() += 1;
-        } else {
-            self.count(matches!(verdict, Verdict::Different(_)));
+        let different = matches!(verdict, Verdict::Different(_));
+        // Each execution counts once, a difference of either tier too.
+        if tier == 0 || different {
+            if matches!(verdict, Verdict::NotOffered) {
+                *self.report.not_offered.entry(format!("{name:?}").to_lowercase()).or_default() += 1;
+            } else {
+                self.count(different);
+            }
         }
         if let Verdict::Different(lines) = &verdict {
-            self.show(batch, number, lines);
+            self.show(batch, number, lines, tier);
         }
     }
 
@@ -150,14 +167,15 @@ impl<'a, R: Reference> Runner<'a, R> {
         }
     }
 
-    fn show(&self, batch: u64, number: u64, lines: &[String]) {
+    fn show(&self, batch: u64, number: u64, lines: &[String], tier: usize) {
         let mnemonic = format!("{:?}", self.case.instruction.mnemonic()).to_lowercase();
         if self.report.mnemonics.get(&mnemonic).is_some_and(|row| row.differences > self.shown_each) {
             return;
         }
         let case = &self.case;
         let mut text = format!(
-            "DIFFERENT {} [{}] {:?}\n  repeat: {} --batch {batch} --case {number}\n",
+            "DIFFERENT{} {} [{}] {:?}\n  repeat: {} --batch {batch} --case {number}\n",
+            if tier == 0 { "" } else { " TRANSLATED" },
             crate::text::bytes(case.code()),
             crate::text::instruction(&case.instruction),
             case.instruction.code(),

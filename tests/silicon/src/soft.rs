@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use cpu::{Cpu, CpuState, EmptyBus, Segment, Stop, TableRegister};
+use cpu::{Cpu, CpuState, EmptyBus, Segment, Stop, TableRegister, Tier};
 use guest_ram::GuestRam;
 
 use crate::layout::{CODE, CODE_BYTES, DATA, DATA_BYTES, PAGE, READ_ONLY, USER_CS, USER_SS};
@@ -44,14 +44,18 @@ pub struct Soft {
     ram: Arc<GuestRam>,
     template: CpuState,
     tables: u64,
+    /// Steps beyond those of the instruction: translated code runs whole blocks.
+    more_steps: u64,
 }
 
 impl Soft {
-    /// A guest in user mode, with the given FS base.
-    pub fn new(fs_base: u64) -> Soft {
+    /// A guest in user mode, with the given FS base, executed by a tier.
+    pub fn new(fs_base: u64, tier: Tier) -> Soft {
         let ram = Arc::new(GuestRam::new(RAM_BYTES).expect("a few MiB of RAM"));
-        let mut soft =
-            Soft { cpu: Cpu::new(ram.clone()), ram, template: user_state(fs_base), tables: FIRST_TABLE };
+        let mut cpu = Cpu::new(ram.clone());
+        cpu.set_tier(tier);
+        let more_steps = if tier == Tier::Interpreter { 0 } else { 3 };
+        let mut soft = Soft { cpu, ram, template: user_state(fs_base), tables: FIRST_TABLE, more_steps };
         soft.build_tables();
         soft.build_kernel();
         soft
@@ -132,7 +136,7 @@ impl Soft {
     /// branch to nowhere faults.
     pub fn run(&mut self, input: &Registers, steps: u64, fetch: bool, outcome: &mut Outcome) {
         self.load(input);
-        let mut until = steps.clamp(1, MAX_STEPS);
+        let mut until = steps.clamp(1, MAX_STEPS) + self.more_steps;
         let mut stop = self.cpu.run(&mut EmptyBus::default(), until, u64::MAX);
         if fetch && stop == Stop::Budget && !in_handler(self.cpu.rip()) {
             until += 1;

@@ -1,0 +1,34 @@
+//! The tests of `system` once more, with everything translated before it is executed the first time; and what concerns the
+//! translator only.
+
+#[path = "../system/alignment.rs"]
+mod alignment;
+#[path = "../system/coherence.rs"]
+mod coherence;
+#[path = "../system/control.rs"]
+mod control;
+#[path = "../system/cuts.rs"]
+mod cuts;
+#[path = "../system/debug.rs"]
+mod debug;
+#[path = "../system/flags.rs"]
+mod flags;
+#[path = "../system/harness.rs"]
+mod harness;
+#[path = "../system/legacy.rs"]
+mod legacy;
+#[path = "../system/long_mode.rs"]
+mod long_mode;
+#[path = "../system/models.rs"]
+mod models;
+#[path = "../system/peek.rs"]
+mod peek;
+#[path = "../system/random.rs"]
+mod random;
+#[path = "../system/real.rs"]
+mod real;
+#[path = "../system/registers.rs"]
+mod registers;
+mod tiers;
+#[path = "../system/watchpoints.rs"]
+mod watchpoints;

@@ -1,0 +1,221 @@
+//! Interpreter and translator do the same, wherever a run is cut.
+
+use cpu::{AddressKind, CpuState, Stop, Tier};
+use iced_x86::code_asm::*;
+
+use crate::harness::*;
+
+const TIERS: [Tier; 3] = [Tier::Interpreter, Tier::Translator { after: 0 }, Tier::Translator { after: 3 }];
+
+fn memory(m: &Machine) -> Vec<u8> {
+    let mut bytes = vec![0; 0xa_0000];
+    m.ram.read_bytes(0, &mut bytes);
+    bytes
+}
+
+/// Runs a machine for up to `steps` steps in pieces of `piece`, without restoring in between.
+fn run(make: &impl Fn() -> Machine, tier: Tier, steps: u64, piece: u64) -> (CpuState, Vec<u8>) {
+    let mut m = make();
+    m.cpu.set_tier(tier);
+    m.cpu.set_state(&m.state);
+    while m.cpu.steps() < steps {
+        let until = steps.min(m.cpu.steps() + piece);
+        if m.cpu.run(&mut m.bus, until, u64::MAX) != Stop::Budget {
+            break;
+        }
+    }
+    (m.cpu.state(), memory(&m))
+}
+
+/// All tiers, cut anyhow, come to the same; returns what.
+fn same(make: impl Fn() -> Machine, steps: u64) -> CpuState {
+    let expected = run(&make, Tier::Interpreter, steps, 1);
+    for tier in TIERS {
+        for piece in [1, 2, 3, 5, 7, 64, steps] {
+            let found = run(&make, tier, steps, piece);
+            assert!(found.0 == expected.0, "{tier:?} by {piece}: {:#x?}\nnot {:#x?}", found.0, expected.0);
+            assert!(found.1 == expected.1, "{tier:?} by {piece}: memory differs");
+        }
+    }
+    expected.0
+}
+
+#[test]
+fn steps_and_branches_are_counted_exactly() {
+    let make = || {
+        let mut m = Machine::long();
+        m.code(64, |a| {
+            let (mut outer, mut inner, mut even) = (a.create_label(), a.create_label(), a.create_label());
+            a.mov(ecx, 40).unwrap();
+            a.set_label(&mut outer).unwrap();
+            a.mov(edx, ecx).unwrap();
+            a.set_label(&mut inner).unwrap();
+            a.test(edx, 1).unwrap();
+            a.jz(even).unwrap();
+            a.add(qword_ptr(DATA), rdx).unwrap();
+            a.set_label(&mut even).unwrap();
+            a.push(rdx).unwrap();
+            a.pop(rbx).unwrap();
+            a.dec(edx).unwrap();
+            a.jnz(inner).unwrap();
+            a.loop_(outer).unwrap();
+            a.hlt().unwrap();
+        });
+        m
+    };
+    let end = same(make, 100_000);
+    assert!(end.halted);
+    // Of 40 + 39 + ... + 1 rounds each has two branches; every outer round has one.
+    assert_eq!(end.branches, 2 * 820 + 40);
+}
+
+#[test]
+fn code_that_code_writes_is_executed_as_written() {
+    let make = || {
+        let mut m = Machine::long();
+        m.code(64, |a| {
+            let (mut again, mut changed) = (a.create_label(), a.create_label());
+            a.mov(ecx, 30).unwrap();
+            a.xor(ebx, ebx).unwrap();
+            a.set_label(&mut again).unwrap();
+            a.lea(rdx, qword_ptr(changed)).unwrap();
+            a.set_label(&mut changed).unwrap();
+            // The immediate grows by one each round, right before it is executed.
+            a.mov(eax, 0x100).unwrap();
+            a.add(ebx, eax).unwrap();
+            a.inc(dword_ptr(rdx + 1)).unwrap();
+            a.dec(ecx).unwrap();
+            a.jnz(again).unwrap();
+            a.hlt().unwrap();
+        });
+        m
+    };
+    let sum = (0..30).map(|n| 0x100 + n).sum::<u64>();
+    assert_eq!(same(make, 1000).gpr[3], sum);
+}
+
+#[test]
+fn one_page_is_executed_at_two_addresses() {
+    const ALIAS: u64 = 0x9_0000;
+    let make = || {
+        let mut m = Machine::long();
+        m.put64(TABLES + 0x3000 + 8 * (ALIAS >> 12), DATA | 7);
+        // Where it runs shows in what it computes.
+        m.code_at(64, DATA, DATA, |a| {
+            let mut here = a.create_label();
+            a.set_label(&mut here).unwrap();
+            a.lea(rax, qword_ptr(here)).unwrap();
+            a.add(rbx, rax).unwrap();
+            a.ret().unwrap();
+        });
+        m.code(64, |a| {
+            let mut again = a.create_label();
+            a.mov(ecx, 20).unwrap();
+            a.set_label(&mut again).unwrap();
+            for address in [DATA, ALIAS] {
+                a.mov(edx, address as u32).unwrap();
+                a.call(rdx).unwrap();
+            }
+            a.dec(ecx).unwrap();
+            a.jnz(again).unwrap();
+            a.hlt().unwrap();
+        });
+        m
+    };
+    assert_eq!(same(make, 1000).gpr[3], 20 * (DATA + ALIAS));
+}
+
+#[test]
+fn a_page_mapped_elsewhere_is_executed_there() {
+    const OTHER: u64 = 0x9_0000;
+    let entry = TABLES + 0x3000 + 8 * (DATA >> 12);
+    let make = || {
+        let mut m = Machine::long();
+        for (page, value) in [(DATA, 1), (OTHER, 2)] {
+            m.code_at(64, page, DATA, |a| {
+                a.add(ebx, value).unwrap();
+                a.ret().unwrap();
+            });
+        }
+        m.code(64, |a| {
+            let mut again = a.create_label();
+            a.mov(ecx, 21).unwrap();
+            a.mov(esi, entry as u32).unwrap();
+            a.set_label(&mut again).unwrap();
+            a.mov(edx, DATA as u32).unwrap();
+            a.call(rdx).unwrap();
+            a.xor(qword_ptr(rsi), (DATA ^ OTHER) as i32).unwrap();
+            a.dec(ecx).unwrap();
+            a.jnz(again).unwrap();
+            a.hlt().unwrap();
+        });
+        m
+    };
+    assert_eq!(same(make, 1000).gpr[3], 11 + 2 * 10);
+}
+
+#[test]
+fn instructions_and_data_that_cross_pages_are_as_elsewhere() {
+    const END: u64 = CODE + 0x1000;
+    let make = || {
+        let mut m = Machine::long();
+        m.state.rip = END - 12;
+        m.code_at(64, END - 12, END - 12, |a| {
+            let mut again = a.create_label();
+            a.set_label(&mut again).unwrap();
+            a.add(rbx, 1).unwrap();
+            a.inc(qword_ptr(DATA + 0xffd)).unwrap();
+            a.mov(rax, 0x1122_3344_5566_7788_u64).unwrap();
+            a.cmp(ebx, 25).unwrap();
+            a.jne(again).unwrap();
+            a.hlt().unwrap();
+        });
+        m
+    };
+    let end = same(make, 1000);
+    assert_eq!((end.gpr[3], end.gpr[0]), (25, 0x1122_3344_5566_7788));
+}
+
+#[test]
+fn code_that_a_device_writes_is_executed_as_written() {
+    for tier in TIERS {
+        let mut m = Machine::long();
+        m.cpu.set_tier(tier);
+        m.code(64, |a| {
+            let mut again = a.create_label();
+            a.set_label(&mut again).unwrap();
+            a.add(ebx, 1).unwrap();
+            a.jmp(again).unwrap();
+        });
+        m.cpu.set_state(&m.state);
+        assert_eq!(m.cpu.run(&mut m.bus, 100, u64::MAX), Stop::Budget);
+        assert_eq!(m.cpu.gpr()[3], 50);
+        // ADD EBX, 1 becomes ADD EBX, 3.
+        m.ram.replace_bytes(CODE + 2, &[3]);
+        assert_eq!(m.cpu.run(&mut m.bus, 200, u64::MAX), Stop::Budget);
+        assert_eq!(m.cpu.gpr()[3], 50 + 150, "{tier:?}");
+    }
+}
+
+#[test]
+fn breakpoints_stop_code_that_is_translated_already() {
+    for tier in TIERS {
+        let mut m = Machine::long();
+        m.cpu.set_tier(tier);
+        m.code(64, |a| {
+            let mut again = a.create_label();
+            a.set_label(&mut again).unwrap();
+            a.add(ebx, 1).unwrap();
+            a.sub(ecx, 1).unwrap();
+            a.jmp(again).unwrap();
+        });
+        m.cpu.set_state(&m.state);
+        assert_eq!(m.cpu.run(&mut m.bus, 300, u64::MAX), Stop::Budget);
+        m.cpu.set_breakpoints([(AddressKind::Linear, CODE + 3)]);
+        assert_eq!(m.cpu.run(&mut m.bus, 1000, u64::MAX), Stop::Breakpoint);
+        assert_eq!((m.cpu.steps(), m.cpu.rip()), (301, CODE + 3), "{tier:?}");
+        m.cpu.set_breakpoints([]);
+        assert_eq!(m.cpu.run(&mut m.bus, 1000, 301), Stop::Budget);
+        assert_eq!(m.cpu.steps(), 1000);
+    }
+}
