@@ -137,7 +137,7 @@ impl Cpu {
                         return None;
                     };
                     let completed = self.run_block(bus, token, number, number as u64 + 1);
-                    if !completed || self.core.break_block {
+                    if !completed || self.core.break_block || self.core.attention != 0 {
                         return None;
                     }
                     left = self.enter(|translator, guest, steps| translator.resume(resume, guest, steps));

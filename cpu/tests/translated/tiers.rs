@@ -219,3 +219,25 @@ fn breakpoints_stop_code_that_is_translated_already() {
         assert_eq!(m.cpu.steps(), 1000);
     }
 }
+
+#[test]
+fn a_branch_out_of_the_canonical_addresses_faults_itself() {
+    // The last page below the hole, by the tables that map the lowest 2 MiB.
+    const LAST: u64 = 0x7fff_ffff_f000;
+    let make = || {
+        let mut m = Machine::long();
+        m.put64(TABLES + 8 * 255, (TABLES + 0x1000) | 7);
+        m.put64(TABLES + 0x1000 + 8 * 511, (TABLES + 0x2000) | 7);
+        m.put64(TABLES + 0x2000 + 8 * 511, (TABLES + 0x3000) | 7);
+        // ADD EBX, 1; JMP to 1000h further on, which is no address.
+        m.put(0x1f_f000, &[0x83, 0xc3, 1, 0xe9, 0, 0x10, 0, 0]);
+        m.state.rip = LAST;
+        m
+    };
+    let end = same(make, 10);
+    assert!(end.halted);
+    assert_eq!((end.gpr[3], end.rip), (1, handler(13) + 1));
+    let mut m = make();
+    m.run();
+    assert_eq!(m.ram.load_u64(end.gpr[4] + 8), LAST + 3, "RIP that the handler finds");
+}

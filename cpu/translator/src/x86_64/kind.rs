@@ -134,6 +134,11 @@ fn plain_address(instruction: &Instruction) -> bool {
         && (index == Register::None || index.is_gpr64())
 }
 
+/// Whether an address is one of the 48 bits that linear addresses have.
+fn is_canonical(address: u64) -> bool {
+    ((address as i64) << 16 >> 16) as u64 == address
+}
+
 /// The kind of an instruction; `None` if the interpreter is to execute it.
 pub(super) fn kind_of(instruction: &Instruction) -> Option<Kind> {
     let count = instruction.op_count();
@@ -164,6 +169,11 @@ pub(super) fn kind_of(instruction: &Instruction) -> Option<Kind> {
 }
 
 fn integer(instruction: &Instruction) -> Option<Kind> {
+    let near_branch = instruction.op_count() == 1 && instruction.op_kind(0) == OpKind::NearBranch64;
+    if near_branch && !is_canonical(instruction.near_branch64()) {
+        // The branch itself faults.
+        return None;
+    }
     let memory = |n| is_memory(instruction, n);
     let width = if instruction.op_count() > 0 { operand_size(instruction, 0) } else { None };
     let general = |n: u32| {
