@@ -75,7 +75,8 @@ macro_rules! scalar_memory {
             let mut bytes = [0; SIZE as usize];
             self.load_for_update(bus, address, &mut bytes)?;
             let new = change(self, <$type>::from_le_bytes(bytes));
-            self.store_slow(bus, address, &new.to_le_bytes())
+            // Most often the load has let stores through.
+            self.$store(bus, address, new)
         }
     };
 }

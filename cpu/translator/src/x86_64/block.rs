@@ -87,8 +87,8 @@ pub(super) struct Written {
     pub dead: usize,
     /// The ways to the next blocks: on, and taken.
     pub edges: [Edge; 2],
-    /// Which instructions are the interpreter's, and where the code behind them is.
-    pub left_to_interpreter: Vec<(u8, usize)>,
+    /// Instructions behind which the block can be entered again when the interpreter has executed them, and where that is.
+    pub resumes: Vec<(u8, usize)>,
     /// Conditional branches at its end.
     pub branches: u64,
 }
@@ -229,7 +229,7 @@ fn host_reaches(source: &Source<'_>, steps: &[Step], reader: usize, reads: u8) -
 impl BlockWriter<'_> {
     fn block(&mut self, plan: &[Step]) -> Result<Written, Cannot> {
         let count = self.source.instructions.len();
-        let mut left_to_interpreter = Vec::new();
+        let mut resumes = Vec::new();
         self.asm.alu_imm(B8, alu::SUB, R15, cost(count, self.branches) as i32);
         let out_of_budget = self.asm.jcc(cc::S);
         self.ways.push((Way::Budget, vec![out_of_budget]));
@@ -249,12 +249,14 @@ impl BlockWriter<'_> {
                     self.ended = n + 1 == count;
                 }
             }
-            if !self.leaving.is_empty() {
-                let leaving = std::mem::take(&mut self.leaving);
-                self.ways.push((Way::Instruction(n), leaving));
+            if self.leaving.is_empty() {
+                continue;
             }
-            if step.kind.is_none() {
-                left_to_interpreter.push((n as u8, self.asm.here()));
+            let leaving = std::mem::take(&mut self.leaving);
+            self.ways.push((Way::Instruction(n), leaving));
+            // Behind it, flags may be expected in the host's register: then the interpreter executes the rest as well.
+            if self.in_host == 0 && !self.ended {
+                resumes.push((n as u8, self.asm.here()));
             }
         }
         if !self.ended {
@@ -267,7 +269,7 @@ impl BlockWriter<'_> {
             code: self.asm.bytes().to_vec(),
             dead,
             edges: self.edges,
-            left_to_interpreter,
+            resumes,
             branches: self.branches,
         })
     }

@@ -39,8 +39,8 @@ struct Block {
     alive: bool,
     /// The ways to the next blocks: on, and taken.
     edges: [block::Edge; 2],
-    /// The interpreter's instructions, and the offset of the code behind each.
-    left_to_interpreter: Box<[(u8, usize)]>,
+    /// Instructions behind which it can be entered again, and the offset of the code there.
+    resumes: Box<[(u8, usize)]>,
 }
 
 /// Slots of the table that finds translated code by what it is a translation of.
@@ -119,11 +119,7 @@ impl Translator {
                 displacement: edge.displacement.map(|offset| entry + offset),
                 ..edge
             }),
-            left_to_interpreter: written
-                .left_to_interpreter
-                .iter()
-                .map(|&(n, offset)| (n, entry + offset))
-                .collect(),
+            resumes: written.resumes.iter().map(|&(n, offset)| (n, entry + offset)).collect(),
         });
         Some(Entry { number, generation: self.generation })
     }
@@ -264,7 +260,7 @@ impl Translator {
             return None;
         }
         let block = &self.blocks[resume.number as usize];
-        let (_, offset) = block.left_to_interpreter.iter().find(|(n, _)| *n == resume.instruction)?;
+        let (_, offset) = block.resumes.iter().find(|(n, _)| *n == resume.instruction)?;
         let address = self.code.address(*offset);
         let charged = cost(resume.steps as usize, block.branches.into());
         Some(self.enter(address, guest, steps.min(MAX_STEPS), charged))
@@ -308,7 +304,7 @@ impl Translator {
             n => {
                 let left = count - usize::from(n);
                 counter += cost(left, block.branches.into());
-                let resumes = block.left_to_interpreter.iter().any(|(at, _)| *at == n) && left > 1;
+                let resumes = block.resumes.iter().any(|(at, _)| *at == n) && left > 1;
                 let resume = resumes.then_some(Resume {
                     number,
                     instruction: n,
