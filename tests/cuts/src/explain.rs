@@ -10,7 +10,7 @@ use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
 use crate::campaign::Difference;
 use crate::layout::RAM_BYTES;
 use crate::program::{Program, stream};
-use crate::tier::Tier;
+use crate::tier::{Interpreted, Tier};
 use crate::ways::{self, Snapshot};
 
 /// Instructions shown before the one behind which the guests differ.
@@ -34,13 +34,13 @@ pub fn difference<T: Tier>(seed: u64, found: &Difference) -> String {
     let from = found.cut.checked_sub(1).map_or(0, |before| program.cuts[before]);
     for length in from + 1..=seen {
         let shortened = program.shortened(length);
-        let expected = ways::stepped::<T>(&shortened);
+        let expected = ways::stepped::<Interpreted>(&shortened);
         let mut rng = stream(seed ^ 1, found.program);
         let Some((cut, other)) = ways::compare::<T>(&shortened, &expected, found.way, &mut rng) else {
             continue;
         };
         for step in length.saturating_sub(SHOWN)..length {
-            let _ = writeln!(text, "  step {step}: {}", instruction(&at::<T>(&program, step)));
+            let _ = writeln!(text, "  step {step}: {}", instruction(&at(&program, step)));
         }
         let _ = writeln!(text, "after step {length} (single steps | {:?}):", found.way);
         text.push_str(&changes(&expected[cut], &other));
@@ -51,11 +51,11 @@ pub fn difference<T: Tier>(seed: u64, found: &Difference) -> String {
 }
 
 /// The guest at a step, by single steps.
-fn at<T: Tier>(program: &Program, step: u64) -> Snapshot {
+fn at(program: &Program, step: u64) -> Snapshot {
     if step == 0 {
-        return ways::Guest::<T>::start(program).snapshot();
+        return ways::Guest::<Interpreted>::start(program).snapshot();
     }
-    ways::stepped::<T>(&program.shortened(step)).pop().expect("every program has an end")
+    ways::stepped::<Interpreted>(&program.shortened(step)).pop().expect("every program has an end")
 }
 
 /// The next instruction, disassembled.

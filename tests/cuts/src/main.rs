@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use cpu::Cpu;
 use cuts::campaign::{self, Options};
 use cuts::explain;
+use cuts::tier::{Interpreted, Tier, Translated};
 
 /// Runs random small guests uncut, cut and restored in several ways, and compares them wherever two pass the same step.
 #[derive(Parser)]
@@ -19,6 +19,9 @@ struct Arguments {
     /// Only the program of this number.
     #[arg(long)]
     program: Option<u64>,
+    /// The interpreter alone, in place of the translator: both are compared with the interpreter's single steps.
+    #[arg(long)]
+    interpreter: bool,
     /// Threads.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -29,6 +32,10 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if arguments.interpreter { fuzz::<Interpreted>(&arguments) } else { fuzz::<Translated>(&arguments) }
+}
+
+fn fuzz<T: Tier>(arguments: &Arguments) -> ExitCode {
     let options = Options {
         seed: arguments.seed,
         first: arguments.program.unwrap_or(0),
@@ -36,13 +43,15 @@ fn main() -> ExitCode {
         jobs: if arguments.program.is_some() { 1 } else { arguments.jobs },
         differences: arguments.differences,
     };
-    let summary = campaign::run::<Cpu>(&options, |steps| eprint!("\r{steps} of {} steps", options.steps));
+    let summary = campaign::run::<T>(&options, |steps| eprint!("\r{steps} of {} steps", options.steps));
     eprintln!();
     for found in &summary.differences {
-        print!("{}", explain::difference::<Cpu>(options.seed, found));
+        print!("{}", explain::difference::<T>(options.seed, found));
         println!(
-            "  again: cargo run --release -p cuts -- --seed {} --program {}",
-            options.seed, found.program
+            "  again: cargo run --release -p cuts -- --seed {} --program {}{}",
+            options.seed,
+            found.program,
+            if arguments.interpreter { " --interpreter" } else { "" }
         );
     }
     summary.modes.iter().for_each(|(mode, count)| println!("{count:9} programs: {mode}"));

@@ -21,32 +21,39 @@ pub trait Tier {
     fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop;
 }
 
-impl Tier for Cpu {
-    fn new(ram: Arc<GuestRam>) -> Cpu {
-        let mut cpu = Cpu::new(ram);
-        // Everything is translated at once.
-        cpu.set_tier(cpu::Tier::Translator { after: 0 });
-        cpu
-    }
+/// The software CPU as its interpreter alone: what single steps, which all else is compared with, are made by.
+pub struct Interpreted(Cpu);
 
-    fn set_state(&mut self, state: &CpuState) {
-        Cpu::set_state(self, state);
-    }
+/// The software CPU with its translator, which translates everything at once.
+pub struct Translated(Cpu);
 
-    fn restore_state(&mut self, state: &CpuState) {
-        Cpu::restore_state(self, state);
-    }
-
-    fn state(&self) -> CpuState {
-        Cpu::state(self)
-    }
-
-    fn steps(&self) -> u64 {
-        Cpu::steps(self)
-    }
-
-    fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop {
-        let origin = Cpu::steps(self);
-        Cpu::run(self, bus, until_steps, origin)
-    }
+macro_rules! tier {
+    ($name:ident, $tier:expr) => {
+        impl Tier for $name {
+            fn new(ram: Arc<GuestRam>) -> $name {
+                let mut cpu = Cpu::new(ram);
+                cpu.set_tier($tier);
+                $name(cpu)
+            }
+            fn set_state(&mut self, state: &CpuState) {
+                self.0.set_state(state);
+            }
+            fn restore_state(&mut self, state: &CpuState) {
+                self.0.restore_state(state);
+            }
+            fn state(&self) -> CpuState {
+                self.0.state()
+            }
+            fn steps(&self) -> u64 {
+                self.0.steps()
+            }
+            fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop {
+                let origin = self.0.steps();
+                self.0.run(bus, until_steps, origin)
+            }
+        }
+    };
 }
+
+tier!(Interpreted, cpu::Tier::Interpreter);
+tier!(Translated, cpu::Tier::Translator { after: 0 });

@@ -5,20 +5,29 @@ use std::sync::Arc;
 use cpu::{Bus, Cpu, CpuState, Stop};
 use cuts::campaign::{self, Options};
 use cuts::explain;
-use cuts::tier::Tier;
+use cuts::tier::{Interpreted, Tier, Translated};
 use guest_ram::GuestRam;
 
-const OPTIONS: Options = Options { seed: 20_261, first: 0, steps: 1_500_000, jobs: 2, differences: 3 };
+const OPTIONS: Options = Options { seed: 20_261, first: 0, steps: 750_000, jobs: 2, differences: 3 };
 
-#[test]
-fn cuts_and_restores_change_nothing() {
-    let summary = campaign::run::<Cpu>(&OPTIONS, |_| {});
+fn is_exact<T: Tier>(options: &Options) {
+    let summary = campaign::run::<T>(options, |_| {});
     for found in &summary.differences {
-        print!("{}", explain::difference::<Cpu>(OPTIONS.seed, found));
+        print!("{}", explain::difference::<T>(options.seed, found));
     }
     assert_eq!(summary.differences, []);
-    assert!(summary.steps >= OPTIONS.steps, "{} steps", summary.steps);
+    assert!(summary.steps >= options.steps, "{} steps", summary.steps);
     assert!(summary.modes.len() >= 12, "every mode and paging is begun in: {:?}", summary.modes);
+}
+
+#[test]
+fn cuts_and_restores_change_nothing_for_the_interpreter() {
+    is_exact::<Interpreted>(&OPTIONS);
+}
+
+#[test]
+fn translated_code_does_what_the_interpreter_does() {
+    is_exact::<Translated>(&OPTIONS);
 }
 
 /// A CPU that forgets the interrupt shadow where it is cut.
@@ -41,7 +50,8 @@ impl Tier for Forgetful {
         self.0.steps()
     }
     fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop {
-        let stop = Tier::run(&mut self.0, bus, until_steps);
+        let origin = self.0.steps();
+        let stop = self.0.run(bus, until_steps, origin);
         let state = CpuState { interrupt_shadow: false, ..self.0.state() };
         self.0.set_registers(&state);
         stop
