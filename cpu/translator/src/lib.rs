@@ -105,31 +105,3 @@ pub struct Left {
     /// Where it was left.
     pub at: At,
 }
-
-/// What stands for "before the first instruction" in an exit's code.
-#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
-const ENTRY: u8 = 63;
-/// The edge of a branch that is taken, and the other.
-#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
-const EDGE_TAKEN: u8 = 62;
-#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
-const EDGE_ON: u8 = 61;
-/// Blocks that can be told apart.
-#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
-const MAX_BLOCKS: u32 = 1 << 26;
-
-/// What a block's exit leaves in EAX.
-#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
-fn exit_code(number: u32, code: u8) -> u32 {
-    number << 6 | u32::from(code)
-}
-
-/// Bits of the counter below the steps, which count branches.
-#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
-const BRANCH_BITS: u32 = 24;
-
-/// What so many steps and conditional branches take from the counter.
-#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
-fn cost(steps: usize, branches: u64) -> i64 {
-    ((steps as i64) << BRANCH_BITS) - branches as i64
-}

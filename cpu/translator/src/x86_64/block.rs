@@ -14,10 +14,11 @@ use iced_x86::{Instruction, Register};
 use super::asm::{
     Asm, B1, B4, B8, CH, DH, Fixup, Mem, Place, R15, RAX, RBP, RCX, RDX, Reg, Size, alu, at, cc,
 };
+use super::exits::{EDGE_ON, EDGE_TAKEN, ENTRY, cost, exit_code};
 use super::kind::{Effect, Kind, is_high_byte, kind_of, looked_at, set};
+use crate::Source;
 use crate::frame::{Frame, SLOTS, TlbSlot, TlbSlots};
 use crate::jumps::{JumpSlot, slot_of};
-use crate::{EDGE_ON, EDGE_TAKEN, ENTRY, Source, cost, exit_code};
 
 /// An instruction cannot be written after all; it is left to the interpreter.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 mod asm;
 mod block;
+mod exits;
 mod forms;
 mod integer;
 mod kind;
@@ -9,14 +10,12 @@ mod memory;
 mod vectors;
 
 use asm::{Asm, B8, R15, RAX, RBP, RBX, RDI, RSI, Reg};
+use exits::{BRANCH_BITS, EDGE_ON, EDGE_TAKEN, ENTRY, MAX_BLOCKS, cost};
 use memory::CodeMemory;
 
 use crate::frame::{FlagImage, Frame, TlbSlots};
 use crate::jumps::{self, JUMP_SLOTS, JumpSlot};
-use crate::{
-    At, BRANCH_BITS, EDGE_ON, EDGE_TAKEN, ENTRY, Entry, Left, Link, MAX_BLOCKS, MAX_INSTRUCTIONS, MAX_STEPS,
-    Resume, Source, cost,
-};
+use crate::{At, Entry, Left, Link, MAX_INSTRUCTIONS, MAX_STEPS, Resume, Source};
 
 /// Bytes of code, at most; when they are used up all is translated anew.
 const CODE_BYTES: usize = 64 << 20;

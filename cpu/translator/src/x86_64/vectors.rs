@@ -3,7 +3,7 @@
 use iced_x86::Instruction;
 
 use super::asm::{B8, Mem, RAX, RCX, at, cc};
-use super::block::{BlockWriter, Cannot};
+use super::block::{BlockWriter, Cannot, vector_place};
 use super::forms::{Form, Opcode};
 use super::kind::is_memory;
 
@@ -16,7 +16,7 @@ impl BlockWriter<'_> {
     pub fn vector(&mut self, instruction: &Instruction, form: Form) -> Result<(), Cannot> {
         self.leave_if_vectors_are_blocked();
         let register = |n: u32| instruction.op_register(n).number() as u8;
-        let vector = |n: u32| self_vector(register(n));
+        let vector = |n: u32| vector_place(register(n));
         match form {
             Form::Two(opcode) => {
                 let second = self.second(instruction)?;
@@ -107,7 +107,7 @@ impl BlockWriter<'_> {
             self.vector_address(instruction, 16, false, true)?;
             self.load_unaligned(XMM1, at(RAX, 0));
         } else {
-            self.load_vector(XMM1, self_vector(instruction.op_register(1).number() as u8));
+            self.load_vector(XMM1, vector_place(instruction.op_register(1).number() as u8));
         }
         Ok(XMM1)
     }
@@ -154,9 +154,4 @@ impl BlockWriter<'_> {
     fn store_unaligned(&mut self, to: Mem, from: u8) {
         self.asm.vector(None, false, &[0x0f, 0x11], from, to);
     }
-}
-
-/// The guest's XMM register in the frame.
-fn self_vector(number: u8) -> Mem {
-    super::block::vector_place(number)
 }
