@@ -96,10 +96,11 @@ impl<'a, R: Reference> Runner<'a, R> {
                 continue;
             }
             self.one()?;
-            for tier in 0..self.tiers.len() {
+            let verdicts = [0, 1].map(|tier| {
                 self.run_tier(tier);
-                self.judge(batch, number, tier);
-            }
+                self.judge(batch, number, tier)
+            });
+            self.note(&verdicts);
         }
         Ok(())
     }
@@ -130,26 +131,30 @@ impl<'a, R: Reference> Runner<'a, R> {
         soft.read_data(&mut self.soft_data);
     }
 
-    fn judge(&mut self, batch: u64, number: u64, tier: usize) {
+    fn judge(&mut self, batch: u64, number: u64, tier: usize) -> Verdict {
         let pair = Pair {
             native: &self.native_outcome,
             soft: &self.soft_outcome,
             native_data: &self.native_data,
             soft_data: &self.soft_data,
         };
-        let verdict = compare(&self.case, &pair, self.compared, &mut self.report.allowed);
-        let name = self.case.instruction.mnemonic();
-        let different = matches!(verdict, Verdict::Different(_));
-        // Each execution counts once, a difference of either tier too.
-        if tier == 0 || different {
-            if matches!(verdict, Verdict::NotOffered) {
-                *self.report.not_offered.entry(format!("{name:?}").to_lowercase()).or_default() += 1;
-            } else {
-                self.count(different);
-            }
-        }
+        // What is allowed counts once too.
+        let mut not_counted = Default::default();
+        let allowed = if tier == 0 { &mut self.report.allowed } else { &mut not_counted };
+        let verdict = compare(&self.case, &pair, self.compared, allowed);
         if let Verdict::Different(lines) = &verdict {
             self.show(batch, number, lines, tier);
+        }
+        verdict
+    }
+
+    /// Counts an execution, and a difference once, whichever tiers differ.
+    fn note(&mut self, verdicts: &[Verdict]) {
+        if verdicts.iter().any(|verdict| matches!(verdict, Verdict::NotOffered)) {
+            let name = self.case.instruction.mnemonic();
+            *self.report.not_offered.entry(format!("{name:?}").to_lowercase()).or_default() += 1;
+        } else {
+            self.count(verdicts.iter().any(|verdict| matches!(verdict, Verdict::Different(_))));
         }
     }
 
@@ -169,7 +174,7 @@ impl<'a, R: Reference> Runner<'a, R> {
 
     fn show(&self, batch: u64, number: u64, lines: &[String], tier: usize) {
         let mnemonic = format!("{:?}", self.case.instruction.mnemonic()).to_lowercase();
-        if self.report.mnemonics.get(&mnemonic).is_some_and(|row| row.differences > self.shown_each) {
+        if self.report.mnemonics.get(&mnemonic).is_some_and(|row| row.differences >= self.shown_each) {
             return;
         }
         let case = &self.case;
