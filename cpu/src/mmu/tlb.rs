@@ -300,7 +300,8 @@ impl Mmu {
     }
 
     /// Enters a translation for the page of `address`, for the access that asked for it, as far as the fast path may be used
-    /// for that kind. A data access enters it for the other kind too if it displaces nothing there.
+    /// for that kind. A data access enters it for the other kind too if that displaces nothing there, or, if it is a read, the
+    /// page that it displaces for reads as well.
     pub(crate) fn fill(&mut self, ram: &GuestRam, index: usize, address: u64, access: Access, fill: &Fill) {
         let page = address & !(PAGE_SIZE - 1);
         let number = slot_number(address);
@@ -329,7 +330,9 @@ impl Mmu {
             _ => return,
         };
         let (slots, entries) = self.current.kind(index, other);
-        if slots[number].page().is_none() {
+        let held = slots[number].page();
+        // A store displaces nothing that is read: in a copy, source and target can share a slot's number.
+        if held.is_none() || access == Access::Read && held == old {
             slots[number] = TlbSlot::map(ram, page, fill.ram_page_offset);
             entries[number] = fill.entry_offset;
         }
