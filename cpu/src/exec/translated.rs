@@ -101,10 +101,13 @@ impl Cpu {
         match entry {
             Some(entry) => {
                 block.translations.retain(|(at, _)| *at != rip);
-                if block.translations.len() == MOST_TRANSLATIONS {
-                    block.translations.remove(0);
-                }
+                let oldest =
+                    (block.translations.len() == MOST_TRANSLATIONS).then(|| block.translations.remove(0));
                 block.translations.push((rip, entry));
+                // A block that is dropped takes along the translations that it knows.
+                if let (Some((_, oldest)), Some(translator)) = (oldest, &mut self.code.translator) {
+                    translator.forget(oldest);
+                }
             }
             None => block.interpreted = true,
         }

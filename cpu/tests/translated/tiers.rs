@@ -241,3 +241,36 @@ fn a_branch_out_of_the_canonical_addresses_faults_itself() {
     m.run();
     assert_eq!(m.ram.load_u64(end.gpr[4] + 8), LAST + 3, "RIP that the handler finds");
 }
+
+#[test]
+fn one_page_at_many_addresses_is_executed_as_written_at_all_of_them() {
+    // More than a block has translations.
+    const ALIASES: u64 = 7;
+    let make = || {
+        let mut m = Machine::long();
+        let alias = |n: u64| 0x9_0000 + 0x1000 * n;
+        for n in 0..ALIASES {
+            m.put64(TABLES + 0x3000 + 8 * (alias(n) >> 12), DATA | 7);
+        }
+        m.code_at(64, DATA, DATA, |a| {
+            a.add(ebx, 1).unwrap();
+            a.ret().unwrap();
+        });
+        m.code(64, |a| {
+            let mut again = a.create_label();
+            a.mov(ecx, 10).unwrap();
+            a.set_label(&mut again).unwrap();
+            for n in 0..ALIASES {
+                a.mov(edx, alias(n) as u32).unwrap();
+                a.call(rdx).unwrap();
+            }
+            // What is added grows by one each round.
+            a.inc(byte_ptr(DATA + 2)).unwrap();
+            a.dec(ecx).unwrap();
+            a.jnz(again).unwrap();
+            a.hlt().unwrap();
+        });
+        m
+    };
+    assert_eq!(same(make, 10_000).gpr[3], ALIASES * (1..=10).sum::<u64>());
+}
