@@ -3,6 +3,8 @@
 //! A timeline is made ready before its gdb comes: gdb waits two seconds for its first answer, and getting to
 //! the end of a recording without checkpoints takes longer.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -56,6 +58,8 @@ enum News {
     Moving(usize, String),
     Ended,
     Failed(Error),
+    /// A session's thread panicked: the server does so too, in place of waiting for it.
+    Panicked(Box<dyn Any + Send>),
 }
 
 /// Serves gdbs on a recording, for as long as connections can be had, or one only. `report` hears from
@@ -75,7 +79,11 @@ pub fn serve(
             if !waiting && running < MAX_SESSIONS && !(options.once && begun > 0) {
                 let (sender, sessions) = (sender.clone(), &sessions);
                 scope.spawn(move || {
-                    let last = sessions.run(begun + 1, &sender).map_or_else(News::Failed, |()| News::Ended);
+                    let run = AssertUnwindSafe(|| sessions.run(begun + 1, &sender));
+                    let last = match catch_unwind(run) {
+                        Ok(done) => done.map_or_else(News::Failed, |()| News::Ended),
+                        Err(panic) => News::Panicked(panic),
+                    };
                     // The receiver is gone once it has heard of a failure.
                     let _ = sender.send(last);
                 });
@@ -87,6 +95,7 @@ pub fn serve(
                 News::Ended if options.once => return Ok(()),
                 News::Ended => running -= 1,
                 News::Failed(error) => return Err(error),
+                News::Panicked(panic) => resume_unwind(panic),
             }
         }
     })
