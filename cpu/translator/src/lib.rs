@@ -21,9 +21,9 @@ mod x86_64;
 pub use frame::{FlagImage, Frame, SLOTS, TlbSlot, TlbSlots};
 use iced_x86::Instruction;
 #[cfg(not(target_arch = "x86_64"))]
-pub use other::{Guest, Translator};
+pub use other::Translator;
 #[cfg(target_arch = "x86_64")]
-pub use x86_64::{Guest, Translator};
+pub use x86_64::Translator;
 
 /// Longest block that can be translated, in instructions.
 pub const MAX_INSTRUCTIONS: usize = 48;
@@ -48,6 +48,22 @@ impl Source<'_> {
     pub(crate) fn rip_behind(&self, n: usize) -> u64 {
         self.instructions[n].next_ip()
     }
+}
+
+/// What a run works on.
+pub struct Guest<'a> {
+    /// The registers.
+    pub frame: &'a mut Frame,
+    /// The arithmetic flags.
+    pub flags: &'a mut FlagImage,
+    /// The slots of the privilege in force.
+    pub slots: &'a TlbSlots,
+    /// The address space, and what must have been in force when a target in it was remembered.
+    pub context: usize,
+    /// See `context`.
+    pub tag: u64,
+    /// Whether instructions on XMM registers fault.
+    pub vectors_blocked: bool,
 }
 
 /// Translated code that can be entered. It may be gone when it is: then nothing runs.

@@ -1,25 +1,9 @@
 //! The translator of hosts that have none: there is no value of it.
 
-use crate::{Entry, FlagImage, Frame, Left, Link, Resume, Source, TlbSlots};
+use crate::{Entry, Guest, Left, Link, Resume, Source};
 
 /// Translates blocks, and runs them.
 pub enum Translator {}
-
-/// What a run works on.
-pub struct Guest<'a> {
-    /// The registers.
-    pub frame: &'a mut Frame,
-    /// The arithmetic flags.
-    pub flags: &'a mut FlagImage,
-    /// The slots of the privilege in force.
-    pub slots: &'a TlbSlots,
-    /// The address space, and what must have been in force when a target in it was remembered.
-    pub context: usize,
-    /// See `context`.
-    pub tag: u64,
-    /// Whether instructions on XMM registers fault.
-    pub vectors_blocked: bool,
-}
 
 /// The same interface as that of hosts that have one.
 #[allow(missing_docs, clippy::unused_self, reason = "none of it can be called")]

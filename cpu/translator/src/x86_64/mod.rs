@@ -13,9 +13,9 @@ use asm::{Asm, B8, R15, RAX, RBP, RBX, RDI, RSI, Reg};
 use exits::{BRANCH_BITS, EDGE_ON, EDGE_TAKEN, ENTRY, MAX_BLOCKS, cost};
 use memory::CodeMemory;
 
-use crate::frame::{FlagImage, Frame, TlbSlots};
+use crate::frame::{FlagImage, Frame};
 use crate::jumps::{self, JUMP_SLOTS, JumpSlot};
-use crate::{At, Entry, Left, Link, MAX_INSTRUCTIONS, MAX_STEPS, Resume, Source};
+use crate::{At, Entry, Guest, Left, Link, MAX_INSTRUCTIONS, MAX_STEPS, Resume, Source};
 
 /// Bytes of code, at most; when they are used up all is translated anew.
 const CODE_BYTES: usize = 64 << 20;
@@ -317,22 +317,6 @@ impl Translator {
         let steps = (before >> BRANCH_BITS) - (counter >> BRANCH_BITS);
         Left { steps: steps as u64, branches: counter as u64 & ((1 << BRANCH_BITS) - 1), at }
     }
-}
-
-/// What a run works on.
-pub struct Guest<'a> {
-    /// The registers.
-    pub frame: &'a mut Frame,
-    /// The arithmetic flags.
-    pub flags: &'a mut FlagImage,
-    /// The slots of the privilege in force.
-    pub slots: &'a TlbSlots,
-    /// The address space, and what must have been in force when a target in it was remembered.
-    pub context: usize,
-    /// See `context`.
-    pub tag: u64,
-    /// Whether instructions on XMM registers fault.
-    pub vectors_blocked: bool,
 }
 
 fn found_slot(rip: u64) -> usize {
