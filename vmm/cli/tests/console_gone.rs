@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::termios::{LocalFlags, tcgetattr};
 use nix::unistd::Pid;
 use tiny_guest::{open, write_kernel};
 
@@ -127,20 +128,19 @@ fn on_a_terminal_that_is_closed(directory: &Path, is_its_own: bool) -> Child {
         command.args(["--ctty", TTVM]);
     }
     command.args(RECORD).current_dir(directory).stdin(end()).stdout(end()).stderr(end());
-    let child = command.spawn().unwrap();
+    let mut child = command.spawn().unwrap();
     drop(command);
     drop(terminal.slave);
-    master.write_all(b"a").unwrap();
-    // First comes what the program says, and perhaps the echo of the terminal itself.
-    let mut seen = String::new();
-    while !seen.ends_with("in real time\r\na") && !seen.ends_with("in real time\r\r\na") {
-        let mut byte = [0];
+    // What is typed before the terminal is raw is echoed by the terminal itself.
+    while tcgetattr(&master).unwrap().local_flags.contains(LocalFlags::ECHO) {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it made its terminal raw");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    // No message has this key.
+    master.write_all(b"~").unwrap();
+    let mut byte = [0];
+    while byte != *b"~" {
         master.read_exact(&mut byte).unwrap();
-        seen.push(byte[0] as char);
-        if seen.ends_with("in real time\r\n") {
-            // It may have been typed before the terminal was made raw.
-            master.write_all(b"a").unwrap();
-        }
     }
     child
 }
