@@ -1,6 +1,8 @@
 //! Decoded code: blocks of straight-line ops, keyed by the physical address and mode they were decoded under,
 //! and kept coherent with every store to the bytes they came from.
 
+use std::ops::RangeInclusive;
+
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
 use rustc_hash::FxHashMap;
 use translator::{Entry, Translator};
@@ -17,6 +19,11 @@ const MAX_BLOCKS: usize = 1 << 18;
 const JUMP_SLOTS: usize = 1 << 15;
 /// Those of one page, which lie side by side.
 const JUMP_SLOTS_OF_PAGE: usize = 64;
+
+/// Bytes of a line of a page by which blocks are found.
+const LINE_BYTES: u64 = 64;
+/// Lines of a page.
+const LINES: usize = (PAGE_SIZE / LINE_BYTES) as usize;
 
 /// Number of a block in its cache.
 pub(crate) type BlockNumber = u32;
@@ -81,6 +88,10 @@ pub(crate) struct CodeCache {
     free: Vec<BlockNumber>,
     by_key: FxHashMap<BlockKey, BlockNumber>,
     by_page: FxHashMap<u64, Vec<BlockNumber>>,
+    /// Blocks and their serial numbers, in any page, by the lines that they touch. Some may have gone.
+    by_line: Vec<Vec<(BlockNumber, u32)>>,
+    /// How many those are.
+    in_lines: usize,
     jumps: Box<[JumpSlot]>,
     /// Blocks that there have been.
     serial: u32,
@@ -96,6 +107,8 @@ impl CodeCache {
             free: Vec::new(),
             by_key: FxHashMap::default(),
             by_page: FxHashMap::default(),
+            by_line: vec![Vec::new(); LINES],
+            in_lines: 0,
             jumps: vec![NO_JUMP; JUMP_SLOTS].into_boxed_slice(),
             serial: 0,
         }
@@ -131,9 +144,14 @@ impl CodeCache {
     #[inline(always)]
     pub fn jump(&self, rip: u64, context: usize, tag: u64) -> Option<BlockNumber> {
         let slot = &self.jumps[Self::jump_index(rip, context)];
-        let stands =
-            || self.blocks[slot.block as usize].as_ref().is_some_and(|block| block.serial == slot.serial);
+        let stands = || self.stands(slot.block, slot.serial);
         (slot.rip == rip && slot.tag == tag && stands()).then_some(slot.block)
+    }
+
+    /// Whether a number still is that of the block which it was when it had this serial number.
+    #[inline(always)]
+    fn stands(&self, number: BlockNumber, serial: u32) -> bool {
+        self.blocks.get(number as usize).and_then(Option::as_ref).is_some_and(|block| block.serial == serial)
     }
 
     /// Remembers where a RIP led to.
@@ -186,6 +204,11 @@ impl CodeCache {
         if let Some(second) = block.second_page {
             self.by_page.entry(second).or_default().push(number);
         }
+        let serial = self.next_serial();
+        for line in lines_touched(block.start, block.length) {
+            self.by_line[line].push((number, serial));
+            self.in_lines += 1;
+        }
         let sets_rip = block.ops.last().is_some_and(|op| op.flags & Op::SETS_RIP != 0);
         self.blocks[number as usize] = Some(Block {
             ops: block.ops.into_boxed_slice(),
@@ -196,10 +219,21 @@ impl CodeCache {
             heat: 0,
             interpreted: false,
             translations: Vec::new(),
-            serial: self.next_serial(),
+            serial,
             key: block.key,
         });
+        if self.in_lines > 4 * self.by_key.len() + LINES * LINES {
+            self.tidy_lines();
+        }
         (number, flagged)
+    }
+
+    /// Forgets what has gone in the lists by lines.
+    fn tidy_lines(&mut self) {
+        let mut lines = std::mem::take(&mut self.by_line);
+        lines.iter_mut().for_each(|list| list.retain(|&(number, serial)| self.stands(number, serial)));
+        self.in_lines = lines.iter().map(Vec::len).sum();
+        self.by_line = lines;
     }
 
     fn next_serial(&mut self) -> u32 {
@@ -214,21 +248,46 @@ impl CodeCache {
     /// Drops all code that came from a RAM page.
     pub fn drop_page(&mut self, ram: &GuestRam, lines: &mut CodeLines, page: u64) {
         let Some(numbers) = self.by_page.remove(&page) else { return };
-        for number in numbers {
-            let Some(block) = self.blocks[number as usize].take() else { continue };
-            self.by_key.remove(&block.key);
-            self.free.push(number);
-            if let Some(translator) = &mut self.translator {
-                block.translations.iter().for_each(|&(_, entry)| translator.forget(entry));
-            }
-            for other in [Some(block.key.page()), block.second_page].into_iter().flatten() {
-                if let Some(list) = self.by_page.get_mut(&other) {
-                    list.retain(|&n| n != number);
-                }
-            }
-        }
+        numbers.into_iter().for_each(|number| self.drop_block(number));
         lines.clear_page(page);
         ram.flags().clear(page, PageFlags::CODE);
+    }
+
+    /// Drops the blocks, in any page, that have an instruction at an offset of their page, or end there.
+    pub fn drop_offset(&mut self, offset: u16) {
+        let offset = u64::from(offset);
+        let line = (offset / LINE_BYTES) as usize;
+        let mut list = std::mem::take(&mut self.by_line[line]);
+        let before = list.len();
+        list.retain(|&(number, serial)| {
+            if !self.stands(number, serial) {
+                return false;
+            }
+            let block = self.block(number);
+            let start = block.start() % PAGE_SIZE;
+            let has_it = (start..=start + u64::from(block.length)).contains(&offset);
+            if has_it {
+                self.drop_block(number);
+            }
+            !has_it
+        });
+        self.in_lines -= before - list.len();
+        self.by_line[line] = list;
+    }
+
+    /// Drops a block and its translations. Its pages stay flagged as code.
+    fn drop_block(&mut self, number: BlockNumber) {
+        let Some(block) = self.blocks[number as usize].take() else { return };
+        self.by_key.remove(&block.key);
+        self.free.push(number);
+        if let Some(translator) = &mut self.translator {
+            block.translations.iter().for_each(|&(_, entry)| translator.forget(entry));
+        }
+        for page in [Some(block.key.page()), block.second_page].into_iter().flatten() {
+            if let Some(list) = self.by_page.get_mut(&page) {
+                list.retain(|&n| n != number);
+            }
+        }
     }
 
     /// Drops everything.
@@ -241,11 +300,20 @@ impl CodeCache {
         self.free.clear();
         self.by_key.clear();
         self.by_page.clear();
+        self.by_line.iter_mut().for_each(Vec::clear);
+        self.in_lines = 0;
         if let Some(translator) = &mut self.translator {
             translator.clear();
         }
         self.jumps.fill(NO_JUMP);
     }
+}
+
+/// Lines of its page that a block touches, the byte behind it included.
+fn lines_touched(start: u64, length: u16) -> RangeInclusive<usize> {
+    let first = start % PAGE_SIZE;
+    let last = (first + u64::from(length)).min(PAGE_SIZE - 1);
+    (first / LINE_BYTES) as usize..=(last / LINE_BYTES) as usize
 }
 
 /// A block about to enter the cache.

@@ -1,6 +1,8 @@
 //! Breakpoints and watchpoints of the debugger, as features of the engine: any number, never visible in guest
 //! memory, free where none is set on the page. The guest's own debug registers share the machinery.
 
+use std::collections::BTreeSet;
+
 use crate::attention;
 use crate::core::Core;
 use crate::debug_points::{AddressKind, Hit, Trap, Traps, WatchKind, Watchpoint};
@@ -10,9 +12,12 @@ use crate::exception;
 pub(crate) const DR6_BS: u64 = 1 << 14;
 
 impl Core {
-    /// Replaces the debugger's breakpoints. Says whether they differ from those before: then the caller drops
-    /// decoded code.
-    pub(crate) fn set_breakpoints(&mut self, points: impl IntoIterator<Item = (AddressKind, u64)>) -> bool {
+    /// Replaces the debugger's breakpoints. The caller drops the code that was decoded with others: that at these offsets in
+    /// any page.
+    pub(crate) fn set_breakpoints(
+        &mut self,
+        points: impl IntoIterator<Item = (AddressKind, u64)>,
+    ) -> BTreeSet<u16> {
         self.debug.replace_breakpoints(points.into_iter().collect())
     }
 

@@ -189,14 +189,14 @@ impl DebugPoints {
         self.hits.len() > before
     }
 
-    /// Replaces the breakpoints. Says whether they differ from those before.
-    pub(crate) fn replace_breakpoints(&mut self, points: BTreeSet<(AddressKind, u64)>) -> bool {
-        let changed = self.breakpoints != points;
-        if changed {
-            self.breakpoints = points;
-            self.rebuild();
+    /// Replaces the breakpoints. Gives the offsets in a page of those that come or go.
+    pub(crate) fn replace_breakpoints(&mut self, points: BTreeSet<(AddressKind, u64)>) -> BTreeSet<u16> {
+        if self.breakpoints == points {
+            return BTreeSet::new();
         }
-        changed
+        let before = std::mem::replace(&mut self.breakpoints, points);
+        self.rebuild();
+        offsets_in_page(before.symmetric_difference(&self.breakpoints))
     }
 
     /// Replaces the watchpoints. Says whether they differ from those before.
@@ -235,11 +235,15 @@ impl DebugPoints {
     }
 
     fn rebuild(&mut self) {
-        self.breakpoint_offsets = self.breakpoints.iter().map(|b| (b.1 & 0xfff) as u16).collect();
+        self.breakpoint_offsets = offsets_in_page(self.breakpoints.iter());
         let pages = |space| Pages::of(self.watchpoints.iter().filter(|point| point.space == space));
         self.linear_pages = pages(AddressKind::Linear);
         self.physical_pages = pages(AddressKind::Physical);
     }
+}
+
+fn offsets_in_page<'a>(points: impl Iterator<Item = &'a (AddressKind, u64)>) -> BTreeSet<u16> {
+    points.map(|(_, address)| (address & 0xfff) as u16).collect()
 }
 
 impl PageAccess<'_> {

@@ -191,10 +191,10 @@ impl Cpu {
         &self.core
     }
 
-    /// Replaces the debugger's breakpoints.
+    /// Replaces the debugger's breakpoints. Code is decoded and translated anew where they are others than before.
     pub fn set_breakpoints(&mut self, points: impl IntoIterator<Item = (AddressKind, u64)>) {
-        if self.core.set_breakpoints(points) {
-            self.drop_code();
+        for offset in self.core.set_breakpoints(points) {
+            self.code.drop_offset(offset);
         }
     }
 

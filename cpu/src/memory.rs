@@ -274,6 +274,9 @@ impl Core {
         if self.long_mode() && !canonical(address) {
             return Err(self.not_canonical(address));
         }
+        if let Some(offset) = self.mmu.held(&self.ram, index, address, access) {
+            return Ok(Target::Ram(offset));
+        }
         let privilege = Mmu::privilege(index);
         let mut findings = Findings::default();
         let walked = self.mmu.walk(&self.ram, &self.state, address, access, privilege, &mut findings);
@@ -339,9 +342,8 @@ impl Core {
     /// The RAM offset, or device address, of an instruction fetch at a linear address.
     #[inline(always)]
     pub(crate) fn fetch_target(&mut self, address: u64) -> Res<Target> {
-        let slot = self.mmu.exec_slot(address);
-        if slot.holds(address & PAGE_MASK) {
-            return Ok(Target::Ram(slot.ram_offset(&self.ram, address)));
+        if let Some(offset) = self.mmu.executable(&self.ram, address) {
+            return Ok(Target::Ram(offset));
         }
         let index = self.mmu.index();
         self.translate(address, Access::Execute, index)

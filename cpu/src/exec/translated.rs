@@ -1,6 +1,5 @@
 //! Runs translated code, and executes by the interpreter what it is left for.
 
-use guest_ram::PAGE_SIZE;
 use iced_x86::{Decoder, DecoderOptions, Instruction};
 use translator::{At, Entry, FlagImage, Guest, Left, Link, Source, Translator};
 
@@ -41,11 +40,7 @@ impl Cpu {
             return None;
         }
         let rip = self.core.rip;
-        let slot = self.core.mmu.exec_slot(rip);
-        if !slot.holds(rip & !(PAGE_SIZE - 1)) {
-            return None;
-        }
-        let ram_offset = slot.ram_offset(&self.core.ram, rip);
+        let ram_offset = self.core.mmu.executable(&self.core.ram, rip)?;
         let entry = self.code.translator.as_ref()?.find(rip, ram_offset, limit)?;
         self.follow(entry, link);
         Some(entry)
@@ -83,7 +78,10 @@ impl Cpu {
     fn translate(&mut self, number: BlockNumber) -> Option<Entry> {
         let rip = self.core.rip;
         let block = self.code.block(number);
-        if !self.core.is_64bit() || block.second_page.is_some() || block.check_breakpoint {
+        if block.check_breakpoint && self.breaks_always(rip, block.start()) {
+            return None;
+        }
+        if !self.core.is_64bit() || block.second_page.is_some() {
             self.code.block_mut(number).interpreted = true;
             return None;
         }
@@ -112,6 +110,11 @@ impl Cpu {
             None => block.interpreted = true,
         }
         entry
+    }
+
+    /// Whether a breakpoint stands at an address, or at what it leads to, wherever a run begins.
+    fn breaks_always(&self, rip: u64, ram_offset: u64) -> bool {
+        self.core.debug.breaks_at(rip, self.core.ram.layout().gpa_of(ram_offset))
     }
 
     /// Runs translated code up to where the interpreter, or a look at what else there is to do, is needed. Returns the way

@@ -7,11 +7,14 @@
 //! nothing; a changed last-level entry drops the few slots its translations can live in; a changed entry of a
 //! higher level drops everything.
 //!
+//! A page has two slots that may hold it. What is used is looked for in the first on the fast path; what another page
+//! displaces from there goes to its second slot, where the slow path, and generated code, find it.
+//!
 //! Translations are kept for several address spaces at once ([`Context`], keyed by CR3 and the paging bits
 //! of the control registers), so that switching back and forth stays warm.
 
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
-use translator::{SLOTS, TlbSlot, TlbSlots};
+use translator::{SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 
 use super::paging::{Access, Privilege};
 use crate::registers::{cr0, cr4, efer};
@@ -23,6 +26,8 @@ const PRIVILEGES: usize = 4;
 const KINDS: usize = 3;
 /// Pages that stop being executable, of which so many are remembered one by one.
 const MOST_GONE: usize = 32;
+/// In place of an entry's RAM offset, where there is none.
+const NO_ENTRY: u64 = u64::MAX;
 /// Address spaces kept warm.
 const CONTEXTS: usize = 8;
 /// Writes to a page-table page without a walk through it, after which it is taken for reused memory.
@@ -61,7 +66,7 @@ impl Context {
         Context {
             key: ContextKey { cr3: 0, cr0: 0, cr4: 0, efer: 0, pdptes: [0; 4] },
             slots: Box::new([const { TlbSlots::EMPTY }; PRIVILEGES]),
-            entries: Box::new([[[u64::MAX; SLOTS]; KINDS]; PRIVILEGES]),
+            entries: Box::new([[[NO_ENTRY; SLOTS]; KINDS]; PRIVILEGES]),
             used: [false; PRIVILEGES],
             live: false,
             scrub_writes: false,
@@ -72,7 +77,7 @@ impl Context {
     }
 
     /// Slots of a privilege for a kind of access, and where they came from.
-    fn kind(&mut self, index: usize, access: Access) -> (&mut [TlbSlot; SLOTS], &mut [u64; SLOTS]) {
+    fn kind(&mut self, index: usize, access: Access) -> Kind<'_> {
         let slots = &mut self.slots[index];
         let entries = &mut self.entries[index][access as usize];
         let slots = match access {
@@ -80,12 +85,47 @@ impl Context {
             Access::Write => &mut slots.write,
             Access::Execute => &mut slots.exec,
         };
-        (slots, entries)
+        Kind { slots, entries }
     }
 
     fn forbid_writes(&mut self) {
         for (slots, _) in self.slots.iter_mut().zip(self.used).filter(|(_, used)| *used) {
             slots.write.fill(TlbSlot::EMPTY);
+        }
+    }
+}
+
+/// The slots of one privilege and kind of access, and the RAM offset of the last-level entry that each came from.
+struct Kind<'a> {
+    slots: &'a mut [TlbSlot; SLOTS],
+    entries: &'a mut [u64; SLOTS],
+}
+
+impl Kind<'_> {
+    /// Empties a slot; gives the page that it held.
+    fn empty(&mut self, number: usize) -> Option<u64> {
+        self.entries[number] = NO_ENTRY;
+        std::mem::replace(&mut self.slots[number], TlbSlot::EMPTY).page()
+    }
+
+    /// Enters a page into its first slot; what was there goes to the second. Gives the page that has no slot any more.
+    fn enter(&mut self, first: usize, slot: TlbSlot, entry: u64) -> Option<u64> {
+        let second = first ^ SECOND_SLOT;
+        let displaced = std::mem::replace(&mut self.slots[first], slot);
+        let its_entry = std::mem::replace(&mut self.entries[first], entry);
+        if displaced.page().is_none() || displaced.page() == slot.page() {
+            return None;
+        }
+        self.entries[second] = its_entry;
+        std::mem::replace(&mut self.slots[second], displaced).page()
+    }
+
+    /// Makes the first slot of a page hold it, if the second does.
+    fn recall(&mut self, first: usize, page: u64) {
+        let second = first ^ SECOND_SLOT;
+        if self.slots[second].holds(page) {
+            self.slots.swap(first, second);
+            self.entries.swap(first, second);
         }
     }
 }
@@ -181,22 +221,38 @@ impl Mmu {
         &self.current.slots[self.index % PRIVILEGES]
     }
 
-    /// The slot that may hold the page of an address for data reads.
+    /// The first slot that may hold the page of an address for data reads.
     #[inline(always)]
     pub(crate) fn read_slot(&self, address: u64) -> &TlbSlot {
         &self.slots().read[slot_number(address)]
     }
 
-    /// The slot that may hold the page of an address for data writes.
+    /// The first slot that may hold the page of an address for data writes.
     #[inline(always)]
     pub(crate) fn write_slot(&self, address: u64) -> &TlbSlot {
         &self.slots().write[slot_number(address)]
     }
 
-    /// The slot that may hold the page of an address for instruction fetches.
+    /// RAM offset of an address for instruction fetches, if a slot holds its page.
     #[inline(always)]
-    pub(crate) fn exec_slot(&self, address: u64) -> &TlbSlot {
-        &self.slots().exec[slot_number(address)]
+    pub(crate) fn executable(&mut self, ram: &GuestRam, address: u64) -> Option<u64> {
+        let (page, number) = (address & !(PAGE_SIZE - 1), slot_number(address));
+        if !self.slots().exec[number].holds(page) {
+            self.held(ram, self.index, address, Access::Execute)?;
+        }
+        Some(self.slots().exec[number].ram_offset(ram, address))
+    }
+
+    /// RAM offset of an address, if a slot holds its page for a kind of access. After that its first slot does.
+    #[inline]
+    pub(crate) fn held(&mut self, ram: &GuestRam, index: usize, address: u64, access: Access) -> Option<u64> {
+        let (page, number) = (address & !(PAGE_SIZE - 1), slot_number(address));
+        let mut kind = self.current.kind(index, access);
+        if !kind.slots[number].holds(page) {
+            kind.recall(number, page);
+        }
+        let slot = &kind.slots[number];
+        slot.holds(page).then(|| slot.ram_offset(ram, address))
     }
 
     /// A small number that stands for the address space in force.
@@ -256,7 +312,7 @@ impl Mmu {
         let context = &mut self.current;
         for (index, used) in context.used.iter_mut().enumerate().filter(|(_, used)| **used) {
             context.slots[index] = TlbSlots::EMPTY;
-            context.entries[index] = [[u64::MAX; SLOTS]; KINDS];
+            context.entries[index] = [[NO_ENTRY; SLOTS]; KINDS];
             *used = false;
         }
         context.scrub_writes = false;
@@ -312,16 +368,18 @@ impl Mmu {
             Access::Execute => fill.executable,
         };
         let context = self.current.number;
-        let (slots, entries) = self.current.kind(index, access);
-        let old = slots[number].page();
-        if allowed {
-            slots[number] = TlbSlot::map(ram, page, fill.ram_page_offset);
-            entries[number] = fill.entry_offset;
+        let slot = TlbSlot::map(ram, page, fill.ram_page_offset);
+        let mut kind = self.current.kind(index, access);
+        kind.recall(number, page);
+        let old = kind.slots[number].page();
+        let lost = if allowed {
+            kind.enter(number, slot, fill.entry_offset)
         } else if old == Some(page) {
-            slots[number] = TlbSlot::EMPTY;
-            entries[number] = u64::MAX;
-        }
-        if let (Access::Execute, Some(page)) = (access, old) {
+            kind.empty(number)
+        } else {
+            None
+        };
+        if let (Access::Execute, Some(page)) = (access, lost) {
             self.lose(&mut vec![Gone { context, page }]);
         }
         let other = match access {
@@ -329,12 +387,12 @@ impl Mmu {
             Access::Write if fill.readable => Access::Read,
             _ => return,
         };
-        let (slots, entries) = self.current.kind(index, other);
-        let held = slots[number].page();
+        let mut kind = self.current.kind(index, other);
+        kind.recall(number, page);
+        let held = kind.slots[number].page();
         // A store displaces nothing that is read: in a copy, source and target can share a slot's number.
         if held.is_none() || access == Access::Read && held == old {
-            slots[number] = TlbSlot::map(ram, page, fill.ram_page_offset);
-            entries[number] = fill.entry_offset;
+            kind.enter(number, slot, fill.entry_offset);
         }
     }
 
@@ -416,10 +474,8 @@ impl Mmu {
 
     /// Drops the translations that came from the last-level entry at RAM `entry_offset`.
     fn drop_entry(&mut self, entry_offset: u64, narrow: bool) {
-        // A table's index is the low part of a slot's number: 10 bits of it in 32-bit paging, else 9.
-        let (low, step) =
-            if narrow { ((entry_offset / 4) & 1023, 1024) } else { ((entry_offset / 8) & 511, 512) };
-        let low = low as usize;
+        // A table's index is the low part of the number of either slot, as far as the two agree.
+        let low = (entry_offset / if narrow { 4 } else { 8 }) as usize % SECOND_SLOT;
         let mut gone = Vec::new();
         for context in std::iter::once(&mut self.current).chain(self.others.iter_mut()) {
             for (index, access) in (0..PRIVILEGES).flat_map(|index| ACCESSES.map(|access| (index, access))) {
@@ -427,16 +483,14 @@ impl Mmu {
                     continue;
                 }
                 let name = context.number;
-                let (slots, entries) = context.kind(index, access);
-                for number in (low..SLOTS).step_by(step) {
-                    if entries[number] != entry_offset {
+                let mut kind = context.kind(index, access);
+                for number in [low, low + SECOND_SLOT] {
+                    if kind.entries[number] != entry_offset {
                         continue;
                     }
-                    if let (Access::Execute, Some(page)) = (access, slots[number].page()) {
+                    if let (Some(page), Access::Execute) = (kind.empty(number), access) {
                         gone.push(Gone { context: name, page });
                     }
-                    slots[number] = TlbSlot::EMPTY;
-                    entries[number] = u64::MAX;
                 }
             }
         }
@@ -453,7 +507,7 @@ impl Mmu {
     }
 }
 
-/// Number of the slot that may hold the page of an address.
+/// Number of the first slot that may hold the page of an address.
 #[inline(always)]
 fn slot_number(address: u64) -> usize {
     (address >> 12) as usize % SLOTS

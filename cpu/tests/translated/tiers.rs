@@ -274,3 +274,99 @@ fn one_page_at_many_addresses_is_executed_as_written_at_all_of_them() {
     };
     assert_eq!(same(make, 10_000).gpr[3], ALIASES * (1..=10).sum::<u64>());
 }
+
+#[test]
+fn pages_that_share_slots_of_the_tlb_are_told_apart() {
+    // All of their numbers are the same modulo the number of second slots.
+    const PAGES: u32 = 5;
+    const ROUNDS: u32 = 20;
+    let linear = |n: u32| DATA as u32 + (n << 21);
+    let ram = |n: u32| 0x9_0000 + 0x1000 * n;
+    let table = |n: u32| if n == 0 { TABLES as u32 + 0x3000 } else { 0x9_8000 + 0x1000 * n };
+    let entry = |n: u32| table(n) + 8 * (DATA as u32 >> 12);
+    let make = || {
+        let mut m = Machine::long();
+        for n in 0..PAGES {
+            m.put64(TABLES + 0x2000 + 8 * u64::from(n), u64::from(table(n)) | 7);
+            m.put64(entry(n).into(), u64::from(ram(n)) | 7);
+            m.code_at(64, ram(n).into(), linear(n).into(), |a| {
+                a.lea(ebx, dword_ptr(ebx + ebx * 2 + n as i32)).unwrap();
+                a.ret().unwrap();
+            });
+        }
+        m.code(64, |a| {
+            let mut again = a.create_label();
+            a.mov(ecx, ROUNDS).unwrap();
+            a.set_label(&mut again).unwrap();
+            for n in 0..PAGES {
+                a.mov(edx, linear(n)).unwrap();
+                a.call(rdx).unwrap();
+                a.add(dword_ptr(linear(n) + 0x800), ebx).unwrap();
+                a.add(esi, dword_ptr(linear(n) + 0x800)).unwrap();
+            }
+            // Two of them change places each round.
+            for n in [1, 3] {
+                a.xor(dword_ptr(entry(n)), (ram(1) ^ ram(3)) as i32).unwrap();
+            }
+            a.dec(ecx).unwrap();
+            a.jnz(again).unwrap();
+            a.hlt().unwrap();
+        });
+        m
+    };
+    let (mut order, mut sums) = ([0, 1, 2, 3, 4], [0u32; PAGES as usize]);
+    let (mut value, mut total) = (0u32, 0u32);
+    for _ in 0..ROUNDS {
+        for n in order {
+            value = value.wrapping_mul(3).wrapping_add(n);
+            sums[n as usize] = sums[n as usize].wrapping_add(value);
+            total = total.wrapping_add(sums[n as usize]);
+        }
+        order.swap(1, 3);
+    }
+    let end = same(make, 10_000);
+    assert_eq!((end.gpr[3], end.gpr[6]), (value.into(), total.into()));
+}
+
+#[test]
+fn breakpoints_at_one_offset_of_two_pages_come_and_go() {
+    const OTHER: u64 = 0x9_0000;
+    for tier in TIERS {
+        let mut m = Machine::long();
+        m.cpu.set_tier(tier);
+        for page in [DATA, OTHER] {
+            m.code_at(64, page, page, |a| {
+                a.add(ebx, 1).unwrap();
+                a.add(ebx, 2).unwrap();
+                a.ret().unwrap();
+            });
+        }
+        m.code(64, |a| {
+            let mut again = a.create_label();
+            a.set_label(&mut again).unwrap();
+            for page in [DATA, OTHER] {
+                a.mov(edx, page as u32).unwrap();
+                a.call(rdx).unwrap();
+            }
+            a.jmp(again).unwrap();
+        });
+        m.cpu.set_state(&m.state);
+        assert_eq!(m.cpu.run(&mut m.bus, 500, u64::MAX), Stop::Budget);
+        for (n, space) in [AddressKind::Linear, AddressKind::Physical].into_iter().cycle().take(6).enumerate()
+        {
+            let page = if n % 3 == 0 { OTHER } else { DATA };
+            let nowhere = (AddressKind::Linear, CODE + 0x1003);
+            m.cpu.set_breakpoints([(space, page + 3), nowhere]);
+            // Code that has the breakpoints' offset and not their page is translated again meanwhile.
+            for _ in 0..20 {
+                let origin = m.cpu.steps();
+                assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, origin), Stop::Breakpoint);
+                assert_eq!(m.cpu.rip(), page + 3, "{tier:?}");
+                assert!(m.cpu.steps() - origin <= 11, "{tier:?} passed over one");
+            }
+        }
+        m.cpu.set_breakpoints([]);
+        let until = m.cpu.steps() + 500;
+        assert_eq!(m.cpu.run(&mut m.bus, until, u64::MAX), Stop::Budget);
+    }
+}

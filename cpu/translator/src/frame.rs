@@ -133,8 +133,9 @@ impl TlbSlot {
 }
 
 /// The slots of one privilege. Each kind of access has its own, so that copying from one page to another never finds both in
-/// one slot.
-#[repr(C)]
+/// one slot. Their alignment is that of an array, so that generated code finds the second slot by changing one bit of the
+/// first one's address.
+#[repr(C, align(16384))]
 #[derive(Clone)]
 pub struct TlbSlots {
     /// Data reads.
@@ -157,8 +158,16 @@ impl TlbSlots {
     pub(crate) const WRITE: i32 = std::mem::offset_of!(TlbSlots, write) as i32;
 }
 
-/// Slots of one privilege and kind of access; a virtual page's number, modulo this, is the slot that may hold it.
+/// Slots of one privilege and kind of access; a virtual page's number, modulo this, is the first slot that may hold it.
 pub const SLOTS: usize = 1024;
+
+/// The bit in which the number of the second slot that may hold a page differs from that of the first.
+pub const SECOND_SLOT: usize = SLOTS / 2;
+
+const _: () = assert!(
+    align_of::<TlbSlots>() == SLOTS * size_of::<TlbSlot>(),
+    "arrays of slots are aligned to their size"
+);
 
 #[cfg(test)]
 mod tests {

@@ -18,7 +18,7 @@ mod other;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-pub use frame::{FlagImage, Frame, SLOTS, TlbSlot, TlbSlots};
+pub use frame::{FlagImage, Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 use iced_x86::Instruction;
 #[cfg(not(target_arch = "x86_64"))]
 pub use other::Translator;

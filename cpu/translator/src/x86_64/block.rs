@@ -17,7 +17,7 @@ use super::asm::{
 use super::exits::{EDGE_ON, EDGE_TAKEN, ENTRY, cost, exit_code};
 use super::kind::{Effect, Kind, is_high_byte, kind_of, looked_at, set};
 use crate::Source;
-use crate::frame::{Frame, SLOTS, TlbSlot, TlbSlots};
+use crate::frame::{Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 use crate::jumps::{JumpSlot, slot_of};
 
 /// An instruction cannot be written after all; it is left to the interpreter.
@@ -116,6 +116,8 @@ enum Way {
     /// To the second slot that a target can be in, whose first is at RCX: back to an offset if it is there, else to the
     /// interpreter, which executes the instruction.
     SecondSlot(usize, usize),
+    /// To the second slot that a page can be in, whose first, with its array's place, is at RCX and an offset.
+    SecondPage { slots: i32, found: usize, instruction: usize },
 }
 
 /// A block being written.
@@ -129,6 +131,8 @@ pub(super) struct BlockWriter<'a> {
     ways: Vec<(Way, Vec<Fixup>)>,
     /// Jumps out of the instruction being written.
     leaving: Vec<Fixup>,
+    /// There are others out of it, which lead elsewhere first.
+    leaves_later: bool,
     /// Flags that the host's register has, and the frame.
     in_host: u8,
     in_frame: u8,
@@ -164,6 +168,7 @@ pub(super) fn write(source: &Source<'_>, site: &Site) -> Option<Written> {
         exit: site.exit,
         ways: Vec::new(),
         leaving: Vec::new(),
+        leaves_later: false,
         in_host: 0,
         in_frame: set::ALL,
         needed: 0,
@@ -250,11 +255,14 @@ impl BlockWriter<'_> {
                     self.ended = n + 1 == count;
                 }
             }
-            if self.leaving.is_empty() {
+            let leaves_later = std::mem::take(&mut self.leaves_later);
+            let leaving = std::mem::take(&mut self.leaving);
+            if leaving.is_empty() && !leaves_later {
                 continue;
             }
-            let leaving = std::mem::take(&mut self.leaving);
-            self.ways.push((Way::Instruction(n), leaving));
+            if !leaving.is_empty() {
+                self.ways.push((Way::Instruction(n), leaving));
+            }
             // Behind it, flags may be expected in the host's register: then the interpreter executes the rest as well.
             if self.in_host == 0 && !self.ended {
                 resumes.push((n as u8, self.asm.here()));
@@ -307,6 +315,13 @@ impl BlockWriter<'_> {
                     self.asm.lead_to(back, found);
                     missed.into_iter().for_each(|fixup| self.asm.land(fixup));
                     self.leave(n as u8);
+                }
+                Way::SecondPage { slots, found, instruction } => {
+                    self.asm.alu_imm(B8, alu::XOR, RCX, (SECOND_SLOT * size_of::<TlbSlot>()) as i32);
+                    self.asm.alu(B8, alu::CMP, RDX, at(RCX, slots + TlbSlot::PAGE));
+                    let back = self.asm.jcc(cc::E);
+                    self.asm.lead_to(back, found);
+                    self.leave(instruction as u8);
                 }
             }
         }
@@ -535,7 +550,11 @@ impl BlockWriter<'_> {
         self.asm.alu_imm(B8, alu::AND, RDX, -4096);
         let slots = if write { TlbSlots::WRITE } else { TlbSlots::READ };
         self.asm.alu(B8, alu::CMP, RDX, at(RCX, slots + TlbSlot::PAGE));
-        self.leave_if(cc::NE);
+        debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
+        let other = self.asm.jcc(cc::NE);
+        let way = Way::SecondPage { slots, found: self.asm.here(), instruction: self.number_in_block };
+        self.ways.push((way, vec![other]));
+        self.leaves_later = true;
         self.asm.alu(B8, alu::ADD, RAX, at(RCX, slots + TlbSlot::ADDEND));
         self.in_host = 0;
     }
