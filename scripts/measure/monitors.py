@@ -1,0 +1,99 @@
+"""The benchmark workloads under ttvm and under QEMU's TCG: run, recorded, replayed; each mark on the console with the CPU
+time at which it came."""
+
+import glob
+import json
+import os
+import signal
+import subprocess
+import threading
+
+from measure.workloads import KERNEL, guest_options, machine_options
+
+QEMU = "qemu-system-x86_64"
+KINDS = ["run", "record", "replay"]
+# A machine monitor that has hung for so long will not go on.
+LIMIT_S = 600
+
+
+class BenchError(Exception):
+    """A run that cannot be used; the text is for the user."""
+
+
+def cpu_ns(pid):
+    """CPU time of all threads of a process so far."""
+    total = 0
+    for path in glob.glob(f"/proc/{pid}/task/*/schedstat"):
+        try:
+            with open(path) as file:
+                total += int(file.read().split()[0])
+        except OSError:
+            pass  # that thread ended meanwhile
+    return total
+
+
+def marks_of(name, command, messages_file):
+    """Runs a command; gives the marks on its console as (text, None, CPU ns when the line came out)."""
+    with open(messages_file, "wb") as messages:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=messages)
+    timer = threading.Timer(LIMIT_S, process.send_signal, [signal.SIGKILL])
+    timer.start()
+    marks, rest = [], b""
+    while data := os.read(process.stdout.fileno(), 65536):
+        now_ns = cpu_ns(process.pid)
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if (at := line.find(b"MARK ")) >= 0:
+                marks.append((line[at:].decode("latin1").strip(), None, now_ns))
+    code = process.wait()
+    timer.cancel()
+    if code != 0:
+        with open(messages_file, errors="replace") as messages:
+            raise BenchError(f"{name} ended with {code}: {messages.read()[-500:].strip()}")
+    return marks
+
+
+class Ttvm:
+    """A build of ttvm."""
+
+    name = "ttvm"
+
+    def __init__(self, binary):
+        self.binary = binary
+
+    def play(self, kind, workload, scale, disk, scratch):
+        """The marks of one run, as (text, instructions or None, CPU ns). A replay is one of the last recording."""
+        recording, messages = f"{scratch}/recording.ttvm", f"{scratch}/messages"
+        machine = machine_options(workload, scale, disk)
+        if kind == "record":
+            subprocess.run(["rm", "-rf", recording], check=True)
+            return marks_of("ttvm record", [self.binary, "record", "-o", recording, *machine], messages)
+        if kind == "replay":
+            return marks_of("ttvm replay", [self.binary, "replay", recording], messages)
+        stats_file = f"{scratch}/stats.json"
+        marks_of("ttvm run", [self.binary, "run", *machine, "--stats-json", stats_file], messages)
+        with open(stats_file) as file:
+            return [(mark["text"], mark["insns"], mark["cpu_ns"]) for mark in json.load(file)["marks"]]
+
+
+class Qemu:
+    """QEMU's TCG; recording and replaying it counts instructions."""
+
+    name = "QEMU"
+
+    def play(self, kind, workload, scale, disk, scratch):
+        """As `Ttvm.play`."""
+        initrd, cmdline = guest_options(workload, scale)
+        command = [QEMU, "-accel", "tcg", "-M", "pc", "-cpu", "qemu64", "-smp", "1", "-m", "256"]
+        command += ["-nodefaults", "-display", "none", "-no-reboot", "-net", "none", "-serial", "stdio"]
+        command += ["-kernel", KERNEL, "-initrd", initrd, "-append", cmdline]
+        drive = "d0"
+        if kind != "run":
+            command += ["-icount", f"shift=auto,rr={kind},rrfile={scratch}/qemu.rr"]
+            drive = "d1"
+        if workload == "disk":
+            command += ["-drive", f"file={disk},format=raw,if=none,id=d0,snapshot=on"]
+            if drive == "d1":
+                command += ["-drive", "driver=blkreplay,if=none,image=d0,id=d1"]
+            command += ["-device", f"virtio-blk-pci,drive={drive}"]
+        return marks_of(f"QEMU ({kind})", command, f"{scratch}/messages")
