@@ -8,7 +8,6 @@ use rustc_hash::FxHashMap;
 use translator::{Entry, Translator};
 
 use crate::code_lines::CodeLines;
-use crate::mmu::tlb::Gone;
 use crate::op::Op;
 
 /// Longest block, in instructions.
@@ -17,7 +16,7 @@ pub(crate) const MAX_OPS: usize = 48;
 const MAX_BLOCKS: usize = 1 << 18;
 /// Slots of the table that finds a block from RIP alone.
 const JUMP_SLOTS: usize = 1 << 15;
-/// Those of one page, which lie side by side.
+/// Those that the code in one page can be in, which lie side by side.
 const JUMP_SLOTS_OF_PAGE: usize = 64;
 
 /// Bytes of a line of a page by which blocks are found.
@@ -134,16 +133,15 @@ impl CodeCache {
     }
 
     #[inline(always)]
-    fn jump_index(rip: u64, context: usize) -> usize {
-        let of_page = rip >> 6 ^ rip & (JUMP_SLOTS_OF_PAGE as u64 - 1);
-        // Address spaces begin at different places of the table.
-        (of_page as usize).wrapping_add(context * (JUMP_SLOTS / 8 + JUMP_SLOTS_OF_PAGE)) & (JUMP_SLOTS - 1)
+    fn jump_index(rip: u64) -> usize {
+        (rip >> 6 ^ rip & (JUMP_SLOTS_OF_PAGE as u64 - 1)) as usize & (JUMP_SLOTS - 1)
     }
 
-    /// The block last entered at this RIP in an address space under this tag, if it still stands.
+    /// The block last found at this RIP under this tag, if it still stands. Whether its bytes are still there is another
+    /// question.
     #[inline(always)]
-    pub fn jump(&self, rip: u64, context: usize, tag: u64) -> Option<BlockNumber> {
-        let slot = &self.jumps[Self::jump_index(rip, context)];
+    pub fn jump(&self, rip: u64, tag: u64) -> Option<BlockNumber> {
+        let slot = &self.jumps[Self::jump_index(rip)];
         let stands = || self.stands(slot.block, slot.serial);
         (slot.rip == rip && slot.tag == tag && stands()).then_some(slot.block)
     }
@@ -155,19 +153,9 @@ impl CodeCache {
     }
 
     /// Remembers where a RIP led to.
-    pub fn remember_jump(&mut self, rip: u64, context: usize, tag: u64, block: BlockNumber) {
+    pub fn remember_jump(&mut self, rip: u64, tag: u64, block: BlockNumber) {
         let serial = self.block(block).serial;
-        self.jumps[Self::jump_index(rip, context)] = JumpSlot { rip, tag, block, serial };
-    }
-
-    /// Forgets where RIPs in a linear page of an address space led to: the page may not be executable any more, or be another.
-    /// RIPs are linear addresses where pages are told apart so; where the code segment has a base, tags change.
-    pub fn forget_page(&mut self, gone: Gone) {
-        let first = Self::jump_index(gone.page, gone.context);
-        self.jumps[first..first + JUMP_SLOTS_OF_PAGE].fill(NO_JUMP);
-        if let Some(translator) = &mut self.translator {
-            translator.forget_page(gone.context, gone.page);
-        }
+        self.jumps[Self::jump_index(rip)] = JumpSlot { rip, tag, block, serial };
     }
 
     /// The block of a key.

@@ -62,6 +62,8 @@ pub struct Core {
     /// Base and limit of the last code segment that was not a 64-bit one: where RIP leads under it is
     /// remembered by the code cache.
     last_code_segment: (u64, u32),
+    /// Counts how often it changed.
+    code_segments: u64,
     /// The exception of the last [`Break::Fault`].
     pub exception: Exception,
     /// The exception is a #GP for a non-canonical address, not for a misaligned one.
@@ -103,6 +105,7 @@ impl Core {
             code_size: CodeSize::Bits16,
             stack_mask: 0xffff,
             last_code_segment: (0, 0),
+            code_segments: 0,
             exception: Exception::default(),
             noncanonical: false,
             mmu: Mmu::new(&ram),
@@ -292,11 +295,18 @@ impl Core {
         };
         if self.code_size != CodeSize::Bits64 && self.last_code_segment != (cs.base, cs.limit) {
             self.last_code_segment = (cs.base, cs.limit);
-            self.mmu.renew_generations();
+            self.code_segments += 1;
         }
         self.refresh_bases();
         self.update_mmu_index();
         self.break_block = true;
+    }
+
+    /// What decoding depends on besides the bytes: code size, and where the code segment lies if that matters.
+    #[inline(always)]
+    pub(crate) fn code_tag(&self) -> u64 {
+        let segment = if self.is_64bit() { 0 } else { self.code_segments };
+        segment << 3 | self.code_size as u64
     }
 
     /// To be called whenever CR0, CR3, CR4 or EFER may have changed in a way that matters to paging.

@@ -463,54 +463,35 @@ impl Cpu {
     #[inline(always)]
     fn find_block(&mut self) -> Res<BlockNumber> {
         let rip = self.core.rip;
-        self.forget_gone();
-        let tag = self.jump_tag();
-        match self.code.jump(rip, self.core.mmu.context_number(), tag) {
+        let known = self.code.jump(rip, self.core.code_tag()).filter(|&number| self.is_at(number, rip));
+        match known {
             Some(number) => Ok(number),
-            None => self.find_block_slow(rip, tag),
+            None => self.find_block_slow(rip),
         }
     }
 
-    /// What must be in force for a remembered address to lead to the same code.
+    /// Whether the TLB maps an address to where a block's bytes are.
     #[inline(always)]
-    fn jump_tag(&self) -> u64 {
-        self.core.mmu.exec_generation() << 3 | u64::from(self.mode())
-    }
-
-    /// The mode that decoding depends on.
-    #[inline(always)]
-    fn mode(&self) -> u8 {
-        self.core.code_size as u8
-    }
-
-    /// Forgets where addresses led to in pages that may not be there any more.
-    #[inline(always)]
-    fn forget_gone(&mut self) {
-        if let Some(gone) = self.core.mmu.take_gone() {
-            gone.into_iter().for_each(|gone| self.code.forget_page(gone));
-        }
-    }
-
-    fn remember_jump(&mut self, rip: u64, tag: u64, number: BlockNumber) {
-        // The walk that led there can have displaced another page.
-        self.forget_gone();
-        if tag == self.jump_tag() {
-            self.code.remember_jump(rip, self.core.mmu.context_number(), tag, number);
-        }
+    fn is_at(&mut self, number: BlockNumber, rip: u64) -> bool {
+        let base = self.core.frame.seg_base[1];
+        let address = if self.core.is_64bit() { rip } else { rip.wrapping_add(base) & 0xffff_ffff };
+        let start = self.code.block(number).start();
+        let slot = self.core.mmu.executable(address);
+        slot.is_some_and(|slot| slot.ram_offset(&self.core.ram, address) == start)
     }
 
     #[cold]
     #[inline(never)]
-    fn find_block_slow(&mut self, rip: u64, tag: u64) -> Res<BlockNumber> {
+    fn find_block_slow(&mut self, rip: u64) -> Res<BlockNumber> {
         let address = self.core.code_linear(rip)?;
         let start = self.fetch(address)?;
         let room = self.core.code_room(rip);
         let number = self.block_at(rip, address, start, Extent::Block)?;
         let block = self.code.block(number);
         if u64::from(block.length) <= room {
-            // What is remembered is forgotten by linear pages.
-            if block.second_page.is_none() && rip == address {
-                self.remember_jump(rip, tag, number);
+            // The TLB is asked about the first page only.
+            if block.second_page.is_none() {
+                self.code.remember_jump(rip, self.core.code_tag(), number);
             }
             return Ok(number);
         }
@@ -542,7 +523,7 @@ impl Cpu {
 
     /// Finds or decodes the code at a RAM offset.
     fn block_at(&mut self, rip: u64, address: u64, start: u64, extent: Extent) -> Res<BlockNumber> {
-        let key = BlockKey::new(start, self.mode() | extent as u8);
+        let key = BlockKey::new(start, self.core.code_size as u8 | extent as u8);
         if let Some(number) = self.code.find(key) {
             // Where the second page lies is looked up every time: it is not part of the key.
             let Some(second) = self.code.block(number).second_page else { return Ok(number) };

@@ -274,8 +274,8 @@ impl Core {
         if self.long_mode() && !canonical(address) {
             return Err(self.not_canonical(address));
         }
-        if let Some(offset) = self.mmu.held(&self.ram, index, address, access) {
-            return Ok(Target::Ram(offset));
+        if let Some(slot) = self.mmu.held(index, address, access) {
+            return Ok(Target::Ram(slot.ram_offset(&self.ram, address)));
         }
         let privilege = Mmu::privilege(index);
         let mut findings = Findings::default();
@@ -342,8 +342,8 @@ impl Core {
     /// The RAM offset, or device address, of an instruction fetch at a linear address.
     #[inline(always)]
     pub(crate) fn fetch_target(&mut self, address: u64) -> Res<Target> {
-        if let Some(offset) = self.mmu.executable(&self.ram, address) {
-            return Ok(Target::Ram(offset));
+        if let Some(slot) = self.mmu.executable(address) {
+            return Ok(Target::Ram(slot.ram_offset(&self.ram, address)));
         }
         let index = self.mmu.index();
         self.translate(address, Access::Execute, index)

@@ -40,8 +40,8 @@ impl Cpu {
             return None;
         }
         let rip = self.core.rip;
-        let ram_offset = self.core.mmu.executable(&self.core.ram, rip)?;
-        let entry = self.code.translator.as_ref()?.find(rip, ram_offset, limit)?;
+        let page = self.core.mmu.executable(rip)?;
+        let entry = self.code.translator.as_ref()?.find(rip, &page, limit)?;
         self.follow(entry, link);
         Some(entry)
     }
@@ -49,13 +49,12 @@ impl Cpu {
     /// Lets what has led to the code at RIP lead there straight from now on.
     #[inline]
     fn follow(&mut self, entry: Entry, link: Option<Link>) {
-        self.forget_gone();
-        let (context, tag) = (self.core.mmu.context_number(), self.code_tag());
-        if let Some(translator) = &mut self.code.translator {
+        let page = self.core.mmu.executable(self.core.rip);
+        if let (Some(translator), Some(page)) = (&mut self.code.translator, page) {
             if let Some(link) = link {
-                translator.link(link, entry);
+                translator.link(link, entry, &page);
             }
-            translator.remember(context, tag, entry);
+            translator.remember(entry, &page);
         }
     }
 
@@ -93,7 +92,7 @@ impl Cpu {
         if translator.is_full() {
             translator.clear();
         }
-        let source = Source { rip, instructions: &instructions, ram_offset: start, token: number };
+        let source = Source { rip, instructions: &instructions, token: number };
         let entry = translator.translate(&source);
         let block = self.code.block_mut(number);
         match entry {
@@ -153,26 +152,13 @@ impl Cpu {
         None
     }
 
-    /// What must be in force for a remembered address to lead to the same translated code.
-    fn code_tag(&self) -> u64 {
-        self.core.mmu.exec_generation()
-    }
-
     /// Enters translated code with the registers and what it may need beside them.
     fn enter(&mut self, run: impl FnOnce(&mut Translator, Guest<'_>, u64) -> Option<Left>) -> Option<Left> {
-        let tag = self.code_tag();
-        self.forget_gone();
         let vectors_blocked = vectors_blocked(&self.core);
         let core = &mut self.core;
         let mut flags = FlagImage::from_rflags(core.flags.bits());
-        let guest = Guest {
-            frame: &mut core.frame,
-            flags: &mut flags,
-            slots: core.mmu.slots(),
-            context: core.mmu.context_number(),
-            tag,
-            vectors_blocked,
-        };
+        let guest =
+            Guest { frame: &mut core.frame, flags: &mut flags, slots: core.mmu.slots(), vectors_blocked };
         let steps = core.budget_end - core.block_steps;
         let left = run(self.code.translator.as_mut()?, guest, steps);
         core.flags = LazyFlags::from_bits(flags.rflags());

@@ -24,8 +24,6 @@ use crate::state::CpuState;
 const PRIVILEGES: usize = 4;
 /// Kinds of access that have slots of their own.
 const KINDS: usize = 3;
-/// Pages that stop being executable, of which so many are remembered one by one.
-const MOST_GONE: usize = 32;
 /// In place of an entry's RAM offset, where there is none.
 const NO_ENTRY: u64 = u64::MAX;
 /// Address spaces kept warm.
@@ -54,15 +52,11 @@ struct Context {
     live: bool,
     /// Write slots must be emptied before this context is used again.
     scrub_writes: bool,
-    /// Changes whenever all of them have gone.
-    generation: u64,
     last_used: u64,
-    /// Its number among all.
-    number: usize,
 }
 
 impl Context {
-    fn new(number: usize) -> Context {
+    fn new() -> Context {
         Context {
             key: ContextKey { cr3: 0, cr0: 0, cr4: 0, efer: 0, pdptes: [0; 4] },
             slots: Box::new([const { TlbSlots::EMPTY }; PRIVILEGES]),
@@ -70,9 +64,7 @@ impl Context {
             used: [false; PRIVILEGES],
             live: false,
             scrub_writes: false,
-            generation: 0,
             last_used: 0,
-            number,
         }
     }
 
@@ -102,22 +94,18 @@ struct Kind<'a> {
 }
 
 impl Kind<'_> {
-    /// Empties a slot; gives the page that it held.
-    fn empty(&mut self, number: usize) -> Option<u64> {
-        self.entries[number] = NO_ENTRY;
-        std::mem::replace(&mut self.slots[number], TlbSlot::EMPTY).page()
+    fn empty(&mut self, number: usize) {
+        (self.slots[number], self.entries[number]) = (TlbSlot::EMPTY, NO_ENTRY);
     }
 
-    /// Enters a page into its first slot; what was there goes to the second. Gives the page that has no slot any more.
-    fn enter(&mut self, first: usize, slot: TlbSlot, entry: u64) -> Option<u64> {
+    /// Enters a page into its first slot, if the second does not hold it; what was there goes to the second.
+    fn enter(&mut self, first: usize, slot: TlbSlot, entry: u64) {
         let second = first ^ SECOND_SLOT;
         let displaced = std::mem::replace(&mut self.slots[first], slot);
         let its_entry = std::mem::replace(&mut self.entries[first], entry);
-        if displaced.page().is_none() || displaced.page() == slot.page() {
-            return None;
+        if displaced.page().is_some() && displaced.page() != slot.page() {
+            (self.slots[second], self.entries[second]) = (displaced, its_entry);
         }
-        self.entries[second] = its_entry;
-        std::mem::replace(&mut self.slots[second], displaced).page()
     }
 
     /// Makes the first slot of a page hold it, if the second does.
@@ -132,15 +120,6 @@ impl Kind<'_> {
 
 /// All kinds of access.
 const ACCESSES: [Access; KINDS] = [Access::Read, Access::Write, Access::Execute];
-
-/// An executable page that an address space has lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Gone {
-    /// The address space's number.
-    pub context: usize,
-    /// Address of the virtual page.
-    pub page: u64,
-}
 
 /// What is known about a page that page tables were read from.
 #[derive(Clone, Copy, Default)]
@@ -163,24 +142,19 @@ pub struct Mmu {
     tables: Vec<TableInfo>,
     /// Pages flagged as tables, so that a flush can unflag them.
     flagged: Vec<u64>,
-    next_generation: u64,
     clock: u64,
-    /// Executable pages that address spaces have lost since the last look.
-    gone: Vec<Gone>,
 }
 
 impl Mmu {
     pub(crate) fn new(ram: &GuestRam) -> Mmu {
         let pages = (ram.size_bytes() / PAGE_SIZE) as usize;
         Mmu {
-            current: Context::new(0),
+            current: Context::new(),
             others: Vec::new(),
             index: 0,
             tables: vec![TableInfo::default(); pages],
             flagged: Vec::new(),
-            next_generation: 1,
             clock: 0,
-            gone: Vec::new(),
         }
     }
 
@@ -233,45 +207,24 @@ impl Mmu {
         &self.slots().write[slot_number(address)]
     }
 
-    /// RAM offset of an address for instruction fetches, if a slot holds its page.
+    /// The slot that holds the page of an address for instruction fetches, if there is one.
     #[inline(always)]
-    pub(crate) fn executable(&mut self, ram: &GuestRam, address: u64) -> Option<u64> {
+    pub(crate) fn executable(&mut self, address: u64) -> Option<TlbSlot> {
         let (page, number) = (address & !(PAGE_SIZE - 1), slot_number(address));
-        if !self.slots().exec[number].holds(page) {
-            self.held(ram, self.index, address, Access::Execute)?;
-        }
-        Some(self.slots().exec[number].ram_offset(ram, address))
+        let slot = self.slots().exec[number];
+        if slot.holds(page) { Some(slot) } else { self.held(self.index, address, Access::Execute) }
     }
 
-    /// RAM offset of an address, if a slot holds its page for a kind of access. After that its first slot does.
+    /// The slot that holds the page of an address for a kind of access, if there is one. It is the first then.
     #[inline]
-    pub(crate) fn held(&mut self, ram: &GuestRam, index: usize, address: u64, access: Access) -> Option<u64> {
+    pub(crate) fn held(&mut self, index: usize, address: u64, access: Access) -> Option<TlbSlot> {
         let (page, number) = (address & !(PAGE_SIZE - 1), slot_number(address));
         let mut kind = self.current.kind(index, access);
         if !kind.slots[number].holds(page) {
             kind.recall(number, page);
         }
-        let slot = &kind.slots[number];
-        slot.holds(page).then(|| slot.ram_offset(ram, address))
-    }
-
-    /// A small number that stands for the address space in force.
-    #[inline(always)]
-    pub(crate) fn context_number(&self) -> usize {
-        self.current.number
-    }
-
-    /// Identifies address space and privilege in force. As long as it is the same, a page that is executable and has not been
-    /// among [`Mmu::take_gone`] is where it was.
-    #[inline(always)]
-    pub(crate) fn exec_generation(&self) -> u64 {
-        self.current.generation << 2 | self.index as u64
-    }
-
-    /// Executable pages that address spaces have lost since the last call.
-    #[inline(always)]
-    pub(crate) fn take_gone(&mut self) -> Option<Vec<Gone>> {
-        (!self.gone.is_empty()).then(|| std::mem::take(&mut self.gone))
+        let slot = kind.slots[number];
+        slot.holds(page).then_some(slot)
     }
 
     /// Makes the context of the given control registers the current one.
@@ -291,7 +244,7 @@ impl Mmu {
         let found = self.others.iter().position(|c| c.live && c.key == key);
         let victim = found.or_else(|| self.others.iter().position(|c| !c.live)).unwrap_or_else(|| {
             if self.others.len() + 1 < CONTEXTS {
-                self.others.push(Context::new(self.others.len() + 1));
+                self.others.push(Context::new());
                 return self.others.len() - 1;
             }
             (0..self.others.len()).min_by_key(|&i| self.others[i].last_used).unwrap_or(0)
@@ -316,8 +269,6 @@ impl Mmu {
             *used = false;
         }
         context.scrub_writes = false;
-        self.next_generation += 1;
-        self.current.generation = self.next_generation;
     }
 
     /// Drops every translation of every address space. Never visible to the guest.
@@ -367,20 +318,14 @@ impl Mmu {
             Access::Write => fill.writable,
             Access::Execute => fill.executable,
         };
-        let context = self.current.number;
         let slot = TlbSlot::map(ram, page, fill.ram_page_offset);
         let mut kind = self.current.kind(index, access);
         kind.recall(number, page);
         let old = kind.slots[number].page();
-        let lost = if allowed {
-            kind.enter(number, slot, fill.entry_offset)
+        if allowed {
+            kind.enter(number, slot, fill.entry_offset);
         } else if old == Some(page) {
-            kind.empty(number)
-        } else {
-            None
-        };
-        if let (Access::Execute, Some(page)) = (access, lost) {
-            self.lose(&mut vec![Gone { context, page }]);
+            kind.empty(number);
         }
         let other = match access {
             Access::Read if fill.writable => Access::Write,
@@ -464,45 +409,22 @@ impl Mmu {
         }
     }
 
-    /// Whatever was remembered about executable pages is void.
-    pub(crate) fn renew_generations(&mut self) {
-        for context in std::iter::once(&mut self.current).chain(self.others.iter_mut()) {
-            self.next_generation += 1;
-            context.generation = self.next_generation;
-        }
-    }
-
     /// Drops the translations that came from the last-level entry at RAM `entry_offset`.
     fn drop_entry(&mut self, entry_offset: u64, narrow: bool) {
         // A table's index is the low part of the number of either slot, as far as the two agree.
         let low = (entry_offset / if narrow { 4 } else { 8 }) as usize % SECOND_SLOT;
-        let mut gone = Vec::new();
         for context in std::iter::once(&mut self.current).chain(self.others.iter_mut()) {
             for (index, access) in (0..PRIVILEGES).flat_map(|index| ACCESSES.map(|access| (index, access))) {
                 if !context.used[index] {
                     continue;
                 }
-                let name = context.number;
                 let mut kind = context.kind(index, access);
                 for number in [low, low + SECOND_SLOT] {
-                    if kind.entries[number] != entry_offset {
-                        continue;
-                    }
-                    if let (Some(page), Access::Execute) = (kind.empty(number), access) {
-                        gone.push(Gone { context: name, page });
+                    if kind.entries[number] == entry_offset {
+                        kind.empty(number);
                     }
                 }
             }
-        }
-        self.lose(&mut gone);
-    }
-
-    /// Notes executable pages that are gone.
-    fn lose(&mut self, gone: &mut Vec<Gone>) {
-        self.gone.append(gone);
-        if self.gone.len() > MOST_GONE {
-            self.gone.clear();
-            self.renew_generations();
         }
     }
 }

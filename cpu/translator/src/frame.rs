@@ -15,14 +15,11 @@ pub struct Frame {
     pub(crate) vectors_blocked: u32,
     /// The TLB slots of the privilege in force.
     pub(crate) slots: *const TlbSlots,
-    /// Where indirect branches look up their targets, and what a target must have been remembered under.
+    /// Where indirect branches look up their targets.
     pub(crate) jumps: *const crate::jumps::JumpSlot,
-    pub(crate) tag: u64,
-    /// Where all code begins.
-    pub(crate) code: u64,
     /// A value kept across a second memory access.
     pub(crate) spare: u64,
-    unused: [u64; 8],
+    unused: [u64; 10],
     /// General registers 0 to 15, then those that the interpreter names beside them.
     pub regs: [u64; 32],
     /// Segment bases by slot.
@@ -47,10 +44,8 @@ impl Default for Frame {
             vectors_blocked: 0,
             slots: std::ptr::null(),
             jumps: std::ptr::null(),
-            tag: 0,
-            code: 0,
             spare: 0,
-            unused: [0; 8],
+            unused: [0; 10],
             regs: [0; 32],
             seg_base: [0; 8],
             xmm: [0; 16],
@@ -128,6 +123,11 @@ impl TlbSlot {
         ram.offset_of_host(address.wrapping_add(self.addend))
     }
 
+    /// Host address minus virtual address, of what it holds.
+    pub(crate) fn addend(&self) -> u64 {
+        self.addend
+    }
+
     pub(crate) const PAGE: i32 = std::mem::offset_of!(TlbSlot, page) as i32;
     pub(crate) const ADDEND: i32 = std::mem::offset_of!(TlbSlot, addend) as i32;
 }
@@ -156,6 +156,7 @@ impl TlbSlots {
 
     pub(crate) const READ: i32 = std::mem::offset_of!(TlbSlots, read) as i32;
     pub(crate) const WRITE: i32 = std::mem::offset_of!(TlbSlots, write) as i32;
+    pub(crate) const EXEC: i32 = std::mem::offset_of!(TlbSlots, exec) as i32;
 }
 
 /// Slots of one privilege and kind of access; a virtual page's number, modulo this, is the first slot that may hold it.

@@ -1,66 +1,107 @@
-//! Where indirect branches, and direct ones that leave their page, find the code of their target.
+//! Where indirect branches, and direct ones that leave their page, find the code of their target: one table for all address
+//! spaces. What is found there holds where the TLB maps the target's page as it did when the target was remembered.
 
-/// Slots for each address space; a power of two.
-pub(crate) const JUMP_SLOTS: usize = 16384;
-/// Slots that the targets in one page can be in; they lie side by side.
-const SLOTS_OF_PAGE: usize = 64;
+/// Slots, as a power of two.
+pub(crate) const JUMP_BITS: u32 = 14;
+/// What spreads addresses over them: the golden ratio (Knuth, The Art of Computer Programming, 6.4).
+pub(crate) const JUMP_FACTOR: u32 = 0x9e37_79b1;
 
 /// One remembered target.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct JumpSlot {
     pub rip: u64,
-    /// What must be in force for it.
-    pub tag: u32,
-    /// Offset of the code.
-    pub target: u32,
+    /// Host address minus virtual address of its code's bytes.
+    pub addend: u64,
+    /// Host address of the code.
+    pub target: u64,
+    /// Number of the block.
+    pub number: u32,
+    /// Its instructions.
+    pub instructions: u32,
 }
 
 impl JumpSlot {
-    pub const EMPTY: JumpSlot = JumpSlot { rip: 1, tag: u32::MAX, target: 0 };
-}
+    pub const EMPTY: JumpSlot = JumpSlot { rip: 1, addend: 0, target: 0, number: 0, instructions: 0 };
 
-/// Remembers a target in its slot; what was there moves to the other one that it may be in.
-pub(crate) fn remember(table: &mut [JumpSlot], new: JumpSlot) {
-    let first = slot_of(new.rip);
-    let old = table[first];
-    if old.rip != new.rip && old.rip != JumpSlot::EMPTY.rip {
-        // Either of two neighbours may be its first.
-        table[first ^ 1] = old;
+    fn is_of(&self, rip: u64, addend: u64) -> bool {
+        self.rip == rip && self.addend == addend
     }
-    table[first] = new;
 }
 
-/// The slot that may hold a target; the other one is its neighbour, whose number differs in the lowest bit.
-pub(crate) fn slot_of(rip: u64) -> usize {
-    (rip >> 6 ^ rip & (SLOTS_OF_PAGE as u64 - 1)) as usize & (JUMP_SLOTS - 1)
-}
+/// All remembered targets.
+pub(crate) struct Jumps(Box<[JumpSlot]>);
 
-/// Forgets the targets in a page.
-pub(crate) fn forget_page(table: &mut [JumpSlot], page: u64) {
-    let first = slot_of(page & !0xfff);
-    for slot in &mut table[first..first + SLOTS_OF_PAGE] {
-        if slot.rip & !0xfff == page & !0xfff {
-            *slot = JumpSlot::EMPTY;
+impl Jumps {
+    pub fn new() -> Jumps {
+        Jumps(vec![JumpSlot::EMPTY; 1 << JUMP_BITS].into_boxed_slice())
+    }
+
+    /// Where generated code finds it.
+    pub fn as_ptr(&self) -> *const JumpSlot {
+        self.0.as_ptr()
+    }
+
+    /// What is remembered of a target.
+    #[inline]
+    pub fn find(&self, rip: u64, addend: u64) -> Option<&JumpSlot> {
+        let first = slot_of(rip);
+        [first, first ^ 1].map(|n| &self.0[n]).into_iter().find(|slot| slot.is_of(rip, addend))
+    }
+
+    /// Remembers a target in its first slot; what was there moves to the other one that it may be in.
+    #[inline]
+    pub fn remember(&mut self, new: JumpSlot) {
+        let first = slot_of(new.rip);
+        let old = self.0[first];
+        if old.is_of(new.rip, new.addend) {
+            self.0[first] = new;
+            return;
+        }
+        // Either of two neighbours may be its first. The same address can be remembered in another page of RAM too.
+        self.0[first ^ 1] = old;
+        self.0[first] = new;
+    }
+
+    /// Forgets a target, if it still leads to a block.
+    pub fn forget(&mut self, rip: u64, number: u32) {
+        let first = slot_of(rip);
+        for slot in [first, first ^ 1] {
+            if self.0[slot].rip == rip && self.0[slot].number == number {
+                self.0[slot] = JumpSlot::EMPTY;
+            }
         }
     }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.0.fill(JumpSlot::EMPTY);
+    }
+}
+
+/// The slot that a target is remembered in; the other one is its neighbour, whose number differs in the lowest bit.
+pub(crate) fn slot_of(rip: u64) -> usize {
+    ((rip as u32).wrapping_mul(JUMP_FACTOR) >> (32 - JUMP_BITS)) as usize
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn target(rip: u64, addend: u64, number: u32) -> JumpSlot {
+        JumpSlot { rip, addend, number, ..JumpSlot::EMPTY }
+    }
+
     #[test]
-    fn targets_in_one_page_lie_side_by_side() {
-        let mut table = vec![JumpSlot::EMPTY; JUMP_SLOTS];
-        let page = 0xffff_ffff_8123_4000;
-        let elsewhere = page + ((JUMP_SLOTS / SLOTS_OF_PAGE) << 12) as u64;
-        for offset in 0..0x1000 {
-            remember(&mut table, JumpSlot { rip: page + offset, tag: 0, target: 0 });
+    fn one_address_in_two_pages_of_ram_is_remembered_twice() {
+        let mut jumps = Jumps::new();
+        let rip = 0xffff_ffff_8123_4567;
+        for (addend, number) in [(1 << 12, 7), (2 << 12, 8), (1 << 12, 7)] {
+            jumps.remember(target(rip, addend, number));
         }
-        assert!(table.iter().filter(|slot| slot.rip >= page).count() == SLOTS_OF_PAGE);
-        remember(&mut table, JumpSlot { rip: elsewhere, tag: 0, target: 0 });
-        forget_page(&mut table, page);
-        assert!(table.iter().filter(|slot| slot.rip >= page).count() == 1);
+        assert_eq!(jumps.find(rip, 1 << 12).map(|slot| slot.number), Some(7));
+        assert_eq!(jumps.find(rip, 2 << 12).map(|slot| slot.number), Some(8));
+        jumps.forget(rip, 8);
+        assert!(jumps.find(rip, 2 << 12).is_none() && jumps.find(rip, 1 << 12).is_some());
     }
 }

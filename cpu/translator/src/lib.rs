@@ -37,8 +37,6 @@ pub struct Source<'a> {
     pub rip: u64,
     /// Its instructions, decoded at their addresses. In place of one that is not what it seems stands an invalid one.
     pub instructions: &'a [Instruction],
-    /// RAM offset of the first.
-    pub ram_offset: u64,
     /// What the caller calls the block.
     pub token: u32,
 }
@@ -58,10 +56,6 @@ pub struct Guest<'a> {
     pub flags: &'a mut FlagImage,
     /// The slots of the privilege in force.
     pub slots: &'a TlbSlots,
-    /// The address space, and what must have been in force when a target in it was remembered.
-    pub context: usize,
-    /// See `context`.
-    pub tag: u64,
     /// Whether instructions on XMM registers fault.
     pub vectors_blocked: bool,
 }
@@ -84,9 +78,9 @@ pub struct Link {
 /// Where generated code was left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
-    /// Before a block at this address, because not all of it may run, or because its code is gone.
+    /// Before a block at this address, because not all of it may run.
     Block(u64),
-    /// At the end of a block: the next address, and what can be linked to its code.
+    /// At the end of a block, or before one whose code is gone: the next address, and what can be linked to its code.
     Edge(u64, Option<Link>),
     /// Before an instruction, which the interpreter is to execute.
     Instruction {

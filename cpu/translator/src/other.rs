@@ -1,6 +1,6 @@
 //! The translator of hosts that have none: there is no value of it.
 
-use crate::{Entry, Guest, Left, Link, Resume, Source};
+use crate::{Entry, Guest, Left, Link, Resume, Source, TlbSlot};
 
 /// Translates blocks, and runs them.
 pub enum Translator {}
@@ -14,7 +14,7 @@ impl Translator {
     pub fn translate(&mut self, _: &Source<'_>) -> Option<Entry> {
         match *self {}
     }
-    pub fn find(&self, _: u64, _: u64, _: u64) -> Option<Entry> {
+    pub fn find(&self, _: u64, _: &TlbSlot, _: u64) -> Option<Entry> {
         match *self {}
     }
     pub fn is_full(&self) -> bool {
@@ -29,13 +29,10 @@ impl Translator {
     pub fn is_alive(&self, _: Entry) -> bool {
         match *self {}
     }
-    pub fn link(&mut self, _: Link, _: Entry) {
+    pub fn link(&mut self, _: Link, _: Entry, _: &TlbSlot) {
         match *self {}
     }
-    pub fn remember(&mut self, _: usize, _: u64, _: Entry) {
-        match *self {}
-    }
-    pub fn forget_page(&mut self, _: usize, _: u64) {
+    pub fn remember(&mut self, _: Entry, _: &TlbSlot) {
         match *self {}
     }
     pub fn run(&mut self, _: Entry, _: Guest<'_>, _: u64) -> Option<Left> {

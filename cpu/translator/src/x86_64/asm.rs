@@ -364,9 +364,22 @@ impl Asm {
         self.bytes[from.0..from.0 + 4].copy_from_slice(&distance.to_le_bytes());
     }
 
-    /// JMP to a register's address.
-    pub fn jmp_to(&mut self, reg: Reg) {
-        self.encode(None, false, &[0xff], (4, false), (reg.into(), false));
+    /// JMP to the address in a register or in memory.
+    pub fn jmp_to(&mut self, place: impl Into<Place>) {
+        self.encode(None, false, &[0xff], (4, false), (place.into(), false));
+    }
+
+    /// Loads a value that is told later into RAX; gives the offset of its eight bytes.
+    pub fn constant_told_later(&mut self) -> usize {
+        self.raw(&[0x48, 0xb8]);
+        self.raw(&[0; 8]);
+        self.bytes.len() - 8
+    }
+
+    /// The low half of a product with a constant.
+    pub fn multiply(&mut self, to: Reg, from: Reg, factor: u32) {
+        self.encode(None, false, &[0x69], (to.0, false), (from.into(), false));
+        self.imm32(factor as i32);
     }
 }
 

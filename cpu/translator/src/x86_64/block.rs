@@ -18,7 +18,7 @@ use super::exits::{EDGE_ON, EDGE_TAKEN, ENTRY, cost, exit_code};
 use super::kind::{Effect, Kind, is_high_byte, kind_of, looked_at, set};
 use crate::Source;
 use crate::frame::{Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
-use crate::jumps::{JumpSlot, slot_of};
+use crate::jumps::{JUMP_BITS, JUMP_FACTOR, JumpSlot, slot_of};
 
 /// An instruction cannot be written after all; it is left to the interpreter.
 #[derive(Debug)]
@@ -34,10 +34,22 @@ const FLAGS: Mem = field(offset_of!(Frame, flags));
 const FLAGS_HIGH: Mem = field(offset_of!(Frame, flags) + 1);
 const SLOTS_POINTER: Mem = field(offset_of!(Frame, slots));
 const JUMPS_POINTER: Mem = field(offset_of!(Frame, jumps));
-const TAG: Mem = field(offset_of!(Frame, tag));
-const CODE: Mem = field(offset_of!(Frame, code));
 const SPARE: Mem = field(offset_of!(Frame, spare));
 const VECTORS_BLOCKED: Mem = field(offset_of!(Frame, vectors_blocked));
+
+/// Parts of a slot for a remembered target.
+const JUMP_RIP: i32 = offset_of!(JumpSlot, rip) as i32;
+const JUMP_ADDEND: i32 = offset_of!(JumpSlot, addend) as i32;
+const JUMP_TARGET: i32 = offset_of!(JumpSlot, target) as i32;
+
+/// In what the addresses of the two slots differ that may hold a page.
+const SECOND_BIT: i32 = (SECOND_SLOT * size_of::<TlbSlot>()) as i32;
+
+/// Where the two slots lie that may hold the page of an address for instruction fetches.
+fn exec_slots(address: u64) -> [i32; 2] {
+    let first = (address >> 12) as usize % SLOTS;
+    [first, first ^ SECOND_SLOT].map(|slot| TlbSlots::EXEC + (slot * size_of::<TlbSlot>()) as i32)
+}
 
 /// A guest's XMM register.
 pub(super) fn vector_place(number: u8) -> Mem {
@@ -101,6 +113,8 @@ pub(super) struct Edge {
     pub target: u64,
     /// Offset of the displacement of a jump that can be led straight to the code of that block.
     pub displacement: Option<usize>,
+    /// Of one in another page, offset of the addend under which the TLB must map that page for it.
+    pub addend: Option<usize>,
 }
 
 /// A way out of the block, written behind it.
@@ -116,6 +130,8 @@ enum Way {
     /// To the second slot that a target can be in, whose first is at RCX: back to an offset if it is there, else to the
     /// interpreter, which executes the instruction.
     SecondSlot(usize, usize),
+    /// To the second slot that the target's page, in RAX, can be in, whose first is at RDX: as the former.
+    SecondOfTarget(usize, usize),
     /// To the second slot that a page can be in, whose first, with its array's place, is at RCX and an offset.
     SecondPage { slots: i32, found: usize, instruction: usize },
 }
@@ -300,24 +316,29 @@ impl BlockWriter<'_> {
                 }
                 Way::Edge(edge) => self.leave(edge),
                 Way::Far(edge, target) => {
-                    self.asm.constant(RAX, target);
+                    self.jump_if_linked(edge, target);
                     self.asm.load(B8, RCX, JUMPS_POINTER);
                     for slot in [slot_of(target), slot_of(target) ^ 1] {
-                        let missed = self.jump_if_remembered(RCX, (slot * size_of::<JumpSlot>()) as i32);
-                        missed.into_iter().for_each(|fixup| self.asm.land(fixup));
+                        self.jump_if_remembered(target, (slot * size_of::<JumpSlot>()) as i32);
                     }
                     self.leave(edge);
                 }
                 Way::SecondSlot(found, n) => {
                     self.asm.alu_imm(B8, alu::XOR, RCX, size_of::<JumpSlot>() as i32);
-                    let missed = self.compare_slot(RCX, 0);
-                    let back = self.asm.jmp();
+                    self.asm.alu(B8, alu::CMP, RAX, at(RCX, JUMP_RIP));
+                    let back = self.asm.jcc(cc::E);
                     self.asm.lead_to(back, found);
-                    missed.into_iter().for_each(|fixup| self.asm.land(fixup));
+                    self.leave(n as u8);
+                }
+                Way::SecondOfTarget(found, n) => {
+                    self.asm.alu_imm(B8, alu::XOR, RDX, SECOND_BIT);
+                    self.asm.alu(B8, alu::CMP, RAX, at(RDX, TlbSlots::EXEC + TlbSlot::PAGE));
+                    let back = self.asm.jcc(cc::E);
+                    self.asm.lead_to(back, found);
                     self.leave(n as u8);
                 }
                 Way::SecondPage { slots, found, instruction } => {
-                    self.asm.alu_imm(B8, alu::XOR, RCX, (SECOND_SLOT * size_of::<TlbSlot>()) as i32);
+                    self.asm.alu_imm(B8, alu::XOR, RCX, SECOND_BIT);
                     self.asm.alu(B8, alu::CMP, RDX, at(RCX, slots + TlbSlot::PAGE));
                     let back = self.asm.jcc(cc::E);
                     self.asm.lead_to(back, found);
@@ -328,31 +349,44 @@ impl BlockWriter<'_> {
         dead
     }
 
-    /// Jumps to the target in RAX if the slot at a register and an offset has it; returns the jumps if it has not.
-    fn jump_if_remembered(&mut self, table: Reg, offset: i32) -> [Fixup; 2] {
-        let missed = self.compare_slot(table, offset);
-        self.jump_to_offset(at(table, offset + offset_of!(JumpSlot, target) as i32));
-        missed
-    }
-
-    /// Compares the target in RAX with the slot at a register and an offset; returns the jumps if it is not there. Clobbers RDX.
-    fn compare_slot(&mut self, table: Reg, offset: i32) -> [Fixup; 2] {
+    /// Jumps straight to the code of a target in another page that the edge has been linked to, if that page is mapped as it
+    /// was then. RDX is where the slots of the TLB are, behind it.
+    fn jump_if_linked(&mut self, edge: u8, target: u64) {
         debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
-        let part = |part: usize| at(table, offset + part as i32);
-        self.asm.alu(B8, alu::CMP, RAX, part(offset_of!(JumpSlot, rip)));
-        let other_rip = self.asm.jcc(cc::NE);
-        self.asm.load(B4, RDX, TAG);
-        self.asm.alu(B4, alu::CMP, RDX, part(offset_of!(JumpSlot, tag)));
-        let other_tag = self.asm.jcc(cc::NE);
+        let place = exec_slots(target)[0];
+        self.asm.load(B8, RDX, SLOTS_POINTER);
+        self.asm.constant(RAX, target & !0xfff);
+        self.asm.alu(B8, alu::CMP, RAX, at(RDX, place + TlbSlot::PAGE));
+        let another = self.asm.jcc(cc::NE);
+        // No page has the addend that is there at first.
+        let addend = self.asm.constant_told_later();
+        self.asm.alu(B8, alu::CMP, RAX, at(RDX, place + TlbSlot::ADDEND));
+        let same = self.asm.jcc(cc::E);
+        let edge = &mut self.edges[usize::from(edge == EDGE_TAKEN)];
+        (edge.displacement, edge.addend) = (Some(same.offset()), Some(addend));
+        self.asm.land(another);
         self.in_host = 0;
-        [other_rip, other_tag]
     }
 
-    /// Jumps to the code whose offset is in memory.
-    fn jump_to_offset(&mut self, offset: Mem) {
-        self.asm.load(B4, RAX, offset);
-        self.asm.alu(B8, alu::ADD, RAX, CODE);
-        self.asm.jmp_to(RAX);
+    /// Jumps to a target if the slot at RCX and an offset has it, and its page is mapped as then. RDX is where the slots of the
+    /// TLB are. Clobbers RAX.
+    fn jump_if_remembered(&mut self, target: u64, offset: i32) {
+        self.asm.constant(RAX, target);
+        self.asm.alu(B8, alu::CMP, RAX, at(RCX, offset + JUMP_RIP));
+        let other = self.asm.jcc(cc::NE);
+        for place in exec_slots(target) {
+            // Other pages can be mapped with the same addend.
+            self.asm.load(B8, RAX, at(RCX, offset + JUMP_ADDEND));
+            self.asm.alu(B8, alu::CMP, RAX, at(RDX, place + TlbSlot::ADDEND));
+            let differs = self.asm.jcc(cc::NE);
+            self.asm.constant(RAX, target & !0xfff);
+            self.asm.alu(B8, alu::CMP, RAX, at(RDX, place + TlbSlot::PAGE));
+            let another = self.asm.jcc(cc::NE);
+            self.asm.jmp_to(at(RCX, offset + JUMP_TARGET));
+            self.asm.land(another);
+            self.asm.land(differs);
+        }
+        self.asm.land(other);
     }
 
     /// Leaves generated code.
@@ -367,7 +401,7 @@ impl BlockWriter<'_> {
     pub fn edge(&mut self, edge: u8, target: u64, jump: Fixup) {
         let same_page = (target ^ self.source.rip) & !0xfff == 0;
         let displacement = same_page.then_some(jump.offset());
-        self.edges[usize::from(edge == EDGE_TAKEN)] = Edge { target, displacement };
+        self.edges[usize::from(edge == EDGE_TAKEN)] = Edge { target, displacement, addend: None };
         let way = if same_page { Way::Edge(edge) } else { Way::Far(edge, target) };
         self.ways.push((way, vec![jump]));
     }
@@ -380,21 +414,38 @@ impl BlockWriter<'_> {
     /// Jumps to the guest's address in RAX, or leaves the instruction to the interpreter if it is not known where that is.
     /// `commit` writes what is to happen before the jump; it must leave RCX alone.
     pub fn jump_to_rax(&mut self, commit: impl FnOnce(&mut Self)) {
-        // The slot's number, as `slot_of` has it.
-        self.asm.load(B4, RCX, RAX);
-        self.asm.shift_imm(B4, 5, RCX, 6);
-        self.asm.load(B4, RDX, RAX);
-        self.asm.alu_imm(B4, alu::AND, RDX, 63);
-        self.asm.alu(B4, alu::XOR, RCX, RDX);
-        self.asm.alu_imm(B4, alu::AND, RCX, crate::jumps::JUMP_SLOTS as i32 - 1);
-        self.asm.shift_imm(B4, 4, RCX, size_of::<JumpSlot>().trailing_zeros() as u8);
+        // The slot's number, as `slot_of` has it, times its size.
+        const SLOT_SHIFT: u32 = size_of::<JumpSlot>().trailing_zeros();
+        self.asm.multiply(RCX, RAX, JUMP_FACTOR);
+        self.asm.shift_imm(B4, 5, RCX, (32 - JUMP_BITS - SLOT_SHIFT) as u8);
+        self.asm.alu_imm(B4, alu::AND, RCX, -1 << SLOT_SHIFT);
         self.asm.alu(B8, alu::ADD, RCX, JUMPS_POINTER);
-        let [other_rip, other_tag] = self.compare_slot(RCX, 0);
-        let commit_at = self.asm.here();
-        self.ways.push((Way::SecondSlot(commit_at, self.number_in_block), vec![other_rip, other_tag]));
+        debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
+        self.asm.alu(B8, alu::CMP, RAX, at(RCX, JUMP_RIP));
+        let other = self.asm.jcc(cc::NE);
+        self.ways.push((Way::SecondSlot(self.asm.here(), self.number_in_block), vec![other]));
+        // The TLB must map the target's page as it did when the target was remembered.
+        self.slot_address(RDX);
+        self.asm.alu_imm(B8, alu::AND, RAX, -4096);
+        self.asm.alu(B8, alu::CMP, RAX, at(RDX, TlbSlots::EXEC + TlbSlot::PAGE));
+        let other_page = self.asm.jcc(cc::NE);
+        self.ways.push((Way::SecondOfTarget(self.asm.here(), self.number_in_block), vec![other_page]));
+        self.asm.load(B8, RAX, at(RCX, JUMP_ADDEND));
+        self.asm.alu(B8, alu::CMP, RAX, at(RDX, TlbSlots::EXEC + TlbSlot::ADDEND));
+        self.leave_if(cc::NE);
         commit(self);
-        self.jump_to_offset(at(RCX, offset_of!(JumpSlot, target) as i32));
+        self.asm.jmp_to(at(RCX, JUMP_TARGET));
         self.ends();
+    }
+
+    /// Where the first slot for the linear address in RAX lies in an array of slots, if that array were the first. Clobbers
+    /// flags.
+    fn slot_address(&mut self, to: Reg) {
+        const SLOT_SHIFT: u8 = 12 - size_of::<TlbSlot>().trailing_zeros() as u8;
+        self.asm.load(B4, to, RAX);
+        self.asm.shift_imm(B4, 5, to, SLOT_SHIFT);
+        self.asm.alu_imm(B4, alu::AND, to, ((SLOTS - 1) * size_of::<TlbSlot>()) as i32);
+        self.asm.alu(B8, alu::ADD, to, SLOTS_POINTER);
     }
 
     /// The interpreter executes the instruction if a condition holds.
@@ -536,11 +587,7 @@ impl BlockWriter<'_> {
 
     /// Makes the linear address in RAX the host's, or leaves the instruction to the interpreter. Clobbers RCX and RDX.
     pub fn check(&mut self, bytes: i32, write: bool) {
-        const SLOT_SHIFT: u8 = 12 - size_of::<TlbSlot>().trailing_zeros() as u8;
-        self.asm.load(B4, RCX, RAX);
-        self.asm.shift_imm(B4, 5, RCX, SLOT_SHIFT);
-        self.asm.alu_imm(B4, alu::AND, RCX, ((SLOTS - 1) * size_of::<TlbSlot>()) as i32);
-        self.asm.alu(B8, alu::ADD, RCX, SLOTS_POINTER);
+        self.slot_address(RCX);
         // The page of the last byte: another than that of the first has another tag.
         if bytes == 1 {
             self.asm.load(B8, RDX, RAX);

@@ -13,8 +13,8 @@ use asm::{Asm, B8, R15, RAX, RBP, RBX, RDI, RSI, Reg};
 use exits::{BRANCH_BITS, EDGE_ON, EDGE_TAKEN, ENTRY, MAX_BLOCKS, cost};
 use memory::CodeMemory;
 
-use crate::frame::{FlagImage, Frame};
-use crate::jumps::{self, JUMP_SLOTS, JumpSlot};
+use crate::frame::{FlagImage, Frame, TlbSlot};
+use crate::jumps::{JumpSlot, Jumps};
 use crate::{At, Entry, Guest, Left, Link, MAX_INSTRUCTIONS, MAX_STEPS, Resume, Source};
 
 /// Bytes of code, at most; when they are used up all is translated anew.
@@ -27,8 +27,9 @@ const CALLEE_SAVED: [Reg; 6] = [RBX, RBP, Reg(12), Reg(13), Reg(14), R15];
 /// A translated block.
 struct Block {
     rip: u64,
-    ram_offset: u64,
     token: u32,
+    /// Host address minus virtual address of its bytes, once that is known.
+    addend: Option<u64>,
     /// Offset of its code.
     entry: usize,
     /// Offset of the way out before its first instruction.
@@ -42,20 +43,6 @@ struct Block {
     resumes: Box<[(u8, usize)]>,
 }
 
-/// Slots of the table that finds translated code by what it is a translation of.
-const FOUND_SLOTS: usize = 1 << 16;
-
-/// Translated code by what it is a translation of.
-#[derive(Clone, Copy)]
-struct Found {
-    rip: u64,
-    ram_offset: u64,
-    number: u32,
-    instructions: u32,
-}
-
-const NOT_FOUND: Found = Found { rip: 1, ram_offset: u64::MAX, number: 0, instructions: 0 };
-
 /// Translates blocks, and runs them.
 pub struct Translator {
     code: CodeMemory,
@@ -63,14 +50,10 @@ pub struct Translator {
     exit: usize,
     first: usize,
     blocks: Vec<Block>,
-    /// Blocks that stand; in each slot one of those that could be there.
-    found: Box<[Found]>,
     /// Counts how often everything was dropped.
     generation: u32,
-    /// Remembered targets for each address space.
-    jumps: Vec<Box<[JumpSlot]>>,
-    /// The tag that is 0 in the slots of remembered targets.
-    first_tag: u64,
+    /// Remembered targets.
+    jumps: Jumps,
 }
 
 impl Translator {
@@ -79,16 +62,7 @@ impl Translator {
         let mut code = CodeMemory::new(CODE_BYTES)?;
         let exit = glue(&mut code);
         let first = code.next();
-        Some(Translator {
-            code,
-            exit,
-            first,
-            blocks: Vec::new(),
-            found: vec![NOT_FOUND; FOUND_SLOTS].into_boxed_slice(),
-            generation: 0,
-            jumps: Vec::new(),
-            first_tag: 0,
-        })
+        Some(Translator { code, exit, first, blocks: Vec::new(), generation: 0, jumps: Jumps::new() })
     }
 
     /// Translates a block; `None` if that is not worth it, or there is no room: see [`Translator::is_full`].
@@ -107,8 +81,8 @@ impl Translator {
         self.code.append(&written.code);
         self.blocks.push(Block {
             rip: source.rip,
-            ram_offset: source.ram_offset,
             token: source.token,
+            addend: None,
             entry,
             dead: entry + written.dead,
             instructions: count as u8,
@@ -116,6 +90,7 @@ impl Translator {
             alive: true,
             edges: written.edges.map(|edge| block::Edge {
                 displacement: edge.displacement.map(|offset| entry + offset),
+                addend: edge.addend.map(|offset| entry + offset),
                 ..edge
             }),
             resumes: written.resumes.iter().map(|&(n, offset)| (n, entry + offset)).collect(),
@@ -123,25 +98,13 @@ impl Translator {
         Some(Entry { number, generation: self.generation })
     }
 
-    /// The code of the block at an address, whose first byte is at a RAM offset, if it is known and has at most so many
+    /// The code of the block at an address, whose page is in a slot of the TLB, if it is remembered and has at most so many
     /// instructions.
     #[inline]
-    pub fn find(&self, rip: u64, ram_offset: u64, most: u64) -> Option<Entry> {
-        let found = &self.found[found_slot(rip)];
-        let is_it =
-            found.rip == rip && found.ram_offset == ram_offset && u64::from(found.instructions) <= most;
-        is_it.then_some(Entry { number: found.number, generation: self.generation })
-    }
-
-    /// Lets [`Translator::find`] know a block.
-    fn make_known(&mut self, number: u32) {
-        let block = &self.blocks[number as usize];
-        self.found[found_slot(block.rip)] = Found {
-            rip: block.rip,
-            ram_offset: block.ram_offset,
-            number,
-            instructions: block.instructions.into(),
-        };
+    pub fn find(&self, rip: u64, page: &TlbSlot, most: u64) -> Option<Entry> {
+        let found = self.jumps.find(rip, page.addend())?;
+        let entry = Entry { number: found.number, generation: self.generation };
+        (u64::from(found.instructions) <= most && self.is_alive(entry)).then_some(entry)
     }
 
     /// Whether nothing more can be translated before [`Translator::clear`].
@@ -153,9 +116,8 @@ impl Translator {
     pub fn clear(&mut self) {
         self.code.truncate(self.first);
         self.blocks.clear();
-        self.found.fill(NOT_FOUND);
         self.generation += 1;
-        self.forget_targets();
+        self.jumps.clear();
     }
 
     /// Drops a block's code. Ways that lead to it lead out of generated code from now on.
@@ -167,10 +129,7 @@ impl Translator {
         block.alive = false;
         let (from, to, rip) = (block.entry, block.dead, block.rip);
         self.jump(from, to);
-        let found = &mut self.found[found_slot(rip)];
-        if found.number == entry.number {
-            *found = NOT_FOUND;
-        }
+        self.jumps.forget(rip, entry.number);
     }
 
     /// Whether a block's code still stands.
@@ -185,65 +144,48 @@ impl Translator {
         self.code.write(from, &code);
     }
 
-    /// Lets one block's code lead straight to another's.
-    pub fn link(&mut self, link: Link, to: Entry) {
+    /// Lets one block's code lead straight to another's, whose page is in a slot of the TLB.
+    pub fn link(&mut self, link: Link, to: Entry, page: &TlbSlot) {
         if link.generation != self.generation || !self.is_alive(to) {
             return;
         }
         let (target, rip) = (self.blocks[to.number as usize].entry, self.blocks[to.number as usize].rip);
         let from = &self.blocks[link.number as usize];
+        if link.edge == ENTRY {
+            // Ways that lead to code which is gone lead to that which has replaced it.
+            if !from.alive && from.rip == rip && from.addend == Some(page.addend()) {
+                self.jump(from.entry, target);
+            }
+            return;
+        }
         let edge = from.edges[usize::from(link.edge == EDGE_TAKEN)];
         if let Some(offset) = edge.displacement {
             assert_eq!(edge.target, rip, "a block is linked to one that does not follow it");
             self.code.write(offset, &distance(offset, target));
         }
+        if let Some(offset) = edge.addend {
+            self.code.write(offset, &page.addend().to_le_bytes());
+        }
     }
 
-    /// Remembers which code an address leads to in an address space, as long as `tag` is in force there.
-    pub fn remember(&mut self, context: usize, tag: u64, entry: Entry) {
+    /// Remembers that a block's address leads to its code, as long as its page is mapped as in this slot of the TLB.
+    #[inline]
+    pub fn remember(&mut self, entry: Entry, page: &TlbSlot) {
         if !self.is_alive(entry) {
             return;
         }
-        let block = &self.blocks[entry.number as usize];
-        let (rip, target) = (block.rip, block.entry as u32);
-        self.make_known(entry.number);
-        let tag = self.short_tag(tag);
-        jumps::remember(self.table(context), JumpSlot { rip, tag, target });
+        let block = &mut self.blocks[entry.number as usize];
+        block.addend = Some(page.addend());
+        self.jumps.remember(JumpSlot {
+            rip: block.rip,
+            addend: page.addend(),
+            target: self.code.address(block.entry),
+            number: entry.number,
+            instructions: block.instructions.into(),
+        });
     }
 
-    /// A tag in fewer bits. When they are used up, everything remembered is forgotten.
-    fn short_tag(&mut self, tag: u64) -> u32 {
-        match tag.checked_sub(self.first_tag).map(u32::try_from) {
-            Some(Ok(short)) if short != u32::MAX => short,
-            _ => {
-                self.first_tag = tag;
-                self.forget_targets();
-                0
-            }
-        }
-    }
-
-    fn forget_targets(&mut self) {
-        self.jumps.iter_mut().for_each(|table| table.fill(JumpSlot::EMPTY));
-    }
-
-    /// Forgets what addresses in a page lead to in an address space: the page may not be executable there any more, or be
-    /// another.
-    pub fn forget_page(&mut self, context: usize, page: u64) {
-        if let Some(table) = self.jumps.get_mut(context) {
-            jumps::forget_page(table, page);
-        }
-    }
-
-    fn table(&mut self, context: usize) -> &mut [JumpSlot] {
-        while self.jumps.len() <= context {
-            self.jumps.push(vec![JumpSlot::EMPTY; JUMP_SLOTS].into_boxed_slice());
-        }
-        &mut self.jumps[context]
-    }
-
-    /// Runs a block and what follows it for up to `steps` steps. `vectors_blocked` says that instructions on XMM registers
-    /// fault; `context` and `tag` are those of [`Translator::remember`].
+    /// Runs a block and what follows it for up to `steps` steps.
     pub fn run(&mut self, entry: Entry, guest: Guest<'_>, steps: u64) -> Option<Left> {
         if !self.is_alive(entry) {
             return None;
@@ -266,15 +208,13 @@ impl Translator {
     }
 
     fn enter(&mut self, address: u64, guest: Guest<'_>, steps: u64, charged: i64) -> Left {
-        let Guest { frame, slots, context, tag, vectors_blocked, flags } = guest;
+        let Guest { frame, slots, vectors_blocked, flags } = guest;
         let counter = (steps as i64) << BRANCH_BITS;
         frame.counter = counter - charged;
         frame.flags = flags.0;
         frame.vectors_blocked = vectors_blocked.into();
         frame.slots = slots;
-        frame.jumps = self.table(context).as_ptr();
-        frame.tag = self.short_tag(tag).into();
-        frame.code = self.code.address(0);
+        frame.jumps = self.jumps.as_ptr();
         // SAFETY: the code behind `address` was written by `block`, for this frame's layout. It reads and writes the frame,
         // the slots, the jump table, which all outlive the call, and RAM through slots, which only `TlbSlot::map` makes. It
         // keeps to the calling convention: `glue`.
@@ -294,7 +234,8 @@ impl Translator {
         let count = usize::from(block.instructions);
         let mut counter = counter;
         let at = match code {
-            ENTRY => At::Block(block.rip),
+            ENTRY if block.alive => At::Block(block.rip),
+            ENTRY => At::Edge(block.rip, Some(Link { number, edge: code, generation: self.generation })),
             EDGE_TAKEN | EDGE_ON => {
                 let edge = block.edges[usize::from(code == EDGE_TAKEN)];
                 let link = Link { number, edge: code, generation: self.generation };
@@ -317,10 +258,6 @@ impl Translator {
         let steps = (before >> BRANCH_BITS) - (counter >> BRANCH_BITS);
         Left { steps: steps as u64, branches: counter as u64 & ((1 << BRANCH_BITS) - 1), at }
     }
-}
-
-fn found_slot(rip: u64) -> usize {
-    (rip ^ rip >> 16) as usize & (FOUND_SLOTS - 1)
 }
 
 /// The displacement at one offset that leads to another.
