@@ -53,6 +53,8 @@ pub struct Core {
     pub break_block: bool,
     /// See [`attention`].
     pub attention: u32,
+    /// An interrupt or NMI waited when signals were last looked at.
+    pub interrupts_wait: bool,
     /// Privilege level.
     pub cpl: u8,
     /// Code size of the running segment.
@@ -101,6 +103,7 @@ impl Core {
             budget_end: 0,
             break_block: false,
             attention: attention::SIGNALS,
+            interrupts_wait: false,
             cpl: 0,
             code_size: CodeSize::Bits16,
             stack_mask: 0xffff,

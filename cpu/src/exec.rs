@@ -377,6 +377,7 @@ impl Cpu {
         }
         if self.core.attention & attention::SIGNALS != 0 {
             let signals = bus.signals();
+            self.core.interrupts_wait = signals.interrupt || signals.nmi;
             if signals.stop {
                 return Attended::Stop(Stop::Bus);
             }

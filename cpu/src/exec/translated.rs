@@ -10,6 +10,7 @@ use crate::core::Core;
 use crate::flags::LazyFlags;
 use crate::op::Op;
 use crate::registers::{cr0, cr4};
+use crate::state::SegReg;
 
 /// Addresses at which one block may have a translation each: a page can be mapped at many.
 const MOST_TRANSLATIONS: usize = 4;
@@ -120,7 +121,7 @@ impl Cpu {
     /// that was taken, if it can be made direct.
     pub(super) fn run_translated(&mut self, bus: &mut dyn Bus, entry: Entry) -> Option<Link> {
         let mut left = self.enter(|translator, guest, steps| translator.run(entry, guest, steps));
-        while let Some(Left { steps, branches, at }) = left {
+        while let Some(Left { steps, branches, shadow, at }) = left {
             self.core.block_steps += steps;
             self.core.branches += branches;
             match at {
@@ -131,6 +132,11 @@ impl Cpu {
                 At::Edge(rip, link) => {
                     self.core.rip = rip;
                     return link;
+                }
+                At::Instruction { rip, token, number, .. } if shadow => {
+                    self.core.rip = self.core.next_rip(rip, self.code.block(token).ops[number].start);
+                    self.core.set_interrupt_shadow(false);
+                    return None;
                 }
                 At::Instruction { rip, token, number, resume } => {
                     self.core.rip = rip;
@@ -157,11 +163,24 @@ impl Cpu {
         let vectors_blocked = vectors_blocked(&self.core);
         let core = &mut self.core;
         let mut flags = FlagImage::from_rflags(core.flags.bits());
-        let guest =
-            Guest { frame: &mut core.frame, flags: &mut flags, slots: core.mmu.slots(), vectors_blocked };
+        let guest = Guest {
+            frame: &mut core.frame,
+            flags: &mut flags,
+            system_flags: &mut core.rflags,
+            kernel_gs_base: &mut core.state.msrs.kernel_gs_base,
+            slots: core.mmu.slots(),
+            slots_by_ac: core.mmu.slots_by_ac(core.state.cr4 & cr4::SMAP != 0),
+            privileged: core.cpl == 0,
+            interrupts_wait: core.interrupts_wait,
+            vectors_blocked,
+        };
         let steps = core.budget_end - core.block_steps;
         let left = run(self.code.translator.as_mut()?, guest, steps);
         core.flags = LazyFlags::from_bits(flags.rflags());
+        core.state.segments[SegReg::Gs as usize].base = core.frame.seg_base[SegReg::Gs as usize];
+        if core.cpl == 0 {
+            core.update_mmu_index();
+        }
         left
     }
 }

@@ -195,6 +195,12 @@ impl Mmu {
         &self.current.slots[self.index % PRIVILEGES]
     }
 
+    /// All slots of privileged code while it is held off user pages, if it ever is, and while it is not.
+    pub(crate) fn slots_by_ac(&self, smap: bool) -> [&TlbSlots; 2] {
+        let slots = &self.current.slots;
+        [if smap { &slots[1] } else { &slots[2] }, &slots[2]]
+    }
+
     /// The first slot that may hold the page of an address for data reads.
     #[inline(always)]
     pub(crate) fn read_slot(&self, address: u64) -> &TlbSlot {

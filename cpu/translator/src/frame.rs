@@ -19,7 +19,19 @@ pub struct Frame {
     pub(crate) jumps: *const crate::jumps::JumpSlot,
     /// A value kept across a second memory access.
     pub(crate) spare: u64,
-    unused: [u64; 10],
+    /// The other bits of RFLAGS.
+    pub(crate) system_flags: u64,
+    /// What SWAPGS exchanges the base of GS with.
+    pub(crate) kernel_gs_base: u64,
+    /// The TLB slots that are in force while RFLAGS.AC is clear and while it is set, of privileged code.
+    pub(crate) slots_by_ac: [*const TlbSlots; 2],
+    /// Not zero while code of privilege level 0 runs.
+    pub(crate) privileged: u32,
+    /// Not zero while an interrupt waits for RFLAGS.IF.
+    pub(crate) interrupts_wait: u32,
+    /// Not zero between an STI that has set RFLAGS.IF and the end of the next instruction.
+    pub(crate) shadow: u32,
+    unused: [u32; 9],
     /// General registers 0 to 15, then those that the interpreter names beside them.
     pub regs: [u64; 32],
     /// Segment bases by slot.
@@ -45,7 +57,13 @@ impl Default for Frame {
             slots: std::ptr::null(),
             jumps: std::ptr::null(),
             spare: 0,
-            unused: [0; 10],
+            system_flags: 0,
+            kernel_gs_base: 0,
+            slots_by_ac: [std::ptr::null(); 2],
+            privileged: 0,
+            interrupts_wait: 0,
+            shadow: 0,
+            unused: [0; 9],
             regs: [0; 32],
             seg_base: [0; 8],
             xmm: [0; 16],

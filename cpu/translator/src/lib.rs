@@ -54,8 +54,18 @@ pub struct Guest<'a> {
     pub frame: &'a mut Frame,
     /// The arithmetic flags.
     pub flags: &'a mut FlagImage,
+    /// The other bits of RFLAGS.
+    pub system_flags: &'a mut u64,
+    /// What SWAPGS exchanges the base of GS with.
+    pub kernel_gs_base: &'a mut u64,
     /// The slots of the privilege in force.
     pub slots: &'a TlbSlots,
+    /// Those that would be in force if RFLAGS.AC were clear, and if it were set, where the code is privileged.
+    pub slots_by_ac: [&'a TlbSlots; 2],
+    /// Whether the code is of privilege level 0.
+    pub privileged: bool,
+    /// Whether an interrupt waits for RFLAGS.IF.
+    pub interrupts_wait: bool,
     /// Whether instructions on XMM registers fault.
     pub vectors_blocked: bool,
 }
@@ -112,6 +122,8 @@ pub struct Left {
     pub steps: u64,
     /// Conditional branches among them.
     pub branches: u64,
+    /// The last of them was an STI that set RFLAGS.IF: no interrupt may come before the next instruction is done.
+    pub shadow: bool,
     /// Where it was left.
     pub at: At,
 }

@@ -13,7 +13,7 @@ use crate::op::Op;
 pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     Some(match insn.code() {
         Code::Cli => Op::new(cli),
-        Code::Sti => Op::new(sti).with(Op::ENDS_BLOCK),
+        Code::Sti => Op::new(sti),
         Code::Clac => Op::new(clac),
         Code::Stac => Op::new(stac),
         Code::Pushfw => Op::new(pushf).aux(2),

@@ -32,8 +32,14 @@ pub(super) const fn field(offset: usize) -> Mem {
 const FLAGS: Mem = field(offset_of!(Frame, flags));
 /// The byte that LAHF gave.
 const FLAGS_HIGH: Mem = field(offset_of!(Frame, flags) + 1);
-const SLOTS_POINTER: Mem = field(offset_of!(Frame, slots));
+pub(super) const SLOTS_POINTER: Mem = field(offset_of!(Frame, slots));
 const JUMPS_POINTER: Mem = field(offset_of!(Frame, jumps));
+pub(super) const SYSTEM_FLAGS: Mem = field(offset_of!(Frame, system_flags));
+pub(super) const KERNEL_GS_BASE: Mem = field(offset_of!(Frame, kernel_gs_base));
+pub(super) const GS_BASE: Mem = field(offset_of!(Frame, seg_base) + 8 * 5);
+pub(super) const PRIVILEGED: Mem = field(offset_of!(Frame, privileged));
+pub(super) const INTERRUPTS_WAIT: Mem = field(offset_of!(Frame, interrupts_wait));
+pub(super) const SHADOW: Mem = field(offset_of!(Frame, shadow));
 const SPARE: Mem = field(offset_of!(Frame, spare));
 const VECTORS_BLOCKED: Mem = field(offset_of!(Frame, vectors_blocked));
 
@@ -49,6 +55,11 @@ const SECOND_BIT: i32 = (SECOND_SLOT * size_of::<TlbSlot>()) as i32;
 fn exec_slots(address: u64) -> [i32; 2] {
     let first = (address >> 12) as usize % SLOTS;
     [first, first ^ SECOND_SLOT].map(|slot| TlbSlots::EXEC + (slot * size_of::<TlbSlot>()) as i32)
+}
+
+/// Where the slots of privileged code are while RFLAGS.AC is clear, and while it is set.
+pub(super) fn slots_by_ac(ac: bool) -> Mem {
+    field(offset_of!(Frame, slots_by_ac) + 8 * usize::from(ac))
 }
 
 /// A guest's XMM register.
@@ -159,6 +170,7 @@ pub(super) struct BlockWriter<'a> {
     edges: [Edge; 2],
     branches: u64,
     vectors_checked: bool,
+    pub privilege_checked: bool,
     ended: bool,
 }
 
@@ -192,6 +204,7 @@ pub(super) fn write(source: &Source<'_>, site: &Site) -> Option<Written> {
         edges: [Edge::default(); 2],
         branches: u64::from(plan.last().is_some_and(|step| matches!(step.kind, Some(Kind::JumpIf(_))))),
         vectors_checked: false,
+        privilege_checked: false,
         ended: false,
     };
     writer.block(&plan).ok()
@@ -212,6 +225,10 @@ fn plan(source: &Source<'_>) -> Vec<Step> {
     for n in (0..steps.len()).rev() {
         let instruction = &source.instructions[n];
         steps[n].needed = needed;
+        if steps[n].kind == Some(Kind::InterruptFlag(true)) {
+            let next = steps.get(n + 1).and_then(|step| step.kind);
+            steps[n].kind = steps[n].kind.filter(|_| next.is_some_and(Kind::follows_sti));
+        }
         let effect = steps[n].kind.and_then(|kind| kind.effect(instruction, needed));
         let Some(effect) = effect else {
             steps[n].kind = None;
@@ -262,6 +279,9 @@ impl BlockWriter<'_> {
                 Some(kind) => {
                     let effect = kind.effect(&instruction, step.needed).ok_or(Cannot)?;
                     self.instruction(&instruction, kind, effect)?;
+                    if n > 0 && plan[n - 1].kind == Some(Kind::InterruptFlag(true)) {
+                        self.end_shadow();
+                    }
                 }
                 None => {
                     debug_assert_eq!(self.in_frame, set::ALL, "flags are lost at {instruction}");

@@ -68,6 +68,22 @@ impl BlockWriter<'_> {
             Kind::Set(cc) => self.set_on_condition(i, cc),
             Kind::Cmov(cc) => self.move_on_condition(i, cc),
             Kind::Nothing => Ok(()),
+            Kind::InterruptFlag(set) => {
+                if set {
+                    self.allow_interrupts()
+                } else {
+                    self.forbid_interrupts()
+                }
+                Ok(())
+            }
+            Kind::AccessControl(allowed) => {
+                self.set_access_control(allowed);
+                Ok(())
+            }
+            Kind::SwapGs => {
+                self.swap_gs();
+                Ok(())
+            }
             Kind::Jump => {
                 let jump = self.asm.jmp();
                 self.edge(EDGE_TAKEN, i.near_branch64(), jump);

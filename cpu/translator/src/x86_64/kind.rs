@@ -78,6 +78,11 @@ pub(super) enum Kind {
     Set(u8),
     Cmov(u8),
     Nothing,
+    /// CLI (false) and STI.
+    InterruptFlag(bool),
+    /// CLAC (false) and STAC.
+    AccessControl(bool),
+    SwapGs,
     Jump,
     JumpIndirect,
     JumpIf(u8),
@@ -247,6 +252,11 @@ fn integer(instruction: &Instruction) -> Option<Kind> {
         | Mnemonic::Prefetcht0
         | Mnemonic::Prefetcht1
         | Mnemonic::Prefetcht2 => Kind::Nothing,
+        Mnemonic::Cli => Kind::InterruptFlag(false),
+        Mnemonic::Sti => Kind::InterruptFlag(true),
+        Mnemonic::Clac => Kind::AccessControl(false),
+        Mnemonic::Stac => Kind::AccessControl(true),
+        Mnemonic::Swapgs => Kind::SwapGs,
         Mnemonic::Jmp => match instruction.code() {
             Code::Jmp_rel8_64 | Code::Jmp_rel32_64 => Kind::Jump,
             Code::Jmp_rm64 => Kind::JumpIndirect,
@@ -345,6 +355,22 @@ fn bit_test(instruction: &Instruction, which: u8) -> Option<Kind> {
 }
 
 impl Kind {
+    /// Whether it can be what follows STI in a block: what neither ends it nor matters to interrupts.
+    pub fn follows_sti(self) -> bool {
+        !matches!(
+            self,
+            Kind::InterruptFlag(_)
+                | Kind::AccessControl(_)
+                | Kind::SwapGs
+                | Kind::Jump
+                | Kind::JumpIf(_)
+                | Kind::JumpIndirect
+                | Kind::Call
+                | Kind::CallIndirect
+                | Kind::Return
+        )
+    }
+
     /// What it does to the flags when those in `needed` may be looked at behind it. `None` if the interpreter is to execute it then.
     pub fn effect(self, instruction: &Instruction, needed: u8) -> Option<Effect> {
         use set::{A, ALL, C, O, Z};
@@ -372,7 +398,10 @@ impl Kind {
             | Kind::Call
             | Kind::CallIndirect
             | Kind::Return
-            | Kind::JumpIndirect => Effect { exits: true, ..Effect::default() },
+            | Kind::JumpIndirect
+            | Kind::InterruptFlag(_)
+            | Kind::AccessControl(_)
+            | Kind::SwapGs => Effect { exits: true, ..Effect::default() },
             Kind::ShiftBy(_, 1) => kills(ALL, ALL & !A),
             Kind::ShiftBy(..) => kills(ALL, ALL & !(A | O)),
             Kind::ShiftByCl(_) => Effect::default(),

@@ -7,6 +7,7 @@ mod forms;
 mod integer;
 mod kind;
 mod memory;
+mod privileged;
 mod vectors;
 
 use asm::{Asm, B8, R15, RAX, RBP, RBX, RDI, RSI, Reg};
@@ -208,12 +209,17 @@ impl Translator {
     }
 
     fn enter(&mut self, address: u64, guest: Guest<'_>, steps: u64, charged: i64) -> Left {
-        let Guest { frame, slots, vectors_blocked, flags } = guest;
+        let Guest { frame, flags, slots, .. } = guest;
         let counter = (steps as i64) << BRANCH_BITS;
         frame.counter = counter - charged;
         frame.flags = flags.0;
-        frame.vectors_blocked = vectors_blocked.into();
+        frame.vectors_blocked = guest.vectors_blocked.into();
         frame.slots = slots;
+        frame.slots_by_ac = guest.slots_by_ac.map(std::ptr::from_ref);
+        frame.system_flags = *guest.system_flags;
+        frame.kernel_gs_base = *guest.kernel_gs_base;
+        frame.privileged = guest.privileged.into();
+        frame.interrupts_wait = guest.interrupts_wait.into();
         frame.jumps = self.jumps.as_ptr();
         // SAFETY: the code behind `address` was written by `block`, for this frame's layout. It reads and writes the frame,
         // the slots, the jump table, which all outlive the call, and RAM through slots, which only `TlbSlot::map` makes. It
@@ -223,11 +229,14 @@ impl Translator {
             enter(frame, address)
         };
         *flags = FlagImage(frame.flags);
-        self.left(code, counter, frame.counter)
+        *guest.system_flags = frame.system_flags;
+        *guest.kernel_gs_base = frame.kernel_gs_base;
+        let shadow = std::mem::take(&mut frame.shadow) != 0;
+        self.left(code, counter, frame.counter, shadow)
     }
 
     /// What the code of an exit and the counter mean.
-    fn left(&self, code: u32, before: i64, counter: i64) -> Left {
+    fn left(&self, code: u32, before: i64, counter: i64, shadow: bool) -> Left {
         let number = code >> 6;
         let code = (code & 63) as u8;
         let block = &self.blocks[number as usize];
@@ -256,7 +265,7 @@ impl Translator {
         };
         debug_assert!(counter >= 0, "more steps than were allowed");
         let steps = (before >> BRANCH_BITS) - (counter >> BRANCH_BITS);
-        Left { steps: steps as u64, branches: counter as u64 & ((1 << BRANCH_BITS) - 1), at }
+        Left { steps: steps as u64, branches: counter as u64 & ((1 << BRANCH_BITS) - 1), shadow, at }
     }
 }
 
