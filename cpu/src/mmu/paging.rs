@@ -43,7 +43,7 @@ pub struct Translation {
     pub(crate) entry_offset: u64,
 }
 
-const PRESENT: u64 = 1;
+pub(super) const PRESENT: u64 = 1;
 const WRITABLE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
 pub(super) const ACCESSED: u64 = 1 << 5;
@@ -51,7 +51,7 @@ pub(super) const DIRTY: u64 = 1 << 6;
 const LARGE: u64 = 1 << 7;
 const NO_EXECUTE: u64 = 1 << 63;
 
-const ADDRESS: u64 = ((1 << PHYSICAL_BITS) - 1) & !0xfff;
+pub(super) const ADDRESS: u64 = ((1 << PHYSICAL_BITS) - 1) & !0xfff;
 const RESERVED_HIGH: u64 = 0x000f_ffff_ffff_ffff & !((1 << PHYSICAL_BITS) - 1);
 
 /// How entries of one paging mode look.

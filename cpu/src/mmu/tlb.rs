@@ -5,7 +5,8 @@
 //! How that is kept cheap: pages that walks read are flagged [`PageFlags::PAGE_TABLE`], which keeps them out
 //! of the store fast path. A store to such a page compares the entry before and after. Absent entries derive
 //! nothing; a changed last-level entry drops the few slots its translations can live in; a changed entry of a
-//! higher level drops everything.
+//! higher level drops what derives from the tables below it. How many slots derive from each table is counted: most
+//! often, as when a process ends, it is none.
 //!
 //! A page has two slots that may hold it. What is used is looked for in the first on the fast path; what another page
 //! displaces from there goes to its second slot, where the slow path, and generated code, find it.
@@ -14,9 +15,10 @@
 //! of the control registers), so that switching back and forth stays warm.
 
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
+use rustc_hash::FxHashSet;
 use translator::{SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 
-use super::paging::{Access, Privilege};
+use super::paging::{ADDRESS, Access, PRESENT, Privilege};
 use crate::registers::{cr0, cr4, efer};
 use crate::state::CpuState;
 
@@ -56,20 +58,20 @@ struct Context {
 }
 
 impl Context {
-    fn new() -> Context {
+    fn new(live: bool) -> Context {
         Context {
             key: ContextKey { cr3: 0, cr0: 0, cr4: 0, efer: 0, pdptes: [0; 4] },
             slots: Box::new([const { TlbSlots::EMPTY }; PRIVILEGES]),
             entries: Box::new([[[NO_ENTRY; SLOTS]; KINDS]; PRIVILEGES]),
             used: [false; PRIVILEGES],
-            live: false,
+            live,
             scrub_writes: false,
             last_used: 0,
         }
     }
 
     /// Slots of a privilege for a kind of access, and where they came from.
-    fn kind(&mut self, index: usize, access: Access) -> Kind<'_> {
+    fn kind<'a>(&'a mut self, tables: &'a mut [TableInfo], index: usize, access: Access) -> Kind<'a> {
         let slots = &mut self.slots[index];
         let entries = &mut self.entries[index][access as usize];
         let slots = match access {
@@ -77,7 +79,25 @@ impl Context {
             Access::Write => &mut slots.write,
             Access::Execute => &mut slots.exec,
         };
-        Kind { slots, entries }
+        Kind { slots, entries, tables }
+    }
+
+    /// Empties all slots, which the tables know nothing of any more.
+    fn clear(&mut self) {
+        for (index, used) in self.used.iter_mut().enumerate().filter(|(_, used)| **used) {
+            self.slots[index] = TlbSlots::EMPTY;
+            self.entries[index] = [[NO_ENTRY; SLOTS]; KINDS];
+            *used = false;
+        }
+        self.scrub_writes = false;
+    }
+
+    /// The privileges and kinds of access whose slots may hold anything.
+    fn used_kinds(&self) -> impl Iterator<Item = (usize, Access)> + use<> {
+        let used = self.used;
+        (0..PRIVILEGES)
+            .filter(move |&index| used[index])
+            .flat_map(|index| ACCESSES.map(|access| (index, access)))
     }
 
     fn forbid_writes(&mut self) {
@@ -87,14 +107,18 @@ impl Context {
     }
 }
 
-/// The slots of one privilege and kind of access, and the RAM offset of the last-level entry that each came from.
+/// The slots of one privilege and kind of access, the RAM offset of the last-level entry that each came from, and what is
+/// known of the tables that those lie in.
 struct Kind<'a> {
     slots: &'a mut [TlbSlot; SLOTS],
     entries: &'a mut [u64; SLOTS],
+    tables: &'a mut [TableInfo],
 }
 
 impl Kind<'_> {
+    /// Empties a slot.
     fn empty(&mut self, number: usize) {
+        self.uncount(self.entries[number]);
         (self.slots[number], self.entries[number]) = (TlbSlot::EMPTY, NO_ENTRY);
     }
 
@@ -102,9 +126,37 @@ impl Kind<'_> {
     fn enter(&mut self, first: usize, slot: TlbSlot, entry: u64) {
         let second = first ^ SECOND_SLOT;
         let displaced = std::mem::replace(&mut self.slots[first], slot);
-        let its_entry = std::mem::replace(&mut self.entries[first], entry);
+        let mut its_entry = std::mem::replace(&mut self.entries[first], entry);
         if displaced.page().is_some() && displaced.page() != slot.page() {
-            (self.slots[second], self.entries[second]) = (displaced, its_entry);
+            self.slots[second] = displaced;
+            std::mem::swap(&mut self.entries[second], &mut its_entry);
+        }
+        self.uncount(its_entry);
+        if let Some(table) = self.tables.get_mut((entry / PAGE_SIZE) as usize) {
+            table.derived += 1;
+        }
+    }
+
+    /// A slot does not derive from an entry any more.
+    fn uncount(&mut self, entry: u64) {
+        if let Some(table) = self.tables.get_mut((entry / PAGE_SIZE) as usize) {
+            table.derived -= 1;
+        }
+    }
+
+    /// Empties the slots that came from entries that are among those.
+    fn empty_those(&mut self, is_one: impl Fn(u64) -> bool) {
+        // A few at once: mostly none is.
+        const GROUP: usize = 16;
+        for first in (0..SLOTS).step_by(GROUP) {
+            let group = first..first + GROUP;
+            if self.entries[group.clone()].iter().fold(false, |any, &entry| any | is_one(entry)) {
+                for number in group {
+                    if is_one(self.entries[number]) {
+                        self.empty(number);
+                    }
+                }
+            }
         }
     }
 
@@ -131,6 +183,8 @@ struct TableInfo {
     /// Entries were read as 8 bytes.
     wide: bool,
     writes_since_walk: u32,
+    /// Slots of live address spaces that came from an entry in it.
+    derived: u32,
 }
 
 /// Address translation with its cache.
@@ -149,7 +203,7 @@ impl Mmu {
     pub(crate) fn new(ram: &GuestRam) -> Mmu {
         let pages = (ram.size_bytes() / PAGE_SIZE) as usize;
         Mmu {
-            current: Context::new(),
+            current: Context::new(true),
             others: Vec::new(),
             index: 0,
             tables: vec![TableInfo::default(); pages],
@@ -225,7 +279,7 @@ impl Mmu {
     #[inline]
     pub(crate) fn held(&mut self, index: usize, address: u64, access: Access) -> Option<TlbSlot> {
         let (page, number) = (address & !(PAGE_SIZE - 1), slot_number(address));
-        let mut kind = self.current.kind(index, access);
+        let mut kind = self.current.kind(&mut self.tables, index, access);
         if !kind.slots[number].holds(page) {
             kind.recall(number, page);
         }
@@ -250,7 +304,7 @@ impl Mmu {
         let found = self.others.iter().position(|c| c.live && c.key == key);
         let victim = found.or_else(|| self.others.iter().position(|c| !c.live)).unwrap_or_else(|| {
             if self.others.len() + 1 < CONTEXTS {
-                self.others.push(Context::new());
+                self.others.push(Context::new(false));
                 return self.others.len() - 1;
             }
             (0..self.others.len()).min_by_key(|&i| self.others[i].last_used).unwrap_or(0)
@@ -258,7 +312,10 @@ impl Mmu {
         self.current.last_used = self.clock;
         std::mem::swap(&mut self.current, &mut self.others[victim]);
         if found.is_none() {
-            self.clear_current();
+            if self.current.live {
+                self.uncount_current();
+            }
+            self.current.clear();
             self.current.key = key;
             self.current.live = true;
         } else if self.current.scrub_writes {
@@ -267,19 +324,23 @@ impl Mmu {
         }
     }
 
-    fn clear_current(&mut self) {
-        let context = &mut self.current;
-        for (index, used) in context.used.iter_mut().enumerate().filter(|(_, used)| **used) {
-            context.slots[index] = TlbSlots::EMPTY;
-            context.entries[index] = [[NO_ENTRY; SLOTS]; KINDS];
-            *used = false;
+    /// No slot of the current context derives from anything any more.
+    fn uncount_current(&mut self) {
+        for (index, access) in self.current.used_kinds() {
+            for &entry in &self.current.entries[index][access as usize] {
+                if let Some(table) = self.tables.get_mut((entry / PAGE_SIZE) as usize) {
+                    table.derived -= 1;
+                }
+            }
         }
-        context.scrub_writes = false;
     }
 
     /// Drops every translation of every address space. Never visible to the guest.
     pub fn flush_all(&mut self) {
-        self.clear_current();
+        for &page in &self.flagged {
+            self.tables[page as usize].derived = 0;
+        }
+        self.current.clear();
         self.others.iter_mut().for_each(|context| context.live = false);
     }
 
@@ -325,7 +386,7 @@ impl Mmu {
             Access::Execute => fill.executable,
         };
         let slot = TlbSlot::map(ram, page, fill.ram_page_offset);
-        let mut kind = self.current.kind(index, access);
+        let mut kind = self.current.kind(&mut self.tables, index, access);
         kind.recall(number, page);
         let old = kind.slots[number].page();
         if allowed {
@@ -338,7 +399,7 @@ impl Mmu {
             Access::Write if fill.readable => Access::Read,
             _ => return,
         };
-        let mut kind = self.current.kind(index, other);
+        let mut kind = self.current.kind(&mut self.tables, index, other);
         kind.recall(number, page);
         let held = kind.slots[number].page();
         // A store displaces nothing that is read: in a copy, source and target can share a slot's number.
@@ -376,7 +437,8 @@ impl Mmu {
         let info = &mut self.tables[page as usize];
         info.writes_since_walk += 1;
         let info = *info;
-        if info.writes_since_walk > COLD_PAGE_TABLE_WRITES {
+        let cold = info.writes_since_walk > COLD_PAGE_TABLE_WRITES;
+        if cold && info.narrow {
             self.flush_and_unflag(ram.flags());
             return true;
         }
@@ -396,14 +458,26 @@ impl Mmu {
         for &(entry, old, new) in halves {
             if old & 1 != 0 && old != new {
                 dropped = true;
-                if info.upper_level {
+                if info.upper_level && info.narrow {
                     self.flush_and_unflag(ram.flags());
                     break;
                 }
-                self.drop_entry(entry, info.narrow);
+                if !info.upper_level {
+                    self.drop_entry(entry, info.narrow);
+                    continue;
+                }
+                // It may have been a large page, or a table.
+                self.drop_those(page, |from| from == entry);
+                if let Some(below) = table_below(ram, old) {
+                    self.drop_below(ram, below);
+                }
             }
         }
-        dropped
+        if cold {
+            self.drop_below(ram, page);
+            self.unflag(ram.flags(), page);
+        }
+        dropped || cold
     }
 
     /// To be called after a walk set accessed or dirty bits in the entry at RAM `offset`, which changes no translation but
@@ -419,12 +493,10 @@ impl Mmu {
     fn drop_entry(&mut self, entry_offset: u64, narrow: bool) {
         // A table's index is the low part of the number of either slot, as far as the two agree.
         let low = (entry_offset / if narrow { 4 } else { 8 }) as usize % SECOND_SLOT;
-        for context in std::iter::once(&mut self.current).chain(self.others.iter_mut()) {
-            for (index, access) in (0..PRIVILEGES).flat_map(|index| ACCESSES.map(|access| (index, access))) {
-                if !context.used[index] {
-                    continue;
-                }
-                let mut kind = context.kind(index, access);
+        let contexts = std::iter::once(&mut self.current).chain(self.others.iter_mut());
+        for context in contexts.filter(|context| context.live) {
+            for (index, access) in context.used_kinds() {
+                let mut kind = context.kind(&mut self.tables, index, access);
                 for number in [low, low + SECOND_SLOT] {
                     if kind.entries[number] == entry_offset {
                         kind.empty(number);
@@ -433,6 +505,52 @@ impl Mmu {
             }
         }
     }
+
+    /// Drops the translations that came from those entries of a table.
+    fn drop_those(&mut self, table: u64, is_one: impl Fn(u64) -> bool) {
+        let contexts = std::iter::once(&mut self.current).chain(self.others.iter_mut());
+        for context in contexts.filter(|context| context.live) {
+            for (index, access) in context.used_kinds() {
+                if self.tables[table as usize].derived == 0 {
+                    return;
+                }
+                context.kind(&mut self.tables, index, access).empty_those(&is_one);
+            }
+        }
+    }
+
+    /// Drops the translations that derive from the entries of a table, and of those that they lead to. What entries led to
+    /// before was dropped when they changed.
+    fn drop_below(&mut self, ram: &GuestRam, page: u64) {
+        let (mut pages, mut seen) = (vec![page], FxHashSet::from_iter([page]));
+        while let Some(page) = pages.pop() {
+            self.drop_those(page, |entry| entry / PAGE_SIZE == page);
+            if !self.tables[page as usize].upper_level {
+                continue;
+            }
+            for entry in (page * PAGE_SIZE..(page + 1) * PAGE_SIZE).step_by(8) {
+                let below = table_below(ram, ram.load_u64(entry)).filter(|&below| seen.insert(below));
+                pages.extend(below);
+            }
+        }
+    }
+
+    /// Takes back the flag of a table from which nothing derives any more.
+    fn unflag(&mut self, flags: &PageFlags, page: u64) {
+        self.tables[page as usize] = TableInfo::default();
+        flags.clear(page, PageFlags::PAGE_TABLE);
+        self.flagged.retain(|&flagged| flagged != page);
+    }
+}
+
+/// The page of the table that an 8-byte entry of a higher level leads to, if translations can derive from it.
+fn table_below(ram: &GuestRam, entry: u64) -> Option<u64> {
+    if entry & PRESENT == 0 {
+        return None;
+    }
+    // Of a large page this is the page itself, or its first part, which is no table as a rule.
+    let page = ram.layout().offset_of(entry & ADDRESS)? / PAGE_SIZE;
+    ram.flags().has(page, PageFlags::PAGE_TABLE).then_some(page)
 }
 
 /// Number of the first slot that may hold the page of an address.
