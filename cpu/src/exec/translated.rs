@@ -1,13 +1,14 @@
 //! Runs translated code, and executes by the interpreter what it is left for.
 
 use iced_x86::{Decoder, DecoderOptions, Instruction};
-use translator::{At, Entry, FlagImage, Guest, Left, Link, Source, Translator};
+use translator::{At, Entry, FlagImage, Guest, Left, Link, Miss, Source, Translator};
 
 use super::Cpu;
 use crate::bus::Bus;
 use crate::code::BlockNumber;
 use crate::core::Core;
 use crate::flags::LazyFlags;
+use crate::mmu::paging::Access;
 use crate::op::Op;
 use crate::registers::{cr0, cr4};
 use crate::state::SegReg;
@@ -138,7 +139,11 @@ impl Cpu {
                     self.core.set_interrupt_shadow(false);
                     return None;
                 }
-                At::Instruction { rip, token, number, resume } => {
+                At::Instruction { rip, token, number, missed: Some(miss), .. } if self.fills(&miss) => {
+                    self.core.rip = self.core.next_rip(rip, self.code.block(token).ops[number].start);
+                    left = self.enter(|translator, guest, steps| translator.resume(miss.again, guest, steps));
+                }
+                At::Instruction { rip, token, number, resume, .. } => {
                     self.core.rip = rip;
                     // Counted from the start of the block.
                     self.core.block_steps -= number as u64;
@@ -156,6 +161,17 @@ impl Cpu {
             }
         }
         None
+    }
+
+    /// Enters into the TLB what translated code has missed. `false` if that is not all that it needs.
+    fn fills(&mut self, miss: &Miss) -> bool {
+        let access = if miss.writes { Access::Write } else { Access::Read };
+        let index = self.core.mmu.index();
+        // Where it has a slot already, the access crosses pages.
+        self.core.mmu.held(index, miss.address, access).is_none()
+            && self.core.translate(miss.address, access, index).is_ok()
+            && self.core.attention == 0
+            && self.core.mmu.held(index, miss.address, access).is_some()
     }
 
     /// Enters translated code with the registers and what it may need beside them.

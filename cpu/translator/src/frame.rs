@@ -31,7 +31,10 @@ pub struct Frame {
     pub(crate) interrupts_wait: u32,
     /// Not zero between an STI that has set RFLAGS.IF and the end of the next instruction.
     pub(crate) shadow: u32,
-    unused: [u32; 9],
+    unused: u32,
+    /// The address for which the TLB had no slot, if that is why generated code was left: of a read, of a write. Else zero.
+    pub(crate) missed: [u64; 2],
+    unused_too: [u64; 2],
     /// General registers 0 to 15, then those that the interpreter names beside them.
     pub regs: [u64; 32],
     /// Segment bases by slot.
@@ -63,7 +66,9 @@ impl Default for Frame {
             privileged: 0,
             interrupts_wait: 0,
             shadow: 0,
-            unused: [0; 9],
+            unused: 0,
+            missed: [0; 2],
+            unused_too: [0; 2],
             regs: [0; 32],
             seg_base: [0; 8],
             xmm: [0; 16],

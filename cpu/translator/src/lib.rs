@@ -102,14 +102,28 @@ pub enum At {
         number: usize,
         /// Where generated code goes on if nothing special happens.
         resume: Option<Resume>,
+        /// Why it was left, if that is all: the TLB lacks a page.
+        missed: Option<Miss>,
     },
 }
 
-/// Where generated code goes on behind an instruction.
+/// An access for which the TLB had no slot, or which crosses pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Miss {
+    /// Its address.
+    pub address: u64,
+    /// Whether it writes.
+    pub writes: bool,
+    /// Where generated code tries the instruction again.
+    pub again: Resume,
+}
+
+/// Where generated code goes on behind an instruction, or at one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resume {
     number: u32,
-    instruction: u8,
+    /// Offset of the code.
+    offset: usize,
     generation: u32,
     /// Steps of the block that are left.
     pub steps: u64,

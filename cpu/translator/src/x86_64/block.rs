@@ -57,6 +57,11 @@ fn exec_slots(address: u64) -> [i32; 2] {
     [first, first ^ SECOND_SLOT].map(|slot| TlbSlots::EXEC + (slot * size_of::<TlbSlot>()) as i32)
 }
 
+/// Where the address goes for which the TLB has no slot.
+fn missed(write: bool) -> Mem {
+    field(offset_of!(Frame, missed) + 8 * usize::from(write))
+}
+
 /// Where the slots of privileged code are while RFLAGS.AC is clear, and while it is set.
 pub(super) fn slots_by_ac(ac: bool) -> Mem {
     field(offset_of!(Frame, slots_by_ac) + 8 * usize::from(ac))
@@ -111,10 +116,29 @@ pub(super) struct Written {
     pub dead: usize,
     /// The ways to the next blocks: on, and taken.
     pub edges: [Edge; 2],
-    /// Instructions behind which the block can be entered again when the interpreter has executed them, and where that is.
-    pub resumes: Vec<(u8, usize)>,
+    /// Where the block can be entered again.
+    pub reentries: Vec<Reentry>,
     /// Conditional branches at its end.
     pub branches: u64,
+}
+
+/// Where a block can be entered again that was left at an instruction.
+#[derive(Clone, Copy)]
+pub(super) struct Reentry {
+    pub instruction: u8,
+    /// Offset of the code of the instruction itself, if it expects no flags in the host's register.
+    pub at: Option<usize>,
+    /// Offset of the code behind it, if no flags are expected in the host's register there: else the interpreter executes
+    /// the rest as well.
+    pub behind: Option<usize>,
+}
+
+impl Reentry {
+    /// In a block that lies at an offset.
+    pub fn moved(self, to: usize) -> Reentry {
+        let moved = |offset: Option<usize>| offset.map(|offset| offset + to);
+        Reentry { at: moved(self.at), behind: moved(self.behind), ..self }
+    }
 }
 
 /// A way to the next block.
@@ -144,7 +168,7 @@ enum Way {
     /// To the second slot that the target's page, in RAX, can be in, whose first is at RDX: as the former.
     SecondOfTarget(usize, usize),
     /// To the second slot that a page can be in, whose first, with its array's place, is at RCX and an offset.
-    SecondPage { slots: i32, found: usize, instruction: usize },
+    SecondPage { slots: i32, found: usize, instruction: usize, write: bool },
 }
 
 /// A block being written.
@@ -268,13 +292,15 @@ fn host_reaches(source: &Source<'_>, steps: &[Step], reader: usize, reads: u8) -
 impl BlockWriter<'_> {
     fn block(&mut self, plan: &[Step]) -> Result<Written, Cannot> {
         let count = self.source.instructions.len();
-        let mut resumes = Vec::new();
+        let mut reentries = Vec::new();
         self.asm.alu_imm(B8, alu::SUB, R15, cost(count, self.branches) as i32);
         let out_of_budget = self.asm.jcc(cc::S);
         self.ways.push((Way::Budget, vec![out_of_budget]));
         for (n, step) in plan.iter().enumerate() {
             let instruction = self.source.instructions[n];
             (self.needed, self.number_in_block) = (step.needed, n);
+            let uses_flags = step.kind.is_none_or(Kind::may_use_flags);
+            let start = (self.in_host == 0 || !uses_flags).then(|| self.asm.here());
             match step.kind {
                 Some(kind) => {
                     let effect = kind.effect(&instruction, step.needed).ok_or(Cannot)?;
@@ -299,10 +325,8 @@ impl BlockWriter<'_> {
             if !leaving.is_empty() {
                 self.ways.push((Way::Instruction(n), leaving));
             }
-            // Behind it, flags may be expected in the host's register: then the interpreter executes the rest as well.
-            if self.in_host == 0 && !self.ended {
-                resumes.push((n as u8, self.asm.here()));
-            }
+            let behind = (self.in_host == 0 && !self.ended).then(|| self.asm.here());
+            reentries.push(Reentry { instruction: n as u8, at: start, behind });
         }
         if !self.ended {
             let on = self.source.rip_behind(count - 1);
@@ -314,7 +338,7 @@ impl BlockWriter<'_> {
             code: self.asm.bytes().to_vec(),
             dead,
             edges: self.edges,
-            resumes,
+            reentries,
             branches: self.branches,
         })
     }
@@ -357,11 +381,12 @@ impl BlockWriter<'_> {
                     self.asm.lead_to(back, found);
                     self.leave(n as u8);
                 }
-                Way::SecondPage { slots, found, instruction } => {
+                Way::SecondPage { slots, found, instruction, write } => {
                     self.asm.alu_imm(B8, alu::XOR, RCX, SECOND_BIT);
                     self.asm.alu(B8, alu::CMP, RDX, at(RCX, slots + TlbSlot::PAGE));
                     let back = self.asm.jcc(cc::E);
                     self.asm.lead_to(back, found);
+                    self.asm.store(B8, missed(write), RAX);
                     self.leave(instruction as u8);
                 }
             }
@@ -619,7 +644,7 @@ impl BlockWriter<'_> {
         self.asm.alu(B8, alu::CMP, RDX, at(RCX, slots + TlbSlot::PAGE));
         debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
         let other = self.asm.jcc(cc::NE);
-        let way = Way::SecondPage { slots, found: self.asm.here(), instruction: self.number_in_block };
+        let way = Way::SecondPage { slots, found: self.asm.here(), instruction: self.number_in_block, write };
         self.ways.push((way, vec![other]));
         self.leaves_later = true;
         self.asm.alu(B8, alu::ADD, RAX, at(RCX, slots + TlbSlot::ADDEND));

@@ -355,6 +355,20 @@ fn bit_test(instruction: &Instruction, which: u8) -> Option<Kind> {
 }
 
 impl Kind {
+    /// Whether its translation may look at flags in the host's register.
+    pub fn may_use_flags(self) -> bool {
+        matches!(
+            self,
+            Kind::Alu(2 | 3)
+                | Kind::Inc
+                | Kind::Dec
+                | Kind::Set(_)
+                | Kind::Cmov(_)
+                | Kind::JumpIf(_)
+                | Kind::BitTest(_)
+        )
+    }
+
     /// Whether it can be what follows STI in a block: what neither ends it nor matters to interrupts.
     pub fn follows_sti(self) -> bool {
         !matches!(

@@ -16,7 +16,7 @@ use memory::CodeMemory;
 
 use crate::frame::{FlagImage, Frame, TlbSlot};
 use crate::jumps::{JumpSlot, Jumps};
-use crate::{At, Entry, Guest, Left, Link, MAX_INSTRUCTIONS, MAX_STEPS, Resume, Source};
+use crate::{At, Entry, Guest, Left, Link, MAX_INSTRUCTIONS, MAX_STEPS, Miss, Resume, Source};
 
 /// Bytes of code, at most; when they are used up all is translated anew.
 const CODE_BYTES: usize = 64 << 20;
@@ -40,8 +40,8 @@ struct Block {
     alive: bool,
     /// The ways to the next blocks: on, and taken.
     edges: [block::Edge; 2],
-    /// Instructions behind which it can be entered again, and the offset of the code there.
-    resumes: Box<[(u8, usize)]>,
+    /// Where it can be entered again.
+    reentries: Box<[block::Reentry]>,
 }
 
 /// Translates blocks, and runs them.
@@ -94,7 +94,7 @@ impl Translator {
                 addend: edge.addend.map(|offset| entry + offset),
                 ..edge
             }),
-            resumes: written.resumes.iter().map(|&(n, offset)| (n, entry + offset)).collect(),
+            reentries: written.reentries.iter().map(|reentry| reentry.moved(entry)).collect(),
         });
         Some(Entry { number, generation: self.generation })
     }
@@ -195,15 +195,14 @@ impl Translator {
         Some(self.enter(address, guest, steps.min(MAX_STEPS), 0))
     }
 
-    /// Goes on behind an instruction that the interpreter has executed, for up to `steps` steps, which must be enough for the
-    /// rest of its block.
+    /// Goes on behind an instruction that the interpreter has executed, or at one, for up to `steps` steps, which must be
+    /// enough for the rest of its block.
     pub fn resume(&mut self, resume: Resume, guest: Guest<'_>, steps: u64) -> Option<Left> {
         if resume.generation != self.generation || steps < resume.steps {
             return None;
         }
         let block = &self.blocks[resume.number as usize];
-        let (_, offset) = block.resumes.iter().find(|(n, _)| *n == resume.instruction)?;
-        let address = self.code.address(*offset);
+        let address = self.code.address(resume.offset);
         let charged = cost(resume.steps as usize, block.branches.into());
         Some(self.enter(address, guest, steps.min(MAX_STEPS), charged))
     }
@@ -232,11 +231,12 @@ impl Translator {
         *guest.system_flags = frame.system_flags;
         *guest.kernel_gs_base = frame.kernel_gs_base;
         let shadow = std::mem::take(&mut frame.shadow) != 0;
-        self.left(code, counter, frame.counter, shadow)
+        let missed = std::mem::take(&mut frame.missed);
+        self.left(code, [counter, frame.counter], shadow, missed)
     }
 
     /// What the code of an exit and the counter mean.
-    fn left(&self, code: u32, before: i64, counter: i64, shadow: bool) -> Left {
+    fn left(&self, code: u32, [before, counter]: [i64; 2], shadow: bool, missed: [u64; 2]) -> Left {
         let number = code >> 6;
         let code = (code & 63) as u8;
         let block = &self.blocks[number as usize];
@@ -253,14 +253,20 @@ impl Translator {
             n => {
                 let left = count - usize::from(n);
                 counter += cost(left, block.branches.into());
-                let resumes = block.resumes.iter().any(|(at, _)| *at == n) && left > 1;
-                let resume = resumes.then_some(Resume {
-                    number,
-                    instruction: n,
-                    generation: self.generation,
-                    steps: left as u64 - 1,
+                let reentry = block.reentries.iter().find(|reentry| reentry.instruction == n);
+                let at = |offset, steps| Resume { number, offset, generation: self.generation, steps };
+                let resume = reentry
+                    .and_then(|reentry| reentry.behind)
+                    .filter(|_| left > 1)
+                    .map(|offset| at(offset, left as u64 - 1));
+                let access = missed.iter().position(|&address| address != 0);
+                let again = reentry.and_then(|reentry| reentry.at);
+                let missed = access.zip(again).map(|(access, again)| Miss {
+                    address: missed[access],
+                    writes: access == 1,
+                    again: at(again, left as u64),
                 });
-                At::Instruction { rip: block.rip, token: block.token, number: n.into(), resume }
+                At::Instruction { rip: block.rip, token: block.token, number: n.into(), resume, missed }
             }
         };
         debug_assert!(counter >= 0, "more steps than were allowed");
