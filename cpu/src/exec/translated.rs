@@ -167,11 +167,16 @@ impl Cpu {
     fn fills(&mut self, miss: &Miss) -> bool {
         let access = if miss.writes { Access::Write } else { Access::Read };
         let index = self.core.mmu.index();
-        // Where it has a slot already, the access crosses pages.
-        self.core.mmu.held(index, miss.address, access).is_none()
-            && self.core.translate(miss.address, access, index).is_ok()
-            && self.core.attention == 0
-            && self.core.mmu.held(index, miss.address, access).is_some()
+        if self.core.mmu.held(index, miss.address, access).is_some() {
+            // The access crosses pages.
+            return false;
+        }
+        if self.core.translate(miss.address, access, index).is_err() {
+            // The interpreter will find that out, and which fault it is.
+            self.core.noncanonical = false;
+            return false;
+        }
+        self.core.attention == 0 && self.core.mmu.held(index, miss.address, access).is_some()
     }
 
     /// Enters translated code with the registers and what it may need beside them.

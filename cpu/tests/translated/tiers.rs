@@ -370,3 +370,27 @@ fn breakpoints_at_one_offset_of_two_pages_come_and_go() {
         assert_eq!(m.cpu.run(&mut m.bus, until, u64::MAX), Stop::Budget);
     }
 }
+
+#[test]
+fn operands_that_are_not_aligned_fault_before_their_pages_are_looked_at() {
+    let entry = TABLES + 0x3000 + 8 * (DATA >> 12);
+    for (base, vector) in [(DATA + 8, 13), (1 << 63 | 8, 13)] {
+        let make = || {
+            let mut m = Machine::long();
+            // Neither accessed nor dirty.
+            m.put64(entry, DATA | 7);
+            m.state.cr4 |= 1 << 9;
+            m.state.gpr[5] = base;
+            m.code(64, |a| {
+                a.movaps(xmmword_ptr(rbp), xmm0).unwrap();
+                a.hlt().unwrap();
+            });
+            m
+        };
+        let end = same(make, 10);
+        assert_eq!(end.rip, handler(vector) + 1);
+        let mut m = make();
+        m.run();
+        assert_eq!(m.ram.load_u64(entry), DATA | 7, "accessed and dirty bits");
+    }
+}

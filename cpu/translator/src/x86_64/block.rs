@@ -126,7 +126,7 @@ pub(super) struct Written {
 #[derive(Clone, Copy)]
 pub(super) struct Reentry {
     pub instruction: u8,
-    /// Offset of the code of the instruction itself, if it expects no flags in the host's register.
+    /// Offset of the code of the instruction itself, if it expects no flags in the host's register and can be tried again.
     pub at: Option<usize>,
     /// Offset of the code behind it, if no flags are expected in the host's register there: else the interpreter executes
     /// the rest as well.
@@ -299,8 +299,9 @@ impl BlockWriter<'_> {
         for (n, step) in plan.iter().enumerate() {
             let instruction = self.source.instructions[n];
             (self.needed, self.number_in_block) = (step.needed, n);
-            let uses_flags = step.kind.is_none_or(Kind::may_use_flags);
-            let start = (self.in_host == 0 || !uses_flags).then(|| self.asm.here());
+            let again =
+                |kind: Kind| kind.begins_with_its_access() && (self.in_host == 0 || !kind.may_use_flags());
+            let start = step.kind.is_some_and(again).then(|| self.asm.here());
             match step.kind {
                 Some(kind) => {
                     let effect = kind.effect(&instruction, step.needed).ok_or(Cannot)?;

@@ -355,6 +355,12 @@ fn bit_test(instruction: &Instruction, which: u8) -> Option<Kind> {
 }
 
 impl Kind {
+    /// Whether nothing can come before its first access to memory but that access's page fault, so that it can be tried again
+    /// once the TLB has the page. Operands in XMM registers may have to be aligned.
+    pub fn begins_with_its_access(self) -> bool {
+        !matches!(self, Kind::Vector(_))
+    }
+
     /// Whether its translation may look at flags in the host's register.
     pub fn may_use_flags(self) -> bool {
         matches!(

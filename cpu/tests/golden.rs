@@ -1,0 +1,12 @@
+//! Instructions against what an Intel processor did: the golden vectors of `tests/silicon`, on both tiers.
+
+use silicon::golden::{self, Golden};
+use silicon::{Which, replay};
+
+#[test]
+fn the_cpu_does_what_an_intel_processor_did() {
+    let golden = Golden::load(&golden::path()).expect("the golden vectors are in the tree");
+    let report = replay(&golden, Which::default(), 1).expect("the cases are those that were recorded");
+    print!("{report}");
+    assert_eq!(report.differences(), 0, "differences from the processor that was recorded");
+}
