@@ -14,4 +14,5 @@ mod peek;
 mod random;
 mod real;
 mod registers;
+mod tables;
 mod watchpoints;

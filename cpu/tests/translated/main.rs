@@ -29,6 +29,8 @@ mod random;
 mod real;
 #[path = "../system/registers.rs"]
 mod registers;
+#[path = "../system/tables.rs"]
+mod tables;
 mod tiers;
 #[path = "../system/watchpoints.rs"]
 mod watchpoints;

@@ -1,0 +1,229 @@
+//! Page tables that change while the CPU runs: at every level, after many writes, in every width. What the TLB keeps of them
+//! never shows.
+
+use cpu::Stop;
+use iced_x86::code_asm::*;
+
+use crate::harness::*;
+
+/// A page with a word and a routine, and two RAM pages that it can be mapped to.
+const PAGE: u64 = 0x9_0000;
+const LEFT: u64 = 0xa_0000;
+const RIGHT: u64 = 0xb_0000;
+/// Other tables for the lowest addresses, from the lowest level up: PAGE leads to RIGHT by them.
+const OTHERS: u64 = 0xc_0000;
+
+/// The routine that a page has at its start, and the word.
+fn furnish(m: &Machine, page: u64, value: i32) {
+    m.code_at(64, page, PAGE, |a| {
+        a.lea(ebx, dword_ptr(ebx + ebx * 8 + value)).unwrap();
+        a.ret().unwrap();
+    });
+    m.put64(page + 0x800, value as u64);
+}
+
+/// Long mode in which PAGE leads to LEFT.
+fn machine() -> Machine {
+    let m = Machine::long();
+    furnish(&m, LEFT, 1);
+    furnish(&m, RIGHT, 2);
+    let table = TABLES + 0x3000;
+    let other = OTHERS;
+    for n in 0..512 {
+        m.put64(other + 8 * n, m.ram.load_u64(table + 8 * n));
+    }
+    m.put64(table + 8 * (PAGE >> 12), LEFT | 7);
+    m.put64(other + 8 * (PAGE >> 12), RIGHT | 7);
+    for level in 1..3 {
+        m.put64(OTHERS + 0x1000 * level, (OTHERS + 0x1000 * (level - 1)) | 7);
+    }
+    m
+}
+
+/// Calls the routine in PAGE, and adds its word to RSI ninefold.
+fn look(a: &mut CodeAssembler) {
+    a.mov(rdx, PAGE).unwrap();
+    a.call(rdx).unwrap();
+    a.lea(rsi, ptr(rsi + rsi * 8)).unwrap();
+    a.add(rsi, qword_ptr(rdx + 0x800)).unwrap();
+}
+
+/// Writes a word anywhere.
+fn write64(a: &mut CodeAssembler, address: u64, value: u64) {
+    a.mov(rax, value).unwrap();
+    a.mov(rdx, address).unwrap();
+    a.mov(qword_ptr(rdx), rax).unwrap();
+}
+
+/// What both have come to when PAGE held these in turn.
+fn expect(m: &mut Machine, values: &[u64]) {
+    assert_eq!(m.run_steps(10_000), Stop::Halted);
+    let expected = values.iter().fold(0, |sum, value| sum * 9 + value);
+    assert_eq!((m.state.gpr[3], m.state.gpr[6]), (expected, expected), "rip {:#x}", m.state.rip);
+}
+
+#[test]
+fn an_entry_of_any_level_that_changes_leads_elsewhere() {
+    // The page directory, its pointers, the topmost table: the first entry of each.
+    for level in 0..3 {
+        let entry = TABLES + 0x2000 - 0x1000 * level;
+        let mut m = machine();
+        let (before, after) = (m.ram.load_u64(entry), (OTHERS + 0x1000 * level) | 7);
+        m.code(64, |a| {
+            for value in [after, before, after, before] {
+                look(a);
+                look(a);
+                write64(a, entry, value);
+            }
+            look(a);
+            a.hlt().unwrap();
+        });
+        expect(&mut m, &[1, 1, 2, 2, 1, 1, 2, 2, 1]);
+    }
+}
+
+#[test]
+fn a_large_page_that_becomes_a_table_is_one() {
+    const LARGE: u64 = 1 << 7;
+    let entry = TABLES + 0x2000;
+    let mut m = machine();
+    // As a large page the addresses are those of RAM.
+    furnish(&m, PAGE, 3);
+    m.code(64, |a| {
+        look(a);
+        write64(a, entry, LARGE | 7);
+        look(a);
+        write64(a, entry, OTHERS | 7);
+        look(a);
+        write64(a, entry, LARGE | 7);
+        look(a);
+        a.hlt().unwrap();
+    });
+    expect(&mut m, &[1, 3, 2, 3]);
+}
+
+#[test]
+fn a_table_with_many_writes_is_still_a_table() {
+    // Of each level a table of another address space, of which the upper half is written so often that it is taken for other
+    // memory.
+    for (level, count) in (0..4).flat_map(|level| [(level, 40), (level, 200)]) {
+        let mut m = machine();
+        let root = OTHERS + 0x3000;
+        m.put64(root, (OTHERS + 0x2000) | 7);
+        // Tables by which PAGE leads to LEFT.
+        const MORE: u64 = 0xd_0000;
+        for n in 0..512 {
+            m.put64(MORE + 8 * n, m.ram.load_u64(TABLES + 0x3000 + 8 * n));
+        }
+        for upper in 1..3 {
+            m.put64(MORE + 0x1000 * upper, (MORE + 0x1000 * (upper - 1)) | 7);
+        }
+        let table = OTHERS + 0x1000 * level;
+        let entry = table + if level == 0 { 8 * (PAGE >> 12) } else { 0 };
+        let after = [LEFT, MORE, MORE + 0x1000, MORE + 0x2000][level as usize] | 7;
+        m.code(64, |a| {
+            for _ in 0..2 {
+                a.mov(rax, root).unwrap();
+                a.mov(cr3, rax).unwrap();
+                look(a);
+                a.mov(rax, TABLES).unwrap();
+                a.mov(cr3, rax).unwrap();
+                for round in 0..count {
+                    write64(a, table + 0xc00 + 8 * (round % 64), 0x5555_0000 + round);
+                }
+            }
+            write64(a, entry, after);
+            a.mov(rax, root).unwrap();
+            a.mov(cr3, rax).unwrap();
+            look(a);
+            look(a);
+            a.hlt().unwrap();
+        });
+        expect(&mut m, &[2, 2, 1, 1]);
+    }
+}
+
+#[test]
+fn tables_that_lead_to_themselves_end() {
+    // The topmost table's last entry leads to itself, as some kernels have it, and is taken away.
+    let mut m = machine();
+    let own = TABLES + 8 * 511;
+    m.put64(own, TABLES | 7);
+    // By it the topmost table is at the end of all addresses.
+    let seen_at = 0_u64.wrapping_sub(0x1000);
+    m.code(64, |a| {
+        a.mov(rdx, seen_at).unwrap();
+        a.mov(rsi, qword_ptr(rdx)).unwrap();
+        write64(a, own, 0);
+        a.mov(rdx, seen_at).unwrap();
+        a.mov(rdi, qword_ptr(rdx)).unwrap();
+        a.hlt().unwrap();
+    });
+    assert_eq!(m.run_to_handler(), 14);
+    assert_eq!(m.state.gpr[6] & !0x20, (TABLES + 0x1000) | 7);
+    assert_eq!(m.state.gpr[7], 0);
+}
+
+#[test]
+fn either_half_of_eight_bytes_is_an_entry_in_32_bit_paging() {
+    for page in [PAGE, PAGE + 0x1000] {
+        let mut m = Machine::protected();
+        let (root, table) = (OTHERS as u32, OTHERS as u32 + 0x1000);
+        m.put32(root.into(), table | 7);
+        for n in 0..1024 {
+            m.put32((table + 4 * n).into(), n << 12 | 7);
+        }
+        let entry = table + 4 * (page >> 12) as u32;
+        m.put32(entry.into(), LEFT as u32 | 7);
+        m.put32(LEFT, 1);
+        m.put32(RIGHT, 2);
+        m.state.cr0 |= 1 << 31;
+        m.state.cr3 = root.into();
+        m.code(32, |a| {
+            a.mov(ebx, dword_ptr(page as u32)).unwrap();
+            a.mov(dword_ptr(entry), RIGHT as i32 | 7).unwrap();
+            a.mov(esi, dword_ptr(page as u32)).unwrap();
+            a.hlt().unwrap();
+        });
+        assert_eq!(m.run(), Stop::Halted);
+        assert_eq!((m.state.gpr[3], m.state.gpr[6]), (1, 2), "{page:#x}");
+    }
+}
+
+#[test]
+fn write_protection_holds_for_the_kernel_while_wp_is_set() {
+    const WP: u64 = 1 << 16;
+    let mut m = Machine::long();
+    m.page(PAGE, 2, 0);
+    let (with, without) = (m.state.cr0 | WP, m.state.cr0 & !WP);
+    m.state.cr0 = without;
+    m.code(64, |a| {
+        for value in [1, 2] {
+            a.mov(dword_ptr(PAGE), value).unwrap();
+        }
+        a.mov(rax, with).unwrap();
+        a.mov(cr0, rax).unwrap();
+        a.mov(dword_ptr(PAGE), 3).unwrap();
+        a.hlt().unwrap();
+    });
+    assert_eq!(m.run_to_handler(), 14);
+    assert_eq!(m.ram.load_u32(PAGE), 2);
+}
+
+#[test]
+fn code_that_may_only_be_executed_cannot_be_read() {
+    for readable in [true, false] {
+        let mut m = Machine::protected();
+        if !readable {
+            m.state.segments[1].attributes &= !2;
+        }
+        // MOV EAX, CS:[CODE]; HLT.
+        m.put(CODE, &[0x2e, 0xa1, 0, 0, 2, 0, 0xf4]);
+        if readable {
+            assert_eq!(m.run(), Stop::Halted);
+            assert_eq!(m.state.gpr[0], 0x0000_a12e);
+        } else {
+            assert_eq!(m.run_to_handler(), 13);
+        }
+    }
+}
