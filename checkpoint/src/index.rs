@@ -161,3 +161,26 @@ fn open_again(path: &Path, listed: Listed) -> Result<File> {
     let data = file.metadata().map_err(StoreError::io(path, "look at"))?;
     if (data.ino(), data.len()) == (listed.inode, listed.len) { Ok(file) } else { Err(replaced()) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_gone_or_another_was_replaced_and_one_that_cannot_be_opened_was_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let kind = |listed| open_again(&path, listed).map(drop).map_err(|error| error.kind);
+        let missing = Listed { number: 1, inode: 1, len: 0 };
+        assert!(matches!(kind(missing), Err(StoreErrorKind::Replaced)));
+        std::os::unix::fs::symlink(&path, &path).unwrap();
+        assert!(matches!(kind(missing), Err(StoreErrorKind::Io { .. })));
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, b"text").unwrap();
+        let inode = std::fs::metadata(&path).unwrap().ino();
+        assert!(kind(Listed { number: 1, inode, len: 4 }).is_ok());
+        for other in [Listed { number: 1, inode, len: 5 }, Listed { number: 1, inode: inode + 1, len: 4 }] {
+            assert!(matches!(kind(other), Err(StoreErrorKind::Replaced)));
+        }
+    }
+}

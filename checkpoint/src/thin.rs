@@ -202,6 +202,12 @@ mod tests {
     }
 
     #[test]
+    fn a_gap_reaches_from_the_one_before_to_the_one_behind() {
+        assert_eq!(by_sparseness(&entries([0, 1, 2, 50, 60, 100])), [1, 2, 3, 4]);
+        assert_eq!(by_sparseness(&entries([0, 40, 50, 98, 99, 100])), [1, 2, 4, 3]);
+    }
+
+    #[test]
     fn the_newest_of_the_old_ones_stays() {
         let all = entries([1, 5, 10, 20, 30]);
         for (keep_ns, old) in

@@ -371,6 +371,10 @@ fn what_a_damaged_store_still_has_is_right() {
                 let machine = last.machine.clone();
                 model.add(&whole, 1_000, &machine);
                 model.check(&whole);
+                // It knows what is still needed.
+                whole.thin(&Policy { max_checkpoints: 2, ..Policy::default() }).unwrap();
+                kept(&model, &whole).check(&whole);
+                whole.verify(|_, _| {}).unwrap();
                 some += 1;
             } else {
                 none += 1;

@@ -137,6 +137,40 @@ fn a_hit_exactly_where_something_can_be_restored_is_found() {
 }
 
 #[test]
+fn a_step_back_over_a_hit_tells_it_and_stands_before_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = recording(directory.path(), "r.ttvm", &[]);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let (stops, hits) = seldom(&mut timeline);
+    for hit in hits.iter().take(5) {
+        timeline.set_stops(Stops::default());
+        timeline.seek(hit.after, &mut || false).unwrap();
+        timeline.set_stops(stops.clone());
+        let stop = timeline.step_backward(&mut || false).unwrap();
+        assert_eq!((stop, timeline.position()), (TravelStop::Hit(hit.cause), hit.before));
+        let stop = timeline.step_backward(&mut || false).unwrap();
+        assert_eq!((stop, timeline.position()), (TravelStop::Reached, hit.before - 1));
+    }
+}
+
+#[test]
+fn a_scratch_fork_has_no_past() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = recording(directory.path(), "r.ttvm", &[]);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let here = Instructions(5_000);
+    timeline.seek(here, &mut || false).unwrap();
+    assert!(timeline.change_memory(STIRRED, &[1]).unwrap());
+    assert_eq!(timeline.forked_at(), Some(here));
+    let refused = timeline.step_backward(&mut || false).unwrap_err().to_string();
+    assert!(refused.contains("scratch fork") && refused.contains("5000"), "{refused}");
+    assert!(timeline.run_backward(&mut || false).is_err());
+    timeline.leave_fork().unwrap();
+    assert_eq!(timeline.step_backward(&mut || false).unwrap(), TravelStop::Reached);
+    assert_eq!(timeline.position(), here - 1);
+}
+
+#[test]
 fn a_breakpoint_exactly_where_something_can_be_restored_is_found() {
     let directory = tempfile::tempdir().unwrap();
     let bare = recording(directory.path(), "bare.ttvm", &[]);

@@ -189,6 +189,7 @@ fn positions_in_a_part() {
     for number in [0, 1, before - 1] {
         let refused = resolve(&format!("event:{number}")).unwrap_err().to_string();
         assert!(refused.contains("lies before the part that is opened"), "{refused}");
+        assert!(refused.contains(&format!("begins at {:.6} s", head.at.time_ns as f64 / 1e9)), "{refused}");
     }
     let refused = resolve(&format!("event:{all}")).unwrap_err().to_string();
     assert!(refused.contains(&format!("it has {all}")), "{refused}");
