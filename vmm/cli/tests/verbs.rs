@@ -57,6 +57,23 @@ fn verify_names_the_instruction_at_which_memory_failed() {
 }
 
 #[test]
+fn both_tiers_are_compared_and_the_first_instruction_that_differs_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_, end) = record(directory.path(), "r.ttvm", ROUNDS, typed(&[(5_000, "a")]));
+    let (code, out, told) = ttvm(directory.path(), &["verify", "r.ttvm", "--tiers", "1000"]);
+    let places = end.at.count.number() / 1000 + 1;
+    assert!(code == 0 && out.contains(&format!("equal at all of {places} places")), "{out}{told}");
+    let steps = end.at.count.number() / 3;
+    let fault = format!("{steps}:{}:5", STIRRED + 0x1234);
+    let (code, out, _) =
+        ttvm(directory.path(), &["verify", "r.ttvm", "--tiers", "1000", "--inject-fault", &fault]);
+    assert!(code == 3 && out.contains(&format!("insn:{steps} at rip 0x")), "{out}");
+    assert!(out.contains("the byte at physical address 0x201234"), "{out}");
+    let (code, _, _) = ttvm(directory.path(), &["verify", "r.ttvm", "--tiers", "0"]);
+    assert_eq!(code, 2);
+}
+
+#[test]
 fn log_lists_events_and_says_where_recordings_part() {
     let directory = tempfile::tempdir().unwrap();
     record(directory.path(), "l.ttvm", ROUNDS, typed(&[(5_000, "a"), (9_000, "b")]));

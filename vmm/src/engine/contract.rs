@@ -2,7 +2,7 @@
 //! never asks which engine runs.
 
 pub use ::kvm::Statistics;
-use cpu::{AddressKind, Bus, Cpu, CpuState, Traps, Watchpoint};
+use cpu::{AddressKind, Bus, Cpu, CpuState, Tier, Traps, Watchpoint};
 pub use engine_contract::{End, Leave, Mark};
 
 use crate::error::Error;
@@ -46,6 +46,8 @@ pub trait Engine {
     /// To be called after dirty flags of pages were cleared: from then on the first write to a page sets its
     /// flag again.
     fn track_writes_anew(&mut self);
+    /// Chooses what executes the guest, where there is a choice. Nothing that the guest can see depends on it.
+    fn set_tier(&mut self, _tier: Tier) {}
     /// What it did so far, if it counts that.
     fn statistics(&self) -> Option<Statistics> {
         None

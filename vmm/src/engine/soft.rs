@@ -123,6 +123,10 @@ impl Engine for SoftEngine {
         self.cpu.set_breakpoints(points.iter().copied());
     }
 
+    fn set_tier(&mut self, tier: Tier) {
+        self.cpu.set_tier(tier);
+    }
+
     fn set_watchpoints(&mut self, points: &[Watchpoint]) {
         self.cpu.set_watchpoints(points.iter().copied());
     }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use checkpoint::{PageMap, Store};
-use cpu::{AddressKind, Bus, Stop, Trap, Traps, WatchHit, Watchpoint};
+use cpu::{AddressKind, Bus, Stop, Tier, Trap, Traps, WatchHit, Watchpoint};
 use devices::pci::PciBus;
 use devices::platform::Platform;
 use devices::virtio::{Block, Console, Rng};
@@ -193,6 +193,11 @@ impl<U: Unit> Machine<U> {
     /// Replaces all breakpoints.
     pub fn set_breakpoints(&mut self, points: &[(AddressKind, u64)]) {
         self.engine.set_breakpoints(points);
+    }
+
+    /// Chooses what of the software CPU executes the guest, for comparisons: nothing that the guest can see depends on it.
+    pub fn set_tier(&mut self, tier: Tier) {
+        self.engine.set_tier(tier);
     }
 
     /// Replaces all watchpoints.

@@ -6,7 +6,7 @@
 //! become different, but there may be an earlier one.
 
 use checkpoint::Maps;
-use cpu::CpuState;
+use cpu::{CpuState, Tier};
 
 use crate::error::Error;
 use crate::machine::checks::{CheckParts, CheckRecord};
@@ -20,8 +20,8 @@ use crate::replay::begin;
 use crate::replay::registers;
 use crate::replay::run::Fault;
 
-/// Distance between comparisons while it is not known yet where the two differ.
-const STRIDE: u64 = 256_000_000;
+/// Distance between comparisons, while it is not known yet where the two differ, that costs next to nothing.
+pub const FAR_APART: u64 = 256_000_000;
 /// Places in RAM that are named.
 const MAX_PLACES: usize = 8;
 
@@ -59,6 +59,13 @@ impl<C: Unit> Side<C> {
         let (machine, mut player) = begin::open(recording)?;
         player.set_scrutiny(Scrutiny::Nothing);
         Ok(Side { machine, player, fault })
+    }
+
+    /// As [`Side::new`], by one tier of the software CPU.
+    pub fn by(tier: Tier, recording: &Recording<C>, fault: Option<Fault<C>>) -> Result<Side<C>, Error> {
+        let mut side = Side::new(recording, fault)?;
+        side.machine.set_tier(tier);
+        Ok(side)
     }
 
     fn at(&self) -> C {
@@ -114,13 +121,14 @@ fn equal<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> Result<bool, Error
 }
 
 /// Where two replays from the first instruction part: the first difference after `equal_at` (where they are
-/// said to be equal, which is looked at) and up to `until`. `None` when they are equal there too. `progress`
-/// gets positions.
+/// said to be equal, which is looked at) and up to `until`. They are compared every `stride` instructions or exits. `None`
+/// when they are equal there too. `progress` gets positions.
 pub fn find_parting<C: Unit>(
     left: &mut Side<C>,
     right: &mut Side<C>,
     equal_at: C,
     until: C,
+    stride: u64,
     mut progress: impl FnMut(C),
 ) -> Result<Option<Parting>, Error> {
     let mut low = (left.save()?, right.save()?);
@@ -130,7 +138,7 @@ pub fn find_parting<C: Unit>(
     let mut next = equal_at;
     let mut high = loop {
         // Not at a multiple of anything: a stride that is too long is only slower.
-        let target = if next > low.0.at { next } else { low.0.at.saturating_add(STRIDE) }.min(until);
+        let target = if next > low.0.at { next } else { low.0.at.saturating_add(stride) }.min(until);
         left.run_to(target)?;
         right.run_to(target)?;
         progress(target);

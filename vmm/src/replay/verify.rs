@@ -8,17 +8,17 @@
 //! where there is a second recording of the same run, both machines can be had live, and the first
 //! instruction that they execute differently is found ([`crate::replay::bisect`]).
 
-use cpu::CpuState;
+use cpu::{CpuState, Tier};
 
 use crate::divergence::Divergence;
 use crate::error::Error;
 use crate::machine::checks::CheckRecord;
 use crate::machine::unit::Unit;
-use crate::position::Moment;
+use crate::position::{Count, Instructions, Moment};
 use crate::recording::Recording;
 use crate::recording::log::EventRecord;
 use crate::recording::player::Scrutiny;
-use crate::replay::bisect::{Parting, Side, find_parting};
+use crate::replay::bisect::{FAR_APART, Parting, Side, find_parting};
 use crate::replay::compare_checkpoints::{CheckpointComparison, CheckpointDifference};
 use crate::replay::run::{Fault, Replay, ReplayEnd, last_place};
 
@@ -140,7 +140,7 @@ fn find_origin<C: Unit>(
     drop(second);
     let (mut good, mut bad) = (Side::new(recording, None)?, Side::new(recording, fault)?);
     let known = equal_everywhere(recording, last_good)?;
-    let parting = find_parting(&mut good, &mut bad, known, first, |steps| {
+    let parting = find_parting(&mut good, &mut bad, known, first, FAR_APART, |steps| {
         progress("comparing two replays", steps);
     })?;
     Ok(parting.map_or(Origin::DidNotRecur, |parting| Origin::ReplaysPart(Box::new(parting))))
@@ -160,5 +160,20 @@ pub fn compare<C: Unit>(
     progress: impl FnMut(C),
 ) -> Result<Option<Parting>, Error> {
     let until = last_place(left).max(last_place(right)).saturating_add(1);
-    find_parting(&mut Side::new(left, None)?, &mut Side::new(right, None)?, C::default(), until, progress)
+    let (mut left, mut right) = (Side::new(left, None)?, Side::new(right, None)?);
+    find_parting(&mut left, &mut right, C::default(), until, FAR_APART, progress)
+}
+
+/// Where the interpreter and the translator of the software CPU part in the replay of a recording, when everything is compared
+/// every `stride` instructions; `None` if they do not. The translator's side may have a fault.
+pub fn compare_tiers(
+    recording: &Recording<Instructions>,
+    fault: Option<Fault<Instructions>>,
+    stride: u64,
+    progress: impl FnMut(Instructions),
+) -> Result<Option<Parting>, Error> {
+    let until = last_place(recording).saturating_add(1);
+    let mut interpreted = Side::by(Tier::Interpreter, recording, None)?;
+    let mut translated = Side::by(Tier::Translator { after: 0 }, recording, fault)?;
+    find_parting(&mut interpreted, &mut translated, Instructions(0), until, stride, progress)
 }

@@ -6,16 +6,17 @@ use std::path::PathBuf;
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
 use vmm::machine::unit::Unit;
-use vmm::position::{Count, Length};
+use vmm::position::{Count, Instructions, Length};
 use vmm::recording::log::Log;
 use vmm::recording::{Opened, Recording};
 use vmm::replay::bisect::Parting;
 use vmm::replay::registers;
-use vmm::replay::verify::{Difference, Origin, Verification, compare, verify};
+use vmm::replay::verify::{Difference, Origin, Verification, compare, compare_tiers, verify};
 use vmm::replay::{Fault, last_place};
 use vmm::with_recording;
 
 use crate::progress;
+use crate::travel::in_instructions;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -27,9 +28,19 @@ pub struct Args {
     /// Compare with another recording of the same run instead, and find the first instruction that differs
     #[arg(long, value_name = "RECORDING")]
     against: Option<PathBuf>,
+    /// Replay with the software CPU's interpreter and with its translator instead, side by side, and compare registers,
+    /// devices, RAM and disk every N instructions; find the first instruction that differs
+    #[arg(long, value_name = "N", conflicts_with_all = ["json", "against"], value_parser = clap::value_parser!(u64).range(1..))]
+    tiers: Option<u64>,
     /// Let bit BIT of the byte at offset OFFSET of RAM fail after STEPS instructions (for tests)
     #[arg(long, value_name = "STEPS:OFFSET:BIT", value_parser = parse_fault, hide = true)]
     inject_fault: Option<FaultArgs>,
+}
+
+impl Args {
+    fn fault<U: Unit>(&self) -> Option<Fault<U>> {
+        self.inject_fault.map(|FaultArgs { at, offset, bit }| Fault { at: U::new(at), offset, bit })
+    }
 }
 
 /// A bit of RAM that is to fail, for tests.
@@ -42,6 +53,9 @@ struct FaultArgs {
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let opened = Opened::open(&args.recording)?;
+    if let Some(stride) = args.tiers {
+        return check_tiers(args, &in_instructions(opened, false)?, stride);
+    }
     let Some(other) = &args.against else {
         return with_recording!(opened, recording => check(args, &recording));
     };
@@ -68,14 +82,31 @@ fn print_parting<U: Unit>(left: &Recording<U>, right: &Recording<U>) -> Result<i
     Ok(exit_code::DIVERGED)
 }
 
+fn check_tiers(args: &Args, recording: &Recording<Instructions>, stride: u64) -> Result<i32, Error> {
+    let last = last_place(recording);
+    let bar = progress::bar(last.number(), std::io::stderr().is_terminal());
+    bar.set_message("comparing interpreter and translator");
+    let parting =
+        compare_tiers(recording, args.fault(), stride, |at: Instructions| bar.set_position(at.number()))?;
+    bar.finish_and_clear();
+    let Some(parting) = parting else {
+        crate::output::print(&format!(
+            "interpreter and translator are equal at all of {} places, {stride} instructions apart, up to instruction \
+             {last}",
+            last.number() / stride + 1
+        ))?;
+        return Ok(exit_code::DONE);
+    };
+    crate::output::print(&parting_lines(&parting).join("\n"))?;
+    Ok(exit_code::DIVERGED)
+}
+
 fn check<U: Unit>(args: &Args, recording: &Recording<U>) -> Result<i32, Error> {
     let bar = progress::bar(last_place(recording).number(), std::io::stderr().is_terminal());
     if !args.json {
         crate::output::print(&log_line(&recording.log))?;
     }
-    let fault = args.inject_fault;
-    let fault = fault.map(|FaultArgs { at, offset, bit }| Fault { at: U::new(at), offset, bit });
-    let found = verify(recording, fault, |what, at| {
+    let found = verify(recording, args.fault(), |what, at| {
         bar.set_message(what);
         bar.set_position(at.number());
     })?;
