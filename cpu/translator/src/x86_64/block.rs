@@ -8,6 +8,7 @@
 //! frame has them all.
 
 use std::mem::offset_of;
+use std::num::NonZeroU32;
 
 use iced_x86::{Instruction, Register};
 
@@ -18,7 +19,7 @@ use super::exits::{EDGE_ON, EDGE_TAKEN, ENTRY, cost, exit_code};
 use super::kind::{Effect, Kind, is_high_byte, kind_of, looked_at, set};
 use crate::Source;
 use crate::frame::{Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
-use crate::jumps::{JUMP_BITS, JUMP_FACTOR, JumpSlot, slot_of};
+use crate::jumps::{JUMP_BITS, JUMP_FACTOR, JumpSlot};
 
 /// An instruction cannot be written after all; it is left to the interpreter.
 #[derive(Debug)]
@@ -51,10 +52,49 @@ const JUMP_TARGET: i32 = offset_of!(JumpSlot, target) as i32;
 /// In what the addresses of the two slots differ that may hold a page.
 const SECOND_BIT: i32 = (SECOND_SLOT * size_of::<TlbSlot>()) as i32;
 
-/// Where the two slots lie that may hold the page of an address for instruction fetches.
-fn exec_slots(address: u64) -> [i32; 2] {
-    let first = (address >> 12) as usize % SLOTS;
-    [first, first ^ SECOND_SLOT].map(|slot| TlbSlots::EXEC + (slot * size_of::<TlbSlot>()) as i32)
+/// RCX becomes where the first slot for the target in RAX lies, as [`crate::jumps::slot_of`] has it.
+fn jump_slot(asm: &mut Asm) {
+    const SLOT_SHIFT: u32 = size_of::<JumpSlot>().trailing_zeros();
+    asm.multiply(RCX, RAX, JUMP_FACTOR);
+    asm.shift_imm(B4, 5, RCX, (32 - JUMP_BITS - SLOT_SHIFT) as u8);
+    asm.alu_imm(B4, alu::AND, RCX, -1 << SLOT_SHIFT);
+    asm.alu(B8, alu::ADD, RCX, JUMPS_POINTER);
+}
+
+/// A register becomes where the first slot of the TLB for the linear address in RAX lies in an array of slots, if that array
+/// were the first. Clobbers flags.
+fn slot_address(asm: &mut Asm, to: Reg) {
+    const SLOT_SHIFT: u8 = 12 - size_of::<TlbSlot>().trailing_zeros() as u8;
+    asm.load(B4, to, RAX);
+    asm.shift_imm(B4, 5, to, SLOT_SHIFT);
+    asm.alu_imm(B4, alu::AND, to, ((SLOTS - 1) * size_of::<TlbSlot>()) as i32);
+    asm.alu(B8, alu::ADD, to, SLOTS_POINTER);
+}
+
+/// Writes what jumps to the target in RAX if it is remembered, and its page mapped as it was then; if not, EAX becomes the
+/// exit's code, which the frame has, and what is behind is executed.
+pub(super) fn jump_or_exit(asm: &mut Asm) {
+    jump_slot(asm);
+    asm.alu(B8, alu::CMP, RAX, at(RCX, JUMP_RIP));
+    let first = asm.jcc(cc::E);
+    asm.alu_imm(B8, alu::XOR, RCX, size_of::<JumpSlot>() as i32);
+    asm.alu(B8, alu::CMP, RAX, at(RCX, JUMP_RIP));
+    let unknown = asm.jcc(cc::NE);
+    asm.land(first);
+    slot_address(asm, RDX);
+    asm.alu_imm(B8, alu::AND, RAX, -4096);
+    asm.alu(B8, alu::CMP, RAX, at(RDX, TlbSlots::EXEC + TlbSlot::PAGE));
+    let mapped = asm.jcc(cc::E);
+    asm.alu_imm(B8, alu::XOR, RDX, SECOND_BIT);
+    asm.alu(B8, alu::CMP, RAX, at(RDX, TlbSlots::EXEC + TlbSlot::PAGE));
+    let not_mapped = asm.jcc(cc::NE);
+    asm.land(mapped);
+    asm.load(B8, RAX, at(RCX, JUMP_ADDEND));
+    asm.alu(B8, alu::CMP, RAX, at(RDX, TlbSlots::EXEC + TlbSlot::ADDEND));
+    let mapped_elsewhere = asm.jcc(cc::NE);
+    asm.jmp_to(at(RCX, JUMP_TARGET));
+    [unknown, not_mapped, mapped_elsewhere].into_iter().for_each(|fixup| asm.land(fixup));
+    asm.load(B4, RAX, SPARE);
 }
 
 /// Where the address goes for which the TLB has no slot.
@@ -127,18 +167,23 @@ pub(super) struct Written {
 pub(super) struct Reentry {
     pub instruction: u8,
     /// Offset of the code of the instruction itself, if it expects no flags in the host's register and can be tried again.
-    pub at: Option<usize>,
+    pub at: Option<NonZeroU32>,
     /// Offset of the code behind it, if no flags are expected in the host's register there: else the interpreter executes
     /// the rest as well.
-    pub behind: Option<usize>,
+    pub behind: Option<NonZeroU32>,
 }
 
 impl Reentry {
     /// In a block that lies at an offset.
     pub fn moved(self, to: usize) -> Reentry {
-        let moved = |offset: Option<usize>| offset.map(|offset| offset + to);
+        let moved = |offset: Option<NonZeroU32>| offset?.checked_add(to as u32);
         Reentry { at: moved(self.at), behind: moved(self.behind), ..self }
     }
+}
+
+/// An offset that code can be entered at: a block's first bytes are none.
+fn short(offset: usize) -> Option<NonZeroU32> {
+    NonZeroU32::new(u32::try_from(offset).ok()?)
 }
 
 /// A way to the next block.
@@ -179,6 +224,7 @@ pub(super) struct BlockWriter<'a> {
     /// Host addresses of where the code will be, and of where all generated code is left.
     base: u64,
     exit: u64,
+    lookup: u64,
     ways: Vec<(Way, Vec<Fixup>)>,
     /// Jumps out of the instruction being written.
     leaving: Vec<Fixup>,
@@ -203,6 +249,8 @@ pub(super) struct Site {
     pub number: u32,
     pub base: u64,
     pub exit: u64,
+    /// [`jump_or_exit`]'s.
+    pub lookup: u64,
 }
 
 /// Translates a block; `None` if that is not worth it.
@@ -218,6 +266,7 @@ pub(super) fn write(source: &Source<'_>, site: &Site) -> Option<Written> {
         number: site.number,
         base: site.base,
         exit: site.exit,
+        lookup: site.lookup,
         ways: Vec::new(),
         leaving: Vec::new(),
         leaves_later: false,
@@ -301,7 +350,7 @@ impl BlockWriter<'_> {
             (self.needed, self.number_in_block) = (step.needed, n);
             let again =
                 |kind: Kind| kind.begins_with_its_access() && (self.in_host == 0 || !kind.may_use_flags());
-            let start = step.kind.is_some_and(again).then(|| self.asm.here());
+            let start = step.kind.is_some_and(again).then(|| self.asm.here()).and_then(short);
             match step.kind {
                 Some(kind) => {
                     let effect = kind.effect(&instruction, step.needed).ok_or(Cannot)?;
@@ -326,7 +375,7 @@ impl BlockWriter<'_> {
             if !leaving.is_empty() {
                 self.ways.push((Way::Instruction(n), leaving));
             }
-            let behind = (self.in_host == 0 && !self.ended).then(|| self.asm.here());
+            let behind = (self.in_host == 0 && !self.ended).then(|| self.asm.here()).and_then(short);
             reentries.push(Reentry { instruction: n as u8, at: start, behind });
         }
         if !self.ended {
@@ -362,11 +411,9 @@ impl BlockWriter<'_> {
                 Way::Edge(edge) => self.leave(edge),
                 Way::Far(edge, target) => {
                     self.jump_if_linked(edge, target);
-                    self.asm.load(B8, RCX, JUMPS_POINTER);
-                    for slot in [slot_of(target), slot_of(target) ^ 1] {
-                        self.jump_if_remembered(target, (slot * size_of::<JumpSlot>()) as i32);
-                    }
-                    self.leave(edge);
+                    self.asm.store_imm(B4, SPARE, exit_code(self.number, edge) as i32);
+                    self.asm.constant(RAX, target);
+                    self.jump_to_glue(self.lookup);
                 }
                 Way::SecondSlot(found, n) => {
                     self.asm.alu_imm(B8, alu::XOR, RCX, size_of::<JumpSlot>() as i32);
@@ -396,10 +443,11 @@ impl BlockWriter<'_> {
     }
 
     /// Jumps straight to the code of a target in another page that the edge has been linked to, if that page is mapped as it
-    /// was then. RDX is where the slots of the TLB are, behind it.
+    /// was then.
     fn jump_if_linked(&mut self, edge: u8, target: u64) {
         debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
-        let place = exec_slots(target)[0];
+        let slot = (target >> 12) as usize % SLOTS;
+        let place = TlbSlots::EXEC + (slot * size_of::<TlbSlot>()) as i32;
         self.asm.load(B8, RDX, SLOTS_POINTER);
         self.asm.constant(RAX, target & !0xfff);
         self.asm.alu(B8, alu::CMP, RAX, at(RDX, place + TlbSlot::PAGE));
@@ -414,33 +462,16 @@ impl BlockWriter<'_> {
         self.in_host = 0;
     }
 
-    /// Jumps to a target if the slot at RCX and an offset has it, and its page is mapped as then. RDX is where the slots of the
-    /// TLB are. Clobbers RAX.
-    fn jump_if_remembered(&mut self, target: u64, offset: i32) {
-        self.asm.constant(RAX, target);
-        self.asm.alu(B8, alu::CMP, RAX, at(RCX, offset + JUMP_RIP));
-        let other = self.asm.jcc(cc::NE);
-        for place in exec_slots(target) {
-            // Other pages can be mapped with the same addend.
-            self.asm.load(B8, RAX, at(RCX, offset + JUMP_ADDEND));
-            self.asm.alu(B8, alu::CMP, RAX, at(RDX, place + TlbSlot::ADDEND));
-            let differs = self.asm.jcc(cc::NE);
-            self.asm.constant(RAX, target & !0xfff);
-            self.asm.alu(B8, alu::CMP, RAX, at(RDX, place + TlbSlot::PAGE));
-            let another = self.asm.jcc(cc::NE);
-            self.asm.jmp_to(at(RCX, offset + JUMP_TARGET));
-            self.asm.land(another);
-            self.asm.land(differs);
-        }
-        self.asm.land(other);
-    }
-
     /// Leaves generated code.
     fn leave(&mut self, code: u8) {
         self.asm.constant(RAX, u64::from(exit_code(self.number, code)));
+        self.jump_to_glue(self.exit);
+    }
+
+    /// Jumps to what does not belong to a block.
+    fn jump_to_glue(&mut self, to: u64) {
         let fixup = self.asm.jmp();
-        let to = self.exit.wrapping_sub(self.base) as i64 as usize;
-        self.asm.lead_to(fixup, to);
+        self.asm.lead_to(fixup, to.wrapping_sub(self.base) as i64 as usize);
     }
 
     /// Lets a jump lead to the code of a guest address.
@@ -460,18 +491,13 @@ impl BlockWriter<'_> {
     /// Jumps to the guest's address in RAX, or leaves the instruction to the interpreter if it is not known where that is.
     /// `commit` writes what is to happen before the jump; it must leave RCX alone.
     pub fn jump_to_rax(&mut self, commit: impl FnOnce(&mut Self)) {
-        // The slot's number, as `slot_of` has it, times its size.
-        const SLOT_SHIFT: u32 = size_of::<JumpSlot>().trailing_zeros();
-        self.asm.multiply(RCX, RAX, JUMP_FACTOR);
-        self.asm.shift_imm(B4, 5, RCX, (32 - JUMP_BITS - SLOT_SHIFT) as u8);
-        self.asm.alu_imm(B4, alu::AND, RCX, -1 << SLOT_SHIFT);
-        self.asm.alu(B8, alu::ADD, RCX, JUMPS_POINTER);
+        jump_slot(&mut self.asm);
         debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
         self.asm.alu(B8, alu::CMP, RAX, at(RCX, JUMP_RIP));
         let other = self.asm.jcc(cc::NE);
         self.ways.push((Way::SecondSlot(self.asm.here(), self.number_in_block), vec![other]));
         // The TLB must map the target's page as it did when the target was remembered.
-        self.slot_address(RDX);
+        slot_address(&mut self.asm, RDX);
         self.asm.alu_imm(B8, alu::AND, RAX, -4096);
         self.asm.alu(B8, alu::CMP, RAX, at(RDX, TlbSlots::EXEC + TlbSlot::PAGE));
         let other_page = self.asm.jcc(cc::NE);
@@ -482,16 +508,6 @@ impl BlockWriter<'_> {
         commit(self);
         self.asm.jmp_to(at(RCX, JUMP_TARGET));
         self.ends();
-    }
-
-    /// Where the first slot for the linear address in RAX lies in an array of slots, if that array were the first. Clobbers
-    /// flags.
-    fn slot_address(&mut self, to: Reg) {
-        const SLOT_SHIFT: u8 = 12 - size_of::<TlbSlot>().trailing_zeros() as u8;
-        self.asm.load(B4, to, RAX);
-        self.asm.shift_imm(B4, 5, to, SLOT_SHIFT);
-        self.asm.alu_imm(B4, alu::AND, to, ((SLOTS - 1) * size_of::<TlbSlot>()) as i32);
-        self.asm.alu(B8, alu::ADD, to, SLOTS_POINTER);
     }
 
     /// The interpreter executes the instruction if a condition holds.
@@ -633,7 +649,7 @@ impl BlockWriter<'_> {
 
     /// Makes the linear address in RAX the host's, or leaves the instruction to the interpreter. Clobbers RCX and RDX.
     pub fn check(&mut self, bytes: i32, write: bool) {
-        self.slot_address(RCX);
+        slot_address(&mut self.asm, RCX);
         // The page of the last byte: another than that of the first has another tag.
         if bytes == 1 {
             self.asm.load(B8, RDX, RAX);

@@ -10,6 +10,8 @@ mod memory;
 mod privileged;
 mod vectors;
 
+use std::num::NonZeroU32;
+
 use asm::{Asm, B8, R15, RAX, RBP, RBX, RDI, RSI, Reg};
 use exits::{BRANCH_BITS, EDGE_ON, EDGE_TAKEN, ENTRY, MAX_BLOCKS, cost};
 use memory::CodeMemory;
@@ -47,7 +49,8 @@ struct Block {
 /// Translates blocks, and runs them.
 pub struct Translator {
     code: CodeMemory,
-    /// Offset of what ends a run, and of the first block.
+    /// Offsets of what looks for a target, of what ends a run, and of the first block.
+    lookup: usize,
     exit: usize,
     first: usize,
     blocks: Vec<Block>,
@@ -61,9 +64,9 @@ impl Translator {
     /// A translator without code; `None` where the host does not let a program make code.
     pub fn new() -> Option<Translator> {
         let mut code = CodeMemory::new(CODE_BYTES)?;
-        let exit = glue(&mut code);
+        let (lookup, exit) = glue(&mut code);
         let first = code.next();
-        Some(Translator { code, exit, first, blocks: Vec::new(), generation: 0, jumps: Jumps::new() })
+        Some(Translator { code, lookup, exit, first, blocks: Vec::new(), generation: 0, jumps: Jumps::new() })
     }
 
     /// Translates a block; `None` if that is not worth it, or there is no room: see [`Translator::is_full`].
@@ -74,7 +77,8 @@ impl Translator {
         }
         let entry = self.code.next();
         let number = self.blocks.len() as u32;
-        let site = block::Site { number, base: self.code.address(entry), exit: self.code.address(self.exit) };
+        let [base, exit, lookup] = [entry, self.exit, self.lookup].map(|offset| self.code.address(offset));
+        let site = block::Site { number, base, exit, lookup };
         let written = block::write(source, &site)?;
         if written.code.len() > BLOCK_BYTES {
             return None;
@@ -254,7 +258,12 @@ impl Translator {
                 let left = count - usize::from(n);
                 counter += cost(left, block.branches.into());
                 let reentry = block.reentries.iter().find(|reentry| reentry.instruction == n);
-                let at = |offset, steps| Resume { number, offset, generation: self.generation, steps };
+                let at = |offset: NonZeroU32, steps| Resume {
+                    number,
+                    offset: offset.get() as usize,
+                    generation: self.generation,
+                    steps,
+                };
                 let resume = reentry
                     .and_then(|reentry| reentry.behind)
                     .filter(|_| left > 1)
@@ -280,8 +289,9 @@ fn distance(at: usize, to: usize) -> [u8; 4] {
     ((to as i64 - (at as i64 + 4)) as i32).to_le_bytes()
 }
 
-/// Writes how generated code is entered, at offset 0, and how it is left: returns that offset.
-fn glue(code: &mut CodeMemory) -> usize {
+/// Writes how generated code is entered, at offset 0, how it looks for a target, and how it is left: returns the offsets of
+/// both.
+fn glue(code: &mut CodeMemory) -> (usize, usize) {
     let mut asm = Asm::new();
     let push = |asm: &mut Asm, reg: Reg, opcode: u8| {
         if reg.0 >= 8 {
@@ -297,6 +307,8 @@ fn glue(code: &mut CodeMemory) -> usize {
         asm.load(B8, home, place);
     }
     asm.jmp_to(RAX);
+    let lookup = asm.here();
+    block::jump_or_exit(&mut asm);
     let exit = asm.here();
     for (home, place) in block::pinned() {
         asm.store(B8, place, home);
@@ -305,5 +317,5 @@ fn glue(code: &mut CodeMemory) -> usize {
     CALLEE_SAVED.iter().rev().for_each(|&reg| push(&mut asm, reg, 0x58));
     asm.byte(0xc3);
     code.append(asm.bytes());
-    exit
+    (lookup, exit)
 }
