@@ -428,3 +428,24 @@ fn ports_by_iopl_and_bitmap() {
         }
     }
 }
+
+#[test]
+fn pusha_and_popa_move_all_registers_but_the_stack_pointer() {
+    for (prefix, bytes) in [(&[][..], 4), (&[0x66], 2)] {
+        let mut m = Machine::protected();
+        let mask = (1_u64 << (8 * bytes)) - 1;
+        let before: Vec<u64> =
+            (0..8).map(|n| if n == 4 { KERNEL_STACK } else { 0x1111_2221 * (n + 1) }).collect();
+        m.state.gpr[..8].copy_from_slice(&before);
+        // PUSHA; XOR of all but ESP with themselves; POPA; HLT.
+        let clear = [0xc0, 0xc9, 0xd2, 0xdb, 0xed, 0xf6, 0xff].map(|operands| [0x31, operands]);
+        m.put(CODE, &[prefix, &[0x60], clear.as_flattened(), prefix, &[0x61, 0xf4]].concat());
+        assert_eq!(m.run(), Stop::Halted);
+        for n in 0..8 {
+            let pushed = m.ram.load_u64(KERNEL_STACK - bytes * (n + 1)) & mask;
+            assert_eq!(pushed, before[n as usize] & mask, "pushed, {bytes} bytes, register {n}");
+            let expected = if n == 4 { KERNEL_STACK } else { before[n as usize] & mask };
+            assert_eq!(m.state.gpr[n as usize], expected, "popped, {bytes} bytes, register {n}");
+        }
+    }
+}
