@@ -58,28 +58,31 @@ impl<U: Unit> Machine<U> {
         Ok((Maps { ram: self.image.clone(), disk: self.disk_version() }, held))
     }
 
+    /// How many pages [`Machine::take_written`] would give.
+    pub fn written_count(&mut self) -> Result<u64, Error> {
+        self.collect_written()?;
+        Ok((self.written.count(Reader::Image) + self.written_blocks()) as u64)
+    }
+
     /// Calls `each` with every page of RAM and disk that was written since the last call, [`Machine::maps`]
-    /// or restore, and gives their number. For a recorder, which keeps no maps.
+    /// or restore. For a recorder, which keeps no maps.
     pub fn take_written(
         &mut self,
         mut each: impl FnMut(Space, u64, &Page) -> Result<(), Error>,
-    ) -> Result<u64, Error> {
+    ) -> Result<(), Error> {
         self.collect_written()?;
         let mut contents = [0; PAGE_BYTES];
-        let mut count = 0;
         for page in self.written.take(Reader::Image) {
             self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
             each(Space::Ram, page, &contents)?;
-            count += 1;
         }
         if let Some(disk) = self.disk_mut() {
             for block in disk.take_written() {
                 disk.read_whole_block(block, &mut contents)?;
                 each(Space::Disk, block, &contents)?;
-                count += 1;
             }
         }
-        Ok(count)
+        Ok(())
     }
 
     /// Lets [`Machine::take_written`] give these pages again, with what they hold then.

@@ -51,6 +51,11 @@ impl WrittenPages {
         }
     }
 
+    /// How many pages `reader` has yet to look at.
+    pub fn count(&self, reader: Reader) -> usize {
+        self.0[reader as usize].pages.len()
+    }
+
     /// The pages that `reader` has yet to look at, ascending. It has looked at them then.
     pub fn take(&mut self, reader: Reader) -> Vec<u64> {
         let news = &mut self.0[reader as usize];
@@ -78,7 +83,9 @@ mod tests {
         }
         written.collect(ram.flags());
         assert!(!ram.flags().has(3, PageFlags::DIRTY));
+        assert_eq!(written.count(Reader::Image), 2);
         assert_eq!(written.take(Reader::Image), [3, 200]);
+        assert_eq!([Reader::Image, Reader::Digest].map(|reader| written.count(reader)), [0, 2]);
         ram.flags().set(4, PageFlags::DIRTY);
         written.collect(ram.flags());
         assert_eq!(written.take(Reader::Image), [4]);

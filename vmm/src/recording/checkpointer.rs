@@ -87,7 +87,9 @@ impl<C: Unit> Checkpointer<C> {
 
     /// To be called now and then, while the machine stands still: takes a checkpoint if one is due.
     pub fn look<U: Unit>(&mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
-        if !self.pace.due(machine.moment_in::<C>(), machine.written_blocks()) {
+        self.adopt_stored(machine);
+        let (now, held_blocks) = (machine.moment_in::<C>(), machine.written_blocks());
+        if !self.pace.due(now, held_blocks, || machine.written_count())? {
             return self.trail.as_mut().map_or(Ok(()), |trail| trail.keep(machine, log.cursor()));
         }
         let lost = self.writer.take_lost()?;
@@ -100,17 +102,21 @@ impl<C: Unit> Checkpointer<C> {
         self.trail.as_mut().map_or(Ok(()), |trail| trail.checkpoint(machine))
     }
 
-    fn take<U: Unit>(&mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
+    /// Disk blocks that have been stored need not be held in memory.
+    fn adopt_stored<U: Unit>(&mut self, machine: &mut Machine<U>) {
         for done in self.writer.take_done() {
             machine.adopt_blocks(done.disk);
         }
+    }
+
+    fn take<U: Unit>(&mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
         let at = machine.moment_in::<C>();
         let writer = &mut self.writer;
         writer.begin(at.count.number(), at.time_ns)?;
-        let pages = machine.take_written(|space, page, contents| Ok(writer.page(space, page, contents)?))?;
+        machine.take_written(|space, page, contents| Ok(writer.page(space, page, contents)?))?;
         let head = CheckpointHead::of(machine, log.cursor());
         writer.finish(head.to_bytes(), state_bytes(&machine.state()))?;
-        self.pace.taken(at, pages);
+        self.pace.taken(at);
         if self.writer.is_full() && !std::mem::replace(&mut self.told_full, true) {
             log::warn!("no more checkpoints fit below --max-size; the recording goes on without new ones");
         }

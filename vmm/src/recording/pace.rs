@@ -13,8 +13,8 @@ pub struct CheckpointOptions {
     /// Instructions between two checkpoints at least, but for the rare ones of an idle guest, and those that
     /// are taken for the sake of written disk blocks.
     pub min_steps: u64,
-    /// Instructions to the next checkpoint, at least, for each page in the last: what bounds the share of the
-    /// run's time that checkpoints take.
+    /// Instructions since the last checkpoint, at least, for each page that the next one has: what bounds the
+    /// share of the run's time that checkpoints take.
     pub page_rest_steps: u64,
     /// Instructions from one of the states that are kept in memory for the end to the next, at least, for
     /// each page that was copied for the first.
@@ -33,12 +33,12 @@ impl Default for CheckpointOptions {
         CheckpointOptions {
             interval_ns: 1_000_000_000,
             min_steps: 50_000_000,
-            // Storing a page takes as long as 2,000 steps of the software engine, so this is one part in a
-            // hundred.
-            page_rest_steps: 2_000 * 100,
-            // Copying one takes as long as 400, so this is one part in 250.
-            trail_rest_steps: 400 * 250,
-            // Some tens of milliseconds.
+            // Storing a page takes as long as some 8,000 steps of the software engine, so this is one part in
+            // 32.
+            page_rest_steps: 8_000 * 32,
+            // Copying one takes as long as 2,000, so this is one part in 250.
+            trail_rest_steps: 2_000 * 250,
+            // Some milliseconds.
             slice_steps: 10_000_000,
             slice_ns: 20_000_000,
             policy: Policy::default(),
@@ -53,8 +53,8 @@ const PAGE_REST_NS: u64 = 10_000 * 32;
 /// After this virtual time the next look takes a checkpoint whatever it costs. For an idle guest it passes in
 /// no time of the host; a busy guest that does not write gigabytes can afford a checkpoint long before.
 const LONGEST_NS: u64 = 100_000_000_000;
-/// Written disk blocks that are held in memory until a checkpoint is taken for their sake: 32 MiB.
-const MAX_HELD_BLOCKS: usize = 8192;
+/// Written disk blocks that are held in memory until a checkpoint is taken for their sake: 16 MiB.
+const MAX_HELD_BLOCKS: usize = 4096;
 
 /// Decides when a checkpoint is due.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +63,7 @@ pub(super) struct Pace<C> {
     min_steps: u64,
     page_rest_steps: u64,
     pub last: Moment<C>,
-    /// What the last checkpoint's cost asks for until the next, as [`Unit::cost`] has it.
+    /// What the next checkpoint's cost asks for since the last, as far as it is known: [`Unit::cost`].
     rest: u64,
 }
 
@@ -74,19 +74,30 @@ impl<C: Unit> Pace<C> {
         Pace { interval_ns, min_steps, page_rest_steps, last, rest: 0 }
     }
 
-    /// Whether a checkpoint is to be taken now, where `held_blocks` written disk blocks are held in memory.
-    pub fn due(&self, now: Moment<C>, held_blocks: usize) -> bool {
+    /// Whether a checkpoint is to be taken now, where `held_blocks` written disk blocks are held in memory. `written` counts
+    /// the pages that it would have, which is asked only where the pages counted before can be afforded.
+    pub fn due<E>(
+        &mut self,
+        now: Moment<C>,
+        held_blocks: usize,
+        written: impl FnOnce() -> Result<u64, E>,
+    ) -> Result<bool, E> {
         let passed_ns = now.time_ns - self.last.time_ns;
+        if held_blocks >= MAX_HELD_BLOCKS || passed_ns >= LONGEST_NS.max(self.interval_ns) {
+            return Ok(true);
+        }
         let paid = C::cost(now.count - self.last.count, passed_ns);
-        let can_be_afforded = paid >= self.rest.max(C::cost(self.min_steps, 0));
-        held_blocks >= MAX_HELD_BLOCKS
-            || (passed_ns >= self.interval_ns && (can_be_afforded || passed_ns >= LONGEST_NS))
+        if passed_ns < self.interval_ns || paid < self.rest.max(C::cost(self.min_steps, 0)) {
+            return Ok(false);
+        }
+        let pages = written()?;
+        self.rest = C::cost(pages * self.page_rest_steps, pages * PAGE_REST_NS);
+        Ok(paid >= self.rest)
     }
 
-    /// A checkpoint of this number of pages was taken.
-    pub fn taken(&mut self, now: Moment<C>, pages: u64) {
-        self.last = now;
-        self.rest = C::cost(pages * self.page_rest_steps, pages * PAGE_REST_NS);
+    /// A checkpoint was taken.
+    pub fn taken(&mut self, now: Moment<C>) {
+        (self.last, self.rest) = (now, 0);
     }
 }
 
@@ -110,20 +121,27 @@ mod tests {
             ..CheckpointOptions::default()
         };
         let mut pace = Pace::begin(&options, Moment::default());
-        assert!(!pace.due(at(999_999_999, 0), 0));
-        assert!(pace.due(at(1_000_000_000, 0), 0));
-        assert!(!pace.due(at(min_steps - 1, 5_000_000_000), 0), "idling is free, checkpoints are not");
-        assert!(pace.due(at(min_steps, 5_000_000_000), 0));
-        assert!(pace.due(at(5, 0), MAX_HELD_BLOCKS));
-        pace.taken(at(1_000_000_000, 0), 50_000);
-        let earliest = 1_000_000_000 + 50_000 * page_rest_steps;
-        assert!(!pace.due(at(earliest - 1, 0), 0));
-        assert!(pace.due(at(earliest, 0), 0));
-        assert!(!pace.due(at(1_000_000_005, LONGEST_NS - 6), 0));
-        assert!(
-            pace.due(at(1_000_000_005, LONGEST_NS), 0),
-            "an idle guest's checkpoints are far apart, but come"
-        );
+        let mut due = |at, held, pages| -> bool {
+            let is_due = pace.due(at, held, || Ok::<_, ()>(pages)).unwrap();
+            if is_due {
+                pace.taken(at);
+            }
+            is_due
+        };
+        assert!(!due(at(999_999_999, 0), 0, 1));
+        assert!(!due(at(min_steps - 1, 5_000_000_000), 0, 1), "idling is free, checkpoints are not");
+        assert!(due(at(min_steps, 5_000_000_000), 0, 1));
+        assert!(due(at(min_steps + 5, 5_000_000_000), MAX_HELD_BLOCKS, 50_000));
+        let last = min_steps + 5;
+        let at = |number| at(last + number, 5_000_000_000);
+        assert!(!due(at(1_000_000_000), 0, 50_000));
+        assert!(!due(at(50_000 * page_rest_steps - 1), 0, 1), "they were counted before, and none goes away");
+        assert!(!due(at(50_000 * page_rest_steps), 0, 50_001));
+        assert!(due(at(50_001 * page_rest_steps), 0, 50_001));
+        let now = at(50_001 * page_rest_steps);
+        let idled = |ns| Moment { count: now.count, time_ns: now.time_ns + ns };
+        assert!(!due(idled(LONGEST_NS - 1), 0, 0));
+        assert!(due(idled(LONGEST_NS), 0, 0), "an idle guest's checkpoints are far apart, but come");
     }
 
     #[test]
@@ -131,12 +149,12 @@ mod tests {
         let at = |exits, time_ns| Moment { count: Exits(exits), time_ns };
         let options = CheckpointOptions { interval_ns: 1_000_000_000, ..CheckpointOptions::default() };
         let mut pace = Pace::begin(&options, Moment::default());
-        assert!(!pace.due(at(1_000_000, 999_999_999), 0));
-        assert!(pace.due(at(1, 1_000_000_000), 0));
-        pace.taken(at(1, 1_000_000_000), 10_000);
-        let earliest = 1_000_000_000 + 10_000 * PAGE_REST_NS;
-        assert!(!pace.due(at(2, earliest - 1), 0));
-        assert!(pace.due(at(2, earliest), 0));
-        assert!(pace.due(at(2, 1_000_000_001), MAX_HELD_BLOCKS));
+        let mut due = |at, held, pages| pace.due(at, held, || Ok::<_, ()>(pages)).unwrap();
+        assert!(!due(at(1_000_000, 999_999_999), 0, 0));
+        assert!(due(at(1, 1_000_000_000), 0, 0));
+        let earliest = 10_000 * PAGE_REST_NS;
+        assert!(!due(at(1, earliest - 1), 0, 10_000));
+        assert!(due(at(1, earliest), 0, 10_000));
+        assert!(due(at(1, 1), MAX_HELD_BLOCKS, 0));
     }
 }

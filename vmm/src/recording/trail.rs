@@ -17,7 +17,7 @@ use crate::position::Moment;
 use crate::recording::checkpoints::{CheckpointHead, state_bytes};
 use crate::recording::cursor::Cursor;
 
-/// Pages that are held at most: 16 MiB. After more there is no trail until the next checkpoint.
+/// Pages and disk blocks that are held at most: 16 MiB. After more there is no trail until the next checkpoint.
 const MAX_PAGES: usize = 4096;
 
 /// See the module.
@@ -40,6 +40,8 @@ struct TrailState<C> {
     /// checkpoint before it.
     ram: BTreeMap<u64, Box<Page>>,
     disk: PageMap,
+    /// Blocks of it that were written since the checkpoint before it.
+    blocks: usize,
     /// Whether a checkpoint was taken since.
     is_behind_checkpoint: bool,
 }
@@ -87,11 +89,13 @@ impl<C: Unit> Trail<C> {
             state: machine.state(),
             ram,
             disk: machine.disk_version(),
+            blocks: machine.written_blocks(),
             is_behind_checkpoint: false,
         };
         let newer = self.newer.replace(here);
         self.older = joined(self.older.take(), newer);
-        let pages = |kept: &Option<TrailState<C>>| kept.as_ref().map_or(0, |kept| kept.ram.len());
+        let pages =
+            |kept: &Option<TrailState<C>>| kept.as_ref().map_or(0, |kept| kept.ram.len() + kept.blocks);
         if pages(&self.older) + pages(&self.newer) > MAX_PAGES {
             self.give_up();
         }

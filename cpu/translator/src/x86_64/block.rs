@@ -176,9 +176,13 @@ pub(super) struct Reentry {
 impl Reentry {
     /// In a block that lies at an offset.
     pub fn moved(self, to: usize) -> Reentry {
-        let moved = |offset: Option<NonZeroU32>| offset?.checked_add(to as u32);
-        Reentry { at: moved(self.at), behind: moved(self.behind), ..self }
+        Reentry { at: moved(self.at, to), behind: moved(self.behind, to), ..self }
     }
+}
+
+/// An offset in a block that lies at an offset.
+fn moved(offset: Option<NonZeroU32>, to: usize) -> Option<NonZeroU32> {
+    offset?.checked_add(to as u32)
 }
 
 /// An offset that code can be entered at: a block's first bytes are none.
@@ -192,9 +196,16 @@ pub(super) struct Edge {
     /// Where it leads.
     pub target: u64,
     /// Offset of the displacement of a jump that can be led straight to the code of that block.
-    pub displacement: Option<usize>,
+    pub displacement: Option<NonZeroU32>,
     /// Of one in another page, offset of the addend under which the TLB must map that page for it.
-    pub addend: Option<usize>,
+    pub addend: Option<NonZeroU32>,
+}
+
+impl Edge {
+    /// In a block that lies at an offset.
+    pub fn moved(self, to: usize) -> Edge {
+        Edge { displacement: moved(self.displacement, to), addend: moved(self.addend, to), ..self }
+    }
 }
 
 /// A way out of the block, written behind it.
@@ -457,7 +468,7 @@ impl BlockWriter<'_> {
         self.asm.alu(B8, alu::CMP, RAX, at(RDX, place + TlbSlot::ADDEND));
         let same = self.asm.jcc(cc::E);
         let edge = &mut self.edges[usize::from(edge == EDGE_TAKEN)];
-        (edge.displacement, edge.addend) = (Some(same.offset()), Some(addend));
+        (edge.displacement, edge.addend) = (short(same.offset()), short(addend));
         self.asm.land(another);
         self.in_host = 0;
     }
@@ -477,7 +488,7 @@ impl BlockWriter<'_> {
     /// Lets a jump lead to the code of a guest address.
     pub fn edge(&mut self, edge: u8, target: u64, jump: Fixup) {
         let same_page = (target ^ self.source.rip) & !0xfff == 0;
-        let displacement = same_page.then_some(jump.offset());
+        let displacement = same_page.then(|| jump.offset()).and_then(short);
         self.edges[usize::from(edge == EDGE_TAKEN)] = Edge { target, displacement, addend: None };
         let way = if same_page { Way::Edge(edge) } else { Way::Far(edge, target) };
         self.ways.push((way, vec![jump]));

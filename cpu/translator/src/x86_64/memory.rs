@@ -6,8 +6,11 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use nix::unistd::ftruncate;
+
+/// After so many bytes of new code, what it was written through is given back.
+const GIVEN_BACK_AFTER: usize = 1 << 20;
 
 /// Room for code.
 pub(super) struct CodeMemory {
@@ -15,6 +18,8 @@ pub(super) struct CodeMemory {
     executed: NonNull<std::ffi::c_void>,
     length: NonZeroUsize,
     used: usize,
+    /// What was used when the host's pages were last taken out of the mapping that is written.
+    given_back: usize,
 }
 
 // SAFETY: the mappings belong to this value alone, whichever thread has it.
@@ -36,7 +41,7 @@ impl CodeMemory {
             let _ = unsafe { munmap(written, length.get()) };
             return None;
         };
-        Some(CodeMemory { written, executed, length, used: 0 })
+        Some(CodeMemory { written, executed, length, used: 0, given_back: 0 })
     }
 
     /// Host address of an offset.
@@ -57,6 +62,7 @@ impl CodeMemory {
     /// Forgets all code behind an offset.
     pub fn truncate(&mut self, used: usize) {
         self.used = self.used.min(used);
+        self.given_back = self.given_back.min(used);
     }
 
     /// Appends code. Panics when there is no room.
@@ -64,6 +70,18 @@ impl CodeMemory {
         let offset = self.used;
         self.used = (offset + code.len()).next_multiple_of(16).min(self.length.get());
         self.write(offset, code);
+        if self.used - self.given_back >= GIVEN_BACK_AFTER {
+            self.give_back();
+        }
+    }
+
+    /// Takes the host's pages out of the mapping that is written. They stay in the one that is executed; without this, the
+    /// process would be charged twice for each.
+    #[cold]
+    fn give_back(&mut self) {
+        self.given_back = self.used;
+        // SAFETY: the mapping is shared and of a file, so that its bytes stay what they are; the next write maps its page again.
+        let _ = unsafe { madvise(self.written, self.length.get(), MmapAdvise::MADV_DONTNEED) };
     }
 
     /// Overwrites code. Panics outside the memory.

@@ -34,9 +34,9 @@ struct Block {
     /// Host address minus virtual address of its bytes, once that is known.
     addend: Option<u64>,
     /// Offset of its code.
-    entry: usize,
+    entry: u32,
     /// Offset of the way out before its first instruction.
-    dead: usize,
+    dead: u32,
     instructions: u8,
     branches: u8,
     alive: bool,
@@ -88,16 +88,12 @@ impl Translator {
             rip: source.rip,
             token: source.token,
             addend: None,
-            entry,
-            dead: entry + written.dead,
+            entry: entry as u32,
+            dead: (entry + written.dead) as u32,
             instructions: count as u8,
             branches: written.branches as u8,
             alive: true,
-            edges: written.edges.map(|edge| block::Edge {
-                displacement: edge.displacement.map(|offset| entry + offset),
-                addend: edge.addend.map(|offset| entry + offset),
-                ..edge
-            }),
+            edges: written.edges.map(|edge| edge.moved(entry)),
             reentries: written.reentries.iter().map(|reentry| reentry.moved(entry)).collect(),
         });
         Some(Entry { number, generation: self.generation })
@@ -133,7 +129,7 @@ impl Translator {
         let block = &mut self.blocks[entry.number as usize];
         block.alive = false;
         let (from, to, rip) = (block.entry, block.dead, block.rip);
-        self.jump(from, to);
+        self.jump(from as usize, to as usize);
         self.jumps.forget(rip, entry.number);
     }
 
@@ -154,21 +150,24 @@ impl Translator {
         if link.generation != self.generation || !self.is_alive(to) {
             return;
         }
-        let (target, rip) = (self.blocks[to.number as usize].entry, self.blocks[to.number as usize].rip);
+        let to = &self.blocks[to.number as usize];
+        let (target, rip) = (to.entry as usize, to.rip);
         let from = &self.blocks[link.number as usize];
         if link.edge == ENTRY {
             // Ways that lead to code which is gone lead to that which has replaced it.
             if !from.alive && from.rip == rip && from.addend == Some(page.addend()) {
-                self.jump(from.entry, target);
+                self.jump(from.entry as usize, target);
             }
             return;
         }
         let edge = from.edges[usize::from(link.edge == EDGE_TAKEN)];
-        if let Some(offset) = edge.displacement {
+        let [displacement, addend] =
+            [edge.displacement, edge.addend].map(|at| at.map(|at| at.get() as usize));
+        if let Some(offset) = displacement {
             assert_eq!(edge.target, rip, "a block is linked to one that does not follow it");
             self.code.write(offset, &distance(offset, target));
         }
-        if let Some(offset) = edge.addend {
+        if let Some(offset) = addend {
             self.code.write(offset, &page.addend().to_le_bytes());
         }
     }
@@ -184,7 +183,7 @@ impl Translator {
         self.jumps.remember(JumpSlot {
             rip: block.rip,
             addend: page.addend(),
-            target: self.code.address(block.entry),
+            target: self.code.address(block.entry as usize),
             number: entry.number,
             instructions: block.instructions.into(),
         });
@@ -195,7 +194,7 @@ impl Translator {
         if !self.is_alive(entry) {
             return None;
         }
-        let address = self.code.address(self.blocks[entry.number as usize].entry);
+        let address = self.code.address(self.blocks[entry.number as usize].entry as usize);
         Some(self.enter(address, guest, steps.min(MAX_STEPS), 0))
     }
 
