@@ -329,6 +329,40 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_with_blobs_of_no_length_or_too_long_ones_is_refused() {
+        let section = Section { len: 0, raw_len: 0, crc: 0 };
+        let fault = |lens: [u16; 2]| {
+            let blob = |len| BlobEntry { step: NonZeroU64::MIN, base: None, len, digest: [0; 16], crc: 0 };
+            let directory = Directory {
+                dirtied_bytes: 0,
+                maps_check: 0,
+                list: Lists::default(),
+                back: Lists::default(),
+                blobs: lens.map(blob).to_vec(),
+            };
+            let blobs_len = lens.map(u64::from).iter().sum();
+            let shape = Shape { ram_pages: 1, disk_blocks: 0 };
+            let (head, state) = (section, section);
+            let footer = Footer {
+                number: 1,
+                position: 0,
+                time_ns: 0,
+                shape,
+                blobs_len,
+                head,
+                state,
+                directory: section,
+            };
+            directory.fault(&footer)
+        };
+        const PAGE: u16 = PAGE_BYTES as u16;
+        assert_eq!(fault([1, PAGE]), None);
+        for wrong in [[1, 0], [1, PAGE + 1]] {
+            assert_eq!(fault(wrong), Some("lists a blob of an impossible length"), "{wrong:?}");
+        }
+    }
+
+    #[test]
     fn a_footer_comes_back() {
         let section = |len, raw_len| Section { len, raw_len, crc: 77 };
         let footer = Footer {

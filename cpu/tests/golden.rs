@@ -9,4 +9,5 @@ fn the_cpu_does_what_an_intel_processor_did() {
     let report = replay(&golden, Which::default(), 1).expect("the cases are those that were recorded");
     print!("{report}");
     assert_eq!(report.differences(), 0, "differences from the processor that was recorded");
+    assert!(report.not_offered.is_empty(), "instructions that the CPU model has were undefined");
 }

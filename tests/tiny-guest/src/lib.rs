@@ -164,7 +164,7 @@ pub fn record_with_checkpoints(
     let options = CheckpointOptions {
         interval_ns: 10_000,
         min_steps: 10_000,
-        page_rest_steps: 40_000,
+        page_rest_steps: 300,
         trail_rest_steps: 0,
         slice_steps: 10_000,
         ..CheckpointOptions::default()
