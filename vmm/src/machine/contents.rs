@@ -65,24 +65,27 @@ impl<U: Unit> Machine<U> {
     }
 
     /// Calls `each` with every page of RAM and disk that was written since the last call, [`Machine::maps`]
-    /// or restore. For a recorder, which keeps no maps.
+    /// or restore, and gives their number. For a recorder, which keeps no maps.
     pub fn take_written(
         &mut self,
         mut each: impl FnMut(Space, u64, &Page) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    ) -> Result<u64, Error> {
         self.collect_written()?;
         let mut contents = [0; PAGE_BYTES];
+        let mut count = 0;
         for page in self.written.take(Reader::Image) {
             self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
             each(Space::Ram, page, &contents)?;
+            count += 1;
         }
         if let Some(disk) = self.disk_mut() {
             for block in disk.take_written() {
                 disk.read_whole_block(block, &mut contents)?;
                 each(Space::Disk, block, &contents)?;
+                count += 1;
             }
         }
-        Ok(())
+        Ok(count)
     }
 
     /// Lets [`Machine::take_written`] give these pages again, with what they hold then.

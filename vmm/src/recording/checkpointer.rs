@@ -113,10 +113,10 @@ impl<C: Unit> Checkpointer<C> {
         let at = machine.moment_in::<C>();
         let writer = &mut self.writer;
         writer.begin(at.count.number(), at.time_ns)?;
-        machine.take_written(|space, page, contents| Ok(writer.page(space, page, contents)?))?;
+        let pages = machine.take_written(|space, page, contents| Ok(writer.page(space, page, contents)?))?;
         let head = CheckpointHead::of(machine, log.cursor());
         writer.finish(head.to_bytes(), state_bytes(&machine.state()))?;
-        self.pace.taken(at);
+        self.pace.taken(at, pages);
         if self.writer.is_full() && !std::mem::replace(&mut self.told_full, true) {
             log::warn!("no more checkpoints fit below --max-size; the recording goes on without new ones");
         }
