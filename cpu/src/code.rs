@@ -280,6 +280,9 @@ impl CodeCache {
 
     /// Drops everything.
     pub fn clear(&mut self, ram: &GuestRam, lines: &mut CodeLines) {
+        if self.blocks.is_empty() {
+            return;
+        }
         for &page in self.by_page.keys() {
             lines.clear_page(page);
             ram.flags().clear(page, PageFlags::CODE);

@@ -16,20 +16,25 @@ mod string;
 use crate::insn::Insn;
 use crate::op::Op;
 
+/// The families' own ways to lower, those of the commonest instructions first.
+const FAMILIES: [fn(&Insn<'_>) -> Option<Op>; 9] = [
+    alu::lower,
+    moves::lower,
+    branch::lower,
+    stack::lower,
+    shift::lower,
+    muldiv::lower,
+    bits::lower,
+    string::lower,
+    decimal::lower,
+];
+
 /// Lowers this family's instructions.
 pub(crate) fn lower(insn: &Insn<'_>) -> Option<Op> {
     if touches_system_registers(insn) {
         return None;
     }
-    alu::lower(insn)
-        .or_else(|| moves::lower(insn))
-        .or_else(|| branch::lower(insn))
-        .or_else(|| stack::lower(insn))
-        .or_else(|| shift::lower(insn))
-        .or_else(|| muldiv::lower(insn))
-        .or_else(|| bits::lower(insn))
-        .or_else(|| string::lower(insn))
-        .or_else(|| decimal::lower(insn))
+    FAMILIES.iter().find_map(|lower| lower(insn))
 }
 
 /// MOV, PUSH and POP share their mnemonics with moves of segment, control and debug registers.
