@@ -49,6 +49,8 @@ pub struct Core {
     pub branches: u64,
     /// Step count at which the present run ends; repeated string instructions honour it themselves.
     pub budget_end: u64,
+    /// Task switches whose faults are being delivered: zero between two steps.
+    pub faulting_tasks: u32,
     /// Set to leave the block after the running instruction.
     pub break_block: bool,
     /// See [`attention`].
@@ -101,6 +103,7 @@ impl Core {
             index: 0,
             branches: 0,
             budget_end: 0,
+            faulting_tasks: 0,
             break_block: false,
             attention: attention::SIGNALS,
             interrupts_wait: false,

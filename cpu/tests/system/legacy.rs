@@ -1,6 +1,6 @@
 //! Protected mode without long mode: 16- and 32-bit gates, virtual-8086 mode, tasks, 32-bit and PAE paging.
 
-use cpu::{SegReg, Segment, Stop};
+use cpu::{SegReg, Segment, Stop, TableRegister};
 use iced_x86::code_asm::*;
 
 use crate::harness::*;
@@ -212,6 +212,30 @@ fn a_task_gate_takes_an_exception_with_its_error_code() {
     assert_eq!(m.state.gpr[4], USER_STACK - 4);
     assert_eq!(m.stack32(0), 0x1238);
     assert_eq!(m.ram.load_u32(TSS + 32), CODE as u32, "the fault's address");
+}
+
+/// Two tasks that fault as they are entered, each by a vector whose task gate leads to the other. Each lies over its own
+/// descriptor so that leaving it makes it available again: EDI is its upper half.
+#[test]
+fn tasks_that_lead_to_each_other_for_ever_shut_the_cpu_down() {
+    const TABLE: u64 = 0x9_0000;
+    const NOT_PRESENT_CS: u64 = 0x100;
+    let mut m = Machine::protected();
+    m.state.gdtr = TableRegister { base: TABLE, limit: 0xfff };
+    m.put64(TABLE + NOT_PRESENT_CS, CODE32 & !(1 << 47));
+    for (selector, code, vector) in [(0x200, 0, 11), (0x400, NOT_PRESENT_CS, 10)] {
+        let task = TABLE + selector + 4 - 68;
+        let descriptor = tss_descriptor(task, 9);
+        m.put32(task + 76, code as u32);
+        m.put64(TABLE + selector, descriptor);
+        m.gate_to(vector, selector as u16, 0, 0x8500);
+    }
+    m.gate_to(0x20, 0x200, 0, 0x8500);
+    m.code(32, |a| {
+        a.int(0x20).unwrap();
+    });
+    assert_eq!(m.run(), Stop::Shutdown);
+    assert_eq!(m.state.tr.selector, 0x200, "the last of an odd number of switches");
 }
 
 #[test]

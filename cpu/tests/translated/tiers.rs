@@ -394,3 +394,84 @@ fn operands_that_are_not_aligned_fault_before_their_pages_are_looked_at() {
         assert_eq!(m.ram.load_u64(entry), DATA | 7, "accessed and dirty bits");
     }
 }
+
+/// Where the page of `address` is said to be.
+fn entry_of(address: u64) -> u64 {
+    TABLES + 0x3000 + 8 * (address >> 12)
+}
+
+#[test]
+fn accesses_that_share_a_check_may_lie_in_two_pages_or_in_one_that_is_not_there() {
+    // The second page leads elsewhere, is read-only, or is not there.
+    for second in [DATA + 0x8007, DATA + 0x8005, 0] {
+        let make = || {
+            let mut m = Machine::long();
+            m.put64(entry_of(DATA + 0x1000), second);
+            for n in 0..0x2000 / 8 {
+                m.put64(DATA + 8 * n, 0x0101_0101_0101_0101 * (n % 251));
+                m.put64(DATA + 0x8000 + 8 * n, 0x0303_0303_0303_0303 * (n % 83));
+            }
+            m.state.cr0 |= 1 << 16;
+            m.code(64, |a| {
+                let mut again = a.create_label();
+                a.mov(r8d, 90).unwrap();
+                a.mov(rbx, DATA + 0xf80).unwrap();
+                a.set_label(&mut again).unwrap();
+                a.mov(rsp, rbx).unwrap();
+                a.mov(rax, qword_ptr(rbx + 8)).unwrap();
+                a.add(rax, qword_ptr(rsp + 16)).unwrap();
+                a.cmp(rax, rdx).unwrap();
+                a.push(rax).unwrap();
+                a.adc(qword_ptr(rbx), rcx).unwrap();
+                a.mov(r13, rbx).unwrap();
+                a.pop(rdx).unwrap();
+                a.movzx(ecx, byte_ptr(r13 + 9)).unwrap();
+                a.xchg(qword_ptr(rbx - 16), rdx).unwrap();
+                a.add(rbx, 1).unwrap();
+                a.bts(dword_ptr(rbx + 4), 7).unwrap();
+                a.setc(byte_ptr(rbx + 3)).unwrap();
+                a.cmovs(rdx, qword_ptr(rsp + 32)).unwrap();
+                a.dec(r8d).unwrap();
+                a.jnz(again).unwrap();
+                a.hlt().unwrap();
+            });
+            m
+        };
+        let end = same(make, 5000);
+        assert!(end.halted);
+    }
+}
+
+#[test]
+fn a_page_that_is_mapped_elsewhere_between_accesses_that_share_a_check_is_the_new_one() {
+    let (page, left, right) = (DATA, 0xa_0000, 0xb_0000);
+    let make = || {
+        let mut m = Machine::long();
+        m.put64(entry_of(page), left | 7);
+        m.put64(left + 24, 1);
+        m.put64(right + 24, 2);
+        m.code(64, |a| {
+            let mut again = a.create_label();
+            a.mov(ecx, 20).unwrap();
+            a.mov(rbx, page).unwrap();
+            a.mov(rsi, left | 7).unwrap();
+            a.mov(rdi, right | 7).unwrap();
+            a.mov(rdx, entry_of(page)).unwrap();
+            a.set_label(&mut again).unwrap();
+            a.add(r8, qword_ptr(rbx + 24)).unwrap();
+            a.add(r8, qword_ptr(rbx + 24)).unwrap();
+            a.mov(qword_ptr(rdx), rdi).unwrap();
+            a.add(r9, qword_ptr(rbx + 24)).unwrap();
+            a.add(qword_ptr(rbx + 32), 5).unwrap();
+            a.add(r9, qword_ptr(rbx + 24)).unwrap();
+            a.mov(qword_ptr(rdx), rsi).unwrap();
+            a.add(r10, qword_ptr(rbx + 24)).unwrap();
+            a.dec(ecx).unwrap();
+            a.jnz(again).unwrap();
+            a.hlt().unwrap();
+        });
+        m
+    };
+    let end = same(make, 5000);
+    assert_eq!((end.gpr[8], end.gpr[9], end.gpr[10]), (40, 80, 20));
+}

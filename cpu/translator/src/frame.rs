@@ -2,6 +2,9 @@
 
 use guest_ram::{GuestRam, PAGE_SIZE};
 
+/// Pages that a block can have checked at one time.
+pub(crate) const ADDENDS: usize = 4;
+
 /// The part of a CPU that generated code reads and writes. Its address is the frame pointer of all generated code, so its
 /// layout is fixed; what is used most lies within one byte's reach of [`Frame::ANCHOR`].
 #[repr(C)]
@@ -32,13 +35,14 @@ pub struct Frame {
     /// Not zero between an STI that has set RFLAGS.IF and the end of the next instruction.
     pub(crate) shadow: u32,
     unused: u32,
-    /// The address for which the TLB had no slot, if that is why generated code was left: of a read, of a write. Else zero.
-    pub(crate) missed: [u64; 2],
-    unused_too: [u64; 2],
+    /// What leads from the guest's addresses to the host's in pages that accesses yet to come have been checked for.
+    pub(crate) addends: [u64; ADDENDS],
     /// General registers 0 to 15, then those that the interpreter names beside them.
     pub regs: [u64; 32],
     /// Segment bases by slot.
     pub seg_base: [u64; 8],
+    /// The address for which the TLB had no slot, if that is why generated code was left: of a read, of a write. Else zero.
+    pub(crate) missed: [u64; 2],
     /// The XMM registers.
     pub xmm: [u128; 16],
 }
@@ -67,10 +71,10 @@ impl Default for Frame {
             interrupts_wait: 0,
             shadow: 0,
             unused: 0,
-            missed: [0; 2],
-            unused_too: [0; 2],
+            addends: [0; ADDENDS],
             regs: [0; 32],
             seg_base: [0; 8],
+            missed: [0; 2],
             xmm: [0; 16],
         }
     }

@@ -50,6 +50,7 @@ const TEMPLATES: &[(u64, Template)] = &[
     (4, Writer::rewrite_descriptor),
     (12, Writer::branch),
     (8, Writer::stack),
+    (12, Writer::neighbours),
     (9, Writer::string),
     (12, Writer::system),
     (3, Writer::control_register),
@@ -510,6 +511,158 @@ impl Writer {
                 let place = self.rng.pick(&STACKS) - self.rng.below(256);
                 self.immediate(4, place);
             }
+        }
+    }
+
+    /// Accesses close to each other through one register, or two that hold almost the same: between them, what changes the
+    /// register, the page's entry, or who may use it. Often where a page ends.
+    fn neighbours(&mut self) {
+        if self.bits != Bits::B64 {
+            return self.stack();
+        }
+        let on_stack = self.rng.percent(30);
+        let place = if on_stack {
+            self.rng.pick(&STACKS) - self.rng.below(0x200)
+        } else {
+            let end = DATA + (1 + self.rng.below(6)) * PAGE;
+            let place =
+                if self.rng.percent(30) { end - self.rng.below(300) } else { end - self.rng.below(PAGE) };
+            place + if self.rng.percent(25) { ALIAS } else { 0 }
+        };
+        let place = if self.rng.percent(70) { place & !7 } else { place };
+        let mut base =
+            if on_stack { 4 } else { self.rng.pick(&[0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15]) };
+        self.put(&[0x48 | base >> 3, 0xb8 | base & 7]);
+        self.put(&place.to_le_bytes());
+        for _ in 0..3 + self.rng.below(10) {
+            match self.rng.below(24) {
+                0..=12 => self.neighbour(base),
+                13 | 14 => {
+                    let (opcode, register) = (self.rng.pick(&[0x50, 0x58]), self.free_register());
+                    self.put(&[opcode | register]);
+                }
+                15 | 16 => {
+                    // Another register, at the same place or some bytes on: MOV, LEA, or LEA of 32 bits.
+                    let to = self.rng.pick(&[0, 3, 5, 6, 9, 12]);
+                    let rex = if self.rng.percent(90) { 0x48 } else { 0x40 };
+                    if self.rng.percent(50) {
+                        self.put(&[rex | base >> 3 << 2 | to >> 3, 0x89, 0xc0 | (base & 7) << 3 | to & 7]);
+                    } else {
+                        let distance = self.byte();
+                        self.based(rex, &[0x8d], to, base, None, i32::from(distance as i8));
+                    }
+                    base = to;
+                }
+                17 | 18 => {
+                    let (which, distance) = (self.rng.pick(&[0, 5]), self.byte() & 0xbf);
+                    self.put(&[0x48 | base >> 3, 0x83, 0xc0 | which << 3 | base & 7, distance]);
+                }
+                19 => {
+                    let which = self.rng.below(2) as u8;
+                    self.put(&[0x48 | base >> 3, 0xff, 0xc0 | which << 3 | base & 7]);
+                }
+                20 => {
+                    let page = place / PAGE + self.rng.below(2);
+                    let value = if self.rng.percent(60) {
+                        DATA + self.rng.below(RAM_BYTES - DATA) & !(PAGE - 1) | OPEN
+                    } else {
+                        self.entry()
+                    };
+                    let register = self.rng.pick(&[0, 2, 6]);
+                    self.immediate(register, value);
+                    self.store(LEAVES[0] + page * 8, register);
+                }
+                21 => {
+                    let bytes: &[u8] = self.rng.pick(&[
+                        &[0x0f, 0x01, 0xca],
+                        &[0x0f, 0x01, 0xcb],
+                        &[0xfa],
+                        &[0xfb],
+                        &[0x0f, 0x31],
+                        &[0x90],
+                        &[0x0f, 0x01, 0xf8],
+                    ]);
+                    self.put(bytes);
+                }
+                22 => {
+                    let bytes: &[u8] =
+                        self.rng.pick(&[&[0xf7, 0xe3], &[0x48, 0x98], &[0x48, 0x99], &[0x48, 0x93], &[0xc9]]);
+                    self.put(bytes);
+                }
+                _ => self.arithmetic(),
+            }
+        }
+    }
+
+    /// One access some bytes from what a register holds.
+    fn neighbour(&mut self, base: u8) {
+        let distance = match self.rng.below(8) {
+            0 => self.rng.below(600) as i32 - 300,
+            1 => 0,
+            _ => (self.rng.below(24) as i32 - 8) * 8,
+        };
+        let index = self.rng.percent(12).then(|| (self.rng.pick(&[1, 2, 9]), self.rng.below(4) as u8));
+        let (register, rex) = (self.rng.below(16) as u8, self.rng.pick(&[0x48, 0x48, 0x40]));
+        match self.rng.below(12) {
+            0..=2 => self.based(rex, &[0x8b], register, base, index, distance),
+            3..=5 => self.based(rex, &[0x89], register, base, index, distance),
+            6 => {
+                let opcode = (self.byte() & 7) << 3 | self.byte() & 3;
+                self.based(rex, &[opcode], register, base, index, distance);
+            }
+            7 => {
+                let opcode = self.rng.pick(&[0xb6, 0xbf, 0x44, 0x94, 0xc1, 0xb1, 0xaf, 0xbc]);
+                self.based(rex, &[0x0f, opcode], register, base, index, distance);
+            }
+            8 => {
+                let (opcode, which) = (self.rng.pick(&[0xff, 0xf7, 0xd1]), self.byte() & 7);
+                // What jumps, calls or divides ends too many programs.
+                let which = if opcode == 0xd1 { which } else { self.rng.pick(&[0, 1, which]) };
+                self.based(rex, &[opcode], which, base, index, distance);
+                if opcode == 0xf7 && which < 2 {
+                    let immediate = self.rng.bits() as u32;
+                    self.put(&immediate.to_le_bytes());
+                }
+            }
+            9 => {
+                self.based(rex, &[0x0f, 0xba], 4 | register, base, index, distance);
+                let bit = self.byte() & 63;
+                self.put(&[bit]);
+            }
+            10 => self.based(rex, &[0x87], register, base, index, distance),
+            _ => {
+                let opcode = self.rng.pick(&[0x10, 0x11, 0x28, 0x29, 0x6f, 0xef]);
+                if opcode > 0x29 {
+                    self.put(&[0x66]);
+                }
+                self.based(rex, &[0x0f, opcode], register, base, index, distance);
+            }
+        }
+    }
+
+    /// An instruction with a REX prefix, a register and memory at a register, an index and a displacement.
+    fn based(
+        &mut self,
+        rex: u8,
+        opcode: &[u8],
+        register: u8,
+        base: u8,
+        index: Option<(u8, u8)>,
+        distance: i32,
+    ) {
+        let (index, scale) = index.unwrap_or((4, 0));
+        self.put(&[rex | register >> 3 << 2 | index >> 3 << 1 | base >> 3]);
+        self.put(opcode);
+        let short = i8::try_from(distance);
+        let mode = if short.is_ok() { 0x40 } else { 0x80 };
+        if index == 4 && base & 7 != 4 {
+            self.put(&[mode | (register & 7) << 3 | base & 7]);
+        } else {
+            self.put(&[mode | (register & 7) << 3 | 4, scale << 6 | (index & 7) << 3 | base & 7]);
+        }
+        match short {
+            Ok(short) => self.put(&[short as u8]),
+            Err(_) => self.put(&distance.to_le_bytes()),
         }
     }
 

@@ -10,12 +10,13 @@
 use std::mem::offset_of;
 use std::num::NonZeroU32;
 
-use iced_x86::{Instruction, Register};
+use iced_x86::{Instruction, OpKind, Register};
 
 use super::asm::{
     Asm, B1, B4, B8, CH, DH, Fixup, Mem, Place, R15, RAX, RBP, RCX, RDX, Reg, Size, alu, at, cc,
 };
 use super::exits::{EDGE_ON, EDGE_TAKEN, ENTRY, cost, exit_code};
+use super::groups::{Groups, Role};
 use super::kind::{Effect, Kind, is_high_byte, kind_of, looked_at, set};
 use crate::Source;
 use crate::frame::{Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
@@ -105,6 +106,11 @@ fn missed(write: bool) -> Mem {
 /// Where the slots of privileged code are while RFLAGS.AC is clear, and while it is set.
 pub(super) fn slots_by_ac(ac: bool) -> Mem {
     field(offset_of!(Frame, slots_by_ac) + 8 * usize::from(ac))
+}
+
+/// Where the addend of a group of accesses is kept.
+fn addend(slot: u8) -> Mem {
+    field(offset_of!(Frame, addends) + 8 * usize::from(slot))
 }
 
 /// A guest's XMM register.
@@ -197,6 +203,8 @@ pub(super) struct Edge {
     pub target: u64,
     /// Offset of the displacement of a jump that can be led straight to the code of that block.
     pub displacement: Option<NonZeroU32>,
+    /// The same of the block's twin.
+    pub twin: Option<NonZeroU32>,
     /// Of one in another page, offset of the addend under which the TLB must map that page for it.
     pub addend: Option<NonZeroU32>,
 }
@@ -204,7 +212,9 @@ pub(super) struct Edge {
 impl Edge {
     /// In a block that lies at an offset.
     pub fn moved(self, to: usize) -> Edge {
-        Edge { displacement: moved(self.displacement, to), addend: moved(self.addend, to), ..self }
+        let [displacement, twin, addend] =
+            [self.displacement, self.twin, self.addend].map(|at| moved(at, to));
+        Edge { displacement, twin, addend, ..self }
     }
 }
 
@@ -225,6 +235,8 @@ enum Way {
     SecondOfTarget(usize, usize),
     /// To the second slot that a page can be in, whose first, with its array's place, is at RCX and an offset.
     SecondPage { slots: i32, found: usize, instruction: usize, write: bool },
+    /// The same for a group of accesses, and if the page is not there either, to the instruction in the block's twin.
+    SecondPageOfGroup { slots: i32, found: usize, instruction: usize },
 }
 
 /// A block being written.
@@ -253,6 +265,12 @@ pub(super) struct BlockWriter<'a> {
     vectors_checked: bool,
     pub privilege_checked: bool,
     ended: bool,
+    /// What the instruction's access has to do with the checks of others.
+    role: Role,
+    /// The block's code is being written once more, with a check of every access: see [`super::groups`].
+    twin: bool,
+    /// Where the instructions are in the twin that the block goes on with there.
+    in_twin: Vec<usize>,
 }
 
 /// Where a block's code goes, and what it jumps to.
@@ -266,7 +284,9 @@ pub(super) struct Site {
 
 /// Translates a block; `None` if that is not worth it.
 pub(super) fn write(source: &Source<'_>, site: &Site) -> Option<Written> {
-    let plan = plan(source);
+    let kinds: Vec<Option<Kind>> = source.instructions.iter().map(kind_of).collect();
+    let groups = Groups::of(source, kinds.iter().copied());
+    let plan = plan(source, &kinds, &groups.roles);
     let inline = plan.iter().filter(|step| step.kind.is_some()).count();
     if 2 * inline < source.instructions.len() || inline == 0 {
         return None;
@@ -290,21 +310,32 @@ pub(super) fn write(source: &Source<'_>, site: &Site) -> Option<Written> {
         vectors_checked: false,
         privilege_checked: false,
         ended: false,
+        role: Role::Alone,
+        twin: false,
+        in_twin: vec![0; source.instructions.len()],
     };
-    writer.block(&plan).ok()
+    let twin = groups.first().map(|first| (first, self::plan(source, &kinds, &Groups::none(source).roles)));
+    writer.block(&plan, twin.as_ref().map(|(first, plan)| (*first, &plan[..])), &groups).ok()
 }
 
 /// What is known of an instruction before it is written.
 struct Step {
     kind: Option<Kind>,
+    role: Role,
     /// Flags that may be looked at behind it, but where the host's register has them.
     needed: u8,
 }
 
+impl Step {
+    fn effect(&self, instruction: &Instruction, needed: u8) -> Option<Effect> {
+        self.kind?.effect(instruction, needed, matches!(self.role, Role::Later { .. }))
+    }
+}
+
 /// Decides for each instruction, from the last to the first, whether it is translated, and which of its flags are needed.
-fn plan(source: &Source<'_>) -> Vec<Step> {
+fn plan(source: &Source<'_>, kinds: &[Option<Kind>], roles: &[Role]) -> Vec<Step> {
     let mut steps: Vec<Step> =
-        source.instructions.iter().map(|i| Step { kind: kind_of(i), needed: 0 }).collect();
+        kinds.iter().zip(roles).map(|(&kind, &role)| Step { kind, role, needed: 0 }).collect();
     let mut needed = set::ALL;
     for n in (0..steps.len()).rev() {
         let instruction = &source.instructions[n];
@@ -313,7 +344,7 @@ fn plan(source: &Source<'_>) -> Vec<Step> {
             let next = steps.get(n + 1).and_then(|step| step.kind);
             steps[n].kind = steps[n].kind.filter(|_| next.is_some_and(Kind::follows_sti));
         }
-        let effect = steps[n].kind.and_then(|kind| kind.effect(instruction, needed));
+        let effect = steps[n].effect(instruction, needed);
         let Some(effect) = effect else {
             steps[n].kind = None;
             needed = set::ALL;
@@ -336,7 +367,7 @@ fn host_reaches(source: &Source<'_>, steps: &[Step], reader: usize, reads: u8) -
     for n in (0..reader).rev() {
         // Whatever is needed behind it, an effect's `in_host` and `transparent` are the same; only whether it has one may
         // depend on that.
-        let effect = steps[n].kind.and_then(|kind| kind.effect(&source.instructions[n], set::ALL));
+        let effect = steps[n].effect(&source.instructions[n], set::ALL);
         match effect {
             Some(effect) if effect.transparent && effect.reads == 0 => {}
             Some(effect) if !effect.transparent => {
@@ -349,22 +380,82 @@ fn host_reaches(source: &Source<'_>, steps: &[Step], reader: usize, reads: u8) -
     false
 }
 
+/// Where an instruction's code is, as far as it can be entered there.
+#[derive(Clone, Copy, Default)]
+struct Entrance {
+    /// It can be left to the interpreter.
+    exits: bool,
+    /// As [`Reentry::at`] and [`Reentry::behind`].
+    at: Option<NonZeroU32>,
+    behind: Option<NonZeroU32>,
+}
+
 impl BlockWriter<'_> {
-    fn block(&mut self, plan: &[Step]) -> Result<Written, Cannot> {
+    /// Writes the block, and its twin from an instruction on if it has one.
+    fn block(
+        &mut self,
+        plan: &[Step],
+        twin: Option<(usize, &[Step])>,
+        groups: &Groups,
+    ) -> Result<Written, Cannot> {
         let count = self.source.instructions.len();
-        let mut reentries = Vec::new();
         self.asm.alu_imm(B8, alu::SUB, R15, cost(count, self.branches) as i32);
         let out_of_budget = self.asm.jcc(cc::S);
         self.ways.push((Way::Budget, vec![out_of_budget]));
-        for (n, step) in plan.iter().enumerate() {
+        let mut entrances = self.instructions(plan, 0)?;
+        if let Some((first, plan)) = twin {
+            (self.twin, self.in_frame) = (true, set::ALL);
+            let of_twin = self.instructions(plan, first)?;
+            for (n, (entrance, twin)) in entrances.iter_mut().zip(of_twin).enumerate() {
+                entrance.exits |= twin.exits;
+                // What has been checked before does not hold any more.
+                if !groups.can_begin_at(n) {
+                    entrance.at = twin.at;
+                }
+                if !groups.can_begin_at(n + 1) {
+                    entrance.behind = twin.behind;
+                }
+            }
+        }
+        let reentry = |(n, entrance): (usize, Entrance)| Reentry {
+            instruction: n as u8,
+            at: entrance.at,
+            behind: entrance.behind,
+        };
+        let reentries =
+            entrances.into_iter().enumerate().filter(|(_, entrance)| entrance.exits).map(reentry).collect();
+        let dead = self.ways_out();
+        Ok(Written {
+            code: self.asm.bytes().to_vec(),
+            dead,
+            edges: self.edges,
+            reentries,
+            branches: self.branches,
+        })
+    }
+
+    /// Writes the instructions from one on.
+    fn instructions(&mut self, plan: &[Step], first: usize) -> Result<Vec<Entrance>, Cannot> {
+        let count = self.source.instructions.len();
+        let mut entrances = vec![Entrance::default(); count];
+        self.ended = false;
+        for (n, step) in plan.iter().enumerate().skip(first) {
             let instruction = self.source.instructions[n];
-            (self.needed, self.number_in_block) = (step.needed, n);
+            (self.needed, self.number_in_block, self.role) = (step.needed, n, step.role);
+            if self.twin {
+                // The block goes on here where it has the flags in the frame; what it has looked at is not known.
+                (self.vectors_checked, self.privilege_checked) = (false, false);
+                if step.effect(&instruction, step.needed).is_none_or(|effect| effect.exits) {
+                    self.in_host = 0;
+                }
+                self.in_twin[n] = self.asm.here();
+            }
             let again =
                 |kind: Kind| kind.begins_with_its_access() && (self.in_host == 0 || !kind.may_use_flags());
             let start = step.kind.is_some_and(again).then(|| self.asm.here()).and_then(short);
             match step.kind {
                 Some(kind) => {
-                    let effect = kind.effect(&instruction, step.needed).ok_or(Cannot)?;
+                    let effect = step.effect(&instruction, step.needed).ok_or(Cannot)?;
                     self.instruction(&instruction, kind, effect)?;
                     if n > 0 && plan[n - 1].kind == Some(Kind::InterruptFlag(true)) {
                         self.end_shadow();
@@ -380,28 +471,19 @@ impl BlockWriter<'_> {
             }
             let leaves_later = std::mem::take(&mut self.leaves_later);
             let leaving = std::mem::take(&mut self.leaving);
-            if leaving.is_empty() && !leaves_later {
-                continue;
-            }
+            let exits = !leaving.is_empty() || leaves_later;
             if !leaving.is_empty() {
                 self.ways.push((Way::Instruction(n), leaving));
             }
             let behind = (self.in_host == 0 && !self.ended).then(|| self.asm.here()).and_then(short);
-            reentries.push(Reentry { instruction: n as u8, at: start, behind });
+            entrances[n] = Entrance { exits, at: start, behind };
         }
         if !self.ended {
             let on = self.source.rip_behind(count - 1);
             let jump = self.asm.jmp();
             self.edge(EDGE_ON, on, jump);
         }
-        let dead = self.ways_out();
-        Ok(Written {
-            code: self.asm.bytes().to_vec(),
-            dead,
-            edges: self.edges,
-            reentries,
-            branches: self.branches,
-        })
+        Ok(entrances)
     }
 
     /// Writes the ways out; returns where the one before the first instruction is.
@@ -448,6 +530,14 @@ impl BlockWriter<'_> {
                     self.asm.store(B8, missed(write), RAX);
                     self.leave(instruction as u8);
                 }
+                Way::SecondPageOfGroup { slots, found, instruction } => {
+                    self.asm.alu_imm(B8, alu::XOR, RCX, SECOND_BIT);
+                    self.asm.alu(B8, alu::CMP, RDX, at(RCX, slots + TlbSlot::PAGE));
+                    let back = self.asm.jcc(cc::E);
+                    self.asm.lead_to(back, found);
+                    let on = self.asm.jmp();
+                    self.asm.lead_to(on, self.in_twin[instruction]);
+                }
             }
         }
         dead
@@ -489,7 +579,18 @@ impl BlockWriter<'_> {
     pub fn edge(&mut self, edge: u8, target: u64, jump: Fixup) {
         let same_page = (target ^ self.source.rip) & !0xfff == 0;
         let displacement = same_page.then(|| jump.offset()).and_then(short);
-        self.edges[usize::from(edge == EDGE_TAKEN)] = Edge { target, displacement, addend: None };
+        let leads_there = |(way, _): &&mut (Way, Vec<Fixup>)| match *way {
+            Way::Edge(other) | Way::Far(other, _) => other == edge,
+            _ => false,
+        };
+        if self.twin
+            && let Some((_, jumps)) = self.ways.iter_mut().find(leads_there)
+        {
+            jumps.push(jump);
+            self.edges[usize::from(edge == EDGE_TAKEN)].twin = displacement;
+            return;
+        }
+        self.edges[usize::from(edge == EDGE_TAKEN)] = Edge { target, displacement, ..Edge::default() };
         let way = if same_page { Way::Edge(edge) } else { Way::Far(edge, target) };
         self.ways.push((way, vec![jump]));
     }
@@ -660,6 +761,19 @@ impl BlockWriter<'_> {
 
     /// Makes the linear address in RAX the host's, or leaves the instruction to the interpreter. Clobbers RCX and RDX.
     pub fn check(&mut self, bytes: i32, write: bool) {
+        let slots = self.compare_page(bytes, write);
+        let other = self.asm.jcc(cc::NE);
+        let way = Way::SecondPage { slots, found: self.asm.here(), instruction: self.number_in_block, write };
+        self.ways.push((way, vec![other]));
+        self.leaves_later = true;
+        self.asm.alu(B8, alu::ADD, RAX, at(RCX, slots + TlbSlot::ADDEND));
+        self.in_host = 0;
+    }
+
+    /// RCX becomes where the slot is, and an offset, that may have the page of so many bytes at the linear address in RAX, RDX
+    /// that page; the host's flags say whether it does. Returns the offset.
+    fn compare_page(&mut self, bytes: i32, write: bool) -> i32 {
+        debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
         slot_address(&mut self.asm, RCX);
         // The page of the last byte: another than that of the first has another tag.
         if bytes == 1 {
@@ -670,20 +784,94 @@ impl BlockWriter<'_> {
         self.asm.alu_imm(B8, alu::AND, RDX, -4096);
         let slots = if write { TlbSlots::WRITE } else { TlbSlots::READ };
         self.asm.alu(B8, alu::CMP, RDX, at(RCX, slots + TlbSlot::PAGE));
-        debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
-        let other = self.asm.jcc(cc::NE);
-        let way = Way::SecondPage { slots, found: self.asm.here(), instruction: self.number_in_block, write };
-        self.ways.push((way, vec![other]));
-        self.leaves_later = true;
-        self.asm.alu(B8, alu::ADD, RAX, at(RCX, slots + TlbSlot::ADDEND));
-        self.in_host = 0;
+        slots
     }
 
-    /// The host address of the memory operand in RAX.
-    pub fn operand(&mut self, instruction: &Instruction, size: Size, write: bool) -> Result<(), Cannot> {
-        self.linear(instruction)?;
-        self.check(size.bytes(), write);
-        Ok(())
+    /// The memory operand, which may be RAX's and other registers' but for RCX and RDX. Clobbers RCX and RDX.
+    pub fn operand(&mut self, i: &Instruction, size: Size, write: bool) -> Result<Mem, Cannot> {
+        self.operand_of(i, size.bytes(), write)
+    }
+
+    /// As [`BlockWriter::operand`], of so many bytes.
+    pub fn operand_of(&mut self, i: &Instruction, bytes: i32, write: bool) -> Result<Mem, Cannot> {
+        let Some(addend) = self.checked(bytes, write)? else {
+            self.linear(i)?;
+            return self.access(bytes, write);
+        };
+        let disp = i32::try_from(i.memory_displacement64() as i64);
+        let has_high_byte =
+            (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Register && is_high_byte(i.op_register(n)));
+        if i.memory_base().is_gpr64()
+            && i.memory_index() == Register::None
+            && !has_high_byte
+            && let (Place::Reg(base), Ok(disp)) = (self.general(i.memory_base()), disp)
+        {
+            self.asm.load(B8, RAX, addend);
+            return Ok(Mem { base: RAX, index: Some((base, 0)), disp });
+        }
+        self.effective(i, RAX)?;
+        self.asm.load(B8, RCX, addend);
+        self.asm.lea(B8, RAX, Mem { base: RAX, index: Some((RCX, 0)), disp: 0 });
+        Ok(at(RAX, 0))
+    }
+
+    /// The eight bytes on the stack that are at a register's address and a displacement. Clobbers as
+    /// [`BlockWriter::operand`].
+    pub fn stack_operand(&mut self, register: usize, disp: i32, write: bool) -> Result<Mem, Cannot> {
+        let addend = self.checked(8, write)?;
+        let base = self.in_register(register, RCX);
+        if let Some(addend) = addend {
+            self.asm.load(B8, RAX, addend);
+            let host = Mem { base: RAX, index: Some((base, 0)), disp };
+            if base != RCX {
+                return Ok(host);
+            }
+            self.asm.lea(B8, RAX, host);
+            return Ok(at(RAX, 0));
+        }
+        if disp == 0 {
+            self.asm.load(B8, RAX, base);
+        } else {
+            self.asm.lea(B8, RAX, at(base, disp));
+        }
+        self.access(8, write)
+    }
+
+    /// Where the addend is for an access that has been checked.
+    fn checked(&self, bytes: i32, write: bool) -> Result<Option<Mem>, Cannot> {
+        match self.role {
+            Role::Later { slot, bytes: checked, write: writable } => {
+                // Nothing may be accessed but what the check was for.
+                if bytes > checked || write && !writable {
+                    return Err(Cannot);
+                }
+                Ok(Some(addend(slot)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// What is at the linear address in RAX, after a check for it or for its group.
+    fn access(&mut self, bytes: i32, write: bool) -> Result<Mem, Cannot> {
+        let Role::First { slot, below, bytes: of_group, write: group_writes } = self.role else {
+            self.check(bytes, write);
+            return Ok(at(RAX, 0));
+        };
+        if bytes + below > of_group || write && !group_writes {
+            return Err(Cannot);
+        }
+        if below != 0 {
+            self.asm.lea(B8, RAX, at(RAX, -below));
+        }
+        let slots = self.compare_page(of_group, group_writes);
+        let other = self.asm.jcc(cc::NE);
+        let instruction = self.number_in_block;
+        self.ways.push((Way::SecondPageOfGroup { slots, found: self.asm.here(), instruction }, vec![other]));
+        self.asm.load(B8, RDX, at(RCX, slots + TlbSlot::ADDEND));
+        self.asm.store(B8, addend(slot), RDX);
+        self.asm.alu(B8, alu::ADD, RAX, RDX);
+        self.in_host = 0;
+        Ok(at(RAX, below))
     }
 
     /// Keeps RCX across another access.

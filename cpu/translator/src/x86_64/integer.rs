@@ -3,7 +3,7 @@
 
 use iced_x86::{Instruction, OpKind};
 
-use super::asm::{B1, B2, B4, B8, CH, DH, Place, RAX, RCX, RDX, Reg, Size, alu, at, cc};
+use super::asm::{B1, B2, B4, B8, CH, DH, Mem, Place, RAX, RCX, RDX, Reg, Size, alu, at, cc};
 use super::block::{BlockWriter, Cannot, number_of};
 use super::exits::{EDGE_ON, EDGE_TAKEN};
 use super::kind::{Effect, Kind, is_high_byte, is_memory, operand_size, set};
@@ -106,9 +106,8 @@ impl BlockWriter<'_> {
                 Ok(())
             }
             Kind::Call => {
-                self.stack_address(-8);
-                self.check(8, true);
-                self.store_return_address(i);
+                let top = self.stack_operand(GUEST_RSP, -8, true)?;
+                self.store_return_address(i, top);
                 self.move_stack(-8);
                 let jump = self.asm.jmp();
                 self.edge(EDGE_TAKEN, i.near_branch64(), jump);
@@ -153,28 +152,25 @@ impl BlockWriter<'_> {
         let keeps = which != alu::CMP;
         let carries = matches!(which, 2 | 3);
         if is_memory(i, 0) {
-            self.operand(i, size, keeps)?;
+            let place = self.operand(i, size, keeps)?;
             if carries {
                 self.need_carry();
             }
             if Self::is_immediate(i, 1) {
-                self.asm.alu_imm(size, which, at(RAX, 0), Self::immediate(i, 1, size)?);
+                self.asm.alu_imm(size, which, place, Self::immediate(i, 1, size)?);
             } else {
                 let from = self.operand_register(i.op_register(1), false, false);
-                self.asm.alu_to(size, which, at(RAX, 0), from);
+                self.asm.alu_to(size, which, place, from);
             }
         } else {
-            let memory = is_memory(i, 1);
-            if memory {
-                self.operand(i, size, false)?;
-            }
+            let memory = if is_memory(i, 1) { Some(self.operand(i, size, false)?) } else { None };
             if carries {
                 self.need_carry();
             }
             let high = has_high_byte(i);
             let to = self.operand_register(i.op_register(0), true, high);
-            if memory {
-                self.asm.alu(size, which, to, at(RAX, 0));
+            if let Some(place) = memory {
+                self.asm.alu(size, which, to, place);
             } else if Self::is_immediate(i, 1) {
                 self.asm.alu_imm(size, which, to, Self::immediate(i, 1, size)?);
             } else if high {
@@ -197,8 +193,7 @@ impl BlockWriter<'_> {
     fn test(&mut self, i: &Instruction, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         let first = if is_memory(i, 0) {
-            self.operand(i, size, false)?;
-            Place::Mem(at(RAX, 0))
+            Place::Mem(self.operand(i, size, false)?)
         } else if has_high_byte(i) {
             Place::Reg(self.operand_register(i.op_register(0), true, true))
         } else {
@@ -217,15 +212,12 @@ impl BlockWriter<'_> {
     /// INC, DEC, NEG, NOT by opcode and `/n`; `carry` brings CF into the host's register first.
     fn one_operand(&mut self, i: &Instruction, opcode: u8, which: u8, carry: bool) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
-        let memory = is_memory(i, 0);
-        if memory {
-            self.operand(i, size, true)?;
-        }
+        let memory = if is_memory(i, 0) { Some(self.operand(i, size, true)?) } else { None };
         if carry {
             self.need_carry();
         }
-        if memory {
-            self.asm.sized(size, opcode, which, at(RAX, 0), false);
+        if let Some(place) = memory {
+            self.asm.sized(size, opcode, which, place, false);
         } else {
             let to = self.in_register(self.register(i, 0), RDX);
             self.asm.sized(size, opcode, which, to, false);
@@ -237,12 +229,12 @@ impl BlockWriter<'_> {
     fn mov(&mut self, i: &Instruction) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         if is_memory(i, 0) {
-            self.operand(i, size, true)?;
+            let place = self.operand(i, size, true)?;
             if Self::is_immediate(i, 1) {
-                self.asm.store_imm(size, at(RAX, 0), Self::immediate(i, 1, size)?);
+                self.asm.store_imm(size, place, Self::immediate(i, 1, size)?);
             } else {
                 let from = self.operand_register(i.op_register(1), false, false);
-                self.asm.store(size, at(RAX, 0), from);
+                self.asm.store(size, place, from);
             }
             return Ok(());
         }
@@ -251,8 +243,8 @@ impl BlockWriter<'_> {
         }
         let to = self.register(i, 0);
         if is_memory(i, 1) {
-            self.operand(i, size, false)?;
-            return self.load_into(size, to, at(RAX, 0).into());
+            let place = self.operand(i, size, false)?;
+            return self.load_into(size, to, place.into());
         }
         if Self::is_immediate(i, 1) {
             let value = i.try_immediate(1).map_err(|_| Cannot)?;
@@ -269,8 +261,8 @@ impl BlockWriter<'_> {
     /// MOV to or from one of AH to BH, the other operand being anything.
     fn mov_high_byte(&mut self, i: &Instruction) -> Result<(), Cannot> {
         if is_memory(i, 1) {
-            self.operand(i, B1, false)?;
-            self.asm.load(B1, RCX, at(RAX, 0));
+            let place = self.operand(i, B1, false)?;
+            self.asm.load(B1, RCX, place);
         } else if Self::is_immediate(i, 1) {
             self.asm.constant(RCX, i.immediate8().into());
         } else {
@@ -321,8 +313,7 @@ impl BlockWriter<'_> {
     fn extend(&mut self, i: &Instruction, opcode: u8) -> Result<(), Cannot> {
         let (size, from_size) = (self.size(i, 0)?, self.size(i, 1)?);
         let from = if is_memory(i, 1) {
-            self.operand(i, from_size, false)?;
-            Place::Mem(at(RAX, 0))
+            Place::Mem(self.operand(i, from_size, false)?)
         } else if has_high_byte(i) {
             let from = self.operand_register(i.op_register(1), false, true);
             self.asm.load(B1, RCX, from);
@@ -381,10 +372,10 @@ impl BlockWriter<'_> {
         let register = if is_memory(i, 0) { 1 } else { 0 };
         let size = self.size(i, register)?;
         let register = self.register(i, register);
-        self.operand(i, size, true)?;
-        self.asm.load(size, RCX, at(RAX, 0));
+        let place = self.operand(i, size, true)?;
+        self.asm.load(size, RCX, place);
         let new = self.in_register(register, RDX);
-        self.asm.store(size, at(RAX, 0), new);
+        self.asm.store(size, place, new);
         self.set_sized(size, register, RCX);
         Ok(())
     }
@@ -392,11 +383,11 @@ impl BlockWriter<'_> {
     fn exchange_and_add(&mut self, i: &Instruction, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 1)?;
         let register = self.register(i, 1);
-        self.operand(i, size, true)?;
-        self.asm.load(size, RCX, at(RAX, 0));
+        let place = self.operand(i, size, true)?;
+        self.asm.load(size, RCX, place);
         self.asm.load(B8, RDX, Self::place(register));
         self.asm.alu(size, alu::ADD, RDX, RCX);
-        self.asm.store(size, at(RAX, 0), RDX);
+        self.asm.store(size, place, RDX);
         self.set_sized(size, register, RCX);
         self.flags_set(effect);
         Ok(())
@@ -404,13 +395,13 @@ impl BlockWriter<'_> {
 
     fn compare_and_exchange(&mut self, i: &Instruction, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 1)?;
-        self.operand(i, size, true)?;
-        self.asm.load(size, RCX, at(RAX, 0));
+        let place = self.operand(i, size, true)?;
+        self.asm.load(size, RCX, place);
         let accumulator = self.in_register(GUEST_RAX, RDX);
         self.asm.alu(size, alu::CMP, accumulator, RCX);
         let differs = self.asm.jcc(cc::NE);
         let new = self.in_register(self.register(i, 1), RDX);
-        self.asm.store(size, at(RAX, 0), new);
+        self.asm.store(size, place, new);
         let done = self.asm.jmp();
         self.asm.land(differs);
         self.set_sized(size, GUEST_RAX, RCX);
@@ -440,21 +431,20 @@ impl BlockWriter<'_> {
 
     fn push(&mut self, i: &Instruction) -> Result<(), Cannot> {
         if is_memory(i, 0) {
-            self.operand(i, B8, false)?;
-            self.asm.load(B8, RCX, at(RAX, 0));
+            let place = self.operand(i, B8, false)?;
+            self.asm.load(B8, RCX, place);
             self.keep();
             self.stack_address(-8);
             self.check(8, true);
             self.kept(RCX);
             self.asm.store(B8, at(RAX, 0), RCX);
         } else {
-            self.stack_address(-8);
-            self.check(8, true);
+            let top = self.stack_operand(GUEST_RSP, -8, true)?;
             if Self::is_immediate(i, 0) {
-                self.asm.store_imm(B8, at(RAX, 0), Self::immediate(i, 0, B8)?);
+                self.asm.store_imm(B8, top, Self::immediate(i, 0, B8)?);
             } else {
                 let from = self.in_register(self.register(i, 0), RCX);
-                self.asm.store(B8, at(RAX, 0), from);
+                self.asm.store(B8, top, from);
             }
         }
         self.move_stack(-8);
@@ -462,19 +452,16 @@ impl BlockWriter<'_> {
     }
 
     fn pop(&mut self, i: &Instruction) -> Result<(), Cannot> {
-        self.stack_address(0);
-        self.check(8, false);
-        self.asm.load(B8, RCX, at(RAX, 0));
+        let top = self.stack_operand(GUEST_RSP, 0, false)?;
+        self.asm.load(B8, RCX, top);
         self.move_stack(8);
         self.set_all(self.register(i, 0), RCX);
         Ok(())
     }
 
     fn leave_frame(&mut self) -> Result<(), Cannot> {
-        let rbp = self.in_register(GUEST_RBP, RAX);
-        self.asm.load(B8, RAX, rbp);
-        self.check(8, false);
-        self.asm.load(B8, RCX, at(RAX, 0));
+        let top = self.stack_operand(GUEST_RBP, 0, false)?;
+        self.asm.load(B8, RCX, top);
         let rbp = self.in_register(GUEST_RBP, RAX);
         self.asm.lea(B8, RDX, at(rbp, 8));
         self.set_all(GUEST_RSP, RDX);
@@ -487,21 +474,21 @@ impl BlockWriter<'_> {
     /// The target of an indirect branch in RCX.
     fn target(&mut self, i: &Instruction) -> Result<(), Cannot> {
         if is_memory(i, 0) {
-            self.operand(i, B8, false)?;
-            self.asm.load(B8, RCX, at(RAX, 0));
+            let place = self.operand(i, B8, false)?;
+            self.asm.load(B8, RCX, place);
         } else {
             self.asm.load(B8, RCX, Self::place(self.register(i, 0)));
         }
         Ok(())
     }
 
-    /// Stores the return address at the host address in RAX. Clobbers RDX.
-    fn store_return_address(&mut self, i: &Instruction) {
+    /// Stores the return address. Clobbers RDX.
+    fn store_return_address(&mut self, i: &Instruction, to: Mem) {
         match i32::try_from(i.next_ip() as i64) {
-            Ok(short) => self.asm.store_imm(B8, at(RAX, 0), short),
+            Ok(short) => self.asm.store_imm(B8, to, short),
             Err(_) => {
                 self.asm.constant(RDX, i.next_ip());
-                self.asm.store(B8, at(RAX, 0), RDX);
+                self.asm.store(B8, to, RDX);
             }
         }
     }
@@ -515,16 +502,15 @@ impl BlockWriter<'_> {
         self.load_kept_keep_rax();
         self.jump_to_rax(|writer| {
             writer.kept(RAX);
-            writer.store_return_address(i);
+            writer.store_return_address(i, at(RAX, 0));
             writer.move_stack(-8);
         });
         Ok(())
     }
 
     fn near_return(&mut self, i: &Instruction) -> Result<(), Cannot> {
-        self.stack_address(0);
-        self.check(8, false);
-        self.asm.load(B8, RAX, at(RAX, 0));
+        let top = self.stack_operand(GUEST_RSP, 0, false)?;
+        self.asm.load(B8, RAX, top);
         let arguments = if i.op_count() == 1 { i.immediate16() } else { 0 };
         self.jump_to_rax(|writer| writer.move_stack(8 + i32::from(arguments)));
         Ok(())
@@ -535,15 +521,14 @@ impl BlockWriter<'_> {
     /// SHL, SHR, SAR by a count that is not zero. OF is what a shift by one gives, whatever the count.
     fn shift(&mut self, i: &Instruction, which: u8, count: u8, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
-        let memory = is_memory(i, 0);
-        if memory {
-            self.operand(i, size, true)?;
-            self.asm.load(size, RCX, at(RAX, 0));
+        let memory = if is_memory(i, 0) { Some(self.operand(i, size, true)?) } else { None };
+        if let Some(place) = memory {
+            self.asm.load(size, RCX, place);
         }
-        let to = if memory { RCX } else { self.in_register(self.register(i, 0), RCX) };
+        let to = if memory.is_some() { RCX } else { self.in_register(self.register(i, 0), RCX) };
         let wanted = self.needed() & effect.kills != 0;
         // RAX is the address of an operand in memory: OF waits in DL.
-        let overflow = if memory { RDX } else { RAX };
+        let overflow = if memory.is_some() { RDX } else { RAX };
         if wanted && count != 1 {
             if which == 7 {
                 self.asm.constant(overflow, 0);
@@ -557,8 +542,8 @@ impl BlockWriter<'_> {
         if wanted && count == 1 {
             self.asm.setcc(0, overflow);
         }
-        if memory {
-            self.asm.store(size, at(RAX, 0), RCX);
+        if let Some(place) = memory {
+            self.asm.store(size, place, RCX);
             if wanted {
                 self.asm.load(B4, RAX, RDX);
             }
@@ -669,8 +654,8 @@ impl BlockWriter<'_> {
         if !is_memory(i, n) {
             return Ok(Self::place(self.register(i, n)));
         }
-        self.operand(i, size, false)?;
-        self.asm.load(size, RCX, at(RAX, 0));
+        let place = self.operand(i, size, false)?;
+        self.asm.load(size, RCX, place);
         Ok(RCX.into())
     }
 
@@ -756,11 +741,10 @@ impl BlockWriter<'_> {
     /// BT and its relatives change CF only.
     fn bit_test(&mut self, i: &Instruction, which: u8, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
-        let memory = is_memory(i, 0);
         let writes = which != 4;
-        let to = if memory {
-            self.operand(i, size, writes)?;
-            self.asm.load(size, RDX, at(RAX, 0));
+        let memory = if is_memory(i, 0) { Some(self.operand(i, size, writes)?) } else { None };
+        let to = if let Some(place) = memory {
+            self.asm.load(size, RDX, place);
             RDX
         } else {
             self.in_register(self.register(i, 0), RDX)
@@ -773,8 +757,8 @@ impl BlockWriter<'_> {
             let bit = self.in_register(self.register(i, 1), RCX);
             self.asm.two(size, which << 3 | 0x83, bit, to);
         }
-        if memory && writes {
-            self.asm.store(size, at(RAX, 0), RDX);
+        if let (Some(place), true) = (memory, writes) {
+            self.asm.store(size, place, RDX);
         } else if writes {
             self.set_all(self.register(i, 0), to);
         }
@@ -840,8 +824,8 @@ impl BlockWriter<'_> {
 
     fn set_on_condition(&mut self, i: &Instruction, cc: u8) -> Result<(), Cannot> {
         if is_memory(i, 0) {
-            self.operand(i, B1, true)?;
-            self.asm.load(B8, RCX, RAX);
+            let place = self.operand(i, B1, true)?;
+            self.asm.lea(B8, RCX, place);
             let cc = self.condition(cc);
             self.asm.setcc(cc, at(RCX, 0));
         } else {
@@ -856,8 +840,8 @@ impl BlockWriter<'_> {
         let size = self.size(i, 0)?;
         let register = self.register(i, 0);
         let from = if is_memory(i, 1) {
-            self.operand(i, size, false)?;
-            self.asm.load(size, RCX, at(RAX, 0));
+            let place = self.operand(i, size, false)?;
+            self.asm.load(size, RCX, place);
             RCX.into()
         } else {
             Self::place(self.register(i, 1))

@@ -391,10 +391,12 @@ impl Kind {
         )
     }
 
-    /// What it does to the flags when those in `needed` may be looked at behind it. `None` if the interpreter is to execute it then.
-    pub fn effect(self, instruction: &Instruction, needed: u8) -> Option<Effect> {
+    /// What it does to the flags when those in `needed` may be looked at behind it; `checked` says that its access needs no
+    /// check. `None` if the interpreter is to execute it then.
+    pub fn effect(self, instruction: &Instruction, needed: u8, checked: bool) -> Option<Effect> {
         use set::{A, ALL, C, O, Z};
-        let memory = (0..instruction.op_count()).any(|n| is_memory(instruction, n)) && self != Kind::Lea;
+        let memory =
+            (0..instruction.op_count()).any(|n| is_memory(instruction, n)) && self != Kind::Lea && !checked;
         let quiet = Effect { transparent: !memory, exits: memory, ..Effect::default() };
         let kills = |kills, in_host| Effect { kills, in_host, exits: memory, ..Effect::default() };
         Some(match self {
@@ -412,6 +414,7 @@ impl Kind {
             | Kind::SignToData
             | Kind::Bswap => quiet,
             Kind::Nothing => Effect { transparent: true, ..Effect::default() },
+            Kind::Push | Kind::Pop | Kind::Leave | Kind::Call if checked => quiet,
             Kind::Push
             | Kind::Pop
             | Kind::Leave

@@ -4,6 +4,7 @@ mod asm;
 mod block;
 mod exits;
 mod forms;
+mod groups;
 mod integer;
 mod kind;
 mod memory;
@@ -161,9 +162,9 @@ impl Translator {
             return;
         }
         let edge = from.edges[usize::from(link.edge == EDGE_TAKEN)];
-        let [displacement, addend] =
-            [edge.displacement, edge.addend].map(|at| at.map(|at| at.get() as usize));
-        if let Some(offset) = displacement {
+        let [displacement, twin, addend] =
+            [edge.displacement, edge.twin, edge.addend].map(|at| at.map(|at| at.get() as usize));
+        for offset in [displacement, twin].into_iter().flatten() {
             assert_eq!(edge.target, rip, "a block is linked to one that does not follow it");
             self.code.write(offset, &distance(offset, target));
         }

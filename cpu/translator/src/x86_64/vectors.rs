@@ -37,12 +37,12 @@ impl BlockWriter<'_> {
             }
             Form::Whole { aligned } => {
                 if is_memory(instruction, 0) {
-                    self.vector_address(instruction, 16, true, aligned)?;
+                    let place = self.vector_address(instruction, 16, true, aligned)?;
                     self.load_vector(XMM0, vector(1));
-                    self.store_unaligned(at(RAX, 0), XMM0);
+                    self.store_unaligned(place, XMM0);
                 } else if is_memory(instruction, 1) {
-                    self.vector_address(instruction, 16, false, aligned)?;
-                    self.load_unaligned(XMM0, at(RAX, 0));
+                    let place = self.vector_address(instruction, 16, false, aligned)?;
+                    self.load_unaligned(XMM0, place);
                     self.store_vector(vector(0), XMM0);
                 } else {
                     self.load_vector(XMM0, vector(1));
@@ -51,8 +51,7 @@ impl BlockWriter<'_> {
             }
             Form::Low(size) => {
                 let from = if is_memory(instruction, 1) {
-                    self.vector_address(instruction, size.bytes(), false, false)?;
-                    at(RAX, 0)
+                    self.vector_address(instruction, size.bytes(), false, false)?
                 } else {
                     vector(1)
                 };
@@ -67,9 +66,9 @@ impl BlockWriter<'_> {
             }
             Form::StoreLow(size) => {
                 if is_memory(instruction, 0) {
-                    self.vector_address(instruction, size.bytes(), true, false)?;
+                    let place = self.vector_address(instruction, size.bytes(), true, false)?;
                     self.asm.load(size, RCX, vector(1));
-                    self.asm.store(size, at(RAX, 0), RCX);
+                    self.asm.store(size, place, RCX);
                 } else {
                     self.asm.load(size, RCX, vector(1));
                     self.set_general(instruction.op_register(0), RCX);
@@ -80,17 +79,17 @@ impl BlockWriter<'_> {
                 self.asm.store(size, vector(0), RCX);
             }
             Form::LoadHigh | Form::LoadHalf => {
-                self.vector_address(instruction, 8, false, false)?;
-                self.asm.load(B8, RCX, at(RAX, 0));
+                let place = self.vector_address(instruction, 8, false, false)?;
+                self.asm.load(B8, RCX, place);
                 let half = if form == Form::LoadHigh { 8 } else { 0 };
                 let to = vector(0);
                 self.asm.store(B8, Mem { disp: to.disp + half, ..to }, RCX);
             }
             Form::StoreHigh => {
-                self.vector_address(instruction, 8, true, false)?;
+                let place = self.vector_address(instruction, 8, true, false)?;
                 let from = vector(1);
                 self.asm.load(B8, RCX, Mem { disp: from.disp + 8, ..from });
-                self.asm.store(B8, at(RAX, 0), RCX);
+                self.asm.store(B8, place, RCX);
             }
             Form::Mask => {
                 self.load_vector(XMM0, vector(1));
@@ -104,8 +103,8 @@ impl BlockWriter<'_> {
     /// The second operand in XMM1.
     fn second(&mut self, instruction: &Instruction) -> Result<u8, Cannot> {
         if is_memory(instruction, 1) {
-            self.vector_address(instruction, 16, false, true)?;
-            self.load_unaligned(XMM1, at(RAX, 0));
+            let place = self.vector_address(instruction, 16, false, true)?;
+            self.load_unaligned(XMM1, place);
         } else {
             self.load_vector(XMM1, vector_place(instruction.op_register(1).number() as u8));
         }
@@ -122,21 +121,22 @@ impl BlockWriter<'_> {
         }
     }
 
-    /// The host address of the memory operand in RAX.
+    /// The memory operand, as [`BlockWriter::operand`] gives it.
     fn vector_address(
         &mut self,
         instruction: &Instruction,
         bytes: i32,
         write: bool,
         aligned: bool,
-    ) -> Result<(), Cannot> {
-        self.linear(instruction)?;
-        self.check(bytes, write);
+    ) -> Result<Mem, Cannot> {
+        let place = self.operand_of(instruction, bytes, write)?;
         if aligned {
+            self.asm.lea(B8, RAX, place);
             self.asm.test_imm(super::asm::B1, RAX, 15);
             self.leave_if(cc::NE);
+            return Ok(at(RAX, 0));
         }
-        Ok(())
+        Ok(place)
     }
 
     fn load_vector(&mut self, to: u8, from: Mem) {
