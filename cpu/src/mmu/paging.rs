@@ -92,6 +92,7 @@ pub(super) struct Path {
 
 impl Path {
     /// Reads entries down to the page. The error is the low bits of the error code (P, RSVD).
+    #[inline(always)]
     pub fn read(ram: &GuestRam, state: &CpuState, address: u64) -> Result<Path, u32> {
         Path::read_below(ram, state, Shape::of(state, address)?, address)
     }

@@ -191,6 +191,7 @@ impl Translator {
     }
 
     /// Runs a block and what follows it for up to `steps` steps.
+    #[inline]
     pub fn run(&mut self, entry: Entry, guest: Guest<'_>, steps: u64) -> Option<Left> {
         if !self.is_alive(entry) {
             return None;
@@ -201,6 +202,7 @@ impl Translator {
 
     /// Goes on behind an instruction that the interpreter has executed, or at one, for up to `steps` steps, which must be
     /// enough for the rest of its block.
+    #[inline]
     pub fn resume(&mut self, resume: Resume, guest: Guest<'_>, steps: u64) -> Option<Left> {
         if resume.generation != self.generation || steps < resume.steps {
             return None;
@@ -211,6 +213,7 @@ impl Translator {
         Some(self.enter(address, guest, steps.min(MAX_STEPS), charged))
     }
 
+    #[inline]
     fn enter(&mut self, address: u64, guest: Guest<'_>, steps: u64, charged: i64) -> Left {
         let Guest { frame, flags, slots, .. } = guest;
         let counter = (steps as i64) << BRANCH_BITS;
