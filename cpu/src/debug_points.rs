@@ -108,29 +108,66 @@ pub(crate) struct PageAccess<'a> {
     pub contents: Option<(&'a [u8], &'a [u8])>,
 }
 
-/// Ranges of page numbers, first and last, in their order and apart from one another.
+/// Pages after which a [`Ranges::sieve`] begins anew.
+const SIEVE_PAGES: u64 = 1 << 15;
+
+/// Watchpoints of one kind of address, such that those which an access touches are found without a look at the others.
 #[derive(Default)]
-struct Pages(Vec<(u64, u64)>);
+struct Ranges {
+    ranges: Vec<Range>,
+    /// A bit for each remainder of page numbers, set if such a page has a watched byte. Empty where nothing is watched.
+    sieve: Vec<u64>,
+}
 
-impl Pages {
-    fn of<'a>(watchpoints: impl Iterator<Item = &'a Watchpoint>) -> Pages {
-        let mut ranges: Vec<(u64, u64)> =
-            watchpoints.filter_map(|point| Some((point.address >> 12, point.last()? >> 12))).collect();
-        ranges.sort_unstable();
-        let mut pages: Vec<(u64, u64)> = Vec::new();
-        for (first, last) in ranges {
-            match pages.last_mut() {
-                Some(before) if first <= before.1 => before.1 = before.1.max(last),
-                _ => pages.push((first, last)),
-            }
+struct Range {
+    watchpoint: Watchpoint,
+    last: u64,
+    /// The last byte of this range and all before it.
+    reach: u64,
+}
+
+impl Ranges {
+    /// From watchpoints in the order of their addresses.
+    fn of<'a>(watchpoints: impl Iterator<Item = &'a Watchpoint>) -> Ranges {
+        let mut reach = 0;
+        let range = |&watchpoint: &Watchpoint| {
+            let last = watchpoint.last()?;
+            reach = last.max(reach);
+            Some(Range { watchpoint, last, reach })
+        };
+        let ranges: Vec<Range> = watchpoints.filter_map(range).collect();
+        let sieve = if ranges.is_empty() { Vec::new() } else { sieve_of(&ranges) };
+        Ranges { ranges, sieve }
+    }
+
+    /// Those that have a byte between two, both included, the last first.
+    fn touched(&self, first: u64, last: u64) -> impl Iterator<Item = Watchpoint> {
+        let before = self.ranges.partition_point(|range| range.watchpoint.address <= last);
+        let near = self.ranges[..before].iter().rev().take_while(move |range| range.reach >= first);
+        near.filter(move |range| range.last >= first).map(|range| range.watchpoint)
+    }
+
+    fn touch_page(&self, address: u64) -> bool {
+        let (word, bit) = place_in_sieve(address >> 12);
+        self.sieve.get(word).is_some_and(|bits| bits & bit != 0)
+            && self.touched(address & !0xfff, address | 0xfff).next().is_some()
+    }
+}
+
+fn sieve_of(ranges: &[Range]) -> Vec<u64> {
+    let mut sieve = vec![0; (SIEVE_PAGES / 64) as usize];
+    for range in ranges {
+        let first = range.watchpoint.address >> 12;
+        for page in first..=(range.last >> 12).min(first + (SIEVE_PAGES - 1)) {
+            let (word, bit) = place_in_sieve(page);
+            sieve[word] |= bit;
         }
-        Pages(pages)
     }
+    sieve
+}
 
-    fn contains(&self, page: u64) -> bool {
-        let after = self.0.partition_point(|&(first, _)| first <= page);
-        self.0[..after].last().is_some_and(|&(_, last)| page <= last)
-    }
+fn place_in_sieve(page: u64) -> (usize, u64) {
+    ((page % SIEVE_PAGES / 64) as usize, 1 << (page % 64))
 }
 
 /// All points in force.
@@ -141,8 +178,8 @@ pub struct DebugPoints {
     /// Offsets in the page of all breakpoints: linear and physical addresses agree in them.
     breakpoint_offsets: BTreeSet<u16>,
     watchpoints: BTreeSet<Watchpoint>,
-    linear_pages: Pages,
-    physical_pages: Pages,
+    linear: Ranges,
+    physical: Ranges,
     /// Pages that the guest's own debug registers watch.
     guest_pages: BTreeSet<u64>,
     /// What the running instruction hit, or the one that the last run stopped behind.
@@ -159,8 +196,8 @@ impl DebugPoints {
     /// Whether the page of an access holds a watched byte, so that it must stay off the fast path.
     pub(crate) fn watches_page(&self, address: u64, gpa: u64) -> bool {
         !self.nothing_watched()
-            && (self.linear_pages.contains(address >> 12)
-                || self.physical_pages.contains(gpa >> 12)
+            && (self.linear.touch_page(address)
+                || self.physical.touch_page(gpa)
                 || self.guest_pages.contains(&(address >> 12)))
     }
 
@@ -179,12 +216,12 @@ impl DebugPoints {
     /// Compares an access with the watchpoints; true when one is hit.
     pub(crate) fn note_access(&mut self, access: &PageAccess<'_>) -> bool {
         let before = self.hits.len();
-        for &watchpoint in &self.watchpoints {
-            if watchpoint.kind != WatchKind::Access && watchpoint.kind != access.kind {
-                continue;
-            }
-            let Some(hit) = access.hit(watchpoint) else { continue };
-            self.hits.push(Hit::Watch(hit));
+        for (ranges, first) in [(&self.linear, access.address), (&self.physical, access.gpa)] {
+            let counts = |point: &Watchpoint| point.kind == WatchKind::Access || point.kind == access.kind;
+            let touched = ranges.touched(first, first + (access.length - 1)).filter(counts);
+            let begin = self.hits.len();
+            self.hits.extend(touched.filter_map(|point| access.hit(point)).map(Hit::Watch));
+            self.hits[begin..].reverse();
         }
         self.hits.len() > before
     }
@@ -236,9 +273,9 @@ impl DebugPoints {
 
     fn rebuild(&mut self) {
         self.breakpoint_offsets = offsets_in_page(self.breakpoints.iter());
-        let pages = |space| Pages::of(self.watchpoints.iter().filter(|point| point.space == space));
-        self.linear_pages = pages(AddressKind::Linear);
-        self.physical_pages = pages(AddressKind::Physical);
+        let ranges = |space| Ranges::of(self.watchpoints.iter().filter(|point| point.space == space));
+        self.linear = ranges(AddressKind::Linear);
+        self.physical = ranges(AddressKind::Physical);
     }
 }
 
@@ -276,7 +313,6 @@ mod tests {
         let top = watch(u64::MAX, 1);
         let mut points = DebugPoints::default();
         points.replace_watchpoints([half, top, watch(0x5000, 0x3000), watch(7, 0)].into());
-        assert_eq!(points.linear_pages.0, [(0, 0x7_ffff_ffff_ffff), (u64::MAX >> 12, u64::MAX >> 12)]);
         for (address, watched) in [(0, true), (i64::MAX as u64, true), (1 << 63, false), (u64::MAX, true)] {
             assert_eq!(points.watches_page(address, 0), watched, "{address:#x}");
             let access = PageAccess { address, gpa: 0, length: 1, kind: WatchKind::Read, contents: None };
@@ -284,10 +320,33 @@ mod tests {
             assert_eq!(points.note_access(&access), watched && address != i64::MAX as u64, "{address:#x}");
         }
         assert_eq!(points.hits.len(), 2);
-        assert_eq!(
-            Pages::of([watch(0, 0x2000), watch(0x1fff, 2), watch(0x9000, 1)].iter()).0,
-            [(0, 2), (9, 9)]
-        );
+    }
+
+    #[test]
+    fn whatever_ranges_an_access_touches_are_hit_in_their_order() {
+        let point = |address, length, space| Watchpoint { space, ..watch(address, length) };
+        let linear = |address, length| point(address, length, AddressKind::Linear);
+        let physical = |address, length| point(address, length, AddressKind::Physical);
+        // One that reaches over many which lie behind its beginning, some that overlap, one at the same address twice.
+        let mut all = vec![linear(0x1000, 0x3000), linear(0x1ffc, 8), linear(0x2000, 1), linear(0x2000, 4)];
+        all.extend((0..1000).map(|number| linear(0x2100 + 0x10 * number, 8)));
+        all.extend([physical(0x7004, 4), physical(0x8000, 0x1000)]);
+        let mut points = DebugPoints::default();
+        points.replace_watchpoints(all.iter().copied().collect());
+        for (address, gpa) in [(0xff8, 0), (0x1000, 0x7000), (0x2000, 0x8ff8), (0x2108, 0x7ffc), (0x6000, 0)]
+        {
+            let access = PageAccess { address, gpa, length: 8, kind: WatchKind::Read, contents: None };
+            let expected: Vec<_> =
+                all.iter().filter_map(|&point| access.hit(point).map(Hit::Watch)).collect();
+            points.hits.clear();
+            assert_eq!(points.note_access(&access), !expected.is_empty(), "{address:#x}");
+            assert_eq!(points.hits, expected, "{address:#x}");
+        }
+        for (address, gpa, watched) in
+            [(0xfff, 0, false), (0x3fff, 0, true), (0x5f7f, 0, true), (0x7000, 0, false), (0, 0x7000, true)]
+        {
+            assert_eq!(points.watches_page(address, gpa), watched, "{address:#x} {gpa:#x}");
+        }
     }
 
     #[test]

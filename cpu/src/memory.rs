@@ -586,11 +586,13 @@ impl Core {
     /// Stores one page's part of an access, and compares it with the watchpoints.
     fn store_watched(&mut self, bus: &mut dyn Bus, address: u64, target: Target, bytes: &[u8]) {
         let old = match target {
-            Target::Ram(offset) => {
+            // Most of what comes here misses the fast path for other reasons.
+            Target::Ram(offset) if self.debug.watches_page(address, self.ram.layout().gpa_of(offset)) => {
                 let mut old = vec![0; bytes.len()];
                 self.ram.read_bytes(offset, &mut old);
                 Some(old)
             }
+            Target::Ram(_) => return self.store_part(bus, target, bytes),
             Target::Device(_) => None,
         };
         self.store_part(bus, target, bytes);
