@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
 use rustc_hash::FxHashMap;
-use translator::{Entry, Translator};
+use translator::{Entry, Source, Translator};
 
 use crate::code_lines::CodeLines;
 use crate::op::Op;
@@ -14,6 +14,9 @@ use crate::op::Op;
 pub(crate) const MAX_OPS: usize = 48;
 /// When this many blocks exist, all are dropped: code that is still hot is decoded again soon.
 const MAX_BLOCKS: usize = 1 << 18;
+/// Translations that are gone keep their room until all are dropped. That is done once they are half of all, and so many:
+/// what is still hot is translated again, which is less than what was translated since.
+const MOST_GONE: u32 = 1 << 14;
 /// Slots of the table that finds a block from RIP alone.
 const JUMP_SLOTS: usize = 1 << 15;
 /// Those that the code in one page can be in, which lie side by side.
@@ -83,6 +86,10 @@ struct JumpSlot {
 pub(crate) struct CodeCache {
     /// Of hosts that have one.
     pub translator: Option<Translator>,
+    /// Translations that were made since all were dropped.
+    made: u32,
+    /// Those of them that are gone.
+    gone: u32,
     blocks: Vec<Option<Block>>,
     free: Vec<BlockNumber>,
     by_key: FxHashMap<BlockKey, BlockNumber>,
@@ -102,6 +109,8 @@ impl CodeCache {
     pub fn new() -> CodeCache {
         CodeCache {
             translator: None,
+            made: 0,
+            gone: 0,
             blocks: Vec::new(),
             free: Vec::new(),
             by_key: FxHashMap::default(),
@@ -268,9 +277,7 @@ impl CodeCache {
         let Some(block) = self.blocks[number as usize].take() else { return };
         self.by_key.remove(&block.key);
         self.free.push(number);
-        if let Some(translator) = &mut self.translator {
-            block.translations.iter().for_each(|&(_, entry)| translator.forget(entry));
-        }
+        block.translations.iter().for_each(|&(_, entry)| self.forget_translation(entry));
         for page in [Some(block.key.page()), block.second_page].into_iter().flatten() {
             if let Some(list) = self.by_page.get_mut(&page) {
                 list.retain(|&n| n != number);
@@ -293,10 +300,33 @@ impl CodeCache {
         self.by_page.clear();
         self.by_line.iter_mut().for_each(Vec::clear);
         self.in_lines = 0;
+        self.drop_translations();
+        self.jumps.fill(NO_JUMP);
+    }
+
+    /// Translates a block; `None` if that is not worth it.
+    pub fn translate(&mut self, source: &Source<'_>) -> Option<Entry> {
+        let translator = self.translator.as_ref()?;
+        if translator.is_full() || self.gone >= MOST_GONE.max(self.made / 2) {
+            self.drop_translations();
+        }
+        let entry = self.translator.as_mut()?.translate(source)?;
+        self.made += 1;
+        Some(entry)
+    }
+
+    /// Forgets one translation.
+    pub fn forget_translation(&mut self, entry: Entry) {
+        let Some(translator) = &mut self.translator else { return };
+        self.gone += u32::from(translator.is_alive(entry));
+        translator.forget(entry);
+    }
+
+    fn drop_translations(&mut self) {
         if let Some(translator) = &mut self.translator {
             translator.clear();
         }
-        self.jumps.fill(NO_JUMP);
+        (self.made, self.gone) = (0, 0);
     }
 }
 
@@ -335,5 +365,59 @@ impl Flagged {
 
     pub fn pages(self) -> impl Iterator<Item = u64> {
         self.pages.into_iter().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use iced_x86::{Decoder, DecoderOptions};
+
+    use super::*;
+
+    /// Adds a block at the beginning of a page, and translates it.
+    fn add(cache: &mut CodeCache, ram: &GuestRam, lines: &mut CodeLines, page: u64) -> BlockNumber {
+        let (start, rip) = (page * PAGE_SIZE, 0x1000 * page);
+        let key = BlockKey::new(start, 0);
+        let block =
+            NewBlock { key, start, ops: Vec::new(), length: 2, second_page: None, check_breakpoint: false };
+        let (number, _) = cache.insert(ram, lines, block);
+        translate(cache, number, rip);
+        number
+    }
+
+    fn translate(cache: &mut CodeCache, number: BlockNumber, rip: u64) {
+        let jump_to_itself = [0xeb, 0xfe];
+        let instructions = [Decoder::with_ip(64, &jump_to_itself, rip, DecoderOptions::NONE).decode()];
+        let source = Source { rip, instructions: &instructions, token: number };
+        let entry = cache.translate(&source).expect("a jump can be translated");
+        cache.block_mut(number).translations = vec![(rip, entry)];
+    }
+
+    #[test]
+    fn translations_that_are_gone_do_not_pile_up() {
+        let ram = GuestRam::new(4 * PAGE_SIZE).unwrap();
+        let mut lines = CodeLines::new(&ram);
+        let mut cache = CodeCache::new();
+        cache.translator = Translator::new();
+        if cache.translator.is_none() {
+            return; // This host has none.
+        }
+        let kept = add(&mut cache, &ram, &mut lines, 1);
+        let mut dropped = 0;
+        for _ in 0..3 * MOST_GONE {
+            add(&mut cache, &ram, &mut lines, 2);
+            cache.drop_page(&ram, &mut lines, 2);
+            assert!(cache.gone <= cache.made && cache.made <= MOST_GONE + 1, "{} {}", cache.gone, cache.made);
+            if cache.translation(kept, 0x1000).is_none() {
+                dropped += 1;
+                translate(&mut cache, kept, 0x1000);
+            }
+        }
+        assert_eq!(dropped, 2);
+        // One that went with all the others is not counted once more.
+        let gone = cache.gone;
+        cache.drop_translations();
+        cache.drop_page(&ram, &mut lines, 1);
+        assert!(gone > 0 && cache.gone == 0);
     }
 }

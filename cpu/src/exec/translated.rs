@@ -90,12 +90,8 @@ impl Cpu {
         let mut bytes = vec![0; usize::from(block.length)];
         self.core.ram.read_bytes(start, &mut bytes);
         let instructions: Vec<Instruction> = block.ops.iter().map(|op| decode(op, rip, &bytes)).collect();
-        let translator = self.code.translator.as_mut()?;
-        if translator.is_full() {
-            translator.clear();
-        }
         let source = Source { rip, instructions: &instructions, token: number };
-        let entry = translator.translate(&source);
+        let entry = self.code.translate(&source);
         let block = self.code.block_mut(number);
         match entry {
             Some(entry) => {
@@ -104,8 +100,8 @@ impl Cpu {
                     (block.translations.len() == MOST_TRANSLATIONS).then(|| block.translations.remove(0));
                 block.translations.push((rip, entry));
                 // A block that is dropped takes along the translations that it knows.
-                if let (Some((_, oldest)), Some(translator)) = (oldest, &mut self.code.translator) {
-                    translator.forget(oldest);
+                if let Some((_, oldest)) = oldest {
+                    self.code.forget_translation(oldest);
                 }
             }
             None => block.interpreted = true,

@@ -114,6 +114,35 @@ fn a_page_that_became_a_table_elsewhere_is_written_as_one() {
     assert_eq!((m.state.gpr[3], m.state.gpr[1]), (1, 2));
 }
 
+/// So much code comes and goes that what was translated of it is dropped on the way, the loop's own code with it.
+#[test]
+fn code_that_is_written_again_and_again_is_always_the_newest() {
+    let mut m = Machine::long();
+    let rounds = 6000_u32;
+    // Four blocks, of which the first has the operand that is written.
+    m.code_at(64, LEFT, LEFT, |a| {
+        a.add(ebx, 0x1_0000).unwrap();
+        a.jmp(LEFT + 0x100).unwrap();
+    });
+    for block in [LEFT + 0x100, LEFT + 0x200] {
+        m.code_at(64, block, block, |a| a.jmp(block + 0x100).unwrap());
+    }
+    m.code_at(64, LEFT + 0x300, LEFT + 0x300, |a| a.ret().unwrap());
+    m.code(64, |a| {
+        let mut again = a.create_label();
+        a.mov(ecx, rounds).unwrap();
+        a.xor(ebx, ebx).unwrap();
+        a.set_label(&mut again).unwrap();
+        a.mov(dword_ptr(LEFT + 2), ecx).unwrap();
+        a.call(LEFT).unwrap();
+        a.dec(ecx).unwrap();
+        a.jnz(again).unwrap();
+        a.hlt().unwrap();
+    });
+    assert_eq!(m.run_steps(100_000), Stop::Halted, "rip {:#x}", m.state.rip);
+    assert_eq!(m.state.gpr[3], u64::from(rounds * (rounds + 1) / 2));
+}
+
 /// Reads, then writes a page; the guest then clears its D bit and writes again. The entry after each.
 fn dirty_after(m: &mut Machine, bitness: u32, page: u64, entry: u64) -> [u64; 4] {
     let seen = DATA;
