@@ -122,12 +122,15 @@ impl Kind<'_> {
         (self.slots[number], self.entries[number]) = (TlbSlot::EMPTY, NO_ENTRY);
     }
 
-    /// Enters a page into its first slot, if the second does not hold it; what was there goes to the second.
+    /// Enters a page into its first slot, if the second does not hold it; what was there goes to its own second slot,
+    /// unless this is that. If it moved once more, a page that is not used any more could stay while two that are
+    /// displaced each other again and again.
     fn enter(&mut self, first: usize, slot: TlbSlot, entry: u64) {
         let second = first ^ SECOND_SLOT;
         let displaced = std::mem::replace(&mut self.slots[first], slot);
         let mut its_entry = std::mem::replace(&mut self.entries[first], entry);
-        if displaced.page().is_some() && displaced.page() != slot.page() {
+        let first_here = |page| Some(page) != slot.page() && slot_number(page) == first;
+        if displaced.page().is_some_and(first_here) {
             self.slots[second] = displaced;
             std::mem::swap(&mut self.entries[second], &mut its_entry);
         }
@@ -566,4 +569,37 @@ pub(crate) struct Fill {
     pub readable: bool,
     pub writable: bool,
     pub executable: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_that_was_displaced_before_displaces_no_other() {
+        let ram = GuestRam::new(16 * PAGE_SIZE).unwrap();
+        let mut mmu = Mmu::new(&ram);
+        let read = |mmu: &mut Mmu, page: usize| {
+            let address = page as u64 * PAGE_SIZE;
+            let held = mmu.held(0, address, Access::Read).is_some();
+            let fill = Fill {
+                ram_page_offset: 0,
+                entry_offset: 0,
+                readable: true,
+                writable: false,
+                executable: false,
+            };
+            if !held {
+                mmu.fill(&ram, 0, address, Access::Read, &fill);
+            }
+            held
+        };
+        // Three pages for the same two slots; the first is not used any more.
+        let [unused, left, right] = [5, 5 + SLOTS, 5 + SECOND_SLOT];
+        assert!(!read(&mut mmu, unused) && !read(&mut mmu, left) && !read(&mut mmu, right));
+        for _ in 0..3 {
+            assert!(read(&mut mmu, left) && read(&mut mmu, right));
+        }
+        assert_eq!(mmu.tables[0].derived, 2);
+    }
 }
