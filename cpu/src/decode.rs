@@ -16,7 +16,7 @@ pub(crate) enum Decoded {
 }
 
 /// Longest instruction.
-const MAX_LENGTH: usize = 15;
+pub(crate) const MAX_LENGTH: usize = 15;
 
 /// Decodes the first instruction of `bytes`, which stands at `rip`, `offset` bytes into its block.
 pub(crate) fn decode(bytes: &[u8], rip: u64, offset: u16, mode: Mode) -> Decoded {

@@ -13,7 +13,7 @@ use crate::code::{BlockKey, BlockNumber, CodeCache, MAX_OPS, NewBlock};
 use crate::core::Core;
 use crate::debug::DR6_BS;
 use crate::debug_points::{AddressKind, Hit, Trap, Traps, WatchHit, Watchpoint};
-use crate::decode::{self, Decoded};
+use crate::decode::{self, Decoded, MAX_LENGTH};
 use crate::exception::{Break, Delivery, Res};
 use crate::flags;
 use crate::insn::Mode;
@@ -554,9 +554,11 @@ impl Cpu {
         key: BlockKey,
         extent: Extent,
     ) -> Res<NewBlock> {
-        let mut bytes = [0; PAGE_SIZE as usize + 15];
+        // What the longest block takes of a page, and an instruction of the next.
+        const MOST_BYTES: usize = MAX_OPS * MAX_LENGTH;
+        let mut bytes = [0; MOST_BYTES + MAX_LENGTH];
         let in_page = (start % PAGE_SIZE) as usize;
-        let available = PAGE_SIZE as usize - in_page;
+        let available = (PAGE_SIZE as usize - in_page).min(MOST_BYTES);
         self.core.ram.read_bytes(start, &mut bytes[..available]);
         let mode = Mode { code_size: self.core.code_size };
         let most = if extent == Extent::Instruction { 1 } else { MAX_OPS };
@@ -582,8 +584,8 @@ impl Cpu {
                     let second = self.fetch(next)?;
                     // The first page once more: the walk to the second may have set bits in it.
                     self.core.ram.read_bytes(start, &mut bytes[..available]);
-                    self.core.ram.read_bytes(second, &mut bytes[available..available + 15]);
-                    match decode::decode(&bytes[..available + 15], here, 0, mode) {
+                    self.core.ram.read_bytes(second, &mut bytes[available..available + MAX_LENGTH]);
+                    match decode::decode(&bytes[..available + MAX_LENGTH], here, 0, mode) {
                         Decoded::Op(mut op) => {
                             block.second_page = Some(second / PAGE_SIZE);
                             op.flags |= Op::ENDS_BLOCK;

@@ -12,8 +12,7 @@ use crate::op::Op;
 
 /// The op of an instruction; `None` if no family has it.
 pub(crate) fn lower(insn: &Insn<'_>) -> Option<Op> {
-    integer::lower(insn)
-        .or_else(|| system::lower(insn))
-        .or_else(|| simd::lower(insn))
-        .or_else(|| x87::lower(insn))
+    const FAMILIES: [fn(&Insn<'_>) -> Option<Op>; 4] =
+        [integer::lower, system::lower, simd::lower, x87::lower];
+    FAMILIES.iter().find_map(|lower| lower(insn))
 }
