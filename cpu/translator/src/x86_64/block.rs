@@ -1,4 +1,4 @@
-//! Translates one block: guest registers and flags, memory accesses, the places where it is left.
+//! Translates one block: what comes after what, how it is entered, and the places where it is left.
 //!
 //! Registers of the host: RBP is the frame's, R15 the counter's, RAX, RCX and RDX are scratch, RSP stays as it is, and the
 //! others hold ten of the guest's. The guest's other six are in the frame.
@@ -7,17 +7,20 @@
 //! if they may be looked at where the register no longer has them, or where the block can be left: wherever it can, the
 //! frame has them all.
 
+mod flags;
+mod operands;
+mod plan;
+
 use std::mem::offset_of;
 use std::num::NonZeroU32;
 
-use iced_x86::{Instruction, OpKind, Register};
+use iced_x86::Register;
 
-use super::asm::{
-    Asm, B1, B4, B8, CH, DH, Fixup, Mem, Place, R15, RAX, RBP, RCX, RDX, Reg, Size, alu, at, cc,
-};
+use self::plan::{Step, plan};
+use super::asm::{Asm, B4, B8, Fixup, Mem, R15, RAX, RBP, RCX, RDX, Reg, alu, at, cc};
 use super::exits::{EDGE_ON, EDGE_TAKEN, ENTRY, cost, exit_code};
 use super::groups::{Groups, Role};
-use super::kind::{Effect, Kind, is_high_byte, kind_of, looked_at, set};
+use super::kind::{Kind, kind_of, set};
 use crate::Source;
 use crate::frame::{Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 use crate::jumps::{JUMP_BITS, JUMP_FACTOR, JumpSlot};
@@ -286,8 +289,8 @@ pub(super) struct Site {
 pub(super) fn write(source: &Source<'_>, site: &Site) -> Option<Written> {
     let kinds: Vec<Option<Kind>> = source.instructions.iter().map(kind_of).collect();
     let groups = Groups::of(source, kinds.iter().copied());
-    let plan = plan(source, &kinds, &groups.roles);
-    let inline = plan.iter().filter(|step| step.kind.is_some()).count();
+    let steps = plan(source, &kinds, &groups.roles);
+    let inline = steps.iter().filter(|step| step.kind.is_some()).count();
     if 2 * inline < source.instructions.len() || inline == 0 {
         return None;
     }
@@ -306,7 +309,7 @@ pub(super) fn write(source: &Source<'_>, site: &Site) -> Option<Written> {
         needed: 0,
         number_in_block: 0,
         edges: [Edge::default(); 2],
-        branches: u64::from(plan.last().is_some_and(|step| matches!(step.kind, Some(Kind::JumpIf(_))))),
+        branches: u64::from(steps.last().is_some_and(|step| matches!(step.kind, Some(Kind::JumpIf(_))))),
         vectors_checked: false,
         privilege_checked: false,
         ended: false,
@@ -314,70 +317,8 @@ pub(super) fn write(source: &Source<'_>, site: &Site) -> Option<Written> {
         twin: false,
         in_twin: vec![0; source.instructions.len()],
     };
-    let twin = groups.first().map(|first| (first, self::plan(source, &kinds, &Groups::none(source).roles)));
-    writer.block(&plan, twin.as_ref().map(|(first, plan)| (*first, &plan[..])), &groups).ok()
-}
-
-/// What is known of an instruction before it is written.
-struct Step {
-    kind: Option<Kind>,
-    role: Role,
-    /// Flags that may be looked at behind it, but where the host's register has them.
-    needed: u8,
-}
-
-impl Step {
-    fn effect(&self, instruction: &Instruction, needed: u8) -> Option<Effect> {
-        self.kind?.effect(instruction, needed, matches!(self.role, Role::Later { .. }))
-    }
-}
-
-/// Decides for each instruction, from the last to the first, whether it is translated, and which of its flags are needed.
-fn plan(source: &Source<'_>, kinds: &[Option<Kind>], roles: &[Role]) -> Vec<Step> {
-    let mut steps: Vec<Step> =
-        kinds.iter().zip(roles).map(|(&kind, &role)| Step { kind, role, needed: 0 }).collect();
-    let mut needed = set::ALL;
-    for n in (0..steps.len()).rev() {
-        let instruction = &source.instructions[n];
-        steps[n].needed = needed;
-        if steps[n].kind == Some(Kind::InterruptFlag(true)) {
-            let next = steps.get(n + 1).and_then(|step| step.kind);
-            steps[n].kind = steps[n].kind.filter(|_| next.is_some_and(Kind::follows_sti));
-        }
-        let effect = steps[n].effect(instruction, needed);
-        let Some(effect) = effect else {
-            steps[n].kind = None;
-            needed = set::ALL;
-            continue;
-        };
-        let from_host = effect.reads != 0 && !effect.exits && host_reaches(source, &steps, n, effect.reads);
-        needed &= !effect.kills;
-        if !from_host {
-            needed |= effect.reads;
-        }
-        if effect.exits {
-            needed = set::ALL;
-        }
-    }
-    steps
-}
-
-/// Whether flags that an instruction looks at are in the host's register when it is reached.
-fn host_reaches(source: &Source<'_>, steps: &[Step], reader: usize, reads: u8) -> bool {
-    for n in (0..reader).rev() {
-        // Whatever is needed behind it, an effect's `in_host` and `transparent` are the same; only whether it has one may
-        // depend on that.
-        let effect = steps[n].effect(&source.instructions[n], set::ALL);
-        match effect {
-            Some(effect) if effect.transparent && effect.reads == 0 => {}
-            Some(effect) if !effect.transparent => {
-                return matches!(steps[n].kind, Some(Kind::Alu(_) | Kind::Test | Kind::Neg))
-                    && effect.in_host & reads == reads;
-            }
-            _ => return false,
-        }
-    }
-    false
+    let twin = groups.first().map(|first| (first, plan(source, &kinds, &Groups::none(source).roles)));
+    writer.block(&steps, twin.as_ref().map(|(first, plan)| (*first, &plan[..])), &groups).ok()
 }
 
 /// Where an instruction's code is, as far as it can be entered there.
@@ -637,381 +578,5 @@ impl BlockWriter<'_> {
             self.leave_if(cc::NE);
             self.vectors_checked = true;
         }
-    }
-
-    // Registers.
-
-    /// Where a guest's register is.
-    pub fn place(n: usize) -> Place {
-        HOMES[n].map_or_else(|| in_frame(n).into(), Place::Reg)
-    }
-
-    /// Where a guest's register is, by its name.
-    pub fn general(&self, register: Register) -> Place {
-        Self::place(number_of(register))
-    }
-
-    /// A guest's register in one of the host's: its own, or `scratch`.
-    pub fn in_register(&mut self, n: usize, scratch: Reg) -> Reg {
-        match Self::place(n) {
-            Place::Reg(reg) => reg,
-            Place::Mem(mem) => {
-                self.asm.load(B8, scratch, mem);
-                scratch
-            }
-        }
-    }
-
-    /// An operand's register in one of the host's: the guest's own, or a scratch register, RDX for the `first` of an
-    /// instruction's operands and RCX for others. AH to BH come as DH and CH, beside which only RAX to RDX can be named:
-    /// `beside_high` says that the other operand is one of them.
-    pub fn operand_register(&mut self, register: Register, first: bool, beside_high: bool) -> Reg {
-        let scratch = if first { RDX } else { RCX };
-        let n = number_of(register);
-        if is_high_byte(register) {
-            self.asm.load(B8, scratch, Self::place(n));
-            return if first { DH } else { CH };
-        }
-        if beside_high {
-            self.asm.load(B8, scratch, Self::place(n));
-            return scratch;
-        }
-        self.in_register(n, scratch)
-    }
-
-    /// Writes an operand's register back that [`BlockWriter::operand_register`] gave as the first.
-    pub fn write_back(&mut self, register: Register, from: Reg) {
-        self.set_all(number_of(register), if from == DH { RDX } else { from });
-    }
-
-    /// Sets all of a guest's register.
-    pub fn set_all(&mut self, n: usize, from: Reg) {
-        if Self::place(n) != Place::Reg(from) {
-            self.asm.store(B8, Self::place(n), from);
-        }
-    }
-
-    /// Sets a guest's register as the architecture does: 32 bits clear the others, fewer leave them.
-    pub fn set_sized(&mut self, size: Size, n: usize, from: Reg) {
-        match (size, Self::place(n)) {
-            (B4, Place::Mem(mem)) => {
-                self.asm.load(B4, RAX, from);
-                self.asm.store(B8, mem, RAX);
-            }
-            (_, place) => self.asm.store(size, place, from),
-        }
-    }
-
-    /// Sets a guest's register by its name.
-    pub fn set_general(&mut self, register: Register, from: Reg) {
-        let size = Size::of(register.size()).unwrap_or(B8);
-        self.set_sized(size, number_of(register), from);
-    }
-
-    // Memory.
-
-    /// The linear address of the memory operand in RAX.
-    pub fn linear(&mut self, instruction: &Instruction) -> Result<(), Cannot> {
-        self.effective(instruction, RAX)?;
-        let base = match instruction.memory_segment() {
-            Register::FS => 4,
-            Register::GS => 5,
-            _ => return Ok(()),
-        };
-        self.asm.alu(B8, alu::ADD, RAX, field(offset_of!(Frame, seg_base) + 8 * base));
-        self.in_host = 0;
-        Ok(())
-    }
-
-    /// The effective address of the memory operand in a register; clobbers RAX and RCX. Leaves the flags alone.
-    pub fn effective(&mut self, instruction: &Instruction, to: Reg) -> Result<(), Cannot> {
-        let (base, index) = (instruction.memory_base(), instruction.memory_index());
-        let displacement = instruction.memory_displacement64();
-        if base == Register::RIP || base == Register::None && index == Register::None {
-            self.asm.constant(to, displacement);
-            return Ok(());
-        }
-        let disp = i32::try_from(displacement as i64).map_err(|_| Cannot)?;
-        let shift = instruction.memory_index_scale().trailing_zeros() as u8;
-        if base == Register::None {
-            // Without a base there would have to be a displacement of four bytes: shift instead.
-            let index = self.in_register(number_of(index), RCX);
-            if shift == 0 {
-                self.asm.lea(B8, to, at(index, disp));
-            } else {
-                self.asm.constant(RAX, disp as i64 as u64);
-                self.asm.lea(B8, to, Mem { base: RAX, index: Some((index, shift)), disp: 0 });
-            }
-            return Ok(());
-        }
-        let base = self.in_register(number_of(base), RAX);
-        let index = match index {
-            Register::None => None,
-            index => Some((self.in_register(number_of(index), RCX), shift)),
-        };
-        if index.is_none() && disp == 0 {
-            if base != to {
-                self.asm.load(B8, to, base);
-            }
-            return Ok(());
-        }
-        self.asm.lea(B8, to, Mem { base, index, disp });
-        Ok(())
-    }
-
-    /// Makes the linear address in RAX the host's, or leaves the instruction to the interpreter. Clobbers RCX and RDX.
-    pub fn check(&mut self, bytes: i32, write: bool) {
-        let slots = self.compare_page(bytes, write);
-        let other = self.asm.jcc(cc::NE);
-        let way = Way::SecondPage { slots, found: self.asm.here(), instruction: self.number_in_block, write };
-        self.ways.push((way, vec![other]));
-        self.leaves_later = true;
-        self.asm.alu(B8, alu::ADD, RAX, at(RCX, slots + TlbSlot::ADDEND));
-        self.in_host = 0;
-    }
-
-    /// RCX becomes where the slot is, and an offset, that may have the page of so many bytes at the linear address in RAX, RDX
-    /// that page; the host's flags say whether it does. Returns the offset.
-    fn compare_page(&mut self, bytes: i32, write: bool) -> i32 {
-        debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
-        slot_address(&mut self.asm, RCX);
-        // The page of the last byte: another than that of the first has another tag.
-        if bytes == 1 {
-            self.asm.load(B8, RDX, RAX);
-        } else {
-            self.asm.lea(B8, RDX, at(RAX, bytes - 1));
-        }
-        self.asm.alu_imm(B8, alu::AND, RDX, -4096);
-        let slots = if write { TlbSlots::WRITE } else { TlbSlots::READ };
-        self.asm.alu(B8, alu::CMP, RDX, at(RCX, slots + TlbSlot::PAGE));
-        slots
-    }
-
-    /// The memory operand, which may be RAX's and other registers' but for RCX and RDX. Clobbers RCX and RDX.
-    pub fn operand(&mut self, i: &Instruction, size: Size, write: bool) -> Result<Mem, Cannot> {
-        self.operand_of(i, size.bytes(), write)
-    }
-
-    /// As [`BlockWriter::operand`], of so many bytes.
-    pub fn operand_of(&mut self, i: &Instruction, bytes: i32, write: bool) -> Result<Mem, Cannot> {
-        let Some(addend) = self.checked(bytes, write)? else {
-            self.linear(i)?;
-            return self.access(bytes, write);
-        };
-        let disp = i32::try_from(i.memory_displacement64() as i64);
-        let has_high_byte =
-            (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Register && is_high_byte(i.op_register(n)));
-        if i.memory_base().is_gpr64()
-            && i.memory_index() == Register::None
-            && !has_high_byte
-            && let (Place::Reg(base), Ok(disp)) = (self.general(i.memory_base()), disp)
-        {
-            self.asm.load(B8, RAX, addend);
-            return Ok(Mem { base: RAX, index: Some((base, 0)), disp });
-        }
-        self.effective(i, RAX)?;
-        self.asm.load(B8, RCX, addend);
-        self.asm.lea(B8, RAX, Mem { base: RAX, index: Some((RCX, 0)), disp: 0 });
-        Ok(at(RAX, 0))
-    }
-
-    /// The eight bytes on the stack that are at a register's address and a displacement. Clobbers as
-    /// [`BlockWriter::operand`].
-    pub fn stack_operand(&mut self, register: usize, disp: i32, write: bool) -> Result<Mem, Cannot> {
-        let addend = self.checked(8, write)?;
-        let base = self.in_register(register, RCX);
-        if let Some(addend) = addend {
-            self.asm.load(B8, RAX, addend);
-            let host = Mem { base: RAX, index: Some((base, 0)), disp };
-            if base != RCX {
-                return Ok(host);
-            }
-            self.asm.lea(B8, RAX, host);
-            return Ok(at(RAX, 0));
-        }
-        if disp == 0 {
-            self.asm.load(B8, RAX, base);
-        } else {
-            self.asm.lea(B8, RAX, at(base, disp));
-        }
-        self.access(8, write)
-    }
-
-    /// Where the addend is for an access that has been checked.
-    fn checked(&self, bytes: i32, write: bool) -> Result<Option<Mem>, Cannot> {
-        match self.role {
-            Role::Later { slot, bytes: checked, write: writable } => {
-                // Nothing may be accessed but what the check was for.
-                if bytes > checked || write && !writable {
-                    return Err(Cannot);
-                }
-                Ok(Some(addend(slot)))
-            }
-            _ => Ok(None),
-        }
-    }
-
-    /// What is at the linear address in RAX, after a check for it or for its group.
-    fn access(&mut self, bytes: i32, write: bool) -> Result<Mem, Cannot> {
-        let Role::First { slot, below, bytes: of_group, write: group_writes } = self.role else {
-            self.check(bytes, write);
-            return Ok(at(RAX, 0));
-        };
-        if bytes + below > of_group || write && !group_writes {
-            return Err(Cannot);
-        }
-        if below != 0 {
-            self.asm.lea(B8, RAX, at(RAX, -below));
-        }
-        let slots = self.compare_page(of_group, group_writes);
-        let other = self.asm.jcc(cc::NE);
-        let instruction = self.number_in_block;
-        self.ways.push((Way::SecondPageOfGroup { slots, found: self.asm.here(), instruction }, vec![other]));
-        self.asm.load(B8, RDX, at(RCX, slots + TlbSlot::ADDEND));
-        self.asm.store(B8, addend(slot), RDX);
-        self.asm.alu(B8, alu::ADD, RAX, RDX);
-        self.in_host = 0;
-        Ok(at(RAX, below))
-    }
-
-    /// Keeps RCX across another access.
-    pub fn keep(&mut self) {
-        self.asm.store(B8, SPARE, RCX);
-    }
-
-    /// What was kept.
-    pub fn kept(&mut self, to: Reg) {
-        self.asm.load(B8, to, SPARE);
-    }
-
-    /// RAX becomes what was kept, and is kept in its place. Clobbers RDX.
-    pub fn load_kept_keep_rax(&mut self) {
-        self.asm.load(B8, RDX, SPARE);
-        self.asm.store(B8, SPARE, RAX);
-        self.asm.load(B8, RAX, RDX);
-    }
-
-    // Flags.
-
-    /// The flags that may be looked at behind the instruction being written.
-    pub fn needed(&self) -> u8 {
-        self.needed
-    }
-
-    /// What was written has clobbered the host's flags.
-    pub fn clobbered(&mut self) {
-        self.in_host = 0;
-    }
-
-    /// The instruction has set flags in the host's register; they go to the frame if they are needed there.
-    pub fn flags_set(&mut self, effect: &Effect) {
-        self.in_frame &= !effect.kills;
-        self.in_host = effect.in_host;
-        if self.needed & effect.kills == 0 {
-            return;
-        }
-        self.asm.byte(0x9f);
-        if effect.in_host == set::ALL {
-            self.asm.setcc(0, RAX);
-        } else {
-            // AF is zero; so is OF after what gets here.
-            self.asm.raw(&[0xb0, 2]);
-        }
-        self.asm.store(B4, FLAGS, RAX);
-        self.in_frame = set::ALL;
-    }
-
-    /// As [`BlockWriter::flags_set`] after a shift, for which AL holds OF.
-    pub fn shift_flags_set(&mut self, effect: &Effect) {
-        self.in_frame &= !effect.kills;
-        self.in_host = effect.in_host;
-        if self.needed & effect.kills == 0 {
-            return;
-        }
-        self.asm.byte(0x9f);
-        self.asm.lea(B4, RAX, at(RAX, 2));
-        self.asm.store(B4, FLAGS, RAX);
-        self.in_frame = set::ALL;
-    }
-
-    /// AH and AL are what the frame is to hold; the host's register is of no use any more.
-    pub fn flags_from_eax(&mut self) {
-        self.asm.store(B4, FLAGS, RAX);
-        (self.in_host, self.in_frame) = (0, set::ALL);
-    }
-
-    /// The instruction has set flags in the host's register, and those in the frame are not up to date.
-    pub fn some_flags_set(&mut self, effect: &Effect) {
-        self.in_frame &= !effect.kills;
-        self.in_host = effect.in_host;
-    }
-
-    /// Some of the flags are wrong in the frame, and nothing will look at them there.
-    pub fn flags_lost(&mut self, kills: u8) {
-        self.in_frame &= !kills;
-        self.in_host = 0;
-    }
-
-    /// Writes CF, which the host's register holds, to the frame, and leaves the others there. Clobbers RAX and RCX.
-    pub fn carry_to_frame(&mut self) {
-        self.asm.setcc(cc::B, RCX);
-        self.asm.load(B4, RAX, FLAGS);
-        self.asm.alu_imm(B4, alu::AND, RAX, !0x100);
-        self.asm.extend(0xb6, B4, RCX, B1, RCX);
-        self.asm.shift_imm(B4, 4, RCX, 8);
-        self.asm.alu(B4, alu::OR, RAX, RCX);
-        self.asm.store(B4, FLAGS, RAX);
-        self.in_frame |= set::C;
-        self.in_host = 0;
-    }
-
-    /// Writes CF and OF, which the host's register holds, to the frame. Clobbers RAX, RCX and RDX.
-    pub fn carry_and_overflow_to_frame(&mut self) {
-        self.asm.setcc(0, RDX);
-        self.carry_to_frame();
-        self.asm.alu_imm(B4, alu::AND, RAX, !1);
-        self.asm.extend(0xb6, B4, RDX, B1, RDX);
-        self.asm.alu(B4, alu::OR, RAX, RDX);
-        self.asm.store(B4, FLAGS, RAX);
-        self.in_frame |= set::O;
-    }
-
-    /// Brings CF into the host's register.
-    pub fn need_carry(&mut self) {
-        if self.in_host & set::C == 0 {
-            debug_assert_ne!(self.in_frame & set::C, 0, "the carry is lost");
-            self.asm.bit_test(FLAGS, 8);
-        }
-    }
-
-    /// Makes the host's register tell a condition; returns by which condition. Clobbers RAX.
-    pub fn condition(&mut self, cc: u8) -> u8 {
-        let flags = looked_at(cc);
-        if self.in_host & flags == flags {
-            return cc;
-        }
-        debug_assert_eq!(self.in_frame & flags, flags, "a condition's flags are lost");
-        self.in_host = 0;
-        let negated = cc & 1;
-        let mask = match cc >> 1 {
-            0 => {
-                self.asm.test_imm(B1, FLAGS, 1);
-                return cc::NE ^ negated;
-            }
-            1 => 0x01,
-            2 => 0x40,
-            3 => 0x41,
-            4 => 0x80,
-            5 => 0x04,
-            _ => {
-                self.asm.load(B4, RAX, FLAGS);
-                self.asm.alu_imm(B1, alu::AND, RAX, 1);
-                self.asm.alu_imm(B1, alu::ADD, RAX, 0x7f);
-                self.asm.byte(0x9e);
-                return cc;
-            }
-        };
-        self.asm.test_imm(B1, FLAGS_HIGH, mask);
-        cc::NE ^ negated
     }
 }

@@ -1,0 +1,129 @@
+//! The arithmetic flags: in the host's register, in the frame, or in both.
+
+use super::{BlockWriter, FLAGS, FLAGS_HIGH};
+use crate::x86_64::asm::{B1, B4, RAX, RCX, RDX, alu, at, cc};
+use crate::x86_64::kind::{Effect, looked_at, set};
+
+impl BlockWriter<'_> {
+    /// The flags that may be looked at behind the instruction being written.
+    pub fn needed(&self) -> u8 {
+        self.needed
+    }
+
+    /// What was written has clobbered the host's flags.
+    pub fn clobbered(&mut self) {
+        self.in_host = 0;
+    }
+
+    /// The instruction has set flags in the host's register; they go to the frame if they are needed there.
+    pub fn flags_set(&mut self, effect: &Effect) {
+        self.in_frame &= !effect.kills;
+        self.in_host = effect.in_host;
+        if self.needed & effect.kills == 0 {
+            return;
+        }
+        self.asm.byte(0x9f);
+        if effect.in_host == set::ALL {
+            self.asm.setcc(0, RAX);
+        } else {
+            // AF is zero; so is OF after what gets here.
+            self.asm.raw(&[0xb0, 2]);
+        }
+        self.asm.store(B4, FLAGS, RAX);
+        self.in_frame = set::ALL;
+    }
+
+    /// As [`BlockWriter::flags_set`] after a shift, for which AL holds OF.
+    pub fn shift_flags_set(&mut self, effect: &Effect) {
+        self.in_frame &= !effect.kills;
+        self.in_host = effect.in_host;
+        if self.needed & effect.kills == 0 {
+            return;
+        }
+        self.asm.byte(0x9f);
+        self.asm.lea(B4, RAX, at(RAX, 2));
+        self.asm.store(B4, FLAGS, RAX);
+        self.in_frame = set::ALL;
+    }
+
+    /// AH and AL are what the frame is to hold; the host's register is of no use any more.
+    pub fn flags_from_eax(&mut self) {
+        self.asm.store(B4, FLAGS, RAX);
+        (self.in_host, self.in_frame) = (0, set::ALL);
+    }
+
+    /// The instruction has set flags in the host's register, and those in the frame are not up to date.
+    pub fn some_flags_set(&mut self, effect: &Effect) {
+        self.in_frame &= !effect.kills;
+        self.in_host = effect.in_host;
+    }
+
+    /// Some of the flags are wrong in the frame, and nothing will look at them there.
+    pub fn flags_lost(&mut self, kills: u8) {
+        self.in_frame &= !kills;
+        self.in_host = 0;
+    }
+
+    /// Writes CF, which the host's register holds, to the frame, and leaves the others there. Clobbers RAX and RCX.
+    pub fn carry_to_frame(&mut self) {
+        self.asm.setcc(cc::B, RCX);
+        self.asm.load(B4, RAX, FLAGS);
+        self.asm.alu_imm(B4, alu::AND, RAX, !0x100);
+        self.asm.extend(0xb6, B4, RCX, B1, RCX);
+        self.asm.shift_imm(B4, 4, RCX, 8);
+        self.asm.alu(B4, alu::OR, RAX, RCX);
+        self.asm.store(B4, FLAGS, RAX);
+        self.in_frame |= set::C;
+        self.in_host = 0;
+    }
+
+    /// Writes CF and OF, which the host's register holds, to the frame. Clobbers RAX, RCX and RDX.
+    pub fn carry_and_overflow_to_frame(&mut self) {
+        self.asm.setcc(0, RDX);
+        self.carry_to_frame();
+        self.asm.alu_imm(B4, alu::AND, RAX, !1);
+        self.asm.extend(0xb6, B4, RDX, B1, RDX);
+        self.asm.alu(B4, alu::OR, RAX, RDX);
+        self.asm.store(B4, FLAGS, RAX);
+        self.in_frame |= set::O;
+    }
+
+    /// Brings CF into the host's register.
+    pub fn need_carry(&mut self) {
+        if self.in_host & set::C == 0 {
+            debug_assert_ne!(self.in_frame & set::C, 0, "the carry is lost");
+            self.asm.bit_test(FLAGS, 8);
+        }
+    }
+
+    /// Makes the host's register tell a condition; returns by which condition. Clobbers RAX.
+    pub fn condition(&mut self, cc: u8) -> u8 {
+        let flags = looked_at(cc);
+        if self.in_host & flags == flags {
+            return cc;
+        }
+        debug_assert_eq!(self.in_frame & flags, flags, "a condition's flags are lost");
+        self.in_host = 0;
+        let negated = cc & 1;
+        let mask = match cc >> 1 {
+            0 => {
+                self.asm.test_imm(B1, FLAGS, 1);
+                return cc::NE ^ negated;
+            }
+            1 => 0x01,
+            2 => 0x40,
+            3 => 0x41,
+            4 => 0x80,
+            5 => 0x04,
+            _ => {
+                self.asm.load(B4, RAX, FLAGS);
+                self.asm.alu_imm(B1, alu::AND, RAX, 1);
+                self.asm.alu_imm(B1, alu::ADD, RAX, 0x7f);
+                self.asm.byte(0x9e);
+                return cc;
+            }
+        };
+        self.asm.test_imm(B1, FLAGS_HIGH, mask);
+        cc::NE ^ negated
+    }
+}

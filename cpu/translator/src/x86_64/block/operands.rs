@@ -1,0 +1,261 @@
+//! Where an instruction's operands are: the guest's registers, and memory behind the TLB.
+
+use std::mem::offset_of;
+
+use iced_x86::{Instruction, OpKind, Register};
+
+use super::{BlockWriter, Cannot, HOMES, SPARE, Way, addend, field, in_frame, number_of, slot_address};
+use crate::frame::{Frame, TlbSlot, TlbSlots};
+use crate::x86_64::asm::{B4, B8, CH, DH, Mem, Place, RAX, RCX, RDX, Reg, Size, alu, at, cc};
+use crate::x86_64::groups::Role;
+use crate::x86_64::kind::{is_high_byte, set};
+
+impl BlockWriter<'_> {
+    /// Where a guest's register is.
+    pub fn place(n: usize) -> Place {
+        HOMES[n].map_or_else(|| in_frame(n).into(), Place::Reg)
+    }
+
+    /// Where a guest's register is, by its name.
+    pub fn general(&self, register: Register) -> Place {
+        Self::place(number_of(register))
+    }
+
+    /// A guest's register in one of the host's: its own, or `scratch`.
+    pub fn in_register(&mut self, n: usize, scratch: Reg) -> Reg {
+        match Self::place(n) {
+            Place::Reg(reg) => reg,
+            Place::Mem(mem) => {
+                self.asm.load(B8, scratch, mem);
+                scratch
+            }
+        }
+    }
+
+    /// An operand's register in one of the host's: the guest's own, or a scratch register, RDX for the `first` of an
+    /// instruction's operands and RCX for others. AH to BH come as DH and CH, beside which only RAX to RDX can be named:
+    /// `beside_high` says that the other operand is one of them.
+    pub fn operand_register(&mut self, register: Register, first: bool, beside_high: bool) -> Reg {
+        let scratch = if first { RDX } else { RCX };
+        let n = number_of(register);
+        if is_high_byte(register) {
+            self.asm.load(B8, scratch, Self::place(n));
+            return if first { DH } else { CH };
+        }
+        if beside_high {
+            self.asm.load(B8, scratch, Self::place(n));
+            return scratch;
+        }
+        self.in_register(n, scratch)
+    }
+
+    /// Writes an operand's register back that [`BlockWriter::operand_register`] gave as the first.
+    pub fn write_back(&mut self, register: Register, from: Reg) {
+        self.set_all(number_of(register), if from == DH { RDX } else { from });
+    }
+
+    /// Sets all of a guest's register.
+    pub fn set_all(&mut self, n: usize, from: Reg) {
+        if Self::place(n) != Place::Reg(from) {
+            self.asm.store(B8, Self::place(n), from);
+        }
+    }
+
+    /// Sets a guest's register as the architecture does: 32 bits clear the others, fewer leave them.
+    pub fn set_sized(&mut self, size: Size, n: usize, from: Reg) {
+        match (size, Self::place(n)) {
+            (B4, Place::Mem(mem)) => {
+                self.asm.load(B4, RAX, from);
+                self.asm.store(B8, mem, RAX);
+            }
+            (_, place) => self.asm.store(size, place, from),
+        }
+    }
+
+    /// Sets a guest's register by its name.
+    pub fn set_general(&mut self, register: Register, from: Reg) {
+        let size = Size::of(register.size()).unwrap_or(B8);
+        self.set_sized(size, number_of(register), from);
+    }
+
+    /// The linear address of the memory operand in RAX.
+    pub fn linear(&mut self, instruction: &Instruction) -> Result<(), Cannot> {
+        self.effective(instruction, RAX)?;
+        let base = match instruction.memory_segment() {
+            Register::FS => 4,
+            Register::GS => 5,
+            _ => return Ok(()),
+        };
+        self.asm.alu(B8, alu::ADD, RAX, field(offset_of!(Frame, seg_base) + 8 * base));
+        self.in_host = 0;
+        Ok(())
+    }
+
+    /// The effective address of the memory operand in a register; clobbers RAX and RCX. Leaves the flags alone.
+    pub fn effective(&mut self, instruction: &Instruction, to: Reg) -> Result<(), Cannot> {
+        let (base, index) = (instruction.memory_base(), instruction.memory_index());
+        let displacement = instruction.memory_displacement64();
+        if base == Register::RIP || base == Register::None && index == Register::None {
+            self.asm.constant(to, displacement);
+            return Ok(());
+        }
+        let disp = i32::try_from(displacement as i64).map_err(|_| Cannot)?;
+        let shift = instruction.memory_index_scale().trailing_zeros() as u8;
+        if base == Register::None {
+            // Without a base there would have to be a displacement of four bytes: shift instead.
+            let index = self.in_register(number_of(index), RCX);
+            if shift == 0 {
+                self.asm.lea(B8, to, at(index, disp));
+            } else {
+                self.asm.constant(RAX, disp as i64 as u64);
+                self.asm.lea(B8, to, Mem { base: RAX, index: Some((index, shift)), disp: 0 });
+            }
+            return Ok(());
+        }
+        let base = self.in_register(number_of(base), RAX);
+        let index = match index {
+            Register::None => None,
+            index => Some((self.in_register(number_of(index), RCX), shift)),
+        };
+        if index.is_none() && disp == 0 {
+            if base != to {
+                self.asm.load(B8, to, base);
+            }
+            return Ok(());
+        }
+        self.asm.lea(B8, to, Mem { base, index, disp });
+        Ok(())
+    }
+
+    /// Makes the linear address in RAX the host's, or leaves the instruction to the interpreter. Clobbers RCX and RDX.
+    pub fn check(&mut self, bytes: i32, write: bool) {
+        let slots = self.compare_page(bytes, write);
+        let other = self.asm.jcc(cc::NE);
+        let way = Way::SecondPage { slots, found: self.asm.here(), instruction: self.number_in_block, write };
+        self.ways.push((way, vec![other]));
+        self.leaves_later = true;
+        self.asm.alu(B8, alu::ADD, RAX, at(RCX, slots + TlbSlot::ADDEND));
+        self.in_host = 0;
+    }
+
+    /// RCX becomes where the slot is, and an offset, that may have the page of so many bytes at the linear address in RAX, RDX
+    /// that page; the host's flags say whether it does. Returns the offset.
+    fn compare_page(&mut self, bytes: i32, write: bool) -> i32 {
+        debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
+        slot_address(&mut self.asm, RCX);
+        // The page of the last byte: another than that of the first has another tag.
+        if bytes == 1 {
+            self.asm.load(B8, RDX, RAX);
+        } else {
+            self.asm.lea(B8, RDX, at(RAX, bytes - 1));
+        }
+        self.asm.alu_imm(B8, alu::AND, RDX, -4096);
+        let slots = if write { TlbSlots::WRITE } else { TlbSlots::READ };
+        self.asm.alu(B8, alu::CMP, RDX, at(RCX, slots + TlbSlot::PAGE));
+        slots
+    }
+
+    /// The memory operand, which may be RAX's and other registers' but for RCX and RDX. Clobbers RCX and RDX.
+    pub fn operand(&mut self, i: &Instruction, size: Size, write: bool) -> Result<Mem, Cannot> {
+        self.operand_of(i, size.bytes(), write)
+    }
+
+    /// As [`BlockWriter::operand`], of so many bytes.
+    pub fn operand_of(&mut self, i: &Instruction, bytes: i32, write: bool) -> Result<Mem, Cannot> {
+        let Some(addend) = self.checked(bytes, write)? else {
+            self.linear(i)?;
+            return self.access(bytes, write);
+        };
+        let disp = i32::try_from(i.memory_displacement64() as i64);
+        let has_high_byte =
+            (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Register && is_high_byte(i.op_register(n)));
+        if i.memory_base().is_gpr64()
+            && i.memory_index() == Register::None
+            && !has_high_byte
+            && let (Place::Reg(base), Ok(disp)) = (self.general(i.memory_base()), disp)
+        {
+            self.asm.load(B8, RAX, addend);
+            return Ok(Mem { base: RAX, index: Some((base, 0)), disp });
+        }
+        self.effective(i, RAX)?;
+        self.asm.load(B8, RCX, addend);
+        self.asm.lea(B8, RAX, Mem { base: RAX, index: Some((RCX, 0)), disp: 0 });
+        Ok(at(RAX, 0))
+    }
+
+    /// The eight bytes on the stack that are at a register's address and a displacement. Clobbers as
+    /// [`BlockWriter::operand`].
+    pub fn stack_operand(&mut self, register: usize, disp: i32, write: bool) -> Result<Mem, Cannot> {
+        let addend = self.checked(8, write)?;
+        let base = self.in_register(register, RCX);
+        if let Some(addend) = addend {
+            self.asm.load(B8, RAX, addend);
+            let host = Mem { base: RAX, index: Some((base, 0)), disp };
+            if base != RCX {
+                return Ok(host);
+            }
+            self.asm.lea(B8, RAX, host);
+            return Ok(at(RAX, 0));
+        }
+        if disp == 0 {
+            self.asm.load(B8, RAX, base);
+        } else {
+            self.asm.lea(B8, RAX, at(base, disp));
+        }
+        self.access(8, write)
+    }
+
+    /// Where the addend is for an access that has been checked.
+    fn checked(&self, bytes: i32, write: bool) -> Result<Option<Mem>, Cannot> {
+        match self.role {
+            Role::Later { slot, bytes: checked, write: writable } => {
+                // Nothing may be accessed but what the check was for.
+                if bytes > checked || write && !writable {
+                    return Err(Cannot);
+                }
+                Ok(Some(addend(slot)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// What is at the linear address in RAX, after a check for it or for its group.
+    fn access(&mut self, bytes: i32, write: bool) -> Result<Mem, Cannot> {
+        let Role::First { slot, below, bytes: of_group, write: group_writes } = self.role else {
+            self.check(bytes, write);
+            return Ok(at(RAX, 0));
+        };
+        if bytes + below > of_group || write && !group_writes {
+            return Err(Cannot);
+        }
+        if below != 0 {
+            self.asm.lea(B8, RAX, at(RAX, -below));
+        }
+        let slots = self.compare_page(of_group, group_writes);
+        let other = self.asm.jcc(cc::NE);
+        let instruction = self.number_in_block;
+        self.ways.push((Way::SecondPageOfGroup { slots, found: self.asm.here(), instruction }, vec![other]));
+        self.asm.load(B8, RDX, at(RCX, slots + TlbSlot::ADDEND));
+        self.asm.store(B8, addend(slot), RDX);
+        self.asm.alu(B8, alu::ADD, RAX, RDX);
+        self.in_host = 0;
+        Ok(at(RAX, below))
+    }
+
+    /// Keeps RCX across another access.
+    pub fn keep(&mut self) {
+        self.asm.store(B8, SPARE, RCX);
+    }
+
+    /// What was kept.
+    pub fn kept(&mut self, to: Reg) {
+        self.asm.load(B8, to, SPARE);
+    }
+
+    /// RAX becomes what was kept, and is kept in its place. Clobbers RDX.
+    pub fn load_kept_keep_rax(&mut self) {
+        self.asm.load(B8, RDX, SPARE);
+        self.asm.store(B8, SPARE, RAX);
+        self.asm.load(B8, RAX, RDX);
+    }
+}
