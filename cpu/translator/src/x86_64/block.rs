@@ -14,8 +14,6 @@ mod plan;
 use std::mem::offset_of;
 use std::num::NonZeroU32;
 
-use iced_x86::Register;
-
 use self::plan::{Step, plan};
 use super::asm::{Asm, B4, B8, Fixup, Mem, R15, RAX, RBP, RCX, RDX, Reg, alu, at, cc};
 use super::exits::{EDGE_ON, EDGE_TAKEN, ENTRY, cost, exit_code};
@@ -140,11 +138,6 @@ const HOMES: [Option<Reg>; 16] = [
     None,
     None,
 ];
-
-/// A general register's number in instructions, whatever part of it is named.
-pub(super) fn number_of(register: Register) -> usize {
-    register.full_register().number()
-}
 
 /// The guest's registers that have one of the host's, with it and their place in the frame.
 pub(super) fn pinned() -> impl Iterator<Item = (Reg, Mem)> {

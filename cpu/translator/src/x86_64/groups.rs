@@ -8,8 +8,7 @@
 use iced_x86::{Instruction, OpKind, Register};
 
 use super::asm::alu;
-use super::block::number_of;
-use super::kind::{Kind, is_memory};
+use super::kind::{Kind, is_memory, number_of};
 use crate::Source;
 use crate::frame::ADDENDS;
 

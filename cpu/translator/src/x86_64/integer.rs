@@ -4,9 +4,9 @@
 use iced_x86::{Instruction, OpKind};
 
 use super::asm::{B1, B2, B4, B8, CH, DH, Mem, Place, RAX, RCX, RDX, Reg, Size, alu, at, cc};
-use super::block::{BlockWriter, Cannot, number_of};
+use super::block::{BlockWriter, Cannot};
 use super::exits::{EDGE_ON, EDGE_TAKEN};
-use super::kind::{Effect, Kind, is_high_byte, is_memory, operand_size, set};
+use super::kind::{Effect, Kind, is_high_byte, is_memory, number_of, operand_size, set};
 
 const GUEST_RAX: usize = 0;
 const GUEST_RCX: usize = 1;

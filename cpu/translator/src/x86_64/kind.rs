@@ -112,6 +112,11 @@ pub(super) fn is_high_byte(register: Register) -> bool {
     matches!(register, Register::AH | Register::CH | Register::DH | Register::BH)
 }
 
+/// A general register's number in instructions, whatever part of it is named.
+pub(super) fn number_of(register: Register) -> usize {
+    register.full_register().number()
+}
+
 /// The size of an operand.
 pub(super) fn operand_size(instruction: &Instruction, n: u32) -> Option<Size> {
     match instruction.op_kind(n) {

@@ -4,11 +4,11 @@ use std::mem::offset_of;
 
 use iced_x86::{Instruction, OpKind, Register};
 
-use super::{BlockWriter, Cannot, HOMES, SPARE, Way, addend, field, in_frame, number_of, slot_address};
+use super::{BlockWriter, Cannot, HOMES, SPARE, Way, addend, field, in_frame, slot_address};
 use crate::frame::{Frame, TlbSlot, TlbSlots};
 use crate::x86_64::asm::{B4, B8, CH, DH, Mem, Place, RAX, RCX, RDX, Reg, Size, alu, at, cc};
 use crate::x86_64::groups::Role;
-use crate::x86_64::kind::{is_high_byte, set};
+use crate::x86_64::kind::{is_high_byte, number_of, set};
 
 impl BlockWriter<'_> {
     /// Where a guest's register is.
