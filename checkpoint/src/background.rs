@@ -11,7 +11,7 @@
 //! A checkpoint that cannot be written, because the disk is full for one, costs that checkpoint only. The
 //! recorder learns of it by [`BackgroundWriter::take_lost`], and hands its pages in with the next one.
 //!
-//! The recorder waits only when 8 MiB are under way. Nothing here depends on how fast the thread is, except
+//! The recorder waits only when 6 MiB are under way. Nothing here depends on how fast the thread is, except
 //! when a checkpoint becomes readable.
 
 use std::collections::BTreeSet;
@@ -32,8 +32,8 @@ use crate::thin::{Policy, too_old};
 /// Pages that are handed over together.
 const BATCH_PAGES: usize = 64;
 
-/// Batches under way: with those at both ends 8 MiB.
-const BATCHES: usize = (8 << 20) / (BATCH_PAGES * PAGE_BYTES) - 2;
+/// Batches under way: with those at both ends 6 MiB.
+const BATCHES: usize = (6 << 20) / (BATCH_PAGES * PAGE_BYTES) - 2;
 
 /// Too old checkpoints are removed this many at once, or a quarter of all: each merge copies their file.
 const PATIENCE: usize = 8;

@@ -475,3 +475,36 @@ fn a_page_that_is_mapped_elsewhere_between_accesses_that_share_a_check_is_the_ne
     let end = same(make, 5000);
     assert_eq!((end.gpr[8], end.gpr[9], end.gpr[10]), (40, 80, 20));
 }
+
+#[test]
+fn a_loop_reads_from_pages_that_lie_anywhere_in_turn() {
+    let make = || {
+        let mut m = Machine::long();
+        m.put64(entry_of(DATA + 0x1000), 0x9_5007);
+        for n in 0..0x200 {
+            m.put64(DATA + 8 * n, n * n);
+            m.put64(0x9_5000 + 8 * n, n ^ 0x5555);
+        }
+        m.code(64, |a| {
+            let mut again = a.create_label();
+            a.mov(ecx, 400).unwrap();
+            a.mov(ebx, DATA as u32).unwrap();
+            a.xor(edx, edx).unwrap();
+            a.set_label(&mut again).unwrap();
+            a.imul_3(edx, edx, 1_664_525).unwrap();
+            a.add(edx, 0x3c6e_f35f).unwrap();
+            a.mov(esi, edx).unwrap();
+            a.shr(esi, 22).unwrap();
+            a.xor(rdi, qword_ptr(rbx + rsi * 8)).unwrap();
+            a.add(edx, edi).unwrap();
+            a.add(rax, qword_ptr(rbx + rcx * 8)).unwrap();
+            a.add(rax, qword_ptr(rbx + rcx * 8 + 16)).unwrap();
+            a.sub(rax, qword_ptr(rbx + rcx * 8 + 1024)).unwrap();
+            a.dec(ecx).unwrap();
+            a.jnz(again).unwrap();
+            a.hlt().unwrap();
+        });
+        m
+    };
+    assert!(same(make, 10_000).halted);
+}

@@ -2,6 +2,9 @@
 
 use guest_ram::{GuestRam, PAGE_SIZE};
 
+/// Accesses that can expect something, all blocks together: others share what they expect.
+pub(crate) const EXPECTED: usize = 64;
+
 /// Pages that a block can have checked at one time.
 pub(crate) const ADDENDS: usize = 4;
 
@@ -45,6 +48,8 @@ pub struct Frame {
     pub(crate) missed: [u64; 2],
     /// The XMM registers.
     pub xmm: [u128; 16],
+    /// What accesses in small loops expect of their slot of the TLB: the addend that they last found there.
+    pub(crate) expected: [u64; EXPECTED],
 }
 
 // SAFETY: the pointers are set from references anew each time that generated code is entered, and not used outside it.
@@ -76,6 +81,7 @@ impl Default for Frame {
             seg_base: [0; 8],
             missed: [0; 2],
             xmm: [0; 16],
+            expected: [0; EXPECTED],
         }
     }
 }

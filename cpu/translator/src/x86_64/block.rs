@@ -20,7 +20,7 @@ use super::exits::{EDGE_ON, EDGE_TAKEN, ENTRY, cost, exit_code};
 use super::groups::{Groups, Role};
 use super::kind::{Kind, kind_of, set};
 use crate::Source;
-use crate::frame::{Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
+use crate::frame::{EXPECTED, Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 use crate::jumps::{JUMP_BITS, JUMP_FACTOR, JumpSlot};
 
 /// An instruction cannot be written after all; it is left to the interpreter.
@@ -112,6 +112,11 @@ pub(super) fn slots_by_ac(ac: bool) -> Mem {
 /// Where the addend of a group of accesses is kept.
 fn addend(slot: u8) -> Mem {
     field(offset_of!(Frame, addends) + 8 * usize::from(slot))
+}
+
+/// Where it is kept what addend an access expects.
+fn expected(number: usize) -> Mem {
+    field(offset_of!(Frame, expected) + 8 * (number % EXPECTED))
 }
 
 /// A guest's XMM register.
@@ -233,6 +238,8 @@ enum Way {
     SecondPage { slots: i32, found: usize, instruction: usize, write: bool },
     /// The same for a group of accesses, and if the page is not there either, to the instruction in the block's twin.
     SecondPageOfGroup { slots: i32, found: usize, instruction: usize },
+    /// To the slot's addend, which is another than was expected at a place, and back.
+    OtherAddend { slots: i32, place: Mem, back: usize },
 }
 
 /// A block being written.
@@ -265,6 +272,8 @@ pub(super) struct BlockWriter<'a> {
     role: Role,
     /// The block's code is being written once more, with a check of every access: see [`super::groups`].
     twin: bool,
+    /// Loads that expect the addend which they found before.
+    expecting: usize,
     /// Where the instructions are in the twin that the block goes on with there.
     in_twin: Vec<usize>,
 }
@@ -308,6 +317,7 @@ pub(super) fn write(source: &Source<'_>, site: &Site) -> Option<Written> {
         ended: false,
         role: Role::Alone,
         twin: false,
+        expecting: 0,
         in_twin: vec![0; source.instructions.len()],
     };
     let twin = groups.first().map(|first| (first, plan(source, &kinds, &Groups::none(source).roles)));
@@ -463,6 +473,12 @@ impl BlockWriter<'_> {
                     self.asm.lead_to(back, found);
                     self.asm.store(B8, missed(write), RAX);
                     self.leave(instruction as u8);
+                }
+                Way::OtherAddend { slots, place, back } => {
+                    self.asm.load(B8, RDX, at(RCX, slots + TlbSlot::ADDEND));
+                    self.asm.store(B8, place, RDX);
+                    let on = self.asm.jmp();
+                    self.asm.lead_to(on, back);
                 }
                 Way::SecondPageOfGroup { slots, found, instruction } => {
                     self.asm.alu_imm(B8, alu::XOR, RCX, SECOND_BIT);

@@ -4,7 +4,7 @@ use std::mem::offset_of;
 
 use iced_x86::{Instruction, OpKind, Register};
 
-use super::{BlockWriter, Cannot, HOMES, SPARE, Way, addend, field, in_frame, slot_address};
+use super::{BlockWriter, Cannot, HOMES, SPARE, Way, addend, expected, field, in_frame, slot_address};
 use crate::frame::{Frame, TlbSlot, TlbSlots};
 use crate::x86_64::asm::{B4, B8, CH, DH, Mem, Place, RAX, RCX, RDX, Reg, Size, alu, at, cc};
 use crate::x86_64::groups::Role;
@@ -134,8 +134,36 @@ impl BlockWriter<'_> {
         let way = Way::SecondPage { slots, found: self.asm.here(), instruction: self.number_in_block, write };
         self.ways.push((way, vec![other]));
         self.leaves_later = true;
-        self.asm.alu(B8, alu::ADD, RAX, at(RCX, slots + TlbSlot::ADDEND));
+        if self.expects(write) {
+            self.load_addend(slots, write);
+            self.asm.alu(B8, alu::ADD, RAX, RDX);
+        } else {
+            self.asm.alu(B8, alu::ADD, RAX, at(RCX, slots + TlbSlot::ADDEND));
+        }
         self.in_host = 0;
+    }
+
+    /// Whether an access is a load in a loop of one block in user space, which may wait for what an earlier round has loaded:
+    /// by what it found in the round before, its address is known before the TLB's slot is.
+    fn expects(&self, write: bool) -> bool {
+        let rip = self.source.rip;
+        let loops = |last: &Instruction| last.is_jcc_short_or_near() && last.near_branch64() == rip;
+        !write && !self.twin && rip >> 47 == 0 && self.source.instructions.last().is_some_and(loops)
+    }
+
+    /// RDX becomes the addend in the slot that RCX and an offset lead to. Clobbers flags.
+    fn load_addend(&mut self, slots: i32, write: bool) {
+        let found = at(RCX, slots + TlbSlot::ADDEND);
+        if !self.expects(write) {
+            return self.asm.load(B8, RDX, found);
+        }
+        // A block may have more of them than there are places.
+        let place = expected(5 * self.number as usize + self.expecting);
+        self.expecting += 1;
+        self.asm.load(B8, RDX, place);
+        self.asm.alu(B8, alu::CMP, RDX, found);
+        let other = self.asm.jcc(cc::NE);
+        self.ways.push((Way::OtherAddend { slots, place, back: self.asm.here() }, vec![other]));
     }
 
     /// RCX becomes where the slot is, and an offset, that may have the page of so many bytes at the linear address in RAX, RDX
@@ -235,7 +263,7 @@ impl BlockWriter<'_> {
         let other = self.asm.jcc(cc::NE);
         let instruction = self.number_in_block;
         self.ways.push((Way::SecondPageOfGroup { slots, found: self.asm.here(), instruction }, vec![other]));
-        self.asm.load(B8, RDX, at(RCX, slots + TlbSlot::ADDEND));
+        self.load_addend(slots, group_writes);
         self.asm.store(B8, addend(slot), RDX);
         self.asm.alu(B8, alu::ADD, RAX, RDX);
         self.in_host = 0;
