@@ -347,9 +347,26 @@ mod tests {
         // push rbx; push rbp; push rax; pop rcx; mov rdx, [rsp+8]
         let code = [0x53, 0x55, 0x50, 0x59, 0x48, 0x8b, 0x54, 0x24, 8];
         assert_eq!(roles(&code), "first in 0: 24 from -16 to write, in 0, in 0, in 0, in 0");
-        // push rbp; mov rbp, rsp; mov [rbp-8], rax; mov ecx, [rsp-16]; leave; ret
-        let code = [0x55, 0x48, 0x89, 0xe5, 0x48, 0x89, 0x45, 0xf8, 0x8b, 0x4c, 0x24, 0xf0, 0xc9, 0xc3];
-        assert_eq!(roles(&code), "first in 0: 32 from -16 to write, alone, in 0, in 0, in 0, in 0");
+        // push rbp; mov rbp, rsp; sub rsp, 32; mov [rbp-8], rax; mov ecx, [rsp+16]; leave; ret
+        let code = [
+            &[0x55][..],
+            &[0x48, 0x89, 0xe5],
+            &[0x48, 0x83, 0xec, 0x20],
+            &[0x48, 0x89, 0x45, 0xf8],
+            &[0x8b, 0x4c, 0x24, 0x10],
+            &[0xc9, 0xc3],
+        ];
+        assert_eq!(
+            roles(&code.concat()),
+            "first in 0: 32 from -16 to write, alone, alone, in 0, in 0, in 0, in 0"
+        );
+    }
+
+    #[test]
+    fn a_group_is_for_writing_if_one_of_it_is() {
+        // mov rcx, [rbx]; mov rcx, [rbx+8]; mov [rbx+16], rcx
+        let code = [0x48, 0x8b, 0x0b, 0x48, 0x8b, 0x4b, 8, 0x48, 0x89, 0x4b, 16];
+        assert_eq!(roles(&code), "first in 0: 24 from -0 to write, in 0, in 0");
     }
 
     #[test]
@@ -383,7 +400,7 @@ mod tests {
     fn what_gives_a_register_another_value_ends_its_group() {
         let load = |base: u8, disp: u8| [0x48, 0x8b, 0x48 | base, disp]; // mov rcx, [base+disp]
         const RBX: u8 = 3;
-        let changes: [(u8, &[u8]); 24] = [
+        let changes: [(u8, &[u8]); 25] = [
             (2, &[0x83, 0xc2, 16]),                 // add edx, 16
             (2, &[0x48, 0x01, 0xca]),               // add rdx, rcx
             (2, &[0x48, 0x31, 0xd2]),               // xor rdx, rdx
@@ -405,6 +422,7 @@ mod tests {
             (2, &[0x48, 0xf7, 0xe1]),               // mul rcx
             (2, &[0x99]),                           // cdq
             (2, &[0x5a]),                           // pop rdx
+            (0, &[0x48, 0xf7, 0xe1]),               // mul rcx
             (0, &[0x48, 0x0f, 0xb1, 0x11]),         // cmpxchg [rcx], rdx
             (0, &[0x48, 0x98]),                     // cdqe
             (RBX, &[0x66, 0x48, 0x0f, 0x7e, 0xc3]), // movq rbx, xmm0
@@ -428,6 +446,10 @@ mod tests {
                 "first in 0: 24 from -0, in 0, in 0, alone, first in 0: 24 from -0, in 0, in 0"
             );
         }
+        // What two registers had in common before CPUID: mov rsi, rbx; cpuid; ...; mov rcx, [rsi]
+        let code =
+            [&[0x48, 0x89, 0xde][..], &[0x0f, 0xa2], &load(0), &load(8), &load(16), &[0x48, 0x8b, 0x0e]];
+        assert_eq!(roles(&code.concat()), "alone, alone, first in 0: 24 from -0, in 0, in 0, alone");
         // Through GS; too far; one check saved.
         let gs = |disp: u8| [0x65, 0x48, 0x8b, 0x4b, disp];
         assert!(!roles(&[gs(0), gs(8), gs(16)].concat()).contains("first"));
