@@ -16,7 +16,7 @@ impl BlockWriter<'_> {
         if !self.privilege_checked {
             self.asm.alu_imm(B4, alu::CMP, PRIVILEGED, 0);
             self.leave_if(cc::E);
-            self.privilege_checked = true;
+            self.privilege_checked = false;
         }
     }
 
