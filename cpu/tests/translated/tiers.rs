@@ -508,3 +508,30 @@ fn a_loop_reads_from_pages_that_lie_anywhere_in_turn() {
     };
     assert!(same(make, 10_000).halted);
 }
+
+#[test]
+fn what_iopl_allows_makes_nothing_else_privileged() {
+    for sets in [false, true] {
+        let make = || {
+            let mut m = Machine::long().in_user_mode();
+            m.state.rflags |= 3 << 12;
+            m.state.msrs.kernel_gs_base = 0x1234_5000;
+            m.code(64, |a| {
+                a.mov(eax, 5).unwrap();
+                if sets {
+                    a.sti().unwrap()
+                } else {
+                    a.cli().unwrap()
+                }
+                a.add(rbx, rax).unwrap();
+                a.swapgs().unwrap();
+                a.add(rbx, rax).unwrap();
+                a.ud2().unwrap();
+            });
+            m
+        };
+        let end = same(make, 100);
+        assert_eq!(end.rip, handler(13) + 1, "SWAPGS faults");
+        assert_eq!((end.gpr[3], end.msrs.kernel_gs_base), (5, 0x1234_5000));
+    }
+}

@@ -266,7 +266,6 @@ pub(super) struct BlockWriter<'a> {
     edges: [Edge; 2],
     branches: u64,
     vectors_checked: bool,
-    pub privilege_checked: bool,
     ended: bool,
     /// What the instruction's access has to do with the checks of others.
     role: Role,
@@ -313,7 +312,6 @@ pub(super) fn write(source: &Source<'_>, site: &Site) -> Option<Written> {
         edges: [Edge::default(); 2],
         branches: u64::from(steps.last().is_some_and(|step| matches!(step.kind, Some(Kind::JumpIf(_))))),
         vectors_checked: false,
-        privilege_checked: false,
         ended: false,
         role: Role::Alone,
         twin: false,
@@ -388,7 +386,7 @@ impl BlockWriter<'_> {
             (self.needed, self.number_in_block, self.role) = (step.needed, n, step.role);
             if self.twin {
                 // The block goes on here where it has the flags in the frame; what it has looked at is not known.
-                (self.vectors_checked, self.privilege_checked) = (false, false);
+                self.vectors_checked = false;
                 if step.effect(&instruction, step.needed).is_none_or(|effect| effect.exits) {
                     self.in_host = 0;
                 }

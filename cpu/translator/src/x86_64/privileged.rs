@@ -11,13 +11,11 @@ const IF: i32 = 1 << 9;
 const AC: i32 = 1 << 18;
 
 impl BlockWriter<'_> {
-    /// The interpreter executes the instruction if the code is not privileged.
+    /// The interpreter executes the instruction if the code is not privileged. That it was left to the interpreter does not
+    /// mean that it faulted: CLI and STI are allowed by IOPL too. So each instruction asks anew.
     fn leave_if_not_privileged(&mut self) {
-        if !self.privilege_checked {
-            self.asm.alu_imm(B4, alu::CMP, PRIVILEGED, 0);
-            self.leave_if(cc::E);
-            self.privilege_checked = false;
-        }
+        self.asm.alu_imm(B4, alu::CMP, PRIVILEGED, 0);
+        self.leave_if(cc::E);
     }
 
     /// CLI.
