@@ -17,8 +17,7 @@ impl BlockWriter<'_> {
 
     /// The instruction has set flags in the host's register; they go to the frame if they are needed there.
     pub fn flags_set(&mut self, effect: &Effect) {
-        self.in_frame &= !effect.kills;
-        self.in_host = effect.in_host;
+        self.some_flags_set(effect);
         if self.needed & effect.kills == 0 {
             return;
         }
@@ -35,8 +34,7 @@ impl BlockWriter<'_> {
 
     /// As [`BlockWriter::flags_set`] after a shift, for which AL holds OF.
     pub fn shift_flags_set(&mut self, effect: &Effect) {
-        self.in_frame &= !effect.kills;
-        self.in_host = effect.in_host;
+        self.some_flags_set(effect);
         if self.needed & effect.kills == 0 {
             return;
         }
