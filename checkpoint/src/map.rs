@@ -247,6 +247,12 @@ mod tests {
     }
 
     #[test]
+    fn a_space_without_pages_is_empty_and_one_without_contents_is_not() {
+        assert!(PageMap::new(0).is_empty());
+        assert!(!PageMap::new(1).is_empty());
+    }
+
+    #[test]
     fn changes_are_found_in_both_directions() {
         let mut before = PageMap::new(3000);
         before.set(5, stored(1));

@@ -257,3 +257,17 @@ fn a_stored_page_that_becomes_zero_costs_nothing_and_comes_back() {
         again.verify(|_, _| {}).unwrap();
     }
 }
+
+#[test]
+fn a_head_may_be_as_long_as_a_page_and_no_longer() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = new_store(dir.path());
+    let finish = |position: u64, bytes: usize| {
+        let mut draft = store.add(position, position).unwrap();
+        put(&mut draft, &Machine::new().dirty(&Machine::new()));
+        draft.finish(&vec![7; bytes], b"state")
+    };
+    assert!(finish(1, 4096).is_ok());
+    assert!(finish(2, 4097).is_err());
+    assert_eq!(store.entries().len(), 1);
+}

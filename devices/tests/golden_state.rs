@@ -9,6 +9,7 @@
 use devices::DebugPortsV1;
 use devices::pci::PciBusStateV1;
 use devices::platform::PlatformStateV1;
+use devices::virtio::DeviceStateV1;
 
 type State = PlatformStateV1<PciBusStateV1>;
 
@@ -28,6 +29,28 @@ fn check(json: &str, hex: &str) {
 fn a_saved_board_has_the_bytes_of_version_1() {
     check(include_str!("golden/platform_state_v1_a.json"), include_str!("golden/platform_state_v1_a.hex"));
     check(include_str!("golden/platform_state_v1_b.json"), include_str!("golden/platform_state_v1_b.hex"));
+}
+
+/// Network cards came later than the two boards.
+#[test]
+fn a_saved_network_card_has_the_bytes_of_version_1() {
+    let state = DeviceStateV1::Net {
+        mac: [0x52, 0x54, 1, 2, 3, 4],
+        mtu: 0x1234,
+        segments: true,
+        waiting: vec![vec![5, 6], vec![7]],
+        sent_count: 0x89,
+        sent_hash: [
+            0xa0, 0xa1, 0xa2, 0xa3, 0xa4, 0xa5, 0xa6, 0xa7, 0xa8, 0xa9, 0xaa, 0xab, 0xac, 0xad, 0xae, 0xaf,
+        ],
+    };
+    let bytes = [
+        &[3, 0x52, 0x54, 1, 2, 3, 4, 0xb4, 0x24, 1, 2, 2, 5, 6, 1, 7, 0x89, 0x01][..],
+        &[0xa0, 0xa1, 0xa2, 0xa3, 0xa4, 0xa5, 0xa6, 0xa7, 0xa8, 0xa9, 0xaa, 0xab, 0xac, 0xad, 0xae, 0xaf],
+    ]
+    .concat();
+    assert_eq!(postcard::to_stdvec(&state).unwrap(), bytes);
+    assert_eq!(postcard::from_bytes::<DeviceStateV1>(&bytes).unwrap(), state);
 }
 
 #[test]

@@ -10,6 +10,7 @@ pub mod elf;
 pub mod gdb;
 pub mod guests;
 pub mod listings;
+pub mod program;
 pub mod random;
 pub mod record;
 pub mod run;

@@ -114,6 +114,7 @@ fn events() -> Vec<Event> {
         Event::TimePassed { ns: 0x12_3456_789a },
         Event::Interrupted,
         Event::Limit,
+        Event::NetworkInput(vec![vec![0xe1, 0xe2, 0xe3], Vec::new(), vec![0xe4]]),
     ]
 }
 
@@ -184,6 +185,8 @@ fn the_records_of_a_log() {
         "01d83680bfd606b51087808080f8ffffffff01101112131415161707",
         "04c002",
         "01c03e80c8d007e11288808080f8ffffffff01101112131415161708",
+        "04e802",
+        "01a84680d1ca088d1589808080f8ffffffff011011121314151617090303e1e2e30001e4",
         "02904e80dac4098827d6e84860616263646566670000",
         "02904e80dac4098827d6e848606162636465666701202122232425262700",
         "02904e80dac4098827d6e84860616263646566670001303132333435363738393a3b3c3d3e3f",
@@ -231,6 +234,7 @@ fn manifest(model: CpuModel) -> Manifest {
         cmdline: "console=ttyS0".to_string(),
         disk: Some(image("disk", 0x50, 1005)),
         debug_ports: DebugPortsV1 { console: true, exit: Some(0x501) },
+        network: None,
     });
     manifest.made_by = "ttvm 0.1.0".to_string();
     manifest

@@ -143,9 +143,12 @@ impl Cpu {
                     self.core.rip = rip;
                     // Counted from the start of the block.
                     self.core.block_steps -= number as u64;
-                    let Some(resume) = resume else {
+                    // Looking up what was missed may have set bits of page-table entries that lie in the code behind this
+                    // instruction. The instruction itself was fetched before that.
+                    let is_stale = self.core.attention != 0;
+                    let Some(resume) = resume.filter(|_| !is_stale) else {
                         let limit = self.core.budget_end - self.core.block_steps;
-                        self.run_block(bus, token, number, limit);
+                        self.run_block(bus, token, number, if is_stale { number as u64 + 1 } else { limit });
                         return None;
                     };
                     let completed = self.run_block(bus, token, number, number as u64 + 1);

@@ -473,3 +473,32 @@ fn pusha_and_popa_move_all_registers_but_the_stack_pointer() {
         }
     }
 }
+
+/// The sums and differences of all two-digit decimal numbers: what DAA and DAS are for.
+#[test]
+fn decimal_adjustment_gives_decimal_sums_and_differences() {
+    let mut m = Machine::protected();
+    let packed = |number: u64| number / 10 << 4 | number % 10;
+    let results = |m: &mut Machine, a: u64, b: u64| {
+        (m.state.rip, m.state.gpr[0], m.state.gpr[3]) = (CODE, packed(a), packed(b));
+        m.run_steps(2);
+        (m.state.gpr[0], m.state.rflags & 1)
+    };
+    m.code(32, |a| {
+        a.add(al, bl).unwrap();
+        a.daa().unwrap();
+    });
+    for (a, b) in (0..100).flat_map(|a| (0..100).map(move |b| (a, b))) {
+        let expected = (packed((a + b) % 100), u64::from(a + b > 99));
+        assert_eq!(results(&mut m, a, b), expected, "{a} + {b}");
+    }
+    let mut m = Machine::protected();
+    m.code(32, |a| {
+        a.sub(al, bl).unwrap();
+        a.das().unwrap();
+    });
+    for (a, b) in (0..100).flat_map(|a| (0..100).map(move |b| (a, b))) {
+        let expected = (packed((100 + a - b) % 100), u64::from(a < b));
+        assert_eq!(results(&mut m, a, b), expected, "{a} - {b}");
+    }
+}

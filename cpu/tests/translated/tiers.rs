@@ -535,3 +535,23 @@ fn what_iopl_allows_makes_nothing_else_privileged() {
         assert_eq!((end.gpr[3], end.msrs.kernel_gs_base), (5, 0x1234_5000));
     }
 }
+
+/// A page table that is executed: a store sets the dirty bit of its page's entry, which is code behind the store.
+#[test]
+fn an_entry_that_a_walk_changes_is_executed_as_changed() {
+    let (page, other) = (DATA + 0x4000, DATA + 0x2000);
+    let code = entry_of(page) - 8;
+    let make = || {
+        let mut m = Machine::long();
+        // ADD [RDI],AH and NOPs; an entry that begins with 27h, which is no instruction, and with the dirty bit with 67h,
+        // a prefix of ADD [EBX],CL and what follows: ADD [RAX],AL twice, ADD AL,AL, HLT.
+        m.put64(code, 0x9090_9090_9090_2700);
+        m.put64(code + 8, 0xb_0027);
+        m.put64(code + 16, 0x9090_9090_9090_f4c0);
+        (m.state.rip, m.state.gpr[7], m.state.gpr[1]) = (code, page, 5);
+        (m.state.gpr[0], m.state.gpr[3]) = (other, other + 8);
+        m
+    };
+    let end = same(make, 40);
+    assert!(end.halted && end.rip == code + 18, "{:#x}", end.rip);
+}

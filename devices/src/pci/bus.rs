@@ -9,7 +9,7 @@ use super::state::PciBusStateV1;
 use crate::layout::{PCI_CONFIG_PORT, PCI_FIRST_GSI, PCI_MMIO_END, PCI_MMIO_START};
 use crate::virtio::block_backend::BlockBackend;
 use crate::virtio::device::VirtioDevice;
-use crate::virtio::function::{ConsolePort, VirtioFunction};
+use crate::virtio::function::{ConsolePort, NetworkPort, VirtioFunction};
 
 /// Slots on the bus, the host bridge's included.
 pub const SLOTS: usize = 32;
@@ -135,6 +135,17 @@ impl PciBus {
     pub fn console_mut(&mut self) -> Option<ConsolePort<'_>> {
         let console = self.functions.iter_mut().find(|function| function.is_console())?;
         Some(ConsolePort::new(console, &mut self.msis))
+    }
+
+    /// The first network card on the bus.
+    pub fn network_mut(&mut self) -> Option<NetworkPort<'_>> {
+        let card = self.functions.iter_mut().find(|function| function.is_network())?;
+        Some(NetworkPort::new(card, &mut self.msis))
+    }
+
+    /// Frames that the first network card takes now; `None` while no driver listens, or where there is no card.
+    pub fn network_room(&self) -> Option<usize> {
+        self.functions.iter().find(|function| function.is_network())?.network_room()
     }
 
     /// The backend of the block device in a slot, if it is a `B`. The owner may change how the backend keeps

@@ -299,6 +299,7 @@ impl DeviceModel for Block {
     fn serve<M: GuestMemory>(
         &mut self,
         mem: &M,
+        _agreed: u64,
         _index: usize,
         queue: &mut VirtQueue,
     ) -> Result<bool, RingError> {

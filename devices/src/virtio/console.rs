@@ -122,6 +122,7 @@ impl DeviceModel for Console {
     fn serve<M: GuestMemory>(
         &mut self,
         mem: &M,
+        _agreed: u64,
         index: usize,
         queue: &mut VirtQueue,
     ) -> Result<bool, RingError> {

@@ -6,6 +6,7 @@ use super::block::Block;
 use super::chain::RingError;
 use super::console::Console;
 use super::device_model::{DeviceModel, Kind};
+use super::net::Net;
 use super::queue::VirtQueue;
 use super::rng::Rng;
 use super::state::DeviceStateV1;
@@ -17,6 +18,8 @@ pub enum VirtioDevice {
     Block(Block),
     /// A console with one port.
     Console(Console),
+    /// A network card.
+    Net(Net),
     /// A source of random numbers.
     Rng(Rng),
 }
@@ -26,6 +29,7 @@ macro_rules! each {
         match $device {
             VirtioDevice::Block($model) => $result,
             VirtioDevice::Console($model) => $result,
+            VirtioDevice::Net($model) => $result,
             VirtioDevice::Rng($model) => $result,
         }
     };
@@ -51,10 +55,11 @@ impl DeviceModel for VirtioDevice {
     fn serve<M: GuestMemory>(
         &mut self,
         mem: &M,
+        agreed: u64,
         index: usize,
         queue: &mut VirtQueue,
     ) -> Result<bool, RingError> {
-        each!(self, model => model.serve(mem, index, queue))
+        each!(self, model => model.serve(mem, agreed, index, queue))
     }
 
     fn state(&self) -> DeviceStateV1 {
@@ -79,6 +84,12 @@ impl From<Block> for VirtioDevice {
 impl From<Console> for VirtioDevice {
     fn from(console: Console) -> VirtioDevice {
         VirtioDevice::Console(console)
+    }
+}
+
+impl From<Net> for VirtioDevice {
+    fn from(net: Net) -> VirtioDevice {
+        VirtioDevice::Net(net)
     }
 }
 

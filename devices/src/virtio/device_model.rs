@@ -29,10 +29,11 @@ pub(crate) trait DeviceModel {
     fn config(&self) -> Vec<u8>;
     /// A driver's write to the configuration; the range lies inside it.
     fn write_config(&mut self, _offset: usize, _data: &[u8]) {}
-    /// Serves one queue; see [`VirtQueue::serve`] for the result.
+    /// Serves one queue, with the features that driver and device have agreed on; see [`VirtQueue::serve`] for the result.
     fn serve<M: GuestMemory>(
         &mut self,
         mem: &M,
+        agreed: u64,
         index: usize,
         queue: &mut VirtQueue,
     ) -> Result<bool, RingError>;

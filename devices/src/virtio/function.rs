@@ -9,6 +9,8 @@ use vm_memory::GuestMemory;
 use super::block_backend::BlockBackend;
 use super::device::VirtioDevice;
 use super::device_model::DeviceModel;
+use super::net;
+use super::sent_frame::SentFrame;
 use super::state::VirtioFunctionStateV1;
 use super::transport::{
     COMMON_BYTES, DriverNotices, ISR_CONFIG, ISR_QUEUE, NOTIFY_STRIDE, Transport, TransportParts,
@@ -158,6 +160,17 @@ impl VirtioFunction {
         matches!(self.transport.device(), VirtioDevice::Console(_))
     }
 
+    /// Whether a [`NetworkPort`] makes sense.
+    pub fn is_network(&self) -> bool {
+        self.transport.net().is_some()
+    }
+
+    /// See [`PciBus::network_room`](crate::pci::PciBus::network_room).
+    pub fn network_room(&self) -> Option<usize> {
+        let net = self.transport.net()?;
+        self.transport.listens_on(net::RECEIVE_QUEUE).then(|| net.room())
+    }
+
     /// The backend of a block device, if it is a `B`.
     pub fn block_backend_mut<B: BlockBackend>(&mut self) -> Option<&mut B> {
         match self.transport.device_mut() {
@@ -304,6 +317,31 @@ impl<'a> ConsolePort<'a> {
     pub fn resize(&mut self, columns: u16, rows: u16) {
         let notices = self.function.transport.resize(columns, rows);
         self.function.deliver(notices, self.msis);
+    }
+}
+
+/// The owner's end of a network card: the wire.
+pub struct NetworkPort<'a> {
+    function: &'a mut VirtioFunction,
+    msis: &'a mut Vec<Msi>,
+}
+
+impl<'a> NetworkPort<'a> {
+    pub(crate) fn new(function: &'a mut VirtioFunction, msis: &'a mut Vec<Msi>) -> NetworkPort<'a> {
+        NetworkPort { function, msis }
+    }
+
+    /// Frames from outside, which must not be more than there is room for. What the guest has no buffers for waits
+    /// inside the device.
+    pub fn push_frames<M: GuestMemory>(&mut self, mem: &M, frames: &[Vec<u8>]) {
+        let bus_master = self.function.config.bus_master();
+        let notices = self.function.transport.push_frames(mem, frames, bus_master);
+        self.function.deliver(notices, self.msis);
+    }
+
+    /// What the guest has sent since the last call. It is no part of the saved state: take it before saving.
+    pub fn take_sent(&mut self) -> Vec<SentFrame> {
+        self.function.transport.net_mut().map(|net| net.take_sent()).unwrap_or_default()
     }
 }
 

@@ -4,7 +4,7 @@
 //!  PciBus ── VirtioFunction   configuration space, BARs, MSI-X, INTx   (function.rs)
 //!              └ Transport    common registers, status, features       (transport.rs)
 //!                  ├ VirtQueue  rings, chains, notification rules      (queue.rs, chain.rs)
-//!                  └ VirtioDevice  block, console, rng                 (device_model.rs, device.rs, one file each)
+//!                  └ VirtioDevice  block, console, ...                 (device_model.rs, device.rs, one file each)
 //! ```
 //!
 //! Devices do all their work inside the access that notifies them: when the guest's write returns, every
@@ -22,8 +22,10 @@ pub(crate) mod device;
 mod device_model;
 mod feature;
 pub(crate) mod function;
+mod net;
 mod queue;
 mod rng;
+mod sent_frame;
 pub(crate) mod state;
 #[cfg(test)]
 mod tests;
@@ -33,6 +35,8 @@ pub use block::Block;
 pub use block_backend::{BlockBackend, BlockError, SECTOR_BYTES};
 pub use console::Console;
 pub use device::VirtioDevice;
-pub use function::ConsolePort;
+pub use function::{ConsolePort, NetworkPort};
+pub use net::Net;
 pub use rng::Rng;
+pub use sent_frame::{HEADER_BYTES, SentFrame};
 pub use state::{DeviceStateV1, QueueStateV1, TransportStateV1, VirtioFunctionStateV1};

@@ -8,6 +8,7 @@
 //!
 //! VIRTIO 1.2, section 2.7.
 
+use std::collections::VecDeque;
 use std::num::Wrapping;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -29,6 +30,15 @@ pub(crate) enum Served {
     /// It is done with the chain, having written this many bytes.
     Used(u32),
     /// It cannot use the chain yet; the chain and all later ones stay available.
+    NotYet,
+}
+
+/// Whether chains have room for a packet.
+enum Room {
+    Enough,
+    /// As many as may be used have not.
+    TooLittle,
+    /// Those that are available have not.
     NotYet,
 }
 
@@ -149,6 +159,80 @@ impl VirtQueue {
         Ok(())
     }
 
+    /// Writes packets into available chains, each into as many as it takes, but at most `most`, until there is no packet or
+    /// no chain left. What is written of a packet is what `written` makes of it and of the number of chains, which must
+    /// always have the same length. A packet that `most` chains do not hold is dropped. Returns whether the driver
+    /// wants an interrupt. After an error the ring is in no state to go on.
+    pub fn scatter<M: GuestMemory>(
+        &mut self,
+        mem: &M,
+        most: usize,
+        packets: &mut VecDeque<Vec<u8>>,
+        written: impl Fn(&[u8], usize) -> Vec<u8>,
+    ) -> Result<bool, RingError> {
+        let used_before = self.ring.next_used();
+        let mut chains = Vec::new();
+        while let Some(packet) = packets.front() {
+            let room = self.gather(mem, most, written(packet, 0).len() as u64, &mut chains)?;
+            match room {
+                Room::Enough => self.write_across(mem, &chains, &written(packet, chains.len()))?,
+                Room::TooLittle => {
+                    log::debug!("virtio: dropped a packet that the driver's buffers do not hold")
+                }
+                Room::NotYet => break,
+            }
+            packets.pop_front();
+        }
+        if packets.is_empty() {
+            self.ask_for_notification(mem)?
+        } else {
+            self.ask_for_more(mem)?
+        }
+        self.interrupt_wanted(mem, used_before)
+    }
+
+    /// Takes available chains until they have room for so many bytes. They stay available if they do not.
+    fn gather<M: GuestMemory>(
+        &mut self,
+        mem: &M,
+        most: usize,
+        bytes: u64,
+        chains: &mut Vec<Chain>,
+    ) -> Result<Room, RingError> {
+        chains.clear();
+        let (mut room, available) = (0, usize::from(self.available(mem)?));
+        while room < bytes && chains.len() < available.min(most) {
+            let mut heads = self.ring.iter(mem).map_err(|_| RingError::AvailableIndex)?;
+            let Some(descriptors) = heads.next() else { break };
+            let mut chain = Chain::default();
+            chain.parse(mem, descriptors)?;
+            room += chain.writable(mem).remaining();
+            chains.push(chain);
+        }
+        if room >= bytes {
+            return Ok(Room::Enough);
+        }
+        chains.iter().for_each(|_| self.ring.go_to_previous_position());
+        Ok(if chains.len() == most { Room::TooLittle } else { Room::NotYet })
+    }
+
+    /// Writes a packet into chains that have room for it, and gives them back.
+    fn write_across<M: GuestMemory>(
+        &mut self,
+        mem: &M,
+        chains: &[Chain],
+        mut packet: &[u8],
+    ) -> Result<(), RingError> {
+        for chain in chains {
+            let mut buffer = chain.writable(mem);
+            let (now, later) = packet.split_at(packet.len().min(buffer.remaining() as usize));
+            buffer.write(now)?;
+            self.ring.add_used(mem, chain.head, now.len() as u32).map_err(|_| RingError::RingOutsideRam)?;
+            packet = later;
+        }
+        Ok(())
+    }
+
     /// Number of chains the driver has made available and the device has not taken.
     fn available<M: GuestMemory>(&self, mem: &M) -> Result<u16, RingError> {
         let size = usize::from(self.size());
@@ -175,6 +259,17 @@ impl VirtQueue {
             self.ring.enable_notification(mem).map_err(|_| RingError::RingOutsideRam)?;
         }
         Ok(())
+    }
+
+    /// With event index, says that the device waits for the entry that follows those that are available: they do not do
+    /// (section 2.7.10).
+    fn ask_for_more<M: GuestMemory>(&self, mem: &M) -> Result<(), RingError> {
+        if !self.ring.event_idx_enabled() {
+            return Ok(());
+        }
+        let index = self.ring.avail_idx(mem, Relaxed).map_err(|_| RingError::RingOutsideRam)?;
+        let event = self.address(RingPart::Used) + 4 + 8 * u64::from(self.size());
+        mem.store(index.0.to_le(), GuestAddress(event), Relaxed).map_err(|_| RingError::RingOutsideRam)
     }
 
     fn interrupt_wanted<M: GuestMemory>(&self, mem: &M, used_before: u16) -> Result<bool, RingError> {

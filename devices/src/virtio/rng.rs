@@ -62,6 +62,7 @@ impl DeviceModel for Rng {
     fn serve<M: GuestMemory>(
         &mut self,
         mem: &M,
+        _agreed: u64,
         _index: usize,
         queue: &mut VirtQueue,
     ) -> Result<bool, RingError> {

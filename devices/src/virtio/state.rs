@@ -87,4 +87,19 @@ pub enum DeviceStateV1 {
         /// Words of 32 bits drawn so far.
         word_position: u64,
     },
+    /// Network card.
+    Net {
+        /// Its address.
+        mac: [u8; 6],
+        /// Most bytes that a frame carries.
+        mtu: u16,
+        /// Whether the driver may leave the segmentation of TCP to it.
+        segments: bool,
+        /// Frames from outside that the guest had no buffers for yet, oldest first.
+        waiting: Vec<Vec<u8>>,
+        /// Frames that the guest sent so far.
+        sent_count: u64,
+        /// Chained XXH3-128 of all of them.
+        sent_hash: [u8; 16],
+    },
 }

@@ -15,10 +15,11 @@ use virtio_bindings::{virtio_config, virtio_ring};
 use vm_memory::GuestMemory;
 
 use super::chain::RingError;
-use super::console::{Console, RECEIVE_QUEUE};
+use super::console::{self, Console};
 use super::device::VirtioDevice;
 use super::device_model::DeviceModel;
 use super::feature::feature;
+use super::net::{self, Net};
 use super::queue::{NO_VECTOR, RingPart, VirtQueue};
 use super::state::{DeviceStateV1, QueueStateV1, TransportStateV1};
 use crate::pci::error::StateError;
@@ -172,7 +173,7 @@ impl Transport {
             log::debug!("virtio: ignored a notification for queue {index}");
             return DriverNotices::default();
         }
-        match self.device.serve(mem, index, &mut self.queues[index]) {
+        match self.device.serve(mem, self.registers.driver_features, index, &mut self.queues[index]) {
             Ok(wanted) => DriverNotices { queues: u64::from(wanted) << index, ..DriverNotices::default() },
             Err(error) => self.need_reset(index, error),
         }
@@ -183,7 +184,25 @@ impl Transport {
         if let Some(console) = self.console_mut() {
             console.queue_input(bytes);
         }
-        self.notify(mem, RECEIVE_QUEUE, bus_master)
+        self.notify(mem, console::RECEIVE_QUEUE, bus_master)
+    }
+
+    /// Frames from outside, for the network card that the device must be.
+    pub fn push_frames<M: GuestMemory>(
+        &mut self,
+        mem: &M,
+        frames: &[Vec<u8>],
+        bus_master: bool,
+    ) -> DriverNotices {
+        if let Some(net) = self.net_mut() {
+            net.queue_frames(frames);
+        }
+        self.notify(mem, net::RECEIVE_QUEUE, bus_master)
+    }
+
+    /// Whether the driver takes what comes in on a queue.
+    pub fn listens_on(&self, index: usize) -> bool {
+        self.live() && self.queues.get(index).is_some_and(VirtQueue::enabled)
     }
 
     /// The console's terminal has another size.
@@ -199,6 +218,22 @@ impl Transport {
     pub fn console_mut(&mut self) -> Option<&mut Console> {
         match &mut self.device {
             VirtioDevice::Console(console) => Some(console),
+            _ => None,
+        }
+    }
+
+    /// The model, if it is a network card.
+    pub fn net(&self) -> Option<&Net> {
+        match &self.device {
+            VirtioDevice::Net(net) => Some(net),
+            _ => None,
+        }
+    }
+
+    /// The model, if it is a network card.
+    pub fn net_mut(&mut self) -> Option<&mut Net> {
+        match &mut self.device {
+            VirtioDevice::Net(net) => Some(net),
             _ => None,
         }
     }

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use tests::guests::{BUSYBOX, CLOUD_ELF, repository};
+use tests::program::ttvm;
 use vmm::exits::{from_exit, in_instructions, start_of_last};
 use vmm::machine::inputs::Event;
 use vmm::position::{Count, Exits, Instructions};
@@ -89,16 +90,6 @@ fn build_tests() -> Vec<(String, PathBuf)> {
         ["cases", "failures", "landings"].contains(&name).then(|| (name.to_string(), path.into()))
     });
     executables.collect()
-}
-
-/// The program, built if it is not yet.
-fn ttvm() -> PathBuf {
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--release", "--locked", "--package", "ttvm"]);
-    let status = build.current_dir(repository()).status().expect("cargo can be run");
-    assert!(status.success(), "ttvm does not build");
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(repository().join("target"), PathBuf::from);
-    target.join("release/ttvm")
 }
 
 /// A folder with what a command left in the lab.

@@ -13,6 +13,7 @@ mod gdb_session;
 mod gdb_travel;
 mod kernels;
 mod kvm_lab;
+mod network;
 mod newer_kernels;
 mod recordings;
 mod seeks;

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use vmm::engine::EngineKind;
 use vmm::error::Error;
-use vmm::live::{ClockOptions, LiveOptions, Pacing};
+use vmm::live::{ClockOptions, LiveConsole, LiveInputs, LiveOptions, Pacing, Peer};
 use vmm::machine::Machine;
 use vmm::machine::config::{Images, MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineConfig, MachineOptions};
 use vmm::machine::inputs::PowerOn;
 use vmm::machine::unit::Unit;
 use vmm::recording::Manifest;
+
+use crate::network_arg::NetworkArg;
 
 /// The machine and its surroundings.
 #[derive(clap::Args)]
@@ -30,6 +32,10 @@ pub struct MachineArgs {
     /// Raw disk image; the guest's writes never reach it
     #[arg(long, value_name = "FILE")]
     disk: Option<PathBuf>,
+    /// Network card: user[,hostfwd=tcp::PORT-:PORT] connects the guest to the host's network by the program passt, and
+    /// ports of the host to the guest; tap,ifname=NAME connects it to a TAP interface. Both take mac=ADDRESS
+    #[arg(long, value_name = "NETWORK")]
+    net: Option<NetworkArg>,
     /// RAM size: a number with K, M or G
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     memory: u64,
@@ -158,6 +164,7 @@ impl MachineArgs {
             debug_console: self.debug_console,
             debug_exit: self.debug_exit,
             model,
+            network: self.net.as_ref().map(NetworkArg::config),
         })
     }
 
@@ -183,8 +190,13 @@ impl MachineArgs {
         ClockOptions { slowdown: self.slow_clock, patience: Duration::from_micros(self.wait_for_exit.into()) }
     }
 
-    /// How the run treats the outside world.
-    pub fn live<U: Unit>(&self) -> LiveOptions<U> {
+    /// The inputs of a run that begins: the console, and the network.
+    pub fn live<U: Unit>(&self) -> Result<LiveInputs<U>, Error> {
+        let peer = self.net.as_ref().map(|network| Peer::connect(&network.peer)).transpose()?;
+        Ok(LiveInputs::new(LiveConsole::new(self.console())?, peer))
+    }
+
+    fn console<U: Unit>(&self) -> LiveOptions<U> {
         LiveOptions {
             console_log: self.console_log.clone(),
             pacing: match (self.paced, self.unpaced) {

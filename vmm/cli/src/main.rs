@@ -8,6 +8,7 @@
 
 mod interrupt;
 mod machine_args;
+mod network_arg;
 mod output;
 mod progress;
 mod stats;
@@ -19,7 +20,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::verbs::{
-    checkpoints, debug, doctor, info, log, pack, record, replay, run, search, state, symbols, unpack, verify,
+    checkpoints, debug, doctor, export_pcap, info, log, pack, record, replay, run, search, state, symbols,
+    unpack, verify,
 };
 
 /// Runs an operating system in a virtual machine, records the run, and goes back to any instruction of it.
@@ -54,6 +56,8 @@ enum Verb {
     Verify(verify::Args),
     /// List the events of a recording, or say where two recordings part
     Log(log::Args),
+    /// Write what passed over a recording's network into a file for Wireshark
+    ExportPcap(export_pcap::Args),
     /// Say what this host offers to each engine, and what to do about what is missing
     Doctor(doctor::Args),
     /// Make one file of a recording and its images, for another machine
@@ -81,6 +85,7 @@ fn main() -> ExitCode {
         Verb::Verify(args) => verify::run(args),
         Verb::Log(args) => log::run(args),
         Verb::Doctor(args) => doctor::run(args),
+        Verb::ExportPcap(args) => export_pcap::run(args),
         Verb::Pack(args) => pack::run(args),
         Verb::Unpack(args) => unpack::run(args),
     };

@@ -7,7 +7,7 @@ use serde::Serialize;
 use vmm::engine::{Leave, Statistics};
 use vmm::error::Error;
 use vmm::machine::Machine;
-use vmm::machine::inputs::{Event, Idle, Inputs, View};
+use vmm::machine::inputs::{Event, Idle, Inputs, Sent, View};
 use vmm::machine::unit::Unit;
 use vmm::position::{Count, Moment};
 
@@ -83,6 +83,10 @@ impl<C: Count, I: Inputs<C>> Inputs<C> for WithStats<I> {
 
     fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
         self.inner.idle(now, deadline_ns)
+    }
+
+    fn network_output(&mut self, frames: Vec<Sent<C>>) -> Result<(), Error> {
+        self.inner.network_output(frames)
     }
 
     fn console_output(&mut self, now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::engine::Leave;
 use crate::error::Error;
 use crate::machine::checks::{CheckParts, CheckRecord};
-use crate::machine::inputs::{Event, Idle, Inputs, View};
+use crate::machine::inputs::{Event, Idle, Inputs, Sent, View};
 use crate::position::{Exits, Moment};
 
 /// Time shorter than this comes in together with what passes after it, unless a device waits for less.
@@ -104,6 +104,10 @@ impl<I: Inputs<Exits>> Inputs<Exits> for LiveClock<I> {
 
     fn checked(&mut self, check: CheckRecord<Exits>) -> Result<(), Error> {
         self.inner.checked(check)
+    }
+
+    fn network_output(&mut self, frames: Vec<Sent<Exits>>) -> Result<(), Error> {
+        self.inner.network_output(frames)
     }
 
     fn console_output(&mut self, now: Moment<Exits>, bytes: &[u8]) -> Result<(), Error> {

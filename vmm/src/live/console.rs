@@ -3,13 +3,14 @@
 
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
 
 use crate::error::Error;
 use crate::live::screen::Screen;
@@ -20,6 +21,8 @@ use crate::position::Moment;
 
 /// The longest distance, in what the machine counts, after which the machine asks for events.
 const MOST_BETWEEN_POLLS: u64 = 2_000_000;
+/// The longest time to wait at once for something to be typed: signals are looked at in between.
+const LONGEST_WAIT_NS: u64 = 100_000_000;
 /// The key that introduces commands: Ctrl-A, as in QEMU.
 const ESCAPE: u8 = 1;
 
@@ -96,7 +99,7 @@ impl<C: Unit> LiveConsole<C> {
         };
         if !console.terminal {
             // Whether anything can be typed at all is known from the start.
-            console.read_keyboard(0);
+            console.read_keyboard(Duration::ZERO, None);
         }
         Ok(console)
     }
@@ -118,15 +121,17 @@ impl<C: Unit> LiveConsole<C> {
         }
     }
 
-    /// Reads what has been typed, waiting up to `timeout_ms` for it. A keyboard that fails is one on which
-    /// nothing more is typed.
-    fn read_keyboard(&mut self, timeout_ms: u16) {
+    /// Reads what has been typed, waiting up to `timeout` for it, or until `other` can be read. A keyboard that fails is
+    /// one on which nothing more is typed.
+    fn read_keyboard(&mut self, timeout: Duration, other: Option<BorrowedFd<'_>>) {
         let stdin = std::io::stdin();
-        let mut polled = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
         // Where nothing can be typed any more this only waits, for signals end it.
-        let watched = if self.closed { &mut polled[..0] } else { &mut polled[..] };
-        match poll(watched, PollTimeout::from(timeout_ms)) {
+        let typed = (!self.closed).then(|| stdin.as_fd());
+        let watched = typed.into_iter().chain(other);
+        let mut polled: Vec<_> = watched.map(|file| PollFd::new(file, PollFlags::POLLIN)).collect();
+        match ppoll(&mut polled, Some(TimeSpec::from_duration(timeout)), None) {
             Ok(0) | Err(nix::Error::EINTR) => return,
+            Ok(_) if self.closed || !polled[0].any().unwrap_or(true) => return,
             Ok(_) => {}
             Err(errno) => return self.input_failed(errno),
         }
@@ -207,7 +212,7 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
         }
         if view.moment.count >= self.next_look {
             self.next_look = view.moment.count + C::KEYBOARD_LOOKS;
-            self.read_keyboard(0);
+            self.read_keyboard(Duration::ZERO, None);
         }
         let limit = self.options.end_at.is_some_and(|end| view.moment.count >= end);
         let event = self.signalled().or_else(|| self.commands.pop_front());
@@ -231,27 +236,42 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
         if !self.paced() {
             return Ok(deadline_ns.map_or(Idle::Forever, Idle::Until));
         }
-        let wanted_ns = deadline_ns.map_or(u64::MAX, |d| d - now.time_ns.min(d));
-        // Under a millisecond no person notices, and poll's resolution is a millisecond.
-        let milliseconds = (wanted_ns / 1_000_000).min(100) as u16;
-        let before = Instant::now();
-        if milliseconds > 0 {
-            self.read_keyboard(milliseconds);
-        }
-        if !self.typed.is_empty() || !self.commands.is_empty() {
-            let passed = before.elapsed().as_nanos() as u64;
-            return Ok(Idle::Until(now.time_ns + passed.clamp(1, wanted_ns.max(1))));
-        }
         if self.closed && deadline_ns.is_none() {
             return Ok(Idle::Forever);
         }
-        let passed = u64::from(milliseconds.max(1)) * 1_000_000;
-        Ok(Idle::Until(now.time_ns + passed.min(wanted_ns).max(1)))
+        Ok(Idle::Until(self.wait(now, deadline_ns, None)))
     }
 
     fn console_output(&mut self, _now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {
         self.screen.show(bytes);
         Ok(())
+    }
+}
+
+impl<C: Unit> LiveConsole<C> {
+    /// Lets the guest's idle time pass in real time, up to the machine's deadline, or until something is typed or can be
+    /// read from `other`; not for long at once. Gives the virtual time until which it passed.
+    pub(super) fn wait(
+        &mut self,
+        now: Moment<C>,
+        deadline_ns: Option<u64>,
+        other: Option<BorrowedFd<'_>>,
+    ) -> u64 {
+        let wanted_ns = deadline_ns.map_or(u64::MAX, |d| d - now.time_ns.min(d)).max(1);
+        let mut passed_ns = wanted_ns.min(LONGEST_WAIT_NS);
+        // Under a millisecond no person notices; a peer does.
+        if other.is_none() {
+            passed_ns = wanted_ns.min(1_000_000).max(passed_ns / 1_000_000 * 1_000_000);
+        }
+        if other.is_some() || wanted_ns >= 1_000_000 {
+            let before = Instant::now();
+            self.read_keyboard(Duration::from_nanos(passed_ns), other);
+            if other.is_some() || !self.typed.is_empty() || !self.commands.is_empty() {
+                // It may have been less.
+                passed_ns = passed_ns.min(before.elapsed().as_nanos() as u64).max(1);
+            }
+        }
+        now.time_ns + passed_ns
     }
 }
 

@@ -1,16 +1,24 @@
 //! The host's side of a run: terminal, keyboard, clock, entropy, signals.
 //!
-//! Start with [`LiveConsole`], the inputs of a run that is not a replay; [`LiveClock`] adds host time for
-//! KVM. This is the only folder that asks the host for what a guest gets to see: input, time, randomness. It
+//! Start with [`LiveInputs`], the inputs of a run that is not a replay: the console ([`LiveConsole`]), and a network if the
+//! guest has one; [`LiveClock`] adds host time for KVM. This is the only folder that asks the host for what a guest gets to see: input, time, randomness. It
 //! knows nothing of logs, and nothing that replays uses it.
 
 mod clock;
 mod console;
+mod inputs;
+mod network;
+mod passt;
+mod peer;
 mod screen;
+mod tap;
 mod terminal;
 
 pub use clock::{ClockOptions, LiveClock};
 pub use console::{LiveConsole, LiveOptions, Pacing};
+pub use inputs::LiveInputs;
+pub use passt::{Forward, Protocol};
+pub use peer::{NetworkOptions, Peer};
 pub use terminal::RawTerminal;
 
 use std::io::Read;

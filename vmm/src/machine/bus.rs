@@ -6,12 +6,16 @@ use boot::time_reads::TIME_READ_MARK;
 use cpu::{Bus, BusSignals};
 use devices::pci::PciBus;
 use devices::platform::Platform;
+use devices::virtio::SentFrame;
 use guest_ram::GuestRam;
 
 use crate::machine::clock::Clock;
 use crate::machine::console_tail::ConsoleTail;
 use crate::machine::unit::Unit;
-use crate::position::Instructions;
+use crate::position::{Exits, Instructions};
+
+/// Frames of the guest after which the CPU stops, so that they are handed on: a guest can send gigabytes in a moment.
+const MOST_SENT: usize = 64;
 
 /// The devices and the clock, as the CPU's bus.
 pub struct MachineBus {
@@ -22,6 +26,8 @@ pub struct MachineBus {
     /// Console output of the guest that the machine has not handed on yet, of all its consoles in the order
     /// of writing.
     pub output: Vec<u8>,
+    /// Frames of the guest that the machine has not handed on yet.
+    pub sent: Vec<SentHere>,
     /// The last of the console's output.
     pub console: ConsoleTail,
     /// The console has just shown the end of a panic's report.
@@ -31,6 +37,18 @@ pub struct MachineBus {
     ram: Arc<GuestRam>,
 }
 
+/// A frame that the guest sent, and where.
+pub struct SentHere {
+    /// Instructions executed before the one that sent it.
+    pub instructions: Instructions,
+    /// Exits made before it.
+    pub exits: Exits,
+    /// Virtual time.
+    pub time_ns: u64,
+    /// The frame.
+    pub frame: SentFrame,
+}
+
 impl MachineBus {
     /// A bus with the given devices on it.
     pub fn new(platform: Platform<PciBus>, ram: Arc<GuestRam>, clock: Clock) -> MachineBus {
@@ -38,6 +56,7 @@ impl MachineBus {
             platform,
             clock,
             output: Vec::new(),
+            sent: Vec::new(),
             console: ConsoleTail::default(),
             panicked: false,
             stop_on_output: false,
@@ -57,6 +76,15 @@ impl MachineBus {
             self.panicked |= self.console.push(&output);
             self.output.append(&mut output);
         }
+    }
+
+    /// Takes what the guest may have sent by the access that begins here.
+    fn note_sent(&mut self, steps: u64, access: impl FnOnce(&mut MachineBus)) {
+        let (instructions, exits, time_ns) = (Instructions(steps), self.clock.exits, self.time_ns(steps));
+        access(self);
+        let Some(mut network) = self.platform.bus_mut().network_mut() else { return };
+        let sent = network.take_sent().into_iter();
+        self.sent.extend(sent.map(|frame| SentHere { instructions, exits, time_ns, frame }));
     }
 
     /// Fires what is due, and gives the count of instructions to which the CPU may run: to the next deadline,
@@ -81,8 +109,10 @@ impl Bus for MachineBus {
     }
 
     fn port_write(&mut self, steps: u64, port: u16, size_bytes: u8, value: u32) {
-        self.platform.pio_write(self.ram.memory(), self.time_ns(steps), port, size_bytes, value);
-        self.clock.note_exit();
+        self.note_sent(steps, |bus| {
+            bus.platform.pio_write(bus.ram.memory(), bus.time_ns(steps), port, size_bytes, value);
+            bus.clock.note_exit();
+        });
         self.note_output(|platform| {
             let mut output = platform.take_output();
             output.append(&mut platform.take_debug_output());
@@ -96,8 +126,10 @@ impl Bus for MachineBus {
     }
 
     fn mmio_write(&mut self, steps: u64, gpa: u64, data: &[u8]) {
-        self.platform.mmio_write(self.ram.memory(), self.time_ns(steps), gpa, data);
-        self.clock.note_exit();
+        self.note_sent(steps, |bus| {
+            bus.platform.mmio_write(bus.ram.memory(), bus.time_ns(steps), gpa, data);
+            bus.clock.note_exit();
+        });
         self.note_output(|platform| {
             platform.bus_mut().console_mut().map(|mut console| console.take_output()).unwrap_or_default()
         });
@@ -107,6 +139,7 @@ impl Bus for MachineBus {
         let stop = self.clock.stops_here(self.platform.next_deadline_ns())
             || self.panicked
             || self.platform.has_requests()
+            || self.sent.len() >= MOST_SENT
             || (self.stop_on_output && !self.output.is_empty());
         BusSignals { interrupt: self.platform.interrupt_pending(), nmi: self.platform.nmi_pending(), stop }
     }
@@ -160,6 +193,8 @@ impl Bus for MachineBus {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use devices::virtio::HEADER_BYTES;
+
     use crate::machine::clock::TimeBase;
 
     #[test]
@@ -191,6 +226,19 @@ mod tests {
             }
             assert_eq!(bus.halt(5, Some(TIME_READ_MARK)).is_some(), reads);
         }
+    }
+
+    #[test]
+    fn a_guest_that_sends_without_end_is_stopped_so_that_its_frames_are_handed_on() {
+        let ram = Arc::new(GuestRam::new(1 << 20).unwrap());
+        let mut bus =
+            MachineBus::new(Platform::new(0, PciBus::new()), ram, Clock::new(TimeBase::Instructions));
+        for number in 0..MOST_SENT {
+            assert!(!bus.signals().stop, "after {number}");
+            let frame = SentFrame { header: [0; HEADER_BYTES], bytes: Vec::new() };
+            bus.sent.push(SentHere { instructions: Instructions(0), exits: Exits(0), time_ns: 0, frame });
+        }
+        assert!(bus.signals().stop);
     }
 
     const APIC_BASE: u32 = 0x1b;

@@ -18,6 +18,9 @@ pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
 /// Most RAM (the CPU model has 40 physical address bits; hosts have less).
 pub const MAX_MEMORY_BYTES: u64 = 256 << 30;
 
+/// Least MTU of a network card: IPv4 asks for it.
+pub const MIN_MTU: u16 = 68;
+
 /// A file that a machine is made from, by path and contents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ImageFile {
@@ -36,6 +39,17 @@ pub struct ModuleFile {
     pub file: ImageFile,
     /// What the kernel is told with it.
     pub cmdline: String,
+}
+
+/// The network card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NetworkConfig {
+    /// Its address.
+    pub mac: [u8; 6],
+    /// Most bytes that a frame carries.
+    pub mtu: u16,
+    /// Whether the guest may send TCP segments longer than that, for its peer to cut up.
+    pub segments: bool,
 }
 
 /// The machine's description.
@@ -57,6 +71,8 @@ pub struct MachineConfig {
     pub disk: Option<ImageFile>,
     /// Ports for kernel developers.
     pub debug_ports: DebugPortsV1,
+    /// The network card, if there is one.
+    pub network: Option<NetworkConfig>,
 }
 
 /// What the user asked for; [`MachineConfig::from_options`] looks at the files.
@@ -78,6 +94,8 @@ pub struct MachineOptions {
     pub debug_console: bool,
     /// The port that ends the run.
     pub debug_exit: Option<u16>,
+    /// The network card.
+    pub network: Option<NetworkConfig>,
     /// The CPU. One that KVM can be says also that the machine's time is [`TimeBase::Exits`] and that the
     /// kernel's RDTSC are rewritten.
     pub model: cpu::CpuModel,
@@ -122,6 +140,7 @@ impl MachineConfig {
             cmdline: options.cmdline.clone(),
             disk,
             debug_ports: DebugPortsV1 { console: options.debug_console, exit: options.debug_exit },
+            network: options.network.clone(),
         };
         let images = Images { kernel, initrd, modules }.for_machine(&config);
         Ok((config, images))
@@ -156,6 +175,12 @@ impl MachineConfig {
         let memory = self.memory_bytes;
         if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&memory) || !memory.is_multiple_of(512) {
             return Err(format!("asks for {memory} bytes of memory, which no machine of ours has"));
+        }
+        if let Some(network) = self.network.as_ref().filter(|network| network.mtu < MIN_MTU) {
+            return Err(format!(
+                "asks for a network card with an MTU of {}, the least is {MIN_MTU}",
+                network.mtu
+            ));
         }
         Ok(())
     }

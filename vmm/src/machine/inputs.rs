@@ -4,6 +4,7 @@
 //! writes down what live inputs gave; a player gives it again at the same points. The machine cannot tell
 //! which of the three it has.
 
+use devices::virtio::SentFrame;
 use serde::Serialize;
 
 use crate::engine::Leave;
@@ -44,6 +45,8 @@ pub enum Event {
     Interrupted,
     /// A limit that the user had set ended it.
     Limit,
+    /// Ethernet frames came in over the network.
+    NetworkInput(Vec<Vec<u8>>),
 }
 
 /// What tells a place where the guest was stopped from others between the same two exits, besides RIP and the
@@ -79,6 +82,7 @@ impl Event {
             Event::Limit => "limit",
             Event::Stopped(_) => "stopped",
             Event::TimePassed { .. } => "time-passed",
+            Event::NetworkInput(_) => "network-input",
         }
     }
 }
@@ -103,6 +107,8 @@ pub struct View<'a, C> {
     pub moment: Moment<C>,
     /// Bytes that the console takes now: zero while the guest does not listen.
     pub console_room: usize,
+    /// Frames that the network card takes now; `None` while no driver listens, or where there is no card.
+    pub network_room: Option<usize>,
     /// The CPU, for checks.
     pub cpu: &'a cpu::Cpu,
     /// Retired conditional branches. Where exits are counted they say where the guest was stopped without
@@ -134,6 +140,15 @@ pub enum Idle {
     Forever,
 }
 
+/// A frame that the guest sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sent<C> {
+    /// Where: the instruction that sent it is the next one.
+    pub at: Moment<C>,
+    /// What.
+    pub frame: SentFrame,
+}
+
 /// A source of events.
 pub trait Inputs<C: Count> {
     /// The next event that is due exactly here, if any. Called again until it gives none.
@@ -159,6 +174,11 @@ pub trait Inputs<C: Count> {
 
     /// The check that was asked for.
     fn checked(&mut self, _check: CheckRecord<C>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Frames that the guest sent, in order.
+    fn network_output(&mut self, _frames: Vec<Sent<C>>) -> Result<(), Error> {
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use checkpoint::{PageMap, Store};
 use cpu::{AddressKind, Bus, Stop, Tier, Trap, Traps, WatchHit, Watchpoint};
 use devices::pci::PciBus;
 use devices::platform::Platform;
-use devices::virtio::{Block, Console, Rng};
+use devices::virtio::{Block, Console, Net, Rng};
 use devices::{PanicKind, Request};
 use guest_ram::GuestRam;
 
@@ -19,7 +19,7 @@ use crate::machine::comparable::Likeness;
 use crate::machine::config::{Images, MachineConfig};
 use crate::machine::console_tail::ConsoleTail;
 use crate::machine::disk::OverlayDisk;
-use crate::machine::inputs::{Event, Idle, Inputs, PowerOn, View};
+use crate::machine::inputs::{Event, Idle, Inputs, PowerOn, Sent, View};
 use crate::machine::outcome::Outcome;
 use crate::machine::power_on::{entropy_seed, entry_state, kernel_seed, start_pit};
 use crate::machine::ram_digest::RamDigest;
@@ -93,6 +93,9 @@ impl<U: Unit> Machine<U> {
         }
         devices.add(Console::new(power_on.columns, power_on.rows));
         devices.add(Rng::new(entropy_seed(&power_on.seed)));
+        if let Some(network) = &config.network {
+            devices.add(Net::new(network.mac, network.mtu, network.segments));
+        }
         let mut platform =
             Platform::new(power_on.unix_seconds, devices).with_debug_ports(config.debug_ports.into());
         if config.is_for_kvm() {
@@ -147,6 +150,7 @@ impl<U: Unit> Machine<U> {
         View {
             moment: self.moment(),
             console_room: self.bus.platform.console_room(),
+            network_room: self.bus.platform.bus().network_room(),
             cpu: self.engine.cpu(),
             branches: self.branches(),
             likeness: self.likeness,
@@ -357,6 +361,11 @@ impl<U: Unit> Machine<U> {
                     }
                 });
             }
+            Event::NetworkInput(frames) => platform.with_bus(now_ns, |bus| {
+                if let Some(mut network) = bus.network_mut() {
+                    network.push_frames(self.ram.memory(), frames);
+                }
+            }),
             Event::PowerButton => platform.press_power_button(now_ns),
             Event::Ended | Event::Interrupted | Event::Limit => self.outcome = event.outcome(),
             Event::Stopped(_) => {
@@ -367,11 +376,18 @@ impl<U: Unit> Machine<U> {
         }
     }
 
-    /// Looks at what the guest did: console output (which it gives), requests, a failing disk.
+    /// Looks at what the guest did: console output (which it gives), frames, requests, a failing disk.
     fn after_run(&mut self, inputs: &mut dyn Inputs<U>) -> Result<Vec<u8>, Error> {
         let output = std::mem::take(&mut self.bus.output);
         if !output.is_empty() {
             inputs.console_output(self.moment(), &output)?;
+        }
+        if !self.bus.sent.is_empty() {
+            let sent = std::mem::take(&mut self.bus.sent).into_iter().map(|here| {
+                let count = U::here(here.instructions, here.exits);
+                Sent { at: Moment { count, time_ns: here.time_ns }, frame: here.frame }
+            });
+            inputs.network_output(sent.collect())?;
         }
         if std::mem::take(&mut self.bus.panicked) {
             self.outcome = Some(Outcome::Panic);

@@ -141,6 +141,7 @@ mod tests {
             cmdline: "console=ttyS0".to_string(),
             disk: Some(image("disk")),
             debug_ports: devices::DebugPortsV1 { console: false, exit: None },
+            network: None,
         })
     }
 

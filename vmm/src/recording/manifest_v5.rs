@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use devices::DebugPortsV1;
 use serde::{Deserialize, Serialize};
 
-use crate::machine::config::{ImageFile, MachineConfig, ModuleFile};
+use crate::machine::config::{ImageFile, MachineConfig, ModuleFile, NetworkConfig};
 use crate::recording::manifest::Manifest;
 
 /// What is stored of a [`Manifest`]: all of it.
@@ -34,6 +34,17 @@ pub(super) struct MachineConfigV5 {
     cmdline: String,
     disk: Option<ImageFileV5>,
     debug_ports: DebugPortsV1,
+    /// Machines without a network card have the text and the hash that they had before there were network cards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    network: Option<NetworkConfigV5>,
+}
+
+/// What is stored of a [`NetworkConfig`].
+#[derive(Serialize, Deserialize)]
+struct NetworkConfigV5 {
+    mac: [u8; 6],
+    mtu: u16,
+    segments: bool,
 }
 
 /// What is stored of an [`ImageFile`].
@@ -67,8 +78,17 @@ impl From<ManifestV5> for Manifest {
 
 impl From<MachineConfig> for MachineConfigV5 {
     fn from(config: MachineConfig) -> MachineConfigV5 {
-        let MachineConfig { cpu_model, memory_bytes, kernel, initrd, modules, cmdline, disk, debug_ports } =
-            config;
+        let MachineConfig {
+            cpu_model,
+            memory_bytes,
+            kernel,
+            initrd,
+            modules,
+            cmdline,
+            disk,
+            debug_ports,
+            network,
+        } = config;
         MachineConfigV5 {
             cpu_model,
             memory_bytes,
@@ -78,14 +98,24 @@ impl From<MachineConfig> for MachineConfigV5 {
             cmdline,
             disk: disk.map(Into::into),
             debug_ports,
+            network: network.map(Into::into),
         }
     }
 }
 
 impl From<MachineConfigV5> for MachineConfig {
     fn from(stored: MachineConfigV5) -> MachineConfig {
-        let MachineConfigV5 { cpu_model, memory_bytes, kernel, initrd, modules, cmdline, disk, debug_ports } =
-            stored;
+        let MachineConfigV5 {
+            cpu_model,
+            memory_bytes,
+            kernel,
+            initrd,
+            modules,
+            cmdline,
+            disk,
+            debug_ports,
+            network,
+        } = stored;
         MachineConfig {
             cpu_model,
             memory_bytes,
@@ -95,7 +125,22 @@ impl From<MachineConfigV5> for MachineConfig {
             cmdline,
             disk: disk.map(Into::into),
             debug_ports,
+            network: network.map(Into::into),
         }
+    }
+}
+
+impl From<NetworkConfig> for NetworkConfigV5 {
+    fn from(network: NetworkConfig) -> NetworkConfigV5 {
+        let NetworkConfig { mac, mtu, segments } = network;
+        NetworkConfigV5 { mac, mtu, segments }
+    }
+}
+
+impl From<NetworkConfigV5> for NetworkConfig {
+    fn from(stored: NetworkConfigV5) -> NetworkConfig {
+        let NetworkConfigV5 { mac, mtu, segments } = stored;
+        NetworkConfig { mac, mtu, segments }
     }
 }
 

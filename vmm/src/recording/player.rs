@@ -8,7 +8,7 @@ use crate::engine::{Leave, Mark};
 use crate::error::Error;
 use crate::machine::checks::{CheckParts, CheckRecord};
 use crate::machine::hashes::hex;
-use crate::machine::inputs::{Event, Idle, Inputs, PowerOn, View};
+use crate::machine::inputs::{Event, Idle, Inputs, PowerOn, Sent, View};
 use crate::machine::unit::Unit;
 use crate::position::{Count, Moment};
 use crate::recording::cursor::Cursor;
@@ -52,10 +52,26 @@ pub struct Player<C> {
     end_before: Option<usize>,
     /// Receives console output, where it is shown.
     output: Option<Box<Output>>,
+    /// Receives the network's frames, where they are looked at.
+    frames: Option<Box<Frames<C>>>,
 }
 
 /// Takes console output.
 type Output = dyn FnMut(&[u8]) -> Result<(), Error> + Send;
+
+/// A frame that passed between the guest and its network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame<C> {
+    /// Where it came in, or the instruction that sent it is the next one.
+    pub at: Moment<C>,
+    /// Whether the guest sent it.
+    pub is_sent: bool,
+    /// The Ethernet frame, with all its checksums.
+    pub bytes: Vec<u8>,
+}
+
+/// Takes frames.
+type Frames<C> = dyn FnMut(Frame<C>) -> Result<(), Error> + Send;
 
 /// What the log has next.
 enum Next<'a, C> {
@@ -80,6 +96,7 @@ impl<C: Unit> Player<C> {
             scrutiny: Scrutiny::default(),
             end_before: None,
             output: None,
+            frames: None,
         })
     }
 
@@ -101,6 +118,11 @@ impl<C: Unit> Player<C> {
     /// Sends console output somewhere.
     pub fn on_output(&mut self, sink: impl FnMut(&[u8]) -> Result<(), Error> + Send + 'static) {
         self.output = Some(Box::new(sink));
+    }
+
+    /// Shows the network's frames to `sink`, both those that come in and those that the guest sends.
+    pub fn on_frame(&mut self, sink: impl FnMut(Frame<C>) -> Result<(), Error> + Send + 'static) {
+        self.frames = Some(Box::new(sink));
     }
 
     /// Sends console output nowhere any more.
@@ -338,6 +360,11 @@ impl<C: Unit> Inputs<C> for Player<C> {
             self.next.last_good = view.moment;
         }
         self.advance()?;
+        if let (Event::NetworkInput(frames), Some(sink)) = (&event, &mut self.frames) {
+            for bytes in frames.iter().cloned() {
+                sink(Frame { at: view.moment, is_sent: false, bytes })?;
+            }
+        }
         Ok(Some(event))
     }
 
@@ -394,6 +421,13 @@ impl<C: Unit> Inputs<C> for Player<C> {
             self.next.last_good = actual.at;
         }
         self.advance()
+    }
+
+    fn network_output(&mut self, frames: Vec<Sent<C>>) -> Result<(), Error> {
+        let Some(sink) = &mut self.frames else { return Ok(()) };
+        frames.into_iter().try_for_each(|Sent { at, frame }| {
+            sink(Frame { at, is_sent: true, bytes: frame.into_checksummed() })
+        })
     }
 
     fn console_output(&mut self, _now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {

@@ -6,7 +6,7 @@ use crate::engine::Leave;
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::machine::checks::{CheckParts, CheckRecord, Intervals, Schedule};
-use crate::machine::inputs::{Event, Idle, Inputs, PowerOn, View};
+use crate::machine::inputs::{Event, Idle, Inputs, PowerOn, Sent, View};
 use crate::machine::unit::Unit;
 use crate::position::Moment;
 use crate::recording::console_digest::ConsoleDigest;
@@ -106,6 +106,10 @@ impl<C: Unit, I: Inputs<C>> Inputs<C> for Recorder<C, I> {
 
     fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
         self.live.idle(now, deadline_ns)
+    }
+
+    fn network_output(&mut self, frames: Vec<Sent<C>>) -> Result<(), Error> {
+        self.live.network_output(frames)
     }
 
     fn console_output(&mut self, now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {

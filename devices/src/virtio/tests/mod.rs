@@ -7,13 +7,14 @@ mod fuzz;
 mod hostile;
 mod interrupts;
 mod memory_disk;
+mod network;
 mod save_restore;
 mod transport;
 
 use driver::{Driver, NONE, Pc, Ring};
 use memory_disk::MemoryDisk;
 
-use super::{Block, Console, Rng};
+use super::{Block, Console, Net, Rng};
 use crate::pci::PciBus;
 
 const BLOCK_SLOT: usize = 1;

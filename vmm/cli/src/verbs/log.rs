@@ -161,6 +161,10 @@ fn text(line: &Line<'_>) -> String {
         Some(Event::Stopped(stopped)) => {
             text += &format!(" without an exit, RAM {}", hex(&stopped.ram_digest));
         }
+        Some(Event::NetworkInput(frames)) => {
+            let bytes: usize = frames.iter().map(Vec::len).sum();
+            text += &format!(" {} frames, {bytes} bytes", frames.len());
+        }
         Some(Event::TimePassed { ns }) => text += &format!(" {:.6} s", *ns as f64 / 1e9),
         None => line.hashes.iter().for_each(|(what, hash)| text += &format!(" {what} {}", &hash[..16])),
     }

@@ -3,6 +3,7 @@
 pub mod checkpoints;
 pub mod debug;
 pub mod doctor;
+pub mod export_pcap;
 pub mod info;
 pub mod log;
 pub mod pack;

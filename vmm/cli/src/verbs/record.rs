@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use checkpoint::{Policy, StoreError, StoreErrorKind};
 use vmm::engine::EngineKind;
 use vmm::error::Error;
-use vmm::live::{LiveClock, LiveConsole, RawTerminal};
+use vmm::live::{LiveClock, LiveInputs, RawTerminal};
 use vmm::machine::inputs::{Inputs, PowerOn};
 use vmm::machine::unit::Unit;
 use vmm::machine::{Machine, Outcome, RunStop};
@@ -46,24 +46,24 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Default::default())
         .map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })?;
     match args.machine.engine() {
-        EngineKind::Soft => record_from::<Instructions, _>(args, power_on, |console| console),
+        EngineKind::Soft => record_from::<Instructions, _>(args, power_on, |live| live),
         EngineKind::Kvm => {
-            record_from::<Exits, _>(args, power_on, |console| LiveClock::new(console, args.machine.clock()))
+            record_from::<Exits, _>(args, power_on, |live| LiveClock::new(live, args.machine.clock()))
         }
     }
 }
 
-/// Builds the machine and its inputs, the console among them, and records it.
+/// Builds the machine and its inputs, and records it.
 fn record_from<U: Unit, I: Inputs<U>>(
     args: &Args,
     power_on: PowerOn,
-    inputs: impl FnOnce(LiveConsole<U>) -> I,
+    inputs: impl FnOnce(LiveInputs<U>) -> I,
 ) -> Result<i32, Error> {
     let (config, machine) = args.machine.build::<U>(&power_on)?;
-    let console = LiveConsole::new(args.machine.live())?;
+    let live = args.machine.live()?;
     let log = Recording::<U>::create(&args.output, &config)?;
-    say(&format!("ttvm: {}", console.pacing()));
-    record_to_end(args, machine, Recorder::new(inputs(console), log, power_on))
+    say(&format!("ttvm: {}", live.pacing()));
+    record_to_end(args, machine, Recorder::new(inputs(live), log, power_on))
 }
 
 fn record_to_end<U: Unit, I: Inputs<U>>(

@@ -2,7 +2,7 @@
 
 use vmm::engine::EngineKind;
 use vmm::error::Error;
-use vmm::live::{LiveClock, LiveConsole, RawTerminal};
+use vmm::live::{LiveClock, LiveInputs, RawTerminal};
 use vmm::machine::inputs::Inputs;
 use vmm::machine::unit::Unit;
 use vmm::machine::{Machine, RunStop};
@@ -25,20 +25,20 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     match args.machine.engine() {
         EngineKind::Soft => {
             let (_, mut machine) = args.machine.build::<Instructions>(&power_on)?;
-            run_live(args, &mut machine, console(args)?)
+            run_live(args, &mut machine, inputs(args)?)
         }
         EngineKind::Kvm => {
             let (_, mut machine) = args.machine.build::<Exits>(&power_on)?;
-            run_live(args, &mut machine, LiveClock::new(console(args)?, args.machine.clock()))
+            run_live(args, &mut machine, LiveClock::new(inputs(args)?, args.machine.clock()))
         }
     }
 }
 
-/// The console of a run that begins.
-fn console<U: Unit>(args: &Args) -> Result<LiveConsole<U>, Error> {
-    let console = LiveConsole::new(args.machine.live())?;
-    say(&format!("ttvm: {}", console.pacing()));
-    Ok(console)
+/// The inputs of a run that begins.
+fn inputs<U: Unit>(args: &Args) -> Result<LiveInputs<U>, Error> {
+    let live = args.machine.live()?;
+    say(&format!("ttvm: {}", live.pacing()));
+    Ok(live)
 }
 
 fn run_live<U: Unit>(args: &Args, machine: &mut Machine<U>, live: impl Inputs<U>) -> Result<i32, Error> {

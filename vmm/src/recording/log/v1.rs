@@ -91,7 +91,11 @@ enum EventV1<'a> {
     TimePassed { ns: u64 },
     Interrupted,
     Limit,
+    NetworkInput(Vec<Frame<'a>>),
 }
+
+/// An Ethernet frame, which is not copied to be written.
+type Frame<'a> = Cow<'a, serde_bytes::Bytes>;
 
 /// What is stored of a [`PowerOn`].
 #[derive(Serialize, Deserialize)]
@@ -203,6 +207,9 @@ impl<'a> From<&'a Event> for EventV1<'a> {
             Event::TimePassed { ns } => EventV1::TimePassed { ns },
             Event::Interrupted => EventV1::Interrupted,
             Event::Limit => EventV1::Limit,
+            Event::NetworkInput(ref frames) => {
+                EventV1::NetworkInput(frames.iter().map(|frame| borrowed(frame)).collect())
+            }
         }
     }
 }
@@ -219,8 +226,15 @@ impl From<EventV1<'_>> for Event {
             EventV1::TimePassed { ns } => Event::TimePassed { ns },
             EventV1::Interrupted => Event::Interrupted,
             EventV1::Limit => Event::Limit,
+            EventV1::NetworkInput(frames) => {
+                Event::NetworkInput(frames.into_iter().map(|frame| frame.into_owned().into_vec()).collect())
+            }
         }
     }
+}
+
+fn borrowed(frame: &[u8]) -> Frame<'_> {
+    Cow::Borrowed(serde_bytes::Bytes::new(frame))
 }
 
 impl From<&PowerOn> for PowerOnV1 {
