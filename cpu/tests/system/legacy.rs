@@ -318,6 +318,32 @@ fn paging_with_32_bit_entries() {
     }
 }
 
+#[test]
+fn a_translation_of_one_page_size_is_not_used_under_another() {
+    let mut m = paged_32bit();
+    // The code's page table maps it one to one, and so does the large page that it takes the place of.
+    m.put32(TABLES, (TABLES as u32 + 0x2000) | 7);
+    for page in 0..1024 {
+        m.put32(TABLES + 0x2000 + 4 * page, (page as u32) << 12 | 7);
+    }
+    // With PSE a large page of the first 4 MiB; without, a page table at 0.
+    m.put32(TABLES + 8, 0x87);
+    m.put32(4 * (DATA >> 12), (DATA as u32 + 0x1000) | 7);
+    m.put32(DATA, 0x1111);
+    m.put32(DATA + 0x1000, 0x2222);
+    m.state.gpr[1] = 0x80_0000 + DATA;
+    m.code(32, |a| {
+        a.mov(eax, ptr(ecx)).unwrap();
+        a.mov(edx, cr4).unwrap();
+        a.and(edx, !0x10).unwrap();
+        a.mov(cr4, edx).unwrap();
+        a.mov(edx, ptr(ecx)).unwrap();
+        a.hlt().unwrap();
+    });
+    assert_eq!(m.run(), Stop::Halted);
+    assert_eq!((m.state.gpr[0], m.state.gpr[2]), (0x1111, 0x2222));
+}
+
 fn paged_pae() -> Machine {
     let mut m = Machine::protected();
     m.put64(TABLES, (TABLES + 0x1000) | 1);

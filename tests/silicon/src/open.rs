@@ -4,7 +4,7 @@
 //!
 //! "SDM" is Intel's Software Developer's Manual, "APM" AMD's Architecture Programmer's Manual.
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic, OpKind, RflagsBits};
+use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Mnemonic, OpKind, RflagsBits};
 
 use crate::allowed::take_extended;
 use crate::case::Case;
@@ -56,6 +56,8 @@ pub fn flags(case: &Case) -> u64 {
     match shift_count(case) {
         Some(0) => 0,
         Some(1) => bits & !OF,
+        // SDM vol. 2, RCL: OF is undefined for more than one; also where the operand and CF come round to where they were.
+        Some(_) if matches!(case.instruction.mnemonic(), Mnemonic::Rcl | Mnemonic::Rcr) => bits | OF,
         Some(count) if loses_carry(case, count) => bits | CF,
         _ => bits,
     }
@@ -113,13 +115,27 @@ fn register(case: &Case, native: &Outcome) -> Option<usize> {
     open.then(|| case.instruction.op_register(0).full_register().number())
 }
 
-/// Whether vendors take these bytes for different instructions: AMD's processors heed an operand-size prefix of near
-/// branches, Intel's do not (SDM vol. 2 and APM vol. 3, Jcc, JMP, CALL, RET). Such a case is not even tried.
+/// Whether vendors take these bytes for different instructions. Such a case is not even tried. AMD's processors
+///
+/// - heed an operand-size prefix of near branches (SDM vol. 2 and APM vol. 3, Jcc, JMP, CALL, RET);
+/// - let REP and REPNE choose whether LOOPE or LOOPNE is executed (APM vol. 3, 1.2.6, has no such use of the prefixes);
+/// - take F3 90 with REX.B for XCHG, Intel's for PAUSE (SDM vol. 2 and APM vol. 3, PAUSE);
+/// - read four bytes for MOVSXD to a 16-bit register, Intel's two (SDM vol. 2 and APM vol. 3, MOVSXD);
+/// - refuse 0F 0D, PREFETCH, with a register (APM vol. 3, PREFETCHlevel; reserved NOP in the SDM's opcode map).
 pub fn decoded_otherwise(case: &Case) -> bool {
+    use Mnemonic::*;
     let decode = |options| Decoder::with_ip(64, &case.bytes, case.registers.rip, options).decode();
     let (theirs, ours) = (decode(DecoderOptions::AMD), decode(DecoderOptions::NONE));
+    let prefixes = &case.code()[..ours.len() - 1];
+    let otherwise = match ours.mnemonic() {
+        Loope | Loopne => prefixes.iter().any(|byte| matches!(byte, 0xf2 | 0xf3)),
+        Pause => prefixes.last().is_some_and(|rex| rex & 0xf1 == 0x41),
+        Reservednop => prefixes.windows(2).any(|opcode| opcode == [0x0f, 0x0d]),
+        Movsxd => ours.code() == Code::Movsxd_r16_rm16,
+        _ => false,
+    };
     let near = !matches!(ours.flow_control(), FlowControl::Next | FlowControl::XbeginXabortXend);
-    theirs != ours || theirs.code() != ours.code() || near && case.code()[..ours.len() - 1].contains(&0x66)
+    otherwise || theirs != ours || theirs.code() != ours.code() || near && prefixes.contains(&0x66)
 }
 
 /// A case that is left open as a whole.
@@ -157,9 +173,52 @@ const WHOLE: &[Whole] = &[
                     | Frstor
                     | Fldenv
                     | Enter
+                    | Cmpsb
+                    | Cmpsw
+                    | Cmpsd
+                    | Cmpsq
             );
             several && faulted(pair)
         },
+    },
+    Whole {
+        name: "open: whether an x87 store to bad memory faults or raises its own unmasked exception",
+        manual: "SDM vol. 3, 6.9: the order of faults of one instruction's execution is model-specific",
+        applies: |case, pair| {
+            use Mnemonic::*;
+            const UNMASKED: u16 = 1 << 7;
+            matches!(case.instruction.mnemonic(), Fst | Fstp | Fist | Fistp | Fisttp | Fbstp)
+                && pair.native.fault.is_some()
+                && pair.soft.fault.is_none()
+                && pair.soft.registers.fx.status() & UNMASKED != 0
+        },
+    },
+    Whole {
+        name: "open: what an x87 store of ten bytes that faults has written in front of the bad page",
+        manual: "SDM vol. 3, 6.5: a fault leaves the state before the instruction; of parts that were written nothing is said",
+        applies: |case, pair| {
+            matches!(case.instruction.mnemonic(), Mnemonic::Fstp | Mnemonic::Fbstp)
+                && size(case) == 10
+                && pair.native.fault.is_some()
+                && pair.native.fault == pair.soft.fault
+        },
+    },
+    Whole {
+        name: "open: whether an MMX store that faults has left the x87 state",
+        manual: "SDM vol. 1, 9.5.1: an MMX instruction clears TOS and the tags; of one that faults nothing is said",
+        applies: |case, pair| {
+            matches!(case.instruction.mnemonic(), Mnemonic::Movd | Mnemonic::Movq | Mnemonic::Movntq)
+                && case.instruction.op_kind(0) == OpKind::Memory
+                && case.instruction.op_register(1).is_mm()
+                && pair.native.fault.is_some()
+                && pair.soft.fault.is_some()
+        },
+    },
+    Whole {
+        name: "open: which NaN DPPS and DPPD leave",
+        // Found by comparing: AMD's processors add the products in another order.
+        manual: "SDM vol. 1, table 4-7: the first operand's NaN; which operand is the first in the sum is open",
+        applies: |case, pair| only_nans_differ(case, pair),
     },
     Whole {
         name: "open: bit 17 of MXCSR",
@@ -203,6 +262,24 @@ fn faulted(pair: &Pair<'_>) -> bool {
     pair.native.fault.is_some() || pair.soft.fault.is_some()
 }
 
+/// DPPS or DPPD, whose result has NaNs wherever the two differ.
+fn only_nans_differ(case: &Case, pair: &Pair<'_>) -> bool {
+    let lane_bits = match case.instruction.mnemonic() {
+        Mnemonic::Dpps => 32,
+        Mnemonic::Dppd => 64,
+        _ => return false,
+    };
+    let is_nan = |lane: u128| match lane_bits {
+        32 => f32::from_bits(lane as u32).is_nan(),
+        _ => f64::from_bits(lane as u64).is_nan(),
+    };
+    let result = case.instruction.op_register(0).number();
+    let [native, soft] = [pair.native, pair.soft].map(|outcome| outcome.registers.fx.xmm(result));
+    let lanes =
+        |of: u128| (0..128).step_by(lane_bits).map(move |at| of >> at & (u128::MAX >> (128 - lane_bits)));
+    native != soft && lanes(native).zip(lanes(soft)).all(|(a, b)| a == b || is_nan(a) && is_nan(b))
+}
+
 fn outside_domain(case: &Case) -> bool {
     use Mnemonic::*;
     const HALF: u16 = 0x3ffe;
@@ -235,11 +312,26 @@ pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, soft_data: &mut [
     if let Some(open) = register(case, pair.native) {
         soft.registers.gpr[open] = native.gpr[open];
     }
+    for &open in upper_halves(case, pair) {
+        take(&mut soft.registers.gpr[open], native.gpr[open], !0 << 32);
+    }
     apply_x87(case, &native.fx, &mut soft.registers.fx);
     for open in data(case) {
         let range = open.start.min(soft_data.len())..open.end.min(soft_data.len());
         soft_data[range.clone()].copy_from_slice(&pair.native_data[range]);
     }
+}
+
+/// The registers whose upper halves a repeated string instruction with 32-bit addresses leaves open: of an instruction that
+/// does nothing, since ECX is 0 or its first iteration faults, the manuals do not say whether it writes ECX, ESI and EDI,
+/// which clears these.
+fn upper_halves(case: &Case, pair: &Pair<'_>) -> &'static [usize] {
+    const RCX_RSI_RDI: &[usize] = &[1, 6, 7];
+    let instruction = &case.instruction;
+    let repeated = instruction.has_rep_prefix() || instruction.has_repne_prefix();
+    let short = case.code()[..instruction.len() - 1].contains(&0x67);
+    let begun = pair.native.registers.gpr[1] as u32 != case.registers.gpr[1] as u32;
+    if instruction.is_string_instruction() && repeated && short && !begun { RCX_RSI_RDI } else { &[] }
 }
 
 fn apply_x87(case: &Case, native: &FxImage, soft: &mut FxImage) {
