@@ -215,6 +215,20 @@ const WHOLE: &[Whole] = &[
         },
     },
     Whole {
+        name: "open: whether FSCALE by zero raises unmasked underflow",
+        manual: "SDM vol. 2, FSCALE: ST(0) scaled by zero is ST(0); vol. 1, 8.5.5: an unmasked tiny result underflows",
+        applies: |case, pair| {
+            const UNDERFLOW: u16 = 1 << 4;
+            let fx = &case.registers.fx;
+            case.instruction.mnemonic() == Mnemonic::Fscale
+                && fx.control() & UNDERFLOW == 0
+                && fx.sign_exponent(0) & 0x7fff == 0
+                && fx.sign_exponent(1) & 0x7fff == 0
+                && fx.mantissa(1) == 0
+                && pair.native.registers.fx.status() & UNDERFLOW != 0
+        },
+    },
+    Whole {
         name: "open: which NaN DPPS and DPPD leave",
         // Found by comparing: AMD's processors add the products in another order.
         manual: "SDM vol. 1, table 4-7: the first operand's NaN; which operand is the first in the sum is open",
