@@ -229,6 +229,20 @@ const WHOLE: &[Whole] = &[
         },
     },
     Whole {
+        name: "open: whether FPREM and FPREM1 by infinity raise unmasked underflow",
+        manual: "SDM vol. 2, FPREM: ST(0) divided by infinity is ST(0); vol. 1, 8.5.5: an unmasked tiny result underflows",
+        applies: |case, pair| {
+            const UNDERFLOW: u16 = 1 << 4;
+            let fx = &case.registers.fx;
+            matches!(case.instruction.mnemonic(), Mnemonic::Fprem | Mnemonic::Fprem1)
+                && fx.control() & UNDERFLOW == 0
+                && fx.sign_exponent(0) & 0x7fff == 0
+                && fx.sign_exponent(1) & 0x7fff == 0x7fff
+                && fx.mantissa(1) == 1 << 63
+                && pair.native.registers.fx.status() & UNDERFLOW != 0
+        },
+    },
+    Whole {
         name: "open: which NaN DPPS and DPPD leave",
         // Found by comparing: AMD's processors add the products in another order.
         manual: "SDM vol. 1, table 4-7: the first operand's NaN; which operand is the first in the sum is open",
