@@ -124,10 +124,14 @@ impl<C: Unit> Checkpointer<C> {
     }
 
     /// Takes the last checkpoints: shortly before the end, and where the run ended, if that is a place which
-    /// replay reaches in the same state. Waits until everything is stored that can be.
+    /// replay reaches in the same state, and if it is worth their cost. Waits until everything is stored that can be.
     pub fn finish<U: Unit>(mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
         let at = machine.moment_in::<C>();
         let mut lost = self.writer.settle()?;
+        if !self.pace.due_at_end(at, machine.written_count()?) {
+            self.writer.close()?;
+            return Ok(());
+        }
         if let Some(trail) = self.trail.take().filter(|_| lost.is_empty()) {
             trail.store(at, &mut self.writer)?;
             lost = self.writer.settle()?;

@@ -19,6 +19,9 @@ pub struct CheckpointOptions {
     /// Instructions from one of the states that are kept in memory for the end to the next, at least, for
     /// each page that was copied for the first.
     pub trail_rest_steps: u64,
+    /// Instructions since the last checkpoint from which on the run's end has one whatever it costs. Fewer are replayed in
+    /// about two seconds.
+    pub end_steps: u64,
     /// Instructions between two looks at whether a checkpoint is due.
     pub slice_steps: u64,
     /// Virtual time between two looks, at least, where exits are counted: a guest makes thousands of them in
@@ -38,6 +41,7 @@ impl Default for CheckpointOptions {
             page_rest_steps: 8_000 * 32,
             // Copying one takes as long as 2,000, so this is one part in 250.
             trail_rest_steps: 2_000 * 250,
+            end_steps: 2_500_000_000,
             // Some milliseconds.
             slice_steps: 10_000_000,
             slice_ns: 20_000_000,
@@ -56,12 +60,16 @@ const LONGEST_NS: u64 = 100_000_000_000;
 /// Written disk blocks that are held in memory until a checkpoint is taken for their sake: 12 MiB.
 const MAX_HELD_BLOCKS: usize = 3072;
 
+/// Pages that the end's checkpoint may have whatever they cost: some milliseconds.
+const FREE_PAGES: u64 = 1024;
+
 /// Decides when a checkpoint is due.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace<C> {
     interval_ns: u64,
     min_steps: u64,
     page_rest_steps: u64,
+    end_steps: u64,
     pub last: Moment<C>,
     /// What checkpoints' cost asks for since the last, as far as it is known: [`Unit::cost`].
     rest: u64,
@@ -70,8 +78,8 @@ pub(super) struct Pace<C> {
 impl<C: Unit> Pace<C> {
     /// A machine stands where a checkpoint of it is, or at its first instruction.
     pub fn begin(options: &CheckpointOptions, last: Moment<C>) -> Pace<C> {
-        let CheckpointOptions { interval_ns, min_steps, page_rest_steps, .. } = *options;
-        Pace { interval_ns, min_steps, page_rest_steps, last, rest: 0 }
+        let CheckpointOptions { interval_ns, min_steps, page_rest_steps, end_steps, .. } = *options;
+        Pace { interval_ns, min_steps, page_rest_steps, end_steps, last, rest: 0 }
     }
 
     /// Whether a checkpoint is to be taken now, where `held_blocks` written disk blocks are held in memory. `written` counts
@@ -97,6 +105,14 @@ impl<C: Unit> Pace<C> {
         }
         self.rest = self.cost_of(written()?);
         Ok(paid >= self.rest)
+    }
+
+    /// Whether the run's end, which is here, is to have a checkpoint, of so many pages: it can be afforded, or the way to the
+    /// end would be long without it.
+    pub fn due_at_end(&self, now: Moment<C>, pages: u64) -> bool {
+        let (steps, passed_ns) = (now.count - self.last.count, now.time_ns - self.last.time_ns);
+        let paid = C::cost(steps, passed_ns);
+        !C::NAMES_ONE_PLACE || pages <= FREE_PAGES || paid >= self.end_steps || paid >= self.cost_of(pages)
     }
 
     fn cost_of(&self, pages: u64) -> u64 {
@@ -151,6 +167,25 @@ mod tests {
         let idled = |ns| Moment { count: now.count, time_ns: now.time_ns + ns };
         assert!(!due(idled(LONGEST_NS - 1), 0, 0));
         assert!(due(idled(LONGEST_NS), 0, 0), "an idle guest's checkpoints are far apart, but come");
+    }
+
+    #[test]
+    fn the_end_has_one_where_it_can_be_afforded_or_is_far() {
+        let options =
+            CheckpointOptions { page_rest_steps: 100, end_steps: 1_000_000, ..CheckpointOptions::default() };
+        let pace = Pace::begin(&options, at(1000, 0));
+        assert!(pace.due_at_end(at(1001, 0), FREE_PAGES), "few pages cost next to nothing");
+        let pages = FREE_PAGES + 1;
+        assert!(!pace.due_at_end(at(999 + 100 * pages, 0), pages));
+        assert!(!pace.due_at_end(at(1001, u64::MAX / 2), pages), "idle time is no time of replay");
+        assert!(pace.due_at_end(at(1000 + 100 * pages, 0), pages));
+        assert!(!pace.due_at_end(at(1_000_999, 0), 10_000));
+        assert!(pace.due_at_end(at(1_001_000, 0), 10_000));
+        let pace = Pace::begin(&options, Moment { count: Exits(0), time_ns: 0 });
+        assert!(
+            pace.due_at_end(Moment { count: Exits(1), time_ns: 1 }, pages),
+            "a recount starts from there"
+        );
     }
 
     #[test]
