@@ -8,11 +8,46 @@ use std::time::Duration;
 
 use crate::program::{Program, stream};
 use crate::tier::{Interpreted, Tier};
-use crate::ways::{self, Way};
+use crate::ways::{self, Snapshot, Steps, Way};
+
+/// A kind of programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Short ones in every mode, which do anything; compared with single steps.
+    Anything,
+    /// Long ones of hot loops; compared with the interpreter's run from cut to cut.
+    Loops,
+}
+
+impl Kind {
+    /// The program of a seed and a number.
+    pub fn program(self, seed: u64, number: u64) -> Program {
+        match self {
+            Kind::Anything => Program::random(seed, number),
+            Kind::Loops => Program::looping(seed, number),
+        }
+    }
+
+    /// The ways to run the program of this number: all, or, where programs are long, uncut and one more.
+    fn ways(self, number: u64) -> Vec<Way> {
+        match self {
+            Kind::Anything => Way::ALL.to_vec(),
+            Kind::Loops => vec![Way::Whole, [Way::Cut, Way::Cold, Way::Warm][number as usize % 3]],
+        }
+    }
+
+    /// What every way is compared with.
+    pub fn reference(self, program: &Program) -> Vec<Snapshot> {
+        let steps = if self == Kind::Anything { Steps::Single } else { Steps::Many };
+        ways::reference::<Interpreted>(program, steps)
+    }
+}
 
 /// What to run.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// Programs of this kind.
+    pub kind: Kind,
     /// Chooses the programs.
     pub seed: u64,
     /// First program.
@@ -50,12 +85,12 @@ pub struct Summary {
 }
 
 /// The first difference of one program, and how many steps it has.
-pub fn check<T: Tier>(seed: u64, number: u64) -> (Program, u64, Option<Difference>) {
-    let program = Program::random(seed, number);
-    let expected = ways::stepped::<Interpreted>(&program);
+pub fn check<T: Tier>(kind: Kind, seed: u64, number: u64) -> (Program, u64, Option<Difference>) {
+    let program = kind.program(seed, number);
+    let expected = kind.reference(&program);
     let steps = expected.last().map_or(0, |last| last.state.steps);
     let mut rng = stream(seed ^ 1, number);
-    let difference = Way::OTHERS.into_iter().find_map(|way| {
+    let difference = kind.ways(number).into_iter().find_map(|way| {
         let (cut, _) = ways::compare::<T>(&program, &expected, way, &mut rng)?;
         Some(Difference { program: number, way, cut })
     });
@@ -78,7 +113,7 @@ pub fn run<T: Tier>(options: &Options, mut progress: impl FnMut(u64)) -> Summary
                     && found.load(Ordering::Relaxed) < options.differences as u64
                 {
                     let number = next.fetch_add(1, Ordering::Relaxed);
-                    let (program, count, difference) = check::<T>(options.seed, number);
+                    let (program, count, difference) = check::<T>(options.kind, options.seed, number);
                     steps.fetch_add(count, Ordering::Relaxed);
                     found.fetch_add(difference.is_some().into(), Ordering::Relaxed);
                     let mut summary = summary.lock().unwrap_or_else(|e| e.into_inner());

@@ -7,7 +7,7 @@ use cpu::Cpu;
 use guest_ram::GuestRam;
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
 
-use crate::campaign::Difference;
+use crate::campaign::{Difference, Kind};
 use crate::layout::RAM_BYTES;
 use crate::program::{Program, stream};
 use crate::tier::{Interpreted, Tier};
@@ -15,15 +15,17 @@ use crate::ways::{self, Snapshot};
 
 /// Instructions shown before the one behind which the guests differ.
 const SHOWN: u64 = 8;
+/// Ends that are tried one after the other; of more, those in the middle come first.
+const ONE_BY_ONE: u64 = 2000;
 /// Lines of differences shown.
 const LINES: usize = 24;
 
 /// What is to be known about a difference, as text.
-pub fn difference<T: Tier>(seed: u64, found: &Difference) -> String {
-    let program = Program::random(seed, found.program);
+pub fn difference<T: Tier>(kind: Kind, seed: u64, found: &Difference) -> String {
+    let program = kind.program(seed, found.program);
     let seen = program.cuts[found.cut];
     let mut text = format!(
-        "program {} ({:?}, paging {:?}): {:?} differs from single steps at step {seen} of {}\n",
+        "program {} ({:?}, paging {:?}): {:?} differs from the interpreter at step {seen} of {}\n",
         found.program,
         program.mode,
         program.paging,
@@ -31,31 +33,42 @@ pub fn difference<T: Tier>(seed: u64, found: &Difference) -> String {
         program.length(),
     );
     // The same program ended earlier: the first end that differs names the step.
-    let from = found.cut.checked_sub(1).map_or(0, |before| program.cuts[before]);
-    for length in from + 1..=seen {
+    let ended_at = |length| {
         let shortened = program.shortened(length);
-        let expected = ways::stepped::<Interpreted>(&shortened);
+        let expected = kind.reference(&shortened);
         let mut rng = stream(seed ^ 1, found.program);
-        let Some((cut, other)) = ways::compare::<T>(&shortened, &expected, found.way, &mut rng) else {
-            continue;
-        };
-        for step in length.saturating_sub(SHOWN)..length {
-            let _ = writeln!(text, "  step {step}: {}", instruction(&at(&program, step)));
+        let (cut, other) = ways::compare::<T>(&shortened, &expected, found.way, &mut rng)?;
+        Some((expected[cut].clone(), other))
+    };
+    let (mut from, mut until) = (found.cut.checked_sub(1).map_or(0, |before| program.cuts[before]), seen);
+    while until - from > ONE_BY_ONE {
+        let middle = from + (until - from) / 2;
+        if ended_at(middle).is_some() {
+            until = middle;
+        } else {
+            from = middle;
         }
-        let _ = writeln!(text, "after step {length} (single steps | {:?}):", found.way);
-        text.push_str(&changes(&expected[cut], &other));
-        return text;
     }
-    text.push_str("  shorter runs of it are equal\n");
+    let Some((length, (expected, other))) =
+        (from + 1..=until).find_map(|length| Some((length, ended_at(length)?)))
+    else {
+        text.push_str("  shorter runs of it are equal\n");
+        return text;
+    };
+    for step in length.saturating_sub(SHOWN)..length {
+        let _ = writeln!(text, "  step {step}: {}", instruction(&at(kind, &program, step)));
+    }
+    let _ = writeln!(text, "after step {length} (interpreter | {:?}):", found.way);
+    text.push_str(&changes(&expected, &other));
     text
 }
 
-/// The guest at a step, by single steps.
-fn at(program: &Program, step: u64) -> Snapshot {
+/// The guest at a step, by the interpreter.
+fn at(kind: Kind, program: &Program, step: u64) -> Snapshot {
     if step == 0 {
         return ways::Guest::<Interpreted>::start(program).snapshot();
     }
-    ways::stepped::<Interpreted>(&program.shortened(step)).pop().expect("every program has an end")
+    kind.reference(&program.shortened(step)).pop().expect("every program has an end")
 }
 
 /// The next instruction, disassembled.

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use cuts::campaign::{self, Options};
+use cuts::campaign::{self, Kind, Options};
 use cuts::explain;
 use cuts::tier::{Interpreted, Tier, Translated};
 
@@ -19,6 +19,9 @@ struct Arguments {
     /// Only the program of this number.
     #[arg(long)]
     program: Option<u64>,
+    /// Programs of hot loops, which take many more steps in the same time.
+    #[arg(long)]
+    loops: bool,
     /// The interpreter alone, in place of the translator: both are compared with the interpreter's single steps.
     #[arg(long)]
     interpreter: bool,
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
 
 fn fuzz<T: Tier>(arguments: &Arguments) -> ExitCode {
     let options = Options {
+        kind: if arguments.loops { Kind::Loops } else { Kind::Anything },
         seed: arguments.seed,
         first: arguments.program.unwrap_or(0),
         steps: if arguments.program.is_some() { 1 } else { arguments.steps },
@@ -46,11 +50,12 @@ fn fuzz<T: Tier>(arguments: &Arguments) -> ExitCode {
     let summary = campaign::run::<T>(&options, |steps| eprint!("\r{steps} of {} steps", options.steps));
     eprintln!();
     for found in &summary.differences {
-        print!("{}", explain::difference::<T>(options.seed, found));
+        print!("{}", explain::difference::<T>(options.kind, options.seed, found));
         println!(
-            "  again: cargo run --release -p cuts -- --seed {} --program {}{}",
+            "  again: cargo run --release -p cuts -- --seed {} --program {}{}{}",
             options.seed,
             found.program,
+            if arguments.loops { " --loops" } else { "" },
             if arguments.interpreter { " --interpreter" } else { "" }
         );
     }

@@ -4,6 +4,7 @@ use cpu::{CpuState, Segment, TableRegister};
 
 use crate::code::{Bits, OPEN, Writer};
 use crate::layout::*;
+use crate::loops;
 use seeded::Rng;
 
 /// How the guest begins.
@@ -128,6 +129,27 @@ impl Program {
         Program { mode, paging, state, ram, events, cuts }
     }
 
+    /// The program of hot loops of a seed and a number.
+    pub fn looping(seed: u64, number: u64) -> Program {
+        let (mode, paging) = (Mode::Long, Paging::Long);
+        let rng = stream(seed ^ 2, number);
+        let mut image = Image { rng, ram: vec![0; RAM_BYTES as usize], mode, paging };
+        image.tables();
+        image.descriptors();
+        image.interrupt_table();
+        image.data();
+        let state = image.looping_state();
+        image.loops(state.segments[2].dpl() == 0);
+        let Image { mut rng, ram, .. } = image;
+        let length =
+            if rng.percent(50) { 20_000 + rng.below(200_000) } else { 500_000 + rng.below(2_500_000) };
+        let mut events = events(&mut rng, length);
+        // Most of these would end the loops.
+        events.retain(|event| !matches!(event.1, Event::WriteRam(_)) || event.0 % 8 == 0);
+        let cuts = cuts(&mut rng, length, &events);
+        Program { mode, paging, state, ram, events, cuts }
+    }
+
     /// The same program, ended earlier.
     pub fn shortened(&self, length: u64) -> Program {
         let mut program = self.clone();
@@ -222,6 +244,50 @@ impl Image {
             code.truncate(HANDLER_BYTES as usize);
             self.put(HANDLERS + vector * HANDLER_BYTES, &code);
         }
+    }
+
+    /// Loops for code, and handlers that go on with them. All but the data is mapped one to one, and everything is open.
+    fn loops(&mut self, kernel: bool) {
+        for (at, code) in loops::code(&mut self.rng, kernel) {
+            self.put(at, &code);
+        }
+        for vector in 0..=255_u64 {
+            let code = loops::handler(vector, matches!(vector, 8 | 10..=14 | 17));
+            self.put(HANDLERS + vector * HANDLER_BYTES, &code);
+        }
+        // sysretq
+        self.put(loops::SYSCALL_ENTRY, &[0x48, 0x0f, 0x07]);
+        for space in 0..2 {
+            let mut frames = (DATA / PAGE..RAM_BYTES / PAGE).collect::<Vec<_>>();
+            for page in 0..RAM_BYTES / PAGE {
+                // Data that follow each other lie anywhere: an access across a page's end has two places.
+                let frame = if page * PAGE < DATA {
+                    page
+                } else {
+                    frames.swap_remove(self.rng.below(frames.len() as u64) as usize)
+                };
+                let unused = if self.rng.percent(20) { 0x60 } else { 0 };
+                self.put64(LEAVES[space] + 8 * page, frame * PAGE | OPEN & !unused);
+            }
+        }
+        // The upper half of all addresses is the other space.
+        self.put64(ROOTS[0] + 8 * 256, MIDDLES[1] | 0x27);
+    }
+
+    fn looping_state(&mut self) -> CpuState {
+        let mut state = self.state();
+        state.rip = CODE;
+        state.rflags = 2 | self.rng.pick(&[0, 0x200, 0x200]);
+        state.cr0 &= !(1 << 18);
+        state.cr3 = ROOTS[0];
+        state.cr4 = 0x630;
+        state.msrs.efer = 0xd01;
+        state.msrs.lstar = loops::SYSCALL_ENTRY;
+        state.msrs.sfmask = self.rng.pick(&[0, 0x200, 0x700]);
+        if self.rng.percent(90) {
+            state.dr7 = 0x400;
+        }
+        state
     }
 
     /// The entry that maps a page, mostly open to everything.

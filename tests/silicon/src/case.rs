@@ -146,7 +146,7 @@ impl Default for Case {
 }
 
 /// A form with random REX or VEX fields, sometimes more prefixes, and random bytes behind it.
-fn spell(rng: &mut Rng, form: &Form) -> [u8; 24] {
+pub fn spell(rng: &mut Rng, form: &Form) -> [u8; 24] {
     let mut bytes = [0; 24];
     let mut at = 0;
     if rng.percent(15) {
