@@ -13,6 +13,7 @@
 pub mod board;
 pub mod campaign;
 pub mod code;
+pub mod digests;
 pub mod explain;
 pub mod layout;
 pub mod loops;

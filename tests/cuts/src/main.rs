@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use cuts::campaign::{self, Kind, Options};
-use cuts::explain;
 use cuts::tier::{Interpreted, Tier, Translated};
+use cuts::{digests, explain};
 
 /// Runs random small guests uncut, cut and restored in several ways, and compares them wherever two pass the same step.
 #[derive(Parser)]
@@ -28,6 +28,9 @@ struct Arguments {
     /// Threads.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
+    /// Prints digests of what some programs come to, for `tests/cuts/golden`, and nothing else.
+    #[arg(long)]
+    digests: bool,
     /// Differences after which to stop.
     #[arg(long, default_value_t = 5)]
     differences: usize,
@@ -35,6 +38,10 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if arguments.digests {
+        print!("{}", digests::all::<Translated>());
+        return ExitCode::SUCCESS;
+    }
     if arguments.interpreter { fuzz::<Interpreted>(&arguments) } else { fuzz::<Translated>(&arguments) }
 }
 

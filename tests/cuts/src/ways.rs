@@ -161,7 +161,7 @@ impl<T: Tier> Guest<T> {
     }
 
     /// Runs to a cut, and lets happen what happens there.
-    fn run_to_cut(&mut self, program: &Program, cut: u64) {
+    pub(crate) fn run_to_cut(&mut self, program: &Program, cut: u64) {
         self.run_to(cut);
         if !self.over
             && let Ok(at) = program.events.binary_search_by_key(&cut, |event| event.0)

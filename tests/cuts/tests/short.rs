@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use cpu::{Bus, Cpu, CpuState, Stop};
 use cuts::campaign::{self, Kind, Options};
-use cuts::explain;
 use cuts::tier::{Interpreted, Tier, Translated};
+use cuts::{digests, explain};
 use guest_ram::GuestRam;
 
 const OPTIONS: Options =
@@ -43,6 +43,27 @@ fn translated_code_does_what_the_interpreter_does() {
 #[test]
 fn translated_loops_do_what_the_interpreter_does() {
     is_exact::<Translated>(&LOOPS);
+}
+
+/// The first line that differs tells which program to look at.
+fn same_lines(what: &str, expected: &str, found: &str) {
+    let difference = expected.lines().zip(found.lines()).find(|(expected, found)| expected != found);
+    assert_eq!(difference, None, "{what}");
+    assert_eq!(expected.lines().count(), found.lines().count(), "{what}");
+}
+
+#[test]
+fn every_vendors_processors_come_to_the_same() {
+    let (interpreted, translated) = (digests::all::<Interpreted>(), digests::all::<Translated>());
+    same_lines("interpreter and translator", &interpreted, &translated);
+    let files =
+        std::fs::read_dir(digests::folder()).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    assert!(!files.is_empty(), "`cuts --digests` makes them");
+    for file in files {
+        let golden = std::fs::read_to_string(&file).unwrap();
+        let what = "on a change of the programs, and of nothing else, each vendor's are made anew by `cuts --digests`";
+        same_lines(&format!("{}: {what}", file.display()), &golden, &translated);
+    }
 }
 
 /// A CPU that forgets the interrupt shadow where it is cut.

@@ -1,0 +1,52 @@
+//! What programs come to, as digests that one processor has made and every other compares: the tree keeps those of each
+//! vendor in `golden/`. A recording made on one vendor's processor replays on another's only if they are equal.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use cpu::CpuStateV1;
+
+use crate::campaign::Kind;
+use crate::tier::Tier;
+use crate::ways::Guest;
+use seeded::mix;
+
+/// Of which programs there are digests: the kind, and how many from the first on.
+const PROGRAMS: [(Kind, u64); 2] = [(Kind::Anything, 400), (Kind::Loops, 40)];
+const SEED: u64 = 20_263;
+
+/// Where the digests of all vendors are.
+pub fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden")
+}
+
+/// A line for each program: its kind and number, how many steps it takes, and the digest of all state and RAM at its end.
+pub fn all<T: Tier>() -> String {
+    let mut text = String::new();
+    for (kind, count) in PROGRAMS {
+        for number in 0..count {
+            let (steps, digest) = of::<T>(kind, number);
+            let _ = writeln!(text, "{kind:?} {number} {steps} {digest:016x}");
+        }
+    }
+    text
+}
+
+/// Steps and digest of a program that is cut where something happens from outside.
+fn of<T: Tier>(kind: Kind, number: u64) -> (u64, u64) {
+    let program = kind.program(SEED, number);
+    let mut guest = Guest::<T>::start(&program);
+    for &cut in &program.cuts {
+        guest.run_to_cut(&program, cut);
+    }
+    let end = guest.snapshot();
+    let state = postcard::to_stdvec(&CpuStateV1::from(&end.state)).expect("a state can be encoded");
+    let digest = |bytes: &[u8]| {
+        bytes.chunks(8).fold(bytes.len() as u64, |all, chunk| {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            mix(all ^ u64::from_le_bytes(word))
+        })
+    };
+    (end.state.steps, digest(&state) ^ mix(digest(&end.ram)) ^ end.lines.seen)
+}
