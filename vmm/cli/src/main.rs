@@ -18,6 +18,7 @@ mod verbs;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use nix::sys::stat::{Mode, umask};
 
 use crate::verbs::{
     checkpoints, debug, doctor, export_pcap, info, log, pack, record, replay, run, search, state, symbols,
@@ -71,6 +72,8 @@ fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn,gdbstub=warn"))
         .format_target(false)
         .init();
+    // Recordings, packed files and sockets give access to all of a guest's memory and everything typed.
+    umask(Mode::S_IRWXG | Mode::S_IRWXO);
     let cli = Cli::parse();
     let result = match &cli.verb {
         Verb::Run(args) => run::run(args),
