@@ -15,7 +15,7 @@ pub(crate) const ADDENDS: usize = 4;
 pub struct Frame {
     /// Steps left in the upper 40 bits, conditional branches so far in the lower 24, while generated code runs.
     pub(crate) counter: i64,
-    /// The arithmetic flags while generated code runs: [`FlagImage`].
+    /// The arithmetic flags while generated code runs: [`FlagImage`], or how they follow from registers.
     pub(crate) flags: u32,
     /// Not zero where instructions on XMM registers fault.
     pub(crate) vectors_blocked: u32,
@@ -91,6 +91,7 @@ impl Default for Frame {
 /// ```text
 /// bit 0      OF                     bits 8-15  SF ZF - AF - PF - CF, as in RFLAGS
 /// bit 1      AF is zero, whatever bit 12 says
+/// bits 2-7   zero                   bits 16-   anything
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlagImage(pub u32);
