@@ -68,8 +68,12 @@ fn jump_slot(asm: &mut Asm) {
 /// were the first. Clobbers flags.
 fn slot_address(asm: &mut Asm, to: Reg) {
     const SLOT_SHIFT: u8 = 12 - size_of::<TlbSlot>().trailing_zeros() as u8;
-    asm.load(B4, to, RAX);
-    asm.shift_imm(B4, 5, to, SLOT_SHIFT);
+    if is_x86_feature_detected!("bmi2") {
+        asm.rotated_right(to, RAX, SLOT_SHIFT);
+    } else {
+        asm.load(B4, to, RAX);
+        asm.shift_imm(B4, 5, to, SLOT_SHIFT);
+    }
     asm.alu_imm(B4, alu::AND, to, ((SLOTS - 1) * size_of::<TlbSlot>()) as i32);
     asm.alu(B8, alu::ADD, to, SLOTS_POINTER);
 }
@@ -268,6 +272,8 @@ pub(super) struct BlockWriter<'a> {
     /// Flags that the host's register has, and the frame.
     in_host: u8,
     in_frame: u8,
+    /// The recipe of the instruction being written needs its operand.
+    keeps: bool,
     /// The recipe of the flags where they are not in the frame before the instruction being written.
     unsettled: Option<Recipe>,
     /// The recipe of the flags at the block's end, if they may not be in the frame there.
@@ -322,6 +328,7 @@ pub(super) fn write(source: &Source<'_>, site: &Site, recipes: &mut Recipes) -> 
         leaves_later: false,
         in_host: 0,
         in_frame: set::ALL,
+        keeps: false,
         unsettled: None,
         at_end: known.at_end.map(|(_, recipe)| recipe),
         recipes,
@@ -408,6 +415,7 @@ impl BlockWriter<'_> {
             let instruction = self.source.instructions[n];
             (self.needed, self.number_in_block, self.role) = (step.needed, n, step.role);
             self.unsettled = step.before.filter(|_| self.in_frame != set::ALL);
+            self.keeps = step.keeps;
             if self.twin {
                 // The block goes on here where it has the flags in the frame; what it has looked at is not known.
                 self.vectors_checked = false;

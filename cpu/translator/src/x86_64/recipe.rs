@@ -8,7 +8,7 @@ use iced_x86::{Instruction, OpKind};
 
 use super::asm::{Size, alu};
 use super::kind::{Kind, is_high_byte, number_of, operand_size};
-use crate::frame::FlagImage;
+use crate::frame::{FlagImage, KEPT};
 
 /// What the frame has in place of flags has this bit, which no [`FlagImage`] has; above it is the recipe's number.
 pub(super) const IS_RECIPE: u32 = 1 << 2;
@@ -25,6 +25,9 @@ pub(super) enum Operation {
     Comparison,
     /// The logical product of both, or whatever has the flags of a logical result.
     Logic,
+    /// SHL, SHR or SAR, by their `/n`, of the first, which was kept, by the second. Others keep theirs in the same place: only
+    /// the block itself can tell how long it is there.
+    Shift(u8),
 }
 
 /// The second operand.
@@ -50,6 +53,10 @@ impl Recipe {
             (i.op_kind(n) == OpKind::Register && !is_high_byte(i.op_register(n)))
                 .then(|| number_of(i.op_register(n)) as u8)
         };
+        if let (Kind::ShiftBy(which, count), Some(_)) = (kind, register(0)) {
+            let (operation, second) = (Operation::Shift(which), Second::Immediate(count.into()));
+            return Some(Recipe { operation, size: operand_size(i, 0)?, first: KEPT, second });
+        }
         let operation = match kind {
             Kind::Alu(alu::ADD) => Operation::Sum,
             Kind::Alu(alu::SUB) => Operation::Difference,
@@ -82,7 +89,12 @@ impl Recipe {
             Second::Register(n) => 1 << n,
             Second::Immediate(_) => 0,
         };
-        1 << self.first | second
+        if self.is_kept() { 0 } else { 1 << self.first | second }
+    }
+
+    /// Whether it needs an operand that was kept.
+    pub fn is_kept(&self) -> bool {
+        self.first == KEPT
     }
 
     /// The flags.
@@ -95,14 +107,17 @@ impl Recipe {
                 Second::Register(n) => registers[usize::from(n)],
                 Second::Immediate(value) => i64::from(value) as u64,
             };
+        let top = |value: u64| value >> (bits - 1) & 1;
         // The operands of the addition or subtraction, and its result.
         let (a, result) = match self.operation {
             Operation::Sum => (first.wrapping_sub(second) & mask, first),
             Operation::Difference => (first.wrapping_add(second) & mask, first),
             Operation::Comparison => (first, first.wrapping_sub(second) & mask),
             Operation::Logic => (0, first & second),
+            Operation::Shift(4) => (first, first << second & mask),
+            Operation::Shift(5) => (first, first >> second),
+            Operation::Shift(_) => (first, (sign_extended(first, bits) >> second) as u64 & mask),
         };
-        let top = |value: u64| value >> (bits - 1) & 1;
         let (carry, adjust, overflow) = match self.operation {
             Operation::Logic => (0, 0, 0),
             Operation::Sum => {
@@ -111,6 +126,10 @@ impl Recipe {
             Operation::Difference | Operation::Comparison => {
                 (u64::from(a < second), (a ^ second ^ result) >> 4 & 1, top((a ^ second) & (a ^ result)))
             }
+            // OF is what a shift by one gives, whatever the count.
+            Operation::Shift(4) => (a >> (u64::from(bits) - second) & 1, 0, top(a ^ a << 1)),
+            Operation::Shift(5) => (a >> (second - 1) & 1, 0, top(a)),
+            Operation::Shift(_) => (sign_extended(a, bits) as u64 >> (second - 1) & 1, 0, 0),
         };
         let parity = u64::from((result as u8).count_ones() % 2 == 0);
         let zero = u64::from(result == 0);
@@ -118,6 +137,11 @@ impl Recipe {
             carry | parity << 2 | adjust << 4 | zero << 6 | top(result) << 7 | overflow << 11,
         )
     }
+}
+
+/// A value of so many bits.
+fn sign_extended(value: u64, bits: u32) -> i64 {
+    (value << (64 - bits)) as i64 >> (64 - bits)
 }
 
 /// The recipes of all blocks, each with a number.
@@ -211,6 +235,30 @@ mod tests {
         assert_eq!(flags(&[0xa9, 0, 0, 0, 0x80], u64::MAX, 0), PF | SF);
         assert_eq!(flags(&[0x33, 0x01], 0x1_0000_0000, 77), PF | ZF);
         assert_eq!(flags(&[0x84, 0xc9], 0, 0x180), SF);
+    }
+
+    /// What the recipe of a shift gives for what was kept.
+    fn shifted(code: &[u8], operand: u64) -> u64 {
+        let recipe = recipe(code).expect("there is a recipe");
+        assert!(recipe.is_kept() && recipe.registers() == 0);
+        let mut registers = [0; 32];
+        registers[usize::from(KEPT)] = operand;
+        recipe.flags(&registers).rflags()
+    }
+
+    #[test]
+    fn the_operand_of_a_shift_is_kept() {
+        let [shl, shr, sar] = [0xe0, 0xe8, 0xf8].map(|modrm| [0xc1, modrm, 4]); // of eax by 4
+        assert_eq!(shifted(&shl, 0x1_1000_0003), CF | PF);
+        assert_eq!(shifted(&shl, 0x4800_0000), SF | PF | OF);
+        assert_eq!(shifted(&shl, 0xc000_0000), PF | ZF);
+        assert_eq!(shifted(&shr, 0x1_8000_0008), CF | PF | OF);
+        assert_eq!(shifted(&shr, 7), PF | ZF);
+        assert_eq!(shifted(&sar, 0x8000_0008), CF | PF | SF);
+        assert_eq!(shifted(&sar, 0x7000_0010), 0);
+        assert_eq!(shifted(&[0xd1, 0xe8], 0x8000_0001), CF | PF | OF);
+        assert_eq!(shifted(&[0xc0, 0xe8, 7], 0x180), OF);
+        assert_eq!(shifted(&[0x48, 0xc1, 0xe0, 63], 2), CF | PF | ZF);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The arithmetic flags: in the host's register, in the frame, or in both.
 
 use super::{BlockWriter, FLAGS, FLAGS_HIGH};
-use crate::x86_64::asm::{B1, B4, B8, RAX, RCX, RDX, alu, at, cc};
+use crate::frame::KEPT;
+use crate::x86_64::asm::{B1, B4, B8, RAX, RCX, RDX, Reg, alu, at, cc};
 use crate::x86_64::kind::{Effect, looked_at, set};
 use crate::x86_64::recipe::{Operation, Recipe, Second};
 
@@ -70,6 +71,7 @@ impl BlockWriter<'_> {
             Operation::Difference => [alu::ADD, alu::SUB].into_iter().for_each(apply),
             Operation::Comparison => apply(alu::CMP),
             Operation::Logic => apply(alu::AND),
+            Operation::Shift(_) => unreachable!("what a shift keeps is not there at the block's end"),
         }
         self.asm.byte(0x9f);
         if operation == Operation::Logic {
@@ -79,6 +81,13 @@ impl BlockWriter<'_> {
             self.asm.setcc(0, RAX);
         }
         self.asm.store(B4, FLAGS, RAX);
+    }
+
+    /// Keeps what is in a register, if the recipe of the instruction being written needs it. Leaves the flags alone.
+    pub fn keep_for_recipe(&mut self, operand: Reg) {
+        if self.keeps {
+            self.asm.store(B8, super::in_frame(KEPT.into()), operand);
+        }
     }
 
     /// The instruction has set flags in the host's register, and those in the frame are not up to date.

@@ -17,6 +17,8 @@ pub(super) struct Step {
     pub before: Option<Recipe>,
     /// The block's last flags are its, and follow from registers at the block's end.
     pub at_end: Option<Recipe>,
+    /// What its recipe needs must be kept.
+    pub keeps: bool,
 }
 
 impl Step {
@@ -44,6 +46,7 @@ pub(super) fn plan(
         needed: 0,
         before: recipes.before[n],
         at_end: recipes.at_end.filter(|&(last, _)| last == n).map(|(_, recipe)| recipe),
+        keeps: recipes.keeps[n],
     };
     let mut steps: Vec<Step> = kinds.iter().zip(roles).enumerate().map(step).collect();
     let mut needed = if recipes.at_end.is_some() { 0 } else { set::ALL };
@@ -94,6 +97,8 @@ fn host_reaches(source: &Source<'_>, steps: &[Step], reader: usize, reads: u8) -
 pub(super) struct Known {
     /// Before each instruction, how.
     before: Vec<Option<Recipe>>,
+    /// Whether an instruction's recipe needs its operand where the block can be left.
+    keeps: Vec<bool>,
     /// At the block's end, how, and whose they are, where both ways from there lead into the same page.
     pub at_end: Option<(usize, Recipe)>,
 }
@@ -109,8 +114,16 @@ impl Known {
             then.same_in(now, recipe.registers()).then_some((*n, *recipe))
         };
         let mut before = Vec::with_capacity(kinds.len());
+        let mut keeps = vec![false; kinds.len()];
         for (n, (instruction, &kind)) in source.instructions.iter().zip(kinds).enumerate() {
-            before.push(holds(&last, &values).map(|(_, recipe)| recipe));
+            let held = holds(&last, &values);
+            let effect = kind.and_then(|kind| kind.effect(instruction, set::ALL, false));
+            if let Some((of, recipe)) = held
+                && effect.is_none_or(|effect| effect.exits)
+            {
+                keeps[of] = recipe.is_kept();
+            }
+            before.push(held.map(|(_, recipe)| recipe));
             let Some(kind) = kind else {
                 (last, values) = (None, Values::default());
                 continue;
@@ -120,8 +133,9 @@ impl Known {
                 last = Recipe::of(instruction, kind).map(|recipe| (n, recipe, values.clone()));
             }
         }
-        let at_end = holds(&last, &values).filter(|_| stays_in_page(source, kinds));
-        Known { before, at_end }
+        let at_end =
+            holds(&last, &values).filter(|(_, recipe)| !recipe.is_kept() && stays_in_page(source, kinds));
+        Known { before, keeps, at_end }
     }
 }
 
@@ -238,15 +252,9 @@ mod tests {
 
     #[test]
     fn other_flags_have_no_recipe() {
-        // inc edi; rol edi, 3; shl edi, cl; bt edi, 3; imul edi, eax; shr edi, 2
-        let setters: [&[u8]; 6] = [
-            &[0xff, 0xc7],
-            &[0xc1, 0xc7, 3],
-            &[0xd3, 0xe7],
-            &[0x0f, 0xba, 0xe7, 3],
-            &[0x0f, 0xaf, 0xf8],
-            &[0xc1, 0xef, 2],
-        ];
+        // inc edi; rol edi, 3; shl edi, cl; bt edi, 3; imul edi, eax
+        let setters: [&[u8]; 5] =
+            [&[0xff, 0xc7], &[0xc1, 0xc7, 3], &[0xd3, 0xe7], &[0x0f, 0xba, 0xe7, 3], &[0x0f, 0xaf, 0xf8]];
         for setter in setters {
             assert_eq!(
                 known(0x1000, &[&CMP, setter, &LOAD].concat()),
@@ -254,6 +262,24 @@ mod tests {
                 "{setter:x?}"
             );
         }
+    }
+
+    #[test]
+    fn the_operand_of_a_shift_is_kept_where_the_block_can_be_left() {
+        let (shr, mov) = ([0xc1, 0xea, 2], [0x89, 0xc2]); // shr edx, 2; mov edx, eax
+        let keeps = |code: &[u8]| {
+            with_source(0x1000, code, |source, kinds| {
+                let known = Known::of(source, kinds);
+                assert!(known.at_end.is_none());
+                known.keeps
+            })
+        };
+        assert_eq!(keeps(&[&shr[..], &mov, &LOAD].concat()), [true, false, false]);
+        assert_eq!(keeps(&[&shr[..], &[0x0f, 0xa2]].concat()), [true, false]);
+        assert_eq!(keeps(&[&shr[..], &mov].concat()), [false, false]);
+        assert_eq!(keeps(&[&shr[..], &shr, &LOAD].concat()), [false, true, false]);
+        assert_eq!(keeps(&[&shr[..], &[0xff, 0xc7], &LOAD].concat()), [false; 3]);
+        assert_eq!(keeps(&[&CMP[..], &LOAD, &shr].concat()), [false; 3]);
     }
 
     #[test]
