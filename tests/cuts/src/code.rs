@@ -596,7 +596,7 @@ impl Writer {
     }
 
     /// What sets flags from registers, then what leaves the flags alone, may change those registers, and may fault; and a
-    /// branch on them, often back to there: whoever computes flags late must have the operands still.
+    /// branch on them, all of it some rounds: whoever computes flags late must have the operands still.
     fn late_flags(&mut self) {
         if self.bits != Bits::B64 {
             return self.branch();
@@ -607,10 +607,15 @@ impl Writer {
         self.put(&place.to_le_bytes());
         // Few registers, so that what is between often changes an operand.
         let operands: &[u8] = self.rng.pick(&[&[0, 1][..], &[2, 7], &[0, 5, 8], &[1, 3, 6, 10]]);
+        let rounds = 1 + self.rng.below(4) as u8;
+        self.put(&[0x41, 0xb9, rounds, 0, 0, 0]);
         let loop_start = self.out.len();
         for _ in 0..1 + self.rng.below(3) {
-            if self.rng.percent(40) {
+            for _ in 0..self.rng.below(3) {
                 self.keeps_flags(base, operands);
+            }
+            if self.rng.percent(30) {
+                self.sets_some_flags(operands);
             }
             self.sets_flags(base, operands);
             for _ in 0..self.rng.below(4) {
@@ -625,10 +630,40 @@ impl Writer {
                 _ => {}
             }
         }
+        if self.rng.percent(30) {
+            let distance = self.rng.pick(&[64, 0x800, 0x1000]);
+            self.based(0x48, &[0x8d], base, base, None, distance);
+        }
+        // sub r9d, 1; jne
+        self.put(&[0x41, 0x83, 0xe9, 1]);
         let back = loop_start as i64 - self.out.len() as i64 - 2;
-        if let (Ok(back), true) = (i8::try_from(back), self.rng.percent(60)) {
-            let condition = self.byte() & 15;
-            self.put(&[0x70 | condition, back as u8]);
+        if let Ok(back) = i8::try_from(back) {
+            self.put(&[0x75, back as u8]);
+        }
+    }
+
+    /// An instruction that sets some of the flags, or all of them or none.
+    fn sets_some_flags(&mut self, operands: &[u8]) {
+        let (operand, rex) = (self.rng.pick(operands), self.rng.pick(&[0x40, 0x48]));
+        let register = operand & 7;
+        let rex = rex | operand >> 3;
+        match self.rng.below(4) {
+            0 => {
+                let which = self.rng.below(2) as u8;
+                self.put(&[rex, 0xff, 0xc0 | which << 3 | register]);
+            }
+            1 => {
+                let (which, count) = (self.rng.below(2) as u8, self.byte());
+                self.put(&[rex, 0xc1, 0xc0 | which << 3 | register, count]);
+            }
+            2 => {
+                let which = self.rng.pick(&[4, 5, 7]);
+                self.put(&[rex, 0xd3, 0xc0 | which << 3 | register]);
+            }
+            _ => {
+                let (which, bit) = (self.rng.pick(&[4, 5, 6, 7]), self.byte());
+                self.put(&[rex, 0x0f, 0xba, 0xc0 | which << 3 | register, bit]);
+            }
         }
     }
 
@@ -677,7 +712,7 @@ impl Writer {
         let both = rex | first >> 3 << 2 | second >> 3;
         let other = self.rng.pick(&[11, 12, 14, 15]);
         let distance = self.rng.below(80) as i32 - 8;
-        match self.rng.below(12) {
+        match self.rng.below(15) {
             0 => self.put(&[both, 0x89, 0xc0 | (first & 7) << 3 | second & 7]),
             1 => self.put(&[rex | 4 | second >> 3, 0x89, 0xc0 | (other & 7) << 3 | second & 7]),
             2 => self.put(&[rex | first >> 3 << 2 | 1, 0x89, 0xc0 | (first & 7) << 3 | other & 7]),
@@ -693,6 +728,10 @@ impl Writer {
                 self.put(&[rex | second >> 3, 0x0f, 0x90 | condition, 0xc0 | second & 7]);
             }
             10 => self.based(rex, &[0x8d], first, second, None, distance),
+            // PUSHF, LAHF and CPUID show the flags that they find, and are never translated.
+            11 => self.put(&[0x9c]),
+            12 => self.put(&[0x9f]),
+            13 => self.put(&[0x0f, 0xa2]),
             _ => {
                 let bytes: &[u8] = self.rng.pick(&[
                     &[0x50],
