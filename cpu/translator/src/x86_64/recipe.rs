@@ -131,7 +131,7 @@ impl Recipe {
             Operation::Shift(5) => (a >> (second - 1) & 1, 0, top(a)),
             Operation::Shift(_) => (sign_extended(a, bits) as u64 >> (second - 1) & 1, 0, 0),
         };
-        let parity = u64::from((result as u8).count_ones() % 2 == 0);
+        let parity = u64::from((result as u8).count_ones().is_multiple_of(2));
         let zero = u64::from(result == 0);
         FlagImage::from_rflags(
             carry | parity << 2 | adjust << 4 | zero << 6 | top(result) << 7 | overflow << 11,
