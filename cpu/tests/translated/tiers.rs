@@ -555,3 +555,64 @@ fn an_entry_that_a_walk_changes_is_executed_as_changed() {
     let end = same(make, 40);
     assert!(end.halted && end.rip == code + 18, "{:#x}", end.rip);
 }
+
+#[test]
+fn flags_that_nobody_wrote_are_found_wherever_a_block_is_left() {
+    type Part = fn(&mut CodeAssembler);
+    // What sets flags at a block's end, of RDX and RBX.
+    let setters: [Part; 6] = [
+        |a| a.cmp(rdx, rbx).unwrap(),
+        |a| a.add(rdx, rbx).unwrap(),
+        |a| a.sub(edx, 7).unwrap(),
+        |a| a.xor(edx, ebx).unwrap(),
+        |a| a.test(dl, bl).unwrap(),
+        |a| a.shr(rdx, 3).unwrap(),
+    ];
+    // What the next block does before it shows the flags: it changes an operand, looks at them, sets some of them, can be left.
+    let others: [Part; 10] = [
+        |_| {},
+        |a| a.mov(rdx, r12).unwrap(),
+        |a| a.mov(bl, 1).unwrap(),
+        |a| a.mov(rdx, qword_ptr(r13)).unwrap(),
+        |a| a.sete(al).unwrap(),
+        |a| a.adc(rsi, rdi).unwrap(),
+        |a| a.inc(rsi).unwrap(),
+        |a| a.rol(rsi, 3).unwrap(),
+        |a| a.bt(rsi, 3).unwrap(),
+        |a| a.shl(rsi, cl).unwrap(),
+    ];
+    for (setter, other) in setters.iter().flat_map(|setter| others.map(|other| (setter, other))) {
+        // In one block, and in two.
+        for branches in [false, true] {
+            let make = || {
+                let mut m = Machine::long();
+                m.code(64, |a| {
+                    let (mut again, mut next) = (a.create_label(), a.create_label());
+                    a.mov(r12d, 24).unwrap();
+                    a.mov(r13d, DATA as u32).unwrap();
+                    a.set_label(&mut again).unwrap();
+                    a.mov(rdx, r10).unwrap();
+                    a.mov(ebx, r12d).unwrap();
+                    a.mov(ecx, r12d).unwrap();
+                    setter(a);
+                    if branches {
+                        a.jl(next).unwrap();
+                        a.nop().unwrap();
+                        a.set_label(&mut next).unwrap();
+                    }
+                    other(a);
+                    a.mov(rax, qword_ptr(r13 + 0x1000)).unwrap();
+                    a.pushfq().unwrap();
+                    a.pop(r11).unwrap();
+                    a.lea(r10, qword_ptr(r10 + r11 + 1)).unwrap();
+                    a.rol(r10, 59).unwrap();
+                    a.dec(r12d).unwrap();
+                    a.jne(again).unwrap();
+                    a.hlt().unwrap();
+                });
+                m
+            };
+            assert!(same(make, 1000).halted);
+        }
+    }
+}

@@ -8,6 +8,9 @@ pub(crate) const EXPECTED: usize = 64;
 /// Pages that a block can have checked at one time.
 pub(crate) const ADDENDS: usize = 4;
 
+/// Number of what is no register: the operand of a shift whose flags have not been written.
+pub(crate) const KEPT: u8 = 31;
+
 /// The part of a CPU that generated code reads and writes. Its address is the frame pointer of all generated code, so its
 /// layout is fixed; what is used most lies within one byte's reach of [`Frame::ANCHOR`].
 #[repr(C)]
@@ -15,7 +18,7 @@ pub(crate) const ADDENDS: usize = 4;
 pub struct Frame {
     /// Steps left in the upper 40 bits, conditional branches so far in the lower 24, while generated code runs.
     pub(crate) counter: i64,
-    /// The arithmetic flags while generated code runs: [`FlagImage`].
+    /// The arithmetic flags while generated code runs: [`FlagImage`], or how they follow from registers.
     pub(crate) flags: u32,
     /// Not zero where instructions on XMM registers fault.
     pub(crate) vectors_blocked: u32,
@@ -40,7 +43,7 @@ pub struct Frame {
     unused: u32,
     /// What leads from the guest's addresses to the host's in pages that accesses yet to come have been checked for.
     pub(crate) addends: [u64; ADDENDS],
-    /// General registers 0 to 15, then those that the interpreter names beside them.
+    /// General registers 0 to 15, then those that the interpreter names beside them, and at [`KEPT`] generated code's own.
     pub regs: [u64; 32],
     /// Segment bases by slot.
     pub seg_base: [u64; 8],
@@ -91,6 +94,7 @@ impl Default for Frame {
 /// ```text
 /// bit 0      OF                     bits 8-15  SF ZF - AF - PF - CF, as in RFLAGS
 /// bit 1      AF is zero, whatever bit 12 says
+/// bits 2-7   zero                   bits 16-   anything
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlagImage(pub u32);

@@ -51,6 +51,7 @@ const TEMPLATES: &[(u64, Template)] = &[
     (12, Writer::branch),
     (8, Writer::stack),
     (12, Writer::neighbours),
+    (10, Writer::late_flags),
     (9, Writer::string),
     (12, Writer::system),
     (3, Writer::control_register),
@@ -590,6 +591,158 @@ impl Writer {
                     self.put(bytes);
                 }
                 _ => self.arithmetic(),
+            }
+        }
+    }
+
+    /// What sets flags from registers, then what leaves the flags alone, may change those registers, and may fault; and a
+    /// branch on them, all of it some rounds: whoever computes flags late must have the operands still.
+    fn late_flags(&mut self) {
+        if self.bits != Bits::B64 {
+            return self.branch();
+        }
+        let place = DATA + (1 + self.rng.below(6)) * PAGE - self.rng.below(64);
+        let base = self.rng.pick(&[3, 6, 13]);
+        self.put(&[0x48 | base >> 3, 0xb8 | base & 7]);
+        self.put(&place.to_le_bytes());
+        // Few registers, so that what is between often changes an operand.
+        let operands: &[u8] = self.rng.pick(&[&[0, 1][..], &[2, 7], &[0, 5, 8], &[1, 3, 6, 10]]);
+        let rounds = 1 + self.rng.below(4) as u8;
+        self.put(&[0x41, 0xb9, rounds, 0, 0, 0]);
+        let loop_start = self.out.len();
+        for _ in 0..1 + self.rng.below(3) {
+            for _ in 0..self.rng.below(3) {
+                self.keeps_flags(base, operands);
+            }
+            if self.rng.percent(30) {
+                self.sets_some_flags(operands);
+            }
+            self.sets_flags(base, operands);
+            for _ in 0..self.rng.below(4) {
+                self.keeps_flags(base, operands);
+            }
+            match self.rng.below(8) {
+                0..=3 => {
+                    let (condition, distance) = (self.byte() & 15, self.rng.below(12) as u8);
+                    self.put(&[0x70 | condition, distance]);
+                }
+                4 => self.put(&[0xeb, 0]),
+                _ => {}
+            }
+        }
+        if self.rng.percent(30) {
+            let distance = self.rng.pick(&[64, 0x800, 0x1000]);
+            self.based(0x48, &[0x8d], base, base, None, distance);
+        }
+        // sub r9d, 1; jne
+        self.put(&[0x41, 0x83, 0xe9, 1]);
+        let back = loop_start as i64 - self.out.len() as i64 - 2;
+        if let Ok(back) = i8::try_from(back) {
+            self.put(&[0x75, back as u8]);
+        }
+    }
+
+    /// An instruction that sets some of the flags, or all of them or none.
+    fn sets_some_flags(&mut self, operands: &[u8]) {
+        let (operand, rex) = (self.rng.pick(operands), self.rng.pick(&[0x40, 0x48]));
+        let register = operand & 7;
+        let rex = rex | operand >> 3;
+        match self.rng.below(4) {
+            0 => {
+                let which = self.rng.below(2) as u8;
+                self.put(&[rex, 0xff, 0xc0 | which << 3 | register]);
+            }
+            1 => {
+                let (which, count) = (self.rng.below(2) as u8, self.byte());
+                self.put(&[rex, 0xc1, 0xc0 | which << 3 | register, count]);
+            }
+            2 => {
+                let which = self.rng.pick(&[4, 5, 7]);
+                self.put(&[rex, 0xd3, 0xc0 | which << 3 | register]);
+            }
+            _ => {
+                let (which, bit) = (self.rng.pick(&[4, 5, 6, 7]), self.byte());
+                self.put(&[rex, 0x0f, 0xba, 0xc0 | which << 3 | register, bit]);
+            }
+        }
+    }
+
+    /// An instruction that sets all flags, from registers, constants or memory.
+    fn sets_flags(&mut self, base: u8, operands: &[u8]) {
+        let (first, second) = (self.rng.pick(operands), self.rng.pick(operands));
+        let rex = self.rng.pick(&[0x40, 0x48, 0x48]);
+        let prefix: &[u8] = if rex == 0x40 && self.rng.percent(25) { &[0x66] } else { &[] };
+        let wide = u8::from(self.rng.percent(80));
+        let both = rex | first >> 3 << 2 | second >> 3;
+        match self.rng.below(10) {
+            0..=3 => {
+                let which = self.rng.pick(&[0, 1, 4, 5, 5, 6, 7, 7]);
+                self.put(prefix);
+                self.put(&[both, which << 3 | wide, 0xc0 | (first & 7) << 3 | second & 7]);
+            }
+            4 | 5 => {
+                let (which, value) = (self.rng.pick(&[0, 1, 4, 5, 5, 6, 7, 7]), self.byte());
+                self.put(prefix);
+                self.put(&[rex | second >> 3, 0x83, 0xc0 | which << 3 | second & 7, value]);
+            }
+            6 => {
+                let (which, value) = (self.rng.pick(&[0, 5, 7]), self.rng.bits() as i32);
+                self.put(&[rex | second >> 3, 0x81, 0xc0 | which << 3 | second & 7]);
+                self.put(&value.to_le_bytes());
+            }
+            7 => {
+                self.put(prefix);
+                self.put(&[both, 0x84 | wide, 0xc0 | (first & 7) << 3 | second & 7]);
+            }
+            8 => {
+                let which = self.rng.pick(&[0, 1, 4, 5, 6, 7]);
+                self.based(rex, &[which << 3 | 3], first, base, None, 0);
+            }
+            _ => {
+                let (which, count) = (self.rng.pick(&[0, 1, 4, 5, 7]), self.byte());
+                self.put(&[rex | second >> 3, 0xc1, 0xc0 | which << 3 | second & 7, count]);
+            }
+        }
+    }
+
+    /// An instruction that leaves the flags alone.
+    fn keeps_flags(&mut self, base: u8, operands: &[u8]) {
+        let (first, second) = (self.rng.pick(operands), self.rng.pick(operands));
+        let rex = self.rng.pick(&[0x40, 0x48]);
+        let both = rex | first >> 3 << 2 | second >> 3;
+        let other = self.rng.pick(&[11, 12, 14, 15]);
+        let distance = self.rng.below(80) as i32 - 8;
+        match self.rng.below(15) {
+            0 => self.put(&[both, 0x89, 0xc0 | (first & 7) << 3 | second & 7]),
+            1 => self.put(&[rex | 4 | second >> 3, 0x89, 0xc0 | (other & 7) << 3 | second & 7]),
+            2 => self.put(&[rex | first >> 3 << 2 | 1, 0x89, 0xc0 | (first & 7) << 3 | other & 7]),
+            3 | 4 => self.based(rex, &[0x8b], other, base, None, distance),
+            5 => self.based(rex, &[0x8b], first, base, None, distance),
+            6 | 7 => self.based(rex, &[0x89], first, base, None, distance),
+            8 => {
+                let condition = self.byte() & 15;
+                self.put(&[both, 0x0f, 0x40 | condition, 0xc0 | (first & 7) << 3 | second & 7]);
+            }
+            9 => {
+                let condition = self.byte() & 15;
+                self.put(&[rex | second >> 3, 0x0f, 0x90 | condition, 0xc0 | second & 7]);
+            }
+            10 => self.based(rex, &[0x8d], first, second, None, distance),
+            // PUSHF, LAHF and CPUID show the flags that they find, and are never translated.
+            11 => self.put(&[0x9c]),
+            12 => self.put(&[0x9f]),
+            13 => self.put(&[0x0f, 0xa2]),
+            _ => {
+                let bytes: &[u8] = self.rng.pick(&[
+                    &[0x50],
+                    &[0x52],
+                    &[0x5a],
+                    &[0x90],
+                    &[0x0f, 0x31],
+                    &[0x0f, 0xc8],
+                    &[0xf7, 0xf9],
+                ]);
+                self.put(bytes);
             }
         }
     }

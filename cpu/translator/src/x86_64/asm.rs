@@ -296,6 +296,12 @@ impl Asm {
         self.bytes.push(count);
     }
 
+    /// RORX of 32 bits; both are of the first eight registers. Leaves the flags alone.
+    pub fn rotated_right(&mut self, to: Reg, from: Reg, count: u8) {
+        debug_assert!(to.0 < 8 && from.0 < 8, "no other registers");
+        self.raw(&[0xc4, 0xe3, 0x7b, 0xf0, 0xc0 | to.0 << 3 | from.0, count]);
+    }
+
     /// The same by CL.
     pub fn shift_cl(&mut self, size: Size, which: u8, place: impl Into<Place>) {
         self.sized(size, 0xd3, which, place, false);
@@ -418,11 +424,13 @@ mod tests {
         asm.extend(0xb6, B4, RAX, B1, RSI);
         asm.shift_imm(B4, 5, RCX, 7);
         asm.test_imm(B1, at(RBP, 9), 0x40);
+        asm.rotated_right(RCX, RAX, 8);
         assert_eq!(
             text(&asm),
             "mov r12,[rbp-8]; mov eax,[r12]; mov rax,[r13]; mov [rax],sil; mov bl,cl; lea rax,[r9+r13*8+1234h]; \
              sub r15,10000000h; cmp word ptr [rax],0FFFDh; and dil,7Fh; mov r10,0FFFFFFFF80000000h; \
-             mov r10,100000000h; setne dil; movzx eax,sil; shr ecx,7; test byte ptr [rbp+9],40h"
+             mov r10,100000000h; setne dil; movzx eax,sil; shr ecx,7; test byte ptr [rbp+9],40h; \
+             rorx ecx,eax,8"
         );
     }
 }

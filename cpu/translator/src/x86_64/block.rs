@@ -4,8 +4,8 @@
 //! others hold ten of the guest's. The guest's other six are in the frame.
 //!
 //! Flags: an instruction that sets flags leaves them in the host's register. They are written to the frame right behind it
-//! if they may be looked at where the register no longer has them, or where the block can be left: wherever it can, the
-//! frame has them all.
+//! if they may be looked at where the register no longer has them, or where the block can be left. Where they follow from
+//! registers that still hold what they did, the block is left, or ends, with their recipe in the frame in their place.
 
 mod flags;
 mod operands;
@@ -14,11 +14,12 @@ mod plan;
 use std::mem::offset_of;
 use std::num::NonZeroU32;
 
-use self::plan::{Step, plan};
+use self::plan::{Known, Step, changed_under_first_flags, plan};
 use super::asm::{Asm, B4, B8, Fixup, Mem, R15, RAX, RBP, RCX, RDX, Reg, alu, at, cc};
 use super::exits::{EDGE_ON, EDGE_TAKEN, ENTRY, cost, exit_code};
 use super::groups::{Groups, Role};
 use super::kind::{Kind, kind_of, set};
+use super::recipe::{Recipe, Recipes};
 use crate::Source;
 use crate::frame::{EXPECTED, Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 use crate::jumps::{JUMP_BITS, JUMP_FACTOR, JumpSlot};
@@ -32,7 +33,7 @@ pub(super) const fn field(offset: usize) -> Mem {
     Mem { base: RBP, index: None, disp: offset as i32 - Frame::ANCHOR as i32 }
 }
 
-const FLAGS: Mem = field(offset_of!(Frame, flags));
+pub(super) const FLAGS: Mem = field(offset_of!(Frame, flags));
 /// The byte that LAHF gave.
 const FLAGS_HIGH: Mem = field(offset_of!(Frame, flags) + 1);
 pub(super) const SLOTS_POINTER: Mem = field(offset_of!(Frame, slots));
@@ -67,8 +68,12 @@ fn jump_slot(asm: &mut Asm) {
 /// were the first. Clobbers flags.
 fn slot_address(asm: &mut Asm, to: Reg) {
     const SLOT_SHIFT: u8 = 12 - size_of::<TlbSlot>().trailing_zeros() as u8;
-    asm.load(B4, to, RAX);
-    asm.shift_imm(B4, 5, to, SLOT_SHIFT);
+    if is_x86_feature_detected!("bmi2") {
+        asm.rotated_right(to, RAX, SLOT_SHIFT);
+    } else {
+        asm.load(B4, to, RAX);
+        asm.shift_imm(B4, 5, to, SLOT_SHIFT);
+    }
     asm.alu_imm(B4, alu::AND, to, ((SLOTS - 1) * size_of::<TlbSlot>()) as i32);
     asm.alu(B8, alu::ADD, to, SLOTS_POINTER);
 }
@@ -167,6 +172,8 @@ pub(super) struct Written {
     pub reentries: Vec<Reentry>,
     /// Conditional branches at its end.
     pub branches: u64,
+    /// What it does to registers while the flags are those that it was entered with: [`changed_under_first_flags`].
+    pub changes: Option<u16>,
 }
 
 /// Where a block can be entered again that was left at an instruction.
@@ -208,6 +215,10 @@ pub(super) struct Edge {
     pub twin: Option<NonZeroU32>,
     /// Of one in another page, offset of the addend under which the TLB must map that page for it.
     pub addend: Option<NonZeroU32>,
+    /// Where it is taken, the flags may have a recipe in the frame, which needs these registers.
+    pub recipe: Option<u16>,
+    /// Offsets of what writes the flags in place of their recipe, and of the displacement of the jump behind it.
+    pub settle: Option<[NonZeroU32; 2]>,
 }
 
 impl Edge {
@@ -215,7 +226,8 @@ impl Edge {
     pub fn moved(self, to: usize) -> Edge {
         let [displacement, twin, addend] =
             [self.displacement, self.twin, self.addend].map(|at| moved(at, to));
-        Edge { displacement, twin, addend, ..self }
+        let settle = self.settle.map(|both| both.map(|at| at.saturating_add(to as u32)));
+        Edge { displacement, twin, addend, settle, ..self }
     }
 }
 
@@ -251,7 +263,8 @@ pub(super) struct BlockWriter<'a> {
     base: u64,
     exit: u64,
     lookup: u64,
-    ways: Vec<(Way, Vec<Fixup>)>,
+    /// Ways out, what leads to them, and the recipe of the flags that are not in the frame there.
+    ways: Vec<(Way, Vec<Fixup>, Option<Recipe>)>,
     /// Jumps out of the instruction being written.
     leaving: Vec<Fixup>,
     /// There are others out of it, which lead elsewhere first.
@@ -259,6 +272,13 @@ pub(super) struct BlockWriter<'a> {
     /// Flags that the host's register has, and the frame.
     in_host: u8,
     in_frame: u8,
+    /// The recipe of the instruction being written needs its operand.
+    keeps: bool,
+    /// The recipe of the flags where they are not in the frame before the instruction being written.
+    unsettled: Option<Recipe>,
+    /// The recipe of the flags at the block's end, if they may not be in the frame there.
+    at_end: Option<Recipe>,
+    recipes: &'a mut Recipes,
     /// Flags that may be looked at behind the instruction being written.
     needed: u8,
     /// Its number.
@@ -287,10 +307,11 @@ pub(super) struct Site {
 }
 
 /// Translates a block; `None` if that is not worth it.
-pub(super) fn write(source: &Source<'_>, site: &Site) -> Option<Written> {
+pub(super) fn write(source: &Source<'_>, site: &Site, recipes: &mut Recipes) -> Option<Written> {
     let kinds: Vec<Option<Kind>> = source.instructions.iter().map(kind_of).collect();
     let groups = Groups::of(source, kinds.iter().copied());
-    let steps = plan(source, &kinds, &groups.roles);
+    let known = Known::of(source, &kinds);
+    let steps = plan(source, &kinds, &groups.roles, &known);
     let inline = steps.iter().filter(|step| step.kind.is_some()).count();
     if 2 * inline < source.instructions.len() || inline == 0 {
         return None;
@@ -307,6 +328,10 @@ pub(super) fn write(source: &Source<'_>, site: &Site) -> Option<Written> {
         leaves_later: false,
         in_host: 0,
         in_frame: set::ALL,
+        keeps: false,
+        unsettled: None,
+        at_end: known.at_end.map(|(_, recipe)| recipe),
+        recipes,
         needed: 0,
         number_in_block: 0,
         edges: [Edge::default(); 2],
@@ -318,8 +343,12 @@ pub(super) fn write(source: &Source<'_>, site: &Site) -> Option<Written> {
         expecting: 0,
         in_twin: vec![0; source.instructions.len()],
     };
-    let twin = groups.first().map(|first| (first, plan(source, &kinds, &Groups::none(source).roles)));
-    writer.block(&steps, twin.as_ref().map(|(first, plan)| (*first, &plan[..])), &groups).ok()
+    let twin = groups.first().map(|first| (first, plan(source, &kinds, &Groups::none(source).roles, &known)));
+    let checked = twin.as_ref().map_or(&steps, |(_, plan)| plan);
+    let changes = changed_under_first_flags(source, checked);
+    let written =
+        writer.block(&steps, twin.as_ref().map(|(first, plan)| (*first, &plan[..])), &groups).ok()?;
+    Some(Written { changes, ..written })
 }
 
 /// Where an instruction's code is, as far as it can be entered there.
@@ -343,7 +372,7 @@ impl BlockWriter<'_> {
         let count = self.source.instructions.len();
         self.asm.alu_imm(B8, alu::SUB, R15, cost(count, self.branches) as i32);
         let out_of_budget = self.asm.jcc(cc::S);
-        self.ways.push((Way::Budget, vec![out_of_budget]));
+        self.way(Way::Budget, vec![out_of_budget]);
         let mut entrances = self.instructions(plan, 0)?;
         if let Some((first, plan)) = twin {
             (self.twin, self.in_frame) = (true, set::ALL);
@@ -373,6 +402,7 @@ impl BlockWriter<'_> {
             edges: self.edges,
             reentries,
             branches: self.branches,
+            changes: None,
         })
     }
 
@@ -384,6 +414,8 @@ impl BlockWriter<'_> {
         for (n, step) in plan.iter().enumerate().skip(first) {
             let instruction = self.source.instructions[n];
             (self.needed, self.number_in_block, self.role) = (step.needed, n, step.role);
+            self.unsettled = step.before.filter(|_| self.in_frame != set::ALL);
+            self.keeps = step.keeps;
             if self.twin {
                 // The block goes on here where it has the flags in the frame; what it has looked at is not known.
                 self.vectors_checked = false;
@@ -398,13 +430,18 @@ impl BlockWriter<'_> {
             match step.kind {
                 Some(kind) => {
                     let effect = step.effect(&instruction, step.needed).ok_or(Cannot)?;
+                    let recipe = step.at_end.filter(|_| step.needed == 0);
+                    // Before what sets the flags, so that it stands right before the branch that looks at them.
+                    let (before, behind) = if effect.exits { (None, recipe) } else { (recipe, None) };
+                    before.into_iter().for_each(|recipe| self.name_recipe(recipe));
                     self.instruction(&instruction, kind, effect)?;
+                    behind.into_iter().for_each(|recipe| self.name_recipe(recipe));
                     if n > 0 && plan[n - 1].kind == Some(Kind::InterruptFlag(true)) {
                         self.end_shadow();
                     }
                 }
                 None => {
-                    debug_assert_eq!(self.in_frame, set::ALL, "flags are lost at {instruction}");
+                    debug_assert!(self.can_be_left(), "flags are lost at {instruction}");
                     let jump = self.asm.jmp();
                     self.leaving.push(jump);
                     (self.in_host, self.in_frame, self.vectors_checked) = (0, set::ALL, false);
@@ -415,7 +452,7 @@ impl BlockWriter<'_> {
             let leaving = std::mem::take(&mut self.leaving);
             let exits = !leaving.is_empty() || leaves_later;
             if !leaving.is_empty() {
-                self.ways.push((Way::Instruction(n), leaving));
+                self.way(Way::Instruction(n), leaving);
             }
             let behind = (self.in_host == 0 && !self.ended).then(|| self.asm.here()).and_then(short);
             entrances[n] = Entrance { exits, at: start, behind };
@@ -432,12 +469,16 @@ impl BlockWriter<'_> {
     fn ways_out(&mut self) -> usize {
         let count = self.source.instructions.len();
         let mut dead = 0;
-        for (way, fixups) in std::mem::take(&mut self.ways) {
+        for (way, fixups, recipe) in std::mem::take(&mut self.ways) {
+            if let (Way::Edge(edge), Some(recipe)) = (&way, self.at_end) {
+                self.settle(*edge, recipe);
+            }
             for fixup in fixups {
                 self.asm.land(fixup);
             }
+            self.unsettled = recipe;
             match way {
-                Way::Instruction(n) => self.leave(n as u8),
+                Way::Instruction(n) => self.leave_at(n),
                 Way::Budget => {
                     self.asm.alu_imm(B8, alu::ADD, R15, cost(count, self.branches) as i32);
                     dead = self.asm.here();
@@ -455,14 +496,14 @@ impl BlockWriter<'_> {
                     self.asm.alu(B8, alu::CMP, RAX, at(RCX, JUMP_RIP));
                     let back = self.asm.jcc(cc::E);
                     self.asm.lead_to(back, found);
-                    self.leave(n as u8);
+                    self.leave_at(n);
                 }
                 Way::SecondOfTarget(found, n) => {
                     self.asm.alu_imm(B8, alu::XOR, RDX, SECOND_BIT);
                     self.asm.alu(B8, alu::CMP, RAX, at(RDX, TlbSlots::EXEC + TlbSlot::PAGE));
                     let back = self.asm.jcc(cc::E);
                     self.asm.lead_to(back, found);
-                    self.leave(n as u8);
+                    self.leave_at(n);
                 }
                 Way::SecondPage { slots, found, instruction, write } => {
                     self.asm.alu_imm(B8, alu::XOR, RCX, SECOND_BIT);
@@ -470,7 +511,7 @@ impl BlockWriter<'_> {
                     let back = self.asm.jcc(cc::E);
                     self.asm.lead_to(back, found);
                     self.asm.store(B8, missed(write), RAX);
-                    self.leave(instruction as u8);
+                    self.leave_at(instruction);
                 }
                 Way::OtherAddend { slots, place, back } => {
                     self.asm.load(B8, RDX, at(RCX, slots + TlbSlot::ADDEND));
@@ -511,6 +552,35 @@ impl BlockWriter<'_> {
         self.in_host = 0;
     }
 
+    /// Writes what settles the flags before an edge whose target cannot do with their recipe, and jumps there.
+    fn settle(&mut self, edge: u8, recipe: Recipe) {
+        let here = self.asm.here();
+        self.follow_recipe(recipe);
+        let jump = self.asm.jmp();
+        self.asm.land(jump);
+        let edge = &mut self.edges[usize::from(edge == EDGE_TAKEN)];
+        edge.settle = short(here).zip(short(jump.offset())).map(|(here, jump)| [here, jump]);
+        edge.recipe = Some(recipe.registers());
+    }
+
+    /// Adds a way out of the instruction being written.
+    fn way(&mut self, way: Way, from: Vec<Fixup>) {
+        self.ways.push((way, from, self.unsettled));
+    }
+
+    /// Whether the frame has the flags before the instruction being written, or can get their recipe where it is left.
+    fn can_be_left(&self) -> bool {
+        self.in_frame == set::ALL || self.unsettled.is_some()
+    }
+
+    /// Leaves generated code before an instruction.
+    fn leave_at(&mut self, n: usize) {
+        if let Some(recipe) = self.unsettled {
+            self.name_recipe(recipe);
+        }
+        self.leave(n as u8);
+    }
+
     /// Leaves generated code.
     fn leave(&mut self, code: u8) {
         self.asm.constant(RAX, u64::from(exit_code(self.number, code)));
@@ -527,12 +597,12 @@ impl BlockWriter<'_> {
     pub fn edge(&mut self, edge: u8, target: u64, jump: Fixup) {
         let same_page = (target ^ self.source.rip) & !0xfff == 0;
         let displacement = same_page.then(|| jump.offset()).and_then(short);
-        let leads_there = |(way, _): &&mut (Way, Vec<Fixup>)| match *way {
+        let leads_there = |(way, ..): &&mut (Way, Vec<Fixup>, Option<Recipe>)| match *way {
             Way::Edge(other) | Way::Far(other, _) => other == edge,
             _ => false,
         };
         if self.twin
-            && let Some((_, jumps)) = self.ways.iter_mut().find(leads_there)
+            && let Some((_, jumps, _)) = self.ways.iter_mut().find(leads_there)
         {
             jumps.push(jump);
             self.edges[usize::from(edge == EDGE_TAKEN)].twin = displacement;
@@ -540,7 +610,7 @@ impl BlockWriter<'_> {
         }
         self.edges[usize::from(edge == EDGE_TAKEN)] = Edge { target, displacement, ..Edge::default() };
         let way = if same_page { Way::Edge(edge) } else { Way::Far(edge, target) };
-        self.ways.push((way, vec![jump]));
+        self.way(way, vec![jump]);
     }
 
     /// The block ends here: everything behind is reached by jumps only.
@@ -555,13 +625,13 @@ impl BlockWriter<'_> {
         debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
         self.asm.alu(B8, alu::CMP, RAX, at(RCX, JUMP_RIP));
         let other = self.asm.jcc(cc::NE);
-        self.ways.push((Way::SecondSlot(self.asm.here(), self.number_in_block), vec![other]));
+        self.way(Way::SecondSlot(self.asm.here(), self.number_in_block), vec![other]);
         // The TLB must map the target's page as it did when the target was remembered.
         slot_address(&mut self.asm, RDX);
         self.asm.alu_imm(B8, alu::AND, RAX, -4096);
         self.asm.alu(B8, alu::CMP, RAX, at(RDX, TlbSlots::EXEC + TlbSlot::PAGE));
         let other_page = self.asm.jcc(cc::NE);
-        self.ways.push((Way::SecondOfTarget(self.asm.here(), self.number_in_block), vec![other_page]));
+        self.way(Way::SecondOfTarget(self.asm.here(), self.number_in_block), vec![other_page]);
         self.asm.load(B8, RAX, at(RCX, JUMP_ADDEND));
         self.asm.alu(B8, alu::CMP, RAX, at(RDX, TlbSlots::EXEC + TlbSlot::ADDEND));
         self.leave_if(cc::NE);
@@ -572,7 +642,7 @@ impl BlockWriter<'_> {
 
     /// The interpreter executes the instruction if a condition holds.
     pub fn leave_if(&mut self, cc: u8) {
-        debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
+        debug_assert!(self.can_be_left(), "flags are lost where the block is left");
         let jump = self.asm.jcc(cc);
         self.leaving.push(jump);
         self.in_host = 0;

@@ -170,7 +170,8 @@ struct Access {
 }
 
 /// What the general registers hold: unknown values and what was added to them.
-struct Values {
+#[derive(Clone)]
+pub(super) struct Values {
     registers: [(Unknown, i64); 16],
     next: Unknown,
 }
@@ -229,8 +230,19 @@ impl Values {
         *added = added.wrapping_add(value);
     }
 
+    /// Whether registers, as bits, hold now what they hold here.
+    pub fn same_in(&self, now: &Values, registers: u16) -> bool {
+        self.changed_in(now) & registers == 0
+    }
+
+    /// The registers, as bits, that may not hold now what they hold here.
+    pub fn changed_in(&self, now: &Values) -> u16 {
+        let changed = |n: &usize| self.registers[*n] != now.registers[*n];
+        (0..16).filter(changed).map(|n| 1 << n).sum()
+    }
+
     /// Notes what an instruction does to the registers.
-    fn follow(&mut self, i: &Instruction, kind: Kind) {
+    pub fn follow(&mut self, i: &Instruction, kind: Kind) {
         let register = |n: u32| {
             (n < i.op_count() && i.op_kind(n) == OpKind::Register)
                 .then(|| i.op_register(n))

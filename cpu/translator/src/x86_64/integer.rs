@@ -526,6 +526,7 @@ impl BlockWriter<'_> {
             self.asm.load(size, RCX, place);
         }
         let to = if memory.is_some() { RCX } else { self.in_register(self.register(i, 0), RCX) };
+        self.keep_for_recipe(to);
         let wanted = self.needed() & effect.kills != 0;
         // RAX is the address of an operand in memory: OF waits in DL.
         let overflow = if memory.is_some() { RDX } else { RAX };
@@ -663,14 +664,20 @@ impl BlockWriter<'_> {
         let size = self.size(i, 0)?;
         let register = self.register(i, 0);
         let from = self.factor(i, 1, size)?;
+        let to = match Self::place(register) {
+            Place::Reg(home) => home,
+            Place::Mem(_) => RDX,
+        };
         if i.op_count() == 3 {
-            self.asm.imul_imm(size, RDX, from, Self::immediate(i, 2, size)?);
+            self.asm.imul_imm(size, to, from, Self::immediate(i, 2, size)?);
         } else {
-            self.asm.load(B8, RDX, Self::place(register));
-            self.asm.two(size, IMUL, RDX, from);
+            if to == RDX {
+                self.asm.load(B8, RDX, Self::place(register));
+            }
+            self.asm.two(size, IMUL, to, from);
         }
-        self.set_all(register, RDX);
-        self.product_flags(size, RDX, effect);
+        self.set_all(register, to);
+        self.product_flags(size, to, effect);
         Ok(())
     }
 

@@ -380,6 +380,12 @@ impl Kind {
         )
     }
 
+    /// Whether it may change the arithmetic flags.
+    pub fn may_set_flags(self, instruction: &Instruction) -> bool {
+        matches!(self, Kind::ShiftByCl(_))
+            || self.effect(instruction, 0, true).is_none_or(|effect| effect.kills != 0)
+    }
+
     /// Whether it can be what follows STI in a block: what neither ends it nor matters to interrupts.
     pub fn follows_sti(self) -> bool {
         !matches!(

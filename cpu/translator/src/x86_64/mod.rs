@@ -9,15 +9,17 @@ mod integer;
 mod kind;
 mod memory;
 mod privileged;
+mod recipe;
 mod vectors;
 
 use std::num::NonZeroU32;
 
-use asm::{Asm, B8, R15, RAX, RBP, RBX, RDI, RSI, Reg};
+use asm::{Asm, B1, B8, R15, RAX, RBP, RBX, RDI, RSI, Reg, cc};
 use exits::{BRANCH_BITS, EDGE_ON, EDGE_TAKEN, ENTRY, MAX_BLOCKS, cost};
 use memory::CodeMemory;
+use recipe::Recipes;
 
-use crate::frame::{FlagImage, Frame, TlbSlot};
+use crate::frame::{Frame, TlbSlot};
 use crate::jumps::{JumpSlot, Jumps};
 use crate::{At, Entry, Guest, Left, Link, MAX_INSTRUCTIONS, MAX_STEPS, Miss, Resume, Source};
 
@@ -41,6 +43,8 @@ struct Block {
     instructions: u8,
     branches: u8,
     alive: bool,
+    /// Whether it can be entered with a recipe in place of the flags, and what registers that must not need.
+    changes: Option<u16>,
     /// The ways to the next blocks: on, and taken.
     edges: [block::Edge; 2],
     /// Where it can be entered again.
@@ -59,6 +63,15 @@ pub struct Translator {
     generation: u32,
     /// Remembered targets.
     jumps: Jumps,
+    /// What stands in the frame for flags.
+    recipes: Recipes,
+}
+
+impl Block {
+    /// Whether it can be entered with a recipe that needs some registers.
+    fn takes(&self, recipe: u16) -> bool {
+        self.changes.is_some_and(|changes| changes & recipe == 0)
+    }
 }
 
 impl Translator {
@@ -67,7 +80,8 @@ impl Translator {
         let mut code = CodeMemory::new(CODE_BYTES)?;
         let (lookup, exit) = glue(&mut code);
         let first = code.next();
-        Some(Translator { code, lookup, exit, first, blocks: Vec::new(), generation: 0, jumps: Jumps::new() })
+        let (blocks, jumps, recipes) = (Vec::new(), Jumps::new(), Recipes::default());
+        Some(Translator { code, lookup, exit, first, blocks, generation: 0, jumps, recipes })
     }
 
     /// Translates a block; `None` if that is not worth it, or there is no room: see [`Translator::is_full`].
@@ -80,7 +94,7 @@ impl Translator {
         let number = self.blocks.len() as u32;
         let [base, exit, lookup] = [entry, self.exit, self.lookup].map(|offset| self.code.address(offset));
         let site = block::Site { number, base, exit, lookup };
-        let written = block::write(source, &site)?;
+        let written = block::write(source, &site, &mut self.recipes)?;
         if written.code.len() > BLOCK_BYTES {
             return None;
         }
@@ -94,6 +108,7 @@ impl Translator {
             instructions: count as u8,
             branches: written.branches as u8,
             alive: true,
+            changes: written.changes,
             edges: written.edges.map(|edge| edge.moved(entry)),
             reentries: written.reentries.iter().map(|reentry| reentry.moved(entry)).collect(),
         });
@@ -120,6 +135,7 @@ impl Translator {
         self.blocks.clear();
         self.generation += 1;
         self.jumps.clear();
+        self.recipes.clear();
     }
 
     /// Drops a block's code. Ways that lead to it lead out of generated code from now on.
@@ -157,20 +173,47 @@ impl Translator {
         if link.edge == ENTRY {
             // Ways that lead to code which is gone lead to that which has replaced it.
             if !from.alive && from.rip == rip && from.addend == Some(page.addend()) {
-                self.jump(from.entry as usize, target);
+                self.replace(link.number, target, to.changes);
             }
             return;
         }
         let edge = from.edges[usize::from(link.edge == EDGE_TAKEN)];
         let [displacement, twin, addend] =
             [edge.displacement, edge.twin, edge.addend].map(|at| at.map(|at| at.get() as usize));
+        let mut leads_to = target;
+        if let (Some(recipe), Some(settle)) = (edge.recipe, edge.settle)
+            && !to.takes(recipe)
+        {
+            let [settle, jump] = settle.map(|at| at.get() as usize);
+            self.code.write(jump, &distance(jump, target));
+            leads_to = settle;
+        }
         for offset in [displacement, twin].into_iter().flatten() {
             assert_eq!(edge.target, rip, "a block is linked to one that does not follow it");
-            self.code.write(offset, &distance(offset, target));
+            self.code.write(offset, &distance(offset, leads_to));
         }
         if let Some(offset) = addend {
             self.code.write(offset, &page.addend().to_le_bytes());
         }
+    }
+
+    /// Lets the ways to a block that is gone lead to what has replaced it. What led there with a recipe in place of the flags
+    /// leads out of generated code, unless that can do with all recipes that the old one could do with.
+    fn replace(&mut self, old: u32, target: usize, changes: Option<u16>) {
+        let old = &self.blocks[old as usize];
+        let (entry, dead) = (old.entry as usize, old.dead as usize);
+        let no_worse = old.changes.is_none_or(|old| changes.is_some_and(|new| new & !old == 0));
+        if no_worse {
+            return self.jump(entry, target);
+        }
+        let mut asm = Asm::new();
+        asm.test_imm(B1, block::FLAGS, recipe::IS_RECIPE as i32);
+        let has_recipe = asm.jcc(cc::NE);
+        asm.lead_to(has_recipe, dead - entry);
+        let on = asm.jmp();
+        asm.lead_to(on, (target as i64 - entry as i64) as usize);
+        assert!(asm.bytes().len() <= dead - entry, "the way out is overwritten");
+        self.code.write(entry, asm.bytes());
     }
 
     /// Remembers that a block's address leads to its code, as long as its page is mapped as in this slot of the TLB.
@@ -234,7 +277,7 @@ impl Translator {
             let enter: extern "sysv64" fn(*mut Frame, u64) -> u32 = std::mem::transmute(self.code.address(0));
             enter(frame, address)
         };
-        *flags = FlagImage(frame.flags);
+        *flags = self.recipes.flags(frame.flags, &frame.regs);
         *guest.system_flags = frame.system_flags;
         *guest.kernel_gs_base = frame.kernel_gs_base;
         let shadow = std::mem::take(&mut frame.shadow) != 0;

@@ -1,8 +1,10 @@
 //! The arithmetic flags: in the host's register, in the frame, or in both.
 
 use super::{BlockWriter, FLAGS, FLAGS_HIGH};
-use crate::x86_64::asm::{B1, B4, RAX, RCX, RDX, alu, at, cc};
+use crate::frame::KEPT;
+use crate::x86_64::asm::{B1, B4, B8, RAX, RCX, RDX, Reg, alu, at, cc};
 use crate::x86_64::kind::{Effect, looked_at, set};
+use crate::x86_64::recipe::{Operation, Recipe, Second};
 
 impl BlockWriter<'_> {
     /// The flags that may be looked at behind the instruction being written.
@@ -48,6 +50,44 @@ impl BlockWriter<'_> {
     pub fn flags_from_eax(&mut self) {
         self.asm.store(B4, FLAGS, RAX);
         (self.in_host, self.in_frame) = (0, set::ALL);
+    }
+
+    /// The frame gets a recipe in place of the flags.
+    pub fn name_recipe(&mut self, recipe: Recipe) {
+        let name = self.recipes.name(recipe);
+        self.asm.store_imm(B4, FLAGS, name as i32);
+    }
+
+    /// The frame gets the flags that a recipe gives. Clobbers RAX and RDX.
+    pub fn follow_recipe(&mut self, recipe: Recipe) {
+        let Recipe { operation, size, first, second } = recipe;
+        self.asm.load(B8, RDX, Self::place(first.into()));
+        let mut apply = |which| match second {
+            Second::Register(n) => self.asm.alu(size, which, RDX, Self::place(n.into())),
+            Second::Immediate(value) => self.asm.alu_imm(size, which, RDX, value),
+        };
+        match operation {
+            Operation::Sum => [alu::SUB, alu::ADD].into_iter().for_each(apply),
+            Operation::Difference => [alu::ADD, alu::SUB].into_iter().for_each(apply),
+            Operation::Comparison => apply(alu::CMP),
+            Operation::Logic => apply(alu::AND),
+            Operation::Shift(_) => unreachable!("what a shift keeps is not there at the block's end"),
+        }
+        self.asm.byte(0x9f);
+        if operation == Operation::Logic {
+            // AF is zero.
+            self.asm.raw(&[0xb0, 2]);
+        } else {
+            self.asm.setcc(0, RAX);
+        }
+        self.asm.store(B4, FLAGS, RAX);
+    }
+
+    /// Keeps what is in a register, if the recipe of the instruction being written needs it. Leaves the flags alone.
+    pub fn keep_for_recipe(&mut self, operand: Reg) {
+        if self.keeps {
+            self.asm.store(B8, super::in_frame(KEPT.into()), operand);
+        }
     }
 
     /// The instruction has set flags in the host's register, and those in the frame are not up to date.

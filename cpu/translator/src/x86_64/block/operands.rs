@@ -129,11 +129,7 @@ impl BlockWriter<'_> {
 
     /// Makes the linear address in RAX the host's, or leaves the instruction to the interpreter. Clobbers RCX and RDX.
     pub fn check(&mut self, bytes: i32, write: bool) {
-        let slots = self.compare_page(bytes, write);
-        let other = self.asm.jcc(cc::NE);
-        let way = Way::SecondPage { slots, found: self.asm.here(), instruction: self.number_in_block, write };
-        self.ways.push((way, vec![other]));
-        self.leaves_later = true;
+        let slots = self.check_page(bytes, write);
         if self.expects(write) {
             self.load_addend(slots, write);
             self.asm.alu(B8, alu::ADD, RAX, RDX);
@@ -141,6 +137,52 @@ impl BlockWriter<'_> {
             self.asm.alu(B8, alu::ADD, RAX, at(RCX, slots + TlbSlot::ADDEND));
         }
         self.in_host = 0;
+    }
+
+    /// Leaves the instruction to the interpreter if the TLB does not have the page of so many bytes at the linear address in
+    /// RAX. RCX becomes where its slot is, and an offset, which is returned. Clobbers RDX.
+    fn check_page(&mut self, bytes: i32, write: bool) -> i32 {
+        let slots = self.compare_page(bytes, write);
+        let other = self.asm.jcc(cc::NE);
+        let way = Way::SecondPage { slots, found: self.asm.here(), instruction: self.number_in_block, write };
+        self.way(way, vec![other]);
+        self.leaves_later = true;
+        self.in_host = 0;
+        slots
+    }
+
+    /// The memory operand as the host's registers that hold its base and its index make it up, if they all do.
+    fn registers_of(&self, i: &Instruction) -> Option<Mem> {
+        if !i.memory_base().is_gpr64() || matches!(i.memory_segment(), Register::FS | Register::GS) {
+            return None;
+        }
+        let in_host = |register| match self.general(register) {
+            Place::Reg(reg) => Some(reg),
+            Place::Mem(_) => None,
+        };
+        let index = match i.memory_index() {
+            Register::None => None,
+            index => Some((in_host(index)?, i.memory_index_scale().trailing_zeros() as u8)),
+        };
+        let disp = i32::try_from(i.memory_displacement64() as i64).ok()?;
+        Some(Mem { base: in_host(i.memory_base())?, index, disp })
+    }
+
+    /// What so many bytes at the linear address in RAX are, to which registers lead: the expected addend is added to the base,
+    /// so that the load waits for what it must, and not for the check.
+    fn access_at_expected(&mut self, bytes: i32, place: Mem) -> Mem {
+        let slots = self.check_page(bytes, false);
+        self.load_addend(slots, false);
+        match place.index {
+            Some(_) => {
+                self.asm.lea(B8, RAX, Mem { base: RDX, index: Some((place.base, 0)), disp: 0 });
+                Mem { base: RAX, ..place }
+            }
+            None => {
+                self.asm.load(B8, RAX, RDX);
+                Mem { base: RAX, index: Some((place.base, 0)), ..place }
+            }
+        }
     }
 
     /// Whether an access is a load in a loop of one block in user space, which may wait for what an earlier round has loaded:
@@ -163,13 +205,13 @@ impl BlockWriter<'_> {
         self.asm.load(B8, RDX, place);
         self.asm.alu(B8, alu::CMP, RDX, found);
         let other = self.asm.jcc(cc::NE);
-        self.ways.push((Way::OtherAddend { slots, place, back: self.asm.here() }, vec![other]));
+        self.way(Way::OtherAddend { slots, place, back: self.asm.here() }, vec![other]);
     }
 
     /// RCX becomes where the slot is, and an offset, that may have the page of so many bytes at the linear address in RAX, RDX
     /// that page; the host's flags say whether it does. Returns the offset.
     fn compare_page(&mut self, bytes: i32, write: bool) -> i32 {
-        debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
+        debug_assert!(self.can_be_left(), "flags are lost where the block is left");
         slot_address(&mut self.asm, RCX);
         // The page of the last byte: another than that of the first has another tag.
         if bytes == 1 {
@@ -190,13 +232,18 @@ impl BlockWriter<'_> {
 
     /// As [`BlockWriter::operand`], of so many bytes.
     pub fn operand_of(&mut self, i: &Instruction, bytes: i32, write: bool) -> Result<Mem, Cannot> {
-        let Some(addend) = self.checked(bytes, write)? else {
-            self.linear(i)?;
-            return self.access(bytes, write);
-        };
-        let disp = i32::try_from(i.memory_displacement64() as i64);
         let has_high_byte =
             (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Register && is_high_byte(i.op_register(n)));
+        let Some(addend) = self.checked(bytes, write)? else {
+            self.linear(i)?;
+            return match self.registers_of(i) {
+                Some(place) if self.role == Role::Alone && self.expects(write) && !has_high_byte => {
+                    Ok(self.access_at_expected(bytes, place))
+                }
+                _ => self.access(bytes, write),
+            };
+        };
+        let disp = i32::try_from(i.memory_displacement64() as i64);
         if i.memory_base().is_gpr64()
             && i.memory_index() == Register::None
             && !has_high_byte
@@ -262,7 +309,8 @@ impl BlockWriter<'_> {
         let slots = self.compare_page(of_group, group_writes);
         let other = self.asm.jcc(cc::NE);
         let instruction = self.number_in_block;
-        self.ways.push((Way::SecondPageOfGroup { slots, found: self.asm.here(), instruction }, vec![other]));
+        debug_assert_eq!(self.in_frame, set::ALL, "the twin has no flags");
+        self.way(Way::SecondPageOfGroup { slots, found: self.asm.here(), instruction }, vec![other]);
         self.load_addend(slots, group_writes);
         self.asm.store(B8, addend(slot), RDX);
         self.asm.alu(B8, alu::ADD, RAX, RDX);
