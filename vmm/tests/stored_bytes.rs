@@ -8,6 +8,7 @@
 
 use cpu::{CpuModel, CpuState, CpuStateV1};
 use devices::DebugPortsV1;
+use devices::passthrough::{AskV1, DeviceInputV1, DmaV1, InterruptV1, RegionV1};
 use devices::pci::PciBusStateV1;
 use devices::platform::PlatformStateV1;
 use vmm::machine::checks::CheckRecord;
@@ -115,6 +116,21 @@ fn events() -> Vec<Event> {
         Event::Interrupted,
         Event::Limit,
         Event::NetworkInput(vec![vec![0xe1, 0xe2, 0xe3], Vec::new(), vec![0xe4]]),
+        Event::Devices(DeviceInputV1 {
+            asked: Some(AskV1::Read {
+                device: 0xd1,
+                region: RegionV1::Bar(0xd2),
+                offset: 0x1234_5678,
+                size_bytes: 0xd3,
+            }),
+            dma: vec![DmaV1 { gpa: 0x9_8765_4321, bytes: vec![0xd4, 0xd5] }],
+            interrupts: vec![InterruptV1 { device: 0xd6, vector: 0xd7 }],
+            value: Some(0xd8),
+        }),
+        Event::Devices(DeviceInputV1 {
+            asked: Some(AskV1::Translate { root: Some(0xd9), first: 0xda, pages: 0xdb }),
+            ..DeviceInputV1::default()
+        }),
     ]
 }
 
@@ -235,6 +251,7 @@ fn manifest(model: CpuModel) -> Manifest {
         disk: Some(image("disk", 0x50, 1005)),
         debug_ports: DebugPortsV1 { console: true, exit: Some(0x501) },
         network: None,
+        passthrough: Vec::new(),
     });
     manifest.made_by = "ttvm 0.1.0".to_string();
     manifest
