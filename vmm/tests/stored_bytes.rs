@@ -127,10 +127,6 @@ fn events() -> Vec<Event> {
             interrupts: vec![InterruptV1 { device: 0xd6, vector: 0xd7 }],
             value: Some(0xd8),
         }),
-        Event::Devices(DeviceInputV1 {
-            asked: Some(AskV1::Translate { root: Some(0xd9), first: 0xda, pages: 0xdb }),
-            ..DeviceInputV1::default()
-        }),
     ]
 }
 
@@ -203,6 +199,8 @@ fn the_records_of_a_log() {
         "01c03e80c8d007e11288808080f8ffffffff01101112131415161708",
         "04e802",
         "01a84680d1ca088d1589808080f8ffffffff011011121314151617090303e1e2e30001e4",
+        "049003",
+        "01904e80dac409b9178a808080f8ffffffff0110111213141516170a0100d100d2f8acd19101d301a18695bb980102d4d501d6d70101d801",
         "02904e80dac4098827d6e84860616263646566670000",
         "02904e80dac4098827d6e848606162636465666701202122232425262700",
         "02904e80dac4098827d6e84860616263646566670001303132333435363738393a3b3c3d3e3f",

@@ -18,6 +18,8 @@
 mod ask;
 pub(crate) mod function;
 pub(crate) mod ports;
+#[cfg(test)]
+mod tests;
 pub(crate) mod translation;
 mod written;
 

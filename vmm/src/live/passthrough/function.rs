@@ -16,7 +16,9 @@ const END: u64 = 1 << 39;
 
 /// See the module.
 pub(super) struct LiveFunction {
-    function: Function,
+    /// Nothing once it is lost: the host has it back.
+    function: Option<Function>,
+    address: String,
     slot: u8,
     mode: Interrupts,
     shadow: Shadow,
@@ -24,7 +26,6 @@ pub(super) struct LiveFunction {
     mapped: BTreeMap<u64, Shown>,
     /// The line has interrupted, and is masked until the guest touches the function.
     line_masked: bool,
-    is_gone: bool,
     told_unmapped: bool,
 }
 
@@ -37,31 +38,29 @@ impl LiveFunction {
             what: "cannot have memory for passed-through devices".to_string(),
             source,
         })?;
-        let (mapped, line_masked, is_gone, told_unmapped) = (BTreeMap::new(), false, false, false);
+        let address = function.address().to_string();
         Ok(LiveFunction {
-            function,
+            function: Some(function),
+            address,
             slot,
             mode: Interrupts::Line,
             shadow,
-            mapped,
-            line_masked,
-            is_gone,
-            told_unmapped,
+            mapped: BTreeMap::new(),
+            line_masked: false,
+            told_unmapped: false,
         })
     }
 
     /// What can be read when it wants something.
     pub fn wakes(&self) -> Option<BorrowedFd<'_>> {
-        (!self.is_gone).then(|| self.function.as_fd())
+        self.function.as_ref().map(AsFd::as_fd)
     }
 
     /// The guest reads.
     pub fn read(&mut self, bar: Option<u8>, offset: u32, size_bytes: u8) -> u64 {
         let mut bytes = [0; 8];
-        if self.is_gone {
-            return u64::MAX;
-        }
-        if let Err(error) = self.function.read(bar, offset, &mut bytes[..usize::from(size_bytes.min(8))]) {
+        let Some(function) = &self.function else { return u64::MAX };
+        if let Err(error) = function.read(bar, offset, &mut bytes[..usize::from(size_bytes.min(8))]) {
             self.lose(&error);
             return u64::MAX;
         }
@@ -71,12 +70,10 @@ impl LiveFunction {
 
     /// The guest writes.
     pub fn write(&mut self, bar: Option<u8>, offset: u32, data: &[u8]) {
-        if self.is_gone {
-            return;
-        }
-        match self.function.write(bar, offset, data) {
-            Ok(()) => self.touched(bar),
-            Err(error) => self.lose(&error),
+        match self.function.as_ref().map(|function| function.write(bar, offset, data)) {
+            Some(Ok(())) => self.touched(bar),
+            Some(Err(error)) => self.lose(&error),
+            None => {}
         }
     }
 
@@ -84,7 +81,7 @@ impl LiveFunction {
     fn touched(&mut self, bar: Option<u8>) {
         if bar.is_some() && std::mem::take(&mut self.line_masked) {
             // If it fails there is no interrupt any more, which the guest notices.
-            let _ = self.function.unmask_line();
+            let _ = self.function.as_ref().map(Function::unmask_line);
         }
     }
 
@@ -97,21 +94,16 @@ impl LiveFunction {
             InterruptModeV1::Msix(vectors) => Interrupts::Msix(vectors),
         };
         (self.line_masked, self.mode) = (false, mode);
-        if let Err(errno) = self.function.set_interrupts(mode) {
-            log::warn!(
-                "the PCI function {} takes no interrupts of the kind {mode:?}: {errno}",
-                self.function.address()
-            );
+        let set = self.function.as_mut().map(|function| function.set_interrupts(mode));
+        if let Some(Err(errno)) = set {
+            log::warn!("the PCI function {} takes no interrupts of the kind {mode:?}: {errno}", self.address);
         }
     }
 
     /// Interrupts since it was last asked.
     pub fn take_interrupts(&mut self) -> Vec<u16> {
         let mut vectors = Vec::new();
-        if self.is_gone {
-            return vectors;
-        }
-        for event in self.function.take_events() {
+        for event in self.function.as_ref().map(Function::take_events).unwrap_or_default() {
             match event {
                 Event::Interrupt(vector) => vectors.push(vector),
                 Event::Removal => self.lose("the host wants it back"),
@@ -134,6 +126,7 @@ impl LiveFunction {
     /// The guest has changed what it may see. Gives what it has written, for it may have written to what is taken away.
     pub fn translate(&mut self, ram: &GuestRam, root: Option<u64>, first: u64, pages: u64) -> Vec<DmaV1> {
         let end = if pages == 0 { END } else { first.saturating_add(pages * PAGE_BYTES as u64).min(END) };
+        let root = root.filter(|_| self.function.is_some());
         let wanted = root.map(|root| shown(ram, root, self.slot, first..end)).unwrap_or_default();
         let range = if root.is_some() { first..end } else { 0..END };
         let before: Vec<_> = self.mapped.range(range).map(|(&iova, &shown)| (iova, shown)).collect();
@@ -141,8 +134,8 @@ impl LiveFunction {
             before.into_iter().filter(|(iova, shown)| wanted.get(iova) != Some(shown)).collect();
         for (iova, _) in &taken {
             self.mapped.remove(iova);
-            if let Err(errno) = self.function.unmap(*iova) {
-                log::warn!("the PCI function {} keeps a page at {iova:#x}: {errno}", self.function.address());
+            if let Some(Err(errno)) = self.function.as_ref().map(|function| function.unmap(*iova)) {
+                log::warn!("the PCI function {} keeps a page at {iova:#x}: {errno}", self.address);
             }
         }
         for (iova, page) in wanted {
@@ -156,8 +149,9 @@ impl LiveFunction {
     }
 
     fn map(&mut self, ram: &GuestRam, iova: u64, page: Shown) {
+        let Some(function) = &self.function else { return };
         self.shadow.show(ram, page.offset, page.may_write);
-        match self.function.map(iova, self.shadow.area(), page.offset as usize, page.may_write) {
+        match function.map(iova, self.shadow.area(), page.offset as usize, page.may_write) {
             Ok(()) => _ = self.mapped.insert(iova, page),
             Err(errno) => {
                 self.shadow.hide(page.offset, page.may_write);
@@ -165,7 +159,7 @@ impl LiveFunction {
                     log::warn!(
                         "the host does not let the PCI function {} see memory at {iova:#x} ({errno}): raise the limit of locked \
                          memory (ulimit -l); the guest's driver may fail",
-                        self.function.address()
+                        self.address
                     );
                 }
             }
@@ -173,10 +167,7 @@ impl LiveFunction {
     }
 
     fn lose(&mut self, why: impl std::fmt::Display) {
-        self.is_gone = true;
-        log::warn!(
-            "the PCI function {} is gone ({why}); the guest goes on without it",
-            self.function.address()
-        );
+        self.function = None;
+        log::warn!("the PCI function {} is gone ({why}); the guest goes on without it", self.address);
     }
 }
