@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use boot::packed_kernel;
 use boot::time_reads::{self, Rewriting};
 use devices::DebugPortsV1;
-use devices::passthrough::PciDescriptionV1;
+use devices::passthrough::{BarDescriptionV1, PciDescriptionV1};
 use serde::Serialize;
 
 use crate::error::Error;
@@ -72,6 +72,9 @@ pub enum PassedDevice {
     },
 }
 
+/// What their BARs may take together: with what is lost between them, it fits into the bus's windows.
+const MAX_BAR_MEMORY: u64 = 480 << 20;
+const MAX_BAR_PORTS: u64 = 4096;
 /// Passed-through devices that a machine can have.
 pub const MAX_PASSED: usize = 8;
 
@@ -218,6 +221,18 @@ impl MachineConfig {
                 }
                 PassedDevice::Ports { .. } => {}
             }
+        }
+        let bars = self.passthrough.iter().flat_map(|passed| match passed {
+            PassedDevice::Function { description, .. } => description.bars.as_slice(),
+            PassedDevice::Ports { .. } => &[],
+        });
+        let (ports, memory): (Vec<_>, Vec<_>) = bars.partition(|bar| bar.is_ports);
+        let total =
+            |bars: Vec<&BarDescriptionV1>| bars.iter().map(|bar| u64::from(bar.size_bytes)).sum::<u64>();
+        if total(memory) > MAX_BAR_MEMORY || total(ports) > MAX_BAR_PORTS {
+            return Err(
+                "asks for devices of the host with more memory than fits below 4 GiB; pass fewer".to_string()
+            );
         }
         if let Some(network) = self.network.as_ref().filter(|network| network.mtu < MIN_MTU) {
             return Err(format!(
