@@ -13,6 +13,7 @@ pub mod ioapic;
 pub mod lapic;
 pub mod layout;
 pub mod misc_ports;
+pub mod passthrough;
 pub mod pci;
 pub mod pic;
 pub mod pit;

@@ -7,6 +7,7 @@
 //! JSON follows.)
 
 use devices::DebugPortsV1;
+use devices::passthrough::{AskV1, InterruptModeV1, RegionV1, TranslationStateV1, WrittenV1};
 use devices::pci::PciBusStateV1;
 use devices::platform::PlatformStateV1;
 use devices::virtio::DeviceStateV1;
@@ -61,5 +62,59 @@ fn the_ports_of_a_machine_description_keep_their_names() {
     ] {
         assert_eq!(serde_json::to_string(&ports).unwrap(), json);
         assert_eq!(serde_json::from_str::<DebugPortsV1>(json).unwrap(), ports);
+    }
+}
+
+/// Passed-through devices came later still.
+#[test]
+fn passed_through_devices_have_the_bytes_of_version_1() {
+    let hash = std::array::from_fn(|number| 0xa0 + number as u8);
+    let written = WrittenV1 { count: 0x89, hash };
+    let hash_bytes: Vec<u8> = hash.to_vec();
+    let translation = TranslationStateV1 {
+        status: 0x81,
+        root: 0x82,
+        root_in_use: 0x83,
+        context: 0x84,
+        address: 0x85,
+        invalidate: 0x86,
+        fault_event: [1, 2, 3, 4],
+    };
+    for (state, bytes) in [
+        (DeviceStateV1::PassedFunction { line: true, written }, [&[4, 1, 0x89, 1][..], &hash_bytes].concat()),
+        (DeviceStateV1::PassedPorts { written }, [&[5, 0x89, 1][..], &hash_bytes].concat()),
+        (
+            DeviceStateV1::Translation(translation),
+            vec![6, 0x81, 1, 0x82, 1, 0x83, 1, 0x84, 1, 0x85, 1, 0x86, 1, 1, 2, 3, 4],
+        ),
+    ] {
+        assert_eq!(postcard::to_stdvec(&state).unwrap(), bytes);
+        assert_eq!(postcard::from_bytes::<DeviceStateV1>(&bytes).unwrap(), state);
+    }
+}
+
+#[test]
+fn what_devices_are_asked_has_the_bytes_of_version_1() {
+    let (device, offset, size_bytes, value) = (0x11, 0x12, 0x13, 0x14);
+    let interrupts = |mode| AskV1::Interrupts { device, mode };
+    for (ask, bytes) in [
+        (
+            AskV1::Read { device, region: RegionV1::Bar(0x15), offset, size_bytes },
+            &[0, 0x11, 0, 0x15, 0x12, 0x13][..],
+        ),
+        (AskV1::Read { device, region: RegionV1::Config, offset, size_bytes }, &[0, 0x11, 1, 0x12, 0x13]),
+        (
+            AskV1::Write { device, region: RegionV1::Ports, offset, size_bytes, value },
+            &[1, 0x11, 2, 0x12, 0x13, 0x14],
+        ),
+        (interrupts(InterruptModeV1::Off), &[2, 0x11, 0]),
+        (interrupts(InterruptModeV1::Line), &[2, 0x11, 1]),
+        (interrupts(InterruptModeV1::Msi), &[2, 0x11, 2]),
+        (interrupts(InterruptModeV1::Msix(0x16)), &[2, 0x11, 3, 0x16]),
+        (AskV1::Translate { root: Some(0x17), first: 0x18, pages: 0x19 }, &[3, 1, 0x17, 0x18, 0x19]),
+        (AskV1::Translate { root: None, first: 0x18, pages: 0x19 }, &[3, 0, 0x18, 0x19]),
+    ] {
+        assert_eq!(postcard::to_stdvec(&ask).unwrap(), bytes);
+        assert_eq!(postcard::from_bytes::<AskV1>(bytes).unwrap(), ask);
     }
 }

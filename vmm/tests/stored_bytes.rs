@@ -8,6 +8,7 @@
 
 use cpu::{CpuModel, CpuState, CpuStateV1};
 use devices::DebugPortsV1;
+use devices::passthrough::{AskV1, DeviceInputV1, DmaV1, InterruptV1, RegionV1};
 use devices::pci::PciBusStateV1;
 use devices::platform::PlatformStateV1;
 use vmm::machine::checks::CheckRecord;
@@ -115,6 +116,17 @@ fn events() -> Vec<Event> {
         Event::Interrupted,
         Event::Limit,
         Event::NetworkInput(vec![vec![0xe1, 0xe2, 0xe3], Vec::new(), vec![0xe4]]),
+        Event::Devices(DeviceInputV1 {
+            asked: Some(AskV1::Read {
+                device: 0xd1,
+                region: RegionV1::Bar(0xd2),
+                offset: 0x1234_5678,
+                size_bytes: 0xd3,
+            }),
+            dma: vec![DmaV1 { gpa: 0x9_8765_4321, bytes: vec![0xd4, 0xd5] }],
+            interrupts: vec![InterruptV1 { device: 0xd6, vector: 0xd7 }],
+            value: Some(0xd8),
+        }),
     ]
 }
 
@@ -187,6 +199,8 @@ fn the_records_of_a_log() {
         "01c03e80c8d007e11288808080f8ffffffff01101112131415161708",
         "04e802",
         "01a84680d1ca088d1589808080f8ffffffff011011121314151617090303e1e2e30001e4",
+        "049003",
+        "01904e80dac409b9178a808080f8ffffffff0110111213141516170a0100d100d2f8acd19101d301a18695bb980102d4d501d6d70101d801",
         "02904e80dac4098827d6e84860616263646566670000",
         "02904e80dac4098827d6e848606162636465666701202122232425262700",
         "02904e80dac4098827d6e84860616263646566670001303132333435363738393a3b3c3d3e3f",
@@ -235,6 +249,7 @@ fn manifest(model: CpuModel) -> Manifest {
         disk: Some(image("disk", 0x50, 1005)),
         debug_ports: DebugPortsV1 { console: true, exit: Some(0x501) },
         network: None,
+        passthrough: Vec::new(),
     });
     manifest.made_by = "ttvm 0.1.0".to_string();
     manifest

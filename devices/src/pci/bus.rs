@@ -5,8 +5,10 @@ use vm_memory::GuestMemory;
 use super::config::{ConfigSpace, Identity};
 use super::error::StateError;
 use super::msix::Msi;
+use super::passed::PassedThrough;
 use super::state::PciBusStateV1;
 use crate::layout::{PCI_CONFIG_PORT, PCI_FIRST_GSI, PCI_MMIO_END, PCI_MMIO_START};
+use crate::passthrough::{AskV1, DeviceInputV1, PciDescriptionV1};
 use crate::virtio::block_backend::BlockBackend;
 use crate::virtio::device::VirtioDevice;
 use crate::virtio::function::{ConsolePort, NetworkPort, VirtioFunction};
@@ -27,6 +29,7 @@ pub struct PciBus {
     host_bridge: ConfigSpace,
     /// Slot `n + 1` holds `functions[n]`.
     functions: Vec<VirtioFunction>,
+    passed: PassedThrough,
     msis: Vec<Msi>,
 }
 
@@ -52,6 +55,7 @@ impl PciBus {
             address: 0,
             host_bridge: ConfigSpace::new(&identity),
             functions: Vec::new(),
+            passed: PassedThrough::default(),
             msis: Vec::new(),
         }
     }
@@ -59,12 +63,60 @@ impl PciBus {
     /// Plugs a device into the next slot, which it returns, with BARs assigned. Panics when all slots are
     /// taken: the machine's description is wrong.
     pub fn add(&mut self, device: impl Into<VirtioDevice>) -> usize {
+        assert!(self.passed.is_empty(), "passed-through devices come last");
         let slot = self.functions.len() + 1;
         assert!(slot < SLOTS, "the PCI bus has {SLOTS} slots");
         let window = PCI_MMIO_START as u32 + slot as u32 * WINDOW_PER_SLOT;
         let line = PCI_FIRST_GSI + (slot % 4) as u8;
         self.functions.push(VirtioFunction::new(device.into(), window, line));
         slot
+    }
+
+    /// Plugs a PCI function of the host into the next slot, with BARs assigned. The first brings the IOMMU along.
+    pub fn pass_function(&mut self, description: &PciDescriptionV1) -> usize {
+        let slot = self.functions.len() + 1 + self.passed.function_count();
+        assert!(slot < SLOTS, "the PCI bus has {SLOTS} slots");
+        self.passed.add_function(slot, description, PCI_FIRST_GSI + (slot % 4) as u8);
+        slot
+    }
+
+    /// Passes ports of the host through.
+    pub fn pass_ports(&mut self, first: u16, last: u16) {
+        self.passed.add_ports(first, last);
+    }
+
+    /// Whether any device of the host is passed through.
+    pub fn has_passed(&self) -> bool {
+        !self.passed.is_empty()
+    }
+
+    /// What a guest read of a port is to be asked outside, if only a passed-through device knows the answer. The read is
+    /// over then: it must not come to [`PciBus::io_read`] as well.
+    pub fn port_read_ask(&self, port: u16, size: u8) -> Option<AskV1> {
+        if let Some(register) = self.data_register(port, size.into()) {
+            return self.passed.function_in(self.target()?)?.config_ask(register, size.into());
+        }
+        self.passed.port_read_ask(port, size)
+    }
+
+    /// A guest write to a port; false when it is no passed-through device's.
+    pub fn passed_port_write(&mut self, port: u16, data: &[u8]) -> bool {
+        self.passed.port_write(port, data, &mut self.msis)
+    }
+
+    /// As [`PciBus::port_read_ask`], for device memory.
+    pub fn mmio_read_ask(&self, gpa: u64, size: usize) -> Option<AskV1> {
+        if forwarded(gpa, size) { self.passed.mmio_read_ask(gpa, size) } else { None }
+    }
+
+    /// What the guest told passed-through devices since the last call, oldest first. It is no part of the saved state.
+    pub fn take_told(&mut self) -> Vec<AskV1> {
+        self.passed.take_told()
+    }
+
+    /// Something came from passed-through devices; what they wrote to memory is there already.
+    pub fn take_input(&mut self, input: &DeviceInputV1) {
+        self.passed.take_input(input, &mut self.msis);
     }
 
     /// A guest read of ports 0xCF8..=0xCFF. False when nothing here answers.
@@ -82,6 +134,8 @@ impl PciBus {
             Some(0) => self.host_bridge.read(register, data, false),
             Some(slot) => {
                 if let Some(function) = self.functions.get_mut(slot - 1) {
+                    function.config_read(register, data);
+                } else if let Some(function) = self.passed.function_in(slot) {
                     function.config_read(register, data);
                 }
             }
@@ -102,6 +156,8 @@ impl PciBus {
             Some(slot) => {
                 if let Some(function) = self.functions.get_mut(slot - 1) {
                     function.config_write(mem, register, data, &mut self.msis);
+                } else {
+                    self.passed.config_write(slot, register, data, &mut self.msis);
                 }
             }
             None => {}
@@ -111,13 +167,18 @@ impl PciBus {
 
     /// A guest read of device memory. False when no BAR claims all of it.
     pub fn mmio_read<M: GuestMemory>(&mut self, _mem: &M, gpa: u64, data: &mut [u8]) -> bool {
-        forwarded(gpa, data.len()) && self.functions.iter_mut().any(|f| f.mmio_read(gpa, data))
+        self.passed.translation_read(gpa, data)
+            || forwarded(gpa, data.len())
+                && (self.functions.iter_mut().any(|f| f.mmio_read(gpa, data))
+                    || self.passed.mmio_read(gpa, data))
     }
 
     /// A guest write to device memory. False when no BAR claims all of it.
     pub fn mmio_write<M: GuestMemory>(&mut self, mem: &M, gpa: u64, data: &[u8]) -> bool {
-        forwarded(gpa, data.len())
-            && self.functions.iter_mut().any(|f| f.mmio_write(mem, gpa, data, &mut self.msis))
+        self.passed.translation_write(gpa, data)
+            || forwarded(gpa, data.len())
+                && (self.functions.iter_mut().any(|f| f.mmio_write(mem, gpa, data, &mut self.msis))
+                    || self.passed.write(false, gpa, data, &mut self.msis))
     }
 
     /// Messages sent since the last call, oldest first, for the owner to hand to the local APIC.
@@ -128,7 +189,9 @@ impl PciBus {
     /// Levels of the INTx lines: bit n is I/O APIC pin 16 + n; slot s drives n = s % 4.
     pub fn irq_levels(&self) -> u32 {
         let lines = self.functions.iter().enumerate();
-        lines.fold(0, |levels, (i, function)| levels | u32::from(function.irq_level()) << ((i + 1) % 4))
+        let levels =
+            lines.fold(0, |levels, (i, function)| levels | u32::from(function.irq_level()) << ((i + 1) % 4));
+        levels | self.passed.irq_levels()
     }
 
     /// The first console on the bus.
@@ -159,7 +222,7 @@ impl PciBus {
         PciBusStateV1 {
             address: self.address,
             host_bridge: self.host_bridge.bytes(),
-            functions: self.functions.iter().map(VirtioFunction::state).collect(),
+            functions: self.functions.iter().map(VirtioFunction::state).chain(self.passed.states()).collect(),
             msis: self.msis.iter().map(|msi| (msi.address, msi.data)).collect(),
         }
     }
@@ -167,11 +230,11 @@ impl PciBus {
     /// Puts back a saved state. The same devices must have been added in the same order. On an error
     /// nothing has changed.
     pub fn restore(&mut self, state: &PciBusStateV1) -> Result<(), StateError> {
-        if state.functions.len() != self.functions.len() {
+        if state.functions.len() != self.functions.len() + self.passed.state_count() {
             return Err(StateError::new(format!(
                 "{} PCI devices were saved, this machine has {}",
                 state.functions.len(),
-                self.functions.len()
+                self.functions.len() + self.passed.state_count()
             )));
         }
         if state.address & !ADDRESS_WRITABLE != 0 {
@@ -182,6 +245,8 @@ impl PciBus {
         let parts = pairs
             .map(|(i, (function, state))| function.check(state).map_err(|e| e.in_slot(i + 1)))
             .collect::<Result<Vec<_>, _>>()?;
+        let passed = self.passed.check(&state.functions[self.functions.len()..])?;
+        self.passed.install(passed);
         for (function, parts) in self.functions.iter_mut().zip(parts) {
             function.install(parts);
         }

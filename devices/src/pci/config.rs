@@ -19,9 +19,12 @@ const INTERRUPT_LINE: usize = 0x3C;
 const INTERRUPT_PIN: usize = 0x3D;
 const FIRST_CAPABILITY: usize = 0x40;
 
+const COMMAND_PORTS: u16 = 1 << 0;
 const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_BUS_MASTER: u16 = 1 << 2;
 const COMMAND_INTX_DISABLE: u16 = 1 << 10;
+/// Bit 0 of a BAR of ports.
+const BAR_PORTS: u32 = 1;
 /// Memory enable, bus master, parity response, SERR enable, INTx disable.
 const COMMAND_WRITABLE: u16 = COMMAND_MEMORY | COMMAND_BUS_MASTER | 1 << 6 | 1 << 8 | COMMAND_INTX_DISABLE;
 const STATUS_INTERRUPT: u8 = 1 << 3;
@@ -78,6 +81,17 @@ impl ConfigSpace {
         self.bytes[COMMAND] |= COMMAND_MEMORY as u8;
     }
 
+    /// Adds a BAR of ports of a power-of-two number, already assigned and decoding.
+    pub fn add_port_bar(&mut self, index: usize, size_bytes: u32, base: u32) {
+        assert!(size_bytes.is_power_of_two() && size_bytes >= 4 && base.is_multiple_of(size_bytes));
+        let register = FIRST_BAR + 4 * index;
+        self.put(register, &(base | BAR_PORTS).to_le_bytes());
+        // No port has more than 16 bits.
+        self.allow(register, &(!(size_bytes - 1) & 0xFFFF).to_le_bytes());
+        self.allow(COMMAND, &(COMMAND_WRITABLE | COMMAND_PORTS).to_le_bytes());
+        self.bytes[COMMAND] |= COMMAND_PORTS as u8;
+    }
+
     /// Gives the function INTA, routed to `line`.
     pub fn add_interrupt_pin(&mut self, line: u8) {
         self.bytes[INTERRUPT_PIN] = 1;
@@ -102,6 +116,12 @@ impl ConfigSpace {
         self.last_link = offset + 1;
         self.next_capability = (offset + 2 + body.len()).next_multiple_of(4);
         offset
+    }
+
+    /// As [`ConfigSpace::add_capability`], at a place of the caller's choice, where there must be room.
+    pub fn add_capability_at(&mut self, offset: usize, id: u8, body: &[u8], writable: &[u8]) -> usize {
+        self.next_capability = offset;
+        self.add_capability(id, body, writable)
     }
 
     /// Reads registers; the caller's range lies inside the space. `interrupt` is the state of the
@@ -144,6 +164,11 @@ impl ConfigSpace {
         self.u16_at(COMMAND) & COMMAND_MEMORY != 0
     }
 
+    /// Whether BARs of ports decode.
+    pub fn ports_enabled(&self) -> bool {
+        self.u16_at(COMMAND) & COMMAND_PORTS != 0
+    }
+
     /// Whether the function may read and write memory, which includes sending MSIs.
     pub fn bus_master(&self) -> bool {
         self.u16_at(COMMAND) & COMMAND_BUS_MASTER != 0
@@ -157,6 +182,12 @@ impl ConfigSpace {
     /// Where a memory BAR is now.
     pub fn bar_base(&self, index: usize) -> u64 {
         u64::from(self.u32_at(FIRST_BAR + 4 * index) & !0xF)
+    }
+
+    /// Where a BAR of memory or of ports is now.
+    pub fn any_bar_base(&self, index: usize) -> u64 {
+        let register = self.u32_at(FIRST_BAR + 4 * index);
+        u64::from(register & if register & BAR_PORTS != 0 { !3 } else { !0xF })
     }
 
     /// All registers, for saving.

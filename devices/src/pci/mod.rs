@@ -13,6 +13,7 @@ mod bus;
 pub(crate) mod config;
 pub(crate) mod error;
 pub(crate) mod msix;
+mod passed;
 mod state;
 
 pub use bus::{PciBus, SLOTS};

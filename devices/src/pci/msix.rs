@@ -115,6 +115,20 @@ impl Msix {
         self.pending = 0;
     }
 
+    /// Reads the table, wherever it lies.
+    pub fn read_table(&self, offset: usize, data: &mut [u8]) {
+        for (at, byte) in (offset..).zip(data) {
+            *byte = self.table_byte(at);
+        }
+    }
+
+    /// Reads the pending bits, wherever they lie.
+    pub fn read_pending(&self, offset: usize, data: &mut [u8]) {
+        for (at, byte) in (offset..).zip(data) {
+            *byte = self.pending.to_le_bytes().get(at).copied().unwrap_or(0);
+        }
+    }
+
     /// Reads the MSI-X BAR; unused places read zero.
     pub fn read(&self, offset: usize, data: &mut [u8]) {
         for (i, byte) in data.iter_mut().enumerate() {
@@ -174,6 +188,10 @@ impl Msix {
         if (pba..pba + 8).contains(&offset) {
             return self.pending.to_le_bytes()[offset - pba];
         }
+        self.table_byte(offset)
+    }
+
+    fn table_byte(&self, offset: usize) -> u8 {
         let Some(entry) = self.entries.get(offset / ENTRY_BYTES) else { return 0 };
         let dwords = [entry.address_low, entry.address_high, entry.data, entry.control];
         dwords[offset % ENTRY_BYTES / 4].to_le_bytes()[offset % 4]

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::passthrough::{TranslationStateV1, WrittenV1};
 use crate::pci::msix::MsixStateV1;
 
 /// One PCI function with its virtio device.
@@ -61,7 +62,8 @@ pub struct QueueStateV1 {
     pub vector: u16,
 }
 
-/// What only one kind of device has.
+/// What only one kind of device has. Kinds that came later and are no virtio devices have their state in here too, so that
+/// the bus's state keeps its form: they have no transport and no queues, and but for PCI functions no configuration space.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceStateV1 {
     /// Block: what the guest knows about the disk, to notice a wrong one.
@@ -102,4 +104,18 @@ pub enum DeviceStateV1 {
         /// Chained XXH3-128 of all of them.
         sent_hash: [u8; 16],
     },
+    /// A PCI function of the host.
+    PassedFunction {
+        /// Whether its interrupt line is up.
+        line: bool,
+        /// What the guest wrote to it.
+        written: WrittenV1,
+    },
+    /// Plain ports of the host.
+    PassedPorts {
+        /// What the guest wrote to them.
+        written: WrittenV1,
+    },
+    /// The IOMMU for such functions.
+    Translation(TranslationStateV1),
 }

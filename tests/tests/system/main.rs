@@ -15,6 +15,7 @@ mod kernels;
 mod kvm_lab;
 mod network;
 mod newer_kernels;
+mod passthrough;
 mod recordings;
 mod seeks;
 mod stock;

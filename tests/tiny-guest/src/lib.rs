@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod passed;
 pub mod stopped;
 
 use std::path::{Path, PathBuf};

@@ -36,11 +36,21 @@ pub struct BootImages<'a> {
     /// Entropy for Linux's random number generator. The caller records it or derives it from the
     /// recording: it is part of the guest's initial image.
     pub rng_seed: Option<[u8; 32]>,
+    /// Slots of PCI functions of the host, which reach memory through an IOMMU.
+    pub translated_slots: Vec<u8>,
 }
 
 impl<'a> BootImages<'a> {
     /// A kernel alone: no command line, no companions, no seed.
     pub fn new(kernel: Image<'a>) -> BootImages<'a> {
-        BootImages { kernel, initrd: None, modules: Vec::new(), cmdline: "", protocol: None, rng_seed: None }
+        BootImages {
+            kernel,
+            initrd: None,
+            modules: Vec::new(),
+            cmdline: "",
+            protocol: None,
+            rng_seed: None,
+            translated_slots: Vec::new(),
+        }
     }
 }

@@ -5,14 +5,17 @@ use std::time::Duration;
 
 use vmm::engine::EngineKind;
 use vmm::error::Error;
-use vmm::live::{ClockOptions, LiveConsole, LiveInputs, LiveOptions, Pacing, Peer};
+use vmm::live::{ClockOptions, LiveConsole, LiveInputs, LiveOptions, OpenedDevices, Pacing, Peer};
 use vmm::machine::Machine;
-use vmm::machine::config::{Images, MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineConfig, MachineOptions};
+use vmm::machine::config::{
+    Images, MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineConfig, MachineOptions, PassedDevice,
+};
 use vmm::machine::inputs::PowerOn;
 use vmm::machine::unit::Unit;
 use vmm::recording::Manifest;
 
 use crate::network_arg::NetworkArg;
+use crate::passthrough_arg::PassthroughArg;
 
 /// The machine and its surroundings.
 #[derive(clap::Args)]
@@ -36,6 +39,11 @@ pub struct MachineArgs {
     /// ports of the host to the guest; tap,ifname=NAME connects it to a TAP interface. Both take mac=ADDRESS
     #[arg(long, value_name = "NETWORK")]
     net: Option<NetworkArg>,
+    /// Device of the host for the guest alone (repeatable): pci:0000:00:1d.0 is a PCI function that is bound to vfio-pci, and
+    /// port:0x2f8-0x2ff are plain ports. What the guest reads and what the device writes to memory is recorded. Experimental:
+    /// see vmm/PASSTHROUGH.md for what it can serve
+    #[arg(long, value_name = "DEVICE")]
+    passthrough: Vec<PassthroughArg>,
     /// RAM size: a number with K, M or G
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     memory: u64,
@@ -143,9 +151,17 @@ enum EngineChoice {
     Kvm,
 }
 
+/// A machine that has not run yet, and devices of the host that are to be its own.
+pub struct Built<U> {
+    /// Its description.
+    pub config: MachineConfig,
+    machine: Machine<U>,
+    devices: OpenedDevices,
+}
+
 impl MachineArgs {
     /// Reads the images and gives the machine's description.
-    fn config(&self) -> Result<(MachineConfig, Images), Error> {
+    fn config(&self, passthrough: Vec<PassedDevice>) -> Result<(MachineConfig, Images), Error> {
         let model = match self.engine() {
             EngineKind::Kvm => vmm::engine::kvm::model()?,
             EngineKind::Soft => cpu::CpuModel::default(),
@@ -165,6 +181,7 @@ impl MachineArgs {
             debug_exit: self.debug_exit,
             model,
             network: self.net.as_ref().map(NetworkArg::config),
+            passthrough,
         })
     }
 
@@ -174,10 +191,13 @@ impl MachineArgs {
     }
 
     /// The machine, on its engine, at its first instruction.
-    pub fn build<U: Unit>(&self, power_on: &PowerOn) -> Result<(MachineConfig, Machine<U>), Error> {
-        let (config, images) = self.config()?;
+    pub fn build<U: Unit>(&self, power_on: &PowerOn) -> Result<Built<U>, Error> {
+        let wanted: Vec<_> = self.passthrough.iter().map(|passed| passed.0.clone()).collect();
+        let (devices, described) = OpenedDevices::open(&wanted)?;
+        let (config, images) = self.config(described)?;
+        config.validate().map_err(|why| Error::Unsupported(format!("the machine {why}")))?;
         let machine = Machine::build(&config, &images, power_on, self.engine())?;
-        Ok((config, machine))
+        Ok(Built { config, machine, devices })
     }
 
     /// What the machine is given at power-on.
@@ -190,10 +210,13 @@ impl MachineArgs {
         ClockOptions { slowdown: self.slow_clock, patience: Duration::from_micros(self.wait_for_exit.into()) }
     }
 
-    /// The inputs of a run that begins: the console, and the network.
-    pub fn live<U: Unit>(&self) -> Result<LiveInputs<U>, Error> {
+    /// The inputs of a run that begins: the console, the network, and devices of the host.
+    pub fn live<U: Unit>(&self, built: Built<U>) -> Result<(Machine<U>, LiveInputs<U>), Error> {
         let peer = self.net.as_ref().map(|network| Peer::connect(&network.peer)).transpose()?;
-        Ok(LiveInputs::new(LiveConsole::new(self.console())?, peer))
+        let inputs = LiveInputs::new(LiveConsole::new(self.console())?, peer);
+        let inputs =
+            inputs.with_devices(built.devices, &built.config.passed_slots(), built.machine.shared_ram())?;
+        Ok((built.machine, inputs))
     }
 
     fn console<U: Unit>(&self) -> LiveOptions<U> {

@@ -10,6 +10,7 @@ mod interrupt;
 mod machine_args;
 mod network_arg;
 mod output;
+mod passthrough_arg;
 mod progress;
 mod stats;
 mod travel;

@@ -3,11 +3,12 @@
 
 use std::path::PathBuf;
 
+use devices::passthrough::{AskV1, DeviceInputV1};
 use serde::Serialize;
 use vmm::engine::{Leave, Statistics};
 use vmm::error::Error;
 use vmm::machine::Machine;
-use vmm::machine::inputs::{Event, Idle, Inputs, Sent, View};
+use vmm::machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
 use vmm::machine::unit::Unit;
 use vmm::position::{Count, Moment};
 
@@ -83,6 +84,14 @@ impl<C: Count, I: Inputs<C>> Inputs<C> for WithStats<I> {
 
     fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
         self.inner.idle(now, deadline_ns)
+    }
+
+    fn ask_devices(&mut self, at: AskedAt<C>, ask: &AskV1) -> Result<DeviceInputV1, Error> {
+        self.inner.ask_devices(at, ask)
+    }
+
+    fn tell_devices(&mut self, at: AskedAt<C>, told: &AskV1) -> Result<(), Error> {
+        self.inner.tell_devices(at, told)
     }
 
     fn network_output(&mut self, frames: Vec<Sent<C>>) -> Result<(), Error> {

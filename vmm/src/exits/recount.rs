@@ -12,12 +12,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use checkpoint::Store;
+use devices::passthrough::{AskV1, DeviceInputV1};
 
 use crate::engine::Leave;
 use crate::error::Error;
 use crate::exits::folders::{RecountDraft, folder};
 use crate::machine::checks::{CheckParts, CheckRecord};
-use crate::machine::inputs::{Event, Idle, Inputs, View};
+use crate::machine::inputs::{AskedAt, Event, Idle, Inputs, View};
 use crate::machine::{Machine, Outcome, RunStop, hash_of};
 use crate::position::{Exits, Instructions, Moment};
 use crate::recording::checkpointer::Checkpointer;
@@ -125,6 +126,7 @@ fn recount(
         events: 0,
         checks: 0,
         last: Moment::default(),
+        answers: Vec::new(),
     };
     let options = CheckpointOptions {
         interval_ns: 0,
@@ -148,12 +150,13 @@ fn recount(
         let here = machine.moment_in::<Instructions>().count;
         // Where the guest was stopped without an exit, what comes in after this instruction has begun to come
         // in.
-        if here - looked >= slice_steps && transcriber.last.count < here {
+        if here - looked >= slice_steps && transcriber.last.count < here && transcriber.answers.is_empty() {
             checkpointer.look(machine, transcriber)?;
             looked = here;
         }
         Ok(())
     })?;
+    transcriber.write_answers(machine.cpu().system_calls())?;
     checkpointer.finish(&mut machine, &transcriber)?;
     if let Some(end) = &recording.log.end {
         transcriber.compare_end(end, &machine)?;
@@ -238,6 +241,8 @@ struct Transcriber {
     events: usize,
     checks: usize,
     last: Moment<Instructions>,
+    /// Answers to the instruction before the next poll, which says how many system calls there were.
+    answers: Vec<EventRecord<Instructions>>,
 }
 
 impl Transcriber {
@@ -248,6 +253,15 @@ impl Transcriber {
         self.log.append(&LogRecord::<Instructions>::SystemCalls(0))?;
         self.log.append(&LogRecord::Event(power_on))?;
         (self.events, self.last) = (1, at);
+        Ok(())
+    }
+
+    /// Writes the answers that have come in since it was last called.
+    fn write_answers(&mut self, system_calls: u64) -> Result<(), Error> {
+        for record in std::mem::take(&mut self.answers) {
+            self.log.append(&LogRecord::<Instructions>::SystemCalls(system_calls))?;
+            self.log.append(&LogRecord::Event(record))?;
+        }
         Ok(())
     }
 
@@ -283,6 +297,7 @@ impl Logged<Exits, Instructions> for Transcriber {
 impl Inputs<Exits> for Transcriber {
     fn poll(&mut self, view: &View<'_, Exits>) -> Result<Option<Event>, Error> {
         (self.here, self.branches) = (Instructions(view.cpu.steps()), view.cpu.branches());
+        self.write_answers(view.cpu.system_calls())?;
         let event = self.player.poll(view)?;
         if let Some(event) = &event {
             let at = Moment { count: self.here, time_ns: view.moment.time_ns };
@@ -331,6 +346,14 @@ impl Inputs<Exits> for Transcriber {
             ram_digest,
         }))?;
         self.player.checked(check)
+    }
+
+    fn ask_devices(&mut self, at: AskedAt<Exits>, ask: &AskV1) -> Result<DeviceInputV1, Error> {
+        let input = self.player.ask_devices(at, ask)?;
+        let here = Moment { count: at.instructions, time_ns: at.at.time_ns };
+        (self.events, self.last) = (self.events + 1, here);
+        self.answers.push(EventRecord::of_answer(here, input.clone()));
+        Ok(input)
     }
 
     fn console_output(&mut self, _now: Moment<Exits>, bytes: &[u8]) -> Result<(), Error> {

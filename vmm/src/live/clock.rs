@@ -4,10 +4,12 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
+use devices::passthrough::{AskV1, DeviceInputV1};
+
 use crate::engine::Leave;
 use crate::error::Error;
 use crate::machine::checks::{CheckParts, CheckRecord};
-use crate::machine::inputs::{Event, Idle, Inputs, Sent, View};
+use crate::machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
 use crate::position::{Exits, Moment};
 
 /// Time shorter than this comes in together with what passes after it, unless a device waits for less.
@@ -104,6 +106,14 @@ impl<I: Inputs<Exits>> Inputs<Exits> for LiveClock<I> {
 
     fn checked(&mut self, check: CheckRecord<Exits>) -> Result<(), Error> {
         self.inner.checked(check)
+    }
+
+    fn ask_devices(&mut self, at: AskedAt<Exits>, ask: &AskV1) -> Result<DeviceInputV1, Error> {
+        self.inner.ask_devices(at, ask)
+    }
+
+    fn tell_devices(&mut self, at: AskedAt<Exits>, told: &AskV1) -> Result<(), Error> {
+        self.inner.tell_devices(at, told)
     }
 
     fn network_output(&mut self, frames: Vec<Sent<Exits>>) -> Result<(), Error> {

@@ -99,7 +99,7 @@ impl<C: Unit> LiveConsole<C> {
         };
         if !console.terminal {
             // Whether anything can be typed at all is known from the start.
-            console.read_keyboard(Duration::ZERO, None);
+            console.read_keyboard(Duration::ZERO, &[]);
         }
         Ok(console)
     }
@@ -121,13 +121,13 @@ impl<C: Unit> LiveConsole<C> {
         }
     }
 
-    /// Reads what has been typed, waiting up to `timeout` for it, or until `other` can be read. A keyboard that fails is
+    /// Reads what has been typed, waiting up to `timeout` for it, or until one of `others` can be read. A keyboard that fails is
     /// one on which nothing more is typed.
-    fn read_keyboard(&mut self, timeout: Duration, other: Option<BorrowedFd<'_>>) {
+    fn read_keyboard(&mut self, timeout: Duration, others: &[BorrowedFd<'_>]) {
         let stdin = std::io::stdin();
         // Where nothing can be typed any more this only waits, for signals end it.
         let typed = (!self.closed).then(|| stdin.as_fd());
-        let watched = typed.into_iter().chain(other);
+        let watched = typed.into_iter().chain(others.iter().copied());
         let mut polled: Vec<_> = watched.map(|file| PollFd::new(file, PollFlags::POLLIN)).collect();
         match ppoll(&mut polled, Some(TimeSpec::from_duration(timeout)), None) {
             Ok(0) | Err(nix::Error::EINTR) => return,
@@ -212,7 +212,7 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
         }
         if view.moment.count >= self.next_look {
             self.next_look = view.moment.count + C::KEYBOARD_LOOKS;
-            self.read_keyboard(Duration::ZERO, None);
+            self.read_keyboard(Duration::ZERO, &[]);
         }
         let limit = self.options.end_at.is_some_and(|end| view.moment.count >= end);
         let event = self.signalled().or_else(|| self.commands.pop_front());
@@ -239,7 +239,7 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
         if self.closed && deadline_ns.is_none() {
             return Ok(Idle::Forever);
         }
-        Ok(Idle::Until(self.wait(now, deadline_ns, None)))
+        Ok(Idle::Until(self.wait(now, deadline_ns, &[])))
     }
 
     fn console_output(&mut self, _now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {
@@ -250,23 +250,23 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
 
 impl<C: Unit> LiveConsole<C> {
     /// Lets the guest's idle time pass in real time, up to the machine's deadline, or until something is typed or can be
-    /// read from `other`; not for long at once. Gives the virtual time until which it passed.
+    /// read from one of `others`; not for long at once. Gives the virtual time until which it passed.
     pub(super) fn wait(
         &mut self,
         now: Moment<C>,
         deadline_ns: Option<u64>,
-        other: Option<BorrowedFd<'_>>,
+        others: &[BorrowedFd<'_>],
     ) -> u64 {
         let wanted_ns = deadline_ns.map_or(u64::MAX, |d| d - now.time_ns.min(d)).max(1);
         let mut passed_ns = wanted_ns.min(LONGEST_WAIT_NS);
         // Under a millisecond no person notices; a peer does.
-        if other.is_none() {
+        if others.is_empty() {
             passed_ns = wanted_ns.min(1_000_000).max(passed_ns / 1_000_000 * 1_000_000);
         }
-        if other.is_some() || wanted_ns >= 1_000_000 {
+        if !others.is_empty() || wanted_ns >= 1_000_000 {
             let before = Instant::now();
-            self.read_keyboard(Duration::from_nanos(passed_ns), other);
-            if other.is_some() || !self.typed.is_empty() || !self.commands.is_empty() {
+            self.read_keyboard(Duration::from_nanos(passed_ns), others);
+            if !others.is_empty() || !self.typed.is_empty() || !self.commands.is_empty() {
                 // It may have been less.
                 passed_ns = passed_ns.min(before.elapsed().as_nanos() as u64).max(1);
             }

@@ -1,28 +1,52 @@
-//! Live inputs: the console, and a network if the guest has one.
+//! Live inputs: the console, and a network and devices of the host if the guest has them.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use devices::passthrough::{AskV1, DeviceInputV1};
+use guest_ram::GuestRam;
 
 use crate::error::Error;
 use crate::live::console::LiveConsole;
 use crate::live::network::Network;
+use crate::live::passthrough::{Devices, OpenedDevices};
 use crate::live::peer::Peer;
-use crate::machine::inputs::{Event, Idle, Inputs, Sent, View};
+use crate::machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
 use crate::machine::unit::Unit;
 use crate::position::Moment;
+
+/// Distance, in what the machine counts, between two looks at devices of the host while the guest is busy.
+const BETWEEN_LOOKS: u64 = 100_000;
 
 /// A console, and perhaps a network beside it.
 pub struct LiveInputs<C> {
     console: LiveConsole<C>,
     network: Option<Network<C>>,
+    devices: Option<Devices>,
 }
 
 impl<C: Unit> LiveInputs<C> {
     /// Inputs from the console, and from the peer if there is one.
     pub fn new(console: LiveConsole<C>, peer: Option<Peer>) -> LiveInputs<C> {
-        LiveInputs { console, network: peer.map(Network::new) }
+        LiveInputs { console, network: peer.map(Network::new), devices: None }
+    }
+
+    /// The same, with devices of the host in these slots, for a guest with this RAM.
+    pub fn with_devices(
+        self,
+        opened: OpenedDevices,
+        slots: &[u8],
+        ram: Arc<GuestRam>,
+    ) -> Result<LiveInputs<C>, Error> {
+        let devices = if opened.is_empty() { None } else { Some(Devices::new(opened, slots, ram)?) };
+        Ok(LiveInputs { devices, ..self })
     }
 
     /// How idle time passes from here on, in a sentence.
     pub fn pacing(&self) -> &'static str {
-        if self.network.is_some() {
+        if self.devices.is_some() {
+            "the guest's idle time passes in real time, because it has devices of the host"
+        } else if self.network.is_some() {
             "the guest's idle time passes in real time, because it has a network"
         } else {
             self.console.pacing()
@@ -47,17 +71,42 @@ impl<C: Unit> Inputs<C> for LiveInputs<C> {
         if let Some(event) = self.console.poll(view)? {
             return Ok(Some(event));
         }
+        if let Some(input) = self.devices.as_mut().and_then(Devices::receive) {
+            return Ok(Some(Event::Devices(input)));
+        }
         let frames = self.of_network(|network| network.receive(view.moment.count, view.network_room));
         Ok(frames.filter(|frames| !frames.is_empty()).map(Event::NetworkInput))
     }
 
     fn next_poll(&self, now: Moment<C>) -> C {
-        self.console.next_poll(now)
+        let next = self.console.next_poll(now);
+        if self.devices.is_some() { next.min(now.count + BETWEEN_LOOKS) } else { next }
     }
 
     fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
-        let Some(network) = &mut self.network else { return self.console.idle(now, deadline_ns) };
-        Ok(Idle::Until(self.console.wait(now, deadline_ns, Some(network.wakes(now.count)))))
+        if self.network.is_none() && self.devices.is_none() {
+            return self.console.idle(now, deadline_ns);
+        }
+        if let Some(devices) = &mut self.devices {
+            devices.before_idle();
+        }
+        let mut wakes: Vec<BorrowedFd<'_>> = self.devices.iter().flat_map(Devices::wakes).collect();
+        wakes.extend(self.network.as_mut().map(|network| network.wakes(now.count)));
+        Ok(Idle::Until(self.console.wait(now, deadline_ns, &wakes)))
+    }
+
+    fn ask_devices(&mut self, _at: AskedAt<C>, ask: &AskV1) -> Result<DeviceInputV1, Error> {
+        Ok(self
+            .devices
+            .as_mut()
+            .map_or_else(|| DeviceInputV1::nothing_there(*ask), |devices| devices.ask(ask)))
+    }
+
+    fn tell_devices(&mut self, _at: AskedAt<C>, told: &AskV1) -> Result<(), Error> {
+        if let Some(devices) = &mut self.devices {
+            devices.tell(told);
+        }
+        Ok(())
     }
 
     fn console_output(&mut self, now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {

@@ -1,7 +1,7 @@
 //! The host's side of a run: terminal, keyboard, clock, entropy, signals.
 //!
-//! Start with [`LiveInputs`], the inputs of a run that is not a replay: the console ([`LiveConsole`]), and a network if the
-//! guest has one; [`LiveClock`] adds host time for KVM. This is the only folder that asks the host for what a guest gets to see: input, time, randomness. It
+//! Start with [`LiveInputs`], the inputs of a run that is not a replay: the console ([`LiveConsole`]), a network if the
+//! guest has one, and devices of the host that are passed through; [`LiveClock`] adds host time for KVM. This is the only folder that asks the host for what a guest gets to see: input, time, randomness. It
 //! knows nothing of logs, and nothing that replays uses it.
 
 mod clock;
@@ -9,6 +9,7 @@ mod console;
 mod inputs;
 mod network;
 mod passt;
+mod passthrough;
 mod peer;
 mod screen;
 mod tap;
@@ -18,6 +19,7 @@ pub use clock::{ClockOptions, LiveClock};
 pub use console::{LiveConsole, LiveOptions, Pacing};
 pub use inputs::LiveInputs;
 pub use passt::{Forward, Protocol};
+pub use passthrough::{ALLOWED_PORTS, OpenedDevices, PassedOptions};
 pub use peer::{NetworkOptions, Peer};
 pub use terminal::RawTerminal;
 

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use boot::time_reads::TIME_READ_MARK;
 use cpu::{Bus, BusSignals};
+use devices::passthrough::DeviceInputV1;
 use devices::pci::PciBus;
 use devices::platform::Platform;
 use devices::virtio::SentFrame;
 use guest_ram::GuestRam;
+use vm_memory::{Bytes, GuestAddress};
 
 use crate::machine::clock::Clock;
 use crate::machine::console_tail::ConsoleTail;
@@ -64,7 +66,7 @@ impl MachineBus {
         }
     }
 
-    fn time_ns(&self, steps: u64) -> u64 {
+    pub(super) fn time_ns(&self, steps: u64) -> u64 {
         self.clock.time_ns(Instructions(steps))
     }
 
@@ -92,6 +94,16 @@ impl MachineBus {
     pub fn prepare_run<U: Unit>(&mut self, now: Instructions, limit: U) -> Instructions {
         self.platform.advance(self.clock.time_ns(now));
         self.clock.prepare_run(now, limit, self.platform.next_deadline_ns())
+    }
+
+    /// What came from passed-through devices: their writes to memory first. What does not lie in RAM is lost.
+    pub fn take_from_devices(&mut self, now_ns: u64, input: &DeviceInputV1) {
+        for write in &input.dma {
+            if self.ram.memory().write_slice(&write.bytes, GuestAddress(write.gpa)).is_err() {
+                log::debug!("a device wrote {} bytes at {:#x}, outside of RAM", write.bytes.len(), write.gpa);
+            }
+        }
+        self.platform.with_bus(now_ns, |bus| bus.take_input(input));
     }
 
     /// Says whether the inputs wait for the next deadline.

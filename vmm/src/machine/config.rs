@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use boot::packed_kernel;
 use boot::time_reads::{self, Rewriting};
 use devices::DebugPortsV1;
+use devices::passthrough::{BarDescriptionV1, PciDescriptionV1};
 use serde::Serialize;
 
 use crate::error::Error;
@@ -52,6 +53,31 @@ pub struct NetworkConfig {
     pub segments: bool,
 }
 
+/// A device of the host that the guest has for its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub enum PassedDevice {
+    /// A PCI function.
+    Function {
+        /// Its address on the host, for people.
+        address: String,
+        /// What the machine has to know of it.
+        description: PciDescriptionV1,
+    },
+    /// Plain ports.
+    Ports {
+        /// The first.
+        first: u16,
+        /// The last.
+        last: u16,
+    },
+}
+
+/// What their BARs may take together: with what is lost between them, it fits into the bus's windows.
+const MAX_BAR_MEMORY: u64 = 480 << 20;
+const MAX_BAR_PORTS: u64 = 4096;
+/// Passed-through devices that a machine can have.
+pub const MAX_PASSED: usize = 8;
+
 /// The machine's description.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MachineConfig {
@@ -73,6 +99,8 @@ pub struct MachineConfig {
     pub debug_ports: DebugPortsV1,
     /// The network card, if there is one.
     pub network: Option<NetworkConfig>,
+    /// Devices of the host.
+    pub passthrough: Vec<PassedDevice>,
 }
 
 /// What the user asked for; [`MachineConfig::from_options`] looks at the files.
@@ -96,6 +124,8 @@ pub struct MachineOptions {
     pub debug_exit: Option<u16>,
     /// The network card.
     pub network: Option<NetworkConfig>,
+    /// Devices of the host.
+    pub passthrough: Vec<PassedDevice>,
     /// The CPU. One that KVM can be says also that the machine's time is [`TimeBase::Exits`] and that the
     /// kernel's RDTSC are rewritten.
     pub model: cpu::CpuModel,
@@ -141,6 +171,7 @@ impl MachineConfig {
             disk,
             debug_ports: DebugPortsV1 { console: options.debug_console, exit: options.debug_exit },
             network: options.network.clone(),
+            passthrough: options.passthrough.clone(),
         };
         let images = Images { kernel, initrd, modules }.for_machine(&config);
         Ok((config, images))
@@ -176,6 +207,33 @@ impl MachineConfig {
         if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&memory) || !memory.is_multiple_of(512) {
             return Err(format!("asks for {memory} bytes of memory, which no machine of ours has"));
         }
+        if self.passthrough.len() > MAX_PASSED {
+            let count = self.passthrough.len();
+            return Err(format!("asks for {count} passed-through devices, the most is {MAX_PASSED}"));
+        }
+        for passed in &self.passthrough {
+            match passed {
+                PassedDevice::Function { address, description } => description
+                    .validate()
+                    .map_err(|why| format!("asks for the PCI function {address}, which has {why}"))?,
+                PassedDevice::Ports { first, last } if first > last => {
+                    return Err(format!("asks for ports {first:#x} to {last:#x}"));
+                }
+                PassedDevice::Ports { .. } => {}
+            }
+        }
+        let bars = self.passthrough.iter().flat_map(|passed| match passed {
+            PassedDevice::Function { description, .. } => description.bars.as_slice(),
+            PassedDevice::Ports { .. } => &[],
+        });
+        let (ports, memory): (Vec<_>, Vec<_>) = bars.partition(|bar| bar.is_ports);
+        let total =
+            |bars: Vec<&BarDescriptionV1>| bars.iter().map(|bar| u64::from(bar.size_bytes)).sum::<u64>();
+        if total(memory) > MAX_BAR_MEMORY || total(ports) > MAX_BAR_PORTS {
+            return Err(
+                "asks for devices of the host with more memory than fits below 4 GiB; pass fewer".to_string()
+            );
+        }
         if let Some(network) = self.network.as_ref().filter(|network| network.mtu < MIN_MTU) {
             return Err(format!(
                 "asks for a network card with an MTU of {}, the least is {MIN_MTU}",
@@ -183,6 +241,14 @@ impl MachineConfig {
             ));
         }
         Ok(())
+    }
+
+    /// The slots that its passed-through PCI functions are in: behind those of its own devices.
+    pub fn passed_slots(&self) -> Vec<u8> {
+        let own = 2 + u8::from(self.disk.is_some()) + u8::from(self.network.is_some());
+        let functions =
+            self.passthrough.iter().filter(|passed| matches!(passed, PassedDevice::Function { .. }));
+        (own + 1..).zip(functions).map(|(slot, _)| slot).collect()
     }
 
     /// All image files, each with what it is to the machine.
@@ -255,6 +321,7 @@ impl Images {
             .collect();
         images.cmdline = &config.cmdline;
         images.rng_seed = Some(*seed);
+        images.translated_slots = config.passed_slots();
         images
     }
 }

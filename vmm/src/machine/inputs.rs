@@ -4,6 +4,7 @@
 //! writes down what live inputs gave; a player gives it again at the same points. The machine cannot tell
 //! which of the three it has.
 
+use devices::passthrough::{AskV1, DeviceInputV1};
 use devices::virtio::SentFrame;
 use serde::Serialize;
 
@@ -13,7 +14,7 @@ use crate::machine::checks::{CheckParts, CheckRecord};
 use crate::machine::comparable::{Likeness, cpu_hash, shown};
 use crate::machine::hashes::short;
 use crate::machine::outcome::Outcome;
-use crate::position::{Count, Moment};
+use crate::position::{Count, Instructions, Moment};
 
 /// Something from outside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -47,6 +48,9 @@ pub enum Event {
     Limit,
     /// Ethernet frames came in over the network.
     NetworkInput(Vec<Vec<u8>>),
+    /// Something came from devices of the host that are passed through. Where it answers an ask, it comes in while the
+    /// instruction is executed that asks; else between two, as all other events.
+    Devices(DeviceInputV1),
 }
 
 /// What tells a place where the guest was stopped from others between the same two exits, besides RIP and the
@@ -70,6 +74,11 @@ impl Event {
         }
     }
 
+    /// Whether it answers what an instruction asks in the middle.
+    pub fn is_answer(&self) -> bool {
+        matches!(self, Event::Devices(input) if input.asked.is_some())
+    }
+
     /// The event's kind in a word.
     pub fn kind(&self) -> &'static str {
         match self {
@@ -83,6 +92,7 @@ impl Event {
             Event::Stopped(_) => "stopped",
             Event::TimePassed { .. } => "time-passed",
             Event::NetworkInput(_) => "network-input",
+            Event::Devices(_) => "devices",
         }
     }
 }
@@ -149,6 +159,15 @@ pub struct Sent<C> {
     pub frame: SentFrame,
 }
 
+/// Where an instruction is that asks or tells a passed-through device something: it is the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AskedAt<C> {
+    /// By the machine's own count.
+    pub at: Moment<C>,
+    /// Instructions that the engine counted before it.
+    pub instructions: Instructions,
+}
+
 /// A source of events.
 pub trait Inputs<C: Count> {
     /// The next event that is due exactly here, if any. Called again until it gives none.
@@ -179,6 +198,17 @@ pub trait Inputs<C: Count> {
 
     /// Frames that the guest sent, in order.
     fn network_output(&mut self, _frames: Vec<Sent<C>>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// An instruction asks devices outside, in the middle: what comes back is an event, and is the next one. An input
+    /// without a value is not all of it: the same is asked again. Where there are no devices all bits are ones.
+    fn ask_devices(&mut self, _at: AskedAt<C>, ask: &AskV1) -> Result<DeviceInputV1, Error> {
+        Ok(DeviceInputV1::nothing_there(*ask))
+    }
+
+    /// An instruction tells devices outside something that nothing comes back from.
+    fn tell_devices(&mut self, _at: AskedAt<C>, _told: &AskV1) -> Result<(), Error> {
         Ok(())
     }
 

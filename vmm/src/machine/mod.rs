@@ -9,6 +9,7 @@
 //!
 //! Nothing here knows of recordings, or whether the inputs are live or a log.
 
+mod asking_bus;
 pub mod bus;
 mod changes;
 pub mod checks;

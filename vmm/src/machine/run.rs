@@ -13,10 +13,11 @@ use guest_ram::GuestRam;
 
 use crate::engine::{Engine, EngineKind, Statistics};
 use crate::error::Error;
+use crate::machine::asking_bus::AskingBus;
 use crate::machine::bus::MachineBus;
 use crate::machine::clock::{Clock, MAX_TIME_NS};
 use crate::machine::comparable::Likeness;
-use crate::machine::config::{Images, MachineConfig};
+use crate::machine::config::{Images, MachineConfig, PassedDevice};
 use crate::machine::console_tail::ConsoleTail;
 use crate::machine::disk::OverlayDisk;
 use crate::machine::inputs::{Event, Idle, Inputs, PowerOn, Sent, View};
@@ -96,6 +97,12 @@ impl<U: Unit> Machine<U> {
         if let Some(network) = &config.network {
             devices.add(Net::new(network.mac, network.mtu, network.segments));
         }
+        for passed in &config.passthrough {
+            match passed {
+                PassedDevice::Function { description, .. } => _ = devices.pass_function(description),
+                PassedDevice::Ports { first, last } => devices.pass_ports(*first, *last),
+            }
+        }
         let mut platform =
             Platform::new(power_on.unix_seconds, devices).with_debug_ports(config.debug_ports.into());
         if config.is_for_kvm() {
@@ -172,6 +179,11 @@ impl<U: Unit> Machine<U> {
     #[doc(hidden)]
     pub fn wrap_engine(self, wrap: impl FnOnce(Box<dyn Engine>) -> Box<dyn Engine>) -> Self {
         Machine { engine: wrap(self.engine), ..self }
+    }
+
+    /// Guest memory, for what outlives a borrow.
+    pub fn shared_ram(&self) -> Arc<GuestRam> {
+        self.ram.clone()
     }
 
     /// Guest memory.
@@ -277,7 +289,13 @@ impl<U: Unit> Machine<U> {
             let limit = self.bus.prepare_run(self.instructions(), limit);
             let leave = inputs.leave(now, self.bus.platform.next_deadline_ns());
             let leave = self.depart(leave)?;
-            let end = self.engine.run(&mut self.bus, limit, origin, leave)?;
+            let end = if self.bus.platform.bus().has_passed() {
+                let mut asking = AskingBus::new(&mut self.bus, inputs);
+                let end = self.engine.run(&mut asking, limit, origin, leave);
+                asking.finish().and(end)?
+            } else {
+                self.engine.run(&mut self.bus, limit, origin, leave)?
+            };
             let output = self.after_run(inputs)?;
             if self.stop_on_output && !output.is_empty() {
                 return Ok(RunStop::Output(output));
@@ -373,6 +391,7 @@ impl<U: Unit> Machine<U> {
                 self.bus.clock.note_exit();
             }
             Event::TimePassed { ns } => self.bus.clock.pass(*ns),
+            Event::Devices(input) => self.bus.take_from_devices(now_ns, input),
         }
     }
 

@@ -8,9 +8,10 @@
 use std::path::PathBuf;
 
 use devices::DebugPortsV1;
+use devices::passthrough::PciDescriptionV1;
 use serde::{Deserialize, Serialize};
 
-use crate::machine::config::{ImageFile, MachineConfig, ModuleFile, NetworkConfig};
+use crate::machine::config::{ImageFile, MachineConfig, ModuleFile, NetworkConfig, PassedDevice};
 use crate::recording::manifest::Manifest;
 
 /// What is stored of a [`Manifest`]: all of it.
@@ -37,6 +38,39 @@ pub(super) struct MachineConfigV5 {
     /// Machines without a network card have the text and the hash that they had before there were network cards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     network: Option<NetworkConfigV5>,
+    /// Likewise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    passthrough: Vec<PassedDeviceV5>,
+}
+
+/// What is stored of a [`PassedDevice`].
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum PassedDeviceV5 {
+    Function { address: String, description: PciDescriptionV1 },
+    Ports { first: u16, last: u16 },
+}
+
+impl From<PassedDevice> for PassedDeviceV5 {
+    fn from(passed: PassedDevice) -> PassedDeviceV5 {
+        match passed {
+            PassedDevice::Function { address, description } => {
+                PassedDeviceV5::Function { address, description }
+            }
+            PassedDevice::Ports { first, last } => PassedDeviceV5::Ports { first, last },
+        }
+    }
+}
+
+impl From<PassedDeviceV5> for PassedDevice {
+    fn from(stored: PassedDeviceV5) -> PassedDevice {
+        match stored {
+            PassedDeviceV5::Function { address, description } => {
+                PassedDevice::Function { address, description }
+            }
+            PassedDeviceV5::Ports { first, last } => PassedDevice::Ports { first, last },
+        }
+    }
 }
 
 /// What is stored of a [`NetworkConfig`].
@@ -88,6 +122,7 @@ impl From<MachineConfig> for MachineConfigV5 {
             disk,
             debug_ports,
             network,
+            passthrough,
         } = config;
         MachineConfigV5 {
             cpu_model,
@@ -99,6 +134,7 @@ impl From<MachineConfig> for MachineConfigV5 {
             disk: disk.map(Into::into),
             debug_ports,
             network: network.map(Into::into),
+            passthrough: passthrough.into_iter().map(Into::into).collect(),
         }
     }
 }
@@ -115,6 +151,7 @@ impl From<MachineConfigV5> for MachineConfig {
             disk,
             debug_ports,
             network,
+            passthrough,
         } = stored;
         MachineConfig {
             cpu_model,
@@ -126,6 +163,7 @@ impl From<MachineConfigV5> for MachineConfig {
             disk: disk.map(Into::into),
             debug_ports,
             network: network.map(Into::into),
+            passthrough: passthrough.into_iter().map(Into::into).collect(),
         }
     }
 }

@@ -3,12 +3,14 @@
 
 use std::sync::Arc;
 
+use devices::passthrough::{AskV1, DeviceInputV1};
+
 use crate::divergence::Divergence;
 use crate::engine::{Leave, Mark};
 use crate::error::Error;
 use crate::machine::checks::{CheckParts, CheckRecord};
 use crate::machine::hashes::hex;
-use crate::machine::inputs::{Event, Idle, Inputs, PowerOn, Sent, View};
+use crate::machine::inputs::{AskedAt, Event, Idle, Inputs, PowerOn, Sent, View};
 use crate::machine::unit::Unit;
 use crate::position::{Count, Moment};
 use crate::recording::cursor::Cursor;
@@ -251,9 +253,14 @@ impl<C: Unit> Player<C> {
         if view.moment < at {
             return Ok(None);
         }
+        let is_answer = matches!(self.next(), Next::Event(next) if next.event.is_answer());
         if view.moment > at && self.scrutiny != Scrutiny::Nothing {
             let (then, now) = (at.to_string(), view.moment.to_string());
             return Err(self.divergence(view.moment, Part::Registers, "the point of a record", then, now));
+        }
+        if is_answer {
+            // The next instruction asks for it.
+            return Ok(None);
         }
         let Next::Event(next) = self.next() else { return Ok(None) };
         // Where the guest was stopped, exits alone may lead this far and not there yet.
@@ -370,6 +377,8 @@ impl<C: Unit> Inputs<C> for Player<C> {
 
     fn next_poll(&self, now: Moment<C>) -> C {
         match self.next_moment() {
+            // What answers an instruction comes in while it is executed.
+            Some(at) if matches!(self.next(), Next::Event(event) if event.event.is_answer()) => at.count + 1,
             Some(at) if at.count > now.count => at.count,
             // An exit that comes before the place where the guest was stopped is a difference.
             Some(_) if matches!(self.next(), Next::Event(event) if is_stop(event)) => now.count + 1,
@@ -421,6 +430,45 @@ impl<C: Unit> Inputs<C> for Player<C> {
             self.next.last_good = actual.at;
         }
         self.advance()
+    }
+
+    fn ask_devices(&mut self, at: AskedAt<C>, ask: &AskV1) -> Result<DeviceInputV1, Error> {
+        let nothing = DeviceInputV1::nothing_there(*ask);
+        let at = at.at;
+        let recorded = match self.next() {
+            // The end of the log may be missing, and the replay ends here.
+            Next::Nothing if self.log.end.is_none() => return Ok(nothing),
+            Next::Event(record) if record.event.is_answer() => Some(record),
+            _ => None,
+        };
+        let Some(EventRecord { at: then, event: Event::Devices(input), .. }) = recorded else {
+            if self.scrutiny == Scrutiny::Nothing {
+                return Ok(nothing);
+            }
+            let (then, now) = ("no access".to_string(), format!("{ask:x?}"));
+            return Err(self.divergence(
+                at,
+                Part::Registers,
+                "an access to a passed-through device",
+                then,
+                now,
+            ));
+        };
+        if self.scrutiny != Scrutiny::Nothing && (*then != at || input.asked != Some(*ask)) {
+            let then = format!("{:x?} at {then}", input.asked.expect("it is an answer"));
+            let now = format!("{ask:x?} at {at}");
+            return Err(self.divergence(
+                at,
+                Part::Registers,
+                "an access to a passed-through device",
+                then,
+                now,
+            ));
+        }
+        let input = input.clone();
+        self.next.last_good = at;
+        self.advance()?;
+        Ok(input)
     }
 
     fn network_output(&mut self, frames: Vec<Sent<C>>) -> Result<(), Error> {

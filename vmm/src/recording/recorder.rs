@@ -2,11 +2,13 @@
 //! appends it to the log with its position and a hash of the registers. It also takes checks of the machine.
 //! Checkpoints are taken by the `checkpointer`.
 
+use devices::passthrough::{AskV1, DeviceInputV1};
+
 use crate::engine::Leave;
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::machine::checks::{CheckParts, CheckRecord, Intervals, Schedule};
-use crate::machine::inputs::{Event, Idle, Inputs, PowerOn, Sent, View};
+use crate::machine::inputs::{AskedAt, Event, Idle, Inputs, PowerOn, Sent, View};
 use crate::machine::unit::Unit;
 use crate::position::Moment;
 use crate::recording::console_digest::ConsoleDigest;
@@ -106,6 +108,18 @@ impl<C: Unit, I: Inputs<C>> Inputs<C> for Recorder<C, I> {
 
     fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
         self.live.idle(now, deadline_ns)
+    }
+
+    fn ask_devices(&mut self, at: AskedAt<C>, ask: &AskV1) -> Result<DeviceInputV1, Error> {
+        let input = self.live.ask_devices(at, ask)?;
+        self.log.append(&LogRecord::Event(EventRecord::of_answer(at.at, input.clone())))?;
+        self.events += 1;
+        self.last = at.at;
+        Ok(input)
+    }
+
+    fn tell_devices(&mut self, at: AskedAt<C>, told: &AskV1) -> Result<(), Error> {
+        self.live.tell_devices(at, told)
     }
 
     fn network_output(&mut self, frames: Vec<Sent<C>>) -> Result<(), Error> {

@@ -1,7 +1,8 @@
 //! The ACPI tables (ACPI 6.5, chapters 5 and 6): how the guest finds interrupt controllers, power management,
 //! the PCI bus and the ISA devices of the board in `devices::layout`.
 //!
-//! They are constants: the same bytes at the same addresses for every guest. What they deliberately leave
+//! They are constants: the same bytes at the same addresses for every guest, but for a guest with PCI functions of the
+//! host, which has a table more (DMAR). What they deliberately leave
 //! out: GPEs, a second processor, HPET, sleep states other than "off", methods that run code.
 //!
 //! ```text
@@ -34,8 +35,10 @@ pub struct AcpiTables {
 
 /// Writes all tables. `memory` must have RAM in the legacy hole, as every `guest_ram::GuestRam` of at least
 /// 1 MiB has.
-pub fn write_tables(memory: &GuestMemory) -> AcpiTables {
-    let image = tables::build();
+///
+/// The IOMMU of `devices::passthrough` is there for the PCI functions in `translated_slots`, and only if there are any.
+pub fn write_tables(memory: &GuestMemory, translated_slots: &[u8]) -> AcpiTables {
+    let image = tables::build(translated_slots);
     for (start, bytes) in &image.parts {
         memory.write_slice(bytes, GuestAddress(*start)).expect("guests have RAM below 1 MiB");
     }

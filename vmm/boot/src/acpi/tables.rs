@@ -57,21 +57,27 @@ fn checksum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_sub(*byte))
 }
 
-pub(super) fn build() -> TableImage {
+pub(super) fn build(translated_slots: &[u8]) -> TableImage {
     let (dsdt, madt) = (dsdt::build(OEM_ID, OEM_TABLE_ID, OEM_REVISION), madt());
-    let fadt_at = (XSDT_ADDRESS + xsdt(&[0, 0]).len() as u64).next_multiple_of(16);
+    let dmar = (!translated_slots.is_empty()).then(|| dmar(translated_slots));
+    let entries = if dmar.is_some() { 3 } else { 2 };
+    let fadt_at = (XSDT_ADDRESS + xsdt(&[0; 3][..entries]).len() as u64).next_multiple_of(16);
     let madt_at = (fadt_at + fadt(0, 0).len() as u64).next_multiple_of(16);
     let dsdt_at = (madt_at + madt.len() as u64).next_multiple_of(16);
-    let facs_at = (dsdt_at + dsdt.len() as u64).next_multiple_of(PAGE_SIZE);
-    let parts = vec![
+    let dmar_at = (dsdt_at + dsdt.len() as u64).next_multiple_of(16);
+    let dmar_bytes = dmar.as_ref().map_or(0, Vec::len) as u64;
+    let facs_at = (dmar_at + dmar_bytes).next_multiple_of(PAGE_SIZE);
+    let roots = &[fadt_at, madt_at, dmar_at][..entries];
+    let mut parts = vec![
         (TABLES_START, rsdp()),
-        (RSDT_ADDRESS, rsdt(&[fadt_at, madt_at])),
-        (XSDT_ADDRESS, xsdt(&[fadt_at, madt_at])),
+        (RSDT_ADDRESS, rsdt(roots)),
+        (XSDT_ADDRESS, xsdt(roots)),
         (fadt_at, fadt(facs_at, dsdt_at)),
         (madt_at, madt),
         (dsdt_at, dsdt),
-        (facs_at, bytes(&FACS::new())),
     ];
+    parts.extend(dmar.map(|dmar| (dmar_at, dmar)));
+    parts.push((facs_at, bytes(&FACS::new())));
     TableImage { parts, facs: facs_at }
 }
 
@@ -167,6 +173,21 @@ fn madt() -> Vec<u8> {
     madt.append_slice(&source_override(layout::SCI_IRQ, layout::SCI_IRQ, ACTIVE_HIGH_LEVEL));
     madt.append_slice(&local_nmi());
     madt.as_slice().to_vec()
+}
+
+/// Width of physical addresses, less one.
+const ADDRESS_WIDTH: u8 = 39;
+/// DMAR (Intel VT-d 3.3, chapter 8): one unit, for the functions in these slots of bus 0 and no others.
+fn dmar(slots: &[u8]) -> Vec<u8> {
+    let mut dmar = Sdt::new(*b"DMAR", 36, 1, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    dmar.append_slice(&[ADDRESS_WIDTH, 0]);
+    dmar.append_slice(&[0; 10]);
+    let length = 16 + 8 * slots.len() as u16;
+    dmar.append_slice(&[0_u16.to_le_bytes(), length.to_le_bytes()].concat());
+    dmar.append_slice(&[0; 4]);
+    dmar.append_slice(&devices::passthrough::TRANSLATION_BASE.to_le_bytes());
+    slots.iter().for_each(|&slot| dmar.append_slice(&[1, 8, 0, 0, 0, 0, slot, 0]));
+    dmar.as_slice().to_vec()
 }
 
 fn source_override(irq: u8, gsi: u8, flags: u16) -> [u8; 10] {

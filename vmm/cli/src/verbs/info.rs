@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use checkpoint::Store;
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
+use vmm::machine::config::PassedDevice;
 use vmm::machine::unit::Unit;
 use vmm::position::{Count, Length, Moment};
 use vmm::recording::log::{LogEntry, is_being_written};
@@ -176,6 +177,15 @@ fn text(info: &Info<'_>) -> String {
     }
     if let Some(disk) = &machine.disk {
         lines.push(format!("disk          {}", disk.path.display()));
+    }
+    for passed in &machine.passthrough {
+        lines.push(match passed {
+            PassedDevice::Function { address, description } => {
+                let (vendor, device) = (description.vendor, description.device);
+                format!("host device   PCI function {address} ({vendor:04x}:{device:04x})")
+            }
+            PassedDevice::Ports { first, last } => format!("host device   ports {first:#x}-{last:#x}"),
+        });
     }
     lines.push(format!("command line  {}", machine.cmdline));
     lines.push(format!(

@@ -165,6 +165,15 @@ fn text(line: &Line<'_>) -> String {
             let bytes: usize = frames.iter().map(Vec::len).sum();
             text += &format!(" {} frames, {bytes} bytes", frames.len());
         }
+        Some(Event::Devices(input)) => {
+            if let Some(asked) = input.asked {
+                text += &format!(" {asked:x?}");
+            }
+            if let Some(value) = input.value {
+                text += &format!(" gives {value:#x}");
+            }
+            text += &format!(" {} bytes to memory, {} interrupts", input.dma_bytes(), input.interrupts.len());
+        }
         Some(Event::TimePassed { ns }) => text += &format!(" {:.6} s", *ns as f64 / 1e9),
         None => line.hashes.iter().for_each(|(what, hash)| text += &format!(" {what} {}", &hash[..16])),
     }

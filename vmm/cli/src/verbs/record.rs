@@ -59,8 +59,9 @@ fn record_from<U: Unit, I: Inputs<U>>(
     power_on: PowerOn,
     inputs: impl FnOnce(LiveInputs<U>) -> I,
 ) -> Result<i32, Error> {
-    let (config, machine) = args.machine.build::<U>(&power_on)?;
-    let live = args.machine.live()?;
+    let built = args.machine.build::<U>(&power_on)?;
+    let config = built.config.clone();
+    let (machine, live) = args.machine.live(built)?;
     let log = Recording::<U>::create(&args.output, &config)?;
     say(&format!("ttvm: {}", live.pacing()));
     record_to_end(args, machine, Recorder::new(inputs(live), log, power_on))

@@ -3,7 +3,7 @@
 use vmm::engine::EngineKind;
 use vmm::error::Error;
 use vmm::live::{LiveClock, LiveInputs, RawTerminal};
-use vmm::machine::inputs::Inputs;
+use vmm::machine::inputs::{Inputs, PowerOn};
 use vmm::machine::unit::Unit;
 use vmm::machine::{Machine, RunStop};
 use vmm::position::{Exits, Instructions};
@@ -24,21 +24,24 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let power_on = args.machine.power_on()?;
     match args.machine.engine() {
         EngineKind::Soft => {
-            let (_, mut machine) = args.machine.build::<Instructions>(&power_on)?;
-            run_live(args, &mut machine, inputs(args)?)
+            let (mut machine, live) = machine_and_inputs::<Instructions>(args, &power_on)?;
+            run_live(args, &mut machine, live)
         }
         EngineKind::Kvm => {
-            let (_, mut machine) = args.machine.build::<Exits>(&power_on)?;
-            run_live(args, &mut machine, LiveClock::new(inputs(args)?, args.machine.clock()))
+            let (mut machine, live) = machine_and_inputs::<Exits>(args, &power_on)?;
+            run_live(args, &mut machine, LiveClock::new(live, args.machine.clock()))
         }
     }
 }
 
-/// The inputs of a run that begins.
-fn inputs<U: Unit>(args: &Args) -> Result<LiveInputs<U>, Error> {
-    let live = args.machine.live()?;
+/// The machine and the inputs of a run that begins.
+fn machine_and_inputs<U: Unit>(
+    args: &Args,
+    power_on: &PowerOn,
+) -> Result<(Machine<U>, LiveInputs<U>), Error> {
+    let (machine, live) = args.machine.live(args.machine.build(power_on)?)?;
     say(&format!("ttvm: {}", live.pacing()));
-    Ok(live)
+    Ok((machine, live))
 }
 
 fn run_live<U: Unit>(args: &Args, machine: &mut Machine<U>, live: impl Inputs<U>) -> Result<i32, Error> {

@@ -1,5 +1,7 @@
 //! What an event log consists of. Positions are in what the recording counts.
 
+use devices::passthrough::DeviceInputV1;
+
 use crate::machine::checks::CheckRecord;
 use crate::machine::hashes::Hashes;
 use crate::machine::inputs::{Event, View};
@@ -63,5 +65,10 @@ impl<C: Count> EventRecord<C> {
             cpu_hash: view.cpu_hash(),
             event,
         }
+    }
+
+    /// What it says of an answer in the middle of an instruction, whose registers nobody compares.
+    pub fn of_answer(at: Moment<C>, input: DeviceInputV1) -> EventRecord<C> {
+        EventRecord { at, branches: 0, rip: 0, cpu_hash: [0; 8], event: Event::Devices(input) }
     }
 }

@@ -7,6 +7,7 @@
 
 use std::borrow::Cow;
 
+use devices::passthrough::DeviceInputV1;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::checks::CheckRecord;
@@ -92,6 +93,7 @@ enum EventV1<'a> {
     Interrupted,
     Limit,
     NetworkInput(Vec<Frame<'a>>),
+    Devices(Cow<'a, DeviceInputV1>),
 }
 
 /// An Ethernet frame, which is not copied to be written.
@@ -210,6 +212,7 @@ impl<'a> From<&'a Event> for EventV1<'a> {
             Event::NetworkInput(ref frames) => {
                 EventV1::NetworkInput(frames.iter().map(|frame| borrowed(frame)).collect())
             }
+            Event::Devices(ref input) => EventV1::Devices(Cow::Borrowed(input)),
         }
     }
 }
@@ -229,6 +232,7 @@ impl From<EventV1<'_>> for Event {
             EventV1::NetworkInput(frames) => {
                 Event::NetworkInput(frames.into_iter().map(|frame| frame.into_owned().into_vec()).collect())
             }
+            EventV1::Devices(input) => Event::Devices(input.into_owned()),
         }
     }
 }

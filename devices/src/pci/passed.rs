@@ -1,0 +1,207 @@
+//! The passed-through devices of a bus ([`crate::passthrough`]).
+
+use super::error::StateError;
+use super::msix::Msi;
+use crate::passthrough::function::{PassedFunction, PassedParts, bare_state, check_bare};
+use crate::passthrough::ports::PassedPorts;
+use crate::passthrough::translation::Translation;
+use crate::passthrough::{AskV1, DeviceInputV1, PciDescriptionV1, WrittenV1};
+use crate::virtio::state::{DeviceStateV1, VirtioFunctionStateV1};
+
+/// Where the first function's BARs go: behind those of the other slots.
+const FIRST_MEMORY: u32 = 0xC100_0000;
+const FIRST_PORT: u32 = 0xC000;
+
+/// A device; its number is its place in the list.
+enum Passed {
+    Function { slot: usize, function: Box<PassedFunction> },
+    Ports(PassedPorts),
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct PassedThrough {
+    devices: Vec<Passed>,
+    /// There is one if there is a PCI function.
+    translation: Option<Translation>,
+    told: Vec<AskV1>,
+    memory_taken: u32,
+    ports_taken: u32,
+}
+
+/// Checked contents for [`PassedThrough::install`].
+pub(super) struct Parts {
+    devices: Vec<DeviceParts>,
+    translation: Option<Translation>,
+}
+
+enum DeviceParts {
+    Function(Box<PassedParts>),
+    Ports(WrittenV1),
+}
+
+impl PassedThrough {
+    pub fn is_empty(&self) -> bool {
+        self.devices.is_empty()
+    }
+
+    pub fn function_count(&self) -> usize {
+        self.functions().count()
+    }
+
+    pub fn add_function(&mut self, slot: usize, description: &PciDescriptionV1, line: u8) {
+        self.translation.get_or_insert_default();
+        let mut memory = FIRST_MEMORY + self.memory_taken;
+        let mut ports = FIRST_PORT + self.ports_taken;
+        let device = self.devices.len() as u8;
+        let function = PassedFunction::new(device, description, &mut memory, &mut ports, line);
+        (self.memory_taken, self.ports_taken) = (memory - FIRST_MEMORY, ports - FIRST_PORT);
+        self.devices.push(Passed::Function { slot, function: Box::new(function) });
+    }
+
+    pub fn add_ports(&mut self, first: u16, last: u16) {
+        self.devices.push(Passed::Ports(PassedPorts::new(self.devices.len() as u8, first, last)));
+    }
+
+    fn functions(&self) -> impl Iterator<Item = (usize, &PassedFunction)> {
+        self.devices.iter().filter_map(|device| match device {
+            Passed::Function { slot, function } => Some((*slot, &**function)),
+            Passed::Ports(_) => None,
+        })
+    }
+
+    pub fn function_in(&self, slot: usize) -> Option<&PassedFunction> {
+        self.functions().find_map(|(this, function)| (this == slot).then_some(function))
+    }
+
+    pub fn config_write(&mut self, slot: usize, register: usize, data: &[u8], out: &mut Vec<Msi>) {
+        for device in &mut self.devices {
+            if let Passed::Function { slot: this, function } = device
+                && *this == slot
+            {
+                function.config_write(register, data, out, &mut self.told);
+            }
+        }
+    }
+
+    pub fn translation_read(&self, gpa: u64, data: &mut [u8]) -> bool {
+        self.translation.as_ref().is_some_and(|translation| translation.read(gpa, data))
+    }
+
+    pub fn translation_write(&mut self, gpa: u64, data: &[u8]) -> bool {
+        self.translation.as_mut().is_some_and(|translation| translation.write(gpa, data, &mut self.told))
+    }
+
+    pub fn mmio_read(&self, gpa: u64, data: &mut [u8]) -> bool {
+        self.functions().any(|(_, function)| function.mmio_read(gpa, data))
+    }
+
+    pub fn mmio_read_ask(&self, gpa: u64, size: usize) -> Option<AskV1> {
+        self.functions().find_map(|(_, function)| function.read_ask(false, gpa, size))
+    }
+
+    pub fn port_read_ask(&self, port: u16, size: u8) -> Option<AskV1> {
+        self.devices.iter().find_map(|device| match device {
+            Passed::Function { function, .. } => function.read_ask(true, port.into(), size.into()),
+            Passed::Ports(ports) => ports.read(port, size),
+        })
+    }
+
+    pub fn write(&mut self, is_ports: bool, address: u64, data: &[u8], out: &mut Vec<Msi>) -> bool {
+        let told = &mut self.told;
+        self.devices.iter_mut().any(|device| match device {
+            Passed::Function { function, .. } => function.write(is_ports, address, data, out, told),
+            Passed::Ports(_) => false,
+        })
+    }
+
+    pub fn port_write(&mut self, port: u16, data: &[u8], out: &mut Vec<Msi>) -> bool {
+        let told = &mut self.told;
+        let is_range = self.devices.iter_mut().any(|device| match device {
+            Passed::Ports(ports) => ports.write(port, data, told),
+            Passed::Function { .. } => false,
+        });
+        is_range || self.write(true, port.into(), data, out)
+    }
+
+    pub fn take_told(&mut self) -> Vec<AskV1> {
+        std::mem::take(&mut self.told)
+    }
+
+    pub fn take_input(&mut self, input: &DeviceInputV1, out: &mut Vec<Msi>) {
+        for interrupt in &input.interrupts {
+            if let Some(Passed::Function { function, .. }) =
+                self.devices.get_mut(usize::from(interrupt.device))
+            {
+                function.interrupt(interrupt.vector, out);
+            }
+        }
+        if let (Some(AskV1::Read { device, region, .. }), Some(_)) = (input.asked, input.value)
+            && let Some(Passed::Function { function, .. }) = self.devices.get_mut(usize::from(device))
+        {
+            function.was_read(region);
+        }
+    }
+
+    pub fn irq_levels(&self) -> u32 {
+        self.functions()
+            .fold(0, |levels, (slot, function)| levels | u32::from(function.irq_level()) << (slot % 4))
+    }
+
+    pub fn states(&self) -> impl Iterator<Item = VirtioFunctionStateV1> {
+        let devices = self.devices.iter().map(|device| match device {
+            Passed::Function { function, .. } => function.state(),
+            Passed::Ports(ports) => bare_state(DeviceStateV1::PassedPorts { written: ports.written }),
+        });
+        let translation = self.translation.as_ref();
+        devices
+            .chain(translation.map(|translation| bare_state(DeviceStateV1::Translation(translation.state()))))
+    }
+
+    pub fn state_count(&self) -> usize {
+        self.devices.len() + usize::from(self.translation.is_some())
+    }
+
+    /// Checks saved states, of which there must be as many as this has, without changing anything.
+    pub fn check(&self, states: &[VirtioFunctionStateV1]) -> Result<Parts, StateError> {
+        let devices = self.devices.iter().zip(states).map(|(device, state)| match (device, &state.device) {
+            (Passed::Function { function, .. }, _) => {
+                function.check(state).map(|parts| DeviceParts::Function(Box::new(parts)))
+            }
+            (Passed::Ports(_), DeviceStateV1::PassedPorts { written })
+                if state == &bare_state(state.device.clone()) =>
+            {
+                Ok(DeviceParts::Ports(*written))
+            }
+            _ => Err(StateError::new("it is not of passed-through ports")),
+        });
+        let devices = devices.collect::<Result<_, _>>()?;
+        let translation = match (&self.translation, states.last()) {
+            (Some(translation), Some(state)) => {
+                check_bare(state)?;
+                let DeviceStateV1::Translation(registers) = &state.device else {
+                    return Err(StateError::new("the IOMMU's registers are missing"));
+                };
+                if state != &bare_state(state.device.clone()) {
+                    return Err(StateError::new("the IOMMU is no PCI function"));
+                }
+                Some(translation.restored(registers)?)
+            }
+            _ => None,
+        };
+        Ok(Parts { devices, translation })
+    }
+
+    /// Puts back what [`PassedThrough::check`] accepted.
+    pub fn install(&mut self, parts: Parts) {
+        for (device, parts) in self.devices.iter_mut().zip(parts.devices) {
+            match (device, parts) {
+                (Passed::Function { function, .. }, DeviceParts::Function(parts)) => function.install(*parts),
+                (Passed::Ports(ports), DeviceParts::Ports(written)) => ports.written = written,
+                _ => unreachable!("each part was checked against its device"),
+            }
+        }
+        self.translation = parts.translation;
+        self.told.clear();
+    }
+}

@@ -1,0 +1,217 @@
+//! Devices of a host, passed through in the lab: stock drivers of the guest work with them, by registers, interrupts and
+//! DMA. The recordings replay outside of the lab, without any device.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use tests::guests::{BUSYBOX_GENERIC, GENERIC_ELF, repository};
+use tests::program::ttvm;
+
+/// Bytes on the NVMe disk.
+const DISK_BYTES: usize = 4 << 20;
+
+/// What a guest does with its devices, in one line: the `edu` device in slot 3 writes to memory that nobody showed it;
+/// some bytes go through a serial adapter that echoes, and come back; an NVMe disk is read, and written and read.
+const GUEST: &str = r#"
+load() { while read m; do insmod /lib/modules/$m 2>/dev/null; done </lib/modules/$1; }
+ready() { n=0; while [ ! -e $1 ] && [ $n -lt 300 ]; do sleep 0.1; n=$((n+1)); done; }
+cd /sys/bus/pci/devices/0000:00:03.0
+B=$(head -n 1 resource | cut -d' ' -f1)
+printf '\007' | dd of=config bs=1 seek=4 conv=notrunc 2>/dev/null
+devmem $((B+4)) 32 0x12345678
+echo edu $(devmem $B 32) $(devmem $((B+4)) 32)
+devmem $((B+128)) 64 0x40000
+devmem $((B+136)) 64 0x2000000
+devmem $((B+144)) 64 4096
+devmem $((B+152)) 64 3
+load usb
+ready /dev/ttyUSB0
+stty -F /dev/ttyUSB0 raw -echo
+dd if=/dev/urandom of=/a bs=1024 count=16 2>/dev/null
+(cat /dev/ttyUSB0 >/b &)
+cat /a >/dev/ttyUSB0
+n=0; while [ $(wc -c </b) -lt 16384 ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n+1)); done
+cmp /a /b && echo echoed
+load nvme
+ready /dev/nvme0n1
+echo disk $(md5sum </dev/nvme0n1)
+dd if=/a of=/dev/nvme0n1 bs=4096 seek=9 2>/dev/null
+sync; echo 3 >/proc/sys/vm/drop_caches
+dd if=/dev/nvme0n1 bs=4096 skip=9 count=4 2>/dev/null | cmp - /a && echo stored
+"#;
+
+/// A guest that looks at its `edu` device until it is gone.
+const LOOKING: &str = r#"
+B=$(head -n 1 /sys/bus/pci/devices/0000:00:03.0/resource | cut -d' ' -f1)
+echo looking
+n=0; while [ $(devmem $B 32) = 0x010000ED ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n+1)); done
+echo edu $(devmem $B 32)
+"#;
+
+const LAB: &str = r#"
+EDU=$(bind 1234:11e8) && USB=$(bind 8086:7020) && NVME=$(bind 1b36:0010) || exit 1
+mkdir -p /etc
+echo 'user:x:65534:65534::/:/bin/sh' >/etc/passwd
+guest="--kernel vmlinux --initrd initrd.gz --memory 128M"
+refused() {
+    "$@" >>out/refused 2>&1
+    echo "exit $?" >>out/refused
+}
+refused ./ttvm run $guest --passthrough pci:0000:77:00.0
+refused ./ttvm run $guest --passthrough pci:$(basename $(dirname $(ls -d /sys/bus/pci/devices/*/driver | grep -v -e $EDU -e $USB -e $NVME | head -n 1)))
+refused su user -c "./ttvm run $guest --passthrough pci:$EDU"
+refused ./ttvm run $guest --passthrough port:0x70-0x71
+record() {
+    name=$1
+    shift
+    ./ttvm record -o $name.ttvm "$@" $guest --cmdline "console=ttyS0 quiet ttvm.run=\"$(tr '\n' ';' <$script)\"" </dev/null >out/console-$name 2>out/told-$name
+}
+done_with() {
+    ./ttvm pack $1.ttvm -o out/$1.packed || exit 1
+    rm -r $1.ttvm
+}
+all="--passthrough pci:$EDU --passthrough pci:$USB --passthrough pci:$NVME"
+script=guest
+record soft --engine soft $all || exit 1
+dmesg | grep 'DMA Write.*fault addr 0x2000000' >out/faults
+done_with soft
+record kvm --engine kvm --slow-clock 8 --wait-for-exit 10000 $all || exit 1
+done_with kvm
+script=looking
+record unplugged --engine soft --passthrough pci:$EDU &
+recorder=$!
+while ! grep -q looking out/console-unplugged 2>/dev/null; do kill -0 $recorder || exit 1; sleep 0.5; done
+refused ./ttvm run $guest --passthrough pci:$EDU
+echo 1 >/sys/bus/pci/devices/$EDU/remove
+wait $recorder || exit 1
+done_with unplugged
+"#;
+
+/// Echoes what comes, and gives the port.
+fn echo() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let port = listener.local_addr().expect("it listens").port();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = stream.read(&mut bytes) {
+                if stream.write_all(&bytes[..count]).is_err() {
+                    break;
+                }
+            }
+        }
+    });
+    port
+}
+
+fn disk() -> Vec<u8> {
+    (0..DISK_BYTES as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+fn md5(path: &Path) -> String {
+    let output = Command::new("md5sum").arg(path).output().expect("md5sum is there");
+    String::from_utf8_lossy(&output.stdout)[..32].to_string()
+}
+
+#[test]
+fn stock_drivers_work_with_devices_of_the_host_and_replay_needs_none() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let in_directory = |name: &str| directory.path().join(name);
+    for (name, script) in [("guest", GUEST), ("looking", LOOKING)] {
+        std::fs::write(in_directory(name), script.trim_start()).unwrap();
+    }
+    std::fs::write(in_directory("disk"), disk()).unwrap();
+    let (sum, out) = (md5(&in_directory("disk")), in_directory("out"));
+    let devices = [
+        "-device".to_string(),
+        "edu".to_string(),
+        "-device".to_string(),
+        "piix3-usb-uhci,id=uhci".to_string(),
+        "-chardev".to_string(),
+        format!("socket,id=echo,host=127.0.0.1,port={}", echo()),
+        "-device".to_string(),
+        "usb-serial,bus=uhci.0,chardev=echo".to_string(),
+        "-drive".to_string(),
+        format!("file={},if=none,id=disk,format=raw", in_directory("disk").display()),
+        "-device".to_string(),
+        "nvme,serial=1,drive=disk".to_string(),
+    ];
+    let file = |name: &str, path: &Path| format!("{name}={}", path.display());
+    let lab = Command::new(repository().join("scripts/kvm-lab"))
+        .args(["--timeout", "2400", "--iommu", "--out"])
+        .arg(&out)
+        .args(devices.iter().flat_map(|argument| ["--qemu", argument]))
+        .arg(LAB)
+        .args([
+            file("ttvm", &ttvm()),
+            file("vmlinux", &GENERIC_ELF.path()),
+            file("initrd.gz", &BUSYBOX_GENERIC.path()),
+        ])
+        .args([file("guest", &in_directory("guest")), file("looking", &in_directory("looking"))])
+        .stdin(Stdio::null())
+        .output()
+        .expect("the lab's script can be started");
+    let left = |name: &str| std::fs::read_to_string(out.join(name)).unwrap_or_default();
+    let told: Vec<_> = [
+        "refused",
+        "console-soft",
+        "told-soft",
+        "console-kvm",
+        "told-kvm",
+        "console-unplugged",
+        "told-unplugged",
+    ]
+    .map(|name| format!("--- {name}\n{}", left(name)))
+    .into();
+    let all = format!(
+        "{}{}\n{}",
+        String::from_utf8_lossy(&lab.stdout),
+        String::from_utf8_lossy(&lab.stderr),
+        told.join("\n")
+    );
+    assert!(lab.status.success(), "{all}");
+
+    let refused = left("refused");
+    for sentence in [
+        "the host has no PCI function 0000:77:00.0",
+        "is held by the driver",
+        "no permission to open /dev/vfio/",
+        "ports 0x70-0x71 are not passed through",
+        "is busy: another program has a device of that group",
+    ] {
+        assert!(refused.contains(sentence), "{sentence}: {refused}");
+    }
+    assert_eq!(refused.matches("exit 5\n").count(), 5, "{refused}");
+    for engine in ["soft", "kvm"] {
+        let console = left(&format!("console-{engine}"));
+        for line in ["edu 0x010000ED 0xEDCBA987", "echoed", &format!("disk {sum}"), "stored", "exit status 0"]
+        {
+            // What the guest stores changes the disk for the next one.
+            let is_other_disk = engine == "kvm" && line.starts_with("disk");
+            assert!(console.contains(line) || is_other_disk, "{line}\n{all}");
+        }
+    }
+    assert!(left("faults").contains("DMA Write"), "a device wrote where nothing was shown to it\n{all}");
+    assert!(left("told-unplugged").contains("is gone (the host wants it back)"), "{all}");
+    assert!(left("console-unplugged").contains("edu 0xFFFFFFFF"), "{all}");
+
+    for name in ["soft", "kvm", "unplugged"] {
+        let recording = in_directory(&format!("{name}.ttvm"));
+        let run = |arguments: &[&str]| {
+            let output = Command::new(ttvm()).args(arguments).output().expect("ttvm starts");
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "{arguments:?}: {said}");
+            said
+        };
+        let (packed, recording) = (out.join(format!("{name}.packed")), recording.display().to_string());
+        run(&["unpack", &packed.display().to_string(), "-o", &recording]);
+        let said = run(&["replay", "--verify", "--quiet", &recording]);
+        assert!(said.contains("replayed to the end"), "{name}: {said}");
+        if name == "soft" {
+            run(&["verify", &recording]);
+            run(&["state", &recording, "--at", "97%"]);
+        }
+    }
+}
