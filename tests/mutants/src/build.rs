@@ -38,19 +38,21 @@ pub struct Program {
 /// `mutants` are numbered from 1. `tests` are the packages whose tests are wanted.
 pub fn build(repository: &Path, work: &Path, mutants: &[Mutant], tests: &BTreeSet<String>) -> Result<Built> {
     let tree = work.join("tree");
-    let mutated: BTreeSet<&str> = mutants.iter().map(|mutant| mutant.file.as_str()).collect();
-    copy(repository, &tree, &mutated)?;
-    for package in mutants.iter().map(|mutant| mutant.package.as_str()).collect::<BTreeSet<_>>() {
-        add_switch(&tree, package, mutants)?;
-    }
+    copy(repository, &tree, mutants)?;
     // A function that returns `impl Trait` cannot return one of two types.
     let returns_impl = |mutant: &Mutant| {
         mutant.genre == Genre::FnValue
             && mutant.function.as_ref().is_some_and(|it| it.return_type.contains("impl "))
     };
-    let two_types = (1..).zip(mutants).filter(|(_, mutant)| returns_impl(mutant));
-    let mut refused: BTreeMap<u32, String> =
-        two_types.map(|(number, _)| (number, TWO_TYPES.to_owned())).collect();
+    let known = work.join("refused.json");
+    let refused_earlier: BTreeMap<String, String> =
+        fs::read(&known).map_or_else(|_| Ok(BTreeMap::new()), |text| serde_json::from_slice(&text))?;
+    let code = |mutant: &Mutant| match returns_impl(mutant) {
+        true => Some(TWO_TYPES.to_owned()),
+        false => refused_earlier.get(&mutant.name).cloned(),
+    };
+    let known_ones = (1..).zip(mutants).filter_map(|(number, mutant)| Some((number, code(mutant)?)));
+    let mut refused: BTreeMap<u32, String> = known_ones.collect();
     loop {
         let places = write_mutants(repository, &tree, mutants, &refused)?;
         let before = refused.len();
@@ -65,6 +67,14 @@ pub fn build(repository: &Path, work: &Path, mutants: &[Mutant], tests: &BTreeSe
                 "no mutant is where the compiler sees an error:\n{}",
                 rendered(errors[0])
             );
+            // The next run need not find them out again.
+            let names = refused
+                .iter()
+                .map(|(&number, code)| (mutants[number as usize - 1].name.clone(), code.clone()));
+            fs::write(
+                &known,
+                serde_json::to_vec(&refused_earlier.into_iter().chain(names).collect::<BTreeMap<_, _>>())?,
+            )?;
             let programs = programs(&cargo(&tree, "test", tests, &["--no-run"])?)?;
             return Ok(Built { programs, places, refused });
         }
@@ -72,8 +82,12 @@ pub fn build(repository: &Path, work: &Path, mutants: &[Mutant], tests: &BTreeSe
     }
 }
 
-/// Copies what git knows or would add. Files that have not changed stay as they are, so that cargo builds little.
-fn copy(repository: &Path, tree: &Path, mutated: &BTreeSet<&str>) -> Result<()> {
+/// Copies what git knows or would add, apart from the files with mutants, and gives each package that has some the module
+/// that they ask. Files that have not changed stay as they are, so that cargo builds little.
+fn copy(repository: &Path, tree: &Path, mutants: &[Mutant]) -> Result<()> {
+    let mutated: BTreeSet<&str> = mutants.iter().map(|mutant| mutant.file.as_str()).collect();
+    let sources = mutated.iter().filter_map(|file| file.find("/src/").map(|at| &file[..at + "/src".len()]));
+    let sources: BTreeSet<&str> = sources.collect();
     let listed = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
         .current_dir(repository)
@@ -83,9 +97,14 @@ fn copy(repository: &Path, tree: &Path, mutated: &BTreeSet<&str>) -> Result<()> 
     for name in
         String::from_utf8(listed.stdout)?.split_terminator('\0').filter(|name| !mutated.contains(name))
     {
-        if let Ok(contents) = fs::read(repository.join(name)) {
-            write_changed(&tree.join(name), &contents)?;
+        let Ok(mut contents) = fs::read(repository.join(name)) else { continue };
+        if name.strip_suffix("/lib.rs").is_some_and(|folder| sources.contains(folder)) {
+            contents.extend_from_slice(b"\nmod mutation;\n");
         }
+        write_changed(&tree.join(name), &contents)?;
+    }
+    for folder in sources {
+        write_changed(&tree.join(folder).join("mutation.rs"), include_bytes!("switch.rs"))?;
     }
     Ok(())
 }
@@ -96,20 +115,6 @@ fn write_changed(path: &Path, contents: &[u8]) -> Result<()> {
     }
     fs::create_dir_all(path.parent().context("a file is in a folder")?)?;
     fs::write(path, contents).with_context(|| path.display().to_string())
-}
-
-/// Gives the package of some mutants the module that they ask.
-fn add_switch(tree: &Path, package: &str, mutants: &[Mutant]) -> Result<()> {
-    let file =
-        &mutants.iter().find(|mutant| mutant.package == package).context("a package with mutants")?.file;
-    let (folder, _) = file.split_once("/src/").context("a mutant is in a package's src")?;
-    let library = tree.join(folder).join("src/lib.rs");
-    let mut text = fs::read_to_string(&library)?;
-    if !text.contains("mod mutation;") {
-        text.push_str("\nmod mutation;\n");
-        fs::write(&library, text)?;
-    }
-    write_changed(&library.with_file_name("mutation.rs"), include_bytes!("switch.rs"))
 }
 
 fn write_mutants(

@@ -12,13 +12,14 @@ mod run;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result};
 use clap::Parser;
 use nix::sys::resource::{Resource, setrlimit};
 
+use crate::build::Built;
 use crate::list::{Genre, Mutant};
 use crate::run::Verdict;
 
@@ -89,21 +90,36 @@ fn verdicts(arguments: &Arguments, mutants: &[Mutant]) -> Result<Vec<&'static st
     let work = repository.join(&arguments.work);
     let built = build::build(&repository, &work, mutants, &packages)?;
     setrlimit(Resource::RLIMIT_DATA, MEMORY_BYTES, MEMORY_BYTES)?;
-    let tests = run::tests(&work, &built.programs, arguments.jobs)?;
-    eprintln!("{} tests, {} mutants are built", tests.len(), built.places.len());
-    eprintln!(built.refused.iter().map(|(n, c)| (&mutants[*n as usize - 1].name, c)).collect::<Vec<_>>());
     let numbered: Vec<(u32, &Mutant)> = (1..).zip(mutants).collect();
+    let mut words = Vec::new();
+    // The list has the mutants of a package together.
+    for mutants in numbered.chunk_by(|(_, one), (_, next)| one.package == next.package) {
+        words.extend(words_of(arguments, &work, &built, mutants)?);
+    }
+    Ok(words)
+}
+
+/// A word for each of the mutants of one package.
+fn words_of(
+    arguments: &Arguments,
+    work: &Path,
+    built: &Built,
+    mutants: &[(u32, &Mutant)],
+) -> Result<Vec<&'static str>> {
+    let package = &mutants[0].1.package;
+    let programs =
+        built.programs.iter().filter(|program| testers(package).contains(&program.package.as_str()));
+    let tests = run::tests(work, &programs.collect::<Vec<_>>(), arguments.jobs)?;
+    eprintln!("{package}: {} mutants, {} tests", mutants.len(), tests.len());
     let done = AtomicUsize::new(0);
-    let verdicts = run::in_parallel(arguments.jobs, &numbered, |worker, &(number, mutant)| {
+    let words = run::in_parallel(arguments.jobs, mutants, |worker, &(number, mutant)| {
         let word = match built.places.get(&number) {
-            Some(&place) => {
-                match run::judge(&work, worker, &tests, (number, place), testers(&mutant.package))? {
-                    Verdict::Caught => "caught",
-                    Verdict::Endless => "endless",
-                    Verdict::Missed => "missed",
-                    Verdict::NotReached => "not reached",
-                }
-            }
+            Some(&place) => match run::judge(work, worker, &tests, number, place)? {
+                Verdict::Caught => "caught",
+                Verdict::Endless => "endless",
+                Verdict::Missed => "missed",
+                Verdict::NotReached => "not reached",
+            },
             None if left_to_cargo_mutants(mutant, built.refused.get(&number)) => "not tried",
             None => "not built",
         };
@@ -111,7 +127,7 @@ fn verdicts(arguments: &Arguments, mutants: &[Mutant]) -> Result<Vec<&'static st
         eprintln!("{done}/{}\t{word}\t{}", mutants.len(), mutant.name);
         Ok(word)
     });
-    verdicts.into_iter().collect()
+    words.into_iter().collect()
 }
 
 /// Whether a mutant is not in the build because of how we write it, and not because the compiler would refuse it alone:

@@ -66,9 +66,9 @@ pub fn in_parallel<T: Sync, R: Send>(
 }
 
 /// Runs every test of the programs, alone, twice: for its time and for the places that it reaches.
-pub fn tests<'a>(work: &Path, programs: &'a [Program], jobs: usize) -> Result<Vec<Test<'a>>> {
+pub fn tests<'a>(work: &Path, programs: &[&'a Program], jobs: usize) -> Result<Vec<Test<'a>>> {
     let mut names = Vec::new();
-    for program in programs {
+    for &program in programs {
         let ignored = list(program, &["--ignored"])?;
         names.extend(list(program, &[])?.difference(&ignored).map(|name| (program, name.clone())));
     }
@@ -105,18 +105,9 @@ fn first_run<'a>(work: &Path, worker: usize, program: &'a Program, name: &str) -
     Ok(Some(Test { program, name: name.to_owned(), time, reached }))
 }
 
-/// Runs the tests of `package` that reach `place`, the fastest first, until one fails.
-pub fn judge(
-    work: &Path,
-    worker: usize,
-    tests: &[Test],
-    (mutant, place): (u32, u32),
-    packages: &[&str],
-) -> Result<Verdict> {
-    let mut reaching: Vec<&Test> = tests
-        .iter()
-        .filter(|test| packages.contains(&test.program.package.as_str()) && test.reached.contains(&place))
-        .collect();
+/// Runs the tests that reach a mutant's place, the fastest first, until one fails.
+pub fn judge(work: &Path, worker: usize, tests: &[Test], mutant: u32, place: u32) -> Result<Verdict> {
+    let mut reaching: Vec<&Test> = tests.iter().filter(|test| test.reached.contains(&place)).collect();
     if reaching.is_empty() {
         return Ok(Verdict::NotReached);
     }
@@ -179,6 +170,9 @@ fn run(
         .env("CARGO_MANIFEST_DIR", &program.folder)
         .env("TMPDIR", &temporary)
         .env(variable, value)
+        // Nobody reads how a test fails.
+        .env("RUST_BACKTRACE", "0")
+        .env("PROPTEST_MAX_SHRINK_ITERS", "0")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
