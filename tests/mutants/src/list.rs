@@ -46,11 +46,11 @@ pub struct Function {
     pub return_type: String,
 }
 
-/// `options` are cargo-mutants' own, such as `--file` and `--shard`.
-pub fn list(repository: &Path, options: &[String]) -> Result<Vec<Mutant>> {
+/// The mutants of the files that some patterns are about.
+pub fn list(repository: &Path, files: &[String]) -> Result<Vec<Mutant>> {
     let output = Command::new("cargo")
         .args(["mutants", "--list", "--json"])
-        .args(options)
+        .args(files.iter().map(|file| format!("--file={file}")))
         .current_dir(repository)
         .output()
         .context("cargo mutants")?;

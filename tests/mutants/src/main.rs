@@ -9,9 +9,9 @@ mod list;
 mod rewrite;
 mod run;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
+use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -31,42 +31,82 @@ struct Arguments {
     /// Where the copy of the tree, the build and the results go.
     #[arg(long)]
     work: PathBuf,
-    /// Only the mutants that the last run missed, by their names.
+    /// Only every Nth mutant, from the Kth on: K/N.
+    #[arg(long, value_parser = shard, default_value = "0/1")]
+    shard: (usize, usize),
+    /// Only the mutants that were missed when they were tried last.
     #[arg(long)]
     missed: bool,
     /// Processes that run tests at the same time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// What cargo-mutants is told about which mutants to list.
-    #[arg(last = true)]
-    list_options: Vec<String>,
+    /// Patterns of the source files that are changed.
+    #[arg(required = true)]
+    files: Vec<String>,
+}
+
+fn shard(text: &str) -> Result<(usize, usize), String> {
+    let parts = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
+    parts.filter(|&(k, n)| k < n).ok_or_else(|| "it has the form K/N, such as 0/20".to_owned())
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    fs::create_dir_all(&arguments.work)?;
-    let results = arguments.work.join("results.txt");
-    let mut mutants = list::list(&std::env::current_dir()?, &arguments.list_options)?;
-    if arguments.missed {
-        let names = missed_before(&fs::read_to_string(&results).context("there is no earlier run")?);
-        mutants.retain(|mutant| names.contains(&mutant.name));
+    let repository = std::env::current_dir()?;
+    let work = repository.join(&arguments.work);
+    fs::create_dir_all(&work)?;
+    let mutants = list::list(&repository, &arguments.files)?;
+    let packages =
+        mutants.iter().flat_map(|mutant| testers(&mutant.package)).map(|&package| package.to_owned());
+    let built = build::build(&repository, &work, &mutants, &packages.collect())?;
+    setrlimit(Resource::RLIMIT_DATA, MEMORY_BYTES, MEMORY_BYTES)?;
+
+    let results = Results::open(work.join("results.txt"))?;
+    let (first, step) = arguments.shard;
+    let numbered: Vec<(u32, &Mutant)> = (1..).zip(&mutants).collect();
+    let chosen: Vec<(u32, &Mutant)> = numbered
+        .into_iter()
+        .skip(first)
+        .step_by(step)
+        .filter(|(_, mutant)| !arguments.missed || results.is_missed(&mutant.name))
+        .collect();
+    // The list has the mutants of a package together.
+    for mutants in chosen.chunk_by(|(_, one), (_, next)| one.package == next.package) {
+        judge(&work, &built, &results, arguments.jobs, mutants)?;
     }
-    let lines = verdicts(&arguments, &mutants)?;
-    let mut text = String::new();
-    for (mutant, verdict) in mutants.iter().zip(&lines) {
-        writeln!(text, "{verdict}\t{}", mutant.name)?;
-    }
-    fs::write(&results, text)?;
-    print!("{}", table(&mutants, &lines));
+    print!("{}", table(&mutants, &results.latest()?));
     Ok(())
 }
 
-fn missed_before(results: &str) -> BTreeSet<String> {
-    let lines = results.lines().filter_map(|line| line.split_once('\t'));
-    lines
-        .filter(|(verdict, _)| matches!(*verdict, "missed" | "not reached"))
-        .map(|(_, name)| name.to_owned())
-        .collect()
+/// A file with a line `VERDICT TAB NAME` for each mutant that was tried. The last line about one holds.
+struct Results {
+    path: PathBuf,
+    earlier: BTreeMap<String, String>,
+}
+
+impl Results {
+    fn open(path: PathBuf) -> Result<Results> {
+        let mut results = Results { path, earlier: BTreeMap::new() };
+        if results.path.exists() {
+            results.earlier = results.latest()?;
+        }
+        Ok(results)
+    }
+
+    fn latest(&self) -> Result<BTreeMap<String, String>> {
+        let text = fs::read_to_string(&self.path).with_context(|| self.path.display().to_string())?;
+        let lines = text.lines().filter_map(|line| line.split_once('\t'));
+        Ok(lines.map(|(verdict, name)| (name.to_owned(), verdict.to_owned())).collect())
+    }
+
+    fn is_missed(&self, name: &str) -> bool {
+        self.earlier.get(name).is_some_and(|verdict| matches!(verdict.as_str(), "missed" | "not reached"))
+    }
+
+    fn add(&self, verdict: &str, name: &str) -> Result<()> {
+        let mut file = fs::OpenOptions::new().append(true).create(true).open(&self.path)?;
+        Ok(file.write_all(format!("{verdict}\t{name}\n").as_bytes())?)
+    }
 }
 
 /// The packages whose tests are asked about a mutant of `package`.
@@ -79,40 +119,21 @@ fn testers(package: &str) -> &[&str] {
     }
 }
 
-/// A word for each mutant.
-fn verdicts(arguments: &Arguments, mutants: &[Mutant]) -> Result<Vec<&'static str>> {
-    let repository = std::env::current_dir()?;
-    let packages: BTreeSet<String> = mutants
-        .iter()
-        .flat_map(|mutant| testers(&mutant.package))
-        .map(|&package| package.to_owned())
-        .collect();
-    let work = repository.join(&arguments.work);
-    let built = build::build(&repository, &work, mutants, &packages)?;
-    setrlimit(Resource::RLIMIT_DATA, MEMORY_BYTES, MEMORY_BYTES)?;
-    let numbered: Vec<(u32, &Mutant)> = (1..).zip(mutants).collect();
-    let mut words = Vec::new();
-    // The list has the mutants of a package together.
-    for mutants in numbered.chunk_by(|(_, one), (_, next)| one.package == next.package) {
-        words.extend(words_of(arguments, &work, &built, mutants)?);
-    }
-    Ok(words)
-}
-
-/// A word for each of the mutants of one package.
-fn words_of(
-    arguments: &Arguments,
+/// Tries mutants of one package.
+fn judge(
     work: &Path,
     built: &Built,
+    results: &Results,
+    jobs: usize,
     mutants: &[(u32, &Mutant)],
-) -> Result<Vec<&'static str>> {
+) -> Result<()> {
     let package = &mutants[0].1.package;
     let programs =
         built.programs.iter().filter(|program| testers(package).contains(&program.package.as_str()));
-    let tests = run::tests(work, &programs.collect::<Vec<_>>(), arguments.jobs)?;
+    let tests = run::tests(work, &programs.collect::<Vec<_>>(), jobs)?;
     eprintln!("{package}: {} mutants, {} tests", mutants.len(), tests.len());
     let done = AtomicUsize::new(0);
-    let words = run::in_parallel(arguments.jobs, mutants, |worker, &(number, mutant)| {
+    let judged = run::in_parallel(jobs, mutants, |worker, &(number, mutant)| {
         let word = match built.places.get(&number) {
             Some(&place) => match run::judge(work, worker, &tests, number, place)? {
                 Verdict::Caught => "caught",
@@ -125,9 +146,9 @@ fn words_of(
         };
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
         eprintln!("{done}/{}\t{word}\t{}", mutants.len(), mutant.name);
-        Ok(word)
+        results.add(word, &mutant.name)
     });
-    words.into_iter().collect()
+    judged.into_iter().collect()
 }
 
 /// Whether a mutant is not in the build because of how we write it, and not because the compiler would refuse it alone:
@@ -155,9 +176,11 @@ fn left_to_cargo_mutants(mutant: &Mutant, error: Option<&String>) -> bool {
     }
 }
 
-fn table(mutants: &[Mutant], verdicts: &[&str]) -> String {
+/// A line for each file, each package, and all.
+fn table(mutants: &[Mutant], verdicts: &BTreeMap<String, String>) -> String {
     let mut counts: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
-    for (mutant, verdict) in mutants.iter().zip(verdicts) {
+    for mutant in mutants {
+        let Some(verdict) = verdicts.get(&mutant.name) else { continue };
         for row in [mutant.file.as_str(), mutant.package.as_str(), "all"] {
             *counts.entry(row).or_default().entry(verdict).or_default() += 1;
         }
@@ -168,10 +191,9 @@ fn table(mutants: &[Mutant], verdicts: &[&str]) -> String {
         let caught = count("caught") + count("endless");
         let missed = count("missed") + count("not reached");
         let percent = 100.0 * caught as f64 / (caught + missed).max(1) as f64;
-        let _ = writeln!(
-            text,
-            "{row:<40} {caught:5} caught ({:3} endless) {missed:4} missed ({:3} not reached) {percent:5.1} % {:4} not \
-             built {:3} not tried",
+        text += &format!(
+            "{row:<36} {percent:5.1} %: {caught:4} caught ({:3} endless) {missed:4} missed ({:3} not reached) {:4} not \
+             built {:3} not tried\n",
             count("endless"),
             count("not reached"),
             count("not built"),
