@@ -270,6 +270,28 @@ mod tests {
         assert!(!read_patch(&[255, 0, 255, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0], &mut back), "beyond the end");
     }
 
+    /// FORMAT.md: two bytes for each group of words, of which there are 255 at most, and for each 255 zeroes before it.
+    #[test]
+    fn a_patch_is_as_long_as_its_format_says() {
+        let range = |words: std::ops::Range<usize>| words.collect::<Vec<_>>();
+        let cases = [
+            (vec![], 1),
+            (vec![0], 1 + 2 + 8),
+            (vec![3, 4], 1 + 2 + 16),
+            (vec![3, 5], 1 + 4 + 16),
+            (vec![255], 1 + 2 + 8),
+            (vec![256], 1 + 4 + 8),
+            (vec![511], 1 + 6 + 8),
+            (range(0..255), 1 + 2 + 8 * 255),
+            (range(0..256), 1 + 4 + 8 * 256),
+        ];
+        for (words, expected) in cases {
+            let mut page = [0; PAGE_BYTES];
+            words.iter().for_each(|word| page[word * 8] = 1);
+            assert_eq!(write_patch(&page, &mut [0; PAGE_BYTES]), Some(expected), "{words:?}");
+        }
+    }
+
     #[test]
     fn bytes_that_are_no_page_are_refused() {
         let mut codec = Codec::new().unwrap();

@@ -114,3 +114,27 @@ impl Error for StoreError {
         self.kind.source()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is damaged is dropped or not built upon. A full disk, or a file of a later program, is not damage.
+    #[test]
+    fn only_wrong_bytes_are_damage() {
+        let path = Path::new("file");
+        let io = |kind: io::ErrorKind| StoreError::io(path, "read")(kind.into());
+        let of = |kind| StoreError::new(path, kind);
+        let cases = [
+            (StoreError::damaged(path, "state", "its CRC-32 is another"), true, false),
+            (io(io::ErrorKind::NotFound), false, true),
+            (io(io::ErrorKind::StorageFull), false, false),
+            (of(StoreErrorKind::Version { found: 9, known: 1 }), false, false),
+            (of(StoreErrorKind::Busy), false, false),
+            (of(StoreErrorKind::Missing(7)), false, false),
+        ];
+        for (error, is_damage, is_not_found) in cases {
+            assert_eq!((error.is_damage(), error.is_not_found()), (is_damage, is_not_found), "{error}");
+        }
+    }
+}

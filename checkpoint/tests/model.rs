@@ -271,3 +271,14 @@ fn a_head_may_be_as_long_as_a_page_and_no_longer() {
     assert!(finish(2, 4097).is_err());
     assert_eq!(store.entries().len(), 1);
 }
+
+#[test]
+fn no_store_with_this_state_is_smaller() {
+    for state in [vec![], vec![7; 100_000], (0..=255).collect()] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = new_store(dir.path());
+        store.add(1, 1).unwrap().finish(&[], &state).unwrap();
+        let (least, real) = (checkpoint::least_bytes(&state), store.total_bytes());
+        assert!((least..least + 100).contains(&real), "{real} bytes, at least {least}");
+    }
+}

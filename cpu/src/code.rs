@@ -393,6 +393,164 @@ mod tests {
         cache.block_mut(number).translations = vec![(rip, entry)];
     }
 
+    /// RAM, and what is known of the code in it.
+    struct Bench {
+        ram: GuestRam,
+        lines: CodeLines,
+        cache: CodeCache,
+    }
+
+    impl Bench {
+        fn new() -> Bench {
+            let ram = GuestRam::new(8 * PAGE_SIZE).unwrap();
+            Bench { lines: CodeLines::new(&ram), ram, cache: CodeCache::new() }
+        }
+
+        /// Adds a block of some bytes at a RAM offset. Its pages are told of when they had no code before.
+        fn add(&mut self, start: u64, length: u16) -> (BlockNumber, Vec<u64>) {
+            let end = start + u64::from(length) - 1;
+            let second_page = (end / PAGE_SIZE != start / PAGE_SIZE).then_some(end / PAGE_SIZE);
+            let key = BlockKey::new(start, 0);
+            let block =
+                NewBlock { key, start, ops: Vec::new(), length, second_page, check_breakpoint: false };
+            let (number, flagged) = self.cache.insert(&self.ram, &mut self.lines, block);
+            (number, flagged.pages().collect())
+        }
+
+        fn drop_page(&mut self, page: u64) {
+            self.cache.drop_page(&self.ram, &mut self.lines, page);
+        }
+
+        fn is_code(&self, page: u64) -> bool {
+            self.ram.flags().has(page, PageFlags::CODE)
+        }
+
+        fn check_count(&self) {
+            assert_eq!(self.cache.in_lines, self.cache.by_line.iter().map(Vec::len).sum::<usize>());
+        }
+    }
+
+    #[test]
+    fn a_block_is_found_by_its_place_and_mode() {
+        let mut bench = Bench::new();
+        let (number, pages) = bench.add(0x1010, 5);
+        assert_eq!(pages, [1]);
+        assert_eq!(bench.add(0x1020, 5).1, [0; 0], "the page is one with code already");
+        assert_eq!(bench.cache.find(BlockKey::new(0x1010, 0)), Some(number));
+        assert_eq!(bench.cache.find(BlockKey::new(0x1010, 1)), None);
+        assert_eq!(bench.cache.find(BlockKey::new(0x1011, 0)), None);
+        assert_eq!(bench.cache.block(number).start(), 0x1010);
+        assert!(bench.is_code(1) && !bench.is_code(2));
+    }
+
+    #[test]
+    fn a_jump_leads_to_its_block_as_long_as_that_stands() {
+        let mut bench = Bench::new();
+        let (number, _) = bench.add(0x1010, 5);
+        bench.cache.remember_jump(0x4010, 7, number);
+        assert_eq!(bench.cache.jump(0x4010, 7), Some(number));
+        assert_eq!(bench.cache.jump(0x4010, 8), None);
+        assert_eq!(bench.cache.jump(0x4011, 7), None);
+        bench.drop_page(1);
+        assert_eq!(bench.cache.jump(0x4010, 7), None);
+        // Another block has its number now.
+        assert_eq!(bench.add(0x2010, 5).0, number);
+        assert_eq!(bench.cache.jump(0x4010, 7), None);
+    }
+
+    #[test]
+    fn jumps_of_a_page_lie_side_by_side() {
+        let slots: std::collections::BTreeSet<usize> = (0x7000..0x7040).map(CodeCache::jump_index).collect();
+        assert_eq!(slots.len(), JUMP_SLOTS_OF_PAGE, "of one line, each has its own");
+        assert!(
+            slots.last().expect("there are some") - slots.first().expect("there are some")
+                < JUMP_SLOTS_OF_PAGE
+        );
+        assert_ne!(CodeCache::jump_index(0x10_0000), CodeCache::jump_index(0x18_0000));
+    }
+
+    #[test]
+    fn when_serial_numbers_begin_anew_no_jump_is_remembered() {
+        let mut bench = Bench::new();
+        let (number, _) = bench.add(0x1010, 5);
+        bench.cache.remember_jump(0x4010, 7, number);
+        bench.cache.serial = u32::MAX - 1;
+        bench.add(0x2010, 5);
+        assert_eq!(bench.cache.jump(0x4010, 7), Some(number));
+        bench.add(0x3010, 5);
+        assert_eq!(bench.cache.jump(0x4010, 7), None);
+    }
+
+    #[test]
+    fn a_page_takes_its_blocks_with_it() {
+        for dropped in [1, 2] {
+            let mut bench = Bench::new();
+            bench.add(0x1010, 5);
+            // Its last two bytes are in the next page.
+            assert_eq!(bench.add(0x1ffe, 4).1, [2]);
+            bench.add(0x2010, 5);
+            let touches = |bench: &Bench| {
+                [(1, 0x1f, 1), (2, 0, 1), (2, 1, 1)].map(|(p, o, l)| bench.lines.touches(p, o, l))
+            };
+            assert_eq!(touches(&bench), [true, true, true]);
+            bench.drop_page(dropped);
+            let found = [0x1010, 0x1ffe, 0x2010].map(|at| bench.cache.find(BlockKey::new(at, 0)).is_some());
+            assert_eq!(found, [dropped != 1, false, dropped != 2]);
+            assert_eq!([bench.is_code(1), bench.is_code(2)], [dropped != 1, dropped != 2]);
+            assert_eq!(touches(&bench), [dropped != 1, dropped != 2, dropped != 2]);
+            // What crossed leaves nothing in the list of the other page.
+            bench.drop_page(3 - dropped);
+            assert!(bench.cache.by_key.is_empty() && bench.cache.by_page.is_empty());
+        }
+    }
+
+    #[test]
+    fn blocks_are_dropped_by_an_offset_in_any_page() {
+        // The offset, and which of the blocks have it: bytes 0x10-0x14, 0x3e-0x45 and 0xffe-0xfff and on.
+        let cases = [
+            (0x0f, [false, false, false]),
+            (0x10, [true, false, false]),
+            (0x15, [true, false, false]),
+            (0x16, [false, false, false]),
+            (0x3d, [false, false, false]),
+            (0x3f, [false, true, false]),
+            (0x40, [false, true, false]),
+            (0x46, [false, true, false]),
+            (0x47, [false, false, false]),
+            (0xfff, [false, false, true]),
+        ];
+        for (offset, dropped) in cases {
+            let mut bench = Bench::new();
+            let starts = [0x1010, 0x203e, 0x3ffe];
+            for (start, length) in starts.into_iter().zip([5, 8, 4]) {
+                bench.add(start, length);
+            }
+            bench.cache.drop_offset(offset);
+            let gone = starts.map(|start| bench.cache.find(BlockKey::new(start, 0)).is_none());
+            assert_eq!(gone, dropped, "{offset:#x}");
+            bench.check_count();
+        }
+    }
+
+    #[test]
+    fn lists_by_lines_forget_what_has_gone() {
+        let mut bench = Bench::new();
+        bench.add(0x2010, 5);
+        for _ in 0..2 * LINES * LINES {
+            bench.add(0x1010, 5);
+            bench.drop_page(1);
+            bench.check_count();
+            assert!(bench.cache.in_lines <= LINES * LINES + 8, "{} in the lists", bench.cache.in_lines);
+        }
+        bench.cache.drop_offset(0x10);
+        assert_eq!(bench.cache.find(BlockKey::new(0x2010, 0)), None, "what stands was not forgotten");
+        bench.add(0x3010, 5);
+        let Bench { ram, lines, cache } = &mut bench;
+        cache.clear(ram, lines);
+        bench.check_count();
+        assert!(!bench.is_code(3) && bench.cache.find(BlockKey::new(0x3010, 0)).is_none());
+    }
+
     #[test]
     fn translations_that_are_gone_do_not_pile_up() {
         let ram = GuestRam::new(4 * PAGE_SIZE).unwrap();

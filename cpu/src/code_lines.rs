@@ -35,3 +35,41 @@ impl CodeLines {
         self.0[page as usize] = 0;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stores_are_told_apart_by_lines() {
+        let ram = GuestRam::new(4 * PAGE_SIZE).unwrap();
+        // Where code is, and what is stored: do they meet?
+        let cases = [
+            ((0x40, 1), (0x40, 1), true),
+            ((0x40, 1), (0x7f, 1), true),
+            ((0x40, 1), (0x3f, 1), false),
+            ((0x40, 1), (0x3f, 2), true),
+            ((0x40, 1), (0x80, 8), false),
+            ((0x7f, 1), (0x80, 1), false),
+            ((0x7f, 2), (0xbf, 1), true),
+            ((0x7f, 2), (0xc0, 1), false),
+            ((0, 64), (64, 1), false),
+            ((0, 65), (64, 1), true),
+            ((0, 0x1000), (0xfc0, 1), true),
+            ((0xfff, 1), (0xfc0, 8), true),
+            ((0xfff, 1), (0xfb8, 8), false),
+            // No bytes are at the place where they would be; what goes on in the next page ends here.
+            ((0x80, 0), (0x80, 1), true),
+            ((0x80, 0), (0x7f, 1), false),
+            ((0xff8, 16), (0xff0, 1), true),
+        ];
+        for (code, store, expected) in cases {
+            let mut lines = CodeLines::new(&ram);
+            lines.add(2, code.0, code.1);
+            assert_eq!(lines.touches(2, store.0, store.1), expected, "{code:x?} {store:x?}");
+            assert!(!lines.touches(1, store.0, store.1) && !lines.touches(3, store.0, store.1));
+            lines.clear_page(2);
+            assert!(!lines.touches(2, store.0, store.1));
+        }
+    }
+}

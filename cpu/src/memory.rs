@@ -746,3 +746,96 @@ pub(crate) fn segment_allows(
     }
     last <= u64::from(segment.limit) && last >= offset
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::Segment;
+
+    /// SDM vol. 3, sections 5.3 and 5.4: limits, expand-down segments, and what descriptor types allow.
+    #[test]
+    fn segments_allow_what_their_descriptors_say() {
+        const DATA: u16 = 0x90;
+        const WRITABLE: u16 = 2;
+        const DOWN: u16 = 4;
+        const CODE: u16 = 0x98;
+        const READABLE: u16 = 2;
+        const BIG: u16 = 1 << 14;
+        const ABSENT: u16 = 0x80;
+        // Attributes, limit, offset and size; whether it may be read, and written.
+        let cases = [
+            (DATA | WRITABLE, 0xfff, 0xffc, 4, true, true),
+            (DATA | WRITABLE, 0xfff, 0xffd, 4, false, false),
+            (DATA | WRITABLE, 0xfff, 0x1000, 1, false, false),
+            (DATA | WRITABLE, u32::MAX, 0xffff_fffc, 4, true, true),
+            (DATA | WRITABLE, u32::MAX, u64::MAX, 2, false, false),
+            (DATA, 0xfff, 0, 4, true, false),
+            ((DATA | WRITABLE) & !ABSENT, 0xfff, 0, 4, false, false),
+            (CODE | READABLE, 0xfff, 0, 4, true, false),
+            (CODE, 0xfff, 0, 4, false, false),
+            // The same bit says "conforming" of code.
+            (CODE | READABLE | DOWN, 0xfff, 0, 4, true, false),
+            (CODE | READABLE | DOWN, 0xfff, 0x1000, 4, false, false),
+            (DATA | WRITABLE | DOWN, 0xfff, 0xfff, 1, false, false),
+            (DATA | WRITABLE | DOWN, 0xfff, 0x1000, 1, true, true),
+            (DATA | WRITABLE | DOWN, 0xfff, 0xfffc, 4, true, true),
+            (DATA | WRITABLE | DOWN, 0xfff, 0xfffd, 4, false, false),
+            (DATA | WRITABLE | DOWN | BIG, 0xfff, 0xfffd, 4, true, true),
+            (DATA | WRITABLE | DOWN | BIG, 0xfff, 0xffff_fffc, 4, true, true),
+            (DATA | WRITABLE | DOWN | BIG, 0xfff, 0xffff_fffd, 4, false, false),
+            (DATA | WRITABLE | DOWN | BIG, 0xfff, u64::MAX, 2, false, false),
+            (DATA | DOWN, 0xfff, 0x1000, 1, true, false),
+        ];
+        for (attributes, limit, offset, size_bytes, readable, writable) in cases {
+            let segment = Segment { selector: 0, base: 0, limit, attributes };
+            let allows = |write, protected| segment_allows(&segment, offset, size_bytes, write, protected);
+            let what = format!("{attributes:#x}, limit {limit:#x}, {size_bytes} bytes at {offset:#x}");
+            assert_eq!(allows(false, true), readable, "{what}");
+            assert_eq!(allows(true, true), writable, "{what}");
+            // In real mode only the limit counts.
+            let in_limit = if attributes & 0xc == DOWN {
+                offset > u64::from(limit) && offset < 1 << 33 && writable | readable
+            } else {
+                offset < 1 << 33 && offset + size_bytes - 1 <= u64::from(limit)
+            };
+            assert_eq!([allows(false, false), allows(true, false)], [in_limit; 2], "{what}, real mode");
+        }
+    }
+
+    #[test]
+    fn ranges_are_split_where_pages_begin() {
+        let chunks = |address, length| page_chunks(address, length).collect::<Vec<_>>();
+        assert_eq!(chunks(0x1000, 0), []);
+        assert_eq!(chunks(0x1ffe, 2), [(0x1ffe, (0, 2))]);
+        assert_eq!(chunks(0x1ffe, 3), [(0x1ffe, (0, 2)), (0x2000, (2, 3))]);
+        let long = [(0x1fff, (0, 1)), (0x2000, (1, 0x1001)), (0x3000, (0x1001, 0x1002))];
+        assert_eq!(chunks(0x1fff, 0x1002), long);
+        assert_eq!(chunks(u64::MAX, 2), [(u64::MAX, (0, 1)), (0, (1, 2))]);
+        for (address, size_bytes, fits) in [
+            (0x1000, 16, true),
+            (0x1ff0, 16, true),
+            (0x1ff1, 16, false),
+            (0x1fff, 1, true),
+            (0x1fff, 2, false),
+        ] {
+            assert_eq!(fits_in_page(address, size_bytes), fits, "{address:#x}");
+            assert_eq!(first_part(address, size_bytes as usize) as u64 == size_bytes, fits, "{address:#x}");
+        }
+    }
+
+    #[test]
+    fn canonical_addresses_repeat_bit_47() {
+        for (address, expected) in [
+            (0, true),
+            ((1 << 47) - 1, true),
+            (1 << 47, false),
+            (0xffff_7fff_ffff_ffff, false),
+            (0xffff_8000_0000_0000, true),
+            (u64::MAX, true),
+            (1 << 63, false),
+            (1 << 48, false),
+        ] {
+            assert_eq!(canonical(address), expected, "{address:#x}");
+        }
+    }
+}

@@ -263,3 +263,206 @@ impl Shape {
         value & 0xffc0_0000 | (value >> 13 & 0xff) << 32
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A paging mode, with the address shifts of its levels of tables from the top, and an address that has another index
+    /// in each.
+    struct Mode {
+        cr4: u64,
+        efer: u64,
+        shifts: &'static [u32],
+        narrow: bool,
+        address: u64,
+    }
+
+    const OFFSET: u64 = 4 << 12 | 0x567;
+    const LONG: Mode = Mode {
+        cr4: cr4::PAE,
+        efer: efer::LMA,
+        shifts: &[39, 30, 21, 12],
+        narrow: false,
+        address: 1 << 39 | 2 << 30 | 3 << 21 | OFFSET,
+    };
+    const PAE: Mode = Mode {
+        cr4: cr4::PAE,
+        efer: 0,
+        shifts: &[21, 12],
+        narrow: false,
+        address: 2 << 30 | 3 << 21 | OFFSET,
+    };
+    const NARROW: Mode =
+        Mode { cr4: cr4::PSE, efer: 0, shifts: &[22, 12], narrow: true, address: 3 << 22 | OFFSET };
+    const ALL: u64 = PRESENT | WRITABLE | USER;
+    /// The page of a last-level entry.
+    const PAGE: u64 = 0x1234_5000;
+    const NXE: u64 = efer::NXE;
+
+    /// The path to the mode's address, where everything is allowed, but for the entry with one shift.
+    fn path(mode: &Mode, nxe: u64, shift: u32, entry: u64) -> Result<Path, u32> {
+        let ram = GuestRam::new(16 << 12).unwrap();
+        let mut state = CpuState::reset();
+        (state.cr4, state.msrs.efer) = (mode.cr4, mode.efer | nxe);
+        let root = 0x1000;
+        state.cr3 = root;
+        state.pdptes[2] = root | PRESENT;
+        let (bits, bytes) = if mode.narrow { (10, 4) } else { (9, 8) };
+        for (number, &this) in mode.shifts.iter().enumerate() {
+            let table = root + 0x1000 * number as u64;
+            let at = table + (mode.address >> this & ((1 << bits) - 1)) * bytes;
+            let usual = if this == 12 { PAGE | ALL } else { table + 0x1000 | ALL };
+            let value = if this == shift { entry } else { usual };
+            if mode.narrow { ram.store_u32(at, value as u32) } else { ram.store_u64(at, value) }
+        }
+        Path::read(&ram, &state, mode.address)
+    }
+
+    /// SDM vol. 3, figures 4-4, 4-7 and 4-11, for 40 bits of a physical address.
+    #[test]
+    fn each_entry_has_its_reserved_bits() {
+        const HIGH: u64 = 0x000f_ff00_0000_0000;
+        const PAE_HIGH: u64 = 0x7fff_ff00_0000_0000;
+        let table = 0x2000 | ALL;
+        let cases = [
+            (&LONG, 39, table, HIGH | LARGE),
+            (&LONG, 30, 0x3000 | ALL, HIGH),
+            (&LONG, 30, 0x4000_0000 | LARGE | ALL, HIGH | 0x3fff_e000),
+            (&LONG, 21, 0x4000 | ALL, HIGH),
+            (&LONG, 21, 0x0060_0000 | LARGE | ALL, HIGH | 0x001f_e000),
+            (&LONG, 12, PAGE | ALL, HIGH),
+            (&PAE, 21, table, PAE_HIGH),
+            (&PAE, 21, 0x0060_0000 | LARGE | ALL, PAE_HIGH | 0x001f_e000),
+            (&PAE, 12, PAGE | ALL, PAE_HIGH),
+            (&NARROW, 22, table, 0),
+            (&NARROW, 22, 0x0040_0000 | LARGE | ALL, 1 << 21),
+            (&NARROW, 12, PAGE | ALL, 0),
+        ];
+        for (mode, shift, entry, reserved) in cases {
+            assert!(path(mode, NXE, shift, entry).is_ok(), "{shift} {entry:#x}");
+            for bit in (if mode.narrow { 0..32 } else { 0..64 }).map(|bit| 1_u64 << bit) {
+                // These change what the entry is, unless it is at the top.
+                if bit == PRESENT || (bit == LARGE && shift != 39) {
+                    continue;
+                }
+                for nxe in [0, NXE] {
+                    let fails = reserved & bit != 0 || (bit == NO_EXECUTE && nxe == 0);
+                    let found = path(mode, nxe, shift, entry | bit).err() == Some(9);
+                    assert_eq!(found, fails, "level {shift}, {entry:#x}, bit {bit:#x}, NXE {nxe:#x}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_present_or_leads_out_of_memory_is_not_found() {
+        for mode in [&LONG, &PAE, &NARROW] {
+            for &shift in mode.shifts {
+                assert_eq!(path(mode, NXE, shift, 0x2000 | WRITABLE | USER).err(), Some(0), "level {shift}");
+                if shift != 12 {
+                    assert_eq!(path(mode, NXE, shift, 0x7000_0000 | ALL).err(), Some(0), "level {shift}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_has_the_size_of_its_level() {
+        let without_pse = Mode { cr4: 0, ..NARROW };
+        let cases = [
+            (&LONG, 30, 0x40_4000_0000 | LARGE, 0x40_4000_0000, 30),
+            (&LONG, 21, 0x40_0060_0000 | LARGE, 0x40_0060_0000, 21),
+            (&LONG, 12, 0x40_1234_5000, 0x40_1234_5000, 12),
+            // The bit that makes a page large is its memory type in the last level.
+            (&LONG, 12, 0x40_1234_5000 | LARGE, 0x40_1234_5000, 12),
+            (&PAE, 21, 0x40_0060_0000 | LARGE, 0x40_0060_0000, 21),
+            (&PAE, 12, 0x40_1234_5000, 0x40_1234_5000, 12),
+            // PSE-36: address bits 32-39 are in bits 13-20.
+            (&NARROW, 22, 0x1540_0000 | 0xa5 << 13 | LARGE, 0xa5_1540_0000, 22),
+            (&NARROW, 12, 0xf234_5000 | LARGE, 0xf234_5000, 12),
+            (&without_pse, 22, 0x2000 | LARGE, PAGE, 12),
+        ];
+        for (mode, shift, entry, base, size_bits) in cases {
+            let path = path(mode, NXE, shift, entry | ALL).expect("it is present");
+            let in_page = mode.address & ((1 << size_bits) - 1);
+            assert_eq!(path.gpa(mode.address), base + in_page, "level {shift}, {entry:#x}");
+        }
+    }
+
+    /// SDM vol. 3, section 4.6.1.
+    #[test]
+    fn entries_of_all_levels_together_allow_an_access() {
+        for case in 0..1 << 10 {
+            let is = |number: u32| case >> number & 1 != 0;
+            let (user_page, writable, no_execute) = (is(0), is(1), is(2));
+            let (wp, smep, nxe, in_upper_level) = (is(3), is(4), is(5), is(6));
+            let (user, smap, dirty) = (is(7), is(8) && !is(7), is(9));
+            if no_execute && !nxe {
+                continue;
+            }
+            let bit = |set: bool, bit: u64| if set { bit } else { 0 };
+            let rights =
+                PRESENT | bit(user_page, USER) | bit(writable, WRITABLE) | bit(no_execute, NO_EXECUTE);
+            // A page is dirty by its last entry only.
+            let (shift, entry) =
+                if in_upper_level { (39, 0x2000 | DIRTY) } else { (12, PAGE | bit(dirty, DIRTY)) };
+            let dirty = dirty && !in_upper_level;
+            let path = path(&LONG, bit(nxe, NXE), shift, entry | rights).expect("it is present");
+            let mut state = CpuState::reset();
+            state.cr0 = bit(wp, cr0::WP);
+            state.cr4 = bit(smep, cr4::SMEP);
+            state.msrs.efer = bit(nxe, NXE);
+
+            let may_read = if user { user_page } else { !(user_page && smap) };
+            let may_write = may_read && (writable || (!user && !wp));
+            let may_execute = !no_execute && if user { user_page } else { !(user_page && smep) };
+            let privilege = Privilege { user, smap };
+            for (access, expected) in
+                [(Access::Read, may_read), (Access::Write, may_write), (Access::Execute, may_execute)]
+            {
+                assert_eq!(path.check(&state, access, privilege).is_ok(), expected, "{access:?} {case:#x}");
+                let found = path.translation(&state, LONG.address, access, privilege);
+                let expected = Translation {
+                    gpa: PAGE | 0x567,
+                    writable: may_write && (dirty || access == Access::Write),
+                    executable: may_execute,
+                    entry_offset: 0x4000 + 8 * 4,
+                };
+                assert_eq!(found, expected, "{access:?} {case:#x}");
+            }
+        }
+    }
+
+    /// SDM vol. 3, section 4.7: the fetch bit of an error code.
+    #[test]
+    fn error_codes_tell_of_fetches_where_they_are_checked() {
+        for (cr4, efer, expected) in [
+            (0, 0, false),
+            (cr4::SMEP, 0, true),
+            (cr4::PAE, NXE, true),
+            (0, NXE, false),
+            (cr4::PAE, 0, false),
+            (cr4::PAE | cr4::SMEP, NXE, true),
+        ] {
+            let mut state = CpuState::reset();
+            (state.cr4, state.msrs.efer) = (cr4, efer);
+            assert_eq!(executes_checked(&state), expected, "CR4 {cr4:#x}, EFER {efer:#x}");
+        }
+    }
+
+    #[test]
+    fn another_root_has_its_own_pointers() {
+        let ram = GuestRam::new(16 << 12).unwrap();
+        let mut state = CpuState::reset();
+        state.cr4 = cr4::PAE;
+        // PDPTEs in memory at a place that is a multiple of 32 only; CR3's low five bits do not count.
+        let root = 0x2fe0;
+        ram.store_u64(root + 8 * 2, 0x4000 | PRESENT);
+        ram.store_u64(0x4000 + 8 * 3, 0x0060_0000 | LARGE | ALL);
+        let found = Path::read_in(&ram, &state, root | 0x1f, PAE.address).expect("it is present");
+        assert_eq!(found.gpa(PAE.address), 0x0060_0000 | OFFSET);
+        assert_eq!(Path::read_in(&ram, &state, root, 3 << 30 | OFFSET).err(), Some(0));
+        assert_eq!(Path::read_in(&ram, &state, 0x7000_0000, PAE.address).err(), Some(0), "out of memory");
+    }
+}

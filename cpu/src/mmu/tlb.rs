@@ -575,6 +575,447 @@ pub(crate) struct Fill {
 mod tests {
     use super::*;
 
+    const RAM_PAGES: u64 = 64;
+    /// RAM pages of tables, and one that is mapped.
+    const TABLE: u64 = 1;
+    const UPPER: u64 = 2;
+    const TOP: u64 = 3;
+    const MAPPED: u64 = 9;
+    /// A virtual page, and what its entry in [`TABLE`] leads to.
+    const PAGE: u64 = 5;
+
+    struct Bench {
+        ram: GuestRam,
+        mmu: Mmu,
+        state: CpuState,
+    }
+
+    /// Where the entry of a virtual page is in a table of 8-byte entries.
+    fn entry(table: u64, page: u64) -> u64 {
+        table * PAGE_SIZE + page % 512 * 8
+    }
+
+    impl Bench {
+        /// Long mode, with nothing in the TLB.
+        fn new() -> Bench {
+            let ram = GuestRam::new(RAM_PAGES * PAGE_SIZE).unwrap();
+            let mut state = CpuState::reset();
+            state.cr0 |= cr0::PG;
+            state.cr3 = TOP * PAGE_SIZE;
+            state.cr4 |= cr4::PAE;
+            state.msrs.efer |= efer::LMA;
+            let mut mmu = Mmu::new(&ram);
+            mmu.select_context(&state);
+            Bench { ram, mmu, state }
+        }
+
+        /// As a walk and an access do: notes the entry's table, and enters the page for everything.
+        fn enter_at(&mut self, page: u64, entry_offset: u64, narrow: bool) {
+            self.mmu.note_table(&self.ram, entry_offset, true, narrow);
+            for access in ACCESSES {
+                let fill = Fill {
+                    ram_page_offset: MAPPED * PAGE_SIZE,
+                    entry_offset,
+                    readable: true,
+                    writable: true,
+                    executable: true,
+                };
+                self.mmu.fill(&self.ram, 2, page * PAGE_SIZE, access, &fill);
+            }
+        }
+
+        fn enter(&mut self, page: u64) {
+            self.enter_at(page, entry(TABLE, page), false);
+        }
+
+        /// The tables from the top down to [`TABLE`], as a walk notes them.
+        fn note_tables(&mut self) {
+            for (table, below) in [(TOP, UPPER), (UPPER, TABLE)] {
+                self.ram.store_u64(entry(table, 0), below * PAGE_SIZE | PRESENT);
+                self.mmu.note_table(&self.ram, entry(table, 0), false, false);
+            }
+        }
+
+        /// For which kinds of access a page is held.
+        fn held(&mut self, page: u64) -> [bool; KINDS] {
+            ACCESSES.map(|access| self.mmu.held(2, page * PAGE_SIZE, access).is_some())
+        }
+
+        fn is_flagged(&self, page: u64) -> bool {
+            self.ram.flags().has(page, PageFlags::PAGE_TABLE)
+        }
+
+        /// How many slots of all live address spaces came from each page, counted anew.
+        fn derived(&self) -> Vec<u32> {
+            let mut counts = vec![0; RAM_PAGES as usize];
+            let contexts = std::iter::once(&self.mmu.current).chain(&self.mmu.others);
+            for context in contexts.filter(|context| context.live) {
+                for &entry in context.entries.as_flattened().as_flattened() {
+                    if entry != NO_ENTRY {
+                        counts[(entry / PAGE_SIZE) as usize] += 1;
+                    }
+                }
+            }
+            counts
+        }
+
+        fn check_counts(&self) {
+            let counts: Vec<u32> = self.mmu.tables.iter().map(|table| table.derived).collect();
+            assert_eq!(counts, self.derived());
+        }
+    }
+
+    #[test]
+    fn a_privilege_has_its_own_slots() {
+        let bench = Bench::new();
+        let mut mmu = bench.mmu;
+        // User, SMAP in force, alignment checked: which index, and what it stands for.
+        let cases = [
+            ((true, false, false), 0, true, false),
+            ((true, true, false), 0, true, false),
+            ((false, true, false), 1, false, true),
+            ((false, false, false), 2, false, false),
+            ((true, false, true), 3, true, false),
+            ((false, false, true), 2, false, false),
+        ];
+        for ((user, smap, aligned), index, is_user, is_smap) in cases {
+            mmu.set_index(user, smap, aligned);
+            assert_eq!(mmu.index(), index);
+            assert_eq!(Mmu::privilege(index), Privilege { user: is_user, smap: is_smap });
+            assert_eq!(Mmu::checks_alignment(index), index == 3);
+            assert!(std::ptr::eq(mmu.slots(), &mmu.current.slots[index]));
+        }
+        for smap in [true, false] {
+            let [set, clear] = mmu.slots_by_ac(smap);
+            assert!(std::ptr::eq(set, &mmu.current.slots[if smap { 1 } else { 2 }]));
+            assert!(std::ptr::eq(clear, &mmu.current.slots[2]));
+        }
+    }
+
+    #[test]
+    fn a_page_is_entered_for_what_its_fill_allows() {
+        // For the access itself if it is allowed, and for the other kind of data access.
+        let all = [true; KINDS];
+        let cases = [
+            (Access::Read, all, [true, true, false]),
+            (Access::Read, [true, false, true], [true, false, false]),
+            (Access::Read, [false, true, true], [false, true, false]),
+            (Access::Write, all, [true, true, false]),
+            (Access::Write, [false, true, true], [false, true, false]),
+            (Access::Write, [true, false, true], [true, false, false]),
+            (Access::Execute, all, [false, false, true]),
+            (Access::Execute, [true, true, false], [false; KINDS]),
+        ];
+        for (access, [readable, writable, executable], expected) in cases {
+            let mut bench = Bench::new();
+            let fill = Fill {
+                ram_page_offset: MAPPED * PAGE_SIZE,
+                entry_offset: entry(TABLE, PAGE),
+                readable,
+                writable,
+                executable,
+            };
+            bench.mmu.fill(&bench.ram, 2, PAGE * PAGE_SIZE + 0x123, access, &fill);
+            assert_eq!(bench.held(PAGE), expected, "{access:?}");
+            assert_eq!(bench.held(PAGE + SECOND_SLOT as u64), [false; KINDS]);
+            bench.check_counts();
+            if let Some(slot) = bench.mmu.held(2, PAGE * PAGE_SIZE, access) {
+                assert_eq!(slot.ram_offset(&bench.ram, PAGE * PAGE_SIZE + 0x123), MAPPED * PAGE_SIZE + 0x123);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_allowed_any_more_is_held_no_longer() {
+        let mut bench = Bench::new();
+        bench.enter(PAGE);
+        let fill = Fill {
+            ram_page_offset: MAPPED * PAGE_SIZE,
+            entry_offset: entry(TABLE, PAGE),
+            readable: true,
+            writable: false,
+            executable: false,
+        };
+        bench.mmu.fill(&bench.ram, 2, PAGE * PAGE_SIZE, Access::Execute, &fill);
+        assert_eq!(bench.held(PAGE), [true, true, false]);
+        bench.mmu.fill(&bench.ram, 2, PAGE * PAGE_SIZE, Access::Write, &fill);
+        assert_eq!(bench.held(PAGE), [true, false, false]);
+        bench.check_counts();
+    }
+
+    #[test]
+    fn a_store_displaces_no_page_that_is_read() {
+        let mut bench = Bench::new();
+        let fill = |page: u64| Fill {
+            ram_page_offset: MAPPED * PAGE_SIZE,
+            entry_offset: entry(TABLE, page),
+            readable: true,
+            writable: true,
+            executable: false,
+        };
+        let (source, target) = (PAGE, PAGE + SLOTS as u64);
+        bench.mmu.fill(&bench.ram, 2, source * PAGE_SIZE, Access::Read, &fill(source));
+        bench.mmu.fill(&bench.ram, 2, target * PAGE_SIZE, Access::Write, &fill(target));
+        assert!(bench.mmu.read_slot(source * PAGE_SIZE).page().is_none(), "index 0 is in force, not 2");
+        bench.mmu.set_index(false, false, false);
+        assert!(bench.mmu.read_slot(source * PAGE_SIZE).holds(source * PAGE_SIZE));
+        assert!(bench.mmu.write_slot(target * PAGE_SIZE).holds(target * PAGE_SIZE));
+        assert!(!bench.held(target)[0]);
+        bench.check_counts();
+    }
+
+    #[test]
+    fn an_address_space_stays_warm_while_few_others_are_used() {
+        let mut bench = Bench::new();
+        let spaces = 10..10 + CONTEXTS as u64;
+        let select = |bench: &mut Bench, root: u64| {
+            bench.state.cr3 = root * PAGE_SIZE;
+            let state = bench.state.clone();
+            bench.mmu.select_context(&state);
+        };
+        bench.mmu.flush_all();
+        for root in spaces.clone() {
+            select(&mut bench, root);
+            assert_eq!(bench.held(PAGE), [false; KINDS], "of {root}");
+            bench.enter(PAGE);
+            bench.check_counts();
+        }
+        for root in spaces.clone() {
+            select(&mut bench, root);
+            assert_eq!(bench.held(PAGE), [true; KINDS], "of {root}");
+        }
+        // One more takes the place of the one that was used longest ago, which has to begin anew.
+        select(&mut bench, 40);
+        bench.enter(PAGE);
+        bench.check_counts();
+        for root in spaces.clone().skip(1) {
+            select(&mut bench, root);
+            assert_eq!(bench.held(PAGE), [true; KINDS], "of {root}");
+        }
+        select(&mut bench, spaces.start);
+        assert_eq!(bench.held(PAGE), [false; KINDS]);
+        bench.check_counts();
+    }
+
+    #[test]
+    fn translations_depend_on_paging_bits_and_on_no_others() {
+        type Change = fn(&mut CpuState);
+        // SDM vol. 3, section 4.1: what chooses the paging mode and what entries allow.
+        let other_spaces: [(&str, Change); 11] = [
+            ("CR3", |s| s.cr3 += PAGE_SIZE),
+            ("CR0.PG", |s| s.cr0 ^= cr0::PG),
+            ("CR0.WP", |s| s.cr0 ^= cr0::WP),
+            ("CR4.PAE", |s| s.cr4 ^= cr4::PAE),
+            ("CR4.PSE", |s| s.cr4 ^= cr4::PSE),
+            ("CR4.SMEP", |s| s.cr4 ^= cr4::SMEP),
+            ("CR4.SMAP", |s| s.cr4 ^= cr4::SMAP),
+            ("EFER.LMA", |s| s.msrs.efer ^= efer::LMA),
+            ("EFER.NXE", |s| s.msrs.efer ^= efer::NXE),
+            ("a PDPTE", |s| s.pdptes[3] ^= PAGE_SIZE),
+            ("another PDPTE", |s| s.pdptes[0] ^= PAGE_SIZE),
+        ];
+        let same_space: [(&str, Change); 4] = [
+            ("CR3.PWT and PCD", |s| s.cr3 ^= 0x18),
+            ("CR0.TS", |s| s.cr0 ^= 1 << 3),
+            ("CR4.OSFXSR", |s| s.cr4 ^= 1 << 9),
+            ("EFER.SCE", |s| s.msrs.efer ^= 1),
+        ];
+        let cases =
+            other_spaces.map(|case| (case, false)).into_iter().chain(same_space.map(|case| (case, true)));
+        for ((what, change), held) in cases {
+            let mut bench = Bench::new();
+            bench.enter(PAGE);
+            let mut other = bench.state.clone();
+            change(&mut other);
+            bench.mmu.select_context(&other);
+            assert_eq!(bench.held(PAGE), [held; KINDS], "{what}");
+            let first = bench.state.clone();
+            bench.mmu.select_context(&first);
+            assert_eq!(bench.held(PAGE), [true; KINDS], "{what}, and back");
+        }
+        let mut bench = Bench::new();
+        bench.state.cr0 ^= cr0::PG;
+        let mut state = bench.state.clone();
+        bench.mmu.select_context(&state);
+        bench.enter(PAGE);
+        state.cr3 += PAGE_SIZE;
+        bench.mmu.select_context(&state);
+        assert_eq!(bench.held(PAGE), [true; KINDS], "without paging every root is the same");
+    }
+
+    #[test]
+    fn an_entry_that_changes_drops_what_came_from_it() {
+        let neighbour = PAGE + 1;
+        // Old and new contents: is anything dropped?
+        for (old, new, dropped) in [(1, 3, true), (1, 0, true), (1, 1, false), (0, 1, false), (2, 1, false)] {
+            let mut bench = Bench::new();
+            // The displaced page is in its second slot.
+            for page in [PAGE, neighbour, PAGE + SLOTS as u64] {
+                bench.enter(page);
+            }
+            let mut state = bench.state.clone();
+            state.cr3 += PAGE_SIZE;
+            bench.mmu.select_context(&state);
+            bench.enter(PAGE);
+            assert_eq!(bench.mmu.table_written(&bench.ram, entry(TABLE, PAGE), old, new), dropped);
+            assert_eq!(bench.held(PAGE), [!dropped; KINDS], "{old} to {new}");
+            let first = bench.state.clone();
+            bench.mmu.select_context(&first);
+            assert_eq!(bench.held(PAGE), [!dropped; KINDS], "{old} to {new}");
+            assert_eq!(bench.held(neighbour), [true; KINDS]);
+            bench.check_counts();
+            assert!(bench.is_flagged(TABLE));
+        }
+    }
+
+    #[test]
+    fn narrow_entries_are_two_in_eight_bytes() {
+        // Entries 4 and 5 of a table of 32-bit paging.
+        for (old, new, left, right) in [
+            (1 | 1 << 32, 1 | 1 << 32, true, true),
+            (1 | 1 << 32, 3 | 1 << 32, false, true),
+            (1 | 1 << 32, 1 | 3 << 32, true, false),
+            (1 | 1 << 32, 0, false, false),
+            (0, 1 | 1 << 32, true, true),
+        ] {
+            let mut bench = Bench::new();
+            let group = TABLE * PAGE_SIZE + 16;
+            bench.enter_at(4, group, true);
+            bench.enter_at(5, group + 4, true);
+            assert_eq!(bench.mmu.table_written(&bench.ram, group, old, new), !(left && right));
+            assert_eq!(
+                (bench.held(4), bench.held(5)),
+                ([left; KINDS], [right; KINDS]),
+                "{old:#x} to {new:#x}"
+            );
+            bench.check_counts();
+        }
+    }
+
+    #[test]
+    fn a_table_that_is_read_in_both_widths_drops_everything() {
+        let bench = || {
+            let mut bench = Bench::new();
+            bench.enter(PAGE);
+            bench.enter_at(PAGE + 1, entry(TABLE + 20, PAGE + 1), false);
+            bench.mmu.note_table(&bench.ram, entry(TABLE, PAGE), true, true);
+            bench
+        };
+        for (old, new, dropped) in [(0, 2, true), (2, 2, false)] {
+            let mut bench = bench();
+            assert_eq!(bench.mmu.table_written(&bench.ram, entry(TABLE, PAGE), old, new), dropped);
+            assert_eq!(bench.held(PAGE + 1), [!dropped; KINDS]);
+            assert_eq!(bench.is_flagged(TABLE), !dropped);
+            bench.check_counts();
+        }
+        let mut accessed = bench();
+        accessed.mmu.bits_set(&accessed.ram, entry(TABLE + 20, PAGE));
+        assert_eq!(accessed.held(PAGE), [true; KINDS], "the other table has one width");
+        accessed.mmu.bits_set(&accessed.ram, entry(TABLE, PAGE));
+        assert_eq!(accessed.held(PAGE), [false; KINDS]);
+    }
+
+    #[test]
+    fn an_entry_of_a_higher_level_drops_what_is_below() {
+        for table in [TOP, UPPER] {
+            let mut bench = Bench::new();
+            bench.note_tables();
+            bench.enter(PAGE);
+            let elsewhere = entry(TABLE + 20, PAGE + 1);
+            bench.enter_at(PAGE + 1, elsewhere, false);
+            // A neighbour's change is of no interest, nor is one of an entry that was absent.
+            let leads = bench.ram.load_u64(entry(table, 0));
+            assert!(!bench.mmu.table_written(&bench.ram, entry(table, 1), 0, 1));
+            assert!(!bench.mmu.table_written(&bench.ram, entry(table, 0), leads, leads));
+            assert_eq!(bench.held(PAGE), [true; KINDS]);
+            assert!(bench.mmu.table_written(&bench.ram, entry(table, 0), leads, 0));
+            assert_eq!(bench.held(PAGE), [false; KINDS]);
+            assert_eq!(bench.held(PAGE + 1), [true; KINDS]);
+            bench.check_counts();
+        }
+    }
+
+    #[test]
+    fn a_large_page_that_changes_is_dropped() {
+        let mut bench = Bench::new();
+        bench.note_tables();
+        // Its pages come from entries of the table above, one like the other.
+        for page in [PAGE, PAGE + 1] {
+            bench.enter_at(page, entry(UPPER, 7), false);
+        }
+        bench.enter_at(PAGE + 2, entry(UPPER, 8), false);
+        assert!(bench.mmu.table_written(&bench.ram, entry(UPPER, 7), 0x81, 0));
+        assert_eq!([PAGE, PAGE + 1].map(|page| bench.held(page)), [[false; KINDS]; 2]);
+        assert_eq!(bench.held(PAGE + 2), [true; KINDS]);
+        bench.check_counts();
+    }
+
+    #[test]
+    fn a_table_that_is_written_often_and_walked_never_is_one_no_longer() {
+        for narrow in [false, true] {
+            let mut bench = Bench::new();
+            bench.enter_at(PAGE, entry(TABLE, PAGE), narrow);
+            let far = entry(TABLE, 400);
+            for _ in 0..COLD_PAGE_TABLE_WRITES {
+                assert!(!bench.mmu.table_written(&bench.ram, far, 0, 0));
+            }
+            // A walk shows that it is one.
+            bench.mmu.note_table(&bench.ram, entry(TABLE, PAGE), true, narrow);
+            for _ in 0..COLD_PAGE_TABLE_WRITES {
+                assert!(!bench.mmu.table_written(&bench.ram, far, 0, 0));
+            }
+            assert!(bench.is_flagged(TABLE) && bench.held(PAGE) == [true; KINDS]);
+            assert!(bench.mmu.table_written(&bench.ram, far, 0, 0));
+            assert!(!bench.is_flagged(TABLE));
+            assert_eq!(bench.held(PAGE), [false; KINDS]);
+            bench.check_counts();
+            let again = bench.mmu.note_table(&bench.ram, entry(TABLE, PAGE), true, narrow);
+            assert_eq!(again, Some(TABLE));
+        }
+    }
+
+    #[test]
+    fn a_table_is_told_of_once() {
+        let mut bench = Bench::new();
+        assert_eq!(bench.mmu.note_table(&bench.ram, entry(TABLE, 0), true, false), Some(TABLE));
+        assert_eq!(bench.mmu.note_table(&bench.ram, entry(TABLE, 9), true, false), None);
+        assert_eq!(bench.mmu.note_table(&bench.ram, entry(UPPER, 0), false, false), Some(UPPER));
+        bench.enter(PAGE);
+        let flags = bench.ram.flags();
+        bench.mmu.flush_and_unflag(flags);
+        assert!(!flags.has(TABLE, PageFlags::PAGE_TABLE) && !flags.has(UPPER, PageFlags::PAGE_TABLE));
+        assert_eq!(bench.held(PAGE), [false; KINDS]);
+        bench.check_counts();
+    }
+
+    #[test]
+    fn write_permissions_are_dropped_in_every_address_space() {
+        for one_page in [false, true] {
+            let mut bench = Bench::new();
+            bench.enter(PAGE);
+            let mut other = bench.state.clone();
+            other.cr3 += PAGE_SIZE;
+            bench.mmu.select_context(&other);
+            bench.enter(PAGE);
+            if one_page {
+                bench.mmu.protect_page(&bench.ram, MAPPED + 1);
+                assert_eq!(bench.held(PAGE), [true; KINDS], "another page is protected");
+                bench.mmu.protect_page(&bench.ram, MAPPED);
+            } else {
+                bench.mmu.drop_writes();
+            }
+            let first = bench.state.clone();
+            for state in [other, first] {
+                bench.mmu.select_context(&state);
+                assert_eq!(bench.held(PAGE), [true, false, true]);
+                // What is entered from now on stays.
+                bench.enter(PAGE);
+                bench.mmu.select_context(&state);
+                assert_eq!(bench.held(PAGE), [true; KINDS]);
+            }
+        }
+    }
+
     #[test]
     fn a_page_that_was_displaced_before_displaces_no_other() {
         let ram = GuestRam::new(16 * PAGE_SIZE).unwrap();

@@ -547,3 +547,39 @@ fn lldt_and_ltr_refuse_bases_that_are_not_canonical() {
         }
     }
 }
+
+/// Two pages that lie side by side for the program, and far from each other in RAM.
+#[test]
+fn an_access_that_crosses_a_page_goes_on_where_that_is_mapped() {
+    const PAGE: u64 = 0x9_0000;
+    const SECOND: u64 = 0xb_0000;
+    let bytes: Vec<u8> = (1..=32).collect();
+    for in_first in 0..=16 {
+        let mut m = Machine::long();
+        m.put64(TABLES + 0x3000 + 8 * ((PAGE >> 12) + 1), SECOND | 7);
+        let address = PAGE + 0x1000 - in_first;
+        let (first, second) = bytes[..16].split_at(in_first as usize);
+        m.put(address, first);
+        m.put(SECOND, second);
+        m.state.cr4 |= 1 << 9;
+        m.state.gpr[1] = address;
+        m.code(64, |a| {
+            // Twice: the second access finds both pages in the TLB.
+            for register in [xmm1, xmm2] {
+                a.movdqu(register, xmmword_ptr(rcx)).unwrap();
+            }
+            a.paddb(xmm2, xmm2).unwrap();
+            a.movdqu(xmmword_ptr(rcx), xmm2).unwrap();
+            a.mov(rax, qword_ptr(rcx + 4)).unwrap();
+            a.hlt().unwrap();
+        });
+        assert_eq!(m.run(), Stop::Halted);
+        assert_eq!(m.state.xmm[1].to_le_bytes(), bytes[..16], "{in_first} bytes in the first page");
+        let doubled: Vec<u8> = bytes[..16].iter().map(|byte| byte * 2).collect();
+        let mut stored = [0; 16];
+        m.ram.read_bytes(address, &mut stored[..in_first as usize]);
+        m.ram.read_bytes(SECOND, &mut stored[in_first as usize..]);
+        assert_eq!(stored, doubled[..], "{in_first} bytes in the first page");
+        assert_eq!(m.state.gpr[0].to_le_bytes(), doubled[4..12], "{in_first} bytes in the first page");
+    }
+}

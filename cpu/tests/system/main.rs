@@ -8,6 +8,7 @@ mod debug;
 mod flags;
 mod harness;
 mod legacy;
+mod legacy_integer;
 mod long_mode;
 mod models;
 mod peek;

@@ -310,3 +310,32 @@ fn what_does_not_exist_is_undefined() {
         assert_eq!(m.run_to_handler(), 6, "{name}");
     }
 }
+
+#[test]
+fn model_specific_registers_are_open_from_outside_as_at_level_0() {
+    const LSTAR: u32 = 0xc000_0082;
+    let mut m = Machine::long();
+    m.cpu.set_state(&m.state);
+    assert_eq!(m.cpu.read_msr(&mut m.bus, 0xc000_0080), Some(m.state.msrs.efer));
+    assert_eq!(m.cpu.read_msr(&mut m.bus, 0x1234_5678), None);
+    assert_eq!(m.cpu.write_msr(&mut m.bus, LSTAR, 0xffff_8000_1234_5678), Some(()));
+    assert_eq!(m.cpu.read_msr(&mut m.bus, LSTAR), Some(0xffff_8000_1234_5678));
+    // Not canonical.
+    assert_eq!(m.cpu.write_msr(&mut m.bus, LSTAR, 1 << 47), None);
+    assert_eq!(m.cpu.read_msr(&mut m.bus, LSTAR), Some(0xffff_8000_1234_5678));
+}
+
+#[test]
+fn system_calls_are_counted() {
+    const SYSTEM_CALL: u8 = 0x80;
+    let mut m = Machine::long();
+    m.code_at(64, handler(SYSTEM_CALL), handler(SYSTEM_CALL), |a| a.iretq().unwrap());
+    m.code(64, |a| {
+        for _ in 0..3 {
+            a.int(i32::from(SYSTEM_CALL)).unwrap();
+        }
+        a.int(0x81).unwrap();
+    });
+    assert_eq!(m.run_to_handler(), 0x81);
+    assert_eq!(m.cpu.system_calls(), 3);
+}

@@ -155,3 +155,28 @@ fn a_breakpoint_where_nothing_is_stops_in_a_shadow() {
     assert_eq!((m.cpu.rip(), m.cpu.steps()), (end + 1, m.state.steps + 1));
     assert!(m.cpu.state().interrupt_shadow);
 }
+
+#[test]
+fn an_access_ends_in_its_second_page() {
+    // Eight bytes, of which the last three are in the next page.
+    let address = DATA + 0x1000 - 5;
+    for (kind, write) in [(WatchKind::Read, false), (WatchKind::Write, true)] {
+        // Where one byte is watched, and whether that is hit.
+        for (distance, hit) in
+            [(-1, false), (0, true), (4, true), (5, true), (7, true), (8, false), (12, false)]
+        {
+            let mut m = Machine::long();
+            m.state.gpr[1] = address;
+            m.state.gpr[0] = 0x0102_0304_0506_0708;
+            m.code(64, |a| match write {
+                true => a.mov(qword_ptr(rcx), rax).unwrap(),
+                false => a.mov(rax, qword_ptr(rcx)).unwrap(),
+            });
+            m.cpu.set_state(&m.state);
+            let watched = address.wrapping_add_signed(distance);
+            m.cpu.set_watchpoints([watch(AddressKind::Linear, watched, 1, kind)]);
+            let stop = m.cpu.run(&mut m.bus, m.state.steps + 1, m.state.steps);
+            assert_eq!(matches!(stop, Stop::Watchpoint(_)), hit, "{kind:?} {distance}");
+        }
+    }
+}

@@ -17,6 +17,8 @@ mod flags;
 mod harness;
 #[path = "../system/legacy.rs"]
 mod legacy;
+#[path = "../system/legacy_integer.rs"]
+mod legacy_integer;
 #[path = "../system/long_mode.rs"]
 mod long_mode;
 #[path = "../system/models.rs"]

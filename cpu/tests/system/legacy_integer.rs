@@ -1,0 +1,167 @@
+//! Integer instructions of 32-bit code that 64-bit code does not have, or has in other widths only (SDM vol. 2).
+
+use cpu::Stop;
+
+use crate::harness::*;
+
+const CF: u64 = 1;
+const PF: u64 = 1 << 2;
+const AF: u64 = 1 << 4;
+const ZF: u64 = 1 << 6;
+const SF: u64 = 1 << 7;
+const HLT: u8 = 0xf4;
+/// Operand size 16, address size 16.
+const O16: u8 = 0x66;
+const A16: u8 = 0x67;
+
+/// 32-bit code of these bytes, with HLT behind them.
+fn machine(code: &[u8]) -> Machine {
+    let mut m = Machine::protected();
+    m.state.rip = CODE;
+    m.put(CODE, &[code, &[HLT]].concat());
+    m
+}
+
+/// AX and the flags among `flags` after one instruction.
+fn adjusted(code: &[u8], ax: u64, flags_before: u64, flags: u64) -> (u64, u64) {
+    let mut m = machine(code);
+    m.state.gpr[0] = 0x5678_0000 | ax;
+    m.state.rflags = 2 | flags_before;
+    assert_eq!(m.run(), Stop::Halted);
+    assert_eq!((m.state.rip, m.state.gpr[0] >> 16), (CODE + code.len() as u64 + 1, 0x5678));
+    (m.state.gpr[0] & 0xffff, m.state.rflags & flags)
+}
+
+#[test]
+fn aaa_and_aas_make_unpacked_digits() {
+    const AAA: u8 = 0x37;
+    const AAS: u8 = 0x3f;
+    let cases = [
+        (AAA, 0x0305, 0, 0x0305, false),
+        (AAA, 0x0309, 0, 0x0309, false),
+        (AAA, 0x0319, CF, 0x0309, false),
+        (AAA, 0x030a, 0, 0x0400, true),
+        (AAA, 0x0300, AF, 0x0406, true),
+        (AAA, 0x03ff, 0, 0x0505, true),
+        (AAS, 0x0305, 0, 0x0305, false),
+        (AAS, 0x0309, CF, 0x0309, false),
+        (AAS, 0x0319, 0, 0x0309, false),
+        (AAS, 0x030a, 0, 0x0204, true),
+        (AAS, 0x0300, AF, 0x010a, true),
+        (AAS, 0x0304, AF, 0x010e, true),
+    ];
+    for (opcode, ax, flags, expected, carries) in cases {
+        let expected = (expected, if carries { AF | CF } else { 0 });
+        assert_eq!(adjusted(&[opcode], ax, flags, AF | CF), expected, "{opcode:#x} {ax:#x} {flags:#x}");
+    }
+}
+
+#[test]
+fn aam_and_aad_divide_and_multiply_by_any_base() {
+    const AAM: u8 = 0xd4;
+    const AAD: u8 = 0xd5;
+    let cases = [
+        (AAM, 0x0947, 10, 0x0701, 0),
+        (AAM, 0x00ff, 16, 0x0f0f, PF),
+        (AAM, 0x00c8, 1, 0xc800, ZF | PF),
+        (AAM, 0x00c8, 0xff, 0x00c8, SF),
+        (AAM, 0x0007, 8, 0x0007, 0),
+        (AAD, 0x0705, 10, 0x004b, PF),
+        (AAD, 0x0c0f, 16, 0x00cf, SF | PF),
+        (AAD, 0xff01, 2, 0x00ff, SF | PF),
+        (AAD, 0x0100, 0, 0x0000, ZF | PF),
+    ];
+    for (opcode, ax, base, expected, flags) in cases {
+        let found = adjusted(&[opcode, base], ax, 0, SF | ZF | PF);
+        assert_eq!(found, (expected, flags), "{opcode:#x} {ax:#x} by {base}");
+    }
+    let mut m = machine(&[AAM, 0]);
+    m.state.gpr[0] = 0x1234;
+    assert_eq!((m.run_to_handler(), m.state.gpr[0]), (0, 0x1234));
+}
+
+#[test]
+fn salc_fills_al_with_the_carry() {
+    assert_eq!(adjusted(&[0xd6], 0x1234, CF, CF), (0x12ff, CF));
+    assert_eq!(adjusted(&[0xd6], 0x1234, AF, CF), (0x1200, 0));
+}
+
+#[test]
+fn bound_compares_signed_indices() {
+    for (index, in_range) in
+        [(-6_i32, false), (-5, true), (0, true), (7, true), (8, false), (i32::MIN, false)]
+    {
+        // BOUND with a 32-bit and a 16-bit register; a 16-bit index is the low half.
+        for code in [&[0x62, 0x01][..], &[O16, 0x62, 0x01]] {
+            if code[0] == O16 && index == i32::MIN {
+                continue;
+            }
+            let mut m = machine(code);
+            m.state.gpr[0] =
+                if code[0] == O16 { 0x7fff_0000 | u64::from(index as u16) } else { index as u32 as u64 };
+            m.state.gpr[1] = DATA;
+            if code[0] == O16 {
+                m.put(DATA, &[(-5_i16).to_le_bytes(), 7_i16.to_le_bytes()].concat());
+            } else {
+                m.put(DATA, &[(-5_i32).to_le_bytes(), 7_i32.to_le_bytes()].concat());
+            }
+            assert_eq!(m.run(), Stop::Halted);
+            let expected = if in_range { CODE + code.len() as u64 + 1 } else { handler(5) + 1 };
+            assert_eq!(m.state.rip, expected, "{index} {code:x?}");
+        }
+    }
+}
+
+#[test]
+fn loops_count_in_the_register_of_the_address_size() {
+    const LOOP: u8 = 0xe2;
+    const LOOPE: u8 = 0xe1;
+    const LOOPNE: u8 = 0xe0;
+    const JCXZ: u8 = 0xe3;
+    let cases = [
+        (&[LOOP][..], 0xabcd_0001, 0, 0xabcd_0000, true),
+        (&[LOOP], 1, 0, 0, false),
+        (&[LOOP], 0, 0, 0xffff_ffff, true),
+        (&[A16, LOOP], 0xabcd_0001, 0, 0xabcd_0000, false),
+        (&[A16, LOOP], 0xabcd_0000, 0, 0xabcd_ffff, true),
+        (&[LOOPE], 2, ZF, 1, true),
+        (&[LOOPE], 2, 0, 1, false),
+        (&[A16, LOOPE], 0xabcd_0001, ZF, 0xabcd_0000, false),
+        (&[A16, LOOPE], 0xabcd_0002, ZF, 0xabcd_0001, true),
+        (&[LOOPNE], 2, 0, 1, true),
+        (&[LOOPNE], 2, ZF, 1, false),
+        (&[A16, LOOPNE], 0xabcd_0001, 0, 0xabcd_0000, false),
+        (&[A16, LOOPNE], 0xabcd_0002, 0, 0xabcd_0001, true),
+        (&[JCXZ], 0xabcd_0000, 0, 0xabcd_0000, false),
+        (&[JCXZ], 0, 0, 0, true),
+        (&[A16, JCXZ], 0xabcd_0000, 0, 0xabcd_0000, true),
+        (&[A16, JCXZ], 0xabcd_0001, 0, 0xabcd_0001, false),
+    ];
+    for (opcode, ecx, flags, after, taken) in cases {
+        // Over one HLT to the next.
+        let code = [opcode, &[1, HLT]].concat();
+        let mut m = machine(&code);
+        m.state.gpr[1] = ecx;
+        m.state.rflags = 2 | flags;
+        assert_eq!(m.run(), Stop::Halted);
+        let rip = CODE + code.len() as u64 + u64::from(taken);
+        assert_eq!((m.state.gpr[1], m.state.rip), (after, rip), "{opcode:x?} with {ecx:#x}");
+    }
+}
+
+#[test]
+fn returns_pop_an_offset_of_the_operand_size() {
+    const TARGET: u64 = 0x9000;
+    // The code, and how many bytes it pops.
+    let cases = [(&[0xc3][..], 4), (&[0xc2, 8, 0], 12), (&[O16, 0xc3], 2), (&[O16, 0xc2, 8, 0], 10)];
+    for (code, popped) in cases {
+        let mut m = machine(code);
+        m.put(TARGET, &[HLT]);
+        // Were more popped than the operand size, something else would stand above.
+        let offset = if code[0] == O16 { 0x7777_0000 | TARGET } else { TARGET };
+        m.put64(KERNEL_STACK - 64, 0x7777_7777 << 32 | offset);
+        m.state.gpr[4] = KERNEL_STACK - 64;
+        assert_eq!(m.run(), Stop::Halted);
+        assert_eq!((m.state.rip, m.state.gpr[4]), (TARGET + 1, KERNEL_STACK - 64 + popped), "{code:x?}");
+    }
+}

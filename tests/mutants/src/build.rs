@@ -1,0 +1,216 @@
+//! A copy of the tree, with every mutant in it that the compiler takes, and its test programs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::list::{Genre, Mutant};
+use crate::rewrite;
+
+/// The packages' tests with optimisation, because they are run very often, and with all that makes `cargo test` fail.
+const PROFILE: [&str; 4] =
+    ["--profile=mutants", "--config=profile.mutants.inherits='dev'", "--config", OPTIMISED];
+const OPTIMISED: &str = "profile.mutants.opt-level=2";
+
+/// Stands for the code of an error where a mutant would give a function two return types.
+pub const TWO_TYPES: &str = "two types";
+
+/// What has been built.
+pub struct Built {
+    pub programs: Vec<Program>,
+    /// Every mutant that was built, with the number by which its place is noted when a test reaches it.
+    pub places: BTreeMap<u32, u32>,
+    /// Those that the compiler does not take, with the code of its error.
+    pub refused: BTreeMap<u32, String>,
+}
+
+/// One test program, of the package's library or of a file in its `tests`.
+pub struct Program {
+    pub package: String,
+    pub path: PathBuf,
+    pub folder: PathBuf,
+}
+
+/// `mutants` are numbered from 1. `tests` are the packages whose tests are wanted.
+pub fn build(repository: &Path, work: &Path, mutants: &[Mutant], tests: &BTreeSet<String>) -> Result<Built> {
+    let tree = work.join("tree");
+    copy(repository, &tree, mutants)?;
+    // A function that returns `impl Trait` cannot return one of two types.
+    let returns_impl = |mutant: &Mutant| {
+        mutant.genre == Genre::FnValue
+            && mutant.function.as_ref().is_some_and(|it| it.return_type.contains("impl "))
+    };
+    let known = work.join("refused.json");
+    let refused_earlier: BTreeMap<String, String> =
+        fs::read(&known).map_or_else(|_| Ok(BTreeMap::new()), |text| serde_json::from_slice(&text))?;
+    let code = |mutant: &Mutant| match returns_impl(mutant) {
+        true => Some(TWO_TYPES.to_owned()),
+        false => refused_earlier.get(&mutant.name).cloned(),
+    };
+    let known_ones = (1..).zip(mutants).filter_map(|(number, mutant)| Some((number, code(mutant)?)));
+    let mut refused: BTreeMap<u32, String> = known_ones.collect();
+    loop {
+        let places = write_mutants(repository, &tree, mutants, &refused)?;
+        let before = refused.len();
+        let messages = cargo(&tree, "check", tests, &["--lib", "--keep-going"])?;
+        let errors: Vec<&Value> = messages.iter().filter(|message| is_error(message)).collect();
+        for error in &errors {
+            refuse(&tree, error, &mut refused)?;
+        }
+        if refused.len() == before {
+            ensure!(
+                errors.is_empty(),
+                "no mutant is where the compiler sees an error:\n{}",
+                rendered(errors[0])
+            );
+            // The next run need not find them out again.
+            let names = refused
+                .iter()
+                .map(|(&number, code)| (mutants[number as usize - 1].name.clone(), code.clone()));
+            fs::write(
+                &known,
+                serde_json::to_vec(&refused_earlier.into_iter().chain(names).collect::<BTreeMap<_, _>>())?,
+            )?;
+            let programs = programs(&cargo(&tree, "test", tests, &["--no-run"])?)?;
+            return Ok(Built { programs, places, refused });
+        }
+        eprintln!("{} mutants are left out, because the compiler does not take them", refused.len());
+    }
+}
+
+/// Copies what git knows or would add, apart from the files with mutants, and gives each package that has some the module
+/// that they ask. Files that have not changed stay as they are, so that cargo builds little.
+fn copy(repository: &Path, tree: &Path, mutants: &[Mutant]) -> Result<()> {
+    let mutated: BTreeSet<&str> = mutants.iter().map(|mutant| mutant.file.as_str()).collect();
+    let sources = mutated.iter().filter_map(|file| file.find("/src/").map(|at| &file[..at + "/src".len()]));
+    let sources: BTreeSet<&str> = sources.collect();
+    let listed = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(repository)
+        .output()
+        .context("git")?;
+    ensure!(listed.status.success(), "git: {}", String::from_utf8_lossy(&listed.stderr));
+    for name in
+        String::from_utf8(listed.stdout)?.split_terminator('\0').filter(|name| !mutated.contains(name))
+    {
+        let Ok(mut contents) = fs::read(repository.join(name)) else { continue };
+        if name.strip_suffix("/lib.rs").is_some_and(|folder| sources.contains(folder)) {
+            contents.extend_from_slice(b"\nmod mutation;\n");
+        }
+        write_changed(&tree.join(name), &contents)?;
+    }
+    for folder in sources {
+        write_changed(&tree.join(folder).join("mutation.rs"), include_bytes!("switch.rs"))?;
+    }
+    Ok(())
+}
+
+fn write_changed(path: &Path, contents: &[u8]) -> Result<()> {
+    if fs::read(path).is_ok_and(|there| there == contents) {
+        return Ok(());
+    }
+    fs::create_dir_all(path.parent().context("a file is in a folder")?)?;
+    fs::write(path, contents).with_context(|| path.display().to_string())
+}
+
+fn write_mutants(
+    repository: &Path,
+    tree: &Path,
+    mutants: &[Mutant],
+    refused: &BTreeMap<u32, String>,
+) -> Result<BTreeMap<u32, u32>> {
+    let without = refused.keys().copied().collect();
+    let mut places = BTreeMap::new();
+    for file in mutants.iter().map(|mutant| &mutant.file).collect::<BTreeSet<_>>() {
+        let source = fs::read_to_string(repository.join(file))?;
+        let here = (1..).zip(mutants).filter(|(_, mutant)| mutant.file == *file);
+        let rewritten = rewrite::rewrite(&source, here, &without).with_context(|| file.clone())?;
+        write_changed(&tree.join(file), rewritten.text.as_bytes())?;
+        places.extend(rewritten.places);
+    }
+    Ok(places)
+}
+
+/// Runs cargo and returns its messages.
+fn cargo(tree: &Path, verb: &str, packages: &BTreeSet<String>, options: &[&str]) -> Result<Vec<Value>> {
+    let output = Command::new("cargo")
+        .args([verb, "--locked", "--message-format=json"])
+        .args(PROFILE)
+        .args(packages.iter().map(|package| format!("--package={package}")))
+        .args(options)
+        .current_dir(tree)
+        // The copy's builds are none of anybody else's. What lints say of rewritten code does not matter.
+        .env("CARGO_TARGET_DIR", tree.join("target"))
+        .env("RUSTFLAGS", "--cap-lints=allow")
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cargo")?;
+    let lines = output.stdout.split(|&byte| byte == b'\n').filter(|line| line.starts_with(b"{"));
+    let messages = lines.map(serde_json::from_slice).collect::<Result<Vec<Value>, _>>()?;
+    ensure!(output.status.success() || messages.iter().any(is_error), "cargo {verb} failed");
+    Ok(messages)
+}
+
+fn is_error(message: &Value) -> bool {
+    message["message"]["level"] == "error"
+}
+
+fn rendered(message: &Value) -> &str {
+    message["message"]["rendered"].as_str().unwrap_or_default()
+}
+
+/// Adds the mutants that an error is about. It may be about none, as one that another has caused.
+fn refuse(tree: &Path, message: &Value, refused: &mut BTreeMap<u32, String>) -> Result<()> {
+    let message = &message["message"];
+    let code = message["code"]["code"].as_str().unwrap_or("syntax");
+    let spans = message["spans"].as_array().context("an error has places")?;
+    // What an error is about is more telling than the other places that it names.
+    for about in [true, false] {
+        let mut found = Vec::new();
+        for span in spans.iter().filter(|span| span["is_primary"] == about) {
+            let name = span["file_name"].as_str().context("a place is in a file")?;
+            let text = fs::read_to_string(tree.join(name)).unwrap_or_default();
+            let offset = span["byte_start"].as_u64().context("a place has an offset")? as usize;
+            if text.is_char_boundary(offset) {
+                found.extend(rewrite::enclosing(&text, offset));
+            }
+        }
+        if !found.is_empty() {
+            refused.extend(found.into_iter().map(|number| (number, code.to_owned())));
+            return Ok(());
+        }
+    }
+    if code == "syntax" && spans.is_empty() {
+        return Ok(()); // "aborting due to 3 previous errors"
+    }
+    bail!(
+        "no mutant is where the compiler sees an error:\n{}",
+        message["rendered"].as_str().unwrap_or_default()
+    )
+}
+
+fn programs(messages: &[Value]) -> Result<Vec<Program>> {
+    if let Some(error) = messages.iter().find(|message| is_error(message)) {
+        bail!("{}", rendered(error));
+    }
+    let tests = messages.iter().filter(|message| message["profile"]["test"] == true);
+    tests
+        .filter_map(|message| message["executable"].as_str().map(|path| (message, path)))
+        .map(|(message, path)| {
+            let manifest = Path::new(message["manifest_path"].as_str().context("a package has a manifest")?);
+            let folder = manifest.parent().context("a manifest is in a folder")?.to_owned();
+            let id = message["package_id"].as_str().context("a package has a name")?;
+            // `path+file:///PATH#NAME@VERSION`, where NAME is left out if it is the folder's.
+            let (path_part, version) = id.rsplit_once('#').context("a package has a version")?;
+            let package = match version.split_once('@') {
+                Some((name, _)) => name,
+                None => path_part.rsplit('/').next().unwrap_or(path_part),
+            };
+            Ok(Program { package: package.to_owned(), path: path.into(), folder })
+        })
+        .collect()
+}

@@ -1,0 +1,204 @@
+//! Changes the source in the ways that cargo-mutants lists, and counts what the tests catch.
+//!
+//! One build has all mutants; an environment variable says which is active ([`rewrite`], `switch.rs`). Of the tests of a
+//! package only those are run that execute the changed place ([`run`]). What a build cannot hold, such as a constant,
+//! is left to cargo-mutants itself.
+
+mod build;
+mod list;
+mod rewrite;
+mod run;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use nix::sys::resource::{Resource, setrlimit};
+
+use crate::build::Built;
+use crate::list::{Genre, Mutant};
+use crate::run::Verdict;
+
+/// What a mutant may take of memory before it counts as caught.
+const MEMORY_BYTES: u64 = 6 << 30;
+
+#[derive(Parser)]
+struct Arguments {
+    /// Where the copy of the tree, the build and the results go.
+    #[arg(long)]
+    work: PathBuf,
+    /// Only every Nth mutant, from the Kth on: K/N.
+    #[arg(long, value_parser = shard, default_value = "0/1")]
+    shard: (usize, usize),
+    /// Only the mutants that were missed when they were tried last.
+    #[arg(long)]
+    missed: bool,
+    /// Processes that run tests at the same time.
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+    /// Patterns of the source files that are changed.
+    #[arg(required = true)]
+    files: Vec<String>,
+}
+
+fn shard(text: &str) -> Result<(usize, usize), String> {
+    let parts = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
+    parts.filter(|&(k, n)| k < n).ok_or_else(|| "it has the form K/N, such as 0/20".to_owned())
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let repository = std::env::current_dir()?;
+    let work = repository.join(&arguments.work);
+    fs::create_dir_all(&work)?;
+    let mutants = list::list(&repository, &arguments.files)?;
+    let packages =
+        mutants.iter().flat_map(|mutant| testers(&mutant.package)).map(|&package| package.to_owned());
+    let built = build::build(&repository, &work, &mutants, &packages.collect())?;
+    setrlimit(Resource::RLIMIT_DATA, MEMORY_BYTES, MEMORY_BYTES)?;
+
+    let results = Results::open(work.join("results.txt"))?;
+    let (first, step) = arguments.shard;
+    let numbered: Vec<(u32, &Mutant)> = (1..).zip(&mutants).collect();
+    let chosen: Vec<(u32, &Mutant)> = numbered
+        .into_iter()
+        .skip(first)
+        .step_by(step)
+        .filter(|(_, mutant)| !arguments.missed || results.is_missed(&mutant.name))
+        .collect();
+    // The list has the mutants of a package together.
+    for mutants in chosen.chunk_by(|(_, one), (_, next)| one.package == next.package) {
+        judge(&work, &built, &results, arguments.jobs, mutants)?;
+    }
+    print!("{}", table(&mutants, &results.latest()?));
+    Ok(())
+}
+
+/// A file with a line `VERDICT TAB NAME` for each mutant that was tried. The last line about one holds.
+struct Results {
+    path: PathBuf,
+    earlier: BTreeMap<String, String>,
+}
+
+impl Results {
+    fn open(path: PathBuf) -> Result<Results> {
+        let mut results = Results { path, earlier: BTreeMap::new() };
+        if results.path.exists() {
+            results.earlier = results.latest()?;
+        }
+        Ok(results)
+    }
+
+    fn latest(&self) -> Result<BTreeMap<String, String>> {
+        let text = fs::read_to_string(&self.path).with_context(|| self.path.display().to_string())?;
+        let lines = text.lines().filter_map(|line| line.split_once('\t'));
+        Ok(lines.map(|(verdict, name)| (name.to_owned(), verdict.to_owned())).collect())
+    }
+
+    fn is_missed(&self, name: &str) -> bool {
+        self.earlier.get(name).is_some_and(|verdict| matches!(verdict.as_str(), "missed" | "not reached"))
+    }
+
+    fn add(&self, verdict: &str, name: &str) -> Result<()> {
+        let mut file = fs::OpenOptions::new().append(true).create(true).open(&self.path)?;
+        Ok(file.write_all(format!("{verdict}\t{name}\n").as_bytes())?)
+    }
+}
+
+/// The packages whose tests are asked about a mutant of `package`.
+fn testers(package: &str) -> &[&str] {
+    match package {
+        "vmm" => &["vmm", "ttvm"],
+        "cpu" => &["cpu"],
+        "checkpoint" => &["checkpoint"],
+        other => unreachable!("{other} has no mutants in the list of files"),
+    }
+}
+
+/// Tries mutants of one package.
+fn judge(
+    work: &Path,
+    built: &Built,
+    results: &Results,
+    jobs: usize,
+    mutants: &[(u32, &Mutant)],
+) -> Result<()> {
+    let package = &mutants[0].1.package;
+    let programs =
+        built.programs.iter().filter(|program| testers(package).contains(&program.package.as_str()));
+    let tests = run::tests(work, &programs.collect::<Vec<_>>(), jobs)?;
+    eprintln!("{package}: {} mutants, {} tests", mutants.len(), tests.len());
+    let done = AtomicUsize::new(0);
+    let judged = run::in_parallel(jobs, mutants, |worker, &(number, mutant)| {
+        let word = match built.places.get(&number) {
+            Some(&place) => match run::judge(work, worker, &tests, number, place)? {
+                Verdict::Caught => "caught",
+                Verdict::Endless => "endless",
+                Verdict::Missed => "missed",
+                Verdict::NotReached => "not reached",
+            },
+            None if left_to_cargo_mutants(mutant, built.refused.get(&number)) => "not tried",
+            None => "not built",
+        };
+        let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+        eprintln!("{done}/{}\t{word}\t{}", mutants.len(), mutant.name);
+        results.add(word, &mutant.name)
+    });
+    judged.into_iter().collect()
+}
+
+/// Whether a mutant is not in the build because of how we write it, and not because the compiler would refuse it alone:
+/// it is in a constant, or has the compiler lose track of a type or of a borrow.
+fn left_to_cargo_mutants(mutant: &Mutant, error: Option<&String>) -> bool {
+    const OURS: [&str; 13] = [
+        build::TWO_TYPES,
+        "E0015",
+        "E0282",
+        "E0283",
+        "E0382",
+        "E0499",
+        "E0502",
+        "E0503",
+        "E0505",
+        "E0506",
+        "E0507",
+        "E0597",
+        "E0716",
+    ];
+    match error {
+        Some(code) => OURS.contains(&code.as_str()),
+        // Where a pattern is tested by `let`, nothing but `&&` can stand.
+        None => !matches!(mutant.genre, Genre::BinaryOperator),
+    }
+}
+
+/// A line for each file, each package, and all.
+fn table(mutants: &[Mutant], verdicts: &BTreeMap<String, String>) -> String {
+    let mut counts: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
+    for mutant in mutants {
+        let Some(verdict) = verdicts.get(&mutant.name) else { continue };
+        for row in [mutant.file.as_str(), mutant.package.as_str(), "all"] {
+            *counts.entry(row).or_default().entry(verdict).or_default() += 1;
+        }
+    }
+    let mut text = String::new();
+    for (row, counts) in counts {
+        let count = |verdict| counts.get(verdict).copied().unwrap_or(0);
+        let caught = count("caught") + count("endless");
+        let missed = count("missed") + count("not reached");
+        let percent = 100.0 * caught as f64 / (caught + missed).max(1) as f64;
+        text += &format!(
+            "{row:<36} {percent:5.1} %: {caught:4} caught ({:3} endless) {missed:4} missed ({:3} not reached) {:4} not \
+             built {:3} not tried\n",
+            count("endless"),
+            count("not reached"),
+            count("not built"),
+            count("not tried"),
+        );
+    }
+    text
+}
