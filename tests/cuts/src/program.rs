@@ -257,7 +257,7 @@ impl Image {
         }
         // sysretq
         self.put(loops::SYSCALL_ENTRY, &[0x48, 0x0f, 0x07]);
-        for space in 0..2 {
+        for leaf in LEAVES {
             let mut frames = (DATA / PAGE..RAM_BYTES / PAGE).collect::<Vec<_>>();
             for page in 0..RAM_BYTES / PAGE {
                 // Data that follow each other lie anywhere: an access across a page's end has two places.
@@ -267,7 +267,7 @@ impl Image {
                     frames.swap_remove(self.rng.below(frames.len() as u64) as usize)
                 };
                 let unused = if self.rng.percent(20) { 0x60 } else { 0 };
-                self.put64(LEAVES[space] + 8 * page, frame * PAGE | OPEN & !unused);
+                self.put64(leaf + 8 * page, frame * PAGE | OPEN & !unused);
             }
         }
         // The upper half of all addresses is the other space.
