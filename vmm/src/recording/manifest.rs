@@ -128,7 +128,7 @@ struct VersionOnly {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::config::ImageFile;
+    use crate::machine::config::{ImageFile, PassedDevice};
 
     fn manifest() -> Manifest {
         let image = |name: &str| ImageFile { path: name.into(), hash: "00".repeat(32), size_bytes: 5 };
@@ -142,7 +142,17 @@ mod tests {
             disk: Some(image("disk")),
             debug_ports: devices::DebugPortsV1 { console: false, exit: None },
             network: None,
+            passthrough: Vec::new(),
         })
+    }
+
+    #[test]
+    fn devices_of_the_host_are_part_of_the_machine_where_there_are_some() {
+        let mut with = manifest();
+        with.machine.passthrough.push(PassedDevice::Ports { first: 0x2f8, last: 0x2ff });
+        assert!(with.text().contains("\"ports\"") && !manifest().text().contains("passthrough"));
+        assert_eq!(Manifest::parse(&with.text()).unwrap(), with);
+        assert_ne!(with.machine_hash(), manifest().machine_hash());
     }
 
     #[test]

@@ -36,6 +36,7 @@ fn recording(directory: &Path) -> Recording<Instructions> {
         disk: Some(image(directory, "disk.img", &disk_contents())),
         debug_ports: devices::DebugPortsV1 { console: false, exit: None },
         network: None,
+        passthrough: Vec::new(),
     };
     let path = directory.join("r.ttvm");
     let mut log = Recording::<Instructions>::create(&path, &machine).unwrap();
