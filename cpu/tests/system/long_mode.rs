@@ -583,3 +583,42 @@ fn an_access_that_crosses_a_page_goes_on_where_that_is_mapped() {
         assert_eq!(m.state.gpr[0].to_le_bytes(), doubled[4..12], "{in_first} bytes in the first page");
     }
 }
+
+/// The source of a string instruction and the table of XLAT may be in FS or GS; the target never is (SDM vol. 2).
+#[test]
+fn string_sources_may_have_another_segment() {
+    const FS: u8 = 0x64;
+    const SOURCE: u64 = 0x10;
+    const TARGET: u64 = DATA + 0x800;
+    // What is executed, the byte in AL behind it, and the byte at the target.
+    let cases = [
+        (&[FS, 0xac][..], 0x77, 0x55),
+        (&[FS, 0xa4], 0x77, 0x77),
+        (&[0xf3, FS, 0xa4], 0x77, 0x77),
+        (&[FS, 0xa6], 0x77, 0x55),
+        (&[FS, 0xaa], 0x77, 0x77),
+        (&[FS, 0xd7], 0x66, 0x55),
+    ];
+    for (code, low, target) in cases {
+        let mut m = Machine::long();
+        m.state.segments[SegReg::Fs as usize].base = DATA;
+        m.put(DATA + SOURCE, &[0x77]);
+        m.put(DATA + SOURCE + 0x77, &[0x66]);
+        m.put(TARGET, &[0x55]);
+        m.state.gpr[0] = 0x77;
+        m.state.gpr[1] = 1;
+        m.state.gpr[3] = SOURCE;
+        m.state.gpr[6] = SOURCE;
+        m.state.gpr[7] = TARGET;
+        m.put(CODE, &[code, &[0xf4]].concat());
+        assert_eq!(m.run(), Stop::Halted);
+        assert_eq!(m.state.rip, CODE + code.len() as u64 + 1, "{code:x?}");
+        let mut found = [0];
+        m.ram.read_bytes(TARGET, &mut found);
+        assert_eq!((m.state.gpr[0], found[0]), (low, target), "{code:x?}");
+        if code.last() == Some(&0xa6) {
+            // 0x77 compared with 0x55: neither equal nor below.
+            assert_eq!(m.state.rflags & 0x41, 0, "{code:x?}");
+        }
+    }
+}

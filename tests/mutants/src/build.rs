@@ -39,20 +39,8 @@ pub struct Program {
 pub fn build(repository: &Path, work: &Path, mutants: &[Mutant], tests: &BTreeSet<String>) -> Result<Built> {
     let tree = work.join("tree");
     copy(repository, &tree, mutants)?;
-    // A function that returns `impl Trait` cannot return one of two types.
-    let returns_impl = |mutant: &Mutant| {
-        mutant.genre == Genre::FnValue
-            && mutant.function.as_ref().is_some_and(|it| it.return_type.contains("impl "))
-    };
     let known = work.join("refused.json");
-    let refused_earlier: BTreeMap<String, String> =
-        fs::read(&known).map_or_else(|_| Ok(BTreeMap::new()), |text| serde_json::from_slice(&text))?;
-    let code = |mutant: &Mutant| match returns_impl(mutant) {
-        true => Some(TWO_TYPES.to_owned()),
-        false => refused_earlier.get(&mutant.name).cloned(),
-    };
-    let known_ones = (1..).zip(mutants).filter_map(|(number, mutant)| Some((number, code(mutant)?)));
-    let mut refused: BTreeMap<u32, String> = known_ones.collect();
+    let mut refused = refused_before(&known, mutants)?;
     loop {
         let places = write_mutants(repository, &tree, mutants, &refused)?;
         let before = refused.len();
@@ -61,25 +49,33 @@ pub fn build(repository: &Path, work: &Path, mutants: &[Mutant], tests: &BTreeSe
         for error in &errors {
             refuse(&tree, error, &mut refused)?;
         }
-        if refused.len() == before {
-            ensure!(
-                errors.is_empty(),
-                "no mutant is where the compiler sees an error:\n{}",
-                rendered(errors[0])
-            );
-            // The next run need not find them out again.
-            let names = refused
-                .iter()
-                .map(|(&number, code)| (mutants[number as usize - 1].name.clone(), code.clone()));
-            fs::write(
-                &known,
-                serde_json::to_vec(&refused_earlier.into_iter().chain(names).collect::<BTreeMap<_, _>>())?,
-            )?;
+        if errors.is_empty() {
+            let names = refused.iter().map(|(&number, code)| (&mutants[number as usize - 1].name, code));
+            fs::write(&known, serde_json::to_vec(&names.collect::<BTreeMap<_, _>>())?)?;
             let programs = programs(&cargo(&tree, "test", tests, &["--no-run"])?)?;
             return Ok(Built { programs, places, refused });
         }
+        ensure!(refused.len() > before, "no mutant is where there is an error:\n{}", rendered(errors[0]));
         eprintln!("{} mutants are left out, because the compiler does not take them", refused.len());
     }
+}
+
+/// The mutants that cannot be built beside others, and those that the compiler refused in an earlier run, so that the next
+/// need not find them out again.
+fn refused_before(known: &Path, mutants: &[Mutant]) -> Result<BTreeMap<u32, String>> {
+    let codes: BTreeMap<String, String> =
+        fs::read(known).map_or_else(|_| Ok(BTreeMap::new()), |text| serde_json::from_slice(&text))?;
+    let code = |mutant: &Mutant| match returns_impl(mutant) {
+        true => Some(TWO_TYPES.to_owned()),
+        false => codes.get(&mutant.name).cloned(),
+    };
+    Ok((1..).zip(mutants).filter_map(|(number, mutant)| Some((number, code(mutant)?))).collect())
+}
+
+/// A function that returns `impl Trait` cannot return one of two types.
+fn returns_impl(mutant: &Mutant) -> bool {
+    let function = mutant.function.as_ref();
+    mutant.genre == Genre::FnValue && function.is_some_and(|it| it.return_type.contains("impl "))
 }
 
 /// Copies what git knows or would add, apart from the files with mutants, and gives each package that has some the module
