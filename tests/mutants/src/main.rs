@@ -56,9 +56,8 @@ fn main() -> Result<()> {
     let work = repository.join(&arguments.work);
     fs::create_dir_all(&work)?;
     let mutants = list::list(&repository, &arguments.files)?;
-    let packages =
-        mutants.iter().flat_map(|mutant| testers(&mutant.package)).map(|&package| package.to_owned());
-    let built = build::build(&repository, &work, &mutants, &packages.collect())?;
+    let packages = mutants.iter().map(|mutant| mutant.package.clone()).collect();
+    let built = build::build(&repository, &work, &mutants, &packages)?;
     setrlimit(Resource::RLIMIT_DATA, MEMORY_BYTES, MEMORY_BYTES)?;
 
     let results = Results::open(work.join("results.txt"))?;
@@ -109,17 +108,7 @@ impl Results {
     }
 }
 
-/// The packages whose tests are asked about a mutant of `package`.
-fn testers(package: &str) -> &[&str] {
-    match package {
-        "vmm" => &["vmm", "ttvm"],
-        "cpu" => &["cpu"],
-        "checkpoint" => &["checkpoint"],
-        other => unreachable!("{other} has no mutants in the list of files"),
-    }
-}
-
-/// Tries mutants of one package.
+/// Tries mutants of one package, by its own tests.
 fn judge(
     work: &Path,
     built: &Built,
@@ -128,8 +117,7 @@ fn judge(
     mutants: &[(u32, &Mutant)],
 ) -> Result<()> {
     let package = &mutants[0].1.package;
-    let programs =
-        built.programs.iter().filter(|program| testers(package).contains(&program.package.as_str()));
+    let programs = built.programs.iter().filter(|program| program.package == *package);
     let tests = run::tests(work, &programs.collect::<Vec<_>>(), jobs)?;
     eprintln!("{package}: {} mutants, {} tests", mutants.len(), tests.len());
     let done = AtomicUsize::new(0);
