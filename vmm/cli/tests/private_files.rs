@@ -28,7 +28,10 @@ fn all_below(path: &Path) -> Vec<PathBuf> {
 fn recordings_and_files_made_of_them_are_private() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::rename(write_kernel(directory.path(), 20_000), directory.path().join("kernel")).unwrap();
-    ttvm_with_open_umask(directory.path(), "record -o r.ttvm --kernel kernel --memory 4M");
+    ttvm_with_open_umask(
+        directory.path(),
+        "record -o r.ttvm --kernel kernel --memory 4M --max-instructions 10000",
+    );
     ttvm_with_open_umask(directory.path(), "checkpoints r.ttvm add insn:5000");
     ttvm_with_open_umask(directory.path(), "pack r.ttvm -o packed");
     ttvm_with_open_umask(directory.path(), "unpack packed -o u.ttvm");
