@@ -5,8 +5,8 @@
 //! behind the header are the real function's, which it may use without a capability. Memory BARs are 32 bits wide here,
 //! whatever they are outside. There is no expansion ROM, and no extended configuration space.
 //!
-//! The interrupt line stays up until the guest next touches one of the function's BARs, as its handler does; whoever is
-//! outside then lets the real line interrupt again if it is still up.
+//! The interrupt line stays up until the guest next touches one of the function's BARs, as its handler does; the host
+//! then lets the real line interrupt again if it is still up.
 
 use serde::{Deserialize, Serialize};
 

@@ -596,7 +596,7 @@ impl Writer {
     }
 
     /// What sets flags from registers, then what leaves the flags alone, may change those registers, and may fault; and a
-    /// branch on them, all of it some rounds: whoever computes flags late must have the operands still.
+    /// branch on them, all of it some rounds: a translator that computes flags late must have the operands still.
     fn late_flags(&mut self) {
         if self.bits != Bits::B64 {
             return self.branch();

@@ -170,7 +170,7 @@ fn run(
         .env("CARGO_MANIFEST_DIR", &program.folder)
         .env("TMPDIR", &temporary)
         .env(variable, value)
-        // Nobody reads how a test fails.
+        // How a test fails is not kept.
         .env("RUST_BACKTRACE", "0")
         .env("PROPTEST_MAX_SHRINK_ITERS", "0")
         .stdin(Stdio::null())

@@ -12,7 +12,7 @@ use tests::program::ttvm;
 /// Bytes on the NVMe disk.
 const DISK_BYTES: usize = 4 << 20;
 
-/// What a guest does with its devices, in one line: the `edu` device in slot 3 writes to memory that nobody showed it;
+/// What a guest does with its devices, in one line: the `edu` device in slot 3 writes to memory that the guest never showed it;
 /// some bytes go through a serial adapter that echoes, and come back; an NVMe disk is read, and written and read.
 const GUEST: &str = r#"
 load() { while read m; do insmod /lib/modules/$m 2>/dev/null; done </lib/modules/$1; }

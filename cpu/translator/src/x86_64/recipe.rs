@@ -1,4 +1,4 @@
-//! Recipes: how the arithmetic flags follow from registers. Flags that nobody looks at in the ordinary flow need not be
+//! Recipes: how the arithmetic flags follow from registers. Flags that no instruction looks at in the ordinary flow need not be
 //! written anywhere, as long as the registers that they came from still hold what they did: where a block is left, the frame
 //! gets the recipe's name in place of the flags, and [`super::Translator`] computes them.
 
