@@ -48,7 +48,7 @@ pub enum Event {
     Removal,
 }
 
-/// See the module. While it lives nobody else has the function.
+/// See the module. While it lives no other program has the function.
 pub struct Function {
     address: String,
     regions: Vec<(u64, u64)>,

@@ -62,7 +62,7 @@ pub fn join(group: &File, container: &File) -> nix::Result<()> {
 
 /// Opens a device of a group.
 pub fn device(group: &File, name: &std::ffi::CStr) -> nix::Result<File> {
-    // SAFETY: the kernel reads a text that ends with a zero, and gives a new file descriptor, which is nobody else's.
+    // SAFETY: the kernel reads a text that ends with a zero, and gives a new file descriptor, which this function owns.
     unsafe {
         let number = get_device_fd(group.as_raw_fd(), name.as_ptr())?;
         Ok(File::from(OwnedFd::from_raw_fd(number)))
@@ -106,7 +106,7 @@ pub fn reset_device(device: &File) -> nix::Result<()> {
 }
 
 /// Shows the devices of a container `size` bytes of this process's memory. The caller keeps the memory there until it is
-/// unmapped or the container is closed; the kernel holds the pages, so that what lives longer than that is nobody's
+/// unmapped or the container is closed; the kernel holds the pages, so that what lives longer than that is no other's
 /// memory and no other's.
 pub fn map(container: &File, iova: u64, address: u64, size_bytes: u64, flags: u32) -> nix::Result<()> {
     let argsz = size::<vfio_iommu_type1_dma_map>();

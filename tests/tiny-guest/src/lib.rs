@@ -98,15 +98,20 @@ fn code(rounds: u32, address: u32) -> Vec<u8> {
         a.set_label(&mut quiet)?;
         a.dec(esi)?;
         a.jne(top)?;
-        a.mov(edx, 0x501)?;
-        a.xor(eax, eax)?;
-        a.out(dx, eax)?;
-        let mut stop = a.create_label();
-        a.set_label(&mut stop)?;
-        a.jmp(stop)?;
+        end_the_run(&mut a)?;
         a.assemble(address.into())
     };
     assemble().expect("the program is a constant that can be assembled")
+}
+
+/// Writes to the port that ends the run, and waits for that.
+fn end_the_run(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    a.mov(edx, 0x501)?;
+    a.xor(eax, eax)?;
+    a.out(dx, eax)?;
+    let mut stop = a.create_label();
+    a.set_label(&mut stop)?;
+    a.jmp(stop)
 }
 
 /// Writes the guest's kernel to a file.

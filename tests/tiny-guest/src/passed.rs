@@ -24,7 +24,7 @@ use vmm::recording::log::EndRecord;
 use vmm::recording::pace::CheckpointOptions;
 use vmm::recording::recorder::Recorder;
 
-use super::{HEADER_BYTES, LOAD, Numbers, image};
+use super::{HEADER_BYTES, LOAD, Numbers, end_the_run, image};
 
 /// Where the function's BAR 0 is.
 const BAR: i32 = 0xC100_0000_u32 as i32;
@@ -83,12 +83,7 @@ fn code(rounds: u32) -> Vec<u8> {
         a.loop_(busy)?;
         a.dec(esi)?;
         a.jne(top)?;
-        a.mov(edx, 0x501)?;
-        a.xor(eax, eax)?;
-        a.out(dx, eax)?;
-        let mut stop = a.create_label();
-        a.set_label(&mut stop)?;
-        a.jmp(stop)?;
+        end_the_run(&mut a)?;
         a.assemble((LOAD + HEADER_BYTES).into())
     };
     assemble().expect("the program is a constant that can be assembled")

@@ -20,7 +20,7 @@ pub struct CheckpointOptions {
     /// each page that was copied for the first.
     pub trail_rest_steps: u64,
     /// Instructions since the last checkpoint from which on the run's end has one whatever it costs. Fewer are replayed in
-    /// about two seconds.
+    /// about two seconds where the guest is as quick as a kernel that boots.
     pub end_steps: u64,
     /// Instructions between two looks at whether a checkpoint is due.
     pub slice_steps: u64,

@@ -67,7 +67,7 @@ impl<C: Count> EventRecord<C> {
         }
     }
 
-    /// What it says of an answer in the middle of an instruction, whose registers nobody compares.
+    /// What it says of an answer in the middle of an instruction, whose registers a replay does not compare.
     pub fn of_answer(at: Moment<C>, input: DeviceInputV1) -> EventRecord<C> {
         EventRecord { at, branches: 0, rip: 0, cpu_hash: [0; 8], event: Event::Devices(input) }
     }
