@@ -2,7 +2,7 @@
 //! spaces. What is found there holds where the TLB maps the target's page as it did when the target was remembered.
 
 /// Slots, as a power of two.
-pub(crate) const JUMP_BITS: u32 = 14;
+pub(crate) const JUMP_BITS: u32 = 16;
 /// What spreads addresses over them: the golden ratio (Knuth, The Art of Computer Programming, 6.4).
 pub(crate) const JUMP_FACTOR: u32 = 0x9e37_79b1;
 
