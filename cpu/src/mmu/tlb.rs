@@ -12,13 +12,16 @@
 //! displaces from there goes to its second slot, where the slow path, and generated code, find it.
 //!
 //! Translations are kept for several address spaces at once ([`Context`], keyed by CR3 and the paging bits
-//! of the control registers), so that switching back and forth stays warm.
+//! of the control registers), so that switching back and forth stays warm. Operating systems map themselves into all of them
+//! by the same tables: a new address space takes over what lies below entries of the root that it has in common with the one
+//! before ([`Mmu::inherit`]), and an entry of a root concerns only the address spaces that have this root.
 
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
 use rustc_hash::FxHashSet;
 use translator::{SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 
 use super::paging::{ADDRESS, Access, PRESENT, Privilege};
+use super::root::{self, RootEntries};
 use crate::registers::{cr0, cr4, efer};
 use crate::state::CpuState;
 
@@ -32,6 +35,17 @@ const NO_ENTRY: u64 = u64::MAX;
 const CONTEXTS: usize = 8;
 /// Writes to a page-table page without a walk through it, after which it is taken for reused memory.
 const COLD_PAGE_TABLE_WRITES: u32 = 64;
+
+/// Where a table stands in a walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Level {
+    /// First, in 4-level paging.
+    Root,
+    /// Before the last, or the last because of a large page.
+    Upper,
+    /// Its entries name pages.
+    Last,
+}
 
 /// What translations depend on besides the tables themselves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,6 +68,10 @@ struct Context {
     live: bool,
     /// Write slots must be emptied before this context is used again.
     scrub_writes: bool,
+    /// What came by these entries of the root, too.
+    scrub_roots: RootEntries,
+    /// The address space that was left for this one, until a look at what the two have in common.
+    heir_of: Option<ContextKey>,
     last_used: u64,
 }
 
@@ -66,6 +84,8 @@ impl Context {
             used: [false; PRIVILEGES],
             live,
             scrub_writes: false,
+            scrub_roots: RootEntries::default(),
+            heir_of: None,
             last_used: 0,
         }
     }
@@ -82,6 +102,16 @@ impl Context {
         Kind { slots, entries, tables }
     }
 
+    /// Slots of a privilege for a kind of access.
+    fn slots_for(&self, index: usize, access: Access) -> &[TlbSlot; SLOTS] {
+        let slots = &self.slots[index];
+        match access {
+            Access::Read => &slots.read,
+            Access::Write => &slots.write,
+            Access::Execute => &slots.exec,
+        }
+    }
+
     /// Empties all slots, which the tables know nothing of any more.
     fn clear(&mut self) {
         for (index, used) in self.used.iter_mut().enumerate().filter(|(_, used)| **used) {
@@ -90,6 +120,19 @@ impl Context {
             *used = false;
         }
         self.scrub_writes = false;
+        self.scrub_roots = RootEntries::default();
+    }
+
+    /// Empties the slots of pages to which entries of the root lead.
+    fn empty_below(&mut self, tables: &mut [TableInfo], roots: RootEntries) {
+        for (index, access) in self.used_kinds() {
+            let mut kind = self.kind(tables, index, access);
+            for number in 0..SLOTS {
+                if kind.slots[number].page().is_some_and(|page| roots.lead_to(page)) {
+                    kind.empty(number);
+                }
+            }
+        }
     }
 
     /// The privileges and kinds of access whose slots may hold anything.
@@ -135,6 +178,23 @@ impl Kind<'_> {
             std::mem::swap(&mut self.entries[second], &mut its_entry);
         }
         self.uncount(its_entry);
+        self.count(entry);
+    }
+
+    /// Takes over the slots of pages to which entries of the root lead. What is held already stays.
+    fn inherit(&mut self, from: &[TlbSlot; SLOTS], entries: &[u64; SLOTS], roots: RootEntries) {
+        for (number, slot) in from.iter().enumerate() {
+            let Some(page) = slot.page().filter(|&page| roots.lead_to(page)) else { continue };
+            if self.slots[number].page().is_none() && !self.slots[number ^ SECOND_SLOT].holds(page) {
+                self.uncount(self.entries[number]);
+                (self.slots[number], self.entries[number]) = (*slot, entries[number]);
+                self.count(entries[number]);
+            }
+        }
+    }
+
+    /// A slot derives from an entry.
+    fn count(&mut self, entry: u64) {
         if let Some(table) = self.tables.get_mut((entry / PAGE_SIZE) as usize) {
             table.derived += 1;
         }
@@ -181,6 +241,8 @@ const ACCESSES: [Access; KINDS] = [Access::Read, Access::Write, Access::Execute]
 struct TableInfo {
     /// A walk passed here, or ended here at a large page.
     upper_level: bool,
+    /// A walk came here from another table, or in another paging mode than that of 4 levels.
+    inner: bool,
     /// Entries were read as 4 bytes (32-bit paging).
     narrow: bool,
     /// Entries were read as 8 bytes.
@@ -314,6 +376,7 @@ impl Mmu {
         });
         self.current.last_used = self.clock;
         std::mem::swap(&mut self.current, &mut self.others[victim]);
+        let heir_of = self.others[victim].live.then_some(self.others[victim].key);
         if found.is_none() {
             if self.current.live {
                 self.uncount_current();
@@ -321,9 +384,50 @@ impl Mmu {
             self.current.clear();
             self.current.key = key;
             self.current.live = true;
-        } else if self.current.scrub_writes {
-            self.current.scrub_writes = false;
+            self.current.heir_of = heir_of;
+            return;
+        }
+        if std::mem::take(&mut self.current.scrub_writes) {
             self.current.forbid_writes();
+        }
+        let roots = std::mem::take(&mut self.current.scrub_roots);
+        if !roots.is_empty() {
+            self.current.empty_below(&mut self.tables, roots);
+            self.current.heir_of = heir_of;
+        }
+    }
+
+    /// To be called after a walk from the root of the current address space in 4-level paging: takes over from the one that
+    /// was left for it what lies below entries that are the same in both. The walk would find it too: where an entry of the
+    /// root is the same, so are all tables below, and their accessed and dirty bits have been set as far as the slots need.
+    pub(super) fn inherit(&mut self, ram: &GuestRam) {
+        let Some(heir_of) = self.current.heir_of.take() else { return };
+        let mut key = self.current.key;
+        let [Some(root), Some(other_root)] =
+            [key.cr3, heir_of.cr3].map(|cr3| ram.layout().offset_of(cr3 & ADDRESS))
+        else {
+            return;
+        };
+        key.cr3 = heir_of.cr3;
+        let Some(other) =
+            self.others.iter().find(|context| context.live && context.key == heir_of && key == heir_of)
+        else {
+            return;
+        };
+        let mut same = RootEntries::default();
+        for entry in 0..root::ENTRIES {
+            let [value, other_value] = [root, other_root].map(|root| ram.load_u64(root + entry as u64 * 8));
+            if value == other_value && value & PRESENT != 0 && !other.scrub_roots.has(entry) {
+                same.insert(entry);
+            }
+        }
+        for (index, access) in other.used_kinds() {
+            if access == Access::Write && other.scrub_writes {
+                continue;
+            }
+            let (from, entries) = (other.slots_for(index, access), &other.entries[index][access as usize]);
+            self.current.used[index] = true;
+            self.current.kind(&mut self.tables, index, access).inherit(from, entries, same);
         }
     }
 
@@ -416,7 +520,7 @@ impl Mmu {
         &mut self,
         ram: &GuestRam,
         offset: u64,
-        last_level: bool,
+        level: Level,
         narrow: bool,
     ) -> Option<u64> {
         let page = offset / PAGE_SIZE;
@@ -424,7 +528,8 @@ impl Mmu {
         info.writes_since_walk = 0;
         info.narrow |= narrow;
         info.wide |= !narrow;
-        info.upper_level |= !last_level;
+        info.upper_level |= level != Level::Last;
+        info.inner |= level != Level::Root;
         if ram.flags().has(page, PageFlags::PAGE_TABLE) {
             return None;
         }
@@ -441,6 +546,9 @@ impl Mmu {
         info.writes_since_walk += 1;
         let info = *info;
         let cold = info.writes_since_walk > COLD_PAGE_TABLE_WRITES;
+        if !info.inner {
+            return self.root_written(ram, offset, old, new, cold);
+        }
         if cold && info.narrow {
             self.flush_and_unflag(ram.flags());
             return true;
@@ -481,6 +589,32 @@ impl Mmu {
             self.unflag(ram.flags(), page);
         }
         dropped || cold
+    }
+
+    /// As [`Mmu::table_written`], of a table that is nothing but the root of address spaces: no others are concerned.
+    fn root_written(&mut self, ram: &GuestRam, offset: u64, old: u64, new: u64, cold: bool) -> bool {
+        let page = offset / PAGE_SIZE;
+        let changed = old & PRESENT != 0 && old != new;
+        let mut roots = RootEntries::default();
+        roots.insert((offset % PAGE_SIZE / 8) as usize);
+        if cold {
+            roots = RootEntries::ALL;
+        }
+        if changed || cold {
+            let has_root = |context: &Context| {
+                ram.layout().offset_of(context.key.cr3 & ADDRESS) == Some(page * PAGE_SIZE)
+            };
+            if has_root(&self.current) {
+                self.current.empty_below(&mut self.tables, roots);
+            }
+            for context in self.others.iter_mut().filter(|context| has_root(context)) {
+                context.scrub_roots.extend(roots);
+            }
+        }
+        if cold {
+            self.unflag(ram.flags(), page);
+        }
+        changed || cold
     }
 
     /// To be called after a walk set accessed or dirty bits in the entry at RAM `offset`, which changes no translation but
@@ -580,6 +714,9 @@ mod tests {
     const TABLE: u64 = 1;
     const UPPER: u64 = 2;
     const TOP: u64 = 3;
+    const OTHER_TOP: u64 = 4;
+    /// Pages below an entry of a root.
+    const ROOT_PAGES: u64 = 1 << (root::SHIFT - 12);
     const MAPPED: u64 = 9;
     /// A virtual page, and what its entry in [`TABLE`] leads to.
     const PAGE: u64 = 5;
@@ -611,7 +748,7 @@ mod tests {
 
         /// As a walk and an access do: notes the entry's table, and enters the page for everything.
         fn enter_at(&mut self, page: u64, entry_offset: u64, narrow: bool) {
-            self.mmu.note_table(&self.ram, entry_offset, true, narrow);
+            self.mmu.note_table(&self.ram, entry_offset, Level::Last, narrow);
             for access in ACCESSES {
                 let fill = Fill {
                     ram_page_offset: MAPPED * PAGE_SIZE,
@@ -630,9 +767,9 @@ mod tests {
 
         /// The tables from the top down to [`TABLE`], as a walk notes them.
         fn note_tables(&mut self) {
-            for (table, below) in [(TOP, UPPER), (UPPER, TABLE)] {
+            for (table, below, level) in [(TOP, UPPER, Level::Root), (UPPER, TABLE, Level::Upper)] {
                 self.ram.store_u64(entry(table, 0), below * PAGE_SIZE | PRESENT);
-                self.mmu.note_table(&self.ram, entry(table, 0), false, false);
+                self.mmu.note_table(&self.ram, entry(table, 0), level, false);
             }
         }
 
@@ -898,7 +1035,7 @@ mod tests {
             let mut bench = Bench::new();
             bench.enter(PAGE);
             bench.enter_at(PAGE + 1, entry(TABLE + 20, PAGE + 1), false);
-            bench.mmu.note_table(&bench.ram, entry(TABLE, PAGE), true, true);
+            bench.mmu.note_table(&bench.ram, entry(TABLE, PAGE), Level::Last, true);
             bench
         };
         for (old, new, dropped) in [(0, 2, true), (2, 2, false)] {
@@ -917,12 +1054,12 @@ mod tests {
 
     #[test]
     fn an_entry_of_a_higher_level_drops_what_is_below() {
-        for table in [TOP, UPPER] {
+        // The neighbour is not below that entry.
+        for (table, neighbour) in [(TOP, PAGE + ROOT_PAGES), (UPPER, PAGE + 1)] {
             let mut bench = Bench::new();
             bench.note_tables();
             bench.enter(PAGE);
-            let elsewhere = entry(TABLE + 20, PAGE + 1);
-            bench.enter_at(PAGE + 1, elsewhere, false);
+            bench.enter_at(neighbour, entry(TABLE + 20, neighbour), false);
             // A neighbour's change is of no interest, nor is one of an entry that was absent.
             let leads = bench.ram.load_u64(entry(table, 0));
             assert!(!bench.mmu.table_written(&bench.ram, entry(table, 1), 0, 1));
@@ -930,9 +1067,159 @@ mod tests {
             assert_eq!(bench.held(PAGE), [true; KINDS]);
             assert!(bench.mmu.table_written(&bench.ram, entry(table, 0), leads, 0));
             assert_eq!(bench.held(PAGE), [false; KINDS]);
-            assert_eq!(bench.held(PAGE + 1), [true; KINDS]);
+            assert_eq!(bench.held(neighbour), [true; KINDS]);
             bench.check_counts();
         }
+    }
+
+    /// Two address spaces whose roots lead to the same tables by entry 0, and to different ones by entry 1. Pages of both
+    /// halves are held in the first; the second is the current one, and a walk has been through its root.
+    fn two_spaces() -> (Bench, CpuState, CpuState) {
+        let mut bench = Bench::new();
+        bench.note_tables();
+        bench.ram.store_u64(entry(TOP, 1), 20 * PAGE_SIZE | PRESENT);
+        bench.enter(PAGE);
+        bench.enter_at(PAGE + ROOT_PAGES, entry(TABLE + 20, PAGE), false);
+        bench.ram.store_u64(entry(OTHER_TOP, 0), UPPER * PAGE_SIZE | PRESENT);
+        bench.ram.store_u64(entry(OTHER_TOP, 1), 30 * PAGE_SIZE | PRESENT);
+        let first = bench.state.clone();
+        let mut second = first.clone();
+        second.cr3 = OTHER_TOP * PAGE_SIZE;
+        bench.mmu.select_context(&second);
+        bench.mmu.note_table(&bench.ram, entry(OTHER_TOP, 0), Level::Root, false);
+        (bench, first, second)
+    }
+
+    #[test]
+    fn a_new_address_space_takes_over_what_lies_below_equal_entries_of_the_root() {
+        let (mut bench, ..) = two_spaces();
+        assert_eq!(bench.held(PAGE), [false; KINDS]);
+        bench.mmu.inherit(&bench.ram);
+        assert_eq!(bench.held(PAGE), [true; KINDS]);
+        assert_eq!(bench.held(PAGE + ROOT_PAGES), [false; KINDS], "the entries differ");
+        bench.check_counts();
+        // What a table below says now holds in both.
+        assert!(bench.mmu.table_written(&bench.ram, entry(TABLE, PAGE), 1, 0));
+        assert_eq!(bench.held(PAGE), [false; KINDS]);
+        bench.check_counts();
+        // Once is enough.
+        bench.mmu.inherit(&bench.ram);
+        assert_eq!(bench.held(PAGE), [false; KINDS]);
+    }
+
+    #[test]
+    fn nothing_is_taken_over_that_does_not_hold_in_the_new_address_space() {
+        type Change = fn(&mut Bench, &CpuState, &CpuState);
+        let cases: [(&str, Change, [bool; KINDS]); 5] = [
+            ("nothing", |_, _, _| (), [true; KINDS]),
+            ("writes are tracked anew", |bench, _, _| bench.mmu.drop_writes(), [true, false, true]),
+            (
+                "the old root's entry has changed",
+                |bench, _, _| {
+                    assert!(bench.mmu.table_written(&bench.ram, entry(TOP, 0), 1, 3));
+                },
+                [false; KINDS],
+            ),
+            ("all was dropped", |bench, _, _| bench.mmu.flush_all(), [false; KINDS]),
+            (
+                "both entries are absent",
+                |bench, _, _| {
+                    for root in [TOP, OTHER_TOP] {
+                        bench.ram.store_u64(entry(root, 0), 0);
+                    }
+                },
+                [false; KINDS],
+            ),
+        ];
+        for (what, change, held) in cases {
+            let (mut bench, first, second) = two_spaces();
+            change(&mut bench, &first, &second);
+            bench.mmu.select_context(&second);
+            bench.mmu.inherit(&bench.ram);
+            assert_eq!(bench.held(PAGE), held, "{what}");
+            bench.check_counts();
+        }
+        // With other rights than the old one's, the same tables allow something else.
+        let (mut bench, first, mut second) = two_spaces();
+        bench.mmu.select_context(&first);
+        second.cr0 ^= cr0::WP;
+        bench.mmu.select_context(&second);
+        bench.mmu.inherit(&bench.ram);
+        assert_eq!(bench.held(PAGE), [false; KINDS]);
+    }
+
+    #[test]
+    fn what_is_held_is_not_taken_over_twice() {
+        let (mut bench, ..) = two_spaces();
+        // The page is in its second slot of the new space, displaced by another.
+        bench.enter(PAGE);
+        bench.enter_at(PAGE + SLOTS as u64, entry(TABLE + 30, PAGE), false);
+        bench.mmu.inherit(&bench.ram);
+        bench.check_counts();
+        assert!(bench.mmu.table_written(&bench.ram, entry(TABLE, PAGE), 1, 0));
+        assert_eq!(bench.held(PAGE), [false; KINDS]);
+        assert_eq!(bench.held(PAGE + SLOTS as u64), [true; KINDS]);
+        bench.check_counts();
+    }
+
+    #[test]
+    fn an_entry_of_a_root_concerns_only_the_address_spaces_that_have_it() {
+        let (mut bench, first, second) = two_spaces();
+        bench.mmu.inherit(&bench.ram);
+        let own = PAGE + ROOT_PAGES;
+        bench.enter_at(own, entry(TABLE + 30, PAGE), false);
+        // That of the space that is not current.
+        let leads = bench.ram.load_u64(entry(TOP, 0));
+        assert!(bench.mmu.table_written(&bench.ram, entry(TOP, 0), leads, 0));
+        assert_eq!([PAGE, own].map(|page| bench.held(page)), [[true; KINDS]; 2]);
+        bench.mmu.select_context(&first);
+        assert_eq!(bench.held(PAGE), [false; KINDS]);
+        assert_eq!(bench.held(own), [true; KINDS], "it is not below the entry");
+        bench.check_counts();
+        // It takes over what was dropped where the entry is as it was.
+        bench.ram.store_u64(entry(TOP, 0), leads);
+        bench.mmu.inherit(&bench.ram);
+        assert_eq!(bench.held(PAGE), [true; KINDS]);
+        bench.check_counts();
+        // And that of the current one.
+        assert!(bench.mmu.table_written(&bench.ram, entry(TOP, 0), leads, 0));
+        assert_eq!(bench.held(PAGE), [false; KINDS]);
+        assert_eq!(bench.held(own), [true; KINDS]);
+        bench.mmu.select_context(&second);
+        assert_eq!([PAGE, own].map(|page| bench.held(page)), [[true; KINDS]; 2]);
+        bench.check_counts();
+    }
+
+    #[test]
+    fn a_root_that_is_a_table_of_another_level_too_concerns_all() {
+        let (mut bench, first, _) = two_spaces();
+        bench.mmu.inherit(&bench.ram);
+        bench.mmu.note_table(&bench.ram, entry(TOP, 0), Level::Upper, false);
+        assert!(bench.mmu.table_written(&bench.ram, entry(TOP, 0), bench.ram.load_u64(entry(TOP, 0)), 0));
+        assert_eq!(bench.held(PAGE), [false; KINDS]);
+        bench.mmu.select_context(&first);
+        assert_eq!(bench.held(PAGE), [false; KINDS]);
+        bench.check_counts();
+    }
+
+    #[test]
+    fn a_root_that_is_written_often_is_one_no_longer() {
+        let (mut bench, first, second) = two_spaces();
+        bench.mmu.inherit(&bench.ram);
+        bench.mmu.note_table(&bench.ram, entry(TOP, 0), Level::Root, false);
+        for n in 0..=COLD_PAGE_TABLE_WRITES {
+            assert_eq!(
+                bench.mmu.table_written(&bench.ram, entry(TOP, 400), 0, 0),
+                n == COLD_PAGE_TABLE_WRITES
+            );
+        }
+        assert!(!bench.is_flagged(TOP));
+        assert_eq!(bench.held(PAGE), [true; KINDS]);
+        bench.mmu.select_context(&first);
+        assert_eq!([PAGE, PAGE + ROOT_PAGES].map(|page| bench.held(page)), [[false; KINDS]; 2]);
+        bench.mmu.select_context(&second);
+        assert_eq!(bench.held(PAGE), [true; KINDS]);
+        bench.check_counts();
     }
 
     #[test]
@@ -960,7 +1247,7 @@ mod tests {
                 assert!(!bench.mmu.table_written(&bench.ram, far, 0, 0));
             }
             // A walk shows that it is one.
-            bench.mmu.note_table(&bench.ram, entry(TABLE, PAGE), true, narrow);
+            bench.mmu.note_table(&bench.ram, entry(TABLE, PAGE), Level::Last, narrow);
             for _ in 0..COLD_PAGE_TABLE_WRITES {
                 assert!(!bench.mmu.table_written(&bench.ram, far, 0, 0));
             }
@@ -969,7 +1256,7 @@ mod tests {
             assert!(!bench.is_flagged(TABLE));
             assert_eq!(bench.held(PAGE), [false; KINDS]);
             bench.check_counts();
-            let again = bench.mmu.note_table(&bench.ram, entry(TABLE, PAGE), true, narrow);
+            let again = bench.mmu.note_table(&bench.ram, entry(TABLE, PAGE), Level::Last, narrow);
             assert_eq!(again, Some(TABLE));
         }
     }
@@ -977,9 +1264,9 @@ mod tests {
     #[test]
     fn a_table_is_told_of_once() {
         let mut bench = Bench::new();
-        assert_eq!(bench.mmu.note_table(&bench.ram, entry(TABLE, 0), true, false), Some(TABLE));
-        assert_eq!(bench.mmu.note_table(&bench.ram, entry(TABLE, 9), true, false), None);
-        assert_eq!(bench.mmu.note_table(&bench.ram, entry(UPPER, 0), false, false), Some(UPPER));
+        assert_eq!(bench.mmu.note_table(&bench.ram, entry(TABLE, 0), Level::Last, false), Some(TABLE));
+        assert_eq!(bench.mmu.note_table(&bench.ram, entry(TABLE, 9), Level::Last, false), None);
+        assert_eq!(bench.mmu.note_table(&bench.ram, entry(UPPER, 0), Level::Upper, false), Some(UPPER));
         bench.enter(PAGE);
         let flags = bench.ram.flags();
         bench.mmu.flush_and_unflag(flags);

@@ -3,7 +3,8 @@
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
 
 use super::paging::{ACCESSED, Access, DIRTY, PageFault, Path, Privilege, Translation, executes_checked};
-use super::tlb::Mmu;
+use super::root;
+use super::tlb::{Level, Mmu};
 use crate::registers::cr0;
 use crate::state::CpuState;
 
@@ -79,8 +80,15 @@ impl Mmu {
             self.bits_set(ram, step.offset);
         }
         for (number, step) in path.steps().iter().enumerate() {
-            let last_level = number == last && step.shift == 12;
-            found.tables.extend(self.note_table(ram, step.offset, last_level, path.narrow));
+            let level = match step.shift {
+                root::SHIFT => Level::Root,
+                12 if number == last => Level::Last,
+                _ => Level::Upper,
+            };
+            found.tables.extend(self.note_table(ram, step.offset, level, path.narrow));
+        }
+        if path.steps()[0].shift == root::SHIFT {
+            self.inherit(ram);
         }
     }
 }

@@ -55,6 +55,7 @@ const TEMPLATES: &[(u64, Template)] = &[
     (9, Writer::string),
     (12, Writer::system),
     (3, Writer::control_register),
+    (3, Writer::switch_spaces),
     (3, Writer::debug_register),
     (2, Writer::model_specific),
     (4, Writer::segment_register),
@@ -163,6 +164,10 @@ impl Writer {
             8 => (TABLES + self.rng.below(TABLES_END - TABLES)) / PAGE,
             _ => (ALIAS + CODE + self.rng.below(CODE_END - CODE)) / PAGE,
         };
+        if self.rng.percent(3) {
+            // Of a table above, which the two address spaces may have in common.
+            return self.rng.pick(&[ROOTS[0], ROOTS[1], MIDDLES[0], DIRECTORIES[0], DIRECTORIES[0] + 8]);
+        }
         if self.rng.percent(6) {
             return TABLES + self.rng.below((TABLES_END - TABLES) / 8) * 8;
         }
@@ -918,6 +923,28 @@ impl Writer {
             return self.put(&[prefix, 0x0f, 0x22, 0xc0 | register]);
         }
         self.put(&[0x0f, 0x22, 0xc0 | number << 3 | register]);
+    }
+
+    /// Switches between address spaces, in between another way from a root that may not be in force, and accesses behind it.
+    fn switch_spaces(&mut self) {
+        if self.bits != Bits::B64 {
+            return self.control_register();
+        }
+        let register = self.free_register();
+        for _ in 0..2 + self.rng.below(3) {
+            if self.rng.percent(50) {
+                let (root, middle) = (self.rng.pick(&ROOTS), self.rng.pick(&MIDDLES));
+                self.immediate(register, middle | 0x27);
+                let memory = self.absolute(root);
+                self.modrm(true, &[0x89], register, Some(memory));
+            }
+            let root = self.rng.pick(&ROOTS);
+            self.immediate(register, root);
+            self.put(&[0x0f, 0x22, 0xc0 | 3 << 3 | register]);
+            let place = DATA + self.rng.below(2 * RAM_BYTES - DATA);
+            let (opcode, memory) = (self.rng.pick(&[0x8b, 0x8b, 0x89]), self.absolute(place));
+            self.modrm(true, &[opcode], register, Some(memory));
+        }
     }
 
     fn debug_register(&mut self) {

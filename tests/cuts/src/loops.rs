@@ -356,15 +356,29 @@ impl LoopWriter {
 
     /// The entry of a page with data: readable, writable, where it leads, whether it was used.
     fn change_entry(&mut self) {
+        if self.rng.percent(10) {
+            return self.change_root();
+        }
         let page = if self.rng.percent(50) {
             DATA / PAGE + self.rng.below((RAM_BYTES - DATA) / PAGE)
         } else {
             (ALIAS + DATA) / PAGE + self.rng.below((RAM_BYTES - DATA) / PAGE)
         };
         let bits = self.rng.pick(&[1_u32, 2, 2, 4, 0x20, 0x40, 0x60, 0x1000, 0x1000, 0x2_0000]);
+        self.change(LEAVES[0] + 8 * page, bits);
+    }
+
+    /// Where half of an address space leads to: one of two sets of tables, which have all code in common.
+    fn change_root(&mut self) {
+        let root = self.rng.pick(&ROOTS);
+        let (half, bits) = self.rng.pick(&[(0, 0x1000), (256, 0x1000), (256, 1), (256, 2), (256, 0x20)]);
+        self.change(root + 8 * half, bits);
+    }
+
+    fn change(&mut self, entry: u64, bits: u32) {
         // xor qword [the entry], bits
         self.put(&[0x48, 0x81, 0x34, 0x25]);
-        self.put(&((LEAVES[0] + 8 * page) as u32).to_le_bytes());
+        self.put(&(entry as u32).to_le_bytes());
         self.put(&bits.to_le_bytes());
     }
 
@@ -415,8 +429,13 @@ impl LoopWriter {
         match self.rng.below(8) {
             0 => self.put(&[0xfa]),
             1 => self.put(&[0xfb]),
-            // mov rax, cr3; mov cr3, rax
-            2 => self.put(&[0x0f, 0x20, 0xd8, 0x0f, 0x22, 0xd8]),
+            2 => {
+                // mov eax, a root; mov cr3, rax
+                self.put(&[0xb8]);
+                let root = self.rng.pick(&ROOTS);
+                self.put(&(root as u32).to_le_bytes());
+                self.put(&[0x0f, 0x22, 0xd8]);
+            }
             3 => self.put(&[0x0f, 0x01, 0xf8]),
             4 => {
                 // invlpg [a base]

@@ -270,8 +270,10 @@ impl Image {
                 self.put64(leaf + 8 * page, frame * PAGE | OPEN & !unused);
             }
         }
-        // The upper half of all addresses is the other space.
-        self.put64(ROOTS[0] + 8 * 256, MIDDLES[1] | 0x27);
+        // The upper half of all addresses is the other space, under both roots.
+        for root in ROOTS {
+            self.put64(root + 8 * 256, MIDDLES[1] | 0x27);
+        }
     }
 
     fn looping_state(&mut self) -> CpuState {
@@ -337,7 +339,9 @@ impl Image {
                     DIRECTORIES[space] | if self.paging == Paging::Pae { 1 } else { upper },
                 );
                 if self.paging == Paging::Long {
-                    put(self, ROOTS[space], 0, MIDDLES[space] | upper);
+                    // Address spaces may have everything in common but their roots.
+                    let shared = self.rng.percent(35);
+                    put(self, ROOTS[space], 0, MIDDLES[if shared { 0 } else { space }] | upper);
                 }
             }
         }

@@ -1,0 +1,37 @@
+//! Root tables of 4-level paging (SDM vol. 3, section 4.5).
+
+/// Entries of a root table of 4-level paging.
+pub const ENTRIES: usize = 512;
+/// Bits of an address below the ones that choose an entry of a root table.
+pub const SHIFT: u32 = 39;
+
+/// A set of entries of a root table.
+#[derive(Clone, Copy, Default)]
+pub struct RootEntries([u64; ENTRIES / 64]);
+
+impl RootEntries {
+    /// All of them.
+    pub const ALL: RootEntries = RootEntries([u64::MAX; ENTRIES / 64]);
+
+    pub fn insert(&mut self, entry: usize) {
+        self.0[entry / 64] |= 1 << (entry % 64);
+    }
+
+    pub fn has(&self, entry: usize) -> bool {
+        self.0[entry / 64] >> (entry % 64) & 1 != 0
+    }
+
+    pub fn extend(&mut self, others: RootEntries) {
+        self.0.iter_mut().zip(others.0).for_each(|(word, other)| *word |= other);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0 == [0; ENTRIES / 64]
+    }
+
+    /// Whether the way to a virtual page begins at one of them.
+    #[inline]
+    pub fn lead_to(&self, page: u64) -> bool {
+        self.has((page >> SHIFT) as usize % ENTRIES)
+    }
+}
