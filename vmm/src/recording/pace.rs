@@ -57,8 +57,8 @@ const PAGE_REST_NS: u64 = 10_000 * 32;
 /// After this virtual time the next look takes a checkpoint whatever it costs. For an idle guest it passes in
 /// no time of the host; a busy guest that does not write gigabytes can afford a checkpoint long before.
 const LONGEST_NS: u64 = 100_000_000_000;
-/// Written disk blocks that are held in memory until a checkpoint is taken for their sake: 12 MiB.
-const MAX_HELD_BLOCKS: usize = 3072;
+/// Written disk blocks that are held in memory until a checkpoint is taken for their sake: 96 MiB.
+const MAX_HELD_BLOCKS: usize = 24_576;
 
 /// Pages that the end's checkpoint may have whatever they cost: some milliseconds.
 const FREE_PAGES: u64 = 1024;
