@@ -3,10 +3,11 @@
 //! `/* [1] */` in the modules' sources.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use tests::gdb::batch;
 use tests::guests::{BUGS, CLOUD_ELF, Guest, linux_options, repository};
+use tests::program::ttvm;
 use tests::record::{open, record};
 use tests::run::last_lines;
 use tests::script::Script;
@@ -70,6 +71,16 @@ const ATOMIC_SLEEP: Bug = Bug {
     places: &[place("culprit", "record_done", 1, "call "), place("on the way", "append", 2, "call ")],
 };
 
+const LOST_REQUEST: Bug = Bug {
+    name: "lost-request",
+    source: "answers.c",
+    places: &[
+        place("on the way", "queue_up", 1, "addl $0x1,"),
+        place("on the way", "next_question", 2, "movq $0x0,"),
+        place("culprit", "ask", 3, "mov 0x"),
+    ],
+};
+
 impl Bug {
     /// The source as debug information names it.
     fn source(&self) -> String {
@@ -110,6 +121,23 @@ fn record_panic(name: &str, directory: &Path) {
     std::fs::write(directory.join("console.log"), script.output()).expect("the folder is ours");
 }
 
+/// As [`record_panic`], in the lab, whose device the guest has.
+fn record_panic_with_device(name: &str, directory: &Path) {
+    let lab = directory.join("lab");
+    let mut command = Command::new(repository().join("guest-images/bugs/with-device"));
+    let output = command.arg(name).args([&ttvm(), &lab]).stdin(Stdio::null()).output();
+    let output = output.expect("the script can be started");
+    let said = batch::said(&output);
+    assert_eq!(output.status.code(), Some(1), "what ttvm record ends with after a panic: {said}");
+    std::fs::rename(lab.join("guest.log"), directory.join("console.log"))
+        .expect("the guest printed something");
+    let unpacked = Command::new(ttvm())
+        .args(["unpack".as_ref(), lab.join("lab.packed").as_os_str(), "-o".as_ref()])
+        .arg(directory.join("bug.ttvm"))
+        .status();
+    assert!(unpacked.is_ok_and(|status| status.success()), "{said}");
+}
+
 /// Runs the walk's script while the recording is served; its output.
 fn walk_back(name: &str, directory: &Path) -> String {
     let mut timeline =
@@ -122,12 +150,12 @@ fn walk_back(name: &str, directory: &Path) -> String {
     })
 }
 
-fn gdb_finds_the_cause(bug: &Bug) {
+fn gdb_finds_the_cause(bug: &Bug, record: impl FnOnce(&str, &Path)) {
     if !BUGS.exists() {
         return skip::test("there is no guest with bugs; guest-images/bugs/build says why");
     }
     let directory = tempfile::tempdir().expect("a temporary folder");
-    record_panic(bug.name, directory.path());
+    record(bug.name, directory.path());
     let transcript = walk_back(bug.name, directory.path());
     let is_place =
         |line: &&str| bug.places.iter().any(|place| line.starts_with(&format!("{}: ", place.what)));
@@ -141,20 +169,25 @@ fn gdb_finds_the_cause(bug: &Bug) {
 
 #[test]
 fn null_call() {
-    gdb_finds_the_cause(&NULL_CALL);
+    gdb_finds_the_cause(&NULL_CALL, record_panic);
 }
 
 #[test]
 fn irq_race() {
-    gdb_finds_the_cause(&IRQ_RACE);
+    gdb_finds_the_cause(&IRQ_RACE, record_panic);
 }
 
 #[test]
 fn stale_object() {
-    gdb_finds_the_cause(&STALE_OBJECT);
+    gdb_finds_the_cause(&STALE_OBJECT, record_panic);
 }
 
 #[test]
 fn atomic_sleep() {
-    gdb_finds_the_cause(&ATOMIC_SLEEP);
+    gdb_finds_the_cause(&ATOMIC_SLEEP, record_panic);
+}
+
+#[test]
+fn lost_request() {
+    gdb_finds_the_cause(&LOST_REQUEST, record_panic_with_device);
 }
