@@ -37,6 +37,9 @@ struct Arguments {
     /// Only the mutants that were missed when they were tried last.
     #[arg(long)]
     missed: bool,
+    /// Only the mutants that have not been tried yet: goes on where an earlier run was stopped.
+    #[arg(long, conflicts_with = "missed")]
+    untried: bool,
     /// Processes that run tests at the same time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -68,6 +71,7 @@ fn main() -> Result<()> {
         .skip(first)
         .step_by(step)
         .filter(|(_, mutant)| !arguments.missed || results.is_missed(&mutant.name))
+        .filter(|(_, mutant)| !arguments.untried || !results.earlier.contains_key(&mutant.name))
         .collect();
     // The list has the mutants of a package together.
     for mutants in chosen.chunk_by(|(_, one), (_, next)| one.package == next.package) {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -85,7 +85,7 @@ fn list(program: &Program, options: &[&str]) -> Result<BTreeSet<String>> {
 }
 
 fn first_run<'a>(work: &Path, worker: usize, program: &'a Program, name: &str) -> Result<Option<Test<'a>>> {
-    let patience = Duration::from_secs(300);
+    let patience = Duration::from_secs(30);
     let started = Instant::now();
     let outcome = run(work, worker, program, &[name], ("MUTANT", "0".as_ref()), patience)?;
     let time = started.elapsed();
@@ -116,8 +116,7 @@ pub fn judge(work: &Path, worker: usize, tests: &[Test], mutant: u32, place: u32
     for chunk in chunks(&reaching) {
         let names: Vec<&str> = chunk.iter().map(|test| test.name.as_str()).collect();
         let usual: Duration = chunk.iter().map(|test| test.time).sum();
-        let patience = Duration::from_secs(5) + usual * 10;
-        match run(work, worker, chunk[0].program, &names, ("MUTANT", number.as_ref()), patience)? {
+        match run(work, worker, chunk[0].program, &names, ("MUTANT", number.as_ref()), usual)? {
             Outcome::Passed => {}
             Outcome::Failed => return Ok(Verdict::Caught),
             Outcome::Endless => return Ok(Verdict::Endless),
@@ -150,20 +149,26 @@ fn chunks<'a, 't>(tests: &[&'a Test<'t>]) -> Vec<Vec<&'a Test<'t>>> {
     chunks
 }
 
-/// Runs some tests of a program in a process of its own, and its children with it when it is stopped.
+/// Runs some tests of a program, which usually take so long, in a process of its own, and its children with it when it is
+/// stopped: when it has computed for much longer than usual, or waits for something that does not come.
 fn run(
     work: &Path,
     worker: usize,
     program: &Program,
     names: &[&str],
     (variable, value): (&str, &std::ffi::OsStr),
-    patience: Duration,
+    usual: Duration,
 ) -> Result<Outcome> {
+    let most_computing = Duration::from_secs(2) + usual * 3;
+    let patience = Duration::from_secs(5) + usual * 10;
     // A test that is stopped leaves its files there.
     let temporary = work.join(format!("tmp.{worker}"));
     let _ = fs::remove_dir_all(&temporary);
     fs::create_dir_all(&temporary)?;
-    let mut child = Command::new(&program.path)
+    let mut child = Command::new("prlimit")
+        // The signal comes at the first limit.
+        .arg(format!("--cpu={}:{}", most_computing.as_secs(), most_computing.as_secs() + 5))
+        .arg(&program.path)
         .args(["--exact", "--test-threads=1", "--quiet"])
         .args(names)
         .current_dir(&program.folder)
@@ -183,6 +188,7 @@ fn run(
     let outcome = loop {
         match child.try_wait()? {
             Some(status) if status.success() => break Outcome::Passed,
+            Some(status) if status.signal() == Some(Signal::SIGXCPU as i32) => break Outcome::Endless,
             Some(_) => break Outcome::Failed,
             None if started.elapsed() > patience => break Outcome::Endless,
             None => std::thread::sleep(Duration::from_millis(2)),
