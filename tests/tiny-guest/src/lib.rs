@@ -213,6 +213,61 @@ pub fn record_asleep(
     record_kernel(directory, name, kernel, ByTime(script), None)
 }
 
+/// Records a guest that makes so many system calls, each numbered by how many are left, modulo four, and each
+/// printing its number's digit; then it announces a panic.
+pub fn record_calls(
+    directory: &Path,
+    name: &str,
+    calls: u32,
+    checkpoints: Option<CheckpointOptions>,
+) -> (Recording<Instructions>, EndRecord<Instructions>) {
+    let kernel = directory.join(format!("calls-{calls}"));
+    std::fs::write(&kernel, image(&code_of_calls(calls))).unwrap();
+    record_kernel(directory, name, kernel, Script(Vec::new()), checkpoints)
+}
+
+fn code_of_calls(calls: u32) -> Vec<u8> {
+    let assemble = || -> Result<Vec<u8>, IcedError> {
+        let mut a = CodeAssembler::new(32)?;
+        let (mut begin, mut top) = (a.create_label(), a.create_label());
+        a.mov(esp, (STIRRED + STIRRED_BYTES) as i32)?;
+        a.call(begin)?;
+        // Where a call arrives: behind the instruction that pushed this address.
+        a.add(al, i32::from(b'0'))?;
+        a.mov(edx, 0x3f8)?;
+        a.out(dx, al)?;
+        a.dec(esi)?;
+        a.jne(top)?;
+        a.mov(edx, 0x505)?;
+        a.mov(al, 1)?;
+        a.out(dx, al)?;
+        let mut stop = a.create_label();
+        a.set_label(&mut stop)?;
+        a.jmp(stop)?;
+        a.set_label(&mut begin)?;
+        a.pop(ebx)?;
+        a.xor(edx, edx)?;
+        // SYSENTER's code segment (any but none), stack and instruction.
+        for (register, value) in [(0x174, eax), (0x175, esp), (0x176, ebx)] {
+            a.mov(ecx, register)?;
+            a.mov(eax, 8)?;
+            a.mov(eax, value)?;
+            a.wrmsr()?;
+        }
+        a.mov(esi, calls)?;
+        a.set_label(&mut top)?;
+        a.mov(eax, esi)?;
+        a.and(eax, 3)?;
+        a.mov(ecx, 10)?;
+        let mut busy = a.create_label();
+        a.set_label(&mut busy)?;
+        a.loop_(busy)?;
+        a.sysenter()?;
+        a.assemble((LOAD + HEADER_BYTES).into())
+    };
+    assemble().expect("the program is a constant that can be assembled")
+}
+
 /// Events at guest times.
 struct ByTime(Vec<(u64, Event)>);
 
