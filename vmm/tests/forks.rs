@@ -6,7 +6,7 @@ use vmm::error::Error;
 use vmm::machine::Hashes;
 use vmm::machine::inputs::Event;
 use vmm::position::{Count, Instructions, PositionSpec};
-use vmm::timeline::{Breakpoint, Cause, Stops, Timeline, TravelStop};
+use vmm::timeline::{Breakpoint, Cause, Filter, Stops, Timeline, TravelStop};
 
 const ROUNDS: u32 = 1000;
 const HERE: Instructions = Instructions(5_000);
@@ -116,6 +116,18 @@ fn a_fork_stops_at_each_visit_of_a_breakpoint_and_at_writes() {
     }
     assert_eq!(timeline.run_forward(&mut || false).unwrap(), TravelStop::End);
     must_be_back(&mut timeline, &hashes);
+    // Those that a filter rejects are passed over.
+    let last = Filter::new(|machine| machine.cpu().state().gpr[ROUNDS_LEFT] == 1);
+    let filters = [(here.address, last)].into();
+    timeline.set_stops(Stops { breakpoints: vec![here], filters, ..Stops::default() });
+    change_rounds(&mut timeline, 3);
+    assert_eq!(
+        timeline.run_forward(&mut || false).unwrap(),
+        TravelStop::Hit(Cause::Breakpoint(here.address))
+    );
+    assert_eq!(registers(&mut timeline).gpr[ROUNDS_LEFT], 1);
+    must_be_back(&mut timeline, &hashes);
+    timeline.set_stops(Stops::default());
     let point =
         Watchpoint { space: AddressKind::Linear, address: STIRRED, length: 1 << 20, kind: WatchKind::Write };
     change_rounds(&mut timeline, 3);

@@ -176,8 +176,14 @@ pub fn record_with_checkpoints(
         ..CheckpointOptions::default()
     };
     let (recording, end) = record_with(directory, name, rounds, Script(script), Some(options));
-    for &number in more {
-        let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    add_checkpoints(&recording, more);
+    (recording, end)
+}
+
+/// Adds checkpoints to a recording, one at each of these step counts.
+pub fn add_checkpoints(recording: &Recording<Instructions>, places: &[u64]) {
+    for &number in places {
+        let mut timeline = Timeline::open_with(recording, 1).unwrap();
         timeline.seek(Instructions(number), &mut || false).unwrap();
         // The lock on the store lives on for a moment in a process that another test is just starting.
         while let Err(error) = timeline.add_checkpoint() {
@@ -185,7 +191,6 @@ pub fn record_with_checkpoints(
             std::thread::yield_now();
         }
     }
-    (recording, end)
 }
 
 /// Records the guest, with checkpoints or without.
@@ -196,7 +201,7 @@ pub fn record_with(
     inputs: impl Inputs<Instructions>,
     checkpoints: Option<CheckpointOptions>,
 ) -> (Recording<Instructions>, EndRecord<Instructions>) {
-    record_kernel(directory, name, write_kernel(directory, rounds), inputs, checkpoints)
+    record_kernel(directory, name, write_kernel(directory, rounds), DENSE, inputs, checkpoints)
 }
 
 /// Records a guest that sleeps at once, deaf to all interrupts but ready to be woken: the events of the script
@@ -210,11 +215,11 @@ pub fn record_asleep(
     let code = [0xb0, 0xff, 0xe6, 0x21, 0xe6, 0xa1, 0xfb, 0xf4, 0xeb, 0xfd];
     let kernel = directory.join("asleep");
     std::fs::write(&kernel, image(&code)).unwrap();
-    record_kernel(directory, name, kernel, ByTime(script), None)
+    record_kernel(directory, name, kernel, DENSE, ByTime(script), None)
 }
 
-/// Records a guest that makes so many system calls, each numbered by how many are left, modulo four, and each
-/// printing its number's digit; then it announces a panic.
+/// Records a guest that makes so many system calls, each numbered by how many are left, modulo four. In each it prints
+/// its number's digit, and writes that to the first byte of [`STIRRED`], twice. Then it announces a panic.
 pub fn record_calls(
     directory: &Path,
     name: &str,
@@ -223,7 +228,7 @@ pub fn record_calls(
 ) -> (Recording<Instructions>, EndRecord<Instructions>) {
     let kernel = directory.join(format!("calls-{calls}"));
     std::fs::write(&kernel, image(&code_of_calls(calls))).unwrap();
-    record_kernel(directory, name, kernel, Script(Vec::new()), checkpoints)
+    record_kernel(directory, name, kernel, DENSE, Script(Vec::new()), checkpoints)
 }
 
 fn code_of_calls(calls: u32) -> Vec<u8> {
@@ -236,6 +241,8 @@ fn code_of_calls(calls: u32) -> Vec<u8> {
         a.add(al, i32::from(b'0'))?;
         a.mov(edx, 0x3f8)?;
         a.out(dx, al)?;
+        a.mov(byte_ptr(STIRRED as i32), al)?;
+        a.mov(byte_ptr(STIRRED as i32), al)?;
         a.dec(esi)?;
         a.jne(top)?;
         a.mov(edx, 0x505)?;
@@ -268,6 +275,78 @@ fn code_of_calls(calls: u32) -> Vec<u8> {
     assemble().expect("the program is a constant that can be assembled")
 }
 
+/// Times that the guest of [`record_long`] counts to nothing in each round.
+const LONG_ROUND_LOOPS: u32 = 500_000;
+/// Steps of one of its rounds.
+pub const LONG_ROUND_STEPS: u64 = 2 * LONG_ROUND_LOOPS as u64 + 4;
+
+/// Records a guest that makes many steps in little time. At the end of each round it writes the number of rounds that
+/// are left to the first byte of [`STIRRED`].
+pub fn record_long(directory: &Path, name: &str, rounds: u32) -> Recording<Instructions> {
+    let program = |address: u32| -> Result<Vec<u8>, IcedError> {
+        let mut a = CodeAssembler::new(64)?;
+        let (mut top, mut busy) = (a.create_label(), a.create_label());
+        a.mov(edi, STIRRED as u32)?;
+        a.mov(ebx, rounds)?;
+        a.set_label(&mut top)?;
+        a.mov(ecx, LONG_ROUND_LOOPS)?;
+        a.set_label(&mut busy)?;
+        a.dec(ecx)?;
+        a.jne(busy)?;
+        a.mov(byte_ptr(rdi), bl)?;
+        a.dec(ebx)?;
+        a.jne(top)?;
+        end_the_run(&mut a)?;
+        a.assemble(address.into())
+    };
+    let mut code = to_64_bits().expect("the program is a constant that can be assembled");
+    let address = LOAD + HEADER_BYTES + code.len() as u32 + 7;
+    // JMP to the first code segment.
+    code.push(0xea);
+    code.extend(address.to_le_bytes());
+    code.extend([8, 0]);
+    code.extend(program(address).expect("the program is a constant that can be assembled"));
+    let kernel = directory.join(format!("long-{rounds}"));
+    std::fs::write(&kernel, image(&code)).unwrap();
+    let intervals = Intervals { registers: 8 << 20, registers_ns: 1 << 40, devices: 16 << 20, ram: 32 << 20 };
+    record_kernel(directory, name, kernel, intervals, Script(Vec::new()), None).0
+}
+
+/// Maps the first 4 MiB to themselves and turns to long mode, in which the CPU is fastest. A jump to the code segment 8
+/// must follow.
+fn to_64_bits() -> Result<Vec<u8>, IcedError> {
+    let tables = (STIRRED + STIRRED_BYTES) as i32;
+    let (directories, pages, segments, register) =
+        (tables + 0x1000, tables + 0x2000, tables + 0x3000, tables + 0x4000);
+    let mut a = CodeAssembler::new(32)?;
+    for (at, value) in [
+        (tables, directories | 3),
+        (directories, pages | 3),
+        (pages, 0x83),
+        (pages + 8, 0x20_0083),
+        (segments + 8, 0xffff),
+        (segments + 12, 0x00af_9a00),
+        (register, (segments << 16) | 15),
+        (register + 4, segments >> 16),
+    ] {
+        a.mov(dword_ptr(at), value)?;
+    }
+    a.mov(eax, cr4)?;
+    a.or(eax, 0x20)?;
+    a.mov(cr4, eax)?;
+    a.mov(eax, tables)?;
+    a.mov(cr3, eax)?;
+    a.mov(ecx, 0xc000_0080_u32)?;
+    a.rdmsr()?;
+    a.or(eax, 0x100)?;
+    a.wrmsr()?;
+    a.mov(eax, cr0)?;
+    a.or(eax, i32::MIN)?;
+    a.mov(cr0, eax)?;
+    a.lgdt(dword_ptr(register))?;
+    a.assemble((LOAD + HEADER_BYTES).into())
+}
+
 /// Events at guest times.
 struct ByTime(Vec<(u64, Event)>);
 
@@ -291,6 +370,7 @@ fn record_kernel(
     directory: &Path,
     name: &str,
     kernel: PathBuf,
+    intervals: Intervals,
     inputs: impl Inputs<Instructions>,
     checkpoints: Option<CheckpointOptions>,
 ) -> (Recording<Instructions>, EndRecord<Instructions>) {
@@ -306,7 +386,7 @@ fn record_kernel(
     let path = directory.join(name);
     let log = Recording::<Instructions>::create(&path, &config).unwrap();
     let mut recorder = Recorder::new(inputs, log, power_on);
-    recorder.check_every(DENSE);
+    recorder.check_every(intervals);
     match checkpoints {
         Some(options) => {
             checkpointer::record(&mut machine, &mut recorder, &path, options).unwrap();

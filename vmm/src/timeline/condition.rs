@@ -128,4 +128,34 @@ mod tests {
             assert!(text.parse::<Condition>().is_err(), "{text}");
         }
     }
+
+    #[test]
+    fn who_writes_nonsense_is_told_what_is_wrong_with_it() {
+        let refused = |text: &str| text.parse::<Condition>().unwrap_err();
+        for (text, name) in [("break:x", "x"), ("change-phys:y+8", "y"), ("access:z", "z")] {
+            let told = refused(text);
+            assert!(told.starts_with(&format!("'{name}' is neither a number nor a symbol")), "{told}");
+        }
+        for text in ["write:", "write:1+0", "vector:x", "syscall-nr:x", "nonsense:x", "nonsense", "console:"]
+        {
+            let told = refused(text);
+            assert!(told.starts_with(&format!("'{text}' is no condition: write break:ADDR")), "{told}");
+        }
+    }
+
+    #[test]
+    fn every_cause_is_told_in_words() {
+        let watch = |kind| Cause::Watch { kind, address: 0x1f };
+        for (cause, words) in [
+            (Cause::Breakpoint(0x10), "at 0x10"),
+            (watch(WatchKind::Read), "read of 0x1f"),
+            (watch(WatchKind::Write), "write to 0x1f"),
+            (watch(WatchKind::Access), "access to 0x1f"),
+            (Cause::SystemCall(39), "system call 39"),
+            (Cause::Vector(14), "vector 14"),
+            (Cause::Console, "the text on the console"),
+        ] {
+            assert_eq!(cause.to_string(), words);
+        }
+    }
 }

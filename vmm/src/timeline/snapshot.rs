@@ -91,3 +91,105 @@ impl Inner {
             .map(|(at, _)| at)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::machine::Machine;
+    use crate::machine::config::{MachineConfig, MachineOptions};
+    use crate::machine::inputs::PowerOn;
+    use crate::recording::cursor::Cursor;
+
+    fn snapshot(directory: &Path) -> Snapshot<Instructions> {
+        let options = MachineOptions {
+            kernel: tiny_guest::write_kernel(directory, 1),
+            memory_bytes: 4 << 20,
+            ..MachineOptions::default()
+        };
+        let (config, images) = MachineConfig::from_options(&options).unwrap();
+        let power_on = PowerOn { unix_seconds: 0, seed: [1; 32], columns: 80, rows: 25 };
+        let mut machine = Machine::<Instructions>::new(&config, &images, &power_on).unwrap();
+        Snapshot { state: machine.state(), maps: machine.maps().unwrap(), cursor: Cursor::default() }
+    }
+
+    /// Snapshots at these places, kept in this order, with so many new pages each.
+    fn kept(focus: u64, places: impl IntoIterator<Item = u64>, pages: usize) -> Snapshots {
+        let directory = tempfile::tempdir().unwrap();
+        let (snapshot, snapshots) = (snapshot(directory.path()), Snapshots::default());
+        snapshots.focus(Instructions(focus));
+        for place in places {
+            snapshots.keep(Instructions(place), snapshot.clone(), pages);
+        }
+        snapshots
+    }
+
+    fn places(snapshots: &Snapshots) -> Vec<u64> {
+        snapshots.inner().by_place.keys().map(|at| at.number()).collect()
+    }
+
+    #[test]
+    fn the_nearest_one_on_either_side_is_found() {
+        let snapshots = kept(0, [0, 100, 50], 1);
+        let before = |at| snapshots.nearest(Instructions(at)).map(|(at, _)| at.number());
+        let behind = |at| snapshots.first_from(Instructions(at)).map(Count::number);
+        let there = |at| snapshots.contains(Instructions(at));
+        assert_eq!([0, 49, 50, 51, 1000].map(before), [Some(0), Some(0), Some(50), Some(50), Some(100)]);
+        assert_eq!([0, 49, 50, 51, 101].map(behind), [Some(0), Some(50), Some(50), Some(100), None]);
+        assert_eq!([0, 49, 50, 51, 100].map(there), [true, false, true, false, true]);
+        assert!(Snapshots::default().nearest(Instructions(5)).is_none());
+    }
+
+    #[test]
+    fn no_more_than_may_be_are_kept_and_none_is_given_up_before() {
+        let most = MAX_SNAPSHOTS as u64;
+        let all = kept(0, 0..most, 1);
+        assert_eq!(places(&all), (0..most).collect::<Vec<_>>());
+        assert_eq!(places(&kept(0, 0..most * 3, 1)).len(), MAX_SNAPSHOTS);
+        // One in the place of another is not one more.
+        assert_eq!(places(&kept(0, (0..most).chain(0..most), 1)).len(), MAX_SNAPSHOTS);
+    }
+
+    #[test]
+    fn no_more_pages_than_may_be_are_held() {
+        let pages = MAX_PAGES / 4;
+        assert_eq!(places(&kept(0, 0..4, pages)), [0, 1, 2, 3]);
+        assert_eq!(places(&kept(0, 0..4, pages + 1)).len(), 3);
+        let many = kept(0, 0..40, pages);
+        assert_eq!((places(&many).len(), many.inner().pages), (4, MAX_PAGES));
+        // The pages of one that is replaced count no more.
+        let again = kept(0, [0, 1, 2, 1, 2, 1, 2, 3], pages);
+        assert_eq!((places(&again), again.inner().pages), (vec![0, 1, 2, 3], MAX_PAGES));
+    }
+
+    #[test]
+    fn the_first_one_stays_whatever_is_looked_at() {
+        for focus in [0, 5_000, 1_000_000] {
+            let snapshots = kept(focus, (0..1000).map(|number| number * 1000), 1);
+            assert_eq!(places(&snapshots)[0], 0, "{focus}");
+        }
+        // Even if it alone holds too much.
+        assert_eq!(places(&kept(0, [0], MAX_PAGES + 1)), [0]);
+    }
+
+    #[test]
+    fn they_are_dense_around_what_is_looked_at_and_ever_farther_apart_from_there() {
+        let most = 4000;
+        for focus in [0, 1000, 2500, 4000] {
+            let places = places(&kept(focus, 0..=most, 1));
+            let gap_at = |place: u64| {
+                let behind = places.partition_point(|&at| at <= place);
+                places.get(behind).map_or(most, |&at| at) - places[behind - 1]
+            };
+            let near = focus.clamp(10, most - 10);
+            assert!((near - 8..near + 8).all(|place| gap_at(place) <= 2), "{focus}: {places:?}");
+            // What lies a thousand steps off is kept more seldom, but no gap is longer than its distance.
+            for far in
+                [focus.saturating_sub(1000), focus + 1000].into_iter().filter(|at| (1..most).contains(at))
+            {
+                assert!((5..1000).contains(&gap_at(far)), "{focus}: {} at {far}: {places:?}", gap_at(far));
+            }
+        }
+    }
+}
