@@ -5,6 +5,7 @@
 //! the first hit is lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ const FIRST_WINDOW_STEPS: u64 = 100_000;
 /// get to a hit.
 const PARTS: u64 = 16;
 
-/// How long to wait between two looks at what other cores still do.
+/// How long to wait for other cores before it is asked again whether to stop.
 const WAIT: Duration = Duration::from_millis(10);
 
 /// Which way a search goes.
@@ -237,20 +238,26 @@ pub(super) fn scan_on_all_cores(
     let scanned = windows.iter().map(|_| None).collect();
     let state = Mutex::new(State { next: 0, scanned, error: None });
     let work = Work { windows, stops, keep, state, cancelled: AtomicBool::new(false) };
+    // Nothing is sent: it closes when the last of the others is done.
+    let (open, others) = channel::<()>();
     std::thread::scope(|scope| {
-        let spawn = |_| {
-            scope.spawn(|| match Walker::new(shared.clone()) {
-                Ok(mut other) => work.work(&mut other, &mut || false),
-                Err(error) => work.failed(error),
-            })
-        };
-        let others: Vec<_> = (1..shared.threads.min(windows.len())).map(spawn).collect();
+        let work = &work;
+        for _ in 1..shared.threads.min(windows.len()) {
+            let open = open.clone();
+            scope.spawn(move || {
+                match Walker::new(shared.clone()) {
+                    Ok(mut other) => work.work(&mut other, &mut || false),
+                    Err(error) => work.failed(error),
+                }
+                drop(open);
+            });
+        }
+        drop(open);
         work.work(walker, poll);
-        while others.iter().any(|other| !other.is_finished()) {
+        while others.recv_timeout(WAIT) == Err(RecvTimeoutError::Timeout) {
             if poll() {
                 work.cancelled.store(true, Ordering::Relaxed);
             }
-            std::thread::sleep(WAIT);
         }
     });
     let state = work.state.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
