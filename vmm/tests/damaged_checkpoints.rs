@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use checkpoint::{PAGE_BYTES, Page, Space, Store};
-use tiny_guest::{Numbers, STIRRED, change, open, record_with_checkpoints, typed};
+use tiny_guest::{
+    Numbers, STIRRED, add_checkpoints, change, open, record_long, record_with_checkpoints, typed,
+};
 use vmm::error::{Error, exit_code};
 use vmm::machine::Hashes;
 use vmm::position::{Count, Instructions};
@@ -62,9 +64,15 @@ fn noticed(original: &Original, places: &[Instructions], what: &str) -> bool {
         Ok(found) => found.equal(),
         Err(error) => told(&error, what),
     };
-    let mut travelled = true;
-    for &at in places {
-        let hashes = Timeline::open_with(&opened, 1).and_then(|mut timeline| hashes_at(&mut timeline, at));
+    // From the last to the first: the way to each begins at a checkpoint, or at what such a way has left behind.
+    let (mut travelled, mut left) = (true, None);
+    for &at in places.iter().rev() {
+        let timeline = left.take().map_or_else(|| Timeline::open_with(&opened, 1), Ok);
+        let hashes = timeline.and_then(|mut timeline| {
+            let hashes = hashes_at(&mut timeline, at)?;
+            left = Some(timeline);
+            Ok(hashes)
+        });
         match hashes {
             Ok(hashes) => assert_eq!(hashes, original.hashes[&at], "{what}: another run at {at}"),
             Err(error) => travelled = told(&error, what),
@@ -224,4 +232,27 @@ fn travelling_goes_on_without_a_checkpoint_with_a_damaged_page() {
         }
         std::fs::write(path, bytes).unwrap();
     }
+}
+
+#[test]
+fn a_checkpoint_that_is_damaged_while_a_timeline_is_open_is_left_out_too() {
+    let directory = tempfile::tempdir().unwrap();
+    // So far apart that the way to one begins there.
+    let places = [10_000_000, 20_000_000];
+    let recording = record_long(directory.path(), "r.ttvm", 25);
+    let there = Instructions(places[1] + 50);
+    let expected = hashes_at(&mut Timeline::open_with(&recording, 1).unwrap(), there).unwrap();
+    add_checkpoints(&recording, &places);
+    let recording = open(&recording.path);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let store = recording.path.join(CHECKPOINTS);
+    let last = Store::open(&store).unwrap().entries()[1].number;
+    let path = store.join(checkpoint::file_name(Some(last)).unwrap());
+    let mut changed = std::fs::read(&path).unwrap();
+    changed.iter_mut().skip(8).for_each(|byte| *byte ^= 1);
+    std::fs::write(path, changed).unwrap();
+    assert_eq!(hashes_at(&mut timeline, there).unwrap(), expected);
+    // The one before it is what it began at.
+    assert!((50..=10_000_050).contains(&timeline.replayed_steps()), "{}", timeline.replayed_steps());
+    assert_eq!(hashes_at(&mut timeline, Instructions(places[1])).unwrap().ram, expected.ram);
 }

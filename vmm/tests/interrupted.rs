@@ -120,19 +120,25 @@ fn an_interrupted_search_loses_no_hit() {
 fn an_interrupted_list_says_how_far_it_goes() {
     let directory = tempfile::tempdir().unwrap();
     let recording = recording(directory.path());
+    let point =
+        Watchpoint { space: AddressKind::Physical, address: STIRRED, length: 0x4000, kind: WatchKind::Write };
+    let timeline = |threads| {
+        let mut timeline = Timeline::open_with(&recording, threads).unwrap();
+        timeline.set_stops(Stops { watches: vec![point.into()], ..Stops::default() });
+        timeline
+    };
+    let lists = [1, 2, 3, 4].map(|threads| {
+        let mut timeline = timeline(threads);
+        let end = timeline.end();
+        timeline.hits(Instructions(0), end, usize::MAX, &mut || false).unwrap()
+    });
+    let all = &lists[0];
+    assert!(all.interrupted_at.is_none() && all.found.len() > 100);
+    assert!(lists.iter().all(|list| list == all));
     let mut numbers = Numbers(SEED);
     for round in 0..40 {
-        let mut timeline = Timeline::open_with(&recording, 1 + round % 4).unwrap();
+        let mut timeline = timeline(1 + round % 4);
         let (begun, end) = (timeline.position(), timeline.end());
-        let point = Watchpoint {
-            space: AddressKind::Physical,
-            address: STIRRED,
-            length: 0x4000,
-            kind: WatchKind::Write,
-        };
-        timeline.set_stops(Stops { watches: vec![point.into()], ..Stops::default() });
-        let all = timeline.hits(begun, end, usize::MAX, &mut || false).unwrap();
-        assert!(all.interrupted_at.is_none() && all.found.len() > 100);
         let (mut found, mut from) = (Vec::new(), begun);
         for attempt in 1.. {
             let part =
