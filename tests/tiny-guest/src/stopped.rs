@@ -20,6 +20,7 @@ use vmm::recording::{Opened, Recording};
 
 use super::{Numbers, Script, typed, write_kernel};
 
+const ROUNDS: u32 = 20_000;
 const KEYS: [(u64, &str); 2] = [(5, "a"), (20, "bc")];
 
 /// A clock and a keyboard that do as numbers say.
@@ -70,7 +71,7 @@ impl Inputs<Exits> for Host {
 
 /// Records the tiny guest, stopping it at places that `seed` chooses.
 pub fn record(directory: &Path, seed: u64) -> (Recording<Exits>, EndRecord<Exits>) {
-    record_with(directory, seed, 200_000, typed(&KEYS), None)
+    record_with(directory, seed, ROUNDS, 200_000, typed(&KEYS), None)
 }
 
 /// The same with other things coming in than keys, at numbers of exits.
@@ -79,24 +80,30 @@ pub fn record_script(
     seed: u64,
     script: Vec<(u64, Event)>,
 ) -> (Recording<Exits>, EndRecord<Exits>) {
-    record_with(directory, seed, 200_000, script, None)
+    record_with(directory, seed, ROUNDS, 200_000, script, None)
+}
+
+/// The same for so many rounds, in each thousand of which there are some exits.
+pub fn record_rounds(directory: &Path, seed: u64, rounds: u32) -> (Recording<Exits>, EndRecord<Exits>) {
+    record_with(directory, seed, rounds, 200_000, Vec::new(), None)
 }
 
 /// The same in which more time passes, with checkpoints.
 pub fn record_with_checkpoints(directory: &Path, seed: u64) -> (Recording<Exits>, EndRecord<Exits>) {
     let options = CheckpointOptions { interval_ns: 40_000_000, ..CheckpointOptions::default() };
-    record_with(directory, seed, 20_000_000, typed(&KEYS), Some(options))
+    record_with(directory, seed, ROUNDS, 20_000_000, typed(&KEYS), Some(options))
 }
 
 fn record_with(
     directory: &Path,
     seed: u64,
+    rounds: u32,
     most_ns: u64,
     script: Vec<(u64, Event)>,
     checkpoints: Option<CheckpointOptions>,
 ) -> (Recording<Exits>, EndRecord<Exits>) {
     let options = MachineOptions {
-        kernel: write_kernel(directory, 20_000),
+        kernel: write_kernel(directory, rounds),
         memory_bytes: 4 << 20,
         debug_exit: Some(0x501),
         model: cpu::CpuModel::V2Kvm,
