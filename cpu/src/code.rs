@@ -388,7 +388,7 @@ mod tests {
     fn translate(cache: &mut CodeCache, number: BlockNumber, rip: u64) {
         let jump_to_itself = [0xeb, 0xfe];
         let instructions = [Decoder::with_ip(64, &jump_to_itself, rip, DecoderOptions::NONE).decode()];
-        let source = Source { rip, instructions: &instructions, token: number };
+        let source = Source { rip, instructions: &instructions, token: number, second_page: None };
         let entry = cache.translate(&source).expect("a jump can be translated");
         cache.block_mut(number).translations = vec![(rip, entry)];
     }

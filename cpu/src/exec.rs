@@ -586,9 +586,8 @@ impl Cpu {
                     self.core.ram.read_bytes(start, &mut bytes[..available]);
                     self.core.ram.read_bytes(second, &mut bytes[available..available + MAX_LENGTH]);
                     match decode::decode(&bytes[..available + MAX_LENGTH], here, 0, mode) {
-                        Decoded::Op(mut op) => {
+                        Decoded::Op(op) => {
                             block.second_page = Some(second / PAGE_SIZE);
-                            op.flags |= Op::ENDS_BLOCK;
                             op
                         }
                         Decoded::NeedsMore => decode::undefined(15),
@@ -597,7 +596,7 @@ impl Cpu {
             };
             block.length = op.next;
             block.ops.push(op);
-            if op.flags & Op::ENDS_BLOCK != 0 {
+            if op.flags & Op::ENDS_BLOCK != 0 || block.second_page.is_some() {
                 break;
             }
         }

@@ -1,5 +1,6 @@
 //! Runs translated code, and executes by the interpreter what it is left for.
 
+use guest_ram::PAGE_SIZE;
 use iced_x86::{Decoder, DecoderOptions, Instruction};
 use translator::{At, Entry, FlagImage, Guest, Left, Link, Miss, Source, Translator};
 
@@ -82,15 +83,34 @@ impl Cpu {
         if block.check_breakpoint && self.breaks_always(rip, block.start()) {
             return None;
         }
-        if !self.core.is_64bit() || block.second_page.is_some() {
+        if !self.core.is_64bit() {
             self.code.block_mut(number).interpreted = true;
             return None;
         }
         let start = block.start();
         let mut bytes = vec![0; usize::from(block.length)];
-        self.core.ram.read_bytes(start, &mut bytes);
+        let second_page = match block.second_page {
+            None => {
+                self.core.ram.read_bytes(start, &mut bytes);
+                None
+            }
+            Some(second) => {
+                let in_first = (PAGE_SIZE - start % PAGE_SIZE) as usize;
+                let next = rip.wrapping_add(in_first as u64);
+                let slot = self.core.mmu.executable(next)?;
+                if slot.ram_offset(&self.core.ram, next) != second * PAGE_SIZE {
+                    return None;
+                }
+                // What looked further than it goes is undefined.
+                let (first, rest) = bytes.split_at_mut(in_first.min(usize::from(block.length)));
+                self.core.ram.read_bytes(start, first);
+                self.core.ram.read_bytes(second * PAGE_SIZE, rest);
+                Some(slot)
+            }
+        };
+        let block = self.code.block(number);
         let instructions: Vec<Instruction> = block.ops.iter().map(|op| decode(op, rip, &bytes)).collect();
-        let source = Source { rip, instructions: &instructions, token: number };
+        let source = Source { rip, instructions: &instructions, token: number, second_page };
         let entry = self.code.translate(&source);
         let block = self.code.block_mut(number);
         match entry {
@@ -139,6 +159,11 @@ impl Cpu {
                     self.core.rip = self.core.next_rip(rip, self.code.block(token).ops[number].start);
                     left = self.enter(|translator, guest, steps| translator.resume(miss.again, guest, steps));
                 }
+                At::Instruction { rip, token, .. } if self.code.block(token).second_page.is_some() => {
+                    self.core.rip = rip;
+                    self.interpret_anew(bus);
+                    return None;
+                }
                 At::Instruction { rip, token, number, resume, .. } => {
                     self.core.rip = rip;
                     // Counted from the start of the block.
@@ -160,6 +185,17 @@ impl Cpu {
             }
         }
         None
+    }
+
+    /// Executes the block at RIP by the interpreter, whatever the page that it ends in holds by now.
+    fn interpret_anew(&mut self, bus: &mut dyn Bus) {
+        match self.find_block_slow(self.core.rip) {
+            Ok(number) => {
+                let limit = self.core.budget_end - self.core.block_steps;
+                self.run_block(bus, number, 0, limit);
+            }
+            Err(_) => self.deliver_fault(bus),
+        }
     }
 
     /// Enters into the TLB what translated code has missed. `false` if that is not all that it needs.

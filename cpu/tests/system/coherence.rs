@@ -87,6 +87,60 @@ fn code_whose_entry_changed_in_another_address_space_is_other_code() {
     assert_eq!((m.state.gpr[3], m.state.gpr[1]), (1, 2));
 }
 
+/// An instruction of a hot loop lies in two pages. The second is mapped elsewhere, written, and not mapped any more.
+#[test]
+fn an_instruction_across_pages_is_what_both_hold() {
+    let mut m = two_roots();
+    let start = PAGE - 3;
+    // add ebx, imm32: the lowest byte of the operand is in the first page. ret.
+    m.put(start, &[0x81, 0xc3, 0x00]);
+    m.put(LEFT, &[0x01, 0, 0, 0xc3]);
+    m.put(RIGHT, &[0x00, 1, 0, 0xc3]);
+    // What is executed there alone tells the TLB of the page.
+    let beside = 0x100;
+    m.put(LEFT + beside, &[0xc3]);
+    m.put(RIGHT + beside, &[0xc3]);
+    let (rounds, elsewhere, written) = (400_u64, 40, 100);
+    m.code(64, |a| {
+        let [mut again, mut stays, mut same] = [a.create_label(), a.create_label(), a.create_label()];
+        a.mov(r8, entry_of(PAGE)).unwrap();
+        a.mov(ecx, rounds as u32).unwrap();
+        a.xor(ebx, ebx).unwrap();
+        a.set_label(&mut again).unwrap();
+        a.call(PAGE + beside).unwrap();
+        a.call(start).unwrap();
+        for (every, label) in [(elsewhere, &mut stays), (written, &mut same)] {
+            a.mov(eax, ecx).unwrap();
+            a.xor(edx, edx).unwrap();
+            a.mov(r9d, every as u32).unwrap();
+            a.div(r9d).unwrap();
+            a.test(edx, edx).unwrap();
+            a.jnz(*label).unwrap();
+            if every == elsewhere {
+                a.xor(qword_ptr(r8), (LEFT ^ RIGHT) as i32).unwrap();
+            } else {
+                a.add(byte_ptr(LEFT), 1).unwrap();
+            }
+            a.set_label(label).unwrap();
+            // A label needs an instruction of its own.
+            a.nop().unwrap();
+        }
+        a.dec(ecx).unwrap();
+        a.jnz(again).unwrap();
+        a.mov(qword_ptr(r8), 0).unwrap();
+        a.call(start).unwrap();
+    });
+    assert_eq!(m.run_steps(100_000), Stop::Halted);
+    assert_eq!((m.state.rip, m.state.cr2, m.stack64(1)), (handler(14) + 1, PAGE, start));
+    let (mut sum, mut left, mut operand) = (0_u64, true, 1_u64);
+    for round in (1..=rounds).rev() {
+        sum += if left { operand << 8 } else { 1 << 16 };
+        left ^= round % elsewhere == 0;
+        operand += u64::from(round % written == 0);
+    }
+    assert_eq!(m.state.gpr[3], sum);
+}
+
 /// Under one root a page is written as data; under the other it becomes a table; and under the first it is written again.
 #[test]
 fn a_page_that_became_a_table_elsewhere_is_written_as_one() {

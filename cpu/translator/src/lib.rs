@@ -39,6 +39,9 @@ pub struct Source<'a> {
     pub instructions: &'a [Instruction],
     /// What the caller calls the block.
     pub token: u32,
+    /// Where the page is mapped that its last instruction ends in, if that is not the one that the block begins in. It is
+    /// executed as long as that page is mapped so; else the block is left before its first instruction.
+    pub second_page: Option<TlbSlot>,
 }
 
 impl Source<'_> {

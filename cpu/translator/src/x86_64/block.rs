@@ -373,6 +373,9 @@ impl BlockWriter<'_> {
         self.asm.alu_imm(B8, alu::SUB, R15, cost(count, self.branches) as i32);
         let out_of_budget = self.asm.jcc(cc::S);
         self.way(Way::Budget, vec![out_of_budget]);
+        if let Some(page) = self.source.second_page {
+            self.leave_unless_mapped(&page);
+        }
         let mut entrances = self.instructions(plan, 0)?;
         if let Some((first, plan)) = twin {
             (self.twin, self.in_frame) = (true, set::ALL);
@@ -532,13 +535,31 @@ impl BlockWriter<'_> {
         dead
     }
 
+    /// Leaves the block before its first instruction unless the page that it ends in is mapped as it was when it was translated.
+    fn leave_unless_mapped(&mut self, slot: &TlbSlot) {
+        let page = slot.page().unwrap_or_default();
+        let place = self.slot_of(page);
+        let mut elsewhere = Vec::new();
+        for (value, field) in [(page, TlbSlot::PAGE), (slot.addend(), TlbSlot::ADDEND)] {
+            self.asm.constant(RAX, value);
+            self.asm.alu(B8, alu::CMP, RAX, at(RDX, place + field));
+            elsewhere.push(self.asm.jcc(cc::NE));
+        }
+        self.way(Way::Instruction(0), elsewhere);
+    }
+
+    /// RDX and an offset, which is returned, become where the first slot for fetches from a page is.
+    fn slot_of(&mut self, page: u64) -> i32 {
+        self.asm.load(B8, RDX, SLOTS_POINTER);
+        let slot = (page >> 12) as usize % SLOTS;
+        TlbSlots::EXEC + (slot * size_of::<TlbSlot>()) as i32
+    }
+
     /// Jumps straight to the code of a target in another page that the edge has been linked to, if that page is mapped as it
     /// was then.
     fn jump_if_linked(&mut self, edge: u8, target: u64) {
         debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
-        let slot = (target >> 12) as usize % SLOTS;
-        let place = TlbSlots::EXEC + (slot * size_of::<TlbSlot>()) as i32;
-        self.asm.load(B8, RDX, SLOTS_POINTER);
+        let place = self.slot_of(target);
         self.asm.constant(RAX, target & !0xfff);
         self.asm.alu(B8, alu::CMP, RAX, at(RDX, place + TlbSlot::PAGE));
         let another = self.asm.jcc(cc::NE);
