@@ -189,7 +189,7 @@ fn a_way_that_another_engine_goes_can_be_interrupted_and_has_not_begun_then() {
         });
         (stop.unwrap(), ahead.position(), ahead.fast_forwarded_steps())
     };
-    // Whoever goes on alone stands farther on at each question. The other engine's way has not begun at any of its own.
+    // The software CPU alone stands farther on at each question. The other engine's way has not begun at any of its own.
     let stood: Vec<_> = (1..6).map(interrupted).collect();
     let not_begun = |pair: &[(TravelStop, Instructions, u64)]| pair[0] == pair[1] && pair[0].2 == 0;
     assert!(stood[0].0 == TravelStop::Interrupted && stood.windows(2).any(not_begun), "{stood:?}");

@@ -209,7 +209,7 @@ fn an_answer_is_given_to_who_asked_for_it_only() {
     assert!(right.finished());
     must_diverge(player(&machine, records.clone()).ask_devices(asked_at(at(5)), &ask_at(4)));
     must_diverge(player(&machine, records.clone()).ask_devices(asked_at(at(6)), &ask()));
-    // Nobody asked.
+    // The machine has not asked.
     must_diverge(player(&machine, records).poll(&view(&machine, at(6), 0)));
     let button = vec![event(&machine, at(9), Event::PowerButton)];
     must_diverge(player(&machine, button).ask_devices(asked_at(at(5)), &ask()));
@@ -259,7 +259,7 @@ fn frames_are_shown_both_ways() {
         let frame = SentFrame { header: [0; 12], bytes: vec![3; 80] };
         vec![Sent { at: at(700), frame }]
     };
-    // Nobody looks yet.
+    // The player has not been asked yet.
     replay.player.network_output(sent()).unwrap();
     let shown = Arc::new(Mutex::new(Vec::new()));
     let sink = shown.clone();
@@ -319,7 +319,7 @@ fn a_branch_counter_that_is_not_exact_is_warned_of_and_no_difference() {
     log::set_logger(&Warnings).unwrap();
     log::set_max_level(log::LevelFilter::Warn);
     let machine = machine::<Exits>();
-    // Zero says that nobody counted.
+    // Zero says that nothing was counted.
     for (then, now, is_warned_of) in
         [(7, 8, true), (7, 7, false), (0, 8, false), (7, 0, false), (0, 0, false)]
     {

@@ -45,7 +45,7 @@ fn must_find_all(recording: &Recording<Instructions>) {
         for &wanted in some {
             let first = measures.iter().position(|measure| measure[which] >= wanted).unwrap() as u64;
             assert_eq!(resolve(&mut timeline, notation(wanted)), Ok(first), "{:?}", notation(wanted));
-            assert_eq!(timeline.position(), here, "nobody went anywhere");
+            assert_eq!(timeline.position(), here, "the timeline stays where it is");
         }
         let refused = resolve(&mut timeline, notation(most + 1)).unwrap_err();
         assert!(refused.contains("the recording ends before"), "{refused}");

@@ -1,0 +1,225 @@
+//! What is remembered of walks in one address space: slots by privilege and kind of access, and where each came from.
+
+use guest_ram::PAGE_SIZE;
+use translator::{SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
+
+use super::paging::Access;
+use super::root::RootEntries;
+
+/// Privileges that have slots of their own: see [`Mmu::set_index`](super::tlb::Mmu::set_index).
+pub const PRIVILEGES: usize = 4;
+/// Kinds of access that have slots of their own.
+pub const KINDS: usize = 3;
+/// In place of an entry's RAM offset, where there is none.
+pub const NO_ENTRY: u64 = u64::MAX;
+
+/// What translations depend on besides the tables themselves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ContextKey {
+    pub cr3: u64,
+    pub cr0: u64,
+    pub cr4: u64,
+    pub efer: u64,
+    pub pdptes: [u64; 4],
+}
+
+/// Translations of one address space.
+pub struct Context {
+    pub key: ContextKey,
+    pub slots: Box<[TlbSlots; PRIVILEGES]>,
+    /// RAM offset of the last-level entry that each slot came from, by privilege and kind of access.
+    pub entries: Box<[[[u64; SLOTS]; KINDS]; PRIVILEGES]>,
+    /// Privileges whose slots hold anything.
+    pub used: [bool; PRIVILEGES],
+    pub live: bool,
+    /// Write slots must be emptied before this context is used again.
+    pub scrub_writes: bool,
+    /// What came by these entries of the root, too.
+    pub scrub_roots: RootEntries,
+    /// The address space that was left for this one, until a look at what the two have in common.
+    pub heir_of: Option<ContextKey>,
+    pub last_used: u64,
+}
+
+impl Context {
+    pub fn new(live: bool) -> Context {
+        Context {
+            key: ContextKey { cr3: 0, cr0: 0, cr4: 0, efer: 0, pdptes: [0; 4] },
+            slots: Box::new([const { TlbSlots::EMPTY }; PRIVILEGES]),
+            entries: Box::new([[[NO_ENTRY; SLOTS]; KINDS]; PRIVILEGES]),
+            used: [false; PRIVILEGES],
+            live,
+            scrub_writes: false,
+            scrub_roots: RootEntries::default(),
+            heir_of: None,
+            last_used: 0,
+        }
+    }
+
+    /// Slots of a privilege for a kind of access, and where they came from.
+    pub fn kind<'a>(&'a mut self, tables: &'a mut [TableInfo], index: usize, access: Access) -> Kind<'a> {
+        let slots = &mut self.slots[index];
+        let entries = &mut self.entries[index][access as usize];
+        let slots = match access {
+            Access::Read => &mut slots.read,
+            Access::Write => &mut slots.write,
+            Access::Execute => &mut slots.exec,
+        };
+        Kind { slots, entries, tables }
+    }
+
+    /// Slots of a privilege for a kind of access.
+    pub fn slots_for(&self, index: usize, access: Access) -> &[TlbSlot; SLOTS] {
+        let slots = &self.slots[index];
+        match access {
+            Access::Read => &slots.read,
+            Access::Write => &slots.write,
+            Access::Execute => &slots.exec,
+        }
+    }
+
+    /// Empties all slots, which the tables know nothing of any more.
+    pub fn clear(&mut self) {
+        for (index, used) in self.used.iter_mut().enumerate().filter(|(_, used)| **used) {
+            self.slots[index] = TlbSlots::EMPTY;
+            self.entries[index] = [[NO_ENTRY; SLOTS]; KINDS];
+            *used = false;
+        }
+        self.scrub_writes = false;
+        self.scrub_roots = RootEntries::default();
+    }
+
+    /// Empties the slots of pages to which entries of the root lead.
+    pub fn empty_below(&mut self, tables: &mut [TableInfo], roots: RootEntries) {
+        for (index, access) in self.used_kinds() {
+            let mut kind = self.kind(tables, index, access);
+            for number in 0..SLOTS {
+                if kind.slots[number].page().is_some_and(|page| roots.lead_to(page)) {
+                    kind.empty(number);
+                }
+            }
+        }
+    }
+
+    /// The privileges and kinds of access whose slots may hold anything.
+    pub fn used_kinds(&self) -> impl Iterator<Item = (usize, Access)> + use<> {
+        let used = self.used;
+        (0..PRIVILEGES)
+            .filter(move |&index| used[index])
+            .flat_map(|index| ACCESSES.map(|access| (index, access)))
+    }
+
+    pub fn forbid_writes(&mut self) {
+        for (slots, _) in self.slots.iter_mut().zip(self.used).filter(|(_, used)| *used) {
+            slots.write.fill(TlbSlot::EMPTY);
+        }
+    }
+}
+
+/// The slots of one privilege and kind of access, the RAM offset of the last-level entry that each came from, and what is
+/// known of the tables that those lie in.
+pub struct Kind<'a> {
+    pub slots: &'a mut [TlbSlot; SLOTS],
+    pub entries: &'a mut [u64; SLOTS],
+    pub tables: &'a mut [TableInfo],
+}
+
+impl Kind<'_> {
+    /// Empties a slot.
+    pub fn empty(&mut self, number: usize) {
+        self.uncount(self.entries[number]);
+        (self.slots[number], self.entries[number]) = (TlbSlot::EMPTY, NO_ENTRY);
+    }
+
+    /// Enters a page into its first slot, if the second does not hold it; what was there goes to its own second slot,
+    /// unless this is that. If it moved once more, a page that is not used any more could stay while two that are
+    /// displaced each other again and again.
+    pub fn enter(&mut self, first: usize, slot: TlbSlot, entry: u64) {
+        let second = first ^ SECOND_SLOT;
+        let displaced = std::mem::replace(&mut self.slots[first], slot);
+        let mut its_entry = std::mem::replace(&mut self.entries[first], entry);
+        let first_here = |page| Some(page) != slot.page() && slot_number(page) == first;
+        if displaced.page().is_some_and(first_here) {
+            self.slots[second] = displaced;
+            std::mem::swap(&mut self.entries[second], &mut its_entry);
+        }
+        self.uncount(its_entry);
+        self.count(entry);
+    }
+
+    /// Takes over the slots of pages to which entries of the root lead. What is held already stays.
+    pub fn inherit(&mut self, from: &[TlbSlot; SLOTS], entries: &[u64; SLOTS], roots: RootEntries) {
+        for (number, slot) in from.iter().enumerate() {
+            let Some(page) = slot.page().filter(|&page| roots.lead_to(page)) else { continue };
+            if self.slots[number].page().is_none() && !self.slots[number ^ SECOND_SLOT].holds(page) {
+                self.uncount(self.entries[number]);
+                (self.slots[number], self.entries[number]) = (*slot, entries[number]);
+                self.count(entries[number]);
+            }
+        }
+    }
+
+    /// A slot derives from an entry.
+    pub fn count(&mut self, entry: u64) {
+        if let Some(table) = self.tables.get_mut((entry / PAGE_SIZE) as usize) {
+            table.derived += 1;
+        }
+    }
+
+    /// A slot does not derive from an entry any more.
+    pub fn uncount(&mut self, entry: u64) {
+        if let Some(table) = self.tables.get_mut((entry / PAGE_SIZE) as usize) {
+            table.derived -= 1;
+        }
+    }
+
+    /// Empties the slots that came from entries that are among those.
+    pub fn empty_those(&mut self, is_one: impl Fn(u64) -> bool) {
+        // A few at once: mostly none is.
+        const GROUP: usize = 16;
+        for first in (0..SLOTS).step_by(GROUP) {
+            let group = first..first + GROUP;
+            if self.entries[group.clone()].iter().fold(false, |any, &entry| any | is_one(entry)) {
+                for number in group {
+                    if is_one(self.entries[number]) {
+                        self.empty(number);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes the first slot of a page hold it, if the second does.
+    pub fn recall(&mut self, first: usize, page: u64) {
+        let second = first ^ SECOND_SLOT;
+        if self.slots[second].holds(page) {
+            self.slots.swap(first, second);
+            self.entries.swap(first, second);
+        }
+    }
+}
+
+/// All kinds of access.
+pub const ACCESSES: [Access; KINDS] = [Access::Read, Access::Write, Access::Execute];
+
+/// What is known about a page that page tables were read from.
+#[derive(Clone, Copy, Default)]
+pub struct TableInfo {
+    /// A walk passed here, or ended here at a large page.
+    pub upper_level: bool,
+    /// A walk came here from another table, or in another paging mode than that of 4 levels.
+    pub inner: bool,
+    /// Entries were read as 4 bytes (32-bit paging).
+    pub narrow: bool,
+    /// Entries were read as 8 bytes.
+    pub wide: bool,
+    pub writes_since_walk: u32,
+    /// Slots of live address spaces that came from an entry in it.
+    pub derived: u32,
+}
+
+/// Number of the first slot that may hold the page of an address.
+#[inline(always)]
+pub fn slot_number(address: u64) -> usize {
+    (address >> 12) as usize % SLOTS
+}
