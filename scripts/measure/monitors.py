@@ -32,11 +32,12 @@ def cpu_ns(pid):
     return total
 
 
-def marks_of(name, command, messages_file):
-    """Runs a command; gives the marks on its console as (text, None, CPU ns when the line came out)."""
+def marks_of(name, command, messages_file, on_mark=None, limit_s=LIMIT_S):
+    """Runs a command; gives the marks on its console as (text, None, CPU ns when the line came out). `on_mark` is called
+    with the text of each, and must not wait."""
     with open(messages_file, "wb") as messages:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=messages)
-    timer = threading.Timer(LIMIT_S, process.send_signal, [signal.SIGKILL])
+    timer = threading.Timer(limit_s, process.send_signal, [signal.SIGKILL])
     timer.start()
     marks, rest = [], b""
     while data := os.read(process.stdout.fileno(), 65536):
@@ -45,6 +46,8 @@ def marks_of(name, command, messages_file):
         for line in lines:
             if (at := line.find(b"MARK ")) >= 0:
                 marks.append((line[at:].decode("latin1").strip(), None, now_ns))
+                if on_mark:
+                    on_mark(marks[-1][0])
     code = process.wait()
     timer.cancel()
     if code != 0:

@@ -60,6 +60,11 @@ class Remote:
         reply = self.ask(f"m{address:x},{length:x}")
         return b"" if reply[:1] == "E" else bytes.fromhex(reply)
 
+    def monitor(self, text):
+        """What gdb's `monitor` command does."""
+        if (reply := self.ask(f"qRcmd,{text.encode().hex()}"))[:1] == "E":
+            raise RemoteError(f"'monitor {text}' was answered by '{reply}'")
+
     def go_on(self):
         """Continues, and gives the next stop."""
         return self.ask("c")

@@ -1,0 +1,98 @@
+"""The three workloads of King, Dunlap and Chen (2005), SPECweb99, three builds of a C program and PostMark, with what
+Debian has today. They run on the Debian disk; each lies between two marks, which tell the guest's
+uptime, too."""
+
+import re
+import socket
+import subprocess
+import threading
+from dataclasses import dataclass
+
+from measure.workloads import GUESTS, KERNEL
+
+CMDLINE = "console=ttyS0 quiet root=/dev/vda rw"
+MEMORY = "512M"
+# What ab asks for, and how often at the same time.
+PAGE_BYTES = 16 << 10
+CONNECTIONS = 8
+
+
+class LoadError(Exception):
+    """The load could not be brought; the text is for the user."""
+
+
+@dataclass
+class Load:
+    """One workload."""
+
+    title: str
+    """For the table."""
+    count: int
+    """How much of it, if nothing else is said."""
+    before: str
+    """What the guest does before it counts, with {count} for the number."""
+    command: str
+    """What counts."""
+    network: bool = False
+
+
+LOADS = {
+    "web": Load(
+        title="nginx, asked by ab",
+        count=20_000,
+        before=f"head -c {PAGE_BYTES} /usr/bin/perl >/var/www/html/page && systemctl start nginx",
+        command="until grep -qs GET./quit /var/log/nginx/access.log; do sleep 0.1; done",
+        network=True,
+    ),
+    "build": Load(
+        title="bzip2, built by gcc and make",
+        count=3,
+        before="cd /usr/src/bzip2",
+        command="for i in $(seq {count}); do make -s clean && make -s bzip2 >/dev/null 2>&1 || exit 1; done",
+    ),
+    "files": Load(
+        title="PostMark",
+        count=100_000,
+        before="cd /root && (echo set number 1000; echo set transactions {count}; echo run; echo quit) >job",
+        command="postmark job >/dev/null",
+    ),
+}
+
+
+def machine_options(load, count, port):
+    """The machine as ttvm's run and record want it. `port` of the host leads to the guest's web server."""
+    job = f"{load.before} && {mark('begin')} && {load.command} && {mark('end')}".replace("{count}", str(count))
+    options = ["--kernel", KERNEL, "--initrd", f"{GUESTS}/initrd-busybox-cloud.gz", "--disk", f"{GUESTS}/debian.img"]
+    options += ["--memory", MEMORY, "--seed", "1", "--date", "1700000000", "--cmdline", f'{CMDLINE} ttvm.run="{job}"']
+    return options + (["--net", f"user,hostfwd=tcp:127.0.0.1:{port}-:80"] if load.network else [])
+
+
+def mark(kind):
+    return f"echo MARK {kind} load $(cat /proc/uptime)"
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Visitors:
+    """Those who ask the web server of one guest; `begin` once it serves."""
+
+    def __init__(self, port, count):
+        self.address, self.count, self.wrong = f"http://127.0.0.1:{port}", count, None
+        self.thread = threading.Thread(target=self.ask, daemon=True)
+
+    def begin(self):
+        self.thread.start()
+
+    def ask(self):
+        ab = ["ab", "-q", "-n", str(self.count), "-c", str(CONNECTIONS), f"{self.address}/page"]
+        done = subprocess.run(ab, capture_output=True, text=True)
+        complete = re.search(r"^Complete requests:\s+(\d+)$", done.stdout, re.M)
+        failed = re.search(r"^Failed requests:\s+(\d+)$", done.stdout, re.M)
+        if done.returncode != 0 or not complete or int(complete[1]) != self.count or not failed or int(failed[1]) != 0:
+            self.wrong = f"ab ended with {done.returncode}: {(done.stderr or done.stdout)[-300:].strip()}"
+        # This one is not there, and tells the guest to end.
+        subprocess.run(["ab", "-q", "-n", "1", f"{self.address}/quit"], capture_output=True)
