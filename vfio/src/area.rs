@@ -4,11 +4,14 @@ use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use portable_atomic::{AtomicU128, Ordering};
 
 /// Granularity of what devices are shown.
 pub const PAGE_BYTES: usize = 4096;
+/// Bytes that a device sees change at once: a descriptor of most devices, or its half.
+pub const CHUNK_BYTES: usize = 16;
 
-/// Zeroed memory. All accesses are volatile and by aligned words, for the device may be at the same word.
+/// Zeroed memory. All accesses are volatile or atomic, and by aligned words, for the device may be at the same word.
 #[derive(Debug)]
 pub struct Area {
     base: NonNull<u8>,
@@ -20,7 +23,14 @@ unsafe impl Send for Area {}
 
 impl Area {
     /// Memory of this size, rounded up to pages. It costs nothing until it is used.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory, or the processor cannot write a chunk at once.
     pub fn new(bytes: usize) -> std::io::Result<Area> {
+        if !AtomicU128::is_lock_free() {
+            return Err(std::io::Error::other("this processor has no atomic operations of 16 bytes"));
+        }
         let bytes = bytes.max(1).next_multiple_of(PAGE_BYTES);
         let length = NonZeroUsize::new(bytes).expect("at least a page");
         let (access, flags) =
@@ -43,18 +53,28 @@ impl Area {
         u64::from_le(unsafe { self.base.as_ptr().add(offset).cast::<u64>().read_volatile() })
     }
 
-    /// Writes an aligned word of four bytes.
-    pub fn store_u32(&self, offset: usize, value: u32) {
-        assert!(offset.is_multiple_of(4) && offset + 4 <= self.bytes, "outside of the area");
-        // SAFETY: as above.
-        unsafe { self.base.as_ptr().add(offset).cast::<u32>().write_volatile(value.to_le()) }
+    /// Writes those bytes of an aligned chunk that there are, at once: a device that reads the chunk sees all of them or
+    /// none, and keeps what it writes to the others.
+    pub fn merge_chunk(&self, offset: usize, written: [Option<u8>; CHUNK_BYTES]) {
+        let chunk = self.chunk(offset);
+        let merge = |bytes: u128| {
+            let mut bytes = bytes.to_le_bytes();
+            bytes.iter_mut().zip(written).for_each(|(byte, new)| *byte = new.unwrap_or(*byte));
+            u128::from_le_bytes(bytes)
+        };
+        chunk
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |bytes| Some(merge(bytes)))
+            .expect("it is always updated");
     }
 
-    /// Writes a byte.
-    pub fn store_u8(&self, offset: usize, value: u8) {
-        assert!(offset < self.bytes, "outside of the area");
-        // SAFETY: as above.
-        unsafe { self.base.as_ptr().add(offset).write_volatile(value) }
+    fn chunk(&self, offset: usize) -> &AtomicU128 {
+        assert!(
+            offset.is_multiple_of(CHUNK_BYTES) && offset + CHUNK_BYTES <= self.bytes,
+            "outside of the area"
+        );
+        // SAFETY: the chunk lies in the mapping, which lives as long as `self`, and is aligned, as just checked. All access
+        // is by whole words.
+        unsafe { AtomicU128::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
     /// Reads a page.
@@ -64,10 +84,10 @@ impl Area {
         }
     }
 
-    /// Writes a page.
+    /// Writes a page that no device sees yet.
     pub fn write_page(&self, offset: usize, from: &[u8; PAGE_BYTES]) {
-        for (at, word) in (offset..).step_by(4).zip(from.chunks_exact(4)) {
-            self.store_u32(at, u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+        for (at, chunk) in (offset..).step_by(CHUNK_BYTES).zip(from.as_chunks().0) {
+            self.chunk(at).store(u128::from_le_bytes(*chunk), Ordering::Release);
         }
     }
 }
@@ -82,20 +102,52 @@ impl Drop for Area {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU8;
+
     use super::*;
 
     #[test]
     fn words_bytes_and_pages_are_the_same_memory() {
         let area = Area::new(5000).unwrap();
-        area.store_u32(4096 + 4, 0x1122_3344);
-        area.store_u8(4096 + 4, 0xFF);
-        assert_eq!(area.load(4096), 0x1122_33FF << 32);
+        let mut written = [None; CHUNK_BYTES];
+        written[4..8].copy_from_slice(&[Some(0xFF), Some(0x33), None, Some(0x11)]);
+        area.merge_chunk(4096, [Some(0x22); CHUNK_BYTES]);
+        area.merge_chunk(4096, written);
+        assert_eq!(area.load(4096), 0x1122_33FF_2222_2222);
         let mut page = [0; PAGE_BYTES];
         area.read_page(4096, &mut page);
-        assert_eq!(page[4..8], [0xFF, 0x33, 0x22, 0x11]);
+        assert_eq!(page[4..9], [0xFF, 0x33, 0x22, 0x11, 0x22]);
         page[4095] = 7;
         area.write_page(0, &page);
         assert_eq!(area.load(4088), 7 << 56);
+    }
+
+    #[test]
+    fn a_chunk_is_seen_whole_and_keeps_what_a_device_writes_to_it() {
+        const ROUNDS: u64 = 20_000;
+        let area = Area::new(PAGE_BYTES).unwrap();
+        let bytes = area.base.as_ptr() as usize;
+        // The device counts in the last byte of the chunk, and looks at two words that are always written together.
+        let device = std::thread::spawn(move || {
+            // SAFETY: the area lives until this thread has ended.
+            let chunk = unsafe { AtomicU128::from_ptr(bytes as *mut u128) };
+            // SAFETY: as above; it is the chunk's last byte.
+            let counter = unsafe { AtomicU8::from_ptr((bytes + CHUNK_BYTES - 1) as *mut u8) };
+            for _ in 0..ROUNDS {
+                counter.fetch_add(1, Ordering::AcqRel);
+                let seen = chunk.load(Ordering::Acquire).to_le_bytes();
+                assert_eq!(seen[..4], seen[8..12], "half of what was written");
+            }
+        });
+        for round in 0..ROUNDS as u32 {
+            let mut written = [None; CHUNK_BYTES];
+            let word = round.to_le_bytes().map(Some);
+            written[..4].copy_from_slice(&word);
+            written[8..12].copy_from_slice(&word);
+            area.merge_chunk(0, written);
+        }
+        device.join().unwrap();
+        assert_eq!((area.load(8) >> 56) as u8, (ROUNDS % 256) as u8, "a device's write was lost");
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod area;
 mod function;
 mod ioctls;
 
-pub use area::{Area, PAGE_BYTES};
+pub use area::{Area, CHUNK_BYTES, PAGE_BYTES};
 pub use function::{Event, Function, Interrupts};
 
 /// Why a function cannot be used: a sentence that says what to do.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use devices::passthrough::DmaV1;
 use guest_ram::GuestRam;
-use vfio::{Area, PAGE_BYTES};
+use vfio::{Area, CHUNK_BYTES, PAGE_BYTES};
 
 /// How often memory is looked through until nothing new is found.
 const MOST_PASSES: usize = 16;
@@ -97,37 +97,50 @@ impl Shadow {
         writes
     }
 
-    /// Shows the function what the guest has written. What the function wrote is to have been taken, and to be in RAM.
+    /// Shows the function what the guest has written. What was taken of the function's writes is to be in RAM.
+    ///
+    /// The function may be reading right now, from the ring that it found something in to the buffers that this names. So
+    /// buffers are shown before rings, which are older, a page from its end, and all in one go when it is known what is new.
     pub fn show_written(&mut self, ram: &GuestRam) {
+        for New { at, chunk } in self.news(ram) {
+            let base = &mut self.base[at..at + CHUNK_BYTES];
+            let written = std::array::from_fn(|byte| (chunk[byte] != base[byte]).then_some(chunk[byte]));
+            self.area.merge_chunk(at, written);
+            base.copy_from_slice(&chunk);
+        }
+    }
+
+    /// What the guest has written, in the order in which it is shown.
+    fn news(&self, ram: &GuestRam) -> Vec<New> {
         let mut page = [0; PAGE_BYTES];
-        for &offset in self.pages.keys() {
+        let mut news = Vec::new();
+        for &offset in self.by_age.values().rev() {
             ram.read_bytes(offset, &mut page);
-            let base = &mut self.base[range(offset)];
-            if page == *base {
-                continue;
-            }
-            for at in (0..PAGE_BYTES)
-                .step_by(4)
-                .filter(|&at| page[at..at + 4] != base[at..at + 4])
-                .collect::<Vec<_>>()
-            {
-                show_word(&self.area, offset as usize + at, &page[at..at + 4], &mut base[at..at + 4]);
+            let base = &self.base[range(offset)];
+            if page != *base {
+                news.extend(chunks_that_differ(offset, &page, base).rev());
             }
         }
+        news
     }
 }
 
-/// Four bytes, some of which the guest wrote: they change at once, unless the function wrote others of them.
-fn show_word(area: &Area, at: usize, new: &[u8], base: &mut [u8]) {
-    let word = (area.load(at & !7) >> (8 * (at & 4))) as u32;
-    if word.to_le_bytes() == *base {
-        area.store_u32(at, u32::from_le_bytes([new[0], new[1], new[2], new[3]]));
-        return base.copy_from_slice(new);
-    }
-    for number in (0..4).filter(|&number| new[number] != base[number]).collect::<Vec<_>>() {
-        area.store_u8(at + number, new[number]);
-        base[number] = new[number];
-    }
+/// What the guest wrote, and the bytes beside it.
+struct New {
+    at: usize,
+    chunk: [u8; CHUNK_BYTES],
+}
+
+/// The chunks of the page at `offset` of RAM in which it differs from its base.
+fn chunks_that_differ<'a>(
+    offset: u64,
+    page: &'a [u8],
+    base: &'a [u8],
+) -> impl DoubleEndedIterator<Item = New> + use<'a> {
+    let chunks = page.as_chunks().0.iter().zip(base.chunks_exact(CHUNK_BYTES)).enumerate();
+    chunks
+        .filter(|(_, (chunk, base))| chunk[..] != **base)
+        .map(move |(number, (chunk, _))| New { at: offset as usize + number * CHUNK_BYTES, chunk: *chunk })
 }
 
 /// Adds what the function wrote to a page, each stretch of bytes for itself.
@@ -170,12 +183,21 @@ mod tests {
         DmaV1 { gpa: PAGE + at, bytes: bytes.to_vec() }
     }
 
+    /// The function writes within a chunk.
+    fn device_writes(shadow: &Shadow, at: u64, bytes: &[u8]) {
+        let (chunk, mut written) = (at as usize & !(CHUNK_BYTES - 1), [None; CHUNK_BYTES]);
+        for (byte, to) in bytes.iter().zip(&mut written[at as usize - chunk..]) {
+            *to = Some(*byte);
+        }
+        shadow.area.merge_chunk(chunk, written);
+    }
+
     #[test]
     fn what_the_function_writes_is_taken_once_byte_by_byte() {
         let (ram, mut shadow) = shadow();
         assert_eq!(shadow.take_written(&ram), []);
-        shadow.area.store_u8(PAGE as usize + 5, 0xAA);
-        shadow.area.store_u32(PAGE as usize + 8, 0x0403_1102);
+        device_writes(&shadow, PAGE + 5, &[0xAA]);
+        device_writes(&shadow, PAGE + 8, &[2, 0x11, 3, 4]);
         assert_eq!(shadow.take_written(&ram), [write(5, &[0xAA]), write(8, &[2]), write(10, &[3, 4])]);
         assert_eq!(shadow.take_written(&ram), []);
     }
@@ -185,7 +207,7 @@ mod tests {
         let (ram, mut shadow) = shadow();
         ram.store_u8(PAGE, 1);
         ram.store_u32(PAGE + 0x100, 0xDDCC_BBAA);
-        shadow.area.store_u8(PAGE as usize + 3, 0x44);
+        device_writes(&shadow, PAGE + 3, &[0x44]);
         shadow.show_written(&ram);
         assert_eq!(shadow.area.load(PAGE as usize) as u32, 0x4411_1101);
         assert_eq!(shadow.area.load(PAGE as usize + 0x100) as u32, 0xDDCC_BBAA);
@@ -193,16 +215,33 @@ mod tests {
     }
 
     #[test]
+    fn buffers_are_shown_before_the_ring_that_names_them_wherever_they_lie() {
+        let (ram, mut shadow) = shadow();
+        let (below, above) = (PAGE - 0x1000, PAGE + 0x1000);
+        for buffer in [below, above] {
+            shadow.show(&ram, buffer, true);
+        }
+        for at in [PAGE, PAGE + 0x20, PAGE + 0x24, below, above + 0x10] {
+            ram.store_u32(at, 7);
+        }
+        let order: Vec<_> = shadow.news(&ram).iter().map(|new| new.at as u64).collect();
+        assert_eq!(order, [above + 0x10, below, PAGE + 0x20, PAGE]);
+        shadow.show_written(&ram);
+        assert_eq!(shadow.news(&ram).len(), 0);
+        assert_eq!(shadow.area.load(PAGE as usize + 0x20), 7 << 32 | 7);
+    }
+
+    #[test]
     fn pages_that_are_not_shown_or_read_only_give_nothing() {
         let (ram, mut shadow) = shadow();
         shadow.show(&ram, 0x5000, false);
-        shadow.area.store_u8(0x5000, 9);
-        shadow.area.store_u8(0x6000, 9);
+        device_writes(&shadow, 0x5000, &[9]);
+        device_writes(&shadow, 0x6000, &[9]);
         assert_eq!(shadow.take_written(&ram), []);
         shadow.show(&ram, 0x5000, true);
         assert_eq!(shadow.take_written(&ram), [DmaV1 { gpa: 0x5000, bytes: vec![9] }]);
         shadow.hide(PAGE, true);
-        shadow.area.store_u8(PAGE as usize, 9);
+        device_writes(&shadow, PAGE, &[9]);
         assert_eq!(shadow.take_written(&ram), []);
         shadow.show(&ram, PAGE, true);
         assert_eq!(shadow.take_written(&ram), [], "a page is as it is in RAM when it is shown again");

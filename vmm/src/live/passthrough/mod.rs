@@ -194,6 +194,11 @@ impl Devices {
                 }
             }
             AskV1::Translate { root, first, pages } => {
+                // The guest's driver has filled a buffer, and is about to name it in a ring. The buffer may lie in a page
+                // that is shown already.
+                if self.waiting.is_empty() {
+                    self.functions_mut().for_each(|(_, function)| function.show_written(&ram));
+                }
                 input.dma = self
                     .functions_mut()
                     .flat_map(|(_, function)| function.translate(&ram, root, first, pages))
