@@ -165,8 +165,9 @@ class Verb(gdb.Command):
 class Goto(Verb):
     """Go to a position: tt goto POS
 
-POS is start, end, panic (where the guest announced it), event:N, insn:N, branch:N, syscall:N, 12.5s (guest time),
-37%, mark:NAME (see "help tt mark") or hit:N (see "help tt traps"). Break- and watchpoints stay. ^C ends it somewhere
+POS is start, end, panic (where the guest announced it), event:N, insn:N or N, branch:N, syscall:N, last-syscall,
+12.5s or 5ms (guest time), 37%, +N or -N (instructions from here), +10ms or -10ms (guest time from here),
+mark:NAME (see "help tt mark") or hit:N (see "help tt traps"). N may be 1_000_000, 1e6, 10k, 3M or 1.5G. Break- and watchpoints stay. ^C ends it somewhere
 on the way."""
 
     verb = "goto"

@@ -18,6 +18,7 @@ pub mod error;
 pub mod exits;
 pub mod live;
 pub mod machine;
+pub mod notation;
 pub mod position;
 pub mod recording;
 pub mod replay;

@@ -1,4 +1,4 @@
-//! Points in a run: counts of instructions, counts of exits, moments, and how people write positions.
+//! Points in a run: counts of instructions, counts of exits, moments. How people write positions is in `notation`.
 //! `vmm/POSITIONS.md` explains them.
 
 use std::fmt::{self, Debug, Display, Formatter};
@@ -199,93 +199,5 @@ pub struct Moment<C> {
 impl<C: Count> Display for Moment<C> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({:.9} s guest time)", self.count.position(), self.time_ns as f64 / 1e9)
-    }
-}
-
-/// A position as a person writes it: `start`, `end`, `panic`, `event:N`, `insn:N`, `branch:N`, `syscall:N`,
-/// `12.5s`, `37%`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum PositionSpec {
-    /// The first instruction.
-    Start,
-    /// Where the recording ends.
-    End,
-    /// Where the guest announced its panic.
-    Panic,
-    /// The N-th recorded event, counted from 0.
-    Event(u64),
-    /// After N instructions.
-    Instruction(u64),
-    /// After N retired conditional branches.
-    Branch(u64),
-    /// After N system calls were entered.
-    SystemCall(u64),
-    /// Virtual time.
-    Nanoseconds(u64),
-    /// Share of all instructions, in percent.
-    Percent(f64),
-}
-
-impl std::str::FromStr for PositionSpec {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<PositionSpec, String> {
-        let bad = || {
-            format!(
-                "'{text}' is not a position: write start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s \
-                 or 37%"
-            )
-        };
-        let number = |digits: &str| digits.replace('_', "").parse::<u64>().map_err(|_| bad());
-        let decimal =
-            |digits: &str| digits.parse::<f64>().ok().filter(|v| v.is_finite() && *v >= 0.0).ok_or_else(bad);
-        match text {
-            "start" => return Ok(PositionSpec::Start),
-            "end" => return Ok(PositionSpec::End),
-            "panic" => return Ok(PositionSpec::Panic),
-            _ => {}
-        }
-        if let Some((kind, digits)) = text.split_once(':') {
-            return match kind {
-                "event" => number(digits).map(PositionSpec::Event),
-                "insn" => number(digits).map(PositionSpec::Instruction),
-                "branch" => number(digits).map(PositionSpec::Branch),
-                "syscall" => number(digits).map(PositionSpec::SystemCall),
-                _ => Err(bad()),
-            };
-        }
-        if let Some(digits) = text.strip_suffix('%') {
-            let percent = decimal(digits)?;
-            return if percent <= 100.0 { Ok(PositionSpec::Percent(percent)) } else { Err(bad()) };
-        }
-        if let Some(digits) = text.strip_suffix('s') {
-            return Ok(PositionSpec::Nanoseconds((decimal(digits)? * 1e9) as u64));
-        }
-        Err(bad())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_notation_is_read() {
-        for (text, expected) in [
-            ("start", PositionSpec::Start),
-            ("end", PositionSpec::End),
-            ("panic", PositionSpec::Panic),
-            ("event:3", PositionSpec::Event(3)),
-            ("insn:1_000_000", PositionSpec::Instruction(1_000_000)),
-            ("branch:7", PositionSpec::Branch(7)),
-            ("syscall:3", PositionSpec::SystemCall(3)),
-            ("12.5s", PositionSpec::Nanoseconds(12_500_000_000)),
-            ("37%", PositionSpec::Percent(37.0)),
-        ] {
-            assert_eq!(text.parse(), Ok(expected), "{text}");
-        }
-        for text in ["", "x", "insn:", "insn:-1", "-1s", "101%", "nan%", "syscalls:1"] {
-            assert!(text.parse::<PositionSpec>().is_err(), "{text}");
-        }
     }
 }

@@ -5,7 +5,8 @@ use tiny_guest::{STIRRED, record, record_asleep};
 use vmm::error::Error;
 use vmm::machine::Hashes;
 use vmm::machine::inputs::Event;
-use vmm::position::{Count, Instructions, PositionSpec};
+use vmm::notation::PositionSpec;
+use vmm::position::{Count, Instructions};
 use vmm::timeline::{Breakpoint, Cause, Filter, Stops, Timeline, TravelStop};
 
 const ROUNDS: u32 = 1000;

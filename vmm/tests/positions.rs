@@ -6,7 +6,8 @@ use tiny_guest::{record, record_asleep, record_calls, record_with_checkpoints, s
 use vmm::error::Error;
 use vmm::exits::{from_exit, in_instructions, start_of_last};
 use vmm::machine::inputs::Event;
-use vmm::position::{Count, Instructions, PositionSpec};
+use vmm::notation::PositionSpec;
+use vmm::position::{Count, Instructions};
 use vmm::recording::Recording;
 use vmm::timeline::{Timeline, TravelStop};
 
@@ -206,4 +207,38 @@ fn who_asks_to_stop_stands_where_they_stood() {
     let error = timeline.resolve(PositionSpec::Branch(900), &mut || true).unwrap_err();
     assert!(matches!(error, Error::Interrupted), "{error}");
     assert_eq!(timeline.position(), here);
+}
+
+#[test]
+fn distances_count_from_where_one_is_or_from_an_end_for_who_is_nowhere() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = record_calls(directory.path(), "calls.ttvm", CALLS, None).0;
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let end = timeline.end().number();
+    let outside = |timeline: &mut Timeline, text: &str| {
+        let found = timeline.resolve_outside(text.parse().unwrap(), &mut || false);
+        found.map(Count::number).map_err(|error| error.to_string())
+    };
+    let here = |timeline: &mut Timeline, text: &str| resolve(timeline, text.parse().unwrap());
+    timeline.seek(Instructions(100), &mut || false).unwrap();
+    assert_eq!(here(&mut timeline, "+20"), Ok(120));
+    assert_eq!(here(&mut timeline, "-100"), Ok(0));
+    assert_eq!(outside(&mut timeline, "+20"), Ok(20));
+    assert_eq!(outside(&mut timeline, "-20"), Ok(end - 20));
+    let now_ns = timeline.machine().moment().time_ns;
+    assert_eq!(here(&mut timeline, "+7ns"), here(&mut timeline, &format!("{}ns", now_ns + 7)));
+    assert_eq!(here(&mut timeline, "-7ns"), here(&mut timeline, &format!("{}ns", now_ns - 7)));
+    let last_ns = recording.log.last_moment().time_ns;
+    assert_eq!(outside(&mut timeline, "-7ns"), here(&mut timeline, &format!("{}ns", last_ns - 7)));
+    let last_call = here(&mut timeline, &format!("syscall:{CALLS}"));
+    assert!(last_call.is_ok());
+    assert_eq!(here(&mut timeline, "last-syscall"), last_call);
+    assert!(here(&mut timeline, &format!("syscall:{}", CALLS + 1)).is_err());
+    for (text, sentence) in
+        [("-101", "begins less than 101 instructions before"), ("+1e9", "the recording ends before")]
+    {
+        let refused = here(&mut timeline, text).unwrap_err();
+        assert!(refused.contains(sentence), "{refused}");
+    }
+    assert_eq!(timeline.position(), Instructions(100), "the timeline stays where it is");
 }

@@ -6,7 +6,8 @@ use std::sync::mpsc::channel;
 
 use vmm::debug::{Options, Report, serve};
 use vmm::engine::EngineKind;
-use vmm::position::{Instructions, PositionSpec};
+use vmm::notation::PositionSpec;
+use vmm::position::Instructions;
 use vmm::recording::Recording;
 
 use super::batch;

@@ -10,7 +10,7 @@ use tests::guests::{repository, test_kernel};
 use tests::record::open;
 use tests::traveller::Traveller;
 use vmm::debug::{Options, Report, serve};
-use vmm::position::PositionSpec;
+use vmm::notation::PositionSpec;
 
 /// gdb, and what it has not been asked yet.
 struct Mi {

@@ -12,6 +12,7 @@ use vmm::machine::config::{
 };
 use vmm::machine::inputs::PowerOn;
 use vmm::machine::unit::Unit;
+use vmm::notation;
 use vmm::recording::Manifest;
 
 use crate::network_arg::NetworkArg;
@@ -241,7 +242,7 @@ fn parse_port(text: &str) -> Result<u16, String> {
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {
-    let bytes = parse_bytes(text)?;
+    let bytes = notation::bytes(text)?;
     if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&bytes) {
         return Err(format!(
             "give between {}M and {}G of memory",
@@ -250,16 +251,4 @@ fn parse_size(text: &str) -> Result<u64, String> {
         ));
     }
     Ok(bytes)
-}
-
-/// A number of bytes with K, M, G or nothing behind it.
-pub fn parse_bytes(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.chars().last().map(|c| c.to_ascii_uppercase()) {
-        Some('K') => (&text[..text.len() - 1], 10),
-        Some('M') => (&text[..text.len() - 1], 20),
-        Some('G') => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| "write a size like 512M or 2G".to_string())?;
-    number.checked_mul(1 << shift).ok_or_else(|| "that is too large".to_string())
 }

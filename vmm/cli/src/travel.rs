@@ -6,7 +6,8 @@ use std::path::Path;
 use vmm::engine::EngineKind;
 use vmm::error::Error;
 use vmm::exits;
-use vmm::position::{Count, Exits, Instructions, PositionSpec};
+use vmm::notation::{self, PositionSpec};
+use vmm::position::{Count, Exits, Instructions};
 use vmm::recording::{Opened, Recording};
 use vmm::timeline::Timeline;
 
@@ -20,7 +21,7 @@ pub struct PartArgs {
     /// Of a recording of KVM, open only the end: from the last checkpoint that lies so much guest time before
     /// it, like 2s, or more. That is where `start` is then, and where instructions, branches and system calls
     /// count from
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = notation::time)]
     last: Option<u64>,
 }
 
@@ -93,18 +94,6 @@ fn recounted(
     recounted
 }
 
-/// A stretch of time: a number with ns, us, ms, s, m or h, in nanoseconds.
-pub fn parse_time(text: &str) -> Result<u64, String> {
-    let units = [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9), ("m", 60e9), ("h", 3600e9)];
-    let with_unit = |(unit, ns): &(&str, f64)| {
-        let number: f64 = text.strip_suffix(unit)?.trim().parse().ok()?;
-        (number.is_finite() && number >= 0.0).then_some((number * ns) as u64)
-    };
-    let bare = (text == "0").then_some(0);
-    bare.or_else(|| units.iter().find_map(with_unit))
-        .ok_or_else(|| format!("'{text}' is no stretch of time: write something like 1s, 250ms or 2h"))
-}
-
 /// Opens a recording at a position. The engine goes along long stretches.
 pub fn open_at(
     recording: &Recording<Instructions>,
@@ -114,7 +103,24 @@ pub fn open_at(
     let mut timeline = Timeline::open(recording)?;
     timeline.use_engine(engine)?;
     let mut interrupt = Interrupt::catch()?;
-    let target = timeline.resolve(position, &mut || interrupt.poll())?;
+    let target = timeline.resolve_outside(position, &mut || interrupt.poll())?;
     timeline.seek(target, &mut || interrupt.poll())?.unless_interrupted()?;
     Ok(timeline)
+}
+
+/// Where a part of a recording begins and ends. An end that is so far after something is so far after the beginning.
+pub fn stretch(
+    timeline: &mut Timeline,
+    from: PositionSpec,
+    to: PositionSpec,
+    interrupt: &mut Interrupt,
+) -> Result<(Instructions, Instructions), Error> {
+    let begin = timeline.resolve_outside(from, &mut || interrupt.poll())?;
+    let end = if matches!(to, PositionSpec::After(_)) {
+        timeline.seek(begin, &mut || interrupt.poll())?.unless_interrupted()?;
+        timeline.resolve(to, &mut || interrupt.poll())?
+    } else {
+        timeline.resolve_outside(to, &mut || interrupt.poll())?
+    };
+    Ok((begin, end))
 }

@@ -7,7 +7,8 @@ use cpu::{AddressKind, Traps, WatchKind, Watchpoint};
 use gdb::{Poll, Refusal};
 
 use super::{GdbTarget, refused};
-use crate::position::{Instructions, PositionSpec};
+use crate::notation::PositionSpec;
+use crate::position::Instructions;
 use crate::timeline::{Breakpoint, CONDITIONS, Condition, Direction, Hit, Stops, TravelStop, Watch, number};
 
 /// Hits that one list has at most.
@@ -19,8 +20,9 @@ const MAX_PHYSICAL_BYTES: u64 = 1 << 16;
 
 const HELP: &str = "\
 monitor when                        where this is: instruction count, branches, guest time
-monitor goto POS                    go to a position: start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s,
-                                    37%, mark:NAME, hit:N (of the last list)
+monitor goto POS                    go to a position: start, end, panic, event:N, insn:N or N, branch:N, syscall:N,
+                                    last-syscall, 12.5s, 5ms, 37%, +N, -N, +10ms, -10ms (from here), mark:NAME,
+                                    hit:N (of the last list)
 monitor back-to WHAT                go back to before WHAT last happened
 monitor forward-to WHAT             go forward to behind WHAT when it happens next
                                     WHAT: write ADDR [LEN], change ADDR [LEN], read ADDR [LEN], call ADDR, syscall [N],

@@ -14,7 +14,8 @@ use gdb::{ListenError, Listener, SessionEnd};
 use super::GdbTarget;
 use crate::engine::EngineKind;
 use crate::error::Error;
-use crate::position::{Instructions, PositionSpec};
+use crate::notation::PositionSpec;
+use crate::position::Instructions;
 use crate::recording::Recording;
 use crate::timeline::Timeline;
 
@@ -114,7 +115,7 @@ impl Sessions<'_> {
     fn run(&self, number: usize, news: &Sender<News>) -> Result<(), Error> {
         let mut timeline = Timeline::open(self.recording)?;
         timeline.use_engine(self.options.engine)?;
-        let target = timeline.resolve(self.options.at, &mut || false)?;
+        let target = timeline.resolve_outside(self.options.at, &mut || false)?;
         timeline.seek(target, &mut || false)?;
         timeline.settle(&mut || false)?;
         let stream = {

@@ -4,7 +4,8 @@ use super::travel::Timeline;
 use super::walker::{Poll, SNAPSHOT_SPACING, Walked, Walker};
 use crate::error::Error;
 use crate::machine::Machine;
-use crate::position::{Count, Instructions, Moment, PositionSpec};
+use crate::notation::{Distance, PositionSpec};
+use crate::position::{Count, Instructions, Moment};
 use crate::recording::checkpoints::CheckpointHead;
 
 /// Steps between two looks at a measure while it is far from what is wanted, and the factor to the next finer
@@ -25,11 +26,39 @@ const SYSTEM_CALLS: Measure =
 const TIME: Measure =
     Measure { of_machine: |machine| machine.moment().time_ns, of_head: |head| head.at.time_ns };
 
+/// The place so far after a moment.
+fn after(moment: Moment<Instructions>, distance: Distance) -> PositionSpec {
+    match distance {
+        Distance::Instructions(number) => {
+            PositionSpec::Instruction(moment.count.number().saturating_add(number))
+        }
+        Distance::Nanoseconds(ns) => PositionSpec::Nanoseconds(moment.time_ns.saturating_add(ns)),
+    }
+}
+
 impl Timeline {
-    /// The place that a notation means. For notations that count anything but instructions the machine runs
-    /// to find it.
+    /// The place that a notation means to someone who has only just opened the recording: a distance is one from an end
+    /// of it.
+    pub fn resolve_outside(
+        &mut self,
+        spec: PositionSpec,
+        poll: &mut Poll<'_>,
+    ) -> Result<Instructions, Error> {
+        let log = &self.shared.recording.log;
+        let first = Moment { count: Instructions(0), time_ns: self.begins_ns() };
+        let last = Moment { count: self.end(), time_ns: log.last_moment().time_ns };
+        let spec = match spec {
+            PositionSpec::Before(distance) => self.before(last, distance)?,
+            PositionSpec::After(distance) => after(first, distance),
+            spec => spec,
+        };
+        self.resolve(spec, poll)
+    }
+
+    /// The place that a notation means where the timeline stands. For notations that count anything but instructions the
+    /// machine runs to find it.
     pub fn resolve(&mut self, spec: PositionSpec, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
-        let end = self.end();
+        let (here, end) = (self.machine().moment(), self.end());
         let beyond = |what: String| Err(Error::Position(format!("the recording ends before {what}")));
         let (measure, wanted, what) = match spec {
             PositionSpec::Start => return Ok(Instructions(0)),
@@ -54,11 +83,43 @@ impl Timeline {
                 return Err(self.before_part(&format!("{} s", ns as f64 / 1e9)));
             }
             PositionSpec::Nanoseconds(ns) => (TIME, ns, format!("{} s", ns as f64 / 1e9)),
+            PositionSpec::LastSystemCall => {
+                let count = self.system_calls_in_all(poll)?;
+                if count == 0 {
+                    return Err(Error::Position("the recording has no system call".into()));
+                }
+                (SYSTEM_CALLS, count, format!("system call {count}"))
+            }
+            PositionSpec::Before(distance) => return self.resolve(self.before(here, distance)?, poll),
+            PositionSpec::After(distance) => return self.resolve(after(here, distance), poll),
         };
         match self.find(&measure, wanted, poll)? {
             Some(at) => Ok(at),
             None => beyond(what),
         }
+    }
+
+    /// The place so far before a moment.
+    fn before(&self, moment: Moment<Instructions>, distance: Distance) -> Result<PositionSpec, Error> {
+        let place = match distance {
+            Distance::Instructions(number) => {
+                moment.count.number().checked_sub(number).map(PositionSpec::Instruction)
+            }
+            Distance::Nanoseconds(ns) => moment.time_ns.checked_sub(ns).map(PositionSpec::Nanoseconds),
+        };
+        let none = || Error::Position(format!("the recording begins less than {distance} before {moment}"));
+        place.ok_or_else(none)
+    }
+
+    /// How many system calls are entered in the whole recording.
+    fn system_calls_in_all(&mut self, poll: &mut Poll<'_>) -> Result<u64, Error> {
+        self.must_be_history()?;
+        let begun = self.snapshot()?;
+        let stop = self.seek(self.end(), poll)?;
+        let count = self.machine().cpu().system_calls();
+        self.return_to(&begun)?;
+        stop.unless_interrupted()?;
+        Ok(count)
     }
 
     /// When it is that something is at a notation's place, in guest time: an event that comes in, or the

@@ -7,7 +7,8 @@ use serde::Serialize;
 use vmm::engine::EngineKind;
 use vmm::error::{Error, exit_code};
 use vmm::machine::unit::Unit;
-use vmm::position::{Exits, Instructions, Position, PositionSpec};
+use vmm::notation::PositionSpec;
+use vmm::position::{Exits, Instructions, Position};
 use vmm::recording::checkpoints::CheckpointHead;
 use vmm::recording::{CHECKPOINTS, Opened, Recording};
 use vmm::timeline::Timeline;
@@ -35,7 +36,9 @@ enum Action {
     /// Take a checkpoint at a position, by replaying to it. In a recording of KVM it lies beside the log that
     /// was recounted in instructions, and is not listed
     Add {
-        /// start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
+        /// start, end, panic, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
+        /// -N or -10ms before the end, +N or +10ms after the start
+        #[arg(allow_hyphen_values = true)]
         position: PositionSpec,
     },
     /// Remove a checkpoint
@@ -154,11 +157,8 @@ fn add(recording: &Recording<Instructions>, position: PositionSpec) -> Result<i3
 
 /// Where a checkpoint is to be removed.
 fn instruction(recording: &Recording<Instructions>, position: &str) -> Result<Instructions, Error> {
-    if let Ok(number) = position.parse() {
-        return Ok(Instructions(number));
-    }
     let spec: PositionSpec = position.parse().map_err(Error::Position)?;
-    Timeline::open(recording)?.resolve(spec, &mut || false)
+    Timeline::open(recording)?.resolve_outside(spec, &mut || false)
 }
 
 /// Where a checkpoint is to be removed of a recording that counts exits.

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use guest_symbols::vmlinux::quoted;
 use vmm::debug::{Options, Report, serve};
 use vmm::error::{Error, exit_code};
-use vmm::position::PositionSpec;
+use vmm::notation::PositionSpec;
 
 /// gdb commands of our own, in gdb's Python.
 const COMMANDS: &str = include_str!("../../../../gdb/commands/tt.py");
@@ -34,8 +34,9 @@ pub struct Args {
     /// Let --listen be an address that other hosts reach: every program that connects is in control
     #[arg(long)]
     allow_remote: bool,
-    /// Where to begin: start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
-    #[arg(long, value_name = "POS", default_value = "end")]
+    /// Where to begin: start, end, panic, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
+    /// -N or -10ms before the end, +N or +10ms after the start
+    #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
     at: PositionSpec,
     #[command(flatten)]
     engine: EngineArgs,

@@ -9,16 +9,16 @@ use vmm::live::{LiveClock, LiveInputs, RawTerminal};
 use vmm::machine::inputs::{Inputs, PowerOn};
 use vmm::machine::unit::Unit;
 use vmm::machine::{Machine, Outcome, RunStop};
+use vmm::notation;
 use vmm::position::{Exits, Instructions};
 use vmm::recording::Recording;
 use vmm::recording::checkpointer;
 use vmm::recording::pace::CheckpointOptions;
 use vmm::recording::recorder::Recorder;
 
-use crate::machine_args::{MachineArgs, parse_bytes};
+use crate::machine_args::MachineArgs;
 use crate::output::say;
 use crate::stats::StatsArgs;
-use crate::travel::parse_time;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -26,13 +26,13 @@ pub struct Args {
     #[arg(short, long, value_name = "NAME.ttvm")]
     output: PathBuf,
     /// Guest time between two checkpoints, like 1s or 250ms; 0 for none
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = notation::time)]
     checkpoint_interval: u64,
     /// Disk space that checkpoints may take; older ones get sparser to stay below it
-    #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = notation::bytes)]
     max_size: u64,
     /// Keep only the checkpoints of the last stretch of guest time, like 10s
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = notation::time)]
     last: Option<u64>,
     #[command(flatten)]
     machine: MachineArgs,

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use vmm::engine::EngineKind;
 use vmm::error::{Error, exit_code};
 use vmm::machine::unit::Unit;
-use vmm::position::{Instructions, PositionSpec};
+use vmm::notation::PositionSpec;
+use vmm::position::Instructions;
 use vmm::recording::player::Scrutiny;
 use vmm::recording::{Opened, Recording};
 use vmm::replay::{Replay, ReplayEnd, last_place};
@@ -16,17 +17,18 @@ use crate::interrupt::Interrupt;
 use crate::machine_args::EngineArgs;
 use crate::progress;
 use crate::stats::StatsArgs;
-use crate::travel::in_instructions;
+use crate::travel::{in_instructions, stretch};
 
 #[derive(clap::Args)]
 pub struct Args {
     /// The recording
     recording: PathBuf,
-    /// Stop at this position: end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
-    #[arg(long, value_name = "POS")]
+    /// Stop at this position: end, panic, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
+    /// -N or -10ms before the end, +N or +10ms after where it begins
+    #[arg(long, value_name = "POS", allow_hyphen_values = true)]
     to: Option<PositionSpec>,
     /// Begin at this position, going there by the nearest checkpoint; what comes before is not compared
-    #[arg(long, value_name = "POS", conflicts_with = "verify")]
+    #[arg(long, value_name = "POS", allow_hyphen_values = true, conflicts_with = "verify")]
     from: Option<PositionSpec>,
     /// Compare devices and RAM too, wherever the recording noted them
     #[arg(long)]
@@ -61,7 +63,7 @@ fn replay_stretch(args: &Args, recording: &Recording<Instructions>) -> Result<i3
         Some(PositionSpec::Instruction(number)) if Instructions(number) <= last_place(recording) => {
             Some(Instructions(number))
         }
-        Some(spec) => Some(Timeline::open(recording)?.resolve(spec, &mut || false)?),
+        Some(spec) => Some(Timeline::open(recording)?.resolve_outside(spec, &mut || false)?),
     };
     replay(args, recording, EngineKind::Soft, until)
 }
@@ -106,8 +108,8 @@ fn replay<U: Unit>(
 fn play(args: &Args, recording: &Recording<Instructions>, from: PositionSpec) -> Result<i32, Error> {
     let mut timeline = Timeline::open(recording)?;
     let mut interrupt = Interrupt::catch()?;
-    let begin = timeline.resolve(from, &mut || interrupt.poll())?;
-    let end = timeline.resolve(args.to.unwrap_or(PositionSpec::End), &mut || interrupt.poll())?;
+    let to = args.to.unwrap_or(PositionSpec::End);
+    let (begin, end) = stretch(&mut timeline, from, to, &mut interrupt)?;
     if end < begin {
         return Err(Error::Position("--to is before --from".to_string()));
     }

@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use guest_symbols::Symbols;
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
-use vmm::position::{Count, Instructions, PositionSpec};
+use vmm::notation::PositionSpec;
+use vmm::position::{Count, Instructions};
 use vmm::timeline::{CONDITIONS, Cause, Condition, Timeline, TravelStop};
 
 use crate::interrupt::Interrupt;
 use crate::machine_args::EngineArgs;
-use crate::travel::PartArgs;
+use crate::travel::{PartArgs, stretch};
 
 #[derive(clap::Args)]
 #[command(after_help = format!("Conditions: {CONDITIONS}"))]
@@ -32,10 +33,10 @@ pub struct Args {
     #[arg(long)]
     all: bool,
     /// Where to begin [default: end, with --forward or --all start]
-    #[arg(long, value_name = "POS")]
+    #[arg(long, value_name = "POS", allow_hyphen_values = true)]
     from: Option<PositionSpec>,
-    /// Where to end, with --all
-    #[arg(long, value_name = "POS", default_value = "end", requires = "all")]
+    /// Where to end, with --all; +N is so far after --from
+    #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end", requires = "all")]
     to: PositionSpec,
     /// List no more places than this
     #[arg(long, value_name = "N", default_value = "1000")]
@@ -81,11 +82,10 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let mut interrupt = Interrupt::catch()?;
     let from =
         args.from.unwrap_or(if args.forward || args.all { PositionSpec::Start } else { PositionSpec::End });
-    let from = timeline.resolve(from, &mut || interrupt.poll())?;
+    let (from, to) = stretch(&mut timeline, from, args.to, &mut interrupt)?;
     let condition = condition(args, &mut timeline, from, &mut interrupt)?;
     timeline.set_stops(condition.0);
     let found = if args.all {
-        let to = timeline.resolve(args.to, &mut || interrupt.poll())?;
         all(args, &mut timeline, from, to, &mut interrupt)?
     } else {
         one(args, &mut timeline, from, &mut interrupt)?

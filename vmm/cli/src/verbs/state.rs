@@ -8,7 +8,8 @@ use iced_x86::{Decoder, DecoderOptions, Formatter, Instruction, IntelFormatter};
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
 use vmm::machine::{Machine, hex};
-use vmm::position::{Count, Instructions, PositionSpec};
+use vmm::notation::PositionSpec;
+use vmm::position::{Count, Instructions};
 use vmm::replay::registers;
 use vmm::timeline::{Timeline, number};
 
@@ -24,8 +25,9 @@ pub struct Args {
     recording: PathBuf,
     #[command(flatten)]
     part: PartArgs,
-    /// Where: start, end, panic, event:N, insn:N, branch:N, syscall:N, 12.5s, 37%
-    #[arg(long, value_name = "POS", default_value = "end")]
+    /// Where: start, end, panic, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
+    /// -N or -10ms before the end, +N or +10ms after the start
+    #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
     at: PositionSpec,
     #[command(flatten)]
     engine: EngineArgs,

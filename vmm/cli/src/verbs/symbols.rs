@@ -7,7 +7,7 @@ use guest_symbols::vmlinux::{Match, Unusable, compare};
 use guest_symbols::{Symbols, elf};
 use vmm::engine::EngineKind;
 use vmm::error::{Error, exit_code};
-use vmm::position::PositionSpec;
+use vmm::notation::PositionSpec;
 
 use crate::travel::{self, PartArgs};
 
@@ -17,9 +17,9 @@ pub struct Args {
     recording: PathBuf,
     #[command(flatten)]
     part: PartArgs,
-    /// When: modules are those that are loaded then. start, end, panic, event:N, insn:N, branch:N, syscall:N,
-    /// 12.5s, 37%
-    #[arg(long, value_name = "POS", default_value = "end")]
+    /// When: modules are those that are loaded then. start, end, panic, event:N, insn:N or N, branch:N,
+    /// syscall:N, last-syscall, 12.5s, 5ms, 37%, -N or -10ms before the end, +N or +10ms after the start
+    #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
     at: PositionSpec,
     /// The ELF file to write, for gdb's symbol-file; with --like, of modules only, for gdb's add-symbol-file
     #[arg(short, long, value_name = "FILE", required_unless_present = "like")]

@@ -5,8 +5,6 @@ use std::path::PathBuf;
 use vmm::error::{Error, exit_code};
 use vmm::recording::pack::DEFAULT_MAX_BYTES;
 
-use crate::machine_args::parse_bytes;
-
 #[derive(clap::Args)]
 pub struct Args {
     /// The packed file
@@ -15,7 +13,7 @@ pub struct Args {
     #[arg(short, long, value_name = "NAME.ttvm")]
     output: PathBuf,
     /// Refuse files that would unpack to more than this, holes included: a number with K, M or G
-    #[arg(long, value_name = "SIZE", default_value_t = DEFAULT_MAX_BYTES, value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", default_value_t = DEFAULT_MAX_BYTES, value_parser = vmm::notation::bytes)]
     max_size: u64,
 }
 
