@@ -1,6 +1,6 @@
 //! What runs along a recording stop at: all of it, wherever the places lie that can be restored.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use cpu::{AddressKind, WatchKind, Watchpoint};
@@ -10,7 +10,9 @@ use vmm::debug::GdbTarget;
 use vmm::machine::inputs::Event;
 use vmm::position::{Count, Instructions};
 use vmm::recording::Recording;
-use vmm::timeline::{Breakpoint, Filter, Hit, Stops, Timeline, TravelStop, Watch};
+use vmm::timeline::{
+    Breakpoint, Cause, Comparison, Filter, Hit, Relation, Stops, Timeline, TravelStop, Watch,
+};
 
 const ROUNDS: u32 = 12_000;
 
@@ -70,6 +72,45 @@ fn changes_are_found_in_the_whole_of_a_range() {
     // What is written to devices may change them.
     let elsewhere = Watch { changes_only: true, ..writes(STIRRED + STIRRED_BYTES, u64::MAX / 2) };
     assert_eq!(all(&mut timeline, watching(&[elsewhere])), []);
+}
+
+#[test]
+fn of_all_writes_those_are_found_behind_which_memory_has_the_value() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = recording(directory.path(), "r.ttvm", &[]);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let all_writes = all(&mut timeline, watching(&[writes(STIRRED, STIRRED_BYTES)]));
+    // The place that is written most often.
+    let mut times = BTreeMap::new();
+    for hit in &all_writes {
+        let Cause::Watch { address, .. } = hit.cause else { panic!("{hit:?}") };
+        *times.entry(address).or_insert(0) += 1;
+    }
+    let (&address, _) = times.iter().max_by_key(|(_, times)| **times).unwrap();
+    let word = writes(address, 4).point;
+    let written = all(&mut timeline, watching(&[word.into()]));
+    assert!((2..all_writes.len()).contains(&written.len()), "{}", written.len());
+    let values: Vec<u64> = written.iter().map(|hit| value_behind(&mut timeline, hit, word)).collect();
+    for relation in [Relation::Equal, Relation::Different, Relation::Less, Relation::AtLeast] {
+        let comparison = Comparison { relation, value: values[values.len() / 2] };
+        let expected: Vec<_> = written
+            .iter()
+            .zip(&values)
+            .filter(|(_, value)| comparison.holds(**value))
+            .map(|(hit, _)| *hit)
+            .collect();
+        let watch = Watch { comparison: Some(comparison), ..word.into() };
+        assert_eq!(all(&mut timeline, watching(&[watch])), expected, "{relation:?}");
+    }
+}
+
+/// What stands in a watched range behind a write to it.
+fn value_behind(timeline: &mut Timeline, hit: &Hit, range: Watchpoint) -> u64 {
+    timeline.set_stops(Stops::default());
+    timeline.seek(hit.after, &mut || false).unwrap();
+    let mut bytes = [0; 8];
+    timeline.machine().cpu().core().peek(range.address, &mut bytes[..range.length as usize]);
+    u64::from_le_bytes(bytes)
 }
 
 /// A write of part of the memory that happens seldom, and what the guest executes there.

@@ -84,6 +84,7 @@ impl<'a> GdbTarget<'a> {
             point: engine_watchpoint(point),
             // gdb goes on by itself where a write has changed nothing: it need not hear of it.
             changes_only: point.kind == gdb::WatchKind::Write,
+            comparison: None,
         };
         let filter = |address: u64, condition| Some((address, self.bounds.filter(address, condition)?));
         let at_breakpoint = |&address: &u64| filter(address, self.filters.get(&address).cloned());

@@ -9,7 +9,9 @@ use gdb::{Poll, Refusal};
 use super::{GdbTarget, refused};
 use crate::notation::PositionSpec;
 use crate::position::Instructions;
-use crate::timeline::{Breakpoint, CONDITIONS, Condition, Direction, Hit, Stops, TravelStop, Watch, number};
+use crate::timeline::{
+    Breakpoint, CONDITIONS, Condition, Direction, Hit, Names, NoNames, Stops, TravelStop, Watch, number,
+};
 
 /// Hits that one list has at most.
 const MAX_LISTED: usize = 1000;
@@ -207,12 +209,12 @@ impl GdbTarget<'_> {
     /// What to run to, with the names that the guest's kernel knows here.
     fn stops_of(&mut self, text: &str) -> Result<Stops, Refusal> {
         // Numbers do, mostly, and the symbols have to be searched for.
-        let without_names = stops_of(text, &|_| None);
+        let without_names = stops_of(text, &NoNames);
         match without_names {
             Ok(stops) => Ok(stops),
             Err(refusal) => {
                 let symbols = self.symbols().map_err(|_| refusal)?;
-                stops_of(text, &|name| symbols.named(name).map(|symbol| (symbol.address, symbol.size)))
+                stops_of(text, &*symbols)
             }
         }
     }
@@ -292,11 +294,8 @@ impl GdbTarget<'_> {
     }
 }
 
-/// A kernel symbol's address and size, by its name.
-type Names<'a> = dyn Fn(&str) -> Option<(u64, u64)> + 'a;
-
 /// What to run to: the words of the command, or any condition.
-fn stops_of(text: &str, names: &Names<'_>) -> Result<Stops, Refusal> {
+fn stops_of(text: &str, names: &dyn Names) -> Result<Stops, Refusal> {
     let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
     let word = word.trim_start_matches("last-").trim_start_matches("next-");
     let words: Vec<_> = rest.split_whitespace().collect();
@@ -329,17 +328,17 @@ fn stops_of(text: &str, names: &Names<'_>) -> Result<Stops, Refusal> {
         let why = format!("'{unknown}' is neither a number nor a symbol of the guest's kernel");
         return Err(Refusal::new(why));
     }
-    let parsed = Condition::parse(text, |name| names(name).map(|(address, _)| address));
+    let parsed = Condition::parse(text, names);
     parsed.map(|Condition(stops)| stops).map_err(Refusal::new)
 }
 
 /// An address, and how many bytes are meant by it if nothing is said.
-fn place(word: &str, names: &Names<'_>) -> Option<(u64, u64)> {
-    let named = || names(word).map(|(address, size)| (address, size.clamp(1, MAX_VARIABLE_BYTES)));
+fn place(word: &str, names: &dyn Names) -> Option<(u64, u64)> {
+    let named = || names.named(word).map(|(address, size)| (address, size.clamp(1, MAX_VARIABLE_BYTES)));
     number(word).map(|address| (address, 1)).or_else(named)
 }
 
-fn range(words: &[&str], names: &Names<'_>) -> Option<(u64, u64)> {
+fn range(words: &[&str], names: &dyn Names) -> Option<(u64, u64)> {
     match *words {
         [word] => place(word, names),
         [word, length] => Some((place(word, names)?.0, number(length)?)),
@@ -357,7 +356,7 @@ mod tests {
 
     #[test]
     fn what_to_run_to_is_understood() {
-        let stops_of = |text: &str| stops_of(text, &|_| None);
+        let stops_of = |text: &str| stops_of(text, &NoNames);
         let write = stops_of("last-write 0x1000 4").unwrap().watches[0];
         assert_eq!((write.point.address, write.point.length, write.changes_only), (0x1000, 4, false));
         assert!(stops_of("change 16").unwrap().watches[0].changes_only);
@@ -373,14 +372,25 @@ mod tests {
         }
     }
 
+    /// A small variable and a large one.
+    struct Variables;
+
+    impl Names for Variables {
+        fn named(&self, name: &str) -> Option<(u64, u64)> {
+            match name {
+                "flag" => Some((0x1000, 4)),
+                "table" => Some((0x2000, 0x800)),
+                _ => None,
+            }
+        }
+        fn functions_like(&self, _: &str) -> std::collections::BTreeSet<u64> {
+            Default::default()
+        }
+    }
+
     #[test]
     fn names_are_places() {
-        let names = |name: &str| match name {
-            "flag" => Some((0x1000, 4)),
-            "table" => Some((0x2000, 0x800)),
-            _ => None,
-        };
-        let stops_of = |text: &str| stops_of(text, &names);
+        let stops_of = |text: &str| stops_of(text, &Variables);
         for (text, address, length) in [
             ("last-write flag", 0x1000, 4),
             ("change table", 0x2000, 8),

@@ -1,52 +1,85 @@
 //! What to search for, as a person writes it.
 
-use cpu::{AddressKind, Traps, WatchKind, Watchpoint};
+use std::collections::BTreeSet;
 
-use super::stops::{Breakpoint, Cause, Stops, Watch};
+use cpu::{AddressKind, SystemCalls, Traps, WatchKind, Watchpoint};
+use guest_symbols::Symbols;
+use syscalls::x86_64::Sysno;
+use wildmatch::WildMatch;
+
+use super::stops::{Breakpoint, Cause, Comparison, Relation, Stops, Watch};
 
 /// What the notation can be.
 pub const CONDITIONS: &str = "break:ADDR, write:ADDR[+LEN], read:ADDR[+LEN], access:ADDR[+LEN], change:ADDR[+LEN] (each also with \
-     -phys, as in write-phys:ADDR), syscall, syscall-nr:N, vector:N, console:TEXT";
+     -phys, as in write-phys:ADDR; all but break also with a value, as in 'write:ADDR+4 == 0', by ==, !=, <, <=, > or >=), \
+     syscall, syscall:NAME, syscall:N, vector:N, console:TEXT. ADDR is a number, a symbol of the kernel, or SYMBOL+OFFSET (of \
+     all but break: SYMBOL+OFFSET+LEN); break takes names like ext4_*, and syscall like open*";
+
+/// Bytes that can be compared with a value.
+const COMPARABLE: [u64; 4] = [1, 2, 4, 8];
 
 /// A condition, parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition(pub Stops);
 
+/// The names that a guest's kernel gives to places.
+pub trait Names {
+    /// The address of a symbol, and its size in bytes.
+    fn named(&self, name: &str) -> Option<(u64, u64)>;
+    /// Where the functions are whose names match a pattern with `*` and `?`.
+    fn functions_like(&self, pattern: &str) -> BTreeSet<u64>;
+}
+
+/// For where no kernel is known.
+pub struct NoNames;
+
+impl Names for NoNames {
+    fn named(&self, _: &str) -> Option<(u64, u64)> {
+        None
+    }
+    fn functions_like(&self, _: &str) -> BTreeSet<u64> {
+        BTreeSet::new()
+    }
+}
+
+impl Names for Symbols {
+    fn named(&self, name: &str) -> Option<(u64, u64)> {
+        Symbols::named(self, name).map(|symbol| (symbol.address, symbol.size))
+    }
+    fn functions_like(&self, pattern: &str) -> BTreeSet<u64> {
+        let pattern = WildMatch::new(pattern);
+        let functions = self.all().iter().filter(|symbol| symbol.is_code() && pattern.matches(&symbol.name));
+        functions.map(|symbol| symbol.address).collect()
+    }
+}
+
 impl std::str::FromStr for Condition {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Condition, String> {
-        Condition::parse(text, |_| None)
+        Condition::parse(text, &NoNames)
     }
 }
 
 impl Condition {
-    /// Reads the notation; `address_of` knows the addresses of names.
-    pub fn parse(text: &str, address_of: impl Fn(&str) -> Option<u64>) -> Result<Condition, String> {
-        let place = |text: &str| number(text).or_else(|| address_of(text));
-        let bad = || format!("'{text}' is no condition: write {CONDITIONS}");
+    /// Reads the notation.
+    pub fn parse(text: &str, names: &dyn Names) -> Result<Condition, String> {
         let (word, rest) = text.split_once(':').unwrap_or((text, ""));
         let (kind, space) = match word.strip_suffix("-phys") {
             Some(kind) => (kind, AddressKind::Physical),
             None => (word, AddressKind::Linear),
         };
-        let watch = |kind, changes_only| {
-            let (address, length) = rest.split_once('+').unwrap_or((rest, "1"));
-            let (address, length) = (place(address)?, number(length)?);
-            address.checked_add(length.checked_sub(1)?)?;
-            let point = Watchpoint { space, address, length, kind };
-            Some(Stops { watches: vec![Watch { point, changes_only }], ..Stops::default() })
+        let watched = |kind, changes_only| {
+            Some(Stops { watches: vec![watch(rest, space, kind, changes_only, names)?], ..Stops::default() })
         };
         let stops = match kind {
-            "break" => place(rest).map(|address| Stops {
-                breakpoints: vec![Breakpoint { space, address }],
-                ..Stops::default()
-            }),
-            "write" => watch(WatchKind::Write, false),
-            "read" => watch(WatchKind::Read, false),
-            "access" => watch(WatchKind::Access, false),
-            "change" => watch(WatchKind::Write, true),
+            "break" => breakpoints(rest, space, names),
+            "write" => watched(WatchKind::Write, false),
+            "read" => watched(WatchKind::Read, false),
+            "access" => watched(WatchKind::Access, false),
+            "change" => watched(WatchKind::Write, true),
             "syscall" if text == "syscall" => Some(Stops::system_call(None)),
+            "syscall" => system_calls(rest),
             "syscall-nr" => number(rest).map(|number| Stops::system_call(Some(number))),
             "vector" => number(rest).and_then(|vector| u8::try_from(vector).ok()).map(|vector| Stops {
                 traps: Traps { vectors: [vector].into_iter().collect(), ..Traps::default() },
@@ -57,12 +90,106 @@ impl Condition {
             }
             _ => None,
         };
-        let place_of = rest.split_once('+').map_or(rest, |(place, _)| place);
-        let named = ["break", "write", "read", "access", "change"].contains(&kind) && !place_of.is_empty();
-        let unknown = || format!("'{place_of}' is neither a number nor a symbol of the guest's kernel");
-        let is_unknown = named && place(place_of).is_none();
-        stops.map(Condition).ok_or_else(|| if is_unknown { unknown() } else { bad() })
+        stops.map(Condition).ok_or_else(|| what_is_wrong(text, kind, rest, names))
     }
+}
+
+/// Why the notation could not be read.
+fn what_is_wrong(text: &str, kind: &str, rest: &str, names: &dyn Names) -> String {
+    let place = rest.split(['+', ' ', '=', '!', '<', '>']).next().unwrap_or(rest);
+    if kind == "syscall" && !place.is_empty() {
+        return format!("'{place}' is no system call of Linux for x86-64");
+    }
+    let has_place = ["break", "write", "read", "access", "change"].contains(&kind) && !place.is_empty();
+    if has_place && place_of(place, names).is_none() {
+        return if is_pattern(place) {
+            format!("no function of the guest's kernel is like '{place}'")
+        } else {
+            format!("'{place}' is neither a number nor a symbol of the guest's kernel")
+        };
+    }
+    format!("'{text}' is no condition: write {CONDITIONS}")
+}
+
+fn is_pattern(name: &str) -> bool {
+    name.contains(['*', '?'])
+}
+
+/// An address, and the size of what has a name there.
+fn place_of(text: &str, names: &dyn Names) -> Option<(u64, Option<u64>)> {
+    let named = || names.named(text).map(|(address, size)| (address, Some(size)));
+    number(text).map(|address| (address, None)).or_else(named)
+}
+
+fn breakpoints(text: &str, space: AddressKind, names: &dyn Names) -> Option<Stops> {
+    let addresses = if is_pattern(text) {
+        names.functions_like(text)
+    } else {
+        let (place, offset) = text.split_once('+').unwrap_or((text, "0"));
+        [place_of(place, names)?.0.checked_add(number(offset)?)?].into()
+    };
+    let breakpoints: Vec<_> = addresses.into_iter().map(|address| Breakpoint { space, address }).collect();
+    (!breakpoints.is_empty()).then(|| Stops { breakpoints, ..Stops::default() })
+}
+
+/// `ADDR`, `ADDR+LEN` or `SYMBOL+OFFSET+LEN`, and perhaps a comparison behind it.
+fn watch(
+    text: &str,
+    space: AddressKind,
+    kind: WatchKind,
+    changes_only: bool,
+    names: &dyn Names,
+) -> Option<Watch> {
+    let (range, comparison) = comparison(text)?;
+    let mut parts = range.split('+').map(str::trim);
+    let (place, size) = place_of(parts.next()?, names)?;
+    let (first, second) = (parts.next(), parts.next());
+    let (offset, length) = if second.is_some() { (first, second) } else { (None, first) };
+    if parts.next().is_some() || (offset.is_some() && size.is_none()) {
+        return None;
+    }
+    let usual = match (comparison, size) {
+        (Some(_), Some(size)) => COMPARABLE.into_iter().rfind(|&bytes| bytes <= size).unwrap_or(1),
+        _ => 1,
+    };
+    let length = length.map_or(Some(usual), number)?;
+    let address = place.checked_add(offset.map_or(Some(0), number)?)?;
+    address.checked_add(length.checked_sub(1)?)?;
+    if comparison.is_some() && !COMPARABLE.contains(&length) {
+        return None;
+    }
+    Some(Watch { point: Watchpoint { space, address, length, kind }, changes_only, comparison })
+}
+
+/// What stands before a comparison, and it.
+fn comparison(text: &str) -> Option<(&str, Option<Comparison>)> {
+    let Some(at) = text.find(['=', '!', '<', '>']) else { return Some((text, None)) };
+    let (range, rest) = text.split_at(at);
+    let relations = [
+        ("==", Relation::Equal),
+        ("!=", Relation::Different),
+        ("<=", Relation::AtMost),
+        (">=", Relation::AtLeast),
+        ("<", Relation::Less),
+        (">", Relation::Greater),
+    ];
+    let (value, relation) =
+        relations.into_iter().find_map(|(sign, relation)| Some((rest.strip_prefix(sign)?, relation)))?;
+    Some((range.trim(), Some(Comparison { relation, value: number(value.trim())? })))
+}
+
+/// System calls of Linux for x86-64, by number, name, or a pattern of names.
+fn system_calls(text: &str) -> Option<Stops> {
+    let pattern = WildMatch::new(text);
+    let numbers: BTreeSet<u64> = match number(text) {
+        Some(number) => [number].into(),
+        None => {
+            Sysno::iter().filter(|call| pattern.matches(call.name())).map(|call| call.id() as u64).collect()
+        }
+    };
+    let system_calls = SystemCalls::Numbered(numbers.into_iter().collect());
+    let is_none = matches!(&system_calls, SystemCalls::Numbered(numbers) if numbers.is_empty());
+    (!is_none).then(|| Stops { traps: Traps { system_calls, ..Traps::default() }, ..Stops::default() })
 }
 
 /// A number, in hexadecimal with 0x before it.
@@ -104,15 +231,13 @@ mod tests {
         let watch = stops("change-phys:4096+8").watches[0];
         let point =
             Watchpoint { space: AddressKind::Physical, address: 4096, length: 8, kind: WatchKind::Write };
-        assert_eq!(watch, Watch { point, changes_only: true });
+        assert_eq!(watch, Watch { point, changes_only: true, comparison: None });
         assert_eq!(stops("read:0x10").watches[0].point.length, 1);
         assert_eq!(stops("read:0xfffffffffffffff8+8").watches[0].point.length, 8);
         assert_eq!(stops("syscall"), Stops::system_call(None));
         assert_eq!(stops("syscall-nr:39"), Stops::system_call(Some(39)));
         assert_eq!(stops("vector:14").traps.vectors.into_iter().collect::<Vec<_>>(), [14]);
         assert_eq!(stops("console:login: ").console.unwrap(), b"login: ");
-        let named = Condition::parse("break:panic", |name| (name == "panic").then_some(7)).unwrap();
-        assert_eq!(named.0.breakpoints, [Breakpoint::at(7)]);
         let unknown = "write:nowhere+8".parse::<Condition>().unwrap_err();
         assert!(unknown.contains("'nowhere' is neither"), "{unknown}");
         for text in [
@@ -123,10 +248,85 @@ mod tests {
             "vector:256",
             "console:",
             "syscall:x",
+            "write:1+2+3",
+            "write:1+3 == 0",
+            "write:1 = 0",
+            "write:1 ==",
             "read:0xffffffffffffffff+9",
         ] {
             assert!(text.parse::<Condition>().is_err(), "{text}");
         }
+    }
+
+    /// Functions `read_one` and `read_two`, and a variable of four bytes.
+    struct Some3;
+
+    impl Names for Some3 {
+        fn named(&self, name: &str) -> Option<(u64, u64)> {
+            [("read_one", 0x100), ("read_two", 0x200), ("flag", 0x300)]
+                .into_iter()
+                .find_map(|(known, at)| (known == name).then_some((at, 4)))
+        }
+        fn functions_like(&self, pattern: &str) -> BTreeSet<u64> {
+            let names = ["read_one", "read_two"].into_iter();
+            names
+                .filter(|name| WildMatch::new(pattern).matches(name))
+                .map(|name| self.named(name).unwrap().0)
+                .collect()
+        }
+    }
+
+    #[test]
+    fn names_offsets_and_patterns_are_places() {
+        let stops = |text: &str| Condition::parse(text, &Some3).unwrap().0;
+        let breaks =
+            |text: &str| stops(text).breakpoints.iter().map(|point| point.address).collect::<Vec<_>>();
+        assert_eq!(breaks("break:read_two"), [0x200]);
+        assert_eq!(breaks("break:read_two+0x10"), [0x210]);
+        assert_eq!(breaks("break:4096+16"), [4112]);
+        assert_eq!(breaks("break:read_*"), [0x100, 0x200]);
+        let range = |text: &str| {
+            let point = stops(text).watches[0].point;
+            (point.address, point.length)
+        };
+        assert_eq!((range("write:flag"), range("write:flag+2")), ((0x300, 1), (0x300, 2)));
+        assert_eq!(range("write:flag+0x20+2"), (0x320, 2));
+        let refused = |text: &str| Condition::parse(text, &Some3).unwrap_err();
+        assert!(refused("break:write_*").contains("no function of the guest's kernel is like 'write_*'"));
+        assert!(refused("break:flags").starts_with("'flags' is neither"));
+        assert!(refused("write:0x300+4+4").contains("is no condition"));
+    }
+
+    #[test]
+    fn values_are_compared_with_what_has_been_written() {
+        let watch = |text: &str| Condition::parse(text, &Some3).unwrap().0.watches[0];
+        for (sign, relation, holding) in [
+            ("==", Relation::Equal, [false, true, false]),
+            ("!=", Relation::Different, [true, false, true]),
+            ("<", Relation::Less, [true, false, false]),
+            ("<=", Relation::AtMost, [true, true, false]),
+            (">", Relation::Greater, [false, false, true]),
+            (">=", Relation::AtLeast, [false, true, true]),
+        ] {
+            let comparison = watch(&format!("write:flag {sign} 0x10")).comparison.unwrap();
+            assert_eq!(comparison, Comparison { relation, value: 16 });
+            assert_eq!([15, 16, 17].map(|value| comparison.holds(value)), holding, "{sign}");
+        }
+        assert_eq!(watch("write:flag==0").point.length, 4, "as long as what has the name");
+        assert_eq!(watch("change-phys:0x1000+8 > 1").point.length, 8);
+    }
+
+    #[test]
+    fn system_calls_have_names() {
+        let numbers = |text: &str| match text.parse::<Condition>().unwrap().0.traps.system_calls {
+            SystemCalls::Numbered(numbers) => numbers.into_iter().collect::<Vec<_>>(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((numbers("syscall:execve"), numbers("syscall:59")), (vec![59], vec![59]));
+        assert_eq!(numbers("syscall:execve*"), [59, 322]);
+        assert!(
+            "syscall:execute".parse::<Condition>().unwrap_err().starts_with("'execute' is no system call")
+        );
     }
 
     #[test]

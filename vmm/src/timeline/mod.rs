@@ -18,9 +18,9 @@ mod stops;
 mod travel;
 mod walker;
 
-pub use condition::{CONDITIONS, Condition, number};
+pub use condition::{CONDITIONS, Condition, Names, NoNames, number};
 pub use fast_forward::FastForward;
 pub use search::Direction;
-pub use stops::{Breakpoint, Cause, Filter, Hit, Stops, Watch, address_space};
+pub use stops::{Breakpoint, Cause, Comparison, Filter, Hit, Relation, Stops, Watch, address_space};
 pub use travel::{Hits, Meter, Timeline, TravelStop};
 pub use walker::Poll;

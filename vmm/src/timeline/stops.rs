@@ -66,11 +66,67 @@ pub struct Watch {
     /// Only writes after which watched bytes are others than before; what devices make of writes is not known,
     /// and each counts.
     pub changes_only: bool,
+    /// Only accesses behind which this holds of the range, which has at most eight bytes then.
+    pub comparison: Option<Comparison>,
+}
+
+/// What is asked of the number in memory, without a sign and in the guest's order of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Comparison {
+    /// How it is to stand to the value.
+    pub relation: Relation,
+    /// What it is compared with.
+    pub value: u64,
+}
+
+/// How two numbers stand to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Relation {
+    Equal,
+    Different,
+    Less,
+    AtMost,
+    Greater,
+    AtLeast,
+}
+
+impl Comparison {
+    /// Whether a number in memory is as asked.
+    pub fn holds(self, number: u64) -> bool {
+        match self.relation {
+            Relation::Equal => number == self.value,
+            Relation::Different => number != self.value,
+            Relation::Less => number < self.value,
+            Relation::AtMost => number <= self.value,
+            Relation::Greater => number > self.value,
+            Relation::AtLeast => number >= self.value,
+        }
+    }
+}
+
+impl Watch {
+    /// Whether it waits for such a hit of its range, where the access has just been made.
+    fn waits_for(&self, hit: &WatchHit, machine: &Machine<Instructions>) -> bool {
+        let holds = |comparison: Comparison| comparison.holds(self.number_in(machine));
+        (hit.changed || !self.changes_only) && self.comparison.is_none_or(holds)
+    }
+
+    /// The number in its range; what is not mapped is zero.
+    fn number_in(&self, machine: &Machine<Instructions>) -> u64 {
+        let mut bytes = [0; 8];
+        let to = &mut bytes[..(self.point.length as usize).min(8)];
+        match self.point.space {
+            AddressKind::Linear => machine.cpu().core().peek(self.point.address, to),
+            AddressKind::Physical => machine.read_physical(self.point.address, to),
+        };
+        u64::from_le_bytes(bytes)
+    }
 }
 
 impl From<Watchpoint> for Watch {
     fn from(point: Watchpoint) -> Watch {
-        Watch { point, changes_only: false }
+        Watch { point, changes_only: false, comparison: None }
     }
 }
 
@@ -217,7 +273,7 @@ impl<'a> Armed<'a> {
 
     fn watched(&self, hit: &WatchHit, machine: &Machine<Instructions>) -> Option<Cause> {
         let mut watches = self.stops.watches.iter().filter(|watch| watch.point == hit.watchpoint);
-        let wanted = watches.any(|watch| hit.changed || !watch.changes_only);
+        let wanted = watches.any(|watch| watch.waits_for(hit, machine));
         let filter = self.stops.watch_filters.get(&hit.watchpoint.address);
         let holds = || filter.is_none_or(|filter| filter.holds(machine));
         (wanted && holds()).then_some(Cause::Watch { kind: hit.watchpoint.kind, address: hit.address })

@@ -119,8 +119,11 @@ fn condition(
     // At the very start there is no kernel yet that could be asked.
     let place = if from == Instructions(0) { timeline.end() } else { from };
     timeline.seek(place, &mut || interrupt.poll())?.unless_interrupted()?;
-    let symbols = Symbols::of_guest(timeline.machine()).ok();
-    Condition::parse(&args.condition, |name| symbols.as_ref()?.address_of(name)).map_err(Error::Position)
+    let parsed = match Symbols::of_guest(timeline.machine()) {
+        Ok(symbols) => Condition::parse(&args.condition, &symbols),
+        Err(_) => args.condition.parse(),
+    };
+    parsed.map_err(Error::Position)
 }
 
 fn all(
