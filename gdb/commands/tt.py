@@ -232,8 +232,10 @@ class Search(Verb):
     """Say where a condition held last and where it holds next, without going there: tt search CONDITION
 
 break:ADDR, write:ADDR[+LEN], read:ADDR[+LEN], access:ADDR[+LEN], change:ADDR[+LEN] (with -phys, as in write-phys:ADDR,
-for physical addresses), syscall, syscall-nr:N, vector:N, console:TEXT, or what "tt back-to" takes. ADDR is a number or
-the name of a symbol of the guest's kernel. ^C gives up, without leaving this place."""
+for physical addresses; with a value, as in write:ADDR+4 == 0), syscall, syscall:NAME, syscall:N, vector:N, console:TEXT,
+or what "tt back-to" takes. ADDR is a number, the name of a symbol of the guest's kernel, or SYMBOL+OFFSET (with
+break; else SYMBOL+OFFSET+LEN). Names may be patterns: break:ext4_*, syscall:open*. ^C gives up, without leaving this
+place."""
 
     verb = "search"
     completer = gdb.COMPLETE_EXPRESSION
