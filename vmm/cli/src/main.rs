@@ -22,8 +22,8 @@ use clap::{Parser, Subcommand};
 use nix::sys::stat::{Mode, umask};
 
 use crate::verbs::{
-    checkpoints, debug, doctor, export_pcap, info, log, pack, record, replay, run, search, state, symbols,
-    unpack, verify,
+    checkpoints, completions, debug, doctor, export_pcap, info, log, ls, man, pack, record, replay, rm, run,
+    search, state, symbols, unpack, verify,
 };
 
 /// Runs an operating system in a virtual machine, records the run, and goes back to any instruction of it.
@@ -44,6 +44,10 @@ enum Verb {
     Replay(replay::Args),
     /// Let gdb attach to a recording, and step backwards
     Debug(debug::Args),
+    /// List the recordings in a directory
+    Ls(ls::Args),
+    /// Remove recordings
+    Rm(rm::Args),
     /// Say what a recording holds
     Info(info::Args),
     /// Show the machine at a position: registers, memory, code, console
@@ -66,6 +70,10 @@ enum Verb {
     Pack(pack::Args),
     /// Make a recording of such a file again
     Unpack(unpack::Args),
+    /// Print what a shell needs to complete ttvm's command lines
+    Completions(completions::Args),
+    /// Write the manual pages
+    Man(man::Args),
 }
 
 /// Parses the command line and obeys it.
@@ -81,6 +89,8 @@ fn main() -> ExitCode {
         Verb::Record(args) => record::run(args),
         Verb::Replay(args) => replay::run(args),
         Verb::Debug(args) => debug::run(args),
+        Verb::Ls(args) => ls::run(args),
+        Verb::Rm(args) => rm::run(args),
         Verb::Info(args) => info::run(args),
         Verb::State(args) => state::run(args),
         Verb::Symbols(args) => symbols::run(args),
@@ -92,6 +102,8 @@ fn main() -> ExitCode {
         Verb::ExportPcap(args) => export_pcap::run(args),
         Verb::Pack(args) => pack::run(args),
         Verb::Unpack(args) => unpack::run(args),
+        Verb::Completions(args) => completions::run(args),
+        Verb::Man(args) => man::run(args),
     };
     match result {
         Ok(code) => ExitCode::from(code as u8),

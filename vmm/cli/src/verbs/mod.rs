@@ -1,14 +1,18 @@
 //! The verbs of the command line, one file each: its arguments, and `run`, which obeys it.
 
 pub mod checkpoints;
+pub mod completions;
 pub mod debug;
 pub mod doctor;
 pub mod export_pcap;
 pub mod info;
 pub mod log;
+pub mod ls;
+pub mod man;
 pub mod pack;
 pub mod record;
 pub mod replay;
+pub mod rm;
 pub mod run;
 pub mod search;
 pub mod state;

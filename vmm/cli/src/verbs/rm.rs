@@ -1,0 +1,38 @@
+//! `ttvm rm`: a recording is removed.
+
+use std::path::{Path, PathBuf};
+
+use vmm::error::{Error, exit_code};
+use vmm::recording::log::is_being_written;
+use vmm::recording::{EVENTS, MANIFEST};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The recordings
+    #[arg(required = true)]
+    recordings: Vec<PathBuf>,
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    // Nothing is removed if one of them is not to be.
+    args.recordings.iter().try_for_each(|path| may_be_removed(path))?;
+    for path in &args.recordings {
+        std::fs::remove_dir_all(path).map_err(Error::file("remove", path))?;
+    }
+    Ok(exit_code::DONE)
+}
+
+/// Refuses what is no recording, or is at work. Images beside a recording are never part of it.
+fn may_be_removed(path: &Path) -> Result<(), Error> {
+    let is_directory = path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir());
+    if !is_directory || !path.join(MANIFEST).is_file() {
+        return Err(Error::recording(
+            path,
+            "is no recording, and is left as it is (a recording is a directory)",
+        ));
+    }
+    if is_being_written(&path.join(EVENTS)) {
+        return Err(Error::recording(path, "is being recorded: end the recorder first"));
+    }
+    Ok(())
+}
