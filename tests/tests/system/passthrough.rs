@@ -1,4 +1,4 @@
-//! Devices of a host, passed through in the lab: stock drivers of the guest work with them, by registers, interrupts and
+//! Devices of a host, passed through in the lab: stock drivers of the guest work with them, by ports, registers, interrupts and
 //! DMA. The recordings replay outside of the lab, without any device.
 
 use std::io::{Read, Write};
@@ -13,7 +13,8 @@ use tests::program::ttvm;
 const DISK_BYTES: usize = 4 << 20;
 
 /// What a guest does with its devices, in one line: the `edu` device in slot 3 writes to memory that the guest never showed it;
-/// some bytes go through a serial adapter that echoes, and come back; an NVMe disk is read, and written and read.
+/// some bytes go through a serial adapter that echoes, and come back; the same through a serial port at 0x2e8, with an interrupt
+/// that only the guest has; an NVMe disk is read, and written and read.
 const GUEST: &str = r#"
 load() { while read m; do insmod /lib/modules/$m 2>/dev/null; done </lib/modules/$1; }
 ready() { n=0; while [ ! -e $1 ] && [ $n -lt 300 ]; do sleep 0.1; n=$((n+1)); done; }
@@ -34,6 +35,12 @@ dd if=/dev/urandom of=/a bs=1024 count=16 2>/dev/null
 cat /a >/dev/ttyUSB0
 n=0; while [ $(wc -c </b) -lt 16384 ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n+1)); done
 cmp /a /b && echo echoed
+stty -F /dev/ttyS3 raw -echo 115200
+(cat /dev/ttyS3 >/c &)
+cat /a >/dev/ttyS3
+n=0; while [ $(wc -c </c) -lt 16384 ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n+1)); done
+cmp /a /c && echo through the port
+grep ^3: /proc/tty/driver/serial
 load nvme
 ready /dev/nvme0n1
 echo disk $(md5sum </dev/nvme0n1)
@@ -63,6 +70,9 @@ refused ./ttvm run $guest --passthrough pci:0000:77:00.0
 refused ./ttvm run $guest --passthrough pci:$(basename $(dirname $(ls -d /sys/bus/pci/devices/*/driver | grep -v -e $EDU -e $USB -e $NVME | head -n 1)))
 refused su user -c "./ttvm run $guest --passthrough pci:$EDU"
 refused ./ttvm run $guest --passthrough port:0x70-0x71
+refused ./ttvm run $guest --passthrough port:0x378-0x37f,irq=7
+refused su user -c "./ttvm run $guest --passthrough port:0x2e8-0x2ef"
+./ttvm doctor >out/doctor
 record() {
     name=$1
     shift
@@ -72,7 +82,7 @@ done_with() {
     ./ttvm pack $1.ttvm -o out/$1.packed || exit 1
     rm -r $1.ttvm
 }
-all="--passthrough pci:$EDU --passthrough pci:$USB --passthrough pci:$NVME"
+all="--passthrough pci:$EDU --passthrough pci:$USB --passthrough pci:$NVME --passthrough port:0x2e8-0x2ef,irq=3"
 script=guest
 record soft --engine soft $all || exit 1
 dmesg | grep 'DMA Write.*fault addr 0x2000000' >out/faults
@@ -133,6 +143,10 @@ fn stock_drivers_work_with_devices_of_the_host_and_replay_needs_none() {
         format!("socket,id=echo,host=127.0.0.1,port={}", echo()),
         "-device".to_string(),
         "usb-serial,bus=uhci.0,chardev=echo".to_string(),
+        "-chardev".to_string(),
+        format!("socket,id=port,host=127.0.0.1,port={}", echo()),
+        "-device".to_string(),
+        "isa-serial,iobase=0x2e8,irq=5,chardev=port".to_string(),
         "-drive".to_string(),
         format!("file={},if=none,id=disk,format=raw", in_directory("disk").display()),
         "-device".to_string(),
@@ -179,19 +193,37 @@ fn stock_drivers_work_with_devices_of_the_host_and_replay_needs_none() {
         "is held by the driver",
         "no permission to open /dev/vfio/",
         "ports 0x70-0x71 are not passed through",
+        "the host gives no program the interrupt of a device at ports 0x378-0x37f",
+        "cannot open /dev/port: Permission denied",
         "is busy: another program has a device of that group",
     ] {
         assert!(refused.contains(sentence), "{sentence}: {refused}");
     }
-    assert_eq!(refused.matches("exit 5\n").count(), 5, "{refused}");
+    assert_eq!(refused.matches("exit 5\n").count(), 7, "{refused}");
     for engine in ["soft", "kvm"] {
         let console = left(&format!("console-{engine}"));
-        for line in ["edu 0x010000ED 0xEDCBA987", "echoed", &format!("disk {sum}"), "stored", "exit status 0"]
-        {
+        let port = "uart:16550A port:000002E8 irq:3 tx:16384 rx:16384 ";
+        let disk = format!("disk {sum}");
+        for line in [
+            "edu 0x010000ED 0xEDCBA987",
+            "echoed",
+            "through the port",
+            port,
+            &disk,
+            "stored",
+            "exit status 0",
+        ] {
             // What the guest stores changes the disk for the next one.
             let is_other_disk = engine == "kvm" && line.starts_with("disk");
             assert!(console.contains(line) || is_other_disk, "{line}\n{all}");
         }
+    }
+    for line in [
+        "ok   passthrough: IOMMU:",
+        "ok   passthrough: PCI functions: 0000:00:",
+        "ok   passthrough: ports: 0x200-0x207 ",
+    ] {
+        assert!(left("doctor").contains(line), "{line}\n{}", left("doctor"));
     }
     assert!(left("faults").contains("DMA Write"), "a device wrote where nothing was shown to it\n{all}");
     assert!(left("told-unplugged").contains("is gone (the host wants it back)"), "{all}");
