@@ -57,8 +57,22 @@ n=0; while [ $(devmem $B 32) = 0x010000ED ] && [ $n -lt 600 ]; do sleep 0.1; n=$
 echo edu $(devmem $B 32)
 "#;
 
+/// A guest that reads its NVMe disk while the host resets it: its driver misses an answer, sets the disk up again, and goes on.
+const RESETTING: &str = r#"
+while read m; do insmod /lib/modules/$m 2>/dev/null; done </lib/modules/nvme
+n=0; while [ ! -e /dev/nvme0n1 ] && [ $n -lt 300 ]; do sleep 0.1; n=$((n+1)); done
+echo 2000 >/sys/class/nvme/nvme0/nvme0c0n1/queue/io_timeout
+md5sum </dev/nvme0n1 >/sum
+echo reading
+missed() { dmesg | grep -o 'nvme.*timeout, reset controller'; }
+again() { echo 3 >/proc/sys/vm/drop_caches; dd if=/dev/nvme0n1 of=/dev/null bs=64k count=4 2>/dev/null; sleep 0.1; }
+n=0; while [ $n -lt 600 ] && ! missed >/dev/null; do again; n=$((n+1)); done
+missed
+echo 3 >/proc/sys/vm/drop_caches
+md5sum </dev/nvme0n1 | cmp - /sum && echo recovered
+"#;
+
 const LAB: &str = r#"
-EDU=$(bind 1234:11e8) && USB=$(bind 8086:7020) && NVME=$(bind 1b36:0010) || exit 1
 mkdir -p /etc
 echo 'user:x:65534:65534::/:/bin/sh' >/etc/passwd
 guest="--kernel vmlinux --initrd initrd.gz --memory 128M"
@@ -66,7 +80,15 @@ refused() {
     "$@" >>out/refused 2>&1
     echo "exit $?" >>out/refused
 }
+without_driver() {
+    for device in /sys/bus/pci/devices/*; do [ -e $device/driver ] || basename $device; done
+}
 refused ./ttvm run $guest --passthrough pci:0000:77:00.0
+refused ./ttvm run $guest --passthrough pci:$(without_driver | tail -n 1)
+EDU=$(bind 1234:11e8) && USB=$(bind 8086:7020) && NVME=$(bind 1b36:0010) || exit 1
+mv /dev/vfio/vfio /dev/vfio/away
+refused ./ttvm run $guest --passthrough pci:$EDU
+mv /dev/vfio/away /dev/vfio/vfio
 refused ./ttvm run $guest --passthrough pci:$(basename $(dirname $(ls -d /sys/bus/pci/devices/*/driver | grep -v -e $EDU -e $USB -e $NVME | head -n 1)))
 refused su user -c "./ttvm run $guest --passthrough pci:$EDU"
 refused ./ttvm run $guest --passthrough port:0x70-0x71
@@ -89,10 +111,20 @@ dmesg | grep 'DMA Write.*fault addr 0x2000000' >out/faults
 done_with soft
 record kvm --engine kvm --slow-clock 8 --wait-for-exit 10000 $all || exit 1
 done_with kvm
-script=looking
+until_said() {
+    while ! grep -q $1 out/console-$script 2>/dev/null; do kill -0 $recorder || exit 1; sleep 0.5; done
+}
+script=resetting
+record resetting --engine soft --passthrough pci:$NVME &
+recorder=$!
+until_said reading
+echo 1 >/sys/bus/pci/devices/$NVME/reset || exit 1
+wait $recorder || exit 1
+done_with resetting
+script=unplugged
 record unplugged --engine soft --passthrough pci:$EDU &
 recorder=$!
-while ! grep -q looking out/console-unplugged 2>/dev/null; do kill -0 $recorder || exit 1; sleep 0.5; done
+until_said looking
 refused ./ttvm run $guest --passthrough pci:$EDU
 echo 1 >/sys/bus/pci/devices/$EDU/remove
 wait $recorder || exit 1
@@ -129,7 +161,7 @@ fn md5(path: &Path) -> String {
 fn stock_drivers_work_with_devices_of_the_host_and_replay_needs_none() {
     let directory = tempfile::tempdir().expect("a temporary folder");
     let in_directory = |name: &str| directory.path().join(name);
-    for (name, script) in [("guest", GUEST), ("looking", LOOKING)] {
+    for (name, script) in [("guest", GUEST), ("resetting", RESETTING), ("unplugged", LOOKING)] {
         std::fs::write(in_directory(name), script.trim_start()).unwrap();
     }
     std::fs::write(in_directory("disk"), disk()).unwrap();
@@ -163,7 +195,7 @@ fn stock_drivers_work_with_devices_of_the_host_and_replay_needs_none() {
             file("vmlinux", &GENERIC_ELF.path()),
             file("initrd.gz", &BUSYBOX_GENERIC.path()),
         ])
-        .args([file("guest", &in_directory("guest")), file("looking", &in_directory("looking"))])
+        .args(["guest", "resetting", "unplugged"].map(|name| file(name, &in_directory(name))))
         .stdin(Stdio::null())
         .output()
         .expect("the lab's script can be started");
@@ -174,6 +206,8 @@ fn stock_drivers_work_with_devices_of_the_host_and_replay_needs_none() {
         "told-soft",
         "console-kvm",
         "told-kvm",
+        "console-resetting",
+        "told-resetting",
         "console-unplugged",
         "told-unplugged",
     ]
@@ -190,6 +224,8 @@ fn stock_drivers_work_with_devices_of_the_host_and_replay_needs_none() {
     let refused = left("refused");
     for sentence in [
         "the host has no PCI function 0000:77:00.0",
+        "has no driver: load vfio-pci",
+        "there is no /dev/vfio/vfio: load the modules",
         "is held by the driver",
         "no permission to open /dev/vfio/",
         "ports 0x70-0x71 are not passed through",
@@ -199,7 +235,7 @@ fn stock_drivers_work_with_devices_of_the_host_and_replay_needs_none() {
     ] {
         assert!(refused.contains(sentence), "{sentence}: {refused}");
     }
-    assert_eq!(refused.matches("exit 5\n").count(), 7, "{refused}");
+    assert_eq!(refused.matches("exit 5\n").count(), 9, "{refused}");
     for engine in ["soft", "kvm"] {
         let console = left(&format!("console-{engine}"));
         let port = "uart:16550A port:000002E8 irq:3 tx:16384 rx:16384 ";
@@ -226,10 +262,13 @@ fn stock_drivers_work_with_devices_of_the_host_and_replay_needs_none() {
         assert!(left("doctor").contains(line), "{line}\n{}", left("doctor"));
     }
     assert!(left("faults").contains("DMA Write"), "a device wrote where nothing was shown to it\n{all}");
+    for line in ["timeout, reset controller", "recovered", "exit status 0"] {
+        assert!(left("console-resetting").contains(line), "{line}\n{all}");
+    }
     assert!(left("told-unplugged").contains("is gone (the host wants it back)"), "{all}");
     assert!(left("console-unplugged").contains("edu 0xFFFFFFFF"), "{all}");
 
-    for name in ["soft", "kvm", "unplugged"] {
+    for name in ["soft", "kvm", "resetting", "unplugged"] {
         let recording = in_directory(&format!("{name}.ttvm"));
         let run = |arguments: &[&str]| {
             let output = Command::new(ttvm()).args(arguments).output().expect("ttvm starts");

@@ -12,8 +12,10 @@ impl FromStr for PassthroughArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<PassthroughArg, String> {
-        let wrong = || "write pci:DOMAIN:BUS:SLOT.FUNCTION, like pci:0000:00:1d.0, or port:FIRST-LAST[,irq=N], like \
-                          port:0x2f8-0x2ff,irq=3";
+        let wrong = || {
+            "write pci:DOMAIN:BUS:SLOT.FUNCTION, like pci:0000:00:1d.0, or port:FIRST-LAST[,irq=N], like \
+                          port:0x2f8-0x2ff,irq=3"
+        };
         if let Some(address) = text.strip_prefix("pci:") {
             return match is_address(address) {
                 true => Ok(PassthroughArg(PassedOptions::Function { address: address.to_string() })),
@@ -52,10 +54,19 @@ mod tests {
         let ports = |irq| Ok(PassedOptions::Ports { first: 0x2f8, last: 0x2ff, irq });
         assert_eq!(parsed("port:0x2f8-0x2ff"), ports(None));
         assert_eq!(parsed("port:0x2f8-0x2ff,irq=3"), ports(Some(3)));
-        for wrong in
-            ["", "pci:", "pci:00:1d.0", "pci:../../0000:00", "port:", "port:0x2f8", "port:2f8-2ff", "usb:1-1",
-             "port:0x2f8-0x2ff,irq=", "port:0x2f8-0x2ff,irq=300", "port:0x2f8-0x2ff,dma=1"]
-        {
+        for wrong in [
+            "",
+            "pci:",
+            "pci:00:1d.0",
+            "pci:../../0000:00",
+            "port:",
+            "port:0x2f8",
+            "port:2f8-2ff",
+            "usb:1-1",
+            "port:0x2f8-0x2ff,irq=",
+            "port:0x2f8-0x2ff,irq=300",
+            "port:0x2f8-0x2ff,dma=1",
+        ] {
             assert!(parsed(wrong).unwrap_err().contains("pci:0000:00:1d.0"), "{wrong}");
         }
     }

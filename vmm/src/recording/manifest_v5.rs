@@ -47,7 +47,10 @@ pub(super) struct MachineConfigV5 {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum PassedDeviceV5 {
-    Function { address: String, description: PciDescriptionV1 },
+    Function {
+        address: String,
+        description: PciDescriptionV1,
+    },
     Ports {
         first: u16,
         last: u16,

@@ -148,7 +148,8 @@ mod tests {
     #[test]
     fn only_listed_ports_are_opened() {
         for (first, last) in [(0x2f0, 0x2ff), (0x2f8, 0x300), (0x70, 0x71), (0x2ff, 0x2f8), (0, u16::MAX)] {
-            let why = LivePorts::open(first, last, None).err().expect("they are not passed through").to_string();
+            let why =
+                LivePorts::open(first, last, None).err().expect("they are not passed through").to_string();
             assert!(why.contains("0x2f8-0x2ff"), "{why}");
         }
     }

@@ -74,7 +74,8 @@ impl Host {
     }
 
     fn ports(&self) -> Finding {
-        let ports: Vec<_> = ALLOWED_PORTS.iter().map(|(first, last)| format!("{first:#x}-{last:#x}")).collect();
+        let ports: Vec<_> =
+            ALLOWED_PORTS.iter().map(|(first, last)| format!("{first:#x}-{last:#x}")).collect();
         let (ports, name) = (ports.join(" "), "passthrough: ports");
         match open(&self.dev.join("port")) {
             Ok(_) => finding(name, true, ports, ""),
