@@ -87,6 +87,10 @@ fn passed_through_devices_have_the_bytes_of_version_1() {
             DeviceStateV1::Translation(translation),
             vec![6, 0x81, 1, 0x82, 1, 0x83, 1, 0x84, 1, 0x85, 1, 0x86, 1, 1, 2, 3, 4],
         ),
+        (
+            DeviceStateV1::PassedPortsWithLine { line: true, written },
+            [&[7, 1, 0x89, 1][..], &hash_bytes].concat(),
+        ),
     ] {
         assert_eq!(postcard::to_stdvec(&state).unwrap(), bytes);
         assert_eq!(postcard::from_bytes::<DeviceStateV1>(&bytes).unwrap(), state);

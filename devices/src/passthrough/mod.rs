@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  PciBus ── PassedFunction   configuration space, MSI, MSI-X, INTx; BARs are outside   (function.rs)
-//!         ── PassedPorts      plain ports, all of it outside                            (ports.rs)
+//!         ── PassedPorts      plain ports, all of it outside but for the interrupt line (ports.rs)
 //!         ── Translation      the IOMMU's registers; its page tables are walked outside (translation.rs)
 //! ```
 //!
@@ -25,5 +25,6 @@ mod written;
 
 pub use ask::{AskV1, DeviceInputV1, DmaV1, InterruptModeV1, InterruptV1, RegionV1};
 pub use function::{BarDescriptionV1, MsixDescriptionV1, PciDescriptionV1};
+pub use ports::FREE_ISA_IRQS;
 pub use translation::{TRANSLATION_BASE, TranslationStateV1};
 pub use written::WrittenV1;

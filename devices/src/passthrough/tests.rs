@@ -34,7 +34,8 @@ impl Pc {
     fn new() -> Pc {
         let mut bus = PciBus::new();
         assert_eq!(bus.pass_function(&description()), DEVICE_SLOT as usize);
-        bus.pass_ports(0x2F8, 0x2FF);
+        bus.pass_ports(0x2F8, 0x2FF, None);
+        bus.pass_ports(0x3E8, 0x3EF, Some(5));
         Pc { bus, ram: GuestRam::new(1 << 20).unwrap() }
     }
 
@@ -212,7 +213,7 @@ fn the_iommu_tells_what_the_guest_changed() {
     assert_eq!(register(&mut pc, 0xF8) >> 56, 0x36, "done, as widely as asked for");
     assert_eq!(register(&mut pc, 0x18) >> 32, 3 << 30);
     let mut other = PciBus::new();
-    other.pass_ports(0x2F8, 0x2FF);
+    other.pass_ports(0x2F8, 0x2FF, None);
     assert!(
         !other.mmio_read(pc.ram.memory(), TRANSLATION_BASE, &mut [0; 4]),
         "without functions there is none"
@@ -232,6 +233,30 @@ fn plain_ports_are_outside_as_a_whole() {
     assert_eq!(pc.bus.take_told(), [told]);
 }
 
+#[test]
+fn the_line_of_ports_is_up_until_the_guest_touches_them() {
+    let mut pc = Pc::new();
+    let interrupt = |pc: &mut Pc, device| {
+        let interrupts = vec![InterruptV1 { device, vector: 0 }];
+        pc.bus.take_input(&DeviceInputV1 { interrupts, ..DeviceInputV1::default() });
+    };
+    interrupt(&mut pc, 1);
+    assert_eq!(pc.bus.isa_levels(), 0, "these ports have no line");
+    for is_read in [true, false] {
+        interrupt(&mut pc, 2);
+        pc.bus.passed_port_write(0x2F8, &[1]);
+        assert_eq!((pc.bus.isa_levels(), pc.bus.irq_levels()), (1 << 5, 0));
+        if is_read {
+            let asked = pc.bus.port_read_ask(0x3EA, 1);
+            assert_eq!(pc.bus.isa_levels(), 1 << 5, "an ask is no answer");
+            pc.bus.take_input(&DeviceInputV1 { asked, value: Some(1), ..DeviceInputV1::default() });
+        } else {
+            pc.bus.passed_port_write(0x3E8, &[1]);
+        }
+        assert_eq!(pc.bus.isa_levels(), 0);
+    }
+}
+
 fn busy() -> PciBusStateV1 {
     let mut pc = Pc::new();
     let memory = pc.bar(0);
@@ -239,6 +264,10 @@ fn busy() -> PciBusStateV1 {
     pc.bus.passed_port_write(0x2F8, &[2]);
     pc.write(TRANSLATION_BASE + 0x20, &0x12_3000_u64.to_le_bytes());
     pc.interrupt(0);
+    pc.bus.take_input(&DeviceInputV1 {
+        interrupts: vec![InterruptV1 { device: 2, vector: 0 }],
+        ..DeviceInputV1::default()
+    });
     pc.bus.state()
 }
 
@@ -249,7 +278,7 @@ fn a_saved_state_is_restored_whole() {
     assert_ne!(pc.bus.state(), saved);
     pc.bus.restore(&saved).unwrap();
     assert_eq!(pc.bus.state(), saved);
-    assert_eq!(pc.bus.irq_levels(), 1 << DEVICE_SLOT);
+    assert_eq!((pc.bus.irq_levels(), pc.bus.isa_levels()), (1 << DEVICE_SLOT, 1 << 5));
     let other = Pc::new().bus.state();
     let written = |state: &PciBusStateV1| state.functions[0].device.clone();
     assert_ne!(written(&other), written(&saved), "what the guest wrote is part of the state");
@@ -258,16 +287,17 @@ fn a_saved_state_is_restored_whole() {
 #[test]
 fn impossible_states_are_refused_and_change_nothing() {
     let good = busy();
-    let breaks: [fn(&mut PciBusStateV1); 8] = [
+    let breaks: [fn(&mut PciBusStateV1); 9] = [
         |state| state.functions.truncate(2),
         |state| state.functions.swap(0, 1),
         |state| state.functions[0].config[0] ^= 1,
         |state| state.functions[0].msix.entries.truncate(1),
         |state| state.functions[1].config.push(0),
-        |state| state.functions[2].transport.isr = 1,
         |state| state.functions[2].device = state.functions[1].device.clone(),
+        |state| state.functions[3].transport.isr = 1,
+        |state| state.functions[3].device = state.functions[1].device.clone(),
         |state| {
-            if let crate::virtio::DeviceStateV1::Translation(registers) = &mut state.functions[2].device {
+            if let crate::virtio::DeviceStateV1::Translation(registers) = &mut state.functions[3].device {
                 registers.invalidate = 1 << 63;
             }
         },

@@ -80,9 +80,10 @@ impl PciBus {
         slot
     }
 
-    /// Passes ports of the host through.
-    pub fn pass_ports(&mut self, first: u16, last: u16) {
-        self.passed.add_ports(first, last);
+    /// Passes ports of the host through, perhaps with an ISA interrupt line, which must be one of
+    /// [`FREE_ISA_IRQS`](crate::passthrough::FREE_ISA_IRQS).
+    pub fn pass_ports(&mut self, first: u16, last: u16, irq: Option<u8>) {
+        self.passed.add_ports(first, last, irq);
     }
 
     /// Whether any device of the host is passed through.
@@ -192,6 +193,11 @@ impl PciBus {
         let levels =
             lines.fold(0, |levels, (i, function)| levels | u32::from(function.irq_level()) << ((i + 1) % 4));
         levels | self.passed.irq_levels()
+    }
+
+    /// Levels of the ISA interrupt lines that passed-through ports drive, by their numbers.
+    pub fn isa_levels(&self) -> u32 {
+        self.passed.isa_levels()
     }
 
     /// The first console on the bus.

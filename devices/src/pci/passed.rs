@@ -37,7 +37,7 @@ pub(super) struct Parts {
 
 enum DeviceParts {
     Function(Box<PassedParts>),
-    Ports(WrittenV1),
+    Ports { line: Option<bool>, written: WrittenV1 },
 }
 
 impl PassedThrough {
@@ -59,8 +59,8 @@ impl PassedThrough {
         self.devices.push(Passed::Function { slot, function: Box::new(function) });
     }
 
-    pub fn add_ports(&mut self, first: u16, last: u16) {
-        self.devices.push(Passed::Ports(PassedPorts::new(self.devices.len() as u8, first, last)));
+    pub fn add_ports(&mut self, first: u16, last: u16, irq: Option<u8>) {
+        self.devices.push(Passed::Ports(PassedPorts::new(self.devices.len() as u8, first, last, irq)));
     }
 
     fn functions(&self) -> impl Iterator<Item = (usize, &PassedFunction)> {
@@ -130,16 +130,18 @@ impl PassedThrough {
 
     pub fn take_input(&mut self, input: &DeviceInputV1, out: &mut Vec<Msi>) {
         for interrupt in &input.interrupts {
-            if let Some(Passed::Function { function, .. }) =
-                self.devices.get_mut(usize::from(interrupt.device))
-            {
-                function.interrupt(interrupt.vector, out);
+            match self.devices.get_mut(usize::from(interrupt.device)) {
+                Some(Passed::Function { function, .. }) => function.interrupt(interrupt.vector, out),
+                Some(Passed::Ports(ports)) => ports.interrupt(),
+                None => {}
             }
         }
-        if let (Some(AskV1::Read { device, region, .. }), Some(_)) = (input.asked, input.value)
-            && let Some(Passed::Function { function, .. }) = self.devices.get_mut(usize::from(device))
-        {
-            function.was_read(region);
+        if let (Some(AskV1::Read { device, region, .. }), Some(_)) = (input.asked, input.value) {
+            match self.devices.get_mut(usize::from(device)) {
+                Some(Passed::Function { function, .. }) => function.was_read(region),
+                Some(Passed::Ports(ports)) => ports.was_touched(),
+                None => {}
+            }
         }
     }
 
@@ -148,10 +150,17 @@ impl PassedThrough {
             .fold(0, |levels, (slot, function)| levels | u32::from(function.irq_level()) << (slot % 4))
     }
 
+    pub fn isa_levels(&self) -> u32 {
+        self.devices.iter().fold(0, |levels, device| match device {
+            Passed::Function { .. } => levels,
+            Passed::Ports(ports) => levels | ports.isa_levels(),
+        })
+    }
+
     pub fn states(&self) -> impl Iterator<Item = VirtioFunctionStateV1> {
         let devices = self.devices.iter().map(|device| match device {
             Passed::Function { function, .. } => function.state(),
-            Passed::Ports(ports) => bare_state(DeviceStateV1::PassedPorts { written: ports.written }),
+            Passed::Ports(ports) => bare_state(ports_state(ports.line(), ports.written)),
         });
         let translation = self.translation.as_ref();
         devices
@@ -168,12 +177,7 @@ impl PassedThrough {
             (Passed::Function { function, .. }, _) => {
                 function.check(state).map(|parts| DeviceParts::Function(Box::new(parts)))
             }
-            (Passed::Ports(_), DeviceStateV1::PassedPorts { written })
-                if state == &bare_state(state.device.clone()) =>
-            {
-                Ok(DeviceParts::Ports(*written))
-            }
-            _ => Err(StateError::new("it is not of passed-through ports")),
+            (Passed::Ports(ports), _) => check_ports(ports, state),
         });
         let devices = devices.collect::<Result<_, _>>()?;
         let translation = match (&self.translation, states.last()) {
@@ -197,11 +201,33 @@ impl PassedThrough {
         for (device, parts) in self.devices.iter_mut().zip(parts.devices) {
             match (device, parts) {
                 (Passed::Function { function, .. }, DeviceParts::Function(parts)) => function.install(*parts),
-                (Passed::Ports(ports), DeviceParts::Ports(written)) => ports.written = written,
+                (Passed::Ports(ports), DeviceParts::Ports { line, written }) => {
+                    ports.set_line(line);
+                    ports.written = written;
+                }
                 _ => unreachable!("each part was checked against its device"),
             }
         }
         self.translation = parts.translation;
         self.told.clear();
     }
+}
+
+fn ports_state(line: Option<bool>, written: WrittenV1) -> DeviceStateV1 {
+    match line {
+        None => DeviceStateV1::PassedPorts { written },
+        Some(line) => DeviceStateV1::PassedPortsWithLine { line, written },
+    }
+}
+
+fn check_ports(ports: &PassedPorts, state: &VirtioFunctionStateV1) -> Result<DeviceParts, StateError> {
+    let (line, written) = match state.device {
+        DeviceStateV1::PassedPorts { written } => (None, written),
+        DeviceStateV1::PassedPortsWithLine { line, written } => (Some(line), written),
+        _ => return Err(StateError::new("it is not of passed-through ports")),
+    };
+    if line.is_some() != ports.line().is_some() || state != &bare_state(state.device.clone()) {
+        return Err(StateError::new("it is of other passed-through ports"));
+    }
+    Ok(DeviceParts::Ports { line, written })
 }

@@ -26,6 +26,8 @@ pub trait ExpansionBus {
     fn take_msis(&mut self) -> Vec<(u64, u32)>;
     /// Levels of the four interrupt pins; bit n goes to I/O APIC pin 16 + n.
     fn irq_levels(&self) -> u32;
+    /// Levels of the ISA lines that the bus drives; bit n is line n. None is a chip's of the board.
+    fn isa_levels(&self) -> u32;
     /// The state.
     fn state(&self) -> Self::State;
     /// Goes back to a saved state.
@@ -60,6 +62,10 @@ impl ExpansionBus for NoExpansion {
     }
 
     fn irq_levels(&self) -> u32 {
+        0
+    }
+
+    fn isa_levels(&self) -> u32 {
         0
     }
 

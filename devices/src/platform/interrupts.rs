@@ -6,6 +6,8 @@
 //!   └───┴───┴────────► I/O APIC ── messages ─┤
 //! PCI pins ──────────►    │      MSI ────────┘
 //! ```
+//!
+//! Lines of passed-through ports go where the UART's goes.
 
 use super::bus::ExpansionBus;
 use super::{PCI_PIC_IRQS, Platform};
@@ -80,7 +82,8 @@ impl<B: ExpansionBus> Platform<B> {
         let pit = self.pit.irq(now_ns);
         let isa = line(SERIAL_IRQ, serial)
             | line(RTC_IRQ, self.rtc.irq(now_ns))
-            | line(SCI_IRQ, self.pm.sci(now_ns));
+            | line(SCI_IRQ, self.pm.sci(now_ns))
+            | self.bus.isa_levels();
         let pci = self.bus.irq_levels() & 0xF;
         let pci_isa = PCI_PIC_IRQS
             .iter()

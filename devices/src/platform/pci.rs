@@ -33,6 +33,10 @@ impl ExpansionBus for PciBus {
         PciBus::irq_levels(self)
     }
 
+    fn isa_levels(&self) -> u32 {
+        PciBus::isa_levels(self)
+    }
+
     fn state(&self) -> PciBusStateV1 {
         PciBus::state(self)
     }

@@ -401,6 +401,10 @@ impl ExpansionBus for FakeBus {
         u32::from(self.level) << 1
     }
 
+    fn isa_levels(&self) -> u32 {
+        u32::from(self.level) << 3
+    }
+
     fn state(&self) -> (u32, bool) {
         (self.register, self.level)
     }
@@ -439,4 +443,20 @@ fn the_bus_gets_its_ports_addresses_lines_and_messages() {
     m.init_pics(!(1 << PCI_PIC_IRQS[1] | 1 << 2));
     m.platform.with_bus(0, |bus| bus.level = true);
     assert_eq!(m.platform.acknowledge_interrupt(), Some(0x30 + PCI_PIC_IRQS[1]), "through the 8259");
+}
+
+#[test]
+fn the_bus_has_isa_lines_that_interrupt_when_they_go_up() {
+    let mut m = machine_with(FakeBus::default());
+    m.init_pics(!(1 << 3));
+    m.redirect(3, 0x53);
+    for _ in 0..2 {
+        m.platform.with_bus(0, |bus| bus.level = true);
+        let acknowledged = [m.platform.acknowledge_interrupt(), m.platform.acknowledge_interrupt()];
+        assert_eq!(acknowledged, [Some(0x33), Some(0x53)], "the 8259's, and the I/O APIC's");
+        m.outb(PIC_MASTER_PORT, 0x20);
+        m.eoi();
+        assert!(!m.platform.interrupt_pending(), "edge triggered");
+        m.platform.with_bus(0, |bus| bus.level = false);
+    }
 }

@@ -118,4 +118,11 @@ pub enum DeviceStateV1 {
     },
     /// The IOMMU for such functions.
     Translation(TranslationStateV1),
+    /// Plain ports of the host with an ISA interrupt line.
+    PassedPortsWithLine {
+        /// Whether the line is up.
+        line: bool,
+        /// What the guest wrote to them.
+        written: WrittenV1,
+    },
 }

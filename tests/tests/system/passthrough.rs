@@ -1,4 +1,4 @@
-//! Devices of a host, passed through in the lab: stock drivers of the guest work with them, by registers, interrupts and
+//! Devices of a host, passed through in the lab: stock drivers of the guest work with them, by ports, registers, interrupts and
 //! DMA. The recordings replay outside of the lab, without any device.
 
 use std::io::{Read, Write};
@@ -13,7 +13,8 @@ use tests::program::ttvm;
 const DISK_BYTES: usize = 4 << 20;
 
 /// What a guest does with its devices, in one line: the `edu` device in slot 3 writes to memory that the guest never showed it;
-/// some bytes go through a serial adapter that echoes, and come back; an NVMe disk is read, and written and read.
+/// some bytes go through a serial adapter that echoes, and come back; the same through a serial port at 0x2e8, with an interrupt
+/// that only the guest has; an NVMe disk is read, and written and read.
 const GUEST: &str = r#"
 load() { while read m; do insmod /lib/modules/$m 2>/dev/null; done </lib/modules/$1; }
 ready() { n=0; while [ ! -e $1 ] && [ $n -lt 300 ]; do sleep 0.1; n=$((n+1)); done; }
@@ -34,6 +35,12 @@ dd if=/dev/urandom of=/a bs=1024 count=16 2>/dev/null
 cat /a >/dev/ttyUSB0
 n=0; while [ $(wc -c </b) -lt 16384 ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n+1)); done
 cmp /a /b && echo echoed
+stty -F /dev/ttyS3 raw -echo 115200
+(cat /dev/ttyS3 >/c &)
+cat /a >/dev/ttyS3
+n=0; while [ $(wc -c </c) -lt 16384 ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n+1)); done
+cmp /a /c && echo through the port
+grep ^3: /proc/tty/driver/serial
 load nvme
 ready /dev/nvme0n1
 echo disk $(md5sum </dev/nvme0n1)
@@ -50,8 +57,22 @@ n=0; while [ $(devmem $B 32) = 0x010000ED ] && [ $n -lt 600 ]; do sleep 0.1; n=$
 echo edu $(devmem $B 32)
 "#;
 
+/// A guest that reads its NVMe disk while the host resets it: its driver misses an answer, sets the disk up again, and goes on.
+const RESETTING: &str = r#"
+while read m; do insmod /lib/modules/$m 2>/dev/null; done </lib/modules/nvme
+n=0; while [ ! -e /dev/nvme0n1 ] && [ $n -lt 300 ]; do sleep 0.1; n=$((n+1)); done
+echo 2000 >/sys/class/nvme/nvme0/nvme0c0n1/queue/io_timeout
+md5sum </dev/nvme0n1 >/sum
+echo reading
+missed() { dmesg | grep -o 'nvme.*timeout, reset controller'; }
+again() { echo 3 >/proc/sys/vm/drop_caches; dd if=/dev/nvme0n1 of=/dev/null bs=64k count=4 2>/dev/null; sleep 0.1; }
+n=0; while [ $n -lt 600 ] && ! missed >/dev/null; do again; n=$((n+1)); done
+missed
+echo 3 >/proc/sys/vm/drop_caches
+md5sum </dev/nvme0n1 | cmp - /sum && echo recovered
+"#;
+
 const LAB: &str = r#"
-EDU=$(bind 1234:11e8) && USB=$(bind 8086:7020) && NVME=$(bind 1b36:0010) || exit 1
 mkdir -p /etc
 echo 'user:x:65534:65534::/:/bin/sh' >/etc/passwd
 guest="--kernel vmlinux --initrd initrd.gz --memory 128M"
@@ -59,10 +80,21 @@ refused() {
     "$@" >>out/refused 2>&1
     echo "exit $?" >>out/refused
 }
+without_driver() {
+    for device in /sys/bus/pci/devices/*; do [ -e $device/driver ] || basename $device; done
+}
 refused ./ttvm run $guest --passthrough pci:0000:77:00.0
+refused ./ttvm run $guest --passthrough pci:$(without_driver | tail -n 1)
+EDU=$(bind 1234:11e8) && USB=$(bind 8086:7020) && NVME=$(bind 1b36:0010) || exit 1
+mv /dev/vfio/vfio /dev/vfio/away
+refused ./ttvm run $guest --passthrough pci:$EDU
+mv /dev/vfio/away /dev/vfio/vfio
 refused ./ttvm run $guest --passthrough pci:$(basename $(dirname $(ls -d /sys/bus/pci/devices/*/driver | grep -v -e $EDU -e $USB -e $NVME | head -n 1)))
 refused su user -c "./ttvm run $guest --passthrough pci:$EDU"
 refused ./ttvm run $guest --passthrough port:0x70-0x71
+refused ./ttvm run $guest --passthrough port:0x378-0x37f,irq=7
+refused su user -c "./ttvm run $guest --passthrough port:0x2e8-0x2ef"
+./ttvm doctor >out/doctor
 record() {
     name=$1
     shift
@@ -72,17 +104,27 @@ done_with() {
     ./ttvm pack $1.ttvm -o out/$1.packed || exit 1
     rm -r $1.ttvm
 }
-all="--passthrough pci:$EDU --passthrough pci:$USB --passthrough pci:$NVME"
+all="--passthrough pci:$EDU --passthrough pci:$USB --passthrough pci:$NVME --passthrough port:0x2e8-0x2ef,irq=3"
 script=guest
 record soft --engine soft $all || exit 1
 dmesg | grep 'DMA Write.*fault addr 0x2000000' >out/faults
 done_with soft
 record kvm --engine kvm --slow-clock 8 --wait-for-exit 10000 $all || exit 1
 done_with kvm
-script=looking
+until_said() {
+    while ! grep -q $1 out/console-$script 2>/dev/null; do kill -0 $recorder || exit 1; sleep 0.5; done
+}
+script=resetting
+record resetting --engine soft --passthrough pci:$NVME &
+recorder=$!
+until_said reading
+echo 1 >/sys/bus/pci/devices/$NVME/reset || exit 1
+wait $recorder || exit 1
+done_with resetting
+script=unplugged
 record unplugged --engine soft --passthrough pci:$EDU &
 recorder=$!
-while ! grep -q looking out/console-unplugged 2>/dev/null; do kill -0 $recorder || exit 1; sleep 0.5; done
+until_said looking
 refused ./ttvm run $guest --passthrough pci:$EDU
 echo 1 >/sys/bus/pci/devices/$EDU/remove
 wait $recorder || exit 1
@@ -119,7 +161,7 @@ fn md5(path: &Path) -> String {
 fn stock_drivers_work_with_devices_of_the_host_and_replay_needs_none() {
     let directory = tempfile::tempdir().expect("a temporary folder");
     let in_directory = |name: &str| directory.path().join(name);
-    for (name, script) in [("guest", GUEST), ("looking", LOOKING)] {
+    for (name, script) in [("guest", GUEST), ("resetting", RESETTING), ("unplugged", LOOKING)] {
         std::fs::write(in_directory(name), script.trim_start()).unwrap();
     }
     std::fs::write(in_directory("disk"), disk()).unwrap();
@@ -133,6 +175,10 @@ fn stock_drivers_work_with_devices_of_the_host_and_replay_needs_none() {
         format!("socket,id=echo,host=127.0.0.1,port={}", echo()),
         "-device".to_string(),
         "usb-serial,bus=uhci.0,chardev=echo".to_string(),
+        "-chardev".to_string(),
+        format!("socket,id=port,host=127.0.0.1,port={}", echo()),
+        "-device".to_string(),
+        "isa-serial,iobase=0x2e8,irq=5,chardev=port".to_string(),
         "-drive".to_string(),
         format!("file={},if=none,id=disk,format=raw", in_directory("disk").display()),
         "-device".to_string(),
@@ -149,7 +195,7 @@ fn stock_drivers_work_with_devices_of_the_host_and_replay_needs_none() {
             file("vmlinux", &GENERIC_ELF.path()),
             file("initrd.gz", &BUSYBOX_GENERIC.path()),
         ])
-        .args([file("guest", &in_directory("guest")), file("looking", &in_directory("looking"))])
+        .args(["guest", "resetting", "unplugged"].map(|name| file(name, &in_directory(name))))
         .stdin(Stdio::null())
         .output()
         .expect("the lab's script can be started");
@@ -160,6 +206,8 @@ fn stock_drivers_work_with_devices_of_the_host_and_replay_needs_none() {
         "told-soft",
         "console-kvm",
         "told-kvm",
+        "console-resetting",
+        "told-resetting",
         "console-unplugged",
         "told-unplugged",
     ]
@@ -176,28 +224,51 @@ fn stock_drivers_work_with_devices_of_the_host_and_replay_needs_none() {
     let refused = left("refused");
     for sentence in [
         "the host has no PCI function 0000:77:00.0",
+        "has no driver: load vfio-pci",
+        "there is no /dev/vfio/vfio: load the modules",
         "is held by the driver",
         "no permission to open /dev/vfio/",
         "ports 0x70-0x71 are not passed through",
+        "the host gives no program the interrupt of a device at ports 0x378-0x37f",
+        "cannot open /dev/port: Permission denied",
         "is busy: another program has a device of that group",
     ] {
         assert!(refused.contains(sentence), "{sentence}: {refused}");
     }
-    assert_eq!(refused.matches("exit 5\n").count(), 5, "{refused}");
+    assert_eq!(refused.matches("exit 5\n").count(), 9, "{refused}");
     for engine in ["soft", "kvm"] {
         let console = left(&format!("console-{engine}"));
-        for line in ["edu 0x010000ED 0xEDCBA987", "echoed", &format!("disk {sum}"), "stored", "exit status 0"]
-        {
+        let port = "uart:16550A port:000002E8 irq:3 tx:16384 rx:16384 ";
+        let disk = format!("disk {sum}");
+        for line in [
+            "edu 0x010000ED 0xEDCBA987",
+            "echoed",
+            "through the port",
+            port,
+            &disk,
+            "stored",
+            "exit status 0",
+        ] {
             // What the guest stores changes the disk for the next one.
             let is_other_disk = engine == "kvm" && line.starts_with("disk");
             assert!(console.contains(line) || is_other_disk, "{line}\n{all}");
         }
     }
+    for line in [
+        "ok   passthrough: IOMMU:",
+        "ok   passthrough: PCI functions: 0000:00:",
+        "ok   passthrough: ports: 0x200-0x207 ",
+    ] {
+        assert!(left("doctor").contains(line), "{line}\n{}", left("doctor"));
+    }
     assert!(left("faults").contains("DMA Write"), "a device wrote where nothing was shown to it\n{all}");
+    for line in ["timeout, reset controller", "recovered", "exit status 0"] {
+        assert!(left("console-resetting").contains(line), "{line}\n{all}");
+    }
     assert!(left("told-unplugged").contains("is gone (the host wants it back)"), "{all}");
     assert!(left("console-unplugged").contains("edu 0xFFFFFFFF"), "{all}");
 
-    for name in ["soft", "kvm", "unplugged"] {
+    for name in ["soft", "kvm", "resetting", "unplugged"] {
         let recording = in_directory(&format!("{name}.ttvm"));
         let run = |arguments: &[&str]| {
             let output = Command::new(ttvm()).args(arguments).output().expect("ttvm starts");

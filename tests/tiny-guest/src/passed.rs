@@ -65,6 +65,15 @@ fn code(rounds: u32) -> Vec<u8> {
         a.in_(al, dx)?;
         a.movzx(eax, al)?;
         a.add(ebx, eax)?;
+        // Every other round, so that the line of these ports stays up for a while.
+        let mut other = a.create_label();
+        a.test(esi, 1)?;
+        a.jz(other)?;
+        a.mov(edx, 0x3e8)?;
+        a.in_(al, dx)?;
+        a.out(dx, al)?;
+        a.mov(edx, 0x2f8)?;
+        a.set_label(&mut other)?;
         a.add(ebx, dword_ptr(BAR))?;
         a.mov(dword_ptr(BAR + 4), ebx)?;
         // A read and a write in one instruction.
@@ -130,8 +139,9 @@ impl<C: Unit> Inputs<C> for Devices {
         if !self.came {
             return Ok(None);
         }
-        let interrupts =
-            (0..self.below(2)).map(|vector| InterruptV1 { device: 0, vector: vector as u16 }).collect();
+        let interrupts = (0..self.below(2))
+            .map(|vector| InterruptV1 { device: 2 * self.below(2) as u8, vector: vector as u16 })
+            .collect();
         Ok(Some(Event::Devices(DeviceInputV1 { dma: self.dma(), interrupts, ..DeviceInputV1::default() })))
     }
 
@@ -178,7 +188,11 @@ fn record_by<U: Unit>(
         memory_bytes: 4 << 20,
         debug_exit: Some(0x501),
         model: if U::NAMES_ONE_PLACE { cpu::CpuModel::default() } else { cpu::CpuModel::V2Kvm },
-        passthrough: vec![function, PassedDevice::Ports { first: 0x2f8, last: 0x2ff }],
+        passthrough: vec![
+            function,
+            PassedDevice::Ports { first: 0x2f8, last: 0x2ff, irq: None },
+            PassedDevice::Ports { first: 0x3e8, last: 0x3ef, irq: Some(5) },
+        ],
         ..MachineOptions::default()
     };
     let (config, images) = MachineConfig::from_options(&options).unwrap();

@@ -239,7 +239,7 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
         if self.closed && deadline_ns.is_none() {
             return Ok(Idle::Forever);
         }
-        Ok(Idle::Until(self.wait(now, deadline_ns, &[])))
+        Ok(Idle::Until(self.wait(now, deadline_ns, None)))
     }
 
     fn console_output(&mut self, _now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {
@@ -250,23 +250,23 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
 
 impl<C: Unit> LiveConsole<C> {
     /// Lets the guest's idle time pass in real time, up to the machine's deadline, or until something is typed or can be
-    /// read from one of `others`; not for long at once. Gives the virtual time until which it passed.
+    /// read from one of `others`, if there are peers outside; not for long at once. Gives the virtual time until which it passed.
     pub(super) fn wait(
         &mut self,
         now: Moment<C>,
         deadline_ns: Option<u64>,
-        others: &[BorrowedFd<'_>],
+        others: Option<&[BorrowedFd<'_>]>,
     ) -> u64 {
         let wanted_ns = deadline_ns.map_or(u64::MAX, |d| d - now.time_ns.min(d)).max(1);
         let mut passed_ns = wanted_ns.min(LONGEST_WAIT_NS);
         // Under a millisecond no person notices; a peer does.
-        if others.is_empty() {
+        if others.is_none() {
             passed_ns = wanted_ns.min(1_000_000).max(passed_ns / 1_000_000 * 1_000_000);
         }
-        if !others.is_empty() || wanted_ns >= 1_000_000 {
+        if others.is_some() || wanted_ns >= 1_000_000 {
             let before = Instant::now();
-            self.read_keyboard(Duration::from_nanos(passed_ns), others);
-            if !others.is_empty() || !self.typed.is_empty() || !self.commands.is_empty() {
+            self.read_keyboard(Duration::from_nanos(passed_ns), others.unwrap_or_default());
+            if others.is_some() || !self.typed.is_empty() || !self.commands.is_empty() {
                 // It may have been less.
                 passed_ns = passed_ns.min(before.elapsed().as_nanos() as u64).max(1);
             }

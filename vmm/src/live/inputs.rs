@@ -17,6 +17,12 @@ use crate::position::Moment;
 
 /// Distance, in what the machine counts, between two looks at devices of the host while the guest is busy.
 const BETWEEN_LOOKS: u64 = 100_000;
+/// The same while one of them must be looked at, because nothing tells when it interrupts.
+const BETWEEN_WATCHING_LOOKS: u64 = 20_000;
+/// Time between two looks at such a device while the guest is idle.
+const WATCHING_NS: u64 = 250_000;
+/// Looks at such a device in one wait: signals are looked at in between.
+const LOOKS_IN_A_WAIT: usize = 400;
 
 /// A console, and perhaps a network beside it.
 pub struct LiveInputs<C> {
@@ -53,6 +59,13 @@ impl<C: Unit> LiveInputs<C> {
         }
     }
 
+    /// Lets time pass until then, or until something comes.
+    fn wait(&mut self, now: Moment<C>, until_ns: u64) -> u64 {
+        let mut wakes: Vec<BorrowedFd<'_>> = self.devices.iter().flat_map(Devices::wakes).collect();
+        wakes.extend(self.network.as_mut().map(|network| network.wakes(now.count)));
+        self.console.wait(now, Some(until_ns).filter(|&ns| ns != u64::MAX), Some(&wakes))
+    }
+
     /// What the network gives; a peer that fails or has gone is let go of.
     fn of_network<T>(&mut self, ask: impl FnOnce(&mut Network<C>) -> std::io::Result<T>) -> Option<T> {
         match ask(self.network.as_mut()?) {
@@ -80,7 +93,11 @@ impl<C: Unit> Inputs<C> for LiveInputs<C> {
 
     fn next_poll(&self, now: Moment<C>) -> C {
         let next = self.console.next_poll(now);
-        if self.devices.is_some() { next.min(now.count + BETWEEN_LOOKS) } else { next }
+        match &self.devices {
+            None => next,
+            Some(devices) if devices.are_watched() => next.min(now.count + BETWEEN_WATCHING_LOOKS),
+            Some(_) => next.min(now.count + BETWEEN_LOOKS),
+        }
     }
 
     fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
@@ -90,9 +107,18 @@ impl<C: Unit> Inputs<C> for LiveInputs<C> {
         if let Some(devices) = &mut self.devices {
             devices.before_idle();
         }
-        let mut wakes: Vec<BorrowedFd<'_>> = self.devices.iter().flat_map(Devices::wakes).collect();
-        wakes.extend(self.network.as_mut().map(|network| network.wakes(now.count)));
-        Ok(Idle::Until(self.console.wait(now, deadline_ns, &wakes)))
+        let mut time_ns = now.time_ns;
+        for _ in 0..LOOKS_IN_A_WAIT {
+            let is_watching = self.devices.as_ref().is_some_and(Devices::are_watched);
+            let look_ns = if is_watching { time_ns + WATCHING_NS } else { u64::MAX };
+            let end_ns = look_ns.min(deadline_ns.unwrap_or(u64::MAX));
+            time_ns = self.wait(Moment { time_ns, ..now }, end_ns);
+            // Where it was shorter, something has come.
+            if time_ns < look_ns || self.devices.as_mut().is_some_and(Devices::look) {
+                break;
+            }
+        }
+        Ok(Idle::Until(time_ns))
     }
 
     fn ask_devices(&mut self, _at: AskedAt<C>, ask: &AskV1) -> Result<DeviceInputV1, Error> {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use boot::packed_kernel;
 use boot::time_reads::{self, Rewriting};
 use devices::DebugPortsV1;
-use devices::passthrough::{BarDescriptionV1, PciDescriptionV1};
+use devices::passthrough::{BarDescriptionV1, FREE_ISA_IRQS, PciDescriptionV1};
 use serde::Serialize;
 
 use crate::error::Error;
@@ -69,6 +69,8 @@ pub enum PassedDevice {
         first: u16,
         /// The last.
         last: u16,
+        /// The ISA interrupt that their device has in the guest, if any.
+        irq: Option<u8>,
     },
 }
 
@@ -173,6 +175,7 @@ impl MachineConfig {
             network: options.network.clone(),
             passthrough: options.passthrough.clone(),
         };
+        config.validate().map_err(|why| Error::Unsupported(format!("this machine {why}")))?;
         let images = Images { kernel, initrd, modules }.for_machine(&config);
         Ok((config, images))
     }
@@ -216,12 +219,13 @@ impl MachineConfig {
                 PassedDevice::Function { address, description } => description
                     .validate()
                     .map_err(|why| format!("asks for the PCI function {address}, which has {why}"))?,
-                PassedDevice::Ports { first, last } if first > last => {
+                PassedDevice::Ports { first, last, .. } if first > last => {
                     return Err(format!("asks for ports {first:#x} to {last:#x}"));
                 }
                 PassedDevice::Ports { .. } => {}
             }
         }
+        self.validate_irqs()?;
         let bars = self.passthrough.iter().flat_map(|passed| match passed {
             PassedDevice::Function { description, .. } => description.bars.as_slice(),
             PassedDevice::Ports { .. } => &[],
@@ -239,6 +243,19 @@ impl MachineConfig {
                 "asks for a network card with an MTU of {}, the least is {MIN_MTU}",
                 network.mtu
             ));
+        }
+        Ok(())
+    }
+
+    fn validate_irqs(&self) -> Result<(), String> {
+        let mut free = FREE_ISA_IRQS.to_vec();
+        for passed in &self.passthrough {
+            if let PassedDevice::Ports { irq: Some(irq), .. } = passed {
+                let Some(at) = free.iter().position(|one| one == irq) else {
+                    return Err(format!("asks for IRQ {irq} for ports, and has {free:?} free"));
+                };
+                free.remove(at);
+            }
         }
         Ok(())
     }

@@ -100,7 +100,7 @@ impl<U: Unit> Machine<U> {
         for passed in &config.passthrough {
             match passed {
                 PassedDevice::Function { description, .. } => _ = devices.pass_function(description),
-                PassedDevice::Ports { first, last } => devices.pass_ports(*first, *last),
+                PassedDevice::Ports { first, last, irq } => devices.pass_ports(*first, *last, *irq),
             }
         }
         let mut platform =

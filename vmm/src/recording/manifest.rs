@@ -149,10 +149,16 @@ mod tests {
     #[test]
     fn devices_of_the_host_are_part_of_the_machine_where_there_are_some() {
         let mut with = manifest();
-        with.machine.passthrough.push(PassedDevice::Ports { first: 0x2f8, last: 0x2ff });
+        let ports = |irq| PassedDevice::Ports { first: 0x2f8, last: 0x2ff, irq };
+        with.machine.passthrough.push(ports(None));
         assert!(with.text().contains("\"ports\"") && !manifest().text().contains("passthrough"));
+        assert!(!with.text().contains("irq"));
         assert_eq!(Manifest::parse(&with.text()).unwrap(), with);
         assert_ne!(with.machine_hash(), manifest().machine_hash());
+        let mut interrupting = manifest();
+        interrupting.machine.passthrough.push(ports(Some(3)));
+        assert_eq!(Manifest::parse(&interrupting.text()).unwrap(), interrupting);
+        assert_ne!(with.machine_hash(), interrupting.machine_hash());
     }
 
     #[test]

@@ -47,8 +47,17 @@ pub(super) struct MachineConfigV5 {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum PassedDeviceV5 {
-    Function { address: String, description: PciDescriptionV1 },
-    Ports { first: u16, last: u16 },
+    Function {
+        address: String,
+        description: PciDescriptionV1,
+    },
+    Ports {
+        first: u16,
+        last: u16,
+        /// Ports without an interrupt have the text that they had before there were others.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        irq: Option<u8>,
+    },
 }
 
 impl From<PassedDevice> for PassedDeviceV5 {
@@ -57,7 +66,7 @@ impl From<PassedDevice> for PassedDeviceV5 {
             PassedDevice::Function { address, description } => {
                 PassedDeviceV5::Function { address, description }
             }
-            PassedDevice::Ports { first, last } => PassedDeviceV5::Ports { first, last },
+            PassedDevice::Ports { first, last, irq } => PassedDeviceV5::Ports { first, last, irq },
         }
     }
 }
@@ -68,7 +77,7 @@ impl From<PassedDeviceV5> for PassedDevice {
             PassedDeviceV5::Function { address, description } => {
                 PassedDevice::Function { address, description }
             }
-            PassedDeviceV5::Ports { first, last } => PassedDevice::Ports { first, last },
+            PassedDeviceV5::Ports { first, last, irq } => PassedDevice::Ports { first, last, irq },
         }
     }
 }

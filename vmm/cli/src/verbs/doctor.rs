@@ -1,4 +1,6 @@
-//! `ttvm doctor`: what this host offers to each engine, and what to do about what is missing.
+//! `ttvm doctor`: what this host offers to each engine and to `--passthrough`, and what to do about what is missing.
+
+mod passthrough;
 
 use kvm::Probe;
 use serde::Serialize;
@@ -58,6 +60,7 @@ fn examine() -> Report {
     let mut findings = vec![memory(), finding("software engine", true, "runs on every x86-64 Linux", "")];
     let kvm = examine_kvm(&mut findings);
     let counter = examine_counter(&mut findings);
+    findings.extend(passthrough::Host::this().examine());
     let why = match (kvm, counter) {
         (false, _) => "KVM does not work here",
         (true, false) => "KVM works, but without a counter each asynchronous position costs it a search",

@@ -184,7 +184,10 @@ fn text(info: &Info<'_>) -> String {
                 let (vendor, device) = (description.vendor, description.device);
                 format!("host device   PCI function {address} ({vendor:04x}:{device:04x})")
             }
-            PassedDevice::Ports { first, last } => format!("host device   ports {first:#x}-{last:#x}"),
+            PassedDevice::Ports { first, last, irq } => {
+                let irq = irq.map(|irq| format!(", IRQ {irq}")).unwrap_or_default();
+                format!("host device   ports {first:#x}-{last:#x}{irq}")
+            }
         });
     }
     lines.push(format!("command line  {}", machine.cmdline));

@@ -8,6 +8,7 @@ mod describe;
 mod dma;
 mod function;
 mod ports;
+mod serial;
 mod tables;
 
 use std::collections::VecDeque;
@@ -44,6 +45,8 @@ pub enum PassedOptions {
         first: u16,
         /// The last.
         last: u16,
+        /// The ISA interrupt that their device has in the guest, if any.
+        irq: Option<u8>,
     },
 }
 
@@ -68,9 +71,9 @@ impl OpenedDevices {
                     described.push(PassedDevice::Function { address: address.clone(), description });
                     opened.push(Opened::Function(function));
                 }
-                PassedOptions::Ports { first, last } => {
-                    opened.push(Opened::Ports(LivePorts::open(*first, *last)?));
-                    described.push(PassedDevice::Ports { first: *first, last: *last });
+                &PassedOptions::Ports { first, last, irq } => {
+                    opened.push(Opened::Ports(LivePorts::open(first, last, irq)?));
+                    described.push(PassedDevice::Ports { first, last, irq });
                 }
             }
         }
@@ -135,6 +138,29 @@ impl Devices {
         })
     }
 
+    /// Whether a device may interrupt that nothing tells of, so that it must be looked at.
+    pub fn are_watched(&self) -> bool {
+        self.devices.iter().any(|device| matches!(device, Device::Ports(ports) if ports.is_watched()))
+    }
+
+    /// Looks at devices that nothing tells of while the guest waits. What interrupts comes in next.
+    pub fn look(&mut self) -> bool {
+        let interrupts = self.port_interrupts();
+        let any = !interrupts.is_empty();
+        if any {
+            self.waiting.push_back(DeviceInputV1 { interrupts, ..DeviceInputV1::default() });
+        }
+        any
+    }
+
+    fn port_interrupts(&mut self) -> Vec<InterruptV1> {
+        let interrupts = (0..).zip(&mut self.devices).filter_map(|(device, passed)| match passed {
+            Device::Ports(ports) => ports.take_interrupt().then_some(InterruptV1 { device, vector: 0 }),
+            Device::Function(_) => None,
+        });
+        interrupts.collect()
+    }
+
     /// The guest is about to wait: devices see what it wrote, and are looked at next.
     pub fn before_idle(&mut self) {
         let ram = self.ram.clone();
@@ -153,7 +179,7 @@ impl Devices {
             return None;
         }
         self.looked = now;
-        let mut interrupts = Vec::new();
+        let mut interrupts = self.port_interrupts();
         for (device, function) in self.functions_mut() {
             let vectors = function.take_interrupts().into_iter();
             interrupts.extend(vectors.map(|vector| InterruptV1 { device, vector }));
