@@ -11,6 +11,8 @@ use devices::passthrough::DmaV1;
 use guest_ram::GuestRam;
 use vfio::{Area, CHUNK_BYTES, PAGE_BYTES};
 
+use super::order::{New, named_first};
+
 /// How often memory is looked through until nothing new is found.
 const MOST_PASSES: usize = 16;
 
@@ -100,9 +102,10 @@ impl Shadow {
     /// Shows the function what the guest has written. What was taken of the function's writes is to be in RAM.
     ///
     /// The function may be reading right now, from the ring that it found something in to the buffers that this names. So
-    /// buffers are shown before rings, which are older, a page from its end, and all in one go when it is known what is new.
-    pub fn show_written(&mut self, ram: &GuestRam) {
-        for New { at, chunk } in self.news(ram) {
+    /// what is named is shown first ([`named_first`]), buffers before rings, which are older, and all in one go when it is
+    /// known what is new. `offset_of` knows which offset in RAM the function sees at an address.
+    pub fn show_written(&mut self, ram: &GuestRam, offset_of: impl Fn(u64) -> Option<u64>) {
+        for New { at, chunk } in named_first(self.news(ram), offset_of) {
             let base = &mut self.base[at..at + CHUNK_BYTES];
             let written = std::array::from_fn(|byte| (chunk[byte] != base[byte]).then_some(chunk[byte]));
             self.area.merge_chunk(at, written);
@@ -110,7 +113,7 @@ impl Shadow {
         }
     }
 
-    /// What the guest has written, in the order in which it is shown.
+    /// What the guest has written, buffers before rings and each page from its end.
     fn news(&self, ram: &GuestRam) -> Vec<New> {
         let mut page = [0; PAGE_BYTES];
         let mut news = Vec::new();
@@ -123,12 +126,6 @@ impl Shadow {
         }
         news
     }
-}
-
-/// What the guest wrote, and the bytes beside it.
-struct New {
-    at: usize,
-    chunk: [u8; CHUNK_BYTES],
 }
 
 /// The chunks of the page at `offset` of RAM in which it differs from its base.
@@ -208,7 +205,7 @@ mod tests {
         ram.store_u8(PAGE, 1);
         ram.store_u32(PAGE + 0x100, 0xDDCC_BBAA);
         device_writes(&shadow, PAGE + 3, &[0x44]);
-        shadow.show_written(&ram);
+        shadow.show_written(&ram, |_| None);
         assert_eq!(shadow.area.load(PAGE as usize) as u32, 0x4411_1101);
         assert_eq!(shadow.area.load(PAGE as usize + 0x100) as u32, 0xDDCC_BBAA);
         assert_eq!(shadow.take_written(&ram), [write(3, &[0x44])], "and nothing of what the guest wrote");
@@ -226,7 +223,7 @@ mod tests {
         }
         let order: Vec<_> = shadow.news(&ram).iter().map(|new| new.at as u64).collect();
         assert_eq!(order, [above + 0x10, below, PAGE + 0x20, PAGE]);
-        shadow.show_written(&ram);
+        shadow.show_written(&ram, |_| None);
         assert_eq!(shadow.news(&ram).len(), 0);
         assert_eq!(shadow.area.load(PAGE as usize + 0x20), 7 << 32 | 7);
     }

@@ -120,7 +120,9 @@ impl LiveFunction {
 
     /// Shows it what the guest has written.
     pub fn show_written(&mut self, ram: &GuestRam) {
-        self.shadow.show_written(ram);
+        let (mapped, page) = (&self.mapped, PAGE_BYTES as u64);
+        let offset_of = |address: u64| Some(mapped.get(&(address - address % page))?.offset + address % page);
+        self.shadow.show_written(ram, offset_of);
     }
 
     /// The guest has changed what it may see. Gives what it has written, for it may have written to what is taken away.

@@ -7,6 +7,7 @@
 mod describe;
 mod dma;
 mod function;
+mod order;
 mod ports;
 mod serial;
 mod tables;
