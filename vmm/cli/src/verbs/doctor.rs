@@ -1,29 +1,19 @@
 //! `ttvm doctor`: what this host offers to each engine and to `--passthrough`, and what to do about what is missing.
 
+mod finding;
 mod passthrough;
 
 use kvm::Probe;
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
 
+use finding::{Finding, finding};
+
 #[derive(clap::Args)]
 pub struct Args {
     /// Print the findings as JSON
     #[arg(long)]
     json: bool,
-}
-
-/// One thing that was looked at.
-#[derive(Serialize)]
-struct Finding {
-    /// What.
-    name: String,
-    ok: bool,
-    /// What was found.
-    detail: String,
-    /// What to do about it, if it is not as one would wish.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    advice: String,
 }
 
 #[derive(Serialize)]
@@ -67,10 +57,6 @@ fn examine() -> Report {
         (true, true) => "KVM and a counter work, but no such machine has been tried yet",
     };
     Report { findings, kvm, counter, auto: "soft", why }
-}
-
-fn finding(name: &str, ok: bool, detail: impl Into<String>, advice: &str) -> Finding {
-    Finding { name: name.to_string(), ok, detail: detail.into(), advice: advice.to_string() }
 }
 
 /// Memory that is free for guests.

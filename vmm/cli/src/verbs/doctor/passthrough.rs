@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use vmm::live::ALLOWED_PORTS;
 
-use super::{Finding, finding};
+use super::finding::{Finding, finding};
 
 /// Where the kernel shows devices.
 pub(super) struct Host {
@@ -79,9 +79,12 @@ impl Host {
         let (ports, name) = (ports.join(" "), "passthrough: ports");
         match open(&self.dev.join("port")) {
             Ok(_) => finding(name, true, ports, ""),
-            Err(error) => {
-                finding(name, false, format!("cannot open /dev/port: {error}"), "be root, with CAP_SYS_RAWIO")
-            }
+            Err(error) => finding(
+                name,
+                false,
+                format!("cannot open /dev/port: {error}"),
+                "be root, on a host whose kernel has that file",
+            ),
         }
     }
 }
