@@ -556,7 +556,7 @@ mod tests {
         let ram = GuestRam::new(4 * PAGE_SIZE).unwrap();
         let mut lines = CodeLines::new(&ram);
         let mut cache = CodeCache::new();
-        cache.translator = Translator::new();
+        cache.translator = Translator::new(translator::Undefined::AsOnTheHost);
         if cache.translator.is_none() {
             return; // This host has none.
         }

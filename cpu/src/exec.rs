@@ -22,7 +22,7 @@ use crate::model::CpuModel;
 use crate::op::Op;
 use crate::slots::REG_BLOCK_RIP;
 use crate::state::CpuState;
-use translator::Translator;
+use translator::{Translator, Undefined};
 
 /// Why [`Cpu::run`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +72,9 @@ pub enum Tier {
         /// Executions of a block before it is translated.
         after: u32,
     },
+    /// The translator for everything, with all that the host's instructions leave undefined inverted: for tests that the guest
+    /// sees nothing of it.
+    Inverted,
 }
 
 /// Executions of a block by the interpreter that cost as much as its translation.
@@ -96,14 +99,14 @@ impl Cpu {
     /// Chooses what executes the guest. Nothing that the guest can see depends on it.
     pub fn set_tier(&mut self, tier: Tier) {
         self.drop_code();
-        match tier {
-            Tier::Interpreter => self.code.translator = None,
-            Tier::Translator { after } => {
-                self.translate_after = after;
-                if self.code.translator.is_none() {
-                    self.code.translator = Translator::new();
-                }
-            }
+        let (after, undefined) = match tier {
+            Tier::Interpreter => return self.code.translator = None,
+            Tier::Translator { after } => (after, Undefined::AsOnTheHost),
+            Tier::Inverted => (0, Undefined::Inverted),
+        };
+        self.translate_after = after;
+        if self.code.translator.as_ref().is_none_or(|translator| translator.undefined() != undefined) {
+            self.code.translator = Translator::new(undefined);
         }
     }
 

@@ -66,17 +66,18 @@ class Ttvm:
 
     def play(self, kind, workload, scale, disk, scratch):
         """The marks of one run, as (text, instructions or None, CPU ns). A replay is one of the last recording."""
-        recording, messages = f"{scratch}/recording.ttvm", f"{scratch}/messages"
+        recording, stats_file = f"{scratch}/recording.ttvm", f"{scratch}/stats.json"
         machine = machine_options(workload, scale, disk)
         if kind == "record":
             subprocess.run(["rm", "-rf", recording], check=True)
-            return marks_of("ttvm record", [self.binary, "record", "-o", recording, *machine], messages)
-        if kind == "replay":
-            return marks_of("ttvm replay", [self.binary, "replay", recording], messages)
-        stats_file = f"{scratch}/stats.json"
-        marks_of("ttvm run", [self.binary, "run", *machine, "--stats-json", stats_file], messages)
+        what = {
+            "run": ["run", *machine],
+            "record": ["record", "-o", recording, *machine],
+            "replay": ["replay", recording],
+        }[kind]
+        marks_of(f"ttvm {kind}", [self.binary, *what, "--stats-json", stats_file], f"{scratch}/messages")
         with open(stats_file) as file:
-            return [(mark["text"], mark["insns"], mark["cpu_ns"]) for mark in json.load(file)["marks"]]
+            return [(mark["text"], mark.get("insns"), mark["cpu_ns"]) for mark in json.load(file)["marks"]]
 
 
 class Qemu:

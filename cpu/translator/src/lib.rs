@@ -31,6 +31,15 @@ pub const MAX_INSTRUCTIONS: usize = 48;
 /// Most steps that one run of generated code may take.
 pub const MAX_STEPS: u64 = 1 << 23;
 
+/// What becomes of flags and registers that an instruction of the host leaves undefined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Undefined {
+    /// They are what the host's processor makes them.
+    AsOnTheHost,
+    /// They are inverted, at a cost: for tests that nothing of it gets into the guest's state, whatever the processor.
+    Inverted,
+}
+
 /// A block of straight-line code in 64-bit mode.
 pub struct Source<'a> {
     /// Address of its first instruction.

@@ -1,6 +1,6 @@
 //! The translator of hosts that have none: there is no value of it.
 
-use crate::{Entry, Guest, Left, Link, Resume, Source, TlbSlot};
+use crate::{Entry, Guest, Left, Link, Resume, Source, TlbSlot, Undefined};
 
 /// Translates blocks, and runs them.
 pub enum Translator {}
@@ -8,8 +8,11 @@ pub enum Translator {}
 /// The same interface as that of hosts that have one.
 #[allow(missing_docs, clippy::unused_self, reason = "none of it can be called")]
 impl Translator {
-    pub fn new() -> Option<Translator> {
+    pub fn new(_: Undefined) -> Option<Translator> {
         None
+    }
+    pub fn undefined(&self) -> Undefined {
+        match *self {}
     }
     pub fn translate(&mut self, _: &Source<'_>) -> Option<Entry> {
         match *self {}

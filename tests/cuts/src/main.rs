@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use cuts::campaign::{self, Kind, Options};
-use cuts::tier::{Interpreted, Tier, Translated};
+use cuts::tier::{Interpreted, Inverted, Tier, Translated};
 use cuts::{digests, explain};
 
 /// Runs random small guests uncut, cut and restored in several ways, and compares them wherever two pass the same step.
@@ -23,8 +23,11 @@ struct Arguments {
     #[arg(long)]
     loops: bool,
     /// The interpreter alone, in place of the translator: both are compared with the interpreter's single steps.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "inverted")]
     interpreter: bool,
+    /// The translator, with all inverted that the manuals leave undefined of the host's instructions.
+    #[arg(long)]
+    inverted: bool,
     /// Threads.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -38,11 +41,19 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    match (arguments.interpreter, arguments.inverted) {
+        (true, _) => by_tier::<Interpreted>(&arguments),
+        (_, true) => by_tier::<Inverted>(&arguments),
+        _ => by_tier::<Translated>(&arguments),
+    }
+}
+
+fn by_tier<T: Tier>(arguments: &Arguments) -> ExitCode {
     if arguments.digests {
-        print!("{}", digests::all::<Translated>());
+        print!("{}", digests::all::<T>());
         return ExitCode::SUCCESS;
     }
-    if arguments.interpreter { fuzz::<Interpreted>(&arguments) } else { fuzz::<Translated>(&arguments) }
+    fuzz::<T>(arguments)
 }
 
 fn fuzz<T: Tier>(arguments: &Arguments) -> ExitCode {
@@ -59,11 +70,12 @@ fn fuzz<T: Tier>(arguments: &Arguments) -> ExitCode {
     for found in &summary.differences {
         print!("{}", explain::difference::<T>(options.kind, options.seed, found));
         println!(
-            "  again: cargo run --release -p cuts -- --seed {} --program {}{}{}",
+            "  again: cargo run --release -p cuts -- --seed {} --program {}{}{}{}",
             options.seed,
             found.program,
             if arguments.loops { " --loops" } else { "" },
-            if arguments.interpreter { " --interpreter" } else { "" }
+            if arguments.interpreter { " --interpreter" } else { "" },
+            if arguments.inverted { " --inverted" } else { "" }
         );
     }
     summary.modes.iter().for_each(|(mode, count)| println!("{count:9} programs: {mode}"));

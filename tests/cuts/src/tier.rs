@@ -27,6 +27,9 @@ pub struct Interpreted(Cpu);
 /// The software CPU with its translator, which translates everything at once.
 pub struct Translated(Cpu);
 
+/// As [`Translated`], with all inverted that the manuals leave undefined of the host's instructions.
+pub struct Inverted(Cpu);
+
 macro_rules! tier {
     ($name:ident, $tier:expr) => {
         impl Tier for $name {
@@ -57,3 +60,4 @@ macro_rules! tier {
 
 tier!(Interpreted, cpu::Tier::Interpreter);
 tier!(Translated, cpu::Tier::Translator { after: 0 });
+tier!(Inverted, cpu::Tier::Inverted);

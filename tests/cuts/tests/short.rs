@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cpu::{Bus, Cpu, CpuState, Stop};
 use cuts::campaign::{self, Kind, Options};
-use cuts::tier::{Interpreted, Tier, Translated};
+use cuts::tier::{Interpreted, Inverted, Tier, Translated};
 use cuts::{digests, explain};
 use guest_ram::GuestRam;
 
@@ -43,6 +43,12 @@ fn translated_code_does_what_the_interpreter_does() {
 #[test]
 fn translated_loops_do_what_the_interpreter_does() {
     is_exact::<Translated>(&LOOPS);
+}
+
+#[test]
+fn translated_code_shows_nothing_of_what_the_hosts_instructions_leave_undefined() {
+    is_exact_in_every_mode::<Inverted>(&Options { seed: 20_263, ..OPTIONS });
+    is_exact::<Inverted>(&Options { seed: 20_264, steps: 20_000_000, ..LOOPS });
 }
 
 /// The first line that differs tells which program to look at.

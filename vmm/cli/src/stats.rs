@@ -1,7 +1,8 @@
-//! What a run, a recording or a replay did and cost, for benchmarks; of a run also at each `MARK` line that
-//! the guest prints.
+//! What a run, a recording or a replay did and cost, for benchmarks, as a whole and at each `MARK` line that the
+//! guest prints.
 
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use devices::passthrough::{AskV1, DeviceInputV1};
 use serde::Serialize;
@@ -15,7 +16,7 @@ use vmm::position::{Count, Moment};
 /// Where to write it.
 #[derive(clap::Args)]
 pub struct StatsArgs {
-    /// Write counts, CPU time and what the engine did to this file; of a run also for every MARK line on the
+    /// Write counts, CPU time and what the engine did to this file, and the CPU time at every MARK line on the
     /// console (used by scripts/bench and scripts/bench-kvm)
     #[arg(long, value_name = "FILE")]
     stats_json: Option<PathBuf>,
@@ -24,8 +25,7 @@ pub struct StatsArgs {
 /// What is written to the file.
 #[derive(Serialize)]
 struct Stats<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    marks: Option<&'a [MarkLine]>,
+    marks: &'a [MarkLine],
     /// Exits, where those are counted.
     insns: u64,
     cpu_ns: u64,
@@ -36,36 +36,57 @@ struct Stats<'a> {
 
 /// One line.
 #[derive(Serialize)]
-pub struct MarkLine {
+struct MarkLine {
     text: String,
-    insns: u64,
+    /// Where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    insns: Option<u64>,
     cpu_ns: u64,
 }
 
-/// Inputs that also look for `MARK` lines in the console's output.
-pub struct WithStats<I> {
-    inner: I,
+/// Looks for `MARK` lines in the console's output, if statistics are wanted. Clones share what they have found.
+#[derive(Clone)]
+pub struct Marks(Option<Arc<Mutex<Found>>>);
+
+#[derive(Default)]
+struct Found {
     line: Vec<u8>,
-    insns: u64,
     marks: Vec<MarkLine>,
 }
 
-impl<I> WithStats<I> {
-    pub fn new(inner: I) -> WithStats<I> {
-        WithStats { inner, line: Vec::new(), insns: 0, marks: Vec::new() }
-    }
-
-    pub fn marks(&self) -> &[MarkLine] {
-        &self.marks
-    }
-
-    fn take_line(&mut self) {
-        let text = String::from_utf8_lossy(&self.line).trim().to_string();
-        self.line.clear();
-        if let Some(at) = text.find("MARK ") {
-            let text = text[at..].to_string();
-            self.marks.push(MarkLine { text, insns: self.insns, cpu_ns: cpu_ns() });
+impl Marks {
+    /// Takes what comes next on the console, after so many instructions.
+    pub fn look_at(&self, bytes: &[u8], insns: Option<u64>) {
+        let Some(found) = &self.0 else { return };
+        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        for &byte in bytes {
+            if byte == b'\n' {
+                found.end_line(insns);
+            } else if found.line.len() < 4096 {
+                found.line.push(byte);
+            }
         }
+    }
+}
+
+impl Found {
+    fn end_line(&mut self, insns: Option<u64>) {
+        let text = String::from_utf8_lossy(&std::mem::take(&mut self.line)).trim().to_string();
+        if let Some(at) = text.find("MARK ") {
+            self.marks.push(MarkLine { text: text[at..].to_string(), insns, cpu_ns: cpu_ns() });
+        }
+    }
+}
+
+/// Inputs that also look for `MARK` lines.
+pub struct WithStats<I> {
+    inner: I,
+    marks: Marks,
+}
+
+impl<I> WithStats<I> {
+    pub fn new(inner: I, marks: Marks) -> WithStats<I> {
+        WithStats { inner, marks }
     }
 }
 
@@ -99,29 +120,23 @@ impl<C: Count, I: Inputs<C>> Inputs<C> for WithStats<I> {
     }
 
     fn console_output(&mut self, now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {
-        self.insns = now.count.number();
-        for &byte in bytes {
-            if byte == b'\n' {
-                self.take_line();
-            } else if self.line.len() < 4096 {
-                self.line.push(byte);
-            }
-        }
+        self.marks.look_at(bytes, Some(now.count.number()));
         self.inner.console_output(now, bytes)
     }
 }
 
 impl StatsArgs {
-    /// Whether the user asked for it.
-    pub fn wanted(&self) -> bool {
-        self.stats_json.is_some()
+    /// What looks for marks, if the user asked for statistics.
+    pub fn marks(&self) -> Marks {
+        Marks(self.stats_json.is_some().then(Arc::default))
     }
 
     /// Writes the file, if it is wanted.
-    pub fn write<U: Unit>(&self, marks: Option<&[MarkLine]>, machine: &Machine<U>) -> Result<(), Error> {
-        let Some(path) = &self.stats_json else { return Ok(()) };
+    pub fn write<U: Unit>(&self, marks: &Marks, machine: &Machine<U>) -> Result<(), Error> {
+        let (Some(path), Some(found)) = (&self.stats_json, &marks.0) else { return Ok(()) };
+        let found = found.lock().unwrap_or_else(PoisonError::into_inner);
         let (insns, engine) = (machine.moment().count.number(), machine.engine_statistics());
-        let text = serde_json::to_string(&Stats { marks, insns, cpu_ns: cpu_ns(), engine });
+        let text = serde_json::to_string(&Stats { marks: &found.marks, insns, cpu_ns: cpu_ns(), engine });
         std::fs::write(path, text.expect("plain data in memory always serializes"))
             .map_err(Error::file("write", path))
     }
@@ -131,4 +146,22 @@ impl StatsArgs {
 fn cpu_ns() -> u64 {
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID)
         .map_or(0, |time| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_found_in_pieces_and_behind_other_text() {
+        let marks = Marks(Some(Arc::default()));
+        marks.look_at(b"hello\n[ 0.1] MAR", Some(1));
+        marks.look_at(b"K begin cpu\r\nMARK", Some(2));
+        marks.look_at(b" end cpu sum=7\n", None);
+        let found = marks.0.unwrap();
+        let found = found.lock().unwrap();
+        let lines: Vec<_> = found.marks.iter().map(|mark| (mark.text.as_str(), mark.insns)).collect();
+        assert_eq!(lines, [("MARK begin cpu", Some(2)), ("MARK end cpu sum=7", None)]);
+        assert!(found.marks[0].cpu_ns <= found.marks[1].cpu_ns);
+    }
 }

@@ -1,5 +1,8 @@
 //! Writes x86-64 machine code (SDM vol. 2, chapter 2), just what generated code consists of.
 
+use super::undefined::inverted_behind;
+use crate::Undefined;
+
 /// A register of the host by its number in instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reg(pub u8);
@@ -111,11 +114,25 @@ impl Fixup {
 /// Code under construction.
 pub(super) struct Asm {
     bytes: Vec<u8>,
+    /// Where the last instruction begins that has an opcode's operands.
+    begun: usize,
+    /// What an instruction leaves undefined is inverted behind it.
+    inverts: bool,
 }
 
 impl Asm {
-    pub fn new() -> Asm {
-        Asm { bytes: Vec::with_capacity(1024) }
+    /// `undefined` says what becomes of what instructions leave undefined.
+    pub fn new(undefined: Undefined) -> Asm {
+        let inverts = undefined == Undefined::Inverted;
+        Asm { bytes: Vec::with_capacity(1024), begun: 0, inverts }
+    }
+
+    /// An instruction has ended: inverts what it has left undefined, if that is wanted.
+    fn ended(&mut self) {
+        if self.inverts {
+            let inverted = inverted_behind(&self.bytes[self.begun..]);
+            self.bytes.extend(inverted);
+        }
     }
 
     pub fn bytes(&self) -> &[u8] {
@@ -141,6 +158,7 @@ impl Asm {
         (reg, byte_reg): (u8, bool),
         (rm, byte_rm): (Place, bool),
     ) {
+        self.begun = self.bytes.len();
         self.bytes.extend(prefix);
         let (base, index) = match rm {
             Place::Reg(r) => (r.0, 0),
@@ -187,6 +205,12 @@ impl Asm {
 
     /// An integer instruction with ModRM whose opcode's lowest bit tells bytes from larger operands.
     pub fn sized(&mut self, size: Size, opcode: u8, reg: u8, rm: impl Into<Place>, reg_is_register: bool) {
+        self.begin_sized(size, opcode, reg, rm, reg_is_register);
+        self.ended();
+    }
+
+    /// The same up to an immediate.
+    fn begin_sized(&mut self, size: Size, opcode: u8, reg: u8, rm: impl Into<Place>, reg_is_register: bool) {
         let prefix = (size == B2).then_some(0x66);
         let opcode = if size == B1 { opcode & !1 } else { opcode | 1 };
         let byte = size == B1;
@@ -195,16 +219,27 @@ impl Asm {
 
     /// As [`Asm::sized`], in the second opcode map, where bytes have opcodes of their own.
     pub fn two(&mut self, size: Size, opcode: u8, reg: Reg, rm: impl Into<Place>) {
+        self.begin_two(size, opcode, reg, rm);
+        self.ended();
+    }
+
+    /// As [`Asm::two`], with a byte behind it.
+    pub fn two_imm(&mut self, size: Size, opcode: u8, reg: Reg, rm: impl Into<Place>, value: u8) {
+        self.begin_two(size, opcode, reg, rm);
+        self.bytes.push(value);
+        self.ended();
+    }
+
+    fn begin_two(&mut self, size: Size, opcode: u8, reg: Reg, rm: impl Into<Place>) {
         let prefix = (size == B2).then_some(0x66);
         self.encode(prefix, size == B8, &[0x0f, opcode], (reg.0, false), (rm.into(), false));
     }
 
     /// As [`Asm::two`], with a mandatory prefix before the operand size.
     pub fn prefixed(&mut self, prefix: u8, size: Size, opcode: u8, reg: Reg, rm: impl Into<Place>) {
-        if size == B2 {
-            self.bytes.push(0x66);
-        }
+        debug_assert!(size >= B4, "there would be two prefixes");
         self.encode(Some(prefix), size == B8, &[0x0f, opcode], (reg.0, false), (rm.into(), false));
+        self.ended();
     }
 
     /// MOV between places, one of which is a register.
@@ -218,7 +253,7 @@ impl Asm {
 
     /// MOV of an immediate that is sign-extended to the operand's size.
     pub fn store_imm(&mut self, size: Size, to: impl Into<Place>, value: i32) {
-        self.sized(size, 0xc7, 0, to, false);
+        self.begin_sized(size, 0xc7, 0, to, false);
         self.immediate(size, value);
     }
 
@@ -270,21 +305,24 @@ impl Asm {
                 self.bytes.push(short as u8);
             }
             _ => {
-                self.sized(size, 0x81, which, to, false);
+                self.begin_sized(size, 0x81, which, to, false);
                 self.immediate(size, value);
             }
         }
+        self.ended();
     }
 
     pub fn test_imm(&mut self, size: Size, place: impl Into<Place>, value: i32) {
-        self.sized(size, 0xf7, 0, place, false);
+        self.begin_sized(size, 0xf7, 0, place, false);
         self.immediate(size, value);
+        self.ended();
     }
 
     /// IMUL of three operands.
     pub fn imul_imm(&mut self, size: Size, to: Reg, from: impl Into<Place>, value: i32) {
-        self.sized(size, 0x69, to.0, from, true);
+        self.begin_sized(size, 0x69, to.0, from, true);
         self.immediate(size, value);
+        self.ended();
     }
 
     /// SHL and its relatives by a constant; `which` is the `/n`.
@@ -292,8 +330,9 @@ impl Asm {
         if count == 1 {
             return self.sized(size, 0xd1, which, place, false);
         }
-        self.sized(size, 0xc1, which, place, false);
+        self.begin_sized(size, 0xc1, which, place, false);
         self.bytes.push(count);
+        self.ended();
     }
 
     /// RORX of 32 bits; both are of the first eight registers. Leaves the flags alone.
@@ -311,6 +350,7 @@ impl Asm {
     pub fn bit_test(&mut self, place: Mem, bit: u8) {
         self.encode(Some(0x66), false, &[0x0f, 0xba], (4, false), (place.into(), false));
         self.byte(bit);
+        self.ended();
     }
 
     pub fn setcc(&mut self, cc: u8, place: impl Into<Place>) {
@@ -386,6 +426,7 @@ impl Asm {
     pub fn multiply(&mut self, to: Reg, from: Reg, factor: u32) {
         self.encode(None, false, &[0x69], (to.0, false), (from.into(), false));
         self.imm32(factor as i32);
+        self.ended();
     }
 }
 
@@ -394,6 +435,20 @@ mod tests {
     use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
 
     use super::*;
+    use crate::x86_64::undefined::assert_all_inverted;
+
+    #[test]
+    fn what_an_instruction_leaves_undefined_is_inverted_behind_it() {
+        let mut asm = Asm::new(Undefined::Inverted);
+        asm.alu_imm(B8, alu::AND, RAX, -4096);
+        asm.alu(B4, alu::ADD, RAX, RCX);
+        asm.two_imm(B4, 0xba, Reg(4), RDX, 3);
+        assert_all_inverted(asm.bytes());
+        let (start, end) =
+            ("and rax,0FFFFFFFFFFFFF000h; pushfq; xor qword ptr [rsp],10h; popfq; add eax,ecx; ", "popfq");
+        let text = text(&asm);
+        assert!(text.starts_with(start) && text.ends_with(end), "{text}");
+    }
 
     fn text(asm: &Asm) -> String {
         let mut formatter = IntelFormatter::new();
@@ -408,7 +463,7 @@ mod tests {
 
     #[test]
     fn what_it_writes_is_what_a_decoder_reads() {
-        let mut asm = Asm::new();
+        let mut asm = Asm::new(Undefined::AsOnTheHost);
         asm.load(B8, Reg(12), at(RBP, -8));
         asm.load(B4, RAX, at(Reg(12), 0));
         asm.load(B8, RAX, at(Reg(13), 0));

@@ -20,9 +20,10 @@ use super::exits::{EDGE_ON, EDGE_TAKEN, ENTRY, cost, exit_code};
 use super::groups::{Groups, Role};
 use super::kind::{Kind, kind_of, set};
 use super::recipe::{Recipe, Recipes};
-use crate::Source;
+use super::undefined::assert_all_inverted;
 use crate::frame::{EXPECTED, Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 use crate::jumps::{JUMP_BITS, JUMP_FACTOR, JumpSlot};
+use crate::{Source, Undefined};
 
 /// An instruction cannot be written after all; it is left to the interpreter.
 #[derive(Debug)]
@@ -304,6 +305,8 @@ pub(super) struct Site {
     pub exit: u64,
     /// [`jump_or_exit`]'s.
     pub lookup: u64,
+    /// What becomes of what the host's instructions leave undefined.
+    pub undefined: Undefined,
 }
 
 /// Translates a block; `None` if that is not worth it.
@@ -317,7 +320,7 @@ pub(super) fn write(source: &Source<'_>, site: &Site, recipes: &mut Recipes) -> 
         return None;
     }
     let mut writer = BlockWriter {
-        asm: Asm::new(),
+        asm: Asm::new(site.undefined),
         source,
         number: site.number,
         base: site.base,
@@ -348,6 +351,9 @@ pub(super) fn write(source: &Source<'_>, site: &Site, recipes: &mut Recipes) -> 
     let changes = changed_under_first_flags(source, checked);
     let written =
         writer.block(&steps, twin.as_ref().map(|(first, plan)| (*first, &plan[..])), &groups).ok()?;
+    if site.undefined == Undefined::Inverted {
+        assert_all_inverted(&written.code);
+    }
     Some(Written { changes, ..written })
 }
 

@@ -610,8 +610,7 @@ impl BlockWriter<'_> {
         let register = self.register(i, 0);
         let to = self.in_register(register, RDX);
         let filler = self.in_register(self.register(i, 1), RCX);
-        self.asm.two(size, opcode, filler, to);
-        self.asm.byte(count);
+        self.asm.two_imm(size, opcode, filler, to, count);
         self.set_all(register, to);
         self.flags_lost(effect.kills);
         Ok(())
@@ -758,8 +757,7 @@ impl BlockWriter<'_> {
         };
         if Self::is_immediate(i, 1) {
             let bit = i.immediate8() & if size == B8 { 63 } else { 31 };
-            self.asm.two(size, 0xba, Reg(which), to);
-            self.asm.byte(bit);
+            self.asm.two_imm(size, 0xba, Reg(which), to, bit);
         } else {
             let bit = self.in_register(self.register(i, 1), RCX);
             self.asm.two(size, which << 3 | 0x83, bit, to);

@@ -10,6 +10,7 @@ mod kind;
 mod memory;
 mod privileged;
 mod recipe;
+mod undefined;
 mod vectors;
 
 use std::num::NonZeroU32;
@@ -21,7 +22,7 @@ use recipe::Recipes;
 
 use crate::frame::{Frame, TlbSlot};
 use crate::jumps::{JumpSlot, Jumps};
-use crate::{At, Entry, Guest, Left, Link, MAX_INSTRUCTIONS, MAX_STEPS, Miss, Resume, Source};
+use crate::{At, Entry, Guest, Left, Link, MAX_INSTRUCTIONS, MAX_STEPS, Miss, Resume, Source, Undefined};
 
 /// Bytes of code, at most; when they are used up all is translated anew.
 const CODE_BYTES: usize = 64 << 20;
@@ -54,6 +55,7 @@ struct Block {
 /// Translates blocks, and runs them.
 pub struct Translator {
     code: CodeMemory,
+    undefined: Undefined,
     /// Offsets of what looks for a target, of what ends a run, and of the first block.
     lookup: usize,
     exit: usize,
@@ -75,13 +77,19 @@ impl Block {
 }
 
 impl Translator {
-    /// A translator without code; `None` where the host does not let a program make code.
-    pub fn new() -> Option<Translator> {
+    /// A translator without code; `None` where the host does not let a program make code. `undefined` says what becomes of
+    /// what the host's instructions leave undefined.
+    pub fn new(undefined: Undefined) -> Option<Translator> {
         let mut code = CodeMemory::new(CODE_BYTES)?;
-        let (lookup, exit) = glue(&mut code);
+        let (lookup, exit) = glue(&mut code, undefined);
         let first = code.next();
         let (blocks, jumps, recipes) = (Vec::new(), Jumps::new(), Recipes::default());
-        Some(Translator { code, lookup, exit, first, blocks, generation: 0, jumps, recipes })
+        Some(Translator { code, undefined, lookup, exit, first, blocks, generation: 0, jumps, recipes })
+    }
+
+    /// What becomes of what the host's instructions leave undefined.
+    pub fn undefined(&self) -> Undefined {
+        self.undefined
     }
 
     /// Translates a block; `None` if that is not worth it, or there is no room: see [`Translator::is_full`].
@@ -93,7 +101,7 @@ impl Translator {
         let entry = self.code.next();
         let number = self.blocks.len() as u32;
         let [base, exit, lookup] = [entry, self.exit, self.lookup].map(|offset| self.code.address(offset));
-        let site = block::Site { number, base, exit, lookup };
+        let site = block::Site { number, base, exit, lookup, undefined: self.undefined };
         let written = block::write(source, &site, &mut self.recipes)?;
         if written.code.len() > BLOCK_BYTES {
             return None;
@@ -206,7 +214,7 @@ impl Translator {
         if no_worse {
             return self.jump(entry, target);
         }
-        let mut asm = Asm::new();
+        let mut asm = Asm::new(Undefined::AsOnTheHost);
         asm.test_imm(B1, block::FLAGS, recipe::IS_RECIPE as i32);
         let has_recipe = asm.jcc(cc::NE);
         asm.lead_to(has_recipe, dead - entry);
@@ -337,8 +345,8 @@ fn distance(at: usize, to: usize) -> [u8; 4] {
 
 /// Writes how generated code is entered, at offset 0, how it looks for a target, and how it is left: returns the offsets of
 /// both.
-fn glue(code: &mut CodeMemory) -> (usize, usize) {
-    let mut asm = Asm::new();
+fn glue(code: &mut CodeMemory, undefined: Undefined) -> (usize, usize) {
+    let mut asm = Asm::new(undefined);
     let push = |asm: &mut Asm, reg: Reg, opcode: u8| {
         if reg.0 >= 8 {
             asm.byte(0x41);

@@ -18,7 +18,7 @@ use vmm::recording::recorder::Recorder;
 
 use crate::machine_args::MachineArgs;
 use crate::output::say;
-use crate::stats::StatsArgs;
+use crate::stats::{Marks, StatsArgs, WithStats};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -64,13 +64,16 @@ fn record_from<U: Unit, I: Inputs<U>>(
     let (machine, live) = args.machine.live(built)?;
     let log = Recording::<U>::create(&args.output, &config)?;
     say(&format!("ttvm: {}", live.pacing()));
-    record_to_end(args, machine, Recorder::new(inputs(live), log, power_on))
+    let marks = args.stats.marks();
+    let inputs = WithStats::new(inputs(live), marks.clone());
+    record_to_end(args, machine, Recorder::new(inputs, log, power_on), &marks)
 }
 
 fn record_to_end<U: Unit, I: Inputs<U>>(
     args: &Args,
     mut machine: Machine<U>,
     mut recorder: Recorder<U, I>,
+    marks: &Marks,
 ) -> Result<i32, Error> {
     if let Some(told) = too_small(args, &machine) {
         say(&format!("ttvm: {told}"));
@@ -85,7 +88,7 @@ fn record_to_end<U: Unit, I: Inputs<U>>(
     };
     let code = crate::output::report_outcome(&machine, &outcome);
     say(&format!("ttvm: recorded in {}", args.output.display()));
-    args.stats.write(None, &machine)?;
+    args.stats.write(marks, &machine)?;
     Ok(code)
 }
 

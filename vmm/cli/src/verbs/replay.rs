@@ -16,7 +16,7 @@ use vmm::timeline::{Timeline, TravelStop};
 use crate::interrupt::Interrupt;
 use crate::machine_args::EngineArgs;
 use crate::progress;
-use crate::stats::StatsArgs;
+use crate::stats::{Marks, StatsArgs};
 use crate::travel::{in_instructions, stretch};
 
 #[derive(clap::Args)]
@@ -79,11 +79,12 @@ fn replay<U: Unit>(
     let length = until.unwrap_or(U::MAX).min(last_place(recording)).number();
     let bar = progress::bar(length, apart && std::io::stderr().is_terminal());
     bar.set_message("replaying");
-    let mut replay = Replay::on(engine, recording, scrutiny, printer(args.quiet))?;
+    let marks = args.stats.marks();
+    let mut replay = Replay::on(engine, recording, scrutiny, printer(args.quiet, marks.clone()))?;
     let result = replay.run(until, |at| bar.set_position(at.number()));
     bar.finish_and_clear();
     // A replay that went wrong is one whose statistics are wanted.
-    let written = args.stats.write(None, &replay.machine);
+    let written = args.stats.write(&marks, &replay.machine);
     let end = result?;
     written?;
     let now = replay.machine.moment();
@@ -113,11 +114,12 @@ fn play(args: &Args, recording: &Recording<Instructions>, from: PositionSpec) ->
     if end < begin {
         return Err(Error::Position("--to is before --from".to_string()));
     }
+    let marks = args.stats.marks();
     let mut stop = timeline.seek(begin, &mut || interrupt.poll())?;
     if stop != TravelStop::Interrupted {
-        stop = timeline.play(end, printer(args.quiet), &mut || interrupt.poll())?;
+        stop = timeline.play(end, printer(args.quiet, marks.clone()), &mut || interrupt.poll())?;
     }
-    args.stats.write(None, timeline.machine())?;
+    args.stats.write(&marks, timeline.machine())?;
     let interrupted = stop == TravelStop::Interrupted;
     let what = if interrupted { "interrupted" } else { "replayed without a difference" };
     let now = timeline.machine().moment();
@@ -130,8 +132,9 @@ fn play(args: &Args, recording: &Recording<Instructions>, from: PositionSpec) ->
 }
 
 /// Prints console output, unless the user asked for quiet.
-fn printer(quiet: bool) -> impl FnMut(&[u8]) -> Result<(), Error> + Send + 'static {
+fn printer(quiet: bool, marks: Marks) -> impl FnMut(&[u8]) -> Result<(), Error> + Send + 'static {
     move |bytes| {
+        marks.look_at(bytes, None);
         if quiet {
             return Ok(());
         }

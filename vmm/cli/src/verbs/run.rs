@@ -45,13 +45,9 @@ fn machine_and_inputs<U: Unit>(
 }
 
 fn run_live<U: Unit>(args: &Args, machine: &mut Machine<U>, live: impl Inputs<U>) -> Result<i32, Error> {
-    if !args.stats.wanted() {
-        let mut live = live;
-        return run_to_end(machine, &mut live);
-    }
-    let mut inputs = WithStats::new(live);
-    let code = run_to_end(machine, &mut inputs)?;
-    args.stats.write(Some(inputs.marks()), machine)?;
+    let marks = args.stats.marks();
+    let code = run_to_end(machine, &mut WithStats::new(live, marks.clone()))?;
+    args.stats.write(&marks, machine)?;
     Ok(code)
 }
 
