@@ -35,6 +35,9 @@ pub const SID: [Artefact; 2] = newer("kernel-sid/vmlinuz", "initrd-busybox-sid.g
 pub const SID_RT: [Artefact; 2] = newer("kernel-sid-rt/vmlinuz", "initrd-busybox-sid-rt.gz");
 /// The real-time kernel of Debian 12.
 pub const BOOKWORM_RT: [Artefact; 2] = newer("kernel-bookworm-rt/vmlinuz", "initrd-busybox-bookworm-rt.gz");
+/// The program in those initial RAM disks; the host can run it, too.
+pub const BUSYBOX_PROGRAM: Artefact =
+    Artefact { path: "busybox/bin/busybox", recipe: "guest-images/initramfs" };
 /// The benchmark workloads.
 pub const BENCH: Artefact = Artefact { path: "initrd-bench.gz", recipe: "guest-images/workloads/build" };
 /// The workload for reverse debugging.

@@ -10,6 +10,7 @@ pub mod elf;
 pub mod gdb;
 pub mod guests;
 pub mod listings;
+pub mod network;
 pub mod program;
 pub mod random;
 pub mod record;

@@ -14,6 +14,8 @@ mod gdb_travel;
 mod kernels;
 mod kvm_lab;
 mod network;
+mod network_peers;
+mod network_tap;
 mod newer_kernels;
 mod passthrough;
 mod recordings;

@@ -1,0 +1,137 @@
+//! What a capture file says about TCP, as tshark reads it: the payload of each connection's two directions, put together.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use twox_hash::XxHash3_128;
+
+const FIELDS: [&str; 7] =
+    ["ip.src", "tcp.srcport", "ip.dst", "tcp.dstport", "tcp.stream", "tcp.seq", "tcp.payload"];
+
+/// One direction: how many bytes, and their hash.
+type Payload = (u64, u128);
+
+/// From where to where: what went over the connections between these places, one after the other.
+pub type Payloads = BTreeMap<String, Vec<Payload>>;
+
+/// Reads a capture file. Fails where a direction lacks bytes in the middle.
+pub fn payloads(capture: &Path) -> Payloads {
+    let mut tshark = Command::new("tshark");
+    tshark.arg("-n").arg("-r").arg(capture).args(["-o", "tcp.desegment_tcp_streams:FALSE"]);
+    // What lies in TCP is no matter here.
+    tshark.args(["--disable-protocol", "http", "--disable-protocol", "ssh"]);
+    tshark.args(["-Y", "ip && tcp.len > 0", "-T", "fields"]);
+    FIELDS.iter().for_each(|field| _ = tshark.args(["-e", field]));
+    let mut process = tshark.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("tshark starts");
+    let lines = BufReader::new(process.stdout.take().expect("it was asked for")).lines();
+    let found = assembled(lines.map(|line| line.expect("tshark writes text")));
+    assert!(process.wait().expect("tshark ends").success(), "tshark does not read {}", capture.display());
+    found
+}
+
+/// Puts segments together, each a line of tab-separated [`FIELDS`].
+fn assembled(lines: impl Iterator<Item = String>) -> Payloads {
+    let mut directions: BTreeMap<(String, u64), Direction> = BTreeMap::new();
+    for line in lines {
+        let fields: Vec<&str> = line.split('\t').collect();
+        let &[from, from_port, to, to_port, stream, sequence, payload] = fields.as_slice() else {
+            panic!("tshark writes {} fields: {line}", fields.len())
+        };
+        let place = format!("{from}:{from_port} to {to}:{to_port}");
+        let direction = directions.entry((place, number(stream))).or_default();
+        // The connection's first byte has number 1.
+        direction.add(number(sequence).saturating_sub(1), bytes(payload));
+    }
+    let mut payloads = Payloads::new();
+    for ((place, _), direction) in directions {
+        let bytes = direction.bytes;
+        assert!(direction.early.is_empty(), "{place}: bytes are missing behind the first {bytes}");
+        payloads.entry(place).or_default().push((bytes, direction.hash.finish_128()));
+    }
+    payloads
+}
+
+/// Segments of one direction, as they come.
+struct Direction {
+    bytes: u64,
+    hash: XxHash3_128,
+    /// Segments that came before others that they follow.
+    early: BTreeMap<u64, Vec<u8>>,
+}
+
+impl Default for Direction {
+    fn default() -> Direction {
+        Direction { bytes: 0, hash: XxHash3_128::new(), early: BTreeMap::new() }
+    }
+}
+
+impl Direction {
+    fn add(&mut self, at: u64, segment: Vec<u8>) {
+        // Of two that begin at one place the longer one says all that the other does.
+        let known = self.early.entry(at).or_default();
+        if segment.len() > known.len() {
+            *known = segment;
+        }
+        while let Some(entry) = self.early.first_entry().filter(|entry| *entry.key() <= self.bytes) {
+            let (at, segment) = entry.remove_entry();
+            let seen = (self.bytes - at) as usize;
+            if let Some(new) = segment.get(seen..) {
+                self.hash.write(new);
+                self.bytes += new.len() as u64;
+            }
+        }
+    }
+}
+
+fn number(text: &str) -> u64 {
+    text.parse().unwrap_or_else(|_| panic!("tshark writes {text:?} for a number"))
+}
+
+fn bytes(text: &str) -> Vec<u8> {
+    let digits: String = text.chars().filter(|&letter| letter != ':').collect();
+    let byte = |pair: &[u8]| {
+        let text = std::str::from_utf8(pair).ok();
+        text.and_then(|text| u8::from_str_radix(text, 16).ok()).expect("tshark writes bytes in hex")
+    };
+    digits.as_bytes().chunks(2).map(byte).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Segments of one direction, with their connection, number and bytes.
+    fn of(segments: &[(u64, u64, &str)]) -> Payloads {
+        let line = |(stream, sequence, payload): &(u64, u64, &str)| {
+            let hex: String = payload.bytes().map(|byte| format!("{byte:02x}")).collect();
+            format!("10.0.0.1\t1000\t10.0.0.2\t80\t{stream}\t{sequence}\t{hex}")
+        };
+        assembled(segments.iter().map(line))
+    }
+
+    #[test]
+    fn segments_are_put_together_however_they_were_cut_and_repeated() {
+        let whole = of(&[(0, 1, "one two three"), (3, 1, "again")]);
+        assert_eq!(whole["10.0.0.1:1000 to 10.0.0.2:80"].len(), 2);
+        let pieces = [
+            (0, 5, "two "),
+            (0, 1, "one"),
+            (0, 1, "one "),
+            (0, 3, "e two th"),
+            (0, 9, "three"),
+            (1, 1, "again"),
+        ];
+        assert_eq!(of(&pieces), whole, "the numbers of connections do not matter");
+        assert_ne!(of(&[(0, 1, "one two threE"), (3, 1, "again")]), whole);
+        assert_ne!(of(&[(0, 1, "one two thre"), (3, 1, "again")]), whole);
+        assert_ne!(of(&[(0, 1, "again"), (3, 1, "one two three")]), whole);
+    }
+
+    #[test]
+    #[should_panic(expected = "bytes are missing behind the first 3")]
+    fn a_hole_is_no_payload() {
+        of(&[(0, 1, "one"), (0, 5, "two")]);
+    }
+}

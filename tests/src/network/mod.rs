@@ -1,0 +1,139 @@
+//! A Debian guest at work on a network, recorded: it installs a package from the host, shows itself to ssh, serves pages and
+//! echoes a stream of TCP. Beside the recording there is the host's own capture of the same frames.
+//!
+//! Unlike the rest of the harness this is about the outside, so it looks at the host's clock: to pace the stream, and to
+//! say how long things took.
+
+mod archive;
+mod capture;
+mod recorder;
+mod stream;
+mod wire;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+pub use archive::{Archive, BULK_BYTES};
+pub use capture::{Payloads, payloads};
+pub use recorder::{RecordedGuest, export, recording, verify, verify_on};
+pub use stream::{Echoed, Stream};
+pub use wire::{INTERFACE, TAP_HOST, Wire, in_own_network, ip, passt_process, why_no_tap};
+
+/// The port of the guest that ssh asks.
+pub const SSH: u16 = 22;
+/// The port of the guest's web server.
+pub const WEB: u16 = 80;
+
+/// How much of everything.
+pub struct Amounts {
+    /// Requests to the web server.
+    pub requests: u32,
+    /// Whether a connection serves many of them.
+    pub keep_alive: bool,
+    /// Seconds that the stream takes.
+    pub stream_seconds: u64,
+    /// Its bytes each second, in each direction.
+    pub stream_rate: u64,
+}
+
+/// What came of it; that all of it was right goes without saying.
+pub struct Done {
+    /// From power-on to power-off.
+    pub elapsed: Duration,
+    /// What the requests took.
+    pub requests: Duration,
+    /// The stream that came back.
+    pub echoed: Echoed,
+}
+
+/// Records the guest into `directory`/R.ttvm while it does all of it over this wire.
+pub fn record_work(directory: &Path, wire: &Wire, amounts: &Amounts) -> Done {
+    let archive = Archive::new(directory);
+    let stream = Stream::listen(wire.host, amounts.stream_seconds, amounts.stream_rate);
+    let job = job(archive.serve(wire.host), stream.port());
+    let began = Instant::now();
+    let mut guest = RecordedGuest::debian(directory, wire, &job);
+    guest.wait_for("SERVING");
+    let echoing = std::thread::spawn(move || stream.run());
+    let bulk = ssh(wire, &format!("cat {}", archive::INSTALLED));
+    assert!(bulk == archive.bulk(), "ssh shows {} bytes, and not those of the package", bulk.len());
+    let requests = ask_web_server(wire, amounts);
+    let echoed = echoing.join().expect("the stream comes back as it was sent");
+    ssh(wire, "touch /root/done");
+    guest.finish();
+    Done { elapsed: began.elapsed(), requests, echoed }
+}
+
+/// What the guest does. The host is where its gateway is.
+fn job(archive: u16, stream: u16) -> String {
+    let installed = archive::INSTALLED;
+    let package = archive::PACKAGE;
+    [
+        "H=$(ip route | awk '/default/{print $3}')".to_string(),
+        format!("echo deb [trusted=yes] http://$H:{archive}/ ./ >/etc/apt/sources.list"),
+        "apt-get -qq update".to_string(),
+        format!("apt-get -qqy install {package} >/dev/null"),
+        format!("head -c 16384 {installed} >/var/www/html/page"),
+        "systemctl start nginx ssh".to_string(),
+        format!("(bash -c 'exec 3<>/dev/tcp/$0/{stream}; cat <&3 >&3' $H &)"),
+        "echo SERVING".to_string(),
+        "until [ -e /root/done ]; do sleep 0.1; done".to_string(),
+    ]
+    .join(" && ")
+}
+
+/// What a command prints in the guest.
+fn ssh(wire: &Wire, command: &str) -> Vec<u8> {
+    let mut ssh = Command::new("ssh");
+    for option in
+        ["BatchMode=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR"]
+    {
+        ssh.args(["-o", option]);
+    }
+    let guest = wire.guest(SSH);
+    ssh.args(["-F", "none", "-p", &guest.port().to_string(), &format!("root@{}", guest.ip()), command]);
+    let output = ssh.stdin(Stdio::null()).output().expect("ssh can be run");
+    assert!(output.status.success(), "ssh: {}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+/// How long ab takes for its requests, of which none may fail.
+fn ask_web_server(wire: &Wire, amounts: &Amounts) -> Duration {
+    let began = Instant::now();
+    let mut ab = Command::new("ab");
+    ab.args(["-q", "-c", "8", "-n", &amounts.requests.to_string()]);
+    if amounts.keep_alive {
+        ab.arg("-k");
+    }
+    let output = ab.arg(format!("http://{}/page", wire.guest(WEB))).output().expect("ab can be run");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let count = |what: &str| {
+        let line = said.lines().find_map(|line| line.strip_prefix(what)).map(str::trim);
+        line.and_then(|number| number.parse::<u32>().ok())
+    };
+    let (complete, failed) = (count("Complete requests:"), count("Failed requests:"));
+    let refused = count("Non-2xx responses:");
+    assert!(
+        (complete, failed, refused) == (Some(amounts.requests), Some(0), None),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    began.elapsed()
+}
+
+/// Which of these programs are not there, in a sentence.
+pub fn missing(programs: &[&str]) -> Option<String> {
+    let is_missing = |program: &&&str| {
+        let mut command = Command::new(program);
+        command
+            .arg("--version")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_err()
+    };
+    let missing: Vec<&str> = programs.iter().filter(is_missing).copied().collect();
+    (!missing.is_empty()).then(|| format!("there is no {}", missing.join(", no ")))
+}
