@@ -79,10 +79,10 @@ impl Mmu {
             }
             self.bits_set(ram, step.offset);
         }
-        for (number, step) in path.steps().iter().enumerate() {
+        for step in path.steps() {
             let level = match step.shift {
                 root::SHIFT => Level::Root,
-                12 if number == last => Level::Last,
+                12 => Level::Last,
                 _ => Level::Upper,
             };
             found.tables.extend(self.note_table(ram, step.offset, level, path.narrow));

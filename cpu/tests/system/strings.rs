@@ -114,6 +114,15 @@ impl Form {
         bytes
     }
 
+    /// Where the segments of data begin: a page away from what addresses say, or where 16 bits reach [`AREA`].
+    fn base(&self) -> u64 {
+        match (self.mode_bits, self.address_bits) {
+            (64, _) => 0,
+            (_, 32) => 0x1000,
+            _ => AREA,
+        }
+    }
+
     fn address_mask(&self) -> u64 {
         u64::MAX >> (64 - self.address_bits)
     }
@@ -136,7 +145,7 @@ struct Model {
 
 impl Model {
     fn element_at(&self, form: &Form, pointer: usize) -> usize {
-        let base = if form.mode_bits == 64 { 0 } else { DATA };
+        let base = form.base();
         (base + (self.gpr[pointer] & form.address_mask()) - AREA) as usize
     }
 
@@ -244,17 +253,16 @@ fn memory(form: &Form, case: &Case) -> Vec<u8> {
     }
     let (others, fourth) = if case.equal_first { (EQUAL, EQUAL + 1) } else { (EQUAL - 1, EQUAL) };
     let mut memory = vec![EQUAL; AREA_BYTES];
-    let target = (DATA - AREA) as usize + 0x4000..(DATA - AREA) as usize + 0x6000;
-    memory[target].fill(others);
+    memory[0x4000..0x6000].fill(others);
     let (_, first) = first_elements(form, case);
     let distance = 3 * form.element;
-    let at = if case.down { first - distance } else { first + distance } + DATA - AREA;
+    let at = if case.down { first - distance } else { first + distance };
     memory[at as usize..][..form.element as usize].fill(fourth);
     memory
 }
 
 fn beginning(form: &Form, case: &Case, state: &CpuState) -> Model {
-    let base = if form.mode_bits == 64 { DATA } else { 0 };
+    let base = AREA - form.base();
     let (source, target) = first_elements(form, case);
     // What is above an address is no part of it.
     let above = match (form.address_bits, form.mode_bits) {
@@ -280,10 +288,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
-        let mut machines = [Machine::long(), Machine::protected()];
-        for data in [SegReg::Ds, SegReg::Es] {
-            machines[1].state.segments[data as usize].base = DATA;
-        }
+        let machines = [Machine::long(), Machine::protected()];
         let states = [machines[0].state.clone(), machines[1].state.clone()];
         Bench { machines, states }
     }
@@ -297,6 +302,9 @@ impl Bench {
         m.put(AREA, &model.memory);
         m.bus.ports.clear();
         m.state = CpuState { gpr: model.gpr, rflags: model.rflags, ..state.clone() };
+        for data in [SegReg::Ds, SegReg::Es] {
+            m.state.segments[data as usize].base = form.base();
+        }
         (m, model)
     }
 }
@@ -415,5 +423,38 @@ fn an_instruction_that_writes_over_itself_ends() {
         m.state.gpr[RDI] = CODE;
         assert_eq!(m.run(), Stop::Halted);
         assert_eq!((m.state.rip, m.state.gpr[RCX], m.state.steps), (CODE + 1, count - 1, 2));
+    }
+}
+
+/// Elements end where the page does; the first that does not fit faults, and nothing of it is done.
+#[test]
+fn a_repetition_faults_where_a_page_is_missing() {
+    const MISSING: u64 = DATA + 0x5000;
+    let address = MISSING - 32;
+    for verb in [Movs, Stos] {
+        for &missing in verb.pointers() {
+            for element in [1, 2, 4, 8] {
+                let repeat = Repeat::WhileEqual;
+                let form = Form { verb, repeat, element, mode_bits: 64, address_bits: 64 };
+                let mut m = Machine::long();
+                m.page(MISSING, 1, 0);
+                m.put(CODE, &form.bytes());
+                m.state.gpr[RAX] = 0x8877_6655_4433_2211;
+                m.state.gpr[RCX] = 100;
+                (m.state.gpr[RSI], m.state.gpr[RDI]) = (DATA, DATA + 0x1000);
+                m.state.gpr[missing] = address;
+                let before = m.state.clone();
+                assert_eq!(m.run_to_handler(), 14);
+                let done = 32 / element;
+                let what = format!("{form:x?}, {missing}");
+                assert_eq!(m.state.cr2, MISSING, "{what}");
+                assert_eq!(m.state.gpr[RCX], 100 - done, "{what}");
+                assert_eq!(m.state.steps, done + 2, "{what}: elements, the delivery, HLT");
+                for &pointer in verb.pointers() {
+                    assert_eq!(m.state.gpr[pointer], before.gpr[pointer] + 32, "{what}");
+                }
+                assert_eq!(m.ram.load_u64(MISSING), 0, "{what}: behind the end");
+            }
+        }
     }
 }

@@ -7,7 +7,6 @@
 use iced_x86::{Mnemonic, Register};
 
 use super::alu::sub;
-use crate::attention;
 use crate::bus::Bus;
 use crate::core::Core;
 use crate::exception::{Break, Res};
@@ -254,7 +253,8 @@ fn string<S: Action, W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op:
             return Ok(());
         }
         core.block_steps += done;
-        if core.remaining_steps() == 0 || core.break_block || core.attention & attention::DEBUG != 0 {
+        // Single steps have no steps remaining.
+        if core.remaining_steps() == 0 || core.break_block {
             return Err(pause(core, op));
         }
     }
@@ -263,12 +263,7 @@ fn string<S: Action, W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op:
 /// Stops between two iterations: RIP stays at the instruction.
 #[cold]
 fn pause(core: &mut Core, op: &Op) -> Break {
-    core.rip = core.wrap_rip(core.block_rip().wrapping_add(u64::from(op.start)));
-    // With BTF only branches trap.
-    if core.rflags & flags::TF != 0 && core.state.msrs.debugctl & 2 == 0 {
-        core.state.pending_debug |= 1 << 14;
-        core.update_debug_attention();
-    }
+    core.rip = core.next_rip(core.block_rip(), op.start);
     Break::Done
 }
 
