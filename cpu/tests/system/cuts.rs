@@ -101,6 +101,34 @@ fn accessed_bits_set_in_code_change_the_code() {
     assert_eq!(both_ways(make, 3).gpr[0], 0x27, "ADD AL, 7 has become ADD AL, 27h");
 }
 
+/// One page of code at two addresses. It is a page table too, and the entry of the second address lies in the code: going
+/// there sets its accessed bit, and with it an operand.
+#[test]
+fn accessed_bits_that_a_fetch_sets_in_its_own_code_change_the_code() {
+    let make = || {
+        let mut m = Machine::long();
+        let table = TABLES + 0x3000;
+        let second = 0x10_0000;
+        let place = entry(second);
+        assert_eq!(place & !0xfff, table, "the page table maps itself");
+        // `mov al, imm8` ends with the entry's low byte, 7, or 27h once it was used. What the rest of the entry says is
+        // `xor [rcx], al; add [rax], al; add [rax], al`; behind it come `add bl, bl; ret`.
+        m.put(place - 1, &[0xb0]);
+        m.put64(place, table | 7);
+        m.put(place + 8, &[0xdb, 0xc3]);
+        m.state.gpr[0] = DATA;
+        m.state.gpr[1] = DATA + 0x100;
+        m.code(64, |a| {
+            a.call(place - 1).unwrap();
+            a.mov(edx, eax).unwrap();
+            a.call(second | (place - 1) & 0xfff).unwrap();
+        });
+        m
+    };
+    let state = both_ways(make, 14);
+    assert_eq!((state.gpr[2] as u8, state.gpr[0] as u8), (7, 0x27));
+}
+
 #[test]
 fn an_entry_read_in_two_widths_is_dropped_by_a_change_of_either_half() {
     // A page table of 32-bit paging becomes one of PAE paging; then the high half of an 8-byte entry changes.

@@ -430,10 +430,11 @@ fn an_instruction_that_writes_over_itself_ends() {
 #[test]
 fn a_repetition_faults_where_a_page_is_missing() {
     const MISSING: u64 = DATA + 0x5000;
-    let address = MISSING - 32;
     for verb in [Movs, Stos] {
         for &missing in verb.pointers() {
-            for element in [1, 2, 4, 8] {
+            for (element, before_end) in
+                [1, 2, 4, 8].into_iter().flat_map(|element| [(element, 32), (element, 31)])
+            {
                 let repeat = Repeat::WhileEqual;
                 let form = Form { verb, repeat, element, mode_bits: 64, address_bits: 64 };
                 let mut m = Machine::long();
@@ -442,16 +443,16 @@ fn a_repetition_faults_where_a_page_is_missing() {
                 m.state.gpr[RAX] = 0x8877_6655_4433_2211;
                 m.state.gpr[RCX] = 100;
                 (m.state.gpr[RSI], m.state.gpr[RDI]) = (DATA, DATA + 0x1000);
-                m.state.gpr[missing] = address;
+                m.state.gpr[missing] = MISSING - before_end;
                 let before = m.state.clone();
                 assert_eq!(m.run_to_handler(), 14);
-                let done = 32 / element;
-                let what = format!("{form:x?}, {missing}");
+                let done = before_end / element;
+                let what = format!("{form:x?}, {missing}, {before_end} bytes before the end");
                 assert_eq!(m.state.cr2, MISSING, "{what}");
                 assert_eq!(m.state.gpr[RCX], 100 - done, "{what}");
                 assert_eq!(m.state.steps, done + 2, "{what}: elements, the delivery, HLT");
                 for &pointer in verb.pointers() {
-                    assert_eq!(m.state.gpr[pointer], before.gpr[pointer] + 32, "{what}");
+                    assert_eq!(m.state.gpr[pointer], before.gpr[pointer] + done * element, "{what}");
                 }
                 assert_eq!(m.ram.load_u64(MISSING), 0, "{what}: behind the end");
             }

@@ -227,11 +227,12 @@ fn set_mem<const CC: u8>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()>
     core.store_u8(bus, address, u8::from(core.flags.condition::<CC>()))
 }
 
+/// SETcc and CMOVcc. Jcc carries a condition too, but is a branch; FCMOVcc belongs to the FPU.
 fn lower_conditional(insn: &Insn<'_>) -> Option<Op> {
     let cc = condition_number(insn)?;
-    let name = insn.raw.op_count();
-    if name == 1 {
-        if insn.size(0) != 1 || insn.raw.op_kind(0) != iced_x86::OpKind::Register && !insn.is_memory(0) {
+    if insn.raw.op_count() == 1 {
+        // The target of a jump has no size.
+        if insn.size(0) != 1 {
             return None;
         }
         return Some(if insn.is_memory(0) {
@@ -240,7 +241,8 @@ fn lower_conditional(insn: &Insn<'_>) -> Option<Op> {
             Op::new(by_condition!(cc, set_reg)).r0(insn.register(0))
         });
     }
-    if !matches!(insn.size(0), 2 | 4 | 8) || insn.raw.op_register(0).is_st() {
+    // FPU registers have ten bytes.
+    if !matches!(insn.size(0), 2 | 4 | 8) {
         return None;
     }
     macro_rules! pick {
@@ -358,9 +360,6 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
         Mnemonic::Xchg if insn.is_memory(0) => {
             insn.address(Op::new(by_width!(size, xchg_mem))).r0(insn.register(1))
         }
-        Mnemonic::Xchg if insn.is_memory(1) => {
-            insn.address(Op::new(by_width!(size, xchg_mem))).r0(insn.register(0))
-        }
         Mnemonic::Xchg => Op::new(by_width!(size, xchg_reg)).r0(insn.register(0)).r1(insn.register(1)),
         Mnemonic::Xadd if insn.is_memory(0) => {
             insn.address(Op::new(by_width!(size, xadd_mem))).r0(insn.register(1))
@@ -401,12 +400,6 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
         | Mnemonic::Prefetcht1
         | Mnemonic::Prefetcht2
         | Mnemonic::Reservednop => Op::new(nothing),
-        _ => return lower_conditional(insn).filter(|_| is_set_or_cmov(insn)),
+        _ => return lower_conditional(insn),
     })
-}
-
-/// Jcc carries a condition too, but is a branch; FCMOVcc belongs to the FPU.
-fn is_set_or_cmov(insn: &Insn<'_>) -> bool {
-    let raw = insn.raw;
-    !raw.is_jcc_short_or_near() && !raw.is_loop() && !raw.is_loopcc() && !raw.is_jcx_short()
 }

@@ -292,7 +292,6 @@ fn address_size(insn: &Insn<'_>) -> u32 {
         match kind {
             MemorySegSI | MemorySegDI | MemoryESDI => return 2,
             MemorySegESI | MemorySegEDI | MemoryESEDI => return 4,
-            MemorySegRSI | MemorySegRDI | MemoryESRDI => return 8,
             _ => {}
         }
     }
