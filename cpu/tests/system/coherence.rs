@@ -66,6 +66,38 @@ fn an_entry_changed_in_another_address_space_is_changed() {
 }
 
 #[test]
+fn two_address_spaces_have_their_own_code_at_one_address() {
+    let mut m = two_roots();
+    // The second root leads to a page table of its own.
+    let tables = OTHER_ROOT;
+    for level in 0..2 {
+        m.put64(tables + 0x1000 * level, (tables + 0x1000 * (level + 1)) | 7);
+    }
+    m.put64(tables + 0x2000, (tables + 0x3000) | 7);
+    for page in 0..512 {
+        m.put64(tables + 0x3000 + 8 * page, page << 12 | 7);
+    }
+    m.put64(tables + 0x3000 + 8 * (PAGE >> 12), RIGHT | 7);
+    for (page, value) in [(LEFT, 1), (RIGHT, 2)] {
+        m.code_at(64, page, PAGE, |a| {
+            a.lea(rbx, ptr(rbx + rbx * 2 + value)).unwrap();
+            a.ret().unwrap();
+        });
+    }
+    m.state.gpr[3] = 0;
+    m.code(64, |a| {
+        for root in [TABLES, OTHER_ROOT, TABLES, OTHER_ROOT, OTHER_ROOT, TABLES] {
+            set_root(a, root);
+            a.call(PAGE).unwrap();
+        }
+        a.hlt().unwrap();
+    });
+    halts(&mut m);
+    let expected = [1, 2, 1, 2, 2, 1].iter().fold(0, |sum, value| sum * 3 + value);
+    assert_eq!(m.state.gpr[3], expected);
+}
+
+#[test]
 fn code_whose_entry_changed_in_another_address_space_is_other_code() {
     let mut m = two_roots();
     for (page, value) in [(LEFT, 1), (RIGHT, 2)] {

@@ -75,6 +75,13 @@ fn code_faults_where_its_segment_ends_and_not_before() {
     assert_eq!((state.gpr[0], state.rip), (2, CODE + 2));
     let state = both_ways(make, 3);
     assert_eq!((state.gpr[1], state.rip), (0, handler(13)), "#GP instead of the third");
+    let make_shorter = || {
+        let mut m = make();
+        m.state.segments[1].limit = CODE as u32 + 1;
+        m
+    };
+    let state = both_ways(make_shorter, 3);
+    assert_eq!((state.gpr[0], state.rip), (2, handler(13)), "the second ends where the segment does");
 }
 
 #[test]
@@ -92,6 +99,34 @@ fn accessed_bits_set_in_code_change_the_code() {
         m
     };
     assert_eq!(both_ways(make, 3).gpr[0], 0x27, "ADD AL, 7 has become ADD AL, 27h");
+}
+
+/// One page of code at two addresses. It is a page table too, and the entry of the second address lies in the code: going
+/// there sets its accessed bit, and with it an operand.
+#[test]
+fn accessed_bits_that_a_fetch_sets_in_its_own_code_change_the_code() {
+    let make = || {
+        let mut m = Machine::long();
+        let table = TABLES + 0x3000;
+        let second = 0x10_0000;
+        let place = entry(second);
+        assert_eq!(place & !0xfff, table, "the page table maps itself");
+        // `mov al, imm8` ends with the entry's low byte, 7, or 27h once it was used. What the rest of the entry says is
+        // `xor [rcx], al; add [rax], al; add [rax], al`; behind it come `add bl, bl; ret`.
+        m.put(place - 1, &[0xb0]);
+        m.put64(place, table | 7);
+        m.put(place + 8, &[0xdb, 0xc3]);
+        m.state.gpr[0] = DATA;
+        m.state.gpr[1] = DATA + 0x100;
+        m.code(64, |a| {
+            a.call(place - 1).unwrap();
+            a.mov(edx, eax).unwrap();
+            a.call(second | (place - 1) & 0xfff).unwrap();
+        });
+        m
+    };
+    let state = both_ways(make, 14);
+    assert_eq!((state.gpr[2] as u8, state.gpr[0] as u8), (7, 0x27));
 }
 
 #[test]
@@ -181,4 +216,50 @@ fn what_a_device_writes_between_two_runs_is_executed() {
     m.ram.replace_bytes(CODE + 1, &[0xc8]);
     m.cpu.run(&mut m.bus, 8, 4);
     assert_eq!(m.cpu.state().gpr[0], 0, "twice up, twice down");
+}
+
+#[test]
+fn what_comes_between_two_runs_is_seen() {
+    let mut m = Machine::long();
+    m.put(CODE, &[0x90; 16]);
+    m.state.rflags |= 0x200;
+    m.cpu.set_state(&m.state);
+    assert_eq!(m.cpu.run(&mut m.bus, 3, 0), Stop::Budget);
+    m.bus.signals.stop = true;
+    assert_eq!(m.cpu.run(&mut m.bus, 6, 3), Stop::Bus);
+    m.bus.signals.stop = false;
+    m.bus.signals.interrupt = true;
+    m.bus.vector = 0x30;
+    assert_eq!(m.cpu.run(&mut m.bus, 6, 3), Stop::Halted);
+    assert_eq!((m.cpu.rip(), m.cpu.steps()), (handler(0x30) + 1, 5));
+}
+
+/// A delivery is a step, for which there may be no room.
+#[test]
+fn an_interrupt_waits_where_the_budget_ends() {
+    let mut m = Machine::long();
+    m.put(CODE, &[0x90; 16]);
+    m.state.rflags |= 0x200;
+    m.cpu.set_state(&m.state);
+    assert_eq!(m.cpu.run(&mut m.bus, 3, 0), Stop::Budget);
+    m.bus.signals.interrupt = true;
+    assert_eq!(m.cpu.run(&mut m.bus, 3, 0), Stop::Budget);
+    assert_eq!((m.cpu.rip(), m.cpu.steps(), m.bus.acknowledged), (CODE + 3, 3, 0));
+}
+
+/// INC EAX; in 64-bit mode a prefix.
+#[test]
+fn the_same_bytes_are_other_code_in_another_mode() {
+    let mut m = Machine::long();
+    let routine = CODE + 0x100;
+    m.put(routine, &[0x40, 0x90, 0xcb]);
+    for (at, selector) in [(DATA, KERNEL_CS), (DATA + 8, KERNEL_CS32)] {
+        m.put64(at, routine | u64::from(selector) << 32);
+    }
+    m.state.gpr[0] = 0;
+    m.state.gpr[1] = DATA;
+    // Far calls through memory, of 6 bytes.
+    m.put(CODE, &[0xff, 0x19, 0xff, 0x59, 8, 0xff, 0x19, 0xf4]);
+    assert_eq!(m.run(), Stop::Halted);
+    assert_eq!((m.state.gpr[0], m.state.rip), (1, CODE + 8));
 }

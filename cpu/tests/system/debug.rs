@@ -1,6 +1,6 @@
 //! Single-stepping, RF, the guest's debug registers.
 
-use cpu::{AddressKind, Stop, SystemCalls, Trap, Traps};
+use cpu::{AddressKind, Stop, SystemCalls, Trap, Traps, WatchKind, Watchpoint};
 use iced_x86::code_asm::*;
 
 use crate::harness::*;
@@ -413,4 +413,106 @@ fn a_breakpoint_where_nothing_is_mapped_stops_before_the_fault() {
     assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, m.cpu.steps()), Stop::Halted, "in the handler of the fault");
     m.state = m.cpu.state();
     assert_eq!(m.stack64(1), nowhere);
+}
+
+/// Where single steps are taken for another reason, such as a breakpoint of the guest's own that is never met.
+#[test]
+fn a_breakpoint_stops_beside_the_guest_s_own_and_not_where_the_run_began() {
+    for own in [false, true] {
+        let mut m = Machine::long();
+        m.code(64, |a| {
+            a.nop().unwrap();
+            a.nop().unwrap();
+            a.hlt().unwrap();
+        });
+        if own {
+            m.state.dr[0] = DATA;
+            m.state.dr7 |= 1;
+        }
+        m.cpu.set_state(&m.state);
+        m.cpu.set_breakpoints([CODE, CODE + 1].map(|address| (AddressKind::Linear, address)));
+        let origin = m.state.steps;
+        assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Breakpoint);
+        assert_eq!((m.cpu.rip(), m.cpu.steps()), (CODE, origin));
+        assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, origin), Stop::Breakpoint);
+        assert_eq!((m.cpu.rip(), m.cpu.steps()), (CODE + 1, origin + 1));
+        assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, origin + 1), Stop::Halted);
+        assert_eq!(m.cpu.rip(), CODE + 3);
+    }
+}
+
+/// The breakpoint is known by its offset in the page at first.
+#[test]
+fn a_breakpoint_of_another_page_does_not_stop_where_nothing_is_mapped() {
+    for flags in [0, RF] {
+        let mut m = Machine::long();
+        m.state.rip = 0x1234_5000_0000;
+        m.state.rflags |= flags;
+        m.cpu.set_state(&m.state);
+        m.cpu.set_breakpoints([(AddressKind::Linear, DATA)]);
+        assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Halted);
+        assert_eq!(m.cpu.rip(), handler(14) + 1);
+    }
+}
+
+/// A stop before an address that is not canonical leaves nothing behind of the fault that it would have raised.
+#[test]
+fn a_breakpoint_at_no_canonical_address_leaves_nothing_behind() {
+    let nowhere = 0x8000_0000_0000_0000;
+    let mut m = Machine::long();
+    m.state.gpr[4] = DATA;
+    // MOVAPS XMM0, [RSP + 1]: #GP(0), because that is not aligned.
+    m.put(CODE, &[0x0f, 0x28, 0x44, 0x24, 1]);
+    m.state.cr4 |= 0x200;
+    let here = m.state.clone();
+    m.state.rip = nowhere;
+    m.cpu.set_state(&m.state);
+    m.cpu.set_breakpoints([(AddressKind::Linear, nowhere)]);
+    assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Breakpoint);
+    m.cpu.set_registers(&here);
+    assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Halted);
+    assert_eq!(m.cpu.rip(), handler(13) + 1);
+}
+
+#[test]
+fn a_fault_under_tf_is_not_followed_by_the_trap() {
+    let mut m = Machine::long();
+    m.state.rflags |= TF;
+    m.state.gpr[1] = 1 << 40;
+    m.code(64, |a| a.mov(eax, dword_ptr(rcx)).unwrap());
+    assert_eq!(m.run_to_handler(), 14);
+    assert_eq!(m.state.dr6, ONES);
+}
+
+/// What a stop at a watchpoint interrupts goes on behind it.
+#[test]
+fn a_trap_that_waits_behind_a_watchpoint_comes_when_the_run_goes_on() {
+    let mut m = Machine::long();
+    m.state.rflags |= TF;
+    m.state.gpr[1] = DATA;
+    m.code(64, |a| {
+        a.mov(dword_ptr(rcx), eax).unwrap();
+        a.ud2().unwrap();
+    });
+    m.cpu.set_state(&m.state);
+    let (space, kind) = (AddressKind::Linear, WatchKind::Write);
+    m.cpu.set_watchpoints([Watchpoint { space, address: DATA, length: 4, kind }]);
+    let stop = m.cpu.run(&mut m.bus, u64::MAX, u64::MAX);
+    assert!(matches!(stop, Stop::Watchpoint(_)), "{stop:?}");
+    assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Halted);
+    assert_eq!(m.cpu.rip(), handler(1) + 1);
+}
+
+#[test]
+fn a_store_onto_code_under_tf_is_followed_by_the_trap() {
+    let mut m = Machine::long();
+    m.state.rflags |= TF;
+    m.state.gpr[1] = CODE + 2;
+    m.state.gpr[0] = 0x9090_9090;
+    m.code(64, |a| {
+        a.mov(dword_ptr(rcx), eax).unwrap();
+        a.ud2().unwrap();
+    });
+    assert_eq!(m.run_to_handler(), 1);
+    assert_eq!((m.stack64(0), m.state.steps), (CODE + 2, 3));
 }

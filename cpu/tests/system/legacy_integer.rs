@@ -165,3 +165,37 @@ fn returns_pop_an_offset_of_the_operand_size() {
         assert_eq!((m.state.rip, m.state.gpr[4]), (TARGET + 1, KERNEL_STACK - 64 + popped), "{code:x?}");
     }
 }
+
+/// The table at the data segment's base, by BX, EBX or RBX; sums wrap at the width of addresses.
+#[test]
+fn xlat_looks_up_al_in_a_table() {
+    // Mode, bytes, the base register, and the offset at which it then looks for entry 0x13.
+    let cases: [(u32, &[u8], u64, u64); 6] = [
+        (64, &[0xd7], DATA, DATA + 0x13),
+        (64, &[0x67, 0xd7], 0xdead_beef_0000_0000 | DATA, DATA + 0x13),
+        (64, &[0x67, 0xd7], 0xffff_fff8, 0xb),
+        (32, &[0xd7], DATA, DATA + 0x13),
+        (32, &[0xd7], 0xffff_fff8, 0xb),
+        (32, &[0x67, 0xd7], 0x5555_fff8, 0xb),
+    ];
+    for (bits, bytes, base, offset) in cases {
+        let mut m = if bits == 64 { Machine::long() } else { Machine::protected() };
+        let segment_base = if bits == 64 { 0 } else { 0x4000 };
+        m.state.segments[3].base = segment_base;
+        m.state.gpr[0] = 0x7777_7713;
+        m.state.gpr[3] = base;
+        m.put(CODE, bytes);
+        m.put(segment_base + offset, &[0xa5]);
+        assert_eq!(m.run_steps(1), cpu::Stop::Budget);
+        assert_eq!(
+            (m.state.gpr[0], m.state.rip),
+            (0x7777_77a5, CODE + bytes.len() as u64),
+            "{bits} {bytes:x?}"
+        );
+    }
+    let mut m = Machine::protected();
+    m.state.segments[3].limit = DATA as u32 + 0x12;
+    (m.state.gpr[0], m.state.gpr[3]) = (0x13, DATA);
+    m.put(CODE, &[0xd7]);
+    assert_eq!(m.run_to_handler(), 13, "behind the segment's limit");
+}

@@ -412,6 +412,25 @@ fn external_interrupts_wait_for_if_and_the_shadow() {
     assert_eq!(m.stack64(2) & RF, 0);
 }
 
+/// However much follows STI that needs no look at interrupts.
+#[test]
+fn an_interrupt_that_waited_comes_one_instruction_behind_sti() {
+    let mut m = Machine::long();
+    m.state.gpr[0] = 0;
+    m.bus.vector = 0x40;
+    m.bus.signals.interrupt = true;
+    m.code(64, |a| {
+        a.nop().unwrap();
+        a.sti().unwrap();
+        for _ in 0..8 {
+            a.inc(eax).unwrap();
+        }
+        a.ud2().unwrap();
+    });
+    assert_eq!(m.run_to_handler(), 0x40);
+    assert_eq!((m.stack64(0), m.state.gpr[0]), (CODE + 4, 1));
+}
+
 #[test]
 fn sti_hlt_is_woken() {
     let mut m = Machine::long();

@@ -15,5 +15,6 @@ mod peek;
 mod random;
 mod real;
 mod registers;
+mod strings;
 mod tables;
 mod watchpoints;

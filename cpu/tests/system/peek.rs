@@ -137,5 +137,9 @@ fn a_range_ends_where_the_other_space_does() {
 fn without_paging_every_root_is_the_same() {
     let mut m = Machine::protected();
     m.cpu.set_state(&m.state);
-    assert_eq!(m.cpu.core().peek_address_in(OTHER, DATA), Some(DATA));
+    // Linear addresses have 32 bits there.
+    for address in [DATA, 1 << 32 | DATA] {
+        assert_eq!(m.cpu.core().peek_address_in(OTHER, address), Some(DATA));
+        assert_eq!(m.cpu.core().peek_address(address), Some(DATA));
+    }
 }

@@ -339,3 +339,19 @@ fn system_calls_are_counted() {
     assert_eq!(m.run_to_handler(), 0x81);
     assert_eq!(m.cpu.system_calls(), 3);
 }
+
+#[test]
+fn conditional_branches_are_counted_taken_or_not() {
+    let mut m = Machine::long();
+    m.code(64, |a| {
+        let mut behind = a.create_label();
+        a.test(esp, esp).unwrap();
+        a.jz(behind).unwrap();
+        a.jnz(behind).unwrap();
+        a.ud2().unwrap();
+        a.set_label(&mut behind).unwrap();
+        a.hlt().unwrap();
+    });
+    assert_eq!(m.run(), Stop::Halted);
+    assert_eq!(m.cpu.branches(), 2);
+}

@@ -2,6 +2,7 @@
 //! never shows.
 
 use cpu::Stop;
+use guest_ram::PageFlags;
 use iced_x86::code_asm::*;
 
 use crate::harness::*;
@@ -226,4 +227,95 @@ fn code_that_may_only_be_executed_cannot_be_read() {
             assert_eq!(m.run_to_handler(), 13);
         }
     }
+}
+
+/// Accessed bits in every entry on the way; a dirty bit in the last, where a page was written; and nothing else. What the
+/// walk itself writes makes the tables' pages dirty, and only those.
+#[test]
+fn walks_set_accessed_and_dirty_bits_and_nothing_else() {
+    const PRESENT: u64 = 7;
+    let entries = |mode: &str, page: u64| match mode {
+        "long" => vec![
+            (TABLES, 8, TABLES + 0x1000),
+            (TABLES + 0x1000, 8, TABLES + 0x2000),
+            (TABLES + 0x2000, 8, TABLES + 0x3000),
+            (TABLES + 0x3000 + 8 * (page >> 12), 8, page),
+        ],
+        "PAE" => vec![(TABLES, 8, TABLES + 0x1000), (TABLES + 0x1000 + 8 * (page >> 12), 8, page)],
+        _ => vec![(TABLES, 4, TABLES + 0x1000), (TABLES + 0x1000 + 4 * (page >> 12), 4, page)],
+    };
+    for mode in ["long", "PAE", "32-bit"] {
+        for writes in [false, true] {
+            let mut m = if mode == "long" { Machine::long() } else { Machine::protected() };
+            if mode != "long" {
+                let bytes = if mode == "PAE" { 8 } else { 4 };
+                for page in 0..512 {
+                    let entry = TABLES + 0x1000 + bytes * page;
+                    m.put(entry, &(page << 12 | PRESENT).to_le_bytes()[..bytes as usize]);
+                }
+                m.put64(TABLES, (TABLES + 0x1000) | PRESENT);
+                m.state.pdptes[0] = TABLES | 1;
+                m.state.cr0 |= 1 << 31;
+                m.state.cr3 = TABLES;
+                m.state.cr4 = if mode == "PAE" { 0x20 } else { 0 };
+            }
+            m.code(if mode == "long" { 64 } else { 32 }, |a| match (writes, mode) {
+                (false, "long") => a.mov(eax, dword_ptr(rbx)).unwrap(),
+                (true, "long") => a.mov(dword_ptr(rbx), eax).unwrap(),
+                (false, _) => a.mov(eax, dword_ptr(ebx)).unwrap(),
+                (true, _) => a.mov(dword_ptr(ebx), eax).unwrap(),
+            });
+            m.state.gpr[3] = PAGE;
+            let on_the_way = entries(mode, PAGE);
+            let tables: Vec<u64> = on_the_way.iter().map(|(at, ..)| at >> 12).collect();
+            for &table in &tables {
+                m.ram.flags().clear(table, PageFlags::DIRTY);
+            }
+            for (round, made_dirty) in [(1, true), (2, false)] {
+                assert_eq!(m.run_steps(1), Stop::Budget);
+                m.state.rip = CODE;
+                for (number, &(at, bytes, leads_to)) in on_the_way.iter().enumerate() {
+                    let last = number + 1 == on_the_way.len();
+                    let dirty = if last && writes { 0x40 } else { 0 };
+                    let value = if bytes == 8 { m.ram.load_u64(at) } else { m.ram.load_u32(at).into() };
+                    let what = format!("{mode}, writes {writes}, level {number}, round {round}");
+                    assert_eq!(value, leads_to | PRESENT | 0x20 | dirty, "{what}");
+                }
+                for &table in &tables {
+                    let flag = m.ram.flags().has(table, PageFlags::DIRTY);
+                    assert_eq!(flag, made_dirty, "{mode}, page {table:#x}, round {round}");
+                    m.ram.flags().clear(table, PageFlags::DIRTY);
+                }
+            }
+        }
+    }
+}
+
+/// Two roots of 32-bit paging whose first entries are the same: in 4-level paging those would be all of the lowest 512 GiB.
+#[test]
+fn roots_of_32_bit_paging_share_what_all_their_entries_share() {
+    let mut m = Machine::protected();
+    let other_root = OTHERS;
+    for root in [TABLES, other_root] {
+        // Large pages, one to one.
+        m.put32(root, 0x83);
+        m.put32(root + 4, 0x40_0083);
+    }
+    m.put32(TABLES + 8, 0x40_0083);
+    m.put32(other_root + 8, 0x80_0083);
+    m.put32(0x40_0000, 1);
+    m.put32(0x80_0000, 2);
+    m.state.cr0 |= 1 << 31;
+    m.state.cr3 = TABLES;
+    m.state.cr4 = 0x10;
+    m.state.gpr[1] = 0x80_0000;
+    m.state.gpr[2] = other_root;
+    m.code(32, |a| {
+        a.mov(ebx, dword_ptr(ecx)).unwrap();
+        a.mov(cr3, edx).unwrap();
+        a.mov(esi, dword_ptr(ecx)).unwrap();
+        a.hlt().unwrap();
+    });
+    assert_eq!(m.run(), Stop::Halted);
+    assert_eq!((m.state.gpr[3], m.state.gpr[6]), (1, 2));
 }

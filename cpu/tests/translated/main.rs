@@ -31,6 +31,8 @@ mod random;
 mod real;
 #[path = "../system/registers.rs"]
 mod registers;
+#[path = "../system/strings.rs"]
+mod strings;
 #[path = "../system/tables.rs"]
 mod tables;
 mod tiers;
