@@ -1,6 +1,6 @@
 //! The harness of the whole-system tests: builds machines from the guests in `guest-images/out`, types at
 //! their consoles by a script, and saves and restores them whole. Reads no clock and no host randomness, so
-//! that every run of a test is the same run.
+//! that every run of a test is the same run; only [`network`], which is about the outside, does.
 //!
 //! It is not a test framework: each function panics with a sentence where a test should fail.
 
