@@ -18,7 +18,7 @@ mod verbs;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use nix::sys::stat::{Mode, umask};
 
 use crate::verbs::{
@@ -102,8 +102,8 @@ fn main() -> ExitCode {
         Verb::ExportPcap(args) => export_pcap::run(args),
         Verb::Pack(args) => pack::run(args),
         Verb::Unpack(args) => unpack::run(args),
-        Verb::Completions(args) => completions::run(args),
-        Verb::Man(args) => man::run(args),
+        Verb::Completions(args) => completions::run(args, Cli::command()),
+        Verb::Man(args) => man::run(args, Cli::command()),
     };
     match result {
         Ok(code) => ExitCode::from(code as u8),

@@ -1,10 +1,8 @@
 //! `ttvm completions`: what a shell needs to complete ttvm's command lines.
 
-use clap::CommandFactory;
+use clap::Command;
 use clap_complete::Shell;
 use vmm::error::{Error, exit_code};
-
-use crate::Cli;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -12,9 +10,10 @@ pub struct Args {
     shell: Shell,
 }
 
-pub fn run(args: &Args) -> Result<i32, Error> {
+/// `program` is the whole command line.
+pub fn run(args: &Args, mut program: Command) -> Result<i32, Error> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "ttvm", &mut script);
+    clap_complete::generate(args.shell, &mut program, "ttvm", &mut script);
     crate::output::print(String::from_utf8_lossy(&script).trim_end())?;
     Ok(exit_code::DONE)
 }

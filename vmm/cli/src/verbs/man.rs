@@ -2,10 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::CommandFactory;
+use clap::Command;
 use vmm::error::{Error, exit_code};
-
-use crate::Cli;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -13,9 +11,9 @@ pub struct Args {
     directory: PathBuf,
 }
 
-pub fn run(args: &Args) -> Result<i32, Error> {
+/// `program` is the whole command line.
+pub fn run(args: &Args, program: Command) -> Result<i32, Error> {
     std::fs::create_dir_all(&args.directory).map_err(Error::file("create", &args.directory))?;
-    clap_mangen::generate_to(Cli::command(), &args.directory)
-        .map_err(Error::file("write", &args.directory))?;
+    clap_mangen::generate_to(program, &args.directory).map_err(Error::file("write", &args.directory))?;
     Ok(exit_code::DONE)
 }
