@@ -35,3 +35,31 @@ impl RootEntries {
         self.has((page >> SHIFT) as usize % ENTRIES)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_that_is_inserted_is_in_the_set_and_no_other() {
+        assert!(RootEntries::default().is_empty() && !RootEntries::ALL.is_empty());
+        for entry in 0..ENTRIES {
+            let mut one = RootEntries::default();
+            one.insert(entry);
+            assert!(!one.is_empty());
+            let mut several = RootEntries::default();
+            several.insert(7);
+            several.extend(one);
+            several.insert(entry);
+            for other in 0..ENTRIES {
+                assert_eq!(one.has(other), other == entry, "{entry}, {other}");
+                assert_eq!(several.has(other), other == entry || other == 7, "{entry}, {other}");
+                // The lowest and the highest page below it, and one whose address is sign-extended.
+                let first = (other as u64) << SHIFT;
+                for page in [first, first + (1 << SHIFT) - 0x1000, first | 0xffff << 48] {
+                    assert_eq!(one.lead_to(page), other == entry, "{entry}, {page:#x}");
+                }
+            }
+        }
+    }
+}

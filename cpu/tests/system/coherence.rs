@@ -65,6 +65,22 @@ fn an_entry_changed_in_another_address_space_is_changed() {
     assert_eq!((m.state.gpr[3], m.state.gpr[1]), (1, 2));
 }
 
+/// One byte of it, whose lowest bit does not say that it is present.
+#[test]
+fn a_store_to_a_part_of_an_entry_changes_it() {
+    let mut m = two_roots();
+    let byte = entry_of(PAGE) + 2;
+    assert_eq!((LEFT ^ RIGHT, LEFT >> 16 & 1), (1 << 16, 0));
+    m.code(64, |a| {
+        a.mov(rbx, qword_ptr(PAGE)).unwrap();
+        a.mov(byte_ptr(byte), (RIGHT >> 16) as i32).unwrap();
+        a.mov(rcx, qword_ptr(PAGE)).unwrap();
+        a.hlt().unwrap();
+    });
+    halts(&mut m);
+    assert_eq!((m.state.gpr[3], m.state.gpr[1]), (1, 2));
+}
+
 #[test]
 fn two_address_spaces_have_their_own_code_at_one_address() {
     let mut m = two_roots();

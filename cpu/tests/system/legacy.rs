@@ -374,6 +374,22 @@ fn pae_loads_its_directory_pointers_with_paging() {
     }
 }
 
+/// Whatever else a pointer says that is not present.
+#[test]
+fn an_absent_directory_pointer_of_pae_leads_nowhere() {
+    for (present, vector) in [(1, 3), (0, 14)] {
+        let mut m = paged_pae();
+        m.put64(TABLES + 8, (TABLES + 0x1000) | present);
+        m.state.gpr[1] = 0x4000_0000 + DATA;
+        m.code(32, |a| {
+            a.mov(cr0, eax).unwrap();
+            a.mov(edx, dword_ptr(ecx)).unwrap();
+            a.int3().unwrap();
+        });
+        assert_eq!(m.run_to_handler(), vector);
+    }
+}
+
 #[test]
 fn no_execute_is_reserved_until_it_is_enabled() {
     for (efer, error) in [(0, 9), (0x800, 1 | 0x10)] {
@@ -410,6 +426,39 @@ fn expand_down_segments_and_limits() {
             a.int3().unwrap();
         });
         assert_eq!(m.run_to_handler(), vector, "{offset:#x}");
+    }
+}
+
+/// Operands that no address is written for: the stack's, and those of strings.
+#[test]
+fn implied_operands_have_limits_and_rights_too() {
+    const UD2: [u8; 2] = [0x0f, 0x0b];
+    // The segment that an operand of two bytes at DATA lies in, the vector of its faults, and whether it is written.
+    let cases: [(&str, [u8; 2], SegReg, u8, bool); 5] = [
+        ("push ax", [0x66, 0x50], SegReg::Ss, 12, true),
+        ("pop ax", [0x66, 0x58], SegReg::Ss, 12, false),
+        ("lodsw", [0x66, 0xad], SegReg::Ds, 13, false),
+        ("stosw", [0x66, 0xab], SegReg::Es, 13, true),
+        ("scasw", [0x66, 0xaf], SegReg::Es, 13, false),
+    ];
+    for (name, code, segment, vector, writes) in cases {
+        for (too_far, read_only) in [(0, false), (1, false), (0, true)] {
+            // Faults find a stack of their own from there.
+            let mut m = Machine::protected().in_user_mode();
+            m.put(USER_CODE, &code);
+            m.put(USER_CODE + 2, &UD2);
+            let address = DATA + too_far;
+            m.state.gpr[4] = if name == "push ax" { address + 2 } else { address };
+            (m.state.gpr[6], m.state.gpr[7]) = (address, address);
+            let data = &mut m.state.segments[segment as usize];
+            data.limit = DATA as u32 + 1;
+            if read_only {
+                data.attributes &= !2;
+            }
+            let faults = too_far > 0 || read_only && writes;
+            let expected = if faults { vector } else { 6 };
+            assert_eq!(m.run_to_handler(), expected, "{name}, {too_far} too far, read-only {read_only}");
+        }
     }
 }
 

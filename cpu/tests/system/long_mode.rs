@@ -603,6 +603,56 @@ fn an_access_that_crosses_a_page_goes_on_where_that_is_mapped() {
     }
 }
 
+/// In the lowest page too, whose address has no bits above its offset.
+#[test]
+fn a_vector_that_leaves_the_lowest_page_ends_in_the_next() {
+    const TABLE: u64 = 0xe_0000;
+    let mut m = Machine::long();
+    // The interrupt table makes room for a page that is mapped elsewhere.
+    let mut gates = [0; 0x1000];
+    m.ram.read_bytes(IDT, &mut gates);
+    m.put(TABLE, &gates);
+    m.state.idtr.base = TABLE;
+    m.put64(TABLES + 0x3000 + 8, DATA | 7);
+    m.put(0xff8, &[0x11; 16]);
+    m.put(DATA, &[0x22; 8]);
+    m.state.cr4 |= 1 << 9;
+    m.state.gpr[1] = 0xff8;
+    m.code(64, |a| {
+        a.movdqu(xmm0, xmmword_ptr(rcx - 0x10)).unwrap();
+        a.movdqu(xmm1, xmmword_ptr(rcx)).unwrap();
+        a.hlt().unwrap();
+    });
+    assert_eq!(m.run(), Stop::Halted);
+    assert_eq!(m.state.xmm[1], 0x2222_2222_2222_2222_1111_1111_1111_1111);
+}
+
+#[test]
+fn a_byte_at_a_page_s_end_is_one_byte() {
+    let mut m = Machine::long();
+    m.page(DATA + 0x1000, 1, 0);
+    m.put(DATA + 0xfff, &[0xa5]);
+    m.state.cr4 |= 1 << 9;
+    m.state.gpr[1] = DATA + 0xfff;
+    m.code(64, |a| {
+        a.pinsrb(xmm0, byte_ptr(rcx), 3).unwrap();
+        a.hlt().unwrap();
+    });
+    assert_eq!(m.run(), Stop::Halted);
+    assert_eq!(m.state.xmm[0], 0xa5 << 24);
+}
+
+/// Nothing is mapped there: #PF where all bytes have canonical addresses, else #GP.
+#[test]
+fn the_last_byte_of_an_access_may_be_the_last_canonical_one() {
+    for (address, vector) in [(0x7fff_ffff_fff8, 14), (0x7fff_ffff_fff9, 13), (0x7fff_ffff_ffff, 13)] {
+        let mut m = Machine::long();
+        m.state.gpr[1] = address;
+        m.code(64, |a| a.mov(rax, qword_ptr(rcx)).unwrap());
+        assert_eq!(m.run_to_handler(), vector, "{address:#x}");
+    }
+}
+
 /// The source of a string instruction and the table of XLAT may be in FS or GS; the target never is (SDM vol. 2).
 #[test]
 fn string_sources_may_have_another_segment() {

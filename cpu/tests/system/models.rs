@@ -121,6 +121,14 @@ fn addresses_that_are_not_canonical_land_in_cr2_under_tcg() {
         })
     });
     assert_eq!(pop, [(STACK_FAULT, 5), (STACK_FAULT, 5), (gp, NOT_CANONICAL)]);
+    // Of an access that begins at a canonical address it is the page of the first byte at none.
+    let crossing = MODELS.map(|model| {
+        noncanonical_fault(model, |a| {
+            a.mov(rbx, 0x7fff_ffff_fffd_u64).unwrap();
+            a.mov(rax, qword_ptr(rbx)).unwrap();
+        })
+    });
+    assert_eq!(crossing, [(gp, 5), (gp, 5), (gp, 1 << 47)]);
 }
 
 #[test]
