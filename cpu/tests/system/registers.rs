@@ -296,7 +296,8 @@ fn popf_changes_what_the_level_allows() {
 
 #[test]
 fn what_does_not_exist_is_undefined() {
-    let programs: [(&str, &[u8]); 6] = [
+    let programs: [(&str, &[u8]); 7] = [
+        ("CMPOXADD", &[0xc4, 0xe2, 0x71, 0xe0, 0x00]),
         ("MONITOR", &[0x0f, 0x01, 0xc8]),
         ("MWAIT", &[0x0f, 0x01, 0xc9]),
         ("VMCALL", &[0x0f, 0x01, 0xc1]),

@@ -229,8 +229,8 @@ fn set_mem<const CC: u8>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()>
 
 fn lower_conditional(insn: &Insn<'_>) -> Option<Op> {
     let cc = condition_number(insn)?;
-    let name = insn.raw.op_count();
-    if name == 1 {
+    let operands = insn.raw.op_count();
+    if operands == 1 {
         if insn.size(0) != 1 || insn.raw.op_kind(0) != iced_x86::OpKind::Register && !insn.is_memory(0) {
             return None;
         }
@@ -240,7 +240,8 @@ fn lower_conditional(insn: &Insn<'_>) -> Option<Op> {
             Op::new(by_condition!(cc, set_reg)).r0(insn.register(0))
         });
     }
-    if !matches!(insn.size(0), 2 | 4 | 8) || insn.raw.op_register(0).is_st() {
+    // CMPccXADD has three operands, and a condition too.
+    if operands != 2 || !matches!(insn.size(0), 2 | 4 | 8) || insn.raw.op_register(0).is_st() {
         return None;
     }
     macro_rules! pick {
