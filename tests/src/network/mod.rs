@@ -60,7 +60,7 @@ pub fn record_work(directory: &Path, wire: &Wire, amounts: &Amounts) -> Done {
     assert!(bulk == archive.bulk(), "ssh shows {} bytes, and not those of the package", bulk.len());
     let requests = ask_web_server(wire, amounts);
     let echoed = echoing.join().expect("the stream comes back as it was sent");
-    ssh(wire, "touch /root/done");
+    ssh(wire, "touch /run/done");
     guest.finish();
     Done { elapsed: began.elapsed(), requests, echoed }
 }
@@ -78,7 +78,7 @@ fn job(archive: u16, stream: u16) -> String {
         "systemctl start nginx ssh".to_string(),
         format!("(bash -c 'exec 3<>/dev/tcp/$0/{stream}; cat <&3 >&3' $H &)"),
         "echo SERVING".to_string(),
-        "until [ -e /root/done ]; do sleep 0.1; done".to_string(),
+        "until [ -e /run/done ]; do sleep 0.1; done".to_string(),
     ]
     .join(" && ")
 }

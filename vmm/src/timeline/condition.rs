@@ -187,9 +187,11 @@ fn system_calls(text: &str) -> Option<Stops> {
             Sysno::iter().filter(|call| pattern.matches(call.name())).map(|call| call.id() as u64).collect()
         }
     };
+    if numbers.is_empty() {
+        return None;
+    }
     let system_calls = SystemCalls::Numbered(numbers.into_iter().collect());
-    let is_none = matches!(&system_calls, SystemCalls::Numbered(numbers) if numbers.is_empty());
-    (!is_none).then(|| Stops { traps: Traps { system_calls, ..Traps::default() }, ..Stops::default() })
+    Some(Stops { traps: Traps { system_calls, ..Traps::default() }, ..Stops::default() })
 }
 
 /// A number, in hexadecimal with 0x before it.
