@@ -183,6 +183,9 @@ fn what_cannot_be_connected_is_said_in_a_sentence() {
     };
     let (code, text) = said("user", "/nowhere");
     assert!(code == Some(5) && text.contains("install Debian's package passt"), "{code:?}: {text}");
+    Wire::to(directory.path(), "exec sleep 600");
+    let (code, text) = said("user", &format!("{}:/bin", directory.path().display()));
+    assert!(code == Some(1) && text.contains("passt: it was not ready after"), "{code:?}: {text}");
     let (code, text) = said("tap,ifname=a-name-that-is-too-long-for-one", "/bin");
     assert!(code == Some(5) && text.contains("cannot use the TAP interface"), "{code:?}: {text}");
     let (code, text) = said("vde", "/bin");

@@ -8,6 +8,9 @@ use tests::network::{
     why_no_tap,
 };
 
+use tests::guests::CLOUD;
+use tests::program::ttvm;
+
 use crate::network::{echo, fetch, page, serve_once, sum};
 
 /// The guest's port that echoes.
@@ -62,6 +65,23 @@ fn a_tap_interface_may_go_down_and_come_back_and_be_deleted() {
         guest.wait_for("GONE");
         let (_, said) = guest.finish();
         assert_eq!(said.matches("goes on without a network").count(), 1, "{said}");
+        verify(directory);
+    });
+}
+
+#[test]
+fn a_tap_interface_that_another_guest_has_is_refused_in_a_sentence() {
+    on_tap(&[], |directory, wire| {
+        let mut guest = RecordedGuest::busybox(directory, &wire, "echo READY; sleep 1");
+        guest.wait_for("READY");
+        let second = Command::new(ttvm())
+            .args(["run", "--net", &wire.option, "--kernel"])
+            .arg(CLOUD.path())
+            .output()
+            .expect("ttvm can be run");
+        let said = String::from_utf8_lossy(&second.stderr);
+        assert!(second.status.code() == Some(5) && said.contains("another program has it"), "{said}");
+        guest.finish();
         verify(directory);
     });
 }

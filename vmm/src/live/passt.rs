@@ -8,7 +8,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 
@@ -19,6 +20,9 @@ const MAX_FRAME_BYTES: usize = 65_535;
 /// What passt has not taken yet is kept up to this size.
 const MAX_UNSENT_BYTES: usize = 4 << 20;
 const READ_BYTES: usize = 256 << 10;
+/// passt is ready within a fraction of a second, and takes some where the host is busy.
+const READY_TIME: Duration = Duration::from_secs(10);
+const READY_POLL: Duration = Duration::from_millis(2);
 
 /// A port of the host that leads to one of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,14 +102,15 @@ impl Passt {
         let mut command = Command::new("passt");
         command.args(["--quiet", "--fd", &theirs.as_raw_fd().to_string()]);
         command.args(forwards.iter().flat_map(Forward::arguments));
-        // It goes to the background when it is ready.
-        let ready = command.stdin(Stdio::null()).output().map_err(|source| match source.kind() {
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let process = command.spawn().map_err(|source| match source.kind() {
             ErrorKind::NotFound => Error::Unsupported(
                 "--net user needs the program passt, which is not installed: install Debian's package passt"
                     .to_string(),
             ),
             _ => host("cannot start passt")(source),
         })?;
+        let ready = wait_until_ready(process).map_err(host("cannot wait for passt"))?;
         if !ready.status.success() {
             let said = String::from_utf8_lossy(&ready.stderr);
             let why = said.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("it says nothing");
@@ -170,6 +175,23 @@ impl Passt {
         }
         Ok(())
     }
+}
+
+/// What passt has said when it goes to the background, which it does when it is ready.
+fn wait_until_ready(mut process: Child) -> std::io::Result<Output> {
+    let last_look = Instant::now() + READY_TIME;
+    while process.try_wait()?.is_none() {
+        if Instant::now() >= last_look {
+            process.kill()?;
+            process.wait()?;
+            let seconds = READY_TIME.as_secs();
+            return Err(std::io::Error::other(format!(
+                "it was not ready after {seconds} s, and was ended; see whether `passt --foreground` starts"
+            )));
+        }
+        std::thread::sleep(READY_POLL);
+    }
+    process.wait_with_output()
 }
 
 impl AsFd for Passt {

@@ -36,6 +36,10 @@ impl Tap {
                 ErrorKind::PermissionDenied => format!(
                     "; make it for yourself first, with `sudo ip tuntap add {name} mode tap user $USER`"
                 ),
+                ErrorKind::ResourceBusy => {
+                    "; another program has it: end that, or give this guest an interface of its own"
+                        .to_string()
+                }
                 _ => String::new(),
             };
             Error::Unsupported(format!("cannot use the TAP interface {name}: {source}{advice}"))
