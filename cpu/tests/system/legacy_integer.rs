@@ -10,6 +10,8 @@ const AF: u64 = 1 << 4;
 const ZF: u64 = 1 << 6;
 const SF: u64 = 1 << 7;
 const HLT: u8 = 0xf4;
+const CS: usize = 1;
+const DS: usize = 3;
 /// Operand size 16, address size 16.
 const O16: u8 = 0x66;
 const A16: u8 = 0x67;
@@ -81,6 +83,30 @@ fn aam_and_aad_divide_and_multiply_by_any_base() {
 }
 
 #[test]
+fn daa_and_das_correct_both_digits() {
+    const DAA: u8 = 0x27;
+    const DAS: u8 = 0x2f;
+    let cases = [
+        (DAA, 0x1299, 0, 0x1299, SF | PF),
+        (DAA, 0x129a, 0, 0x1200, ZF | PF | AF | CF),
+        (DAA, 0x120a, 0, 0x1210, AF),
+        (DAA, 0x1205, AF, 0x120b, AF),
+        (DAA, 0x1205, CF, 0x1265, PF | CF),
+        (DAS, 0x1206, AF, 0x1200, ZF | PF | AF),
+        // The low digit's correction borrows.
+        (DAS, 0x1205, AF, 0x12ff, SF | PF | AF | CF),
+        (DAS, 0x1200, AF, 0x12fa, SF | PF | AF | CF),
+        (DAS, 0x1299, 0, 0x1299, SF | PF),
+        (DAS, 0x129a, 0, 0x1234, AF | CF),
+        (DAS, 0x1220, CF, 0x12c0, SF | PF | CF),
+    ];
+    for (opcode, ax, flags, expected, flags_after) in cases {
+        let found = adjusted(&[opcode], ax, flags, CF | PF | AF | ZF | SF);
+        assert_eq!(found, (expected, flags_after), "{opcode:#x} {ax:#x} {flags:#x}");
+    }
+}
+
+#[test]
 fn salc_fills_al_with_the_carry() {
     assert_eq!(adjusted(&[0xd6], 0x1234, CF, CF), (0x12ff, CF));
     assert_eq!(adjusted(&[0xd6], 0x1234, AF, CF), (0x1200, 0));
@@ -110,6 +136,59 @@ fn bound_compares_signed_indices() {
             assert_eq!(m.state.rip, expected, "{index} {code:x?}");
         }
     }
+}
+
+#[test]
+fn both_bounds_lie_within_the_segment() {
+    for (code, bytes) in [(&[0x62, 0x01][..], 8), (&[O16, 0x62, 0x01], 4)] {
+        for (missing, vector) in [(0, None), (1, Some(13))] {
+            let mut m = machine(code);
+            m.state.gpr[1] = DATA;
+            m.state.segments[DS].limit = (DATA + bytes - 1 - missing) as u32;
+            if let Some(vector) = vector {
+                assert_eq!(m.run_to_handler(), vector, "{bytes} bytes");
+            } else {
+                assert_eq!(m.run(), Stop::Halted);
+                assert_eq!(m.state.rip, CODE + code.len() as u64 + 1, "{bytes} bytes");
+            }
+        }
+    }
+}
+
+#[test]
+fn calls_push_an_offset_of_the_operand_size() {
+    // Over one HLT to the next, in a segment of its own: 16 bits hold its offsets.
+    for (code, pushed) in [(&[0xe8, 1, 0, 0, 0, HLT][..], 4), (&[O16, 0xe8, 1, 0, HLT], 2)] {
+        let mut m = machine(code);
+        (m.state.segments[CS].base, m.state.rip) = (CODE, 0);
+        let stack = m.state.gpr[4];
+        m.put(stack - 8, &[0xcc; 8]);
+        assert_eq!(m.run(), Stop::Halted);
+        let back = code.len() as u64 - 1;
+        assert_eq!((m.state.rip, stack - m.state.gpr[4]), (back + 2, pushed));
+        let found = if pushed == 4 { u64::from(m.stack32(0)) } else { u64::from(m.stack16(0)) };
+        assert_eq!(found, back, "{pushed} bytes");
+    }
+}
+
+#[test]
+fn jumps_beyond_the_last_offset_go_on_at_the_first() {
+    // The last instruction of 4 GiB.
+    let mut m = machine(&[]);
+    m.state.segments[CS].base = CODE + 0x10;
+    m.state.rip = 0xffff_fff0;
+    m.put(CODE, &[0xe9, 0x20, 0, 0, 0]);
+    m.put(CODE + 0x10 + 0x15, &[HLT]);
+    assert_eq!(m.run(), Stop::Halted);
+    assert_eq!(m.state.rip, 0x16);
+    // The last of 64 KiB, with 16-bit offsets.
+    let mut m = machine(&[]);
+    m.state.segments[CS].base = CODE - 0xfff0;
+    m.state.rip = 0xfff0;
+    m.put(CODE, &[O16, 0xe9, 0x20, 0]);
+    m.put(CODE - 0xfff0 + 0x14, &[HLT]);
+    assert_eq!(m.run(), Stop::Halted);
+    assert_eq!(m.state.rip, 0x15);
 }
 
 #[test]
