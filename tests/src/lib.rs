@@ -1,6 +1,6 @@
 //! The harness of the whole-system tests: builds machines from the guests in `guest-images/out`, types at
 //! their consoles by a script, and saves and restores them whole. Reads no clock and no host randomness, so
-//! that every run of a test is the same run; only [`network`], which is about the outside, does.
+//! that every run of a test is the same run; only [`network`] and [`terminal`], which are about the outside, do.
 //!
 //! It is not a test framework: each function panics with a sentence where a test should fail.
 
@@ -17,4 +17,5 @@ pub mod record;
 pub mod run;
 pub mod saved;
 pub mod script;
+pub mod terminal;
 pub mod traveller;

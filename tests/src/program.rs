@@ -1,7 +1,7 @@
-//! The program `ttvm`, as a user runs it.
+//! The program `ttvm`, as a user runs it, and other programs of the host.
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::guests::repository;
 
@@ -13,4 +13,20 @@ pub fn ttvm() -> PathBuf {
     assert!(status.success(), "ttvm does not build");
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or(repository().join("target"), PathBuf::from);
     target.join("release/ttvm")
+}
+
+/// Which of these programs are not there, in a sentence.
+pub fn missing(programs: &[&str]) -> Option<String> {
+    let is_missing = |program: &&&str| {
+        let mut command = Command::new(program);
+        command
+            .arg("--version")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_err()
+    };
+    let missing: Vec<&str> = programs.iter().filter(is_missing).copied().collect();
+    (!missing.is_empty()).then(|| format!("there is no {}", missing.join(", no ")))
 }

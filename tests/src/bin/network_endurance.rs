@@ -7,9 +7,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tests::network::{
-    Amounts, Done, Payloads, SSH, WEB, Wire, export, in_own_network, missing, payloads, record_work, verify,
+    Amounts, Done, Payloads, SSH, WEB, Wire, export, in_own_network, payloads, record_work, verify,
     why_no_tap,
 };
+use tests::program::missing;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -121,19 +121,3 @@ fn ask_web_server(wire: &Wire, amounts: &Amounts) -> Duration {
     );
     began.elapsed()
 }
-
-/// Which of these programs are not there, in a sentence.
-pub fn missing(programs: &[&str]) -> Option<String> {
-    let is_missing = |program: &&&str| {
-        let mut command = Command::new(program);
-        command
-            .arg("--version")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-            .is_err()
-    };
-    let missing: Vec<&str> = programs.iter().filter(is_missing).copied().collect();
-    (!missing.is_empty()).then(|| format!("there is no {}", missing.join(", no ")))
-}

@@ -4,13 +4,15 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use tests::gdb::batch;
 use tests::guests::{BUGS, CLOUD_ELF, Guest, linux_options, repository};
-use tests::program::ttvm;
+use tests::program::{missing, ttvm};
 use tests::record::{open, record};
 use tests::run::last_lines;
 use tests::script::Script;
+use tests::terminal::Terminal;
 use vmm::machine::Outcome;
 use vmm::timeline::Timeline;
 
@@ -150,6 +152,56 @@ fn walk_back(name: &str, directory: &Path) -> String {
     })
 }
 
+/// Types the walk's commands into a gdb in a terminal; what that showed.
+fn type_walk(name: &str, directory: &Path) -> Vec<String> {
+    let bugs = repository().join("guest-images/bugs");
+    let mut introduction = Command::new(bugs.join("walk"));
+    introduction.args(["--introduction", name]).arg(directory.join("console.log"));
+    let introduction = introduction.output().expect("the script can be started");
+    assert!(introduction.status.success(), "{}", batch::said(&introduction));
+    std::fs::write(directory.join("introduction.gdb"), introduction.stdout).expect("the folder is ours");
+    let socket = directory.join("typed.socket");
+    let mut server = Command::new(ttvm());
+    server.current_dir(directory).args(["debug", "bug.ttvm", "--at", "end", "--once", "--listen"]);
+    let mut server =
+        server.arg(format!("unix:{}", socket.display())).stderr(Stdio::null()).spawn().expect("it starts");
+    while !socket.exists() {
+        assert!(server.try_wait().expect("it is ours").is_none(), "ttvm debug ended before gdb could attach");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let terminal = Terminal::open(directory, directory);
+    terminal.enter("gdb --quiet --nx -ex 'set architecture i386:x86-64'");
+    let walk = std::fs::read_to_string(bugs.join(name).join("walk.gdb")).expect("the walk's commands");
+    let begin = [
+        "source introduction.gdb".to_string(),
+        format!("source {}", bugs.join("common.gdb").display()),
+        "target remote typed.socket".to_string(),
+    ];
+    let is_command = |line: &&str| !line.is_empty() && !line.starts_with('#') && !line.starts_with("echo ");
+    let lines = begin.iter().map(String::as_str).chain(walk.lines().filter(is_command));
+    for line in lines {
+        terminal.wait_for_a_prompt(&["(gdb)", ">"]);
+        terminal.enter(line);
+    }
+    terminal.wait_for_prompt("(gdb)");
+    terminal.enter("detach");
+    terminal.wait_for_prompt("(gdb)");
+    assert!(server.wait().expect("it is ours").success());
+    terminal.lines()
+}
+
+/// Where gdb came to: its lines of frames and instructions, without arguments, whose text depends on the terminal's letters.
+fn places<'text>(lines: impl Iterator<Item = &'text str>) -> Vec<String> {
+    let of_place = lines.filter(|line| line.starts_with("#0 ") || line.starts_with("=> "));
+    let place = |line: &str| {
+        let (function, behind) = line.split_once(" (").unwrap_or((line, ""));
+        let source = behind.rsplit_once(") at ").map_or("", |(_, source)| source);
+        let words: Vec<&str> = function.split_whitespace().chain([source]).collect();
+        words.join(" ")
+    };
+    of_place.map(place).collect()
+}
+
 fn gdb_finds_the_cause(bug: &Bug, record: impl FnOnce(&str, &Path)) {
     if !BUGS.exists() {
         return skip::test("there is no guest with bugs; guest-images/bugs/build says why");
@@ -165,6 +217,12 @@ fn gdb_finds_the_cause(bug: &Bug, record: impl FnOnce(&str, &Path)) {
         let expected = bug.expected(place);
         assert!(found.starts_with(&expected), "'{found}' instead of '{expected}':\n{transcript}");
     }
+    if let Some(why) = missing(&["tmux"]) {
+        return skip::test(why);
+    }
+    let typed = type_walk(bug.name, directory.path());
+    let shown = places(typed.iter().map(String::as_str));
+    assert_eq!(shown, places(transcript.lines()), "{}", typed.join("\n"));
 }
 
 #[test]

@@ -18,6 +18,7 @@ mod network_peers;
 mod network_tap;
 mod newer_kernels;
 mod passthrough;
+mod readme;
 mod recordings;
 mod seeks;
 mod stock;

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use tests::guests::CLOUD;
 use tests::network::{
-    Amounts, RecordedGuest, SSH, WEB, Wire, export, missing, passt_process, payloads, record_work, recording,
-    verify, verify_on,
+    Amounts, RecordedGuest, SSH, WEB, Wire, export, passt_process, payloads, record_work, recording, verify,
+    verify_on,
 };
-use tests::program::ttvm;
+use tests::program::{missing, ttvm};
 
 /// What the host's server serves: enough for frames of all sizes, windows and retransmissions.
 pub(crate) fn page() -> Vec<u8> {

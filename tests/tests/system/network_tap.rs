@@ -4,12 +4,11 @@ use std::path::Path;
 use std::process::Command;
 
 use tests::network::{
-    INTERFACE, RecordedGuest, TAP_HOST, Wire, export, in_own_network, ip, missing, payloads, verify,
-    why_no_tap,
+    INTERFACE, RecordedGuest, TAP_HOST, Wire, export, in_own_network, ip, payloads, verify, why_no_tap,
 };
 
 use tests::guests::CLOUD;
-use tests::program::ttvm;
+use tests::program::{missing, ttvm};
 
 use crate::network::{echo, fetch, page, serve_once, sum};
 

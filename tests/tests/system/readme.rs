@@ -1,0 +1,183 @@
+//! What README shows, done as its reader would: its first page is typed into a terminal, and every command that it has is run.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use tests::guests::{BENCH, BUSYBOX, CLOUD, repository};
+use tests::program::{missing, ttvm};
+use tests::terminal::Terminal;
+
+/// What README's commands come to, in an order in which each finds what it needs: its exit code, and its arguments. In the
+/// directory are `vmlinuz`, `initrd.gz`, `bench.gz` and `disk.img`, and the recording of the first page.
+const COMMANDS: &[(i32, &str)] = &[
+    (0, "run --kernel vmlinuz --initrd bench.gz --cmdline CMDLINE --disk disk.img --memory 128M --net user"),
+    (5, "run --kernel vmlinuz --passthrough pci:ffff:ff:1f.7"),
+    (
+        0,
+        "record -o N.ttvm --kernel vmlinuz --initrd bench.gz --cmdline CMDLINE --disk disk.img --memory 128M --net user \
+         --checkpoint-interval 1s --max-size 8G --last 10s",
+    ),
+    (0, "export-pcap N.ttvm -o N.pcapng"),
+    (0, "info N.ttvm --json"),
+    (0, "log R.ttvm --json"),
+    (3, "log --diff R.ttvm N.ttvm"),
+    (0, "search R.ttvm console:sum --forward"),
+    (0, "search R.ttvm console:sum --all --from 10%"),
+    (0, "search --help"),
+    (0, "state R.ttvm --at last-syscall --memory 0:16 --processes"),
+    (0, "checkpoints R.ttvm add insn:1e8"),
+    (0, "checkpoints R.ttvm list"),
+    (0, "checkpoints R.ttvm remove insn:1e8"),
+    (0, "checkpoints R.ttvm drop-damaged"),
+    (0, "replay R.ttvm --from insn:1e8 --to insn:2e8 --quiet"),
+    (0, "replay R.ttvm --verify"),
+    (0, "symbols R.ttvm -o kernel.symbols --at end"),
+    (0, "symbols R.ttvm --like kernel.symbols"),
+    (0, "verify R.ttvm --tiers 50000000"),
+    (0, "doctor --json"),
+    (0, "ls . --json"),
+    (0, "completions bash"),
+    (0, "man pages"),
+    (0, "pack R.ttvm -o R.packed"),
+    (0, "unpack R.packed -o U.ttvm"),
+    (0, "rm U.ttvm"),
+];
+/// To this one a gdb has to come.
+const SERVE: &str = "debug R.ttvm --listen unix:gdb.socket --at 50% --once";
+/// This is typed into the terminal.
+const DEBUG: &str = "debug R.ttvm --gdb --symbols kernel.symbols";
+const CMDLINE: &str = "console=ttyS0 panic=-1 w=boot";
+
+fn readme() -> String {
+    std::fs::read_to_string(repository().join("README.md")).expect("README is there")
+}
+
+/// The first block of this language behind `heading`.
+fn block<'text>(text: &'text str, heading: &str, language: &str) -> &'text str {
+    let behind = text.split_once(heading).expect("README has this heading").1;
+    let begun = behind.split_once(&format!("```{language}\n")).expect("a block is behind it").1;
+    begun.split_once("```").expect("the block ends").0
+}
+
+/// Verbs with the options that a text names with them, `None` for a verb by itself.
+fn used(text: &str) -> BTreeSet<(String, Option<String>)> {
+    let mut used = BTreeSet::new();
+    let text = text.replace(".ttvm", "");
+    for command in text.split("ttvm ").skip(1) {
+        let mut words = command.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '-'));
+        let verb = words.next().unwrap_or_default().to_string();
+        let options = words.filter(|word| word.len() > 2 && word.starts_with("--"));
+        used.extend(options.map(|option| (verb.clone(), Some(option.to_string()))));
+        used.insert((verb, None));
+    }
+    used
+}
+
+#[test]
+fn each_command_of_the_readme_is_run_below() {
+    let shown = used(block(&readme(), "## Using it", "sh"));
+    let examples = COMMANDS.iter().map(|(_, command)| *command).chain([SERVE, DEBUG]);
+    let run: String = examples.map(|command| format!("ttvm {command}\n")).collect();
+    let run = used(&run);
+    // The line of `doctor` explains options of other verbs.
+    let not_run: Vec<_> = shown.difference(&run).filter(|(verb, _)| verb != "doctor").collect();
+    assert!(shown.len() > 40 && not_run.is_empty(), "{not_run:?}");
+}
+
+/// A line without what differs from run to run: addresses, times, long numbers; and without the remark at its end.
+fn comparable(line: &str) -> String {
+    let line = line.split("    # ").next().unwrap_or_default().trim_end();
+    let words = line.split(' ').map(|word| {
+        let is_address = word.starts_with("0x");
+        let is_number = word.len() > 4 && word.chars().all(|letter| letter.is_ascii_digit() || letter == '.');
+        if is_address || is_number { "…" } else { word }
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// Types what the transcript has behind prompts, each when the prompt is there, and compares the rest.
+fn type_transcript(terminal: &Terminal, transcript: &str) {
+    const PROMPTS: [&str; 3] = ["$", "/ #", "(gdb)"];
+    for line in transcript.lines() {
+        let typed =
+            PROMPTS.iter().find_map(|prompt| Some((prompt, line.strip_prefix(prompt)?.strip_prefix(' ')?)));
+        if let Some((prompt, text)) = typed {
+            terminal.wait_for_prompt(prompt);
+            terminal.enter(text.split("    # ").next().unwrap_or_default());
+        }
+    }
+    terminal.wait_for_prompt("(gdb)");
+    let shown: Vec<String> = terminal.lines().iter().map(|line| comparable(line)).collect();
+    let mut left = shown.iter();
+    for line in transcript.lines().map(comparable) {
+        assert!(
+            left.any(|shown| *shown == line),
+            "{line:?} is not shown, or too early:\n{}",
+            shown.join("\n")
+        );
+    }
+}
+
+fn leave_gdb(terminal: &Terminal) {
+    for command in ["detach", "quit"] {
+        terminal.wait_for_prompt("(gdb)");
+        terminal.enter(command);
+    }
+    terminal.wait_for_prompt("$");
+}
+
+fn attach(directory: &Path) {
+    let mut server = Command::new(ttvm());
+    server.current_dir(directory).args(SERVE.split(' ')).stderr(Stdio::null());
+    let mut server = server.spawn().expect("ttvm can be run");
+    while !directory.join("gdb.socket").exists() {
+        assert!(server.try_wait().expect("it is ours").is_none(), "ttvm debug ended before gdb could attach");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let mut gdb = Command::new("gdb");
+    gdb.current_dir(directory).args([
+        "-nx",
+        "-batch",
+        "-ex",
+        "target remote gdb.socket",
+        "-ex",
+        "reverse-stepi",
+    ]);
+    let output = gdb.output().expect("gdb can be run");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("0x"), "{said}");
+    assert!(server.wait().expect("it is ours").success());
+}
+
+#[test]
+fn the_first_page_is_what_a_terminal_shows_and_each_command_works() {
+    if let Some(why) = missing(&["tmux", "gdb", "passt"]) {
+        return skip::test(why);
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    for (guest, name) in [(&CLOUD, "vmlinuz"), (&BUSYBOX, "initrd.gz"), (&BENCH, "bench.gz")] {
+        symlink(guest.path(), directory.join(name)).unwrap();
+    }
+    std::fs::write(directory.join("disk.img"), [0; 1 << 20]).unwrap();
+    let program = ttvm();
+    let terminal = Terminal::open(directory, program.parent().expect("it lies in a directory"));
+    type_transcript(&terminal, block(&readme(), "# ttvm", "text"));
+    leave_gdb(&terminal);
+    for (code, command) in COMMANDS {
+        let words = command.split(' ').map(|word| if word == "CMDLINE" { CMDLINE } else { word });
+        let mut ttvm = Command::new(&program);
+        let output = ttvm.current_dir(directory).args(words).stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(*code), "ttvm {command}: {said}");
+    }
+    attach(directory);
+    terminal.enter(&format!("ttvm {DEBUG}"));
+    terminal.wait_for_prompt("(gdb)");
+    terminal.enter("info symbol $rip");
+    leave_gdb(&terminal);
+    let shown = terminal.lines();
+    assert!(shown.iter().any(|line| line.contains(" in section .text of ")), "{}", shown.join("\n"));
+}
