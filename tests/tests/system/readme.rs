@@ -40,6 +40,8 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "ls . --json"),
     (0, "completions bash"),
     (0, "man pages"),
+    (4, "relink R.ttvm --kernel vmlinuz --initrd initrd.gz --disk disk.img"),
+    (0, "relink R.ttvm --kernel vmlinuz --initrd initrd.gz"),
     (0, "pack R.ttvm -o R.packed"),
     (0, "unpack R.packed -o U.ttvm"),
     (0, "rm U.ttvm"),

@@ -17,18 +17,27 @@ mod travel;
 mod verbs;
 
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use nix::sys::stat::{Mode, umask};
+use vmm::recording::FORMAT_VERSION;
 
 use crate::verbs::{
-    checkpoints, completions, debug, doctor, export_pcap, info, log, ls, man, pack, record, replay, rm, run,
-    search, state, symbols, unpack, verify,
+    checkpoints, completions, debug, doctor, export_pcap, info, log, ls, man, pack, record, relink, replay,
+    rm, run, search, state, symbols, unpack, verify,
 };
+
+/// What `ttvm --version` says: whether a recording of one ttvm can be read by another follows from it.
+static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
+    let models: Vec<&str> = cpu::CpuModel::names().collect();
+    let version = env!("CARGO_PKG_VERSION");
+    format!("{version}\nrecordings: format {FORMAT_VERSION}\nCPU models: {}", models.join(", "))
+});
 
 /// Runs an operating system in a virtual machine, records the run, and goes back to any instruction of it.
 #[derive(Parser)]
-#[command(name = "ttvm", version, max_term_width = 100)]
+#[command(name = "ttvm", version, long_version = LONG_VERSION.as_str(), max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -48,6 +57,8 @@ enum Verb {
     Ls(ls::Args),
     /// Remove recordings
     Rm(rm::Args),
+    /// Tell a recording where its images lie now
+    Relink(relink::Args),
     /// Say what a recording holds
     Info(info::Args),
     /// Show the machine at a position: registers, memory, code, console
@@ -91,6 +102,7 @@ fn main() -> ExitCode {
         Verb::Debug(args) => debug::run(args),
         Verb::Ls(args) => ls::run(args),
         Verb::Rm(args) => rm::run(args),
+        Verb::Relink(args) => relink::run(args),
         Verb::Info(args) => info::run(args),
         Verb::State(args) => state::run(args),
         Verb::Symbols(args) => symbols::run(args),

@@ -65,3 +65,41 @@ fn a_recording_at_work_is_not_removed() {
     drop(log);
     assert_eq!(ttvm(directory.path(), &["rm", "r.ttvm"]).0, 0);
 }
+
+#[test]
+fn a_recording_is_told_where_its_images_went_and_only_the_same_are_taken() {
+    let directory = tempfile::tempdir().unwrap();
+    record(directory.path(), "r.ttvm", 1_000, Vec::new());
+    let kernel = directory.path().join("tiny-1000");
+    let moved = directory.path().join("elsewhere");
+    std::fs::rename(&kernel, &moved).unwrap();
+    let run = |arguments: &[&str]| ttvm(directory.path(), arguments);
+    let manifest = || std::fs::read_to_string(directory.path().join("r.ttvm/manifest.json")).unwrap();
+    let before = manifest();
+    let (code, _, told) = run(&["replay", "r.ttvm"]);
+    assert!(code == 4 && told.contains("ttvm relink"), "{told}");
+    std::fs::write(directory.path().join("other"), "not the kernel").unwrap();
+    for (arguments, expected, said) in [
+        (&["--kernel", "other"][..], 4, "is not the kernel of the recording"),
+        (&["--kernel", "nowhere"], 1, "No such file"),
+        (&["--kernel", "elsewhere", "--disk", "other"], 4, "has no disk image"),
+        (&["--module", "other"], 4, "has no boot module"),
+        (&[], 2, "required"),
+    ] {
+        let (code, _, told) = run(&[&["relink", "r.ttvm"], arguments].concat());
+        assert!(code == expected && told.contains(said) && manifest() == before, "{arguments:?}: {told}");
+    }
+    let (code, _, told) = run(&["relink", "r.ttvm", "--kernel", "elsewhere"]);
+    assert_eq!((code, told.as_str()), (0, ""));
+    let (code, _, told) = run(&["replay", "r.ttvm", "--verify", "--quiet"]);
+    assert!(code == 0 && !told.contains("edited"), "{told}");
+}
+
+#[test]
+fn the_version_says_which_recordings_can_be_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let (code, out, _) = ttvm(directory.path(), &["--version"]);
+    let expected = format!("recordings: format {}", vmm::recording::FORMAT_VERSION);
+    assert!(code == 0 && out.lines().any(|line| line == expected) && out.contains("ttvm-v2"), "{out}");
+    assert_eq!(ttvm(directory.path(), &["-V"]).1.lines().count(), 1);
+}

@@ -352,7 +352,8 @@ fn read_image(path: &Path) -> Result<(ImageFile, Vec<u8>), Error> {
     Ok((described(path, &blake3::hash(&bytes), bytes.len() as u64), bytes))
 }
 
-fn hash_image(path: &Path) -> Result<ImageFile, Error> {
+/// An image file, with the hash of its contents.
+pub fn hash_image(path: &Path) -> Result<ImageFile, Error> {
     let mut file = std::fs::File::open(path).map_err(Error::file("open", path))?;
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0; 1 << 20];
@@ -383,7 +384,7 @@ fn read_recorded<T>(
     let missing = |why: String| {
         let why = format!(
             "the {what} of this recording {why}; put back the file with BLAKE3 hash {} ({} bytes), \
-             or change its path in the recording's manifest",
+             or say with ttvm relink where it lies now",
             recorded.hash, recorded.size_bytes
         );
         Error::recording(&recorded.path, why)

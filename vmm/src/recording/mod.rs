@@ -24,6 +24,7 @@ pub mod pace;
 pub mod pack;
 pub mod player;
 pub mod recorder;
+pub mod relink;
 pub mod trail;
 
 pub use files::{CHECKPOINTS, EVENTS, MANIFEST};

@@ -11,6 +11,7 @@ pub mod ls;
 pub mod man;
 pub mod pack;
 pub mod record;
+pub mod relink;
 pub mod replay;
 pub mod rm;
 pub mod run;
