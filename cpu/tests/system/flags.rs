@@ -467,3 +467,12 @@ fn bit_tests() {
         }
     }
 }
+
+#[test]
+fn a_product_whose_only_bit_is_the_33rd_is_not_zero() {
+    // MUL RBX and IMUL RAX, RBX: ZF, which the manual leaves undefined, is clear.
+    for multiply in [&[0x48, 0xf7, 0xe3][..], &[0x48, 0x0f, 0xaf, 0xc3]] {
+        let found = execute(multiply, ALL, &[[1 << 16, 1 << 16, 0]]);
+        assert_eq!((found[0].rax, found[0].flags & (ZF | CF | OF)), (1 << 32, 0), "{multiply:x?}");
+    }
+}

@@ -172,23 +172,34 @@ fn calls_push_an_offset_of_the_operand_size() {
 }
 
 #[test]
+fn enter_and_leave_push_and_pop_an_offset_of_the_operand_size() {
+    let mut m = machine(&[0xc8, 8, 0, 0, 0xc9]);
+    let stack = m.state.gpr[4];
+    m.state.gpr[5] = 0x1234_5678;
+    m.put(stack - 8, &[0xcc; 8]);
+    m.run_steps(1);
+    assert_eq!((m.state.gpr[4], m.state.gpr[5]), (stack - 12, stack - 4));
+    m.run_steps(1);
+    assert_eq!((m.state.gpr[4], m.state.gpr[5]), (stack, 0x1234_5678));
+}
+
+#[test]
 fn jumps_beyond_the_last_offset_go_on_at_the_first() {
-    // The last instruction of 4 GiB.
-    let mut m = machine(&[]);
-    m.state.segments[CS].base = CODE + 0x10;
-    m.state.rip = 0xffff_fff0;
-    m.put(CODE, &[0xe9, 0x20, 0, 0, 0]);
-    m.put(CODE + 0x10 + 0x15, &[HLT]);
-    assert_eq!(m.run(), Stop::Halted);
-    assert_eq!(m.state.rip, 0x16);
-    // The last of 64 KiB, with 16-bit offsets.
-    let mut m = machine(&[]);
-    m.state.segments[CS].base = CODE - 0xfff0;
-    m.state.rip = 0xfff0;
-    m.put(CODE, &[O16, 0xe9, 0x20, 0]);
-    m.put(CODE - 0xfff0 + 0x14, &[HLT]);
-    assert_eq!(m.run(), Stop::Halted);
-    assert_eq!(m.state.rip, 0x15);
+    // The jump is executed at the first offset of a segment, and then at the last of another one: it is the same code at the
+    // same place.
+    let long = &[0xe9, 0x20, 0, 0, 0][..];
+    let short = &[O16, 0xe9, 0x20, 0][..];
+    for (code, last) in [(long, 0xffff_fff0_u64), (short, 0xfff0)] {
+        let mut m = machine(code);
+        let length = code.len() as u64;
+        for rip in [0, last] {
+            let base = CODE.wrapping_sub(rip) & 0xffff_ffff;
+            let target = (rip + length + 0x20) & (last | 0xf);
+            (m.state.segments[CS].base, m.state.rip) = (base, rip);
+            m.run_steps(1);
+            assert_eq!(m.state.rip, target, "{length} bytes at {rip:#x}");
+        }
+    }
 }
 
 #[test]
