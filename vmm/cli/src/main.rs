@@ -22,7 +22,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use nix::sys::stat::{Mode, umask};
 
 use crate::verbs::{
-    checkpoints, completions, debug, doctor, export_pcap, info, log, ls, man, pack, record, replay, rm, run,
+    checkpoints, completions, debug, doctor, dump, export_pcap, info, log, ls, man, pack, record, replay, rm, run,
     search, state, symbols, unpack, verify,
 };
 
@@ -64,6 +64,8 @@ enum Verb {
     Log(log::Args),
     /// Write what passed over a recording's network into a file for Wireshark
     ExportPcap(export_pcap::Args),
+    /// Write the guest's memory and registers at a position into a core file, for crash and drgn
+    Dump(dump::Args),
     /// Say what this host offers to each engine, and what to do about what is missing
     Doctor(doctor::Args),
     /// Make one file of a recording and its images, for another machine
@@ -99,6 +101,7 @@ fn main() -> ExitCode {
         Verb::Verify(args) => verify::run(args),
         Verb::Log(args) => log::run(args),
         Verb::Doctor(args) => doctor::run(args),
+        Verb::Dump(args) => dump::run(args),
         Verb::ExportPcap(args) => export_pcap::run(args),
         Verb::Pack(args) => pack::run(args),
         Verb::Unpack(args) => unpack::run(args),

@@ -22,6 +22,7 @@ mod symbols;
 pub mod tasks;
 #[cfg(test)]
 mod tests;
+pub mod vmcoreinfo;
 pub mod vmlinux;
 
 pub use self::guest_view::{GuestView, KernelView, USER_ROOT_BIT, page_table_root};

@@ -4,6 +4,7 @@ pub mod checkpoints;
 pub mod completions;
 pub mod debug;
 pub mod doctor;
+pub mod dump;
 pub mod export_pcap;
 pub mod info;
 pub mod log;

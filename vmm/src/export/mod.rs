@@ -1,0 +1,3 @@
+//! The machine and what it did, in the formats of other tools.
+
+pub mod core_file;
