@@ -22,8 +22,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use nix::sys::stat::{Mode, umask};
 
 use crate::verbs::{
-    checkpoints, completions, debug, doctor, dump, export_pcap, info, log, ls, man, pack, record, replay, rm, run,
-    search, state, symbols, unpack, verify,
+    checkpoints, completions, debug, doctor, dump, export_pcap, info, log, ls, man, pack, record, replay, rm,
+    run, search, state, symbols, trace, unpack, verify,
 };
 
 /// Runs an operating system in a virtual machine, records the run, and goes back to any instruction of it.
@@ -66,6 +66,8 @@ enum Verb {
     ExportPcap(export_pcap::Args),
     /// Write the guest's memory and registers at a position into a core file, for crash and drgn
     Dump(dump::Args),
+    /// Write what the guest did into a file for Perfetto: threads, system calls, interrupts, console
+    Trace(trace::Args),
     /// Say what this host offers to each engine, and what to do about what is missing
     Doctor(doctor::Args),
     /// Make one file of a recording and its images, for another machine
@@ -104,6 +106,7 @@ fn main() -> ExitCode {
         Verb::Dump(args) => dump::run(args),
         Verb::ExportPcap(args) => export_pcap::run(args),
         Verb::Pack(args) => pack::run(args),
+        Verb::Trace(args) => trace::run(args),
         Verb::Unpack(args) => unpack::run(args),
         Verb::Completions(args) => completions::run(args, Cli::command()),
         Verb::Man(args) => man::run(args, Cli::command()),

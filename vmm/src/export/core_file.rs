@@ -11,9 +11,8 @@
 //! that the kernel has it at. The kernel's image is one more, over the same bytes (`kernel/kexec_core.c`,
 //! `fs/proc/vmcore.c`, `include/linux/elfcore.h`).
 
-use std::fs::Permissions;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use cpu::{CpuState, SegReg};
@@ -26,6 +25,7 @@ use object::write::elf::{FileHeader, ProgramHeader, Writer};
 use serde::Serialize;
 
 use crate::error::Error;
+use crate::export::new_file::NewFile;
 use crate::machine::Machine;
 use crate::machine::unit::Unit;
 
@@ -62,19 +62,10 @@ pub struct Segment {
 
 /// Writes a core file of a machine as it stands, to a path where nothing is yet. On an error nothing is left there.
 pub fn write<U: Unit>(machine: &Machine<U>, to: &Path) -> Result<Written, Error> {
-    let failed = |source| Error::File { action: "write", path: to.to_path_buf(), source };
-    if to.symlink_metadata().is_ok() {
-        let source = io::Error::new(io::ErrorKind::AlreadyExists, "it exists; name a file that does not");
-        return Err(Error::File { action: "create", path: to.to_path_buf(), source });
-    }
-    let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut builder = tempfile::Builder::new();
-    let builder = builder.prefix(".ttvm-dump-").permissions(Permissions::from_mode(0o600));
-    let mut file = builder.tempfile_in(folder).map_err(Error::file("create", to))?;
+    let mut file = NewFile::begin(to)?;
     let contents = Contents::of(machine);
-    let zero_pages = contents.write(machine, file.as_file_mut()).map_err(failed)?;
-    let metadata = file.as_file().metadata().map_err(failed)?;
-    file.persist_noclobber(to).map_err(|error| Error::file("create", to)(error.error))?;
+    let zero_pages = contents.write(machine, file.file()).map_err(Error::file("write", to))?;
+    let metadata = file.finish()?;
     let kernel = contents.vmcoreinfo.as_deref().and_then(|text| vmcoreinfo::value(text, "OSRELEASE"));
     Ok(Written {
         file_bytes: metadata.len(),
@@ -91,9 +82,11 @@ pub fn write<U: Unit>(machine: &Machine<U>, to: &Path) -> Result<Written, Error>
 pub fn find_vmcoreinfo<U: Unit>(machine: &Machine<U>, symbols: Option<&Symbols>) -> Option<Vec<u8>> {
     symbols.and_then(|symbols| vmcoreinfo::of_kernel(machine, symbols)).or_else(|| {
         let mut bytes = [0; 2 * PAGE_SIZE as usize];
-        let mut pages = machine.ram().layout().ranges().flat_map(|(gpa, _, length)| {
-            (gpa..gpa + length).step_by(PAGE_SIZE as usize)
-        });
+        let mut pages = machine
+            .ram()
+            .layout()
+            .ranges()
+            .flat_map(|(gpa, _, length)| (gpa..gpa + length).step_by(PAGE_SIZE as usize));
         pages.find_map(|gpa| {
             let count = machine.read_physical(gpa, &mut bytes);
             vmcoreinfo::in_note(&bytes[..count]).map(<[u8]>::to_vec)
@@ -271,7 +264,32 @@ fn user_regs(state: &CpuState) -> [u64; 27] {
     let [fs, gs] = [SegReg::Fs, SegReg::Gs].map(selector);
     let (fs_base, gs_base) = (base(SegReg::Fs), base(SegReg::Gs));
     [
-        r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi, orig_rax, state.rip, cs,
-        state.rflags, rsp, ss, fs_base, gs_base, ds, es, fs, gs,
+        r15,
+        r14,
+        r13,
+        r12,
+        rbp,
+        rbx,
+        r11,
+        r10,
+        r9,
+        r8,
+        rax,
+        rcx,
+        rdx,
+        rsi,
+        rdi,
+        orig_rax,
+        state.rip,
+        cs,
+        state.rflags,
+        rsp,
+        ss,
+        fs_base,
+        gs_base,
+        ds,
+        es,
+        fs,
+        gs,
     ]
 }

@@ -223,7 +223,9 @@ impl<T: Send> Work<'_, T> {
             let window = self.windows[number];
             let scanned = match self.keep {
                 Keep::Last => walker.scan_backward(window, self.stops, self.look, &mut asked),
-                Keep::First | Keep::All(_) => walker.scan(window, self.stops, self.keep, self.look, &mut asked),
+                Keep::First | Keep::All(_) => {
+                    walker.scan(window, self.stops, self.keep, self.look, &mut asked)
+                }
             };
             match scanned {
                 Ok(scanned) => self.state().scanned[number] = Some(scanned),

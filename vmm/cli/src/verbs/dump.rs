@@ -47,7 +47,9 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     timeline.idle_at(args.at)?;
     let written = core_file::write(timeline.machine(), &args.output)?;
     if written.kernel.is_none() {
-        eprintln!("ttvm: there is no VMCOREINFO note in memory here: crash and drgn will not open this without one");
+        eprintln!(
+            "ttvm: there is no VMCOREINFO note in memory here: crash and drgn will not open this without one"
+        );
     }
     let now = timeline.machine().moment();
     let (instruction, guest_seconds) = (now.count.number(), now.time_ns as f64 / 1e9);

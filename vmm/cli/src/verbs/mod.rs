@@ -18,5 +18,6 @@ pub mod run;
 pub mod search;
 pub mod state;
 pub mod symbols;
+pub mod trace;
 pub mod unpack;
 pub mod verify;
