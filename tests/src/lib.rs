@@ -17,4 +17,5 @@ pub mod record;
 pub mod run;
 pub mod saved;
 pub mod script;
+pub mod tools;
 pub mod traveller;

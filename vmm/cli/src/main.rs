@@ -22,8 +22,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use nix::sys::stat::{Mode, umask};
 
 use crate::verbs::{
-    checkpoints, completions, debug, doctor, dump, export_pcap, info, log, ls, man, pack, record, replay, rm,
-    run, search, state, symbols, trace, unpack, verify,
+    checkpoints, completions, debug, doctor, drgn, dump, export_pcap, info, log, ls, man, pack, record,
+    replay, rm, run, search, state, symbols, trace, unpack, verify,
 };
 
 /// Runs an operating system in a virtual machine, records the run, and goes back to any instruction of it.
@@ -68,6 +68,8 @@ enum Verb {
     Dump(dump::Args),
     /// Write what the guest did into a file for Perfetto: threads, system calls, interrupts, console
     Trace(trace::Args),
+    /// Start drgn on the machine at a position
+    Drgn(drgn::Args),
     /// Say what this host offers to each engine, and what to do about what is missing
     Doctor(doctor::Args),
     /// Make one file of a recording and its images, for another machine
@@ -103,6 +105,7 @@ fn main() -> ExitCode {
         Verb::Verify(args) => verify::run(args),
         Verb::Log(args) => log::run(args),
         Verb::Doctor(args) => doctor::run(args),
+        Verb::Drgn(args) => drgn::run(args),
         Verb::Dump(args) => dump::run(args),
         Verb::ExportPcap(args) => export_pcap::run(args),
         Verb::Pack(args) => pack::run(args),

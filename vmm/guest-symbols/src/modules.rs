@@ -19,7 +19,7 @@ const MAX_MODULES: usize = 4096;
 /// The most type information that is read.
 const MAX_BTF_BYTES: u64 = 64 << 20;
 /// The longest name of a module, `MODULE_NAME_LEN`.
-const MAX_MODULE_NAME_BYTES: usize = 64;
+pub(super) const MAX_MODULE_NAME_BYTES: usize = 64;
 /// `MODULE_STATE_UNFORMED`: nothing in it can be relied on yet.
 const UNFORMED: u64 = 3;
 

@@ -13,9 +13,13 @@
 //! Follows Linux 6.1 to 7.2: `arch/x86/include/asm/orc_types.h`, `arch/x86/kernel/unwind_orc.c`,
 //! `arch/x86/include/asm/ptrace.h`. Guest memory is not to be trusted: tables and walks have limits.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use super::btf::Btf;
 use super::guest_view::{GuestView, KernelView};
 use super::modules::{self, Missing, types};
+use super::sections::{Access, Section};
 use super::symbols::Symbols;
 
 /// A kernel has fewer entries than this, and so has a module.
@@ -198,7 +202,7 @@ impl Table {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unwinder {
     /// Code, and its table. The kernel's comes first.
-    tables: Vec<(std::ops::Range<u64>, Table)>,
+    tables: Vec<(Range<u64>, Arc<Table>)>,
 }
 
 impl Unwinder {
@@ -220,7 +224,8 @@ impl Unwinder {
         let entries = address("__start_orc_unwind")?;
         let table = Table::read(view, start, entries, stop.saturating_sub(start) / 4, is_old);
         let code = address("_stext")?..address("_einittext").or_else(|_| address("_etext"))?;
-        let mut tables = vec![(code, table.ok_or(Missing::Symbol("__start_orc_unwind_ip"))?)];
+        let table = table.ok_or(Missing::Symbol("__start_orc_unwind_ip"))?;
+        let mut tables = vec![(code, Arc::new(table))];
         tables.extend(of_modules(view, symbols, &btf, is_old).unwrap_or_default());
         Ok(Unwinder { tables })
     }
@@ -257,27 +262,34 @@ impl Unwinder {
     }
 }
 
-/// The tables of all modules that have any.
+/// Where the code of each module lies that has tables, and these.
 fn of_modules(
     view: KernelView<'_>,
     symbols: &Symbols,
     btf: &Btf<'_>,
     is_old: bool,
-) -> Option<Vec<(std::ops::Range<u64>, Table)>> {
+) -> Option<Vec<(Range<u64>, Arc<Table>)>> {
     let (module, arch) = (btf.structure("module")?, btf.structure("mod_arch_specific")?);
+    let (list, name) = (btf.field(module, "list")?.offset, btf.field(module, "name")?.offset);
     let inner = btf.field(module, "arch")?.offset;
     let field = |name: &str| Some(inner + btf.field(arch, name)?.offset);
     let (count, places, entries) = (field("num_orcs")?, field("orc_unwind_ip")?, field("orc_unwind")?);
-    let list = btf.field(module, "list")?.offset;
     let table = |at: u64| {
         let pointer = |offset: u64| view.number::<8>(at.wrapping_add(offset));
         let count = view.number::<4>(at.wrapping_add(count))?;
         let table = Table::read(view, pointer(places)?, pointer(entries)?, count, is_old)?;
-        // The last entry is for the end of the code.
-        Some((*table.addresses.first()?..*table.addresses.last()?, table))
+        Some((view.text(at.wrapping_add(name), modules::MAX_MODULE_NAME_BYTES)?, Arc::new(table)))
     };
     let modules = modules::addresses(view, symbols.address_of("modules")?, list);
-    Some(modules.into_iter().filter_map(table).collect())
+    // A table has entries for code, too, that was needed at first only and whose place other modules have now.
+    let code = |(name, table): (String, Arc<Table>)| {
+        let is_its = move |section: &&Section| {
+            section.access == Access::Code && section.name.ends_with(&format!(".text.{name}"))
+        };
+        let sections = symbols.sections().iter().filter(is_its);
+        sections.map(|section| (section.start..section.end(), table.clone())).collect::<Vec<_>>()
+    };
+    Some(modules.into_iter().filter_map(table).flat_map(code).collect())
 }
 
 /// A walk along a stack.

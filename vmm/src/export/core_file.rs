@@ -11,6 +11,7 @@
 //! that the kernel has it at. The kernel's image is one more, over the same bytes (`kernel/kexec_core.c`,
 //! `fs/proc/vmcore.c`, `include/linux/elfcore.h`).
 
+use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -63,9 +64,16 @@ pub struct Segment {
 /// Writes a core file of a machine as it stands, to a path where nothing is yet. On an error nothing is left there.
 pub fn write<U: Unit>(machine: &Machine<U>, to: &Path) -> Result<Written, Error> {
     let mut file = NewFile::begin(to)?;
+    let written = write_to(machine, file.file()).map_err(Error::file("write", to))?;
+    file.finish()?;
+    Ok(written)
+}
+
+/// Writes a core file of a machine as it stands to an empty file.
+pub fn write_to<U: Unit>(machine: &Machine<U>, file: &mut File) -> io::Result<Written> {
     let contents = Contents::of(machine);
-    let zero_pages = contents.write(machine, file.file()).map_err(Error::file("write", to))?;
-    let metadata = file.finish()?;
+    let zero_pages = contents.write(machine, file)?;
+    let metadata = file.metadata()?;
     let kernel = contents.vmcoreinfo.as_deref().and_then(|text| vmcoreinfo::value(text, "OSRELEASE"));
     Ok(Written {
         file_bytes: metadata.len(),
@@ -79,7 +87,7 @@ pub fn write<U: Unit>(machine: &Machine<U>, to: &Path) -> Result<Written, Error>
 }
 
 /// The text of the kernel's VMCOREINFO note: where its symbols say, or wherever in RAM it is.
-pub fn find_vmcoreinfo<U: Unit>(machine: &Machine<U>, symbols: Option<&Symbols>) -> Option<Vec<u8>> {
+fn find_vmcoreinfo<U: Unit>(machine: &Machine<U>, symbols: Option<&Symbols>) -> Option<Vec<u8>> {
     symbols.and_then(|symbols| vmcoreinfo::of_kernel(machine, symbols)).or_else(|| {
         let mut bytes = [0; 2 * PAGE_SIZE as usize];
         let mut pages = machine
@@ -116,7 +124,7 @@ impl Contents {
     }
 
     /// Writes everything; gives the number of pages that are holes.
-    fn write<U: Unit>(&self, machine: &Machine<U>, file: &mut std::fs::File) -> io::Result<u64> {
+    fn write<U: Unit>(&self, machine: &Machine<U>, file: &mut File) -> io::Result<u64> {
         let head = self.head(machine);
         let data_at = data_offset(head.len());
         let mut out = BufWriter::with_capacity(1 << 20, &mut *file);

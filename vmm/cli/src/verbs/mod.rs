@@ -4,6 +4,7 @@ pub mod checkpoints;
 pub mod completions;
 pub mod debug;
 pub mod doctor;
+pub mod drgn;
 pub mod dump;
 pub mod export_pcap;
 pub mod info;
