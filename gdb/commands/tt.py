@@ -298,6 +298,27 @@ ended, X is gone, P is parked."""
         gdb.write(ask("ps"))
 
 
+class Backtrace(Verb):
+    """Show who called whom in the guest's kernel, by its own tables (ORC): tt backtrace
+
+It needs no debug information and finds its way through interrupts, exceptions and modules, where gdb's backtrace without
+debug information guesses."""
+
+    verb = "backtrace"
+
+    def invoke(self, argument, from_tty):
+        gdb.write(ask("backtrace"))
+
+
+class Dmesg(Verb):
+    """Show the messages of the guest's kernel as of this position: tt dmesg [LINES]"""
+
+    verb = "dmesg"
+
+    def invoke(self, argument, from_tty):
+        gdb.write(ask("dmesg " + argument))
+
+
 class Symbols(Verb):
     """Load the symbols of the guest's kernel, modules included, as of this position: tt symbols [FILE]
 
@@ -433,7 +454,7 @@ class Position(gdb.Function):
 
 for command in (Tt, Goto, When, BackTo, ForwardTo, Traps, Search, Mark, Checkpoint, Console, Physical, Ps, BreakIn):
     command()
-for command in (Symbols, Back, GuardBackward, GuardForward, Position):
+for command in (Backtrace, Dmesg, Symbols, Back, GuardBackward, GuardForward, Position):
     command()
 for name in ("stepi", "step", "nexti", "next", "continue"):
     gdb.execute("define hook-%s\ntt guard-forward\nend" % name, to_string=True)

@@ -18,4 +18,5 @@ pub mod run;
 pub mod saved;
 pub mod script;
 pub mod terminal;
+pub mod tools;
 pub mod traveller;

@@ -16,6 +16,7 @@ pub mod divergence;
 pub mod engine;
 pub mod error;
 pub mod exits;
+pub mod export;
 pub mod live;
 pub mod machine;
 pub mod notation;

@@ -54,7 +54,7 @@ fn text_on_the_console_is_found_where_its_last_byte_appears() {
     let calls = all(&mut timeline, condition("syscall"));
     // The guest prints 3 2 1 0 3 2 1 0 ..., after each system call's first instruction.
     let found = all(&mut timeline, condition("console:10"));
-    assert!(found.iter().all(|hit| hit.cause == Cause::Console && hit.after == hit.before + 1));
+    assert!(found.iter().all(|hit| hit.cause == Cause::Console(1) && hit.after == hit.before + 1));
     let zeroes = calls.iter().filter(|hit| hit.cause == Cause::SystemCall(0));
     let expected: Vec<Instructions> = zeroes.map(|hit| hit.after + 3).collect();
     assert_eq!(
@@ -66,7 +66,7 @@ fn text_on_the_console_is_found_where_its_last_byte_appears() {
     timeline.set_stops(condition("console:2103"));
     let stop = timeline.run_forward(&mut || false).unwrap();
     let there = timeline.position();
-    assert_eq!(stop, TravelStop::Hit(Cause::Console));
+    assert_eq!(stop, TravelStop::Hit(Cause::Console(1)));
     assert!(timeline.machine().console().ended_with(b"2103", 1));
     timeline.run_forward(&mut || false).unwrap();
     assert_eq!(timeline.run_backward(&mut || false).unwrap(), stop);

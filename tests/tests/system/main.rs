@@ -17,6 +17,7 @@ mod network;
 mod network_peers;
 mod network_tap;
 mod newer_kernels;
+mod other_tools;
 mod passthrough;
 mod readme;
 mod recordings;

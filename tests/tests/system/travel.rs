@@ -373,7 +373,7 @@ fn console_text_and_changed_contents_are_found_where_they_come_about() {
     let texts = timeline.hits(Instructions(0), end, 100, &mut on()).unwrap().found;
     assert_eq!(texts.len(), 2, "{texts:?}");
     for hit in texts {
-        assert_eq!((hit.cause, hit.after), (Cause::Console, hit.before + 1));
+        assert_eq!((hit.cause, hit.after), (Cause::Console(1), hit.before + 1));
         for (at, shown) in [(hit.before, false), (hit.after, true)] {
             timeline.seek(at, &mut on()).unwrap();
             assert_eq!(timeline.machine().console().text().ends_with(b"halted"), shown, "at {at}");

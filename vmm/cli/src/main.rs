@@ -24,8 +24,8 @@ use nix::sys::stat::{Mode, umask};
 use vmm::recording::FORMAT_VERSION;
 
 use crate::verbs::{
-    checkpoints, completions, debug, doctor, export_pcap, info, log, ls, man, pack, record, relink, replay,
-    rm, run, search, state, symbols, unpack, verify,
+    checkpoints, completions, debug, doctor, drgn, dump, export_pcap, info, log, ls, man, pack, record,
+    relink, replay, rm, run, search, state, symbols, trace, unpack, verify,
 };
 
 /// What `ttvm --version` says: whether a recording of one ttvm can be read by another follows from it.
@@ -75,6 +75,12 @@ enum Verb {
     Log(log::Args),
     /// Write what passed over a recording's network into a file for Wireshark
     ExportPcap(export_pcap::Args),
+    /// Write the guest's memory and registers at a position into a core file, for crash and drgn
+    Dump(dump::Args),
+    /// Write what the guest did into a file for Perfetto: threads, system calls, interrupts, console
+    Trace(trace::Args),
+    /// Start drgn on the machine at a position
+    Drgn(drgn::Args),
     /// Say what this host offers to each engine, and what to do about what is missing
     Doctor(doctor::Args),
     /// Make one file of a recording and its images, for another machine
@@ -111,8 +117,11 @@ fn main() -> ExitCode {
         Verb::Verify(args) => verify::run(args),
         Verb::Log(args) => log::run(args),
         Verb::Doctor(args) => doctor::run(args),
+        Verb::Drgn(args) => drgn::run(args),
+        Verb::Dump(args) => dump::run(args),
         Verb::ExportPcap(args) => export_pcap::run(args),
         Verb::Pack(args) => pack::run(args),
+        Verb::Trace(args) => trace::run(args),
         Verb::Unpack(args) => unpack::run(args),
         Verb::Completions(args) => completions::run(args, Cli::command()),
         Verb::Man(args) => man::run(args, Cli::command()),

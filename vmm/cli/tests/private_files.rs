@@ -35,7 +35,9 @@ fn recordings_and_files_made_of_them_are_private() {
     ttvm_with_open_umask(directory.path(), "checkpoints r.ttvm add insn:5000");
     ttvm_with_open_umask(directory.path(), "pack r.ttvm -o packed");
     ttvm_with_open_umask(directory.path(), "unpack packed -o u.ttvm");
-    let made = ["r.ttvm", "packed", "u.ttvm"].map(|name| all_below(&directory.path().join(name))).concat();
+    ttvm_with_open_umask(directory.path(), "dump r.ttvm -o vmcore");
+    let made =
+        ["r.ttvm", "packed", "u.ttvm", "vmcore"].map(|name| all_below(&directory.path().join(name))).concat();
     assert!(made.iter().any(|path| path.ends_with("r.ttvm/events.log")), "{made:?}");
     assert!(made.iter().any(|path| path.extension().is_some_and(|name| name == "ckpt")), "{made:?}");
     for path in made {

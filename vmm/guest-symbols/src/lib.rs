@@ -5,7 +5,8 @@
 //! [`kallsyms`] finds the kernel's tables by their structure, [`modules`] walks the list of modules with the
 //! help of the kernel's type information ([`btf`]), and [`elf`] makes a file of all that for gdb. There are
 //! no types and no source lines in it, and nothing about user programs. [`vmlinux`] says how far a kernel
-//! with debug information was moved, and [`tasks`] which processes there are.
+//! with debug information was moved, [`tasks`] which processes there are, [`orc`] who called whom,
+//! [`messages`] what the kernel has said, and [`vmcoreinfo`] what it says of itself to other tools.
 //!
 //! Follows Linux 6.1 to 7.2: `scripts/kallsyms.c`, `kernel/kallsyms.c`, `kernel/module/kallsyms.c`,
 //! `Documentation/bpf/btf.rst`. Guest memory is not to be trusted: every length has a limit.
@@ -16,12 +17,15 @@ pub mod btf;
 pub mod elf;
 mod guest_view;
 pub mod kallsyms;
+pub mod messages;
 pub mod modules;
+pub mod orc;
 mod sections;
 mod symbols;
 pub mod tasks;
 #[cfg(test)]
 mod tests;
+pub mod vmcoreinfo;
 pub mod vmlinux;
 
 pub use self::guest_view::{GuestView, KernelView, USER_ROOT_BIT, page_table_root};

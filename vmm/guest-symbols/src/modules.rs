@@ -19,7 +19,7 @@ const MAX_MODULES: usize = 4096;
 /// The most type information that is read.
 const MAX_BTF_BYTES: u64 = 64 << 20;
 /// The longest name of a module, `MODULE_NAME_LEN`.
-const MAX_MODULE_NAME_BYTES: usize = 64;
+pub(super) const MAX_MODULE_NAME_BYTES: usize = 64;
 /// `MODULE_STATE_UNFORMED`: nothing in it can be relied on yet.
 const UNFORMED: u64 = 3;
 
@@ -83,6 +83,20 @@ pub fn loaded(memory: KernelView<'_>, kernel: &[RawSymbol]) -> Result<Vec<Module
     Ok(layout.walk(memory, head))
 }
 
+/// Where the structures of all modules are that hang in the list at `head`, by the field at `list` in them. A list that
+/// leads nowhere gives those before that place.
+pub(super) fn addresses(memory: KernelView<'_>, head: u64, list: u64) -> Vec<u64> {
+    let (mut found, mut at) = (Vec::new(), head);
+    for _ in 0..MAX_MODULES {
+        match memory.number::<8>(at) {
+            Some(next) if next != head => at = next,
+            _ => break,
+        }
+        found.push(at.wrapping_sub(list));
+    }
+    found
+}
+
 /// Where the fields are, in bytes.
 struct Layout {
     list: u64,
@@ -129,15 +143,9 @@ impl Layout {
     }
 
     fn walk(&self, memory: KernelView<'_>, head: u64) -> Vec<Module> {
-        let (mut modules, mut budget, mut at) = (Vec::new(), ReadBudget::default(), head);
-        for _ in 0..MAX_MODULES {
-            match memory.number::<8>(at) {
-                Some(next) if next != head => at = next,
-                _ => break,
-            }
-            modules.extend(self.module(memory, at.wrapping_sub(self.list), &mut budget));
-        }
-        modules
+        let mut budget = ReadBudget::default();
+        let modules = addresses(memory, head, self.list);
+        modules.into_iter().filter_map(|at| self.module(memory, at, &mut budget)).collect()
     }
 
     fn module(&self, memory: KernelView<'_>, at: u64, budget: &mut ReadBudget) -> Option<Module> {

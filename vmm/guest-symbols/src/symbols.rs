@@ -157,12 +157,17 @@ impl Symbols {
     /// The name of what lies at an address, and how many bytes after its beginning. `None` outside the kernel
     /// and its modules.
     pub fn name_of(&self, address: u64) -> Option<(&str, u64)> {
+        self.at(address).map(|(symbol, offset)| (symbol.name.as_str(), offset))
+    }
+
+    /// What lies at an address, and how many bytes after its beginning. `None` outside the kernel and its modules.
+    pub fn at(&self, address: u64) -> Option<(&Symbol, u64)> {
         let section = sections::at(&self.sections, address)?;
         let after = self.symbols.partition_point(|symbol| symbol.address <= address);
         let nearest = self.symbols[..after].last()?.address;
         let first = self.symbols.partition_point(|symbol| symbol.address < nearest);
         let here = self.symbols[first..after].iter().find(|symbol| symbol.section == Some(section))?;
-        (address - nearest < here.size.max(1)).then_some((&here.name, address - nearest))
+        (address - nearest < here.size.max(1)).then_some((here, address - nearest))
     }
 
     /// All symbols, by address.
@@ -173,6 +178,11 @@ impl Symbols {
     /// The parts of the kernel and its modules, by address.
     pub fn sections(&self) -> &[Section] {
         &self.sections
+    }
+
+    /// The name of a symbol's module.
+    pub fn module_of(&self, symbol: &Symbol) -> Option<&str> {
+        symbol.module.map(|number| self.modules[number].as_str())
     }
 
     /// The names of the modules that are loaded.

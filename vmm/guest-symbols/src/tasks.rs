@@ -193,6 +193,15 @@ impl Tasks {
         KernelView::all(guest).find_map(|view| self.current_in(view))
     }
 
+    /// A task by the address of its structure, and the letter of what it does.
+    pub fn at(&self, guest: &dyn GuestView, task: u64) -> Option<(Thread, char)> {
+        KernelView::all(guest).find_map(|view| {
+            let word = |offset: u64| view.number::<4>(task.wrapping_add(offset));
+            let state = state_letter(word(self.layout.state)?, word(self.layout.exit_state)?);
+            Some((self.thread(view, task)?, state))
+        })
+    }
+
     /// The root of the page tables that are in use, as a process has it: the same whether it is in the kernel
     /// or not.
     pub fn address_space(&self, guest: &dyn GuestView) -> u64 {

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gdb::Refusal;
+use guest_symbols::messages;
+use guest_symbols::orc::Unwinder;
 use guest_symbols::tasks::{NoTasks, Tasks};
 use guest_symbols::vmlinux::{Match, Placement, compare};
 use guest_symbols::{NoKernel, Symbols, elf};
@@ -50,6 +52,33 @@ impl GdbTarget<'_> {
         let tasks = Arc::new(Tasks::of_kernel(self.timeline.machine(), &symbols)?);
         self.kernel.tasks = Some(tasks.clone());
         Ok(tasks)
+    }
+
+    /// Who called whom in the kernel.
+    pub(super) fn backtrace(&mut self) -> Result<String, Refusal> {
+        let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
+        let machine = self.timeline.machine();
+        let unwinder =
+            Unwinder::of_kernel(machine, &symbols).map_err(|missing| Refusal::new(missing.to_string()))?;
+        let found = unwinder.walk(machine, machine.unwind_registers());
+        let mut text = String::new();
+        for (number, frame) in found.frames.iter().enumerate() {
+            let name = frame.name(&symbols).unwrap_or_else(|| "?".to_string());
+            let _ = writeln!(text, "#{number:<3} {:#018x} {name}", frame.address);
+        }
+        let _ = writeln!(text, "from {}", found.end);
+        Ok(text)
+    }
+
+    /// The last messages of the kernel, or all.
+    pub(super) fn dmesg(&mut self, lines: &str) -> Result<String, Refusal> {
+        let count = if lines.is_empty() { Some(u64::MAX) } else { number(lines) };
+        let count = count.ok_or_else(|| Refusal::new("write: monitor dmesg [LINES]"))?;
+        let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
+        let messages = messages::of_kernel(self.timeline.machine(), &symbols);
+        let messages = messages.map_err(|missing| Refusal::new(missing.to_string()))?;
+        let all: Vec<String> = messages.iter().map(|message| format!("{message}\n")).collect();
+        Ok(all[all.len().saturating_sub(count as usize)..].concat())
     }
 
     /// An address, as a number or by the name of a kernel symbol.

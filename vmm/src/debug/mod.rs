@@ -128,7 +128,7 @@ impl GdbTarget<'_> {
             TravelStop::Reached => Stop::Step,
             TravelStop::Hit(Cause::Breakpoint(_)) => Stop::Breakpoint(self.timeline.machine().cpu().rip()),
             // Only gdb's own points are set while gdb runs.
-            TravelStop::Hit(Cause::SystemCall(_) | Cause::Vector(_) | Cause::Console) => Stop::Step,
+            TravelStop::Hit(Cause::SystemCall(_) | Cause::Vector(_) | Cause::Console(_)) => Stop::Step,
             TravelStop::Hit(Cause::Watch { kind, address }) => Stop::Watchpoint {
                 kind: match kind {
                     cpu::WatchKind::Read => gdb::WatchKind::Read,

@@ -36,6 +36,8 @@ monitor checkpoint                  add a checkpoint to the recording here: comi
 monitor console [LINES]             the guest's console as of now
 monitor physical ADDR LEN           physical memory
 monitor ps                          the guest's processes as of now; * marks the one that runs
+monitor backtrace                   who called whom in the guest's kernel, by its own tables (ORC)
+monitor dmesg [LINES]               the messages of the guest's kernel as of now
 monitor break-in PID|NAME|here|CR3|anywhere [ADDR...]
                                     let all break- and watchpoints, or those at ADDR, stop in one process only, in
                                     those with one name, or in one address space
@@ -65,6 +67,8 @@ impl GdbTarget<'_> {
             "console" => Ok(self.console(rest)),
             "physical" => self.physical(rest),
             "ps" => self.ps(),
+            "backtrace" => self.backtrace(),
+            "dmesg" => self.dmesg(rest),
             "break-in" => self.break_in(rest),
             "symbols" => self.symbol_commands(rest),
             "back" => self.leave_fork(),

@@ -217,7 +217,7 @@ impl std::fmt::Display for Cause {
             }
             Cause::SystemCall(number) => write!(f, "system call {number}"),
             Cause::Vector(vector) => write!(f, "vector {vector}"),
-            Cause::Console => f.write_str("the text on the console"),
+            Cause::Console(_) => f.write_str("the text on the console"),
         }
     }
 }
@@ -355,7 +355,7 @@ mod tests {
             (watch(WatchKind::Access), "access to 0x1f"),
             (Cause::SystemCall(39), "system call 39"),
             (Cause::Vector(14), "vector 14"),
-            (Cause::Console, "the text on the console"),
+            (Cause::Console(1), "the text on the console"),
         ] {
             assert_eq!(cause.to_string(), words);
         }

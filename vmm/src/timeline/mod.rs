@@ -20,7 +20,7 @@ mod walker;
 
 pub use condition::{CONDITIONS, Condition, Names, NoNames, number};
 pub use fast_forward::FastForward;
-pub use search::Direction;
+pub use search::{Direction, Look};
 pub use stops::{Breakpoint, Cause, Comparison, Filter, Hit, Relation, Stops, Watch, address_space};
 pub use travel::{Hits, Meter, Timeline, TravelStop};
 pub use walker::Poll;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::stops::{Armed, Hit, Stops};
 use super::walker::{Poll, SNAPSHOT_SPACING, Shared, Walked, Walker};
 use crate::error::Error;
+use crate::machine::Machine;
 use crate::position::{Count, Instructions};
 
 /// Checkpoints that a search passes before other cores join in.
@@ -44,13 +45,22 @@ pub(super) struct Window {
     pub end: Instructions,
 }
 
+/// What a search takes down of a hit, asked on any thread where the machine stands at it: after what happened, and before
+/// an instruction with a breakpoint.
+pub type Look<'a, T> = dyn Fn(&Machine<Instructions>, Hit) -> T + Sync + 'a;
+
+/// Takes down the hit and nothing else.
+pub(super) fn the_hit(_: &Machine<Instructions>, hit: Hit) -> Hit {
+    hit
+}
+
 /// What scanning found.
-pub(super) enum Scanned {
+pub(super) enum Scanned<T> {
     /// All hits that were asked for.
-    Hits(Vec<Hit>),
+    Hits(Vec<T>),
     /// The poll function asked to stop. From where the scan began to `edge`, nothing was left out, and `hits`
     /// are what was asked for there. A breakpoint at the edge is beyond it, for a scan forward.
-    Interrupted { hits: Vec<Hit>, edge: Instructions },
+    Interrupted { hits: Vec<T>, edge: Instructions },
 }
 
 /// Which hits of a window to keep.
@@ -74,13 +84,14 @@ impl Keep {
 
 impl Walker {
     /// Goes to a window's start and scans it.
-    pub fn scan(
+    pub fn scan<T>(
         &mut self,
         window: Window,
         stops: &Stops,
         keep: Keep,
+        look: &Look<'_, T>,
         poll: &mut Poll<'_>,
-    ) -> Result<Scanned, Error> {
+    ) -> Result<Scanned<T>, Error> {
         if self.position() != window.start {
             self.restore_nearest(window.start)?;
             if self.advance(window.start, SNAPSHOT_SPACING, poll)? == Walked::Interrupted {
@@ -106,7 +117,7 @@ impl Walker {
                     if keep == Keep::Last {
                         hits.clear();
                     }
-                    hits.push(hit);
+                    hits.push(look(&self.machine, hit));
                 }
             }
             // The last one is known at the window's end only.
@@ -125,16 +136,17 @@ impl Walker {
 
     /// The last hits of a window that may be long: snapshots within it, where there are any, make it a row of
     /// short ones.
-    fn scan_backward(
+    fn scan_backward<T>(
         &mut self,
         window: Window,
         stops: &Stops,
+        look: &Look<'_, T>,
         poll: &mut Poll<'_>,
-    ) -> Result<Scanned, Error> {
+    ) -> Result<Scanned<T>, Error> {
         let mut end = window.end;
         loop {
             let start = self.nearest(end.saturating_back(ALONE_STEPS)).0.max(window.start);
-            match self.scan(Window { start, end }, stops, Keep::Last, poll)? {
+            match self.scan(Window { start, end }, stops, Keep::Last, look, poll)? {
                 Scanned::Hits(hits) if hits.is_empty() && start > window.start => end = start,
                 found => return Ok(found),
             }
@@ -143,25 +155,26 @@ impl Walker {
 }
 
 /// Windows that several walkers work on.
-struct Work<'a> {
+struct Work<'a, T> {
     /// In the order in which hits are wanted.
     windows: &'a [Window],
     stops: &'a Stops,
     keep: Keep,
-    state: Mutex<State>,
+    look: &'a Look<'a, T>,
+    state: Mutex<State<T>>,
     cancelled: AtomicBool,
 }
 
-struct State {
+struct State<T> {
     next: usize,
     /// What became of each window that a walker has left.
-    scanned: Vec<Option<Scanned>>,
+    scanned: Vec<Option<Scanned<T>>>,
     error: Option<Error>,
 }
 
-impl Scanned {
+impl<T> Scanned<T> {
     /// The hits of a window that was scanned to its end.
-    fn whole(&self) -> Option<&Vec<Hit>> {
+    fn whole(&self) -> Option<&Vec<T>> {
         match self {
             Scanned::Hits(hits) => Some(hits),
             Scanned::Interrupted { .. } => None,
@@ -169,8 +182,8 @@ impl Scanned {
     }
 }
 
-impl Work<'_> {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl<T: Send> Work<'_, T> {
+    fn state(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -209,8 +222,10 @@ impl Work<'_> {
             };
             let window = self.windows[number];
             let scanned = match self.keep {
-                Keep::Last => walker.scan_backward(window, self.stops, &mut asked),
-                Keep::First | Keep::All(_) => walker.scan(window, self.stops, self.keep, &mut asked),
+                Keep::Last => walker.scan_backward(window, self.stops, self.look, &mut asked),
+                Keep::First | Keep::All(_) => {
+                    walker.scan(window, self.stops, self.keep, self.look, &mut asked)
+                }
             };
             match scanned {
                 Ok(scanned) => self.state().scanned[number] = Some(scanned),
@@ -227,17 +242,18 @@ impl Work<'_> {
 
 /// Scans windows with `walker` and one more walker on each other core. Gives the hits in the windows' order:
 /// those of the first window that has any, or all. An interrupted search has what was found without a gap.
-pub(super) fn scan_on_all_cores(
+pub(super) fn scan_on_all_cores<T: Send>(
     walker: &mut Walker,
     shared: &Arc<Shared>,
     windows: &[Window],
     stops: &Stops,
     keep: Keep,
+    look: &Look<'_, T>,
     poll: &mut Poll<'_>,
-) -> Result<Scanned, Error> {
+) -> Result<Scanned<T>, Error> {
     let scanned = windows.iter().map(|_| None).collect();
     let state = Mutex::new(State { next: 0, scanned, error: None });
-    let work = Work { windows, stops, keep, state, cancelled: AtomicBool::new(false) };
+    let work = Work { windows, stops, keep, look, state, cancelled: AtomicBool::new(false) };
     // Nothing is sent: it closes when the last of the others is done.
     let (open, others) = channel::<()>();
     std::thread::scope(|scope| {
@@ -268,7 +284,7 @@ pub(super) fn scan_on_all_cores(
 }
 
 /// What several walkers found together: up to the first window that none of them scanned to its end.
-fn without_gaps(windows: &[Window], scanned: Vec<Option<Scanned>>, keep: Keep) -> Scanned {
+fn without_gaps<T>(windows: &[Window], scanned: Vec<Option<Scanned<T>>>, keep: Keep) -> Scanned<T> {
     let mut all = Vec::new();
     for (window, scanned) in windows.iter().zip(scanned) {
         let begin = if keep == Keep::Last { window.end } else { window.start };

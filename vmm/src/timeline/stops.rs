@@ -148,7 +148,7 @@ pub struct Stops {
     pub watch_filters: BTreeMap<u64, Filter>,
     /// After these events of the CPU.
     pub traps: Traps,
-    /// When this text has appeared on the console.
+    /// When this text has appeared on the console; an empty one: when anything has.
     pub console: Option<Vec<u8>>,
 }
 
@@ -177,8 +177,8 @@ pub enum Cause {
     SystemCall(u64),
     /// Control passed through this entry of the interrupt table.
     Vector(u8),
-    /// The text appeared on the console.
-    Console,
+    /// The text appeared on the console, with the last so many bytes of what the guest printed.
+    Console(usize),
 }
 
 /// Something that a run stops at, where it happens: between `before` and `after`, which are the same for what
@@ -245,7 +245,8 @@ impl<'a> Armed<'a> {
 
     fn printed(&self, output: &[u8], machine: &Machine<Instructions>) -> Option<Cause> {
         let wanted = self.stops.console.as_ref()?;
-        machine.console().ended_with(wanted, output.len()).then_some(Cause::Console)
+        let has_it = wanted.is_empty() || machine.console().ended_with(wanted, output.len());
+        has_it.then_some(Cause::Console(output.len()))
     }
 
     /// The first of all that the step hit which is waited for.

@@ -21,7 +21,9 @@ use crate::recording::player::Player;
 use crate::replay::last_place;
 use crate::timeline::fast_forward::FastForward;
 use crate::timeline::fork;
-use crate::timeline::search::{ALONE, ALONE_STEPS, Direction, Keep, Scanned, Window, scan_on_all_cores};
+use crate::timeline::search::{
+    ALONE, ALONE_STEPS, Direction, Keep, Look, Scanned, Window, scan_on_all_cores, the_hit,
+};
 use crate::timeline::snapshot::Snapshots;
 use crate::timeline::stops::{Armed, Breakpoint, Cause, Hit, Stops, Watch};
 use crate::timeline::walker::{Poll, SNAPSHOT_SPACING, Shared, Task, Walked, Walker};
@@ -50,9 +52,9 @@ impl TravelStop {
 
 /// What a part of a recording has to stop at.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hits {
+pub struct Hits<T = Hit> {
     /// In the order of the run.
-    pub found: Vec<Hit>,
+    pub found: Vec<T>,
     /// Where the poll function asked to stop: all hits before this place have been found, and a search from
     /// here on goes on.
     pub interrupted_at: Option<Instructions>,
@@ -355,7 +357,7 @@ impl Timeline {
                     return self.finish_on_all_cores(begun, &windows, Direction::Backward, poll);
                 }
             }
-            match self.walker.scan(window, &stops, Keep::Last, poll)? {
+            match self.walker.scan(window, &stops, Keep::Last, &the_hit, poll)? {
                 Scanned::Hits(hits) => match hits.last() {
                     Some(hit) => return self.arrive(begun, *hit, Direction::Backward, poll),
                     None if window.start > Instructions(0) && poll() => {
@@ -390,7 +392,7 @@ impl Timeline {
     ) -> Result<TravelStop, Error> {
         let keep = if direction == Direction::Forward { Keep::First } else { Keep::Last };
         let stops = self.stops.clone();
-        match scan_on_all_cores(&mut self.walker, &self.shared, windows, &stops, keep, poll)? {
+        match scan_on_all_cores(&mut self.walker, &self.shared, windows, &stops, keep, &the_hit, poll)? {
             Scanned::Hits(hits) => match (hits.last(), direction) {
                 (Some(hit), _) => self.arrive(begun, *hit, direction, poll),
                 (None, Direction::Backward) => {
@@ -465,6 +467,18 @@ impl Timeline {
         limit: usize,
         poll: &mut Poll<'_>,
     ) -> Result<Hits, Error> {
+        self.hits_seen(from, to, limit, &the_hit, poll)
+    }
+
+    /// As [`Timeline::hits`], with what `look` takes down where the machine stands at each.
+    pub fn hits_seen<T: Send>(
+        &mut self,
+        from: Instructions,
+        to: Instructions,
+        limit: usize,
+        look: &Look<'_, T>,
+        poll: &mut Poll<'_>,
+    ) -> Result<Hits<T>, Error> {
         self.must_be_history()?;
         if to < from {
             return Err(Error::Position("that part of the recording ends before it begins".to_string()));
@@ -477,7 +491,7 @@ impl Timeline {
         let windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
         let stops = self.stops.clone();
         let keep = Keep::All(limit);
-        let scanned = scan_on_all_cores(&mut self.walker, &self.shared, &windows, &stops, keep, poll);
+        let scanned = scan_on_all_cores(&mut self.walker, &self.shared, &windows, &stops, keep, look, poll);
         self.return_to(&begun)?;
         Ok(match scanned? {
             Scanned::Hits(found) => Hits { found, interrupted_at: None },

@@ -3,12 +3,13 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use guest_symbols::Symbols;
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
+use vmm::export::witness::{Told, Witness};
+use vmm::machine::Machine;
 use vmm::notation::PositionSpec;
 use vmm::position::{Count, Instructions};
-use vmm::timeline::{CONDITIONS, Cause, Condition, Timeline, TravelStop};
+use vmm::timeline::{CONDITIONS, Cause, Condition, Hit, Timeline, TravelStop};
 
 use crate::interrupt::Interrupt;
 use crate::machine_args::EngineArgs;
@@ -38,6 +39,9 @@ pub struct Args {
     /// Where to end, with --all; +N is so far after --from
     #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end", requires = "all")]
     to: PositionSpec,
+    /// Show at each place which functions of the guest's kernel have called one another, by the kernel's own tables (ORC)
+    #[arg(long)]
+    backtrace: bool,
     /// List no more places than this
     #[arg(long, value_name = "N", default_value = "1000")]
     limit: NonZeroUsize,
@@ -66,10 +70,38 @@ struct Found {
 struct Place {
     instruction: u64,
     what: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    guest_seconds: Option<f64>,
+    guest_seconds: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     rip: Option<String>,
+    /// The thread that runs there, where that is known, and its name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backtrace: Option<Told>,
+}
+
+impl Place {
+    /// Where a machine stands, which is at what is named by `instruction`.
+    fn of(
+        machine: &Machine<Instructions>,
+        instruction: Instructions,
+        cause: Cause,
+        witness: Option<&Witness>,
+        with_backtrace: bool,
+    ) -> Place {
+        let thread = witness.and_then(|witness| witness.thread(machine));
+        Place {
+            instruction: instruction.number(),
+            what: cause.to_string(),
+            guest_seconds: machine.moment().time_ns as f64 / 1e9,
+            rip: None,
+            pid: thread.as_ref().map(|thread| thread.id),
+            name: thread.map(|thread| thread.name),
+            backtrace: witness.filter(|_| with_backtrace).and_then(|witness| witness.backtrace(machine).ok()),
+        }
+    }
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
@@ -83,12 +115,22 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let from =
         args.from.unwrap_or(if args.forward || args.all { PositionSpec::Start } else { PositionSpec::End });
     let (from, to) = stretch(&mut timeline, from, args.to, &mut interrupt)?;
-    let condition = condition(args, &mut timeline, from, &mut interrupt)?;
-    timeline.set_stops(condition.0);
-    let found = if args.all {
-        all(args, &mut timeline, from, to, &mut interrupt)?
+    let condition = args.condition.parse::<Condition>();
+    let witness = if args.all || args.backtrace || condition.is_err() {
+        witness(&mut timeline, from, &mut interrupt)?
     } else {
-        one(args, &mut timeline, from, &mut interrupt)?
+        None
+    };
+    if args.backtrace {
+        can_trace_back(&timeline, witness.as_ref())?;
+    }
+    let named = |witness: &Witness| Condition::parse(&args.condition, &witness.symbols);
+    let condition = condition.or_else(|why| witness.as_ref().map_or(Err(why), named));
+    timeline.set_stops(condition.map_err(Error::Position)?.0);
+    let found = if args.all {
+        all(args, &mut timeline, (from, to), witness.as_ref(), &mut interrupt)?
+    } else {
+        one(args, &mut timeline, from, witness.as_ref(), &mut interrupt)?
     };
     crate::output::print(&if args.json {
         serde_json::to_string_pretty(&found).expect("plain data always serializes")
@@ -106,51 +148,48 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     })
 }
 
-/// The condition, with the names that the guest's kernel knows where the search begins.
-fn condition(
-    args: &Args,
+/// What the guest's kernel says of itself where the search begins.
+fn witness(
     timeline: &mut Timeline,
     from: Instructions,
     interrupt: &mut Interrupt,
-) -> Result<Condition, Error> {
-    if let Ok(condition) = args.condition.parse() {
-        return Ok(condition);
-    }
+) -> Result<Option<Witness>, Error> {
     // At the very start there is no kernel yet that could be asked.
     let place = if from == Instructions(0) { timeline.end() } else { from };
     timeline.seek(place, &mut || interrupt.poll())?.unless_interrupted()?;
-    let parsed = match Symbols::of_guest(timeline.machine()) {
-        Ok(symbols) => Condition::parse(&args.condition, &symbols),
-        Err(_) => args.condition.parse(),
-    };
-    parsed.map_err(Error::Position)
+    Ok(Witness::of_guest(timeline.machine()).ok())
+}
+
+/// Refuses what no place could show.
+fn can_trace_back(timeline: &Timeline, witness: Option<&Witness>) -> Result<(), Error> {
+    let none =
+        |why: &dyn std::fmt::Display| Error::Position(format!("there are no backtraces to show: {why}"));
+    let witness = witness.ok_or_else(|| none(&guest_symbols::NoKernel))?;
+    witness.backtrace(timeline.machine()).map(drop).map_err(|missing| none(&missing))
 }
 
 fn all(
     args: &Args,
     timeline: &mut Timeline,
-    from: Instructions,
-    to: Instructions,
+    (from, to): (Instructions, Instructions),
+    witness: Option<&Witness>,
     interrupt: &mut Interrupt,
 ) -> Result<Found, Error> {
     let before = timeline.replayed_steps();
-    let hits = timeline.hits(from, to, args.limit.get(), &mut || interrupt.poll())?;
-    let edge = hits.interrupted_at.map(Count::number);
-    let place = |hit: vmm::timeline::Hit| Place {
-        instruction: hit.before.number(),
-        what: hit.cause.to_string(),
-        guest_seconds: None,
-        rip: None,
+    let look = |machine: &Machine<Instructions>, hit: Hit| {
+        Place::of(machine, hit.before, hit.cause, witness, args.backtrace)
     };
-    let hits = hits.found.into_iter().map(place).collect();
+    let hits = timeline.hits_seen(from, to, args.limit.get(), &look, &mut || interrupt.poll())?;
+    let edge = hits.interrupted_at.map(Count::number);
     let replayed = timeline.replayed_steps() - before;
-    Ok(Found { hits, replayed, interrupted: edge.is_some(), goes_on_at: edge })
+    Ok(Found { hits: hits.found, replayed, interrupted: edge.is_some(), goes_on_at: edge })
 }
 
 fn one(
     args: &Args,
     timeline: &mut Timeline,
     from: Instructions,
+    witness: Option<&Witness>,
     interrupt: &mut Interrupt,
 ) -> Result<Found, Error> {
     // A search backward restores states before `from` and need not stand there; a checkpoint at the end is
@@ -171,7 +210,7 @@ fn one(
     };
     let replayed = timeline.replayed_steps() - before;
     let hits = match stop {
-        TravelStop::Hit(cause) => vec![place_here(timeline, cause)],
+        TravelStop::Hit(cause) => vec![place_here(args, timeline, cause, witness)],
         _ => Vec::new(),
     };
     let interrupted = stop == TravelStop::Interrupted;
@@ -179,30 +218,28 @@ fn one(
     Ok(Found { hits, replayed, interrupted, goes_on_at })
 }
 
-fn place_here(timeline: &Timeline, cause: Cause) -> Place {
+fn place_here(args: &Args, timeline: &Timeline, cause: Cause, witness: Option<&Witness>) -> Place {
     let machine = timeline.machine();
-    let now = machine.moment();
-    Place {
-        instruction: now.count.number(),
-        what: cause.to_string(),
-        guest_seconds: Some(now.time_ns as f64 / 1e9),
-        rip: Some(format!("{:#x}", machine.cpu().rip())),
-    }
+    let place = Place::of(machine, timeline.position(), cause, witness, args.backtrace);
+    Place { rip: Some(format!("{:#x}", machine.cpu().rip())), ..place }
 }
 
 fn text(found: &Found) -> String {
-    let line = |place: &Place| {
-        let mut line = format!("insn:{}  {}", place.instruction, place.what);
-        if let (Some(seconds), Some(rip)) = (place.guest_seconds, &place.rip) {
-            line += &format!("  rip {rip}, {seconds:.9} s");
-        }
-        line
-    };
-    let mut lines: Vec<String> = found.hits.iter().map(line).collect();
+    let mut lines: Vec<String> = found.hits.iter().flat_map(lines_of).collect();
     if let Some(at) = found.goes_on_at {
         lines.push(format!("interrupted: --from insn:{at} goes on"));
     } else if lines.is_empty() {
         lines.push("nowhere in that part of the recording".to_string());
     }
     lines.join("\n")
+}
+
+fn lines_of(place: &Place) -> Vec<String> {
+    let rip = place.rip.as_ref().map(|rip| format!("rip {rip}, ")).unwrap_or_default();
+    let mut line = format!("insn:{}  {}  {rip}{:.9} s", place.instruction, place.what, place.guest_seconds);
+    if let (Some(pid), Some(name)) = (place.pid, &place.name) {
+        line += &format!("  {pid} ({name})");
+    }
+    let calls = place.backtrace.iter().flat_map(Told::lines).map(|call| format!("    {call}"));
+    [line].into_iter().chain(calls).collect()
 }

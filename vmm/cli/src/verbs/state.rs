@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 
 use guest_symbols::Symbols;
+use guest_symbols::messages::{self, Message};
 use guest_symbols::tasks::{AddressSpace, Processes, Thread};
 use iced_x86::{Decoder, DecoderOptions, Formatter, Instruction, IntelFormatter};
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
+use vmm::export::witness::{Told, Witness};
 use vmm::machine::{Machine, hex};
 use vmm::notation::PositionSpec;
 use vmm::position::{Count, Instructions};
@@ -40,6 +42,12 @@ pub struct Args {
     /// Show the guest's processes
     #[arg(long)]
     processes: bool,
+    /// Show which functions of the guest's kernel have called one another, by the kernel's own tables (ORC)
+    #[arg(long)]
+    backtrace: bool,
+    /// Show the messages of the guest's kernel, as dmesg does: also those that the console does not show
+    #[arg(long)]
+    dmesg: bool,
     /// Instructions to disassemble from RIP on
     #[arg(long, value_name = "N", default_value_t = 8)]
     instructions: usize,
@@ -86,7 +94,21 @@ struct State {
     code: Vec<Line>,
     #[serde(skip_serializing_if = "Option::is_none")]
     processes: Option<Vec<Task>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backtrace: Option<Told>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dmesg: Option<Vec<Said>>,
     console: Vec<String>,
+}
+
+/// A message of the guest's kernel.
+#[derive(Serialize)]
+struct Said {
+    seconds: f64,
+    level: u8,
+    text: String,
+    #[serde(skip)]
+    lines: String,
 }
 
 /// A process, or a thread beside the first one of a process.
@@ -152,6 +174,8 @@ fn state(args: &Args, timeline: &Timeline) -> Result<State, Error> {
     let console = String::from_utf8_lossy(machine.console().text()).replace('\r', "");
     let lines: Vec<&str> = console.lines().collect();
     let processes = args.processes.then(|| tasks(machine)).transpose()?;
+    let backtrace = args.backtrace.then(|| backtrace(machine)).transpose()?;
+    let dmesg = args.dmesg.then(|| dmesg(machine)).transpose()?;
     Ok(State {
         instruction: now.count.number(),
         branches: cpu.branches(),
@@ -164,6 +188,8 @@ fn state(args: &Args, timeline: &Timeline) -> Result<State, Error> {
         physical: args.physical.iter().map(|range| physical(machine, range)).collect(),
         code: disassemble(timeline, args.instructions),
         processes,
+        backtrace,
+        dmesg,
         console: lines[lines.len().saturating_sub(args.console)..]
             .iter()
             .map(|line| (*line).to_string())
@@ -235,6 +261,25 @@ fn tasks(machine: &Machine<Instructions>) -> Result<Vec<Task>, Error> {
     Ok(tasks)
 }
 
+fn backtrace(machine: &Machine<Instructions>) -> Result<Told, Error> {
+    let none = |why: &dyn std::fmt::Display| Error::Position(format!("there is no backtrace to show: {why}"));
+    let witness = Witness::of_guest(machine).map_err(|no_kernel| none(&no_kernel))?;
+    witness.backtrace(machine).map_err(|missing| none(&missing))
+}
+
+fn dmesg(machine: &Machine<Instructions>) -> Result<Vec<Said>, Error> {
+    let none = |why: &dyn std::fmt::Display| Error::Position(format!("there are no messages to show: {why}"));
+    let symbols = Symbols::of_guest(machine).map_err(|no_kernel| none(&no_kernel))?;
+    let messages = messages::of_kernel(machine, &symbols).map_err(|missing| none(&missing))?;
+    let said = |message: Message| Said {
+        seconds: message.time_ns as f64 / 1e9,
+        level: message.level,
+        lines: message.to_string(),
+        text: message.text,
+    };
+    Ok(messages.into_iter().map(said).collect())
+}
+
 /// Where in the kernel RIP is; user programs have no symbols here.
 fn place(machine: &Machine<Instructions>) -> Option<String> {
     let core = machine.cpu().core();
@@ -301,6 +346,14 @@ fn text(state: &State) -> String {
     if let Some(processes) = &state.processes {
         lines.push("\nprocesses".to_string());
         lines.extend(processes.iter().map(task_line));
+    }
+    if let Some(backtrace) = &state.backtrace {
+        lines.push("\nbacktrace".to_string());
+        lines.extend(backtrace.lines().map(|line| format!("  {line}")));
+    }
+    if let Some(dmesg) = &state.dmesg {
+        lines.push("\nmessages".to_string());
+        lines.extend(dmesg.iter().flat_map(|said| said.lines.lines()).map(|line| format!("  {line}")));
     }
     if !state.console.is_empty() {
         lines.push("\nconsole".to_string());

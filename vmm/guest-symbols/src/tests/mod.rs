@@ -8,6 +8,8 @@ use super::modules::{self, Missing};
 use super::*;
 
 mod guest_view;
+mod messages;
+mod orc;
 mod tasks;
 mod vmlinux;
 

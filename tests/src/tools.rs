@@ -1,0 +1,34 @@
+//! Tools of kernel developers that are not everywhere: where they are, and how they are run.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::gdb::batch::said;
+use crate::guests::repository;
+
+/// A Python with drgn and perfetto, which scripts/setup makes; `TTVM_TEST_PYTHON` may name another one.
+pub fn python() -> Option<PathBuf> {
+    let usual = repository().join("guest-images/out/python/bin/python");
+    let path = std::env::var_os("TTVM_TEST_PYTHON").map_or(usual, PathBuf::from);
+    path.exists().then_some(path)
+}
+
+/// The kernel of a release with debug information, where Debian's -dbg package has put it; `TTVM_TEST_VMLINUX` may name
+/// another place.
+pub fn vmlinux(release: &str) -> Option<PathBuf> {
+    let usual = Path::new("/usr/lib/debug/boot").join(format!("vmlinux-{release}"));
+    let path = std::env::var_os("TTVM_TEST_VMLINUX").map_or(usual, PathBuf::from);
+    path.exists().then_some(path)
+}
+
+/// Whether a program can be started.
+pub fn has(program: &str) -> bool {
+    Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+}
+
+/// Runs a command that must succeed; what it printed.
+pub fn output(command: &mut Command) -> String {
+    let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", said(&output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}

@@ -1,0 +1,56 @@
+//! `ttvm drgn`: drgn on the machine at one position, which it reads as a core file that has no name and takes no disk.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use vmm::error::Error;
+use vmm::export::core_file;
+use vmm::notation::PositionSpec;
+
+use crate::machine_args::EngineArgs;
+use crate::travel::{self, PartArgs};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The recording
+    recording: PathBuf,
+    #[command(flatten)]
+    part: PartArgs,
+    /// Where: start, end, panic, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
+    /// -N or -10ms before the end, +N or +10ms after the start
+    #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
+    at: PositionSpec,
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// drgn's arguments, such as a script and its own. Without the kernel's debug information (Debian's -dbg package, or
+    /// -s VMLINUX) drgn reads memory, and knows no types and variables
+    #[arg(last = true, value_name = "DRGN ARGUMENTS")]
+    drgn_arguments: Vec<String>,
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    let (recording, engine) = args.part.open_for(&args.recording, args.engine)?;
+    let mut timeline = travel::open_at(&recording, args.at, engine)?;
+    timeline.idle_at(args.at)?;
+    let host = |what: &str| {
+        let what = what.to_string();
+        move |source| Error::Host { what, source }
+    };
+    let core = memfd_create("ttvm-core", MFdFlags::empty());
+    let mut core = File::from(core.map_err(|errno| host("cannot make a file in memory")(errno.into()))?);
+    let written = core_file::write_to(timeline.machine(), &mut core);
+    let written = written.map_err(host("cannot write the machine's memory into a file in memory"))?;
+    if written.kernel.is_none() {
+        let why =
+            "there is no VMCOREINFO note in memory here, by which drgn knows a kernel: go to a later place";
+        return Err(Error::Position(why.to_string()));
+    }
+    // This process becomes drgn, and has the file still open.
+    let path = format!("/proc/self/fd/{}", core.as_raw_fd());
+    let error = Command::new("drgn").args(["-c", &path]).args(&args.drgn_arguments).exec();
+    Err(Error::Unsupported(format!("cannot start drgn: {error}; `pip install drgn` installs it")))
+}

@@ -1,0 +1,69 @@
+//! `ttvm dump`: the guest's memory and registers at one position, as a core file.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+use vmm::error::{Error, exit_code};
+use vmm::export::core_file::{self, Written};
+use vmm::notation::PositionSpec;
+use vmm::position::Count;
+
+use crate::machine_args::EngineArgs;
+use crate::travel::{self, PartArgs};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The recording
+    recording: PathBuf,
+    #[command(flatten)]
+    part: PartArgs,
+    /// Where: start, end, panic, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
+    /// -N or -10ms before the end, +N or +10ms after the start
+    #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
+    at: PositionSpec,
+    /// The file to make, which must not exist yet: an ELF core file for crash, drgn and the like, which want the kernel's
+    /// debug information beside it, such as that of Debian's -dbg package. Zeroes take no room on the disk
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// Print as JSON what was written
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    file: &'a PathBuf,
+    instruction: u64,
+    guest_seconds: f64,
+    #[serde(flatten)]
+    written: Written,
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    let (recording, engine) = args.part.open_for(&args.recording, args.engine)?;
+    let mut timeline = travel::open_at(&recording, args.at, engine)?;
+    timeline.idle_at(args.at)?;
+    let written = core_file::write(timeline.machine(), &args.output)?;
+    if written.kernel.is_none() {
+        eprintln!(
+            "ttvm: there is no VMCOREINFO note in memory here: crash and drgn will not open this without one"
+        );
+    }
+    let now = timeline.machine().moment();
+    let (instruction, guest_seconds) = (now.count.number(), now.time_ns as f64 / 1e9);
+    crate::output::print(&if args.json {
+        let report = Report { file: &args.output, instruction, guest_seconds, written };
+        serde_json::to_string_pretty(&report).expect("plain data always serializes")
+    } else {
+        let kernel = written.kernel.as_deref().unwrap_or("none that says so");
+        format!(
+            "{}: {} bytes of memory at insn:{instruction}, {guest_seconds:.9} s, kernel {kernel}; {} bytes on the disk",
+            args.output.display(),
+            written.memory_bytes,
+            written.disk_bytes
+        )
+    })?;
+    Ok(exit_code::DONE)
+}

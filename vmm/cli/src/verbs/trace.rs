@@ -1,0 +1,80 @@
+//! `ttvm trace`: what the guest did, for Perfetto.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use serde::Serialize;
+use vmm::error::{Error, exit_code};
+use vmm::export::trace::{self, Counts};
+use vmm::notation::PositionSpec;
+use vmm::position::{Count, Instructions};
+use vmm::timeline::Timeline;
+
+use crate::interrupt::Interrupt;
+use crate::machine_args::EngineArgs;
+use crate::progress;
+use crate::travel::{PartArgs, stretch};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The recording
+    recording: PathBuf,
+    #[command(flatten)]
+    part: PartArgs,
+    /// The file to make, which must not exist yet, for https://ui.perfetto.dev: which thread ran when; system calls,
+    /// interrupts and exceptions with their durations and positions; the console's lines
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// Where to begin
+    #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "start")]
+    from: PositionSpec,
+    /// Where to end; +N is so far after --from
+    #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
+    to: PositionSpec,
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// Print as JSON how much of what is in the trace
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    file: &'a PathBuf,
+    from: u64,
+    to: u64,
+    #[serde(flatten)]
+    counts: Counts,
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    let (recording, engine) = args.part.open_for(&args.recording, args.engine)?;
+    let mut timeline = Timeline::open(&recording)?;
+    timeline.use_engine(engine)?;
+    let mut interrupt = Interrupt::catch()?;
+    let (from, to) = stretch(&mut timeline, args.from, args.to, &mut interrupt)?;
+    let bar = progress::bar(to.saturating_since(from), std::io::stderr().is_terminal());
+    bar.set_message("tracing");
+    let at = |place: Instructions| bar.set_position(place.saturating_since(from));
+    let counts = trace::write(&mut timeline, (from, to), &args.output, &mut || interrupt.poll(), at);
+    bar.finish_and_clear();
+    let counts = counts?;
+    crate::output::print(&if args.json {
+        let report = Report { file: &args.output, from: from.number(), to: to.number(), counts };
+        serde_json::to_string_pretty(&report).expect("plain data always serializes")
+    } else {
+        format!(
+            "{}: of {} threads {} system calls, {} interrupts, {} exceptions ({} page faults), {} switches; {} lines on \
+             the console",
+            args.output.display(),
+            counts.threads,
+            counts.system_calls,
+            counts.interrupts,
+            counts.exceptions,
+            counts.page_faults,
+            counts.switches,
+            counts.console_lines
+        )
+    })?;
+    Ok(exit_code::DONE)
+}

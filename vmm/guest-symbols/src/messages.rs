@@ -1,0 +1,193 @@
+//! The messages of the guest's kernel (`dmesg`), read from the ring buffer in its memory: also those that no console has
+//! shown yet, or ever does.
+//!
+//! ```text
+//! descriptors    one for each message, by its number: its state, and where its text is in the ring of texts
+//! infos          beside them: when it was said, how long it is, how urgent
+//! ring of texts  a block for each message: its number, and its text. A block that would reach beyond the ring's end begins
+//!                at the ring's beginning
+//! ```
+//!
+//! Follows Linux 6.1 to 7.2: `kernel/printk/printk_ringbuffer.[ch]`. Guest memory is not to be trusted: the rings' sizes
+//! have limits.
+
+use super::btf::Btf;
+use super::guest_view::{GuestView, KernelView};
+use super::modules::{Missing, types};
+use super::symbols::Symbols;
+
+/// The rings of a kernel are smaller than two to the power of this.
+const MAX_BITS: u64 = 28;
+/// The states of a descriptor, in its two highest bits, in which its message is whole: committed and finalized.
+const WHOLE: [u64; 2] = [1, 2];
+const STATE_SHIFT: u32 = 62;
+const NUMBER: u64 = (1 << STATE_SHIFT) - 1;
+/// A block begins with its message's number.
+const BLOCK_HEAD_BYTES: u64 = 8;
+/// The urgency lies above five bits of flags.
+const LEVEL_SHIFT: u32 = 5;
+
+/// A message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// When it was said, by the kernel's clock.
+    pub time_ns: u64,
+    /// How urgent it is: 0 is an emergency, 7 is for debugging.
+    pub level: u8,
+    /// Its text, of one or more lines. Control characters are replaced.
+    pub text: String,
+}
+
+impl std::fmt::Display for Message {
+    /// As `dmesg` prints it, each line with the time.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (seconds, micros) = (self.time_ns / 1_000_000_000, self.time_ns / 1000 % 1_000_000);
+        for (number, line) in self.text.split('\n').enumerate() {
+            let newline = if number == 0 { "" } else { "\n" };
+            write!(f, "{newline}[{seconds:5}.{micros:06}] {line}")?;
+        }
+        Ok(())
+    }
+}
+
+/// All messages that the kernel with these symbols still has, the oldest first.
+pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<Vec<Message>, Missing> {
+    let found = KernelView::all(guest).map(|view| in_view(view, symbols));
+    let first = found.reduce(|first, second| if first.is_ok() { first } else { second });
+    first.expect("there is always the current view")
+}
+
+fn in_view(view: KernelView<'_>, symbols: &Symbols) -> Result<Vec<Message>, Missing> {
+    let pointer = symbols.address_of("prb").ok_or(Missing::Symbol("prb"))?;
+    let bytes = types(view, &|name| symbols.address_of(name))?;
+    let layout = Layout::of(&Btf::parse(&bytes).ok_or(Missing::Types)?)?;
+    let ring = view.number::<8>(pointer).and_then(|at| Ring::at(view, at, &layout));
+    Ok(ring.ok_or(Missing::Symbol("prb"))?.messages())
+}
+
+/// Where the fields are, in bytes.
+struct Layout {
+    /// In `struct printk_ringbuffer`.
+    count_bits: u64,
+    descriptors: u64,
+    infos: u64,
+    head: u64,
+    tail: u64,
+    size_bits: u64,
+    texts: u64,
+    /// In `struct prb_desc`.
+    state: u64,
+    begin: u64,
+    next: u64,
+    descriptor_bytes: u64,
+    /// In `struct printk_info`.
+    time: u64,
+    length: u64,
+    level: u64,
+    info_bytes: u64,
+}
+
+impl Layout {
+    fn of(btf: &Btf<'_>) -> Result<Layout, Missing> {
+        let field = |structure: &'static str, field: &'static str| {
+            let found = btf.structure(structure).and_then(|number| btf.field(number, field));
+            found.map(|found| found.offset).ok_or(Missing::Field { structure, field })
+        };
+        let size = |structure: &'static str| {
+            let found = btf.structure(structure).and_then(|number| btf.size(number));
+            found.ok_or(Missing::Field { structure, field: "size" })
+        };
+        let descriptors = field("printk_ringbuffer", "desc_ring")?;
+        let texts = field("printk_ringbuffer", "text_data_ring")?;
+        let place = field("prb_desc", "text_blk_lpos")?;
+        // The urgency is a part of the byte behind this one.
+        let facility = field("printk_info", "facility")?;
+        Ok(Layout {
+            count_bits: descriptors + field("prb_desc_ring", "count_bits")?,
+            descriptors: descriptors + field("prb_desc_ring", "descs")?,
+            infos: descriptors + field("prb_desc_ring", "infos")?,
+            head: descriptors + field("prb_desc_ring", "head_id")?,
+            tail: descriptors + field("prb_desc_ring", "tail_id")?,
+            size_bits: texts + field("prb_data_ring", "size_bits")?,
+            texts: texts + field("prb_data_ring", "data")?,
+            state: field("prb_desc", "state_var")?,
+            begin: place + field("prb_data_blk_lpos", "begin")?,
+            next: place + field("prb_data_blk_lpos", "next")?,
+            descriptor_bytes: size("prb_desc")?,
+            time: field("printk_info", "ts_nsec")?,
+            length: field("printk_info", "text_len")?,
+            level: facility + 1,
+            info_bytes: size("printk_info")?,
+        })
+    }
+}
+
+/// The ring buffer.
+struct Ring<'a> {
+    view: KernelView<'a>,
+    layout: &'a Layout,
+    descriptors: u64,
+    infos: u64,
+    /// How many descriptors there are.
+    count: u64,
+    texts: u64,
+    texts_bytes: u64,
+    tail: u64,
+    head: u64,
+}
+
+impl<'a> Ring<'a> {
+    fn at(view: KernelView<'a>, at: u64, layout: &'a Layout) -> Option<Ring<'a>> {
+        let word = |offset: u64| view.number::<8>(at.wrapping_add(offset));
+        let bits = |offset: u64| view.number::<4>(at.wrapping_add(offset)).filter(|&bits| bits < MAX_BITS);
+        Some(Ring {
+            view,
+            layout,
+            descriptors: word(layout.descriptors)?,
+            infos: word(layout.infos)?,
+            count: 1 << bits(layout.count_bits)?,
+            texts: word(layout.texts)?,
+            texts_bytes: 1 << bits(layout.size_bits)?,
+            tail: word(layout.tail)?,
+            head: word(layout.head)?,
+        })
+    }
+
+    fn messages(&self) -> Vec<Message> {
+        let count = (self.head.wrapping_sub(self.tail) & NUMBER).min(self.count) + 1;
+        (0..count).filter_map(|number| self.message(self.tail.wrapping_add(number) & NUMBER)).collect()
+    }
+
+    fn message(&self, number: u64) -> Option<Message> {
+        let slot = number % self.count;
+        let descriptor = self.descriptors.wrapping_add(slot * self.layout.descriptor_bytes);
+        let info = self.infos.wrapping_add(slot * self.layout.info_bytes);
+        let word = |offset: u64| self.view.number::<8>(descriptor.wrapping_add(offset));
+        let state = word(self.layout.state)?;
+        if state & NUMBER != number || !WHOLE.contains(&(state >> STATE_SHIFT)) {
+            return None;
+        }
+        let length = self.view.number::<2>(info.wrapping_add(self.layout.length))?;
+        Some(Message {
+            time_ns: self.view.number::<8>(info.wrapping_add(self.layout.time))?,
+            level: (self.view.number::<1>(info.wrapping_add(self.layout.level))? >> LEVEL_SHIFT) as u8,
+            text: self.text(word(self.layout.begin)?, word(self.layout.next)?, length)?,
+        })
+    }
+
+    /// The text of a block, which lies between two places of the ring that count on for ever.
+    fn text(&self, begin: u64, next: u64, length: u64) -> Option<String> {
+        // An odd place stands for a message without a text.
+        if begin & 1 != 0 {
+            return None;
+        }
+        let (begin, next) = (begin % self.texts_bytes, next % self.texts_bytes);
+        let begin = if begin > next { 0 } else { begin };
+        let length = length.min((next - begin).checked_sub(BLOCK_HEAD_BYTES)?);
+        let mut bytes = vec![0; length as usize];
+        let at = self.texts.wrapping_add(begin + BLOCK_HEAD_BYTES);
+        (self.view.read(at, &mut bytes) == bytes.len()).then_some(())?;
+        let visible = |c: char| if c.is_control() && c != '\n' && c != '\t' { '?' } else { c };
+        Some(String::from_utf8_lossy(&bytes).chars().map(visible).collect())
+    }
+}

@@ -1,0 +1,375 @@
+//! Who called whom in the kernel, by the tables with which it finds that out itself (ORC): for each range of code, where
+//! the caller's stack pointer is, and what of its registers has been saved where.
+//!
+//! The kernel's own tables lie between marks, `__start_orc_unwind_ip` and others; a module has its own in its
+//! `struct mod_arch_specific`. A table of addresses, each relative to its own place, goes with one of entries:
+//!
+//! ```text
+//! i16 sp_offset, i16 bp_offset, u16: sp_reg 4 bits, bp_reg 4 bits, then
+//!                                     up to 6.3   type 2 bits (call, registers, interrupt frame), ..., end
+//!                                     from 6.4    type 3 bits (the same from 2 on)
+//! ```
+//!
+//! Follows Linux 6.1 to 7.2: `arch/x86/include/asm/orc_types.h`, `arch/x86/kernel/unwind_orc.c`,
+//! `arch/x86/include/asm/ptrace.h`. Guest memory is not to be trusted: tables and walks have limits.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::btf::Btf;
+use super::guest_view::{GuestView, KernelView};
+use super::modules::{self, Missing, types};
+use super::sections::{Access, Section};
+use super::symbols::Symbols;
+
+/// A kernel has fewer entries than this, and so has a module.
+const MAX_ENTRIES: u64 = 1 << 22;
+/// No more frames are followed.
+pub const MAX_FRAMES: usize = 256;
+/// The size of an entry in memory.
+const ENTRY_BYTES: usize = 6;
+
+/// What a walk needs to know of a CPU that stands still.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are the architecture's")]
+pub struct Registers {
+    pub rip: u64,
+    pub rsp: u64,
+    pub rbp: u64,
+    pub rdx: u64,
+    pub rdi: u64,
+    pub r10: u64,
+    pub r13: u64,
+    /// It runs a program and not the kernel.
+    pub is_user: bool,
+}
+
+/// A function that has not returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// The next instruction, or where a call returns to.
+    pub address: u64,
+    /// It is where a call returns to.
+    pub is_return: bool,
+}
+
+impl Frame {
+    /// An address inside the function: a call may be the last thing in one.
+    pub fn inside(&self) -> u64 {
+        self.address.wrapping_sub(u64::from(self.is_return))
+    }
+
+    /// The function as the kernel writes it: `vfs_write+0xc7/0x3f0`, and a module's with `[name]` behind it.
+    pub fn name(&self, symbols: &Symbols) -> Option<String> {
+        let (symbol, offset) = symbols.at(self.inside())?;
+        let offset = offset + u64::from(self.is_return);
+        let module = symbols.module_of(symbol).map(|module| format!(" [{module}]")).unwrap_or_default();
+        Some(format!("{}+{offset:#x}/{:#x}{module}", symbol.name, symbol.size))
+    }
+}
+
+/// Where a walk ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// At a program's instruction, which entered the kernel or runs.
+    Program(u64),
+    /// Where the stack begins: of a kernel thread, or at the kernel's very start.
+    Stack,
+    /// The kernel's tables know nothing of the code there, or memory is not readable.
+    Lost,
+}
+
+impl std::fmt::Display for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            End::Program(at) => write!(f, "a program at {at:#x}"),
+            End::Stack => f.write_str("the beginning of the stack"),
+            End::Lost => f.write_str("a place that the kernel's tables do not lead on from"),
+        }
+    }
+}
+
+/// What a walk found, the innermost function first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backtrace {
+    /// The functions.
+    pub frames: Vec<Frame>,
+    /// What is behind the last of them.
+    pub end: End,
+}
+
+/// How to get from a function to its caller, somewhere in the code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    sp_offset: i16,
+    bp_offset: i16,
+    sp_register: u16,
+    bp_register: u16,
+    kind: Kind,
+}
+
+/// What lies below the caller's stack pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Call,
+    Registers,
+    InterruptFrame,
+    /// Nothing, or it is not known.
+    None,
+}
+
+/// `ORC_REG_*`.
+mod register {
+    pub const PREV_SP: u16 = 1;
+    pub const DX: u16 = 2;
+    pub const DI: u16 = 3;
+    pub const BP: u16 = 4;
+    pub const SP: u16 = 5;
+    pub const R10: u16 = 6;
+    pub const R13: u16 = 7;
+    pub const BP_INDIRECT: u16 = 8;
+    pub const SP_INDIRECT: u16 = 9;
+}
+
+/// For code without an entry: as if it kept a frame pointer.
+const FRAME_POINTER: Entry = Entry {
+    sp_offset: 16,
+    bp_offset: -16,
+    sp_register: register::BP,
+    bp_register: register::PREV_SP,
+    kind: Kind::Call,
+};
+
+impl Entry {
+    fn of(bytes: &[u8; ENTRY_BYTES], is_old: bool) -> Entry {
+        let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let bits = word(4);
+        let kind = match (is_old, bits >> 8) {
+            (true, bits) => (bits & 3) + 2,
+            (false, bits) => bits & 7,
+        };
+        Entry {
+            sp_offset: word(0) as i16,
+            bp_offset: word(2) as i16,
+            sp_register: bits & 0xf,
+            bp_register: bits >> 4 & 0xf,
+            kind: match kind {
+                2 => Kind::Call,
+                3 => Kind::Registers,
+                4 => Kind::InterruptFrame,
+                _ => Kind::None,
+            },
+        }
+    }
+}
+
+/// The tables of a kernel or a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Table {
+    /// Where the code begins that each entry is for, ascending.
+    addresses: Vec<u64>,
+    entries: Vec<Entry>,
+}
+
+impl Table {
+    /// `count` addresses and as many entries.
+    fn read(view: KernelView<'_>, addresses: u64, entries: u64, count: u64, is_old: bool) -> Option<Table> {
+        if count == 0 || count > MAX_ENTRIES {
+            return None;
+        }
+        let read = |at: u64, each: usize| {
+            let mut bytes = vec![0; count as usize * each];
+            (view.read(at, &mut bytes) == bytes.len()).then_some(bytes)
+        };
+        let (places, bytes) = (read(addresses, 4)?, read(entries, ENTRY_BYTES)?);
+        let address =
+            |(offset, at): (&[u8; 4], u64)| at.wrapping_add_signed(i32::from_le_bytes(*offset).into());
+        let table = Table {
+            addresses: places.as_chunks::<4>().0.iter().zip((addresses..).step_by(4)).map(address).collect(),
+            entries: bytes.as_chunks().0.iter().map(|bytes| Entry::of(bytes, is_old)).collect(),
+        };
+        table.addresses.is_sorted().then_some(table)
+    }
+
+    fn find(&self, address: u64) -> Option<Entry> {
+        let after = self.addresses.partition_point(|&start| start <= address);
+        self.entries.get(after.checked_sub(1)?).copied()
+    }
+}
+
+/// The tables of a kernel with its modules, as of one position. Walks from any other position where the kernel and these
+/// modules are loaded find their way too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unwinder {
+    /// Code, and its table. The kernel's comes first.
+    tables: Vec<(Range<u64>, Arc<Table>)>,
+}
+
+impl Unwinder {
+    /// The tables of the kernel with these symbols.
+    pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<Unwinder, Missing> {
+        let found = KernelView::all(guest).map(|view| Unwinder::find(view, symbols));
+        let first = found.reduce(|first, second| if first.is_ok() { first } else { second });
+        first.expect("there is always the current view")
+    }
+
+    fn find(view: KernelView<'_>, symbols: &Symbols) -> Result<Unwinder, Missing> {
+        let address = |name: &'static str| symbols.address_of(name).ok_or(Missing::Symbol(name));
+        let bytes = types(view, &|name| symbols.address_of(name))?;
+        let btf = Btf::parse(&bytes).ok_or(Missing::Types)?;
+        let entry = btf.structure("orc_entry");
+        let entry = entry.ok_or(Missing::Field { structure: "orc_entry", field: "type" })?;
+        let is_old = btf.field(entry, "end").is_some();
+        let (start, stop) = (address("__start_orc_unwind_ip")?, address("__stop_orc_unwind_ip")?);
+        let entries = address("__start_orc_unwind")?;
+        let table = Table::read(view, start, entries, stop.saturating_sub(start) / 4, is_old);
+        let code = address("_stext")?..address("_einittext").or_else(|_| address("_etext"))?;
+        let table = table.ok_or(Missing::Symbol("__start_orc_unwind_ip"))?;
+        let mut tables = vec![(code, Arc::new(table))];
+        tables.extend(of_modules(view, symbols, &btf, is_old).unwrap_or_default());
+        Ok(Unwinder { tables })
+    }
+
+    /// Follows the stack from a CPU's registers on.
+    pub fn walk(&self, guest: &dyn GuestView, registers: Registers) -> Backtrace {
+        let mut walk = Walk { guest, registers, whole: true };
+        let (mut frames, mut is_return) = (Vec::new(), false);
+        let end = loop {
+            let now = walk.registers;
+            if now.is_user {
+                break End::Program(now.rip);
+            }
+            let frame = Frame { address: now.rip, is_return };
+            frames.push(frame);
+            if frames.len() == MAX_FRAMES {
+                break End::Lost;
+            }
+            match walk.step(self.entry(frame.inside())) {
+                Ok(returned) => is_return = returned,
+                Err(end) => break end,
+            }
+            // Stacks grow down. What does not lead to a caller leads in circles.
+            if walk.registers == now {
+                break End::Lost;
+            }
+        };
+        Backtrace { frames, end }
+    }
+
+    fn entry(&self, address: u64) -> Entry {
+        let table = self.tables.iter().find(|(code, _)| code.contains(&address));
+        table.and_then(|(_, table)| table.find(address)).unwrap_or(FRAME_POINTER)
+    }
+}
+
+/// Where the code of each module lies that has tables, and these.
+fn of_modules(
+    view: KernelView<'_>,
+    symbols: &Symbols,
+    btf: &Btf<'_>,
+    is_old: bool,
+) -> Option<Vec<(Range<u64>, Arc<Table>)>> {
+    let (module, arch) = (btf.structure("module")?, btf.structure("mod_arch_specific")?);
+    let (list, name) = (btf.field(module, "list")?.offset, btf.field(module, "name")?.offset);
+    let inner = btf.field(module, "arch")?.offset;
+    let field = |name: &str| Some(inner + btf.field(arch, name)?.offset);
+    let (count, places, entries) = (field("num_orcs")?, field("orc_unwind_ip")?, field("orc_unwind")?);
+    let table = |at: u64| {
+        let pointer = |offset: u64| view.number::<8>(at.wrapping_add(offset));
+        let count = view.number::<4>(at.wrapping_add(count))?;
+        let table = Table::read(view, pointer(places)?, pointer(entries)?, count, is_old)?;
+        Some((view.text(at.wrapping_add(name), modules::MAX_MODULE_NAME_BYTES)?, Arc::new(table)))
+    };
+    let modules = modules::addresses(view, symbols.address_of("modules")?, list);
+    // A table has entries for code, too, that was needed at first only and whose place other modules have now.
+    let code = |(name, table): (String, Arc<Table>)| {
+        let is_its = move |section: &&Section| {
+            section.access == Access::Code && section.name.ends_with(&format!(".text.{name}"))
+        };
+        let sections = symbols.sections().iter().filter(is_its);
+        sections.map(|section| (section.start..section.end(), table.clone())).collect::<Vec<_>>()
+    };
+    Some(modules.into_iter().filter_map(table).flat_map(code).collect())
+}
+
+/// A walk along a stack.
+struct Walk<'a> {
+    guest: &'a dyn GuestView,
+    /// Those of the function that is looked at.
+    registers: Registers,
+    /// All of them are known, and not only the stack pointer and RBP.
+    whole: bool,
+}
+
+impl Walk<'_> {
+    fn read(&self, address: u64) -> Result<u64, End> {
+        KernelView::all(self.guest).find_map(|view| view.number::<8>(address)).ok_or(End::Lost)
+    }
+
+    /// Goes to the caller, or to what was interrupted. Whether it is a caller.
+    fn step(&mut self, entry: Entry) -> Result<bool, End> {
+        let now = self.registers;
+        let known = |value: u64| if self.whole { Ok(value) } else { Err(End::Lost) };
+        let plus = |base: u64, offset: i16| base.wrapping_add_signed(offset.into());
+        let sp = match entry.sp_register {
+            register::SP => plus(now.rsp, entry.sp_offset),
+            register::BP => plus(now.rbp, entry.sp_offset),
+            register::SP_INDIRECT => plus(self.read(now.rsp)?, entry.sp_offset),
+            register::BP_INDIRECT => self.read(plus(now.rbp, entry.sp_offset))?,
+            register::R10 => known(now.r10)?,
+            register::R13 => known(now.r13)?,
+            register::DI => known(now.rdi)?,
+            register::DX => known(now.rdx)?,
+            _ => return Err(End::Stack),
+        };
+        let mut next = now;
+        match entry.kind {
+            Kind::Call => {
+                (next.rip, next.rsp) = (self.read(sp.wrapping_sub(8))?, sp);
+            }
+            Kind::Registers => {
+                next = self.saved(sp, sp.wrapping_add(saved::RIP))?;
+                next.rbp = self.read(sp.wrapping_add(saved::RBP))?;
+            }
+            Kind::InterruptFrame => next = Registers { rbp: now.rbp, ..self.interrupted(sp)? },
+            Kind::None => return Err(End::Stack),
+        }
+        next.rbp = match entry.bp_register {
+            register::PREV_SP => self.read(plus(sp, entry.bp_offset))?,
+            register::BP => self.read(plus(now.rbp, entry.bp_offset))?,
+            _ => next.rbp,
+        };
+        // Of what else a caller keeps in registers, the tables know nothing.
+        self.whole = entry.kind == Kind::Registers;
+        self.registers = next;
+        Ok(entry.kind == Kind::Call)
+    }
+
+    /// What the processor saved: RIP, CS, RFLAGS, RSP, SS.
+    fn interrupted(&self, frame: u64) -> Result<Registers, End> {
+        let word = |number: u64| self.read(frame.wrapping_add(8 * number));
+        Ok(Registers { rip: word(0)?, rsp: word(3)?, is_user: word(1)? & 3 == 3, ..Registers::default() })
+    }
+
+    /// `struct pt_regs` at an address, in which the processor's part is at `frame`.
+    fn saved(&self, at: u64, frame: u64) -> Result<Registers, End> {
+        let word = |offset: u64| self.read(at.wrapping_add(offset));
+        Ok(Registers {
+            rdx: word(saved::RDX)?,
+            rdi: word(saved::RDI)?,
+            r10: word(saved::R10)?,
+            r13: word(saved::R13)?,
+            ..self.interrupted(frame)?
+        })
+    }
+}
+
+/// `struct pt_regs`.
+mod saved {
+    pub const R13: u64 = 16;
+    pub const RBP: u64 = 32;
+    pub const R10: u64 = 56;
+    pub const RDX: u64 = 96;
+    pub const RDI: u64 = 112;
+    pub const RIP: u64 = 128;
+}

@@ -1,0 +1,193 @@
+//! Stacks and tables made up here, in both shapes of the tables' entries.
+
+use super::{BASE, DIRECT_MAP, Pages, Types, found};
+use crate::modules::Module;
+use crate::orc::{Backtrace, End, Frame, Registers, Unwinder};
+use crate::sections::{Access, Section};
+use crate::symbols::Symbols;
+
+const TYPES: u64 = BASE + 0x10_0000;
+const ADDRESSES: u64 = BASE + 0x20_0000;
+const ENTRIES: u64 = BASE + 0x21_0000;
+const MODULES: u64 = BASE + 0x2_0000;
+const MODULE: u64 = 0xffff_ffff_c020_8000;
+const OTHER: u64 = 0xffff_ffff_c030_8000;
+const MODULE_CODE: u64 = 0xffff_ffff_c020_0000;
+const STACK: u64 = DIRECT_MAP + 0x10_0000;
+/// Where functions are, by what their code does with the stack.
+const LEAF: u64 = BASE;
+const FRAMED: u64 = BASE + 0x1000;
+const HANDLER: u64 = BASE + 0x2000;
+const ENTRY: u64 = BASE + 0x3000;
+const FIRST: u64 = BASE + 0x4000;
+const END: u64 = BASE + 0x5000;
+const USER: u64 = 0x40_1000;
+
+const SP: u16 = 5;
+const BP: u16 = 4;
+const PREV_SP: u16 = 1;
+
+/// What an entry is for, as the two shapes number it.
+#[derive(Clone, Copy)]
+enum Kind {
+    Call,
+    Registers,
+    Nothing,
+}
+
+fn entry(is_old: bool, (sp, sp_offset): (u16, i16), (bp, bp_offset): (u16, i16), kind: Kind) -> [u8; 6] {
+    let kind = match (kind, is_old) {
+        (Kind::Call, true) => 0,
+        (Kind::Registers, true) => 1,
+        (Kind::Nothing, true) => 0b100,
+        (Kind::Call, false) => 2,
+        (Kind::Registers, false) => 3,
+        (Kind::Nothing, false) => 1,
+    };
+    let words = [sp_offset as u16, bp_offset as u16, sp | bp << 4 | kind << 8];
+    words.map(u16::to_le_bytes).concat().try_into().unwrap()
+}
+
+/// Writes a table; gives the number of its entries.
+fn table(memory: &mut Pages, addresses: u64, entries: u64, rows: &[(u64, [u8; 6])]) -> u32 {
+    for (number, (code, entry)) in (0..).zip(rows) {
+        let place = addresses + 4 * number;
+        memory.write(place, &(code.wrapping_sub(place) as i32).to_le_bytes());
+        memory.write(entries + 6 * number, entry);
+    }
+    rows.len() as u32
+}
+
+fn types(is_old: bool) -> Types {
+    let mut types = Types::new();
+    types.record("int", 1 << 24, 4, &[0]);
+    let last = if is_old { "end" } else { "signal" };
+    types.structure("orc_entry", 6, &[("sp_offset", 1, 0), ("bp_offset", 1, 2), (last, 1, 4)]);
+    let fields = [("num_orcs", 1, 0), ("orc_unwind_ip", 1, 8), ("orc_unwind", 1, 16)];
+    let arch = types.structure("mod_arch_specific", 24, &fields);
+    types.structure("module", 0x100, &[("list", 1, 8), ("name", 1, 0x18), ("arch", arch, 0x40)]);
+    types
+}
+
+/// A kernel with these functions, and a module with one that keeps 16 bytes on its stack.
+fn kernel(is_old: bool) -> (Pages, Unwinder) {
+    let mut memory = Pages::default();
+    let bytes = types(is_old).bytes();
+    memory.write(TYPES, &bytes);
+    let rows = [
+        (LEAF, entry(is_old, (SP, 8), (0, 0), Kind::Call)),
+        (FRAMED, entry(is_old, (BP, 16), (PREV_SP, -16), Kind::Call)),
+        (HANDLER, entry(is_old, (SP, 0), (0, 0), Kind::Registers)),
+        (ENTRY, entry(is_old, (SP, 0), (0, 0), Kind::Registers)),
+        (FIRST, entry(is_old, (0, 0), (0, 0), Kind::Nothing)),
+    ];
+    let count = table(&mut memory, ADDRESSES, ENTRIES, &rows);
+    memory.write_u64(MODULES, OTHER + 8);
+    memory.write_u64(OTHER + 8, MODULE + 8);
+    memory.write_u64(MODULE + 8, MODULES);
+    let keeps = entry(is_old, (SP, 24), (0, 0), Kind::Call);
+    let rows = [(MODULE_CODE, keeps), (MODULE_CODE + 0x100, entry(is_old, (0, 0), (0, 0), Kind::Nothing))];
+    write_module(&mut memory, MODULE, b"desk\0", &rows);
+    // What was this module's code at first lay around where the other one is now.
+    let nothing = entry(is_old, (0, 0), (0, 0), Kind::Nothing);
+    write_module(
+        &mut memory,
+        OTHER,
+        b"other\0",
+        &[(MODULE_CODE - 0x100, nothing), (MODULE_CODE + 0x200, nothing)],
+    );
+    let symbols = vec![
+        found(BASE, 'T', "_stext"),
+        found(END, 'T', "_etext"),
+        found(MODULES, 'd', "modules"),
+        found(TYPES, 'R', "__start_BTF"),
+        found(TYPES + bytes.len() as u64, 'R', "__stop_BTF"),
+        found(ADDRESSES, 'R', "__start_orc_unwind_ip"),
+        found(ADDRESSES + 4 * u64::from(count), 'R', "__stop_orc_unwind_ip"),
+        found(ENTRIES, 'R', "__start_orc_unwind"),
+    ];
+    let section = Section::new(".text.desk", MODULE_CODE, 0x100, Access::Code);
+    let desk = Module { name: "desk".into(), sections: section.into_iter().collect(), symbols: Vec::new() };
+    let symbols = Symbols::new(symbols, vec![desk]);
+    let unwinder = Unwinder::of_kernel(&memory, &symbols).unwrap();
+    (memory, unwinder)
+}
+
+/// What of `struct module` tells of its tables.
+fn write_module(memory: &mut Pages, at: u64, name: &[u8], rows: &[(u64, [u8; 6])]) {
+    let count = table(memory, at + 0x1000, at + 0x1100, rows);
+    memory.write(at + 0x18, name);
+    memory.write(at + 0x40, &count.to_le_bytes());
+    memory.write_u64(at + 0x48, at + 0x1000);
+    memory.write_u64(at + 0x50, at + 0x1100);
+}
+
+fn here(address: u64) -> Frame {
+    Frame { address, is_return: false }
+}
+
+fn returns(address: u64) -> Frame {
+    Frame { address, is_return: true }
+}
+
+/// `struct pt_regs` at an address.
+fn write_registers(memory: &mut Pages, at: u64, rip: u64, cs: u64, rsp: u64, rbp: u64) {
+    (0..21).for_each(|number| memory.write_u64(at + 8 * number, 0));
+    for (offset, value) in [(32, rbp), (128, rip), (136, cs), (152, rsp)] {
+        memory.write_u64(at + offset, value);
+    }
+}
+
+#[test]
+fn a_stack_is_followed_through_calls_a_module_and_an_exception_to_the_program() {
+    for is_old in [true, false] {
+        let (mut memory, unwinder) = kernel(is_old);
+        // A leaf, called by a function with a frame pointer, called by an exception's handler.
+        let (frame, handler) = (STACK + 0x40, STACK + 0x50);
+        memory.write_u64(STACK, FRAMED + 0x20);
+        memory.write_u64(frame, 0x1234);
+        memory.write_u64(frame + 8, HANDLER + 5);
+        // It interrupted the module, which a system call's entry had called.
+        let interrupted = STACK + 0x200;
+        write_registers(&mut memory, handler, MODULE_CODE + 0x80, 0x10, interrupted, 0x77);
+        memory.write_u64(interrupted + 16, ENTRY + 9);
+        write_registers(&mut memory, interrupted + 24, USER, 0x33, 0x7fff_0000, 0);
+        let registers = Registers { rip: LEAF + 3, rsp: STACK, rbp: frame, ..Registers::default() };
+        let frames = vec![
+            here(LEAF + 3),
+            returns(FRAMED + 0x20),
+            returns(HANDLER + 5),
+            here(MODULE_CODE + 0x80),
+            returns(ENTRY + 9),
+        ];
+        let expected = Backtrace { frames, end: End::Program(USER) };
+        assert_eq!(unwinder.walk(&memory, registers), expected, "{is_old}");
+    }
+}
+
+#[test]
+fn a_walk_ends_at_the_stack_s_beginning_in_a_program_and_where_memory_ends() {
+    for is_old in [true, false] {
+        let (mut memory, unwinder) = kernel(is_old);
+        memory.write_u64(STACK, FIRST + 2);
+        let leaf = Registers { rip: LEAF, rsp: STACK, ..Registers::default() };
+        let expected = Backtrace { frames: vec![here(LEAF), returns(FIRST + 2)], end: End::Stack };
+        assert_eq!(unwinder.walk(&memory, leaf), expected);
+        let program = Registers { rip: USER, is_user: true, ..leaf };
+        let expected = Backtrace { frames: Vec::new(), end: End::Program(USER) };
+        assert_eq!(unwinder.walk(&memory, program), expected);
+        let nowhere = Registers { rsp: 0x1000, ..leaf };
+        assert_eq!(unwinder.walk(&memory, nowhere), Backtrace { frames: vec![here(LEAF)], end: End::Lost });
+    }
+}
+
+#[test]
+fn a_stack_that_leads_in_circles_ends() {
+    let (mut memory, unwinder) = kernel(true);
+    let frame = STACK + 0x100;
+    memory.write_u64(frame, frame);
+    memory.write_u64(frame + 8, FRAMED + 1);
+    let registers = Registers { rip: FRAMED + 1, rsp: frame, rbp: frame, ..Registers::default() };
+    let walk = unwinder.walk(&memory, registers);
+    assert_eq!((walk.frames.len(), walk.end), (2, End::Lost));
+}

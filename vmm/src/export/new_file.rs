@@ -1,0 +1,45 @@
+//! A file for another tool: there is all of it or nothing, and nothing that was there before is lost.
+
+use std::fs::{File, Metadata, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+use crate::error::Error;
+
+/// A file that is being written. It has its name once it is finished; if it never is, it goes.
+pub(super) struct NewFile {
+    to: PathBuf,
+    file: NamedTempFile,
+}
+
+impl NewFile {
+    /// Begins a file, which only its owner may read, for a path where nothing is yet.
+    pub fn begin(to: &Path) -> Result<NewFile, Error> {
+        if to.symlink_metadata().is_ok() {
+            let source = io::Error::new(io::ErrorKind::AlreadyExists, "it exists; name a file that does not");
+            return Err(Error::file("create", to)(source));
+        }
+        let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut builder = tempfile::Builder::new();
+        let builder = builder.prefix(".ttvm-").permissions(Permissions::from_mode(0o600));
+        let file = builder.tempfile_in(folder).map_err(Error::file("create", to))?;
+        Ok(NewFile { to: to.to_path_buf(), file })
+    }
+
+    /// The file to write to.
+    pub fn file(&mut self) -> &mut File {
+        self.file.as_file_mut()
+    }
+
+    /// Gives it its name.
+    pub fn finish(self) -> Result<Metadata, Error> {
+        let metadata = self.file.as_file().metadata().map_err(Error::file("look at", &self.to))?;
+        self.file
+            .persist_noclobber(&self.to)
+            .map_err(|error| Error::file("create", &self.to)(error.error))?;
+        Ok(metadata)
+    }
+}
