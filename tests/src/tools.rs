@@ -21,11 +21,6 @@ pub fn vmlinux(release: &str) -> Option<PathBuf> {
     path.exists().then_some(path)
 }
 
-/// Whether a program can be started.
-pub fn has(program: &str) -> bool {
-    Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
-}
-
 /// Runs a command that must succeed; what it printed.
 pub fn output(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));

@@ -5,10 +5,10 @@ use std::process::Command;
 
 use serde_json::Value;
 use tests::guests::{BUGS, BUSYBOX, CLOUD, CLOUD_ELF, Guest, linux_options, repository};
-use tests::program::ttvm;
+use tests::program::{missing, ttvm};
 use tests::record::record;
 use tests::script::Script;
-use tests::tools::{has, output, python, vmlinux};
+use tests::tools::{output, python, vmlinux};
 use vmm::machine::Outcome;
 
 const NO_PYTHON: &str = "there is no Python with drgn and perfetto: run scripts/setup";
@@ -98,7 +98,9 @@ fn in_gdb(directory: &Path, told: &Value) {
     let mut gdb = Command::new(ttvm());
     gdb.current_dir(directory).args(["debug", "r.ttvm", "--at", "panic", "--gdb", "--", "--nx", "--batch"]);
     let said = output(gdb.args(["-ex", "tt backtrace", "-ex", "tt dmesg 1"]));
-    let mut frames = said.lines().filter(|line| line.starts_with('#')).map(|line| line.split_once(" 0x"));
+    // Where gdb attaches it prints a frame of its own: "#0  0x... in NAME ()".
+    let ours = said.lines().filter(|line| line.starts_with('#') && !line.contains(" in "));
+    let mut frames = ours.map(|line| line.split_once(" 0x"));
     for frame in told["frames"].as_array().expect("frames") {
         let address = frame["address"].as_str().expect("an address").trim_start_matches("0x");
         let expected = format!("{address} {}", frame["function"].as_str().expect("a name"));
@@ -349,8 +351,8 @@ fn drgn_and_crash_find_the_processes_and_the_stack_of_a_panic() {
     // The last one is the program's.
     assert_eq!(drgns[..ours.len()], ours, "{found:#}");
 
-    if !has("crash") {
-        return skip::test("there is no crash: run scripts/setup");
+    if let Some(why) = missing(&["crash"]) {
+        return skip::test(why);
     }
     let commands = "sys\np init_task.comm\nbt\nquit\n";
     std::fs::write(directory.path().join("commands"), commands).expect("the folder is ours");

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use tests::guests::{BENCH, BUSYBOX, CLOUD, repository};
 use tests::program::{missing, ttvm};
 use tests::terminal::Terminal;
+use tests::tools;
 
 /// What README's commands come to, in an order in which each finds what it needs: its exit code, and its arguments. In the
 /// directory are `vmlinuz`, `initrd.gz`, `bench.gz` and `disk.img`, and the recording of the first page.
@@ -26,7 +27,10 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "search R.ttvm console:sum --forward"),
     (0, "search R.ttvm console:sum --all --from 10%"),
     (0, "search --help"),
-    (0, "state R.ttvm --at last-syscall --memory 0:16 --processes"),
+    (0, "search R.ttvm console:sum --backtrace"),
+    (0, "state R.ttvm --at last-syscall --memory 0:16 --processes --backtrace --dmesg"),
+    (0, "dump R.ttvm --at 95% -o vmcore"),
+    (0, "trace R.ttvm -o R.pftrace --from 50% --to 60%"),
     (0, "checkpoints R.ttvm add insn:1e8"),
     (0, "checkpoints R.ttvm list"),
     (0, "checkpoints R.ttvm remove insn:1e8"),
@@ -46,6 +50,8 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "unpack R.packed -o U.ttvm"),
     (0, "rm U.ttvm"),
 ];
+/// Needs drgn.
+const DRGN: &str = "drgn R.ttvm --at 95% -- --no-default-symbols -e print(prog.flags)";
 /// To this one a gdb has to come.
 const SERVE: &str = "debug R.ttvm --listen unix:gdb.socket --at 50% --once";
 /// This is typed into the terminal.
@@ -80,7 +86,7 @@ fn used(text: &str) -> BTreeSet<(String, Option<String>)> {
 #[test]
 fn each_command_of_the_readme_is_run_below() {
     let shown = used(block(&readme(), "## Using it", "sh"));
-    let examples = COMMANDS.iter().map(|(_, command)| *command).chain([SERVE, DEBUG]);
+    let examples = COMMANDS.iter().map(|(_, command)| *command).chain([DRGN, SERVE, DEBUG]);
     let run: String = examples.map(|command| format!("ttvm {command}\n")).collect();
     let run = used(&run);
     // The line of `doctor` explains options of other verbs.
@@ -120,6 +126,21 @@ fn type_transcript(terminal: &Terminal, transcript: &str) {
             shown.join("\n")
         );
     }
+}
+
+/// Runs ttvm, which looks for programs in these directories first.
+fn run(directory: &Path, code: i32, command: &str, programs: &[&Path]) {
+    let words = command.split(' ').map(|word| if word == "CMDLINE" { CMDLINE } else { word });
+    let usual = std::env::var_os("PATH").unwrap_or_default();
+    let places = programs.iter().map(PathBuf::from).chain(std::env::split_paths(&usual));
+    let mut run = Command::new(ttvm());
+    run.current_dir(directory)
+        .args(words)
+        .stdin(Stdio::null())
+        .env("PATH", std::env::join_paths(places).unwrap());
+    let output = run.output().expect("ttvm can be run");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "ttvm {command}: {said}");
 }
 
 fn leave_gdb(terminal: &Terminal) {
@@ -169,11 +190,11 @@ fn the_first_page_is_what_a_terminal_shows_and_each_command_works() {
     type_transcript(&terminal, block(&readme(), "# ttvm", "text"));
     leave_gdb(&terminal);
     for (code, command) in COMMANDS {
-        let words = command.split(' ').map(|word| if word == "CMDLINE" { CMDLINE } else { word });
-        let mut ttvm = Command::new(&program);
-        let output = ttvm.current_dir(directory).args(words).stdin(Stdio::null()).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(*code), "ttvm {command}: {said}");
+        run(directory, *code, command, &[]);
+    }
+    match tools::python() {
+        Some(python) => run(directory, 0, DRGN, &[python.parent().expect("it lies in a directory")]),
+        None => skip::test("there is no drgn: run scripts/setup"),
     }
     attach(directory);
     terminal.enter(&format!("ttvm {DEBUG}"));
