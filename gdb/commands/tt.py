@@ -7,6 +7,7 @@ that gdb drops what it knew about the place before a movement. gdb 12 or newer.
 
 import os
 import re
+import stat
 import struct
 
 import gdb
@@ -162,14 +163,15 @@ class SymbolTable:
     def __init__(self, path):
         self.functions, self.fixed = {}, []
         try:
-            if not os.path.isfile(path):
-                raise ValueError("there is no such plain file")
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise ValueError("it is no plain file")
             with open(path, "rb") as file:
                 self.read(file)
         except (IndexError, struct.error):
             raise gdb.GdbError("cannot use the symbols of %s: it is cut off" % path) from None
         except (OSError, ValueError) as error:
-            raise gdb.GdbError("cannot use the symbols of %s: %s" % (path, error)) from None
+            why = error.strerror if isinstance(error, OSError) else error
+            raise gdb.GdbError("cannot use the symbols of %s: %s" % (path, why)) from None
 
     def read(self, file):
         header = file.read(64)
@@ -409,7 +411,6 @@ guest's own again. Give the command again when modules have come or gone."""
 
     def of_file(self, file):
         """What to load, and to say, of a file of the user's."""
-        theirs = SymbolTable(file)
         as_it_is = "add-symbol-file " + quoted(file)
         try:
             own = ask("symbols").splitlines()
@@ -417,6 +418,7 @@ guest's own again. Give the command again when modules have come or gone."""
             raise
         except gdb.GdbError as error:
             return ["# %s: the file is taken as it is" % error, as_it_is]
+        theirs = SymbolTable(file)
         distance, common, agreeing = theirs.compare(SymbolTable(gdb.string_to_argv(own[0])[1]))
         if common < 64:
             said = [line for line in own if line.startswith("# ")]
