@@ -12,8 +12,11 @@ use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use tiny_guest::{record_with_checkpoints, typed, write_kernel};
 
+/// What a kind of file is called, and how one is made.
+type Maker = (&'static str, fn(&Path));
+
 /// Makes a pipe, a device or a folder in the place of a file.
-const MAKERS: [(&str, fn(&Path)); 3] = [
+const MAKERS: [Maker; 3] = [
     ("a pipe", |path| mkfifo(path, Mode::S_IRWXU).unwrap()),
     ("a device", |path| symlink("/dev/zero", path).unwrap()),
     ("a folder", |path| fs::create_dir(path).unwrap()),
