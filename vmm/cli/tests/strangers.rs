@@ -19,7 +19,7 @@ type Maker = (&'static str, fn(&Path));
 const MAKERS: [Maker; 3] = [
     ("a pipe", |path| mkfifo(path, Mode::S_IRWXU).unwrap()),
     ("a device", |path| symlink("/dev/zero", path).unwrap()),
-    ("a folder", |path| fs::create_dir(path).unwrap()),
+    ("a directory", |path| fs::create_dir(path).unwrap()),
 ];
 
 /// Runs `ttvm`, which has to fail with a sentence, and not by a panic; gives the sentence.
