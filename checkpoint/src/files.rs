@@ -29,7 +29,7 @@ impl Store {
     /// If a file cannot be opened.
     pub fn files(&self) -> Result<Vec<StoreFile>> {
         let path = self.dir.join(HEADER_NAME);
-        let header = File::open(&path).map_err(StoreError::io(&path, "open the store's header"))?;
+        let header = plain_file::open(&path).map_err(StoreError::io(&path, "open the store's header"))?;
         let name = HEADER_NAME.to_string();
         let header = StoreFile { number: None, name, file: Arc::new(header), bytes: HEADER_BYTES as u64 };
         let index = self.read_index();

@@ -4,7 +4,7 @@
 //! files ever get another name.
 
 use std::fs::{self, File, TryLockError};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -137,8 +137,7 @@ pub(crate) fn read_header(dir: &Path) -> Result<Shape> {
 /// Takes the writers' lock, which lasts as long as the file is open.
 pub(crate) fn lock(dir: &Path) -> Result<File> {
     let path = dir.join(LOCK_NAME);
-    let open = File::options().create(true).truncate(false).write(true).open(&path);
-    let file = open.map_err(StoreError::io(&path, "open the lock"))?;
+    let file = plain_file::lock_file(&path).map_err(StoreError::io(&path, "open the lock"))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(StoreError::new(dir, StoreErrorKind::Busy)),
@@ -162,8 +161,15 @@ impl Part {
         let mut part = path.clone().into_os_string();
         part.push(".part");
         let part = PathBuf::from(part);
-        let open = File::options().create(true).truncate(true).read(true).write(true).open(&part);
-        let file = Some(open.map_err(StoreError::io(&part, "create a file"))?);
+        let create = || File::options().create_new(true).read(true).write(true).open(&part);
+        let file = match create() {
+            // What was left behind goes, and is not written to: it may be a link.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                fs::remove_file(&part).and_then(|()| create())
+            }
+            created => created,
+        };
+        let file = Some(file.map_err(StoreError::io(&part, "create a file"))?);
         Ok(Part { path, part, file, buffer: Vec::new(), written: 0 })
     }
 

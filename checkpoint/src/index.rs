@@ -154,7 +154,7 @@ impl Index {
 /// Opens a file that was seen before, if it is still the one.
 fn open_again(path: &Path, listed: Listed) -> Result<File> {
     let replaced = || StoreError::new(path, StoreErrorKind::Replaced);
-    let file = match File::open(path).map_err(StoreError::io(path, "open")) {
+    let file = match plain_file::open(path).map_err(StoreError::io(path, "open")) {
         Err(error) if error.is_not_found() => return Err(replaced()),
         opened => opened?,
     };

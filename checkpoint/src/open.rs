@@ -37,7 +37,7 @@ fn load_listed(dir: &Path, shape: Shape, listed: &[Listed]) -> Result<Index> {
     let mut lists = Vec::new();
     for seen in listed {
         let path = checkpoint_path(dir, seen.number);
-        let file = Arc::new(File::open(&path).map_err(StoreError::io(&path, "open"))?);
+        let file = Arc::new(plain_file::open(&path).map_err(StoreError::io(&path, "open"))?);
         let data = file.metadata().map_err(StoreError::io(&path, "look at"))?;
         let listed = Listed { number: seen.number, inode: data.ino(), len: data.len() };
         let directory = add_file(&mut index, shape, &path, listed, &file)?;

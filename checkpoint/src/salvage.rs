@@ -5,7 +5,7 @@
 //! a version which is nowhere counts as one that cannot be read. Nothing is repaired.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -209,7 +209,7 @@ fn salvage(dir: PathBuf, shape: Shape) -> Result<Store> {
     let mut directories: BTreeMap<u32, Directory> = BTreeMap::new();
     for seen in folder::list(&dir)? {
         let path = checkpoint_path(&dir, seen.number);
-        let file = Arc::new(File::open(&path).map_err(StoreError::io(&path, "open"))?);
+        let file = Arc::new(plain_file::open(&path).map_err(StoreError::io(&path, "open"))?);
         let data = file.metadata().map_err(StoreError::io(&path, "look at"))?;
         let listed = Listed { number: seen.number, inode: data.ino(), len: data.len() };
         match crate::open::add_file(&mut index, shape, &path, listed, &file) {

@@ -7,10 +7,18 @@ that gdb drops what it knew about the place before a movement. gdb 12 or newer.
 
 import os
 import re
+import stat
+import struct
 
 import gdb
 
 
+# Where a kernel's image begins; what an ELF file has below that are variables that each CPU has, whose addresses are offsets.
+IMAGE = 0xFFFFFFFF80000000
+# What both a kernel's file and the guest's kernel name, by which the distance between them is measured.
+LANDMARKS = (b"_stext", b"_text", b"startup_64")
+# The largest table of a file that is read.
+MAX_TABLE_BYTES = 256 << 20
 NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")
 
 
@@ -141,6 +149,75 @@ def target(text):
     if kind in ("syscall", "interrupt"):
         return kind + (" %d" % number(gdb.parse_and_eval(rest)) if rest else "")
     return text
+
+
+def quoted(path):
+    """A path as gdb's commands take it."""
+    return '"%s"' % re.sub(r'(["\\])', r"\\\1", path)
+
+
+class SymbolTable:
+    """The functions and landmarks that an ELF file names once, by name, and which of its sections a kernel that was moved
+    (KASLR) leaves where they are. Of a kernel with debug information, which is large, nothing else is read."""
+
+    def __init__(self, path):
+        self.functions, self.fixed = {}, []
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise ValueError("it is no plain file")
+            with open(path, "rb") as file:
+                self.read(file)
+        except (IndexError, struct.error):
+            raise gdb.GdbError("cannot use the symbols of %s: it is cut off" % path) from None
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise gdb.GdbError("cannot use the symbols of %s: %s" % (path, why)) from None
+
+    def read(self, file):
+        header = file.read(64)
+        if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01" or header[18:20] != b"\x3e\x00":
+            raise ValueError("it is not an ELF file for x86-64")
+        (start,) = struct.unpack_from("<Q", header, 40)
+        count, names = struct.unpack_from("<HH", header, 60)
+        # Name, type, flags, address, offset, size, link, and what does not matter here.
+        sections = list(struct.iter_unpack("<IIQQQQIIQQ", table(file, start, 64 * count)))
+        names = table(file, sections[names][4], sections[names][5])
+        for name, _, flags, address, *_ in sections:
+            name = text_at(names, name)
+            if flags & 2 and address < IMAGE and re.fullmatch(rb"[A-Za-z0-9._-]+", name):
+                self.fixed.append((name.decode(), address))
+        symbols = next((section for section in sections if section[1] == 2), None)
+        if symbols is None:
+            raise ValueError("it has no symbols (stripped?)")
+        texts = table(file, sections[symbols[6]][4], sections[symbols[6]][5])
+        for name, info, _, section, address, _ in struct.iter_unpack("<IBBHQQ", table(file, symbols[4], symbols[5] // 24 * 24)):
+            name = text_at(texts, name)
+            if section and name and (info & 15 == 2 or name in LANDMARKS):
+                self.functions[name] = None if name in self.functions else address
+
+    def compare(self, kernel):
+        """How far the guest's kernel was moved, how many functions both have, and how many are where they should be."""
+        both = [(at, kernel.functions.get(name), name) for name, at in self.functions.items()]
+        both = {name: (there - at) % 2**64 for at, there, name in both if at is not None and there is not None}
+        distance = next((both[landmark] for landmark in LANDMARKS if landmark in both), None)
+        return distance, len(both), sum(moved == distance for moved in both.values())
+
+
+def table(file, start, size):
+    """A part of a file."""
+    if size > MAX_TABLE_BYTES:
+        raise ValueError("a table in it is too large")
+    file.seek(start)
+    data = file.read(size)
+    if len(data) != size:
+        raise ValueError("it is cut off")
+    return data
+
+
+def text_at(texts, start):
+    """A text in a table of them, up to its zero byte."""
+    end = texts.find(0, start)
+    return texts[start : end if end >= 0 else None]
 
 
 class Tt(gdb.Command):
@@ -324,7 +401,7 @@ class Symbols(Verb):
 
 They come from the guest itself, at the addresses that this boot has given them: names of functions and variables, without
 types and source lines. FILE is a file with more of them for the same kernel, such as the vmlinux of Debian's -dbg
-package: ttvm finds out how far the kernel was moved (KASLR); only the modules' symbols come from the guest then. A file of
+package: how far the kernel was moved (KASLR) is found out; only the modules' symbols come from the guest then. A file of
 something else is loaded as it is. FILE is used again when the command is given without it; "tt symbols none" loads the
 guest's own again. Give the command again when modules have come or gone."""
 
@@ -340,7 +417,7 @@ guest's own again. Give the command again when modules have come or gone."""
         if words:
             file = "" if words[0] == "none" else os.path.abspath(os.path.expanduser(words[0]))
         try:
-            lines = ask("symbols " + file).splitlines()
+            lines = self.of_file(file) if file else ask("symbols").splitlines()
             self.load([line for line in lines if line.startswith("add-symbol-file ")])
         finally:
             ask("symbols loaded")
@@ -352,6 +429,29 @@ guest's own again. Give the command again when modules have come or gone."""
             gdb.execute("frame")
         except gdb.error as error:
             gdb.write(str(error) + "\n")
+
+    def of_file(self, file):
+        """What to load, and to say, of a file of the user's."""
+        as_it_is = "add-symbol-file " + quoted(file)
+        try:
+            own = ask("symbols").splitlines()
+        except Interrupted:
+            raise
+        except gdb.GdbError as error:
+            return ["# %s: the file is taken as it is" % error, as_it_is]
+        theirs = SymbolTable(file)
+        distance, common, agreeing = theirs.compare(SymbolTable(gdb.string_to_argv(own[0])[1]))
+        if common < 64:
+            said = [line for line in own if line.startswith("# ")]
+            return ["# this is not the guest's kernel: it is taken as it is", as_it_is] + said
+        if distance is None or agreeing * 100 < common * 99:
+            raise gdb.GdbError(
+                "%s is of another kernel than the guest's: %d of %d functions that both have are where they should be"
+                % (file, agreeing, common)
+            )
+        if distance:
+            as_it_is += " -o %#x" % distance + "".join(" -s %s %#x" % section for section in theirs.fixed)
+        return [as_it_is] + ask("symbols modules").splitlines()
 
     def load(self, commands):
         """Loads what is new. A kernel with debug information takes a while, and once is enough: it does not move."""

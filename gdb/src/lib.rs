@@ -29,6 +29,7 @@ mod description;
 mod frame;
 mod link;
 mod listener;
+mod owner;
 mod registers;
 mod session;
 mod stops;
@@ -36,7 +37,7 @@ mod target;
 
 pub use condition::{Condition, ReadMemory};
 pub use link::Transport;
-pub use listener::{ListenError, Listener, Stream};
+pub use listener::{ListenError, Listener, Reach, Stream};
 pub use registers::Registers;
 pub use session::{SessionEnd, serve, serve_stream};
 pub use target::{DebugTarget, Poll, Progress, Refusal, Stop, WatchKind, Watchpoint};

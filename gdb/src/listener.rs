@@ -1,15 +1,27 @@
 //! Where gdb connects to: a TCP port of this machine, or a Unix socket.
 //!
 //! The protocol has no authentication and gives its client everything, so only loopback addresses are served unless
-//! the caller asks for more.
+//! the caller asks for more, and of this machine only the user that serves, and root ([`crate::owner`]).
+//!
+//! ```text
+//!   reserve: the address is ours, clients are refused ──► open: they wait ──► accept: one of them comes in
+//! ```
 
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrLike, UnixAddr, bind,
+    listen, setsockopt, socket, sockopt::ReuseAddr,
+};
+use nix::sys::stat::{Mode, fchmod};
+
+use crate::owner::Owners;
 
 /// Why there is no connection to be had.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +45,16 @@ pub enum ListenError {
         /// What the operating system said.
         source: io::Error,
     },
+    /// It cannot be found out whose connections come.
+    #[error(
+        "cannot listen on {address}: it cannot be found out which users connect: {source}; give unix:PATH instead"
+    )]
+    Owners {
+        /// The address as it was asked for.
+        address: String,
+        /// What the operating system said.
+        source: io::Error,
+    },
     /// The operating system stopped giving us connections.
     #[error("cannot accept connections on {address}")]
     Accept {
@@ -48,6 +70,8 @@ pub enum ListenError {
 pub struct Listener {
     socket: Socket,
     gdb_address: String,
+    /// Who may connect; `None` is everyone.
+    owners: Option<Owners>,
 }
 
 #[derive(Debug)]
@@ -57,9 +81,11 @@ enum Socket {
 }
 
 /// Who may connect.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Reach {
-    ThisHost,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// The user that serves, and root, on this host.
+    ThisUser,
+    /// Everyone who reaches the address.
     Anyone,
 }
 
@@ -79,19 +105,18 @@ impl Listener {
     /// # Errors
     /// [`ListenError`] says in one sentence what is wrong with the address or with the host.
     pub fn bind(address: &str) -> Result<Self, ListenError> {
-        Self::bind_within(address, Reach::ThisHost)
+        let listener = Self::reserve(address, Reach::ThisUser)?;
+        listener.open()?;
+        Ok(listener)
     }
 
-    /// As [`Self::bind`], but also on addresses that other hosts reach. Every client that connects is then in
-    /// control of the target, so all hosts of the network must be trusted.
+    /// As [`Self::bind`], but clients are refused until [`Self::open`]. With [`Reach::Anyone`] also on addresses that other
+    /// hosts reach: every client that connects is then in control of the target, so all hosts of the network and all their
+    /// users must be trusted.
     ///
     /// # Errors
     /// As [`Self::bind`].
-    pub fn bind_anywhere(address: &str) -> Result<Self, ListenError> {
-        Self::bind_within(address, Reach::Anyone)
-    }
-
-    fn bind_within(address: &str, reach: Reach) -> Result<Self, ListenError> {
+    pub fn reserve(address: &str, reach: Reach) -> Result<Self, ListenError> {
         match address.strip_prefix("unix:") {
             Some("") => Err(ListenError::Address(address.to_owned())),
             Some(path) => Self::bind_unix(address, Path::new(path)),
@@ -101,24 +126,50 @@ impl Listener {
 
     fn bind_tcp(address: &str, reach: Reach) -> Result<Self, ListenError> {
         let wanted = parse_tcp(address).ok_or_else(|| ListenError::Address(address.to_owned()))?;
-        if reach == Reach::ThisHost && !wanted.ip().is_loopback() {
+        if reach == Reach::ThisUser && !wanted.ip().is_loopback() {
             return Err(ListenError::NotLoopback(wanted));
         }
-        let bound = TcpListener::bind(wanted).and_then(|socket| Ok((socket.local_addr()?, socket)));
-        let (actual, socket) = bound.map_err(|source| bind_error(address, source))?;
-        Ok(Self { socket: Socket::Tcp(socket), gdb_address: actual.to_string() })
+        let failed = |source| bind_error(address, source);
+        let family = if wanted.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        let socket = new_socket(family).map_err(failed)?;
+        // A session that ended a moment ago is no reason to wait.
+        setsockopt(&socket, ReuseAddr, &true).map_err(|errno| failed(errno.into()))?;
+        match wanted {
+            SocketAddr::V4(wanted) => bind_socket(&socket, &SockaddrIn::from(wanted)),
+            SocketAddr::V6(wanted) => bind_socket(&socket, &SockaddrIn6::from(wanted)),
+        }
+        .map_err(failed)?;
+        let socket = TcpListener::from(socket);
+        let gdb_address = socket.local_addr().map_err(failed)?.to_string();
+        let owners = (reach == Reach::ThisUser).then(Owners::of_connections).transpose();
+        let owners = owners.map_err(|source| ListenError::Owners { address: address.to_owned(), source })?;
+        Ok(Self { socket: Socket::Tcp(socket), gdb_address, owners })
     }
 
     fn bind_unix(address: &str, path: &Path) -> Result<Self, ListenError> {
-        let bound = match UnixListener::bind(path) {
+        let failed = |source| bind_error(address, source);
+        let socket = new_socket(AddressFamily::Unix).map_err(failed)?;
+        // The file gets this mode, less the umask's.
+        fchmod(&socket, Mode::S_IRUSR | Mode::S_IWUSR).map_err(|errno| failed(errno.into()))?;
+        let name = UnixAddr::new(path).map_err(|errno| failed(errno.into()))?;
+        match bind_socket(&socket, &name) {
             Err(error) if error.kind() == ErrorKind::AddrInUse && is_stale_socket(path) => {
-                fs::remove_file(path).and_then(|()| UnixListener::bind(path))
+                fs::remove_file(path).and_then(|()| bind_socket(&socket, &name))
             }
             bound => bound,
-        };
-        let socket = bound.map_err(|source| bind_error(address, source))?;
+        }
+        .map_err(failed)?;
         let gdb_address = path.display().to_string();
-        Ok(Self { socket: Socket::Unix(socket, path.to_owned()), gdb_address })
+        let socket = Socket::Unix(UnixListener::from(socket), path.to_owned());
+        Ok(Self { socket, gdb_address, owners: Some(Owners::of_sockets()) })
+    }
+
+    /// Lets clients wait for [`Self::accept`]. It may be called again.
+    ///
+    /// # Errors
+    /// If another program has taken the address meanwhile.
+    pub fn open(&self) -> Result<(), ListenError> {
+        listen(self, Backlog::MAXCONN).map_err(|errno| bind_error(&self.gdb_address, errno.into()))
     }
 
     /// What to give to gdb's `target remote`.
@@ -126,7 +177,7 @@ impl Listener {
         &self.gdb_address
     }
 
-    /// Waits for the next client.
+    /// Waits for the next client that may come in; others are hung up on.
     ///
     /// # Errors
     /// [`ListenError::Accept`]; that one client gave up while it waited is not an error.
@@ -136,8 +187,25 @@ impl Listener {
                 Err(error)
                     if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                 Err(source) => return Err(ListenError::Accept { address: self.gdb_address.clone(), source }),
-                Ok(stream) => return Ok(stream),
+                Ok(stream) => match self.refusal(&stream) {
+                    None => return Ok(stream),
+                    Some(why) => log::warn!("a connection to {} is refused: {why}", self.gdb_address),
+                },
             }
+        }
+    }
+
+    /// Why a client may not come in.
+    fn refusal(&self, stream: &Stream) -> Option<String> {
+        let owners = self.owners.as_ref()?;
+        let owner = match stream {
+            Stream::Tcp(stream) => owners.of_tcp(stream),
+            Stream::Unix(stream) => owners.of_unix(stream),
+        };
+        match owner {
+            Ok(user) if owners.may_connect(user) => None,
+            Ok(user) => Some(format!("it is user {user}'s, who does not own this session")),
+            Err(error) => Some(format!("it cannot be found out whose it is: {error}")),
         }
     }
 
@@ -155,6 +223,21 @@ impl Listener {
     }
 }
 
+impl AsRawFd for Listener {
+    fn as_raw_fd(&self) -> std::os::fd::RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.socket {
+            Socket::Tcp(socket) => socket.as_fd(),
+            Socket::Unix(socket, _) => socket.as_fd(),
+        }
+    }
+}
+
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Socket::Unix(_, path) = &self.socket {
@@ -162,6 +245,14 @@ impl Drop for Listener {
             let _ = fs::remove_file(path);
         }
     }
+}
+
+fn new_socket(family: AddressFamily) -> io::Result<OwnedFd> {
+    Ok(socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?)
+}
+
+fn bind_socket(socket: &OwnedFd, address: &dyn SockaddrLike) -> io::Result<()> {
+    Ok(bind(socket.as_raw_fd(), address)?)
 }
 
 /// A socket address, where the host may also be `localhost` or nothing at all. Names are not looked up.
@@ -181,10 +272,21 @@ fn bind_error(address: &str, source: io::Error) -> ListenError {
     }
 }
 
-/// Whether this is a socket that a process left behind. Anything but a socket is not ours to remove.
+/// Whether this is a socket that a process left behind. Anything but a socket is not ours to remove, and one that
+/// refuses clients may be bound and not open yet.
 fn is_stale_socket(path: &Path) -> bool {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
-    is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+    let refuses =
+        || UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
+    is_socket && refuses() && !is_bound(path)
+}
+
+/// Whether a process has a socket of this name, as /proc/net/unix tells: proc(5).
+fn is_bound(path: &Path) -> bool {
+    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let names = [path.display().to_string(), whole.display().to_string()];
+    let bound = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    bound.lines().any(|line| names.iter().any(|name| line.ends_with(&format!(" {name}"))))
 }
 
 impl Read for Stream {
@@ -242,7 +344,7 @@ mod tests {
 
     #[test]
     fn other_addresses_are_served_when_asked_for() {
-        let listener = Listener::bind_anywhere("0.0.0.0:0").unwrap();
+        let listener = Listener::reserve("0.0.0.0:0", Reach::Anyone).unwrap();
         assert!(listener.gdb_address().starts_with("0.0.0.0:"));
     }
 
@@ -260,7 +362,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("gdb.sock");
         let address = format!("unix:{}", path.display());
-        let listener = Listener::bind(&address).unwrap();
+        let listener = Listener::reserve(&address, Reach::ThisUser).unwrap();
+        assert!(matches!(Listener::bind(&address), Err(ListenError::InUse(_))), "it is bound and not open");
+        listener.open().unwrap();
         assert!(matches!(Listener::bind(&address), Err(ListenError::InUse(_))));
         drop(listener);
         assert!(!path.exists());
@@ -273,5 +377,37 @@ mod tests {
         fs::write(&path, "precious").unwrap();
         assert!(matches!(Listener::bind(&address), Err(ListenError::InUse(_))));
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    /// A listener's socket file is its user's alone from its first moment on. Only the mode that a new file could have
+    /// without a umask can show it, and a umask is the whole process's: so a shell sets it.
+    #[test]
+    fn a_socket_is_private_whatever_the_umask() {
+        const FOLDER: &str = "TTVM_TEST_SOCKET_FOLDER";
+        let mode =
+            |path: &Path| std::os::unix::fs::PermissionsExt::mode(&fs::metadata(path).unwrap().permissions());
+        if let Some(folder) = std::env::var_os(FOLDER) {
+            let path = Path::new(&folder).join("socket");
+            let _listener = Listener::bind(&format!("unix:{}", path.display())).unwrap();
+            assert_eq!(mode(&path) & 0o777, 0o600);
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let name = "listener::tests::a_socket_is_private_whatever_the_umask";
+        let line = format!("umask 0; exec \"$0\" --exact {name}");
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &line]).arg(std::env::current_exe().unwrap()).env(FOLDER, folder.path());
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+
+    #[test]
+    fn clients_are_refused_until_it_is_open() {
+        let listener = Listener::reserve("127.0.0.1:0", Reach::ThisUser).unwrap();
+        let connect = || TcpStream::connect(listener.gdb_address());
+        assert_eq!(connect().unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        listener.open().unwrap();
+        let _client = connect().unwrap();
+        listener.accept().unwrap();
     }
 }

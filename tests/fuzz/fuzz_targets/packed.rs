@@ -6,36 +6,43 @@ use std::path::{Component, Path};
 
 use libfuzzer_sys::fuzz_target;
 use vmm::error::Error;
-use vmm::recording::pack::{Sink, read_archive};
+use vmm::recording::Manifest;
+use vmm::recording::pack::{Sink, check_log, read_archive};
 
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Asserts what a sink may rely on, and keeps nothing.
+/// Asserts what a sink may rely on, and keeps nothing but the file that came last.
 #[derive(Default)]
-struct Nowhere {
-    size_bytes: u64,
+struct Last {
+    bytes: Vec<u8>,
     done: u64,
 }
 
-impl Sink for Nowhere {
+impl Sink for Last {
     fn begin(&mut self, name: &Path, size_bytes: u64) -> Result<(), Error> {
         assert!(name.components().all(|part| matches!(part, Component::Normal(_))));
         assert!(size_bytes <= MAX_BYTES);
-        *self = Nowhere { size_bytes, done: 0 };
+        *self = Last { bytes: vec![0; size_bytes as usize], done: 0 };
         Ok(())
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
-        assert!(offset >= self.done && offset + bytes.len() as u64 <= self.size_bytes);
-        self.done = offset + bytes.len() as u64;
+        let end = offset + bytes.len() as u64;
+        assert!(offset >= self.done && end <= self.bytes.len() as u64);
+        self.bytes[offset as usize..end as usize].copy_from_slice(bytes);
+        self.done = end;
         Ok(())
+    }
+
+    fn check_log(&mut self, manifest: &Manifest) -> Result<(), String> {
+        check_log(&self.bytes, manifest)
     }
 }
 
 fuzz_target!(|bytes: &[u8]| {
     let path = Path::new("fuzzed");
-    let _ = read_archive(bytes, MAX_BYTES, path, &mut Nowhere::default());
+    let _ = read_archive(bytes, MAX_BYTES, path, &mut Last::default());
     let mut wrapped = b"TTVMPACK\x02\0\0\0".to_vec();
     wrapped.extend(zstd::encode_all(bytes, 1).expect("compressing in memory cannot fail"));
-    let _ = read_archive(&wrapped[..], MAX_BYTES, path, &mut Nowhere::default());
+    let _ = read_archive(&wrapped[..], MAX_BYTES, path, &mut Last::default());
 });

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 
+use gdb::Listener;
 use vmm::debug::{Options, Report, serve};
 use vmm::engine::EngineKind;
 use vmm::notation::PositionSpec;
@@ -60,9 +61,9 @@ impl GdbScript {
         let script = directory.join("script.gdb");
         std::fs::write(&script, self.commands.join("\n") + "\n").expect("the folder is ours");
         let socket = directory.join("gdb.socket");
+        let listener = Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
         let options = Options {
-            address: format!("unix:{}", socket.display()),
-            allow_remote: false,
+            folder: directory.to_path_buf(),
             at: PositionSpec::Start,
             once: true,
             engine: EngineKind::Soft,
@@ -70,7 +71,7 @@ impl GdbScript {
         let (ready, is_ready) = channel();
         let output = std::thread::scope(|scope| {
             let server = scope.spawn(move || {
-                serve(recording, &options, &|report| {
+                serve(recording, &listener, &options, &|report| {
                     if let Report::Ready(address) = report {
                         ready.send(address).expect("the test waits");
                     }

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::channel;
 
+use gdb::Listener;
 use tests::guests::{repository, test_kernel};
 use tests::record::open;
 use tests::traveller::Traveller;
@@ -117,9 +118,10 @@ fn tour(mi: &mut Mi, traveller: &Traveller, address: &str) {
 fn front_ends_go_both_ways() {
     let directory = tempfile::tempdir().expect("a temporary folder");
     let traveller = Traveller::record(directory.path());
+    let socket = directory.path().join("gdb.socket");
+    let listener = Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
     let options = Options {
-        address: format!("unix:{}", directory.path().join("gdb.socket").display()),
-        allow_remote: false,
+        folder: directory.path().to_path_buf(),
         at: PositionSpec::Start,
         once: true,
         engine: vmm::engine::EngineKind::Soft,
@@ -128,7 +130,7 @@ fn front_ends_go_both_ways() {
     let (ready, is_ready) = channel();
     std::thread::scope(|scope| {
         let server = scope.spawn(|| {
-            serve(&recording, &options, &|report| {
+            serve(&recording, &listener, &options, &|report| {
                 if let Report::Ready(address) = report {
                     ready.send(address).expect("the test waits");
                 }

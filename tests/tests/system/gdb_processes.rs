@@ -223,6 +223,7 @@ fn symbols_are_loaded_and_used(boot: &mut Boot<'_>) {
             "tt search write:jiffies_64+8",
             "tt back-to last-write no_such_thing",
             "tt symbols /nowhere/vmlinux",
+            "tt symbols /dev/zero",
         ]
         .map(str::to_string),
     );
@@ -252,6 +253,7 @@ fn symbols_are_loaded_and_used(boot: &mut Boot<'_>) {
         &format!("early\n{located}"),
         "'no_such_thing' is neither a number nor a symbol of the guest's kernel",
         "cannot use the symbols of /nowhere/vmlinux: No such file",
+        "cannot use the symbols of /dev/zero: it is no plain file",
     ] {
         assert!(said.contains(text), "no '{text}' in {said}");
     }

@@ -6,12 +6,14 @@
 
 #![forbid(unsafe_code)]
 
+mod companion;
 mod interrupt;
 mod machine_args;
 mod network_arg;
 mod output;
 mod passthrough_arg;
 mod progress;
+mod sandbox_arg;
 mod stats;
 mod travel;
 mod verbs;
@@ -91,6 +93,9 @@ enum Verb {
     Completions(completions::Args),
     /// Write the manual pages
     Man(man::Args),
+    /// Run gdb for debug, and remove its files when it ends: for debug alone
+    #[command(hide = true)]
+    DebugCompanion(companion::Args),
 }
 
 /// Parses the command line and obeys it.
@@ -125,6 +130,7 @@ fn main() -> ExitCode {
         Verb::Unpack(args) => unpack::run(args),
         Verb::Completions(args) => completions::run(args, Cli::command()),
         Verb::Man(args) => man::run(args, Cli::command()),
+        Verb::DebugCompanion(args) => companion::run(args),
     };
     match result {
         Ok(code) => ExitCode::from(code as u8),

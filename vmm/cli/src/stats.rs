@@ -1,6 +1,8 @@
 //! What a run, a recording or a replay did and cost, for benchmarks, as a whole and at each `MARK` line that the
 //! guest prints.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -48,13 +50,18 @@ struct MarkLine {
 #[derive(Clone)]
 pub struct Marks(Option<Arc<Mutex<Found>>>);
 
-#[derive(Default)]
 struct Found {
+    /// The file for the statistics, made while files can still be made.
+    file: File,
     line: Vec<u8>,
     marks: Vec<MarkLine>,
 }
 
 impl Marks {
+    fn into_file(file: File) -> Marks {
+        Marks(Some(Arc::new(Mutex::new(Found { file, line: Vec::new(), marks: Vec::new() }))))
+    }
+
     /// Takes what comes next on the console, after so many instructions.
     pub fn look_at(&self, bytes: &[u8], insns: Option<u64>) {
         let Some(found) = &self.0 else { return };
@@ -126,19 +133,21 @@ impl<C: Count, I: Inputs<C>> Inputs<C> for WithStats<I> {
 }
 
 impl StatsArgs {
-    /// What looks for marks, if the user asked for statistics.
-    pub fn marks(&self) -> Marks {
-        Marks(self.stats_json.is_some().then(Arc::default))
+    /// What looks for marks, if the user asked for statistics. Makes their file.
+    pub fn marks(&self) -> Result<Marks, Error> {
+        let Some(path) = &self.stats_json else { return Ok(Marks(None)) };
+        let file = File::create(path).map_err(Error::file("create", path))?;
+        Ok(Marks::into_file(file))
     }
 
     /// Writes the file, if it is wanted.
     pub fn write<U: Unit>(&self, marks: &Marks, machine: &Machine<U>) -> Result<(), Error> {
         let (Some(path), Some(found)) = (&self.stats_json, &marks.0) else { return Ok(()) };
-        let found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
         let (insns, engine) = (machine.moment().count.number(), machine.engine_statistics());
         let text = serde_json::to_string(&Stats { marks: &found.marks, insns, cpu_ns: cpu_ns(), engine });
-        std::fs::write(path, text.expect("plain data in memory always serializes"))
-            .map_err(Error::file("write", path))
+        let text = text.expect("plain data in memory always serializes");
+        found.file.write_all(text.as_bytes()).map_err(Error::file("write", path))
     }
 }
 
@@ -154,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_mark_is_found_in_pieces_and_behind_other_text() {
-        let marks = Marks(Some(Arc::default()));
+        let marks = Marks::into_file(tempfile::tempfile().unwrap());
         marks.look_at(b"hello\n[ 0.1] MAR", Some(1));
         marks.look_at(b"K begin cpu\r\nMARK", Some(2));
         marks.look_at(b" end cpu sum=7\n", None);

@@ -32,13 +32,18 @@ impl PartArgs {
         path: &Path,
         engine: EngineArgs,
     ) -> Result<(Recording<Instructions>, EngineKind), Error> {
-        let engine = engine.for_replay(Opened::open(path)?.manifest())?;
-        Ok((self.open(path)?, engine))
+        let opened = Opened::open(path)?;
+        let engine = engine.for_replay(opened.manifest())?;
+        Ok((self.of(opened)?, engine))
     }
 
     /// Opens a recording, or a part of it, whose positions are instruction counts.
     pub fn open(&self, path: &Path) -> Result<Recording<Instructions>, Error> {
-        let opened = Opened::open(path)?;
+        self.of(Opened::open(path)?)
+    }
+
+    /// An opened recording, or a part of it, with positions that are instruction counts.
+    pub fn of(&self, opened: Opened) -> Result<Recording<Instructions>, Error> {
         let Some(last_ns) = self.last else { return in_instructions(opened, true) };
         let recording = match opened {
             Opened::ByInstructions(recording) => {

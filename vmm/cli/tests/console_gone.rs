@@ -145,6 +145,55 @@ fn on_a_terminal_that_is_closed(directory: &Path, is_its_own: bool) -> Child {
     child
 }
 
+/// Records on a new terminal until it is raw; gives the terminal's other end too.
+fn on_a_terminal(directory: &Path) -> (Child, File) {
+    let terminal = nix::pty::openpty(None, None).unwrap();
+    let master = File::from(terminal.master);
+    let end = || Stdio::from(terminal.slave.try_clone().unwrap());
+    let mut command = Command::new("setsid");
+    command.args(["--ctty", TTVM]).args(RECORD).current_dir(directory);
+    let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+    wait_for_mode(&master, false);
+    (child, master)
+}
+
+/// Waits until the terminal echoes what is typed, as shells have it, or does not.
+fn wait_for_mode(terminal: &File, echoes: bool) {
+    while tcgetattr(terminal).unwrap().local_flags.contains(LocalFlags::ECHO) != echoes {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_terminal_is_put_back_by_a_stop_and_taken_again_when_the_run_goes_on() {
+    use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+    let directory = directory();
+    let (mut child, mut terminal) = on_a_terminal(directory.path());
+    let pid = Pid::from_raw(child.id() as i32);
+    // By a signal, by the key, and by one that nobody can watch for, after which a shell has put the terminal back.
+    for way in ["SIGTSTP", "Ctrl-A z", "SIGSTOP"] {
+        let cooked = tcgetattr(&terminal).unwrap();
+        match way {
+            "SIGTSTP" => signal(&child, Signal::SIGTSTP),
+            "SIGSTOP" => signal(&child, Signal::SIGSTOP),
+            _ => terminal.write_all(b"\x01z").unwrap(),
+        }
+        let stopped = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
+        assert_eq!(stopped, WaitStatus::Stopped(pid, Signal::SIGSTOP), "{way}");
+        let echoes = tcgetattr(&terminal).unwrap().local_flags.contains(LocalFlags::ECHO);
+        assert_eq!(echoes, way != "SIGSTOP", "{way}");
+        let mut shells = cooked;
+        shells.local_flags.insert(LocalFlags::ECHO | LocalFlags::ICANON);
+        nix::sys::termios::tcsetattr(&terminal, nix::sys::termios::SetArg::TCSANOW, &shells).unwrap();
+        signal(&child, Signal::SIGCONT);
+        wait_for_mode(&terminal, false);
+    }
+    signal(&child, Signal::SIGQUIT);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(tcgetattr(&terminal).unwrap().local_flags.contains(LocalFlags::ECHO));
+    assert!(open(&directory.path().join("r.ttvm")).log.end.is_some());
+}
+
 #[test]
 fn a_terminal_that_is_closed_ends_the_recording_in_order() {
     let directory = directory();

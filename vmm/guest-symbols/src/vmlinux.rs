@@ -8,7 +8,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek};
 use std::path::{Path, PathBuf};
 
@@ -116,12 +115,7 @@ pub fn quoted(path: &Path) -> String {
 }
 
 fn read(path: &Path) -> io::Result<Contents> {
-    let file = File::open(path)?;
-    // Pipes and devices can be without an end, or make the reader wait.
-    if !file.metadata()?.is_file() {
-        return Err(bad("it is not a plain file"));
-    }
-    contents(file)
+    contents(plain_file::open(path)?)
 }
 
 fn bad(why: &str) -> io::Error {

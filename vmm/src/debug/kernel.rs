@@ -2,14 +2,14 @@
 //! `monitor symbols` makes files of for gdb, and where the processes are.
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gdb::Refusal;
 use guest_symbols::messages;
 use guest_symbols::orc::Unwinder;
 use guest_symbols::tasks::{NoTasks, Tasks};
-use guest_symbols::vmlinux::{Match, Placement, compare};
+use guest_symbols::vmlinux::Placement;
 use guest_symbols::{NoKernel, Symbols, elf};
 use tempfile::TempDir;
 
@@ -26,9 +26,18 @@ pub(super) struct Kernel {
     /// The symbols at the place where they were last asked for.
     symbols: Option<(Place, Arc<Symbols>)>,
     tasks: Option<Arc<Tasks>>,
+    /// Where files are made, if not in the host's folder for temporary ones.
+    folder: Option<PathBuf>,
     files: Option<TempDir>,
     /// Files that were made in this session.
     count: usize,
+}
+
+impl Kernel {
+    /// Lets files be made in this folder.
+    pub fn make_files_in(&mut self, folder: &Path) {
+        self.folder = Some(folder.to_path_buf());
+    }
 }
 
 impl GdbTarget<'_> {
@@ -103,48 +112,29 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// Makes files with symbols and gives the gdb commands that load them.
+    /// Makes a file with symbols and gives the gdb command that loads it: of the kernel and its modules, of the modules alone,
+    /// or of none because gdb has loaded what there was. No file that a client names is read.
     pub(super) fn symbol_commands(&mut self, argument: &str) -> Result<String, Refusal> {
         if argument == "loaded" {
             self.kernel.files = None;
             return Ok(String::new());
         }
-        let mut answer = if argument.is_empty() {
-            let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
-            self.symbol_file("kernel", &symbols)?
-        } else {
-            self.commands_for(Path::new(argument))?
+        if !["", "modules"].contains(&argument) {
+            let why = "write symbols, or symbols modules: ttvm reads no file for gdb; tt symbols FILE has gdb read it";
+            return Err(Refusal::new(why));
+        }
+        let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
+        let mut answer = match argument {
+            "modules" if symbols.of_modules().all().is_empty() => String::new(),
+            "modules" => self.symbol_file("modules", &symbols.of_modules())?,
+            _ => self.symbol_file("kernel", &symbols)?,
         };
-        if let Ok(symbols) = self.symbols() {
-            let modules = symbols.modules().join(" ");
-            let _ = writeln!(answer, "# modules: {}", if modules.is_empty() { "none" } else { &modules });
-            if let Some(why) = symbols.without_modules() {
-                let _ = writeln!(answer, "# without the symbols of modules: {why}");
-            }
+        let modules = symbols.modules().join(" ");
+        let _ = writeln!(answer, "# modules: {}", if modules.is_empty() { "none" } else { &modules });
+        if let Some(why) = symbols.without_modules() {
+            let _ = writeln!(answer, "# without the symbols of modules: {why}");
         }
         Ok(answer)
-    }
-
-    /// The commands for a file with the kernel's symbols, or with others.
-    fn commands_for(&mut self, file: &Path) -> Result<String, Refusal> {
-        let as_it_is = Placement::default().load_command(file);
-        let Ok(symbols) = self.symbols() else {
-            return Ok(format!("# {NoKernel} here: the file is taken as it is\n{as_it_is}\n"));
-        };
-        match compare(file, &symbols).map_err(|error| Refusal::new(error.to_string()))? {
-            Match::NoKernel => {
-                Ok(format!("# this is not the guest's kernel: it is taken as it is\n{as_it_is}\n"))
-            }
-            Match::Kernel(placement) => {
-                let kernel = placement.load_command(file) + "\n";
-                let modules = symbols.of_modules();
-                Ok(if modules.all().is_empty() {
-                    kernel
-                } else {
-                    kernel + &self.symbol_file("modules", &modules)?
-                })
-            }
-        }
     }
 
     /// Writes symbols where gdb can read them, until it says that it has, or the session ends. Gives the
@@ -154,7 +144,10 @@ impl GdbTarget<'_> {
             |error: std::io::Error| Refusal::new(format!("cannot write a file with symbols: {error}"));
         let files = match self.kernel.files.take() {
             Some(files) => files,
-            None => tempfile::Builder::new().prefix("ttvm-symbols-").tempdir().map_err(failed)?,
+            None => {
+                let folder = self.kernel.folder.clone().unwrap_or_else(std::env::temp_dir);
+                tempfile::Builder::new().prefix("ttvm-symbols-").tempdir_in(folder).map_err(failed)?
+            }
         };
         self.kernel.count += 1;
         let path = files.path().join(format!("{name}-{}", self.kernel.count));

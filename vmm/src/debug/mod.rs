@@ -18,6 +18,7 @@ mod sessions;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ use gdb::{DebugTarget, Refusal, Registers, Stop};
 
 use self::bounds::Bounds;
 use self::kernel::Kernel;
-pub use self::sessions::{Options, Report, serve};
+pub use self::sessions::{Options, Report, serve, trouble};
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::position::Instructions;
@@ -76,6 +77,12 @@ impl<'a> GdbTarget<'a> {
     /// without this, to gdb every two seconds.
     pub fn with_progress(self, every: Duration, listener: impl Fn(String) + 'static) -> GdbTarget<'a> {
         GdbTarget { progress: progress::Settings { every, listener: Some(Rc::new(listener)) }, ..self }
+    }
+
+    /// Lets files for gdb be made in this folder; without this, in the host's folder for temporary files.
+    pub fn with_folder(mut self, folder: &Path) -> GdbTarget<'a> {
+        self.kernel.make_files_in(folder);
+        self
     }
 
     /// Hands the points in force to the timeline.

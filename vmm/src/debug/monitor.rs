@@ -41,8 +41,8 @@ monitor dmesg [LINES]               the messages of the guest's kernel as of now
 monitor break-in PID|NAME|here|CR3|anywhere [ADDR...]
                                     let all break- and watchpoints, or those at ADDR, stop in one process only, in
                                     those with one name, or in one address space
-monitor symbols [FILE]              make a file of the guest kernel's symbols, and say how gdb loads it; with FILE: how
-                                    gdb loads the symbols in that file of the same kernel, and those of the modules
+monitor symbols [modules]           make a file of the symbols of the guest's kernel and its modules, or of these alone, and
+                                    say how gdb loads it
 monitor back                        leave the scratch fork that changing something began
 monitor position                    instruction count, that of the recording's end, and 1 in a fork, for scripts
 (After a movement gdb must drop what it knows: maintenance flush register-cache. The tt commands do.)

@@ -5,8 +5,9 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
+use std::sync::Once;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use gdb::{ListenError, Listener, SessionEnd};
@@ -28,10 +29,8 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 /// How to serve.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where to wait for gdb, as [`Listener::bind`] takes it.
-    pub address: String,
-    /// Whether `address` may be one that other hosts reach.
-    pub allow_remote: bool,
+    /// Where files for gdb are made.
+    pub folder: PathBuf,
     /// Where each session begins.
     pub at: PositionSpec,
     /// Only one session.
@@ -63,16 +62,15 @@ enum News {
     Panicked(Box<dyn Any + Send>),
 }
 
-/// Serves gdbs on a recording, for as long as connections can be had, or one only. `report` hears from
-/// several threads.
+/// Serves gdbs on a recording, for as long as connections can be had, or one only. The listener need not be open yet: gdb
+/// finds the door open when it may come in. `report` hears from several threads.
 pub fn serve(
     recording: &Recording<Instructions>,
+    listener: &Listener,
     options: &Options,
     report: &(dyn Fn(Report) + Sync),
 ) -> Result<(), Error> {
-    // A wrong address is said at once, not after the replay; gdb finds the door open when it may come in.
-    drop(bind(options)?);
-    let sessions = Sessions { recording, options, report, listener: Mutex::new(None) };
+    let sessions = Sessions { recording, listener, options, report, first: Once::new() };
     let (sender, news) = channel();
     std::thread::scope(|scope| {
         let (mut begun, mut running, mut waiting) = (0, 0, false);
@@ -104,10 +102,11 @@ pub fn serve(
 
 struct Sessions<'a> {
     recording: &'a Recording<Instructions>,
+    listener: &'a Listener,
     options: &'a Options,
     report: &'a (dyn Fn(Report) + Sync),
-    /// `None` until the first timeline is ready.
-    listener: Mutex<Option<Listener>>,
+    /// The first timeline is ready.
+    first: Once,
 }
 
 impl Sessions<'_> {
@@ -118,19 +117,14 @@ impl Sessions<'_> {
         let target = timeline.resolve_outside(self.options.at, &mut || false)?;
         timeline.seek(target, &mut || false)?;
         timeline.settle(&mut || false)?;
-        let stream = {
-            let mut listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
-            if listener.is_none() {
-                let bound = bind(self.options)?;
-                (self.report)(Report::Ready(bound.gdb_address().to_string()));
-                *listener = Some(bound);
-            }
-            listener.as_ref().expect("it was just made").accept().map_err(trouble)?
-        };
+        self.listener.open().map_err(trouble)?;
+        self.first.call_once(|| (self.report)(Report::Ready(self.listener.gdb_address().to_string())));
+        let stream = self.listener.accept().map_err(trouble)?;
         (self.report)(Report::Began(number));
         let _ = news.send(News::Began);
         let moving = news.clone();
-        let mut target = GdbTarget::new(&mut timeline).with_progress(PROGRESS_EVERY, move |text| {
+        let target = GdbTarget::new(&mut timeline).with_folder(&self.options.folder);
+        let mut target = target.with_progress(PROGRESS_EVERY, move |text| {
             let _ = moving.send(News::Moving(number, text));
         });
         let end = gdb::serve_stream(stream, &mut target);
@@ -139,15 +133,7 @@ impl Sessions<'_> {
     }
 }
 
-fn bind(options: &Options) -> Result<Listener, Error> {
-    let bound = if options.allow_remote {
-        Listener::bind_anywhere(&options.address)
-    } else {
-        Listener::bind(&options.address)
-    };
-    bound.map_err(trouble)
-}
-
-fn trouble(error: ListenError) -> Error {
+/// A listener that cannot be had, as an error of ours.
+pub fn trouble(error: ListenError) -> Error {
     Error::Unsupported(error.to_string())
 }

@@ -78,7 +78,7 @@ impl Drop for RecountDraft {
 /// Waits until no other session begins or publishes a recounted log; `None` where files cannot be locked.
 fn lock(all: &Path) -> Result<Option<File>, Error> {
     let path = all.join(LOCK);
-    let file = File::create(&path).map_err(Error::file("create", &path))?;
+    let file = plain_file::lock_file(&path).map_err(Error::file("open", &path))?;
     Ok(file.lock().is_ok().then_some(file))
 }
 

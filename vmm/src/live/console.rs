@@ -14,6 +14,7 @@ use nix::sys::time::TimeSpec;
 
 use crate::error::Error;
 use crate::live::screen::Screen;
+use crate::live::stopping::Stopping;
 use crate::live::terminal::window_size;
 use crate::machine::inputs::{Event, Idle, Inputs, View};
 use crate::machine::unit::Unit;
@@ -27,7 +28,7 @@ const LONGEST_WAIT_NS: u64 = 100_000_000;
 const ESCAPE: u8 = 1;
 
 const HELP: &str = "\r\nCtrl-A x  end the run\r\nCtrl-A p  press the power button\r\n\
-                    Ctrl-A h  this help\r\nCtrl-A Ctrl-A  send Ctrl-A\r\n";
+                    Ctrl-A z  stop; the shell's fg goes on\r\nCtrl-A h  this help\r\nCtrl-A Ctrl-A  send Ctrl-A\r\n";
 
 /// How a live run treats the outside world.
 #[derive(Clone, Debug, Default)]
@@ -64,6 +65,8 @@ pub struct LiveConsole<C> {
     screen: Screen,
     terminated: Arc<AtomicBool>,
     resized: Arc<AtomicBool>,
+    /// Where there is a terminal to be put back.
+    stopping: Option<Stopping>,
     ended: bool,
     /// Where the keyboard is looked at again while the guest is busy.
     next_look: C,
@@ -72,16 +75,17 @@ pub struct LiveConsole<C> {
 }
 
 impl<C: Unit> LiveConsole<C> {
-    /// Takes over standard input and output. From here on SIGTERM, SIGHUP and SIGINT end the run in order.
+    /// Takes over standard input and output. From here on SIGTERM, SIGHUP, SIGINT and SIGQUIT end the run in order. The
+    /// terminal is to be as the user's shell has it.
     pub fn new(options: LiveOptions<C>) -> Result<LiveConsole<C>, Error> {
         let (terminated, resized) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
-        for (signal, flag) in
-            [(SIGTERM, &terminated), (SIGHUP, &terminated), (SIGINT, &terminated), (SIGWINCH, &resized)]
-        {
-            signal_hook::flag::register(signal, flag.clone())
-                .map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })?;
+        use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
+        let failed = |source| Error::Host { what: "cannot watch for signals".to_string(), source };
+        let ends = [SIGTERM, SIGHUP, SIGINT, SIGQUIT].map(|signal| (signal, &terminated));
+        for (signal, flag) in ends.into_iter().chain([(SIGWINCH, &resized)]) {
+            signal_hook::flag::register(signal, flag.clone()).map_err(failed)?;
         }
+        let stopping = Stopping::watch().map_err(failed)?;
         let screen = Screen::new(options.console_log.as_deref(), terminated.clone())?;
         let mut console = LiveConsole {
             options,
@@ -93,6 +97,7 @@ impl<C: Unit> LiveConsole<C> {
             screen,
             terminated,
             resized,
+            stopping,
             ended: false,
             next_look: C::default(),
             listening_since: None,
@@ -167,6 +172,7 @@ impl<C: Unit> LiveConsole<C> {
         }
         match byte {
             b'x' | b'X' => self.commands.push_back(Event::Ended),
+            b'z' | b'Z' => self.stopping.iter().for_each(Stopping::ask),
             b'p' | b'P' => self.commands.push_back(Event::PowerButton),
             ESCAPE | b'a' => self.typed.push_back(ESCAPE),
             // Who cannot read it has no use for it.
@@ -175,6 +181,7 @@ impl<C: Unit> LiveConsole<C> {
     }
 
     fn signalled(&mut self) -> Option<Event> {
+        self.stopping.iter().for_each(Stopping::obey);
         if self.terminated.swap(false, Ordering::Relaxed) {
             return Some(Event::Interrupted);
         }

@@ -12,6 +12,7 @@ mod passt;
 mod passthrough;
 mod peer;
 mod screen;
+mod stopping;
 mod tap;
 mod terminal;
 

@@ -133,6 +133,11 @@ pub struct MachineOptions {
     pub model: cpu::CpuModel,
 }
 
+/// What the kernel is called among the images.
+const KERNEL: &str = "kernel";
+/// The largest file of a kernel: with debug information it is larger than most guests' memory.
+const MAX_KERNEL_FILE_BYTES: u64 = 2 << 30;
+
 /// The contents of the images, read once.
 pub struct Images {
     kernel: Vec<u8>,
@@ -143,13 +148,15 @@ pub struct Images {
 impl MachineConfig {
     /// Reads and hashes everything that `options` names.
     pub fn from_options(options: &MachineOptions) -> Result<(MachineConfig, Images), Error> {
-        let (kernel_file, kernel) = read_image(&options.kernel)?;
-        let initrd = options.initrd.as_deref().map(read_image).transpose()?;
+        let (kernel_file, kernel) = read_image(&options.kernel, MAX_KERNEL_FILE_BYTES)?;
+        // What goes to memory as it is has room there.
+        let in_memory = |path: &Path| read_image(path, options.memory_bytes);
+        let initrd = options.initrd.as_deref().map(in_memory).transpose()?;
         let modules = options
             .modules
             .iter()
             .map(|(path, cmdline)| {
-                let (file, bytes) = read_image(path)?;
+                let (file, bytes) = in_memory(path)?;
                 Ok((ModuleFile { file, cmdline: cmdline.clone() }, bytes))
             })
             .collect::<Result<Vec<_>, Error>>()?;
@@ -271,7 +278,7 @@ impl MachineConfig {
     /// All image files, each with what it is to the machine.
     pub fn images(&self) -> impl Iterator<Item = (&'static str, &ImageFile)> {
         let modules = self.modules.iter().map(|module| ("boot module", &module.file));
-        std::iter::once(("kernel", &self.kernel))
+        std::iter::once((KERNEL, &self.kernel))
             .chain(self.initrd.iter().map(|file| ("initial RAM disk", file)))
             .chain(modules)
             .chain(self.disk.iter().map(|file| ("disk image", file)))
@@ -280,16 +287,21 @@ impl MachineConfig {
     /// As [`MachineConfig::images`].
     pub fn images_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut ImageFile)> {
         let modules = self.modules.iter_mut().map(|module| ("boot module", &mut module.file));
-        std::iter::once(("kernel", &mut self.kernel))
+        std::iter::once((KERNEL, &mut self.kernel))
             .chain(self.initrd.iter_mut().map(|file| ("initial RAM disk", file)))
             .chain(modules)
             .chain(self.disk.iter_mut().map(|file| ("disk image", file)))
     }
 
+    /// The most bytes that an image may have which is read into memory.
+    fn most_bytes(&self, what: &str) -> u64 {
+        if what == KERNEL { MAX_KERNEL_FILE_BYTES } else { self.memory_bytes }
+    }
+
     /// Reads the images that a recording was made with and checks that they are still the same.
     pub fn read_images(&self) -> Result<Images, Error> {
         let mut read = self.images().filter(|(what, _)| *what != "disk image").map(|(what, file)| {
-            let (now, bytes) = read_recorded(what, file, read_image)?;
+            let (now, bytes) = read_recorded(what, file, |path| read_image(path, self.most_bytes(what)))?;
             same(what, file, &now)?;
             Ok(bytes)
         });
@@ -347,14 +359,14 @@ fn image<'a>(file: &'a ImageFile, bytes: &'a [u8]) -> boot::Image<'a> {
     boot::Image { name: file.path.to_str().unwrap_or("the image"), bytes }
 }
 
-fn read_image(path: &Path) -> Result<(ImageFile, Vec<u8>), Error> {
-    let bytes = std::fs::read(path).map_err(Error::file("read", path))?;
+fn read_image(path: &Path, most_bytes: u64) -> Result<(ImageFile, Vec<u8>), Error> {
+    let bytes = plain_file::read(path, most_bytes).map_err(Error::file("read", path))?;
     Ok((described(path, &blake3::hash(&bytes), bytes.len() as u64), bytes))
 }
 
 /// An image file, with the hash of its contents.
 pub fn hash_image(path: &Path) -> Result<ImageFile, Error> {
-    let mut file = std::fs::File::open(path).map_err(Error::file("open", path))?;
+    let mut file = plain_file::open(path).map_err(Error::file("open", path))?;
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0; 1 << 20];
     let mut size_bytes = 0;
@@ -394,6 +406,10 @@ fn read_recorded<T>(
     if !metadata.is_file() {
         return Err(missing("is no ordinary file".to_string()));
     }
+    // Another size is another file, however long it would take to read.
+    if metadata.len() != recorded.size_bytes {
+        return Err(changed(what, recorded));
+    }
     read(&recorded.path).map_err(|error| match error {
         Error::File { source, .. } => missing(format!("cannot be read: {source}")),
         other => other,
@@ -405,9 +421,14 @@ pub fn same(what: &str, recorded: &ImageFile, now: &ImageFile) -> Result<(), Err
     if recorded.hash == now.hash && recorded.size_bytes == now.size_bytes {
         return Ok(());
     }
+    Err(changed(what, recorded))
+}
+
+/// The hash of what is there is not said: a stranger's recording may name any file of the user's.
+fn changed(what: &str, recorded: &ImageFile) -> Error {
     let why = format!(
-        "the {what} has changed since the recording was made (BLAKE3 hash then {}, now {}); put the old file back",
-        recorded.hash, now.hash
+        "the {what} has changed since the recording was made; put back the file with BLAKE3 hash {} ({} bytes)",
+        recorded.hash, recorded.size_bytes
     );
-    Err(Error::recording(&recorded.path, why))
+    Error::recording(&recorded.path, why)
 }

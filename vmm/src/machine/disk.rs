@@ -34,7 +34,7 @@ pub struct OverlayDisk {
 impl OverlayDisk {
     /// Opens a raw image.
     pub fn open(path: &Path) -> Result<OverlayDisk, Error> {
-        let base = File::open(path).map_err(Error::file("open", path))?;
+        let base = plain_file::open(path).map_err(Error::file("open", path))?;
         let size_bytes = base.metadata().map_err(Error::file("look at", path))?.len();
         if size_bytes < SECTOR_BYTES as u64 {
             let source = std::io::Error::other("it is smaller than one sector; give a raw disk image");

@@ -105,7 +105,7 @@ struct Checked<'a> {
 /// Reads the manifest in a file, and says if it was edited.
 pub(super) fn read_manifest(file: &Path) -> Result<Manifest, Error> {
     let mut text = String::new();
-    std::fs::File::open(file)
+    plain_file::open(file)
         .and_then(|opened| opened.take(MAX_MANIFEST_BYTES).read_to_string(&mut text))
         .map_err(|error| Error::recording(file, format!("cannot be read: {error}")))?;
     let manifest = Manifest::parse(&text).map_err(|why| Error::recording(file, why))?;

@@ -22,5 +22,5 @@ pub use condition::{CONDITIONS, Condition, Names, NoNames, number};
 pub use fast_forward::FastForward;
 pub use search::{Direction, Look};
 pub use stops::{Breakpoint, Cause, Comparison, Filter, Hit, Relation, Stops, Watch, address_space};
-pub use travel::{Hits, Meter, Timeline, TravelStop};
+pub use travel::{Hits, Meter, Timeline, TravelStop, cores};
 pub use walker::Poll;

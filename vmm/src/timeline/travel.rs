@@ -71,6 +71,12 @@ impl Meter {
     }
 }
 
+/// Cores of this host for long searches: asked once, for a process that has locked itself in cannot look at all that decides it.
+pub fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
 /// A recording with a current position that can be anywhere in it.
 pub struct Timeline {
     pub(super) walker: Walker,
@@ -84,8 +90,7 @@ pub struct Timeline {
 impl Timeline {
     /// Opens a recording at its first instruction.
     pub fn open(recording: &Recording<Instructions>) -> Result<Timeline, Error> {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Timeline::open_with(recording, threads)
+        Timeline::open_with(recording, cores())
     }
 
     /// As [`Timeline::open`]; long searches use at most `threads` cores, and guest RAM as many times.

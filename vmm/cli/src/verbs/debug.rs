@@ -1,15 +1,17 @@
 //! `ttvm debug`: gdb on a recording.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use gdb::{Listener, Reach};
 use guest_symbols::vmlinux::quoted;
-use vmm::debug::{Options, Report, serve};
+use vmm::debug::{Options, Report, serve, trouble};
 use vmm::error::{Error, exit_code};
 use vmm::notation::PositionSpec;
+use vmm::recording::Opened;
 
 /// gdb commands of our own, in gdb's Python.
 const COMMANDS: &str = include_str!("../../../../gdb/commands/tt.py");
@@ -18,7 +20,9 @@ const COMMANDS_VARIABLE: &str = "TTVM_GDB_COMMANDS";
 /// Where to wait for gdb, unless told otherwise.
 const DEFAULT_ADDRESS: &str = "127.0.0.1:1234";
 
+use crate::companion::Companion;
 use crate::machine_args::EngineArgs;
+use crate::sandbox_arg::{self, SandboxArgs};
 use crate::travel::PartArgs;
 
 #[derive(clap::Args)]
@@ -28,7 +32,8 @@ pub struct Args {
     recording: Option<PathBuf>,
     #[command(flatten)]
     part: PartArgs,
-    /// Where to wait for gdb: 127.0.0.1:PORT or unix:PATH [default: 127.0.0.1:1234, with --gdb any free port]
+    /// Where to wait for gdb: 127.0.0.1:PORT or unix:PATH [default: 127.0.0.1:1234, with --gdb a socket of its own]. Other
+    /// users of this machine are refused
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
     /// Let --listen be an address that other hosts reach: every program that connects is in control
@@ -56,6 +61,8 @@ pub struct Args {
     /// More arguments for the gdb that --gdb starts
     #[arg(last = true, requires = "gdb", value_name = "GDB ARGUMENTS")]
     gdb_arguments: Vec<String>,
+    #[command(flatten)]
+    sandbox: SandboxArgs,
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
@@ -63,11 +70,20 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         crate::output::print(COMMANDS.trim_end())?;
         return Ok(exit_code::DONE);
     };
-    let (recording, engine) = args.part.open_for(path, args.engine)?;
-    let default = if args.gdb { "127.0.0.1:0" } else { DEFAULT_ADDRESS };
+    let opened = Opened::open(path)?;
+    let engine = args.engine.for_replay(opened.manifest())?;
+    let folder = private_folder()?;
+    let listener = listener(args, folder.path())?;
+    let gdb = args.gdb.then(|| gdb_command(args, listener.gdb_address()));
+    let companion = Companion::start(folder.path(), socket(args), gdb)?;
+    // From here on the companion removes it.
+    let folder = folder.keep();
+    let mut needs = sandbox_arg::of_debug(&opened, path, engine);
+    needs.written.push(folder.clone());
+    args.sandbox.lock_in(&needs)?;
+    let recording = args.part.of(opened)?;
     let options = Options {
-        address: args.listen.clone().unwrap_or_else(|| default.to_string()),
-        allow_remote: args.allow_remote,
+        folder,
         at: args.at,
         // A gdb of our own is the only one, unless others were told where to come.
         once: args.once || (args.gdb && args.listen.is_none()),
@@ -79,13 +95,27 @@ pub fn run(args: &Args) -> Result<i32, Error> {
             .map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })?;
     }
     eprintln!("ttvm: replaying to where gdb begins");
-    serve(&recording, &options, &|report| match report {
-        Report::Ready(address) if args.gdb => {
-            let command = gdb_command(args, &address);
-            std::thread::spawn(move || run_gdb(command));
+    let companion = Mutex::new(Some(companion));
+    serve(&recording, &listener, &options, &|report| tell(args, &companion, report))?;
+    if args.gdb {
+        // The session is over, but gdb may not be; its end is ours.
+        loop {
+            std::thread::park();
+        }
+    }
+    Ok(exit_code::DONE)
+}
+
+/// Says what happened. gdb is started when it can come; it has the terminal then.
+fn tell(args: &Args, companion: &Mutex<Option<Companion>>, report: Report) {
+    match report {
+        Report::Ready(_) if args.gdb => {
+            let companion = companion.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let companion = companion.expect("it is ready once");
+            // Its end is this process's, without waiting for other sessions.
+            std::thread::spawn(move || exit(companion.run_gdb()));
         }
         Report::Ready(address) => eprintln!("ttvm: ready; in gdb: target remote {address}"),
-        // gdb has the terminal.
         Report::Began(_) | Report::Moving(..) | Report::Ended(..) if args.gdb => {}
         Report::Moving(number, text) if std::io::stderr().is_terminal() => {
             eprintln!("ttvm: session {number}: {text}");
@@ -94,14 +124,28 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         Report::Moving(..) => {}
         Report::Began(number) => eprintln!("ttvm: session {number}: gdb is connected"),
         Report::Ended(number, end) => eprintln!("ttvm: session {number}: {end}"),
-    })?;
-    if args.gdb {
-        // The session is over, but gdb may not be; its end is ours.
-        loop {
-            std::thread::park();
-        }
     }
-    Ok(exit_code::DONE)
+}
+
+/// A folder that other users cannot look into: for the socket, and for symbols that gdb reads.
+fn private_folder() -> Result<tempfile::TempDir, Error> {
+    let folder = tempfile::Builder::new().prefix("ttvm-").tempdir();
+    folder.map_err(|source| Error::Host { what: "cannot make a folder for gdb".to_string(), source })
+}
+
+fn listener(args: &Args, folder: &Path) -> Result<Listener, Error> {
+    let address = match (&args.listen, args.gdb) {
+        (Some(address), _) => address.clone(),
+        (None, true) => format!("unix:{}", folder.join("gdb").display()),
+        (None, false) => DEFAULT_ADDRESS.to_string(),
+    };
+    let reach = if args.allow_remote { Reach::Anyone } else { Reach::ThisUser };
+    Listener::reserve(&address, reach).map_err(trouble)
+}
+
+/// The socket that the user named.
+fn socket(args: &Args) -> Option<&Path> {
+    args.listen.as_deref()?.strip_prefix("unix:").map(Path::new)
 }
 
 fn gdb_command(args: &Args, address: &str) -> Command {
@@ -120,15 +164,4 @@ fn gdb_command(args: &Args, address: &str) -> Command {
     });
     command.args(&args.gdb_arguments);
     command
-}
-
-/// Runs gdb and ends this process with it, without waiting for other sessions.
-fn run_gdb(mut command: Command) -> ! {
-    match command.status() {
-        Ok(status) => exit(status.code().unwrap_or(exit_code::FAILED)),
-        Err(error) => {
-            eprintln!("ttvm: cannot start gdb: {error}");
-            exit(exit_code::HOST_LACKS_FEATURE)
-        }
-    }
 }

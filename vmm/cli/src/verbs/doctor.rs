@@ -1,7 +1,8 @@
-//! `ttvm doctor`: what this host offers to each engine and to `--passthrough`, and what to do about what is missing.
+//! `ttvm doctor`: what this host offers to each engine, to `--passthrough` and to the sandbox, and what to do about what is missing.
 
 mod finding;
 mod passthrough;
+mod sandbox;
 
 use kvm::Probe;
 use serde::Serialize;
@@ -51,6 +52,7 @@ fn examine() -> Report {
     let kvm = examine_kvm(&mut findings);
     let counter = examine_counter(&mut findings);
     findings.extend(passthrough::Host::this().examine());
+    findings.extend(sandbox::examine());
     let why = match (kvm, counter) {
         (false, _) => "KVM does not work here",
         (true, false) => "KVM works, but without a counter each asynchronous position costs it a search",

@@ -18,6 +18,7 @@ use vmm::recording::recorder::Recorder;
 
 use crate::machine_args::MachineArgs;
 use crate::output::say;
+use crate::sandbox_arg::{self, SandboxArgs};
 use crate::stats::{Marks, StatsArgs, WithStats};
 
 #[derive(clap::Args)]
@@ -38,6 +39,8 @@ pub struct Args {
     machine: MachineArgs,
     #[command(flatten)]
     stats: StatsArgs,
+    #[command(flatten)]
+    sandbox: SandboxArgs,
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
@@ -62,9 +65,10 @@ fn record_from<U: Unit, I: Inputs<U>>(
     let built = args.machine.build::<U>(&power_on)?;
     let config = built.config.clone();
     let (machine, live) = args.machine.live(built)?;
+    let marks = args.stats.marks()?;
     let log = Recording::<U>::create(&args.output, &config)?;
+    args.sandbox.lock_in(&sandbox_arg::of_recording(&config, args.machine.engine(), &args.output))?;
     say(&format!("ttvm: {}", live.pacing()));
-    let marks = args.stats.marks();
     let inputs = WithStats::new(inputs(live), marks.clone());
     record_to_end(args, machine, Recorder::new(inputs, log, power_on), &marks)
 }

@@ -16,6 +16,7 @@ use vmm::timeline::{Timeline, TravelStop};
 use crate::interrupt::Interrupt;
 use crate::machine_args::EngineArgs;
 use crate::progress;
+use crate::sandbox_arg::{self, SandboxArgs};
 use crate::stats::{Marks, StatsArgs};
 use crate::travel::{in_instructions, stretch};
 
@@ -40,22 +41,26 @@ pub struct Args {
     quiet: bool,
     #[command(flatten)]
     stats: StatsArgs,
+    #[command(flatten)]
+    sandbox: SandboxArgs,
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let opened = Opened::open(&args.recording)?;
     let engine = args.engine.for_replay(opened.manifest())?;
+    let marks = &args.stats.marks()?;
+    args.sandbox.lock_in(&sandbox_arg::of_replay(&opened, &args.recording, engine))?;
     let whole = matches!((args.from, args.to), (None, None | Some(PositionSpec::End)));
     match opened {
         // Its positions are exits: all of it is replayed, or it is recounted.
-        Opened::ByExits(recording) if whole => replay(args, &recording, engine, None),
-        opened => replay_stretch(args, &in_instructions(opened, false)?),
+        Opened::ByExits(recording) if whole => replay(args, &recording, engine, None, marks),
+        opened => replay_stretch(args, &in_instructions(opened, false)?, marks),
     }
 }
 
-fn replay_stretch(args: &Args, recording: &Recording<Instructions>) -> Result<i32, Error> {
+fn replay_stretch(args: &Args, recording: &Recording<Instructions>, marks: &Marks) -> Result<i32, Error> {
     if let Some(from) = args.from {
-        return play(args, recording, from);
+        return play(args, recording, from, marks);
     }
     let until = match args.to {
         None | Some(PositionSpec::End) => None,
@@ -65,7 +70,7 @@ fn replay_stretch(args: &Args, recording: &Recording<Instructions>) -> Result<i3
         }
         Some(spec) => Some(Timeline::open(recording)?.resolve_outside(spec, &mut || false)?),
     };
-    replay(args, recording, EngineKind::Soft, until)
+    replay(args, recording, EngineKind::Soft, until, marks)
 }
 
 fn replay<U: Unit>(
@@ -73,18 +78,18 @@ fn replay<U: Unit>(
     recording: &Recording<U>,
     engine: EngineKind,
     until: Option<U>,
+    marks: &Marks,
 ) -> Result<i32, Error> {
     let scrutiny = if args.verify { Scrutiny::Everything } else { Scrutiny::Registers };
     let apart = args.quiet || !std::io::stdout().is_terminal();
     let length = until.unwrap_or(U::MAX).min(last_place(recording)).number();
     let bar = progress::bar(length, apart && std::io::stderr().is_terminal());
     bar.set_message("replaying");
-    let marks = args.stats.marks();
     let mut replay = Replay::on(engine, recording, scrutiny, printer(args.quiet, marks.clone()))?;
     let result = replay.run(until, |at| bar.set_position(at.number()));
     bar.finish_and_clear();
     // A replay that went wrong is one whose statistics are wanted.
-    let written = args.stats.write(&marks, &replay.machine);
+    let written = args.stats.write(marks, &replay.machine);
     let end = result?;
     written?;
     let now = replay.machine.moment();
@@ -106,7 +111,12 @@ fn replay<U: Unit>(
 }
 
 /// Replays a part of a recording.
-fn play(args: &Args, recording: &Recording<Instructions>, from: PositionSpec) -> Result<i32, Error> {
+fn play(
+    args: &Args,
+    recording: &Recording<Instructions>,
+    from: PositionSpec,
+    marks: &Marks,
+) -> Result<i32, Error> {
     let mut timeline = Timeline::open(recording)?;
     let mut interrupt = Interrupt::catch()?;
     let to = args.to.unwrap_or(PositionSpec::End);
@@ -114,12 +124,11 @@ fn play(args: &Args, recording: &Recording<Instructions>, from: PositionSpec) ->
     if end < begin {
         return Err(Error::Position("--to is before --from".to_string()));
     }
-    let marks = args.stats.marks();
     let mut stop = timeline.seek(begin, &mut || interrupt.poll())?;
     if stop != TravelStop::Interrupted {
         stop = timeline.play(end, printer(args.quiet, marks.clone()), &mut || interrupt.poll())?;
     }
-    args.stats.write(&marks, timeline.machine())?;
+    args.stats.write(marks, timeline.machine())?;
     let interrupted = stop == TravelStop::Interrupted;
     let what = if interrupted { "interrupted" } else { "replayed without a difference" };
     let now = timeline.machine().moment();

@@ -10,7 +10,8 @@ use vmm::position::{Exits, Instructions};
 
 use crate::machine_args::MachineArgs;
 use crate::output::say;
-use crate::stats::{StatsArgs, WithStats};
+use crate::sandbox_arg::{self, SandboxArgs};
+use crate::stats::{Marks, StatsArgs, WithStats};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -18,18 +19,21 @@ pub struct Args {
     machine: MachineArgs,
     #[command(flatten)]
     stats: StatsArgs,
+    #[command(flatten)]
+    sandbox: SandboxArgs,
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let power_on = args.machine.power_on()?;
+    let marks = args.stats.marks()?;
     match args.machine.engine() {
         EngineKind::Soft => {
             let (mut machine, live) = machine_and_inputs::<Instructions>(args, &power_on)?;
-            run_live(args, &mut machine, live)
+            run_live(args, &mut machine, live, &marks)
         }
         EngineKind::Kvm => {
             let (mut machine, live) = machine_and_inputs::<Exits>(args, &power_on)?;
-            run_live(args, &mut machine, LiveClock::new(live, args.machine.clock()))
+            run_live(args, &mut machine, LiveClock::new(live, args.machine.clock()), &marks)
         }
     }
 }
@@ -39,15 +43,22 @@ fn machine_and_inputs<U: Unit>(
     args: &Args,
     power_on: &PowerOn,
 ) -> Result<(Machine<U>, LiveInputs<U>), Error> {
-    let (machine, live) = args.machine.live(args.machine.build(power_on)?)?;
+    let built = args.machine.build(power_on)?;
+    let needs = sandbox_arg::of_machine(&built.config, args.machine.engine());
+    let (machine, live) = args.machine.live(built)?;
+    args.sandbox.lock_in(&needs)?;
     say(&format!("ttvm: {}", live.pacing()));
     Ok((machine, live))
 }
 
-fn run_live<U: Unit>(args: &Args, machine: &mut Machine<U>, live: impl Inputs<U>) -> Result<i32, Error> {
-    let marks = args.stats.marks();
+fn run_live<U: Unit>(
+    args: &Args,
+    machine: &mut Machine<U>,
+    live: impl Inputs<U>,
+    marks: &Marks,
+) -> Result<i32, Error> {
     let code = run_to_end(machine, &mut WithStats::new(live, marks.clone()))?;
-    args.stats.write(&marks, machine)?;
+    args.stats.write(marks, machine)?;
     Ok(code)
 }
 

@@ -96,7 +96,7 @@ fn other_files_are_told_apart() {
         assert!(error.ends_with(&format!(": {expected}")), "{error}");
     }
     let error = compare("/".as_ref(), &symbols()).expect_err("it is a folder").to_string();
-    assert!(error.ends_with("it is not a plain file"), "{error}");
+    assert!(error.ends_with("and no plain file"), "{error}");
 }
 
 #[test]

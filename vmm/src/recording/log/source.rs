@@ -23,7 +23,7 @@ pub(super) enum Source {
 impl Source {
     /// A log's file.
     pub fn open(path: &Path) -> Result<Source, Error> {
-        let file = File::open(path).map_err(|error| cannot_be_read(path, &error))?;
+        let file = plain_file::open(path).map_err(|error| cannot_be_read(path, &error))?;
         Ok(Source::File(file, path.to_path_buf()))
     }
 

@@ -13,6 +13,8 @@ pub const VERSION: u32 = 2;
 pub const CHUNK_BYTES: usize = 64 << 10;
 /// Most checkpoints that a packed recording may have; recorders keep far fewer.
 pub const MAX_CHECKPOINTS: u32 = 1 << 16;
+/// The largest event log that is packed or unpacked.
+pub const MAX_LOG_BYTES: u64 = 16 << 30;
 /// Stands for no further checkpoint.
 pub const NO_CHECKPOINT: u32 = u32::MAX;
 /// Most memory that decompressing may ask for, as a power of two.

@@ -12,11 +12,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use checkpoint::{Store, StoreError};
-pub use reader::{Contents, Sink, read_archive};
+use reader::check_log_file;
+pub use reader::{Contents, Sink, check_log, read_archive};
 
 use crate::error::Error;
 use crate::machine::unit::Unit;
-use crate::recording::files::{CHECKPOINTS, MANIFEST};
+use crate::recording::files::{CHECKPOINTS, EVENTS, MANIFEST};
+use crate::recording::manifest::Manifest;
 use crate::recording::opened::Recording;
 use crate::recording::pack::archive::IMAGES;
 
@@ -47,7 +49,7 @@ pub fn pack<C: Unit>(recording: &Recording<C>, to: &Path, with_checkpoints: bool
 
 /// Makes a recording, in a directory that does not exist yet, of a packed one.
 pub fn unpack(from: &Path, to: &Path, max_bytes: u64) -> Result<(), Error> {
-    let file = File::open(from).map_err(Error::file("open", from))?;
+    let file = plain_file::open(from).map_err(Error::file("open", from))?;
     std::fs::create_dir(to).map_err(Error::file("create", to))?;
     let mut sink = Directory { path: to.to_path_buf(), file: None };
     let made = make_directories(to)
@@ -101,6 +103,10 @@ impl Sink for Directory {
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let (path, file) = self.file.as_ref().expect("a file is begun before it is written to");
         file.write_all_at(bytes, offset).map_err(Error::file("write", path))
+    }
+
+    fn check_log(&mut self, manifest: &Manifest) -> Result<(), String> {
+        check_log_file(&self.path.join(EVENTS), manifest)
     }
 }
 

@@ -6,12 +6,13 @@ use std::io::{BufRead, Read};
 use std::path::Path;
 
 use super::archive::{
-    CHUNK_BYTES, MAGIC, MAX_CHECKPOINTS, NO_CHECKPOINT, VERSION, WINDOW_LOG_MAX, with_images_inside,
+    CHUNK_BYTES, MAGIC, MAX_CHECKPOINTS, MAX_LOG_BYTES, NO_CHECKPOINT, VERSION, WINDOW_LOG_MAX,
+    with_images_inside,
 };
 use crate::error::Error;
 use crate::position::{Count, Exits, Instructions};
 use crate::recording::files::{CHECKPOINTS, EVENTS};
-use crate::recording::log::{Log, parse_log};
+use crate::recording::log::{Log, parse_log, read_log};
 use crate::recording::manifest::{MAX_MANIFEST_BYTES, Manifest};
 
 /// Where the files of a packed recording go.
@@ -21,6 +22,18 @@ pub trait Sink {
     fn begin(&mut self, name: &Path, size_bytes: u64) -> Result<(), Error>;
     /// Writes a part of the file that was begun last. Parts lie inside it and come in ascending order.
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error>;
+    /// Whether the event log, which was written last, is that of this recording, and what is wrong otherwise.
+    fn check_log(&mut self, manifest: &Manifest) -> Result<(), String>;
+}
+
+/// What is known of a file before it comes.
+#[derive(Clone, Copy)]
+enum Expected<'a> {
+    /// Its size and hash.
+    This(u64, &'a str),
+    /// The size that it does not exceed.
+    AtMost(u64),
+    Anything,
 }
 
 /// What was read besides the files.
@@ -45,27 +58,47 @@ pub fn read_archive(
     decoder.window_log_max(WINDOW_LOG_MAX).map_err(damaged)?;
     let mut reader = Reader { from: decoder, path, left_bytes: max_bytes };
     let manifest = reader.manifest()?;
-    // The log is small enough to be read as a whole, as it will be whenever the recording is opened.
-    let mut log = Kept { sink, bytes: Vec::new() };
-    reader.file(Path::new(EVENTS), "event log", None, &mut log)?;
-    let belongs = if manifest.machine.is_for_kvm() {
-        parse_log(&log.bytes).map(|log: Log<Exits>| is_log_of(&log, &manifest))
-    } else {
-        parse_log(&log.bytes).map(|log: Log<Instructions>| is_log_of(&log, &manifest))
-    };
-    if !belongs.map_err(|why| refuse(format!("its event log {why}")))? {
-        return Err(refuse("is damaged: its event log belongs to another recording".to_string()));
-    }
+    reader.file(Path::new(EVENTS), "event log", Expected::AtMost(MAX_LOG_BYTES), sink)?;
+    sink.check_log(&manifest).map_err(|why| refuse(format!("its event log {why}")))?;
     for (what, image) in manifest.machine.images() {
-        reader.file(&image.path, what, Some((image.size_bytes, &image.hash)), sink)?;
+        reader.file(&image.path, what, Expected::This(image.size_bytes, &image.hash), sink)?;
     }
     let has_checkpoints = reader.checkpoints(sink)?;
     reader.end()?;
     Ok(Contents { manifest, has_checkpoints })
 }
 
-fn is_log_of<C: Count>(log: &Log<C>, manifest: &Manifest) -> bool {
-    log.machine_hash == manifest.machine_hash() && log.event_count() > 0
+/// Whether bytes are a log of a manifest's recording, and what is wrong otherwise.
+pub fn check_log(bytes: &[u8], manifest: &Manifest) -> Result<(), String> {
+    if manifest.machine.is_for_kvm() {
+        must_be_of(parse_log::<Exits>(bytes), manifest)
+    } else {
+        must_be_of(parse_log::<Instructions>(bytes), manifest)
+    }
+}
+
+/// As [`check_log`], of a file, which is never in memory as a whole.
+pub(super) fn check_log_file(path: &Path, manifest: &Manifest) -> Result<(), String> {
+    if manifest.machine.is_for_kvm() {
+        must_be_of(read_log::<Exits>(path).map_err(reason), manifest)
+    } else {
+        must_be_of(read_log::<Instructions>(path).map_err(reason), manifest)
+    }
+}
+
+fn reason(error: Error) -> String {
+    match error {
+        Error::Recording { why, .. } => why,
+        other => other.to_string(),
+    }
+}
+
+fn must_be_of<C: Count>(log: Result<Log<C>, String>, manifest: &Manifest) -> Result<(), String> {
+    let log = log?;
+    if log.machine_hash != manifest.machine_hash() || log.event_count() == 0 {
+        return Err("is damaged: it belongs to another recording".to_string());
+    }
+    Ok(())
 }
 
 fn check_version(from: &mut impl Read) -> Result<(), String> {
@@ -121,12 +154,18 @@ impl<R: Read> Reader<'_, R> {
         &mut self,
         name: &Path,
         what: &str,
-        expected: Option<(u64, &str)>,
+        expected: Expected<'_>,
         sink: &mut dyn Sink,
     ) -> Result<(), Error> {
         let size = u64::from_le_bytes(self.exact()?);
-        if expected.is_some_and(|(expected, _)| expected != size) {
-            return Err(self.damaged(format!("the {what} does not have the size that the manifest says")));
+        match expected {
+            Expected::This(declared, _) if declared != size => {
+                return Err(self.damaged(format!("the {what} does not have the size that the manifest says")));
+            }
+            Expected::AtMost(most) if size > most => {
+                return Err(self.damaged(format!("the {what} claims {size} bytes")));
+            }
+            _ => {}
         }
         self.left_bytes = self.left_bytes.checked_sub(size).ok_or_else(|| {
             let why = format!("would unpack to more than --max-size: the {what} has {size} bytes");
@@ -135,7 +174,7 @@ impl<R: Read> Reader<'_, R> {
         sink.begin(name, size)?;
         let hash = self.pieces(what, size, sink)?;
         if self.exact::<32>()? != *hash.as_bytes()
-            || expected.is_some_and(|(_, text)| *text != *hash.to_hex())
+            || matches!(expected, Expected::This(_, text) if *text != *hash.to_hex())
         {
             return Err(
                 self.damaged(format!("the contents of the {what} do not have the hash that was noted"))
@@ -177,7 +216,7 @@ impl<R: Read> Reader<'_, R> {
         let directory = Path::new(CHECKPOINTS);
         let name = |number| checkpoint::file_name(number).map(|name| directory.join(name));
         let header = name(None).expect("the header always has a name");
-        self.file(&header, "header of its checkpoints", None, sink)?;
+        self.file(&header, "header of its checkpoints", Expected::Anything, sink)?;
         let (mut count, mut last) = (0, None);
         loop {
             let number = u32::from_le_bytes(self.exact()?);
@@ -188,7 +227,7 @@ impl<R: Read> Reader<'_, R> {
             let Some(file) = file else {
                 return Err(self.damaged(format!("the number {number} of a checkpoint is out of order")));
             };
-            self.file(&file, &format!("checkpoint {number}"), None, sink)?;
+            self.file(&file, &format!("checkpoint {number}"), Expected::Anything, sink)?;
             (count, last) = (count + 1, Some(number));
         }
     }
@@ -208,25 +247,5 @@ fn hash_zeroes(hasher: &mut blake3::Hasher, mut count: u64) {
         let part = count.min(zeroes.len() as u64);
         hasher.update(&zeroes[..part as usize]);
         count -= part;
-    }
-}
-
-/// Passes a file on, and keeps its bytes.
-struct Kept<'a> {
-    sink: &'a mut dyn Sink,
-    bytes: Vec<u8>,
-}
-
-impl Sink for Kept<'_> {
-    fn begin(&mut self, name: &Path, size_bytes: u64) -> Result<(), Error> {
-        self.sink.begin(name, size_bytes)
-    }
-
-    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
-        // Grows by what arrived, never by what was announced; a hole in a log makes it unreadable anyway.
-        if offset == self.bytes.len() as u64 {
-            self.bytes.extend_from_slice(bytes);
-        }
-        self.sink.write(offset, bytes)
     }
 }

@@ -8,8 +8,8 @@ use super::*;
 use crate::machine::config::{ImageFile, MachineConfig, ModuleFile};
 use crate::machine::inputs::{Event, PowerOn};
 use crate::position::{Instructions, Moment};
+use crate::recording::Opened;
 use crate::recording::log::{EventRecord, Log, LogRecord, parse_log};
-use crate::recording::{EVENTS, Opened};
 
 fn image(directory: &Path, name: &str, contents: &[u8]) -> ImageFile {
     let path = directory.join(name);
@@ -92,6 +92,10 @@ impl Sink for Memory {
         file[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
+
+    fn check_log(&mut self, manifest: &Manifest) -> Result<(), String> {
+        check_log(&self.files[Path::new(EVENTS)], manifest)
+    }
 }
 
 fn read(bytes: &[u8]) -> Result<(Contents, Memory), Error> {
@@ -122,6 +126,27 @@ fn an_unpacked_recording_carries_its_images() {
     let again = directory.path().join("again");
     pack(&copy, &again, true).unwrap();
     assert_eq!(std::fs::read(&again).unwrap(), std::fs::read(&packed).unwrap());
+}
+
+/// What is left out of a packed file because it is zero is a part of the log all the same.
+#[test]
+fn a_log_with_a_hole_is_unpacked_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = recording(directory.path());
+    let machine = recording.manifest.machine.clone();
+    let path = directory.path().join("zeroes.ttvm");
+    let mut log = Recording::<Instructions>::create(&path, &machine).unwrap();
+    let power_on = Event::PowerOn(PowerOn { unix_seconds: 1, seed: [7; 32], columns: 80, rows: 25 });
+    let at = Moment::<Instructions>::default();
+    for event in [power_on, Event::ConsoleInput(vec![0; 300_000])] {
+        let record = EventRecord { at, branches: 0, rip: 0, cpu_hash: [0; 8], event };
+        log.append(&LogRecord::Event(record)).unwrap();
+    }
+    drop(log);
+    let (packed, unpacked) = (directory.path().join("packed"), directory.path().join("u.ttvm"));
+    pack(&open(&path), &packed, false).unwrap();
+    unpack(&packed, &unpacked, DEFAULT_MAX_BYTES).unwrap();
+    assert_eq!(open(&unpacked).log, open(&path).log);
 }
 
 #[test]
@@ -248,7 +273,7 @@ fn hostile_archives_are_refused_before_they_cost_anything() {
     let (nothing, one, unnamed) = (in_pieces(b""), 1_u32.to_le_bytes(), 100_000_000_u32.to_le_bytes());
     for (what, parts, expected) in [
         ("a manifest of 4 GiB", vec![&[0xff; 4][..]], "claims 4294967295 bytes"),
-        ("a log of 16 EiB", vec![&length, text.as_bytes(), &huge], "--max-size"),
+        ("a log of 16 EiB", vec![&length, text.as_bytes(), &huge], "claims 18446744073709551615 bytes"),
         ("a piece outside", vec![&length, text.as_bytes(), &size, &huge, &whole, &log], "lies outside"),
         ("a piece of 4 GiB", vec![&length, text.as_bytes(), &size, &[0; 8], &[0xff; 4]], "lies outside"),
         (

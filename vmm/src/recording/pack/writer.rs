@@ -7,7 +7,9 @@ use std::path::Path;
 
 use checkpoint::Store;
 
-use super::archive::{CHUNK_BYTES, MAGIC, MAX_CHECKPOINTS, NO_CHECKPOINT, VERSION, with_images_inside};
+use super::archive::{
+    CHUNK_BYTES, MAGIC, MAX_CHECKPOINTS, MAX_LOG_BYTES, NO_CHECKPOINT, VERSION, with_images_inside,
+};
 use crate::error::Error;
 use crate::machine::config::{ImageFile, same};
 use crate::recording::files::EVENTS;
@@ -34,6 +36,12 @@ pub fn write_archive<C, W: Write>(
         .map_err(failed)?;
     // A record that was cut off while it was written stays behind.
     let log = recording.path.join(EVENTS);
+    if recording.log.bytes > MAX_LOG_BYTES {
+        return Err(Error::recording(
+            log,
+            format!("has more than {MAX_LOG_BYTES} bytes, which is too much to be packed"),
+        ));
+    }
     write_file(&log, recording.log.bytes, &mut encoder, path)?;
     for (what, image) in recording.manifest.machine.images() {
         write_image(what, image, &mut encoder, path)?;
@@ -96,7 +104,7 @@ fn write_file(
     out: &mut impl Write,
     path: &Path,
 ) -> Result<blake3::Hash, Error> {
-    let file = File::open(from).map_err(Error::file("open", from))?;
+    let file = plain_file::open(from).map_err(Error::file("open", from))?;
     write_contents(file, from, size_bytes, out, path)
 }
 

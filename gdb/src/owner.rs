@@ -1,0 +1,180 @@
+//! Whose a connection is that comes from this machine: the client's user, as the kernel knows it.
+//!
+//! unix(7), SO_PEERCRED; Linux, Documentation/networking/proc_net_tcp.rst.
+
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::unistd::geteuid;
+
+const ROOT: u32 = 0;
+/// The inode of an end that no program has any more, in the kernel's tables.
+const NO_INODE: &str = "0";
+/// The longest of these tables that is read: half a million connections.
+const MAX_TABLE_BYTES: usize = 64 << 20;
+
+/// Who may connect, and how to find out who does.
+#[derive(Debug)]
+pub(crate) struct Owners {
+    own: u32,
+    /// The kernel's tables of TCP connections, opened while files can still be opened.
+    tables: Vec<File>,
+}
+
+impl Owners {
+    /// For Unix sockets.
+    pub fn of_sockets() -> Owners {
+        Owners { own: geteuid().as_raw(), tables: Vec::new() }
+    }
+
+    /// For TCP connections.
+    pub fn of_connections() -> io::Result<Owners> {
+        // A host without IPv6 has one table.
+        let second = File::open("/proc/net/tcp6").ok();
+        let tables = [File::open("/proc/net/tcp")?].into_iter().chain(second).collect();
+        Ok(Owners { tables, ..Owners::of_sockets() })
+    }
+
+    /// Whether a user's clients may come in. Root's may: it can do everything without asking here.
+    pub fn may_connect(&self, user: u32) -> bool {
+        user == self.own || user == ROOT
+    }
+
+    /// The user at the other end of a Unix socket, when it connected.
+    pub fn of_unix(&self, stream: &UnixStream) -> io::Result<u32> {
+        Ok(getsockopt(stream, PeerCredentials)?.uid())
+    }
+
+    /// The user who has the other end of a TCP connection on this machine.
+    pub fn of_tcp(&self, stream: &TcpStream) -> io::Result<u32> {
+        let (theirs, ours) = (stream.peer_addr()?, stream.local_addr()?);
+        for table in &self.tables {
+            if let Some(user) = owner_in(&read_whole(table)?, theirs, ours) {
+                return Ok(user);
+            }
+        }
+        Err(io::Error::new(ErrorKind::NotFound, "it comes from no program of this machine"))
+    }
+}
+
+/// The kernel makes a table anew for who reads it from its beginning.
+fn read_whole(table: &File) -> io::Result<String> {
+    let (mut bytes, mut piece) = (Vec::new(), vec![0; 1 << 16]);
+    loop {
+        match table.read_at(&mut piece, bytes.len() as u64) {
+            Ok(0) => return Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Ok(_) if bytes.len() > MAX_TABLE_BYTES => {
+                return Err(io::Error::other("there are too many connections"));
+            }
+            Ok(count) => bytes.extend(&piece[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The user of the line with these ends. An end that its program has closed is nobody's: the kernel shows it as root's.
+fn owner_in(table: &str, theirs: SocketAddr, ours: SocketAddr) -> Option<u32> {
+    table.lines().skip(1).find_map(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        let is_it = is_at(words.next()?, theirs) && is_at(words.next()?, ours);
+        let mut words = words.skip(4);
+        let (user, _timeout, inode) = (words.next()?, words.next()?, words.next()?);
+        (is_it && inode != NO_INODE).then(|| user.parse().ok())?
+    })
+}
+
+/// Whether an end in a table is this address.
+fn is_at(text: &str, address: SocketAddr) -> bool {
+    end(text).is_some_and(|(ip, port)| ip == address.ip().to_canonical() && port == address.port())
+}
+
+/// `0100007F:04D2` is port 1234 of 127.0.0.1: words in the byte order of the host, the port in that of the number.
+fn end(text: &str) -> Option<(IpAddr, u16)> {
+    let (address, port) = text.split_once(':')?;
+    let word = |at: usize| u32::from_str_radix(address.get(at..at + 8)?, 16).ok().map(u32::to_ne_bytes);
+    let ip = match address.len() {
+        8 => IpAddr::from(Ipv4Addr::from(word(0)?)),
+        32 => {
+            let words = [word(0)?, word(8)?, word(16)?, word(24)?];
+            let bytes: [u8; 16] = words.concat().try_into().ok()?;
+            IpAddr::from(Ipv6Addr::from(bytes))
+        }
+        _ => return None,
+    };
+    Some((ip.to_canonical(), u16::from_str_radix(port, 16).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    const HEAD: &str =
+        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";
+
+    fn owner(line: &str) -> Option<u32> {
+        let (theirs, ours) = ("127.0.0.1:40000".parse().unwrap(), "127.0.0.1:1234".parse().unwrap());
+        owner_in(&format!("{HEAD}{line}\n"), theirs, ours)
+    }
+
+    #[test]
+    fn the_owner_of_the_other_end_is_found_in_the_table() {
+        let rest = "00000000:00000000 00:00000000 00000000";
+        let line = |ends: &str, state: &str, user: u32, inode: u32| {
+            owner(&format!(
+                "   7: {ends} {state} {rest}  {user}        0 {inode} 1 0000000000000000 20 4 30 10 -1"
+            ))
+        };
+        let theirs = "0100007F:9C40 0100007F:04D2";
+        let mapped = "0000000000000000FFFF00000100007F:9C40 0000000000000000FFFF00000100007F:04D2";
+        for (ends, state, user, inode, found) in [
+            (theirs, "01", 1000, 77, Some(1000)),
+            (mapped, "01", 1001, 77, Some(1001)),
+            // It is the end of the server.
+            ("0100007F:04D2 0100007F:9C40", "01", 0, 77, None),
+            ("0100007F:9C41 0100007F:04D2", "01", 1000, 77, None),
+            ("0200007F:9C40 0100007F:04D2", "01", 1000, 77, None),
+            // Its program will send no more, and has it still.
+            (theirs, "05", 1000, 77, Some(1000)),
+            // Its program has closed it.
+            (theirs, "05", 0, 0, None),
+            (theirs, "06", 0, 0, None),
+            (theirs, "01", 0, 0, None),
+        ] {
+            assert_eq!(line(ends, state, user, inode), found, "{ends} {state} {inode}");
+        }
+        for damaged in ["", "1:", "   7: 0100007F:9C40", "   7: 0100007F:9C40 0100007F:04D2 01 x y z u"] {
+            assert_eq!(owner(damaged), None, "{damaged}");
+        }
+    }
+
+    #[test]
+    fn connections_of_this_process_are_its_users() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(address) else {
+                skip::test(format!("there is no {address} on this host"));
+                continue;
+            };
+            let owners = Owners::of_connections().unwrap();
+            let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (served, _) = listener.accept().unwrap();
+            for _ in 0..2 {
+                assert_eq!(owners.of_tcp(&served).unwrap(), geteuid().as_raw(), "{address}");
+            }
+            drop(client);
+            assert!(owners.of_tcp(&served).is_err(), "the client has gone");
+        }
+    }
+
+    #[test]
+    fn the_user_and_root_may_connect() {
+        let owners = Owners { own: 1000, tables: Vec::new() };
+        assert_eq!([0, 999, 1000, 1001].map(|user| owners.may_connect(user)), [true, false, true, false]);
+    }
+}

@@ -1,0 +1,167 @@
+//! The companion of `ttvm debug`: a small process beside it that is not locked in. It runs gdb, where that is wanted, and
+//! removes the files that other programs find `ttvm debug` by, however that ends.
+//!
+//! ```text
+//!   ttvm debug (locked in) ── pipe ──► companion ── runs ──► gdb
+//!                                      a byte: gdb can come; the end: nobody writes any more, so remove the files
+//! ```
+
+use std::fs::File;
+use std::io::{PipeReader, PipeWriter, Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio, exit};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use vmm::error::{Error, exit_code};
+
+/// What the companion does, as its own command line says.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The descriptor of the pipe on which the other process says that gdb can come
+    #[arg(long)]
+    pipe: i32,
+    /// A folder to remove
+    #[arg(long)]
+    folder: PathBuf,
+    /// A socket to remove
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    /// gdb and its arguments
+    #[arg(last = true)]
+    gdb: Vec<String>,
+}
+
+/// The companion as `ttvm debug` sees it. When this is dropped, it removes the files, and has ended.
+pub struct Companion {
+    /// `None` once it was let go of.
+    pipe: Option<PipeWriter>,
+    process: Child,
+}
+
+impl Companion {
+    /// Starts it. It removes `folder` and `socket` in the end, and runs this gdb once it may come.
+    pub fn start(folder: &Path, socket: Option<&Path>, gdb: Option<Command>) -> Result<Companion, Error> {
+        let failed = |source| Error::Host { what: "cannot start a second process".to_string(), source };
+        let (reader, pipe) = std::io::pipe().map_err(failed)?;
+        let mut command = command(&reader, folder, socket).map_err(failed)?;
+        match gdb {
+            Some(gdb) => {
+                let changes = gdb.get_envs().filter_map(|(name, value)| Some((name, value?)));
+                command.arg("--").arg(gdb.get_program()).args(gdb.get_args()).envs(changes);
+            }
+            None => {
+                command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            }
+        }
+        Ok(Companion { process: command.spawn().map_err(failed)?, pipe: Some(pipe) })
+    }
+
+    /// Lets gdb come, waits for its end, and gives its exit code.
+    pub fn run_gdb(mut self) -> i32 {
+        // If the companion has gone already, its exit code says why.
+        let _ = self.pipe.as_mut().map(|pipe| pipe.write_all(b"\n"));
+        let status = self.process.wait();
+        status.ok().and_then(|status| status.code()).unwrap_or(exit_code::FAILED)
+    }
+}
+
+impl Drop for Companion {
+    fn drop(&mut self) {
+        self.pipe = None;
+        let _ = self.process.wait();
+    }
+}
+
+/// This program once more, with the end of the pipe, which it inherits.
+fn command(reader: &PipeReader, folder: &Path, socket: Option<&Path>) -> std::io::Result<Command> {
+    fcntl(reader.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["debug-companion", "--pipe", &reader.as_raw_fd().to_string(), "--folder"]).arg(folder);
+    if let Some(socket) = socket {
+        command.arg("--socket").arg(std::path::absolute(socket)?);
+    }
+    Ok(command)
+}
+
+/// The companion's own part.
+pub fn run(args: &Args) -> Result<i32, Error> {
+    let failed = |source| Error::Host { what: "cannot watch the process beside".to_string(), source };
+    // Signals that a terminal sends to all its processes are for the other one, or for gdb.
+    for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))).map_err(failed)?;
+    }
+    let files = Files { folder: args.folder.clone(), socket: args.socket.clone().and_then(Socket::of) };
+    let mut pipe = File::open(format!("/dev/fd/{}", args.pipe)).map_err(failed)?;
+    let gdb = (wait(&mut pipe) && !args.gdb.is_empty()).then(|| start_gdb(&args.gdb)).transpose()?;
+    let Some(mut gdb) = gdb else {
+        files.remove();
+        return Ok(exit_code::DONE);
+    };
+    let when_gone = files.clone();
+    std::thread::spawn(move || {
+        while wait(&mut pipe) {}
+        when_gone.remove();
+    });
+    let status = gdb.wait().map_err(failed)?;
+    files.remove();
+    exit(status.code().unwrap_or(exit_code::FAILED))
+}
+
+/// Waits for a byte; `false` when none will come any more.
+fn wait(pipe: &mut File) -> bool {
+    loop {
+        match pipe.read(&mut [0]) {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            result => return result.is_ok_and(|count| count > 0),
+        }
+    }
+}
+
+fn start_gdb(words: &[String]) -> Result<Child, Error> {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).spawn().map_err(|error| {
+        Error::Unsupported(format!("cannot start {}: {error}; install gdb, or attach one yourself", words[0]))
+    })
+}
+
+/// What there is to remove.
+#[derive(Clone)]
+struct Files {
+    folder: PathBuf,
+    socket: Option<Socket>,
+}
+
+/// A socket's file, and which one it is: another that gets its name later is not ours.
+#[derive(Clone)]
+struct Socket {
+    path: PathBuf,
+    inode: (u64, u64),
+}
+
+impl Socket {
+    fn of(path: PathBuf) -> Option<Socket> {
+        Some(Socket { inode: inode(&path)?, path })
+    }
+}
+
+fn inode(path: &Path) -> Option<(u64, u64)> {
+    let metadata = path.symlink_metadata().ok()?;
+    metadata.file_type().is_socket().then(|| (metadata.dev(), metadata.ino()))
+}
+
+impl Files {
+    /// Removes what is still there.
+    fn remove(&self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+        if let Some(socket) = &self.socket
+            && inode(&socket.path) == Some(socket.inode)
+        {
+            let _ = std::fs::remove_file(&socket.path);
+        }
+    }
+}

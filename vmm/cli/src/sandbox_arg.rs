@@ -1,0 +1,72 @@
+//! `--no-sandbox`, and what each verb still needs when it locks itself in.
+
+use std::path::{Path, PathBuf};
+
+use sandbox::Needs;
+use vmm::engine::EngineKind;
+use vmm::error::Error;
+use vmm::machine::config::MachineConfig;
+use vmm::recording::Opened;
+
+/// Whether to lock in.
+#[derive(Clone, Copy, clap::Args)]
+pub struct SandboxArgs {
+    /// Keep access to files, network and programs while the guest runs. Without this, ttvm locks itself in once it has
+    /// opened what it needs, so that a bug in it which a guest can use leads no further; `ttvm doctor` says what this host
+    /// offers for that
+    #[arg(long)]
+    no_sandbox: bool,
+}
+
+impl SandboxArgs {
+    /// Gives up for good what is not in `needs`, unless the user has said no. No thread may run yet.
+    pub fn lock_in(self, needs: &Needs) -> Result<(), Error> {
+        if self.no_sandbox {
+            return Ok(());
+        }
+        // What is looked up once has to be looked up now.
+        vmm::timeline::cores();
+        match sandbox::lock_in(needs) {
+            Ok(locked) => log::debug!("locked in: {locked:?}"),
+            Err(error) => {
+                let why = format!("ttvm cannot lock itself in: {error}; --no-sandbox does without");
+                return Err(Error::Unsupported(why));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a machine needs that runs: nothing, but for devices that it has open.
+pub fn of_machine(machine: &MachineConfig, engine: EngineKind) -> Needs {
+    Needs { kvm: engine == EngineKind::Kvm, vfio: !machine.passthrough.is_empty(), ..Needs::default() }
+}
+
+/// What a machine needs that is recorded into a folder.
+pub fn of_recording(machine: &MachineConfig, engine: EngineKind, folder: &Path) -> Needs {
+    Needs { written: vec![folder.to_path_buf()], ..of_machine(machine, engine) }
+}
+
+/// What a replay needs: the images, and the recording itself, to which the counts are added of one that has none yet.
+pub fn of_replay(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
+    let mut needs = Needs { read: images(opened), kvm: engine == EngineKind::Kvm, ..Needs::default() };
+    if needs.kvm {
+        needs.devices.push("/dev/kvm".into());
+    }
+    match opened {
+        Opened::ByInstructions(_) => needs.read.push(folder.to_path_buf()),
+        Opened::ByExits(_) => needs.written.push(folder.to_path_buf()),
+    }
+    needs
+}
+
+/// What a debugger needs: as a replay, and checkpoints are added to the recording where gdb's user wants them. gdb was started
+/// before.
+pub fn of_debug(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
+    let needs = of_replay(opened, folder, engine);
+    Needs { written: vec![folder.to_path_buf()], clients: true, helper: true, ..needs }
+}
+
+fn images(opened: &Opened) -> Vec<PathBuf> {
+    opened.manifest().machine.images().map(|(_, file)| file.path.clone()).collect()
+}

@@ -1,0 +1,66 @@
+//! With what this host lets `ttvm` lock itself in.
+
+use ::sandbox::{Files, Offered};
+
+use super::finding::{Finding, finding};
+
+const LANDLOCK: &str = "sandbox: Landlock";
+const SECCOMP: &str = "sandbox: seccomp";
+
+/// A line for each lock that a host may lack.
+pub(super) fn examine() -> Vec<Finding> {
+    findings(&::sandbox::probe())
+}
+
+fn findings(offered: &Offered) -> Vec<Finding> {
+    vec![landlock(&offered.files), seccomp(&offered.calls)]
+}
+
+fn landlock(files: &Result<Files, String>) -> Finding {
+    let newer = "a newer Linux (6.12) has all of it";
+    match files {
+        Ok(Files::All) => finding(LANDLOCK, true, "keeps files, network and other processes away", ""),
+        Ok(Files::Most(version)) => {
+            finding(LANDLOCK, true, format!("version {version}, which keeps most of it away"), newer)
+        }
+        Ok(Files::None(why)) => {
+            let advice = "a guest that breaks out can open files; a Linux 5.13 or later with landlock among its lsm= helps";
+            finding(LANDLOCK, false, *why, advice)
+        }
+        Err(error) => finding(LANDLOCK, false, error, "--no-sandbox does without"),
+    }
+}
+
+fn seccomp(calls: &Result<bool, String>) -> Finding {
+    match calls {
+        Ok(true) => finding(SECCOMP, true, "refuses system calls that are not needed", ""),
+        Ok(false) => finding(
+            SECCOMP,
+            false,
+            "the kernel has no filters of system calls",
+            "a guest that breaks out can make any; take a kernel with CONFIG_SECCOMP_FILTER",
+        ),
+        Err(error) => finding(SECCOMP, false, error, "--no-sandbox does without"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_host_lacks_is_said_with_what_to_do() {
+        let lines = |files, calls| {
+            let found = findings(&Offered { files, calls }).into_iter();
+            found.map(|it| (it.ok, format!("{}; {}", it.detail, it.advice))).collect::<Vec<_>>()
+        };
+        let all = lines(Ok(Files::All), Ok(true));
+        assert!(all.iter().all(|(ok, line)| *ok && line.ends_with("; ")), "{all:?}");
+        let old = lines(Ok(Files::Most(3)), Ok(true));
+        assert!(old[0].0 && old[0].1.contains("version 3"), "{old:?}");
+        let none = lines(Ok(Files::None("the kernel has no Landlock")), Ok(false));
+        assert!(none.iter().all(|(ok, line)| !ok && !line.ends_with("; ")), "{none:?}");
+        let failed = lines(Err("it fails".to_string()), Err("it fails".to_string()));
+        assert!(failed.iter().all(|(ok, line)| !ok && line.contains("--no-sandbox")), "{failed:?}");
+    }
+}

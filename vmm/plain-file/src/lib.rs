@@ -1,0 +1,129 @@
+//! Opens files that may be a stranger's: plain ones, and nothing else. A pipe in the place of a file would let its reader wait
+//! for ever, a device could be read without an end, or do something when it is opened.
+
+#![forbid(unsafe_code)]
+
+use std::fs::{File, FileType, Metadata, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Neither for the other end of a pipe nor for a modem, and a terminal does not become this process's.
+const WITHOUT_WAITING: i32 = libc::O_NONBLOCK | libc::O_NOCTTY;
+
+/// Opens a file for reading.
+///
+/// # Errors
+/// If it cannot be opened, or is no plain file.
+pub fn open(path: &Path) -> io::Result<File> {
+    // Opening a device does things already.
+    check(&std::fs::metadata(path)?)?;
+    checked(File::options().read(true).custom_flags(WITHOUT_WAITING), path)
+}
+
+/// The contents of a file that has no more than so many bytes.
+///
+/// # Errors
+/// As [`open`], or if it has more.
+pub fn read(path: &Path, most_bytes: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(path)?.take(most_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most_bytes {
+        return Err(io::Error::new(ErrorKind::FileTooLarge, format!("it has more than {most_bytes} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// Opens a file that is there to be locked, and makes it if need be. What it holds stays, and a link leads nowhere.
+///
+/// # Errors
+/// As [`open`].
+pub fn lock_file(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(false).custom_flags(WITHOUT_WAITING | libc::O_NOFOLLOW);
+    checked(&options, path)
+}
+
+/// Opens, and looks at what was opened.
+fn checked(options: &OpenOptions, path: &Path) -> io::Result<File> {
+    let file = options.open(path)?;
+    check(&file.metadata()?)?;
+    Ok(file)
+}
+
+fn check(metadata: &Metadata) -> io::Result<()> {
+    if metadata.is_file() {
+        return Ok(());
+    }
+    let kind = name_of(metadata.file_type());
+    Err(io::Error::new(ErrorKind::InvalidInput, format!("it is {kind}, and no plain file")))
+}
+
+fn name_of(kind: FileType) -> &'static str {
+    match kind {
+        _ if kind.is_dir() => "a directory",
+        _ if kind.is_fifo() => "a pipe",
+        _ if kind.is_socket() => "a socket",
+        _ => "a device",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
+    use super::*;
+
+    /// A path of each kind that is no plain file, with its name.
+    fn others(folder: &Path) -> Vec<(PathBuf, &'static str)> {
+        mkfifo(&folder.join("pipe"), Mode::S_IRWXU).unwrap();
+        drop(UnixListener::bind(folder.join("socket")).unwrap());
+        symlink(folder.join("pipe"), folder.join("link")).unwrap();
+        let named = [("pipe", "a pipe"), ("socket", "a socket"), ("link", "a pipe"), (".", "a directory")];
+        let named = named.map(|(name, kind)| (folder.join(name), kind));
+        named.into_iter().chain([("/dev/zero".into(), "a device")]).collect()
+    }
+
+    #[test]
+    fn what_is_no_plain_file_is_refused_and_nothing_waits() {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, kind) in others(folder.path()) {
+            let expected = format!("it is {kind}, and no plain file");
+            assert_eq!(open(&path).unwrap_err().to_string(), expected, "{}", path.display());
+            assert_eq!(read(&path, 10).unwrap_err().to_string(), expected, "{}", path.display());
+            assert!(lock_file(&path).is_err(), "{}", path.display());
+        }
+        let missing = open(&folder.path().join("missing")).unwrap_err();
+        assert_eq!(missing.kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn files_are_read_up_to_a_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "12345").unwrap();
+        assert_eq!(read(&path, 5).unwrap(), b"12345");
+        assert_eq!(read(&path, 4).unwrap_err().kind(), ErrorKind::FileTooLarge);
+        // One with a hole that is larger than any memory.
+        File::options().write(true).open(&path).unwrap().set_len(1 << 42).unwrap();
+        assert_eq!(read(&path, 1 << 20).unwrap_err().kind(), ErrorKind::FileTooLarge);
+    }
+
+    #[test]
+    fn files_to_be_locked_are_made_or_stay_as_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, link) = (folder.path().join("lock"), folder.path().join("link"));
+        lock_file(&path).unwrap();
+        fs::write(&path, "precious").unwrap();
+        lock_file(&path).unwrap();
+        symlink(&path, &link).unwrap();
+        assert!(lock_file(&link).is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+    }
+}

@@ -1,0 +1,261 @@
+//! seccomp: the system calls that are left, each with its reason. All others fail as on a kernel that lacks them, so that
+//! the C library goes another way where it has one.
+//!
+//! seccomp(2). The list holds for x86-64; a call by another of its interfaces (32-bit, x32) ends the process.
+
+use std::collections::BTreeMap;
+
+use libc::c_long;
+use seccompiler::{
+    BpfProgram, BpfProgramRef, Error as FilterError, SeccompAction, SeccompCmpArgLen, SeccompCmpOp,
+    SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
+};
+
+use crate::error::Error;
+use crate::needs::Needs;
+
+/// Open files, and by name those that Landlock leaves. No links, no changes of owners and modes.
+const FILES: &[c_long] = &[
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_pread64,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_pwrite64,
+    libc::SYS_lseek,
+    libc::SYS_close,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_faccessat2,
+    libc::SYS_openat,
+    libc::SYS_getdents64,
+    libc::SYS_readlink,
+    libc::SYS_getcwd,
+    libc::SYS_flock,
+    libc::SYS_ftruncate,
+    libc::SYS_fallocate,
+    libc::SYS_fadvise64,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_copy_file_range,
+    libc::SYS_mkdir,
+    libc::SYS_rename,
+    libc::SYS_rmdir,
+    libc::SYS_unlink,
+    libc::SYS_unlinkat,
+];
+
+/// Memory. What the translator makes code in is a file in memory, mapped twice; see [`of_protection`].
+const MEMORY: &[c_long] =
+    &[libc::SYS_brk, libc::SYS_munmap, libc::SYS_mremap, libc::SYS_madvise, libc::SYS_memfd_create];
+
+/// Threads of this process: see [`of_clone`] for how they begin.
+const THREADS: &[c_long] = &[
+    libc::SYS_futex,
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_sched_yield,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_gettid,
+    libc::SYS_getpid,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
+/// Signals that come in. Those that go out are [`of_own_process`].
+const SIGNALS: &[c_long] = &[
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    libc::SYS_restart_syscall,
+];
+
+/// Waiting, time and randomness.
+const WAITING: &[c_long] = &[
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_getres,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
+    libc::SYS_gettimeofday,
+    libc::SYS_getrandom,
+];
+
+/// Who one is.
+const IDENTITY: &[c_long] = &[libc::SYS_getuid, libc::SYS_geteuid, libc::SYS_getgid, libc::SYS_getegid];
+
+/// Sockets that are there already: no more of them are made, bound or connected.
+const SOCKETS: &[c_long] = &[libc::SYS_recvfrom, libc::SYS_shutdown];
+
+/// Clients on a socket that was bound before.
+const CLIENTS: &[c_long] = &[
+    libc::SYS_listen,
+    libc::SYS_accept4,
+    libc::SYS_getsockopt,
+    libc::SYS_setsockopt,
+    libc::SYS_getsockname,
+    libc::SYS_getpeername,
+];
+
+/// KVM: a thread kicks its own vCPU by a timer and by the counter of its branches.
+const KVM: &[c_long] = &[
+    libc::SYS_timer_create,
+    libc::SYS_timer_settime,
+    libc::SYS_timer_delete,
+    libc::SYS_perf_event_open,
+    libc::SYS_eventfd2,
+    // The counter's signal goes to this thread: see [`of_descriptors`] for all others.
+    libc::SYS_fcntl,
+];
+
+/// VFIO: interrupts of devices come in by event descriptors.
+const VFIO: &[c_long] =
+    &[libc::SYS_eventfd2, libc::SYS_epoll_ctl, libc::SYS_epoll_wait, libc::SYS_epoll_pwait];
+
+/// The end of a program that was started before.
+const HELPER: &[c_long] = &[libc::SYS_wait4, libc::SYS_waitid];
+
+/// The terminal: its mode and its size. Never TIOCSTI, by which one types into the shell that comes after.
+const TERMINAL_REQUESTS: &[u64] = &[
+    libc::TCGETS,
+    libc::TCSETS,
+    libc::TCSETSW,
+    libc::TCSETSF,
+    libc::TCGETS2,
+    libc::TCSETS2,
+    libc::TCSETSW2,
+    libc::TCSETSF2,
+    libc::TIOCGWINSZ,
+];
+/// Sockets and pipes: whether they wait, and whether programs inherit them.
+const FILE_REQUESTS: &[u64] = &[libc::FIONBIO, libc::FIOCLEX];
+/// The bits of a request that say which driver it is for.
+const REQUEST_TYPE: u64 = 0xff00;
+const KVM_TYPE: u64 = 0xae00;
+const PERF_TYPE: u64 = (b'$' as u64) << 8;
+const VFIO_TYPE: u64 = (b';' as u64) << 8;
+
+/// Allowed calls, and under which conditions on their arguments; without any, always.
+type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
+
+/// Leaves the process the calls that `needs` asks for. `false` where the host has no seccomp.
+pub(crate) fn restrict(needs: &Needs) -> Result<bool, Error> {
+    restrict_by(needs, seccompiler::apply_filter_all_threads)
+}
+
+/// As [`restrict`], for the calling thread alone.
+pub(crate) fn restrict_thread(needs: &Needs) -> Result<bool, Error> {
+    restrict_by(needs, seccompiler::apply_filter)
+}
+
+fn restrict_by(
+    needs: &Needs,
+    apply: fn(BpfProgramRef<'_>) -> Result<(), FilterError>,
+) -> Result<bool, Error> {
+    let program = program(needs).map_err(Error::failed("make the list of system calls"))?;
+    match apply(&program) {
+        Ok(()) => Ok(true),
+        Err(FilterError::Seccomp(error)) if is_missing(&error) => Ok(false),
+        Err(error) => Err(Error::failed("give up system calls")(error)),
+    }
+}
+
+/// The kernel has no seccomp, or no filters.
+fn is_missing(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL))
+}
+
+fn program(needs: &Needs) -> Result<BpfProgram, Box<dyn std::error::Error>> {
+    let refusal = SeccompAction::Errno(libc::ENOSYS as u32);
+    let filter = SeccompFilter::new(rules(needs)?, refusal, SeccompAction::Allow, TargetArch::x86_64)?;
+    Ok(filter.try_into()?)
+}
+
+fn rules(needs: &Needs) -> Result<Rules, seccompiler::BackendError> {
+    let own = u64::from(std::process::id());
+    let mut rules = Rules::from([
+        (libc::SYS_mmap, of_protection()?),
+        (libc::SYS_mprotect, of_protection()?),
+        (libc::SYS_clone, of_clone()?),
+        (libc::SYS_tgkill, of_own_process(own)?),
+        (libc::SYS_ioctl, of_requests(needs)?),
+        (libc::SYS_fcntl, of_descriptors()?),
+        (libc::SYS_prctl, vec![rule(vec![equal(0, libc::PR_SET_NAME as u64)?])?]),
+        // Limits are asked for, and not set.
+        (libc::SYS_prlimit64, vec![rule(vec![equal(0, 0)?, null(2)?])?]),
+        // To the other end of the socket, and to no address.
+        (libc::SYS_sendto, vec![rule(vec![null(4)?])?]),
+    ]);
+    let lists = [FILES, MEMORY, THREADS, SIGNALS, WAITING, IDENTITY, SOCKETS];
+    let more = [(needs.clients, CLIENTS), (needs.kvm, KVM), (needs.vfio, VFIO), (needs.helper, HELPER)];
+    let more = more.iter().filter(|(is_needed, _)| *is_needed).map(|(_, list)| *list);
+    for &call in lists.into_iter().chain(more).flatten() {
+        rules.insert(call, Vec::new());
+    }
+    Ok(rules)
+}
+
+/// Memory that is never writable and executable at once.
+fn of_protection() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let both = (libc::PROT_WRITE | libc::PROT_EXEC) as u64;
+    let allowed = [libc::PROT_NONE, libc::PROT_WRITE, libc::PROT_EXEC];
+    allowed.iter().map(|&bits| rule(vec![masked(2, both, bits as u64)?])).collect()
+}
+
+/// A thread of this process, and no process, in no namespace of its own.
+fn of_clone() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let namespaces = libc::CLONE_NEWNS
+        | libc::CLONE_NEWCGROUP
+        | libc::CLONE_NEWUTS
+        | libc::CLONE_NEWIPC
+        | libc::CLONE_NEWUSER
+        | libc::CLONE_NEWPID
+        | libc::CLONE_NEWNET;
+    let thread = libc::CLONE_THREAD | libc::CLONE_VM;
+    Ok(vec![rule(vec![masked(0, (namespaces | thread) as u64, thread as u64)?])?])
+}
+
+/// Signals to the process itself: an abort, a stop from the terminal.
+fn of_own_process(own: u64) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    Ok(vec![rule(vec![equal(0, own)?])?])
+}
+
+fn of_requests(needs: &Needs) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let single = TERMINAL_REQUESTS.iter().chain(FILE_REQUESTS);
+    let single = single.map(|&request| rule(vec![equal(1, request)?]));
+    let types = [(needs.kvm, KVM_TYPE), (needs.kvm, PERF_TYPE), (needs.vfio, VFIO_TYPE)];
+    let types = types.iter().filter(|(is_needed, _)| *is_needed);
+    single.chain(types.map(|&(_, bits)| rule(vec![masked(1, REQUEST_TYPE, bits)?]))).collect()
+}
+
+/// Copies and flags of descriptors; not where their signals go.
+fn of_descriptors() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let commands =
+        [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL];
+    commands.iter().map(|&command| rule(vec![equal(1, command as u64)?])).collect()
+}
+
+/// All of these conditions.
+fn rule(conditions: Vec<SeccompCondition>) -> Result<SeccompRule, seccompiler::BackendError> {
+    SeccompRule::new(conditions)
+}
+
+/// An argument that the kernel takes as 32 bits.
+fn equal(argument: u8, value: u64) -> Result<SeccompCondition, seccompiler::BackendError> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
+}
+
+/// The same, of which only the bits in a mask count.
+fn masked(argument: u8, mask: u64, value: u64) -> Result<SeccompCondition, seccompiler::BackendError> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(mask), value)
+}
+
+/// A pointer to nothing.
+fn null(argument: u8) -> Result<SeccompCondition, seccompiler::BackendError> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)
+}

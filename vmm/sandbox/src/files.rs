@@ -1,0 +1,71 @@
+//! Landlock: of all files, those that were named are left; of all network addresses and other processes, none.
+//!
+//! landlock(7). A descriptor that is open already stays as it was.
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, LandlockStatus, Ruleset,
+    RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope, path_beneath_rules,
+};
+
+use crate::error::Error;
+use crate::needs::Needs;
+
+/// The newest version of Landlock whose locks are known here.
+const KNOWN: ABI = ABI::V6;
+
+/// What Landlock keeps away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Files {
+    /// Everything that was not named.
+    All,
+    /// Most of it: this host's Landlock has an old version.
+    Most(i32),
+    /// Nothing.
+    None(&'static str),
+}
+
+/// Leaves the calling thread, and those that it starts, what `needs` names.
+pub(crate) fn restrict(needs: &Needs) -> Result<Files, Error> {
+    ruled(needs).map_err(Error::failed("give up access to files"))
+}
+
+fn ruled(needs: &Needs) -> Result<Files, RulesetError> {
+    let ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(KNOWN))?
+        .handle_access(AccessNet::from_all(KNOWN))?
+        .scope(Scope::from_all(KNOWN))?
+        .create()?
+        .add_rules(path_beneath_rules(&needs.read, readable()))?
+        .add_rules(path_beneath_rules(&needs.written, readable() | changeable()))?
+        .add_rules(path_beneath_rules(&needs.devices, device()))?;
+    let status = ruleset.restrict_self()?;
+    Ok(match (status.ruleset, status.landlock) {
+        (RulesetStatus::FullyEnforced, _) => Files::All,
+        (RulesetStatus::PartiallyEnforced, LandlockStatus::Available { effective_abi, .. }) => {
+            Files::Most(effective_abi as i32)
+        }
+        (_, LandlockStatus::NotEnabled) => Files::None("the kernel has Landlock, and it is switched off"),
+        _ => Files::None("the kernel has no Landlock"),
+    })
+}
+
+/// Nothing can be executed, not even what was written.
+fn readable() -> BitFlags<AccessFs> {
+    AccessFs::ReadFile | AccessFs::ReadDir
+}
+
+/// Files and folders only: no devices, no sockets, no links that lead elsewhere.
+fn changeable() -> BitFlags<AccessFs> {
+    AccessFs::WriteFile
+        | AccessFs::Truncate
+        | AccessFs::MakeReg
+        | AccessFs::MakeDir
+        | AccessFs::RemoveFile
+        | AccessFs::RemoveDir
+        | AccessFs::Refer
+}
+
+fn device() -> BitFlags<AccessFs> {
+    AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev
+}

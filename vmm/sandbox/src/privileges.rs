@@ -1,0 +1,64 @@
+//! Capabilities: a process that root started gives them up, and what it executes gains none.
+//!
+//! capabilities(7); Linux, Documentation/userspace-api/no_new_privs.rst.
+
+use std::path::PathBuf;
+
+use caps::{CapSet, Capability, CapsHashSet};
+use nix::unistd::{AccessFlags, eaccess};
+
+use crate::error::Error;
+use crate::needs::Needs;
+
+/// Gives up all capabilities but those without which `needs` cannot be had.
+pub(crate) fn give_up(needs: &Needs) -> Result<(), Error> {
+    nix::sys::prctl::set_no_new_privs().map_err(Error::failed("rule out new privileges"))?;
+    let read = |set| caps::read(None, set).map_err(Error::failed("read the capabilities"));
+    let had = read(CapSet::Permitted)?;
+    if had.contains(&Capability::CAP_SETPCAP) {
+        for capability in read(CapSet::Bounding)? {
+            let _ = caps::drop(None, CapSet::Bounding, capability);
+        }
+    }
+    let nothing = CapsHashSet::new();
+    // A kernel older than 4.3 has no ambient set.
+    let _ = caps::clear(None, CapSet::Ambient);
+    set(CapSet::Inheritable, &nothing)?;
+    let reached = reached(needs);
+    set(CapSet::Effective, &nothing)?;
+    let mut kept = wanted(needs);
+    if reached.iter().any(|(path, access)| eaccess(path, *access).is_err()) {
+        // Root may work on a recording of another user.
+        kept.insert(Capability::CAP_DAC_OVERRIDE);
+    }
+    let kept = &kept & &had;
+    set(CapSet::Effective, &kept)?;
+    set(CapSet::Permitted, &kept)
+}
+
+fn set(set: CapSet, capabilities: &CapsHashSet) -> Result<(), Error> {
+    caps::set(None, set, capabilities).map_err(Error::failed("give up capabilities"))
+}
+
+/// What the host asks for later, not when a device is opened.
+fn wanted(needs: &Needs) -> CapsHashSet {
+    let mut wanted = CapsHashSet::new();
+    if needs.vfio {
+        // Memory is mapped for devices while the guest runs, more of it than users may lock.
+        wanted.insert(Capability::CAP_IPC_LOCK);
+    }
+    if needs.kvm {
+        // Each vCPU has a counter of its own.
+        wanted.insert(Capability::CAP_PERFMON);
+    }
+    wanted
+}
+
+/// The paths that can be used now, and how.
+fn reached(needs: &Needs) -> Vec<(PathBuf, AccessFlags)> {
+    let both = AccessFlags::R_OK | AccessFlags::W_OK;
+    let read = needs.read.iter().map(|path| (path, AccessFlags::R_OK));
+    let written = needs.written.iter().chain(&needs.devices).map(|path| (path, both));
+    let all = read.chain(written).map(|(path, access)| (path.clone(), access));
+    all.filter(|(path, access)| eaccess(path, *access).is_ok()).collect()
+}
