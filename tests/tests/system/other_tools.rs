@@ -98,7 +98,10 @@ fn in_gdb(directory: &Path, told: &Value) {
     let mut gdb = Command::new(ttvm());
     gdb.current_dir(directory).args(["debug", "r.ttvm", "--at", "panic", "--gdb", "--", "--nx", "--batch"]);
     let said = output(gdb.args(["-ex", "tt backtrace", "-ex", "tt dmesg 1"]));
-    let mut frames = said.lines().filter(|line| line.starts_with('#')).map(|line| line.split_once(" 0x"));
+    let mut frames = said
+        .lines()
+        .filter(|line| line.starts_with('#') && !line.contains(" in "))
+        .map(|line| line.split_once(" 0x"));
     for frame in told["frames"].as_array().expect("frames") {
         let address = frame["address"].as_str().expect("an address").trim_start_matches("0x");
         let expected = format!("{address} {}", frame["function"].as_str().expect("a name"));
