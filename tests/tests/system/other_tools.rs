@@ -62,8 +62,12 @@ fn printed_trace(console: &str) -> Vec<String> {
     let lines =
         console[begin..].lines().skip(1).map(|line| line.split_once("] ").map_or(line, |(_, text)| text));
     let inside = lines.take_while(|line| !line.contains("</TASK>") && !line.contains("RIP: 0033"));
-    let is_function = |line: &&str| line.starts_with(' ') && line.contains("+0x") && !line.contains(" ? ");
-    inside.filter(is_function).map(|line| without_size(line.trim())).collect()
+    // What an interrupt or an exception came upon is printed with its registers.
+    let function = |line: &str| {
+        let text = line.strip_prefix("RIP: 0010:").or_else(|| line.strip_prefix(' '))?.trim();
+        (text.contains("+0x") && !text.starts_with("? ")).then(|| without_size(text))
+    };
+    inside.filter_map(function).collect()
 }
 
 /// A panic by an exception in a module, one that the kernel calls in an interrupt, and one that a module calls.
