@@ -8,7 +8,7 @@ import subprocess
 import time
 
 HERTZ = os.sysconf("SC_CLK_TCK")
-PATIENCE_S = 60
+PATIENCE_S = 600
 
 
 class RemoteError(Exception):

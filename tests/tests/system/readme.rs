@@ -53,7 +53,7 @@ const COMMANDS: &[(i32, &str)] = &[
 /// Needs drgn.
 const DRGN: &str = "drgn R.ttvm --at 95% -- --no-default-symbols -e print(prog.flags)";
 /// To this one a gdb has to come.
-const SERVE: &str = "debug R.ttvm --listen unix:gdb.socket --at 50% --once";
+const SERVE: &str = "debug R.ttvm --no-sandbox --listen unix:gdb.socket --at 50% --once";
 /// This is typed into the terminal.
 const DEBUG: &str = "debug R.ttvm --gdb --symbols kernel.symbols";
 const CMDLINE: &str = "console=ttyS0 panic=-1 w=boot";
