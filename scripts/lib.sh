@@ -48,3 +48,14 @@ quietly() {
 }
 
 refresh_package_lists() { quietly as_root apt-get --quiet update; }
+
+# serve_for_gdb TTVM RECORDING SOCKET LOG: starts `ttvm debug` at the recording's end, as process $server, and waits until gdb
+# can come.
+serve_for_gdb() {
+    "$1" debug "$2" --listen "unix:$3" --at end --once 2>"$4" &
+    server=$!
+    until grep --quiet '^ttvm: ready' "$4"; do
+        kill -0 "$server" 2>/dev/null || die "ttvm debug ended before gdb could attach: $(cat "$4")"
+        sleep 0.1
+    done
+}

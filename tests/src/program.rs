@@ -1,7 +1,8 @@
 //! The program `ttvm`, as a user runs it, and other programs of the host.
 
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use crate::guests::repository;
 
@@ -13,6 +14,22 @@ pub fn ttvm() -> PathBuf {
     assert!(status.success(), "ttvm does not build");
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or(repository().join("target"), PathBuf::from);
     target.join("release/ttvm")
+}
+
+/// Starts `ttvm debug` with these arguments, and waits until gdb can attach.
+pub fn serve(directory: &Path, arguments: &[&str]) -> Child {
+    let mut command = Command::new(ttvm());
+    command.current_dir(directory).arg("debug").args(arguments).stdin(Stdio::null()).stderr(Stdio::piped());
+    let mut server = command.spawn().expect("ttvm can be run");
+    let mut said = BufReader::new(server.stderr.take().expect("it was asked for"));
+    let mut all = String::new();
+    while !all.lines().any(|line| line.starts_with("ttvm: ready")) {
+        let count = said.read_line(&mut all).expect("it says what it does");
+        assert!(count > 0, "ttvm debug ended before gdb could attach: {all}");
+    }
+    // What it says later is not to stop it.
+    std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
+    server
 }
 
 /// Which of these programs are not there, in a sentence.

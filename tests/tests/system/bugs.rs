@@ -4,11 +4,10 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use tests::gdb::batch;
 use tests::guests::{BUGS, CLOUD_ELF, Guest, linux_options, repository};
-use tests::program::{missing, ttvm};
+use tests::program::{missing, serve, ttvm};
 use tests::record::{open, record};
 use tests::run::last_lines;
 use tests::script::Script;
@@ -160,15 +159,8 @@ fn type_walk(name: &str, directory: &Path) -> Vec<String> {
     let introduction = introduction.output().expect("the script can be started");
     assert!(introduction.status.success(), "{}", batch::said(&introduction));
     std::fs::write(directory.join("introduction.gdb"), introduction.stdout).expect("the folder is ours");
-    let socket = directory.join("typed.socket");
-    let mut server = Command::new(ttvm());
-    server.current_dir(directory).args(["debug", "bug.ttvm", "--at", "end", "--once", "--listen"]);
-    let mut server =
-        server.arg(format!("unix:{}", socket.display())).stderr(Stdio::null()).spawn().expect("it starts");
-    while !socket.exists() {
-        assert!(server.try_wait().expect("it is ours").is_none(), "ttvm debug ended before gdb could attach");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let arguments = ["bug.ttvm", "--at", "end", "--once", "--listen", "unix:typed.socket"];
+    let mut server = serve(directory, &arguments);
     let terminal = Terminal::open(directory, directory);
     terminal.enter("gdb --quiet --nx -ex 'set architecture i386:x86-64'");
     let walk = std::fs::read_to_string(bugs.join(name).join("walk.gdb")).expect("the walk's commands");

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use tests::guests::{BENCH, BUSYBOX, CLOUD, repository};
-use tests::program::{missing, ttvm};
+use tests::program::{missing, serve, ttvm};
 use tests::terminal::Terminal;
 use tests::tools;
 
@@ -152,13 +152,8 @@ fn leave_gdb(terminal: &Terminal) {
 }
 
 fn attach(directory: &Path) {
-    let mut server = Command::new(ttvm());
-    server.current_dir(directory).args(SERVE.split(' ')).stderr(Stdio::null());
-    let mut server = server.spawn().expect("ttvm can be run");
-    while !directory.join("gdb.socket").exists() {
-        assert!(server.try_wait().expect("it is ours").is_none(), "ttvm debug ended before gdb could attach");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    let arguments: Vec<&str> = SERVE.split(' ').skip(1).collect();
+    let mut server = serve(directory, &arguments);
     let mut gdb = Command::new("gdb");
     gdb.current_dir(directory).args([
         "-nx",
