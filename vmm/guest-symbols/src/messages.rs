@@ -16,8 +16,9 @@ use super::guest_view::{GuestView, KernelView};
 use super::modules::{Missing, types};
 use super::symbols::Symbols;
 
-/// The rings of a kernel are smaller than two to the power of this.
-const MAX_BITS: u64 = 28;
+/// A kernel has fewer descriptors than two to the power of this, and fewer bytes of texts than to the power of that.
+const MAX_COUNT_BITS: u64 = 22;
+const MAX_SIZE_BITS: u64 = 30;
 /// The states of a descriptor, in its two highest bits, in which its message is whole: committed and finalized.
 const WHOLE: [u64; 2] = [1, 2];
 const STATE_SHIFT: u32 = 62;
@@ -139,15 +140,16 @@ struct Ring<'a> {
 impl<'a> Ring<'a> {
     fn at(view: KernelView<'a>, at: u64, layout: &'a Layout) -> Option<Ring<'a>> {
         let word = |offset: u64| view.number::<8>(at.wrapping_add(offset));
-        let bits = |offset: u64| view.number::<4>(at.wrapping_add(offset)).filter(|&bits| bits < MAX_BITS);
+        let bits =
+            |offset: u64, most: u64| view.number::<4>(at.wrapping_add(offset)).filter(|&bits| bits < most);
         Some(Ring {
             view,
             layout,
             descriptors: word(layout.descriptors)?,
             infos: word(layout.infos)?,
-            count: 1 << bits(layout.count_bits)?,
+            count: 1 << bits(layout.count_bits, MAX_COUNT_BITS)?,
             texts: word(layout.texts)?,
-            texts_bytes: 1 << bits(layout.size_bits)?,
+            texts_bytes: 1 << bits(layout.size_bits, MAX_SIZE_BITS)?,
             tail: word(layout.tail)?,
             head: word(layout.head)?,
         })

@@ -22,7 +22,7 @@ use super::modules::{self, Missing, types};
 use super::sections::{Access, Section};
 use super::symbols::Symbols;
 
-/// A kernel has fewer entries than this, and so has a module.
+/// A kernel with its modules has fewer entries than this.
 const MAX_ENTRIES: u64 = 1 << 22;
 /// No more frames are followed.
 pub const MAX_FRAMES: usize = 256;
@@ -172,20 +172,28 @@ struct Table {
 }
 
 impl Table {
-    /// `count` addresses and as many entries.
-    fn read(view: KernelView<'_>, addresses: u64, entries: u64, count: u64, is_old: bool) -> Option<Table> {
-        if count == 0 || count > MAX_ENTRIES {
+    /// `count` addresses and as many entries, of which there may still be `room`.
+    fn read(
+        view: KernelView<'_>,
+        (addresses, entries): (u64, u64),
+        count: u64,
+        is_old: bool,
+        room: &mut u64,
+    ) -> Option<Table> {
+        if count == 0 {
             return None;
         }
+        *room = room.checked_sub(count)?;
         let read = |at: u64, each: usize| {
             let mut bytes = vec![0; count as usize * each];
             (view.read(at, &mut bytes) == bytes.len()).then_some(bytes)
         };
         let (places, bytes) = (read(addresses, 4)?, read(entries, ENTRY_BYTES)?);
-        let address =
-            |(offset, at): (&[u8; 4], u64)| at.wrapping_add_signed(i32::from_le_bytes(*offset).into());
+        let address = |(number, offset): (u64, &[u8; 4])| {
+            addresses.wrapping_add(4 * number).wrapping_add_signed(i32::from_le_bytes(*offset).into())
+        };
         let table = Table {
-            addresses: places.as_chunks::<4>().0.iter().zip((addresses..).step_by(4)).map(address).collect(),
+            addresses: (0..).zip(places.as_chunks::<4>().0).map(address).collect(),
             entries: bytes.as_chunks().0.iter().map(|bytes| Entry::of(bytes, is_old)).collect(),
         };
         table.addresses.is_sorted().then_some(table)
@@ -222,11 +230,12 @@ impl Unwinder {
         let is_old = btf.field(entry, "end").is_some();
         let (start, stop) = (address("__start_orc_unwind_ip")?, address("__stop_orc_unwind_ip")?);
         let entries = address("__start_orc_unwind")?;
-        let table = Table::read(view, start, entries, stop.saturating_sub(start) / 4, is_old);
+        let (mut room, count) = (MAX_ENTRIES, stop.saturating_sub(start) / 4);
+        let table = Table::read(view, (start, entries), count, is_old, &mut room);
         let code = address("_stext")?..address("_einittext").or_else(|_| address("_etext"))?;
         let table = table.ok_or(Missing::Symbol("__start_orc_unwind_ip"))?;
         let mut tables = vec![(code, Arc::new(table))];
-        tables.extend(of_modules(view, symbols, &btf, is_old).unwrap_or_default());
+        tables.extend(of_modules(view, symbols, &btf, is_old, room).unwrap_or_default());
         Ok(Unwinder { tables })
     }
 
@@ -268,6 +277,7 @@ fn of_modules(
     symbols: &Symbols,
     btf: &Btf<'_>,
     is_old: bool,
+    mut room: u64,
 ) -> Option<Vec<(Range<u64>, Arc<Table>)>> {
     let (module, arch) = (btf.structure("module")?, btf.structure("mod_arch_specific")?);
     let (list, name) = (btf.field(module, "list")?.offset, btf.field(module, "name")?.offset);
@@ -277,7 +287,8 @@ fn of_modules(
     let table = |at: u64| {
         let pointer = |offset: u64| view.number::<8>(at.wrapping_add(offset));
         let count = view.number::<4>(at.wrapping_add(count))?;
-        let table = Table::read(view, pointer(places)?, pointer(entries)?, count, is_old)?;
+        let tables = (pointer(places)?, pointer(entries)?);
+        let table = Table::read(view, tables, count, is_old, &mut room)?;
         Some((view.text(at.wrapping_add(name), modules::MAX_MODULE_NAME_BYTES)?, Arc::new(table)))
     };
     let modules = modules::addresses(view, symbols.address_of("modules")?, list);

@@ -221,9 +221,10 @@ fn segments<U: Unit>(machine: &Machine<U>, symbols: Option<&Symbols>) -> Vec<Seg
 fn image<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<Segment> {
     let (start, end) = (symbols.address_of("_text")?, symbols.address_of("_end")?);
     let physical = KernelView::all(machine).find_map(|view| view.physical(start))?;
-    let bytes = end.checked_sub(start)?.next_multiple_of(PAGE_SIZE);
+    let bytes = end.checked_sub(start).filter(|&bytes| bytes > 0)?.checked_next_multiple_of(PAGE_SIZE)?;
     let layout = machine.ram().layout();
-    let length = layout.offset_of(physical + bytes - 1)?.checked_sub(layout.offset_of(physical)?)?;
+    let length =
+        layout.offset_of(physical.checked_add(bytes - 1)?)?.checked_sub(layout.offset_of(physical)?)?;
     (length == bytes - 1).then_some(Segment { physical, virtual_address: Some(start), bytes })
 }
 
