@@ -1,7 +1,7 @@
 //! Going to a position, for the verbs that look at one.
 
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use vmm::engine::EngineKind;
 use vmm::error::Error;
@@ -66,6 +66,31 @@ impl PartArgs {
             begins_ns as f64 / 1e9
         );
         Ok(part)
+    }
+}
+
+/// A recording, and a place in it to look at.
+#[derive(clap::Args)]
+pub struct PlaceArgs {
+    /// The recording
+    recording: PathBuf,
+    #[command(flatten)]
+    part: PartArgs,
+    /// Where: start, end, panic, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
+    /// -N or -10ms before the end, +N or +10ms after the start
+    #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
+    at: PositionSpec,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+impl PlaceArgs {
+    /// Opens the recording, and goes there, as long as idle time passes if the place is within it.
+    pub fn open(&self) -> Result<Timeline, Error> {
+        let (recording, engine) = self.part.open_for(&self.recording, self.engine)?;
+        let mut timeline = open_at(&recording, self.at, engine)?;
+        timeline.idle_at(self.at)?;
+        Ok(timeline)
     }
 }
 

@@ -3,29 +3,18 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
 use std::process::Command;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use vmm::error::Error;
 use vmm::export::core_file;
-use vmm::notation::PositionSpec;
 
-use crate::machine_args::EngineArgs;
-use crate::travel::{self, PartArgs};
+use crate::travel::PlaceArgs;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The recording
-    recording: PathBuf,
     #[command(flatten)]
-    part: PartArgs,
-    /// Where: start, end, panic, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
-    /// -N or -10ms before the end, +N or +10ms after the start
-    #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
-    at: PositionSpec,
-    #[command(flatten)]
-    engine: EngineArgs,
+    place: PlaceArgs,
     /// drgn's arguments, such as a script and its own. Without the kernel's debug information (Debian's -dbg package, or
     /// -s VMLINUX) drgn reads memory, and knows no types and variables
     #[arg(last = true, value_name = "DRGN ARGUMENTS")]
@@ -33,9 +22,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let (recording, engine) = args.part.open_for(&args.recording, args.engine)?;
-    let mut timeline = travel::open_at(&recording, args.at, engine)?;
-    timeline.idle_at(args.at)?;
+    let timeline = args.place.open()?;
     let host = |what: &str| {
         let what = what.to_string();
         move |source| Error::Host { what, source }

@@ -5,28 +5,18 @@ use std::path::PathBuf;
 use serde::Serialize;
 use vmm::error::{Error, exit_code};
 use vmm::export::core_file::{self, Written};
-use vmm::notation::PositionSpec;
 use vmm::position::Count;
 
-use crate::machine_args::EngineArgs;
-use crate::travel::{self, PartArgs};
+use crate::travel::PlaceArgs;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The recording
-    recording: PathBuf,
     #[command(flatten)]
-    part: PartArgs,
-    /// Where: start, end, panic, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
-    /// -N or -10ms before the end, +N or +10ms after the start
-    #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
-    at: PositionSpec,
+    place: PlaceArgs,
     /// The file to make, which must not exist yet: an ELF core file for crash, drgn and the like, which want the kernel's
     /// debug information beside it, such as that of Debian's -dbg package. Zeroes take no room on the disk
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    #[command(flatten)]
-    engine: EngineArgs,
     /// Print as JSON what was written
     #[arg(long)]
     json: bool,
@@ -42,9 +32,7 @@ struct Report<'a> {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let (recording, engine) = args.part.open_for(&args.recording, args.engine)?;
-    let mut timeline = travel::open_at(&recording, args.at, engine)?;
-    timeline.idle_at(args.at)?;
+    let timeline = args.place.open()?;
     let written = core_file::write(timeline.machine(), &args.output)?;
     if written.kernel.is_none() {
         eprintln!(

@@ -82,6 +82,13 @@ struct Place {
     backtrace: Option<Told>,
 }
 
+impl Found {
+    /// The user pressed ^C before anything was searched.
+    fn interrupted_before(from: Instructions) -> Found {
+        Found { hits: Vec::new(), replayed: 0, interrupted: true, goes_on_at: Some(from.number()) }
+    }
+}
+
 impl Place {
     /// Where a machine stands, which is at what is named by `instruction`.
     fn of(
@@ -115,23 +122,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let from =
         args.from.unwrap_or(if args.forward || args.all { PositionSpec::Start } else { PositionSpec::End });
     let (from, to) = stretch(&mut timeline, from, args.to, &mut interrupt)?;
-    let condition = args.condition.parse::<Condition>();
-    let witness = if args.all || args.backtrace || condition.is_err() {
-        witness(&mut timeline, from, &mut interrupt)?
-    } else {
-        None
-    };
-    if args.backtrace {
-        can_trace_back(&timeline, witness.as_ref())?;
-    }
-    let named = |witness: &Witness| Condition::parse(&args.condition, &witness.symbols);
-    let condition = condition.or_else(|why| witness.as_ref().map_or(Err(why), named));
-    timeline.set_stops(condition.map_err(Error::Position)?.0);
-    let found = if args.all {
-        all(args, &mut timeline, (from, to), witness.as_ref(), &mut interrupt)?
-    } else {
-        one(args, &mut timeline, from, witness.as_ref(), &mut interrupt)?
-    };
+    let found = search(args, &mut timeline, (from, to), &mut interrupt)?;
     crate::output::print(&if args.json {
         serde_json::to_string_pretty(&found).expect("plain data always serializes")
     } else {
@@ -148,16 +139,33 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     })
 }
 
-/// What the guest's kernel says of itself where the search begins.
-fn witness(
+fn search(
+    args: &Args,
     timeline: &mut Timeline,
-    from: Instructions,
+    (from, to): (Instructions, Instructions),
     interrupt: &mut Interrupt,
-) -> Result<Option<Witness>, Error> {
-    // At the very start there is no kernel yet that could be asked.
-    let place = if from == Instructions(0) { timeline.end() } else { from };
-    timeline.seek(place, &mut || interrupt.poll())?.unless_interrupted()?;
-    Ok(Witness::of_guest(timeline.machine()).ok())
+) -> Result<Found, Error> {
+    let condition = args.condition.parse::<Condition>();
+    let mut witness = None;
+    if args.all || args.backtrace || condition.is_err() {
+        // What the guest's kernel says of itself. At the very start there is no kernel yet that could be asked.
+        let place = if from == Instructions(0) { timeline.end() } else { from };
+        if timeline.seek(place, &mut || interrupt.poll())? == TravelStop::Interrupted {
+            return Ok(Found::interrupted_before(from));
+        }
+        witness = Witness::of_guest(timeline.machine()).ok();
+    }
+    if args.backtrace {
+        can_trace_back(timeline, witness.as_ref())?;
+    }
+    let named = |witness: &Witness| Condition::parse(&args.condition, &witness.symbols);
+    let condition = condition.or_else(|why| witness.as_ref().map_or(Err(why), named));
+    timeline.set_stops(condition.map_err(Error::Position)?.0);
+    if args.all {
+        all(args, timeline, (from, to), witness.as_ref(), interrupt)
+    } else {
+        one(args, timeline, from, witness.as_ref(), interrupt)
+    }
 }
 
 /// Refuses what no place could show.
@@ -195,12 +203,7 @@ fn one(
     // A search backward restores states before `from` and need not stand there; a checkpoint at the end is
     // enough.
     if timeline.seek(from, &mut || interrupt.poll())? == TravelStop::Interrupted {
-        return Ok(Found {
-            hits: Vec::new(),
-            replayed: 0,
-            interrupted: true,
-            goes_on_at: Some(from.number()),
-        });
+        return Ok(Found::interrupted_before(from));
     }
     let before = timeline.replayed_steps();
     let stop = if args.forward {

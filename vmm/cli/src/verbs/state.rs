@@ -1,7 +1,5 @@
 //! `ttvm state`: the machine at one position.
 
-use std::path::PathBuf;
-
 use guest_symbols::Symbols;
 use guest_symbols::messages::{self, Message};
 use guest_symbols::tasks::{AddressSpace, Processes, Thread};
@@ -10,29 +8,19 @@ use serde::Serialize;
 use vmm::error::{Error, exit_code};
 use vmm::export::witness::{Told, Witness};
 use vmm::machine::{Machine, hex};
-use vmm::notation::PositionSpec;
 use vmm::position::{Count, Instructions};
 use vmm::replay::registers;
 use vmm::timeline::{Timeline, number};
 
-use crate::machine_args::EngineArgs;
-use crate::travel::{self, PartArgs};
+use crate::travel::PlaceArgs;
 
 /// No more memory is printed at once.
 const MAX_MEMORY_BYTES: u64 = 1 << 20;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The recording
-    recording: PathBuf,
     #[command(flatten)]
-    part: PartArgs,
-    /// Where: start, end, panic, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
-    /// -N or -10ms before the end, +N or +10ms after the start
-    #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
-    at: PositionSpec,
-    #[command(flatten)]
-    engine: EngineArgs,
+    place: PlaceArgs,
     /// Show memory at a virtual address, as ADDR:LEN (repeatable)
     #[arg(long, value_name = "ADDR:LEN", value_parser = parse_range)]
     memory: Vec<Range>,
@@ -156,9 +144,7 @@ struct Line {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let (recording, engine) = args.part.open_for(&args.recording, args.engine)?;
-    let mut timeline = travel::open_at(&recording, args.at, engine)?;
-    timeline.idle_at(args.at)?;
+    let timeline = args.place.open()?;
     let state = state(args, &timeline)?;
     crate::output::print(&if args.json {
         serde_json::to_string_pretty(&state).expect("plain data always serializes")
