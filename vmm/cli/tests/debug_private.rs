@@ -26,8 +26,10 @@ impl Server {
     fn start(directory: &Path, arguments: &[&str]) -> Server {
         let temporary = directory.join("tmp");
         fs::create_dir_all(&temporary).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ttvm"));
-        command.current_dir(directory).args(["debug", "r.ttvm"]).args(arguments).env("TMPDIR", temporary);
+        // Where the tests run in the background, some signals are ignored, and a program that is started inherits that.
+        let mut command = Command::new("env");
+        command.args(["--default-signal=HUP,INT,QUIT,TERM", env!("CARGO_BIN_EXE_ttvm"), "debug", "r.ttvm"]);
+        command.current_dir(directory).args(arguments).env("TMPDIR", temporary);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut process = command.spawn().unwrap();
         let messages = BufReader::new(process.stderr.take().unwrap());
