@@ -6,7 +6,7 @@
 //!
 //! Four locks, each of which holds by itself where the host lacks another: capabilities are given up ([`mod@privileges`]),
 //! no program that is executed gains any (`no_new_privs`), Landlock leaves files and folders that were named ([`mod@files`]),
-//! and seccomp leaves a list of system calls ([`mod@calls`]). There is no way back out. [`probe`] says what a host offers.
+//! and seccomp leaves a list of system calls ([`mod@calls`]). There is no way back out. [`fn@probe`] says what a host offers.
 //!
 //! This package knows nothing of guests; what a process still needs, its caller says by [`Needs`].
 

@@ -396,7 +396,7 @@ fn read_recorded<T>(
     let missing = |why: String| {
         let why = format!(
             "the {what} of this recording {why}; put back the file with BLAKE3 hash {} ({} bytes), \
-             or say with ttvm relink where it lies now",
+             or say where it lies now with ttvm relink, which changes the recording's manifest",
             recorded.hash, recorded.size_bytes
         );
         Error::recording(&recorded.path, why)

@@ -21,7 +21,7 @@ pub struct Args {
     recording: PathBuf,
     #[command(flatten)]
     part: PartArgs,
-    /// The file to make, which must not exist yet, for https://ui.perfetto.dev: which thread ran when; system calls,
+    /// The file to make, which must not exist yet, for ui.perfetto.dev: which thread ran when; system calls,
     /// interrupts and exceptions with their durations and positions; the console's lines
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
