@@ -77,7 +77,7 @@ fn read_whole(table: &File) -> io::Result<String> {
     }
 }
 
-/// The user of the line with these ends. An end that its program has closed is nobody's: the kernel shows it as root's.
+/// The user of the line with these ends. The kernel shows an end that its program has closed as root's.
 fn owner_in(table: &str, theirs: SocketAddr, ours: SocketAddr) -> Option<u32> {
     table.lines().skip(1).find_map(|line| {
         let mut words = line.split_whitespace().skip(1);

@@ -107,7 +107,7 @@ fn what_is_missing_or_foreign_is_named() {
     std::fs::write(kernel, [bytes, &b"x"[..]].concat()).unwrap();
     let text = sentence();
     assert!(text.contains("has changed") && text.contains(hash), "{text}");
-    // A file of the same size, too: it may be any file of the user's, whose hash is nobody's business.
+    // A file of the same size, too: it may be any file of the user's, whose hash is not to be shown.
     let other = vec![b'x'; bytes.len()];
     std::fs::write(kernel, &other).unwrap();
     let (text, now) = (sentence(), blake3::hash(&other).to_hex().to_string());

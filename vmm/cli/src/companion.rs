@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   ttvm debug (locked in) ── pipe ──► companion ── runs ──► gdb
-//!                                      a byte: gdb can come; the end: nobody writes any more, so remove the files
+//!                                      a byte: gdb can come; the end: the server is gone, so remove the files
 //! ```
 
 use std::fs::File;

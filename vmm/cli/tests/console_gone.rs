@@ -170,7 +170,7 @@ fn a_terminal_is_put_back_by_a_stop_and_taken_again_when_the_run_goes_on() {
     let directory = directory();
     let (mut child, mut terminal) = on_a_terminal(directory.path());
     let pid = Pid::from_raw(child.id() as i32);
-    // By a signal, by the key, and by one that nobody can watch for, after which a shell has put the terminal back.
+    // By a signal, by the key, and by one that no program can catch, after which a shell has put the terminal back.
     for way in ["SIGTSTP", "Ctrl-A z", "SIGSTOP"] {
         let cooked = tcgetattr(&terminal).unwrap();
         match way {

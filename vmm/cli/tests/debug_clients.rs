@@ -1,59 +1,41 @@
 //! `ttvm debug` and clients that behave badly: garbage, connections that break off while a run is under way,
 //! two at once. The server says what happened, and goes on to serve.
 
-use std::io::{BufRead, BufReader, Read, Write};
+#[path = "common/server.rs"]
+mod server;
+
+use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Stdio};
 
+use server::Server;
 use tiny_guest::{Numbers, record_with_checkpoints, typed};
 use vmm::position::Count;
 
 /// A guest that runs for some tens of milliseconds.
 const ROUNDS: u32 = 300_000;
 
-struct Server {
-    process: Child,
-    messages: BufReader<ChildStderr>,
+/// A server at a port.
+struct Port {
+    server: Server,
     address: String,
 }
 
-impl Server {
-    fn start(directory: &Path) -> Server {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ttvm"));
-        command.current_dir(directory).args(["debug", "r.ttvm", "--listen", "127.0.0.1:0"]);
-        let mut process = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let messages = BufReader::new(process.stderr.take().unwrap());
-        let mut server = Server { process, messages, address: String::new() };
+impl Port {
+    fn start(directory: &Path) -> Port {
+        let mut server = Server::start(directory, &["--listen", "127.0.0.1:0"]);
         let ready = server.says("target remote ");
-        server.address = ready.rsplit(' ').next().unwrap().trim().to_string();
-        server
+        Port { server, address: ready.rsplit(' ').next().unwrap().trim().to_string() }
     }
 
-    /// Reads messages up to one that contains this.
     fn says(&mut self, text: &str) -> String {
-        let mut all = String::new();
-        loop {
-            let mut line = String::new();
-            assert!(self.messages.read_line(&mut line).unwrap() > 0, "ttvm ended before '{text}': {all}");
-            all += &line;
-            if line.contains(text) {
-                return line;
-            }
-        }
+        self.server.says(text)
     }
 
     fn connect(&mut self) -> Client {
         let client = Client(TcpStream::connect(&self.address).unwrap());
         self.says("gdb is connected");
         client
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 
@@ -110,10 +92,10 @@ fn without_run_lengths(reply: &str) -> String {
     text
 }
 
-fn server() -> (tempfile::TempDir, Server, u64) {
+fn server() -> (tempfile::TempDir, Port, u64) {
     let directory = tempfile::tempdir().unwrap();
     let (_, end) = record_with_checkpoints(directory.path(), "r.ttvm", ROUNDS, typed(&[(5_000, "a")]), &[]);
-    let server = Server::start(directory.path());
+    let server = Port::start(directory.path());
     (directory, server, end.at.count.number())
 }
 

@@ -1,64 +1,27 @@
 //! Who gets in to `ttvm debug`, and what it leaves behind: its own user, and nothing.
 
+#[path = "common/server.rs"]
+mod server;
+
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
+use server::Server;
 use tiny_guest::{record_with_checkpoints, typed};
 
 /// The user that has no files on any machine.
 const NOBODY: u32 = 65534;
 
-struct Server {
-    process: Child,
-    messages: BufReader<ChildStderr>,
-}
-
-impl Server {
-    /// Starts `ttvm debug` with these arguments; its temporary files lie in `directory/tmp`.
-    fn start(directory: &Path, arguments: &[&str]) -> Server {
-        let temporary = directory.join("tmp");
-        fs::create_dir_all(&temporary).unwrap();
-        // Where the tests run in the background, some signals are ignored, and a program that is started inherits that.
-        let mut command = Command::new("env");
-        command.args(["--default-signal=HUP,INT,QUIT,TERM", env!("CARGO_BIN_EXE_ttvm"), "debug", "r.ttvm"]);
-        command.current_dir(directory).args(arguments).env("TMPDIR", temporary);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut process = command.spawn().unwrap();
-        let messages = BufReader::new(process.stderr.take().unwrap());
-        Server { process, messages }
-    }
-
-    /// Reads messages up to one that contains this.
-    fn says(&mut self, text: &str) -> String {
-        let mut all = String::new();
-        loop {
-            let mut line = String::new();
-            assert!(self.messages.read_line(&mut line).unwrap() > 0, "ttvm ended before '{text}': {all}");
-            all += &line;
-            if line.contains(text) {
-                return line;
-            }
-        }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.process.id() as i32), signal).unwrap();
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+fn send(server: &Server, signal: Signal) {
+    kill(Pid::from_raw(server.process.id() as i32), signal).unwrap();
 }
 
 fn recorded() -> tempfile::TempDir {
@@ -94,7 +57,7 @@ fn sockets_and_folders_are_private_and_are_removed_whatever_ends_the_server() {
             let mode = file.symlink_metadata().unwrap().permissions().mode() & 0o777;
             assert_eq!(mode, if file.is_dir() { 0o700 } else { 0o600 }, "{}", file.display());
         }
-        server.signal(signal);
+        send(&server, signal);
         server.process.wait().unwrap();
         all_is_removed(path);
     }
@@ -123,7 +86,7 @@ fn a_socket_of_another_program_stays() {
     server.says("ready");
     fs::remove_file(path.join("socket")).unwrap();
     let _other = std::os::unix::net::UnixListener::bind(path.join("socket")).unwrap();
-    server.signal(Signal::SIGKILL);
+    send(&server, Signal::SIGKILL);
     server.process.wait().unwrap();
     while fs::read_dir(path.join("tmp")).unwrap().next().is_some() {
         std::thread::yield_now();

@@ -89,6 +89,8 @@ fn a_recording_is_told_where_its_images_went_and_only_the_same_are_taken() {
         let (code, _, told) = run(&[&["relink", "r.ttvm"], arguments].concat());
         assert!(code == expected && told.contains(said) && manifest() == before, "{arguments:?}: {told}");
     }
+    let (code, _, told) = run(&["relink", "nowhere", "--kernel", "elsewhere"]);
+    assert!(code == 4 && told.contains("there is no recording here"), "{told}");
     let (code, _, told) = run(&["relink", "r.ttvm", "--kernel", "elsewhere"]);
     assert_eq!((code, told.as_str()), (0, ""));
     let (code, _, told) = run(&["replay", "r.ttvm", "--verify", "--quiet"]);

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use tiny_guest::write_kernel;
 
-/// Bytes that are typed: more than fit into a pipe that nobody reads.
+/// Bytes that are typed: more than fit into a pipe that the guest does not read.
 const TYPED_BYTES: usize = 100_000;
 const RUN: &str = "run --kernel endless --memory 4M";
 const RECORD: &str = "record -o new.ttvm --kernel endless --memory 4M";

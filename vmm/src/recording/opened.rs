@@ -116,12 +116,18 @@ pub enum Opened {
     ByExits(Recording<Exits>),
 }
 
+/// Refuses what cannot be a recording.
+pub(super) fn must_be_a_directory(path: &Path) -> Result<(), Error> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    Err(Error::recording(path, "there is no recording here (it would be a directory)"))
+}
+
 impl Opened {
     /// Opens a recording.
     pub fn open(path: &Path) -> Result<Opened, Error> {
-        if !path.is_dir() {
-            return Err(Error::recording(path, "there is no recording here (it would be a directory)"));
-        }
+        must_be_a_directory(path)?;
         let manifest = read_manifest(&path.join(MANIFEST))?;
         Ok(if manifest.machine.is_for_kvm() {
             Opened::ByExits(Recording::with_log(path, manifest)?)

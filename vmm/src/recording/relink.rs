@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::machine::config::{ImageFile, MachineConfig, hash_image};
 use crate::recording::files::MANIFEST;
 use crate::recording::manifest::{Manifest, read_manifest};
+use crate::recording::opened::must_be_a_directory;
 
 /// Where images lie now. What is not named stays where the manifest says.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +26,7 @@ pub struct MovedImages {
 /// Writes these places into a recording's manifest, if there lie the same images as the recording was made with. Else it
 /// changes nothing.
 pub fn relink(recording: &Path, moved: &MovedImages) -> Result<(), Error> {
+    must_be_a_directory(recording)?;
     let file = recording.join(MANIFEST);
     let mut manifest = read_manifest(&file)?;
     link(recording, &mut manifest.machine, moved)?;
@@ -57,7 +59,7 @@ fn link(recording: &Path, machine: &mut MachineConfig, moved: &MovedImages) -> R
     Ok(())
 }
 
-/// The image at this path, which must be the recorded one. The other's hash is nobody's business.
+/// The image at this path, which must be the recorded one. The error has no hash of another file: the user may not be the one who is to know it.
 fn found(what: &str, recorded: &ImageFile, path: &Path) -> Result<ImageFile, Error> {
     let now = hash_image(path)?;
     if (&now.hash, now.size_bytes) == (&recorded.hash, recorded.size_bytes) {

@@ -1,0 +1,47 @@
+//! `ttvm debug` as a process.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+/// A server of the recording `r.ttvm`, and what it says. It ends with this.
+pub struct Server {
+    pub process: Child,
+    pub messages: BufReader<ChildStderr>,
+}
+
+impl Server {
+    /// Starts `ttvm debug` with these arguments; its temporary files lie in `directory/tmp`.
+    pub fn start(directory: &Path, arguments: &[&str]) -> Server {
+        let temporary = directory.join("tmp");
+        std::fs::create_dir_all(&temporary).unwrap();
+        // Where the tests run in the background, some signals are ignored, and a program that is started inherits that.
+        let mut command = Command::new("env");
+        command.args(["--default-signal=HUP,INT,QUIT,TERM", env!("CARGO_BIN_EXE_ttvm"), "debug", "r.ttvm"]);
+        command.current_dir(directory).args(arguments).env("TMPDIR", temporary);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let messages = BufReader::new(process.stderr.take().unwrap());
+        Server { process, messages }
+    }
+
+    /// Reads messages up to one that contains this.
+    pub fn says(&mut self, text: &str) -> String {
+        let mut all = String::new();
+        loop {
+            let mut line = String::new();
+            assert!(self.messages.read_line(&mut line).unwrap() > 0, "ttvm ended before '{text}': {all}");
+            all += &line;
+            if line.contains(text) {
+                return line;
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
