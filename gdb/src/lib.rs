@@ -34,6 +34,7 @@ mod registers;
 mod session;
 mod stops;
 mod target;
+mod turn_away;
 
 pub use condition::{Condition, ReadMemory};
 pub use link::Transport;
@@ -41,3 +42,4 @@ pub use listener::{ListenError, Listener, Reach, Stream};
 pub use registers::Registers;
 pub use session::{SessionEnd, serve, serve_stream};
 pub use target::{DebugTarget, Poll, Progress, Refusal, Stop, WatchKind, Watchpoint};
+pub use turn_away::turn_away;

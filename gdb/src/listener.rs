@@ -8,13 +8,16 @@
 //! ```
 
 use std::fs;
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::io::{self, ErrorKind, PipeReader, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrLike, UnixAddr, bind,
     listen, setsockopt, socket, sockopt::ReuseAddr,
@@ -195,6 +198,28 @@ impl Listener {
         }
     }
 
+    /// As [`Self::accept`], until the other end of `stop` is closed: then `None`.
+    ///
+    /// # Errors
+    /// As [`Self::accept`].
+    pub fn accept_until(&self, stop: &PipeReader) -> Result<Option<Stream>, ListenError> {
+        loop {
+            let watched = |descriptor| PollFd::new(descriptor, PollFlags::POLLIN);
+            let mut descriptors = [watched(self.as_fd()), watched(stop.as_fd())];
+            match poll(&mut descriptors, PollTimeout::NONE) {
+                Ok(_) if descriptors[1].any() == Some(true) => return Ok(None),
+                Ok(_) => return self.accept().map(Some),
+                Err(Errno::EINTR) => {}
+                Err(errno) => {
+                    return Err(ListenError::Accept {
+                        address: self.gdb_address.clone(),
+                        source: errno.into(),
+                    });
+                }
+            }
+        }
+    }
+
     /// Why a client may not come in.
     fn refusal(&self, stream: &Stream) -> Option<String> {
         let owners = self.owners.as_ref()?;
@@ -287,6 +312,23 @@ fn is_bound(path: &Path) -> bool {
     let names = [path.display().to_string(), whole.display().to_string()];
     let bound = fs::read_to_string("/proc/net/unix").unwrap_or_default();
     bound.lines().any(|line| names.iter().any(|name| line.ends_with(&format!(" {name}"))))
+}
+
+impl Stream {
+    /// How long a read waits before it fails.
+    pub(crate) fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => stream.set_read_timeout(Some(patience)),
+            Stream::Unix(stream) => stream.set_read_timeout(Some(patience)),
+        }
+    }
+
+    pub(crate) fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => stream.shutdown(how),
+            Stream::Unix(stream) => stream.shutdown(how),
+        }
+    }
 }
 
 impl Read for Stream {

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use server::Server;
 use tiny_guest::{Numbers, record_with_checkpoints, typed};
+use vmm::debug::MAX_SESSIONS;
 use vmm::position::Count;
 
 /// A guest that runs for some tens of milliseconds.
@@ -156,4 +157,24 @@ fn two_clients_have_a_place_each() {
     assert_eq!(one.request("g"), registers);
     assert_eq!(one.request("D"), "OK");
     server.says("session 1: gdb has detached");
+}
+
+#[test]
+fn a_client_too_many_hears_why_and_comes_in_when_another_has_left() {
+    let (_directory, mut server, end) = server();
+    let mut clients: Vec<Client> = (0..MAX_SESSIONS).map(|_| server.connect()).collect();
+    let mut one_more = Client(TcpStream::connect(&server.address).unwrap());
+    assert!(one_more.request("qSupported").starts_with("E.8 gdbs are connected"));
+    assert_eq!(one_more.0.read(&mut [0]).unwrap(), 0, "it is hung up on");
+    server.says("another gdb was turned away");
+    // One that says nothing and stays is no reason not to tell the next.
+    let silent = TcpStream::connect(&server.address).unwrap();
+    let mut other = Client(TcpStream::connect(&server.address).unwrap());
+    assert!(other.request("qSupported").starts_with("E.8 gdbs are connected"));
+
+    assert_eq!(clients[3].request("D"), "OK");
+    server.says("gdb has detached");
+    drop(silent);
+    assert_eq!(server.connect().position(), end);
+    assert_eq!(clients[4].position(), end);
 }

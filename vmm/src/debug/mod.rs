@@ -27,7 +27,7 @@ use gdb::{DebugTarget, Refusal, Registers, Stop};
 
 use self::bounds::Bounds;
 use self::kernel::Kernel;
-pub use self::sessions::{Options, Report, serve, trouble};
+pub use self::sessions::{MAX_SESSIONS, Options, Report, serve, trouble};
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::position::Instructions;

@@ -4,13 +4,14 @@
 //! the end of a recording without checkpoints takes longer.
 
 use std::any::Any;
+use std::io::{PipeReader, pipe};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::Once;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use gdb::{ListenError, Listener, SessionEnd};
+use gdb::{ListenError, Listener, SessionEnd, turn_away};
 
 use super::GdbTarget;
 use crate::engine::EngineKind;
@@ -21,7 +22,7 @@ use crate::recording::Recording;
 use crate::timeline::Timeline;
 
 /// Sessions at once; each has guest RAM of its own.
-const MAX_SESSIONS: usize = 8;
+pub const MAX_SESSIONS: usize = 8;
 
 /// The time between two sentences that say how far a movement is.
 const PROGRESS_EVERY: Duration = Duration::from_secs(2);
@@ -50,6 +51,8 @@ pub enum Report {
     Moving(usize, String),
     /// A session has ended.
     Ended(usize, SessionEnd),
+    /// There were [`MAX_SESSIONS`] already when another gdb came; it was told so.
+    TurnedAway,
 }
 
 /// How a session tells the thread that starts sessions.
@@ -74,7 +77,21 @@ pub fn serve(
     let (sender, news) = channel();
     std::thread::scope(|scope| {
         let (mut begun, mut running, mut waiting) = (0, 0, false);
+        // Closed when there is room again.
+        let mut full = None;
         loop {
+            if running < MAX_SESSIONS {
+                full = None;
+            } else if full.is_none() {
+                let (room, until_room) = pipe().map_err(no_pipe)?;
+                let (sender, sessions) = (sender.clone(), &sessions);
+                scope.spawn(move || {
+                    if let Err(error) = sessions.turn_away(&room) {
+                        let _ = sender.send(News::Failed(error));
+                    }
+                });
+                full = Some(until_room);
+            }
             if !waiting && running < MAX_SESSIONS && !(options.once && begun > 0) {
                 let (sender, sessions) = (sender.clone(), &sessions);
                 scope.spawn(move || {
@@ -131,6 +148,22 @@ impl Sessions<'_> {
         (self.report)(Report::Ended(number, end));
         Ok(())
     }
+
+    /// Tells each gdb that comes that there are too many, until `room` is closed at its other end.
+    fn turn_away(&self, room: &PipeReader) -> Result<(), Error> {
+        while let Some(stream) = self.listener.accept_until(room).map_err(trouble)? {
+            (self.report)(Report::TurnedAway);
+            turn_away(
+                stream,
+                &format!("{MAX_SESSIONS} gdbs are connected, which is the most: end one of them first"),
+            );
+        }
+        Ok(())
+    }
+}
+
+fn no_pipe(source: std::io::Error) -> Error {
+    Error::Host { what: "cannot make a pipe".to_string(), source }
 }
 
 /// A listener that cannot be had, as an error of ours.

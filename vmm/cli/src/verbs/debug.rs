@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use gdb::{Listener, Reach};
 use guest_symbols::vmlinux::quoted;
-use vmm::debug::{Options, Report, serve, trouble};
+use vmm::debug::{MAX_SESSIONS, Options, Report, serve, trouble};
 use vmm::error::{Error, exit_code};
 use vmm::notation::PositionSpec;
 use vmm::recording::Opened;
@@ -116,7 +116,7 @@ fn tell(args: &Args, companion: &Mutex<Option<Companion>>, report: Report) {
             std::thread::spawn(move || exit(companion.run_gdb()));
         }
         Report::Ready(address) => eprintln!("ttvm: ready; in gdb: target remote {address}"),
-        Report::Began(_) | Report::Moving(..) | Report::Ended(..) if args.gdb => {}
+        Report::Began(_) | Report::Moving(..) | Report::Ended(..) | Report::TurnedAway if args.gdb => {}
         Report::Moving(number, text) if std::io::stderr().is_terminal() => {
             eprintln!("ttvm: session {number}: {text}");
         }
@@ -124,6 +124,9 @@ fn tell(args: &Args, companion: &Mutex<Option<Companion>>, report: Report) {
         Report::Moving(..) => {}
         Report::Began(number) => eprintln!("ttvm: session {number}: gdb is connected"),
         Report::Ended(number, end) => eprintln!("ttvm: session {number}: {end}"),
+        Report::TurnedAway => {
+            eprintln!("ttvm: another gdb was turned away: {MAX_SESSIONS} are connected, which is the most")
+        }
     }
 }
 
