@@ -4,6 +4,7 @@ use cpu::{AddressKind, WatchKind, Watchpoint};
 use tiny_guest::{
     LONG_ROUND_STEPS, STIRRED, add_checkpoints, open, record_calls, record_long, record_with_checkpoints,
 };
+use vmm::notation::PositionSpec;
 use vmm::position::{Count, Instructions};
 use vmm::recording::Recording;
 use vmm::timeline::{Breakpoint, Cause, Filter, Hit, Hits, Stops, Timeline, TravelStop, Watch};
@@ -62,6 +63,29 @@ fn seek(timeline: &mut Timeline, place: u64) -> u64 {
         steps_of(timeline, |timeline| timeline.seek(Instructions(place), &mut never).unwrap());
     assert_eq!((stop, timeline.position()), (TravelStop::Reached, Instructions(place)));
     steps
+}
+
+/// Times, branches and system calls are looked for where the session has been, too, and not from the last checkpoint on.
+#[test]
+fn a_measured_place_is_near_where_a_walk_has_left_snapshots() {
+    let (_directory, recording) = recording(30, &[]);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    seek(&mut timeline, 29_000_000);
+    let machine = timeline.machine();
+    let specs = [
+        PositionSpec::Nanoseconds(machine.moment().time_ns - 1_000),
+        PositionSpec::Branch(machine.cpu().branches() - 10),
+    ];
+    let resolve = |timeline: &mut Timeline, spec| {
+        steps_of(timeline, |timeline| timeline.resolve(spec, &mut never).unwrap())
+    };
+    for spec in specs {
+        let (place, near) = resolve(&mut timeline, spec);
+        assert!(near < 2 * SPACING, "{spec:?}: {near} steps");
+        let (from_the_start, far) = resolve(&mut Timeline::open_with(&recording, 1).unwrap(), spec);
+        assert_eq!(place, from_the_start, "{spec:?}");
+        assert!(far > 28_000_000, "{spec:?}: {far} steps");
+    }
 }
 
 #[test]

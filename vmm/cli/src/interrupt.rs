@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use vmm::error::Error;
 
 /// Whether ^C was pressed.
+#[derive(Clone)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {

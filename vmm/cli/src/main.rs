@@ -17,6 +17,7 @@ mod sandbox_arg;
 mod stats;
 mod travel;
 mod verbs;
+mod wait;
 
 use std::process::ExitCode;
 use std::sync::LazyLock;

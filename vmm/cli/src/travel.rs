@@ -11,9 +11,9 @@ use vmm::position::{Count, Exits, Instructions};
 use vmm::recording::{Opened, Recording};
 use vmm::timeline::Timeline;
 
-use crate::interrupt::Interrupt;
 use crate::machine_args::EngineArgs;
 use crate::progress;
+use crate::wait::Wait;
 
 /// What part of a recording to open.
 #[derive(clap::Args)]
@@ -132,9 +132,9 @@ pub fn open_at(
 ) -> Result<Timeline, Error> {
     let mut timeline = Timeline::open(recording)?;
     timeline.use_engine(engine)?;
-    let mut interrupt = Interrupt::catch()?;
-    let target = timeline.resolve_outside(position, &mut || interrupt.poll())?;
-    timeline.seek(target, &mut || interrupt.poll())?.unless_interrupted()?;
+    let mut wait = Wait::on(&timeline)?;
+    let target = timeline.resolve_outside(position, &mut || wait.poll())?;
+    timeline.seek(target, &mut || wait.poll())?.unless_interrupted()?;
     Ok(timeline)
 }
 
@@ -143,14 +143,14 @@ pub fn stretch(
     timeline: &mut Timeline,
     from: PositionSpec,
     to: PositionSpec,
-    interrupt: &mut Interrupt,
+    wait: &mut Wait,
 ) -> Result<(Instructions, Instructions), Error> {
-    let begin = timeline.resolve_outside(from, &mut || interrupt.poll())?;
+    let begin = timeline.resolve_outside(from, &mut || wait.poll())?;
     let end = if matches!(to, PositionSpec::After(_)) {
-        timeline.seek(begin, &mut || interrupt.poll())?.unless_interrupted()?;
-        timeline.resolve(to, &mut || interrupt.poll())?
+        timeline.seek(begin, &mut || wait.poll())?.unless_interrupted()?;
+        timeline.resolve(to, &mut || wait.poll())?
     } else {
-        timeline.resolve_outside(to, &mut || interrupt.poll())?
+        timeline.resolve_outside(to, &mut || wait.poll())?
     };
     Ok((begin, end))
 }

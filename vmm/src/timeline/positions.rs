@@ -170,9 +170,8 @@ impl Timeline {
         Error::Position(format!("{what} lies before the part that is opened, which begins at {seconds:.6} s"))
     }
 
-    /// The first place at which a measure has reached `wanted`. The heads of the checkpoints say behind which
-    /// of them that is; from there the run is replayed once, in slices, and the slice that has it again in
-    /// finer ones.
+    /// The first place at which a measure has reached `wanted`. Checkpoints and the session's snapshots say between which of
+    /// them that is; from there the run is replayed once, in slices, and the slice that has it again in finer ones.
     fn find(
         &mut self,
         measure: &Measure,
@@ -189,6 +188,17 @@ impl Timeline {
         found
     }
 
+    /// Two places to which one can go at once, or the ends of the run: something holds up to some place between them.
+    fn around(&self, holds: impl Fn(&CheckpointHead<Instructions>) -> bool) -> (Instructions, Instructions) {
+        let heads = || self.checkpoints().into_iter().flat_map(|checkpoints| checkpoints.heads());
+        let before = heads().take_while(|(_, head)| holds(head)).last();
+        let behind = heads().find(|(_, head)| !holds(head));
+        let near = self.shared.snapshots.around(&holds);
+        let low = before.map(|(&at, _)| at).into_iter().chain(near.0).max();
+        let high = behind.map(|(&at, _)| at).into_iter().chain(near.1).min();
+        (low.unwrap_or(Instructions(0)), high.unwrap_or(self.end()))
+    }
+
     /// As [`Timeline::find`], and stays wherever it looked last.
     fn run_to(
         &mut self,
@@ -196,14 +206,7 @@ impl Timeline {
         wanted: u64,
         poll: &mut Poll<'_>,
     ) -> Result<Option<Instructions>, Error> {
-        let (mut low, mut high) = (Instructions(0), self.end());
-        for (&at, head) in self.checkpoints().into_iter().flat_map(|checkpoints| checkpoints.heads()) {
-            if (measure.of_head)(head) >= wanted {
-                high = at;
-                break;
-            }
-            low = at;
-        }
+        let (mut low, high) = self.around(|head| (measure.of_head)(head) < wanted);
         self.seek(low, poll)?.unless_interrupted()?;
         self.shared.begin(high - low);
         let mut slice = SLICE_STEPS;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::position::{Count, Instructions};
-use crate::recording::checkpoints::Snapshot;
+use crate::recording::checkpoints::{CheckpointHead, Snapshot};
 
 /// Snapshots of one session that are kept at most.
 const MAX_SNAPSHOTS: usize = 256;
@@ -25,6 +25,7 @@ struct Inner {
 }
 
 struct Kept {
+    head: CheckpointHead<Instructions>,
     snapshot: Arc<Snapshot<Instructions>>,
     /// Pages that were new in it.
     pages: usize,
@@ -57,11 +58,28 @@ impl Snapshots {
         self.inner().by_place.range(at..).next().map(|(&at, _)| at)
     }
 
+    /// The last one of which something holds that holds up to some place of the run, and the first one of which it does not.
+    pub fn around(
+        &self,
+        holds: impl Fn(&CheckpointHead<Instructions>) -> bool,
+    ) -> (Option<Instructions>, Option<Instructions>) {
+        let inner = self.inner();
+        let mut before = None;
+        for (&at, kept) in &inner.by_place {
+            if !holds(&kept.head) {
+                return (before, Some(at));
+            }
+            before = Some(at);
+        }
+        (before, None)
+    }
+
     /// Keeps a snapshot in which `pages` pages are new. The one at the first instruction stays for ever.
-    pub fn keep(&self, at: Instructions, snapshot: Snapshot<Instructions>, pages: usize) {
+    pub fn keep(&self, head: CheckpointHead<Instructions>, snapshot: Snapshot<Instructions>, pages: usize) {
         let mut inner = self.inner();
         inner.pages += pages;
-        if let Some(old) = inner.by_place.insert(at, Kept { snapshot: Arc::new(snapshot), pages }) {
+        let (at, snapshot) = (head.at.count, Arc::new(snapshot));
+        if let Some(old) = inner.by_place.insert(at, Kept { head, snapshot, pages }) {
             inner.pages -= old.pages;
         }
         while inner.by_place.len() > MAX_SNAPSHOTS || inner.pages > MAX_PAGES {
@@ -100,6 +118,7 @@ mod tests {
     use crate::machine::Machine;
     use crate::machine::config::{MachineConfig, MachineOptions};
     use crate::machine::inputs::PowerOn;
+    use crate::position::Moment;
     use crate::recording::cursor::Cursor;
 
     fn snapshot(directory: &Path) -> Snapshot<Instructions> {
@@ -114,13 +133,19 @@ mod tests {
         Snapshot { state: machine.state(), maps: machine.maps().unwrap(), cursor: Cursor::default() }
     }
 
+    /// A place at which as many nanoseconds have passed as instructions.
+    fn head(place: u64) -> CheckpointHead<Instructions> {
+        let at = Moment { count: Instructions(place), time_ns: place };
+        CheckpointHead { at, branches: 0, system_calls: 0, rip: 0, cursor: Cursor::default() }
+    }
+
     /// Snapshots at these places, kept in this order, with so many new pages each.
     fn kept(focus: u64, places: impl IntoIterator<Item = u64>, pages: usize) -> Snapshots {
         let directory = tempfile::tempdir().unwrap();
         let (snapshot, snapshots) = (snapshot(directory.path()), Snapshots::default());
         snapshots.focus(Instructions(focus));
         for place in places {
-            snapshots.keep(Instructions(place), snapshot.clone(), pages);
+            snapshots.keep(head(place), snapshot.clone(), pages);
         }
         snapshots
     }
@@ -139,6 +164,23 @@ mod tests {
         assert_eq!([0, 49, 50, 51, 101].map(behind), [Some(0), Some(50), Some(50), Some(100), None]);
         assert_eq!([0, 49, 50, 51, 100].map(there), [true, false, true, false, true]);
         assert!(Snapshots::default().nearest(Instructions(5)).is_none());
+    }
+
+    #[test]
+    fn those_on_both_sides_of_a_time_are_found() {
+        let snapshots = kept(0, [0, 100, 50], 1);
+        let around = |time_ns| {
+            let (before, behind) = snapshots.around(|head| head.at.time_ns < time_ns);
+            (before.map(Count::number), behind.map(Count::number))
+        };
+        let expected = [
+            (None, Some(0)),
+            (Some(0), Some(50)),
+            (Some(0), Some(50)),
+            (Some(50), Some(100)),
+            (Some(100), None),
+        ];
+        assert_eq!([0, 1, 50, 51, 101].map(around), expected);
     }
 
     #[test]

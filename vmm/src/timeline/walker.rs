@@ -13,7 +13,7 @@ use crate::machine::config::Images;
 use crate::machine::{Machine, RunStop};
 use crate::position::{Count, Instructions};
 use crate::recording::Recording;
-use crate::recording::checkpoints::{Checkpoints, Snapshot};
+use crate::recording::checkpoints::{CheckpointHead, Checkpoints, Snapshot};
 use crate::recording::player::Player;
 use crate::replay::begin::{begin_part, no_beginning};
 
@@ -278,8 +278,10 @@ impl Walker {
             return Ok(());
         }
         let (maps, pages) = self.machine.capture()?;
-        let snapshot = Snapshot { state: self.machine.state(), maps, cursor: self.player.cursor() };
-        self.shared.snapshots.keep(here, snapshot, pages);
+        let cursor = self.player.cursor();
+        let head = CheckpointHead::of(&self.machine, cursor);
+        let snapshot = Snapshot { state: self.machine.state(), maps, cursor };
+        self.shared.snapshots.keep(head, snapshot, pages);
         Ok(())
     }
 }

@@ -13,12 +13,12 @@ use vmm::recording::{Opened, Recording};
 use vmm::replay::{Replay, ReplayEnd, last_place};
 use vmm::timeline::{Timeline, TravelStop};
 
-use crate::interrupt::Interrupt;
 use crate::machine_args::EngineArgs;
 use crate::progress;
 use crate::sandbox_arg::{self, SandboxArgs};
 use crate::stats::{Marks, StatsArgs};
 use crate::travel::{in_instructions, stretch};
+use crate::wait::Wait;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -118,13 +118,14 @@ fn play(
     marks: &Marks,
 ) -> Result<i32, Error> {
     let mut timeline = Timeline::open(recording)?;
-    let mut interrupt = Interrupt::catch()?;
+    let mut wait = Wait::on(&timeline)?;
     let to = args.to.unwrap_or(PositionSpec::End);
-    let (begin, end) = stretch(&mut timeline, from, to, &mut interrupt)?;
+    let (begin, end) = stretch(&mut timeline, from, to, &mut wait)?;
     if end < begin {
         return Err(Error::Position("--to is before --from".to_string()));
     }
-    let mut stop = timeline.seek(begin, &mut || interrupt.poll())?;
+    let mut stop = timeline.seek(begin, &mut || wait.poll())?;
+    let mut interrupt = wait.over();
     if stop != TravelStop::Interrupted {
         stop = timeline.play(end, printer(args.quiet, marks.clone()), &mut || interrupt.poll())?;
     }

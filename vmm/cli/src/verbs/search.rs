@@ -11,9 +11,9 @@ use vmm::notation::PositionSpec;
 use vmm::position::{Count, Instructions};
 use vmm::timeline::{CONDITIONS, Cause, Condition, Hit, Timeline, TravelStop};
 
-use crate::interrupt::Interrupt;
 use crate::machine_args::EngineArgs;
 use crate::travel::{PartArgs, stretch};
+use crate::wait::Wait;
 
 #[derive(clap::Args)]
 #[command(after_help = format!("Conditions: {CONDITIONS}"))]
@@ -118,11 +118,12 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         None => Timeline::open(&recording)?,
     };
     timeline.use_engine(engine)?;
-    let mut interrupt = Interrupt::catch()?;
+    let mut wait = Wait::on(&timeline)?;
     let from =
         args.from.unwrap_or(if args.forward || args.all { PositionSpec::Start } else { PositionSpec::End });
-    let (from, to) = stretch(&mut timeline, from, args.to, &mut interrupt)?;
-    let found = search(args, &mut timeline, (from, to), &mut interrupt)?;
+    let (from, to) = stretch(&mut timeline, from, args.to, &mut wait)?;
+    let found = search(args, &mut timeline, (from, to), &mut wait)?;
+    drop(wait);
     crate::output::print(&if args.json {
         serde_json::to_string_pretty(&found).expect("plain data always serializes")
     } else {
@@ -143,14 +144,14 @@ fn search(
     args: &Args,
     timeline: &mut Timeline,
     (from, to): (Instructions, Instructions),
-    interrupt: &mut Interrupt,
+    wait: &mut Wait,
 ) -> Result<Found, Error> {
     let condition = args.condition.parse::<Condition>();
     let mut witness = None;
     if args.all || args.backtrace || condition.is_err() {
         // What the guest's kernel says of itself. At the very start there is no kernel yet that could be asked.
         let place = if from == Instructions(0) { timeline.end() } else { from };
-        if timeline.seek(place, &mut || interrupt.poll())? == TravelStop::Interrupted {
+        if timeline.seek(place, &mut || wait.poll())? == TravelStop::Interrupted {
             return Ok(Found::interrupted_before(from));
         }
         witness = Witness::of_guest(timeline.machine()).ok();
@@ -162,9 +163,9 @@ fn search(
     let condition = condition.or_else(|why| witness.as_ref().map_or(Err(why), named));
     timeline.set_stops(condition.map_err(Error::Position)?.0);
     if args.all {
-        all(args, timeline, (from, to), witness.as_ref(), interrupt)
+        all(args, timeline, (from, to), witness.as_ref(), wait)
     } else {
-        one(args, timeline, from, witness.as_ref(), interrupt)
+        one(args, timeline, from, witness.as_ref(), wait)
     }
 }
 
@@ -181,13 +182,13 @@ fn all(
     timeline: &mut Timeline,
     (from, to): (Instructions, Instructions),
     witness: Option<&Witness>,
-    interrupt: &mut Interrupt,
+    wait: &mut Wait,
 ) -> Result<Found, Error> {
     let before = timeline.replayed_steps();
     let look = |machine: &Machine<Instructions>, hit: Hit| {
         Place::of(machine, hit.before, hit.cause, witness, args.backtrace)
     };
-    let hits = timeline.hits_seen(from, to, args.limit.get(), &look, &mut || interrupt.poll())?;
+    let hits = timeline.hits_seen(from, to, args.limit.get(), &look, &mut || wait.poll())?;
     let edge = hits.interrupted_at.map(Count::number);
     let replayed = timeline.replayed_steps() - before;
     Ok(Found { hits: hits.found, replayed, interrupted: edge.is_some(), goes_on_at: edge })
@@ -198,18 +199,18 @@ fn one(
     timeline: &mut Timeline,
     from: Instructions,
     witness: Option<&Witness>,
-    interrupt: &mut Interrupt,
+    wait: &mut Wait,
 ) -> Result<Found, Error> {
     // A search backward restores states before `from` and need not stand there; a checkpoint at the end is
     // enough.
-    if timeline.seek(from, &mut || interrupt.poll())? == TravelStop::Interrupted {
+    if timeline.seek(from, &mut || wait.poll())? == TravelStop::Interrupted {
         return Ok(Found::interrupted_before(from));
     }
     let before = timeline.replayed_steps();
     let stop = if args.forward {
-        timeline.run_forward(&mut || interrupt.poll())?
+        timeline.run_forward(&mut || wait.poll())?
     } else {
-        timeline.run_backward(&mut || interrupt.poll())?
+        timeline.run_backward(&mut || wait.poll())?
     };
     let replayed = timeline.replayed_steps() - before;
     let hits = match stop {

@@ -10,10 +10,10 @@ use vmm::notation::PositionSpec;
 use vmm::position::{Count, Instructions};
 use vmm::timeline::Timeline;
 
-use crate::interrupt::Interrupt;
 use crate::machine_args::EngineArgs;
 use crate::progress;
 use crate::travel::{PartArgs, stretch};
+use crate::wait::Wait;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -51,8 +51,9 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let (recording, engine) = args.part.open_for(&args.recording, args.engine)?;
     let mut timeline = Timeline::open(&recording)?;
     timeline.use_engine(engine)?;
-    let mut interrupt = Interrupt::catch()?;
-    let (from, to) = stretch(&mut timeline, args.from, args.to, &mut interrupt)?;
+    let mut wait = Wait::on(&timeline)?;
+    let (from, to) = stretch(&mut timeline, args.from, args.to, &mut wait)?;
+    let mut interrupt = wait.over();
     let bar = progress::bar(to.saturating_since(from), std::io::stderr().is_terminal());
     bar.set_message("tracing");
     let at = |place: Instructions| bar.set_position(place.saturating_since(from));

@@ -1,0 +1,73 @@
+//! Waiting while a timeline moves: after a second a bar shows how far it is, and ^C stops it.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use vmm::error::Error;
+use vmm::timeline::{Meter, Timeline};
+
+use crate::interrupt::Interrupt;
+use crate::progress;
+
+/// Shorter waits need no bar.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// What a person has who waits. The clock decides only when something is shown; no movement depends on it.
+pub struct Wait {
+    interrupt: Interrupt,
+    meter: Meter,
+    begun: Instant,
+    bar: Option<ProgressBar>,
+}
+
+impl Wait {
+    /// From now on a person waits for this timeline. ^C is caught, as [`Interrupt::catch`] says.
+    pub fn on(timeline: &Timeline) -> Result<Wait, Error> {
+        let interrupt = Interrupt::catch()?;
+        Ok(Wait { interrupt, meter: timeline.meter(), begun: Instant::now(), bar: None })
+    }
+
+    /// For the movement's poll function: shows how far it is, and says whether to stop.
+    pub fn poll(&mut self) -> bool {
+        if self.begun.elapsed() >= QUIET {
+            self.show();
+        }
+        self.interrupt.poll()
+    }
+
+    /// Takes the bar away. ^C is still caught.
+    pub fn over(mut self) -> Interrupt {
+        self.clear();
+        self.interrupt.clone()
+    }
+
+    fn show(&mut self) {
+        let (done, at_most) = self.meter.progress();
+        let bar = self.bar.get_or_insert_with(|| {
+            let bar = progress::bar(at_most, std::io::stderr().is_terminal());
+            bar.set_message("replaying");
+            bar
+        });
+        // One movement follows another, and each has its own length.
+        if bar.length() != Some(at_most) {
+            bar.set_length(at_most);
+        }
+        if done < bar.position() {
+            bar.reset_eta();
+        }
+        bar.set_position(done);
+    }
+
+    fn clear(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}

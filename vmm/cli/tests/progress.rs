@@ -1,0 +1,40 @@
+//! What a person sees who waits at a terminal.
+
+use std::fs::File;
+use std::io::Read;
+use std::process::{Command, Stdio};
+
+use tiny_guest::{LONG_ROUND_STEPS, record_long};
+
+/// Half of it is more than the interpreter does in a second.
+const ROUNDS: u32 = 600;
+
+#[test]
+fn what_takes_long_shows_how_far_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    record_long(directory.path(), "r.ttvm", ROUNDS);
+    let half = format!("insn:{}", u64::from(ROUNDS) * LONG_ROUND_STEPS / 2);
+    let all = ["search", "r.ttvm", "break:0x12345", "--all", "--to", &half, "--threads", "1"];
+    for arguments in [&["state", "r.ttvm", "--at", &half][..], &all] {
+        let shown = on_a_terminal(directory.path(), arguments);
+        assert!(shown.contains("replaying") && shown.contains("Minsn"), "{arguments:?}: {shown}");
+        assert!(shown.contains(" left"), "{arguments:?}: {shown}");
+    }
+    let shown = on_a_terminal(directory.path(), &["state", "r.ttvm", "--at", "insn:1000"]);
+    assert!(!shown.contains("Minsn"), "{shown}");
+}
+
+/// What a command with the interpreter writes to standard error, which is a terminal.
+fn on_a_terminal(directory: &std::path::Path, arguments: &[&str]) -> String {
+    let terminal = nix::pty::openpty(None, None).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ttvm"));
+    command.args(arguments).current_dir(directory).env("TTVM_TIER", "interpreter").env("TERM", "xterm");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(terminal.slave);
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    let mut shown = Vec::new();
+    // The terminal's end is an error where nobody has its other side: EIO, pty(7).
+    let _ = File::from(terminal.master).read_to_end(&mut shown);
+    child.wait().unwrap();
+    String::from_utf8_lossy(&shown).into_owned()
+}
