@@ -198,6 +198,12 @@ impl Listener {
         }
     }
 
+    /// Whether a client waits for [`Self::accept`].
+    pub fn has_client(&self) -> bool {
+        let mut descriptors = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
+        matches!(poll(&mut descriptors, PollTimeout::ZERO), Ok(ready) if ready > 0)
+    }
+
     /// As [`Self::accept`], until the other end of `stop` is closed: then `None`.
     ///
     /// # Errors

@@ -158,6 +158,24 @@ fn behind_a_checkpoint_settling_makes_steps_back_near() {
 }
 
 #[test]
+fn settling_ends_where_it_began_when_there_is_something_to_do() {
+    let (_directory, recording) = recording(20, &[20_000_000]);
+    for (polls, least, most) in
+        [(1, 0, POLL_STEPS), (3, POLL_STEPS, 3 * POLL_STEPS), (100, 19_999_999, 20_000_000)]
+    {
+        let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+        let place = seek(&mut timeline, 20_000_000);
+        assert_eq!(place, 0, "there is a checkpoint");
+        let (_, steps) =
+            steps_of(&mut timeline, |timeline| timeline.settle_until(&mut after(polls)).unwrap());
+        assert!((least..=most).contains(&steps), "{polls} polls: {steps} steps");
+        assert_eq!(timeline.position(), Instructions(20_000_000));
+        assert_eq!(timeline.step_backward(&mut never).unwrap(), TravelStop::Reached);
+        assert_eq!(timeline.position(), Instructions(19_999_999));
+    }
+}
+
+#[test]
 fn a_step_back_that_is_long_can_be_interrupted_and_a_short_one_is_made() {
     let (_directory, recording) = recording(30, &[30_000_000]);
     for stops in [Stops::default(), write()] {

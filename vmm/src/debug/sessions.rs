@@ -1,7 +1,7 @@
 //! Several gdbs on one recording, each with a timeline, and thus a position, of its own.
 //!
 //! A timeline is made ready before its gdb comes: gdb waits two seconds for its first answer, and getting to
-//! the end of a recording without checkpoints takes longer.
+//! the end of a recording without checkpoints takes longer. What makes the first steps back quick is done until a gdb comes.
 
 use std::any::Any;
 use std::io::{PipeReader, pipe};
@@ -133,9 +133,9 @@ impl Sessions<'_> {
         timeline.use_engine(self.options.engine)?;
         let target = timeline.resolve_outside(self.options.at, &mut || false)?;
         timeline.seek(target, &mut || false)?;
-        timeline.settle(&mut || false)?;
         self.listener.open().map_err(trouble)?;
         self.first.call_once(|| (self.report)(Report::Ready(self.listener.gdb_address().to_string())));
+        timeline.settle_until(&mut || self.listener.has_client())?;
         let stream = self.listener.accept().map_err(trouble)?;
         (self.report)(Report::Began(number));
         let _ = news.send(News::Began);

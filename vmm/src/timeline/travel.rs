@@ -297,6 +297,16 @@ impl Timeline {
         Ok(if walked == Walked::Interrupted { TravelStop::Interrupted } else { TravelStop::Reached })
     }
 
+    /// As [`Timeline::settle`], as long as there is nothing else to do, and stays here. What is left undone then is done by the
+    /// first step back.
+    pub fn settle_until(&mut self, is_wanted: &mut Poll<'_>) -> Result<(), Error> {
+        let here = self.snapshot()?;
+        if self.settle(is_wanted)? == TravelStop::Interrupted {
+            self.return_to(&here)?;
+        }
+        Ok(())
+    }
+
     /// Runs forward to something to stop at, the end, or until told to stop.
     pub fn run_forward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         let stops = self.stops.clone();
