@@ -101,9 +101,7 @@ enum Verb {
 
 /// Parses the command line and obeys it.
 fn main() -> ExitCode {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn,gdbstub=warn"))
-        .format_target(false)
-        .init();
+    output::log_in_one_style();
     // Recordings, packed files and sockets give access to all of a guest's memory and everything typed.
     umask(Mode::S_IRWXG | Mode::S_IRWXO);
     let cli = Cli::parse();

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use log::Level;
 use vmm::error::{Error, exit_code};
 use vmm::machine::unit::Unit;
 use vmm::machine::{Machine, Outcome};
@@ -43,4 +44,20 @@ pub fn print(text: &str) -> Result<(), Error> {
         }
         _ => Ok(()),
     }
+}
+
+/// Gives what the packages log the form of all other messages: `ttvm: warning: ...`. RUST_LOG asks for more than warnings; what
+/// is for developers has its time and its module.
+pub fn log_in_one_style() {
+    let environment = env_logger::Env::default().default_filter_or("warn,gdbstub=warn");
+    env_logger::Builder::from_env(environment)
+        .format(|out, record| match record.level() {
+            Level::Error => writeln!(out, "ttvm: {}", record.args()),
+            Level::Warn => writeln!(out, "ttvm: warning: {}", record.args()),
+            level => {
+                let (time, module) = (out.timestamp_micros(), record.target());
+                writeln!(out, "ttvm: {}: {time} {module}: {}", level.as_str().to_lowercase(), record.args())
+            }
+        })
+        .init();
 }

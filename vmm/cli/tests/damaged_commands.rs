@@ -135,6 +135,7 @@ fn damaged_checkpoints_are_left_out_and_can_be_dropped() {
             let (code, out, told) = run(&state);
             assert_eq!((code, out), (0, there.clone()), "{told}");
             assert!(told.contains("00000002.ckpt") && told.contains("checkpoints are left"), "{told}");
+            assert!(told.lines().all(|line| line.starts_with("ttvm: warning: ")), "{told}");
             let before = std::fs::read(&path).unwrap();
             assert_eq!(
                 run(&["checkpoints", "r.ttvm", "add", "insn:70000"]).0,
