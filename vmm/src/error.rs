@@ -75,6 +75,9 @@ pub enum Error {
     /// A position that does not exist.
     #[error("{0}")]
     Position(String),
+    /// What was asked for contradicts what it was asked of.
+    #[error("{0}")]
+    Usage(String),
     /// A person asked to stop before the answer was known.
     #[error("interrupted")]
     Interrupted,
@@ -136,12 +139,12 @@ impl Error {
     pub fn exit_code(&self) -> i32 {
         match self {
             Error::Divergence(_) => exit_code::DIVERGED,
-            // Nothing but a recording's checkpoints has states to be taken.
+            // Nothing but a recording's checkpoints and its start has states to be taken.
             Error::Recording { .. } | Error::Checkpoints(_) | Error::State(_) => {
                 exit_code::UNREADABLE_RECORDING
             }
             Error::Unsupported(_) => exit_code::HOST_LACKS_FEATURE,
-            Error::Position(_) => exit_code::USAGE,
+            Error::Position(_) | Error::Usage(_) => exit_code::USAGE,
             Error::Interrupted => exit_code::INTERRUPTED,
             Error::CutOff { cause, .. } => cause.exit_code(),
             _ => exit_code::FAILED,

@@ -250,6 +250,7 @@ fn manifest(model: CpuModel) -> Manifest {
         debug_ports: DebugPortsV1 { console: true, exit: Some(0x501) },
         network: None,
         passthrough: Vec::new(),
+        start: None,
     });
     manifest.made_by = "ttvm 0.1.0".to_string();
     manifest

@@ -11,6 +11,7 @@ mod gdb_mi;
 mod gdb_processes;
 mod gdb_session;
 mod gdb_travel;
+mod going_live;
 mod kernels;
 mod kvm_lab;
 mod network;

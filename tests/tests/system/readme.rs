@@ -49,6 +49,15 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "pack R.ttvm -o R.packed"),
     (0, "unpack R.packed -o U.ttvm"),
     (0, "rm U.ttvm"),
+    (0, "run --snapshot-from R.ttvm --at 50% --max-instructions 100000000"),
+    (0, "record --snapshot-from R.ttvm --at 99% -o L.ttvm --max-instructions 1000000"),
+    (
+        0,
+        "run --kernel vmlinuz --initrd bench.gz --cmdline CMDLINE --memory 128M --control control.socket --record-when Linux \
+         -o C.ttvm",
+    ),
+    (0, "replay C.ttvm --verify"),
+    (1, "control control.socket status"),
 ];
 /// Needs drgn.
 const DRGN: &str = "drgn R.ttvm --at 95% -- --no-default-symbols -e print(prog.flags)";

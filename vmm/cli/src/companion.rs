@@ -1,5 +1,5 @@
-//! The companion of `ttvm debug`: a small process beside it that is not locked in. It runs gdb, where that is wanted, and
-//! removes the files that other programs find `ttvm debug` by, however that ends.
+//! The companion of `ttvm debug`, and of runs that may be recorded later: a small process beside them that is not locked in.
+//! It runs gdb, where that is wanted, and removes the files that other programs find `ttvm debug` by, however that ends.
 //!
 //! ```text
 //!   ttvm debug (locked in) ── pipe ──► companion ── runs ──► gdb
@@ -27,13 +27,27 @@ pub struct Args {
     pipe: i32,
     /// A folder to remove
     #[arg(long)]
-    folder: PathBuf,
+    folder: Option<PathBuf>,
+    /// A folder to remove if it is empty
+    #[arg(long)]
+    empty_folder: Option<PathBuf>,
     /// A socket to remove
     #[arg(long)]
     socket: Option<PathBuf>,
     /// gdb and its arguments
     #[arg(last = true)]
     gdb: Vec<String>,
+}
+
+/// What there is to remove when the other process ends.
+#[derive(Clone, Copy, Default)]
+pub struct Leftovers<'a> {
+    /// A folder with all that is in it.
+    pub folder: Option<&'a Path>,
+    /// A folder, if nothing is in it.
+    pub empty_folder: Option<&'a Path>,
+    /// A socket.
+    pub socket: Option<&'a Path>,
 }
 
 /// The companion as `ttvm debug` sees it. When this is dropped, it removes the files, and has ended.
@@ -44,11 +58,11 @@ pub struct Companion {
 }
 
 impl Companion {
-    /// Starts it. It removes `folder` and `socket` in the end, and runs this gdb once it may come.
-    pub fn start(folder: &Path, socket: Option<&Path>, gdb: Option<Command>) -> Result<Companion, Error> {
+    /// Starts it. It removes what is left in the end, and runs this gdb once it may come.
+    pub fn start(left: &Leftovers<'_>, gdb: Option<Command>) -> Result<Companion, Error> {
         let failed = |source| Error::Host { what: "cannot start a second process".to_string(), source };
         let (reader, pipe) = std::io::pipe().map_err(failed)?;
-        let mut command = command(&reader, folder, socket).map_err(failed)?;
+        let mut command = command(&reader, left).map_err(failed)?;
         match gdb {
             Some(gdb) => {
                 let changes = gdb.get_envs().filter_map(|(name, value)| Some((name, value?)));
@@ -78,12 +92,15 @@ impl Drop for Companion {
 }
 
 /// This program once more, with the end of the pipe, which it inherits.
-fn command(reader: &PipeReader, folder: &Path, socket: Option<&Path>) -> std::io::Result<Command> {
+fn command(reader: &PipeReader, left: &Leftovers<'_>) -> std::io::Result<Command> {
     fcntl(reader.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["debug-companion", "--pipe", &reader.as_raw_fd().to_string(), "--folder"]).arg(folder);
-    if let Some(socket) = socket {
-        command.arg("--socket").arg(std::path::absolute(socket)?);
+    command.args(["debug-companion", "--pipe", &reader.as_raw_fd().to_string()]);
+    let Leftovers { folder, empty_folder, socket } = *left;
+    for (option, path) in [("--folder", folder), ("--empty-folder", empty_folder), ("--socket", socket)] {
+        if let Some(path) = path {
+            command.arg(option).arg(std::path::absolute(path)?);
+        }
     }
     Ok(command)
 }
@@ -95,7 +112,11 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))).map_err(failed)?;
     }
-    let files = Files { folder: args.folder.clone(), socket: args.socket.clone().and_then(Socket::of) };
+    let files = Files {
+        folder: args.folder.clone(),
+        empty_folder: args.empty_folder.clone(),
+        socket: args.socket.clone().and_then(Socket::of),
+    };
     let mut pipe = File::open(format!("/dev/fd/{}", args.pipe)).map_err(failed)?;
     let gdb = (wait(&mut pipe) && !args.gdb.is_empty()).then(|| start_gdb(&args.gdb)).transpose()?;
     let Some(mut gdb) = gdb else {
@@ -132,7 +153,8 @@ fn start_gdb(words: &[String]) -> Result<Child, Error> {
 /// What there is to remove.
 #[derive(Clone)]
 struct Files {
-    folder: PathBuf,
+    folder: Option<PathBuf>,
+    empty_folder: Option<PathBuf>,
     socket: Option<Socket>,
 }
 
@@ -157,7 +179,9 @@ fn inode(path: &Path) -> Option<(u64, u64)> {
 impl Files {
     /// Removes what is still there.
     fn remove(&self) {
-        let _ = std::fs::remove_dir_all(&self.folder);
+        let _ = self.folder.as_ref().map(std::fs::remove_dir_all);
+        // One that has something in it stays.
+        let _ = self.empty_folder.as_ref().map(std::fs::remove_dir);
         if let Some(socket) = &self.socket
             && inode(&socket.path) == Some(socket.inode)
         {

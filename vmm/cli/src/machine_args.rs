@@ -13,17 +13,20 @@ use vmm::machine::config::{
 use vmm::machine::inputs::PowerOn;
 use vmm::machine::unit::Unit;
 use vmm::notation;
-use vmm::recording::Manifest;
 
+use crate::beginning::{Begun, Origin, Planned};
+use crate::engine_arg::EngineArgs;
+use crate::go_live::{Source, SourceArgs};
 use crate::network_arg::NetworkArg;
+use crate::output::say;
 use crate::passthrough_arg::PassthroughArg;
 
 /// The machine and its surroundings.
 #[derive(clap::Args)]
 pub struct MachineArgs {
     /// Kernel: bzImage, ELF vmlinux, PVH or Multiboot
-    #[arg(long, value_name = "FILE")]
-    kernel: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "snapshot_from")]
+    kernel: Option<PathBuf>,
     /// Initial RAM disk
     #[arg(long, value_name = "FILE")]
     initrd: Option<PathBuf>,
@@ -54,6 +57,8 @@ pub struct MachineArgs {
     /// Let the guest end the run by writing V to this port: exit code (V << 1) | 1, as QEMU's isa-debug-exit
     #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = "0x501", value_parser = parse_port)]
     debug_exit: Option<u16>,
+    #[command(flatten)]
+    source: SourceArgs,
     #[command(flatten)]
     engine: EngineArgs,
     /// Also write the guest's console output to this file
@@ -88,74 +93,9 @@ pub struct MachineArgs {
     max_instructions: Option<u64>,
 }
 
-/// Which engine.
-#[derive(Clone, Copy, clap::Args)]
-pub struct EngineArgs {
-    /// Which engine executes the guest; see `ttvm doctor`
-    #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
-    engine: EngineChoice,
-}
-
-impl EngineArgs {
-    /// The engine for a run that begins.
-    pub fn for_new_run(&self) -> EngineKind {
-        match self.engine {
-            // Exact positions at full speed need a counter, and KVM's has not been seen at work on any
-            // processor yet.
-            EngineChoice::Kvm => EngineKind::Kvm,
-            _ => self.soft(),
-        }
-    }
-
-    /// The software CPU, by the tier that was asked for.
-    fn soft(&self) -> EngineKind {
-        if self.engine == EngineChoice::Interpreter {
-            vmm::engine::soft::choose_tier(cpu::Tier::Interpreter);
-        }
-        EngineKind::Soft
-    }
-
-    /// The engine for a recording.
-    pub fn for_replay(&self, manifest: &Manifest) -> Result<EngineKind, Error> {
-        if self.engine != EngineChoice::Kvm {
-            return Ok(self.soft());
-        }
-        if !manifest.machine.is_for_kvm() {
-            let why = "this recording counts instructions, which KVM does not: use --engine soft";
-            return Err(Error::Unsupported(why.to_string()));
-        }
-        let recorded = manifest.machine.model();
-        let here = vmm::engine::kvm::model()?;
-        if recorded != here {
-            let why = format!(
-                "this recording needs a processor like {}, and this host's is like {}: use --engine soft",
-                recorded.name(),
-                here.name()
-            );
-            return Err(Error::Unsupported(why));
-        }
-        Ok(EngineKind::Kvm)
-    }
-}
-
-/// Which engine executes the guest.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum EngineChoice {
-    /// The one to rely on: the software CPU, until KVM has been tried on a processor that counts branches
-    Auto,
-    /// The software CPU: its translator, and its interpreter for what is not worth translating
-    Soft,
-    /// The software CPU's interpreter alone, which is slower: for hunting bugs. TTVM_TIER=interpreter does the same
-    #[value(name = "soft,interpreter")]
-    Interpreter,
-    /// Hardware virtualisation
-    Kvm,
-}
-
 /// A machine that has not run yet, and devices of the host that are to be its own.
-pub struct Built<U> {
-    /// Its description.
-    pub config: MachineConfig,
+struct Built<U> {
+    config: MachineConfig,
     machine: Machine<U>,
     devices: OpenedDevices,
 }
@@ -172,7 +112,8 @@ impl MachineArgs {
             (PathBuf::from(file), cmdline.to_string())
         });
         MachineConfig::from_options(&MachineOptions {
-            kernel: self.kernel.clone(),
+            // The command line has one where the machine is not a recording's.
+            kernel: self.kernel.clone().unwrap_or_default(),
             initrd: self.initrd.clone(),
             modules: modules.collect(),
             cmdline: self.cmdline.clone(),
@@ -191,8 +132,28 @@ impl MachineArgs {
         self.engine.for_new_run()
     }
 
+    /// The recording to go on from, if there is one.
+    pub fn source(&self) -> Result<Option<Source>, Error> {
+        self.source.open(self.engine, self.net.as_ref())
+    }
+
+    /// A run on this engine, with everything open that it needs.
+    pub fn plan<U: Unit>(&self, source: Option<Source>) -> Result<Planned<U>, Error> {
+        let Some(source) = source else {
+            let power_on = vmm::live::power_on(self.date, self.seed)?;
+            let Built { config, machine, devices } = self.build(&power_on)?;
+            let live = self.live()?.with_devices(devices, &config.passed_slots(), machine.shared_ram())?;
+            let begun = Begun { machine, config, power_on, start: None };
+            return Ok(Planned::new(live, Origin::Built(Box::new(begun), self.engine())));
+        };
+        if source.has_network() && self.net.is_none() {
+            say("ttvm: the guest's network card is connected to nothing; --net connects it");
+        }
+        Ok(Planned::new(self.live()?, Origin::Recorded(Box::new(source))))
+    }
+
     /// The machine, on its engine, at its first instruction.
-    pub fn build<U: Unit>(&self, power_on: &PowerOn) -> Result<Built<U>, Error> {
+    fn build<U: Unit>(&self, power_on: &PowerOn) -> Result<Built<U>, Error> {
         let wanted: Vec<_> = self.passthrough.iter().map(|passed| passed.0.clone()).collect();
         let (devices, described) = OpenedDevices::open(&wanted)?;
         let (config, images) = self.config(described)?;
@@ -201,23 +162,15 @@ impl MachineArgs {
         Ok(Built { config, machine, devices })
     }
 
-    /// What the machine is given at power-on.
-    pub fn power_on(&self) -> Result<PowerOn, Error> {
-        vmm::live::power_on(self.date, self.seed)
-    }
-
     /// How the guest gets to know of host time, where its engine does not count instructions.
     pub fn clock(&self) -> ClockOptions {
         ClockOptions { slowdown: self.slow_clock, patience: Duration::from_micros(self.wait_for_exit.into()) }
     }
 
-    /// The inputs of a run that begins: the console, the network, and devices of the host.
-    pub fn live<U: Unit>(&self, built: Built<U>) -> Result<(Machine<U>, LiveInputs<U>), Error> {
+    /// The inputs of a run that begins: the console and the network.
+    fn live<U: Unit>(&self) -> Result<LiveInputs<U>, Error> {
         let peer = self.net.as_ref().map(|network| Peer::connect(&network.peer)).transpose()?;
-        let inputs = LiveInputs::new(LiveConsole::new(self.console())?, peer);
-        let inputs =
-            inputs.with_devices(built.devices, &built.config.passed_slots(), built.machine.shared_ram())?;
-        Ok((built.machine, inputs))
+        Ok(LiveInputs::new(LiveConsole::new(self.console())?, peer))
     }
 
     fn console<U: Unit>(&self) -> LiveOptions<U> {

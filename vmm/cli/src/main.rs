@@ -6,18 +6,25 @@
 
 #![forbid(unsafe_code)]
 
+mod beginning;
 mod companion;
+
+mod engine_arg;
+mod go_live;
 mod interrupt;
+mod late_start;
 mod machine_args;
 mod network_arg;
 mod output;
 mod passthrough_arg;
 mod progress;
+mod recorded;
 mod sandbox_arg;
 mod stats;
 mod travel;
 mod verbs;
 mod wait;
+mod watch;
 
 use std::process::ExitCode;
 use std::sync::LazyLock;
@@ -27,8 +34,8 @@ use nix::sys::stat::{Mode, umask};
 use vmm::recording::FORMAT_VERSION;
 
 use crate::verbs::{
-    checkpoints, completions, debug, doctor, drgn, dump, export_pcap, info, log, ls, man, pack, record,
-    relink, replay, rm, run, search, state, symbols, trace, unpack, verify,
+    checkpoints, completions, control, debug, doctor, drgn, dump, export_pcap, info, log, ls, man, pack,
+    record, relink, replay, rm, run, search, state, symbols, trace, unpack, verify,
 };
 
 /// What `ttvm --version` says: whether a recording of one ttvm can be read by another follows from it.
@@ -52,6 +59,8 @@ enum Verb {
     Run(run::Args),
     /// Run a guest and record everything that comes in from outside
     Record(record::Args),
+    /// Steer a run that was started with --control: record it from now on
+    Control(control::Args),
     /// Run a recording again and check that nothing differs
     Replay(replay::Args),
     /// Let gdb attach to a recording, and step backwards
@@ -108,6 +117,7 @@ fn main() -> ExitCode {
     let result = match &cli.verb {
         Verb::Run(args) => run::run(args),
         Verb::Record(args) => record::run(args),
+        Verb::Control(args) => control::run(args),
         Verb::Replay(args) => replay::run(args),
         Verb::Debug(args) => debug::run(args),
         Verb::Ls(args) => ls::run(args),

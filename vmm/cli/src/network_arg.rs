@@ -13,13 +13,32 @@ const DEFAULT_MAC: [u8; 6] = [0x52, 0x54, 0x00, 0x12, 0x34, 0x56];
 pub struct NetworkArg {
     /// The peer.
     pub peer: NetworkOptions,
-    mac: [u8; 6],
+    /// The card's address, if it was named.
+    mac: Option<[u8; 6]>,
 }
 
 impl NetworkArg {
     /// The card.
     pub fn config(&self) -> NetworkConfig {
-        NetworkConfig { mac: self.mac, mtu: self.peer.mtu(), segments: self.peer.segments() }
+        let mac = self.mac.unwrap_or(DEFAULT_MAC);
+        NetworkConfig { mac, mtu: self.peer.mtu(), segments: self.peer.segments() }
+    }
+
+    /// Whether a card that is there already can be connected to it, and why not.
+    pub fn must_fit(&self, card: Option<&NetworkConfig>) -> Result<(), String> {
+        let Some(card) = card else {
+            return Err(
+                "the guest of this recording has no network card, and cannot get one: leave out --net"
+                    .to_string(),
+            );
+        };
+        if self.mac.is_some_and(|mac| mac != card.mac) {
+            return Err("the network card of this recording has another address: leave out mac=".to_string());
+        }
+        if card.mtu > self.peer.mtu() || (card.segments && !self.peer.segments()) {
+            return Err("the network card of this recording sends longer frames than this network takes: use --net user".to_string());
+        }
+        Ok(())
     }
 }
 
@@ -29,10 +48,10 @@ impl FromStr for NetworkArg {
     fn from_str(text: &str) -> Result<NetworkArg, String> {
         let mut parts = text.split(',');
         let kind = parts.next().unwrap_or_default();
-        let (mut mac, mut interface, mut forwards) = (DEFAULT_MAC, None, Vec::new());
+        let (mut mac, mut interface, mut forwards) = (None, None, Vec::new());
         for part in parts {
             match part.split_once('=') {
-                Some(("mac", address)) => mac = parse_mac(address)?,
+                Some(("mac", address)) => mac = Some(parse_mac(address)?),
                 Some(("hostfwd", forward)) if kind == "user" => forwards.push(parse_forward(forward)?),
                 Some(("ifname", name)) if kind == "tap" => interface = Some(name.to_string()),
                 _ => return Err(format!("--net {kind} knows no {part:?}")),
@@ -93,7 +112,7 @@ mod tests {
     #[test]
     fn networks_are_written_as_for_qemu() {
         let parsed = |text: &str| text.parse::<NetworkArg>();
-        let user = |forwards| Ok(NetworkArg { peer: NetworkOptions::User { forwards }, mac: DEFAULT_MAC });
+        let user = |forwards| Ok(NetworkArg { peer: NetworkOptions::User { forwards }, mac: None });
         assert_eq!(parsed("user"), user(Vec::new()));
         let ssh = |address: Option<&str>| Forward {
             protocol: Protocol::Tcp,
@@ -105,8 +124,22 @@ mod tests {
         assert_eq!(parsed("user,hostfwd=tcp::2222-:22,hostfwd=udp::53-:5353"), user(vec![ssh(None), dns]));
         assert_eq!(parsed("user,hostfwd=tcp:127.0.0.1:2222-:22"), user(vec![ssh(Some("127.0.0.1"))]));
         let tap = NetworkOptions::Tap { interface: "tap0".to_string() };
-        let mac = [2, 0, 0, 0, 0xab, 1];
+        let mac = Some([2, 0, 0, 0, 0xab, 1]);
         assert_eq!(parsed("tap,ifname=tap0,mac=02:00:00:00:ab:01"), Ok(NetworkArg { peer: tap, mac }));
+    }
+
+    #[test]
+    fn a_card_that_is_there_is_connected_where_it_can_be() {
+        let fits = |text: &str, card: Option<&NetworkConfig>| {
+            text.parse::<NetworkArg>().unwrap().must_fit(card).is_ok()
+        };
+        let card_of = |text: &str| text.parse::<NetworkArg>().unwrap().config();
+        let (user, tap) = (card_of("user"), card_of("tap,ifname=tap0,mac=02:00:00:00:ab:01"));
+        assert!(fits("user", Some(&user)) && fits("user", Some(&tap)) && fits("tap,ifname=tap0", Some(&tap)));
+        assert!(!fits("tap,ifname=tap0", Some(&user)) && !fits("user", None));
+        assert!(
+            fits("user,mac=02:00:00:00:ab:01", Some(&tap)) && !fits("user,mac=02:00:00:00:ab:02", Some(&tap))
+        );
     }
 
     #[test]

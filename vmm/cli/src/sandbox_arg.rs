@@ -42,11 +42,6 @@ pub fn of_machine(machine: &MachineConfig, engine: EngineKind) -> Needs {
     Needs { kvm: engine == EngineKind::Kvm, vfio: !machine.passthrough.is_empty(), ..Needs::default() }
 }
 
-/// What a machine needs that is recorded into a folder.
-pub fn of_recording(machine: &MachineConfig, engine: EngineKind, folder: &Path) -> Needs {
-    Needs { written: vec![folder.to_path_buf()], ..of_machine(machine, engine) }
-}
-
 /// What a replay needs: the images, and the recording itself, to which the counts are added of one that has none yet.
 pub fn of_replay(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
     let mut needs = Needs { read: images(opened), kvm: engine == EngineKind::Kvm, ..Needs::default() };

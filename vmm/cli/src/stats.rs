@@ -95,6 +95,10 @@ impl<I> WithStats<I> {
     pub fn new(inner: I, marks: Marks) -> WithStats<I> {
         WithStats { inner, marks }
     }
+
+    pub fn into_inner(self) -> I {
+        self.inner
+    }
 }
 
 impl<C: Count, I: Inputs<C>> Inputs<C> for WithStats<I> {
@@ -104,6 +108,10 @@ impl<C: Count, I: Inputs<C>> Inputs<C> for WithStats<I> {
 
     fn next_poll(&self, now: Moment<C>) -> C {
         self.inner.next_poll(now)
+    }
+
+    fn pauses(&mut self) -> bool {
+        self.inner.pauses()
     }
 
     fn leave(&self, now: Moment<C>, deadline_ns: Option<u64>) -> Leave {

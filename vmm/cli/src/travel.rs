@@ -11,7 +11,7 @@ use vmm::position::{Count, Exits, Instructions};
 use vmm::recording::{Opened, Recording};
 use vmm::timeline::Timeline;
 
-use crate::machine_args::EngineArgs;
+use crate::engine_arg::EngineArgs;
 use crate::progress;
 use crate::wait::Wait;
 

@@ -109,6 +109,12 @@ impl<C: Unit> LiveConsole<C> {
         Ok(console)
     }
 
+    /// The machine's count, which was `before`, is zero from here on.
+    pub(super) fn count_anew(&mut self, before: C) {
+        self.next_look = C::default();
+        self.options.end_at = self.options.end_at.map(|end| C::new(end.saturating_since(before)));
+    }
+
     /// How idle time passes from here on, in a sentence.
     pub fn pacing(&self) -> &'static str {
         match (self.options.pacing, self.closed) {

@@ -59,6 +59,12 @@ impl<C: Unit> LiveInputs<C> {
         }
     }
 
+    /// The machine's count, which was `before`, is zero from here on.
+    pub fn count_anew(&mut self, before: C) {
+        self.console.count_anew(before);
+        self.network.iter_mut().for_each(Network::count_anew);
+    }
+
     /// Lets time pass until then, or until something comes.
     fn wait(&mut self, now: Moment<C>, until_ns: u64) -> u64 {
         let mut wakes: Vec<BorrowedFd<'_>> = self.devices.iter().flat_map(Devices::wakes).collect();

@@ -32,6 +32,11 @@ impl<C: Unit> Network<C> {
         Network { peer, kept: None, next_look: C::default(), told_lost: false }
     }
 
+    /// The machine's count is zero from here on.
+    pub fn count_anew(&mut self) {
+        self.next_look = C::default();
+    }
+
     /// What can be read when the peer has something; it is looked at next.
     pub fn wakes(&mut self, now: C) -> BorrowedFd<'_> {
         self.next_look = now;

@@ -43,6 +43,11 @@ impl Clock {
         Clock { base, idle_ns: 0, exits: Exits(0), run_until_ns: 0, run_until_exits: Exits::MAX }
     }
 
+    /// What lets time pass.
+    pub fn base(&self) -> TimeBase {
+        self.base
+    }
+
     /// Virtual time where the CPU has executed `instructions`.
     pub fn time_ns(&self, instructions: Instructions) -> u64 {
         match self.base {

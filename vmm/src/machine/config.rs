@@ -3,16 +3,19 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use boot::packed_kernel;
 use boot::time_reads::{self, Rewriting};
 use devices::DebugPortsV1;
 use devices::passthrough::{BarDescriptionV1, FREE_ISA_IRQS, PciDescriptionV1};
+use guest_ram::PAGE_SIZE;
 use serde::Serialize;
 
 use crate::error::Error;
 use crate::machine::clock::TimeBase;
 use crate::machine::comparable::Likeness;
+use crate::machine::start::Start;
 
 /// Least RAM that anything is expected to boot in.
 pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
@@ -103,6 +106,10 @@ pub struct MachineConfig {
     pub network: Option<NetworkConfig>,
     /// Devices of the host.
     pub passthrough: Vec<PassedDevice>,
+    /// What the machine goes on from, if it does not start at power-on. Kernel, initial RAM disk, modules and command line are those
+    /// that it was once started with then, and are not needed any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start: Option<ImageFile>,
 }
 
 /// What the user asked for; [`MachineConfig::from_options`] looks at the files.
@@ -133,16 +140,22 @@ pub struct MachineOptions {
     pub model: cpu::CpuModel,
 }
 
-/// What the kernel is called among the images.
+/// What images are called that something depends on.
 const KERNEL: &str = "kernel";
+const DISK: &str = "disk image";
+const START: &str = "starting state";
 /// The largest file of a kernel: with debug information it is larger than most guests' memory.
 const MAX_KERNEL_FILE_BYTES: u64 = 2 << 30;
+
+/// The largest file of a starting state, but for what RAM and disk hold.
+const MAX_STATE_FILE_BYTES: u64 = 64 << 20;
 
 /// The contents of the images, read once.
 pub struct Images {
     kernel: Vec<u8>,
     initrd: Option<Vec<u8>>,
     modules: Vec<Vec<u8>>,
+    start: Option<Arc<Start>>,
 }
 
 impl MachineConfig {
@@ -181,9 +194,10 @@ impl MachineConfig {
             debug_ports: DebugPortsV1 { console: options.debug_console, exit: options.debug_exit },
             network: options.network.clone(),
             passthrough: options.passthrough.clone(),
+            start: None,
         };
         config.validate().map_err(|why| Error::Unsupported(format!("this machine {why}")))?;
-        let images = Images { kernel, initrd, modules }.for_machine(&config);
+        let images = Images { kernel, initrd, modules, start: None }.for_machine(&config);
         Ok((config, images))
     }
 
@@ -275,47 +289,92 @@ impl MachineConfig {
         (own + 1..).zip(functions).map(|(slot, _)| slot).collect()
     }
 
-    /// All image files, each with what it is to the machine.
+    /// All image files that the machine is made from, each with what it is to the machine.
     pub fn images(&self) -> impl Iterator<Item = (&'static str, &ImageFile)> {
+        let boots = self.start.is_none();
         let modules = self.modules.iter().map(|module| ("boot module", &module.file));
         std::iter::once((KERNEL, &self.kernel))
             .chain(self.initrd.iter().map(|file| ("initial RAM disk", file)))
             .chain(modules)
-            .chain(self.disk.iter().map(|file| ("disk image", file)))
+            .filter(move |_| boots)
+            .chain(self.start.iter().map(|file| (START, file)))
+            .chain(self.disk.iter().map(|file| (DISK, file)))
     }
 
     /// As [`MachineConfig::images`].
     pub fn images_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut ImageFile)> {
+        let boots = self.start.is_none();
+        self.files_mut().filter(move |(what, _)| boots || matches!(*what, START | DISK))
+    }
+
+    /// All image files that it names, with those that it once started with and does not need any more.
+    pub fn files_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut ImageFile)> {
         let modules = self.modules.iter_mut().map(|module| ("boot module", &mut module.file));
         std::iter::once((KERNEL, &mut self.kernel))
             .chain(self.initrd.iter_mut().map(|file| ("initial RAM disk", file)))
             .chain(modules)
-            .chain(self.disk.iter_mut().map(|file| ("disk image", file)))
+            .chain(self.start.iter_mut().map(|file| (START, file)))
+            .chain(self.disk.iter_mut().map(|file| (DISK, file)))
     }
 
     /// The most bytes that an image may have which is read into memory.
     fn most_bytes(&self, what: &str) -> u64 {
-        if what == KERNEL { MAX_KERNEL_FILE_BYTES } else { self.memory_bytes }
+        match what {
+            KERNEL => MAX_KERNEL_FILE_BYTES,
+            // It has RAM and disk, and is compressed.
+            START => {
+                2 * (self.memory_bytes + self.disk.as_ref().map_or(0, |disk| disk.size_bytes))
+                    + MAX_STATE_FILE_BYTES
+            }
+            _ => self.memory_bytes,
+        }
     }
 
     /// Reads the images that a recording was made with and checks that they are still the same.
     pub fn read_images(&self) -> Result<Images, Error> {
-        let mut read = self.images().filter(|(what, _)| *what != "disk image").map(|(what, file)| {
+        let mut read = self.images().filter(|(what, _)| *what != DISK).map(|(what, file)| {
             let (now, bytes) = read_recorded(what, file, |path| read_image(path, self.most_bytes(what)))?;
             same(what, file, &now)?;
             Ok(bytes)
         });
-        let kernel = read.next().expect("every machine has a kernel")?;
-        let initrd = self.initrd.as_ref().and_then(|_| read.next()).transpose()?;
-        let modules = read.collect::<Result<_, Error>>()?;
+        let first = read.next().expect("every machine has a kernel, or a starting state")?;
+        let images = match &self.start {
+            Some(file) => {
+                let start = Start::parse(&first, self.ram_pages(), self.disk_blocks());
+                Images::of_start(start.map_err(|why| Error::recording(&file.path, why))?)
+            }
+            None => {
+                let initrd = self.initrd.as_ref().and_then(|_| read.next()).transpose()?;
+                let modules = read.collect::<Result<_, Error>>()?;
+                Images { kernel: first, initrd, modules, start: None }.for_machine(self)
+            }
+        };
         if let Some(disk) = &self.disk {
-            same("disk image", disk, &read_recorded("disk image", disk, hash_image)?)?;
+            same(DISK, disk, &read_recorded(DISK, disk, hash_image)?)?;
         }
-        Ok(Images { kernel, initrd, modules }.for_machine(self))
+        Ok(images)
+    }
+
+    fn ram_pages(&self) -> u64 {
+        self.memory_bytes.div_ceil(PAGE_SIZE)
+    }
+
+    fn disk_blocks(&self) -> u64 {
+        self.disk.as_ref().map_or(0, |disk| disk.size_bytes.div_ceil(PAGE_SIZE))
     }
 }
 
 impl Images {
+    /// Those of a machine that goes on from a start.
+    pub fn of_start(start: Start) -> Images {
+        Images { kernel: Vec::new(), initrd: None, modules: Vec::new(), start: Some(Arc::new(start)) }
+    }
+
+    /// What the machine goes on from, if it does not start at power-on.
+    pub fn start(&self) -> Option<&Start> {
+        self.start.as_deref()
+    }
+
     /// With a kernel whose RDTSC do not reach the host's clock, where the machine needs one.
     fn for_machine(mut self, config: &MachineConfig) -> Images {
         if !config.is_for_kvm() {

@@ -106,6 +106,8 @@ impl<U: Unit> Machine<U> {
     pub fn begin_written(&mut self) -> Result<(), Error> {
         self.collect_written()?;
         self.written.take(Reader::Image);
+        // It may be held in memory, and who takes what was written keeps no image.
+        self.image = PageMap::zeroed(self.image.len());
         if let Some(disk) = self.disk_mut() {
             disk.take_written();
         }

@@ -22,7 +22,10 @@ pub struct OverlayDisk {
     base: File,
     path: PathBuf,
     size_bytes: u64,
-    /// Where each block's contents are: [`PageRef::Base`] is the base image.
+    /// Blocks that lie over the base image from the start, where the machine did not start at power-on. Nothing of them was
+    /// written in this run.
+    start: PageMap,
+    /// Where each block's contents are: [`PageRef::Base`] is the base image, and `start` over it.
     blocks: PageMap,
     /// Blocks written since [`OverlayDisk::take_written`] was last called.
     written: BTreeSet<u64>,
@@ -40,11 +43,13 @@ impl OverlayDisk {
             let source = std::io::Error::other("it is smaller than one sector; give a raw disk image");
             return Err(Error::File { action: "use", path: path.to_path_buf(), source });
         }
+        let blocks = PageMap::new(size_bytes.div_ceil(BLOCK_BYTES));
         Ok(OverlayDisk {
             base,
             path: path.to_path_buf(),
             size_bytes,
-            blocks: PageMap::new(size_bytes.div_ceil(BLOCK_BYTES)),
+            start: blocks.clone(),
+            blocks,
             written: BTreeSet::new(),
             store: None,
             failure: None,
@@ -54,6 +59,16 @@ impl OverlayDisk {
     /// Number of blocks.
     pub fn block_count(&self) -> u64 {
         self.blocks.len()
+    }
+
+    /// Puts blocks over the base image that are held in memory: what a run that went before had written.
+    pub fn set_start(&mut self, start: PageMap) {
+        self.start = start;
+    }
+
+    /// The blocks that are not as in the image, in order.
+    pub fn blocks_over_image(&self) -> Vec<u64> {
+        self.blocks.over(&self.start).iter_not_base().map(|(block, _)| block).collect()
     }
 
     /// Where stored blocks are read from.
@@ -142,7 +157,7 @@ impl OverlayDisk {
 
     /// The contents of one block, whose end may lie behind the end of the disk.
     pub fn read_block(&mut self, number: u64, to: &mut Page) -> Result<(), BlockError> {
-        match self.blocks.get(number) {
+        match self.version_of(number) {
             PageRef::Zero => to.fill(0),
             PageRef::Held(block) => to.copy_from_slice(&block[..]),
             PageRef::Stored(blob) => {
@@ -171,6 +186,14 @@ impl OverlayDisk {
         let source = std::io::Error::other(error.to_string());
         let other = Error::Disk { path: self.path.clone(), offset, source };
         Err(self.take_failure().unwrap_or(other))
+    }
+
+    /// Where a block's contents are, with those over the base image.
+    fn version_of(&self, number: u64) -> &PageRef {
+        match self.blocks.get(number) {
+            PageRef::Base => self.start.get(number),
+            other => other,
+        }
     }
 
     fn read_base(&mut self, offset: u64, to: &mut [u8]) -> Result<(), BlockError> {
@@ -208,14 +231,14 @@ impl BlockBackend for OverlayDisk {
 
     fn read(&mut self, sector: u64, to: &mut [u8]) -> Result<(), BlockError> {
         let offset = sector * SECTOR_BYTES as u64;
-        if Self::parts(offset, to.len()).all(|(number, ..)| matches!(self.blocks.get(number), PageRef::Base))
+        if Self::parts(offset, to.len()).all(|(number, ..)| matches!(self.version_of(number), PageRef::Base))
         {
             return self.read_base(offset, to);
         }
         let mut contents = [0; PAGE_BYTES];
         for (number, in_block, range) in Self::parts(offset, to.len()) {
             let part = &mut to[range];
-            if matches!(self.blocks.get(number), PageRef::Base) {
+            if matches!(self.version_of(number), PageRef::Base) {
                 self.read_base(number * BLOCK_BYTES + in_block as u64, part)?;
             } else {
                 self.read_block(number, &mut contents)?;

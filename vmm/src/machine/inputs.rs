@@ -185,6 +185,12 @@ pub trait Inputs<C: Count> {
         Leave::AtExits
     }
 
+    /// Whether the run is to return here, before the events that are due are taken: to go on later, or to become another. Asked once
+    /// at each place where the machine asks for events.
+    fn pauses(&mut self) -> bool {
+        false
+    }
+
     /// What to check of the machine exactly here, if anything; asked when [`Inputs::poll`] gives no event.
     /// The answer comes by [`Inputs::checked`], and both are asked again.
     fn check_due(&self, _now: Moment<C>) -> Option<CheckParts> {

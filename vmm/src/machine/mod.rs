@@ -5,7 +5,8 @@
 //! what the CPU sees of the board, [`clock`] its time. [`mod@unit`] says what differs between machines that
 //! count instructions and those that count exits; `stopping` is how an engine that counts no instructions is
 //! stopped at a place and finds it again. What RAM and disk hold is in `contents`, everything else of a state
-//! in `states`, and as it is stored in [`state_v1`]. [`checks`], [`hashes`], [`ram_digest`] and [`comparable`] say whether two machines are equal.
+//! in `states`, and as it is stored in [`state_v1`]; [`start`] is a machine that goes on from
+//! such a state in place of power-on. [`checks`], [`hashes`], [`ram_digest`] and [`comparable`] say whether two machines are equal.
 //!
 //! Nothing here knows of recordings, or whether the inputs are live or a log.
 
@@ -19,6 +20,7 @@ pub mod config;
 pub mod console_tail;
 mod contents;
 pub mod disk;
+mod going_on;
 mod guest_view;
 pub mod hashes;
 pub mod inputs;
@@ -26,6 +28,7 @@ pub mod outcome;
 mod power_on;
 pub mod ram_digest;
 pub mod run;
+pub mod start;
 pub mod state_v1;
 mod states;
 mod stopping;
@@ -35,5 +38,6 @@ pub mod written_pages;
 pub use hashes::{Hashes, hash_of, hex, short};
 pub use outcome::Outcome;
 pub use run::{Machine, RunStop};
+pub use start::Start;
 pub use state_v1::MachineStateV1;
 pub use states::MachineState;

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use checkpoint::{PageMap, Store};
-use cpu::{AddressKind, Bus, Stop, Tier, Trap, Traps, WatchHit, Watchpoint};
+use cpu::{AddressKind, Bus, CpuState, Stop, Tier, Trap, Traps, WatchHit, Watchpoint};
 use devices::pci::PciBus;
 use devices::platform::Platform;
 use devices::virtio::{Block, Console, Net, Rng};
@@ -36,6 +36,8 @@ pub enum RunStop {
     Reached,
     /// The run is over.
     Ended(Outcome),
+    /// The inputs asked for it ([`Inputs::pauses`]).
+    Paused,
     /// The next instruction has a breakpoint.
     Breakpoint,
     /// The step that just completed hit a watchpoint.
@@ -67,7 +69,7 @@ pub struct Machine<U> {
 }
 
 impl Machine<Instructions> {
-    /// Builds a machine and loads its kernel: the state at the first instruction. The software engine
+    /// Builds a machine and loads its kernel, or what it is to go on from: the state at the first instruction. The software engine
     /// executes it, and instructions are counted.
     pub fn new(config: &MachineConfig, images: &Images, power_on: &PowerOn) -> Result<Self, Error> {
         Machine::build(config, images, power_on, EngineKind::Soft)
@@ -87,7 +89,11 @@ impl<U: Unit> Machine<U> {
             return Err(Error::Unsupported(why.to_string()));
         }
         let ram = Arc::new(GuestRam::new(config.memory_bytes)?);
-        let entry = boot::load(&ram, &images.for_boot(config, &kernel_seed(&power_on.seed)))?;
+        let start = images.start();
+        let entry = match start {
+            Some(_) => CpuState::reset(),
+            None => entry_state(&boot::load(&ram, &images.for_boot(config, &kernel_seed(&power_on.seed)))?),
+        };
         let mut devices = PciBus::new();
         if let Some(disk) = &config.disk {
             devices.add(Block::new(OverlayDisk::open(&disk.path)?));
@@ -110,9 +116,9 @@ impl<U: Unit> Machine<U> {
         }
         let bus = MachineBus::new(platform, ram.clone(), Clock::new(config.time_base()));
         let mut engine = kind.build(ram.clone(), config.model())?;
-        engine.set_state(&entry_state(&entry));
+        engine.set_state(&entry);
         let pages = ram.flags().pages();
-        Ok(Machine {
+        let mut machine = Machine {
             engine,
             bus,
             outcome: None,
@@ -126,7 +132,9 @@ impl<U: Unit> Machine<U> {
             stopping: Stopping::default(),
             unit: PhantomData,
             ram,
-        })
+        };
+        start.map_or(Ok(()), |start| machine.begin_at(start))?;
+        Ok(machine)
     }
 
     /// Where the machine is.
@@ -275,6 +283,10 @@ impl<U: Unit> Machine<U> {
                 // Devices too stand at this point, so that equal machines have equal states.
                 self.bus.platform.advance(self.moment().time_ns);
                 return Ok(self.outcome.clone().map_or(RunStop::Reached, RunStop::Ended));
+            }
+            if inputs.pauses() {
+                self.bus.platform.advance(self.moment().time_ns);
+                return Ok(RunStop::Paused);
             }
             self.take_events(until, inputs)?;
             // Events may have let time pass, and the one of a guest that was stopped is an exit.

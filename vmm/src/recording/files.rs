@@ -4,5 +4,9 @@
 pub const MANIFEST: &str = "manifest.json";
 /// The event log's file name.
 pub const EVENTS: &str = "events.log";
+/// The directory of the images that a recording carries.
+pub const IMAGES: &str = "images";
+/// The name of a starting state among them.
+pub const START: &str = "start";
 /// The directory of the checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";

@@ -83,7 +83,7 @@ impl Manifest {
     /// Hash of everything that determines the run. Where the images lie is no part of it: they may move.
     pub fn machine_hash(&self) -> [u8; 32] {
         let mut machine = self.machine.clone();
-        machine.images_mut().for_each(|(_, image)| image.path = PathBuf::new());
+        machine.files_mut().for_each(|(_, image)| image.path = PathBuf::new());
         hash_of(&(&self.counter, MachineConfigV5::from(machine)))
     }
 }
@@ -143,6 +143,7 @@ mod tests {
             debug_ports: devices::DebugPortsV1 { console: false, exit: None },
             network: None,
             passthrough: Vec::new(),
+            start: None,
         })
     }
 

@@ -41,6 +41,9 @@ pub(super) struct MachineConfigV5 {
     /// Likewise.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     passthrough: Vec<PassedDeviceV5>,
+    /// Likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    start: Option<ImageFileV5>,
 }
 
 /// What is stored of a [`PassedDevice`].
@@ -132,6 +135,7 @@ impl From<MachineConfig> for MachineConfigV5 {
             debug_ports,
             network,
             passthrough,
+            start,
         } = config;
         MachineConfigV5 {
             cpu_model,
@@ -144,6 +148,7 @@ impl From<MachineConfig> for MachineConfigV5 {
             debug_ports,
             network: network.map(Into::into),
             passthrough: passthrough.into_iter().map(Into::into).collect(),
+            start: start.map(Into::into),
         }
     }
 }
@@ -161,6 +166,7 @@ impl From<MachineConfigV5> for MachineConfig {
             debug_ports,
             network,
             passthrough,
+            start,
         } = stored;
         MachineConfig {
             cpu_model,
@@ -173,6 +179,7 @@ impl From<MachineConfigV5> for MachineConfig {
             debug_ports,
             network: network.map(Into::into),
             passthrough: passthrough.into_iter().map(Into::into).collect(),
+            start: start.map(Into::into),
         }
     }
 }

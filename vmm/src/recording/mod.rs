@@ -29,4 +29,4 @@ pub mod trail;
 
 pub use files::{CHECKPOINTS, EVENTS, MANIFEST};
 pub use manifest::{FORMAT_VERSION, Manifest};
-pub use opened::{Opened, Recording, Recounted};
+pub use opened::{Opened, Recording, Recounted, create_folder};

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use checkpoint::Store;
 
 use crate::error::Error;
-use crate::machine::config::MachineConfig;
+use crate::machine::config::{ImageFile, MachineConfig, hash_image};
+use crate::machine::start::Start;
 use crate::machine::unit::Unit;
 use crate::position::{Count, Exits, Instructions};
 use crate::recording::checkpoints::{open_around_damage, open_checkpoints};
-use crate::recording::files::{EVENTS, MANIFEST};
+use crate::recording::files::{EVENTS, IMAGES, MANIFEST, START};
 use crate::recording::log::{Log, LogRecord, LogWriter, read_log};
 use crate::recording::manifest::{Manifest, read_manifest};
 
@@ -66,7 +67,25 @@ impl<C: Unit> Recording<C> {
     /// Makes the directory and the manifest, and opens the log for writing. An existing recording is never
     /// overwritten.
     pub fn create(path: &Path, machine: &MachineConfig) -> Result<LogWriter, Error> {
-        std::fs::create_dir(path).map_err(|source| Error::file("create", path)(existing(source)))?;
+        create_folder(path)?;
+        Recording::<C>::begin(path, machine)
+    }
+
+    /// As [`Recording::create`], of a machine that goes on from a start, in a folder that is there and empty.
+    pub fn begin_from(path: &Path, machine: &MachineConfig, start: &Start) -> Result<LogWriter, Error> {
+        let images = path.join(IMAGES);
+        if !images.is_dir() {
+            std::fs::create_dir(&images).map_err(Error::file("create", &images))?;
+        }
+        let file = images.join(START);
+        start.write(&file)?;
+        let inside = ImageFile { path: Path::new(IMAGES).join(START), ..hash_image(&file)? };
+        let machine = MachineConfig { start: Some(inside), ..machine.clone() };
+        Recording::<C>::begin(path, &machine)
+    }
+
+    /// As [`Recording::create`], in a folder that is there and empty.
+    pub fn begin(path: &Path, machine: &MachineConfig) -> Result<LogWriter, Error> {
         let manifest = Manifest::new(machine.clone());
         let file = path.join(MANIFEST);
         std::fs::write(&file, manifest.text()).map_err(Error::file("write", &file))?;
@@ -154,6 +173,11 @@ macro_rules! with_recording {
             $crate::recording::Opened::ByExits($recording) => $body,
         }
     };
+}
+
+/// Makes the folder of a recording. An existing one is never overwritten.
+pub fn create_folder(path: &Path) -> Result<(), Error> {
+    std::fs::create_dir(path).map_err(|source| Error::file("create", path)(existing(source)))
 }
 
 /// Says what to do about a name that is taken.

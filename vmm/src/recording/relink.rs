@@ -42,14 +42,22 @@ fn link(recording: &Path, machine: &mut MachineConfig, moved: &MovedImages) -> R
             Err(Error::recording(recording, format!("has {images} of {what}, and {named} are named")))
         }
     };
+    let boots = machine.start.is_none();
+    if !boots && (moved.kernel.is_some() || moved.initrd.is_some() || !moved.modules.is_empty()) {
+        let why =
+            "goes on from a state that it carries, and needs no kernel: only its disk can lie elsewhere";
+        return Err(Error::recording(recording, why));
+    }
     count(usize::from(machine.initrd.is_some()), usize::from(moved.initrd.is_some()), "initial RAM disk")?;
     count(usize::from(machine.disk.is_some()), usize::from(moved.disk.is_some()), "disk image")?;
     count(machine.modules.len(), moved.modules.len(), "boot module")?;
-    // As `MachineConfig::images_mut` has them: kernel, initial RAM disk, modules, disk.
+    // As `MachineConfig::images_mut` has them: kernel, initial RAM disk, modules, or a starting state in their place; disk.
     let modules = machine.modules.iter().enumerate().map(|(number, _)| moved.modules.get(number));
     let mut paths = vec![moved.kernel.as_ref()];
-    paths.extend(machine.initrd.iter().map(|_| moved.initrd.as_ref()));
-    paths.extend(modules);
+    if boots {
+        paths.extend(machine.initrd.iter().map(|_| moved.initrd.as_ref()));
+        paths.extend(modules);
+    }
     paths.extend(machine.disk.iter().map(|_| moved.disk.as_ref()));
     for ((what, image), path) in machine.images_mut().zip(paths) {
         if let Some(path) = path {

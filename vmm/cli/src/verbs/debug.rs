@@ -20,8 +20,8 @@ const COMMANDS_VARIABLE: &str = "TTVM_GDB_COMMANDS";
 /// Where to wait for gdb, unless told otherwise.
 const DEFAULT_ADDRESS: &str = "127.0.0.1:1234";
 
-use crate::companion::Companion;
-use crate::machine_args::EngineArgs;
+use crate::companion::{Companion, Leftovers};
+use crate::engine_arg::EngineArgs;
 use crate::sandbox_arg::{self, SandboxArgs};
 use crate::travel::PartArgs;
 
@@ -75,7 +75,10 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let folder = private_folder()?;
     let listener = listener(args, folder.path())?;
     let gdb = args.gdb.then(|| gdb_command(args, listener.gdb_address()));
-    let companion = Companion::start(folder.path(), socket(args), gdb)?;
+    let companion = Companion::start(
+        &Leftovers { folder: Some(folder.path()), socket: socket(args), ..Leftovers::default() },
+        gdb,
+    )?;
     // From here on the companion removes it.
     let folder = folder.keep();
     let mut needs = sandbox_arg::of_debug(&opened, path, engine);

@@ -20,7 +20,7 @@ use vmm::recording::player::{Frame, Scrutiny};
 use vmm::recording::{Opened, Recording};
 use vmm::replay::{Replay, last_place};
 
-use crate::machine_args::EngineArgs;
+use crate::engine_arg::EngineArgs;
 use crate::progress;
 
 #[derive(clap::Args)]

@@ -40,6 +40,9 @@ struct Info<'a> {
     length: Length,
     branches: u64,
     guest_seconds: f64,
+    /// The guest time at which it begins, if it does not begin with power-on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    begins_at_guest_seconds: Option<f64>,
     events: BTreeMap<&'static str, usize>,
     checks: usize,
     log_bytes: u64,
@@ -83,7 +86,8 @@ pub fn run(args: &Args) -> Result<i32, Error> {
 fn show<U: Unit>(args: &Args, recording: &Recording<U>) -> Result<i32, Error> {
     let store = recording.checkpoints()?;
     let mut info = info(recording)?;
-    info.checkpoints = store.map(|store| checkpoint_info(&store, recording));
+    let begins_ns = recording.log.power_on()?.at.time_ns;
+    info.checkpoints = store.map(|store| checkpoint_info(&store, recording, begins_ns));
     crate::output::print(&if args.json {
         serde_json::to_string_pretty(&info).expect("plain data always serializes")
     } else {
@@ -107,7 +111,9 @@ fn info<U: Unit>(recording: &Recording<U>) -> Result<Info<'_>, Error> {
         }
     }
     let last = log.last_moment();
-    let guest_seconds = last.time_ns as f64 / 1e9;
+    let begins_ns = log.power_on()?.at.time_ns;
+    let passed_ns = last.time_ns.saturating_sub(begins_ns);
+    let guest_seconds = passed_ns as f64 / 1e9;
     Ok(Info {
         format_version: manifest.format_version,
         made_by: &manifest.made_by,
@@ -121,16 +127,17 @@ fn info<U: Unit>(recording: &Recording<U>) -> Result<Info<'_>, Error> {
         length: U::length(last.count.number()),
         branches: end.map_or(at_event.max(at_check), |e| e.branches),
         guest_seconds,
+        begins_at_guest_seconds: manifest.machine.start.as_ref().map(|_| begins_ns as f64 / 1e9),
         events,
         checks: log.check_count(),
         log_bytes: log.bytes,
-        log_bytes_per_guest_second: (last.time_ns > 0).then(|| log.bytes as f64 / guest_seconds),
+        log_bytes_per_guest_second: (passed_ns > 0).then(|| log.bytes as f64 / guest_seconds),
         console_bytes: end.map(|e| e.console_bytes),
         checkpoints: None,
     })
 }
 
-fn checkpoint_info<U: Unit>(store: &Store, recording: &Recording<U>) -> CheckpointInfo {
+fn checkpoint_info<U: Unit>(store: &Store, recording: &Recording<U>, begins_ns: u64) -> CheckpointInfo {
     let end = recording.log.last_moment();
     let points: Vec<Moment<U>> = store
         .entries()
@@ -140,7 +147,9 @@ fn checkpoint_info<U: Unit>(store: &Store, recording: &Recording<U>) -> Checkpoi
         .filter(|at| *at <= end)
         .collect();
     let ends = points.iter().copied().chain([end]);
-    let starts = [Moment::default()].into_iter().chain(points.iter().copied());
+    let begin = Moment { count: U::default(), time_ns: begins_ns };
+    let passed_ns = end.time_ns.saturating_sub(begins_ns);
+    let starts = [begin].into_iter().chain(points.iter().copied());
     let longest = starts.zip(ends).max_by_key(|(from, to)| {
         // Between two exits there may be any number of instructions.
         U::cost(to.count.saturating_since(from.count), to.time_ns.saturating_sub(from.time_ns))
@@ -151,7 +160,7 @@ fn checkpoint_info<U: Unit>(store: &Store, recording: &Recording<U>) -> Checkpoi
     CheckpointInfo {
         count: points.len(),
         bytes,
-        bytes_per_guest_second: (end.time_ns > 0).then(|| bytes as f64 / (end.time_ns as f64 / 1e9)),
+        bytes_per_guest_second: (passed_ns > 0).then(|| bytes as f64 / (passed_ns as f64 / 1e9)),
         first: points.first().map(place),
         last: points.last().map(place),
         largest_gap: longest.unwrap_or_else(|| place(&end)),
@@ -168,6 +177,9 @@ fn text(info: &Info<'_>) -> String {
         machine.memory_bytes >> 20,
         machine.cpu_model
     ));
+    if let Some(seconds) = info.begins_at_guest_seconds {
+        lines.push(format!("begins        with a machine that ran, at {seconds:.6} s guest time"));
+    }
     lines.push(format!("kernel        {}", machine.kernel.path.display()));
     if let Some(initrd) = &machine.initrd {
         lines.push(format!("initrd        {}", initrd.path.display()));

@@ -73,7 +73,8 @@ fn length_and_end<U: Unit>(recording: &Recording<U>) -> (Option<f64>, String) {
         None if is_being_written(&recording.path.join(EVENTS)) => "is being recorded".to_string(),
         None => "cut off".to_string(),
     };
-    (Some(recording.log.last_moment().time_ns as f64 / 1e9), ended)
+    let begins_ns = recording.log.power_on().map_or(0, |power_on| power_on.at.time_ns);
+    (Some(recording.log.last_moment().time_ns.saturating_sub(begins_ns) as f64 / 1e9), ended)
 }
 
 /// Of all files, those in directories below too. Links are not followed.

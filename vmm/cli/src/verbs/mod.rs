@@ -2,6 +2,7 @@
 
 pub mod checkpoints;
 pub mod completions;
+pub mod control;
 pub mod debug;
 pub mod doctor;
 pub mod drgn;

@@ -13,7 +13,7 @@ use vmm::recording::{Opened, Recording};
 use vmm::replay::{Replay, ReplayEnd, last_place};
 use vmm::timeline::{Timeline, TravelStop};
 
-use crate::machine_args::EngineArgs;
+use crate::engine_arg::EngineArgs;
 use crate::progress;
 use crate::sandbox_arg::{self, SandboxArgs};
 use crate::stats::{Marks, StatsArgs};

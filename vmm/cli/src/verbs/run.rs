@@ -1,74 +1,173 @@
-//! `ttvm run`: a guest without recording.
+//! `ttvm run`: a guest without recording, or with one that begins later.
 
+use std::path::PathBuf;
+
+use gdb::{Listener, Reach};
+use sandbox::Needs;
+use vmm::debug::trouble;
 use vmm::engine::EngineKind;
 use vmm::error::Error;
 use vmm::live::{LiveClock, LiveInputs, RawTerminal};
-use vmm::machine::inputs::{Inputs, PowerOn};
+use vmm::machine::inputs::Inputs;
 use vmm::machine::unit::Unit;
 use vmm::machine::{Machine, RunStop};
 use vmm::position::{Exits, Instructions};
+use vmm::recording::create_folder;
+use vmm::recording::recorder::Recorder;
 
+use crate::beginning::Begun;
+use crate::companion::{Companion, Leftovers};
+use crate::go_live::Source;
+use crate::late_start::begin_here;
 use crate::machine_args::MachineArgs;
 use crate::output::say;
-use crate::sandbox_arg::{self, SandboxArgs};
+use crate::recorded::{CheckpointArgs, record_to_end, say_when_files_may_not_grow};
+use crate::sandbox_arg::SandboxArgs;
 use crate::stats::{Marks, StatsArgs, WithStats};
+use crate::watch::{Watch, Watched, serve};
 
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     machine: MachineArgs,
     #[command(flatten)]
+    late: LateArgs,
+    #[command(flatten)]
+    checkpoints: CheckpointArgs,
+    #[command(flatten)]
     stats: StatsArgs,
     #[command(flatten)]
     sandbox: SandboxArgs,
 }
 
-pub fn run(args: &Args) -> Result<i32, Error> {
-    let power_on = args.machine.power_on()?;
-    let marks = args.stats.marks()?;
-    match args.machine.engine() {
-        EngineKind::Soft => {
-            let (mut machine, live) = machine_and_inputs::<Instructions>(args, &power_on)?;
-            run_live(args, &mut machine, live, &marks)
+/// A recording that begins while the guest runs.
+#[derive(clap::Args)]
+struct LateArgs {
+    /// Be steered by `ttvm control SOCKET`: a socket that does not exist yet, for this user alone
+    #[arg(long, value_name = "SOCKET")]
+    control: Option<PathBuf>,
+    /// Begin to record when this text appears on the console
+    #[arg(long, value_name = "TEXT", requires = "output", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    record_when: Option<String>,
+    /// The recording that --control or --record-when begins: a directory NAME.ttvm that does not exist yet
+    #[arg(short, long, value_name = "NAME.ttvm")]
+    output: Option<PathBuf>,
+}
+
+impl LateArgs {
+    fn are_given(&self) -> bool {
+        self.control.is_some() || self.record_when.is_some()
+    }
+
+    fn check(&self, engine: EngineKind) -> Result<(), Error> {
+        if self.output.is_some() && !self.are_given() {
+            let why = "-o names the recording that --control or --record-when begins: give one of them, or use ttvm record";
+            return Err(Error::Usage(why.to_string()));
         }
+        if engine == EngineKind::Kvm && self.are_given() {
+            let why = "with --engine kvm a recording begins with the run: use ttvm record, without --control and --record-when";
+            return Err(Error::Unsupported(why.to_string()));
+        }
+        Ok(())
+    }
+
+    /// The socket, on which clients are refused yet.
+    fn listener(&self) -> Result<Option<Listener>, Error> {
+        let Some(path) = &self.control else { return Ok(None) };
+        Listener::reserve(&format!("unix:{}", path.display()), Reach::ThisUser).map(Some).map_err(trouble)
+    }
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    say_when_files_may_not_grow()?;
+    let source = args.machine.source()?;
+    let engine = source.as_ref().map_or(args.machine.engine(), |source| source.engine);
+    args.late.check(engine)?;
+    let marks = args.stats.marks()?;
+    match engine {
+        EngineKind::Soft if args.late.are_given() => run_watched(args, source, &marks),
+        EngineKind::Soft => run_live::<Instructions, _>(args, source, |live| live, &marks),
         EngineKind::Kvm => {
-            let (mut machine, live) = machine_and_inputs::<Exits>(args, &power_on)?;
-            run_live(args, &mut machine, LiveClock::new(live, args.machine.clock()), &marks)
+            run_live::<Exits, _>(args, source, |live| LiveClock::new(live, args.machine.clock()), &marks)
         }
     }
 }
 
-/// The machine and the inputs of a run that begins.
-fn machine_and_inputs<U: Unit>(
+/// Runs a machine to its end without ever recording it.
+fn run_live<U: Unit, I: Inputs<U>>(
     args: &Args,
-    power_on: &PowerOn,
-) -> Result<(Machine<U>, LiveInputs<U>), Error> {
-    let built = args.machine.build(power_on)?;
-    let needs = sandbox_arg::of_machine(&built.config, args.machine.engine());
-    let (machine, live) = args.machine.live(built)?;
-    args.sandbox.lock_in(&needs)?;
-    say(&format!("ttvm: {}", live.pacing()));
-    Ok((machine, live))
-}
-
-fn run_live<U: Unit>(
-    args: &Args,
-    machine: &mut Machine<U>,
-    live: impl Inputs<U>,
+    source: Option<Source>,
+    inputs: impl FnOnce(LiveInputs<U>) -> I,
     marks: &Marks,
 ) -> Result<i32, Error> {
-    let code = run_to_end(machine, &mut WithStats::new(live, marks.clone()))?;
-    args.stats.write(marks, machine)?;
-    Ok(code)
+    let planned = args.machine.plan::<U>(source)?;
+    args.sandbox.lock_in(&planned.needs())?;
+    let (Begun { mut machine, start, .. }, live) = planned.begin()?;
+    // It may be as large as the guest's memory.
+    drop(start);
+    say(&format!("ttvm: {}", live.pacing()));
+    let stop = run_to_stop(&mut machine, &mut WithStats::new(inputs(live), marks.clone()))?;
+    end(args, &machine, stop, marks)
 }
 
-/// Runs a machine to its end on the user's terminal.
-fn run_to_end<U: Unit>(machine: &mut Machine<U>, inputs: &mut dyn Inputs<U>) -> Result<i32, Error> {
-    let terminal = RawTerminal::enter()?;
-    let stop = machine.run(U::MAX, inputs);
-    drop(terminal);
-    match stop? {
-        RunStop::Ended(outcome) => Ok(crate::output::report_outcome(machine, &outcome)),
-        other => unreachable!("nothing else ends a run without limits: {other:?}"),
+/// Runs a machine that may be recorded from some moment on.
+fn run_watched(args: &Args, source: Option<Source>, marks: &Marks) -> Result<i32, Error> {
+    let planned = args.machine.plan::<Instructions>(source)?;
+    let LateArgs { control, record_when, output } = &args.late;
+    let listener = args.late.listener()?;
+    output.as_deref().map_or(Ok(()), create_folder)?;
+    let left =
+        Leftovers { empty_folder: output.as_deref(), socket: control.as_deref(), ..Leftovers::default() };
+    let _companion = Companion::start(&left, None)?;
+    let mut needs = Needs { clients: listener.is_some(), helper: true, ..planned.needs() };
+    needs.written.extend(output.clone());
+    args.sandbox.lock_in(&needs)?;
+    let (Begun { mut machine, config, power_on, start }, live) = planned.begin()?;
+    drop(start);
+    say(&format!("ttvm: {}", live.pacing()));
+    let watch = Watch::new(output.clone());
+    listener.map_or(Ok(()), |listener| serve(listener, watch.clone()))?;
+    let watched = Watched::new(live, watch.clone(), record_when.as_deref());
+    let mut inputs = WithStats::new(watched, marks.clone());
+    loop {
+        let stop = run_to_stop(&mut machine, &mut inputs)?;
+        let Some(folder) = output.as_deref().filter(|_| stop == RunStop::Paused) else {
+            return end(args, &machine, stop, marks);
+        };
+        let before = machine.moment();
+        match begin_here(&mut machine, &config, folder) {
+            Ok(log) => {
+                watch.began(before.time_ns);
+                say(&format!(
+                    "\r\nttvm: recording from here, {:.6} s guest time\r",
+                    before.time_ns as f64 / 1e9
+                ));
+                let mut watched = inputs.into_inner();
+                watched.inner().count_anew(before.count);
+                let recorder = Recorder::new(WithStats::new(watched, marks.clone()), log, power_on);
+                let code = record_to_end(&args.checkpoints, folder, &mut machine, recorder)?;
+                args.stats.write(marks, &machine)?;
+                return Ok(code);
+            }
+            Err(error) => {
+                say(&format!("\r\nttvm: cannot record from here: {error}; the guest goes on\r"));
+                watch.failed(error.to_string());
+            }
+        }
     }
+}
+
+/// Runs a machine on the user's terminal, to its end or until it is to pause.
+fn run_to_stop<U: Unit>(machine: &mut Machine<U>, inputs: &mut dyn Inputs<U>) -> Result<RunStop, Error> {
+    let _terminal = RawTerminal::enter()?;
+    machine.run(U::MAX, inputs)
+}
+
+fn end<U: Unit>(args: &Args, machine: &Machine<U>, stop: RunStop, marks: &Marks) -> Result<i32, Error> {
+    let RunStop::Ended(outcome) = stop else {
+        unreachable!("nothing else ends a run without limits: {stop:?}");
+    };
+    let code = crate::output::report_outcome(machine, &outcome);
+    args.stats.write(marks, machine)?;
+    Ok(code)
 }

@@ -11,7 +11,7 @@ use vmm::notation::PositionSpec;
 use vmm::position::{Count, Instructions};
 use vmm::timeline::{CONDITIONS, Cause, Condition, Hit, Timeline, TravelStop};
 
-use crate::machine_args::EngineArgs;
+use crate::engine_arg::EngineArgs;
 use crate::travel::{PartArgs, stretch};
 use crate::wait::Wait;
 

@@ -10,7 +10,7 @@ use vmm::notation::PositionSpec;
 use vmm::position::{Count, Instructions};
 use vmm::timeline::Timeline;
 
-use crate::machine_args::EngineArgs;
+use crate::engine_arg::EngineArgs;
 use crate::progress;
 use crate::travel::{PartArgs, stretch};
 use crate::wait::Wait;

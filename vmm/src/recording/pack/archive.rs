@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::machine::config::MachineConfig;
+use crate::recording::files::{IMAGES, START};
 use crate::recording::manifest::Manifest;
 
 /// Begins every packed recording; the version follows, outside of the compressed part.
@@ -19,14 +20,12 @@ pub const MAX_LOG_BYTES: u64 = 16 << 30;
 pub const NO_CHECKPOINT: u32 = u32::MAX;
 /// Most memory that decompressing may ask for, as a power of two.
 pub const WINDOW_LOG_MAX: u32 = 24;
-/// Where images lie in a recording that carries them.
-pub const IMAGES: &str = "images";
 
 /// The manifest with the paths that images have inside a recording. They follow from the machine alone, so
 /// nothing in an archive can make them point elsewhere.
 pub fn with_images_inside(manifest: &Manifest) -> Manifest {
     let mut manifest = manifest.clone();
-    let MachineConfig { kernel, initrd, modules, disk, .. } = &mut manifest.machine;
+    let MachineConfig { kernel, initrd, modules, disk, start, .. } = &mut manifest.machine;
     let inside = |name: &str| PathBuf::from(IMAGES).join(name);
     kernel.path = inside("kernel");
     initrd.iter_mut().for_each(|file| file.path = inside("initrd"));
@@ -34,5 +33,6 @@ pub fn with_images_inside(manifest: &Manifest) -> Manifest {
         module.file.path = inside(&format!("module-{number}"));
     }
     disk.iter_mut().for_each(|file| file.path = inside("disk"));
+    start.iter_mut().for_each(|file| file.path = inside(START));
     manifest
 }

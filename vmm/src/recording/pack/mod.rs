@@ -17,10 +17,9 @@ pub use reader::{Contents, Sink, check_log, read_archive};
 
 use crate::error::Error;
 use crate::machine::unit::Unit;
-use crate::recording::files::{CHECKPOINTS, EVENTS, MANIFEST};
+use crate::recording::files::{CHECKPOINTS, EVENTS, IMAGES, MANIFEST};
 use crate::recording::manifest::Manifest;
 use crate::recording::opened::Recording;
-use crate::recording::pack::archive::IMAGES;
 
 /// Most that a packed recording may grow to when nothing else is said: apparent bytes, holes included.
 pub const DEFAULT_MAX_BYTES: u64 = 64 << 30;

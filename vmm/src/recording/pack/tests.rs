@@ -37,6 +37,7 @@ fn recording(directory: &Path) -> Recording<Instructions> {
         debug_ports: devices::DebugPortsV1 { console: false, exit: None },
         network: None,
         passthrough: Vec::new(),
+        start: None,
     };
     let path = directory.join("r.ttvm");
     let mut log = Recording::<Instructions>::create(&path, &machine).unwrap();

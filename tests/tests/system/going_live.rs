@@ -1,0 +1,53 @@
+//! A shell on a stock kernel that goes on from a place of its recording: what is typed there was never recorded before, and is then.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use tests::guests::{BUSYBOX, CLOUD, Guest};
+use tests::program::ttvm;
+use tests::record::{open, record};
+use tests::script::Script;
+use vmm::machine::inputs::Event;
+
+/// Runs `ttvm` with this typed; gives what it printed, without carriage returns.
+fn output(directory: &Path, arguments: &[&str], typed: &str) -> String {
+    let mut command = Command::new(ttvm());
+    command.args(arguments).current_dir(directory);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("ttvm can be run");
+    // It may be in the pipe before the guest reads: a shell takes it when it does.
+    child.stdin.take().expect("it was asked for").write_all(typed.as_bytes()).expect("ttvm reads");
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{arguments:?}");
+    String::from_utf8_lossy(&output.stdout).replace('\r', "")
+}
+
+/// Where this comes in at the console, as a position on the command line.
+fn key_of(recording: &Path, text: &str) -> String {
+    let events = open(recording).log.events().unwrap_or_else(|error| panic!("{error}"));
+    let is_it =
+        |event: &Event| matches!(event, Event::ConsoleInput(bytes) if text.as_bytes().starts_with(bytes));
+    let number = events.iter().position(|record| is_it(&record.event)).expect("it was typed");
+    format!("event:{number}")
+}
+
+#[test]
+fn a_shell_goes_on_from_a_recording_and_what_is_typed_is_recorded_anew() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let path = directory.path();
+    let mut script = Script::shell(&["export word=kept; mount", "poweroff -f"]);
+    record(&Guest::linux(&CLOUD, &BUSYBOX, "", 128), &path.join("old.ttvm"), &mut script);
+    let typed = "echo word is $word; date +%Y; poweroff -f\n";
+    // Before the guest was told to switch itself off, with the shell waiting.
+    let at = key_of(&path.join("old.ttvm"), "poweroff -f\n");
+    let arguments = ["record", "--snapshot-from", "old.ttvm", "--at", &at, "-o", "new.ttvm"];
+    let live = output(path, &arguments, typed);
+    assert!(live.contains("\nword is kept\n"), "{live}");
+    let year = live.lines().find(|line| line.len() == 4 && line.starts_with("20")).map(str::to_string);
+    assert!(year.is_some(), "{live}");
+    let replayed = output(path, &["replay", "new.ttvm", "--verify"], "");
+    assert!(replayed == live, "{replayed}");
+    let found = output(path, &["search", "new.ttvm", "console:word is kept"], "");
+    assert!(found.contains("insn:"), "{found}");
+    assert!(output(path, &["replay", "old.ttvm", "--verify"], "").contains("mount"));
+}

@@ -1,0 +1,69 @@
+//! `--engine`: what executes the guest.
+
+use vmm::engine::EngineKind;
+use vmm::error::Error;
+use vmm::recording::Manifest;
+
+/// Which engine.
+#[derive(Clone, Copy, clap::Args)]
+pub struct EngineArgs {
+    /// Which engine executes the guest; see `ttvm doctor`
+    #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
+    engine: EngineChoice,
+}
+
+impl EngineArgs {
+    /// The engine for a run that begins.
+    pub fn for_new_run(&self) -> EngineKind {
+        match self.engine {
+            // Exact positions at full speed need a counter, and KVM's has not been seen at work on any
+            // processor yet.
+            EngineChoice::Kvm => EngineKind::Kvm,
+            _ => self.soft(),
+        }
+    }
+
+    /// The software CPU, by the tier that was asked for.
+    fn soft(&self) -> EngineKind {
+        if self.engine == EngineChoice::Interpreter {
+            vmm::engine::soft::choose_tier(cpu::Tier::Interpreter);
+        }
+        EngineKind::Soft
+    }
+
+    /// The engine for a recording.
+    pub fn for_replay(&self, manifest: &Manifest) -> Result<EngineKind, Error> {
+        if self.engine != EngineChoice::Kvm {
+            return Ok(self.soft());
+        }
+        if !manifest.machine.is_for_kvm() {
+            let why = "this recording counts instructions, which KVM does not: use --engine soft";
+            return Err(Error::Unsupported(why.to_string()));
+        }
+        let recorded = manifest.machine.model();
+        let here = vmm::engine::kvm::model()?;
+        if recorded != here {
+            let why = format!(
+                "this recording needs a processor like {}, and this host's is like {}: use --engine soft",
+                recorded.name(),
+                here.name()
+            );
+            return Err(Error::Unsupported(why));
+        }
+        Ok(EngineKind::Kvm)
+    }
+}
+
+/// Which engine executes the guest.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum EngineChoice {
+    /// The one to rely on: the software CPU, until KVM has been tried on a processor that counts branches
+    Auto,
+    /// The software CPU: its translator, and its interpreter for what is not worth translating
+    Soft,
+    /// The software CPU's interpreter alone, which is slower: for hunting bugs. TTVM_TIER=interpreter does the same
+    #[value(name = "soft,interpreter")]
+    Interpreter,
+    /// Hardware virtualisation
+    Kvm,
+}

@@ -1,0 +1,136 @@
+//! `--snapshot-from`: a machine that goes on from a place of a recording, as a live one.
+//!
+//! The recording is read and replayed up to the place, and nothing is written to it.
+
+use std::path::PathBuf;
+
+use sandbox::Needs;
+use vmm::engine::EngineKind;
+use vmm::error::Error;
+use vmm::machine::config::{Images, MachineConfig};
+use vmm::machine::inputs::{Event, PowerOn};
+use vmm::machine::unit::Unit;
+use vmm::machine::{Machine, Start};
+use vmm::notation::PositionSpec;
+use vmm::position::{Instructions, Moment};
+use vmm::recording::{Opened, Recording};
+
+use crate::engine_arg::EngineArgs;
+use crate::network_arg::NetworkArg;
+use crate::sandbox_arg;
+use crate::travel::{in_instructions, open_at};
+
+/// Which place of which recording.
+#[derive(clap::Args)]
+pub struct SourceArgs {
+    /// Go on from a place of this recording, as a live machine: with its memory and devices, and its disk as it was there. The
+    /// recording stays as it is, its network's connections are lost, and the guest's clock goes on from there. The machine is the
+    /// recording's, so options that describe one are refused
+    #[arg(long, value_name = "NAME.ttvm", conflicts_with_all = [
+        "kernel", "initrd", "cmdline", "module", "disk", "passthrough", "memory", "debug_console", "debug_exit", "date",
+        "seed",
+    ])]
+    snapshot_from: Option<PathBuf>,
+    /// With --snapshot-from, where: start, end, panic, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms,
+    /// 37%, -N or -10ms before the end, +N or +10ms after the start [default: end]
+    #[arg(long, value_name = "POS", allow_hyphen_values = true)]
+    at: Option<PositionSpec>,
+}
+
+/// A recording that was opened to go on from.
+pub struct Source {
+    opened: Opened,
+    path: PathBuf,
+    at: PositionSpec,
+    /// The engine that the machine goes on with.
+    pub engine: EngineKind,
+}
+
+/// A machine that goes on, and what a recording of it begins with.
+pub struct Continued<U> {
+    pub machine: Machine<U>,
+    pub config: MachineConfig,
+    pub power_on: PowerOn,
+    pub start: Start,
+}
+
+impl SourceArgs {
+    /// Opens the recording, if there is one to go on from, and refuses what cannot go on.
+    pub fn open(&self, engine: EngineArgs, network: Option<&NetworkArg>) -> Result<Option<Source>, Error> {
+        let Some(path) = &self.snapshot_from else {
+            let unused = "--at says where --snapshot-from goes on: give that too, or leave --at out";
+            return if self.at.is_some() { Err(Error::Usage(unused.to_string())) } else { Ok(None) };
+        };
+        let opened = Opened::open(path)?;
+        let machine = &opened.manifest().machine;
+        let engine = engine.for_replay(opened.manifest())?;
+        if machine.is_for_kvm() && engine != EngineKind::Kvm {
+            let why = "this recording counts exits, and goes on with --engine kvm only, on a processor like the one that it \
+                       was made on";
+            return Err(Error::Unsupported(why.to_string()));
+        }
+        if !machine.passthrough.is_empty() {
+            let why = "the guest of this recording has devices of the host, whose state nothing can bring back: it \
+                       cannot go on";
+            return Err(Error::Unsupported(why.to_string()));
+        }
+        if let Some(network) = network {
+            network.must_fit(machine.network.as_ref()).map_err(Error::Usage)?;
+        }
+        let at = self.at.unwrap_or(PositionSpec::End);
+        Ok(Some(Source { opened, path: path.clone(), at, engine }))
+    }
+}
+
+impl Source {
+    /// What it needs until it has gone on.
+    pub fn needs(&self) -> Needs {
+        let running = sandbox_arg::of_machine(&self.opened.manifest().machine, self.engine);
+        Needs { kvm: running.kvm, ..sandbox_arg::of_replay(&self.opened, &self.path, self.engine) }
+    }
+
+    /// Whether the guest has a network card.
+    pub fn has_network(&self) -> bool {
+        self.opened.manifest().machine.network.is_some()
+    }
+
+    /// Replays to the place, and gives the machine that goes on from there.
+    pub fn go_live<U: Unit>(self) -> Result<Continued<U>, Error> {
+        let recording = in_instructions(self.opened, false)?;
+        let power_on = power_on_of(&recording)?;
+        let (start, at) = start_at(&recording, self.at)?;
+        let config = alone(&recording.manifest.machine);
+        let images = Images::of_start(start.clone());
+        let mut machine = Machine::build(&config, &images, &power_on, self.engine)?;
+        machine.begin_written()?;
+        crate::output::say(&format!("ttvm: going on from {at} of {}", self.path.display()));
+        Ok(Continued { machine, config, power_on, start })
+    }
+}
+
+/// The machine at a place, by the software CPU alone, and where that is.
+fn start_at(
+    recording: &Recording<Instructions>,
+    at: PositionSpec,
+) -> Result<(Start, Moment<Instructions>), Error> {
+    let mut timeline = open_at(recording, at, EngineKind::Soft)?;
+    timeline.idle_at(at)?;
+    let start = Start::of(timeline.machine_mut())?;
+    Ok((start, timeline.machine().moment()))
+}
+
+fn power_on_of(recording: &Recording<Instructions>) -> Result<PowerOn, Error> {
+    match recording.log.power_on()?.event {
+        Event::PowerOn(power_on) => Ok(power_on),
+        _ => unreachable!("reading a log checks that it begins with power-on"),
+    }
+}
+
+/// The machine's description without what it started from, with paths that hold in any folder.
+fn alone(machine: &MachineConfig) -> MachineConfig {
+    let mut machine = MachineConfig { start: None, ..machine.clone() };
+    for (_, image) in machine.images_mut() {
+        image.path = std::path::absolute(&image.path).unwrap_or_else(|_| image.path.clone());
+    }
+    machine
+}

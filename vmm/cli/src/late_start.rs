@@ -1,0 +1,25 @@
+//! A recording that begins while the machine runs.
+
+use std::path::Path;
+
+use vmm::error::Error;
+use vmm::machine::config::MachineConfig;
+use vmm::machine::unit::Unit;
+use vmm::machine::{Machine, Start};
+use vmm::recording::Recording;
+use vmm::recording::log::LogWriter;
+
+/// Makes a recording in this empty folder that begins where the machine stands, and lets the machine begin there as a replay
+/// will: its counts are zero from here on.
+pub fn begin_here<U: Unit>(
+    machine: &mut Machine<U>,
+    config: &MachineConfig,
+    folder: &Path,
+) -> Result<LogWriter, Error> {
+    let start = Start::of(machine)?;
+    let log = Recording::<U>::begin_from(folder, config, &start)?;
+    machine.begin_at(&start)?;
+    // Nothing of it is held in memory any more.
+    machine.begin_written()?;
+    Ok(log)
+}

@@ -1,0 +1,54 @@
+//! `ttvm control`: steers a run that was started with `--control`.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use vmm::error::{Error, exit_code};
+
+use crate::watch::{FAILED, OK};
+
+/// Longest wait for an answer: the other end gives one before that.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// No answer is longer.
+const MAX_ANSWER_BYTES: u64 = 64 << 10;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The socket
+    socket: PathBuf,
+    /// What is to be done
+    #[arg(value_enum)]
+    command: Command,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Command {
+    /// Record the run from now on, in the directory that it was started with
+    Record,
+    /// Say whether the run is recorded
+    Status,
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    let line = match args.command {
+        Command::Record => "record\n",
+        Command::Status => "status\n",
+    };
+    let mut answer = String::new();
+    UnixStream::connect(&args.socket)
+        .and_then(|mut stream| {
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.write_all(line.as_bytes())?;
+            stream.take(MAX_ANSWER_BYTES).read_to_string(&mut answer)
+        })
+        .map_err(Error::file("ask", &args.socket))?;
+    if let Some(text) = answer.strip_prefix(OK) {
+        crate::output::print(text.trim_end())?;
+        return Ok(exit_code::DONE);
+    }
+    let why = answer.strip_prefix(FAILED).unwrap_or("the run hung up; another user's may not be steered");
+    crate::output::say(&format!("ttvm: {}", why.trim_end()));
+    Ok(exit_code::FAILED)
+}

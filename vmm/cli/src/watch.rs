@@ -1,0 +1,312 @@
+//! `--control` and `--record-when`: what decides, while the guest runs, that it is recorded from here on.
+//!
+//! ```text
+//!   ttvm control ── socket ──► a thread ──► Watch ◄── Watched, the machine's inputs: pauses the run when it is asked to
+//! ```
+//!
+//! The machine never waits for the thread, nor for a client: it looks at a flag. A client sends one line, and gets one. One that
+//! is slow is hung up on, and others wait for it no longer than that.
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use devices::passthrough::{AskV1, DeviceInputV1};
+use gdb::{Listener, Stream};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::os::fd::AsFd;
+use vmm::debug::trouble;
+use vmm::engine::Leave;
+use vmm::error::Error;
+use vmm::machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
+use vmm::position::{Count, Moment};
+
+/// Longest line that a client may send.
+const MAX_LINE_BYTES: usize = 64;
+/// How long a client may take to send its line.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a client is kept waiting for a recording to begin: a stopped run begins none.
+const BEGINNING: Duration = Duration::from_secs(30);
+
+/// What begins every answer.
+pub const OK: &str = "ok ";
+/// As [`OK`], where what was asked for did not happen.
+pub const FAILED: &str = "failed ";
+
+/// What the machine's thread and the socket's know of each other.
+#[derive(Clone)]
+pub struct Watch(Arc<Shared>);
+
+struct Shared {
+    /// Where a recording goes, if there may be one.
+    folder: Option<PathBuf>,
+    /// The run is to pause, to be recorded from there on.
+    asked: AtomicBool,
+    /// The guest's time when the machine last looked.
+    time_ns: AtomicU64,
+    phase: Mutex<Phase>,
+    changed: Condvar,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+enum Phase {
+    Unrecorded,
+    /// Since this guest time.
+    Recorded(u64),
+    /// A recording could not begin.
+    Failed(String),
+}
+
+impl Watch {
+    /// Of a run that is not recorded yet.
+    pub fn new(folder: Option<PathBuf>) -> Watch {
+        Watch(Arc::new(Shared {
+            folder,
+            asked: AtomicBool::new(false),
+            time_ns: AtomicU64::new(0),
+            phase: Mutex::new(Phase::Unrecorded),
+            changed: Condvar::new(),
+        }))
+    }
+
+    /// The run is recorded from here on.
+    pub fn began(&self, time_ns: u64) {
+        self.0.time_ns.store(time_ns, Ordering::Relaxed);
+        self.enter(Phase::Recorded(time_ns));
+    }
+
+    /// It was to be recorded from here on, and could not be.
+    pub fn failed(&self, why: String) {
+        self.enter(Phase::Failed(why));
+    }
+
+    fn phase(&self) -> MutexGuard<'_, Phase> {
+        self.0.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(&self, phase: Phase) {
+        *self.phase() = phase;
+        self.0.changed.notify_all();
+    }
+
+    /// The answer to a client's line.
+    fn answer(&self, line: &[u8]) -> Result<String, String> {
+        match line {
+            b"status" => Ok(self.status()),
+            b"record" => self.record(),
+            _ => Err("that is no command: there are record and status".to_string()),
+        }
+    }
+
+    fn status(&self) -> String {
+        let now = self.0.time_ns.load(Ordering::Relaxed) as f64 / 1e9;
+        match &*self.phase() {
+            Phase::Recorded(since) => {
+                let since = *since as f64 / 1e9;
+                format!("recorded in {} since {since:.6} s guest time; now it is {now:.6} s", self.folder())
+            }
+            Phase::Unrecorded => format!("not recorded; it is {now:.6} s guest time"),
+            Phase::Failed(why) => format!("not recorded, because {why}; it is {now:.6} s guest time"),
+        }
+    }
+
+    fn folder(&self) -> String {
+        self.0.folder.as_ref().map_or(String::new(), |folder| folder.display().to_string())
+    }
+
+    /// Asks the machine to be recorded, and waits until it is.
+    fn record(&self) -> Result<String, String> {
+        if self.0.folder.is_none() {
+            return Err("the run has no folder to be recorded in: start it with -o NAME.ttvm".to_string());
+        }
+        let mut phase = self.phase();
+        if let Phase::Recorded(_) = *phase {
+            return Err(format!("the run is recorded already, in {}", self.folder()));
+        }
+        *phase = Phase::Unrecorded;
+        self.0.asked.store(true, Ordering::Relaxed);
+        let is_open = |phase: &mut Phase| *phase == Phase::Unrecorded;
+        let waited = self.0.changed.wait_timeout_while(phase, BEGINNING, is_open);
+        let (phase, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match &*phase {
+            Phase::Recorded(since) => {
+                Ok(format!("recorded in {} from {:.6} s guest time on", self.folder(), *since as f64 / 1e9))
+            }
+            Phase::Failed(why) => Err(why.clone()),
+            Phase::Unrecorded => Err("the run does not go on; it will be recorded once it does".to_string()),
+        }
+    }
+}
+
+/// Answers clients of the socket from here on, in a thread of its own.
+pub fn serve(listener: Listener, watch: Watch) -> Result<(), Error> {
+    listener.open().map_err(trouble)?;
+    let spawned = std::thread::Builder::new().name("control".to_string()).spawn(move || {
+        loop {
+            match listener.accept() {
+                // What becomes of a client is no matter of the run's.
+                Ok(stream) => drop(answer(stream, &watch)),
+                Err(error) => {
+                    log::warn!("{error}; the run cannot be steered any more");
+                    return;
+                }
+            }
+        }
+    });
+    spawned.map(drop).map_err(|source| Error::Host { what: "cannot start a thread".to_string(), source })
+}
+
+fn answer(mut stream: Stream, watch: &Watch) -> std::io::Result<()> {
+    let line = read_line(&mut stream)?;
+    let answer = match watch.answer(&line) {
+        Ok(text) => format!("{OK}{text}\n"),
+        Err(why) => format!("{FAILED}{why}\n"),
+    };
+    // It fits into the socket, which holds nothing yet.
+    stream.write_all(answer.as_bytes())
+}
+
+/// A client's line, without its end.
+fn read_line(stream: &mut Stream) -> std::io::Result<Vec<u8>> {
+    let (begun, mut line) = (Instant::now(), Vec::new());
+    while line.len() <= MAX_LINE_BYTES {
+        let left = PATIENCE.saturating_sub(begun.elapsed());
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
+        if poll(&mut [PollFd::new(stream.as_fd(), PollFlags::POLLIN)], timeout)? == 0 {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
+        let mut bytes = [0; MAX_LINE_BYTES];
+        match stream.read(&mut bytes)? {
+            0 => return Ok(line),
+            count => line.extend(&bytes[..count]),
+        }
+        if let Some(end) = line.iter().position(|&byte| byte == b'\n') {
+            line.truncate(end);
+            return Ok(line);
+        }
+    }
+    Ok(line)
+}
+
+/// Inputs that pause the run when it is to be recorded from there on.
+pub struct Watched<I> {
+    inner: I,
+    watch: Watch,
+    /// Text on the console at which that is.
+    text: Option<Text>,
+}
+
+impl<I> Watched<I> {
+    /// These inputs, and perhaps a text to wait for.
+    pub fn new(inner: I, watch: Watch, text: Option<&str>) -> Watched<I> {
+        Watched { inner, watch, text: text.map(Text::new) }
+    }
+
+    /// The inputs.
+    pub fn inner(&mut self) -> &mut I {
+        &mut self.inner
+    }
+}
+
+/// A text that is waited for.
+struct Text {
+    wanted: Vec<u8>,
+    /// The end of what was printed, one byte shorter than the text.
+    tail: Vec<u8>,
+}
+
+impl Text {
+    fn new(text: &str) -> Text {
+        Text { wanted: text.as_bytes().to_vec(), tail: Vec::new() }
+    }
+
+    /// Whether these bytes, which are printed next, complete the text.
+    fn is_completed_by(&mut self, bytes: &[u8]) -> bool {
+        self.tail.extend(bytes);
+        let found = self.tail.windows(self.wanted.len()).any(|window| window == self.wanted);
+        self.tail.drain(..self.tail.len().saturating_sub(self.wanted.len() - 1));
+        found
+    }
+}
+
+impl<C: Count, I: Inputs<C>> Inputs<C> for Watched<I> {
+    fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error> {
+        self.watch.0.time_ns.store(view.moment.time_ns, Ordering::Relaxed);
+        self.inner.poll(view)
+    }
+
+    fn next_poll(&self, now: Moment<C>) -> C {
+        self.inner.next_poll(now)
+    }
+
+    fn pauses(&mut self) -> bool {
+        let asked = &self.watch.0.asked;
+        asked.load(Ordering::Relaxed) && asked.swap(false, Ordering::Relaxed)
+    }
+
+    fn leave(&self, now: Moment<C>, deadline_ns: Option<u64>) -> Leave {
+        self.inner.leave(now, deadline_ns)
+    }
+
+    fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+        self.inner.idle(now, deadline_ns)
+    }
+
+    fn ask_devices(&mut self, at: AskedAt<C>, ask: &AskV1) -> Result<DeviceInputV1, Error> {
+        self.inner.ask_devices(at, ask)
+    }
+
+    fn tell_devices(&mut self, at: AskedAt<C>, told: &AskV1) -> Result<(), Error> {
+        self.inner.tell_devices(at, told)
+    }
+
+    fn network_output(&mut self, frames: Vec<Sent<C>>) -> Result<(), Error> {
+        self.inner.network_output(frames)
+    }
+
+    fn console_output(&mut self, now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {
+        if self.text.as_mut().is_some_and(|text| text.is_completed_by(bytes)) {
+            self.text = None;
+            self.watch.0.asked.store(true, Ordering::Relaxed);
+        }
+        self.inner.console_output(now, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_found_in_pieces_too() {
+        for (pieces, at) in [
+            (["login: ", "", ""], Some(0)),
+            (["lo", "gin", ": "], Some(2)),
+            (["lologi", "login", ":login:"], Some(2)),
+            (["login", " : lo", "gin"], None),
+        ] {
+            let mut text = Text::new("login:");
+            assert_eq!(
+                pieces.iter().position(|piece| text.is_completed_by(piece.as_bytes())),
+                at,
+                "{pieces:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_run_without_a_folder_cannot_be_recorded_and_one_that_is_recorded_not_again() {
+        let without = Watch::new(None);
+        assert!(without.answer(b"record").unwrap_err().contains("-o NAME"));
+        assert!(without.answer(b"status").unwrap().contains("not recorded"));
+        assert!(without.answer(b"stop").is_err());
+        let with = Watch::new(Some("r.ttvm".into()));
+        with.began(1_500_000_000);
+        assert!(with.answer(b"record").unwrap_err().contains("already, in r.ttvm"));
+        assert!(with.answer(b"status").unwrap().contains("since 1.500000 s"));
+        with.failed("the disk is full".to_string());
+        assert!(with.answer(b"status").unwrap().contains("the disk is full"));
+    }
+}
