@@ -378,8 +378,7 @@ ended, X is gone, P is parked."""
 class Backtrace(Verb):
     """Show who called whom in the guest's kernel, by its own tables (ORC): tt backtrace
 
-It needs no debug information and finds its way through interrupts, exceptions and modules, where gdb's backtrace without
-debug information guesses."""
+It needs no debug information and no symbols in gdb. With "tt symbols", gdb's own bt has the same functions."""
 
     verb = "backtrace"
 
@@ -399,11 +398,13 @@ class Dmesg(Verb):
 class Symbols(Verb):
     """Load the symbols of the guest's kernel, modules included, as of this position: tt symbols [FILE]
 
-They come from the guest itself, at the addresses that this boot has given them: names of functions and variables, without
-types and source lines. FILE is a file with more of them for the same kernel, such as the vmlinux of Debian's -dbg
+They come from the guest itself, at the addresses that this boot has given them: names of functions and variables, the
+kernel's types (ptype struct task_struct, p init_task.comm), and how functions were called (bt, up, finish), without source
+lines and local variables. FILE is a file with more of them for the same kernel, such as the vmlinux of Debian's -dbg
 package: how far the kernel was moved (KASLR) is found out; only the modules' symbols come from the guest then. A file of
 something else is loaded as it is. FILE is used again when the command is given without it; "tt symbols none" loads the
-guest's own again. Give the command again when modules have come or gone."""
+guest's own again. Give the command again when modules have come or gone, and after loading symbols of a program: of the first file that gdb
+has something of, it takes how functions were called, and in the kernel's that ends at the program."""
 
     verb = "symbols"
     completer = gdb.COMPLETE_FILENAME

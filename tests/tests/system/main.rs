@@ -26,4 +26,5 @@ mod seeks;
 mod stock;
 mod symbols;
 mod travel;
+mod types_and_frames;
 mod workloads;

@@ -1,16 +1,36 @@
-//! As much of the kernel's type information as it takes to find fields of its structures.
+//! The kernel's type information: fields of its structures by name, and every type in full.
 //!
 //! Follows `Documentation/bpf/btf.rst`: a header, type records that are numbered from one in the order in
 //! which they come, and texts. Nothing in it is trusted: positions that lead outside give `None`.
+
+use super::guest_view::is_text;
 
 /// The bytes that type information begins with.
 const MAGIC: u16 = 0xeb9f;
 /// Structures without a name are looked into down to this depth.
 const MAX_DEPTH: usize = 8;
+/// The longest name that is taken for one, `KSYM_NAME_LEN` of Linux.
+const MAX_NAME_BYTES: usize = 512;
 
+const INT: u32 = 1;
+const POINTER: u32 = 2;
 const ARRAY: u32 = 3;
 const STRUCT: u32 = 4;
 const UNION: u32 = 5;
+const ENUM: u32 = 6;
+const FORWARD: u32 = 7;
+const TYPEDEF: u32 = 8;
+const VOLATILE: u32 = 9;
+const CONST: u32 = 10;
+const RESTRICT: u32 = 11;
+const FUNCTION: u32 = 12;
+const PROTOTYPE: u32 = 13;
+const VARIABLE: u32 = 14;
+const SECTION: u32 = 15;
+const FLOAT: u32 = 16;
+const DECLARATION_TAG: u32 = 17;
+const TYPE_TAG: u32 = 18;
+const ENUM64: u32 = 19;
 
 /// Type information.
 pub struct Btf<'a> {
@@ -27,6 +47,101 @@ pub struct Field {
     pub offset: u64,
     /// The number of its type.
     pub kind: u32,
+}
+
+/// A type, or another thing that has a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Type<'a> {
+    /// Its name, if it has one that can be written.
+    pub name: Option<&'a str>,
+    /// What it is.
+    pub shape: Shape<'a>,
+}
+
+/// What a record describes. Numbers are those of other types; 0 is `void`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shape<'a> {
+    /// A number without a fraction, of so many bytes. `bits` are fewer in bit fields as they were once described.
+    Integer {
+        /// Its size in bytes.
+        size: u32,
+        /// Its size in bits.
+        bits: u8,
+        /// Whether it can be below zero.
+        is_signed: bool,
+        /// Whether it is `_Bool`.
+        is_bool: bool,
+    },
+    /// A number with a fraction, of so many bytes.
+    Float(u32),
+    /// A pointer to a type.
+    Pointer(u32),
+    /// Another name for a type.
+    Typedef(u32),
+    /// A type that is `const`.
+    Const(u32),
+    /// A type that is `volatile`.
+    Volatile(u32),
+    /// A pointer that is `restrict`.
+    Restrict(u32),
+    /// A type with a mark for other programs than compilers.
+    Tagged(u32),
+    /// So many elements of a type.
+    Array {
+        /// Their type.
+        element: u32,
+        /// How many.
+        count: u32,
+    },
+    /// A structure, or a union.
+    Structure {
+        /// Whether its members lie in the same place.
+        is_union: bool,
+        /// Its size in bytes.
+        size: u32,
+        /// What is in it.
+        members: Vec<Member<'a>>,
+    },
+    /// A structure or union of which nothing is known but its name.
+    Forward {
+        /// Whether it is a union.
+        is_union: bool,
+    },
+    /// An enumeration.
+    Enumeration {
+        /// Its size in bytes.
+        size: u32,
+        /// Whether values are below zero.
+        is_signed: bool,
+        /// Names and values.
+        values: Vec<(Option<&'a str>, i64)>,
+    },
+    /// What a function takes and gives.
+    Prototype {
+        /// The type of what it gives.
+        result: u32,
+        /// What it takes: names and types. The last one is void where more may follow.
+        parameters: Vec<(Option<&'a str>, u32)>,
+    },
+    /// A function with a prototype.
+    Function(u32),
+    /// A variable of a type.
+    Variable(u32),
+    /// Something else.
+    Other,
+}
+
+/// A part of a structure or union.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member<'a> {
+    /// Its name.
+    pub name: Option<&'a str>,
+    /// The number of its type.
+    pub kind: u32,
+    /// Its distance from the beginning of the structure, in bits.
+    pub bit_offset: u32,
+    /// The bits that it has, if it is a bit field.
+    pub bit_size: Option<u8>,
 }
 
 impl<'a> Btf<'a> {
@@ -72,13 +187,125 @@ impl<'a> Btf<'a> {
         Some((u32_at(self.types, record.rest)?, u32_at(self.types, record.rest + 8)?))
     }
 
+    /// The numbers of all types, from one on.
+    pub fn numbers(&self) -> std::ops::RangeInclusive<u32> {
+        1..=self.records.len() as u32
+    }
+
+    /// A type in full. `None` where there is none with this number.
+    pub fn full(&self, number: u32) -> Option<Type<'a>> {
+        let record = self.record(number)?;
+        let other = record.size;
+        let shape = match record.kind {
+            INT => self.integer(&record)?,
+            FLOAT => Shape::Float(record.size),
+            POINTER => Shape::Pointer(other),
+            TYPEDEF => Shape::Typedef(other),
+            CONST => Shape::Const(other),
+            VOLATILE => Shape::Volatile(other),
+            RESTRICT => Shape::Restrict(other),
+            TYPE_TAG => Shape::Tagged(other),
+            ARRAY => {
+                let (element, count) = self.array(number)?;
+                Shape::Array { element, count }
+            }
+            STRUCT | UNION => {
+                let members = self.parts(&record, 3).map(|part| self.member(part, record.flag)).collect();
+                Shape::Structure { is_union: record.kind == UNION, size: record.size, members }
+            }
+            FORWARD => Shape::Forward { is_union: record.flag },
+            ENUM => {
+                let value = |[name, value, ..]: [u32; 3]| {
+                    let value = if record.flag { i64::from(value as i32) } else { value.into() };
+                    (self.name(name), value)
+                };
+                self.enumeration(&record, self.parts(&record, 2).map(value).collect())
+            }
+            ENUM64 => {
+                let value = |[name, low, high]: [u32; 3]| {
+                    (self.name(name), (u64::from(high) << 32 | u64::from(low)) as i64)
+                };
+                self.enumeration(&record, self.parts(&record, 3).map(value).collect())
+            }
+            PROTOTYPE => {
+                let parameters = self.parts(&record, 2).map(|[name, kind, ..]| (self.name(name), kind));
+                Shape::Prototype { result: other, parameters: parameters.collect() }
+            }
+            FUNCTION => Shape::Function(other),
+            VARIABLE => Shape::Variable(other),
+            _ => Shape::Other,
+        };
+        Some(Type { name: self.name(record.name), shape })
+    }
+
+    /// The type that one cannot be made without: what a pointer points to, an array consists of, a function gives. `None`
+    /// where a type stands by itself.
+    pub fn leads_to(&self, number: u32) -> Option<u32> {
+        let record = self.record(number)?;
+        match record.kind {
+            POINTER | TYPEDEF | CONST | VOLATILE | RESTRICT | TYPE_TAG | PROTOTYPE => Some(record.size),
+            ARRAY => u32_at(self.types, record.rest),
+            _ => None,
+        }
+    }
+
+    /// The bits of a number without a fraction that has fewer than its bytes: so bit fields were once described.
+    pub fn narrow_bits(&self, number: u32) -> Option<u8> {
+        let record = self.record(number).filter(|record| record.kind == INT)?;
+        let Shape::Integer { size, bits, is_bool: false, .. } = self.integer(&record)? else { return None };
+        (u32::from(bits) < size.saturating_mul(8)).then_some(bits)
+    }
+
+    fn integer(&self, record: &Record) -> Option<Shape<'a>> {
+        let bits = u32_at(self.types, record.rest)?;
+        Some(Shape::Integer {
+            size: record.size,
+            bits: bits as u8,
+            is_signed: bits >> 24 & 1 != 0,
+            is_bool: bits >> 24 & 4 != 0,
+        })
+    }
+
+    fn enumeration(&self, record: &Record, values: Vec<(Option<&'a str>, i64)>) -> Shape<'a> {
+        Shape::Enumeration { size: record.size, is_signed: record.flag, values }
+    }
+
+    fn member(&self, [name, kind, offset]: [u32; 3], with_bit_fields: bool) -> Member<'a> {
+        let (bit_offset, width) = match with_bit_fields {
+            true => (offset & 0x00ff_ffff, (offset >> 24) as u8),
+            false => (offset, 0),
+        };
+        Member { name: self.name(name), kind, bit_offset, bit_size: (width != 0).then_some(width) }
+    }
+
+    /// What a record consists of: so many words each, and zeroes up to three.
+    fn parts(&self, record: &Record, words: usize) -> impl Iterator<Item = [u32; 3]> {
+        let (start, types) = (record.rest, self.types);
+        (0..record.count).map_while(move |number| {
+            let mut part = [0; 3];
+            for (word, value) in part.iter_mut().enumerate().take(words) {
+                *value = u32_at(types, start + 4 * (words * number + word))?;
+            }
+            Some(part)
+        })
+    }
+
+    fn name(&self, at: u32) -> Option<&'a str> {
+        let text = self.strings.get(at as usize..)?;
+        let end = text.iter().take(MAX_NAME_BYTES).position(|&byte| byte == 0)?;
+        // Those of numbers have blanks in them: "long unsigned int".
+        let is_word = |word: &str| !word.is_empty() && is_text(word.as_bytes());
+        let is_name = |text: &&str| text.split(' ').all(is_word);
+        str::from_utf8(&text[..end]).ok().filter(is_name)
+    }
+
     fn field_within(&self, structure: u32, name: &str, depth: usize) -> Option<Field> {
         let record = self.record(structure).filter(Record::has_fields)?;
         (0..record.count).find_map(|number| {
             let at = record.rest + 12 * number;
             let (its_name, kind) = (u32_at(self.types, at)?, u32_at(self.types, at + 4)?);
             // With bit fields in the structure, the upper byte is a width.
-            let mask = if record.bit_fields { 0x00ff_ffff } else { u32::MAX };
+            let mask = if record.flag { 0x00ff_ffff } else { u32::MAX };
             let offset = u64::from((u32_at(self.types, at + 8)? & mask) / 8);
             if self.is_named(its_name, name) {
                 return Some(Field { offset, kind });
@@ -98,7 +325,7 @@ impl<'a> Btf<'a> {
             name: u32_at(self.types, at)?,
             kind: kind_of(info),
             count: count_of(info),
-            bit_fields: info >> 31 != 0,
+            flag: info >> 31 != 0,
             size: u32_at(self.types, at + 8)?,
             rest: at + 12,
         })
@@ -115,7 +342,8 @@ struct Record {
     name: u32,
     kind: u32,
     count: usize,
-    bit_fields: bool,
+    /// With structures: there may be bit fields in it. With enumerations: values may be below zero.
+    flag: bool,
     size: u32,
     /// Where what depends on the kind begins.
     rest: usize,
@@ -141,15 +369,11 @@ fn count_of(info: u32) -> usize {
 fn record_bytes(info: u32) -> Option<usize> {
     let count = count_of(info);
     let rest = match kind_of(info) {
-        // INT, VAR, DECL_TAG
-        1 | 14 | 17 => 4,
-        // PTR, FWD, TYPEDEF, VOLATILE, CONST, RESTRICT, FUNC, FLOAT, TYPE_TAG
-        2 | 7..=12 | 16 | 18 => 0,
+        INT | VARIABLE | DECLARATION_TAG => 4,
+        POINTER | FORWARD | TYPEDEF | VOLATILE | CONST | RESTRICT | FUNCTION | FLOAT | TYPE_TAG => 0,
         ARRAY => 12,
-        // and DATASEC, ENUM64
-        STRUCT | UNION | 15 | 19 => 12 * count,
-        // ENUM, FUNC_PROTO
-        6 | 13 => 8 * count,
+        STRUCT | UNION | SECTION | ENUM64 => 12 * count,
+        ENUM | PROTOTYPE => 8 * count,
         _ => return None,
     };
     Some(12 + rest)

@@ -1,4 +1,4 @@
-//! An ELF file with nothing but symbols, for gdb: `symbol-file`, `add-symbol-file`, or as the program itself.
+//! An ELF file with symbols and debug information, for gdb: `symbol-file`, `add-symbol-file`, or as the program itself.
 //!
 //! Its sections are allocated but hold no bytes (`SHT_NOBITS`), as in files that `objcopy --only-keep-debug`
 //! leaves, so that debuggers read memory from the target. Local symbols come first, in groups that each begin
@@ -9,30 +9,41 @@ use std::iter;
 use object::Endianness;
 use object::elf::{
     EM_X86_64, ET_EXEC, FileHeader64, SHF_ALLOC, SHF_EXECINSTR, SHF_WRITE, SHN_ABS, SHN_LORESERVE,
-    SHT_NOBITS, STB_GLOBAL, STB_LOCAL, STB_WEAK, STT_FILE, STT_FUNC, STT_NOTYPE, STT_OBJECT,
+    SHT_NOBITS, SHT_PROGBITS, STB_GLOBAL, STB_LOCAL, STB_WEAK, STT_FILE, STT_FUNC, STT_NOTYPE, STT_OBJECT,
 };
 use object::write::StringId;
 use object::write::elf::{FileHeader, SectionHeader, SectionIndex, Sym, Writer};
 
+use super::dwarf::DebugInfo;
 use super::sections::{Access, Section};
 use super::symbols::{Symbol, Symbols};
 
-/// Beside these: the null section, the symbols, their names and the sections' names.
-const MAX_SECTIONS: usize = SHN_LORESERVE as usize - 4;
+/// Beside these: the null section, the symbols, their names, the sections' names, and debug information.
+const MAX_SECTIONS: usize = SHN_LORESERVE as usize - 4 - 8;
 
-/// The file's contents.
+/// The contents of a file with symbols alone.
 pub fn file(symbols: &Symbols) -> Vec<u8> {
+    with_debug_info(symbols, &DebugInfo::default())
+}
+
+/// The contents of a file with symbols and debug information.
+pub fn with_debug_info(symbols: &Symbols, debug: &DebugInfo) -> Vec<u8> {
     let mut bytes = Vec::new();
-    write(symbols, &mut Writer::new(Endianness::Little, true, &mut bytes));
+    write(symbols, debug, &mut Writer::new(Endianness::Little, true, &mut bytes));
     bytes
 }
 
 /// The order of things in the file is the order of the two groups of calls to the writer: first all room is
 /// reserved, then all is written.
-fn write<'a>(symbols: &'a Symbols, writer: &mut Writer<'a>) {
+fn write<'a>(symbols: &'a Symbols, debug: &'a DebugInfo, writer: &mut Writer<'a>) {
     let sections = &symbols.sections()[..symbols.sections().len().min(MAX_SECTIONS)];
     let sections: Vec<_> = sections.iter().map(|section| reserve_section(section, writer)).collect();
     let numbers: Vec<SectionIndex> = sections.iter().map(|&(_, number)| number).collect();
+    let debug_names = debug.sections().iter().map(|(name, _)| writer.add_section_name(name.as_bytes()));
+    let debug_names: Vec<StringId> = debug_names.collect();
+    debug.sections().iter().for_each(|_| {
+        writer.reserve_section_index();
+    });
     writer.reserve_null_symbol_index();
     let locals: Vec<Sym> = local_symbols(symbols, &numbers, writer);
     let globals = symbols.all().iter().filter(|symbol| binding(symbol) != STB_LOCAL);
@@ -44,6 +55,8 @@ fn write<'a>(symbols: &'a Symbols, writer: &mut Writer<'a>) {
     writer.reserve_symtab();
     writer.reserve_strtab();
     writer.reserve_shstrtab();
+    let debug_places = debug.sections().iter().map(|(_, bytes)| writer.reserve(bytes.len(), 1));
+    let debug_places: Vec<usize> = debug_places.collect();
     writer.reserve_section_headers();
 
     let header = FileHeader {
@@ -59,8 +72,12 @@ fn write<'a>(symbols: &'a Symbols, writer: &mut Writer<'a>) {
     locals.iter().chain(&globals).for_each(|symbol| writer.write_symbol(symbol));
     writer.write_strtab();
     writer.write_shstrtab();
+    debug.sections().iter().for_each(|(_, bytes)| writer.write(bytes));
     writer.write_null_section_header();
     sections.iter().for_each(|(header, _)| writer.write_section_header(header));
+    for ((name, place), (_, bytes)) in debug_names.into_iter().zip(debug_places).zip(debug.sections()) {
+        writer.write_section_header(&debug_section(name, place, bytes));
+    }
     writer.write_symtab_section_header(locals.len() as u32 + 1);
     writer.write_strtab_section_header();
     writer.write_shstrtab_section_header();
@@ -86,6 +103,22 @@ fn reserve_section<'a>(section: &'a Section, writer: &mut Writer<'a>) -> (Sectio
         sh_entsize: 0,
     };
     (header, writer.reserve_section_index())
+}
+
+/// A section with debug information, which is in the file and not in memory.
+fn debug_section(name: StringId, place: usize, bytes: &[u8]) -> SectionHeader {
+    SectionHeader {
+        name: Some(name),
+        sh_type: SHT_PROGBITS,
+        sh_flags: 0,
+        sh_addr: 0,
+        sh_offset: place as u64,
+        sh_size: bytes.len() as u64,
+        sh_link: 0,
+        sh_info: 0,
+        sh_addralign: 1,
+        sh_entsize: 0,
+    }
 }
 
 /// The local symbols: first the kernel's, then each module's, each with a file's symbol before them.

@@ -3,8 +3,8 @@
 //! (KASLR), and those of the modules that are loaded.
 //!
 //! [`kallsyms`] finds the kernel's tables by their structure, [`modules`] walks the list of modules with the
-//! help of the kernel's type information ([`btf`]), and [`elf`] makes a file of all that for gdb. There are
-//! no types and no source lines in it, and nothing about user programs. [`vmlinux`] says how far a kernel
+//! help of the kernel's type information ([`btf`]), and [`elf`] makes a file of all that for gdb, with types and
+//! frames ([`dwarf`]). There are no source lines in it, and nothing about user programs. [`vmlinux`] says how far a kernel
 //! with debug information was moved, [`tasks`] which processes there are, [`orc`] who called whom,
 //! [`messages`] what the kernel has said, and [`vmcoreinfo`] what it says of itself to other tools.
 //!
@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod btf;
+pub mod dwarf;
 pub mod elf;
 mod guest_view;
 pub mod kallsyms;

@@ -100,17 +100,17 @@ pub struct Backtrace {
 
 /// How to get from a function to its caller, somewhere in the code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
-    sp_offset: i16,
-    bp_offset: i16,
-    sp_register: u16,
-    bp_register: u16,
-    kind: Kind,
+pub(super) struct Entry {
+    pub sp_offset: i16,
+    pub bp_offset: i16,
+    pub sp_register: u16,
+    pub bp_register: u16,
+    pub kind: Kind,
 }
 
 /// What lies below the caller's stack pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Call,
     Registers,
     InterruptFrame,
@@ -119,7 +119,7 @@ enum Kind {
 }
 
 /// `ORC_REG_*`.
-mod register {
+pub(super) mod register {
     pub const PREV_SP: u16 = 1;
     pub const DX: u16 = 2;
     pub const DI: u16 = 3;
@@ -265,6 +265,17 @@ impl Unwinder {
         Backtrace { frames, end }
     }
 
+    /// What the tables say, stretch by stretch of the code: of the kernel, if that is wanted, and of the modules.
+    pub(super) fn rows(&self, with_kernel: bool) -> impl Iterator<Item = (Range<u64>, Entry)> {
+        let tables = self.tables.iter().skip(usize::from(!with_kernel));
+        tables.flat_map(|(code, table)| {
+            let ends = table.addresses.iter().skip(1).copied().chain([u64::MAX]);
+            let stretch = |(&start, end): (&u64, u64)| start.max(code.start)..end.min(code.end);
+            let stretches = table.addresses.iter().zip(ends).map(stretch);
+            stretches.zip(table.entries.iter().copied()).filter(|(stretch, _)| !stretch.is_empty())
+        })
+    }
+
     fn entry(&self, address: u64) -> Entry {
         let table = self.tables.iter().find(|(code, _)| code.contains(&address));
         table.and_then(|(_, table)| table.find(address)).unwrap_or(FRAME_POINTER)
@@ -376,11 +387,21 @@ impl Walk<'_> {
 }
 
 /// `struct pt_regs`.
-mod saved {
+pub(super) mod saved {
+    pub const R15: u64 = 0;
+    pub const R14: u64 = 8;
     pub const R13: u64 = 16;
+    pub const R12: u64 = 24;
     pub const RBP: u64 = 32;
+    pub const RBX: u64 = 40;
+    pub const R11: u64 = 48;
     pub const R10: u64 = 56;
+    pub const R9: u64 = 64;
+    pub const R8: u64 = 72;
+    pub const RAX: u64 = 80;
+    pub const RCX: u64 = 88;
     pub const RDX: u64 = 96;
+    pub const RSI: u64 = 104;
     pub const RDI: u64 = 112;
     pub const RIP: u64 = 128;
 }

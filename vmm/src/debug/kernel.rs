@@ -1,11 +1,12 @@
 //! What a session knows of the guest's kernel: symbols, which names in commands are looked up in and which
-//! `monitor symbols` makes files of for gdb, and where the processes are.
+//! `monitor symbols` makes files of for gdb, with types and frames, and where the processes are.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gdb::Refusal;
+use guest_symbols::dwarf::DebugInfo;
 use guest_symbols::messages;
 use guest_symbols::orc::Unwinder;
 use guest_symbols::tasks::{NoTasks, Tasks};
@@ -29,6 +30,8 @@ pub(super) struct Kernel {
     /// Where files are made, if not in the host's folder for temporary ones.
     folder: Option<PathBuf>,
     files: Option<TempDir>,
+    /// Those that gdb has loaded: it reads how functions were called when it first asks for that.
+    loaded: Option<TempDir>,
     /// Files that were made in this session.
     count: usize,
 }
@@ -112,11 +115,13 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// Makes a file with symbols and gives the gdb command that loads it: of the kernel and its modules, of the modules alone,
-    /// or of none because gdb has loaded what there was. No file that a client names is read.
+    /// Makes a file with symbols, types and frames and gives the gdb command that loads it: of the kernel and its modules, of
+    /// the modules alone, or of none because gdb has loaded what there was and needs what was there before no more. No file that a client names is read.
     pub(super) fn symbol_commands(&mut self, argument: &str) -> Result<String, Refusal> {
         if argument == "loaded" {
-            self.kernel.files = None;
+            if let Some(files) = self.kernel.files.take() {
+                self.kernel.loaded = Some(files);
+            }
             return Ok(String::new());
         }
         if !["", "modules"].contains(&argument) {
@@ -124,22 +129,30 @@ impl GdbTarget<'_> {
             return Err(Refusal::new(why));
         }
         let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
+        let machine = self.timeline.machine();
+        let (symbols, debug) = match argument {
+            "modules" => (Arc::new(symbols.of_modules()), DebugInfo::of_modules(machine, &symbols)),
+            _ => (symbols.clone(), DebugInfo::of_kernel(machine, &symbols)),
+        };
         let mut answer = match argument {
-            "modules" if symbols.of_modules().all().is_empty() => String::new(),
-            "modules" => self.symbol_file("modules", &symbols.of_modules())?,
-            _ => self.symbol_file("kernel", &symbols)?,
+            "modules" if symbols.all().is_empty() => String::new(),
+            "modules" => self.symbol_file("modules", &symbols, &debug)?,
+            _ => self.symbol_file("kernel", &symbols, &debug)?,
         };
         let modules = symbols.modules().join(" ");
         let _ = writeln!(answer, "# modules: {}", if modules.is_empty() { "none" } else { &modules });
         if let Some(why) = symbols.without_modules() {
             let _ = writeln!(answer, "# without the symbols of modules: {why}");
         }
+        for why in debug.missing() {
+            let _ = writeln!(answer, "# {why}");
+        }
         Ok(answer)
     }
 
-    /// Writes symbols where gdb can read them, until it says that it has, or the session ends. Gives the
+    /// Writes symbols where gdb can read them, until it has loaded others, or the session ends. Gives the
     /// command that does so.
-    fn symbol_file(&mut self, name: &str, symbols: &Symbols) -> Result<String, Refusal> {
+    fn symbol_file(&mut self, name: &str, symbols: &Symbols, debug: &DebugInfo) -> Result<String, Refusal> {
         let failed =
             |error: std::io::Error| Refusal::new(format!("cannot write a file with symbols: {error}"));
         let files = match self.kernel.files.take() {
@@ -152,7 +165,7 @@ impl GdbTarget<'_> {
         self.kernel.count += 1;
         let path = files.path().join(format!("{name}-{}", self.kernel.count));
         self.kernel.files = Some(files);
-        std::fs::write(&path, elf::file(symbols)).map_err(failed)?;
+        std::fs::write(&path, elf::with_debug_info(symbols, debug)).map_err(failed)?;
         Ok(Placement::default().load_command(&path) + "\n")
     }
 }

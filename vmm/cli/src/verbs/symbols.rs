@@ -1,8 +1,9 @@
-//! `ttvm symbols`: the guest kernel's own symbols as a file for gdb, and where a kernel with debug
+//! `ttvm symbols`: the guest kernel's own symbols, types and frames as a file for gdb, and where a kernel with debug
 //! information belongs.
 
 use std::path::{Path, PathBuf};
 
+use guest_symbols::dwarf::DebugInfo;
 use guest_symbols::vmlinux::{Match, Unusable, compare};
 use guest_symbols::{Symbols, elf};
 use vmm::engine::EngineKind;
@@ -39,8 +40,11 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         crate::output::print(&load_like(file, &symbols)?)?;
     }
     if let Some(output) = &args.output {
-        let of_modules = args.like.as_ref().map(|_| symbols.of_modules());
-        write(output, of_modules.as_ref().unwrap_or(&symbols))?;
+        let (symbols, debug) = match &args.like {
+            Some(_) => (&symbols.of_modules(), DebugInfo::of_modules(timeline.machine(), &symbols)),
+            None => (&symbols, DebugInfo::of_kernel(timeline.machine(), &symbols)),
+        };
+        write(output, symbols, &debug)?;
     }
     Ok(exit_code::DONE)
 }
@@ -57,10 +61,13 @@ fn load_like(file: &Path, symbols: &Symbols) -> Result<String, Error> {
     }
 }
 
-fn write(output: &Path, symbols: &Symbols) -> Result<(), Error> {
-    std::fs::write(output, elf::file(symbols)).map_err(Error::file("write", output))?;
+fn write(output: &Path, symbols: &Symbols, debug: &DebugInfo) -> Result<(), Error> {
+    std::fs::write(output, elf::with_debug_info(symbols, debug)).map_err(Error::file("write", output))?;
     if let Some(why) = symbols.without_modules() {
         eprintln!("ttvm: without the symbols of modules: {why}");
+    }
+    for why in debug.missing() {
+        eprintln!("ttvm: {why}");
     }
     let (count, modules) = (symbols.all().len(), symbols.modules().len());
     let kernel =

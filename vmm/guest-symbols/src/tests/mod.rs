@@ -7,6 +7,7 @@ use super::kallsyms::{self, RawSymbol};
 use super::modules::{self, Missing};
 use super::*;
 
+mod dwarf;
 mod guest_view;
 mod messages;
 mod orc;
@@ -269,7 +270,7 @@ impl Types {
         Types { records: Vec::new(), strings: vec![0], count: 0 }
     }
 
-    fn string(&mut self, text: &str) -> u32 {
+    pub fn string(&mut self, text: &str) -> u32 {
         if text.is_empty() {
             return 0;
         }

@@ -8,18 +8,20 @@ use crate::symbols::Symbols;
 
 const TYPES: u64 = BASE + 0x10_0000;
 const ADDRESSES: u64 = BASE + 0x20_0000;
-const ENTRIES: u64 = BASE + 0x21_0000;
+pub(super) const ENTRIES: u64 = BASE + 0x21_0000;
 const MODULES: u64 = BASE + 0x2_0000;
 const MODULE: u64 = 0xffff_ffff_c020_8000;
 const OTHER: u64 = 0xffff_ffff_c030_8000;
-const MODULE_CODE: u64 = 0xffff_ffff_c020_0000;
+pub(super) const MODULE_CODE: u64 = 0xffff_ffff_c020_0000;
 const STACK: u64 = DIRECT_MAP + 0x10_0000;
 /// Where functions are, by what their code does with the stack.
-const LEAF: u64 = BASE;
-const FRAMED: u64 = BASE + 0x1000;
-const HANDLER: u64 = BASE + 0x2000;
+pub(super) const LEAF: u64 = BASE;
+pub(super) const FRAMED: u64 = BASE + 0x1000;
+pub(super) const HANDLER: u64 = BASE + 0x2000;
 const ENTRY: u64 = BASE + 0x3000;
-const FIRST: u64 = BASE + 0x4000;
+pub(super) const FIRST: u64 = BASE + 0x4000;
+/// In the code that interrupts enter.
+pub(super) const IRET: u64 = BASE + 0x3800;
 const END: u64 = BASE + 0x5000;
 const USER: u64 = 0x40_1000;
 
@@ -71,6 +73,12 @@ fn types(is_old: bool) -> Types {
 
 /// A kernel with these functions, and a module with one that keeps 16 bytes on its stack.
 fn kernel(is_old: bool) -> (Pages, Unwinder) {
+    let (memory, unwinder, _) = kernel_and_symbols(is_old);
+    (memory, unwinder)
+}
+
+/// The same, and its symbols.
+pub(super) fn kernel_and_symbols(is_old: bool) -> (Pages, Unwinder, Symbols) {
     let mut memory = Pages::default();
     let bytes = types(is_old).bytes();
     memory.write(TYPES, &bytes);
@@ -98,6 +106,7 @@ fn kernel(is_old: bool) -> (Pages, Unwinder) {
     );
     let symbols = vec![
         found(BASE, 'T', "_stext"),
+        found(IRET, 't', "native_irq_return_iret"),
         found(END, 'T', "_etext"),
         found(MODULES, 'd', "modules"),
         found(TYPES, 'R', "__start_BTF"),
@@ -110,7 +119,7 @@ fn kernel(is_old: bool) -> (Pages, Unwinder) {
     let desk = Module { name: "desk".into(), sections: section.into_iter().collect(), symbols: Vec::new() };
     let symbols = Symbols::new(symbols, vec![desk]);
     let unwinder = Unwinder::of_kernel(&memory, &symbols).unwrap();
-    (memory, unwinder)
+    (memory, unwinder, symbols)
 }
 
 /// What of `struct module` tells of its tables.

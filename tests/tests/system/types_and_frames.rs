@@ -1,0 +1,260 @@
+//! gdb without any package of debug information: the kernel's types, compared with what pahole reads of the same type
+//! information, and gdb's own backtraces, compared with walks along the stack, at many places of a boot.
+
+use std::path::Path;
+use std::process::Command;
+
+use guest_symbols::orc::{End, Unwinder};
+use guest_symbols::{Symbols, dwarf::DebugInfo, elf};
+use tests::gdb::batch;
+use tests::guests::{BUSYBOX, CLOUD, Guest, repository};
+use tests::record::{open, record};
+use tests::script::Script;
+use tests::tools::output;
+use vmm::position::Instructions;
+use vmm::timeline::Timeline;
+
+/// Where backtraces are compared: so many places, evenly from the beginning of user space to the end.
+const PLACES: u64 = 60;
+/// The structures that are compared.
+const STRUCTURES: usize = 1000;
+/// Prints the sizes of structures, and where their members are, as gdb knows them.
+const IN_GDB: &str = "python
+for name in open('names').read().split():
+    kind = gdb.lookup_type('struct ' + name)
+    members = ['%s %d' % (field.name, field.bitpos) for field in kind.fields() if field.name]
+    print('\\n'.join(['struct %s %d' % (name, kind.sizeof)] + members))
+end
+";
+
+fn record_boot(path: &Path) -> Timeline {
+    let guest = Guest::linux(&CLOUD, &BUSYBOX, "", 128);
+    let mut script = Script::shell(&["sleep 1 & ls / | wc", "cat /proc/uptime", "poweroff -f"]);
+    record(&guest, path, &mut script);
+    Timeline::open(&open(path)).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn goto(timeline: &mut Timeline, position: &str) -> Instructions {
+    let position = position.parse().expect("a position");
+    let target = timeline.resolve(position, &mut || false).unwrap_or_else(|error| panic!("{error}"));
+    timeline.seek(target, &mut || false).unwrap_or_else(|error| panic!("{error}"));
+    target
+}
+
+/// What gdb says, with our commands loaded.
+fn gdb_says(timeline: &mut Timeline, directory: &Path, commands: &[String]) -> String {
+    batch::serve(timeline, directory, |socket| {
+        let mut gdb = batch::gdb();
+        gdb.arg("-x").arg(repository().join("gdb/commands/tt.py"));
+        gdb.args(["-ex", "set width 0", "-ex", "set height 0"]);
+        batch::attach(&mut gdb, socket, commands);
+        gdb
+    })
+}
+
+/// The addresses in a backtrace of gdb. A frame without one is where an interrupt returns.
+fn addresses(backtrace: &str) -> Vec<u64> {
+    let frames = backtrace.lines().filter(|line| line.starts_with('#'));
+    let address = |line: &str| {
+        let (digits, _) = line.split_once("0x")?.1.split_once(' ')?;
+        u64::from_str_radix(digits, 16).ok()
+    };
+    frames.filter_map(address).collect()
+}
+
+#[test]
+fn backtraces_of_gdb_are_those_of_the_kernels_tables() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let mut timeline = record_boot(&directory.path().join("boot.ttvm"));
+    let first = goto(&mut timeline, "syscall:1").0;
+    let end = goto(&mut timeline, "end").0;
+    let symbols = Symbols::of_guest(timeline.machine()).expect("the kernel runs");
+    let unwinder = Unwinder::of_kernel(timeline.machine(), &symbols).expect("it has tables");
+    let iret = symbols.address_of("native_irq_return_iret").expect("it is there");
+    let places: Vec<u64> = (1..=PLACES).map(|number| first + (end - first) * number / PLACES).collect();
+
+    let mut commands = vec!["tt goto end".to_string(), "tt symbols".to_string()];
+    for place in &places {
+        commands.extend([format!("tt goto {place}"), format!("echo at {place}\\n"), "bt".to_string()]);
+    }
+    commands.extend(
+        [
+            "tt goto end",
+            "break __sysvec_apic_timer_interrupt",
+            "reverse-continue",
+            "echo interrupt\\n",
+            "bt",
+            "delete",
+            "finish",
+            "finish",
+            "finish",
+            "echo returning\\n",
+            "bt",
+            "finish",
+            "echo interrupted\\n",
+            "bt",
+        ]
+        .map(str::to_string),
+    );
+    let said = gdb_says(&mut timeline, directory.path(), &commands);
+    let after = |mark: &str| {
+        let (_, rest) =
+            said.split_once(&format!("\n{mark}\n")).unwrap_or_else(|| panic!("no '{mark}': {said}"));
+        rest.split_once("\nat ").map_or(rest, |(here, _)| here)
+    };
+    let (mut kernel, mut programs, mut longest) = (0, 0, 0);
+    for place in places {
+        goto(&mut timeline, &place.to_string());
+        let machine = timeline.machine();
+        let walk = unwinder.walk(machine, machine.unwind_registers());
+        let mut expected: Vec<u64> = walk.frames.iter().map(|frame| frame.address).collect();
+        expected.retain(|&address| address != iret);
+        if let End::Program(at) = walk.end {
+            expected.push(at);
+            programs += 1;
+        }
+        assert_ne!(walk.end, End::Lost, "at {place}");
+        assert_eq!(addresses(after(&format!("at {place}"))), expected, "at {place}: {said}");
+        longest = longest.max(expected.len());
+        kernel += usize::from(expected.len() > 1);
+    }
+    assert!(kernel > 10 && programs > 10 && longest > 8, "{kernel} {programs} {longest}");
+
+    let interrupt = after("interrupt");
+    let interrupt = interrupt.split_once("\nreturning\n").map_or(interrupt, |(here, _)| here);
+    for text in [" in asm_sysvec_apic_timer_interrupt ()", "<signal handler called>"] {
+        assert!(interrupt.contains(text), "no '{text}' in {interrupt}");
+    }
+    let last = |text: &str| addresses(text).last().copied();
+    assert!(after("returning").contains("#0  <signal handler called>"), "{said}");
+    assert!(after("interrupted").starts_with("#0 "), "{said}");
+    assert_eq!(last(after("interrupted")), last(interrupt), "{said}");
+    for text in ["corrupt", "Backtrace stopped", "warning:"] {
+        assert!(!said.contains(text), "'{text}' in {said}");
+    }
+}
+
+#[test]
+fn types_of_gdb_are_those_that_pahole_reads() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let mut timeline = record_boot(&directory.path().join("boot.ttvm"));
+    goto(&mut timeline, "end");
+    let said = gdb_says(
+        &mut timeline,
+        directory.path(),
+        &[
+            "tt symbols",
+            "p init_task.comm",
+            "p init_task.pid",
+            "p jiffies == *(unsigned long *) &jiffies_64",
+            "p ((struct task_struct *) init_task.tasks.prev)->tasks.next != 0",
+            "whatis runqueues",
+            "p init_nsproxy.uts_ns == &init_uts_ns",
+            "p (enum pid_type) 1",
+            "ptype struct list_head",
+            "whatis ((struct file_operations *) 0)->llseek",
+            "p sizeof(((struct task_struct *) 0)->comm)",
+            "p system_state",
+        ]
+        .map(str::to_string),
+    );
+    for text in [
+        "\"swapper/0\\000",
+        "type = struct rq\n",
+        " = PIDTYPE_TGID\n",
+        "    struct list_head *next;\n",
+        "type = loff_t (*)(struct file *, loff_t, int)\n",
+        " = 16\n",
+        " = SYSTEM_POWER_OFF\n",
+    ] {
+        assert!(said.contains(text), "no '{text}' in {said}");
+    }
+    assert_eq!(said.matches(" = 1\n").count(), 3, "{said}");
+
+    let vmlinux = repository().join("guest-images/out/kernel-cloud/vmlinux");
+    if Command::new("pahole").arg("--version").output().is_err() {
+        return skip::test("there is no pahole (Debian's package dwarves): types were not compared with its");
+    }
+    let pahole = output(Command::new("pahole").args(["-F", "btf"]).arg(&vmlinux));
+    let expected = structures(&pahole);
+    assert!(expected.len() > STRUCTURES, "{}", expected.len());
+    let symbols = Symbols::of_guest(timeline.machine()).expect("the kernel runs");
+    let info = DebugInfo::of_kernel(timeline.machine(), &symbols);
+    let write = |name: &str, bytes: &[u8]| {
+        std::fs::write(directory.path().join(name), bytes).expect("the folder is ours");
+    };
+    write("kernel", &elf::with_debug_info(&symbols, &info));
+    write("commands", IN_GDB.as_bytes());
+    let names: Vec<&str> = expected.iter().map(|structure| structure.name.as_str()).collect();
+    write("names", names.join("\n").as_bytes());
+    let mut gdb = Command::new("gdb");
+    gdb.args(["--quiet", "--nx", "--batch", "-x", "commands", "kernel"]).current_dir(directory.path());
+    let said = output(&mut gdb);
+    let mut lines = said.lines().peekable();
+    let mut compared = 0;
+    for structure in &expected {
+        assert_eq!(lines.next(), Some(format!("struct {} {}", structure.name, structure.size).as_str()));
+        let mut members = Vec::new();
+        while let Some(line) = lines.next_if(|line| !line.starts_with("struct ")) {
+            members.push(line);
+        }
+        for (member, bits) in &structure.members {
+            let line = format!("{member} {bits}");
+            assert!(
+                members.contains(&line.as_str()),
+                "struct {} has no '{line}': {members:?}",
+                structure.name
+            );
+            compared += 1;
+        }
+    }
+    assert!(compared > 5 * STRUCTURES, "{compared}");
+}
+
+/// A structure as pahole prints it.
+struct Structure {
+    name: String,
+    size: u64,
+    /// Names, and where they are in bits: those that stand on a line of their own.
+    members: Vec<(String, u64)>,
+}
+
+/// Those whose name only one has.
+fn structures(text: &str) -> Vec<Structure> {
+    let mut all: Vec<Structure> = Vec::new();
+    let mut open: Option<Structure> = None;
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix("struct ").and_then(|rest| rest.strip_suffix(" {")) {
+            open = Some(Structure { name: name.to_string(), size: 0, members: Vec::new() });
+        } else if line.starts_with('}') {
+            all.extend(open.take());
+        } else if let (Some(structure), Some(rest)) = (&mut open, line.strip_prefix("\t/* size: ")) {
+            let digits = rest.split(',').next().unwrap_or_default();
+            structure.size = digits.parse().expect("a size");
+        } else if let (Some(structure), Some(member)) = (&mut open, member(line)) {
+            structure.members.push(member);
+        }
+    }
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    let twice: Vec<String> =
+        all.windows(2).filter(|pair| pair[0].name == pair[1].name).map(|pair| pair[0].name.clone()).collect();
+    all.retain(|structure| !twice.contains(&structure.name) && structure.size != 0);
+    all
+}
+
+/// `\tint flags:3;  /*  24: 5  4 */`: name and place. No functions, and nothing of parts without a name.
+fn member(line: &str) -> Option<(String, u64)> {
+    let line = line.strip_prefix('\t').filter(|line| !line.starts_with(['\t', '/', '}']))?;
+    let (declaration, comment) = line.split_once(';')?;
+    let declaration = declaration.split(['[', ':']).next()?.trim_end();
+    let name = declaration.rsplit([' ', '*']).next()?;
+    if declaration.contains("(*") || name.is_empty() {
+        return None;
+    }
+    let place = comment.trim().strip_prefix("/*")?.strip_suffix("*/")?;
+    let place = place.replace(':', " : ");
+    let mut words = place.split_whitespace();
+    let bytes: u64 = words.next()?.parse().ok()?;
+    let bits: u64 = if words.next()? == ":" { words.next()?.parse().ok()? } else { 0 };
+    Some((name.to_string(), 8 * bytes + bits))
+}

@@ -1,0 +1,90 @@
+//! What gdb needs beside symbols, as debug information in the format DWARF, made from what the kernel carries itself: its
+//! types, of its type information (BTF); the types of its variables, as far as they are known; and how to get from a
+//! function to its caller, of its own tables (ORC).
+//!
+//! There are no source lines and no local variables: the kernel knows nothing of them. The crate `gimli` writes the format.
+
+pub(super) mod frames;
+pub(super) mod types;
+mod variables;
+
+use gimli::write::{self, EndianVec};
+use gimli::{LittleEndian, SectionId};
+
+use super::btf::Btf;
+use super::guest_view::{GuestView, KernelView};
+use super::modules::{self, Missing};
+use super::orc::Unwinder;
+use super::symbols::Symbols;
+
+/// Names of sections, and their bytes.
+type Sections = Vec<(&'static str, Vec<u8>)>;
+
+/// Sections of debug information for a file with symbols.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DebugInfo {
+    sections: Sections,
+    missing: Vec<String>,
+}
+
+impl DebugInfo {
+    /// Types, variables and frames of the kernel with these symbols, and frames of its modules.
+    pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> DebugInfo {
+        let mut info = DebugInfo::default();
+        let types = types(guest, symbols);
+        info.take(types, "types");
+        let frames =
+            Unwinder::of_kernel(guest, symbols).map(|unwinder| frames::of_kernel(&unwinder, symbols));
+        info.take(frames, "frames");
+        info
+    }
+
+    /// Frames of the modules alone, for use beside a file of the kernel that has its own.
+    pub fn of_modules(guest: &dyn GuestView, symbols: &Symbols) -> DebugInfo {
+        let mut info = DebugInfo::default();
+        let frames =
+            Unwinder::of_kernel(guest, symbols).map(|unwinder| frames::of_modules(&unwinder, symbols));
+        info.take(frames, "frames");
+        info
+    }
+
+    /// The sections: names and bytes.
+    pub fn sections(&self) -> &[(&'static str, Vec<u8>)] {
+        &self.sections
+    }
+
+    /// What there is not, and why not: a sentence for each.
+    pub fn missing(&self) -> &[String] {
+        &self.missing
+    }
+
+    fn take(&mut self, found: Result<Sections, Missing>, what: &str) {
+        match found {
+            Ok(sections) => self.sections.extend(sections),
+            Err(why) => self.missing.push(format!("without {what}: {why}")),
+        }
+    }
+}
+
+fn types(guest: &dyn GuestView, symbols: &Symbols) -> Result<Sections, Missing> {
+    let address_of = |name: &'static str| symbols.address_of(name);
+    let found = KernelView::all(guest).map(|view| modules::types(view, &address_of));
+    let bytes = found.reduce(|first, second| first.or(second)).expect("there is always the current view")?;
+    let btf = Btf::parse(&bytes).ok_or(Missing::Types)?;
+    let mut unit = types::of(&btf).ok_or(Missing::Types)?;
+    variables::add(&mut unit, &btf, symbols);
+    Ok(unit.sections())
+}
+
+/// The sections that were written, without empty ones.
+fn written(sections: &write::Sections<EndianVec<LittleEndian>>) -> Sections {
+    let mut all = Vec::new();
+    let take = |id: SectionId, bytes: &EndianVec<LittleEndian>| {
+        if !bytes.slice().is_empty() {
+            all.push((id.name(), bytes.slice().to_vec()));
+        }
+        Ok::<(), write::Error>(())
+    };
+    sections.for_each(take).expect("taking bytes does not fail");
+    all
+}

@@ -1,0 +1,280 @@
+//! Types: each record of the kernel's type information becomes an entry of one unit.
+//!
+//! Type information of a hostile guest may say anything. Entries and the bytes of their names have limits, beyond which
+//! there are no types at all. Debuggers follow chains of types (a pointer to a constant of a typedef of ...) by recursion:
+//! a chain that is longer than any compiler's, or leads in circles, has no entries, and what refers to it refers to `void`.
+
+use gimli::write::{AttributeValue, Dwarf, EndianVec, LineProgram, Sections, Unit, UnitEntryId, UnitId};
+use gimli::{
+    DW_AT_bit_size, DW_AT_byte_size, DW_AT_const_value, DW_AT_count, DW_AT_data_bit_offset,
+    DW_AT_data_member_location, DW_AT_declaration, DW_AT_encoding, DW_AT_language, DW_AT_name,
+    DW_AT_producer, DW_AT_prototyped, DW_AT_type, DW_ATE_boolean, DW_ATE_float, DW_ATE_signed,
+    DW_ATE_signed_char, DW_ATE_unsigned, DW_ATE_unsigned_char, DW_LANG_C11, DW_TAG_array_type,
+    DW_TAG_base_type, DW_TAG_const_type, DW_TAG_enumeration_type, DW_TAG_enumerator, DW_TAG_formal_parameter,
+    DW_TAG_member, DW_TAG_pointer_type, DW_TAG_restrict_type, DW_TAG_structure_type, DW_TAG_subrange_type,
+    DW_TAG_subroutine_type, DW_TAG_typedef, DW_TAG_union_type, DW_TAG_unspecified_parameters,
+    DW_TAG_volatile_type, DwAt, DwTag, Encoding, Format, LittleEndian,
+};
+
+use crate::btf::{Btf, Member, Shape, Type};
+
+/// A kernel has fewer entries than this, members and parameters included.
+const MAX_ENTRIES: usize = 1 << 20;
+/// A kernel has fewer bytes of names than this, each counted as often as it is used.
+const MAX_NAMES_BYTES: usize = 32 << 20;
+/// Chains of types are shorter than this.
+const MAX_CHAIN: usize = 64;
+/// Of everything in a unit.
+pub(super) const ENCODING: Encoding = Encoding { format: Format::Dwarf32, version: 4, address_size: 8 };
+/// The size of a pointer in bytes.
+const POINTER_BYTES: u8 = 8;
+
+/// The types of a kernel, as a unit of debug information.
+pub(crate) struct TypeUnit {
+    dwarf: Dwarf,
+    unit: UnitId,
+    /// The entry of each type, from number one on.
+    entries: Vec<Option<UnitEntryId>>,
+    entries_left: usize,
+    name_bytes_left: usize,
+}
+
+/// All types. `None` when there are more than any kernel has.
+pub(super) fn of(btf: &Btf<'_>) -> Option<TypeUnit> {
+    within(btf, MAX_ENTRIES, MAX_NAMES_BYTES)
+}
+
+/// The same with other limits.
+pub(crate) fn within(btf: &Btf<'_>, entries: usize, name_bytes: usize) -> Option<TypeUnit> {
+    let mut dwarf = Dwarf::new();
+    let unit = dwarf.units.add(Unit::new(ENCODING, LineProgram::none()));
+    let mut unit =
+        TypeUnit { dwarf, unit, entries: Vec::new(), entries_left: entries, name_bytes_left: name_bytes };
+    let root = unit.root();
+    unit.set(root, DW_AT_language, AttributeValue::Language(DW_LANG_C11));
+    unit.name(root, Some("vmlinux"))?;
+    let producer = unit.dwarf.strings.add("ttvm");
+    unit.set(root, DW_AT_producer, AttributeValue::StringRef(producer));
+    // Types refer to later ones: first all have to be there.
+    for number in btf.numbers() {
+        let tag = btf.full(number).filter(|_| is_grounded(btf, number)).and_then(|found| tag(&found.shape));
+        let entry = tag.map(|tag| unit.add(root, tag));
+        unit.entries.push(entry.map_or(Some(None), |entry| entry.map(Some))?);
+    }
+    for number in btf.numbers() {
+        if let (Some(found), Some(entry)) = (btf.full(number), unit.entries[number as usize - 1]) {
+            unit.describe(btf, entry, &found)?;
+        }
+    }
+    Some(unit)
+}
+
+fn tag(shape: &Shape<'_>) -> Option<DwTag> {
+    Some(match shape {
+        Shape::Integer { .. } | Shape::Float(_) => DW_TAG_base_type,
+        Shape::Pointer(_) => DW_TAG_pointer_type,
+        Shape::Typedef(_) => DW_TAG_typedef,
+        Shape::Const(_) => DW_TAG_const_type,
+        Shape::Volatile(_) => DW_TAG_volatile_type,
+        Shape::Restrict(_) => DW_TAG_restrict_type,
+        Shape::Array { .. } => DW_TAG_array_type,
+        Shape::Structure { is_union: false, .. } | Shape::Forward { is_union: false } => {
+            DW_TAG_structure_type
+        }
+        Shape::Structure { is_union: true, .. } | Shape::Forward { is_union: true } => DW_TAG_union_type,
+        Shape::Enumeration { .. } => DW_TAG_enumeration_type,
+        Shape::Prototype { .. } => DW_TAG_subroutine_type,
+        Shape::Tagged(_) | Shape::Function(_) | Shape::Variable(_) | Shape::Other => return None,
+    })
+}
+
+/// Whether the chain that begins with a type ends.
+fn is_grounded(btf: &Btf<'_>, number: u32) -> bool {
+    let mut at = number;
+    (0..MAX_CHAIN).any(|_| match btf.leads_to(at) {
+        Some(after) => {
+            at = after;
+            false
+        }
+        None => true,
+    })
+}
+
+impl TypeUnit {
+    /// What a file has of it.
+    pub fn sections(mut self) -> Vec<(&'static str, Vec<u8>)> {
+        let mut sections = Sections::new(EndianVec::new(LittleEndian));
+        self.dwarf
+            .write(&mut sections)
+            .expect("vectors take any number of bytes, and all references are known");
+        super::written(&sections)
+    }
+
+    pub fn root(&self) -> UnitEntryId {
+        self.dwarf.units.get(self.unit).root()
+    }
+
+    /// A new entry, if there is still room.
+    pub fn add(&mut self, parent: UnitEntryId, tag: DwTag) -> Option<UnitEntryId> {
+        self.entries_left = self.entries_left.checked_sub(1)?;
+        Some(self.dwarf.units.get_mut(self.unit).add(parent, tag))
+    }
+
+    pub fn set(&mut self, entry: UnitEntryId, attribute: DwAt, value: AttributeValue) {
+        self.dwarf.units.get_mut(self.unit).get_mut(entry).set(attribute, value);
+    }
+
+    /// Names an entry, if it has a name and there is still room.
+    pub fn name(&mut self, entry: UnitEntryId, name: Option<&str>) -> Option<()> {
+        let Some(name) = name else { return Some(()) };
+        self.name_bytes_left = self.name_bytes_left.checked_sub(name.len())?;
+        let text = self.dwarf.strings.add(name);
+        self.set(entry, DW_AT_name, AttributeValue::StringRef(text));
+        Some(())
+    }
+
+    /// Gives an entry a type, if that is not void.
+    pub fn refer(&mut self, btf: &Btf<'_>, entry: UnitEntryId, number: u32) {
+        if let Some(kind) = self.entry(btf, number) {
+            self.set(entry, DW_AT_type, AttributeValue::UnitRef(kind));
+        }
+    }
+
+    /// The entry of a type, which marks for other programs do not have.
+    pub fn entry(&self, btf: &Btf<'_>, number: u32) -> Option<UnitEntryId> {
+        let mut at = number;
+        for _ in 0..MAX_CHAIN {
+            match self.entries.get(at.checked_sub(1)? as usize)? {
+                Some(entry) => return Some(*entry),
+                None => at = btf.leads_to(at)?,
+            }
+        }
+        None
+    }
+
+    /// An array type of so many elements.
+    pub fn count(&mut self, array: UnitEntryId, count: u64) -> Option<()> {
+        let range = self.add(array, DW_TAG_subrange_type)?;
+        self.set(range, DW_AT_count, AttributeValue::Udata(count));
+        Some(())
+    }
+
+    /// A pointer to what an entry describes, or to void.
+    pub fn pointer(&mut self, to: Option<UnitEntryId>) -> Option<UnitEntryId> {
+        let root = self.root();
+        let pointer = self.add(root, DW_TAG_pointer_type)?;
+        self.set(pointer, DW_AT_byte_size, AttributeValue::Data1(POINTER_BYTES));
+        if let Some(to) = to {
+            self.set(pointer, DW_AT_type, AttributeValue::UnitRef(to));
+        }
+        Some(pointer)
+    }
+
+    /// An array of what an entry describes.
+    pub fn array(&mut self, of: UnitEntryId, count: u64) -> Option<UnitEntryId> {
+        let root = self.root();
+        let array = self.add(root, DW_TAG_array_type)?;
+        self.set(array, DW_AT_type, AttributeValue::UnitRef(of));
+        self.count(array, count)?;
+        Some(array)
+    }
+
+    /// Parameters of a function or of a type of functions.
+    pub fn parameters(
+        &mut self,
+        btf: &Btf<'_>,
+        parent: UnitEntryId,
+        parameters: &[(Option<&str>, u32)],
+    ) -> Option<()> {
+        for (number, &(name, kind)) in parameters.iter().enumerate() {
+            if kind == 0 && number + 1 == parameters.len() {
+                self.add(parent, DW_TAG_unspecified_parameters)?;
+                continue;
+            }
+            let parameter = self.add(parent, DW_TAG_formal_parameter)?;
+            self.name(parameter, name)?;
+            self.refer(btf, parameter, kind);
+        }
+        Some(())
+    }
+
+    /// Says of an entry what its type is like.
+    fn describe(&mut self, btf: &Btf<'_>, entry: UnitEntryId, of: &Type<'_>) -> Option<()> {
+        self.name(entry, of.name)?;
+        let size = |size: u32| AttributeValue::Udata(size.into());
+        match &of.shape {
+            &Shape::Integer { size: bytes, is_signed, is_bool, .. } => {
+                let encoding = match (is_bool, bytes, is_signed) {
+                    (true, ..) => DW_ATE_boolean,
+                    (_, 1, true) => DW_ATE_signed_char,
+                    (_, 1, false) => DW_ATE_unsigned_char,
+                    (_, _, true) => DW_ATE_signed,
+                    (_, _, false) => DW_ATE_unsigned,
+                };
+                self.set(entry, DW_AT_encoding, AttributeValue::Encoding(encoding));
+                self.set(entry, DW_AT_byte_size, size(bytes));
+            }
+            &Shape::Float(bytes) => {
+                self.set(entry, DW_AT_encoding, AttributeValue::Encoding(DW_ATE_float));
+                self.set(entry, DW_AT_byte_size, size(bytes));
+            }
+            &Shape::Pointer(to) => {
+                self.set(entry, DW_AT_byte_size, AttributeValue::Data1(POINTER_BYTES));
+                self.refer(btf, entry, to);
+            }
+            &Shape::Typedef(to) | &Shape::Const(to) | &Shape::Volatile(to) | &Shape::Restrict(to) => {
+                self.refer(btf, entry, to);
+            }
+            &Shape::Array { element, count } => {
+                self.refer(btf, entry, element);
+                self.count(entry, count.into())?;
+            }
+            Shape::Structure { is_union, size: bytes, members } => {
+                self.set(entry, DW_AT_byte_size, size(*bytes));
+                for member in members {
+                    self.member(btf, entry, member, *is_union)?;
+                }
+            }
+            Shape::Forward { .. } => self.set(entry, DW_AT_declaration, AttributeValue::FlagPresent),
+            Shape::Enumeration { size: bytes, is_signed, values } => {
+                self.set(entry, DW_AT_byte_size, size(*bytes));
+                for &(name, value) in values {
+                    let enumerator = self.add(entry, DW_TAG_enumerator)?;
+                    self.name(enumerator, name)?;
+                    let value = match is_signed {
+                        true => AttributeValue::Sdata(value),
+                        false => AttributeValue::Udata(value as u64),
+                    };
+                    self.set(enumerator, DW_AT_const_value, value);
+                }
+            }
+            Shape::Prototype { result, parameters } => {
+                self.set(entry, DW_AT_prototyped, AttributeValue::FlagPresent);
+                self.refer(btf, entry, *result);
+                self.parameters(btf, entry, parameters)?;
+            }
+            Shape::Tagged(_) | Shape::Function(_) | Shape::Variable(_) | Shape::Other => {}
+        }
+        Some(())
+    }
+
+    fn member(
+        &mut self,
+        btf: &Btf<'_>,
+        structure: UnitEntryId,
+        member: &Member<'_>,
+        in_union: bool,
+    ) -> Option<()> {
+        let entry = self.add(structure, DW_TAG_member)?;
+        self.name(entry, member.name)?;
+        self.refer(btf, entry, member.kind);
+        if let Some(bits) = member.bit_size.or_else(|| btf.narrow_bits(member.kind)) {
+            self.set(entry, DW_AT_bit_size, AttributeValue::Data1(bits));
+            self.set(entry, DW_AT_data_bit_offset, AttributeValue::Udata(member.bit_offset.into()));
+        } else if !in_union || member.bit_offset != 0 {
+            let offset = AttributeValue::Udata((member.bit_offset / 8).into());
+            self.set(entry, DW_AT_data_member_location, offset);
+        }
+        Some(())
+    }
+}
