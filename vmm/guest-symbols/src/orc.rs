@@ -10,6 +10,9 @@
 //!                                     from 6.4    type 3 bits (the same from 2 on)
 //! ```
 //!
+//! Linux 7 has numbered the registers anew. Which numbers are meant is seen at `null_orc_entry`, the kernel's entry for calls to
+//! nowhere, where the stack pointer counts.
+//!
 //! Follows Linux 6.1 to 7.2: `arch/x86/include/asm/orc_types.h`, `arch/x86/kernel/unwind_orc.c`,
 //! `arch/x86/include/asm/ptrace.h`. Guest memory is not to be trusted: tables and walks have limits.
 
@@ -131,6 +134,45 @@ pub(super) mod register {
     pub const SP_INDIRECT: u16 = 9;
 }
 
+/// How a kernel writes its entries.
+#[derive(Clone, Copy, Debug)]
+struct Format {
+    /// The type has two bits, not three.
+    is_old: bool,
+    /// Registers have the numbers of Linux 7.
+    is_renumbered: bool,
+}
+
+impl Format {
+    /// The format of the kernel with these symbols and types.
+    fn of(view: KernelView<'_>, symbols: &Symbols, btf: &Btf<'_>) -> Result<Format, Missing> {
+        let entry = btf.structure("orc_entry");
+        let entry = entry.ok_or(Missing::Field { structure: "orc_entry", field: "type" })?;
+        let is_old = btf.field(entry, "end").is_some();
+        let example =
+            symbols.address_of("null_orc_entry").and_then(|at| view.number::<1>(at.wrapping_add(4)));
+        let stack_pointer = example.map(|bits| bits as u16 & 0xf);
+        Ok(Format { is_old, is_renumbered: stack_pointer == Some(RENUMBERED_SP) })
+    }
+
+    /// What a register's number is up to Linux 6.
+    fn register(self, number: u16) -> u16 {
+        match number {
+            _ if !self.is_renumbered => number,
+            RENUMBERED_SP => register::SP,
+            5 => register::DI,
+            8 => register::PREV_SP,
+            10 => register::BP_INDIRECT,
+            // DX, BP, R10, R13 and what the stack pointer points to have kept theirs.
+            2 | 4 | 6 | 7 | 9 => number,
+            _ => 0,
+        }
+    }
+}
+
+/// The number of the stack pointer in Linux 7.
+const RENUMBERED_SP: u16 = 3;
+
 /// For code without an entry: as if it kept a frame pointer.
 const FRAME_POINTER: Entry = Entry {
     sp_offset: 16,
@@ -141,18 +183,18 @@ const FRAME_POINTER: Entry = Entry {
 };
 
 impl Entry {
-    fn of(bytes: &[u8; ENTRY_BYTES], is_old: bool) -> Entry {
+    fn of(bytes: &[u8; ENTRY_BYTES], format: Format) -> Entry {
         let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let bits = word(4);
-        let kind = match (is_old, bits >> 8) {
+        let kind = match (format.is_old, bits >> 8) {
             (true, bits) => (bits & 3) + 2,
             (false, bits) => bits & 7,
         };
         Entry {
             sp_offset: word(0) as i16,
             bp_offset: word(2) as i16,
-            sp_register: bits & 0xf,
-            bp_register: bits >> 4 & 0xf,
+            sp_register: format.register(bits & 0xf),
+            bp_register: format.register(bits >> 4 & 0xf),
             kind: match kind {
                 2 => Kind::Call,
                 3 => Kind::Registers,
@@ -177,7 +219,7 @@ impl Table {
         view: KernelView<'_>,
         (addresses, entries): (u64, u64),
         count: u64,
-        is_old: bool,
+        format: Format,
         room: &mut u64,
     ) -> Option<Table> {
         if count == 0 {
@@ -194,7 +236,7 @@ impl Table {
         };
         let table = Table {
             addresses: (0..).zip(places.as_chunks::<4>().0).map(address).collect(),
-            entries: bytes.as_chunks().0.iter().map(|bytes| Entry::of(bytes, is_old)).collect(),
+            entries: bytes.as_chunks().0.iter().map(|bytes| Entry::of(bytes, format)).collect(),
         };
         table.addresses.is_sorted().then_some(table)
     }
@@ -225,17 +267,15 @@ impl Unwinder {
         let address = |name: &'static str| symbols.address_of(name).ok_or(Missing::Symbol(name));
         let bytes = types(view, &|name| symbols.address_of(name))?;
         let btf = Btf::parse(&bytes).ok_or(Missing::Types)?;
-        let entry = btf.structure("orc_entry");
-        let entry = entry.ok_or(Missing::Field { structure: "orc_entry", field: "type" })?;
-        let is_old = btf.field(entry, "end").is_some();
+        let format = Format::of(view, symbols, &btf)?;
         let (start, stop) = (address("__start_orc_unwind_ip")?, address("__stop_orc_unwind_ip")?);
         let entries = address("__start_orc_unwind")?;
         let (mut room, count) = (MAX_ENTRIES, stop.saturating_sub(start) / 4);
-        let table = Table::read(view, (start, entries), count, is_old, &mut room);
+        let table = Table::read(view, (start, entries), count, format, &mut room);
         let code = address("_stext")?..address("_einittext").or_else(|_| address("_etext"))?;
         let table = table.ok_or(Missing::Symbol("__start_orc_unwind_ip"))?;
         let mut tables = vec![(code, Arc::new(table))];
-        tables.extend(of_modules(view, symbols, &btf, is_old, room).unwrap_or_default());
+        tables.extend(of_modules(view, symbols, &btf, format, room).unwrap_or_default());
         Ok(Unwinder { tables })
     }
 
@@ -287,7 +327,7 @@ fn of_modules(
     view: KernelView<'_>,
     symbols: &Symbols,
     btf: &Btf<'_>,
-    is_old: bool,
+    format: Format,
     mut room: u64,
 ) -> Option<Vec<(Range<u64>, Arc<Table>)>> {
     let (module, arch) = (btf.structure("module")?, btf.structure("mod_arch_specific")?);
@@ -299,7 +339,7 @@ fn of_modules(
         let pointer = |offset: u64| view.number::<8>(at.wrapping_add(offset));
         let count = view.number::<4>(at.wrapping_add(count))?;
         let tables = (pointer(places)?, pointer(entries)?);
-        let table = Table::read(view, tables, count, is_old, &mut room)?;
+        let table = Table::read(view, tables, count, format, &mut room)?;
         Some((view.text(at.wrapping_add(name), modules::MAX_MODULE_NAME_BYTES)?, Arc::new(table)))
     };
     let modules = modules::addresses(view, symbols.address_of("modules")?, list);

@@ -25,8 +25,8 @@ use gimli::write::{
 };
 use gimli::{DW_OP_plus, LittleEndian, Register, SectionId, X86_64};
 
-use super::Sections;
 use super::types::ENCODING;
+use super::written::Sections;
 use crate::kallsyms::IMAGE;
 use crate::orc::{Entry, Kind, Unwinder, register, saved};
 use crate::symbols::Symbols;

@@ -7,18 +7,14 @@
 pub(super) mod frames;
 pub(super) mod types;
 mod variables;
+mod written;
 
-use gimli::write::{self, EndianVec};
-use gimli::{LittleEndian, SectionId};
-
+use self::written::Sections;
 use super::btf::Btf;
 use super::guest_view::{GuestView, KernelView};
 use super::modules::{self, Missing};
 use super::orc::Unwinder;
 use super::symbols::Symbols;
-
-/// Names of sections, and their bytes.
-type Sections = Vec<(&'static str, Vec<u8>)>;
 
 /// Sections of debug information for a file with symbols.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,17 +70,4 @@ fn types(guest: &dyn GuestView, symbols: &Symbols) -> Result<Sections, Missing> 
     let mut unit = types::of(&btf).ok_or(Missing::Types)?;
     variables::add(&mut unit, &btf, symbols);
     Ok(unit.sections())
-}
-
-/// The sections that were written, without empty ones.
-fn written(sections: &write::Sections<EndianVec<LittleEndian>>) -> Sections {
-    let mut all = Vec::new();
-    let take = |id: SectionId, bytes: &EndianVec<LittleEndian>| {
-        if !bytes.slice().is_empty() {
-            all.push((id.name(), bytes.slice().to_vec()));
-        }
-        Ok::<(), write::Error>(())
-    };
-    sections.for_each(take).expect("taking bytes does not fail");
-    all
 }

@@ -16,6 +16,7 @@ use gimli::{
     DW_TAG_volatile_type, DwAt, DwTag, Encoding, Format, LittleEndian,
 };
 
+use super::written::written;
 use crate::btf::{Btf, Member, Shape, Type};
 
 /// A kernel has fewer entries than this, members and parameters included.
@@ -107,7 +108,7 @@ impl TypeUnit {
         self.dwarf
             .write(&mut sections)
             .expect("vectors take any number of bytes, and all references are known");
-        super::written(&sections)
+        written(&sections)
     }
 
     pub fn root(&self) -> UnitEntryId {

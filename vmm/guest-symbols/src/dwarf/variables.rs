@@ -11,6 +11,7 @@ use gimli::{DW_AT_external, DW_AT_location, DW_AT_type, DW_TAG_variable};
 
 use super::types::TypeUnit;
 use crate::btf::{Btf, Shape};
+use crate::sections::Access;
 use crate::symbols::{Symbol, Symbols};
 
 /// Variables and their types, as C has them. `[]` is as many elements as there is room for.
@@ -172,9 +173,11 @@ fn made(
     }
 }
 
-/// The kernel's only variable with a name.
+/// The kernel's only variable with a name. Where it is tells more than its class: Linux 7 writes that of code for much data.
 fn variable<'a>(symbols: &'a Symbols, name: &str) -> Option<&'a Symbol> {
-    let mut named = symbols.all_named(name).filter(|symbol| symbol.module.is_none() && !symbol.is_code());
+    let is_data = |section: usize| symbols.sections()[section].access != Access::Code;
+    let is_variable = |symbol: &&Symbol| symbol.module.is_none() && symbol.section.is_none_or(is_data);
+    let mut named = symbols.all_named(name).filter(is_variable);
     named.next().filter(|_| named.next().is_none())
 }
 

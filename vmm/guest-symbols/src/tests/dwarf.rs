@@ -169,9 +169,12 @@ fn known_variables_have_types() {
     let symbols = vec![
         found(0x40, 'A', "each_cpu"),
         found(BASE, 'T', "_text"),
-        found(BASE, 'D', "init_task"),
-        found(BASE + 0x100, 'd', "jiffies"),
-        found(BASE + 0x200, 'D', "saved_command_line"),
+        found(BASE + 0x1000, 'D', "_sdata"),
+        // As Linux 7 writes it.
+        found(BASE + 0x1000, 'T', "init_task"),
+        found(BASE + 0x1100, 'd', "jiffies"),
+        found(BASE + 0x1200, 'D', "saved_command_line"),
+        found(BASE + 0x1300, 'D', "_edata"),
         found(start, 'R', "__start_BTF"),
         found(start + bytes.len() as u64, 'R', "__stop_BTF"),
     ];

@@ -24,6 +24,8 @@ pub(super) const FIRST: u64 = BASE + 0x4000;
 pub(super) const IRET: u64 = BASE + 0x3800;
 const END: u64 = BASE + 0x5000;
 const USER: u64 = 0x40_1000;
+/// By which the numbers of registers are known.
+const EXAMPLE: u64 = BASE + 0x22_0000;
 
 const SP: u16 = 5;
 const BP: u16 = 4;
@@ -108,6 +110,7 @@ pub(super) fn kernel_and_symbols(is_old: bool) -> (Pages, Unwinder, Symbols) {
         found(BASE, 'T', "_stext"),
         found(IRET, 't', "native_irq_return_iret"),
         found(END, 'T', "_etext"),
+        found(EXAMPLE, 'r', "null_orc_entry"),
         found(MODULES, 'd', "modules"),
         found(TYPES, 'R', "__start_BTF"),
         found(TYPES + bytes.len() as u64, 'R', "__stop_BTF"),
@@ -188,6 +191,24 @@ fn a_walk_ends_at_the_stack_s_beginning_in_a_program_and_where_memory_ends() {
         let nowhere = Registers { rsp: 0x1000, ..leaf };
         assert_eq!(unwinder.walk(&memory, nowhere), Backtrace { frames: vec![here(LEAF)], end: End::Lost });
     }
+}
+
+#[test]
+fn registers_have_the_numbers_of_linux_7() {
+    let (mut memory, _, symbols) = kernel_and_symbols(false);
+    const NEW_SP: u16 = 3;
+    const NEW_PREV_SP: u16 = 8;
+    memory.write(EXAMPLE, &entry(false, (NEW_SP, 8), (0, 0), Kind::Call));
+    memory.write(ENTRIES, &entry(false, (NEW_SP, 8), (0, 0), Kind::Call));
+    memory.write(ENTRIES + 6, &entry(false, (BP, 16), (NEW_PREV_SP, -16), Kind::Call));
+    let unwinder = Unwinder::of_kernel(&memory, &symbols).unwrap();
+    let frame = STACK + 0x40;
+    memory.write_u64(STACK, FRAMED + 0x20);
+    memory.write_u64(frame, 0x1234);
+    memory.write_u64(frame + 8, FIRST + 2);
+    let leaf = Registers { rip: LEAF, rsp: STACK, rbp: frame, ..Registers::default() };
+    let frames = vec![here(LEAF), returns(FRAMED + 0x20), returns(FIRST + 2)];
+    assert_eq!(unwinder.walk(&memory, leaf), Backtrace { frames, end: End::Stack });
 }
 
 #[test]
