@@ -110,13 +110,13 @@ pub(super) fn kernel_and_symbols(is_old: bool) -> (Pages, Unwinder, Symbols) {
         found(BASE, 'T', "_stext"),
         found(IRET, 't', "native_irq_return_iret"),
         found(END, 'T', "_etext"),
-        found(EXAMPLE, 'r', "null_orc_entry"),
         found(MODULES, 'd', "modules"),
         found(TYPES, 'R', "__start_BTF"),
         found(TYPES + bytes.len() as u64, 'R', "__stop_BTF"),
         found(ADDRESSES, 'R', "__start_orc_unwind_ip"),
         found(ADDRESSES + 4 * u64::from(count), 'R', "__stop_orc_unwind_ip"),
         found(ENTRIES, 'R', "__start_orc_unwind"),
+        found(EXAMPLE, 'r', "null_orc_entry"),
     ];
     let section = Section::new(".text.desk", MODULE_CODE, 0x100, Access::Code);
     let desk = Module { name: "desk".into(), sections: section.into_iter().collect(), symbols: Vec::new() };
