@@ -24,10 +24,11 @@ fn output(directory: &Path, arguments: &[&str], typed: &str) -> String {
 
 /// Where this comes in at the console, as a position on the command line.
 fn key_of(recording: &Path, text: &str) -> String {
-    let events = open(recording).log.events().unwrap_or_else(|error| panic!("{error}"));
+    let recording = open(recording);
+    let mut events = recording.log.events().map(|record| record.expect("the log is whole"));
     let is_it =
         |event: &Event| matches!(event, Event::ConsoleInput(bytes) if text.as_bytes().starts_with(bytes));
-    let number = events.iter().position(|record| is_it(&record.event)).expect("it was typed");
+    let number = events.position(|record| is_it(&record.event)).expect("it was typed");
     format!("event:{number}")
 }
 

@@ -114,9 +114,14 @@ pub(super) fn add(unit: &mut TypeUnit, btf: &Btf<'_>, symbols: &Symbols) {
     }
 }
 
-/// The numbers of types, by what C calls them, and the variables that type information has, with their types.
-fn by_name<'a>(btf: &Btf<'a>) -> (BTreeMap<String, (u32, u64)>, BTreeMap<&'a str, u32>) {
-    let (mut types, mut variables) = (BTreeMap::new(), BTreeMap::new());
+/// The numbers and sizes of types, by what C calls them.
+type Types = BTreeMap<String, (u32, u64)>;
+/// The numbers of variables' types, by the variables' names.
+type Variables<'a> = BTreeMap<&'a str, u32>;
+
+/// The types that [`KNOWN`] names, and the variables that type information has.
+fn by_name<'a>(btf: &Btf<'a>) -> (Types, Variables<'a>) {
+    let (mut types, mut variables) = (Types::new(), Variables::new());
     let wanted: Vec<&str> = KNOWN.iter().map(|(_, text)| element(text)).collect();
     for number in btf.numbers() {
         let Some(found) = btf.full(number) else { continue };
@@ -146,13 +151,7 @@ fn element(text: &str) -> &str {
 }
 
 /// The type that the table writes so, for a variable of so many bytes.
-fn made(
-    unit: &mut TypeUnit,
-    btf: &Btf<'_>,
-    types: &BTreeMap<String, (u32, u64)>,
-    text: &str,
-    size: u64,
-) -> Option<UnitEntryId> {
+fn made(unit: &mut TypeUnit, btf: &Btf<'_>, types: &Types, text: &str, size: u64) -> Option<UnitEntryId> {
     let (inner, is_array) = match text.strip_suffix("[]") {
         Some(inner) => (inner, true),
         None => (text, false),
