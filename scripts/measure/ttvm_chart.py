@@ -60,4 +60,5 @@ def draw_ways(axes, results, titles):
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("guest seconds back from the end")
-    axes.set_title("going there (solid), a step back there (dotted), s", fontsize=9)
+    checkpoints = f"checkpoints {results[0]['travelled']}"
+    axes.set_title(f"going there (solid), a step back there (dotted), s; {checkpoints}", fontsize=9)
