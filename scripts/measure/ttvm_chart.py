@@ -59,6 +59,5 @@ def draw_ways(axes, results, titles):
     axes.axhline(PAPER_STEP_S, color=BAND, linewidth=4)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("guest seconds back from the end")
-    checkpoints = f"checkpoints {results[0]['travelled']}"
-    axes.set_title(f"going there (solid), a step back there (dotted), s; {checkpoints}", fontsize=9)
+    axes.set_xlabel(f"guest seconds back from the end, with checkpoints {results[0]['travelled']}")
+    axes.set_title("going there (solid), a step back there (dotted), s", fontsize=9)
