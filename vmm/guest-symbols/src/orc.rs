@@ -155,7 +155,8 @@ impl Format {
         Ok(Format { is_old, is_renumbered: stack_pointer == Some(RENUMBERED_SP) })
     }
 
-    /// What a register's number is up to Linux 6.
+    /// What a register's number is up to Linux 6. Those of Linux 7.2 stand in its `arch/x86/include/asm/orc_types.h`; 1 is RAX
+    /// there, which earlier kernels have no number for.
     fn register(self, number: u16) -> u16 {
         match number {
             _ if !self.is_renumbered => number,
