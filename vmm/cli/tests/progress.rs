@@ -33,7 +33,7 @@ fn on_a_terminal(directory: &std::path::Path, arguments: &[&str]) -> String {
     let mut child = command.spawn().unwrap();
     drop(command);
     let mut shown = Vec::new();
-    // The terminal's end is an error where nobody has its other side: EIO, pty(7).
+    // Reading a terminal whose other side is closed ends in an error: EIO, pty(7).
     let _ = File::from(terminal.master).read_to_end(&mut shown);
     child.wait().unwrap();
     String::from_utf8_lossy(&shown).into_owned()
