@@ -7,7 +7,7 @@ use checkpoint::{Maps, PAGE_BYTES, PageMap, PageRef};
 use serde::{Deserialize, Serialize};
 use vmm::machine::{Machine, MachineState, MachineStateV1};
 use vmm::position::Instructions;
-use vmm::recording::checkpoints::{parse_state, state_bytes};
+use vmm::recording::checkpoints::parse_state;
 
 /// State, RAM and disk of a machine.
 #[derive(Serialize, Deserialize)]
@@ -66,5 +66,5 @@ impl Saved {
 
 /// A machine's state after a trip through bytes.
 pub fn through_bytes(state: &MachineState) -> MachineState {
-    parse_state(&state_bytes(state)).expect("it was just written")
+    parse_state(&state.to_bytes()).expect("it was just written")
 }

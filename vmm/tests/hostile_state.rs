@@ -7,7 +7,7 @@ use vmm::machine::Machine;
 use vmm::machine::unit::Unit;
 use vmm::position::{Count, Exits, Instructions};
 use vmm::recording::Recording;
-use vmm::recording::checkpoints::{Checkpoints, Snapshot, parse_state, state_bytes};
+use vmm::recording::checkpoints::{Checkpoints, Snapshot, parse_state};
 use vmm::recording::player::{Player, Scrutiny};
 use vmm::replay;
 
@@ -90,7 +90,7 @@ fn survive<C: Unit>(
     let (mut decoded, mut refused, mut ran) = (0, 0, 0);
     for round in 0..mutations {
         let (at, original) = &originals[numbers.below(originals.len() as u64) as usize];
-        let mut bytes = state_bytes(&original.state);
+        let mut bytes = original.state.to_bytes();
         mutate(&mut bytes, &mut numbers);
         let Some(state) = parse_state(&bytes) else { continue };
         decoded += 1;

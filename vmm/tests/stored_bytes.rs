@@ -18,7 +18,7 @@ use vmm::machine::inputs::{Event, PowerOn, Stopped};
 use vmm::machine::{Hashes, MachineState, Outcome, hex};
 use vmm::position::{Count, Exits, Instructions, Moment};
 use vmm::recording::Manifest;
-use vmm::recording::checkpoints::{CheckpointHead, state_bytes};
+use vmm::recording::checkpoints::CheckpointHead;
 use vmm::recording::cursor::Cursor;
 use vmm::recording::log::{EndRecord, EventRecord, LogRecord, LogWriter, read_log};
 
@@ -59,7 +59,7 @@ fn state(outcome: Option<Outcome>) -> MachineState {
 
 /// What a state has behind those of the CPU and of the devices, but for the text on the console.
 fn rest_of(state: &MachineState) -> String {
-    let bytes = state_bytes(state);
+    let bytes = state.to_bytes();
     let cpu = postcard::to_stdvec(&CpuStateV1::from(&state.cpu)).expect("plain data");
     let platform = postcard::to_stdvec(&state.platform).expect("plain data");
     let rest = bytes.strip_prefix(&cpu[..]).expect("the CPU comes first");

@@ -17,7 +17,6 @@ use tests::script::Script;
 use vmm::machine::{Machine, MachineState, Outcome, hash_of};
 use vmm::position::Instructions;
 use vmm::recording::Manifest;
-use vmm::recording::checkpoints::state_bytes;
 
 const SEED: u64 = 2026;
 const SHORT_RESTORES: usize = 60;
@@ -88,7 +87,7 @@ fn run_with_stops(guest: &Guest, points: Vec<Instructions>) -> (Stops, End) {
     let mut stops = Stops { points, states: Vec::new(), hashes: Vec::new() };
     for (number, &point) in stops.points.iter().enumerate() {
         assert_eq!(run_until(&mut machine, point, &mut script), None, "at point {number}, {point}");
-        stops.states.push(hash_of(&state_bytes(&machine.state())));
+        stops.states.push(hash_of(&machine.state().to_bytes()));
         stops.hashes.push(number.is_multiple_of(HASH_EVERY).then(|| fingerprint(&mut machine)));
     }
     let outcome = run_to_end(&mut machine, &mut script);
@@ -101,7 +100,7 @@ impl Stops {
         let point = self.points[number];
         assert_eq!(machine.moment().count, point);
         assert!(
-            hash_of(&state_bytes(&machine.state())) == self.states[number],
+            hash_of(&machine.state().to_bytes()) == self.states[number],
             "seed {SEED}: differs at point {number}, {point}"
         );
         if let Some(expected) = self.hashes[number] {

@@ -15,7 +15,6 @@ use vmm::machine::checks::{CheckParts, CheckRecord};
 use vmm::machine::{Machine, hash_of};
 use vmm::position::Instructions;
 use vmm::recording::Recording;
-use vmm::recording::checkpoints::state_bytes;
 use vmm::recording::pace::CheckpointOptions;
 use vmm::replay;
 use vmm::timeline::{Timeline, TravelStop};
@@ -43,7 +42,7 @@ struct Seen {
 
 fn look(machine: &mut Machine<Instructions>) -> Seen {
     let check = machine.check(CheckParts { devices: true, ram: true }).unwrap();
-    Seen { state: hash_of(&state_bytes(&machine.state())), check, disk: machine.disk_hash() }
+    Seen { state: hash_of(&machine.state().to_bytes()), check, disk: machine.disk_hash() }
 }
 
 fn record(guest: &Guest, directory: &Path, script: &mut Script) -> Recording<Instructions> {

@@ -7,7 +7,6 @@ use tests::record::open;
 use tests::traveller::{SLICE_STEPS, Traveller};
 use vmm::machine::{Machine, RunStop, hash_of};
 use vmm::position::{Count, Instructions};
-use vmm::recording::checkpoints::state_bytes;
 use vmm::replay;
 use vmm::timeline::{Cause, Condition, Timeline, TravelStop};
 
@@ -51,7 +50,7 @@ fn walk(traveller: &Traveller, hash_points: &[Instructions]) -> Walk {
         walk.rips.push(machine.cpu().rip());
         assert_eq!(walk.rips.len() as u64, here.number() + 1);
         if points.next_if(|&&point| point == here).is_some() {
-            walk.hashes.push((here, hash_of(&state_bytes(&machine.state())), ram_hash(&machine)));
+            walk.hashes.push((here, hash_of(&machine.state().to_bytes()), ram_hash(&machine)));
         }
         match machine.run(here + 1, &mut player).unwrap_or_else(|e| panic!("{e}")) {
             RunStop::Reached => {}
@@ -127,7 +126,7 @@ fn check_seeks(mut timeline: Timeline, walk: &Walk) {
         assert_eq!(timeline.seek(point, &mut on()).unwrap(), TravelStop::Reached);
         assert_eq!(timeline.position(), point);
         assert!(
-            hash_of(&state_bytes(&timeline.machine().state())) == state,
+            hash_of(&timeline.machine().state().to_bytes()) == state,
             "seed {SEED}: the state differs at {point}"
         );
         assert!(ram_hash(timeline.machine()) == ram, "seed {SEED}: RAM differs at {point}");

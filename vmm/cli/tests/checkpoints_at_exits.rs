@@ -17,7 +17,7 @@ use vmm::machine::MachineState;
 use vmm::machine::inputs::Event;
 use vmm::notation::PositionSpec;
 use vmm::position::{Count, Exits, Instructions};
-use vmm::recording::checkpoints::{CheckpointHead, parse_state, state_bytes};
+use vmm::recording::checkpoints::{CheckpointHead, parse_state};
 use vmm::recording::pack::{DEFAULT_MAX_BYTES, pack, unpack};
 use vmm::recording::{CHECKPOINTS, Recording};
 use vmm::replay::verify::verify;
@@ -81,7 +81,7 @@ fn forge(
     for (number, contents) in pages {
         draft.page(Space::Ram, number, &contents).unwrap();
     }
-    draft.finish(&entry.head, &state_bytes(&state)).unwrap();
+    draft.finish(&entry.head, &state.to_bytes()).unwrap();
 }
 
 /// What is changed, and what is said of it.

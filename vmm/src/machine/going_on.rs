@@ -33,7 +33,7 @@ impl Start {
             outcome: None,
             ..state
         };
-        Ok(Start { state: state_bytes(&state), maps: Maps { ram: ram_of(machine), disk: disk_of(machine)? } })
+        Ok(Start { state: state.to_bytes(), maps: Maps { ram: ram_of(machine), disk: disk_of(machine)? } })
     }
 }
 
@@ -85,10 +85,6 @@ fn disk_of<U: Unit>(machine: &mut Machine<U>) -> Result<PageMap, Error> {
         map.set(block, held(&contents));
     }
     Ok(map)
-}
-
-fn state_bytes(state: &MachineState) -> Vec<u8> {
-    postcard::to_stdvec(&MachineStateV1::from(state)).expect("plain data in memory always serializes")
 }
 
 /// A state that a machine can start in, from bytes of whatever origin.

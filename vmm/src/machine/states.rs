@@ -14,7 +14,7 @@ use crate::machine::hashes::{Hashes, hash_of, short};
 use crate::machine::outcome::Outcome;
 use crate::machine::ram_digest;
 use crate::machine::run::Machine;
-use crate::machine::state_v1::ConsoleTailV1;
+use crate::machine::state_v1::{ConsoleTailV1, MachineStateV1};
 use crate::machine::unit::Unit;
 use crate::position::Exits;
 
@@ -34,6 +34,11 @@ pub struct MachineState {
 }
 
 impl MachineState {
+    /// Its bytes, as checkpoints and starting states hold them.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        postcard::to_stdvec(&MachineStateV1::from(self)).expect("plain data in memory always serializes")
+    }
+
     /// The virtual time, if counts and console are such as a machine with this clock can have them; the devices look at theirs when
     /// they are restored. States may come from strangers.
     fn check(&self, clock: &Clock) -> Result<u64, &'static str> {

@@ -11,7 +11,7 @@ use checkpoint::{BackgroundWriter, Store};
 use crate::error::Error;
 use crate::machine::unit::Unit;
 use crate::machine::{Machine, Outcome, RunStop};
-use crate::recording::checkpoints::{CheckpointHead, state_bytes};
+use crate::recording::checkpoints::CheckpointHead;
 use crate::recording::cursor::Logged;
 use crate::recording::files::CHECKPOINTS;
 use crate::recording::pace::{CheckpointOptions, Pace};
@@ -44,7 +44,7 @@ pub fn record<C: Unit>(
 
 /// What a store with one checkpoint of this machine takes, if nothing of its memory had to be stored.
 pub fn least_bytes<U: Unit>(machine: &Machine<U>) -> u64 {
-    checkpoint::least_bytes(&state_bytes(&machine.state()))
+    checkpoint::least_bytes(&machine.state().to_bytes())
 }
 
 /// See the module.
@@ -115,7 +115,7 @@ impl<C: Unit> Checkpointer<C> {
         writer.begin(at.count.number(), at.time_ns)?;
         let pages = machine.take_written(|space, page, contents| Ok(writer.page(space, page, contents)?))?;
         let head = CheckpointHead::of(machine, log.cursor());
-        writer.finish(head.to_bytes(), state_bytes(&machine.state()))?;
+        writer.finish(head.to_bytes(), machine.state().to_bytes())?;
         self.pace.taken(at, pages);
         if self.writer.is_full() && !std::mem::replace(&mut self.told_full, true) {
             log::warn!("no more checkpoints fit below --max-size; the recording goes on without new ones");

@@ -63,11 +63,6 @@ impl<C: Unit> CheckpointHead<C> {
     }
 }
 
-/// A state's bytes, as checkpoints hold them.
-pub fn state_bytes(state: &MachineState) -> Vec<u8> {
-    postcard::to_stdvec(&MachineStateV1::from(state)).expect("plain data in memory always serializes")
-}
-
 /// A state from bytes of whatever origin.
 pub fn parse_state(bytes: &[u8]) -> Option<MachineState> {
     postcard::from_bytes::<MachineStateV1>(bytes).ok().map(MachineState::from)
@@ -248,5 +243,5 @@ pub fn add_here<U: Unit>(
         draft.page(Space::Disk, block, &contents)?;
     }
     let head = CheckpointHead::of(machine, cursor);
-    Ok(draft.finish(&head.to_bytes(), &state_bytes(&machine.state()))?)
+    Ok(draft.finish(&head.to_bytes(), &machine.state().to_bytes())?)
 }

@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::machine::unit::Unit;
 use crate::machine::{Machine, MachineState};
 use crate::position::Moment;
-use crate::recording::checkpoints::{CheckpointHead, state_bytes};
+use crate::recording::checkpoints::CheckpointHead;
 use crate::recording::cursor::Cursor;
 
 /// Pages and disk blocks that are held at most: 16 MiB. After more there is no trail until the next checkpoint.
@@ -121,7 +121,7 @@ impl<C: Unit> Trail<C> {
                     writer.page(Space::Disk, block, contents)?;
                 }
             }
-            writer.finish(kept.head.to_bytes(), state_bytes(&kept.state))?;
+            writer.finish(kept.head.to_bytes(), kept.state.to_bytes())?;
             before = Some(kept.disk);
         }
         Ok(())

@@ -19,7 +19,7 @@ use crate::machine::unit::Unit;
 use crate::machine::{Machine, MachineState};
 use crate::position::Position;
 use crate::recording::Recording;
-use crate::recording::checkpoints::{CheckpointHead, Checkpoints, must_fit, parse_state, state_bytes};
+use crate::recording::checkpoints::{CheckpointHead, Checkpoints, must_fit, parse_state};
 use crate::recording::player::Player;
 
 /// A checkpoint that is not what a replay has at its place.
@@ -150,9 +150,9 @@ impl<C: Unit> CheckpointComparison<C> {
             // Whichever engine it was, as far as engines agree.
             Likeness::AcrossProcessors => parse_state(&stored)
                 .filter(|state| cpu_hash(&state.cpu, self.likeness) == cpu_hash(&now.cpu, self.likeness))
-                .map_or(Vec::new(), |state| state_bytes(&MachineState { cpu: now.cpu.clone(), ..state })),
+                .map_or(Vec::new(), |state| MachineState { cpu: now.cpu.clone(), ..state }.to_bytes()),
         };
-        if bytes != state_bytes(&now) {
+        if bytes != now.to_bytes() {
             return Ok(Some(CheckpointPart::State(self.differing(parse_state(&stored).as_ref(), &now))));
         }
         let head = CheckpointHead::of(machine, player.cursor());
