@@ -16,6 +16,7 @@ mod late_start;
 mod machine_args;
 mod network_arg;
 mod output;
+mod overheard;
 mod passthrough_arg;
 mod progress;
 mod recorded;

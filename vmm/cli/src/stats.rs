@@ -6,14 +6,13 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use devices::passthrough::{AskV1, DeviceInputV1};
 use serde::Serialize;
-use vmm::engine::{Leave, Statistics};
+use vmm::engine::Statistics;
 use vmm::error::Error;
 use vmm::machine::Machine;
-use vmm::machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
 use vmm::machine::unit::Unit;
-use vmm::position::{Count, Moment};
+
+use crate::overheard::Eavesdrop;
 
 /// Where to write it.
 #[derive(clap::Args)]
@@ -85,58 +84,9 @@ impl Found {
     }
 }
 
-/// Inputs that also look for `MARK` lines.
-pub struct WithStats<I> {
-    inner: I,
-    marks: Marks,
-}
-
-impl<I> WithStats<I> {
-    pub fn new(inner: I, marks: Marks) -> WithStats<I> {
-        WithStats { inner, marks }
-    }
-
-    pub fn into_inner(self) -> I {
-        self.inner
-    }
-}
-
-impl<C: Count, I: Inputs<C>> Inputs<C> for WithStats<I> {
-    fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error> {
-        self.inner.poll(view)
-    }
-
-    fn next_poll(&self, now: Moment<C>) -> C {
-        self.inner.next_poll(now)
-    }
-
-    fn pauses(&mut self) -> bool {
-        self.inner.pauses()
-    }
-
-    fn leave(&self, now: Moment<C>, deadline_ns: Option<u64>) -> Leave {
-        self.inner.leave(now, deadline_ns)
-    }
-
-    fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
-        self.inner.idle(now, deadline_ns)
-    }
-
-    fn ask_devices(&mut self, at: AskedAt<C>, ask: &AskV1) -> Result<DeviceInputV1, Error> {
-        self.inner.ask_devices(at, ask)
-    }
-
-    fn tell_devices(&mut self, at: AskedAt<C>, told: &AskV1) -> Result<(), Error> {
-        self.inner.tell_devices(at, told)
-    }
-
-    fn network_output(&mut self, frames: Vec<Sent<C>>) -> Result<(), Error> {
-        self.inner.network_output(frames)
-    }
-
-    fn console_output(&mut self, now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {
-        self.marks.look_at(bytes, Some(now.count.number()));
-        self.inner.console_output(now, bytes)
+impl Eavesdrop for Marks {
+    fn prints(&mut self, at: u64, bytes: &[u8]) {
+        self.look_at(bytes, Some(at));
     }
 }
 

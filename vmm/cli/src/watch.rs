@@ -1,27 +1,25 @@
 //! `--control` and `--record-when`: what decides, while the guest runs, that it is recorded from here on.
 //!
 //! ```text
-//!   ttvm control ── socket ──► a thread ──► Watch ◄── Watched, the machine's inputs: pauses the run when it is asked to
+//!   ttvm control ── socket ──► a thread ──► Watch ◄── Watcher, which hears the machine: pauses the run when it is asked to
 //! ```
 //!
 //! The machine never waits for the thread, nor for a client: it looks at a flag. A client sends one line, and gets one. One that
 //! is slow is hung up on, and others wait for it no longer than that.
 
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use devices::passthrough::{AskV1, DeviceInputV1};
 use gdb::{Listener, Stream};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use std::os::fd::AsFd;
 use vmm::debug::trouble;
-use vmm::engine::Leave;
 use vmm::error::Error;
-use vmm::machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
-use vmm::position::{Count, Moment};
+
+use crate::overheard::Eavesdrop;
 
 /// Longest line that a client may send.
 const MAX_LINE_BYTES: usize = 64;
@@ -190,23 +188,17 @@ fn read_line(stream: &mut Stream) -> std::io::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// Inputs that pause the run when it is to be recorded from there on.
-pub struct Watched<I> {
-    inner: I,
+/// What pauses the run when it is to be recorded from there on.
+pub struct Watcher {
     watch: Watch,
     /// Text on the console at which that is.
     text: Option<Text>,
 }
 
-impl<I> Watched<I> {
-    /// These inputs, and perhaps a text to wait for.
-    pub fn new(inner: I, watch: Watch, text: Option<&str>) -> Watched<I> {
-        Watched { inner, watch, text: text.map(Text::new) }
-    }
-
-    /// The inputs.
-    pub fn inner(&mut self) -> &mut I {
-        &mut self.inner
+impl Watcher {
+    /// For a watch, and perhaps a text to wait for.
+    pub fn new(watch: Watch, text: Option<&str>) -> Watcher {
+        Watcher { watch, text: text.map(Text::new) }
     }
 }
 
@@ -231,47 +223,21 @@ impl Text {
     }
 }
 
-impl<C: Count, I: Inputs<C>> Inputs<C> for Watched<I> {
-    fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error> {
-        self.watch.0.time_ns.store(view.moment.time_ns, Ordering::Relaxed);
-        self.inner.poll(view)
+impl Eavesdrop for Watcher {
+    fn comes_to(&mut self, time_ns: u64) {
+        self.watch.0.time_ns.store(time_ns, Ordering::Relaxed);
     }
 
-    fn next_poll(&self, now: Moment<C>) -> C {
-        self.inner.next_poll(now)
+    fn prints(&mut self, _at: u64, bytes: &[u8]) {
+        if self.text.as_mut().is_some_and(|text| text.is_completed_by(bytes)) {
+            self.text = None;
+            self.watch.0.asked.store(true, Ordering::Relaxed);
+        }
     }
 
     fn pauses(&mut self) -> bool {
         let asked = &self.watch.0.asked;
         asked.load(Ordering::Relaxed) && asked.swap(false, Ordering::Relaxed)
-    }
-
-    fn leave(&self, now: Moment<C>, deadline_ns: Option<u64>) -> Leave {
-        self.inner.leave(now, deadline_ns)
-    }
-
-    fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
-        self.inner.idle(now, deadline_ns)
-    }
-
-    fn ask_devices(&mut self, at: AskedAt<C>, ask: &AskV1) -> Result<DeviceInputV1, Error> {
-        self.inner.ask_devices(at, ask)
-    }
-
-    fn tell_devices(&mut self, at: AskedAt<C>, told: &AskV1) -> Result<(), Error> {
-        self.inner.tell_devices(at, told)
-    }
-
-    fn network_output(&mut self, frames: Vec<Sent<C>>) -> Result<(), Error> {
-        self.inner.network_output(frames)
-    }
-
-    fn console_output(&mut self, now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {
-        if self.text.as_mut().is_some_and(|text| text.is_completed_by(bytes)) {
-            self.text = None;
-            self.watch.0.asked.store(true, Ordering::Relaxed);
-        }
-        self.inner.console_output(now, bytes)
     }
 }
 

@@ -21,10 +21,11 @@ use crate::go_live::Source;
 use crate::late_start::begin_here;
 use crate::machine_args::MachineArgs;
 use crate::output::say;
+use crate::overheard::Overheard;
 use crate::recorded::{CheckpointArgs, record_to_end, say_when_files_may_not_grow};
 use crate::sandbox_arg::SandboxArgs;
-use crate::stats::{Marks, StatsArgs, WithStats};
-use crate::watch::{Watch, Watched, serve};
+use crate::stats::{Marks, StatsArgs};
+use crate::watch::{Watch, Watcher, serve};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -106,7 +107,7 @@ fn run_live<U: Unit, I: Inputs<U>>(
     // It may be as large as the guest's memory.
     drop(start);
     say(&format!("ttvm: {}", live.pacing()));
-    let stop = run_to_stop(&mut machine, &mut WithStats::new(inputs(live), marks.clone()))?;
+    let stop = run_to_stop(&mut machine, &mut Overheard { inner: inputs(live), listener: marks.clone() })?;
     end(args, &machine, stop, marks)
 }
 
@@ -127,8 +128,9 @@ fn run_watched(args: &Args, source: Option<Source>, marks: &Marks) -> Result<i32
     say(&format!("ttvm: {}", live.pacing()));
     let watch = Watch::new(output.clone());
     listener.map_or(Ok(()), |listener| serve(listener, watch.clone()))?;
-    let watched = Watched::new(live, watch.clone(), record_when.as_deref());
-    let mut inputs = WithStats::new(watched, marks.clone());
+    let watcher = Watcher::new(watch.clone(), record_when.as_deref());
+    let watched = Overheard { inner: live, listener: watcher };
+    let mut inputs = Overheard { inner: watched, listener: marks.clone() };
     loop {
         let stop = run_to_stop(&mut machine, &mut inputs)?;
         let Some(folder) = output.as_deref().filter(|_| stop == RunStop::Paused) else {
@@ -142,9 +144,8 @@ fn run_watched(args: &Args, source: Option<Source>, marks: &Marks) -> Result<i32
                     "\r\nttvm: recording from here, {:.6} s guest time\r",
                     before.time_ns as f64 / 1e9
                 ));
-                let mut watched = inputs.into_inner();
-                watched.inner().count_anew(before.count);
-                let recorder = Recorder::new(WithStats::new(watched, marks.clone()), log, power_on);
+                inputs.inner.inner.count_anew(before.count);
+                let recorder = Recorder::new(inputs, log, power_on);
                 let code = record_to_end(&args.checkpoints, folder, &mut machine, recorder)?;
                 args.stats.write(marks, &machine)?;
                 return Ok(code);
