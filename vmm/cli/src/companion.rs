@@ -18,6 +18,7 @@ use std::sync::atomic::AtomicBool;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use vmm::error::{Error, exit_code};
+use vmm::recording::files::IMAGES;
 
 /// What the companion does, as its own command line says.
 #[derive(clap::Args)]
@@ -180,8 +181,11 @@ impl Files {
     /// Removes what is still there.
     fn remove(&self) {
         let _ = self.folder.as_ref().map(std::fs::remove_dir_all);
-        // One that has something in it stays.
-        let _ = self.empty_folder.as_ref().map(std::fs::remove_dir);
+        if let Some(folder) = &self.empty_folder {
+            // A recording that failed while its first image was written has this one. What has something in it stays.
+            let _ = std::fs::remove_dir(folder.join(IMAGES));
+            let _ = std::fs::remove_dir(folder);
+        }
         if let Some(socket) = &self.socket
             && inode(&socket.path) == Some(socket.inode)
         {

@@ -184,7 +184,7 @@ fn a_run_is_recorded_when_it_is_asked_to_and_no_client_holds_it_up() {
     assert!((code, out.as_str()) == (exit_code::DONE, "cd"), "{out} {said}");
     assert!(!path.join("control").exists(), "the socket is removed");
     let (code, _, said) = ttvm(path, &["control", "control", "status"]);
-    assert!(code == exit_code::FAILED && said.contains("cannot ask control"), "{said}");
+    assert!(code == exit_code::FAILED && said.contains("start one with --control control"), "{said}");
 }
 
 #[test]
@@ -208,4 +208,25 @@ fn a_run_without_a_folder_can_be_asked_and_not_recorded() {
     let (code, _, said) = ttvm(path, &["control", "control", "record"]);
     assert!(code == exit_code::FAILED && said.contains("-o NAME.ttvm"), "{said}");
     running.end();
+}
+
+#[test]
+fn a_disk_without_room_for_the_starting_state_leaves_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    record_calls(path, "r.ttvm", 3_000, None);
+    // No file may have a byte.
+    let line = format!(
+        "trap '' XFSZ; ulimit -f 0; exec {} record --snapshot-from r.ttvm --at 50% -o n.ttvm 2>&1 | cat",
+        env!("CARGO_BIN_EXE_ttvm")
+    );
+    let mut command = Command::new("bash");
+    command.args(["-o", "pipefail", "-c", &line]).current_dir(path).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.code() == Some(exit_code::FAILED) && said.contains("cannot write n.ttvm/images/start"),
+        "{said}"
+    );
+    assert!(!path.join("n.ttvm").exists(), "a second try finds its name taken");
 }

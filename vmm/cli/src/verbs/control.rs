@@ -43,7 +43,13 @@ pub fn run(args: &Args) -> Result<i32, Error> {
             stream.write_all(line.as_bytes())?;
             stream.take(MAX_ANSWER_BYTES).read_to_string(&mut answer)
         })
-        .map_err(Error::file("ask", &args.socket))?;
+        .map_err(|source| {
+            let socket = args.socket.display();
+            Error::Host {
+                what: format!("no run answers at {socket}: start one with --control {socket}"),
+                source,
+            }
+        })?;
     if let Some(text) = answer.strip_prefix(OK) {
         crate::output::print(text.trim_end())?;
         return Ok(exit_code::DONE);
