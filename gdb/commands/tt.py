@@ -15,6 +15,8 @@ import gdb
 
 # Where a kernel's image begins; what an ELF file has below that are variables that each CPU has, whose addresses are offsets.
 IMAGE = 0xFFFFFFFF80000000
+# The number that ttvm gives to the CPU's thread.
+CPU = 1
 # What both a kernel's file and the guest's kernel name, by which the distance between them is measured.
 LANDMARKS = (b"_stext", b"_text", b"startup_64")
 # The largest table of a file that is read.
@@ -95,9 +97,17 @@ def forget():
                 pass  # Its expression means nothing here.
 
 
+def choose_cpu():
+    """Selects the thread that moves. Others may be gone at another place."""
+    for thread in gdb.selected_inferior().threads():
+        if thread.ptid[1] == CPU and thread != gdb.selected_thread():
+            thread.switch()
+
+
 def move(command):
     """Obeys a monitor command that moves, and shows the new place as gdb does after a stop."""
     before = where()
+    choose_cpu()
     try:
         answer = ask(command)
     except Interrupted:
@@ -375,6 +385,27 @@ ended, X is gone, P is parked."""
         gdb.write(ask("ps"))
 
 
+class Threads(Verb):
+    """Show the guest's threads as gdb's own, at this position and all others: tt threads [on|off]
+
+info threads lists them, each with its name, its number in the guest, and what ps writes of what it does. Thread 1 is the CPU;
+all others do not run. "thread N" chooses one: bt, info registers, print and x then show its stack in the kernel, the registers
+that it goes on with, and the memory of its process. Only the CPU moves and can be changed. bt wants "tt symbols"."""
+
+    verb = "threads"
+
+    def invoke(self, argument, from_tty):
+        answer = ask("threads " + argument)
+        if argument:
+            # gdb keeps what it has read of a stack, or of code, for all threads: they share their memory, it believes. And a
+            # line for each of a hundred threads, and more at each movement, is too much.
+            for setting in ("stack-cache", "code-cache", "print thread-events"):
+                gdb.execute("set %s %s" % (setting, "off" if argument == "on" else "on"), to_string=True)
+            choose_cpu()
+            forget()
+        gdb.write(answer)
+
+
 class Backtrace(Verb):
     """Show who called whom in the guest's kernel, by its own tables (ORC): tt backtrace
 
@@ -553,7 +584,7 @@ class Position(gdb.Function):
         return place[0]
 
 
-for command in (Tt, Goto, When, BackTo, ForwardTo, Traps, Search, Mark, Checkpoint, Console, Physical, Ps, BreakIn):
+for command in (Tt, Goto, When, BackTo, ForwardTo, Traps, Search, Mark, Checkpoint, Console, Physical, Ps, Threads, BreakIn):
     command()
 for command in (Backtrace, Dmesg, Symbols, Back, GuardBackward, GuardForward, Position):
     command()

@@ -1,7 +1,8 @@
 //! The protocol library's traits over a [`DebugTarget`].
 //!
 //! The library splits a movement in two: a request, which [`Adapter`] only notes, and a report, for which the
-//! session calls [`Adapter::perform`]. One CPU is shown as one thread with a name.
+//! session calls [`Adapter::perform`]. The CPU is shown as a thread with a name, and only it moves; threads of the guest that
+//! sleep, if the target has any to show, can be looked at.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -30,12 +31,15 @@ use crate::link::Link;
 use crate::registers::RegisterNumber;
 use crate::registers::Registers;
 use crate::stops::StopSets;
-use crate::target::{DebugTarget, Progress, Refusal, Stop, WatchKind, Watchpoint};
+use crate::target::{DebugTarget, Progress, Refusal, Stop, Threads, WatchKind, Watchpoint};
 
-/// The only thread.
+/// The thread that moves.
 pub(crate) const CPU: Tid = Tid::MIN;
 
-const CPU_NAME: &[u8] = b"vCPU 0";
+/// The sentence for changes to what is another thread's.
+const NOT_THE_CPU: &str = "a thread that sleeps cannot be changed: thread 1 is the CPU";
+
+const CPU_NAME: &str = "vCPU 0";
 
 /// The bytes of a `monitor` answer that go into one packet. gdb puts the pieces together.
 const CONSOLE_CHUNK_BYTES: usize = 2048;
@@ -60,6 +64,10 @@ pub(crate) struct Adapter<'t> {
     stops: StopSets,
     /// The registers at the current position, once gdb has asked for any.
     registers: Option<Registers>,
+    /// Those of the sleeping thread that gdb asked for last.
+    sleeping_registers: Option<(Tid, Registers)>,
+    /// The threads at the current position, once gdb has asked for them.
+    threads: Option<Threads>,
     requested: Move,
     /// Why the request under way failed.
     refusal: Option<Refusal>,
@@ -76,6 +84,8 @@ impl<'t> Adapter<'t> {
             link,
             stops: StopSets::default(),
             registers: None,
+            sleeping_registers: None,
+            threads: None,
             requested: Move::RunForward,
             refusal: None,
             console: String::new(),
@@ -86,7 +96,7 @@ impl<'t> Adapter<'t> {
     /// Moves the target as gdb has asked, and says what to report. The sentence of a failed move is on the
     /// console then.
     pub(crate) fn perform(&mut self) -> MultiThreadStopReason<u64> {
-        self.registers = None;
+        self.forget();
         match self.try_move() {
             Ok(stop) => self.reason(stop),
             Err(refusal) => {
@@ -176,6 +186,38 @@ impl<'t> Adapter<'t> {
         self.stops.hardware.contains(&address) && !self.stops.software.contains(&address)
     }
 
+    /// Drops what was known of a position.
+    fn forget(&mut self) {
+        self.registers = None;
+        self.sleeping_registers = None;
+        self.threads = None;
+    }
+
+    fn threads(&mut self) -> &Threads {
+        self.threads.get_or_insert_with(|| self.target.threads())
+    }
+
+    /// The registers of a thread.
+    fn registers_of(&mut self, thread: Tid) -> Result<&mut Registers, Refusal> {
+        if thread == CPU {
+            return self.registers();
+        }
+        let known = match self.sleeping_registers.take() {
+            Some((known, registers)) if known == thread => registers,
+            _ => self.target.read_thread_registers(number_of(thread))?,
+        };
+        let (_, registers) = self.sleeping_registers.insert((thread, known));
+        Ok(registers)
+    }
+
+    /// Refuses a change to what belongs to a sleeping thread.
+    fn must_be_cpu(&mut self, thread: Tid) -> TargetResult<(), Self> {
+        if thread == CPU {
+            return Ok(());
+        }
+        self.refused(Err(Refusal::new(NOT_THE_CPU)))
+    }
+
     fn registers(&mut self) -> Result<&mut Registers, Refusal> {
         let known = match self.registers.take() {
             Some(registers) => registers,
@@ -186,7 +228,7 @@ impl<'t> Adapter<'t> {
 
     fn set_registers(&mut self, registers: &Registers) -> Result<(), Refusal> {
         // Read back even what was accepted: a register may not keep all the bits it is given.
-        self.registers = None;
+        self.forget();
         self.target.write_registers(registers)
     }
 
@@ -254,6 +296,11 @@ fn patient_poll<'l>(
     }
 }
 
+/// The target's number of a sleeping thread; none of them has that of the CPU.
+fn number_of(thread: Tid) -> u32 {
+    u32::try_from(thread.get()).unwrap_or(0)
+}
+
 fn to_ext(kind: WatchKind) -> ext::WatchKind {
     match kind {
         WatchKind::Write => ext::WatchKind::Write,
@@ -305,13 +352,14 @@ impl Target for Adapter<'_> {
 }
 
 impl MultiThreadBase for Adapter<'_> {
-    fn read_registers(&mut self, registers: &mut Registers, _: Tid) -> TargetResult<(), Self> {
-        let known = self.registers().cloned();
+    fn read_registers(&mut self, registers: &mut Registers, thread: Tid) -> TargetResult<(), Self> {
+        let known = self.registers_of(thread).cloned();
         *registers = self.refused(known)?;
         Ok(())
     }
 
-    fn write_registers(&mut self, registers: &Registers, _: Tid) -> TargetResult<(), Self> {
+    fn write_registers(&mut self, registers: &Registers, thread: Tid) -> TargetResult<(), Self> {
+        self.must_be_cpu(thread)?;
         let written = self.set_registers(registers);
         self.refused(written)
     }
@@ -320,29 +368,38 @@ impl MultiThreadBase for Adapter<'_> {
         Some(self)
     }
 
-    fn read_addrs(&mut self, address: u64, buffer: &mut [u8], _: Tid) -> TargetResult<usize, Self> {
-        match self.target.read_memory(address, buffer) {
+    fn read_addrs(&mut self, address: u64, buffer: &mut [u8], thread: Tid) -> TargetResult<usize, Self> {
+        let read = match thread {
+            CPU => self.target.read_memory(address, buffer),
+            _ => self.target.read_thread_memory(number_of(thread), address, buffer),
+        };
+        match read {
             0 => Err(TargetError::Errno(EFAULT)),
             count => Ok(count.min(buffer.len())),
         }
     }
 
-    fn write_addrs(&mut self, address: u64, bytes: &[u8], _: Tid) -> TargetResult<(), Self> {
+    fn write_addrs(&mut self, address: u64, bytes: &[u8], thread: Tid) -> TargetResult<(), Self> {
         if bytes.is_empty() {
             // gdb's way of asking whether the packet is understood.
             return Ok(());
         }
-        let written = self.target.write_memory(address, bytes);
+        let written = match thread {
+            CPU => self.target.write_memory(address, bytes),
+            _ => Err(Refusal::new(NOT_THE_CPU)),
+        };
         if let Err(refusal) = &written {
             // All that gdb 13 says is that it cannot access the memory.
             self.print(&refusal.0);
         }
-        self.registers = None;
+        self.forget();
         self.refused(written)
     }
 
     fn list_active_threads(&mut self, report: &mut dyn FnMut(Tid)) -> Result<(), Infallible> {
         report(CPU);
+        let numbers = self.threads().sleeping.iter().map(|thread| thread.number as usize);
+        numbers.filter_map(Tid::new).filter(|&thread| thread != CPU).for_each(report);
         Ok(())
     }
 
@@ -356,9 +413,19 @@ impl MultiThreadBase for Adapter<'_> {
 }
 
 impl ThreadExtraInfo for Adapter<'_> {
-    fn thread_extra_info(&self, _: Tid, buffer: &mut [u8]) -> Result<usize, Infallible> {
-        let count = CPU_NAME.len().min(buffer.len());
-        buffer[..count].copy_from_slice(&CPU_NAME[..count]);
+    fn thread_extra_info(&self, thread: Tid, buffer: &mut [u8]) -> Result<usize, Infallible> {
+        let threads = self.threads.as_ref();
+        let mut sleeping = threads.iter().flat_map(|threads| &threads.sleeping);
+        let text = match threads {
+            _ if thread != CPU => {
+                let found = sleeping.find(|sleeping| sleeping.number == number_of(thread));
+                found.map(|found| found.description.clone()).unwrap_or_default()
+            }
+            Some(threads) if !threads.running.is_empty() => format!("{CPU_NAME}, {}", threads.running),
+            _ => CPU_NAME.to_owned(),
+        };
+        let count = text.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&text.as_bytes()[..count]);
         Ok(count)
     }
 }
@@ -366,15 +433,21 @@ impl ThreadExtraInfo for Adapter<'_> {
 impl SingleRegisterAccess<Tid> for Adapter<'_> {
     fn read_register(
         &mut self,
-        _: Tid,
+        thread: Tid,
         number: RegisterNumber,
         buffer: &mut [u8],
     ) -> TargetResult<usize, Self> {
-        let read = self.registers().map(|registers| number.read(registers, buffer));
+        let read = self.registers_of(thread).map(|registers| number.read(registers, buffer));
         self.refused(read)?.ok_or(TargetError::Errno(EINVAL))
     }
 
-    fn write_register(&mut self, _: Tid, number: RegisterNumber, value: &[u8]) -> TargetResult<(), Self> {
+    fn write_register(
+        &mut self,
+        thread: Tid,
+        number: RegisterNumber,
+        value: &[u8],
+    ) -> TargetResult<(), Self> {
+        self.must_be_cpu(thread)?;
         let changed = self
             .registers()
             .cloned()
@@ -423,7 +496,7 @@ impl MultiThreadResume for Adapter<'_> {
 
 impl MultiThreadSchedulerLocking for Adapter<'_> {
     fn set_resume_action_scheduler_lock(&mut self) -> Result<(), Infallible> {
-        // There is no other thread to hold back.
+        // No other thread ever moves.
         Ok(())
     }
 }
@@ -534,7 +607,7 @@ impl MonitorCmd for Adapter<'_> {
         mut output: ConsoleOutput<'_>,
     ) -> Result<(), Infallible> {
         let command = String::from_utf8_lossy(command);
-        self.registers = None;
+        self.forget();
         let mut progress = self.target.progress();
         let answer = {
             let mut poll = patient_poll(&mut self.link, &mut *progress, &mut self.abandoned);

@@ -11,6 +11,7 @@
 //! - refusals ("the recorded past cannot be changed") reach the person at gdb as sentences;
 //! - ^C interrupts a run through a poll function that the target calls, and how far a long run is gets printed meanwhile;
 //! - conditions of breakpoints are evaluated by the target while it runs, not by gdb after a stop;
+//! - threads of the guest's system that do not run can be looked at as threads beside the CPU;
 //! - control registers and segment bases are part of the register file.
 //!
 //! The crate knows nothing of engines, logs or positions, starts no threads and never looks at a clock.
@@ -41,5 +42,7 @@ pub use link::Transport;
 pub use listener::{ListenError, Listener, Reach, Stream};
 pub use registers::Registers;
 pub use session::{SessionEnd, serve, serve_stream};
-pub use target::{DebugTarget, Poll, Progress, Refusal, Stop, WatchKind, Watchpoint};
+pub use target::{
+    DebugTarget, Poll, Progress, Refusal, SleepingThread, Stop, Threads, WatchKind, Watchpoint,
+};
 pub use turn_away::turn_away;

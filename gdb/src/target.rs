@@ -52,6 +52,24 @@ pub struct Watchpoint {
     pub kind: WatchKind,
 }
 
+/// A thread that does not run while the target stands still: what the guest's system has put aside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SleepingThread {
+    /// Its number for gdb. Not 1, which is the CPU's, nor 0.
+    pub number: u32,
+    /// What gdb shows of it besides.
+    pub description: String,
+}
+
+/// The target's threads at the current position.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Threads {
+    /// What gdb shows of the CPU besides its name: the thread that runs on it.
+    pub running: String,
+    /// All others.
+    pub sleeping: Vec<SleepingThread>,
+}
+
 /// Why the target stands still after a step or a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
@@ -100,6 +118,23 @@ pub trait DebugTarget {
 
     /// Writes guest-virtual memory as a debugger: all bytes, or none and a refusal.
     fn write_memory(&mut self, address: u64, bytes: &[u8]) -> Result<(), Refusal>;
+
+    /// The threads to show, of which the CPU itself is always one. Without any sleeping ones, as here, gdb sees the CPU alone.
+    ///
+    /// The server asks once per stop, and again after a `monitor` command.
+    fn threads(&mut self) -> Threads {
+        Threads::default()
+    }
+
+    /// The registers with which a sleeping thread goes on, as far as they are known; the others are zero.
+    fn read_thread_registers(&mut self, number: u32) -> Result<Registers, Refusal> {
+        Err(Refusal::new(format!("there is no thread {number}")))
+    }
+
+    /// [`Self::read_memory`] in the address space of a sleeping thread.
+    fn read_thread_memory(&mut self, _number: u32, address: u64, buffer: &mut [u8]) -> usize {
+        self.read_memory(address, buffer)
+    }
 
     /// Makes runs stop before the instruction at this guest-virtual address. Called once per address until
     /// cleared.

@@ -274,6 +274,36 @@ fn accepted_writes_can_be_read_back() {
 }
 
 #[test]
+fn sleeping_threads_are_looked_at_and_never_changed_or_moved() {
+    let mut toy = Toy::new();
+    (toy.sleeping, toy.writable) = (vec![7, 0x40_0001], true);
+    let mut client = Client::connect_without_acks(toy);
+    assert_eq!(client.request("qfThreadInfo"), "mp01.01,p01.07,p01.400001");
+    assert_eq!(client.request("qThreadExtraInfo,p1.1"), hex("vCPU 0, task 1"));
+    assert_eq!(client.request("qThreadExtraInfo,p1.7"), hex("task 7"));
+    assert_eq!(client.request("qThreadExtraInfo,p1.8"), "");
+    assert_eq!((client.request("Tp1.7"), client.request("Tp1.8")), ("OK".to_owned(), "E01".to_owned()));
+    assert_eq!(client.request("Hgp1.7"), "OK");
+    assert_eq!(client.rip(), 7);
+    assert_eq!(client.request("m2000,2"), "0707");
+    assert_eq!(client.request("Hgp1.400001"), "OK");
+    assert_eq!(client.rip(), 0x40_0001);
+    for change in ["P10=0010000000000000", "M2000,1:05"] {
+        assert!(client.request(change).starts_with('E'), "{change}");
+    }
+    // Its step is one of the CPU. gdb 13 shows the sentence of a refused write only if it is printed.
+    client.send(b"vCont;s:p1.7;c:p1.-1");
+    let sentence = "a thread that sleeps cannot be changed: thread 1 is the CPU\n";
+    assert_eq!(client.reply(), format!("O{}", hex(sentence)));
+    assert_eq!(stop_kind(&client.reply()), "T05thread:p01.01;");
+    assert_eq!(client.request("Hgp1.1"), "OK");
+    assert_eq!(client.rip(), LOOP);
+    assert_eq!(client.request("m2000,1"), "00");
+    let (_, toy) = client.close();
+    assert_eq!((toy.position, toy.thread_lists), (1, 1), "one list for the questions before the step");
+}
+
+#[test]
 fn memory_is_read_as_far_as_it_goes() {
     let mut client = Client::connect_without_acks(Toy::new());
     assert_eq!(client.request("m1000,4"), "48c7c300");

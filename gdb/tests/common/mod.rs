@@ -11,7 +11,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use gdb::{DebugTarget, Poll, Refusal, Registers, SessionEnd, Stop, WatchKind, Watchpoint, serve_stream};
+use gdb::{
+    DebugTarget, Poll, Refusal, Registers, SessionEnd, SleepingThread, Stop, Threads, WatchKind, Watchpoint,
+    serve_stream,
+};
 
 pub const ENTRY: u64 = 0x1000;
 pub const LOOP: u64 = 0x1007;
@@ -62,6 +65,10 @@ pub struct Toy {
     /// What is said at the first poll of a movement or command.
     pub progress: Option<&'static str>,
     pub register_reads: usize,
+    /// How often it was asked for its threads.
+    pub thread_lists: usize,
+    /// The numbers of its sleeping threads. Each has its number in RIP, and in every byte of its memory.
+    pub sleeping: Vec<u32>,
 }
 
 impl Toy {
@@ -78,6 +85,8 @@ impl Toy {
             broken: None,
             progress: None,
             register_reads: 0,
+            thread_lists: 0,
+            sleeping: Vec::new(),
         }
     }
 
@@ -234,6 +243,24 @@ impl DebugTarget for Toy {
         let place = memory.get_mut(start..).and_then(|rest| rest.get_mut(..bytes.len()));
         place.ok_or_else(|| Refusal::new("no such memory"))?.copy_from_slice(bytes);
         Ok(())
+    }
+
+    fn threads(&mut self) -> Threads {
+        self.thread_lists += 1;
+        let thread = |&number: &u32| SleepingThread { number, description: format!("task {number}") };
+        let sleeping: Vec<_> = self.sleeping.iter().map(thread).collect();
+        Threads { running: if sleeping.is_empty() { String::new() } else { "task 1".to_owned() }, sleeping }
+    }
+
+    fn read_thread_registers(&mut self, number: u32) -> Result<Registers, Refusal> {
+        let is_known = self.sleeping.contains(&number);
+        let registers = Registers { rip: u64::from(number), ..Registers::default() };
+        is_known.then_some(registers).ok_or_else(|| Refusal::new("no such thread"))
+    }
+
+    fn read_thread_memory(&mut self, number: u32, _: u64, buffer: &mut [u8]) -> usize {
+        buffer.fill(number as u8);
+        buffer.len()
     }
 
     fn set_breakpoint(&mut self, address: u64) -> Result<(), Refusal> {

@@ -15,7 +15,7 @@ use tests::record::{open, record};
 use tests::script::Script;
 use tests::traveller::Traveller;
 use vmm::position::Instructions;
-use vmm::timeline::{Breakpoint, Stops, Timeline, address_space};
+use vmm::timeline::{Breakpoint, Stops, Timeline, TravelStop, address_space};
 
 /// Hits that are compared, from the end backwards.
 const HITS: usize = 12;
@@ -116,6 +116,7 @@ fn processes_and_symbols_of_a_stock_kernel() {
     the_list_is_the_guests(&boot, &console);
     stops_are_in_one_process(&mut boot, marker);
     symbols_are_loaded_and_used(&mut boot);
+    threads_wake_up_as_gdb_shows_them(&mut boot);
 }
 
 fn the_list_is_the_guests(boot: &Boot<'_>, console: &str) {
@@ -257,6 +258,84 @@ fn symbols_are_loaded_and_used(boot: &mut Boot<'_>) {
     ] {
         assert!(said.contains(text), "no '{text}' in {said}");
     }
+}
+
+/// The shell while `ls` writes, as a thread of gdb's: it goes on with just these registers, this stack and this memory.
+fn threads_wake_up_as_gdb_shows_them(boot: &mut Boot<'_>) {
+    let write = boot.symbols.address_of("__x64_sys_write").expect("it is there");
+    let end = boot.timeline.end();
+    boot.goto(end);
+    boot.timeline.set_stops(Stops { breakpoints: vec![Breakpoint::at(write)], ..Stops::default() });
+    let processes = loop {
+        boot.timeline.run_backward(&mut || false).unwrap_or_else(|error| panic!("{error}"));
+        let processes = boot.tasks.list(boot.timeline.machine());
+        if processes.current.as_ref().is_some_and(|current| current.name == "ls") {
+            break processes;
+        }
+    };
+    let here = boot.timeline.position();
+    let sleepers = processes.all.iter().map(|process| 1 + process.threads.len()).sum::<usize>() - 1;
+    let shell = processes.all.iter().find(|process| process.name == "sh").expect("it waits");
+    // The CPU is thread 1 for gdb, so that process 1 has another number.
+    let number = if shell.pid == 1 { (1 << 22) + 1 } else { shell.pid };
+    let said = boot.gdb(
+        &[
+            &format!("tt goto insn:{here}"),
+            "tt symbols",
+            "tt threads on",
+            "info threads",
+            &format!(
+                "python [t.switch() for t in gdb.selected_inferior().threads() if t.ptid[1] == {number}]"
+            ),
+            "printf \"sleeps %lx %lx %lx %lx %lx\\n\", $rip, $rsp, $rbp, $rbx, $r12",
+            "bt",
+            "python exec(\"f = gdb.newest_frame()\\nwhile f.older(): f = f.older()\")",
+            "python at = int(f.read_register('rsp')) & (1 << 64) - 1",
+            "python print('program %x %s' % (at, gdb.selected_inferior().read_memory(at, 64).tobytes().hex()))",
+            "set $rbx = 1",
+            "stepi",
+            "thread",
+            "tt goto -1000",
+            "tt threads off",
+            "info threads",
+        ]
+        .map(str::to_string),
+    );
+    expect_in_order(
+        &said,
+        &["(vCPU 0, ls, pid ", "(sh, pid ", ", S)", "sleeps ", "schedule", "do_syscall_64"],
+    );
+    expect_in_order(&said, &["program ", "Current thread is 1 ", "gdb sees the CPU alone", "(vCPU 0)"]);
+    let listed = |state: &str| said.lines().filter(|line| line.contains(&format!(", {state}) "))).count();
+    assert_eq!(["R", "S", "D", "I", "Z"].map(listed).iter().sum::<usize>(), sleepers, "{said}");
+    assert!(said.contains("a thread that sleeps cannot be changed"), "{said}");
+
+    let shown = |name: &str| {
+        let line = said.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
+        line.unwrap_or_else(|| panic!("no '{name}' in {said}")).to_string()
+    };
+    let asleep = shown("sleeps");
+    let at = u64::from_str_radix(asleep.split(' ').next().unwrap_or_default(), 16).expect("RIP");
+    boot.goto(here);
+    boot.timeline.set_stops(Stops { breakpoints: vec![Breakpoint::at(at)], ..Stops::default() });
+    loop {
+        let stop = boot.timeline.run_forward(&mut || false).unwrap_or_else(|error| panic!("{error}"));
+        assert!(matches!(stop, TravelStop::Hit(_)), "the shell goes on some time");
+        let current = boot.tasks.current(boot.timeline.machine());
+        if current.is_some_and(|current| current.id == shell.pid) {
+            break;
+        }
+    }
+    let cpu = boot.timeline.machine().cpu();
+    let [_, _, _, rbx, rsp, rbp, _, _, _, _, _, _, r12, ..] = cpu.state().gpr;
+    assert_eq!(format!("{at:x} {rsp:x} {rbp:x} {rbx:x} {r12:x}"), asleep);
+    let program = shown("program");
+    let (stack, bytes) = program.split_once(' ').expect("two words");
+    let mut memory = [0; 64];
+    let stack = u64::from_str_radix(stack, 16).expect("RSP");
+    assert_eq!(cpu.core().peek(stack, &mut memory), memory.len());
+    assert_eq!(memory.map(|byte| format!("{byte:02x}")).concat(), bytes);
+    assert!(memory.iter().any(|&byte| byte != 0));
 }
 
 fn expect_in_order(said: &str, expected: &[&str]) {

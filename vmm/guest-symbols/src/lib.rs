@@ -5,8 +5,8 @@
 //! [`kallsyms`] finds the kernel's tables by their structure, [`modules`] walks the list of modules with the
 //! help of the kernel's type information ([`btf`]), and [`elf`] makes a file of all that for gdb, with types and
 //! frames ([`dwarf`]). There are no source lines in it, and nothing about user programs. [`vmlinux`] says how far a kernel
-//! with debug information was moved, [`tasks`] which processes there are, [`orc`] who called whom,
-//! [`messages`] what the kernel has said, and [`vmcoreinfo`] what it says of itself to other tools.
+//! with debug information was moved, [`tasks`] which processes there are, [`switched_out`] where those that do not run go on,
+//! [`orc`] who called whom, [`messages`] what the kernel has said, and [`vmcoreinfo`] what it says of itself to other tools.
 //!
 //! Follows Linux 6.1 to 7.2: `scripts/kallsyms.c`, `kernel/kallsyms.c`, `kernel/module/kallsyms.c`,
 //! `Documentation/bpf/btf.rst`. Guest memory is not to be trusted: every length has a limit.
@@ -22,6 +22,7 @@ pub mod messages;
 pub mod modules;
 pub mod orc;
 mod sections;
+pub mod switched_out;
 mod symbols;
 pub mod tasks;
 #[cfg(test)]

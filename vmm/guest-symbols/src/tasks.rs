@@ -52,6 +52,8 @@ pub struct Thread {
     pub process: u32,
     /// What the kernel calls it: at most 15 bytes. Control characters are replaced.
     pub name: String,
+    /// The address of its `task_struct`.
+    pub task: u64,
 }
 
 /// A process or a kernel thread.
@@ -69,6 +71,8 @@ pub struct Process {
     pub space: AddressSpace,
     /// Its threads but the first, which has its number.
     pub threads: Vec<Thread>,
+    /// The address of the `task_struct` of its first thread.
+    pub task: u64,
 }
 
 /// The processes that there are at one position.
@@ -241,7 +245,7 @@ impl Tasks {
     fn thread(&self, memory: KernelView<'_>, task: u64) -> Option<Thread> {
         let word = |offset: u64| Some(memory.number::<4>(task.wrapping_add(offset))? as u32);
         let name = name(memory, task.wrapping_add(self.layout.comm))?;
-        Some(Thread { id: word(self.layout.pid)?, process: word(self.layout.tgid)?, name })
+        Some(Thread { id: word(self.layout.pid)?, process: word(self.layout.tgid)?, name, task })
     }
 
     /// A process whose first thread is at an address, and what is wrong with the list of its threads.
@@ -269,8 +273,8 @@ impl Tasks {
         let tasks = nodes.into_iter().map(|node| node.wrapping_sub(layout.thread_node));
         let threads = tasks.filter(|&other| other != task).filter_map(|other| self.thread(memory, other));
         let threads = threads.collect();
-        let process = Process { pid: thread.process, parent, state, name: thread.name, space, threads };
-        Some((process, trouble))
+        let Thread { process: pid, name, .. } = thread;
+        Some((Process { pid, parent, state, name, space, threads, task }, trouble))
     }
 }
 
@@ -296,7 +300,7 @@ impl Layout {
     }
 }
 
-fn field(btf: &Btf<'_>, structure: &'static str, name: &'static str) -> Result<u64, Missing> {
+pub(super) fn field(btf: &Btf<'_>, structure: &'static str, name: &'static str) -> Result<u64, Missing> {
     let found = btf.structure(structure).and_then(|number| btf.field(number, name));
     found.map(|field| field.offset).ok_or(Missing::Field { structure, field: name })
 }

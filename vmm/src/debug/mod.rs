@@ -2,8 +2,8 @@
 //!
 //! [`GdbTarget`] makes a timeline what the package `gdb` calls a debug target, and `sessions.rs` gives each
 //! gdb a timeline of its own: start there. `monitor.rs` has the commands that gdb does not know,
-//! `processes.rs` and `kernel.rs` those of them that ask the guest's kernel; `bounds.rs` stops in one process
-//! only.
+//! `processes.rs`, `threads.rs` and `kernel.rs` those of them that ask the guest's kernel; `bounds.rs` stops in
+//! one process only.
 //!
 //! Nothing here speaks gdb's protocol, and nothing changes a recording: what gdb changes goes to a scratch
 //! fork ([`crate::timeline`]).
@@ -15,6 +15,7 @@ mod processes;
 mod progress;
 mod registers;
 mod sessions;
+mod threads;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,6 +29,7 @@ use gdb::{DebugTarget, Refusal, Registers, Stop};
 use self::bounds::Bounds;
 use self::kernel::Kernel;
 pub use self::sessions::{MAX_SESSIONS, Options, Report, serve, trouble};
+use self::threads::Shown;
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::position::Instructions;
@@ -44,6 +46,8 @@ pub struct GdbTarget<'a> {
     bounds: Bounds,
     /// What is known of the guest's kernel.
     kernel: Kernel,
+    /// The guest's threads, if gdb is to see them.
+    shown_threads: Option<Shown>,
     /// Step counts with names.
     marks: BTreeMap<String, Instructions>,
     /// What the last list of hits found, to choose from.
@@ -65,6 +69,7 @@ impl<'a> GdbTarget<'a> {
             filters: BTreeMap::new(),
             bounds: Bounds::default(),
             kernel: Kernel::default(),
+            shown_threads: None,
             marks: BTreeMap::new(),
             hits: Vec::new(),
             message: None,
@@ -180,6 +185,18 @@ impl DebugTarget for GdbTarget<'_> {
         self.note_fork();
         self.timeline.change_memory(address, bytes).map_err(refused)?;
         Ok(())
+    }
+
+    fn threads(&mut self) -> gdb::Threads {
+        self.list_threads()
+    }
+
+    fn read_thread_registers(&mut self, number: u32) -> Result<Registers, Refusal> {
+        self.thread_registers(number)
+    }
+
+    fn read_thread_memory(&mut self, number: u32, address: u64, buffer: &mut [u8]) -> usize {
+        self.thread_memory(number, address, buffer)
     }
 
     fn set_breakpoint(&mut self, address: u64) -> Result<(), Refusal> {

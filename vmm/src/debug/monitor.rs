@@ -36,6 +36,7 @@ monitor checkpoint                  add a checkpoint to the recording here: comi
 monitor console [LINES]             the guest's console as of now
 monitor physical ADDR LEN           physical memory
 monitor ps                          the guest's processes as of now; * marks the one that runs
+monitor threads [on|off]            show gdb the guest's threads as its own: info threads, thread N, bt
 monitor backtrace                   who called whom in the guest's kernel, by its own tables (ORC)
 monitor dmesg [LINES]               the messages of the guest's kernel as of now
 monitor break-in PID|NAME|here|CR3|anywhere [ADDR...]
@@ -69,6 +70,7 @@ impl GdbTarget<'_> {
             "ps" => self.ps(),
             "backtrace" => self.backtrace(),
             "dmesg" => self.dmesg(rest),
+            "threads" => self.set_threads(rest),
             "break-in" => self.break_in(rest),
             "symbols" => self.symbol_commands(rest),
             "back" => self.leave_fork(),

@@ -152,7 +152,15 @@ fn kernel(current: Current) -> Kernel {
 }
 
 fn process(pid: u32, parent: u32, state: char, name: &str, space: AddressSpace) -> Process {
-    Process { pid, parent, state, name: name.to_string(), space, threads: Vec::new() }
+    Process {
+        pid,
+        parent,
+        state,
+        name: name.to_string(),
+        space,
+        threads: Vec::new(),
+        task: task(u64::from(pid)),
+    }
 }
 
 #[test]
@@ -161,7 +169,7 @@ fn processes_are_listed_with_their_threads() {
         let kernel = kernel(current);
         let processes = kernel.tasks().list_in(kernel.memory.view());
         let root = tables(7) - DIRECT_MAP;
-        let threads = vec![Thread { id: 8, process: 7, name: "fifteen bytes..".to_string() }];
+        let threads = vec![Thread { id: 8, process: 7, name: "fifteen bytes..".to_string(), task: task(8) }];
         let expected = [
             process(0, 0, 'R', "swapper/0", AddressSpace::KernelThread),
             Process { threads, ..process(7, 0, 'S', "tmux: server", AddressSpace::Own(root)) },
