@@ -179,24 +179,50 @@ fn types_of_gdb_are_those_that_pahole_reads() {
     if Command::new("pahole").arg("--version").output().is_err() {
         return skip::test("there is no pahole (Debian's package dwarves): types were not compared with its");
     }
-    let pahole = output(Command::new("pahole").args(["-F", "btf"]).arg(&vmlinux));
-    let expected = structures(&pahole);
-    assert!(expected.len() > STRUCTURES, "{}", expected.len());
     let symbols = Symbols::of_guest(timeline.machine()).expect("the kernel runs");
     let info = DebugInfo::of_kernel(timeline.machine(), &symbols);
+    let file = elf::with_debug_info(&symbols, &info);
+    let pahole = output(Command::new("pahole").args(["-F", "btf"]).arg(&vmlinux));
+    let of_kernel = structures(&pahole);
+    assert!(of_kernel.len() > STRUCTURES, "{}", of_kernel.len());
+    assert!(compare(directory.path(), &file, &of_kernel) > 5 * STRUCTURES);
+
+    let folder = repository().join("guest-images/out/kernel-cloud/lib/modules");
+    let own: Vec<Structure> = symbols
+        .modules()
+        .iter()
+        .flat_map(|name| {
+            let found = output(
+                Command::new("find")
+                    .arg(&folder)
+                    .args(["-name", &format!("{}.ko", name.replace('_', "[_-]"))]),
+            );
+            let path = found.lines().next().unwrap_or_else(|| panic!("no {name}.ko"));
+            let mut pahole = Command::new("pahole");
+            structures(&output(pahole.args(["-F", "btf", "--btf_base"]).arg(&vmlinux).arg(path)))
+        })
+        .collect();
+    let is_new = |structure: &Structure| !of_kernel.iter().any(|known| known.name == structure.name);
+    let own: Vec<Structure> = own.into_iter().filter(is_new).collect();
+    assert!(own.len() > 5, "{} of {:?}", own.len(), symbols.modules());
+    assert!(compare(directory.path(), &file, &own) > 20);
+}
+
+/// Whether gdb with a file has these structures, with all these members at their places, and how many members that were.
+fn compare(directory: &Path, file: &[u8], expected: &[Structure]) -> usize {
     let write = |name: &str, bytes: &[u8]| {
-        std::fs::write(directory.path().join(name), bytes).expect("the folder is ours");
+        std::fs::write(directory.join(name), bytes).expect("the folder is ours");
     };
-    write("kernel", &elf::with_debug_info(&symbols, &info));
+    write("kernel", file);
     write("commands", IN_GDB.as_bytes());
     let names: Vec<&str> = expected.iter().map(|structure| structure.name.as_str()).collect();
     write("names", names.join("\n").as_bytes());
     let mut gdb = Command::new("gdb");
-    gdb.args(["--quiet", "--nx", "--batch", "-x", "commands", "kernel"]).current_dir(directory.path());
+    gdb.args(["--quiet", "--nx", "--batch", "-x", "commands", "kernel"]).current_dir(directory);
     let said = output(&mut gdb);
     let mut lines = said.lines().peekable();
     let mut compared = 0;
-    for structure in &expected {
+    for structure in expected {
         assert_eq!(lines.next(), Some(format!("struct {} {}", structure.name, structure.size).as_str()));
         let mut members = Vec::new();
         while let Some(line) = lines.next_if(|line| !line.starts_with("struct ")) {
@@ -212,7 +238,7 @@ fn types_of_gdb_are_those_that_pahole_reads() {
             compared += 1;
         }
     }
-    assert!(compared > 5 * STRUCTURES, "{compared}");
+    compared
 }
 
 /// A structure as pahole prints it.

@@ -3,6 +3,8 @@
 //! Follows `Documentation/bpf/btf.rst`: a header, type records that are numbered from one in the order in
 //! which they come, and texts. Nothing in it is trusted: positions that lead outside give `None`.
 
+use std::ops::RangeInclusive;
+
 use super::guest_view::is_text;
 
 /// The bytes that type information begins with.
@@ -32,12 +34,13 @@ const DECLARATION_TAG: u32 = 17;
 const TYPE_TAG: u32 = 18;
 const ENUM64: u32 = 19;
 
-/// Type information.
+/// Type information: the kernel's, or a module's, which goes on with numbers and names where the kernel's ends.
 pub struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
-    /// Where in `types` each record begins; that of type 1 is the first.
+    /// Where in `types` each record begins; the first is that of type 1, or of the first behind those of `base`.
     records: Vec<u32>,
+    base: Option<&'a Btf<'a>>,
 }
 
 /// A field of a structure.
@@ -147,6 +150,15 @@ pub struct Member<'a> {
 impl<'a> Btf<'a> {
     /// Reads the header and finds all records.
     pub fn parse(bytes: &'a [u8]) -> Option<Btf<'a>> {
+        Btf::parse_with(bytes, None)
+    }
+
+    /// The same of a module's, which refers to the kernel's.
+    pub fn parse_module(bytes: &'a [u8], kernel: &'a Btf<'a>) -> Option<Btf<'a>> {
+        Btf::parse_with(bytes, Some(kernel))
+    }
+
+    fn parse_with(bytes: &'a [u8], base: Option<&'a Btf<'a>>) -> Option<Btf<'a>> {
         let (magic, version) = (bytes.first_chunk::<2>()?, *bytes.get(2)?);
         if u16::from_le_bytes(*magic) != MAGIC || version != 1 {
             return None;
@@ -160,7 +172,12 @@ impl<'a> Btf<'a> {
             records.push(u32::try_from(at).ok()?);
             at += record_bytes(u32_at(types, at + 4)?)?;
         }
-        Some(Btf { types, strings, records })
+        Some(Btf { types, strings, records, base })
+    }
+
+    /// How many types the kernel has, if these are a module's.
+    pub fn base_count(&self) -> u32 {
+        self.base.map_or(0, |base| base.records.len() as u32)
     }
 
     /// The number of the structure with this name.
@@ -168,7 +185,7 @@ impl<'a> Btf<'a> {
         let wanted = |&kind: &u32| {
             self.record(kind).is_some_and(|record| record.kind == STRUCT && self.is_named(record.name, name))
         };
-        (1..=self.records.len() as u32).find(wanted)
+        self.numbers().find(wanted)
     }
 
     /// A field of a structure, also when it lies in a part of it that has no name.
@@ -184,12 +201,12 @@ impl<'a> Btf<'a> {
     /// What an array consists of: the number of the type, and how many.
     pub fn array(&self, kind: u32) -> Option<(u32, u32)> {
         let record = self.record(kind).filter(|record| record.kind == ARRAY)?;
-        Some((u32_at(self.types, record.rest)?, u32_at(self.types, record.rest + 8)?))
+        Some((u32_at(record.types, record.rest)?, u32_at(record.types, record.rest + 8)?))
     }
 
-    /// The numbers of all types, from one on.
-    pub fn numbers(&self) -> std::ops::RangeInclusive<u32> {
-        1..=self.records.len() as u32
+    /// The numbers of all types, from one on; of a module's, only of those that the kernel has not.
+    pub fn numbers(&self) -> RangeInclusive<u32> {
+        self.base_count() + 1..=self.base_count().saturating_add(self.records.len() as u32)
     }
 
     /// A type in full. `None` where there is none with this number.
@@ -244,9 +261,22 @@ impl<'a> Btf<'a> {
         let record = self.record(number)?;
         match record.kind {
             POINTER | TYPEDEF | CONST | VOLATILE | RESTRICT | TYPE_TAG | PROTOTYPE => Some(record.size),
-            ARRAY => u32_at(self.types, record.rest),
+            ARRAY => u32_at(record.types, record.rest),
             _ => None,
         }
+    }
+
+    /// All types that one refers to.
+    pub fn references(&self, number: u32) -> Vec<u32> {
+        let mut found: Vec<u32> = self.leads_to(number).into_iter().collect();
+        match self.full(number).map(|found| found.shape) {
+            Some(Shape::Structure { members, .. }) => found.extend(members.iter().map(|member| member.kind)),
+            Some(Shape::Prototype { parameters, .. }) => {
+                found.extend(parameters.iter().map(|&(_, kind)| kind))
+            }
+            _ => {}
+        }
+        found
     }
 
     /// The bits of a number without a fraction that has fewer than its bytes: so bit fields were once described.
@@ -256,8 +286,8 @@ impl<'a> Btf<'a> {
         (u32::from(bits) < size.saturating_mul(8)).then_some(bits)
     }
 
-    fn integer(&self, record: &Record) -> Option<Shape<'a>> {
-        let bits = u32_at(self.types, record.rest)?;
+    fn integer(&self, record: &Record<'_>) -> Option<Shape<'a>> {
+        let bits = u32_at(record.types, record.rest)?;
         Some(Shape::Integer {
             size: record.size,
             bits: bits as u8,
@@ -266,7 +296,7 @@ impl<'a> Btf<'a> {
         })
     }
 
-    fn enumeration(&self, record: &Record, values: Vec<(Option<&'a str>, i64)>) -> Shape<'a> {
+    fn enumeration(&self, record: &Record<'_>, values: Vec<(Option<&'a str>, i64)>) -> Shape<'a> {
         Shape::Enumeration { size: record.size, is_signed: record.flag, values }
     }
 
@@ -279,8 +309,8 @@ impl<'a> Btf<'a> {
     }
 
     /// What a record consists of: so many words each, and zeroes up to three.
-    fn parts(&self, record: &Record, words: usize) -> impl Iterator<Item = [u32; 3]> {
-        let (start, types) = (record.rest, self.types);
+    fn parts(&self, record: &Record<'a>, words: usize) -> impl Iterator<Item = [u32; 3]> + use<'a> {
+        let (start, types) = (record.rest, record.types);
         (0..record.count).map_while(move |number| {
             let mut part = [0; 3];
             for (word, value) in part.iter_mut().enumerate().take(words) {
@@ -290,8 +320,20 @@ impl<'a> Btf<'a> {
         })
     }
 
+    /// The texts from a place on.
+    fn text(&self, at: u32) -> Option<&'a [u8]> {
+        let mut at = at as usize;
+        if let Some(base) = self.base {
+            match at.checked_sub(base.strings.len()) {
+                Some(behind) => at = behind,
+                None => return base.strings.get(at..),
+            }
+        }
+        self.strings.get(at..)
+    }
+
     fn name(&self, at: u32) -> Option<&'a str> {
-        let text = self.strings.get(at as usize..)?;
+        let text = self.text(at)?;
         let end = text.iter().take(MAX_NAME_BYTES).position(|&byte| byte == 0)?;
         // Those of numbers have blanks in them: "long unsigned int".
         let is_word = |word: &str| !word.is_empty() && is_text(word.as_bytes());
@@ -303,10 +345,10 @@ impl<'a> Btf<'a> {
         let record = self.record(structure).filter(Record::has_fields)?;
         (0..record.count).find_map(|number| {
             let at = record.rest + 12 * number;
-            let (its_name, kind) = (u32_at(self.types, at)?, u32_at(self.types, at + 4)?);
+            let (its_name, kind) = (u32_at(record.types, at)?, u32_at(record.types, at + 4)?);
             // With bit fields in the structure, the upper byte is a width.
             let mask = if record.flag { 0x00ff_ffff } else { u32::MAX };
-            let offset = u64::from((u32_at(self.types, at + 8)? & mask) / 8);
+            let offset = u64::from((u32_at(record.types, at + 8)? & mask) / 8);
             if self.is_named(its_name, name) {
                 return Some(Field { offset, kind });
             }
@@ -318,27 +360,33 @@ impl<'a> Btf<'a> {
         })
     }
 
-    fn record(&self, kind: u32) -> Option<Record> {
-        let at = *self.records.get(kind.checked_sub(1)? as usize)? as usize;
-        let info = u32_at(self.types, at + 4)?;
+    fn record(&self, kind: u32) -> Option<Record<'a>> {
+        if let Some(base) = self.base.filter(|_| kind <= self.base_count()) {
+            return base.record(kind);
+        }
+        let at = *self.records.get((kind - self.base_count()).checked_sub(1)? as usize)? as usize;
+        let (types, info) = (self.types, u32_at(self.types, at + 4)?);
         Some(Record {
-            name: u32_at(self.types, at)?,
+            types,
+            name: u32_at(types, at)?,
             kind: kind_of(info),
             count: count_of(info),
             flag: info >> 31 != 0,
-            size: u32_at(self.types, at + 8)?,
+            size: u32_at(types, at + 8)?,
             rest: at + 12,
         })
     }
 
     fn is_named(&self, at: u32, name: &str) -> bool {
-        let text = self.strings.get(at as usize..).and_then(|text| text.strip_prefix(name.as_bytes()));
+        let text = self.text(at).and_then(|text| text.strip_prefix(name.as_bytes()));
         text.is_some_and(|after| after.first() == Some(&0))
     }
 }
 
 /// `struct btf_type`.
-struct Record {
+struct Record<'a> {
+    /// What it is a part of.
+    types: &'a [u8],
     name: u32,
     kind: u32,
     count: usize,
@@ -349,7 +397,7 @@ struct Record {
     rest: usize,
 }
 
-impl Record {
+impl Record<'_> {
     fn has_fields(&self) -> bool {
         matches!(self.kind, STRUCT | UNION)
     }

@@ -13,6 +13,7 @@ use super::btf::Btf;
 use super::guest_view::KernelView;
 use super::kallsyms::{MAX_NAME_BYTES, MAX_NAMES_BYTES, MAX_SYMBOLS, RawSymbol};
 use super::sections::{Access, Section};
+use super::symbols::Symbols;
 
 /// No more modules are looked at.
 const MAX_MODULES: usize = 4096;
@@ -70,6 +71,32 @@ pub(super) fn types(
         return Err(Missing::Types);
     }
     Ok(bytes)
+}
+
+/// The type information of all modules, as the kernel keeps it beside its own, which is `kernel`. Kernels that keep none, or
+/// keep it in another way than the known ones, have none here.
+///
+/// Follows Linux 6.1 to 7.2: `kernel/bpf/btf.c`, `btf_modules`.
+pub(super) fn types_of_modules(memory: KernelView<'_>, symbols: &Symbols, kernel: &Btf<'_>) -> Vec<Vec<u8>> {
+    let field = |structure, name| Some(kernel.field(kernel.structure(structure)?, name)?.offset);
+    let places = || {
+        let entry = |name| field("btf_module", name);
+        let types = |name| field("btf", name);
+        Some((entry("list")?, entry("btf")?, types("data")?, types("data_size")?))
+    };
+    let (Some(head), Some((list, btf, data, size))) = (symbols.address_of("btf_modules"), places()) else {
+        return Vec::new();
+    };
+    let mut room = MAX_BTF_BYTES;
+    let read = |entry: u64| {
+        let types = memory.number::<8>(entry.wrapping_add(btf))?;
+        let start = memory.number::<8>(types.wrapping_add(data))?;
+        let size = memory.number::<4>(types.wrapping_add(size))?;
+        room = room.checked_sub(size)?;
+        let mut bytes = vec![0; size as usize];
+        (memory.read(start, &mut bytes) == bytes.len()).then_some(bytes)
+    };
+    addresses(memory, head, list).into_iter().filter_map(read).collect()
 }
 
 /// Reads all modules. A list that leads nowhere gives those before that place.

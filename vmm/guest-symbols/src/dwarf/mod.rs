@@ -9,6 +9,7 @@ pub(super) mod types;
 mod variables;
 mod written;
 
+use self::types::TypeUnit;
 use self::written::Sections;
 use super::btf::Btf;
 use super::guest_view::{GuestView, KernelView};
@@ -24,10 +25,14 @@ pub struct DebugInfo {
 }
 
 impl DebugInfo {
-    /// Types, variables and frames of the kernel with these symbols, and frames of its modules.
+    /// Types, variables and frames of the kernel with these symbols, and types and frames of its modules.
     pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> DebugInfo {
         let mut info = DebugInfo::default();
-        let types = types(guest, symbols);
+        let types = types(guest, symbols, |kernel, _| {
+            let mut unit = types::of(kernel)?;
+            variables::add(&mut unit, kernel, symbols);
+            Some(unit)
+        });
         info.take(types, "types");
         let frames =
             Unwinder::of_kernel(guest, symbols).map(|unwinder| frames::of_kernel(&unwinder, symbols));
@@ -35,9 +40,11 @@ impl DebugInfo {
         info
     }
 
-    /// Frames of the modules alone, for use beside a file of the kernel that has its own.
+    /// Types and frames of the modules alone, for use beside a file of the kernel that has its own.
     pub fn of_modules(guest: &dyn GuestView, symbols: &Symbols) -> DebugInfo {
         let mut info = DebugInfo::default();
+        let types = types(guest, symbols, types::for_modules);
+        info.take(types, "types");
         let frames =
             Unwinder::of_kernel(guest, symbols).map(|unwinder| frames::of_modules(&unwinder, symbols));
         info.take(frames, "frames");
@@ -62,12 +69,23 @@ impl DebugInfo {
     }
 }
 
-fn types(guest: &dyn GuestView, symbols: &Symbols) -> Result<Sections, Missing> {
+/// Types of the modules, added to what `begin` makes of the kernel's.
+fn types(
+    guest: &dyn GuestView,
+    symbols: &Symbols,
+    begin: impl Fn(&Btf<'_>, &[Btf<'_>]) -> Option<TypeUnit>,
+) -> Result<Sections, Missing> {
     let address_of = |name: &'static str| symbols.address_of(name);
-    let found = KernelView::all(guest).map(|view| modules::types(view, &address_of));
-    let bytes = found.reduce(|first, second| first.or(second)).expect("there is always the current view")?;
-    let btf = Btf::parse(&bytes).ok_or(Missing::Types)?;
-    let mut unit = types::of(&btf).ok_or(Missing::Types)?;
-    variables::add(&mut unit, &btf, symbols);
+    let found = KernelView::all(guest).map(|view| Ok((view, modules::types(view, &address_of)?)));
+    let found = found.reduce(|first: Result<_, Missing>, second| first.or(second));
+    let (view, bytes) = found.expect("there is always the current view")?;
+    let kernel = Btf::parse(&bytes).ok_or(Missing::Types)?;
+    let of_modules = modules::types_of_modules(view, symbols, &kernel);
+    let of_modules = of_modules.iter().filter_map(|bytes| Btf::parse_module(bytes, &kernel));
+    let of_modules: Vec<Btf<'_>> = of_modules.collect();
+    let mut unit = begin(&kernel, &of_modules).ok_or(Missing::Types)?;
+    for module in &of_modules {
+        unit.add_module(module).ok_or(Missing::Types)?;
+    }
     Ok(unit.sections())
 }

@@ -4,6 +4,8 @@
 //! there are no types at all. Debuggers follow chains of types (a pointer to a constant of a typedef of ...) by recursion:
 //! a chain that is longer than any compiler's, or leads in circles, has no entries, and what refers to it refers to `void`.
 
+use std::collections::BTreeSet;
+
 use gimli::write::{AttributeValue, Dwarf, EndianVec, LineProgram, Sections, Unit, UnitEntryId, UnitId};
 use gimli::{
     DW_AT_bit_size, DW_AT_byte_size, DW_AT_const_value, DW_AT_count, DW_AT_data_bit_offset,
@@ -40,33 +42,36 @@ pub(crate) struct TypeUnit {
     name_bytes_left: usize,
 }
 
-/// All types. `None` when there are more than any kernel has.
+/// All types of a kernel. `None` when there are more than any kernel has.
 pub(super) fn of(btf: &Btf<'_>) -> Option<TypeUnit> {
     within(btf, MAX_ENTRIES, MAX_NAMES_BYTES)
 }
 
 /// The same with other limits.
 pub(crate) fn within(btf: &Btf<'_>, entries: usize, name_bytes: usize) -> Option<TypeUnit> {
-    let mut dwarf = Dwarf::new();
-    let unit = dwarf.units.add(Unit::new(ENCODING, LineProgram::none()));
-    let mut unit =
-        TypeUnit { dwarf, unit, entries: Vec::new(), entries_left: entries, name_bytes_left: name_bytes };
-    let root = unit.root();
-    unit.set(root, DW_AT_language, AttributeValue::Language(DW_LANG_C11));
-    unit.name(root, Some("vmlinux"))?;
-    let producer = unit.dwarf.strings.add("ttvm");
-    unit.set(root, DW_AT_producer, AttributeValue::StringRef(producer));
-    // Types refer to later ones: first all have to be there.
-    for number in btf.numbers() {
-        let tag = btf.full(number).filter(|_| is_grounded(btf, number)).and_then(|found| tag(&found.shape));
-        let entry = tag.map(|tag| unit.add(root, tag));
-        unit.entries.push(entry.map_or(Some(None), |entry| entry.map(Some))?);
-    }
-    for number in btf.numbers() {
-        if let (Some(found), Some(entry)) = (btf.full(number), unit.entries[number as usize - 1]) {
-            unit.describe(btf, entry, &found)?;
+    let mut unit = TypeUnit::new("vmlinux", entries, name_bytes)?;
+    unit.add_all(btf, btf.numbers(), |found| found)?;
+    Some(unit)
+}
+
+/// The types of a kernel that those of its modules refer to; of structures and unions only that there are such, which is for
+/// another file to know. [`TypeUnit::add_module`] adds the modules' own.
+pub(crate) fn for_modules(btf: &Btf<'_>, modules: &[Btf<'_>]) -> Option<TypeUnit> {
+    let mut unit = TypeUnit::new("modules", MAX_ENTRIES, MAX_NAMES_BYTES)?;
+    let is_whole =
+        |number| !matches!(btf.full(number).map(|found| found.shape), Some(Shape::Structure { .. }));
+    let own = modules.iter().flat_map(|module| module.numbers().flat_map(|number| module.references(number)));
+    let mut open: Vec<u32> = own.collect();
+    let mut wanted = BTreeSet::new();
+    while let Some(number) = open.pop() {
+        if btf.numbers().contains(&number) && wanted.insert(number) && is_whole(number) {
+            open.extend(btf.references(number));
         }
     }
+    unit.add_all(btf, wanted.iter().copied(), |found| match found.shape {
+        Shape::Structure { is_union, .. } => Type { shape: Shape::Forward { is_union }, ..found },
+        _ => found,
+    })?;
     Some(unit)
 }
 
@@ -102,6 +107,49 @@ fn is_grounded(btf: &Btf<'_>, number: u32) -> bool {
 }
 
 impl TypeUnit {
+    fn new(name: &str, entries: usize, name_bytes: usize) -> Option<TypeUnit> {
+        let mut dwarf = Dwarf::new();
+        let unit = dwarf.units.add(Unit::new(ENCODING, LineProgram::none()));
+        let mut unit =
+            TypeUnit { dwarf, unit, entries: Vec::new(), entries_left: entries, name_bytes_left: name_bytes };
+        let root = unit.root();
+        unit.set(root, DW_AT_language, AttributeValue::Language(DW_LANG_C11));
+        unit.name(root, Some(name))?;
+        let producer = unit.dwarf.strings.add("ttvm");
+        unit.set(root, DW_AT_producer, AttributeValue::StringRef(producer));
+        Some(unit)
+    }
+
+    /// Adds the types of a module to those of its kernel. Those of another one that was added are no longer referred to.
+    pub fn add_module(&mut self, btf: &Btf<'_>) -> Option<()> {
+        self.entries.truncate(btf.base_count() as usize);
+        self.add_all(btf, btf.numbers(), |found| found)
+    }
+
+    /// Adds types with rising numbers, each as `described`.
+    fn add_all<'a>(
+        &mut self,
+        btf: &Btf<'a>,
+        numbers: impl Iterator<Item = u32> + Clone,
+        described: impl Fn(Type<'a>) -> Type<'a>,
+    ) -> Option<()> {
+        let root = self.root();
+        let found = |number| btf.full(number).map(&described);
+        // Types refer to later ones: first all have to be there.
+        for number in numbers.clone() {
+            self.entries.resize(number as usize - 1, None);
+            let tag = found(number).filter(|_| is_grounded(btf, number)).and_then(|found| tag(&found.shape));
+            let entry = tag.map(|tag| self.add(root, tag));
+            self.entries.push(entry.map_or(Some(None), |entry| entry.map(Some))?);
+        }
+        for number in numbers {
+            if let (Some(found), Some(entry)) = (found(number), self.entries[number as usize - 1]) {
+                self.describe(btf, entry, &found)?;
+            }
+        }
+        Some(())
+    }
+
     /// What a file has of it.
     pub fn sections(mut self) -> Vec<(&'static str, Vec<u8>)> {
         let mut sections = Sections::new(EndianVec::new(LittleEndian));

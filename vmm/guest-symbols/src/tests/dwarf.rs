@@ -115,6 +115,55 @@ compile_unit language=29 vmlinux ttvm
     assert_eq!(lines_of(&some_of_everything()).join("\n"), expected);
 }
 
+/// Two modules of the kernel with [`some_of_everything`]. Each has a type of its own with the same number; the first has a
+/// name of the kernel's too.
+fn two_modules(kernel: &Types) -> [Types; 2] {
+    let mut first = Types::of_module(kernel);
+    let drawer = first.structure("drawer", 40, &[("desk", 6, 0), ("state", 11, 32), ("next", 13, 36)]);
+    first.record("", POINTER << 24, drawer, &[]);
+    let mut second = Types::of_module(kernel);
+    second.structure("lamp", 8, &[("place", 8, 0)]);
+    [first, second]
+}
+
+#[test]
+fn types_of_modules_refer_to_those_of_the_kernel() {
+    let kernel = some_of_everything();
+    let modules = two_modules(&kernel).map(|types| types.bytes());
+    let bytes = kernel.bytes();
+    let kernel = Btf::parse(&bytes).unwrap();
+    let modules = modules.each_ref().map(|bytes| Btf::parse_module(bytes, &kernel).unwrap());
+    assert_eq!(modules[0].numbers(), 12..=13);
+    assert_eq!(modules[0].structure("desk"), None, "it is the kernel's");
+    let [next] = ["next"].map(|name| modules[0].field(12, name).unwrap());
+    assert_eq!((next.offset, next.kind, modules[0].size(6)), (36, 13, Some(32)));
+
+    let expected = "  structure_type drawer byte_size=40
+    member desk of structure_type data_member_location=0
+    member state of enumeration_type data_member_location=32
+    member next of pointer_type data_member_location=36
+  pointer_type byte_size=8 of structure_type
+  structure_type lamp byte_size=8
+    member place of pointer_type data_member_location=0";
+    let mut unit = types::within(&kernel, 1000, 1000).unwrap();
+    let of_kernel = lines(&types::within(&kernel, 1000, 1000).unwrap().sections());
+    modules.iter().for_each(|module| unit.add_module(module).unwrap());
+    assert_eq!(lines(&unit.sections())[of_kernel.len()..].join("\n"), expected);
+
+    let mut unit = types::for_modules(&kernel, &modules).unwrap();
+    modules.iter().for_each(|module| unit.add_module(module).unwrap());
+    let of_kernel = "\
+compile_unit language=29 modules ttvm
+  structure_type desk declaration
+  pointer_type byte_size=8 of const_type
+  const_type of structure_type
+  enumeration_type state byte_size=4
+    enumerator OFF const_value=-1
+    enumerator ON const_value=1
+";
+    assert_eq!(lines(&unit.sections()).join("\n"), format!("{of_kernel}{expected}"));
+}
+
 #[test]
 fn circles_and_long_chains_are_void() {
     let mut types = Types::new();

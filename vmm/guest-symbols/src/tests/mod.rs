@@ -264,11 +264,19 @@ pub(super) struct Types {
     records: Vec<u8>,
     strings: Vec<u8>,
     count: u32,
+    /// Bytes of names of the kernel, if these are types of a module.
+    strings_of_kernel: u32,
 }
 
 impl Types {
     pub fn new() -> Types {
-        Types { records: Vec::new(), strings: vec![0], count: 0 }
+        Types { records: Vec::new(), strings: vec![0], count: 0, strings_of_kernel: 0 }
+    }
+
+    /// Those of a module, which go on with numbers and names where a kernel's end.
+    pub fn of_module(kernel: &Types) -> Types {
+        let strings_of_kernel = kernel.strings.len() as u32;
+        Types { records: Vec::new(), strings: Vec::new(), count: kernel.count, strings_of_kernel }
     }
 
     pub fn string(&mut self, text: &str) -> u32 {
@@ -276,7 +284,7 @@ impl Types {
             return 0;
         }
         self.strings.extend(text.bytes().chain([0]));
-        (self.strings.len() - text.len() - 1) as u32
+        self.strings_of_kernel + (self.strings.len() - text.len() - 1) as u32
     }
 
     pub fn record(&mut self, name: &str, info: u32, size: u32, rest: &[u32]) -> u32 {
