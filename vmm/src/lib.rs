@@ -19,6 +19,7 @@ pub mod exits;
 pub mod export;
 pub mod live;
 pub mod machine;
+pub mod new_file;
 pub mod notation;
 pub mod position;
 pub mod recording;

@@ -2,11 +2,13 @@
 //! lists, and gdb finds its way with them.
 
 use std::path::Path;
+use std::process::Command;
 
 use guest_symbols::{NoKernel, Symbols, elf};
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest};
 use tests::listings::ListedSymbol;
+use tests::program::ttvm;
 use tests::record::{open, record};
 use tests::script::Script;
 use vmm::timeline::Timeline;
@@ -44,6 +46,25 @@ fn gdb_says(timeline: &mut Timeline, file: &Path, commands: &[&str]) -> String {
     })
 }
 
+/// A disk that is full after a hundred KiB, and a file that is there already.
+fn files_are_whole_or_not_there(directory: &Path) {
+    std::fs::create_dir(directory.join("for files")).expect("the folder is ours");
+    let run = |limit_kib: u32, to: &str| {
+        let make = format!("exec {} symbols boot.ttvm -o 'for files/{to}'", ttvm().display());
+        let mut command = Command::new("bash");
+        command.args(["-c", &format!("trap '' XFSZ; ulimit -f {limit_kib}; {make}")]).current_dir(directory);
+        let made = command.output().expect("bash can be run");
+        (made.status.code(), String::from_utf8_lossy(&made.stderr).into_owned())
+    };
+    let left = || std::fs::read_dir(directory.join("for files")).expect("it is there").count();
+    let (code, told) = run(100, "cut off");
+    assert!(code == Some(1) && told.contains("cannot write for files/cut off"), "{code:?}: {told}");
+    assert_eq!(left(), 0);
+    assert_eq!((run(1 << 20, "whole").0, left()), (Some(0), 1));
+    let (code, told) = run(1 << 20, "whole");
+    assert!(code == Some(1) && told.contains("name a file that does not"), "{code:?}: {told}");
+}
+
 #[test]
 fn symbols_are_those_that_the_guest_lists() {
     let directory = tempfile::tempdir().expect("a temporary folder");
@@ -68,6 +89,7 @@ fn symbols_are_those_that_the_guest_lists() {
     assert_eq!(symbols.name_of(start_kernel + 5), Some(("start_kernel", 5)));
     assert_ne!(symbols.address_of("_text"), Some(LINKED_AT), "there is no KASLR");
 
+    files_are_whole_or_not_there(directory.path());
     let file = directory.path().join("vmlinux.sym");
     std::fs::write(&file, elf::file(&symbols)).expect("the folder is ours");
     let commands = &[

@@ -13,7 +13,6 @@ use super::btf::Btf;
 use super::guest_view::KernelView;
 use super::kallsyms::{MAX_NAME_BYTES, MAX_NAMES_BYTES, MAX_SYMBOLS, RawSymbol};
 use super::sections::{Access, Section};
-use super::symbols::Symbols;
 
 /// No more modules are looked at.
 const MAX_MODULES: usize = 4096;
@@ -74,17 +73,21 @@ pub(super) fn types(
 }
 
 /// The type information of all modules, as the kernel keeps it beside its own, which is `kernel`. Kernels that keep none, or
-/// keep it in another way than the known ones, have none here.
+/// keep it in another way than the known ones, have none here. `address_of` knows the kernel's symbols.
 ///
 /// Follows Linux 6.1 to 7.2: `kernel/bpf/btf.c`, `btf_modules`.
-pub(super) fn types_of_modules(memory: KernelView<'_>, symbols: &Symbols, kernel: &Btf<'_>) -> Vec<Vec<u8>> {
+pub(super) fn types_of_modules(
+    memory: KernelView<'_>,
+    address_of: &dyn Fn(&'static str) -> Option<u64>,
+    kernel: &Btf<'_>,
+) -> Vec<Vec<u8>> {
     let field = |structure, name| Some(kernel.field(kernel.structure(structure)?, name)?.offset);
     let places = || {
         let entry = |name| field("btf_module", name);
         let types = |name| field("btf", name);
         Some((entry("list")?, entry("btf")?, types("data")?, types("data_size")?))
     };
-    let (Some(head), Some((list, btf, data, size))) = (symbols.address_of("btf_modules"), places()) else {
+    let (Some(head), Some((list, btf, data, size))) = (address_of("btf_modules"), places()) else {
         return Vec::new();
     };
     let mut room = MAX_BTF_BYTES;

@@ -29,7 +29,7 @@ use gdb::{DebugTarget, Refusal, Registers, Stop};
 use self::bounds::Bounds;
 use self::kernel::Kernel;
 pub use self::sessions::{MAX_SESSIONS, Options, Report, serve, trouble};
-use self::threads::Shown;
+use self::threads::ShownThreads;
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::position::Instructions;
@@ -47,7 +47,7 @@ pub struct GdbTarget<'a> {
     /// What is known of the guest's kernel.
     kernel: Kernel,
     /// The guest's threads, if gdb is to see them.
-    shown_threads: Option<Shown>,
+    shown_threads: Option<ShownThreads>,
     /// Step counts with names.
     marks: BTreeMap<String, Instructions>,
     /// What the last list of hits found, to choose from.
@@ -188,15 +188,18 @@ impl DebugTarget for GdbTarget<'_> {
     }
 
     fn threads(&mut self) -> gdb::Threads {
-        self.list_threads()
+        let machine = self.timeline.machine();
+        self.shown_threads.as_mut().map(|shown| shown.list(machine)).unwrap_or_default()
     }
 
     fn read_thread_registers(&mut self, number: u32) -> Result<Registers, Refusal> {
-        self.thread_registers(number)
+        let hidden = || Refusal::new("gdb sees the CPU alone: see 'monitor threads on'");
+        self.shown_threads.as_ref().ok_or_else(hidden)?.registers(self.timeline.machine(), number)
     }
 
     fn read_thread_memory(&mut self, number: u32, address: u64, buffer: &mut [u8]) -> usize {
-        self.thread_memory(number, address, buffer)
+        let machine = self.timeline.machine();
+        self.shown_threads.as_ref().map_or(0, |shown| shown.read(machine, number, address, buffer))
     }
 
     fn set_breakpoint(&mut self, address: u64) -> Result<(), Refusal> {

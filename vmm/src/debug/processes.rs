@@ -1,14 +1,17 @@
-//! `monitor ps` and `monitor break-in`: the guest's processes, and stopping in one of them only.
+//! `monitor ps`, `monitor threads` and `monitor break-in`: the guest's processes, as a list and as gdb's threads, and stopping in
+//! one of them only.
 
 use std::fmt::Write;
 use std::sync::Arc;
 
 use gdb::Refusal;
+use guest_symbols::switched_out::SwitchFrame;
 use guest_symbols::tasks::{AddressSpace, Process, Processes, Tasks};
 use guest_symbols::{USER_ROOT_BIT, page_table_root};
 
 use super::GdbTarget;
 use super::bounds::Only;
+use super::threads::ShownThreads;
 use crate::timeline::{address_space, number};
 
 /// `PID_MAX_LIMIT` of Linux: no process has a number above.
@@ -33,6 +36,27 @@ impl GdbTarget<'_> {
             let _ = writeln!(text, "(this is not all: {damage})");
         }
         Ok(text)
+    }
+
+    /// Lets gdb see the threads of the guest, or the CPU alone again.
+    pub(super) fn set_threads(&mut self, argument: &str) -> Result<String, Refusal> {
+        match argument {
+            "" => {}
+            "off" => self.shown_threads = None,
+            "on" => {
+                let tasks = self.tasks().map_err(|error| Refusal::new(error.to_string()))?;
+                let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
+                let frame = SwitchFrame::of_kernel(self.timeline.machine(), &symbols);
+                let frame = frame.map_err(|missing| Refusal::new(missing.to_string()))?;
+                self.shown_threads = Some(ShownThreads::new(tasks, frame));
+            }
+            _ => return Err(Refusal::new("write: monitor threads [on|off]")),
+        }
+        let said = match self.shown_threads {
+            Some(_) => "gdb sees the guest's threads; thread 1 is the CPU, and the only one that moves\n",
+            None => "gdb sees the CPU alone\n",
+        };
+        Ok(said.to_string())
     }
 
     pub(super) fn break_in(&mut self, text: &str) -> Result<String, Refusal> {

@@ -1,21 +1,23 @@
-//! `monitor threads`: the guest's threads that do not run, each as a thread of gdb's with the registers that it will go on
-//! with and the memory that it sees.
+//! The guest's threads that do not run, each as a thread of gdb's with the registers that it will go on with and the memory
+//! that it sees.
 
 use std::sync::Arc;
 
 use gdb::{Refusal, Registers, SleepingThread, Threads};
+use guest_symbols::GuestView;
 use guest_symbols::switched_out::{SavedRegisters, SwitchFrame};
 use guest_symbols::tasks::{AddressSpace, Processes, Tasks};
-use guest_symbols::{GuestView, page_table_root};
 
-use super::GdbTarget;
+use super::registers::to_gdb;
+use crate::machine::Machine;
+use crate::position::Instructions;
 
 /// The number for gdb of the thread with the kernel's number 0, which runs while no other does; that of thread 1 is the next.
 /// No process has a number as large (`PID_MAX_LIMIT` of Linux), and gdb knows the CPU as thread 1.
 const FIRST_TWO: u32 = 1 << 22;
 
-/// What it takes to show threads.
-pub(super) struct Shown {
+/// The guest's threads, as gdb sees them.
+pub(super) struct ShownThreads {
     tasks: Arc<Tasks>,
     frame: SwitchFrame,
     /// Those at the place where gdb last asked for them.
@@ -32,70 +34,46 @@ struct Sleeper {
     description: String,
 }
 
-impl GdbTarget<'_> {
-    /// Lets gdb see the threads of the guest, or the CPU alone again.
-    pub(super) fn set_threads(&mut self, argument: &str) -> Result<String, Refusal> {
-        match argument {
-            "" => {}
-            "off" => self.shown_threads = None,
-            "on" => {
-                let tasks = self.tasks().map_err(|error| Refusal::new(error.to_string()))?;
-                let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
-                let frame = SwitchFrame::of_kernel(self.timeline.machine(), &symbols);
-                let frame = frame.map_err(|missing| Refusal::new(missing.to_string()))?;
-                self.shown_threads = Some(Shown { tasks, frame, sleepers: Vec::new() });
-            }
-            _ => return Err(Refusal::new("write: monitor threads [on|off]")),
-        }
-        Ok(match self.shown_threads {
-            Some(_) => "gdb sees the guest's threads; thread 1 is the CPU, and the only one that moves\n",
-            None => "gdb sees the CPU alone\n",
-        }
-        .to_string())
+impl ShownThreads {
+    /// Those of a kernel that keeps them so.
+    pub fn new(tasks: Arc<Tasks>, frame: SwitchFrame) -> ShownThreads {
+        ShownThreads { tasks, frame, sleepers: Vec::new() }
     }
 
-    pub(super) fn list_threads(&mut self) -> Threads {
-        let Some(shown) = &mut self.shown_threads else { return Threads::default() };
-        let machine = self.timeline.machine();
-        let processes = shown.tasks.list(machine);
-        shown.sleepers = sleepers(&processes, |task| {
-            let (_, state) = shown.tasks.at(machine, task)?;
-            Some(state)
-        });
+    /// All threads as of now.
+    pub fn list(&mut self, machine: &Machine<Instructions>) -> Threads {
+        let processes = self.tasks.list(machine);
+        self.sleepers = sleepers(&processes, |task| self.tasks.at(machine, task).map(|(_, state)| state));
         let running = processes.current.as_ref();
         let running = running.map(|thread| format!("{}, pid {}", thread.name, thread.id)).unwrap_or_default();
-        let sleeping = shown.sleepers.iter().map(|sleeper| SleepingThread {
+        let sleeping = self.sleepers.iter().map(|sleeper| SleepingThread {
             number: sleeper.number,
             description: sleeper.description.clone(),
         });
         Threads { running, sleeping: sleeping.collect() }
     }
 
-    pub(super) fn thread_registers(&mut self, number: u32) -> Result<Registers, Refusal> {
-        let machine = self.timeline.machine();
+    /// The registers with which one of those that were listed goes on.
+    pub fn registers(&self, machine: &Machine<Instructions>, number: u32) -> Result<Registers, Refusal> {
         let none = || Refusal::new(format!("there is no thread {number} here"));
-        let (shown, sleeper) = self.sleeper(number).ok_or_else(none)?;
-        let saved = shown
-            .frame
-            .registers(machine, sleeper.task)
-            .ok_or_else(|| Refusal::new(format!("the stack of {} cannot be read", sleeper.description)))?;
-        let running = self.timeline.machine().cpu().state();
-        let cr3 = sleeper.cr3.unwrap_or_else(|| shown.tasks.address_space(machine));
-        Ok(Registers { cr3, ..in_kernel(&super::registers::to_gdb(&running), saved) })
+        let sleeper = self.sleeper(number).ok_or_else(none)?;
+        let unreadable = || Refusal::new(format!("the stack of {} cannot be read", sleeper.description));
+        let saved = self.frame.registers(machine, sleeper.task).ok_or_else(unreadable)?;
+        let cr3 = self.tables(machine, sleeper);
+        Ok(Registers { cr3, ..in_kernel(&to_gdb(&machine.cpu().state()), saved) })
     }
 
-    pub(super) fn thread_memory(&self, number: u32, address: u64, to: &mut [u8]) -> usize {
-        let machine = self.timeline.machine();
-        let cr3 = match self.sleeper(number) {
-            Some((shown, sleeper)) => sleeper.cr3.unwrap_or_else(|| shown.tasks.address_space(machine)),
-            None => page_table_root(machine.cr3()),
-        };
-        machine.read(cr3, address, to)
+    /// Reads what one of those that were listed sees at an address. Returns how many bytes there are, from the first on.
+    pub fn read(&self, machine: &Machine<Instructions>, number: u32, address: u64, to: &mut [u8]) -> usize {
+        self.sleeper(number).map_or(0, |sleeper| machine.read(self.tables(machine, sleeper), address, to))
     }
 
-    fn sleeper(&self, number: u32) -> Option<(&Shown, &Sleeper)> {
-        let shown = self.shown_threads.as_ref()?;
-        Some((shown, shown.sleepers.iter().find(|sleeper| sleeper.number == number)?))
+    fn sleeper(&self, number: u32) -> Option<&Sleeper> {
+        self.sleepers.iter().find(|sleeper| sleeper.number == number)
+    }
+
+    fn tables(&self, machine: &Machine<Instructions>, of: &Sleeper) -> u64 {
+        of.cr3.unwrap_or_else(|| self.tasks.address_space(machine))
     }
 }
 

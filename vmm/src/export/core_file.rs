@@ -26,9 +26,9 @@ use object::write::elf::{FileHeader, ProgramHeader, Writer};
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::export::new_file::NewFile;
 use crate::machine::Machine;
 use crate::machine::unit::Unit;
+use crate::new_file::NewFile;
 
 /// What was written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -22,13 +22,13 @@ use serde::Serialize;
 use syscalls::x86_64::Sysno;
 
 use crate::error::Error;
-use crate::export::new_file::NewFile;
 use crate::export::perfetto::{
     DebugAnnotation, FtraceEvent, FtraceEventBundle, Packets, ProcessDescriptor, SchedSwitch,
     ThreadDescriptor, TracePacket, TrackDescriptor, TrackEvent, kind,
 };
 use crate::export::witness::Witness;
 use crate::machine::Machine;
+use crate::new_file::NewFile;
 use crate::position::{Count, Instructions};
 use crate::timeline::{Breakpoint, Cause, Hit, Poll, Stops, Timeline};
 

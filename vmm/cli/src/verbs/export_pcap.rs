@@ -1,7 +1,6 @@
 //! `ttvm export-pcap`: what passed over a recording's network, for Wireshark.
 
 use std::borrow::Cow;
-use std::fs::File;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -16,6 +15,7 @@ use pcap_file::{DataLink, PcapError};
 use vmm::error::{Error, exit_code};
 use vmm::machine::config::NetworkConfig;
 use vmm::machine::unit::Unit;
+use vmm::new_file::NewFile;
 use vmm::recording::player::{Frame, Scrutiny};
 use vmm::recording::{Opened, Recording};
 use vmm::replay::{Replay, last_place};
@@ -48,10 +48,11 @@ fn export<U: Unit>(args: &Args, recording: &Recording<U>) -> Result<i32, Error> 
         return Err(Error::recording(&args.recording, why));
     };
     let engine = args.engine.for_replay(&recording.manifest)?;
-    let file = File::create_new(&args.output).map_err(Error::file("create", &args.output))?;
+    let mut file = NewFile::begin(&args.output)?;
     let mut replay = Replay::on(engine, recording, Scrutiny::Registers, |_| Ok(()))?;
     let began = Duration::from_secs(replay.player.power_on().unix_seconds.max(0) as u64);
-    let capture = Capture::begin(BufWriter::new(file), network, began).map_err(|why| unwritten(args, why))?;
+    let out = file.file().try_clone().map_err(|why| unwritten(args, why))?;
+    let capture = Capture::begin(BufWriter::new(out), network, began).map_err(|why| unwritten(args, why))?;
     let capture = Arc::new(Mutex::new(capture));
     let (shared, output) = (capture.clone(), args.output.clone());
     replay.player.on_frame(move |frame| {
@@ -65,6 +66,7 @@ fn export<U: Unit>(args: &Args, recording: &Recording<U>) -> Result<i32, Error> 
     result?;
     let mut capture = capture.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     capture.writer.get_mut().flush().map_err(|why| unwritten(args, why))?;
+    file.finish()?;
     let Direction { frames: sent, bytes: sent_bytes } = capture.sent;
     let Direction { frames: received, bytes: received_bytes } = capture.received;
     crate::output::print(&format!(

@@ -1,6 +1,7 @@
 //! `ttvm symbols`: the guest kernel's own symbols, types and frames as a file for gdb, and where a kernel with debug
 //! information belongs.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use guest_symbols::dwarf::DebugInfo;
@@ -8,6 +9,7 @@ use guest_symbols::vmlinux::{Match, Unusable, compare};
 use guest_symbols::{Symbols, elf};
 use vmm::engine::EngineKind;
 use vmm::error::{Error, exit_code};
+use vmm::new_file::NewFile;
 use vmm::notation::PositionSpec;
 
 use crate::travel::{self, PartArgs};
@@ -22,7 +24,7 @@ pub struct Args {
     /// syscall:N, last-syscall, 12.5s, 5ms, 37%, -N or -10ms before the end, +N or +10ms after the start
     #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
     at: PositionSpec,
-    /// The ELF file to write, for gdb's symbol-file; with --like, of modules only, for gdb's add-symbol-file
+    /// The ELF file to write, which must not exist yet, for gdb's symbol-file; with --like, of modules only, for gdb's add-symbol-file
     #[arg(short, long, value_name = "FILE", required_unless_present = "like")]
     output: Option<PathBuf>,
     /// Print the gdb command that loads this file of the same kernel (the vmlinux of Debian's -dbg package,
@@ -62,7 +64,9 @@ fn load_like(file: &Path, symbols: &Symbols) -> Result<String, Error> {
 }
 
 fn write(output: &Path, symbols: &Symbols, debug: &DebugInfo) -> Result<(), Error> {
-    std::fs::write(output, elf::with_debug_info(symbols, debug)).map_err(Error::file("write", output))?;
+    let mut file = NewFile::begin(output)?;
+    file.file().write_all(&elf::with_debug_info(symbols, debug)).map_err(Error::file("write", output))?;
+    file.finish()?;
     if let Some(why) = symbols.without_modules() {
         eprintln!("ttvm: without the symbols of modules: {why}");
     }

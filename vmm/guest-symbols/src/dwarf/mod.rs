@@ -80,7 +80,7 @@ fn types(
     let found = found.reduce(|first: Result<_, Missing>, second| first.or(second));
     let (view, bytes) = found.expect("there is always the current view")?;
     let kernel = Btf::parse(&bytes).ok_or(Missing::Types)?;
-    let of_modules = modules::types_of_modules(view, symbols, &kernel);
+    let of_modules = modules::types_of_modules(view, &address_of, &kernel);
     let of_modules = of_modules.iter().filter_map(|bytes| Btf::parse_module(bytes, &kernel));
     let of_modules: Vec<Btf<'_>> = of_modules.collect();
     let mut unit = begin(&kernel, &of_modules).ok_or(Missing::Types)?;

@@ -17,6 +17,7 @@ pub use reader::{Contents, Sink, check_log, read_archive};
 
 use crate::error::Error;
 use crate::machine::unit::Unit;
+use crate::new_file::NewFile;
 use crate::recording::files::{CHECKPOINTS, EVENTS, IMAGES, MANIFEST};
 use crate::recording::manifest::Manifest;
 use crate::recording::opened::Recording;
@@ -32,18 +33,11 @@ pub fn pack<C: Unit>(recording: &Recording<C>, to: &Path, with_checkpoints: bool
         // What is damaged is not handed on, with a new hash over it.
         store.verify(|_, _| {})?;
     }
-    let file = File::create_new(to).map_err(Error::file("create", to))?;
-    let written = writer::write_archive(recording, checkpoints.as_deref(), BufWriter::new(&file), to)
-        .and_then(|mut out| out.flush().map_err(Error::file("write", to)))
-        .and_then(|()| file.metadata().map_err(Error::file("look at", to)));
-    match written {
-        Ok(metadata) => Ok(metadata.len()),
-        Err(error) => {
-            // Half a file is of no use; that it cannot be removed either is no news.
-            let _ = std::fs::remove_file(to);
-            Err(error)
-        }
-    }
+    let mut file = NewFile::begin(to)?;
+    let mut out = writer::write_archive(recording, checkpoints.as_deref(), BufWriter::new(file.file()), to)?;
+    out.flush().map_err(Error::file("write", to))?;
+    drop(out);
+    Ok(file.finish()?.len())
 }
 
 /// Makes a recording, in a directory that does not exist yet, of a packed one.

@@ -10,7 +10,7 @@ use tempfile::NamedTempFile;
 use crate::error::Error;
 
 /// A file that is being written. It has its name once it is finished; if it never is, it goes.
-pub(super) struct NewFile {
+pub struct NewFile {
     to: PathBuf,
     file: NamedTempFile,
 }
