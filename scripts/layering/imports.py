@@ -7,6 +7,8 @@ from pathlib import Path
 from layering.rust import Module, read
 
 EXTERNAL = "external"
+# What the names of packages begin with where they are published; in the workspace they go without it.
+PREFIX = "ttvm-"
 
 
 @dataclass
@@ -140,7 +142,7 @@ class Crates:
 def read_package(repository, folder):
     with open(repository / folder / "Cargo.toml", "rb") as file:
         manifest = tomllib.load(file)
-    package = Package(manifest["package"]["name"], folder, manifest)
+    package = Package(manifest["package"]["name"].removeprefix(PREFIX), folder, manifest)
     crates = Crates(repository, folder, manifest)
 
     def relative(path):
