@@ -224,7 +224,6 @@ fn salvage(dir: PathBuf, shape: Shape) -> Result<Store> {
         directories.remove(&number);
         index.remove(number);
     }
-    count_references(&mut index, &directories);
     let mut maps = Maps::new(shape.ram_pages, shape.disk_blocks);
     let order: Vec<u32> = index.order.values().copied().collect();
     for number in order {
@@ -272,15 +271,4 @@ fn misfit(
         }
     }
     None
-}
-
-/// Counts the references to all versions, which are all there.
-fn count_references(index: &mut Index, directories: &BTreeMap<u32, Directory>) {
-    let bases: Vec<u64> = index.blobs.iter().filter_map(|(_, row)| Some(row.base?.get())).collect();
-    let lists = directories.values().flat_map(|directory| [&directory.list, &directory.back]);
-    for id in lists.flat_map(|lists| lists.versions()).chain(bases) {
-        if let Some(row) = index.blobs.get_mut(id) {
-            row.refs = row.refs.saturating_add(1);
-        }
-    }
 }
