@@ -146,6 +146,46 @@ mod tests {
     }
 
     #[test]
+    fn pages_with_one_place_are_told_apart_and_the_one_of_use_stays() {
+        let mut cache = PageCache::default();
+        let (first, second) = (5, 5 + PAGES as u64);
+        let page = |byte| Arc::new([byte; crate::page::PAGE_BYTES]);
+        let byte = |cache: &mut PageCache, id| cache.get(id).map(|page| page[0]);
+        cache.put(first, &page(1));
+        assert_eq!((byte(&mut cache, second), byte(&mut cache, first)), (None, Some(1)));
+        cache.put(second, &page(2));
+        assert_eq!((byte(&mut cache, second), byte(&mut cache, first)), (None, Some(1)));
+        // Without any use between two competitors it goes.
+        cache.put(second, &page(2));
+        cache.put(second, &page(2));
+        assert_eq!((byte(&mut cache, second), byte(&mut cache, first)), (Some(2), None));
+    }
+
+    #[test]
+    fn the_maps_that_nobody_asked_for_longest_go_first() {
+        let positions = |cache: &MapsCache| cache.maps.keys().copied().collect::<Vec<_>>();
+        let last = MAPS as u64;
+        let filled = || {
+            let mut cache = MapsCache::default();
+            (1..=last).rev().for_each(|position| cache.put(position, 1, Maps::new(1, 1)));
+            cache
+        };
+        let mut never_asked = filled();
+        never_asked.put(0, 1, Maps::new(1, 1));
+        assert!(positions(&never_asked).into_iter().eq(0..last));
+        let mut asked = filled();
+        (1..=last).for_each(|position| assert!(asked.nearest(position, |_, _| true).is_some()));
+        asked.put(last + 1, 1, Maps::new(1, 1));
+        assert!(positions(&asked).into_iter().eq(2..=last + 1));
+        let mut asked_backwards = filled();
+        (1..=last)
+            .rev()
+            .for_each(|position| assert!(asked_backwards.nearest(position, |_, _| true).is_some()));
+        asked_backwards.put(0, 1, Maps::new(1, 1));
+        assert!(positions(&asked_backwards).into_iter().eq(0..last));
+    }
+
+    #[test]
     fn maps_of_other_files_are_not_found() {
         let mut cache = MapsCache::default();
         cache.put(10, 1, Maps::new(1, 1));

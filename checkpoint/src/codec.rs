@@ -241,10 +241,27 @@ mod tests {
         assert!(kind == Encoded::Delta && len < 100, "{len}");
         let (kind, len) = roundtrip(&[7; PAGE_BYTES], None);
         assert!(kind == Encoded::Full && len < 100, "{len}");
+        // A third of the page changes: the difference is much smaller than the page, which does not compress.
+        let mut third = random;
+        third[..1360].copy_from_slice(&noise(9)[..1360]);
+        assert_eq!(roundtrip(&third, Some(&random)).0, Encoded::Delta);
         // Half of a compressible page is random: the difference is as large as the page.
         let mut half = [7; PAGE_BYTES];
         half[..2000].copy_from_slice(&random[..2000]);
         assert_eq!(roundtrip(&half, Some(&[7; PAGE_BYTES])).0, Encoded::Full);
+    }
+
+    /// A blob as long as a page is taken for the page as it is, so nothing that was packed may be.
+    #[test]
+    fn a_page_that_hardly_shrinks_comes_back() {
+        let mut lens = Vec::new();
+        for equal in 0..200 {
+            let mut page = noise(1);
+            page[1000..1000 + equal].fill(7);
+            lens.push(roundtrip(&page, None).1);
+            roundtrip(&page, Some(&noise(2)));
+        }
+        assert!(lens.contains(&PAGE_BYTES) && lens.contains(&(PAGE_BYTES - 1)), "{lens:?}");
     }
 
     #[test]

@@ -320,3 +320,80 @@ impl Drop for CheckpointDraft<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A page that cannot be packed.
+    fn noise(seed: u64) -> Page {
+        let mut state = seed;
+        std::array::from_fn(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        })
+    }
+
+    #[test]
+    fn numbers_of_files_end_where_their_names_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::create(dir.path(), 1, 0).unwrap();
+        store.writer().unwrap().next_file = MAX_NUMBER;
+        assert_eq!(store.add(10, 0).unwrap().finish(&[], &[]).unwrap().number, MAX_NUMBER);
+        let error = store.add(20, 0).err().unwrap();
+        assert!(matches!(error.kind, StoreErrorKind::Full(_)), "{error}");
+        drop(store);
+        assert_eq!(Store::open(dir.path()).unwrap().entries().len(), 1);
+    }
+
+    #[test]
+    fn a_checkpoint_may_fill_its_cap_to_the_last_byte() {
+        let (head, state) = ([7; 100], noise(3));
+        let bytes = {
+            let dir = tempfile::tempdir().unwrap();
+            let store = Store::create(dir.path(), 1, 0).unwrap();
+            store.add(10, 0).unwrap().finish(&head, &state).unwrap();
+            store.total_bytes()
+        };
+        for (max, fits) in [(bytes, true), (bytes - 1, false)] {
+            let dir = tempfile::tempdir().unwrap();
+            let store = Store::create(dir.path(), 1, 0).unwrap();
+            let policy = Policy { max_bytes: Some(max), ..Policy::default() };
+            let finished = store.draft(10, 0, Some(policy)).unwrap().finish(&head, &state);
+            assert_eq!(finished.is_ok(), fits, "{max} of {bytes}");
+        }
+    }
+
+    #[test]
+    fn a_draft_that_makes_room_keeps_the_cap_and_what_it_refers_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::create(dir.path(), 200, 0).unwrap();
+        let fill = |position, contents: &dyn Fn(u64) -> Page| {
+            let mut draft = store.add(position, 0).unwrap();
+            (0..45).for_each(|n| drop(draft.page(Space::Ram, n, &contents(n)).unwrap()));
+            draft.finish(&[], &[]).unwrap();
+        };
+        fill(10, &|n| noise(n + 1));
+        fill(20, &|_| ZERO_PAGE);
+        // The first checkpoint and the draft do not fit beneath it together.
+        let max = 400 << 10;
+        let policy = Policy { max_bytes: Some(max), ..Policy::default() };
+        let mut draft = store.draft(30, 0, Some(policy)).unwrap();
+        // One page's contents are those that the first checkpoint has, and no other.
+        draft.page(Space::Ram, 100, &noise(1)).unwrap();
+        for n in 101..161 {
+            draft.page(Space::Ram, n, &noise(n)).unwrap();
+            let used = store.total_bytes() + draft.part.len();
+            assert!(used <= max, "{used} at page {n}");
+        }
+        draft.finish(&[], &[]).unwrap();
+        assert_eq!(store.entries()[0].position, 20, "the first one went");
+        assert!(store.total_bytes() <= max);
+        store.verify(|_, _| {}).unwrap();
+        let maps = store.maps_at(30).unwrap();
+        let PageRef::Stored(id) = maps.ram.get(100) else { panic!("it was stored") };
+        let mut contents = ZERO_PAGE;
+        store.read(*id, &mut contents).unwrap();
+        assert!(contents == noise(1));
+    }
+}

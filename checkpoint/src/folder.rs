@@ -266,6 +266,26 @@ mod tests {
     }
 
     #[test]
+    fn what_was_left_behind_goes_and_a_link_is_not_written_through() {
+        let dir = tempfile::tempdir().unwrap();
+        let [path, part, other] = ["x", "x.part", "other"].map(|name| dir.path().join(name));
+        fs::write(&other, b"precious").unwrap();
+        for is_link in [true, false] {
+            match is_link {
+                true => std::os::unix::fs::symlink(&other, &part).unwrap(),
+                false => fs::write(&part, b"half of a file that was longer").unwrap(),
+            }
+            let mut whole = Part::create(path.clone()).unwrap();
+            whole.write(b"whole").unwrap();
+            whole.sync().unwrap();
+            whole.rename().unwrap();
+            assert_eq!(fs::read(&path).unwrap(), b"whole");
+            assert!(!fs::symlink_metadata(&path).unwrap().is_symlink());
+        }
+        assert_eq!(fs::read(&other).unwrap(), b"precious");
+    }
+
+    #[test]
     fn headers_are_checked() {
         let dir = tempfile::tempdir().unwrap();
         let shape = Shape { ram_pages: 7, disk_blocks: 1 << 29 };

@@ -328,32 +328,56 @@ mod tests {
         }
     }
 
+    fn footer(shape: Shape, blobs_len: u64) -> Footer {
+        let [head, state, directory] = [Section::default(); 3];
+        Footer { number: 1, position: 0, time_ns: 0, shape, blobs_len, head, state, directory }
+    }
+
+    #[test]
+    fn a_section_unpacks_to_what_it_claims_and_to_no_more_than_its_size_allows() {
+        let packed = zstd::bulk::compress(&[7; 5000], 1).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&packed, 0).unwrap();
+        let (len, crc) = (packed.len() as u64, crc32fast::hash(&packed));
+        let read = |raw_len| {
+            let read = read_section(&file, Path::new("x"), "state", 0, &Section { len, raw_len, crc });
+            read.map_err(|error| error.to_string())
+        };
+        assert_eq!(read(5000), Ok(vec![7; 5000]));
+        let limit = unpack_limit(len);
+        for (raw_len, what) in [
+            (4999, "cannot be unpacked"),
+            (5001, "cannot be unpacked"),
+            (limit, "cannot be unpacked"),
+            (limit + 1, "claims to unpack to too much"),
+            (u64::MAX, "claims to unpack to too much"),
+        ] {
+            let error = read(raw_len).unwrap_err();
+            assert!(error.contains(what), "{raw_len}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_directory_of_pages_that_the_machine_does_not_have_is_refused() {
+        let footer = footer(Shape { ram_pages: 5, disk_blocks: 3 }, 0);
+        let runs = |page| crate::list::Runs::of([(page, crate::list::Slot::Zero)].into_iter());
+        for (ram, disk, fits) in [(4, 2, true), (5, 2, false), (4, 3, false), (5, 3, false)] {
+            let lists = Lists { ram: runs(ram), disk: runs(disk) };
+            let list = Directory { list: lists.clone(), ..Directory::default() };
+            let back = Directory { back: lists, ..Directory::default() };
+            for directory in [list, back] {
+                assert_eq!(directory.fault(&footer).is_none(), fits, "RAM page {ram}, disk block {disk}");
+            }
+        }
+    }
+
     #[test]
     fn a_directory_with_blobs_of_no_length_or_too_long_ones_is_refused() {
-        let section = Section { len: 0, raw_len: 0, crc: 0 };
         let fault = |lens: [u16; 2]| {
             let blob = |len| BlobEntry { step: NonZeroU64::MIN, base: None, len, digest: [0; 16], crc: 0 };
-            let directory = Directory {
-                dirtied_bytes: 0,
-                maps_check: 0,
-                list: Lists::default(),
-                back: Lists::default(),
-                blobs: lens.map(blob).to_vec(),
-            };
+            let directory = Directory { blobs: lens.map(blob).to_vec(), ..Directory::default() };
             let blobs_len = lens.map(u64::from).iter().sum();
-            let shape = Shape { ram_pages: 1, disk_blocks: 0 };
-            let (head, state) = (section, section);
-            let footer = Footer {
-                number: 1,
-                position: 0,
-                time_ns: 0,
-                shape,
-                blobs_len,
-                head,
-                state,
-                directory: section,
-            };
-            directory.fault(&footer)
+            directory.fault(&footer(Shape { ram_pages: 1, disk_blocks: 0 }, blobs_len))
         };
         const PAGE: u16 = PAGE_BYTES as u16;
         assert_eq!(fault([1, PAGE]), None);

@@ -167,6 +167,29 @@ mod tests {
     use super::*;
 
     #[test]
+    fn no_more_files_are_held_open_than_a_process_can_give() {
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let mut index = Index::default();
+        let insert = |index: &mut Index, number: u32| {
+            let shape = crate::format::Shape { ram_pages: 1, disk_blocks: 0 };
+            let (position, [head, state, directory]) = (u64::from(number), Default::default());
+            let footer = Footer { number, position, time_ns: 0, shape, blobs_len: 0, head, state, directory };
+            let listed = Listed { number, inode: 0, len: 0 };
+            index.insert(footer, &Directory::default(), Vec::new(), listed, &file);
+        };
+        // The one of the test is one more than those of the index.
+        let held = || Arc::strong_count(&file) - 1;
+        const MORE: u32 = HELD_FILES as u32 + 10;
+        (1..=MORE).for_each(|number| insert(&mut index, number));
+        assert_eq!(held(), HELD_FILES);
+        // Some that are held, and some that are not.
+        (1..=5).chain(MORE - 5..=MORE).for_each(|number| index.remove(number));
+        assert_eq!(held(), HELD_FILES - 5);
+        (MORE + 1..=MORE + 20).for_each(|number| insert(&mut index, number));
+        assert_eq!(held(), HELD_FILES);
+    }
+
+    #[test]
     fn a_file_that_is_gone_or_another_was_replaced_and_one_that_cannot_be_opened_was_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");

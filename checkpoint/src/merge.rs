@@ -271,3 +271,33 @@ fn carrier((old, mut directory): (OpenFile, Directory), blobs: Vec<(u64, Row)>) 
     let (packed_directory, section) = pack_section(&raw);
     Carrier { old, directory, packed_directory, section, blobs }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::Space;
+
+    #[test]
+    fn a_merge_takes_no_larger_file_than_it_may() {
+        let example = || {
+            let dir = tempfile::tempdir().unwrap();
+            let store = Store::create(dir.path(), 4, 0).unwrap();
+            for position in [10, 20] {
+                let mut draft = store.add(position, 0).unwrap();
+                draft.page(Space::Ram, position % 4, &[position as u8; PAGE_BYTES]).unwrap();
+                draft.page(Space::Ram, 1, &[position as u8 + 1; PAGE_BYTES]).unwrap();
+                draft.finish(&[], &[]).unwrap();
+            }
+            (dir, store)
+        };
+        let (_dir, store) = example();
+        store.remove(10).unwrap();
+        let merged = store.entries()[0].bytes;
+        let (_dir, store) = example();
+        let before = store.entries();
+        let within = |limit| store.remove_within(&mut store.writer().unwrap(), 10, limit).unwrap();
+        assert_eq!((within(merged - 1), store.entries()), (None, before.clone()));
+        assert_eq!(within(merged).as_ref(), Some(&before[0]));
+        assert_eq!(store.entries()[0].bytes, merged);
+    }
+}

@@ -278,3 +278,31 @@ impl Store {
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no thread panics while it changes the store")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::{PageRef, Space};
+    use crate::page::PAGE_BYTES;
+
+    /// A reader that was slow puts maps in the cache whose checkpoint has gone meanwhile.
+    #[test]
+    fn maps_of_a_checkpoint_that_is_gone_are_not_built_upon() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::create(dir.path(), 4, 0).unwrap();
+        // The one between has a page that goes back behind it.
+        for (position, page) in [(10, 0), (30, 1), (20, 2)] {
+            let mut draft = store.add(position, 0).unwrap();
+            draft.page(Space::Ram, page, &[position as u8; PAGE_BYTES]).unwrap();
+            draft.finish(&[], &[]).unwrap();
+        }
+        let (number, maps) = (store.entries()[1].number, store.maps_at(20).unwrap());
+        store.remove(20).unwrap();
+        store.remember(20, number, maps);
+        let maps = store.maps_at(30).unwrap();
+        assert!(
+            matches!(maps.ram.get(0), PageRef::Stored(_)) && matches!(maps.ram.get(1), PageRef::Stored(_))
+        );
+        assert!(maps.ram.get(2).same_as(&PageRef::Base));
+    }
+}

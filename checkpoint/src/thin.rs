@@ -219,6 +219,26 @@ mod tests {
         assert_eq!(too_old(&[], Some(0)), [0; 0]);
     }
 
+    /// What a recorder does not fill is for the temporary file of a merge.
+    #[test]
+    fn an_eighth_to_a_half_of_the_cap_is_left_to_merges() {
+        for (max, ram, goal) in [(80, 0, 70), (80, 4, 70), (80, 10, 60), (80, 19, 42), (80, u64::MAX, 40)] {
+            assert_eq!(goal_bytes(max, ram), goal, "{max} {ram}");
+        }
+    }
+
+    #[test]
+    fn a_store_as_large_as_its_cap_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::create(dir.path(), 2, 0).unwrap();
+        for position in [0, 10] {
+            store.add(position, position).unwrap().finish(&[], &[]).unwrap();
+        }
+        let thin = |max| store.thin(&Policy { max_bytes: Some(max), ..Policy::default() }).unwrap().len();
+        let bytes = store.total_bytes();
+        assert_eq!((thin(bytes), thin(bytes - 1)), (0, 1));
+    }
+
     #[test]
     fn thinning_leaves_the_newest_and_the_first_to_the_end() {
         let dir = tempfile::tempdir().unwrap();
