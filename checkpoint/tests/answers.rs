@@ -193,6 +193,67 @@ fn what_would_need_a_copy_of_damage_is_not_thinned_out() {
     assert_eq!(store.thin(&old).unwrap(), []);
     assert_eq!(store.entries().len(), 2);
     assert!(store.remove(10).unwrap_err().is_damage());
+    // Where one must go, it is the newest then.
+    let removed = store.thin(&Policy { max_checkpoints: 1, ..Policy::default() }).unwrap();
+    assert_eq!(removed.iter().map(|entry| entry.position).collect::<Vec<_>>(), [20]);
+}
+
+#[test]
+fn what_cannot_be_deleted_is_not_taken_for_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = new_store(dir.path());
+    let number = store.add(10, 0).unwrap().finish(&[], &[]).unwrap().number;
+    let path = dir.path().join(file_name(Some(number)).unwrap());
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    let error = store.thin(&Policy { max_checkpoints: 0, ..Policy::default() }).unwrap_err();
+    assert!(error.to_string().contains("cannot delete"), "{error}");
+}
+
+/// So many that two threads read them, and that verifying tells of its progress within a file.
+#[test]
+fn many_versions_in_one_file_are_read_and_verified() {
+    const PAGES: u64 = 2500;
+    let contents = |number: u64| {
+        let mut page = [0; PAGE_BYTES];
+        page[..8].copy_from_slice(&(number + 1).to_le_bytes());
+        page
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::create(dir.path(), PAGES, 0).unwrap();
+    let mut draft = store.add(10, 0).unwrap();
+    (0..PAGES).for_each(|number| drop(draft.page(Space::Ram, number, &contents(number)).unwrap()));
+    let number = draft.finish(&[], &[]).unwrap().number;
+    let maps = store.maps_at(10).unwrap();
+    let stored = |(number, version): (u64, &PageRef)| match version {
+        PageRef::Stored(id) => (number, *id),
+        _ => panic!("page {number} was stored"),
+    };
+    let wanted: Vec<_> = maps.ram.iter_not_base().map(stored).collect();
+    let read = || {
+        let mut seen = Vec::new();
+        let result = store.read_many(&wanted, |number, page| {
+            assert!(*page == contents(number), "page {number}");
+            seen.push(number);
+        });
+        seen.sort_unstable();
+        (seen, result)
+    };
+    let (seen, result) = read();
+    assert!(result.is_ok() && seen.into_iter().eq(0..PAGES), "each of them once");
+    let mut reports = 0;
+    store.verify(|_, _| reports += 1).unwrap();
+    assert_eq!(reports, 4, "one for each 1024 versions that are begun, and one at the end");
+    // In any batch, whichever thread reads it.
+    let path = dir.path().join(file_name(Some(number)).unwrap());
+    let good = fs::read(&path).unwrap();
+    for tenth in 0..10 {
+        let mut bad = good.clone();
+        bad[8 + tenth * PAGES as usize] ^= 1;
+        fs::write(&path, &bad).unwrap();
+        let (seen, result) = read();
+        assert!(result.unwrap_err().is_damage() && seen.len() < wanted.len());
+    }
 }
 
 #[test]

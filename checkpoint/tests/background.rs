@@ -87,6 +87,43 @@ fn old_checkpoints_go() {
     check_maps(&store, &maps, &model.copies[&4900].machine, 4900);
 }
 
+/// A recorder that asks for old checkpoints to be left out pays for merges seldom, and waits no longer than it must.
+#[test]
+fn too_old_checkpoints_go_together_when_they_are_a_quarter_of_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(new_store(dir.path()));
+    // 41 stay: those of the last 40 ns, and the newest of the older ones.
+    let policy = Policy { keep_last_ns: Some(40), ..Policy::default() };
+    let mut writer = BackgroundWriter::start(store.clone(), policy).unwrap();
+    for position in 0..=100 {
+        writer.begin(position, position).unwrap();
+        writer.finish(vec![], vec![]).unwrap();
+        writer.settle().unwrap();
+        let first = if position < 50 { 0 } else { position / 10 * 10 - 40 };
+        assert_eq!(store.entries()[0].position, first, "at {position}");
+    }
+}
+
+#[test]
+fn a_recorder_that_does_not_wait_learns_of_lost_pages() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(new_store(dir.path()));
+    let obstacle = dir.path().join("00000001.ckpt.part");
+    fs::create_dir(&obstacle).unwrap();
+    let mut writer = BackgroundWriter::start(store, Policy::default()).unwrap();
+    assert!(writer.take_lost().unwrap().is_empty(), "nothing was begun");
+    let mut machine = Machine::new();
+    machine.write(Space::Ram, 3, 17);
+    machine.write(Space::Disk, 4, 18);
+    let copy = common::Copy::at(10, machine);
+    let mut lost = BTreeSet::new();
+    while lost.is_empty() {
+        hand_in(&mut writer, &copy, 10, &Machine::new(), &BTreeSet::new());
+        lost = writer.take_lost().unwrap();
+    }
+    assert_eq!(lost, [(Space::Ram, 3), (Space::Disk, 4)].into());
+}
+
 #[test]
 fn trouble_is_told() {
     let dir = tempfile::tempdir().unwrap();

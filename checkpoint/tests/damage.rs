@@ -459,3 +459,127 @@ fn a_checkpoint_is_not_built_upon_a_damaged_page() {
     model.copies.remove(&10);
     model.check(&Store::open(dir.path()).unwrap());
 }
+
+/// Nothing but the check of the maps tells: no other file refers to a version in the one that is missing.
+#[test]
+fn a_missing_file_is_noticed_where_nothing_refers_to_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = new_store(dir.path());
+    let (mut model, mut machine) = (StoreModel::default(), Machine::new());
+    for (position, page, code) in [(10, 1, 17), (20, 2, 33), (30, 3, 49)] {
+        machine.write(Space::Ram, page, code);
+        model.add(&store, position, &machine);
+    }
+    drop(store);
+    fs::remove_file(dir.path().join(checkpoint::file_name(Some(2)).unwrap())).unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let maps = store.maps_at(10).unwrap();
+    common::check_maps(&store, &maps, &model.copies[&10].machine, 10);
+    // Asking again does not make it right.
+    for _ in 0..2 {
+        assert!(store.maps_at(30).unwrap_err().is_damage());
+    }
+    assert!(store.verify(|_, _| {}).unwrap_err().is_damage());
+}
+
+/// Each of the files is whole, and the maps of the second are as they were. What its page differs from is not.
+#[test]
+fn a_difference_from_a_page_of_another_store_is_noticed() {
+    let [dir, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    for (dir, first) in [(&dir, 17), (&other, 33)] {
+        let store = new_store(dir.path());
+        let (mut model, mut machine) = (StoreModel::default(), Machine::new());
+        for (position, code) in [(10, first), (20, 18)] {
+            machine.write(Space::Ram, 0, code);
+            model.add(&store, position, &machine);
+        }
+    }
+    let name = checkpoint::file_name(Some(1)).unwrap();
+    fs::copy(other.path().join(&name), dir.path().join(&name)).unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    assert_eq!(store.entries()[1].counts.delta, 1);
+    let maps = store.maps_at(20).unwrap();
+    let PageRef::Stored(id) = maps.ram.get(0) else { panic!("it was stored") };
+    assert!(store.read(*id, &mut [0; PAGE_BYTES]).unwrap_err().is_damage());
+    assert!(store.read_many(&[(0, *id)], |_, _| panic!("it is not right")).unwrap_err().is_damage());
+    assert!(store.verify(|_, _| {}).unwrap_err().is_damage());
+    let dropped = Store::drop_damaged(dir.path()).unwrap();
+    assert_eq!((dropped.dropped, dropped.kept[0].position), (1, 10));
+}
+
+/// The names and contents of a folder's files.
+fn contents(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    files(dir).into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+}
+
+#[test]
+fn a_file_of_a_later_program_is_not_dropped_with_a_damaged_one() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(example(dir.path()));
+    let all = files(dir.path());
+    let mut damaged = fs::read(&all[0]).unwrap();
+    let last = damaged.len() - 1;
+    damaged[last] ^= 1;
+    fs::write(&all[0], damaged).unwrap();
+    let mut later = fs::read(&all[1]).unwrap();
+    // FORMAT.md: a file ends in the version, the CRC-32 of the footer up to there, and the format's name.
+    let (at, footer) = (later.len() - 16, later.len() - 128);
+    later[at..at + 4].copy_from_slice(&9_u32.to_le_bytes());
+    let crc = crc32fast::hash(&later[footer..at + 4]);
+    later[at + 4..at + 8].copy_from_slice(&crc.to_le_bytes());
+    fs::write(&all[1], later).unwrap();
+    let before = contents(dir.path());
+    let is_version = |kind: StoreErrorKind| matches!(kind, StoreErrorKind::Version { found: 9, .. });
+    assert!(is_version(Store::open_around_damage(dir.path()).err().unwrap().kind));
+    assert!(is_version(Store::drop_damaged(dir.path()).unwrap_err().kind));
+    assert!(contents(dir.path()) == before);
+}
+
+#[test]
+fn damage_that_no_checkpoint_needs_goes_and_costs_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = new_store(dir.path());
+    let (mut model, mut machine) = (StoreModel::default(), Machine::new());
+    for (position, page, code) in [(10, 0, 17), (20, 0, 0), (30, 5, 17), (40, 5, 0)] {
+        machine.write(Space::Ram, page, code);
+        model.add(&store, position, &machine);
+    }
+    // The first one's page moves into the second one's file for the third, and stays there without it.
+    for position in [10, 30] {
+        store.remove(position).unwrap();
+        model.copies.remove(&position);
+    }
+    assert_eq!(store.entries()[0].counts.full, 1);
+    drop(store);
+    let path = dir.path().join(checkpoint::file_name(Some(2)).unwrap());
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[20] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let dropped = Store::drop_damaged(dir.path()).unwrap();
+    assert_eq!((dropped.damage.len(), dropped.dropped, dropped.kept.len()), (1, 0, 2));
+    let store = Store::open(dir.path()).unwrap();
+    model.check(&store);
+    store.verify(|_, _| {}).unwrap();
+}
+
+/// That a page cannot be read is trouble of the host, which the recorder is told of.
+#[test]
+fn a_page_that_cannot_be_read_is_not_taken_for_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = new_store(dir.path());
+    let add = |position, code| {
+        let mut draft = store.add(position, 0)?;
+        draft.page(Space::Ram, 3, &page(code))?;
+        draft.finish(&[], &[])
+    };
+    let number = add(10, 113).unwrap().number;
+    let path = dir.path().join(checkpoint::file_name(Some(number)).unwrap());
+    let good = fs::read(&path).unwrap();
+    // The store has the file open: it is cut short, not replaced.
+    fs::write(&path, &good[..20]).unwrap();
+    store.maps_at(10).unwrap();
+    let error = add(20, 114).unwrap_err();
+    assert!(matches!(error.kind, StoreErrorKind::Io { .. }), "{error}");
+    fs::write(&path, &good).unwrap();
+    assert!(add(20, 114).is_ok());
+}
