@@ -222,6 +222,7 @@ fn symbols_are_loaded_and_used(boot: &mut Boot<'_>) {
             "info symbol virtblk_probe",
             "tt back-to last-call do_exit",
             "tt search write:jiffies_64+8",
+            "tt search break:__x64_sys_rebo*",
             "tt back-to last-write no_such_thing",
             "tt symbols /nowhere/vmlinux",
             "tt symbols /dev/zero",
@@ -247,6 +248,9 @@ fn symbols_are_loaded_and_used(boot: &mut Boot<'_>) {
             "in do_exit",
             "before: insn:",
             "after: insn:",
+            "before: insn:",
+            "<__x64_sys_reboot>",
+            "after: nowhere",
         ],
     );
     for text in [

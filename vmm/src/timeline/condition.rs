@@ -246,6 +246,7 @@ mod tests {
             "",
             "break",
             "break:x",
+            "break:x*",
             "write:1+0",
             "vector:256",
             "console:",
