@@ -73,7 +73,7 @@ const FROM_EVENT_TO_EVENT: u64 = 30_000_000;
 
 /// Builds the tests of `kvm` in one go with these, so that nothing is built twice.
 fn build_tests() -> Vec<(String, PathBuf)> {
-    let packages = ["tests", "silicon", "kvm"].map(|name| ["--package", name]).concat();
+    let packages = ["tests", "silicon", "ttvm-kvm"].map(|name| ["--package", name]).concat();
     let output = Command::new(env!("CARGO"))
         .args(["test", "--no-run", "--quiet", "--release", "--locked", "--message-format=json"])
         .args(packages)

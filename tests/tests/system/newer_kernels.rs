@@ -1,8 +1,10 @@
 //! Symbols, modules and processes of kernels of other releases, whose tables and structures are not those of the
 //! kernel that most tests boot: what the guest's memory says is compared with what the guest itself lists.
 
-use guest_symbols::Symbols;
-use guest_symbols::tasks::Tasks;
+use guest_symbols::orc::{End, Registers, Unwinder};
+use guest_symbols::switched_out::{SavedRegisters, SwitchFrame};
+use guest_symbols::tasks::{AddressSpace, Processes, Tasks};
+use guest_symbols::{GuestView, Symbols};
 use tests::guests::{Artefact, BOOKWORM_RT, Guest, SID, SID_RT, TRIXIE};
 use tests::listings::{ListedProcess, ListedSymbol, PS, assert_same_processes};
 use tests::run::run_to_power_off;
@@ -40,6 +42,27 @@ fn compare(kernel: &[Artefact; 2]) {
     let current = processes.current.as_ref().and_then(|current| processes.with(current.process));
     assert_eq!(current.map(|process| process.name.as_str()), Some("poweroff"));
     assert!(tasks.is_isolated(&machine));
+    stacks_lead_where_threads_began(&machine, &symbols, &processes);
+}
+
+/// The registers that are kept for a thread that does not run lead along its stack to where it began: to its program, or to the
+/// beginning of a kernel thread.
+fn stacks_lead_where_threads_began(guest: &dyn GuestView, symbols: &Symbols, processes: &Processes) {
+    let switched = SwitchFrame::of_kernel(guest, symbols).unwrap_or_else(|error| panic!("{error}"));
+    let unwinder = Unwinder::of_kernel(guest, symbols).unwrap_or_else(|error| panic!("{error}"));
+    let sleeping =
+        processes.all.iter().filter(|process| !processes.is_current(process) && process.state != 'Z');
+    for process in sleeping {
+        let saved = switched.registers(guest, process.task).expect("its stack can be read");
+        let SavedRegisters { rip, rsp, rbp, r13, .. } = saved;
+        let walk = unwinder.walk(guest, Registers { rip, rsp, rbp, r13, ..Registers::default() });
+        let innermost = walk.frames[0].name(symbols).unwrap_or_default();
+        assert!(innermost.starts_with("__schedule+"), "{process:?}: {walk:x?}");
+        match process.space {
+            AddressSpace::Own(_) => assert!(matches!(walk.end, End::Program(_)), "{process:?}: {walk:x?}"),
+            _ => assert_eq!(walk.end, End::Stack, "{process:?}: {walk:x?}"),
+        }
+    }
 }
 
 fn assert_same_symbols(symbols: &Symbols, console: &str) {
