@@ -248,9 +248,9 @@ fn symbols_are_loaded_and_used(boot: &mut Boot<'_>) {
             "in do_exit",
             "before: insn:",
             "after: insn:",
-            "before: insn:",
+            "before: nowhere",
+            "after: insn:",
             "<__x64_sys_reboot>",
-            "after: nowhere",
         ],
     );
     for text in [
