@@ -207,10 +207,11 @@ fn difference(page: &Page, base: &Page) -> Option<Page> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn noise(seed: u64) -> Page {
+    /// A page that cannot be packed.
+    pub(crate) fn noise(seed: u64) -> Page {
         let mut state = seed;
         std::array::from_fn(|_| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

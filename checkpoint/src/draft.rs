@@ -324,15 +324,7 @@ impl Drop for CheckpointDraft<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A page that cannot be packed.
-    fn noise(seed: u64) -> Page {
-        let mut state = seed;
-        std::array::from_fn(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 56) as u8
-        })
-    }
+    use crate::codec::tests::noise;
 
     #[test]
     fn numbers_of_files_end_where_their_names_do() {
