@@ -23,9 +23,12 @@ impl NewFile {
             return Err(Error::file("create", to)(source));
         }
         let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        folder.metadata().map_err(Error::file("create", to))?;
         let mut builder = tempfile::Builder::new();
         let builder = builder.prefix(".ttvm-").permissions(Permissions::from_mode(0o600));
-        let file = builder.tempfile_in(folder).map_err(Error::file("create", to))?;
+        // Its own words would name a file that is not meant.
+        let unmade = |error: io::Error| Error::file("create", to)(error.kind().into());
+        let file = builder.tempfile_in(folder).map_err(unmade)?;
         Ok(NewFile { to: to.to_path_buf(), file })
     }
 
@@ -41,5 +44,19 @@ impl NewFile {
             .persist_noclobber(&self.to)
             .map_err(|error| Error::file("create", &self.to)(error.error))?;
         Ok(metadata)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_made_is_named_as_the_user_has_named_it() {
+        let to = Path::new("/proc/no such folder/file");
+        let told = NewFile::begin(to).err().expect("there is no such folder").to_string();
+        assert!(told.contains("cannot create /proc/no such folder/file: No such file"), "{told}");
+        let told = NewFile::begin(Path::new("/proc/file")).err().expect("/proc takes no files").to_string();
+        assert!(told.contains("cannot create /proc/file: ") && !told.contains(".ttvm-"), "{told}");
     }
 }
