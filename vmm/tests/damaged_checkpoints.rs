@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 
 use checkpoint::{PAGE_BYTES, Page, Space, Store};
 use tiny_guest::{
-    Numbers, STIRRED, add_checkpoints, change, open, record_long, record_with_checkpoints, typed,
+    Numbers, STIRRED, add_checkpoints, change, open, record_long, record_with, record_with_checkpoints, typed,
 };
 use vmm::error::{Error, exit_code};
 use vmm::machine::Hashes;
-use vmm::position::{Count, Instructions};
+use vmm::machine::inputs::{Event, Idle, Inputs, View};
+use vmm::position::{Count, Instructions, Moment};
+use vmm::recording::pace::CheckpointOptions;
 use vmm::recording::{CHECKPOINTS, Recording};
 use vmm::replay::verify::verify;
 use vmm::timeline::Timeline;
@@ -255,4 +257,57 @@ fn a_checkpoint_that_is_damaged_while_a_timeline_is_open_is_left_out_too() {
     // The one before it is what it began at.
     assert!((50..=10_000_050).contains(&timeline.replayed_steps()), "{}", timeline.replayed_steps());
     assert_eq!(hashes_at(&mut timeline, Instructions(places[1])).unwrap().ram, expected.ram);
+}
+
+/// Nothing comes in, but until a count is reached something is in the way of the first checkpoint's file.
+struct InTheWay {
+    obstacle: PathBuf,
+    until: Instructions,
+    is_over: bool,
+}
+
+impl Inputs<Instructions> for InTheWay {
+    fn poll(&mut self, view: &View<'_, Instructions>) -> Result<Option<Event>, Error> {
+        if !self.is_over && view.moment.count >= self.until {
+            // The thread that writes checkpoints meets it in time.
+            std::thread::sleep(std::time::Duration::from_secs(2));
+            std::fs::remove_dir(&self.obstacle).unwrap();
+            self.is_over = true;
+        } else if !self.is_over && !self.obstacle.exists() {
+            std::fs::create_dir(&self.obstacle).unwrap();
+        }
+        Ok(None)
+    }
+
+    fn next_poll(&self, _now: Moment<Instructions>) -> Instructions {
+        if self.is_over { Instructions::MAX } else { self.until }
+    }
+
+    fn idle(&mut self, _now: Moment<Instructions>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+        Ok(deadline_ns.map_or(Idle::Forever, Idle::Until))
+    }
+}
+
+/// Most pages that the guest writes in the beginning it does not write again before the next checkpoint.
+#[test]
+fn checkpoints_behind_some_that_could_not_be_written_lack_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let until = Instructions(8_000);
+    let obstacle = directory.path().join("r.ttvm").join(CHECKPOINTS).join("00000001.ckpt.part");
+    let options = CheckpointOptions {
+        interval_ns: 1_000,
+        min_steps: 1_000,
+        page_rest_steps: 0,
+        trail_rest_steps: 0,
+        slice_steps: 1_000,
+        ..CheckpointOptions::default()
+    };
+    let inputs = InTheWay { obstacle, until, is_over: false };
+    let (recording, _) = record_with(directory.path(), "r.ttvm", 2_000, inputs, Some(options));
+    let store = recording.checkpoints().unwrap().unwrap();
+    let places: Vec<u64> = store.entries().iter().map(|entry| entry.position).collect();
+    assert!(places.len() > 5 && Instructions(places[0]) >= until, "{places:?}");
+    let found = verify(&recording, None, |_, _| {}).unwrap();
+    assert!(found.equal() && found.difference.is_none());
+    assert_eq!(found.checkpoints, places.len());
 }
