@@ -282,7 +282,9 @@ fn kept(model: &StoreModel, store: &Store) -> StoreModel {
 
 #[test]
 fn a_file_that_cannot_be_deleted_is_still_a_checkpoint() {
-    for removed in [10, 20, 25, 60] {
+    for (removed, at_once) in
+        [10, 20, 25, 60].into_iter().flat_map(|removed| [(removed, true), (removed, false)])
+    {
         let dir = tempfile::tempdir().unwrap();
         let (store, mut model) = example(dir.path());
         let number = store.entries().iter().find(|entry| entry.position == removed).unwrap().number;
@@ -296,10 +298,15 @@ fn a_file_that_cannot_be_deleted_is_still_a_checkpoint() {
         fs::rename(&aside, &path).unwrap();
         model.check(&store);
         model.check(&Store::open(dir.path()).unwrap());
-        // And it goes on from there, in whatever way.
+        // And it goes on from there, in whatever way: with those removed behind it that took over what it has, too.
         let machine = model.copies[&60].machine.clone();
         model.add(&store, 70, &machine);
-        for position in [40, 30, removed, 70, 50] {
+        let order =
+            if at_once { [removed, 20, 25, 30, 40, 50, 70] } else { [40, 30, removed, 20, 25, 70, 50] };
+        for position in order {
+            if !model.copies.contains_key(&position) {
+                continue;
+            }
             store.remove(position).unwrap();
             model.copies.remove(&position);
             model.check(&store);
