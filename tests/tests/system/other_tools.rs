@@ -122,6 +122,8 @@ fn rows_of_a_search_name_the_thread_and_who_called_whom() {
     let hits = found["hits"].as_array().expect("hits");
     assert_eq!(hits.len(), 1, "{found}");
     assert_eq!(hits[0]["name"], "poweroff");
+    let what = hits[0]["what"].as_str().expect("words");
+    assert!(what.ends_with(" <__x64_sys_reboot>"), "{what}");
     let functions = functions(&hits[0]["backtrace"]);
     let names: Vec<&str> = functions.iter().map(|text| text.split('+').next().expect("a name")).collect();
     assert_eq!(names, ["__x64_sys_reboot", "do_syscall_64", "entry_SYSCALL_64_after_hwframe"]);
