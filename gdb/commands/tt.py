@@ -22,6 +22,10 @@ LANDMARKS = (b"_stext", b"_text", b"startup_64")
 # The largest table of a file that is read.
 MAX_TABLE_BYTES = 256 << 20
 NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")
+# A system call's name, or a pattern of such.
+CALL = re.compile(r"[a-z_*?][a-z0-9_*?]*")
+# What memory is compared with: "->" is no comparison.
+COMPARED = re.compile(r"(.*?\S)(?:\s*(==|!=|<=|>=)\s*|\s+([<>])\s+)(\S.*)")
 
 
 class Interrupted(gdb.GdbError):
@@ -145,20 +149,35 @@ def number(value):
 def target(text):
     """A thing to run to, with its expressions evaluated."""
     word, _, rest = text.strip().partition(" ")
-    kind = word.replace("last-", "").replace("next-", "")
+    kind, rest = word.replace("last-", "").replace("next-", ""), rest.strip()
     try:
         if kind in ("write", "change", "read", "access") and rest:
-            return "%s %#x %d" % ((kind,) + address_and_length(rest))
+            compared = COMPARED.fullmatch(rest)
+            return watched(kind, compared) if compared else "%s %#x %d" % ((kind,) + address_and_length(rest))
         if kind == "call" and rest:
             return "call %#x" % code_address(rest)
-    except gdb.error:
+        if kind == "syscall" and CALL.fullmatch(rest):
+            return "syscall " + rest
+        if kind in ("syscall", "interrupt"):
+            return kind + (" %d" % number(gdb.parse_and_eval(rest)) if rest else "")
+    except gdb.error as error:
         # ttvm knows the names of the kernel and how large what they mean is; gdb may know neither.
-        if not NAME.fullmatch(rest):
-            raise
+        if not NAME.fullmatch(rest) or kind == "interrupt":
+            raise gdb.GdbError(str(error)) from None
         return kind + " " + rest
-    if kind in ("syscall", "interrupt"):
-        return kind + (" %d" % number(gdb.parse_and_eval(rest)) if rest else "")
     return text
+
+
+def watched(kind, compared):
+    """A condition of memory and of the value that is in it then."""
+    place, relation, value = compared[1], compared[2] or compared[3], number(gdb.parse_and_eval(compared[4]))
+    try:
+        address, length = address_and_length(place)
+    except gdb.error:
+        if not NAME.fullmatch(place):
+            raise
+        return "%s:%s %s %d" % (kind, place, relation, value)
+    return "%s:%#x+%d %s %d" % (kind, address, length, relation, value & (1 << 8 * length) - 1)
 
 
 def quoted(path):
@@ -279,9 +298,10 @@ last-write EXPR       the last write to a variable, or to the 8 bytes at an addr
 last-change EXPR      the last write that made it different
 last-read EXPR        the last read of it
 last-call FUNCTION    the last time its first instruction was reached
-last-syscall [N]      the last system call, or the last one with that number
+last-syscall [N]      the last system call, or the last one with that number, name (execve) or pattern of names (open*)
 last-interrupt [N]    the last interrupt, or the last one with that vector
-or a condition as "tt search" takes it. stepi then executes the instruction that did it.
+or a condition as "tt search" takes it. stepi then executes the instruction that did it. Behind EXPR may stand which value is
+meant: last-write EXPR == 0, and so on with !=, <, <=, > and >=.
 
 Without debug information the names of the guest kernel's variables and functions do as well. ^C ends the search where it
 has come to; the same command goes on from there."""
@@ -369,7 +389,11 @@ class Physical(Verb):
         words = gdb.string_to_argv(argument)
         if len(words) != 2:
             raise gdb.GdbError("write: tt physical ADDR LEN")
-        gdb.write(ask("physical %#x %d" % tuple(number(gdb.parse_and_eval(word)) for word in words)))
+        try:
+            address, length = (number(gdb.parse_and_eval(word)) for word in words)
+        except gdb.error as error:
+            raise gdb.GdbError(str(error)) from None
+        gdb.write(ask("physical %#x %d" % (address, length)))
 
 
 class Ps(Verb):

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use guest_symbols::tasks::{AddressSpace, Process, Tasks};
-use guest_symbols::{Symbols, USER_ROOT_BIT, elf, kallsyms};
+use guest_symbols::{GuestView, Symbols, USER_ROOT_BIT, elf, kallsyms};
 use tests::elf::move_down;
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest, repository, test_kernel};
@@ -15,7 +15,7 @@ use tests::record::{open, record};
 use tests::script::Script;
 use tests::traveller::Traveller;
 use vmm::position::Instructions;
-use vmm::timeline::{Breakpoint, Stops, Timeline, TravelStop, address_space};
+use vmm::timeline::{Breakpoint, Condition, Stops, Timeline, TravelStop, address_space};
 
 /// Hits that are compared, from the end backwards.
 const HITS: usize = 12;
@@ -116,6 +116,7 @@ fn processes_and_symbols_of_a_stock_kernel() {
     the_list_is_the_guests(&boot, &console);
     stops_are_in_one_process(&mut boot, marker);
     symbols_are_loaded_and_used(&mut boot);
+    what_is_looked_for_has_names_and_values(&mut boot);
     threads_wake_up_as_gdb_shows_them(&mut boot);
 }
 
@@ -183,6 +184,48 @@ fn stops_are_in_one_process(boot: &mut Boot<'_>, from: Instructions) {
         assert!(said.contains(text), "no '{text}' in {said}");
     }
     assert_eq!(said.lines().filter(|line| line.ends_with(" sleep")).count(), 2, "{said}");
+}
+
+/// `tt back-to last-syscall execve` and `last-write EXPR == VALUE` lead to where a search for the condition does.
+fn what_is_looked_for_has_names_and_values(boot: &mut Boot<'_>) {
+    let end = boot.timeline.end();
+    let jiffies = boot.symbols.address_of("jiffies_64").expect("it is there");
+    boot.goto(end);
+    let mut value = [0; 8];
+    let machine = boot.timeline.machine();
+    assert_eq!(GuestView::read(machine, machine.cr3(), jiffies, &mut value), 8);
+    let earlier = u64::from_le_bytes(value) - 3;
+    let of_variable = format!("jiffies_64 == {earlier}");
+    let at_address = format!("*(unsigned int *) {jiffies:#x} <= {earlier}");
+    let below = format!("write:{jiffies:#x}+4 <= {}", earlier as u32);
+    let asked = [
+        ("last-syscall execve".to_string(), "syscall:execve".to_string()),
+        ("last-syscall open*".to_string(), "syscall:open*".to_string()),
+        (format!("last-write {of_variable}"), format!("write:{of_variable}")),
+        (format!("last-write {at_address}"), below),
+    ];
+    let mut commands = Vec::new();
+    for (what, _) in &asked {
+        commands.extend(["tt goto end".to_string(), format!("tt back-to {what}")]);
+        commands.push("printf \"at %lu\\n\", $_tt_position()".to_string());
+    }
+    commands.extend(["tt back-to last-syscall nonsense", "tt back-to last-write 1 +"].map(str::to_string));
+    let said = boot.gdb(&commands);
+    let stops: Vec<&str> =
+        said.lines().filter_map(|line| line.strip_prefix("at ")?.split(' ').next()).collect();
+    let mut expected = Vec::new();
+    for (_, condition) in &asked {
+        boot.goto(end);
+        let condition = Condition::parse(condition, &boot.symbols).expect("a condition");
+        boot.timeline.set_stops(condition.0);
+        let stop = boot.timeline.run_backward(&mut || false).unwrap_or_else(|error| panic!("{error}"));
+        assert!(matches!(stop, TravelStop::Hit(_)), "{stop:?}");
+        expected.push(boot.timeline.position().to_string());
+    }
+    let stops: Vec<&str> = stops.into_iter().filter(|stop| !stop.starts_with("0x")).collect();
+    assert_eq!(stops, expected, "{said}");
+    assert!(said.contains("'nonsense' is no system call of Linux"), "{said}");
+    assert!(!said.contains("Python Exception"), "{said}");
 }
 
 fn symbols_are_loaded_and_used(boot: &mut Boot<'_>) {

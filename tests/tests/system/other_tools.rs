@@ -4,7 +4,9 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
-use tests::guests::{BUGS, BUSYBOX, CLOUD, CLOUD_ELF, Guest, linux_options, repository};
+use tests::guests::{
+    Artefact, BUGS, BUSYBOX, CLOUD, CLOUD_ELF, Guest, SID, TRIXIE, linux_options, repository,
+};
 use tests::program::{missing, ttvm};
 use tests::record::record;
 use tests::script::Script;
@@ -18,6 +20,13 @@ fn record_boot(path: &Path) {
     let guest = Guest::linux(&CLOUD, &BUSYBOX, "", 128);
     let mut script = Script::shell(&["sleep 1 & ls / | wc", "cat /proc/uptime", "poweroff -f"]);
     record(&guest, path, &mut script);
+}
+
+/// The kernel that most tests boot, and newer ones where they could be had, each with its initial RAM disk.
+fn kernels() -> impl Iterator<Item = [&'static Artefact; 2]> {
+    let newer = [TRIXIE.each_ref(), SID.each_ref()];
+    let newer = newer.into_iter().filter(|kernel| kernel.iter().all(|artefact| artefact.exists()));
+    [[&CLOUD, &BUSYBOX]].into_iter().chain(newer)
 }
 
 /// Records a bug until the panic's report is complete; gives what the console showed.
@@ -122,6 +131,8 @@ fn rows_of_a_search_name_the_thread_and_who_called_whom() {
     let hits = found["hits"].as_array().expect("hits");
     assert_eq!(hits.len(), 1, "{found}");
     assert_eq!(hits[0]["name"], "poweroff");
+    let what = hits[0]["what"].as_str().expect("words");
+    assert!(what.ends_with(" <__x64_sys_reboot>"), "{what}");
     let functions = functions(&hits[0]["backtrace"]);
     let names: Vec<&str> = functions.iter().map(|text| text.split('+').next().expect("a name")).collect();
     assert_eq!(names, ["__x64_sys_reboot", "do_syscall_64", "entry_SYSCALL_64_after_hwframe"]);
@@ -135,8 +146,12 @@ fn rows_of_a_search_name_the_thread_and_who_called_whom() {
 
 #[test]
 fn the_kernel_s_messages_are_those_on_its_console() {
+    kernels().for_each(messages_of);
+}
+
+fn messages_of([kernel, busybox]: [&Artefact; 2]) {
     let directory = tempfile::tempdir().expect("a temporary folder");
-    let guest = Guest::linux(&CLOUD, &BUSYBOX, "", 128);
+    let guest = Guest::linux(kernel, busybox, "", 256);
     let mut script = Script::shell(&["poweroff -f"]);
     record(&guest, &directory.path().join("r.ttvm"), &mut script);
     let text = output(Command::new(ttvm()).current_dir(directory.path()).args([
@@ -201,12 +216,16 @@ print(json.dumps({"begun": begun, "names": names, "switches": switches, "lines":
 #[test]
 fn an_independent_reader_finds_in_a_trace_what_searches_find() {
     let Some(python) = python() else { return skip::test(NO_PYTHON) };
+    kernels().for_each(|kernel| trace_of(kernel, &python));
+}
+
+fn trace_of([kernel, busybox]: [&Artefact; 2], python: &Path) {
     let directory = tempfile::tempdir().expect("a temporary folder");
-    let guest = Guest::linux(&CLOUD, &BUSYBOX, "", 128);
+    let guest = Guest::linux(kernel, busybox, "", 256);
     let mut script = Script::shell(&["sleep 1 & ls / | wc", "echo traced", "poweroff -f"]);
     record(&guest, &directory.path().join("r.ttvm"), &mut script);
     let counts = json(directory.path(), &["trace", "r.ttvm", "-o", "trace"]);
-    let trace = run_python(&python, directory.path(), DECODE, &["trace"]);
+    let trace = run_python(python, directory.path(), DECODE, &["trace"]);
     let searched = |condition: &str| {
         let found = json(directory.path(), &["search", "r.ttvm", condition, "--all", "--limit", "1000000"]);
         Value::from(found["hits"].as_array().expect("hits").len())

@@ -7,13 +7,14 @@
 
 use std::path::Path;
 
-use tests::guests::{BENCH, BENCH_RD, BUSYBOX, CLOUD, DEBIAN, Guest, linux_options};
+use tests::guests::{Artefact, BENCH, BENCH_RD, BUSYBOX, CLOUD, DEBIAN, Guest, TRIXIE, linux_options};
 use tests::random::Random;
 use tests::record::{open, record_with_checkpoints};
 use tests::script::Script;
 use vmm::machine::checks::{CheckParts, CheckRecord};
 use vmm::machine::{Machine, hash_of};
-use vmm::position::Instructions;
+use vmm::notation::PositionSpec;
+use vmm::position::{Count, Instructions};
 use vmm::recording::Recording;
 use vmm::recording::pace::CheckpointOptions;
 use vmm::replay;
@@ -137,4 +138,61 @@ fn in_the_workload_rd() {
     let options = linux_options(&CLOUD, &BENCH_RD, "w=rd n=200", 256);
     let recording = record(&Guest::new(&options), directory.path(), &mut Script::silent());
     check(&recording, pairs - 2 * (pairs / 3));
+}
+
+/// What a replay to the end of a boot may take: a debugger opens it there.
+const TO_THE_END: u64 = 2_000_000_000;
+/// What going to a place may take beyond a replay up to there: finding out which instruction a time means.
+const FINDING: u64 = 16_000_000;
+/// What going to a place may take in a session that came past it.
+const NEAR: u64 = 32_000_000;
+
+/// Steps that going to a time replays.
+fn steps_to(timeline: &mut Timeline, ns: u64) -> u64 {
+    let before = timeline.replayed_steps();
+    let spec = PositionSpec::Nanoseconds(ns);
+    let target = timeline.resolve(spec, &mut || false).unwrap_or_else(|error| panic!("{error}"));
+    timeline.seek(target, &mut || false).unwrap_or_else(|error| panic!("{error}"));
+    timeline.replayed_steps() - before
+}
+
+/// The first second of a boot has no checkpoint: its pages would cost more than all else that recording does. So a place there
+/// is replayed once, and not again in a session that came past it, as one of a debugger at the end has.
+fn first_second([kernel, busybox]: [&Artefact; 2]) {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let path = directory.path().join("r.ttvm");
+    let guest = Guest::linux(kernel, busybox, "", 256);
+    let mut script = Script::shell(&["poweroff -f"]);
+    record_with_checkpoints(&guest, &path, &mut script, CheckpointOptions::default());
+    let recording = open(&path);
+    let mut random = Random::new(SEED);
+    for _ in 0..3 {
+        let ns = random.below(1_000_000_000);
+        let mut timeline = Timeline::open(&recording).unwrap_or_else(|error| panic!("{error}"));
+        let steps = steps_to(&mut timeline, ns);
+        assert!(steps <= timeline.position().number() + FINDING, "{ns} ns: {steps} steps");
+    }
+    let mut timeline = Timeline::open(&recording).unwrap_or_else(|error| panic!("{error}"));
+    let end = timeline.end();
+    timeline.seek(end, &mut || false).unwrap_or_else(|error| panic!("{error}"));
+    let opening = timeline.replayed_steps();
+    assert!(opening <= TO_THE_END, "{opening} steps");
+    // Where no checkpoint spared it the way, the session has come past all.
+    steps_to(&mut timeline, 1_000_000_000);
+    let steps: Vec<u64> = (0..20).map(|_| steps_to(&mut timeline, random.below(1_000_000_000))).collect();
+    println!("{opening} steps to the end, then {steps:?}");
+    assert!(steps.iter().all(|&steps| steps <= NEAR), "{steps:?}");
+}
+
+#[test]
+fn in_the_first_second_of_a_boot() {
+    first_second([&CLOUD, &BUSYBOX]);
+}
+
+#[test]
+fn in_the_first_second_of_a_newer_kernel() {
+    if !TRIXIE.iter().all(Artefact::exists) {
+        return skip::test("the kernel is not there; guest-images/newer-kernels says why");
+    }
+    first_second(TRIXIE.each_ref());
 }

@@ -118,7 +118,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         empty_folder: args.empty_folder.clone(),
         socket: args.socket.clone().and_then(Socket::of),
     };
-    let mut pipe = File::open(format!("/dev/fd/{}", args.pipe)).map_err(failed)?;
+    let mut pipe = File::open(format!("/proc/self/fd/{}", args.pipe)).map_err(failed)?;
     let gdb = (wait(&mut pipe) && !args.gdb.is_empty()).then(|| start_gdb(&args.gdb)).transpose()?;
     let Some(mut gdb) = gdb else {
         files.remove();

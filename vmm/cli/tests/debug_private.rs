@@ -94,29 +94,62 @@ fn a_socket_of_another_program_stays() {
     assert!(path.join("socket").exists());
 }
 
+/// What stands in for gdb and prints its arguments.
+fn write_gdb(directory: &Path) {
+    fs::create_dir(directory.join("bin")).unwrap();
+    let gdb = directory.join("bin/gdb");
+    fs::write(&gdb, "#!/bin/sh\nprintf '%s\\n' \"$@\"\nls -ld \"${7#target remote }\"\nexit 7\n").unwrap();
+    fs::set_permissions(&gdb, PermissionsExt::from_mode(0o700)).unwrap();
+    fs::create_dir(directory.join("tmp")).unwrap();
+}
+
+/// A command with that gdb, and a folder for temporary files.
+fn with_gdb(program: &str, directory: &Path) -> Command {
+    let mut command = Command::new(program);
+    command
+        .current_dir(directory)
+        .env("TMPDIR", directory.join("tmp"))
+        .env("PATH", format!("{}:/usr/bin:/bin", directory.join("bin").display()))
+        .stdin(Stdio::null());
+    command
+}
+
 #[test]
 fn a_gdb_that_is_started_has_a_socket_of_its_own() {
     let directory = recorded();
     let path = directory.path();
-    // What stands in for gdb prints its arguments.
-    fs::create_dir(path.join("bin")).unwrap();
-    let gdb = path.join("bin/gdb");
-    fs::write(&gdb, "#!/bin/sh\nprintf '%s\\n' \"$@\"\nls -ld \"${7#target remote }\"\nexit 7\n").unwrap();
-    fs::set_permissions(&gdb, PermissionsExt::from_mode(0o700)).unwrap();
-    fs::create_dir(path.join("tmp")).unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_ttvm"))
-        .current_dir(path)
-        .args(["debug", "r.ttvm", "--gdb"])
-        .env("TMPDIR", path.join("tmp"))
-        .env("PATH", format!("{}:/usr/bin:/bin", path.join("bin").display()))
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
+    write_gdb(path);
+    let output =
+        with_gdb(env!("CARGO_BIN_EXE_ttvm"), path).args(["debug", "r.ttvm", "--gdb"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     let address = said.lines().find_map(|line| line.strip_prefix("target remote ")).unwrap();
     assert!(Path::new(address).starts_with(path.join("tmp")), "{said}");
     assert!(said.contains("\nsrw-------"), "{said}");
+    assert_eq!(left_behind(path), [] as [PathBuf; 0]);
+}
+
+/// Leaves of /dev what every program needs, and executes the rest.
+const BARE_DEV: &str = r#"
+for name in null urandom; do touch "$0/$name" && mount --bind "/dev/$name" "$0/$name" || exit; done
+mount -t tmpfs none /dev || exit
+for name in null urandom; do touch "/dev/$name" && mount --bind "$0/$name" "/dev/$name" || exit; done
+echo bare
+exec "$@"
+"#;
+
+#[test]
+fn a_gdb_is_started_where_dev_has_next_to_nothing() {
+    let directory = recorded();
+    let path = directory.path();
+    write_gdb(path);
+    let mut command = with_gdb("unshare", path);
+    command.args(["--map-root-user", "--mount", "sh", "-c", BARE_DEV]).arg(path);
+    let output = command.args([env!("CARGO_BIN_EXE_ttvm"), "debug", "r.ttvm", "--gdb"]).output();
+    let Some(output) = output.ok().filter(|output| output.stdout.starts_with(b"bare")) else {
+        return skip::test("this needs namespaces of users and mounts");
+    };
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
     assert_eq!(left_behind(path), [] as [PathBuf; 0]);
 }
 

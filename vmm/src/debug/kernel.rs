@@ -103,16 +103,7 @@ impl GdbTarget<'_> {
 
     /// What happened, with the names of the places if they are known already.
     pub(super) fn told(&self, cause: Cause) -> String {
-        let address = match cause {
-            Cause::Breakpoint(address) | Cause::Watch { address, .. } => address,
-            _ => return cause.to_string(),
-        };
-        let symbols = self.kernel.symbols.as_ref().map(|(_, symbols)| symbols);
-        match symbols.and_then(|symbols| symbols.name_of(address)) {
-            Some((name, 0)) => format!("{cause} <{name}>"),
-            Some((name, offset)) => format!("{cause} <{name}+{offset:#x}>"),
-            None => cause.to_string(),
-        }
+        cause.told(self.kernel.symbols.as_ref().map(|(_, symbols)| &**symbols))
     }
 
     /// Makes a file with symbols, types and frames and gives the gdb command that loads it: of the kernel and its modules, of

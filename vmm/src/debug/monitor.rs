@@ -27,8 +27,8 @@ monitor goto POS                    go to a position: start, end, panic, event:N
                                     hit:N (of the last list)
 monitor back-to WHAT                go back to before WHAT last happened
 monitor forward-to WHAT             go forward to behind WHAT when it happens next
-                                    WHAT: write ADDR [LEN], change ADDR [LEN], read ADDR [LEN], call ADDR, syscall [N],
-                                    interrupt [VECTOR], or a condition; ADDR may be the name of a kernel symbol
+                                    WHAT: write ADDR [LEN], change ADDR [LEN], read ADDR [LEN], call ADDR, syscall [N or
+                                    NAME], interrupt [VECTOR], or a condition; ADDR may be the name of a kernel symbol
 monitor traps CONDITION [FROM TO]   list where a condition holds, to choose from by goto hit:N
 monitor search CONDITION            where it held last and where it holds next, without going there
 monitor mark [NAME]                 give this place a name, or list the names
@@ -321,6 +321,10 @@ fn stops_of(text: &str, names: &dyn Names) -> Result<Stops, Refusal> {
             .map(|(address, _)| Stops { breakpoints: vec![Breakpoint::at(address)], ..Stops::default() }),
         ("syscall", Some([])) => Some(Stops::system_call(None)),
         ("syscall", Some(&[number])) => Some(Stops::system_call(Some(number))),
+        ("syscall", None) if words.len() == 1 => {
+            let named = Condition::parse(&format!("syscall:{}", words[0]), names);
+            return named.map(|Condition(stops)| stops).map_err(Refusal::new);
+        }
         // The vectors below 32 are exceptions.
         ("interrupt", Some([])) => Some(vectors(32..=255)),
         ("interrupt", Some(&[vector])) => u8::try_from(vector).ok().map(|vector| vectors(vector..=vector)),

@@ -203,6 +203,21 @@ pub fn number(text: &str) -> Option<u64> {
     }
 }
 
+impl Cause {
+    /// In words, with the name of what is there where the kernel's symbols are known.
+    pub fn told(self, symbols: Option<&Symbols>) -> String {
+        let address = match self {
+            Cause::Breakpoint(address) | Cause::Watch { address, .. } => address,
+            _ => return self.to_string(),
+        };
+        match symbols.and_then(|symbols| symbols.name_of(address)) {
+            Some((name, 0)) => format!("{self} <{name}>"),
+            Some((name, offset)) => format!("{self} <{name}+{offset:#x}>"),
+            None => self.to_string(),
+        }
+    }
+}
+
 impl std::fmt::Display for Cause {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -215,7 +230,10 @@ impl std::fmt::Display for Cause {
                 };
                 write!(f, "{what} {address:#x}")
             }
-            Cause::SystemCall(number) => write!(f, "system call {number}"),
+            Cause::SystemCall(number) => match usize::try_from(*number).ok().and_then(Sysno::new) {
+                Some(call) => write!(f, "system call {number} ({})", call.name()),
+                None => write!(f, "system call {number}"),
+            },
             Cause::Vector(vector) => write!(f, "vector {vector}"),
             Cause::Console(_) => f.write_str("the text on the console"),
         }
@@ -354,7 +372,8 @@ mod tests {
             (watch(WatchKind::Read), "read of 0x1f"),
             (watch(WatchKind::Write), "write to 0x1f"),
             (watch(WatchKind::Access), "access to 0x1f"),
-            (Cause::SystemCall(39), "system call 39"),
+            (Cause::SystemCall(39), "system call 39 (getpid)"),
+            (Cause::SystemCall(u64::MAX), "system call 18446744073709551615"),
             (Cause::Vector(14), "vector 14"),
             (Cause::Console(1), "the text on the console"),
         ] {

@@ -101,7 +101,7 @@ impl Place {
         let thread = witness.and_then(|witness| witness.thread(machine));
         Place {
             instruction: instruction.number(),
-            what: cause.to_string(),
+            what: cause.told(witness.map(|witness| &witness.symbols)),
             guest_seconds: machine.moment().time_ns as f64 / 1e9,
             rip: None,
             pid: thread.as_ref().map(|thread| thread.id),
