@@ -163,18 +163,31 @@ struct Files {
 #[derive(Clone)]
 struct Socket {
     path: PathBuf,
-    inode: (u64, u64),
+    identity: Identity,
+}
+
+/// What tells a socket's file from others. File systems give a number that has become free to the next file that is made, so
+/// the time at which it was made belongs to it.
+#[derive(Clone, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    made: (i64, i64),
 }
 
 impl Socket {
     fn of(path: PathBuf) -> Option<Socket> {
-        Some(Socket { inode: inode(&path)?, path })
+        Some(Socket { identity: Identity::of(&path)?, path })
     }
 }
 
-fn inode(path: &Path) -> Option<(u64, u64)> {
-    let metadata = path.symlink_metadata().ok()?;
-    metadata.file_type().is_socket().then(|| (metadata.dev(), metadata.ino()))
+impl Identity {
+    fn of(path: &Path) -> Option<Identity> {
+        let file = path.symlink_metadata().ok()?;
+        // Nothing that connects to a socket, or changes its mode, counts as a modification.
+        let made = (file.mtime(), file.mtime_nsec());
+        file.file_type().is_socket().then(|| Identity { device: file.dev(), inode: file.ino(), made })
+    }
 }
 
 impl Files {
@@ -187,7 +200,7 @@ impl Files {
             let _ = std::fs::remove_dir(folder);
         }
         if let Some(socket) = &self.socket
-            && inode(&socket.path) == Some(socket.inode)
+            && Identity::of(&socket.path).as_ref() == Some(&socket.identity)
         {
             let _ = std::fs::remove_file(&socket.path);
         }

@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -84,14 +84,48 @@ fn a_socket_of_another_program_stays() {
     let path = directory.path();
     let mut server = Server::start(path, &["--listen", "unix:socket"]);
     server.says("ready");
+    let companion = companion_of(&server);
     fs::remove_file(path.join("socket")).unwrap();
-    let _other = std::os::unix::net::UnixListener::bind(path.join("socket")).unwrap();
+    let _other = UnixListener::bind(path.join("socket")).unwrap();
     send(&server, Signal::SIGKILL);
     server.process.wait().unwrap();
-    while fs::read_dir(path.join("tmp")).unwrap().next().is_some() {
+    wait_for_end(companion);
+    assert!(path.join("socket").exists());
+}
+
+#[test]
+fn the_socket_of_the_next_server_stays_when_the_companion_of_the_last_is_late() {
+    let directory = recorded();
+    let path = directory.path();
+    let mut server = Server::start(path, &["--listen", "unix:socket"]);
+    server.says("ready");
+    let companion = companion_of(&server);
+    kill(companion, Signal::SIGSTOP).unwrap();
+    send(&server, Signal::SIGKILL);
+    server.process.wait().unwrap();
+    // Most file systems give the number of the file that goes to the one that comes.
+    fs::remove_file(path.join("socket")).unwrap();
+    let _next = UnixListener::bind(path.join("socket")).unwrap();
+    kill(companion, Signal::SIGCONT).unwrap();
+    wait_for_end(companion);
+    assert!(path.join("socket").exists());
+}
+
+fn companion_of(server: &Server) -> Pid {
+    let pid = server.process.id();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    Pid::from_raw(children.split_whitespace().next().expect("a companion").parse().unwrap())
+}
+
+/// Waits for the end of a process that is no child of ours.
+fn wait_for_end(process: Pid) {
+    let is_there = || {
+        let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+        status.lines().any(|line| line.starts_with("State:") && !line.contains('Z'))
+    };
+    while is_there() {
         std::thread::yield_now();
     }
-    assert!(path.join("socket").exists());
 }
 
 /// What stands in for gdb and prints its arguments.
