@@ -56,6 +56,14 @@ def marks_of(name, command, messages_file, on_mark=None, limit_s=LIMIT_S):
     return marks
 
 
+def qemu_command(workload, scale):
+    """QEMU's TCG with the machine of a workload; what its console leads to is still to be said."""
+    initrd, cmdline = guest_options(workload, scale)
+    command = [QEMU, "-accel", "tcg", "-M", "pc", "-cpu", "qemu64", "-smp", "1", "-m", "256", "-nodefaults"]
+    command += ["-display", "none", "-no-reboot", "-net", "none"]
+    return command + ["-kernel", KERNEL, "-initrd", initrd, "-append", cmdline]
+
+
 class Ttvm:
     """A build of ttvm."""
 
@@ -87,10 +95,7 @@ class Qemu:
 
     def play(self, kind, workload, scale, disk, scratch):
         """As `Ttvm.play`."""
-        initrd, cmdline = guest_options(workload, scale)
-        command = [QEMU, "-accel", "tcg", "-M", "pc", "-cpu", "qemu64", "-smp", "1", "-m", "256"]
-        command += ["-nodefaults", "-display", "none", "-no-reboot", "-net", "none", "-serial", "stdio"]
-        command += ["-kernel", KERNEL, "-initrd", initrd, "-append", cmdline]
+        command = [*qemu_command(workload, scale), "-serial", "stdio"]
         drive = "d0"
         if kind != "run":
             command += ["-icount", f"shift=auto,rr={kind},rrfile={scratch}/qemu.rr"]
