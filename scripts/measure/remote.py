@@ -1,6 +1,7 @@
 """A small client of gdb's remote protocol: break- and watchpoints in any number, memory, and runs to the next stop. gdb
 itself would ask at each stop for much that no measurement needs."""
 
+import contextlib
 import os
 import re
 import socket
@@ -97,7 +98,8 @@ class Server:
     """A process that serves the protocol at a socket, with a client."""
 
     def __init__(self, command, path, messages):
-        if os.path.exists(path):
+        # A server that was here before may be about to remove its own.
+        with contextlib.suppress(FileNotFoundError):
             os.remove(path)
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=messages)
         self.remote = None
