@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 
+from measure.process import run
 from measure.workloads import KERNEL, guest_options, machine_options
 
 QEMU = "qemu-system-x86_64"
@@ -18,6 +19,14 @@ LIMIT_S = 600
 
 class BenchError(Exception):
     """A run that cannot be used; the text is for the user."""
+
+
+def checked(command):
+    """Runs a command that must succeed; gives what it printed."""
+    done = run(command)
+    if done.code != 0:
+        raise BenchError(f"{' '.join(command[:2])} ended with {done.code}: {done.messages[-500:].strip()}")
+    return done.console
 
 
 def cpu_ns(pid):

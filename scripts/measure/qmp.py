@@ -42,6 +42,3 @@ class Qmp:
         told = self.ask("human-monitor-command", **{"command-line": f"savevm {name}"})
         if told.strip():
             raise QmpError(f"QEMU's savevm failed: {told.strip()}")
-
-    def close(self):
-        self.socket.close()
