@@ -420,6 +420,10 @@ mod tests {
         // A socket that its process left behind.
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
+        // A child that another test starts just then has it, too, until it executes its program.
+        while UnixStream::connect(&path).is_ok() || is_bound(&path) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         drop(Listener::bind(&address).unwrap());
 
         fs::write(&path, "precious").unwrap();

@@ -14,10 +14,11 @@ const DISK_BYTES: usize = 4 << 20;
 
 /// What a guest does with its devices, in one line: the `edu` device in slot 3 writes to memory that the guest never showed it;
 /// some bytes go through a serial adapter that echoes, and come back; the same through a serial port at 0x2e8, with an interrupt
-/// that only the guest has; an NVMe disk is read, and written and read.
+/// that only the guest has; an NVMe disk is read, and written and read. It waits ten minutes for anything: on a busy host a serial
+/// port in the lab can need more than one for 16 KiB.
 const GUEST: &str = r#"
 load() { while read m; do insmod /lib/modules/$m 2>/dev/null; done </lib/modules/$1; }
-ready() { n=0; while [ ! -e $1 ] && [ $n -lt 300 ]; do sleep 0.1; n=$((n+1)); done; }
+ready() { n=0; while [ ! -e $1 ] && [ $n -lt 6000 ]; do sleep 0.1; n=$((n+1)); done; }
 cd /sys/bus/pci/devices/0000:00:03.0
 B=$(head -n 1 resource | cut -d' ' -f1)
 printf '\007' | dd of=config bs=1 seek=4 conv=notrunc 2>/dev/null
@@ -33,12 +34,12 @@ stty -F /dev/ttyUSB0 raw -echo
 dd if=/dev/urandom of=/a bs=1024 count=16 2>/dev/null
 (cat /dev/ttyUSB0 >/b &)
 cat /a >/dev/ttyUSB0
-n=0; while [ $(wc -c </b) -lt 16384 ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n+1)); done
+n=0; while [ $(wc -c </b) -lt 16384 ] && [ $n -lt 6000 ]; do sleep 0.1; n=$((n+1)); done
 cmp /a /b && echo echoed
 stty -F /dev/ttyS3 raw -echo 115200
 (cat /dev/ttyS3 >/c &)
 cat /a >/dev/ttyS3
-n=0; while [ $(wc -c </c) -lt 16384 ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n+1)); done
+n=0; while [ $(wc -c </c) -lt 16384 ] && [ $n -lt 6000 ]; do sleep 0.1; n=$((n+1)); done
 cmp /a /c && echo through the port
 grep ^3: /proc/tty/driver/serial
 load nvme
@@ -53,20 +54,20 @@ dd if=/dev/nvme0n1 bs=4096 skip=9 count=4 2>/dev/null | cmp - /a && echo stored
 const LOOKING: &str = r#"
 B=$(head -n 1 /sys/bus/pci/devices/0000:00:03.0/resource | cut -d' ' -f1)
 echo looking
-n=0; while [ $(devmem $B 32) = 0x010000ED ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n+1)); done
+n=0; while [ $(devmem $B 32) = 0x010000ED ] && [ $n -lt 6000 ]; do sleep 0.1; n=$((n+1)); done
 echo edu $(devmem $B 32)
 "#;
 
 /// A guest that reads its NVMe disk while the host resets it: its driver misses an answer, sets the disk up again, and goes on.
 const RESETTING: &str = r#"
 while read m; do insmod /lib/modules/$m 2>/dev/null; done </lib/modules/nvme
-n=0; while [ ! -e /dev/nvme0n1 ] && [ $n -lt 300 ]; do sleep 0.1; n=$((n+1)); done
+n=0; while [ ! -e /dev/nvme0n1 ] && [ $n -lt 6000 ]; do sleep 0.1; n=$((n+1)); done
 echo 2000 >/sys/class/nvme/nvme0/nvme0c0n1/queue/io_timeout
 md5sum </dev/nvme0n1 >/sum
 echo reading
 missed() { dmesg | grep -o 'nvme.*timeout, reset controller'; }
 again() { echo 3 >/proc/sys/vm/drop_caches; dd if=/dev/nvme0n1 of=/dev/null bs=64k count=4 2>/dev/null; sleep 0.1; }
-n=0; while [ $n -lt 600 ] && ! missed >/dev/null; do again; n=$((n+1)); done
+n=0; while [ $n -lt 6000 ] && ! missed >/dev/null; do again; n=$((n+1)); done
 missed
 echo 3 >/proc/sys/vm/drop_caches
 md5sum </dev/nvme0n1 | cmp - /sum && echo recovered

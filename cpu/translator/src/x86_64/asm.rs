@@ -111,6 +111,24 @@ impl Fixup {
     }
 }
 
+/// What a VEX prefix (SDM vol. 2, section 2.3) and an opcode say: the number of the opcode map, the mandatory prefix as it is
+/// encoded there, and the opcode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Vex {
+    pub map: u8,
+    pub prefix: u8,
+    pub opcode: u8,
+}
+
+/// The fourth bits of the registers that operands name, as a REX prefix has them.
+fn upper_bits(reg: u8, rm: Place) -> u8 {
+    let (base, index) = match rm {
+        Place::Reg(r) => (r.0, 0),
+        Place::Mem(m) => (m.base.0, m.index.map_or(0, |(i, _)| i.0)),
+    };
+    (reg >> 3 & 1) << 2 | (index >> 3 & 1) << 1 | base >> 3 & 1
+}
+
 /// Code under construction.
 pub(super) struct Asm {
     bytes: Vec<u8>,
@@ -160,11 +178,7 @@ impl Asm {
     ) {
         self.begun = self.bytes.len();
         self.bytes.extend(prefix);
-        let (base, index) = match rm {
-            Place::Reg(r) => (r.0, 0),
-            Place::Mem(m) => (m.base.0, m.index.map_or(0, |(i, _)| i.0)),
-        };
-        let mut rex = u8::from(wide) << 3 | (reg >> 3 & 1) << 2 | (index >> 3 & 1) << 1 | base >> 3 & 1;
+        let mut rex = u8::from(wide) << 3 | upper_bits(reg, rm);
         let needs = |register: u8| (4..0x80).contains(&register);
         let byte_rm_needs = byte_rm && matches!(rm, Place::Reg(r) if needs(r.0));
         if rex != 0 || byte_reg && needs(reg) || byte_rm_needs {
@@ -177,6 +191,11 @@ impl Asm {
             self.bytes.push(rex);
         }
         self.bytes.extend_from_slice(opcode);
+        self.modrm(reg, rm);
+    }
+
+    /// ModRM and what belongs to it.
+    fn modrm(&mut self, reg: u8, rm: Place) {
         let reg = (reg & 7) << 3;
         let m = match rm {
             Place::Reg(r) => return self.bytes.push(0xc0 | reg | r.0 & 7),
@@ -335,10 +354,26 @@ impl Asm {
         self.ended();
     }
 
-    /// RORX of 32 bits; both are of the first eight registers. Leaves the flags alone.
-    pub fn rotated_right(&mut self, to: Reg, from: Reg, count: u8) {
-        debug_assert!(to.0 < 8 && from.0 < 8, "no other registers");
-        self.raw(&[0xc4, 0xe3, 0x7b, 0xf0, 0xc0 | to.0 << 3 | from.0, count]);
+    /// An instruction on general registers with a VEX prefix, where `second` is the register that the prefix names, if any.
+    pub fn vex(&mut self, size: Size, vex: Vex, reg: u8, second: Option<Reg>, rm: impl Into<Place>) {
+        self.begin_vex(size, vex, reg, second, rm.into());
+        self.ended();
+    }
+
+    fn begin_vex(&mut self, size: Size, vex: Vex, reg: u8, second: Option<Reg>, rm: Place) {
+        self.begun = self.bytes.len();
+        let upper = !upper_bits(reg, rm) << 5;
+        let second = !second.map_or(0, |second| second.0) & 15;
+        self.bytes.extend([0xc4, upper | vex.map, u8::from(size == B8) << 7 | second << 3 | vex.prefix]);
+        self.bytes.push(vex.opcode);
+        self.modrm(reg, rm);
+    }
+
+    /// RORX. Leaves the flags alone.
+    pub fn rotated_right(&mut self, size: Size, to: Reg, from: impl Into<Place>, count: u8) {
+        self.begin_vex(size, Vex { map: 3, prefix: 3, opcode: 0xf0 }, to.0, None, from.into());
+        self.bytes.push(count);
+        self.ended();
     }
 
     /// The same by CL.
@@ -479,13 +514,17 @@ mod tests {
         asm.extend(0xb6, B4, RAX, B1, RSI);
         asm.shift_imm(B4, 5, RCX, 7);
         asm.test_imm(B1, at(RBP, 9), 0x40);
-        asm.rotated_right(RCX, RAX, 8);
+        asm.rotated_right(B4, RCX, RAX, 8);
+        asm.rotated_right(B8, Reg(9), at(Reg(12), 0x40), 63);
+        let shrx = Vex { map: 2, prefix: 3, opcode: 0xf7 };
+        asm.vex(B8, shrx, 11, Some(Reg(8)), Mem { base: RAX, index: Some((Reg(14), 2)), disp: 0x100 });
+        asm.vex(B4, shrx, 2, Some(RCX), Reg(13));
         assert_eq!(
             text(&asm),
             "mov r12,[rbp-8]; mov eax,[r12]; mov rax,[r13]; mov [rax],sil; mov bl,cl; lea rax,[r9+r13*8+1234h]; \
              sub r15,10000000h; cmp word ptr [rax],0FFFDh; and dil,7Fh; mov r10,0FFFFFFFF80000000h; \
              mov r10,100000000h; setne dil; movzx eax,sil; shr ecx,7; test byte ptr [rbp+9],40h; \
-             rorx ecx,eax,8"
+             rorx ecx,eax,8; rorx r9,[r12+40h],3Fh; shrx r11,[rax+r14*4+100h],r8; shrx edx,r13d,ecx"
         );
     }
 }

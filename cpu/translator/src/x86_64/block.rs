@@ -70,7 +70,7 @@ fn jump_slot(asm: &mut Asm) {
 fn slot_address(asm: &mut Asm, to: Reg) {
     const SLOT_SHIFT: u8 = 12 - size_of::<TlbSlot>().trailing_zeros() as u8;
     if is_x86_feature_detected!("bmi2") {
-        asm.rotated_right(to, RAX, SLOT_SHIFT);
+        asm.rotated_right(B4, to, RAX, SLOT_SHIFT);
     } else {
         asm.load(B4, to, RAX);
         asm.shift_imm(B4, 5, to, SLOT_SHIFT);

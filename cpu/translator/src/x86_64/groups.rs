@@ -303,6 +303,7 @@ impl Values {
                 };
                 let changed = match kind {
                     Kind::XchgRegisters | Kind::XchgMemory | Kind::Xadd => 2,
+                    Kind::Bits(bits) => bits.destinations(),
                     _ => 1,
                 };
                 (0..changed).filter_map(register).map(number_of).for_each(|to| self.forget(to));
@@ -324,6 +325,7 @@ fn writes(i: &Instruction, kind: Kind) -> bool {
         | Kind::Divide(_)
         | Kind::Scan(_)
         | Kind::Count(_)
+        | Kind::Bits(_)
         | Kind::JumpIndirect => false,
         _ => true,
     }

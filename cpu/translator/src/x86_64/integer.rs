@@ -65,6 +65,7 @@ impl BlockWriter<'_> {
             Kind::BitTest(which) => self.bit_test(i, which, &effect),
             Kind::Scan(opcode) => self.scan(i, opcode, &effect),
             Kind::Count(opcode) => self.count(i, opcode, &effect),
+            Kind::Bits(bits) => self.bits(i, bits, &effect),
             Kind::Set(cc) => self.set_on_condition(i, cc),
             Kind::Cmov(cc) => self.move_on_condition(i, cc),
             Kind::Nothing => Ok(()),
@@ -124,11 +125,13 @@ impl BlockWriter<'_> {
         }
     }
 
-    fn register(&self, i: &Instruction, n: u32) -> usize {
+    /// The number of the guest's register that is an operand.
+    pub fn register(&self, i: &Instruction, n: u32) -> usize {
         number_of(i.op_register(n))
     }
 
-    fn size(&self, i: &Instruction, n: u32) -> Result<Size, Cannot> {
+    /// The size of an operand.
+    pub fn size(&self, i: &Instruction, n: u32) -> Result<Size, Cannot> {
         operand_size(i, n).ok_or(Cannot)
     }
 

@@ -3,6 +3,7 @@
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 
 use super::asm::Size;
+use super::bits::Bits;
 use super::forms::{Form, form_of};
 
 /// Sets of arithmetic flags.
@@ -75,6 +76,8 @@ pub(super) enum Kind {
     Scan(u8),
     /// POPCNT (0xb8), TZCNT (0xbc), LZCNT (0xbd).
     Count(u8),
+    /// An instruction of BMI1 or BMI2 with a VEX prefix.
+    Bits(Bits),
     Set(u8),
     Cmov(u8),
     Nothing,
@@ -276,7 +279,7 @@ fn integer(instruction: &Instruction) -> Option<Kind> {
             Code::Retnq | Code::Retnq_imm16 => Kind::Return,
             _ => return None,
         },
-        _ => return conditional(instruction),
+        _ => return Bits::of(instruction).map(Kind::Bits).or_else(|| conditional(instruction)),
     })
 }
 
@@ -444,6 +447,8 @@ impl Kind {
             Kind::Double(..) if needed == 0 => kills(ALL, 0),
             Kind::Double(..) => return None,
             Kind::Multiply(_) | Kind::MultiplyInto | Kind::Count(_) => kills(ALL, 0),
+            Kind::Bits(bits) if bits.keeps_flags() => quiet,
+            Kind::Bits(_) => kills(ALL, 0),
             Kind::Scan(_) => kills(ALL, Z),
             Kind::Divide(_) => Effect { exits: true, ..Effect::default() },
             Kind::BitTest(_) => kills(C, C),

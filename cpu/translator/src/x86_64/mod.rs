@@ -1,6 +1,7 @@
 //! The translator for x86-64 hosts.
 
 mod asm;
+mod bits;
 mod block;
 mod exits;
 mod forms;
