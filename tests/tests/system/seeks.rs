@@ -143,9 +143,9 @@ fn in_the_workload_rd() {
 /// What a replay to the end of a boot may take: a debugger opens it there.
 const TO_THE_END: u64 = 2_000_000_000;
 /// What going to a place may take beyond a replay up to there: finding out which instruction a time means.
-const FINDING: u64 = 16_000_000;
+const FINDING: u64 = 24_000_000;
 /// What going to a place may take in a session that came past it.
-const NEAR: u64 = 32_000_000;
+const NEAR: u64 = 48_000_000;
 
 /// Steps that going to a time replays.
 fn steps_to(timeline: &mut Timeline, ns: u64) -> u64 {

@@ -257,8 +257,9 @@ fn expand(
     addresses: &[u64],
 ) -> Option<Vec<RawSymbol>> {
     let (mut found, mut room) = (Vec::with_capacity(names.len()), MAX_NAMES_BYTES);
+    let mut text = Vec::with_capacity(2 * MAX_NAME_BYTES);
     for (name, &address) in names.iter().zip(addresses) {
-        let mut text = Vec::new();
+        text.clear();
         for &token in &bytes[name.clone()] {
             text.extend_from_slice(tokens.texts[usize::from(token)]);
             if text.len() > MAX_NAME_BYTES {
@@ -270,7 +271,10 @@ fn expand(
         if !class.is_ascii_alphabetic() || name.is_empty() {
             return None;
         }
-        let name = String::from_utf8_lossy(name).into_owned();
+        let name = match str::from_utf8(name) {
+            Ok(name) => name.to_owned(),
+            Err(_) => String::from_utf8_lossy(name).into_owned(),
+        };
         found.push(RawSymbol { name, address, size: 0, class });
     }
     Some(found)

@@ -1,6 +1,7 @@
 //! All symbols of a kernel at one position of its run, by address and by name.
 
 use std::cmp::Reverse;
+use std::sync::OnceLock;
 
 use super::guest_view::{GuestView, KernelView};
 use super::kallsyms::{self, RawSymbol, is_code};
@@ -47,11 +48,38 @@ impl Symbol {
 pub struct Symbols {
     /// By address; of those with the same address the global ones come first.
     symbols: Vec<Symbol>,
-    /// Numbers of symbols by name; of those with the same name the kernel's global ones come first.
-    by_name: Vec<u32>,
+    by_name: ByName,
     sections: Vec<Section>,
     modules: Vec<String>,
     without_modules: Option<Missing>,
+}
+
+/// Numbers of symbols by name; of those with the same name the kernel's global ones come first. They are sorted when the first
+/// name is looked up: that takes as long as all else, and names are not always looked up.
+#[derive(Clone, Debug, Default)]
+struct ByName(OnceLock<Vec<u32>>);
+
+impl PartialEq for ByName {
+    /// What follows from the symbols is not compared.
+    fn eq(&self, _: &ByName) -> bool {
+        true
+    }
+}
+
+impl Eq for ByName {}
+
+impl ByName {
+    fn of(&self, symbols: &[Symbol]) -> &[u32] {
+        self.0.get_or_init(|| {
+            let mut numbers: Vec<u32> = (0..symbols.len() as u32).collect();
+            numbers.sort_unstable_by(|&a, &b| {
+                let (first, second) = (&symbols[a as usize], &symbols[b as usize]);
+                let rank = |symbol: &Symbol| (symbol.module, Reverse(symbol.is_global()), symbol.address);
+                first.name.cmp(&second.name).then_with(|| rank(first).cmp(&rank(second))).then(a.cmp(&b))
+            });
+            numbers
+        })
+    }
 }
 
 /// There is no kernel with symbols in memory.
@@ -104,13 +132,7 @@ impl Symbols {
             key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name))
         });
         fill_sizes(&mut symbols, &sections);
-        let mut by_name: Vec<u32> = (0..symbols.len() as u32).collect();
-        by_name.sort_by(|&a, &b| {
-            let (a, b) = (&symbols[a as usize], &symbols[b as usize]);
-            let rank = |symbol: &Symbol| (symbol.module, Reverse(symbol.is_global()), symbol.address);
-            a.name.cmp(&b.name).then_with(|| rank(a).cmp(&rank(b)))
-        });
-        Symbols { symbols, by_name, sections, modules: names, without_modules: None }
+        Symbols { symbols, by_name: ByName::default(), sections, modules: names, without_modules: None }
     }
 
     /// A symbol by its name. Of several with this name: the kernel's before a module's, a global one before
@@ -121,8 +143,9 @@ impl Symbols {
 
     /// All symbols with a name, the one that [`Symbols::named`] gives first.
     pub fn all_named(&self, name: &str) -> impl Iterator<Item = &Symbol> {
-        let first = self.by_name.partition_point(|&number| self.name(number) < name);
-        let symbols = self.by_name[first..].iter().map(|&number| &self.symbols[number as usize]);
+        let by_name = self.by_name.of(&self.symbols);
+        let first = by_name.partition_point(|&number| self.name(number) < name);
+        let symbols = by_name[first..].iter().map(|&number| &self.symbols[number as usize]);
         symbols.take_while(move |symbol| symbol.name == name)
     }
 

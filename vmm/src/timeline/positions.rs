@@ -1,7 +1,7 @@
 //! What the notations of positions mean in a recording.
 
 use super::travel::Timeline;
-use super::walker::{Poll, SNAPSHOT_SPACING, Walked, Walker};
+use super::walker::{Poll, Walked, Walker};
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::notation::{Distance, PositionSpec};
@@ -10,7 +10,7 @@ use crate::recording::checkpoints::CheckpointHead;
 
 /// Steps between two looks at a measure while it is far from what is wanted, and the factor to the next finer
 /// ones. The first is a power of the second.
-const SLICE_STEPS: u64 = 1 << 22;
+const SLICE_STEPS: u64 = 1 << 24;
 const SLICE_FACTOR: u64 = 1 << 2;
 
 /// A number that only grows along a run, as a machine and the head of a checkpoint have it.
@@ -171,7 +171,7 @@ impl Timeline {
     }
 
     /// The first place at which a measure has reached `wanted`. Checkpoints and the session's snapshots say between which of
-    /// them that is; from there the run is replayed once, in slices, and the slice that has it again in finer ones.
+    /// them that is; from there the run is replayed once, in slices, of which each begins with a snapshot, and the slice that has it again in finer ones.
     fn find(
         &mut self,
         measure: &Measure,
@@ -217,7 +217,7 @@ impl Timeline {
                     return Ok(None);
                 }
                 self.walker.leave_snapshot()?;
-                let walked = self.walker.advance(high.min(low + slice), SNAPSHOT_SPACING, poll)?;
+                let walked = self.walker.advance(high.min(low + slice), u64::MAX, poll)?;
                 if walked == Walked::Interrupted || poll() {
                     return Err(Error::Interrupted);
                 }

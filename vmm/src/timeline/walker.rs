@@ -22,6 +22,10 @@ pub(super) const POLL_STEPS: u64 = 4_000_000;
 /// Distance of the snapshots that a walk leaves behind, unless it is told otherwise: a single step back from any
 /// place of the walk replays no more.
 pub(super) const SNAPSHOT_SPACING: u64 = 8_000_000;
+/// How far before its end a walk leaves them behind in this distance.
+const NEAR_STEPS: u64 = 256_000_000;
+/// Their distance before that: while a guest boots, copying what it has written since the one before costs a tenth of the walk.
+const FAR_SPACING: u64 = 3 * SNAPSHOT_SPACING;
 /// Nearest of the snapshots before a place that is approached, and the factor from one to the next.
 const APPROACH_STEPS: u64 = 128;
 const APPROACH_FACTOR: u64 = 8;
@@ -178,6 +182,9 @@ impl Walker {
         while distance < (target - self.position()).min(2 * SNAPSHOT_SPACING) {
             stages.push(target - distance);
             distance *= APPROACH_FACTOR;
+        }
+        if self.advance(target.saturating_back(NEAR_STEPS), FAR_SPACING, poll)? == Walked::Interrupted {
+            return Ok(Walked::Interrupted);
         }
         for stage in stages.into_iter().rev() {
             if self.advance(stage, SNAPSHOT_SPACING, poll)? == Walked::Interrupted {
