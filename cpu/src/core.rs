@@ -265,6 +265,7 @@ impl Core {
 
     fn segment_changed(&mut self, index: usize) {
         self.frame.seg_base[index] = self.state.segments[index].base;
+        self.frame.selectors[index] = self.state.segments[index].selector;
         self.refresh_bases();
     }
 

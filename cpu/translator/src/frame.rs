@@ -47,6 +47,8 @@ pub struct Frame {
     pub regs: [u64; 32],
     /// Segment bases by slot.
     pub seg_base: [u64; 8],
+    /// Selectors of the segment registers, by slot.
+    pub selectors: [u16; 8],
     /// The address for which the TLB had no slot, if that is why generated code was left: of a read, of a write. Else zero.
     pub(crate) missed: [u64; 2],
     /// The XMM registers.
@@ -82,6 +84,7 @@ impl Default for Frame {
             addends: [0; ADDENDS],
             regs: [0; 32],
             seg_base: [0; 8],
+            selectors: [0; 8],
             missed: [0; 2],
             xmm: [0; 16],
             expected: [0; EXPECTED],

@@ -17,7 +17,6 @@ use crate::position::{Count, Instructions};
 use crate::recording::Recording;
 use crate::recording::checkpoints::{Checkpoints, Snapshot, add_here, must_fit};
 use crate::recording::files::CHECKPOINTS;
-use crate::recording::player::Player;
 use crate::replay::last_place;
 use crate::timeline::fast_forward::FastForward;
 use crate::timeline::fork;
@@ -26,7 +25,7 @@ use crate::timeline::search::{
 };
 use crate::timeline::snapshot::Snapshots;
 use crate::timeline::stops::{Armed, Breakpoint, Cause, Hit, Stops, Watch};
-use crate::timeline::walker::{Poll, SNAPSHOT_SPACING, Shared, Task, Walked, Walker};
+use crate::timeline::walker::{Poll, SNAPSHOT_SPACING, Shared, Task, Walked, Walker, powered_on};
 
 /// Why a movement ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,16 +110,15 @@ impl Timeline {
             fast_forwarded: AtomicU64::new(0),
             task: Task::default(),
         };
+        let (mut machine, player) = powered_on(recording, &shared.images)?;
         if let Some(store) = recording.checkpoints()? {
-            let player = Player::new(recording.log.clone())?;
-            let mut first = Machine::new(&recording.manifest.machine, &shared.images, player.power_on())?;
-            must_fit(&store, &mut first)?;
-            shared.checkpoints = Some(Checkpoints::new(store, first.maps()?.ram, &recording.log)?);
+            must_fit(&store, &mut machine)?;
+            shared.checkpoints = Some(Checkpoints::new(store, machine.maps()?.ram, &recording.log)?);
         }
         let shared = Arc::new(shared);
         let panicked = recording.log.end.as_ref().filter(|end| end.outcome == Outcome::Panic);
         Ok(Timeline {
-            walker: Walker::new(shared.clone())?,
+            walker: Walker::with(machine, player, shared.clone())?,
             shared,
             panic: panicked.map(|end| end.at.count),
             stops: Stops::default(),

@@ -23,7 +23,7 @@ pub(super) const POLL_STEPS: u64 = 4_000_000;
 /// place of the walk replays no more.
 pub(super) const SNAPSHOT_SPACING: u64 = 8_000_000;
 /// How far before its end a walk leaves them behind in this distance.
-const NEAR_STEPS: u64 = 256_000_000;
+const NEAR_STEPS: u64 = 64_000_000;
 /// Their distance before that: while a guest boots, copying what it has written since the one before costs a tenth of the walk.
 const FAR_SPACING: u64 = 3 * SNAPSHOT_SPACING;
 /// Nearest of the snapshots before a place that is approached, and the factor from one to the next.
@@ -86,12 +86,29 @@ pub(super) struct Walker {
     shared: Arc<Shared>,
 }
 
+/// A machine at power-on, and what plays its recording to it.
+pub(super) fn powered_on(
+    recording: &Recording<Instructions>,
+    images: &Images,
+) -> Result<(Machine<Instructions>, Player<Instructions>), Error> {
+    let player = Player::new(recording.log.clone())?;
+    let machine = Machine::new(&recording.manifest.machine, images, player.power_on())?;
+    Ok((machine, player))
+}
+
 impl Walker {
     /// A walker at the first instruction.
     pub fn new(shared: Arc<Shared>) -> Result<Walker, Error> {
-        let mut player = Player::new(shared.recording.log.clone())?;
-        let config = &shared.recording.manifest.machine;
-        let mut machine = Machine::new(config, &shared.images, player.power_on())?;
+        let (machine, player) = powered_on(&shared.recording, &shared.images)?;
+        Walker::with(machine, player, shared)
+    }
+
+    /// As [`Walker::new`], with a machine that has been powered on.
+    pub fn with(
+        mut machine: Machine<Instructions>,
+        mut player: Player<Instructions>,
+        shared: Arc<Shared>,
+    ) -> Result<Walker, Error> {
         match &shared.checkpoints {
             Some(checkpoints) if shared.recording.is_part() => {
                 begin_part(&shared.recording, checkpoints, &mut machine, &mut player)?;

@@ -125,6 +125,11 @@ fn expected(number: usize) -> Mem {
     field(offset_of!(Frame, expected) + 8 * (number % EXPECTED))
 }
 
+/// A segment register's selector.
+pub(super) fn selector(register: u8) -> Mem {
+    field(offset_of!(Frame, selectors) + size_of::<u16>() * usize::from(register))
+}
+
 /// A guest's XMM register.
 pub(super) fn vector_place(number: u8) -> Mem {
     field(offset_of!(Frame, xmm) + 16 * usize::from(number))

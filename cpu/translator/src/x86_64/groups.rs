@@ -193,7 +193,7 @@ impl Values {
         let memory = (0..i.op_count()).any(|n| is_memory(i, n)) && kind != Kind::Lea;
         match kind {
             Kind::Push if !memory => return on_stack(RSP, -8, true),
-            Kind::Call => return on_stack(RSP, -8, true),
+            Kind::PushFlags | Kind::Call => return on_stack(RSP, -8, true),
             Kind::Pop | Kind::Return => return on_stack(RSP, 0, false),
             Kind::Leave => return on_stack(RBP, 0, false),
             Kind::Push | Kind::CallIndirect | Kind::Nothing => return None,
@@ -261,7 +261,7 @@ impl Values {
             | Kind::JumpIf(_)
             | Kind::JumpIndirect
             | Kind::Return => {}
-            Kind::Push | Kind::Call | Kind::CallIndirect => self.add(RSP, -8),
+            Kind::Push | Kind::PushFlags | Kind::Call | Kind::CallIndirect => self.add(RSP, -8),
             Kind::Pop => {
                 self.add(RSP, 8);
                 whole(0).into_iter().for_each(|to| self.forget(to));

@@ -4,7 +4,7 @@
 use iced_x86::{Instruction, OpKind};
 
 use super::asm::{B1, B2, B4, B8, CH, DH, Mem, Place, RAX, RCX, RDX, Reg, Size, alu, at, cc};
-use super::block::{BlockWriter, Cannot};
+use super::block::{BlockWriter, Cannot, SYSTEM_FLAGS, selector};
 use super::exits::{EDGE_ON, EDGE_TAKEN};
 use super::kind::{Effect, Kind, is_high_byte, is_memory, number_of, operand_size, set};
 
@@ -43,6 +43,7 @@ impl BlockWriter<'_> {
             }
             Kind::Not => self.one_operand(i, 0xf7, 2, false),
             Kind::Mov => self.mov(i),
+            Kind::MovSelector(register) => self.mov_selector(i, register),
             Kind::Extend(opcode) => self.extend(i, opcode),
             Kind::Lea => self.lea(i),
             Kind::XchgRegisters => self.exchange_registers(i),
@@ -50,6 +51,7 @@ impl BlockWriter<'_> {
             Kind::Xadd => self.exchange_and_add(i, &effect),
             Kind::Cmpxchg => self.compare_and_exchange(i, &effect),
             Kind::Push => self.push(i),
+            Kind::PushFlags => self.push_flags(),
             Kind::Pop => self.pop(i),
             Kind::Leave => self.leave_frame(),
             Kind::ShiftBy(which, count) => self.shift(i, which, count, &effect),
@@ -261,6 +263,18 @@ impl BlockWriter<'_> {
         self.load_into(size, to, Self::place(self.register(i, 1)))
     }
 
+    /// MOV of a segment register's selector, which is zero-extended.
+    fn mov_selector(&mut self, i: &Instruction, register: u8) -> Result<(), Cannot> {
+        let size = self.size(i, 0)?;
+        self.asm.extend(0xb6, B4, RCX, B2, selector(register));
+        if size == B2 {
+            self.set_sized(B2, self.register(i, 0), RCX);
+        } else {
+            self.set_all(self.register(i, 0), RCX);
+        }
+        Ok(())
+    }
+
     /// MOV to or from one of AH to BH, the other operand being anything.
     fn mov_high_byte(&mut self, i: &Instruction) -> Result<(), Cannot> {
         if is_memory(i, 1) {
@@ -451,6 +465,20 @@ impl BlockWriter<'_> {
             }
         }
         self.move_stack(-8);
+        Ok(())
+    }
+
+    /// PUSHFQ: RFLAGS put together from the arithmetic flags and the others; RF and VM are pushed as zero.
+    fn push_flags(&mut self) -> Result<(), Cannot> {
+        const RF_AND_VM: i32 = 3 << 16;
+        let top = self.stack_operand(GUEST_RSP, -8, true)?;
+        self.flags_as_in_rflags();
+        self.asm.load(B4, RCX, SYSTEM_FLAGS);
+        self.asm.alu_imm(B4, alu::AND, RCX, !RF_AND_VM);
+        self.asm.alu(B4, alu::OR, RDX, RCX);
+        self.asm.store(B8, top, RDX);
+        self.move_stack(-8);
+        self.clobbered();
         Ok(())
     }
 

@@ -50,8 +50,12 @@ pub(super) enum Kind {
     Xadd,
     Cmpxchg,
     Push,
+    /// PUSHFQ.
+    PushFlags,
     Pop,
     Leave,
+    /// MOV of a segment register's selector, by the register's number, to a general register.
+    MovSelector(u8),
     /// SHL, SHR, SAR by a count that is not zero, by their `/n`.
     ShiftBy(u8, u8),
     /// The same of a register by CL.
@@ -178,7 +182,14 @@ pub(super) fn kind_of(instruction: &Instruction) -> Option<Kind> {
             _ => return form_of(instruction).map(Kind::Vector),
         }
     }
-    integer(instruction).or_else(|| form_of(instruction).map(Kind::Vector))
+    selector(instruction).or_else(|| integer(instruction)).or_else(|| form_of(instruction).map(Kind::Vector))
+}
+
+fn selector(instruction: &Instruction) -> Option<Kind> {
+    let moves =
+        matches!(instruction.code(), Code::Mov_rm16_Sreg | Code::Mov_r32m16_Sreg | Code::Mov_r64m16_Sreg);
+    let from = || Kind::MovSelector(instruction.op1_register().number() as u8);
+    (moves && is_register(instruction, 0)).then(from)
 }
 
 fn integer(instruction: &Instruction) -> Option<Kind> {
@@ -225,6 +236,7 @@ fn integer(instruction: &Instruction) -> Option<Kind> {
             Code::Push_r64 | Code::Push_rm64 | Code::Pushq_imm8 | Code::Pushq_imm32 => Kind::Push,
             _ => return None,
         },
+        Mnemonic::Pushfq => Kind::PushFlags,
         Mnemonic::Pop if instruction.code() == Code::Pop_r64 => Kind::Pop,
         Mnemonic::Leave if instruction.code() == Code::Leaveq => Kind::Leave,
         Mnemonic::Shl | Mnemonic::Sal => shift(instruction, 4)?,
@@ -420,6 +432,7 @@ impl Kind {
             Kind::Inc | Kind::Dec => kills(ALL & !C, ALL),
             Kind::Not
             | Kind::Mov
+            | Kind::MovSelector(_)
             | Kind::Extend(_)
             | Kind::Lea
             | Kind::XchgRegisters
@@ -429,6 +442,7 @@ impl Kind {
             | Kind::Bswap => quiet,
             Kind::Nothing => Effect { transparent: true, ..Effect::default() },
             Kind::Push | Kind::Pop | Kind::Leave | Kind::Call if checked => quiet,
+            Kind::PushFlags => Effect { reads: ALL, exits: true, ..Effect::default() },
             Kind::Push
             | Kind::Pop
             | Kind::Leave

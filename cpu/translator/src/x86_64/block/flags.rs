@@ -52,6 +52,22 @@ impl BlockWriter<'_> {
         (self.in_host, self.in_frame) = (0, set::ALL);
     }
 
+    /// EDX becomes the arithmetic flags as RFLAGS has them, of those in the frame. Clobbers ECX and the host's flags.
+    pub fn flags_as_in_rflags(&mut self) {
+        debug_assert_eq!(self.in_frame, set::ALL, "flags are lost");
+        self.asm.load(B4, RCX, FLAGS);
+        self.asm.load(B4, RDX, RCX);
+        self.asm.shift_imm(B4, 5, RDX, 8);
+        self.asm.alu_imm(B4, alu::AND, RDX, 0xd5);
+        self.asm.test_imm(B1, RCX, 2);
+        let adjust = self.asm.jcc(cc::E);
+        self.asm.alu_imm(B4, alu::AND, RDX, !0x10);
+        self.asm.land(adjust);
+        self.asm.alu_imm(B4, alu::AND, RCX, 1);
+        self.asm.shift_imm(B4, 4, RCX, 11);
+        self.asm.alu(B4, alu::OR, RDX, RCX);
+    }
+
     /// The frame gets a recipe in place of the flags.
     pub fn name_recipe(&mut self, recipe: Recipe) {
         let name = self.recipes.name(recipe);
