@@ -22,6 +22,9 @@ pub struct CheckpointOptions {
     /// Instructions since the last checkpoint from which on the run's end has one whatever it costs. Fewer are replayed in
     /// less than two seconds where the guest is as quick as Linux 6.1 that boots.
     pub end_steps: u64,
+    /// Instructions after which a run that has no checkpoint yet gets one on credit, if checkpoints are to come as often as
+    /// that: the next one waits until both are paid. While a guest boots it writes so much that its first second had none.
+    pub early_steps: u64,
     /// Instructions between two looks at whether a checkpoint is due.
     pub slice_steps: u64,
     /// Virtual time between two looks, at least, where exits are counted: a guest makes thousands of them in
@@ -42,6 +45,7 @@ impl Default for CheckpointOptions {
             // Copying one takes as long as 2,000, so this is one part in 250.
             trail_rest_steps: 2_000 * 250,
             end_steps: 2_000_000_000,
+            early_steps: 700_000_000,
             // Some milliseconds.
             slice_steps: 10_000_000,
             slice_ns: 20_000_000,
@@ -63,6 +67,11 @@ const MAX_HELD_BLOCKS: usize = 24_576;
 /// Pages that the end's checkpoint may have whatever they cost: some milliseconds.
 const FREE_PAGES: u64 = 1024;
 
+/// Checkpoints that are to come at least this often have an early one.
+const OFTEN_NS: u64 = 1_000_000_000;
+/// Pages that the early checkpoint may have: 128 MiB, for which a guest has paid after ten seconds.
+const EARLY_PAGES: u64 = 32_768;
+
 /// Decides when a checkpoint is due.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace<C> {
@@ -70,16 +79,35 @@ pub(super) struct Pace<C> {
     min_steps: u64,
     page_rest_steps: u64,
     end_steps: u64,
+    /// The early checkpoint is still to come, after so many instructions.
+    early_steps: Option<u64>,
     pub last: Moment<C>,
     /// What checkpoints' cost asks for since the last, as far as it is known: [`Unit::cost`].
     rest: u64,
+    /// The next one is the early one.
+    on_credit: bool,
+    /// What of its cost was not paid yet when it was taken, if it was the last.
+    debt: u64,
 }
 
 impl<C: Unit> Pace<C> {
     /// A machine stands where a checkpoint of it is, or at its first instruction.
     pub fn begin(options: &CheckpointOptions, last: Moment<C>) -> Pace<C> {
-        let CheckpointOptions { interval_ns, min_steps, page_rest_steps, end_steps, .. } = *options;
-        Pace { interval_ns, min_steps, page_rest_steps, end_steps, last, rest: 0 }
+        let CheckpointOptions { interval_ns, min_steps, page_rest_steps, end_steps, early_steps, .. } =
+            *options;
+        let is_first = C::NAMES_ONE_PLACE && last.count == C::default();
+        let early_steps = (is_first && interval_ns <= OFTEN_NS).then_some(early_steps);
+        Pace {
+            interval_ns,
+            min_steps,
+            page_rest_steps,
+            end_steps,
+            early_steps,
+            last,
+            rest: 0,
+            on_credit: false,
+            debt: 0,
+        }
     }
 
     /// Whether a checkpoint is to be taken now, where `held_blocks` written disk blocks are held in memory. `written` counts
@@ -95,6 +123,12 @@ impl<C: Unit> Pace<C> {
             return Ok(true);
         }
         let paid = C::cost(now.count - self.last.count, passed_ns);
+        if self.early_steps.is_some_and(|steps| paid >= steps) {
+            self.early_steps = None;
+            self.rest = self.cost_of(written()?);
+            self.on_credit = self.rest <= self.cost_of(EARLY_PAGES);
+            return Ok(self.on_credit);
+        }
         if passed_ns < self.interval_ns || paid < self.rest.max(C::cost(self.min_steps, 0)) {
             return Ok(false);
         }
@@ -103,7 +137,7 @@ impl<C: Unit> Pace<C> {
             // running it did: the first checkpoint is not waited for, and each is paid afterwards.
             return Ok(true);
         }
-        self.rest = self.cost_of(written()?);
+        self.rest = self.debt + self.cost_of(written()?);
         Ok(paid >= self.rest)
     }
 
@@ -112,7 +146,10 @@ impl<C: Unit> Pace<C> {
     pub fn due_at_end(&self, now: Moment<C>, pages: u64) -> bool {
         let (steps, passed_ns) = (now.count - self.last.count, now.time_ns - self.last.time_ns);
         let paid = C::cost(steps, passed_ns);
-        !C::NAMES_ONE_PLACE || pages <= FREE_PAGES || paid >= self.end_steps || paid >= self.cost_of(pages)
+        !C::NAMES_ONE_PLACE
+            || pages <= FREE_PAGES
+            || paid >= self.end_steps
+            || paid >= self.debt + self.cost_of(pages)
     }
 
     fn cost_of(&self, pages: u64) -> u64 {
@@ -121,8 +158,11 @@ impl<C: Unit> Pace<C> {
 
     /// A checkpoint of this number of pages was taken.
     pub fn taken(&mut self, now: Moment<C>, pages: u64) {
-        self.last = now;
-        self.rest = if C::NAMES_ONE_PLACE { 0 } else { self.cost_of(pages) };
+        let cost = self.cost_of(pages);
+        let paid = C::cost(now.count - self.last.count, now.time_ns - self.last.time_ns);
+        self.debt = if std::mem::take(&mut self.on_credit) { cost.saturating_sub(paid) } else { 0 };
+        self.rest = if C::NAMES_ONE_PLACE { 0 } else { cost };
+        (self.last, self.early_steps) = (now, None);
     }
 }
 
@@ -143,6 +183,7 @@ mod tests {
             interval_ns: 1_000_000_000,
             min_steps,
             page_rest_steps,
+            early_steps: u64::MAX,
             ..CheckpointOptions::default()
         };
         let mut pace = Pace::begin(&options, Moment::default());
@@ -167,6 +208,39 @@ mod tests {
         let idled = |ns| Moment { count: now.count, time_ns: now.time_ns + ns };
         assert!(!due(idled(LONGEST_NS - 1), 0, 0));
         assert!(due(idled(LONGEST_NS), 0, 0), "an idle guest's checkpoints are far apart, but come");
+    }
+
+    #[test]
+    fn the_first_comes_early_on_credit_and_those_that_follow_wait_until_it_is_paid() {
+        let options = CheckpointOptions {
+            page_rest_steps: 100_000,
+            end_steps: u64::MAX,
+            ..CheckpointOptions::default()
+        };
+        let early = options.early_steps;
+        let (pages, cost) = (20_000, 20_000 * 100_000);
+        let mut pace = Pace::begin(&options, Moment::default());
+        let mut due =
+            |pace: &mut Pace<Instructions>, at, pages| pace.due(at, 0, || Ok::<_, ()>(pages)).unwrap();
+        assert!(!due(&mut pace, at(early - 1, 0), 1), "idle or not, it is not time yet");
+        assert!(due(&mut pace, at(early, 0), pages));
+        pace.taken(at(early, 0), pages);
+        let next = 2 * cost;
+        assert!(!pace.due_at_end(at(next - 1, 0), pages));
+        assert!(!due(&mut pace, at(next - 1, 0), pages));
+        assert!(due(&mut pace, at(next, 0), pages));
+        pace.taken(at(next, 0), pages);
+        assert!(due(&mut pace, at(next + cost, 0), pages), "all is paid");
+
+        let mut pace = Pace::begin(&options, Moment::default());
+        assert!(!due(&mut pace, at(early, 0), EARLY_PAGES + 1), "too dear");
+        assert!(!due(&mut pace, at(early + 1, 0), 1), "it was asked for once");
+        let seldom = CheckpointOptions { interval_ns: OFTEN_NS + 1, ..options };
+        assert!(!due(&mut Pace::begin(&seldom, Moment::default()), at(early, 0), 1));
+        assert!(
+            !due(&mut Pace::begin(&options, at(1, 0)), at(early + 1, 0), 1),
+            "it goes on with a checkpoint"
+        );
     }
 
     #[test]
