@@ -1,6 +1,6 @@
 //! Interpreter and translator do the same, wherever a run is cut.
 
-use cpu::{AddressKind, CpuState, Stop, Tier};
+use cpu::{AddressKind, CpuState, SegReg, Stop, Tier};
 use iced_x86::code_asm::*;
 
 use crate::harness::*;
@@ -581,9 +581,10 @@ fn flags_that_nobody_wrote_are_found_wherever_a_block_is_left() {
         |a| a.bt(rsi, 3).unwrap(),
         |a| a.shl(rsi, cl).unwrap(),
     ];
+    // In one block, and in two; shown by generated code, and by the interpreter.
+    let ways = [(false, false), (false, true), (true, false), (true, true)];
     for (setter, other) in setters.iter().flat_map(|setter| others.map(|other| (setter, other))) {
-        // In one block, and in two.
-        for branches in [false, true] {
+        for (branches, interpreted) in ways {
             let make = || {
                 let mut m = Machine::long();
                 m.code(64, |a| {
@@ -602,8 +603,14 @@ fn flags_that_nobody_wrote_are_found_wherever_a_block_is_left() {
                     }
                     other(a);
                     a.mov(rax, qword_ptr(r13 + 0x1000)).unwrap();
-                    a.pushfq().unwrap();
-                    a.pop(r11).unwrap();
+                    if interpreted {
+                        a.mov(r11d, 0).unwrap();
+                        a.pushf().unwrap();
+                        a.pop(r11w).unwrap();
+                    } else {
+                        a.pushfq().unwrap();
+                        a.pop(r11).unwrap();
+                    }
                     a.lea(r10, qword_ptr(r10 + r11 + 1)).unwrap();
                     a.rol(r10, 59).unwrap();
                     a.dec(r12d).unwrap();
@@ -615,4 +622,105 @@ fn flags_that_nobody_wrote_are_found_wherever_a_block_is_left() {
             assert!(same(make, 1000).halted);
         }
     }
+}
+
+#[test]
+fn bit_manipulation_of_anything_into_anything() {
+    type Part = fn(&mut CodeAssembler);
+    // Of registers that the host has and of others, of memory, of both sizes. R12 counts.
+    let parts: [Part; 22] = [
+        |a| a.andn(eax, ebx, dword_ptr(r13)).unwrap(),
+        |a| a.andn(r9, r10, rdx).unwrap(),
+        |a| a.bextr(r9, qword_ptr(r13 + 8), rbx).unwrap(),
+        |a| a.bextr(edx, r10d, r12d).unwrap(),
+        |a| a.blsi(rbx, r10).unwrap(),
+        |a| a.blsmsk(r9d, dword_ptr(r13 + 4)).unwrap(),
+        |a| a.blsr(rax, rax).unwrap(),
+        |a| a.blsr(r10, r10).unwrap(),
+        |a| a.bzhi(rdx, rax, r12).unwrap(),
+        |a| a.bzhi(r11d, dword_ptr(r13), r12d).unwrap(),
+        |a| a.shlx(rbx, rbx, rbx).unwrap(),
+        |a| a.shlx(r9d, dword_ptr(r13), r12d).unwrap(),
+        |a| a.shrx(r10, rdx, r12).unwrap(),
+        |a| a.shrx(eax, eax, r10d).unwrap(),
+        |a| a.sarx(rax, qword_ptr(r13), r12).unwrap(),
+        |a| a.sarx(r11d, r10d, ebx).unwrap(),
+        |a| a.pdep(rax, rbx, r10).unwrap(),
+        |a| a.pext(r9d, ebx, dword_ptr(r13 + 12)).unwrap(),
+        |a| a.rorx(r10d, edx, 7).unwrap(),
+        |a| a.rorx(rdx, qword_ptr(r13), 71).unwrap(),
+        |a| a.mulx(rbx, r9, qword_ptr(r13)).unwrap(),
+        |a| a.mulx(edx, edx, r10d).unwrap(),
+    ];
+    for part in parts {
+        let make = || {
+            let mut m = Machine::long();
+            m.put64(DATA, 0x8000_0001_9234_5678);
+            m.put64(DATA + 8, 0xff00_ff00_1111_0000);
+            for (n, register) in m.state.gpr.iter_mut().enumerate().filter(|&(n, _)| n != 4) {
+                *register = 0x0123_4567_89ab_cdef_u64.rotate_left(7 * n as u32);
+            }
+            m.code(64, |a| {
+                let mut again = a.create_label();
+                a.mov(r12d, 70).unwrap();
+                a.mov(r13d, DATA as u32).unwrap();
+                a.set_label(&mut again).unwrap();
+                a.cmp(rax, rdx).unwrap();
+                part(a);
+                a.pushfq().unwrap();
+                a.pop(r15).unwrap();
+                a.lea(r14, qword_ptr(r14 + r15)).unwrap();
+                a.rol(r14, 5).unwrap();
+                for register in [rax, rbx, rdx, r9, r10, r11] {
+                    a.add(r14, register).unwrap();
+                    a.rol(r14, 5).unwrap();
+                    a.lea(register, qword_ptr(register + r14)).unwrap();
+                }
+                a.dec(r12d).unwrap();
+                a.jne(again).unwrap();
+                // Nothing needs the flags.
+                part(a);
+                a.xor(esi, esi).unwrap();
+                a.hlt().unwrap();
+            });
+            m
+        };
+        assert!(same(make, 5000).halted);
+    }
+}
+
+#[test]
+fn selectors_are_read_as_they_were_loaded() {
+    let make = || {
+        let mut m = Machine::long();
+        m.code(64, |a| {
+            let mut again = a.create_label();
+            a.mov(ecx, 8).unwrap();
+            a.set_label(&mut again).unwrap();
+            a.mov(rax, u64::MAX).unwrap();
+            a.mov(rbx, rax).unwrap();
+            a.mov(rdx, rax).unwrap();
+            a.mov(r9, rax).unwrap();
+            a.mov(eax, cs).unwrap();
+            a.mov(rbx, ss).unwrap();
+            a.mov(dx, ds).unwrap();
+            a.mov(r9d, es).unwrap();
+            a.lea(rsi, qword_ptr(rax + rbx)).unwrap();
+            a.lea(rdi, qword_ptr(rdx + r9)).unwrap();
+            a.mov(r10d, 0).unwrap();
+            a.mov(es, r10d).unwrap();
+            a.mov(r11d, es).unwrap();
+            a.mov(es, ebx).unwrap();
+            a.dec(ecx).unwrap();
+            a.jne(again).unwrap();
+            a.hlt().unwrap();
+        });
+        m
+    };
+    let end = same(make, 1000);
+    assert!(end.halted);
+    let selectors = |register: SegReg| u64::from(end.segments[register as usize].selector);
+    let [cs, ss, ds] = [SegReg::Cs, SegReg::Ss, SegReg::Ds].map(selectors);
+    assert_eq!((end.gpr[0], end.gpr[3], end.gpr[11]), (cs, ss, 0));
+    assert_eq!(end.gpr[2], u64::MAX << 16 | ds);
 }

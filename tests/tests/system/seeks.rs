@@ -141,7 +141,7 @@ fn in_the_workload_rd() {
 }
 
 /// What a replay to the end of a boot may take: a debugger opens it there.
-const TO_THE_END: u64 = 2_000_000_000;
+const TO_THE_END: u64 = 1_200_000_000;
 /// The longest way from a place of the first second to the one before it that can be restored: the early checkpoint comes within
 /// it.
 const FIRST: u64 = 720_000_000;
