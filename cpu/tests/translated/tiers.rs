@@ -720,7 +720,7 @@ fn selectors_are_read_as_they_were_loaded() {
     let end = same(make, 1000);
     assert!(end.halted);
     let selectors = |register: SegReg| u64::from(end.segments[register as usize].selector);
-    let [cs, ss, ds] = [SegReg::Cs, SegReg::Ss, SegReg::Ds].map(selectors);
-    assert_eq!((end.gpr[0], end.gpr[3], end.gpr[11]), (cs, ss, 0));
-    assert_eq!(end.gpr[2], u64::MAX << 16 | ds);
+    let [code, stack, data] = [SegReg::Cs, SegReg::Ss, SegReg::Ds].map(selectors);
+    assert_eq!((end.gpr[0], end.gpr[3], end.gpr[11]), (code, stack, 0));
+    assert_eq!(end.gpr[2], u64::MAX << 16 | data);
 }

@@ -220,8 +220,7 @@ mod tests {
         let early = options.early_steps;
         let (pages, cost) = (20_000, 20_000 * 100_000);
         let mut pace = Pace::begin(&options, Moment::default());
-        let mut due =
-            |pace: &mut Pace<Instructions>, at, pages| pace.due(at, 0, || Ok::<_, ()>(pages)).unwrap();
+        let due = |pace: &mut Pace<Instructions>, at, pages| pace.due(at, 0, || Ok::<_, ()>(pages)).unwrap();
         assert!(!due(&mut pace, at(early - 1, 0), 1), "idle or not, it is not time yet");
         assert!(due(&mut pace, at(early, 0), pages));
         pace.taken(at(early, 0), pages);

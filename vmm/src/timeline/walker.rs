@@ -200,7 +200,9 @@ impl Walker {
             stages.push(target - distance);
             distance *= APPROACH_FACTOR;
         }
-        if self.advance(target.saturating_back(NEAR_STEPS), FAR_SPACING, poll)? == Walked::Interrupted {
+        // Another engine goes as far as it can at one go.
+        let near = if self.runner.is_some() { self.position() } else { target.saturating_back(NEAR_STEPS) };
+        if self.advance(near, FAR_SPACING, poll)? == Walked::Interrupted {
             return Ok(Walked::Interrupted);
         }
         for stage in stages.into_iter().rev() {

@@ -3,15 +3,16 @@
 
 use iced_x86::{Instruction, Mnemonic};
 
-use super::asm::{B4, Place, RAX, RCX, RDX, Vex, alu};
-use super::block::{BlockWriter, Cannot};
-use super::kind::{Effect, is_memory, set};
+use super::asm::Vex;
 
-const GUEST_RDX: usize = 2;
+/// Flags as LAHF has them in AH.
+const C: u8 = 0x01;
+const Z: u8 = 0x40;
+const S: u8 = 0x80;
 
 /// Which of its operands are what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Operands {
+pub(super) enum Operands {
     /// A destination, a source that may be in memory, and a register.
     SourceAndRegister,
     /// A destination, a register, and a source that may be in memory.
@@ -27,17 +28,17 @@ enum Operands {
 /// Such an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bits {
-    vex: Vex,
-    operands: Operands,
-    /// The flags that are as the host has them; if there are none, it leaves all alone.
-    flags: u8,
+    pub vex: Vex,
+    pub operands: Operands,
+    /// The flags that are as the host has them, in AH behind LAHF; if there are none, it leaves all alone.
+    pub flags: u8,
 }
 
 impl Bits {
     /// The instruction, if it is one of these and the host has it.
     pub fn of(instruction: &Instruction) -> Option<Bits> {
         use Operands::*;
-        let [defined, zero] = [set::S | set::Z | set::C, set::Z];
+        let [defined, zero] = [S | Z | C, Z];
         let first = is_x86_feature_detected!("bmi1");
         let second = is_x86_feature_detected!("bmi2");
         // The mandatory prefix is none, 66h, F3h or F2h.
@@ -68,60 +69,5 @@ impl Bits {
     /// How many operands it writes, from the first on.
     pub fn destinations(self) -> u32 {
         if self.operands == Operands::Product { 2 } else { 1 }
-    }
-}
-
-impl BlockWriter<'_> {
-    /// Writes such an instruction. But for what the flags need, what is written leaves them alone.
-    pub fn bits(&mut self, i: &Instruction, bits: Bits, effect: &Effect) -> Result<(), Cannot> {
-        let Bits { vex, operands, flags } = bits;
-        let size = self.size(i, 0)?;
-        let (source, register) = match operands {
-            Operands::SourceAndRegister => (1, Some(2)),
-            Operands::RegisterAndSource => (2, Some(1)),
-            Operands::SourceAndImmediate | Operands::Source(_) => (1, None),
-            Operands::Product => (2, None),
-        };
-        let from = if is_memory(i, source) {
-            Place::Mem(self.operand(i, size, false)?)
-        } else {
-            Self::place(self.register(i, source))
-        };
-        let destination = self.register(i, 0);
-        let to = match Self::place(destination) {
-            Place::Reg(home) => home,
-            Place::Mem(_) => RDX,
-        };
-        let register = register.map(|n| self.in_register(self.register(i, n), RCX));
-        match operands {
-            Operands::SourceAndRegister | Operands::RegisterAndSource => {
-                self.asm.vex(size, vex, to.0, register, from);
-            }
-            Operands::Source(digit) => self.asm.vex(size, vex, digit, Some(to), from),
-            Operands::SourceAndImmediate => self.asm.rotated_right(size, to, from, i.immediate8()),
-            Operands::Product => {
-                self.asm.load(size, RDX, Self::place(GUEST_RDX));
-                self.asm.vex(size, vex, RCX.0, Some(RAX), from);
-                // Where both halves go to one register, it holds the high one.
-                self.set_all(self.register(i, 1), RAX);
-                self.set_all(destination, RCX);
-                return Ok(());
-            }
-        }
-        self.set_all(destination, to);
-        if bits.keeps_flags() {
-            return Ok(());
-        }
-        if self.needed() & effect.kills == 0 {
-            self.flags_lost(effect.kills);
-            return Ok(());
-        }
-        self.asm.byte(0x9f);
-        // LAHF has them in AH, in the order of RFLAGS; OF in AL is clear.
-        let in_ah = [(set::C, 0x01), (set::Z, 0x40), (set::S, 0x80)];
-        let mask: i32 = in_ah.into_iter().filter(|(flag, _)| flags & flag != 0).map(|(_, bit)| bit).sum();
-        self.asm.alu_imm(B4, alu::AND, RAX, mask << 8);
-        self.flags_from_eax();
-        Ok(())
     }
 }

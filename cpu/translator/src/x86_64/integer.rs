@@ -4,6 +4,7 @@
 use iced_x86::{Instruction, OpKind};
 
 use super::asm::{B1, B2, B4, B8, CH, DH, Mem, Place, RAX, RCX, RDX, Reg, Size, alu, at, cc};
+use super::bits::{Bits, Operands};
 use super::block::{BlockWriter, Cannot, SYSTEM_FLAGS, selector};
 use super::exits::{EDGE_ON, EDGE_TAKEN};
 use super::kind::{Effect, Kind, is_high_byte, is_memory, number_of, operand_size, set};
@@ -127,13 +128,11 @@ impl BlockWriter<'_> {
         }
     }
 
-    /// The number of the guest's register that is an operand.
-    pub fn register(&self, i: &Instruction, n: u32) -> usize {
+    fn register(&self, i: &Instruction, n: u32) -> usize {
         number_of(i.op_register(n))
     }
 
-    /// The size of an operand.
-    pub fn size(&self, i: &Instruction, n: u32) -> Result<Size, Cannot> {
+    fn size(&self, i: &Instruction, n: u32) -> Result<Size, Cannot> {
         operand_size(i, n).ok_or(Cannot)
     }
 
@@ -852,6 +851,57 @@ impl BlockWriter<'_> {
         }
         self.asm.byte(0x9f);
         self.asm.alu_imm(B4, alu::AND, RAX, 0x4100);
+        self.flags_from_eax();
+        Ok(())
+    }
+
+    /// An instruction of BMI1 or BMI2. But for what its flags need, what is written leaves them alone.
+    fn bits(&mut self, i: &Instruction, bits: Bits, effect: &Effect) -> Result<(), Cannot> {
+        let Bits { vex, operands, flags } = bits;
+        let size = self.size(i, 0)?;
+        let (source, register) = match operands {
+            Operands::SourceAndRegister => (1, Some(2)),
+            Operands::RegisterAndSource => (2, Some(1)),
+            Operands::SourceAndImmediate | Operands::Source(_) => (1, None),
+            Operands::Product => (2, None),
+        };
+        let from = if is_memory(i, source) {
+            Place::Mem(self.operand(i, size, false)?)
+        } else {
+            Self::place(self.register(i, source))
+        };
+        let destination = self.register(i, 0);
+        let to = match Self::place(destination) {
+            Place::Reg(home) => home,
+            Place::Mem(_) => RDX,
+        };
+        let register = register.map(|n| self.in_register(self.register(i, n), RCX));
+        match operands {
+            Operands::SourceAndRegister | Operands::RegisterAndSource => {
+                self.asm.vex(size, vex, to.0, register, from);
+            }
+            Operands::Source(digit) => self.asm.vex(size, vex, digit, Some(to), from),
+            Operands::SourceAndImmediate => self.asm.rotated_right(size, to, from, i.immediate8()),
+            Operands::Product => {
+                self.asm.load(size, RDX, Self::place(GUEST_RDX));
+                self.asm.vex(size, vex, RCX.0, Some(RAX), from);
+                // Where both halves go to one register, it holds the high one.
+                self.set_all(self.register(i, 1), RAX);
+                self.set_all(destination, RCX);
+                return Ok(());
+            }
+        }
+        self.set_all(destination, to);
+        if bits.keeps_flags() {
+            return Ok(());
+        }
+        if self.needed() & effect.kills == 0 {
+            self.flags_lost(effect.kills);
+            return Ok(());
+        }
+        self.asm.byte(0x9f);
+        // OF, in AL, is clear.
+        self.asm.alu_imm(B4, alu::AND, RAX, i32::from(flags) << 8);
         self.flags_from_eax();
         Ok(())
     }
