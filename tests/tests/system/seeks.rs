@@ -169,8 +169,7 @@ fn first_second([kernel, busybox]: [&Artefact; 2]) {
     record_with_checkpoints(&guest, &path, &mut script, CheckpointOptions::default());
     let recording = open(&path);
     let mut random = Random::new(SEED);
-    for _ in 0..3 {
-        let ns = random.below(1_000_000_000);
+    for ns in [random.below(1_000_000_000), random.below(1_000_000_000), 999_999_999] {
         let mut timeline = Timeline::open(&recording).unwrap_or_else(|error| panic!("{error}"));
         let steps = steps_to(&mut timeline, ns);
         let here = timeline.position();
