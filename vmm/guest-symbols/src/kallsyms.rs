@@ -271,10 +271,7 @@ fn expand(
         if !class.is_ascii_alphabetic() || name.is_empty() {
             return None;
         }
-        let name = match str::from_utf8(name) {
-            Ok(name) => name.to_owned(),
-            Err(_) => String::from_utf8_lossy(name).into_owned(),
-        };
+        let name = String::from_utf8_lossy(name).into_owned();
         found.push(RawSymbol { name, address, size: 0, class });
     }
     Some(found)

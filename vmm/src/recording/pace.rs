@@ -84,8 +84,6 @@ pub(super) struct Pace<C> {
     pub last: Moment<C>,
     /// What checkpoints' cost asks for since the last, as far as it is known: [`Unit::cost`].
     rest: u64,
-    /// The next one is the early one.
-    on_credit: bool,
     /// What of its cost was not paid yet when it was taken, if it was the last.
     debt: u64,
 }
@@ -97,17 +95,7 @@ impl<C: Unit> Pace<C> {
             *options;
         let is_first = C::NAMES_ONE_PLACE && last.count == C::default();
         let early_steps = (is_first && interval_ns <= OFTEN_NS).then_some(early_steps);
-        Pace {
-            interval_ns,
-            min_steps,
-            page_rest_steps,
-            end_steps,
-            early_steps,
-            last,
-            rest: 0,
-            on_credit: false,
-            debt: 0,
-        }
+        Pace { interval_ns, min_steps, page_rest_steps, end_steps, early_steps, last, rest: 0, debt: 0 }
     }
 
     /// Whether a checkpoint is to be taken now, where `held_blocks` written disk blocks are held in memory. `written` counts
@@ -124,10 +112,10 @@ impl<C: Unit> Pace<C> {
         }
         let paid = C::cost(now.count - self.last.count, passed_ns);
         if self.early_steps.is_some_and(|steps| paid >= steps) {
-            self.early_steps = None;
             self.rest = self.cost_of(written()?);
-            self.on_credit = self.rest <= self.cost_of(EARLY_PAGES);
-            return Ok(self.on_credit);
+            let is_affordable = self.rest <= self.cost_of(EARLY_PAGES);
+            self.early_steps = self.early_steps.filter(|_| is_affordable);
+            return Ok(is_affordable);
         }
         if passed_ns < self.interval_ns || paid < self.rest.max(C::cost(self.min_steps, 0)) {
             return Ok(false);
@@ -160,9 +148,10 @@ impl<C: Unit> Pace<C> {
     pub fn taken(&mut self, now: Moment<C>, pages: u64) {
         let cost = self.cost_of(pages);
         let paid = C::cost(now.count - self.last.count, now.time_ns - self.last.time_ns);
-        self.debt = if std::mem::take(&mut self.on_credit) { cost.saturating_sub(paid) } else { 0 };
+        let is_early = self.early_steps.take().is_some_and(|steps| paid >= steps);
+        self.debt = if is_early { cost.saturating_sub(paid) } else { 0 };
         self.rest = if C::NAMES_ONE_PLACE { 0 } else { cost };
-        (self.last, self.early_steps) = (now, None);
+        self.last = now;
     }
 }
 

@@ -171,7 +171,8 @@ impl Timeline {
     }
 
     /// The first place at which a measure has reached `wanted`. Checkpoints and the session's snapshots say between which of
-    /// them that is; from there the run is replayed once, in slices, of which each begins with a snapshot, and the slice that has it again in finer ones.
+    /// them that is; from there the run is replayed once, in slices, of which each begins with a snapshot, and the slice that
+    /// has it again in finer ones.
     fn find(
         &mut self,
         measure: &Measure,

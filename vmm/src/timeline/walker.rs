@@ -19,8 +19,8 @@ use crate::replay::begin::{begin_part, no_beginning};
 
 /// Longest stretch between two questions whether to stop: some tens of milliseconds.
 pub(super) const POLL_STEPS: u64 = 4_000_000;
-/// Distance of the snapshots that a walk leaves behind, unless it is told otherwise: a single step back from any
-/// place of the walk replays no more.
+/// Distance of the snapshots that a walk leaves behind, unless it is told otherwise: a single step back replays no more, but
+/// from places far before the end of a long walk.
 pub(super) const SNAPSHOT_SPACING: u64 = 8_000_000;
 /// How far before its end a walk leaves them behind in this distance.
 const NEAR_STEPS: u64 = 64_000_000;

@@ -120,6 +120,9 @@ pub(super) struct Vex {
     pub opcode: u8,
 }
 
+/// RORX, which leaves the flags alone.
+pub(super) const RORX: Vex = Vex { map: 3, prefix: 3, opcode: 0xf0 };
+
 /// The fourth bits of the registers that operands name, as a REX prefix has them.
 fn upper_bits(reg: u8, rm: Place) -> u8 {
     let (base, index) = match rm {
@@ -369,10 +372,10 @@ impl Asm {
         self.modrm(reg, rm);
     }
 
-    /// RORX. Leaves the flags alone.
-    pub fn rotated_right(&mut self, size: Size, to: Reg, from: impl Into<Place>, count: u8) {
-        self.begin_vex(size, Vex { map: 3, prefix: 3, opcode: 0xf0 }, to.0, None, from.into());
-        self.bytes.push(count);
+    /// As [`Asm::vex`], with a byte behind it.
+    pub fn vex_imm(&mut self, size: Size, vex: Vex, reg: u8, rm: impl Into<Place>, value: u8) {
+        self.begin_vex(size, vex, reg, None, rm.into());
+        self.bytes.push(value);
         self.ended();
     }
 
@@ -514,8 +517,8 @@ mod tests {
         asm.extend(0xb6, B4, RAX, B1, RSI);
         asm.shift_imm(B4, 5, RCX, 7);
         asm.test_imm(B1, at(RBP, 9), 0x40);
-        asm.rotated_right(B4, RCX, RAX, 8);
-        asm.rotated_right(B8, Reg(9), at(Reg(12), 0x40), 63);
+        asm.vex_imm(B4, RORX, RCX.0, RAX, 8);
+        asm.vex_imm(B8, RORX, 9, at(Reg(12), 0x40), 63);
         let shrx = Vex { map: 2, prefix: 3, opcode: 0xf7 };
         asm.vex(B8, shrx, 11, Some(Reg(8)), Mem { base: RAX, index: Some((Reg(14), 2)), disp: 0x100 });
         asm.vex(B4, shrx, 2, Some(RCX), Reg(13));

@@ -3,7 +3,7 @@
 
 use iced_x86::{Instruction, Mnemonic};
 
-use super::asm::Vex;
+use super::asm::{RORX, Vex};
 
 /// Flags as LAHF has them in AH.
 const C: u8 = 0x01;
@@ -42,23 +42,24 @@ impl Bits {
         let first = is_x86_feature_detected!("bmi1");
         let second = is_x86_feature_detected!("bmi2");
         // The mandatory prefix is none, 66h, F3h or F2h.
-        let (host_has_it, map, prefix, opcode, operands, flags) = match instruction.mnemonic() {
-            Mnemonic::Andn => (first, 2, 0, 0xf2, RegisterAndSource, defined),
-            Mnemonic::Bextr => (first, 2, 0, 0xf7, SourceAndRegister, zero),
-            Mnemonic::Blsr => (first, 2, 0, 0xf3, Source(1), defined),
-            Mnemonic::Blsmsk => (first, 2, 0, 0xf3, Source(2), defined),
-            Mnemonic::Blsi => (first, 2, 0, 0xf3, Source(3), defined),
-            Mnemonic::Bzhi => (second, 2, 0, 0xf5, SourceAndRegister, defined),
-            Mnemonic::Shlx => (second, 2, 1, 0xf7, SourceAndRegister, 0),
-            Mnemonic::Sarx => (second, 2, 2, 0xf7, SourceAndRegister, 0),
-            Mnemonic::Shrx => (second, 2, 3, 0xf7, SourceAndRegister, 0),
-            Mnemonic::Pext => (second, 2, 2, 0xf5, RegisterAndSource, 0),
-            Mnemonic::Pdep => (second, 2, 3, 0xf5, RegisterAndSource, 0),
-            Mnemonic::Mulx => (second, 2, 3, 0xf6, Product, 0),
-            Mnemonic::Rorx => (second, 3, 3, 0xf0, SourceAndImmediate, 0),
+        let vex = |map, prefix, opcode| Vex { map, prefix, opcode };
+        let (host_has_it, vex, operands, flags) = match instruction.mnemonic() {
+            Mnemonic::Andn => (first, vex(2, 0, 0xf2), RegisterAndSource, defined),
+            Mnemonic::Bextr => (first, vex(2, 0, 0xf7), SourceAndRegister, zero),
+            Mnemonic::Blsr => (first, vex(2, 0, 0xf3), Source(1), defined),
+            Mnemonic::Blsmsk => (first, vex(2, 0, 0xf3), Source(2), defined),
+            Mnemonic::Blsi => (first, vex(2, 0, 0xf3), Source(3), defined),
+            Mnemonic::Bzhi => (second, vex(2, 0, 0xf5), SourceAndRegister, defined),
+            Mnemonic::Shlx => (second, vex(2, 1, 0xf7), SourceAndRegister, 0),
+            Mnemonic::Sarx => (second, vex(2, 2, 0xf7), SourceAndRegister, 0),
+            Mnemonic::Shrx => (second, vex(2, 3, 0xf7), SourceAndRegister, 0),
+            Mnemonic::Pext => (second, vex(2, 2, 0xf5), RegisterAndSource, 0),
+            Mnemonic::Pdep => (second, vex(2, 3, 0xf5), RegisterAndSource, 0),
+            Mnemonic::Mulx => (second, vex(2, 3, 0xf6), Product, 0),
+            Mnemonic::Rorx => (second, RORX, SourceAndImmediate, 0),
             _ => return None,
         };
-        host_has_it.then_some(Bits { vex: Vex { map, prefix, opcode }, operands, flags })
+        host_has_it.then_some(Bits { vex, operands, flags })
     }
 
     /// Whether it leaves all flags alone.

@@ -15,7 +15,7 @@ use std::mem::offset_of;
 use std::num::NonZeroU32;
 
 use self::plan::{Known, Step, changed_under_first_flags, plan};
-use super::asm::{Asm, B4, B8, Fixup, Mem, R15, RAX, RBP, RCX, RDX, Reg, alu, at, cc};
+use super::asm::{Asm, B4, B8, Fixup, Mem, R15, RAX, RBP, RCX, RDX, RORX, Reg, alu, at, cc};
 use super::exits::{EDGE_ON, EDGE_TAKEN, ENTRY, cost, exit_code};
 use super::groups::{Groups, Role};
 use super::kind::{Kind, kind_of, set};
@@ -70,7 +70,7 @@ fn jump_slot(asm: &mut Asm) {
 fn slot_address(asm: &mut Asm, to: Reg) {
     const SLOT_SHIFT: u8 = 12 - size_of::<TlbSlot>().trailing_zeros() as u8;
     if is_x86_feature_detected!("bmi2") {
-        asm.rotated_right(B4, to, RAX, SLOT_SHIFT);
+        asm.vex_imm(B4, RORX, to.0, RAX, SLOT_SHIFT);
     } else {
         asm.load(B4, to, RAX);
         asm.shift_imm(B4, 5, to, SLOT_SHIFT);

@@ -881,7 +881,7 @@ impl BlockWriter<'_> {
                 self.asm.vex(size, vex, to.0, register, from);
             }
             Operands::Source(digit) => self.asm.vex(size, vex, digit, Some(to), from),
-            Operands::SourceAndImmediate => self.asm.rotated_right(size, to, from, i.immediate8()),
+            Operands::SourceAndImmediate => self.asm.vex_imm(size, vex, to.0, from, i.immediate8()),
             Operands::Product => {
                 self.asm.load(size, RDX, Self::place(GUEST_RDX));
                 self.asm.vex(size, vex, RCX.0, Some(RAX), from);
