@@ -5,17 +5,19 @@ use std::ops::RangeInclusive;
 
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
 use rustc_hash::FxHashMap;
-use translator::{Entry, Source, Translator};
+use translator::{Entry, Translation, Translator};
 
 use crate::code_lines::CodeLines;
 use crate::op::Op;
 
+/// Addresses at which one block may have code each: a page can be mapped at many.
+const MOST_PLACES: usize = 4;
 /// Longest block, in instructions.
 pub(crate) const MAX_OPS: usize = 48;
 /// When this many blocks exist, all are dropped: code that is still hot is decoded again soon.
 const MAX_BLOCKS: usize = 1 << 18;
-/// Translations that are gone keep their room until all are dropped. That is done once they are half of all, and so many:
-/// what is still hot is translated again, which is less than what was translated since.
+/// Code of translations that is gone keeps its room until all is dropped. That is done once it is half of all, and so much:
+/// what is still hot is placed again, which is less than what was placed since.
 const MOST_GONE: u32 = 1 << 14;
 /// Slots of the table that finds a block from RIP alone.
 const JUMP_SLOTS: usize = 1 << 15;
@@ -47,8 +49,10 @@ pub(crate) struct Block {
     pub interpreted: bool,
     /// Tells it from others that had its number.
     serial: u32,
-    /// Its translations, and the address that each is for.
-    pub translations: Vec<(u64, Entry)>,
+    /// Its translation, if that serves wherever the block is mapped.
+    pub translation: Option<Translation>,
+    /// Addresses at which it has code of its translation.
+    placed: Vec<(u64, Entry)>,
     key: BlockKey,
 }
 
@@ -86,7 +90,7 @@ struct JumpSlot {
 pub(crate) struct CodeCache {
     /// Of hosts that have one.
     pub translator: Option<Translator>,
-    /// Translations that were made since all were dropped.
+    /// Translations that were placed since all were dropped.
     made: u32,
     /// Those of them that are gone.
     gone: u32,
@@ -130,8 +134,8 @@ impl CodeCache {
 
     /// The code of a block's translation at an address, if it still stands.
     #[inline(always)]
-    pub fn translation(&self, number: BlockNumber, rip: u64) -> Option<Entry> {
-        let (_, entry) = self.block(number).translations.iter().find(|(at, _)| *at == rip)?;
+    pub fn placed(&self, number: BlockNumber, rip: u64) -> Option<Entry> {
+        let (_, entry) = self.block(number).placed.iter().find(|(at, _)| *at == rip)?;
         self.translator.as_ref()?.is_alive(*entry).then_some(*entry)
     }
 
@@ -215,7 +219,8 @@ impl CodeCache {
             check_breakpoint: block.check_breakpoint,
             heat: 0,
             interpreted: false,
-            translations: Vec::new(),
+            translation: None,
+            placed: Vec::new(),
             serial,
             key: block.key,
         });
@@ -277,7 +282,7 @@ impl CodeCache {
         let Some(block) = self.blocks[number as usize].take() else { return };
         self.by_key.remove(&block.key);
         self.free.push(number);
-        block.translations.iter().for_each(|&(_, entry)| self.forget_translation(entry));
+        block.placed.iter().for_each(|&(_, entry)| self.forget_placed(entry));
         for page in [Some(block.key.page()), block.second_page].into_iter().flatten() {
             if let Some(list) = self.by_page.get_mut(&page) {
                 list.retain(|&n| n != number);
@@ -300,29 +305,37 @@ impl CodeCache {
         self.by_page.clear();
         self.by_line.iter_mut().for_each(Vec::clear);
         self.in_lines = 0;
-        self.drop_translations();
+        self.drop_placed();
         self.jumps.fill(NO_JUMP);
     }
 
-    /// Translates a block; `None` if that is not worth it.
-    pub fn translate(&mut self, source: &Source<'_>) -> Option<Entry> {
+    /// Gives a block at an address the code of its translation; `None` if that does not serve there.
+    pub fn place(&mut self, number: BlockNumber, rip: u64, translation: &Translation) -> Option<Entry> {
         let translator = self.translator.as_ref()?;
         if translator.is_full() || self.gone >= MOST_GONE.max(self.made / 2) {
-            self.drop_translations();
+            self.drop_placed();
         }
-        let entry = self.translator.as_mut()?.translate(source)?;
+        let entry = self.translator.as_mut()?.place(translation, rip, number)?;
         self.made += 1;
+        let placed = &mut self.block_mut(number).placed;
+        placed.retain(|(at, _)| *at != rip);
+        let oldest = (placed.len() == MOST_PLACES).then(|| placed.remove(0));
+        placed.push((rip, entry));
+        // A block that is dropped takes along the code that it knows.
+        if let Some((_, oldest)) = oldest {
+            self.forget_placed(oldest);
+        }
         Some(entry)
     }
 
-    /// Forgets one translation.
-    pub fn forget_translation(&mut self, entry: Entry) {
+    /// Forgets the code of a translation at one place.
+    fn forget_placed(&mut self, entry: Entry) {
         let Some(translator) = &mut self.translator else { return };
         self.gone += u32::from(translator.is_alive(entry));
         translator.forget(entry);
     }
 
-    fn drop_translations(&mut self) {
+    fn drop_placed(&mut self) {
         if let Some(translator) = &mut self.translator {
             translator.clear();
         }
@@ -371,6 +384,7 @@ impl Flagged {
 #[cfg(test)]
 mod tests {
     use iced_x86::{Decoder, DecoderOptions};
+    use translator::Source;
 
     use super::*;
 
@@ -388,9 +402,11 @@ mod tests {
     fn translate(cache: &mut CodeCache, number: BlockNumber, rip: u64) {
         let jump_to_itself = [0xeb, 0xfe];
         let instructions = [Decoder::with_ip(64, &jump_to_itself, rip, DecoderOptions::NONE).decode()];
-        let source = Source { rip, instructions: &instructions, token: number, second_page: None };
-        let entry = cache.translate(&source).expect("a jump can be translated");
-        cache.block_mut(number).translations = vec![(rip, entry)];
+        let source = Source { rip, instructions: &instructions, second_page: None };
+        let translator = cache.translator.as_mut().expect("there is one");
+        let translation = translator.translate(&source).expect("a jump can be translated");
+        cache.place(number, rip, &translation).expect("there is room");
+        cache.block_mut(number).translation = Some(translation);
     }
 
     /// RAM, and what is known of the code in it.
@@ -557,6 +573,35 @@ mod tests {
     }
 
     #[test]
+    fn one_translation_serves_at_every_address() {
+        let ram = GuestRam::new(4 * PAGE_SIZE).unwrap();
+        let mut lines = CodeLines::new(&ram);
+        let mut cache = CodeCache::new();
+        cache.translator = Translator::new(translator::Undefined::AsOnTheHost);
+        if cache.translator.is_none() {
+            return; // This host has none.
+        }
+        let number = add(&mut cache, &ram, &mut lines, 1);
+        let translation = cache.block(number).translation.clone().expect("it serves anywhere");
+        let places =
+            [0x7f12_3456_7000, 0x7f12_0000_0000, 0x5555_0000_2000, 0x7f00_0000_0000, 0x7f12_3456_7000];
+        // What was translated where addresses are short does not serve where they are long.
+        assert!(cache.place(number, places[0], &translation).is_none());
+        translate(&mut cache, number, places[0]);
+        let translation = cache.block(number).translation.clone().expect("it serves anywhere");
+        for place in places {
+            let entry = cache.place(number, place, &translation);
+            assert!(entry.is_some() && cache.placed(number, place) == entry, "{place:#x}");
+        }
+        assert_eq!(cache.block(number).placed.len(), MOST_PLACES);
+        assert!(cache.placed(number, 0x1000).is_none(), "the oldest goes");
+        // It outlives the code.
+        cache.drop_placed();
+        assert!(places.iter().all(|&place| cache.placed(number, place).is_none()));
+        assert!(cache.place(number, places[1], &translation).is_some());
+    }
+
+    #[test]
     fn translations_that_are_gone_do_not_pile_up() {
         let ram = GuestRam::new(4 * PAGE_SIZE).unwrap();
         let mut lines = CodeLines::new(&ram);
@@ -571,7 +616,7 @@ mod tests {
             add(&mut cache, &ram, &mut lines, 2);
             cache.drop_page(&ram, &mut lines, 2);
             assert!(cache.gone <= cache.made && cache.made <= MOST_GONE + 1, "{} {}", cache.gone, cache.made);
-            if cache.translation(kept, 0x1000).is_none() {
+            if cache.placed(kept, 0x1000).is_none() {
                 dropped += 1;
                 translate(&mut cache, kept, 0x1000);
             }
@@ -579,7 +624,7 @@ mod tests {
         assert_eq!(dropped, 2);
         // One that went with all the others is not counted once more.
         let gone = cache.gone;
-        cache.drop_translations();
+        cache.drop_placed();
         cache.drop_page(&ram, &mut lines, 1);
         assert!(gone > 0 && cache.gone == 0);
     }

@@ -77,8 +77,9 @@ pub enum Tier {
     Inverted,
 }
 
-/// Executions of a block by the interpreter that cost as much as its translation.
-const WARM: u32 = 30;
+/// Executions of a block by the interpreter before it is translated: most that are executed so often go on to be, and what was
+/// translated serves as long as its bytes stand.
+const WARM: u32 = 12;
 
 /// A deterministic x86-64 CPU.
 pub struct Cpu {

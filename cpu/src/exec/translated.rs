@@ -2,7 +2,9 @@
 
 use guest_ram::PAGE_SIZE;
 use iced_x86::{Decoder, DecoderOptions, Instruction};
-use translator::{At, Entry, FlagImage, Guest, Left, Link, Miss, Source, Translator};
+use translator::{
+    At, Entry, FlagImage, Guest, Left, Link, Miss, Source, TlbSlot, Translation, Translator, Undefined,
+};
 
 use super::Cpu;
 use crate::bus::Bus;
@@ -14,8 +16,8 @@ use crate::op::Op;
 use crate::registers::{cr0, cr4};
 use crate::state::SegReg;
 
-/// Addresses at which one block may have a translation each: a page can be mapped at many.
-const MOST_TRANSLATIONS: usize = 4;
+/// Where tests look whether a translation serves there too: in what addresses differ.
+const ELSEWHERE: u64 = 0x2345_6000;
 
 impl Cpu {
     /// The translation of the block at RIP, if it has one and may run as a whole. `link` leads there.
@@ -27,7 +29,7 @@ impl Cpu {
         link: Option<Link>,
     ) -> Option<Entry> {
         self.code.translator.as_ref()?;
-        let entry = match self.code.translation(number, self.core.rip) {
+        let entry = match self.code.placed(number, self.core.rip) {
             Some(entry) => entry,
             None => self.translated_now(number)?,
         };
@@ -61,72 +63,95 @@ impl Cpu {
         }
     }
 
-    /// Translates the block at RIP if it has been executed often enough.
+    /// Gives the block at RIP code there, if it has a translation or has been executed often enough.
     fn translated_now(&mut self, number: BlockNumber) -> Option<Entry> {
         let block = self.code.block_mut(number);
         if block.interpreted {
             return None;
         }
-        if block.heat < self.translate_after {
+        if block.translation.is_none() && block.heat < self.translate_after {
             block.heat += 1;
             return None;
         }
-        self.translate(number)
+        self.place(number)
     }
 
-    /// Translates the block at RIP.
+    /// Gives the block at RIP code there.
     #[cold]
     #[inline(never)]
-    fn translate(&mut self, number: BlockNumber) -> Option<Entry> {
+    fn place(&mut self, number: BlockNumber) -> Option<Entry> {
         let rip = self.core.rip;
         let block = self.code.block(number);
         if block.check_breakpoint && self.breaks_always(rip, block.start()) {
             return None;
         }
+        if let Some(translation) = block.translation.clone()
+            && let Some(entry) = self.code.place(number, rip, &translation)
+        {
+            return Some(entry);
+        }
         if !self.core.is_64bit() {
             self.code.block_mut(number).interpreted = true;
             return None;
         }
+        let (bytes, second_page) = self.bytes_of(number)?;
+        let Some(translation) = self.translate(number, rip, &bytes, second_page) else {
+            self.code.block_mut(number).interpreted = true;
+            return None;
+        };
+        let entry = self.code.place(number, rip, &translation);
+        let is_movable =
+            self.code.translator.as_ref().is_some_and(|translator| translator.is_movable(&translation));
+        self.code.block_mut(number).translation = is_movable.then_some(translation);
+        entry
+    }
+
+    /// The bytes of the block at RIP, and where the page is mapped that it ends in, if that is another.
+    fn bytes_of(&mut self, number: BlockNumber) -> Option<(Vec<u8>, Option<TlbSlot>)> {
+        let (rip, block) = (self.core.rip, self.code.block(number));
         let start = block.start();
         let mut bytes = vec![0; usize::from(block.length)];
-        let second_page = match block.second_page {
-            None => {
-                self.core.ram.read_bytes(start, &mut bytes);
-                None
-            }
-            Some(second) => {
-                let in_first = (PAGE_SIZE - start % PAGE_SIZE) as usize;
-                let next = rip.wrapping_add(in_first as u64);
-                let slot = self.core.mmu.executable(next)?;
-                if slot.ram_offset(&self.core.ram, next) != second * PAGE_SIZE {
-                    return None;
-                }
-                // What looked further than it goes is undefined.
-                let (first, rest) = bytes.split_at_mut(in_first.min(usize::from(block.length)));
-                self.core.ram.read_bytes(start, first);
-                self.core.ram.read_bytes(second * PAGE_SIZE, rest);
-                Some(slot)
-            }
+        let Some(second) = block.second_page else {
+            self.core.ram.read_bytes(start, &mut bytes);
+            return Some((bytes, None));
         };
-        let block = self.code.block(number);
-        let instructions: Vec<Instruction> = block.ops.iter().map(|op| decode(op, rip, &bytes)).collect();
-        let source = Source { rip, instructions: &instructions, token: number, second_page };
-        let entry = self.code.translate(&source);
-        let block = self.code.block_mut(number);
-        match entry {
-            Some(entry) => {
-                block.translations.retain(|(at, _)| *at != rip);
-                let oldest =
-                    (block.translations.len() == MOST_TRANSLATIONS).then(|| block.translations.remove(0));
-                block.translations.push((rip, entry));
-                // A block that is dropped takes along the translations that it knows.
-                if let Some((_, oldest)) = oldest {
-                    self.code.forget_translation(oldest);
-                }
-            }
-            None => block.interpreted = true,
+        let in_first = (PAGE_SIZE - start % PAGE_SIZE) as usize;
+        let next = rip.wrapping_add(in_first as u64);
+        let slot = self.core.mmu.executable(next)?;
+        if slot.ram_offset(&self.core.ram, next) != second * PAGE_SIZE {
+            return None;
         }
-        entry
+        // What looked further than it goes is undefined.
+        let (first, rest) = bytes.split_at_mut(in_first.min(usize::from(block.length)));
+        self.core.ram.read_bytes(start, first);
+        self.core.ram.read_bytes(second * PAGE_SIZE, rest);
+        Some((bytes, Some(slot)))
+    }
+
+    /// A block's instructions as they are at an address.
+    fn decoded(&self, number: BlockNumber, rip: u64, bytes: &[u8]) -> Vec<Instruction> {
+        self.code.block(number).ops.iter().map(|op| decode(op, rip, bytes)).collect()
+    }
+
+    /// Translates a block as it is at an address.
+    fn translate(
+        &mut self,
+        number: BlockNumber,
+        rip: u64,
+        bytes: &[u8],
+        second_page: Option<TlbSlot>,
+    ) -> Option<Translation> {
+        let instructions = self.decoded(number, rip, bytes);
+        let source = Source { rip, instructions: &instructions, second_page };
+        let translation = self.code.translator.as_mut()?.translate(&source)?;
+        if self.code.translator.as_ref()?.undefined() == Undefined::Inverted {
+            let rip = rip ^ ELSEWHERE;
+            let instructions = self.decoded(number, rip, bytes);
+            let source = Source { rip, instructions: &instructions, second_page: None };
+            let rightly = self.code.translator.as_mut()?.moves_rightly(&translation, &source);
+            assert_ne!(rightly, Some(false), "the code of {bytes:x?} would be another at {rip:#x}");
+        }
+        Some(translation)
     }
 
     /// Whether a breakpoint stands at an address, or at what it leads to, wherever a run begins.

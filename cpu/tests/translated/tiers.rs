@@ -275,6 +275,100 @@ fn one_page_at_many_addresses_is_executed_as_written_at_all_of_them() {
     assert_eq!(same(make, 10_000).gpr[3], ALIASES * (1..=10).sum::<u64>());
 }
 
+/// Maps some pages of RAM at a linear address, by tables that begin where `free` says.
+fn map(m: &Machine, linear: u64, ram: u64, pages: u64, free: &mut u64) {
+    for page in 0..pages {
+        let address = linear + 0x1000 * page;
+        let mut table = TABLES;
+        for shift in [39, 30, 21] {
+            let entry = table + 8 * (address >> shift & 511);
+            if m.ram.load_u64(entry) == 0 {
+                m.put64(entry, *free | 7);
+                *free += 0x1000;
+            }
+            table = m.ram.load_u64(entry) & !0xfff;
+        }
+        m.put64(table + 8 * (address >> 12 & 511), (ram + 0x1000 * page) | 7);
+    }
+}
+
+#[test]
+fn a_library_is_at_home_at_every_address() {
+    // Addresses of all kinds that code can be written for: more of each than a block has places, and some twice in a round.
+    let bases = [
+        0x7f12_3456_7000,
+        0x7f12_3470_1000,
+        0x5555_5555_4000,
+        0x7fff_ffff_9000,
+        0xffff_ffff_8123_4000,
+        0xffff_ffff_a000_0000,
+        0xffff_8880_0012_3000,
+        0x9000_0000,
+        0xfff0_1000,
+        0x2000_0000,
+        0x7f12_3456_7000,
+        0x5555_5555_4000,
+        0x7eee_0000_0000,
+        0x7123_0000_3000,
+    ];
+    const ROUNDS: u64 = 12;
+    let make = || {
+        let mut m = Machine::long();
+        let mut free = 0x10_0000;
+        for base in bases {
+            map(&m, base, DATA, 3, &mut free);
+        }
+        m.code_at(64, DATA, bases[0], |a| {
+            let [mut even, mut other, mut last, mut word] = [(); 4].map(|()| a.create_label());
+            a.lea(rax, qword_ptr(word)).unwrap();
+            a.add(rsi, rax).unwrap();
+            a.mov(r10, qword_ptr(word)).unwrap();
+            a.add(qword_ptr(word), 3).unwrap();
+            a.test(r10, 1).unwrap();
+            a.jz(even).unwrap();
+            a.call(other).unwrap();
+            a.set_label(&mut even).unwrap();
+            a.jmp(last).unwrap();
+            a.nops_with_size(0x1000).unwrap();
+            a.set_label(&mut other).unwrap();
+            a.add(rsi, qword_ptr(rsp)).unwrap();
+            a.ret().unwrap();
+            a.set_label(&mut last).unwrap();
+            a.inc(rdi).unwrap();
+            a.ret().unwrap();
+            a.nops_with_size(0x1000).unwrap();
+            a.set_label(&mut word).unwrap();
+            a.dq(&[1]).unwrap();
+        });
+        m.code(64, |a| {
+            let mut again = a.create_label();
+            a.mov(ecx, ROUNDS as u32).unwrap();
+            a.set_label(&mut again).unwrap();
+            for base in bases {
+                a.mov(rdx, base).unwrap();
+                a.call(rdx).unwrap();
+            }
+            a.dec(ecx).unwrap();
+            a.jnz(again).unwrap();
+            a.hlt().unwrap();
+        });
+        m
+    };
+    let end = same(make, 100_000);
+    assert_eq!(end.gpr[7], ROUNDS * bases.len() as u64);
+    let mut library = vec![0; 0x3000];
+    make().ram.read_bytes(DATA, &mut library);
+    // LEA of seven bytes at the beginning, and a call of five: it found its word, and every other time where to return to.
+    let displacement = i32::from_le_bytes(library[3..7].try_into().expect("there are four")) as u64;
+    let call = library.iter().position(|&byte| byte == 0xe8).expect("there is a call") as u64;
+    let calls = std::iter::repeat_n(bases, ROUNDS as usize).flatten();
+    let found = |(base, odd): (u64, u64)| {
+        base.wrapping_add(displacement + 7).wrapping_add(odd.wrapping_mul(base.wrapping_add(call + 5)))
+    };
+    let sum = calls.zip([1, 0].into_iter().cycle()).map(found).fold(0, u64::wrapping_add);
+    assert_eq!(end.gpr[6], sum);
+}
+
 #[test]
 fn pages_that_share_slots_of_the_tlb_are_told_apart() {
     // All of their numbers are the same modulo the number of second slots.

@@ -21,9 +21,9 @@ mod x86_64;
 pub use frame::{FlagImage, Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 use iced_x86::Instruction;
 #[cfg(not(target_arch = "x86_64"))]
-pub use other::Translator;
+pub use other::{Translation, Translator};
 #[cfg(target_arch = "x86_64")]
-pub use x86_64::Translator;
+pub use x86_64::{Translation, Translator};
 
 /// Longest block that can be translated, in instructions.
 pub const MAX_INSTRUCTIONS: usize = 48;
@@ -46,8 +46,6 @@ pub struct Source<'a> {
     pub rip: u64,
     /// Its instructions, decoded at their addresses. In place of one that is not what it seems stands an invalid one.
     pub instructions: &'a [Instruction],
-    /// What the caller calls the block.
-    pub token: u32,
     /// Where the page is mapped that its last instruction ends in, if that is not the one that the block begins in. It is
     /// executed as long as that page is mapped so; else the block is left before its first instruction.
     pub second_page: Option<TlbSlot>,

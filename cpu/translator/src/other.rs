@@ -2,6 +2,10 @@
 
 use crate::{Entry, Guest, Left, Link, Resume, Source, TlbSlot, Undefined};
 
+/// The code of a block: there is no value of it.
+#[derive(Clone)]
+pub enum Translation {}
+
 /// Translates blocks, and runs them.
 pub enum Translator {}
 
@@ -14,7 +18,16 @@ impl Translator {
     pub fn undefined(&self) -> Undefined {
         match *self {}
     }
-    pub fn translate(&mut self, _: &Source<'_>) -> Option<Entry> {
+    pub fn translate(&mut self, _: &Source<'_>) -> Option<Translation> {
+        match *self {}
+    }
+    pub fn is_movable(&self, _: &Translation) -> bool {
+        match *self {}
+    }
+    pub fn place(&mut self, _: &Translation, _: u64, _: u32) -> Option<Entry> {
+        match *self {}
+    }
+    pub fn moves_rightly(&mut self, _: &Translation, _: &Source<'_>) -> Option<bool> {
         match *self {}
     }
     pub fn find(&self, _: u64, _: &TlbSlot, _: u64) -> Option<Entry> {

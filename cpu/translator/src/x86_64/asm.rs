@@ -1,5 +1,6 @@
 //! Writes x86-64 machine code (SDM vol. 2, chapter 2), just what generated code consists of.
 
+use super::relocation::{Kind, Relocations};
 use super::undefined::inverted_behind;
 use crate::Undefined;
 
@@ -139,13 +140,20 @@ pub(super) struct Asm {
     begun: usize,
     /// What an instruction leaves undefined is inverted behind it.
     inverts: bool,
+    /// What follows from where the code lies, and the guest's.
+    relocations: Relocations,
 }
 
 impl Asm {
     /// `undefined` says what becomes of what instructions leave undefined.
     pub fn new(undefined: Undefined) -> Asm {
+        Asm::of_block_at(0, undefined)
+    }
+
+    /// As [`Asm::new`], for a block that the guest has at an address.
+    pub fn of_block_at(rip: u64, undefined: Undefined) -> Asm {
         let inverts = undefined == Undefined::Inverted;
-        Asm { bytes: Vec::with_capacity(1024), begun: 0, inverts }
+        Asm { bytes: Vec::with_capacity(1024), begun: 0, inverts, relocations: Relocations::of_block_at(rip) }
     }
 
     /// An instruction has ended: inverts what it has left undefined, if that is wanted.
@@ -158,6 +166,22 @@ impl Asm {
 
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// The code, and what of it follows from where it lies.
+    pub fn finish(self) -> (Vec<u8>, Relocations) {
+        (self.bytes, self.relocations)
+    }
+
+    /// Notes that the last bytes follow from where the code lies, or the guest's.
+    pub fn relocate(&mut self, kind: Kind) {
+        self.relocations.note(kind, self.bytes.len());
+    }
+
+    /// Notes that the last bytes are an address that is where it is because the guest's code is where it is.
+    pub fn relocate_address(&mut self, kind: Kind, address: u64) {
+        self.relocate(kind);
+        self.relocations.note_address(address);
     }
 
     /// Offset of what is written next.
@@ -289,19 +313,44 @@ impl Asm {
 
     /// Loads a constant in the shortest way. Leaves the flags alone.
     pub fn constant(&mut self, to: Reg, value: u64) {
+        self.shortest(to, value);
+    }
+
+    /// Loads an address that is where it is because the guest's code is where it is, as [`Asm::constant`].
+    pub fn address(&mut self, to: Reg, address: u64) {
+        let kind = self.shortest(to, address);
+        self.relocate_address(kind, address);
+    }
+
+    /// Loads a constant; says what it ends in.
+    fn shortest(&mut self, to: Reg, value: u64) -> Kind {
         if u32::try_from(value).is_ok() {
             if to.0 >= 8 {
                 self.bytes.push(0x41);
             }
             self.bytes.push(0xb8 | to.0 & 7);
             self.imm32(value as u32 as i32);
+            Kind::Address32
         } else if i32::try_from(value as i64).is_ok() {
             self.store_imm(B8, to, value as i32);
+            Kind::Address32
         } else {
             self.bytes.push(0x48 | to.0 >> 3);
             self.bytes.push(0xb8 | to.0 & 7);
             self.bytes.extend_from_slice(&value.to_le_bytes());
+            Kind::Address64
         }
+    }
+
+    /// Compares a register with a part of a slot of the TLB whose number follows from an address of the guest's code.
+    pub fn compare_slot(&mut self, with: Reg, part: Mem) {
+        debug_assert!(
+            part.index.is_none() && i8::try_from(part.disp).is_err(),
+            "its place has other than four bytes"
+        );
+        self.encode(None, true, &[alu::CMP << 3 | 3], (with.0, false), (part.into(), false));
+        self.relocate(Kind::Slot);
+        self.ended();
     }
 
     pub fn lea(&mut self, size: Size, to: Reg, from: Mem) {

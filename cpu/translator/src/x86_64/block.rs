@@ -13,6 +13,9 @@ mod plan;
 
 use std::mem::offset_of;
 use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use iced_x86::{Instruction, OpKind, Register};
 
 use self::plan::{Known, Step, changed_under_first_flags, plan};
 use super::asm::{Asm, B4, B8, Fixup, Mem, R15, RAX, RBP, RCX, RDX, RORX, Reg, alu, at, cc};
@@ -20,6 +23,7 @@ use super::exits::{EDGE_ON, EDGE_TAKEN, ENTRY, cost, exit_code};
 use super::groups::{Groups, Role};
 use super::kind::{Kind, kind_of, set};
 use super::recipe::{Recipe, Recipes};
+use super::relocation::{self, Relocations};
 use super::undefined::assert_all_inverted;
 use crate::frame::{EXPECTED, Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 use crate::jumps::{JUMP_BITS, JUMP_FACTOR, JumpSlot};
@@ -168,14 +172,21 @@ fn in_frame(n: usize) -> Mem {
 pub(super) const COUNTER: Mem = field(offset_of!(Frame, counter));
 
 /// What a written block needs to be entered, left and linked.
+#[derive(PartialEq, Eq)]
 pub(super) struct Written {
-    pub code: Vec<u8>,
+    /// Its code, as if it lay at offset 0 and were block 0.
+    pub code: Box<[u8]>,
+    /// What of it is otherwise elsewhere.
+    pub relocations: Relocations,
+    pub instructions: u8,
+    /// Whether it serves wherever the guest's code is mapped.
+    pub movable: bool,
     /// Where the block is left before its first instruction.
     pub dead: usize,
     /// The ways to the next blocks: on, and taken.
     pub edges: [Edge; 2],
     /// Where the block can be entered again.
-    pub reentries: Vec<Reentry>,
+    pub reentries: Arc<[Reentry]>,
     /// Conditional branches at its end.
     pub branches: u64,
     /// What it does to registers while the flags are those that it was entered with: [`changed_under_first_flags`].
@@ -183,7 +194,7 @@ pub(super) struct Written {
 }
 
 /// Where a block can be entered again that was left at an instruction.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reentry {
     pub instruction: u8,
     /// Offset of the code of the instruction itself, if it expects no flags in the host's register and can be tried again.
@@ -193,28 +204,16 @@ pub(super) struct Reentry {
     pub behind: Option<NonZeroU32>,
 }
 
-impl Reentry {
-    /// In a block that lies at an offset.
-    pub fn moved(self, to: usize) -> Reentry {
-        Reentry { at: moved(self.at, to), behind: moved(self.behind, to), ..self }
-    }
-}
-
-/// An offset in a block that lies at an offset.
-fn moved(offset: Option<NonZeroU32>, to: usize) -> Option<NonZeroU32> {
-    offset?.checked_add(to as u32)
-}
-
 /// An offset that code can be entered at: a block's first bytes are none.
 fn short(offset: usize) -> Option<NonZeroU32> {
     NonZeroU32::new(u32::try_from(offset).ok()?)
 }
 
 /// A way to the next block.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Edge {
-    /// Where it leads.
-    pub target: u64,
+    /// Where it leads, from the block's beginning.
+    pub ahead: u64,
     /// Offset of the displacement of a jump that can be led straight to the code of that block.
     pub displacement: Option<NonZeroU32>,
     /// The same of the block's twin.
@@ -225,16 +224,6 @@ pub(super) struct Edge {
     pub recipe: Option<u16>,
     /// Offsets of what writes the flags in place of their recipe, and of the displacement of the jump behind it.
     pub settle: Option<[NonZeroU32; 2]>,
-}
-
-impl Edge {
-    /// In a block that lies at an offset.
-    pub fn moved(self, to: usize) -> Edge {
-        let [displacement, twin, addend] =
-            [self.displacement, self.twin, self.addend].map(|at| moved(at, to));
-        let settle = self.settle.map(|both| both.map(|at| at.saturating_add(to as u32)));
-        Edge { displacement, twin, addend, settle, ..self }
-    }
 }
 
 /// A way out of the block, written behind it.
@@ -264,11 +253,7 @@ enum Way {
 pub(super) struct BlockWriter<'a> {
     pub asm: Asm,
     source: &'a Source<'a>,
-    number: u32,
-    /// Host addresses of where the code will be, and of where all generated code is left.
-    base: u64,
-    exit: u64,
-    lookup: u64,
+    site: &'a Site,
     /// Ways out, what leads to them, and the recipe of the flags that are not in the frame there.
     ways: Vec<(Way, Vec<Fixup>, Option<Recipe>)>,
     /// Jumps out of the instruction being written.
@@ -303,13 +288,12 @@ pub(super) struct BlockWriter<'a> {
     in_twin: Vec<usize>,
 }
 
-/// Where a block's code goes, and what it jumps to.
+/// What blocks jump to, by its offset.
 pub(super) struct Site {
-    pub number: u32,
-    pub base: u64,
-    pub exit: u64,
+    /// Where all generated code is left.
+    pub exit: usize,
     /// [`jump_or_exit`]'s.
-    pub lookup: u64,
+    pub lookup: usize,
     /// What becomes of what the host's instructions leave undefined.
     pub undefined: Undefined,
 }
@@ -325,12 +309,9 @@ pub(super) fn write(source: &Source<'_>, site: &Site, recipes: &mut Recipes) -> 
         return None;
     }
     let mut writer = BlockWriter {
-        asm: Asm::new(site.undefined),
+        asm: Asm::of_block_at(source.rip, site.undefined),
         source,
-        number: site.number,
-        base: site.base,
-        exit: site.exit,
-        lookup: site.lookup,
+        site,
         ways: Vec::new(),
         leaving: Vec::new(),
         leaves_later: false,
@@ -356,10 +337,28 @@ pub(super) fn write(source: &Source<'_>, site: &Site, recipes: &mut Recipes) -> 
     let changes = changed_under_first_flags(source, checked);
     let written =
         writer.block(&steps, twin.as_ref().map(|(first, plan)| (*first, &plan[..])), &groups).ok()?;
+    let movable = is_movable(source, &kinds);
     if site.undefined == Undefined::Inverted {
         assert_all_inverted(&written.code);
     }
-    Some(Written { changes, ..written })
+    Some(Written { changes, movable, ..written })
+}
+
+/// Whether a block's code would be the same, but for its relocations, wherever the guest's code is mapped.
+fn is_movable(source: &Source<'_>, kinds: &[Option<Kind>]) -> bool {
+    let relative = |i: &Instruction| i.memory_base() == Register::RIP;
+    // Groups find out how far accesses are from each other.
+    let absolute = |i: &Instruction| {
+        let has_memory = (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Memory);
+        has_memory && i.memory_base() == Register::None && i.memory_index() == Register::None
+    };
+    let has = |what: &dyn Fn(&Instruction) -> bool| source.instructions.iter().any(what);
+    // Elsewhere a target that is not canonical may be.
+    let branches_nowhere =
+        source.instructions.iter().zip(kinds).any(|(i, kind)| {
+            kind.is_none() && (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::NearBranch64)
+        });
+    source.second_page.is_none() && !branches_nowhere && !(has(&relative) && has(&absolute))
 }
 
 /// Where an instruction's code is, as far as it can be entered there.
@@ -410,8 +409,13 @@ impl BlockWriter<'_> {
         let reentries =
             entrances.into_iter().enumerate().filter(|(_, entrance)| entrance.exits).map(reentry).collect();
         let dead = self.ways_out();
+        let asm = std::mem::replace(&mut self.asm, Asm::new(self.site.undefined));
+        let (code, relocations) = asm.finish();
         Ok(Written {
-            code: self.asm.bytes().to_vec(),
+            code: code.into_boxed_slice(),
+            relocations,
+            instructions: count as u8,
+            movable: false,
             dead,
             edges: self.edges,
             reentries,
@@ -501,9 +505,10 @@ impl BlockWriter<'_> {
                 Way::Edge(edge) => self.leave(edge),
                 Way::Far(edge, target) => {
                     self.jump_if_linked(edge, target);
-                    self.asm.store_imm(B4, SPARE, exit_code(self.number, edge) as i32);
-                    self.asm.constant(RAX, target);
-                    self.jump_to_glue(self.lookup);
+                    self.asm.store_imm(B4, SPARE, exit_code(0, edge) as i32);
+                    self.asm.relocate(relocation::Kind::Number);
+                    self.asm.address(RAX, target);
+                    self.jump_to_glue(self.site.lookup);
                 }
                 Way::SecondSlot(found, n) => {
                     self.asm.alu_imm(B8, alu::XOR, RCX, size_of::<JumpSlot>() as i32);
@@ -571,12 +576,12 @@ impl BlockWriter<'_> {
     fn jump_if_linked(&mut self, edge: u8, target: u64) {
         debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
         let place = self.slot_of(target);
-        self.asm.constant(RAX, target & !0xfff);
-        self.asm.alu(B8, alu::CMP, RAX, at(RDX, place + TlbSlot::PAGE));
+        self.asm.address(RAX, target & !0xfff);
+        self.asm.compare_slot(RAX, at(RDX, place + TlbSlot::PAGE));
         let another = self.asm.jcc(cc::NE);
         // No page has the addend that is there at first.
         let addend = self.asm.constant_told_later();
-        self.asm.alu(B8, alu::CMP, RAX, at(RDX, place + TlbSlot::ADDEND));
+        self.asm.compare_slot(RAX, at(RDX, place + TlbSlot::ADDEND));
         let same = self.asm.jcc(cc::E);
         let edge = &mut self.edges[usize::from(edge == EDGE_TAKEN)];
         (edge.displacement, edge.addend) = (short(same.offset()), short(addend));
@@ -615,14 +620,16 @@ impl BlockWriter<'_> {
 
     /// Leaves generated code.
     fn leave(&mut self, code: u8) {
-        self.asm.constant(RAX, u64::from(exit_code(self.number, code)));
-        self.jump_to_glue(self.exit);
+        self.asm.constant(RAX, u64::from(exit_code(0, code)));
+        self.asm.relocate(relocation::Kind::Number);
+        self.jump_to_glue(self.site.exit);
     }
 
     /// Jumps to what does not belong to a block.
-    fn jump_to_glue(&mut self, to: u64) {
+    fn jump_to_glue(&mut self, to: usize) {
         let fixup = self.asm.jmp();
-        self.asm.lead_to(fixup, to.wrapping_sub(self.base) as i64 as usize);
+        self.asm.relocate(relocation::Kind::Glue);
+        self.asm.lead_to(fixup, to);
     }
 
     /// Lets a jump lead to the code of a guest address.
@@ -640,7 +647,8 @@ impl BlockWriter<'_> {
             self.edges[usize::from(edge == EDGE_TAKEN)].twin = displacement;
             return;
         }
-        self.edges[usize::from(edge == EDGE_TAKEN)] = Edge { target, displacement, ..Edge::default() };
+        let ahead = target.wrapping_sub(self.source.rip);
+        self.edges[usize::from(edge == EDGE_TAKEN)] = Edge { ahead, displacement, ..Edge::default() };
         let way = if same_page { Way::Edge(edge) } else { Way::Far(edge, target) };
         self.way(way, vec![jump]);
     }

@@ -341,7 +341,7 @@ mod tests {
     fn groups(code: &[u8]) -> Groups {
         let instructions: Vec<Instruction> =
             Decoder::with_ip(64, code, 0x1000, DecoderOptions::NONE).into_iter().collect();
-        let source = Source { rip: 0x1000, token: 0, instructions: &instructions, second_page: None };
+        let source = Source { rip: 0x1000, instructions: &instructions, second_page: None };
         Groups::of(&source, instructions.iter().map(kind_of))
     }
 

@@ -8,6 +8,7 @@ use super::bits::{Bits, Operands};
 use super::block::{BlockWriter, Cannot, SYSTEM_FLAGS, selector};
 use super::exits::{EDGE_ON, EDGE_TAKEN};
 use super::kind::{Effect, Kind, is_high_byte, is_memory, number_of, operand_size, set};
+use super::relocation;
 
 const GUEST_RAX: usize = 0;
 const GUEST_RCX: usize = 1;
@@ -515,9 +516,12 @@ impl BlockWriter<'_> {
     /// Stores the return address. Clobbers RDX.
     fn store_return_address(&mut self, i: &Instruction, to: Mem) {
         match i32::try_from(i.next_ip() as i64) {
-            Ok(short) => self.asm.store_imm(B8, to, short),
+            Ok(short) => {
+                self.asm.store_imm(B8, to, short);
+                self.asm.relocate_address(relocation::Kind::Address32, i.next_ip());
+            }
             Err(_) => {
-                self.asm.constant(RDX, i.next_ip());
+                self.asm.address(RDX, i.next_ip());
                 self.asm.store(B8, to, RDX);
             }
         }

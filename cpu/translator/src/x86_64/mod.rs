@@ -11,15 +11,18 @@ mod kind;
 mod memory;
 mod privileged;
 mod recipe;
+mod relocation;
 mod undefined;
 mod vectors;
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use asm::{Asm, B1, B8, R15, RAX, RBP, RBX, RDI, RSI, Reg, cc};
 use exits::{BRANCH_BITS, EDGE_ON, EDGE_TAKEN, ENTRY, MAX_BLOCKS, cost};
 use memory::CodeMemory;
 use recipe::Recipes;
+use relocation::Place;
 
 use crate::frame::{Frame, TlbSlot};
 use crate::jumps::{JumpSlot, Jumps};
@@ -47,19 +50,31 @@ struct Block {
     alive: bool,
     /// Whether it can be entered with a recipe in place of the flags, and what registers that must not need.
     changes: Option<u16>,
-    /// The ways to the next blocks: on, and taken.
-    edges: [block::Edge; 2],
+    /// Where the ways to the next blocks lead, from `rip`: on, and taken; and whether they can be linked.
+    ahead: [u64; 2],
+    linkable: [bool; 2],
     /// Where it can be entered again.
-    reentries: Box<[block::Reentry]>,
+    reentries: Arc<[block::Reentry]>,
+    /// What was written.
+    written: Arc<block::Written>,
+}
+
+/// The code of a block, which can be placed wherever the guest has its bytes.
+#[derive(Clone)]
+pub struct Translation {
+    written: Arc<block::Written>,
+    /// Where the guest has the block for which it was written.
+    rip: u64,
+    /// How often recipes had been forgotten.
+    cookbook: u32,
 }
 
 /// Translates blocks, and runs them.
 pub struct Translator {
     code: CodeMemory,
-    undefined: Undefined,
-    /// Offsets of what looks for a target, of what ends a run, and of the first block.
-    lookup: usize,
-    exit: usize,
+    /// What blocks jump to.
+    site: block::Site,
+    /// Offset of the first block.
     first: usize,
     blocks: Vec<Block>,
     /// Counts how often everything was dropped.
@@ -68,6 +83,10 @@ pub struct Translator {
     jumps: Jumps,
     /// What stands in the frame for flags.
     recipes: Recipes,
+    /// Counts how often they were forgotten.
+    cookbook: u32,
+    /// Code on its way to its place.
+    placed: Vec<u8>,
 }
 
 impl Block {
@@ -82,46 +101,90 @@ impl Translator {
     /// what the host's instructions leave undefined.
     pub fn new(undefined: Undefined) -> Option<Translator> {
         let mut code = CodeMemory::new(CODE_BYTES)?;
-        let (lookup, exit) = glue(&mut code, undefined);
+        let site = glue(&mut code, undefined);
         let first = code.next();
-        let (blocks, jumps, recipes) = (Vec::new(), Jumps::new(), Recipes::default());
-        Some(Translator { code, undefined, lookup, exit, first, blocks, generation: 0, jumps, recipes })
+        Some(Translator {
+            code,
+            site,
+            first,
+            blocks: Vec::new(),
+            generation: 0,
+            jumps: Jumps::new(),
+            recipes: Recipes::default(),
+            cookbook: 0,
+            placed: Vec::new(),
+        })
     }
 
     /// What becomes of what the host's instructions leave undefined.
     pub fn undefined(&self) -> Undefined {
-        self.undefined
+        self.site.undefined
     }
 
-    /// Translates a block; `None` if that is not worth it, or there is no room: see [`Translator::is_full`].
-    pub fn translate(&mut self, source: &Source<'_>) -> Option<Entry> {
+    /// Translates a block; `None` if that is not worth it.
+    pub fn translate(&mut self, source: &Source<'_>) -> Option<Translation> {
         let count = source.instructions.len();
-        if count == 0 || count > MAX_INSTRUCTIONS || self.is_full() {
+        if count == 0 || count > MAX_INSTRUCTIONS {
             return None;
         }
-        let entry = self.code.next();
-        let number = self.blocks.len() as u32;
-        let [base, exit, lookup] = [entry, self.exit, self.lookup].map(|offset| self.code.address(offset));
-        let site = block::Site { number, base, exit, lookup, undefined: self.undefined };
-        let written = block::write(source, &site, &mut self.recipes)?;
-        if written.code.len() > BLOCK_BYTES {
+        let written = block::write(source, &self.site, &mut self.recipes)?;
+        let is_short = written.code.len() <= BLOCK_BYTES;
+        is_short.then(|| Translation { written: written.into(), rip: source.rip, cookbook: self.cookbook })
+    }
+
+    /// Whether a translation serves wherever the guest has the block's bytes.
+    pub fn is_movable(&self, translation: &Translation) -> bool {
+        translation.written.movable && translation.cookbook == self.cookbook
+    }
+
+    /// Gives a block at an address the code of its translation; `None` if that was not made for such an address, or if there is
+    /// no room: see [`Translator::is_full`]. `token` is what the caller calls the block.
+    pub fn place(&mut self, translation: &Translation, rip: u64, token: u32) -> Option<Entry> {
+        let written = &translation.written;
+        let by = rip.wrapping_sub(translation.rip);
+        let can_move = by == 0 || written.movable && written.relocations.can_move(by);
+        if self.is_full() || translation.cookbook != self.cookbook || !can_move {
             return None;
         }
-        self.code.append(&written.code);
+        let (offset, number) = (self.code.next(), self.blocks.len() as u32);
+        self.placed.clear();
+        self.placed.extend_from_slice(&written.code);
+        written.relocations.apply(&mut self.placed, &Place { by, number, offset });
+        self.code.append(&self.placed);
         self.blocks.push(Block {
-            rip: source.rip,
-            token: source.token,
+            rip,
+            token,
             addend: None,
-            entry: entry as u32,
-            dead: (entry + written.dead) as u32,
-            instructions: count as u8,
+            entry: offset as u32,
+            dead: (offset + written.dead) as u32,
+            instructions: written.instructions,
             branches: written.branches as u8,
             alive: true,
             changes: written.changes,
-            edges: written.edges.map(|edge| edge.moved(entry)),
-            reentries: written.reentries.iter().map(|reentry| reentry.moved(entry)).collect(),
+            ahead: written.edges.map(|edge| edge.ahead),
+            linkable: written.edges.map(|edge| edge.displacement.is_some()),
+            reentries: written.reentries.clone(),
+            written: written.clone(),
         });
         Some(Entry { number, generation: self.generation })
+    }
+
+    /// Whether a translation that is placed where `source` is would be `source`'s own; `None` if it cannot be placed there.
+    pub fn moves_rightly(&mut self, translation: &Translation, source: &Source<'_>) -> Option<bool> {
+        let by = source.rip.wrapping_sub(translation.rip);
+        let Translation { written, .. } = translation;
+        if !self.is_movable(translation) || !written.relocations.can_move(by) {
+            return None;
+        }
+        let Some(own) = block::write(source, &self.site, &mut self.recipes) else { return Some(false) };
+        let mut moved = written.code.clone();
+        written.relocations.apply(&mut moved, &Place { by, number: 0, offset: 0 });
+        let same_but_for_addresses = |other: &block::Written| {
+            let (a, b) = (written, other);
+            (a.edges, &a.reentries, a.dead, a.changes, a.movable, a.branches)
+                == (b.edges, &b.reentries, b.dead, b.changes, b.movable, b.branches)
+        };
+        Some(moved == own.code && same_but_for_addresses(&own))
     }
 
     /// The code of the block at an address, whose page is in a slot of the TLB, if it is remembered and has at most so many
@@ -135,7 +198,7 @@ impl Translator {
 
     /// Whether nothing more can be translated before [`Translator::clear`].
     pub fn is_full(&self) -> bool {
-        self.code.room() < BLOCK_BYTES || self.blocks.len() as u32 >= MAX_BLOCKS
+        self.code.room() < BLOCK_BYTES || self.blocks.len() as u32 >= MAX_BLOCKS || self.recipes.are_many()
     }
 
     /// Drops all code.
@@ -144,7 +207,10 @@ impl Translator {
         self.blocks.clear();
         self.generation += 1;
         self.jumps.clear();
-        self.recipes.clear();
+        if self.recipes.are_many() {
+            self.recipes.clear();
+            self.cookbook += 1;
+        }
     }
 
     /// Drops a block's code. Ways that lead to it lead out of generated code from now on.
@@ -186,19 +252,21 @@ impl Translator {
             }
             return;
         }
-        let edge = from.edges[usize::from(link.edge == EDGE_TAKEN)];
+        let edge = from.written.edges[usize::from(link.edge == EDGE_TAKEN)];
+        let place = |at: NonZeroU32| from.entry as usize + at.get() as usize;
         let [displacement, twin, addend] =
-            [edge.displacement, edge.twin, edge.addend].map(|at| at.map(|at| at.get() as usize));
+            [edge.displacement, edge.twin, edge.addend].map(|at| at.map(place));
+        let leads_on = from.rip.wrapping_add(edge.ahead);
         let mut leads_to = target;
         if let (Some(recipe), Some(settle)) = (edge.recipe, edge.settle)
             && !to.takes(recipe)
         {
-            let [settle, jump] = settle.map(|at| at.get() as usize);
+            let [settle, jump] = settle.map(&place);
             self.code.write(jump, &distance(jump, target));
             leads_to = settle;
         }
         for offset in [displacement, twin].into_iter().flatten() {
-            assert_eq!(edge.target, rip, "a block is linked to one that does not follow it");
+            assert_eq!(leads_on, rip, "a block is linked to one that does not follow it");
             self.code.write(offset, &distance(offset, leads_to));
         }
         if let Some(offset) = addend {
@@ -305,9 +373,9 @@ impl Translator {
             ENTRY if block.alive => At::Block(block.rip),
             ENTRY => At::Edge(block.rip, Some(Link { number, edge: code, generation: self.generation })),
             EDGE_TAKEN | EDGE_ON => {
-                let edge = block.edges[usize::from(code == EDGE_TAKEN)];
+                let edge = usize::from(code == EDGE_TAKEN);
                 let link = Link { number, edge: code, generation: self.generation };
-                At::Edge(edge.target, edge.displacement.map(|_| link))
+                At::Edge(block.rip.wrapping_add(block.ahead[edge]), block.linkable[edge].then_some(link))
             }
             n => {
                 let left = count - usize::from(n);
@@ -315,7 +383,7 @@ impl Translator {
                 let reentry = block.reentries.iter().find(|reentry| reentry.instruction == n);
                 let at = |offset: NonZeroU32, steps| Resume {
                     number,
-                    offset: offset.get() as usize,
+                    offset: block.entry as usize + offset.get() as usize,
                     generation: self.generation,
                     steps,
                 };
@@ -344,9 +412,8 @@ fn distance(at: usize, to: usize) -> [u8; 4] {
     ((to as i64 - (at as i64 + 4)) as i32).to_le_bytes()
 }
 
-/// Writes how generated code is entered, at offset 0, how it looks for a target, and how it is left: returns the offsets of
-/// both.
-fn glue(code: &mut CodeMemory, undefined: Undefined) -> (usize, usize) {
+/// Writes how generated code is entered, at offset 0, how it looks for a target, and how it is left.
+fn glue(code: &mut CodeMemory, undefined: Undefined) -> block::Site {
     let mut asm = Asm::new(undefined);
     let push = |asm: &mut Asm, reg: Reg, opcode: u8| {
         if reg.0 >= 8 {
@@ -372,5 +439,5 @@ fn glue(code: &mut CodeMemory, undefined: Undefined) -> (usize, usize) {
     CALLEE_SAVED.iter().rev().for_each(|&reg| push(&mut asm, reg, 0x58));
     asm.byte(0xc3);
     code.append(asm.bytes());
-    (lookup, exit)
+    block::Site { exit, lookup, undefined }
 }

@@ -13,6 +13,8 @@ use crate::frame::{FlagImage, KEPT};
 /// What the frame has in place of flags has this bit, which no [`FlagImage`] has; above it is the recipe's number.
 pub(super) const IS_RECIPE: u32 = 1 << 2;
 const NUMBER_SHIFT: u32 = 3;
+/// Recipes that are kept beyond the code that they are in: a guest can make any number of them.
+const MANY: usize = 1 << 16;
 
 /// An operation whose flags they are, on what registers hold behind the instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -170,6 +172,11 @@ impl Recipes {
             return FlagImage(in_frame);
         }
         self.list[(in_frame >> NUMBER_SHIFT) as usize].flags(registers)
+    }
+
+    /// Whether there are so many that they should be forgotten with the code that they are in.
+    pub fn are_many(&self) -> bool {
+        self.list.len() >= MANY
     }
 
     /// Forgets all.

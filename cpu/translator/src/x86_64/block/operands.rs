@@ -6,6 +6,7 @@ use iced_x86::{Instruction, OpKind, Register};
 
 use super::{BlockWriter, Cannot, HOMES, SPARE, Way, addend, expected, field, in_frame, slot_address};
 use crate::frame::{Frame, TlbSlot, TlbSlots};
+use crate::jumps::JUMP_FACTOR;
 use crate::x86_64::asm::{B4, B8, CH, DH, Mem, Place, RAX, RCX, RDX, Reg, Size, alu, at, cc};
 use crate::x86_64::groups::Role;
 use crate::x86_64::kind::{is_high_byte, number_of, set};
@@ -95,7 +96,11 @@ impl BlockWriter<'_> {
     pub fn effective(&mut self, instruction: &Instruction, to: Reg) -> Result<(), Cannot> {
         let (base, index) = (instruction.memory_base(), instruction.memory_index());
         let displacement = instruction.memory_displacement64();
-        if base == Register::RIP || base == Register::None && index == Register::None {
+        if base == Register::RIP {
+            self.asm.address(to, displacement);
+            return Ok(());
+        }
+        if base == Register::None && index == Register::None {
             self.asm.constant(to, displacement);
             return Ok(());
         }
@@ -200,7 +205,8 @@ impl BlockWriter<'_> {
             return self.asm.load(B8, RDX, found);
         }
         // A block may have more of them than there are places.
-        let place = expected(5 * self.number as usize + self.expecting);
+        let spread = (self.source.rip as u32 & 0xfff).wrapping_mul(JUMP_FACTOR) >> 16;
+        let place = expected(spread as usize + self.expecting);
         self.expecting += 1;
         self.asm.load(B8, RDX, place);
         self.asm.alu(B8, alu::CMP, RDX, found);

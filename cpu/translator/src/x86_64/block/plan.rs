@@ -194,7 +194,7 @@ mod tests {
         let instructions: Vec<Instruction> =
             Decoder::with_ip(64, code, rip, DecoderOptions::NONE).into_iter().collect();
         let kinds: Vec<Option<Kind>> = instructions.iter().map(kind_of).collect();
-        then(&Source { rip, token: 0, instructions: &instructions, second_page: None }, &kinds)
+        then(&Source { rip, instructions: &instructions, second_page: None }, &kinds)
     }
 
     /// Whether the flags follow from registers before each instruction, and at the end.

@@ -1,0 +1,158 @@
+//! What of a block's code follows from where it lies, and from where the guest's is mapped. The rest is the same everywhere:
+//! a library that each process has at another address is translated once.
+
+use super::exits::exit_code;
+use crate::frame::{SLOTS, TlbSlot, TlbSlots};
+
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+
+/// What some bytes of code are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// An address that moves with the guest's code, in eight bytes, or in four that are extended.
+    Address64,
+    Address32,
+    /// The place of a part of the TLB's slot for fetches from a page that moves with the guest's code.
+    Slot,
+    /// An exit's code, which has the block's number.
+    Number,
+    /// The displacement of a jump to what does not belong to a block.
+    Glue,
+}
+
+/// Some bytes of code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Relocation {
+    kind: Kind,
+    /// Offset behind them.
+    end: u32,
+}
+
+/// Where code goes that was written for block 0 at offset 0.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// By how much the guest's code is farther up than where it was translated.
+    pub by: u64,
+    pub number: u32,
+    pub offset: usize,
+}
+
+/// What of a block's code is to be changed when it is placed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Relocations {
+    list: Vec<Relocation>,
+    /// The lowest and the highest of the addresses, the block's own among them.
+    lowest: i64,
+    highest: i64,
+}
+
+/// Addresses of one range are written in the same way, and are canonical or not.
+fn range_of(address: i64) -> usize {
+    const BEGINNINGS: [i64; 6] = [-1 << 47, -1 << 31, 0, 1 << 31, 1 << 32, 1 << 47];
+    BEGINNINGS.iter().filter(|&&begin| address >= begin).count()
+}
+
+impl Relocations {
+    /// Nothing but the address of the block.
+    pub fn of_block_at(rip: u64) -> Relocations {
+        Relocations { list: Vec::new(), lowest: rip as i64, highest: rip as i64 }
+    }
+
+    /// Notes what the bytes before an offset are.
+    pub fn note(&mut self, kind: Kind, end: usize) {
+        self.list.push(Relocation { kind, end: end as u32 });
+    }
+
+    /// Notes an address of the guest's that is in the code.
+    pub fn note_address(&mut self, address: u64) {
+        self.lowest = self.lowest.min(address as i64);
+        self.highest = self.highest.max(address as i64);
+    }
+
+    /// Whether the code can be what it would be if it had been written for guest code that is farther up.
+    pub fn can_move(&self, by: u64) -> bool {
+        let range = range_of(self.lowest);
+        let moved = |address: i64| address.wrapping_add(by as i64);
+        by == 0
+            || by.is_multiple_of(PAGE)
+                && [self.highest, moved(self.lowest), moved(self.highest)].map(range_of) == [range; 3]
+    }
+
+    /// Makes code that was written for block 0 at offset 0 what it is at a place.
+    pub fn apply(&self, code: &mut [u8], place: &Place) {
+        for &Relocation { kind, end } in &self.list {
+            let end = end as usize;
+            if kind == Kind::Address64 {
+                let bytes: &mut [u8; 8] = (&mut code[end - 8..end]).try_into().expect("there are eight");
+                *bytes = u64::from_le_bytes(*bytes).wrapping_add(place.by).to_le_bytes();
+                continue;
+            }
+            let bytes: &mut [u8; 4] = (&mut code[end - 4..end]).try_into().expect("there are four");
+            let value = u32::from_le_bytes(*bytes);
+            let value = match kind {
+                Kind::Address64 | Kind::Address32 => value.wrapping_add(place.by as u32),
+                Kind::Slot => moved_slot(value, place.by / PAGE),
+                Kind::Number => value.wrapping_add(exit_code(place.number, 0)),
+                Kind::Glue => value.wrapping_sub(place.offset as u32),
+            };
+            *bytes = value.to_le_bytes();
+        }
+    }
+}
+
+/// Where a part of the slot for fetches is of which the page is some pages farther up.
+fn moved_slot(place: u32, pages: u64) -> u32 {
+    let (first, size) = (TlbSlots::EXEC as u32, size_of::<TlbSlot>() as u32);
+    let (slot, part) = ((place - first) / size, (place - first) % size);
+    let moved = u64::from(slot).wrapping_add(pages) as u32 % SLOTS as u32;
+    first + moved * size + part
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_moves_as_long_as_its_addresses_are_of_one_kind() {
+        let mut relocations = Relocations::of_block_at(0x7f00_0000_1000);
+        assert!(relocations.can_move(0x1000) && relocations.can_move(0_u64.wrapping_sub(0x1000)));
+        assert!(!relocations.can_move(0x10), "it would be cut into pages otherwise");
+        assert!(!relocations.can_move(0x0100_0000_0000), "it would not be canonical");
+        assert!(
+            !relocations.can_move(0_u64.wrapping_sub(0x7f00_0000_0000)),
+            "it would be written in four bytes"
+        );
+        relocations.note_address(0x7fff_ffff_f000);
+        assert!(relocations.can_move(0) && !relocations.can_move(0x1000));
+        // What is of two kinds cannot move at all.
+        relocations.note_address(0x1000);
+        assert!(relocations.can_move(0) && !relocations.can_move(0_u64.wrapping_sub(0x1000)));
+    }
+
+    #[test]
+    fn what_follows_from_where_code_lies_is_changed() {
+        let first = TlbSlots::EXEC as u32;
+        let size = size_of::<TlbSlot>() as u32;
+        let last_slot = first + (SLOTS as u32 - 1) * size + TlbSlot::ADDEND as u32;
+        let mut code = Vec::new();
+        let mut relocations = Relocations::of_block_at(0x1000);
+        let fields = [
+            (Kind::Address32, 0xffff_f010),
+            (Kind::Slot, last_slot),
+            (Kind::Number, exit_code(0, 61)),
+            (Kind::Glue, 0x20),
+        ];
+        for (kind, value) in fields {
+            code.extend(u32::to_le_bytes(value));
+            relocations.note(kind, code.len());
+        }
+        code.extend(0x7f00_0000_1234_u64.to_le_bytes());
+        relocations.note(Kind::Address64, code.len());
+        relocations.apply(&mut code, &Place { by: 0x3000, number: 5, offset: 0x100 });
+        let field = |n: usize| u32::from_le_bytes(code[4 * n..][..4].try_into().expect("there are four"));
+        let slot = first + 2 * size + TlbSlot::ADDEND as u32;
+        assert_eq!([0, 1, 2, 3].map(field), [0x2010, slot, exit_code(5, 61), 0x20_u32.wrapping_sub(0x100)]);
+        assert_eq!(code[16..], 0x7f00_0000_4234_u64.to_le_bytes());
+    }
+}
