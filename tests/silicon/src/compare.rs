@@ -2,6 +2,7 @@
 
 use crate::allowed::{self, Uses};
 use crate::case::Case;
+use crate::layout::pad_at;
 use crate::open::{self, Compared};
 use crate::soft::KERNEL;
 use crate::state::{FxImage, Outcome, Registers};
@@ -66,6 +67,11 @@ fn mask_uncompared(native: &Outcome, soft: &mut Outcome) {
         if soft.vector == 14 && (soft.address >= USER_END || guest_kernel) {
             soft.code = soft.code & !1 | native.code & 1;
         }
+    }
+    // On whose landing pad it came down, the processor does not tell: a branch's target can be another case's by chance.
+    let [to, from] = [soft.registers.rip, native.registers.rip].map(pad_at);
+    if to.is_some() && to == from {
+        soft.registers.rip = native.registers.rip;
     }
     let flags = soft.registers.rflags & COMPARED_FLAGS | native.registers.rflags & !COMPARED_FLAGS;
     soft.registers.rflags = flags;

@@ -37,3 +37,25 @@ pub const USER_SS: u16 = 0x2b;
 pub fn slot(number: u64) -> u64 {
     CODE + number * CODE_STRIDE
 }
+
+/// Which landing pad is at an address, in whatever slot: where it lies in that.
+pub fn pad_at(address: u64) -> Option<u64> {
+    let offset = address.checked_sub(CODE).filter(|offset| offset / CODE_STRIDE < BATCH)? % CODE_STRIDE;
+    matches!(offset, PAD_BACK | PAD_AHEAD).then_some(offset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pads_are_told_from_what_lies_between_them() {
+        for number in [0, 1, BATCH - 1] {
+            assert_eq!(pad_at(slot(number)), Some(PAD_BACK));
+            assert_eq!(pad_at(slot(number) + PAD_AHEAD), Some(PAD_AHEAD));
+            let between = (1..CODE_STRIDE).filter(|&offset| offset != PAD_AHEAD);
+            assert!(between.map(|offset| slot(number) + offset).all(|address| pad_at(address).is_none()));
+        }
+        assert!([CODE - 1, slot(BATCH), 0].into_iter().all(|address| pad_at(address).is_none()));
+    }
+}
