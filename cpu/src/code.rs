@@ -10,6 +10,8 @@ use translator::{Entry, Translation, Translator};
 use crate::code_lines::CodeLines;
 use crate::op::Op;
 
+/// Bytes of translations that are kept to be placed elsewhere; when there are more, all are forgotten.
+const MOST_KEPT: usize = 96 << 20;
 /// Addresses at which one block may have code each: a page can be mapped at many.
 const MOST_PLACES: usize = 4;
 /// Longest block, in instructions.
@@ -50,7 +52,7 @@ pub(crate) struct Block {
     /// Tells it from others that had its number.
     serial: u32,
     /// Its translation, if that serves wherever the block is mapped.
-    pub translation: Option<Translation>,
+    translation: Option<Translation>,
     /// Addresses at which it has code of its translation.
     placed: Vec<(u64, Entry)>,
     key: BlockKey,
@@ -94,6 +96,8 @@ pub(crate) struct CodeCache {
     made: u32,
     /// Those of them that are gone.
     gone: u32,
+    /// Bytes of the translations that blocks keep.
+    kept: usize,
     blocks: Vec<Option<Block>>,
     free: Vec<BlockNumber>,
     by_key: FxHashMap<BlockKey, BlockNumber>,
@@ -115,6 +119,7 @@ impl CodeCache {
             translator: None,
             made: 0,
             gone: 0,
+            kept: 0,
             blocks: Vec::new(),
             free: Vec::new(),
             by_key: FxHashMap::default(),
@@ -282,6 +287,7 @@ impl CodeCache {
         let Some(block) = self.blocks[number as usize].take() else { return };
         self.by_key.remove(&block.key);
         self.free.push(number);
+        self.kept -= block.translation.as_ref().map_or(0, Translation::size);
         block.placed.iter().for_each(|&(_, entry)| self.forget_placed(entry));
         for page in [Some(block.key.page()), block.second_page].into_iter().flatten() {
             if let Some(list) = self.by_page.get_mut(&page) {
@@ -300,6 +306,7 @@ impl CodeCache {
             ram.flags().clear(page, PageFlags::CODE);
         }
         self.blocks.clear();
+        self.kept = 0;
         self.free.clear();
         self.by_key.clear();
         self.by_page.clear();
@@ -326,6 +333,24 @@ impl CodeCache {
             self.forget_placed(oldest);
         }
         Some(entry)
+    }
+
+    /// A block's translation, if it has one that serves wherever it is mapped.
+    pub fn translation(&self, number: BlockNumber) -> Option<&Translation> {
+        self.block(number).translation.as_ref()
+    }
+
+    /// Keeps a block's translation.
+    pub fn keep(&mut self, number: BlockNumber, translation: Translation) {
+        if self.kept >= MOST_KEPT {
+            // What was placed holds them too.
+            self.drop_placed();
+            self.blocks.iter_mut().flatten().for_each(|block| block.translation = None);
+            self.kept = 0;
+        }
+        self.kept += translation.size();
+        let old = self.block_mut(number).translation.replace(translation);
+        self.kept -= old.map_or(0, |old| old.size());
     }
 
     /// Forgets the code of a translation at one place.
@@ -406,7 +431,7 @@ mod tests {
         let translator = cache.translator.as_mut().expect("there is one");
         let translation = translator.translate(&source).expect("a jump can be translated");
         cache.place(number, rip, &translation).expect("there is room");
-        cache.block_mut(number).translation = Some(translation);
+        cache.keep(number, translation);
     }
 
     /// RAM, and what is known of the code in it.
@@ -582,13 +607,13 @@ mod tests {
             return; // This host has none.
         }
         let number = add(&mut cache, &ram, &mut lines, 1);
-        let translation = cache.block(number).translation.clone().expect("it serves anywhere");
+        let translation = cache.translation(number).expect("it serves anywhere").clone();
         let places =
             [0x7f12_3456_7000, 0x7f12_0000_0000, 0x5555_0000_2000, 0x7f00_0000_0000, 0x7f12_3456_7000];
         // What was translated where addresses are short does not serve where they are long.
         assert!(cache.place(number, places[0], &translation).is_none());
         translate(&mut cache, number, places[0]);
-        let translation = cache.block(number).translation.clone().expect("it serves anywhere");
+        let translation = cache.translation(number).expect("it serves anywhere").clone();
         for place in places {
             let entry = cache.place(number, place, &translation);
             assert!(entry.is_some() && cache.placed(number, place) == entry, "{place:#x}");
@@ -599,6 +624,28 @@ mod tests {
         cache.drop_placed();
         assert!(places.iter().all(|&place| cache.placed(number, place).is_none()));
         assert!(cache.place(number, places[1], &translation).is_some());
+    }
+
+    #[test]
+    fn translations_that_are_kept_have_a_limit() {
+        let ram = GuestRam::new(4 * PAGE_SIZE).unwrap();
+        let mut lines = CodeLines::new(&ram);
+        let mut cache = CodeCache::new();
+        cache.translator = Translator::new(translator::Undefined::AsOnTheHost);
+        if cache.translator.is_none() {
+            return; // This host has none.
+        }
+        let [first, second] = [1, 2].map(|page| add(&mut cache, &ram, &mut lines, page));
+        let size = |cache: &CodeCache, number| cache.translation(number).map_or(0, Translation::size);
+        assert_eq!(cache.kept, size(&cache, first) + size(&cache, second));
+        translate(&mut cache, second, 0x7f00_0000_2000);
+        assert_eq!(cache.kept, size(&cache, first) + size(&cache, second), "it has one");
+        cache.kept += MOST_KEPT;
+        translate(&mut cache, second, 0x2000);
+        assert!(cache.translation(first).is_none() && cache.placed(first, 0x1000).is_none());
+        assert_eq!(cache.kept, size(&cache, second));
+        cache.drop_page(&ram, &mut lines, 2);
+        assert_eq!(cache.kept, 0);
     }
 
     #[test]

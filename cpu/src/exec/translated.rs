@@ -65,11 +65,12 @@ impl Cpu {
 
     /// Gives the block at RIP code there, if it has a translation or has been executed often enough.
     fn translated_now(&mut self, number: BlockNumber) -> Option<Entry> {
+        let has_translation = self.code.translation(number).is_some();
         let block = self.code.block_mut(number);
         if block.interpreted {
             return None;
         }
-        if block.translation.is_none() && block.heat < self.translate_after {
+        if !has_translation && block.heat < self.translate_after {
             block.heat += 1;
             return None;
         }
@@ -85,7 +86,7 @@ impl Cpu {
         if block.check_breakpoint && self.breaks_always(rip, block.start()) {
             return None;
         }
-        if let Some(translation) = block.translation.clone()
+        if let Some(translation) = self.code.translation(number).cloned()
             && let Some(entry) = self.code.place(number, rip, &translation)
         {
             return Some(entry);
@@ -99,11 +100,11 @@ impl Cpu {
             self.code.block_mut(number).interpreted = true;
             return None;
         };
-        let entry = self.code.place(number, rip, &translation);
-        let is_movable =
-            self.code.translator.as_ref().is_some_and(|translator| translator.is_movable(&translation));
-        self.code.block_mut(number).translation = is_movable.then_some(translation);
-        entry
+        let translator = self.code.translator.as_ref();
+        if translator.is_some_and(|translator| translator.is_movable(&translation)) {
+            self.code.keep(number, translation.clone());
+        }
+        self.code.place(number, rip, &translation)
     }
 
     /// The bytes of the block at RIP, and where the page is mapped that it ends in, if that is another.

@@ -89,6 +89,13 @@ pub struct Translator {
     placed: Vec<u8>,
 }
 
+impl Translation {
+    /// Bytes that it takes, about.
+    pub fn size(&self) -> usize {
+        size_of::<block::Written>() + self.written.code.len() + self.written.relocations.size()
+    }
+}
+
 impl Block {
     /// Whether it can be entered with a recipe that needs some registers.
     fn takes(&self, recipe: u16) -> bool {

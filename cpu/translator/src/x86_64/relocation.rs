@@ -59,6 +59,11 @@ impl Relocations {
         Relocations { list: Vec::new(), lowest: rip as i64, highest: rip as i64 }
     }
 
+    /// Bytes that they take.
+    pub fn size(&self) -> usize {
+        self.list.len() * size_of::<Relocation>()
+    }
+
     /// Notes what the bytes before an offset are.
     pub fn note(&mut self, kind: Kind, end: usize) {
         self.list.push(Relocation { kind, end: end as u32 });
