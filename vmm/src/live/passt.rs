@@ -81,6 +81,8 @@ pub struct Passt {
     socket: UnixStream,
     /// Bytes received, of which the first make a frame with the ones that follow.
     received: VecDeque<u8>,
+    /// Where what is read next goes.
+    buffer: Box<[u8]>,
     unsent: VecDeque<u8>,
 }
 
@@ -116,7 +118,12 @@ impl Passt {
             let why = said.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("it says nothing");
             return Err(Error::Unsupported(format!("passt does not start: {why}")));
         }
-        Ok(Passt { socket, received: VecDeque::new(), unsent: VecDeque::new() })
+        Ok(Passt::on(socket))
+    }
+
+    fn on(socket: UnixStream) -> Passt {
+        let buffer = vec![0; READ_BYTES].into_boxed_slice();
+        Passt { socket, received: VecDeque::new(), buffer, unsent: VecDeque::new() }
     }
 
     /// See [`Peer::receive`](super::peer::Peer::receive).
@@ -125,10 +132,9 @@ impl Passt {
             if let Some(frame) = self.next_frame()? {
                 return Ok(Some(frame));
             }
-            let mut buffer = vec![0; READ_BYTES];
-            match self.socket.read(&mut buffer) {
+            match self.socket.read(&mut self.buffer) {
                 Ok(0) => return Err(std::io::Error::other("passt has ended")),
-                Ok(count) => self.received.extend(&buffer[..count]),
+                Ok(count) => self.received.extend(&self.buffer[..count]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -149,7 +155,9 @@ impl Passt {
             return Ok(None);
         }
         self.received.drain(..4);
-        Ok(Some(self.received.drain(..length).collect()))
+        let mut frame = vec![0; length];
+        self.received.read_exact(&mut frame)?;
+        Ok(Some(frame))
     }
 
     /// See [`Peer::send`](super::peer::Peer::send).
@@ -206,7 +214,7 @@ pub(super) fn connected() -> (Passt, UnixStream) {
     let (socket, theirs) = UnixStream::pair().unwrap();
     socket.set_nonblocking(true).unwrap();
     theirs.set_nonblocking(true).unwrap();
-    (Passt { socket, received: VecDeque::new(), unsent: VecDeque::new() }, theirs)
+    (Passt::on(socket), theirs)
 }
 
 #[cfg(test)]

@@ -10,10 +10,10 @@ const HEADER_BYTES: usize = 12;
 /// No frame is larger.
 pub(super) const MOST_FRAME_BYTES: usize = HEADER_BYTES + MAX_FRAME_BYTES;
 
-/// A frame, and the checksum that the next one begins with.
-pub(super) fn framed(chain: u32, payload: &[u8]) -> (Vec<u8>, u32) {
+/// What precedes a payload in its frame, and the checksum that the next frame begins with.
+pub(super) fn header_of(chain: u32, payload: &[u8]) -> ([u8; HEADER_BYTES], u32) {
     let header = Header::of(chain, payload);
-    ([&header.to_bytes(chain)[..], payload].concat(), header.payload_check)
+    (header.to_bytes(chain), header.payload_check)
 }
 
 /// What precedes each payload. Both checksums begin with that of the frame before, so that a frame is whole only

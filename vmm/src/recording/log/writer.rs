@@ -1,14 +1,14 @@
 //! Appending to the file of an event log.
 
 use std::fs::{File, TryLockError};
-use std::io::Write;
+use std::io::{self, ErrorKind, IoSlice, Write};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use crate::error::Error;
 use crate::position::Count;
-use crate::recording::log::frames::{MAGIC, MAX_FRAME_BYTES, framed};
+use crate::recording::log::frames::{MAGIC, MAX_FRAME_BYTES, header_of};
 use crate::recording::log::records::LogRecord;
 use crate::recording::log::v1;
 
@@ -57,13 +57,13 @@ impl LogWriter {
     pub fn append<C: Count>(&mut self, record: &LogRecord<C>) -> Result<(), Error> {
         let payload = v1::to_bytes(record);
         assert!(payload.len() <= MAX_FRAME_BYTES, "events come in small pieces");
-        let (frame, chain) = framed(self.chain, &payload);
-        if let Err(error) = self.file.write_all(&frame) {
+        let (header, chain) = header_of(self.chain, &payload);
+        if let Err(error) = write_both(&mut self.file, &header, &payload) {
             // Half a frame would read as a cut: taking it away is a courtesy that may fail as well.
             let _ = self.file.set_len(self.bytes);
             return Err(Error::file("write", &self.path)(error));
         }
-        self.bytes += frame.len() as u64;
+        self.bytes += (header.len() + payload.len()) as u64;
         self.chain = chain;
         if self.reserved.saturating_sub(self.bytes) < RESERVE_BYTES / 2 {
             self.reserve();
@@ -104,12 +104,28 @@ impl Drop for LogWriter {
     }
 }
 
+/// Writes two pieces, one behind the other, in one call where the system takes both.
+fn write_both(file: &mut File, first: &[u8], second: &[u8]) -> io::Result<()> {
+    let mut pieces = [IoSlice::new(first), IoSlice::new(second)];
+    let mut left = &mut pieces[..];
+    while !left.is_empty() {
+        match file.write_vectored(left) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(count) => IoSlice::advance_slices(&mut left, count),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 /// A log with these payloads, whatever they are: for tests of what reading makes of them.
 pub fn log_of_payloads<'a>(payloads: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     let (mut bytes, mut chain) = (MAGIC.to_vec(), 0);
     for payload in payloads {
-        let (frame, next) = framed(chain, payload);
-        bytes.extend(frame);
+        let (header, next) = header_of(chain, payload);
+        bytes.extend_from_slice(&header);
+        bytes.extend_from_slice(payload);
         chain = next;
     }
     bytes
