@@ -599,9 +599,7 @@ mod tests {
 
     #[test]
     fn one_translation_serves_at_every_address() {
-        let ram = GuestRam::new(4 * PAGE_SIZE).unwrap();
-        let mut lines = CodeLines::new(&ram);
-        let mut cache = CodeCache::new();
+        let Bench { ram, mut lines, mut cache } = Bench::new();
         cache.translator = Translator::new(translator::Undefined::AsOnTheHost);
         if cache.translator.is_none() {
             return; // This host has none.
@@ -628,9 +626,7 @@ mod tests {
 
     #[test]
     fn translations_that_are_kept_have_a_limit() {
-        let ram = GuestRam::new(4 * PAGE_SIZE).unwrap();
-        let mut lines = CodeLines::new(&ram);
-        let mut cache = CodeCache::new();
+        let Bench { ram, mut lines, mut cache } = Bench::new();
         cache.translator = Translator::new(translator::Undefined::AsOnTheHost);
         if cache.translator.is_none() {
             return; // This host has none.
@@ -650,9 +646,7 @@ mod tests {
 
     #[test]
     fn translations_that_are_gone_do_not_pile_up() {
-        let ram = GuestRam::new(4 * PAGE_SIZE).unwrap();
-        let mut lines = CodeLines::new(&ram);
-        let mut cache = CodeCache::new();
+        let Bench { ram, mut lines, mut cache } = Bench::new();
         cache.translator = Translator::new(translator::Undefined::AsOnTheHost);
         if cache.translator.is_none() {
             return; // This host has none.
