@@ -447,6 +447,13 @@ mod tests {
             Bench { lines: CodeLines::new(&ram), ram, cache: CodeCache::new() }
         }
 
+        /// The same with a translator; `None` on hosts that have none.
+        fn translating() -> Option<Bench> {
+            let mut bench = Bench::new();
+            bench.cache.translator = Some(Translator::new(translator::Undefined::AsOnTheHost)?);
+            Some(bench)
+        }
+
         /// Adds a block of some bytes at a RAM offset. Its pages are told of when they had no code before.
         fn add(&mut self, start: u64, length: u16) -> (BlockNumber, Vec<u64>) {
             let end = start + u64::from(length) - 1;
@@ -599,11 +606,7 @@ mod tests {
 
     #[test]
     fn one_translation_serves_at_every_address() {
-        let Bench { ram, mut lines, mut cache } = Bench::new();
-        cache.translator = Translator::new(translator::Undefined::AsOnTheHost);
-        if cache.translator.is_none() {
-            return; // This host has none.
-        }
+        let Some(Bench { ram, mut lines, mut cache }) = Bench::translating() else { return };
         let number = add(&mut cache, &ram, &mut lines, 1);
         let translation = cache.translation(number).expect("it serves anywhere").clone();
         let places =
@@ -626,11 +629,7 @@ mod tests {
 
     #[test]
     fn translations_that_are_kept_have_a_limit() {
-        let Bench { ram, mut lines, mut cache } = Bench::new();
-        cache.translator = Translator::new(translator::Undefined::AsOnTheHost);
-        if cache.translator.is_none() {
-            return; // This host has none.
-        }
+        let Some(Bench { ram, mut lines, mut cache }) = Bench::translating() else { return };
         let [first, second] = [1, 2].map(|page| add(&mut cache, &ram, &mut lines, page));
         let size = |cache: &CodeCache, number| cache.translation(number).map_or(0, Translation::size);
         assert_eq!(cache.kept, size(&cache, first) + size(&cache, second));
@@ -646,11 +645,7 @@ mod tests {
 
     #[test]
     fn translations_that_are_gone_do_not_pile_up() {
-        let Bench { ram, mut lines, mut cache } = Bench::new();
-        cache.translator = Translator::new(translator::Undefined::AsOnTheHost);
-        if cache.translator.is_none() {
-            return; // This host has none.
-        }
+        let Some(Bench { ram, mut lines, mut cache }) = Bench::translating() else { return };
         let kept = add(&mut cache, &ram, &mut lines, 1);
         let mut dropped = 0;
         for _ in 0..3 * MOST_GONE {

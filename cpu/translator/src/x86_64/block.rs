@@ -172,7 +172,6 @@ fn in_frame(n: usize) -> Mem {
 pub(super) const COUNTER: Mem = field(offset_of!(Frame, counter));
 
 /// What a written block needs to be entered, left and linked.
-#[derive(PartialEq, Eq)]
 pub(super) struct Written {
     /// Its code, as if it lay at offset 0 and were block 0.
     pub code: Box<[u8]>,
@@ -308,7 +307,7 @@ pub(super) fn write(source: &Source<'_>, site: &Site, recipes: &mut Recipes) -> 
     if 2 * inline < source.instructions.len() || inline == 0 {
         return None;
     }
-    let mut writer = BlockWriter {
+    let writer = BlockWriter {
         asm: Asm::of_block_at(source.rip, site.undefined),
         source,
         site,
@@ -374,7 +373,7 @@ struct Entrance {
 impl BlockWriter<'_> {
     /// Writes the block, and its twin from an instruction on if it has one.
     fn block(
-        &mut self,
+        mut self,
         plan: &[Step],
         twin: Option<(usize, &[Step])>,
         groups: &Groups,
@@ -409,8 +408,7 @@ impl BlockWriter<'_> {
         let reentries =
             entrances.into_iter().enumerate().filter(|(_, entrance)| entrance.exits).map(reentry).collect();
         let dead = self.ways_out();
-        let asm = std::mem::replace(&mut self.asm, Asm::new(self.site.undefined));
-        let (code, relocations) = asm.finish();
+        let (code, relocations) = self.asm.finish();
         Ok(Written {
             code: code.into_boxed_slice(),
             relocations,

@@ -22,7 +22,7 @@ pub(super) enum Kind {
 }
 
 /// Some bytes of code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 struct Relocation {
     kind: Kind,
     /// Offset behind them.
@@ -30,7 +30,6 @@ struct Relocation {
 }
 
 /// Where code goes that was written for block 0 at offset 0.
-#[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     /// By how much the guest's code is farther up than where it was translated.
     pub by: u64,
@@ -39,7 +38,6 @@ pub(super) struct Place {
 }
 
 /// What of a block's code is to be changed when it is placed.
-#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Relocations {
     list: Vec<Relocation>,
     /// The lowest and the highest of the addresses, the block's own among them.
