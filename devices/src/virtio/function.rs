@@ -333,7 +333,7 @@ impl<'a> NetworkPort<'a> {
 
     /// Frames from outside, which must not be more than there is room for. What the guest has no buffers for waits
     /// inside the device.
-    pub fn push_frames<M: GuestMemory>(&mut self, mem: &M, frames: &[Vec<u8>]) {
+    pub fn push_frames<M: GuestMemory>(&mut self, mem: &M, frames: Vec<Vec<u8>>) {
         let bus_master = self.function.config.bus_master();
         let notices = self.function.transport.push_frames(mem, frames, bus_master);
         self.function.deliver(notices, self.msis);

@@ -77,9 +77,9 @@ impl Net {
     }
 
     /// Frames from outside. What there is no room for is dropped, as are frames of impossible length.
-    pub(crate) fn queue_frames(&mut self, frames: &[Vec<u8>]) {
-        let possible = frames.iter().filter(|frame| is_frame_length(frame.len()));
-        self.waiting.extend(possible.take(self.room()).cloned());
+    pub(crate) fn queue_frames(&mut self, frames: Vec<Vec<u8>>) {
+        let possible = frames.into_iter().filter(|frame| is_frame_length(frame.len()));
+        self.waiting.extend(possible.take(self.room()));
     }
 
     pub(crate) fn take_sent(&mut self) -> Vec<SentFrame> {
@@ -94,11 +94,10 @@ impl Net {
     ) -> Result<bool, RingError> {
         // Without it a frame that does not fit into one chain is lost.
         let most = if agreed & F_MRG_RXBUF != 0 { usize::from(queue.size()) } else { 1 };
-        queue.scatter(mem, most, &mut self.waiting, |frame, chains| {
-            let mut packet = vec![0; HEADER_BYTES];
-            packet[BUFFERS_AT..].copy_from_slice(&(chains as u16).to_le_bytes());
-            packet.extend(frame);
-            packet
+        queue.scatter(mem, most, &mut self.waiting, |chains| {
+            let mut header = [0; HEADER_BYTES];
+            header[BUFFERS_AT..].copy_from_slice(&(chains as u16).to_le_bytes());
+            header
         })
     }
 

@@ -160,22 +160,21 @@ impl VirtQueue {
     }
 
     /// Writes packets into available chains, each into as many as it takes, but at most `most`, until there is no packet or
-    /// no chain left. What is written of a packet is what `written` makes of it and of the number of chains, which must
-    /// always have the same length. A packet that `most` chains do not hold is dropped. Returns whether the driver
-    /// wants an interrupt. After an error the ring is in no state to go on.
-    pub fn scatter<M: GuestMemory>(
+    /// no chain left. Before each goes what `header` makes of the number of chains. A packet that `most` chains do not hold
+    /// is dropped. Returns whether the driver wants an interrupt. After an error the ring is in no state to go on.
+    pub fn scatter<M: GuestMemory, const HEADER: usize>(
         &mut self,
         mem: &M,
         most: usize,
         packets: &mut VecDeque<Vec<u8>>,
-        written: impl Fn(&[u8], usize) -> Vec<u8>,
+        header: impl Fn(usize) -> [u8; HEADER],
     ) -> Result<bool, RingError> {
         let used_before = self.ring.next_used();
         let mut chains = Vec::new();
         while let Some(packet) = packets.front() {
-            let room = self.gather(mem, most, written(packet, 0).len() as u64, &mut chains)?;
+            let room = self.gather(mem, most, (HEADER + packet.len()) as u64, &mut chains)?;
             match room {
-                Room::Enough => self.write_across(mem, &chains, &written(packet, chains.len()))?,
+                Room::Enough => self.write_across(mem, &chains, [&header(chains.len()), packet])?,
                 Room::TooLittle => {
                     log::debug!("virtio: dropped a packet that the driver's buffers do not hold")
                 }
@@ -216,19 +215,22 @@ impl VirtQueue {
         Ok(if chains.len() == most { Room::TooLittle } else { Room::NotYet })
     }
 
-    /// Writes a packet into chains that have room for it, and gives them back.
+    /// Writes the parts of a packet into chains that have room for it, and gives them back.
     fn write_across<M: GuestMemory>(
         &mut self,
         mem: &M,
         chains: &[Chain],
-        mut packet: &[u8],
+        mut parts: [&[u8]; 2],
     ) -> Result<(), RingError> {
         for chain in chains {
-            let mut buffer = chain.writable(mem);
-            let (now, later) = packet.split_at(packet.len().min(buffer.remaining() as usize));
-            buffer.write(now)?;
-            self.ring.add_used(mem, chain.head, now.len() as u32).map_err(|_| RingError::RingOutsideRam)?;
-            packet = later;
+            let (mut buffer, mut used) = (chain.writable(mem), 0);
+            for part in &mut parts {
+                let (now, later) = part.split_at(part.len().min(buffer.remaining() as usize));
+                buffer.write(now)?;
+                used += now.len() as u32;
+                *part = later;
+            }
+            self.ring.add_used(mem, chain.head, used).map_err(|_| RingError::RingOutsideRam)?;
         }
         Ok(())
     }

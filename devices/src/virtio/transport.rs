@@ -191,7 +191,7 @@ impl Transport {
     pub fn push_frames<M: GuestMemory>(
         &mut self,
         mem: &M,
-        frames: &[Vec<u8>],
+        frames: Vec<Vec<u8>>,
         bus_master: bool,
     ) -> DriverNotices {
         if let Some(net) = self.net_mut() {

@@ -366,7 +366,7 @@ impl<U: Unit> Machine<U> {
         let view = self.view();
         let now = view.moment;
         if let Some(event) = inputs.poll(&view)? {
-            self.apply(&event);
+            self.apply(event);
         } else if let Some(parts) = inputs.check_due(now) {
             let check = self.check(parts)?;
             inputs.checked(check)?;
@@ -376,18 +376,18 @@ impl<U: Unit> Machine<U> {
         Ok(true)
     }
 
-    fn apply(&mut self, event: &Event) {
+    fn apply(&mut self, event: Event) {
         let now_ns = self.moment().time_ns;
         let platform = &mut self.bus.platform;
         match event {
             Event::PowerOn(_) => {}
             Event::ConsoleInput(bytes) => {
-                platform.push_input(now_ns, bytes);
+                platform.push_input(now_ns, &bytes);
             }
             Event::ConsoleResize { columns, rows } => {
                 platform.with_bus(now_ns, |bus| {
                     if let Some(mut console) = bus.console_mut() {
-                        console.resize(*columns, *rows);
+                        console.resize(columns, rows);
                     }
                 });
             }
@@ -402,8 +402,8 @@ impl<U: Unit> Machine<U> {
                 self.stopping.stopped = None;
                 self.bus.clock.note_exit();
             }
-            Event::TimePassed { ns } => self.bus.clock.pass(*ns),
-            Event::Devices(input) => self.bus.take_from_devices(now_ns, input),
+            Event::TimePassed { ns } => self.bus.clock.pass(ns),
+            Event::Devices(input) => self.bus.take_from_devices(now_ns, &input),
         }
     }
 

@@ -76,12 +76,12 @@ impl<C: Unit, I: Inputs<C>> Inputs<C> for Recorder<C, I> {
             Some(power_on) => Some(Event::PowerOn(power_on)),
             None => self.live.poll(view)?,
         };
-        if let Some(event) = &event {
-            self.log.append(&LogRecord::Event(EventRecord::of(view, event.clone())))?;
-            self.events += 1;
-            self.last = view.moment;
-        }
-        Ok(event)
+        let Some(event) = event else { return Ok(None) };
+        let record = EventRecord::of(view, event);
+        self.log.append_event(&record)?;
+        self.events += 1;
+        self.last = view.moment;
+        Ok(Some(record.event))
     }
 
     fn next_poll(&self, now: Moment<C>) -> C {
@@ -112,7 +112,8 @@ impl<C: Unit, I: Inputs<C>> Inputs<C> for Recorder<C, I> {
 
     fn ask_devices(&mut self, at: AskedAt<C>, ask: &AskV1) -> Result<DeviceInputV1, Error> {
         let input = self.live.ask_devices(at, ask)?;
-        self.log.append(&LogRecord::Event(EventRecord::of_answer(at.at, input.clone())))?;
+        let record = EventRecord::of_answer(at.at, input.clone());
+        self.log.append_event(&record)?;
         self.events += 1;
         self.last = at.at;
         Ok(input)

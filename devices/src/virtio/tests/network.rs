@@ -17,7 +17,7 @@ fn network(segments: bool, features: u64) -> (Pc, Driver, Ring, Ring) {
 
 fn push(pc: &mut Pc, frames: &[Vec<u8>]) {
     let mem = pc.mem();
-    pc.bus.network_mut().unwrap().push_frames(&mem, frames);
+    pc.bus.network_mut().unwrap().push_frames(&mem, frames.to_vec());
 }
 
 fn frame(bytes: usize) -> Vec<u8> {

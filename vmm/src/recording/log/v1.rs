@@ -20,7 +20,12 @@ use crate::recording::moment_v1::MomentV1;
 
 /// The bytes of a record.
 pub(super) fn to_bytes<C: Count>(record: &LogRecord<C>) -> Vec<u8> {
-    postcard::to_stdvec(&LogRecordV1::from(record)).expect("plain data in memory always serializes")
+    append_to(Vec::new(), &record.into())
+}
+
+/// Appends the bytes of a record.
+pub(super) fn append_to(bytes: Vec<u8>, record: &LogRecordV1<'_>) -> Vec<u8> {
+    postcard::to_extend(record, bytes).expect("plain data in memory always serializes")
 }
 
 /// A record from bytes of whatever origin, and those behind it.
@@ -31,7 +36,7 @@ pub(super) fn take_from_bytes<C: Count>(bytes: &[u8]) -> Result<(LogRecord<C>, &
 
 /// What is stored of a [`LogRecord`]: all of it.
 #[derive(Serialize, Deserialize)]
-enum LogRecordV1<'a> {
+pub(super) enum LogRecordV1<'a> {
     Machine([u8; 32]),
     Event(EventRecordV1<'a>),
     Check(CheckRecordV1),
@@ -41,7 +46,7 @@ enum LogRecordV1<'a> {
 
 /// What is stored of an [`EventRecord`].
 #[derive(Serialize, Deserialize)]
-struct EventRecordV1<'a> {
+pub(super) struct EventRecordV1<'a> {
     at: MomentV1,
     branches: u64,
     rip: u64,
@@ -51,7 +56,7 @@ struct EventRecordV1<'a> {
 
 /// What is stored of a [`CheckRecord`].
 #[derive(Serialize, Deserialize)]
-struct CheckRecordV1 {
+pub(super) struct CheckRecordV1 {
     at: MomentV1,
     branches: u64,
     rip: u64,
@@ -62,7 +67,7 @@ struct CheckRecordV1 {
 
 /// What is stored of an [`EndRecord`].
 #[derive(Serialize, Deserialize)]
-struct EndRecordV1 {
+pub(super) struct EndRecordV1 {
     at: MomentV1,
     branches: u64,
     outcome: OutcomeV1,
@@ -124,6 +129,12 @@ impl<'a, C: Count> From<&'a LogRecord<C>> for LogRecordV1<'a> {
             LogRecord::End(record) => LogRecordV1::End(record.into()),
             LogRecord::SystemCalls(count) => LogRecordV1::SystemCalls(*count),
         }
+    }
+}
+
+impl<'a, C: Count> From<&'a EventRecord<C>> for LogRecordV1<'a> {
+    fn from(record: &'a EventRecord<C>) -> LogRecordV1<'a> {
+        LogRecordV1::Event(record.into())
     }
 }
 

@@ -9,8 +9,8 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use crate::error::Error;
 use crate::position::Count;
 use crate::recording::log::frames::{MAGIC, MAX_FRAME_BYTES, header_of};
-use crate::recording::log::records::LogRecord;
-use crate::recording::log::v1;
+use crate::recording::log::records::{EventRecord, LogRecord};
+use crate::recording::log::v1::{self, LogRecordV1};
 
 /// Room on the disk that is held for what comes next, so that a checkpoint which fills the disk, and is given
 /// up then, takes nothing away from the log meanwhile.
@@ -26,6 +26,8 @@ pub struct LogWriter {
     bytes: u64,
     /// Checksum of the last payload.
     chain: u32,
+    /// Where payloads are made: the pages of a new one for each would cost more than what is written to them.
+    payload: Vec<u8>,
 }
 
 impl LogWriter {
@@ -35,15 +37,18 @@ impl LogWriter {
         // Only says that a recorder still writes: where files cannot be locked, readers do not get to know.
         let _ = file.try_lock();
         file.write_all(MAGIC).map_err(Error::file("write", path))?;
-        let mut log =
-            LogWriter { file, path: path.to_path_buf(), reserved: 0, bytes: MAGIC.len() as u64, chain: 0 };
+        let mut log = LogWriter::behind_magic(file, path.to_path_buf(), 0);
         log.reserve();
         Ok(log)
     }
 
+    fn behind_magic(file: File, path: PathBuf, reserved: u64) -> LogWriter {
+        LogWriter { file, path, reserved, bytes: MAGIC.len() as u64, chain: 0, payload: Vec::new() }
+    }
+
     #[cfg(test)]
     pub(super) fn on(file: File, path: PathBuf) -> LogWriter {
-        LogWriter { file, path, reserved: u64::MAX, bytes: MAGIC.len() as u64, chain: 0 }
+        LogWriter::behind_magic(file, path, u64::MAX)
     }
 
     #[cfg(test)]
@@ -55,10 +60,21 @@ impl LogWriter {
     ///
     /// Where that fails (a full disk), what was written before stays whole.
     pub fn append<C: Count>(&mut self, record: &LogRecord<C>) -> Result<(), Error> {
-        let payload = v1::to_bytes(record);
+        self.append_stored(&record.into())
+    }
+
+    /// Appends the record of an event, as [`append`](LogWriter::append) does.
+    pub fn append_event<C: Count>(&mut self, record: &EventRecord<C>) -> Result<(), Error> {
+        self.append_stored(&record.into())
+    }
+
+    fn append_stored(&mut self, record: &LogRecordV1<'_>) -> Result<(), Error> {
+        self.payload.clear();
+        self.payload = v1::append_to(std::mem::take(&mut self.payload), record);
+        let payload = &self.payload[..];
         assert!(payload.len() <= MAX_FRAME_BYTES, "events come in small pieces");
-        let (header, chain) = header_of(self.chain, &payload);
-        if let Err(error) = write_both(&mut self.file, &header, &payload) {
+        let (header, chain) = header_of(self.chain, payload);
+        if let Err(error) = write_both(&mut self.file, &header, payload) {
             // Half a frame would read as a cut: taking it away is a courtesy that may fail as well.
             let _ = self.file.set_len(self.bytes);
             return Err(Error::file("write", &self.path)(error));
