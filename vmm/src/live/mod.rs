@@ -19,7 +19,7 @@ mod terminal;
 pub use clock::{ClockOptions, LiveClock};
 pub use console::{LiveConsole, LiveOptions, Pacing};
 pub use inputs::LiveInputs;
-pub use passt::{Forward, Protocol};
+pub use passt::{Forward, PASST_SOCKET_BYTES, Protocol};
 pub use passthrough::{ALLOWED_PORTS, OpenedDevices, PassedOptions};
 pub use peer::{NetworkOptions, Peer};
 pub use terminal::RawTerminal;

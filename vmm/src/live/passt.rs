@@ -12,6 +12,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::error::Error;
 
@@ -19,7 +20,12 @@ use crate::error::Error;
 const MAX_FRAME_BYTES: usize = 65_535;
 /// What passt has not taken yet is kept up to this size.
 const MAX_UNSENT_BYTES: usize = 4 << 20;
-const READ_BYTES: usize = 256 << 10;
+/// What passt has sent and the guest has no room for yet; more than a frame with its length.
+const RECEIVED_BYTES: usize = 1 << 20;
+/// What the socket holds for us while the guest runs. passt throws away what it does not take, and TCP must send that again:
+/// with the usual 208 KiB that is half of a download, which then takes four times as long. The host's
+/// `net.core.wmem_max` is a limit to it.
+pub const PASST_SOCKET_BYTES: usize = 4 << 20;
 /// passt is ready within a fraction of a second, and takes some where the host is busy.
 const READY_TIME: Duration = Duration::from_secs(10);
 const READY_POLL: Duration = Duration::from_millis(2);
@@ -79,10 +85,7 @@ impl Forward {
 /// A passt of our own. It ends with the connection to it.
 pub struct Passt {
     socket: UnixStream,
-    /// Bytes received, of which the first make a frame with the ones that follow.
-    received: VecDeque<u8>,
-    /// Where what is read next goes.
-    buffer: Box<[u8]>,
+    received: Received,
     unsent: VecDeque<u8>,
 }
 
@@ -97,8 +100,7 @@ impl Passt {
             let what = what.to_string();
             move |source: std::io::Error| Error::Host { what, source }
         };
-        let (socket, theirs) = UnixStream::pair().map_err(host("cannot make a socket for passt"))?;
-        socket.set_nonblocking(true).map_err(host("cannot set up the socket for passt"))?;
+        let (socket, theirs) = sockets().map_err(host("cannot make a socket for passt"))?;
         fcntl(&theirs, FcntlArg::F_SETFD(FdFlag::empty()))
             .map_err(|errno| host("cannot set up the socket for passt")(errno.into()))?;
         let mut command = Command::new("passt");
@@ -122,42 +124,23 @@ impl Passt {
     }
 
     fn on(socket: UnixStream) -> Passt {
-        let buffer = vec![0; READ_BYTES].into_boxed_slice();
-        Passt { socket, received: VecDeque::new(), buffer, unsent: VecDeque::new() }
+        Passt { socket, received: Received::default(), unsent: VecDeque::new() }
     }
 
     /// See [`Peer::receive`](super::peer::Peer::receive).
     pub fn receive(&mut self) -> std::io::Result<Option<Vec<u8>>> {
         loop {
-            if let Some(frame) = self.next_frame()? {
+            if let Some(frame) = self.received.next_frame()? {
                 return Ok(Some(frame));
             }
-            match self.socket.read(&mut self.buffer) {
+            match self.socket.read(self.received.room()) {
                 Ok(0) => return Err(std::io::Error::other("passt has ended")),
-                Ok(count) => self.received.extend(&self.buffer[..count]),
+                Ok(count) => self.received.end += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
-    }
-
-    fn next_frame(&mut self) -> std::io::Result<Option<Vec<u8>>> {
-        if self.received.len() < 4 {
-            return Ok(None);
-        }
-        let length: Vec<u8> = self.received.iter().take(4).copied().collect();
-        let length = u32::from_be_bytes(length.try_into().expect("four bytes")) as usize;
-        if length > MAX_FRAME_BYTES {
-            return Err(std::io::Error::other("passt sends what is no frame"));
-        }
-        if self.received.len() < 4 + length {
-            return Ok(None);
-        }
-        self.received.drain(..4);
-        let mut frame = vec![0; length];
-        self.received.read_exact(&mut frame)?;
-        Ok(Some(frame))
     }
 
     /// See [`Peer::send`](super::peer::Peer::send).
@@ -182,6 +165,51 @@ impl Passt {
             }
         }
         Ok(())
+    }
+}
+
+/// Our end of a socket and passt's.
+fn sockets() -> std::io::Result<(UnixStream, UnixStream)> {
+    let (ours, theirs) = UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    setsockopt(&theirs, sockopt::SndBuf, &PASST_SOCKET_BYTES)?;
+    Ok((ours, theirs))
+}
+
+/// Bytes that passt has sent: frames, the last of which may be there in part.
+struct Received {
+    buffer: Box<[u8]>,
+    /// Those in the buffer.
+    begin: usize,
+    end: usize,
+}
+
+impl Default for Received {
+    fn default() -> Received {
+        Received { buffer: vec![0; RECEIVED_BYTES].into_boxed_slice(), begin: 0, end: 0 }
+    }
+}
+
+impl Received {
+    /// Room for what follows, once there is no whole frame any more.
+    fn room(&mut self) -> &mut [u8] {
+        self.buffer.copy_within(self.begin..self.end, 0);
+        self.end -= std::mem::take(&mut self.begin);
+        &mut self.buffer[self.end..]
+    }
+
+    fn next_frame(&mut self) -> std::io::Result<Option<Vec<u8>>> {
+        let Some((length, rest)) = self.buffer[self.begin..self.end].split_first_chunk() else {
+            return Ok(None);
+        };
+        let length = u32::from_be_bytes(*length) as usize;
+        if length > MAX_FRAME_BYTES {
+            return Err(std::io::Error::other("passt sends what is no frame"));
+        }
+        let Some(frame) = rest.get(..length) else { return Ok(None) };
+        let frame = frame.to_vec();
+        self.begin += 4 + length;
+        Ok(Some(frame))
     }
 }
 
@@ -211,8 +239,7 @@ impl AsFd for Passt {
 /// A passt whose other end a test has.
 #[cfg(test)]
 pub(super) fn connected() -> (Passt, UnixStream) {
-    let (socket, theirs) = UnixStream::pair().unwrap();
-    socket.set_nonblocking(true).unwrap();
+    let (socket, theirs) = sockets().unwrap();
     theirs.set_nonblocking(true).unwrap();
     (Passt::on(socket), theirs)
 }
@@ -237,6 +264,20 @@ mod tests {
         let (mut passt, theirs) = connected();
         drop(theirs);
         assert!(passt.receive().is_err(), "the other end has hung up");
+    }
+
+    /// passt sends again what its socket does not take, and the guest's TCP asks for six of the longest frames at once and
+    /// more. The usual size takes three.
+    #[test]
+    fn a_burst_of_frames_waits_in_the_socket_while_the_guest_runs() {
+        let (mut passt, mut theirs) = connected();
+        let frame = [&65_000_u32.to_be_bytes()[..], &[7; 65_000]].concat();
+        for number in 0..5 {
+            assert_eq!(theirs.write(&frame).ok(), Some(frame.len()), "frame {number}");
+        }
+        for _ in 0..5 {
+            assert_eq!(passt.receive().unwrap().as_deref(), Some(&frame[4..]));
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! `ttvm doctor`: what this host offers to each engine, to `--passthrough` and to the sandbox, and what to do about what is missing.
+//! `ttvm doctor`: what this host offers to each engine, to `--net`, to `--passthrough` and to the sandbox, and what to do about what is missing.
 
 mod finding;
+mod network;
 mod passthrough;
 mod sandbox;
 
@@ -51,6 +52,7 @@ fn examine() -> Report {
     let mut findings = vec![memory(), finding("software engine", true, "runs on every x86-64 Linux", "")];
     let kvm = examine_kvm(&mut findings);
     let counter = examine_counter(&mut findings);
+    findings.extend(network::examine());
     findings.extend(passthrough::Host::this().examine());
     findings.extend(sandbox::examine());
     let why = match (kvm, counter) {
