@@ -70,8 +70,6 @@ pub struct Core {
     code_segments: u64,
     /// The exception of the last [`Break::Fault`].
     pub exception: Exception,
-    /// The exception is a #GP for a non-canonical address, not for a misaligned one.
-    pub(crate) noncanonical: bool,
     /// Address translation.
     pub mmu: Mmu,
     /// What CPUID says.
@@ -113,7 +111,6 @@ impl Core {
             last_code_segment: (0, 0),
             code_segments: 0,
             exception: Exception::default(),
-            noncanonical: false,
             mmu: Mmu::new(&ram),
             model: CpuModel::default(),
             quirks: Quirks::of(CpuModel::default()),
@@ -372,14 +369,14 @@ impl Core {
     /// Records an exception with an error code and returns the break that reports it.
     #[cold]
     pub fn fault_with_code(&mut self, vector: u8, code: u32) -> Break {
-        self.exception = Exception { vector, error_code: Some(code), cr2: None };
+        self.exception = Exception { vector, error_code: Some(code), ..Exception::default() };
         Break::Fault
     }
 
     /// Records an exception without an error code and returns the break that reports it.
     #[cold]
     pub fn fault(&mut self, vector: u8) -> Break {
-        self.exception = Exception { vector, error_code: None, cr2: None };
+        self.exception = Exception { vector, ..Exception::default() };
         Break::Fault
     }
 

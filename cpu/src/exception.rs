@@ -9,6 +9,8 @@ pub struct Exception {
     pub error_code: Option<u32>,
     /// New value of CR2, for #PF. Set when the exception is delivered.
     pub cr2: Option<u64>,
+    /// It is a #GP for an address that is not canonical, in place of which an access to the stack raises #SS.
+    pub noncanonical: bool,
 }
 
 /// Something that goes through the interrupt descriptor table from outside the instruction stream.

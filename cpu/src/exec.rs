@@ -360,12 +360,9 @@ impl Cpu {
     /// Whether a breakpoint stands at the next instruction although it cannot be fetched: a call through a null
     /// pointer is worth stopping at.
     #[cold]
-    fn breaks_where_nothing_is(&mut self, origin: u64) -> bool {
+    fn breaks_where_nothing_is(&self, origin: u64) -> bool {
         let address = self.core.rip.wrapping_add(self.core.frame.seg_base[1]);
-        let breaks = self.core.debug.breaks_at_offset(address) && self.at_breakpoint(origin);
-        // The fault is raised anew when the run goes on.
-        self.core.noncanonical &= !breaks;
-        breaks
+        self.core.debug.breaks_at_offset(address) && self.at_breakpoint(origin)
     }
 
     /// Looks after everything that [`attention`] names.
@@ -657,7 +654,6 @@ impl Cpu {
     fn deliver_fault(&mut self, bus: &mut dyn Bus) {
         let exception = self.core.exception;
         self.deliver(bus, Delivery::Exception(exception));
-        self.core.noncanonical = false;
     }
 
     fn deliver(&mut self, bus: &mut dyn Bus, delivery: Delivery) {

@@ -78,7 +78,7 @@ impl Core {
                 Class::DoubleFault => return Err(Shutdown),
             };
             if combine {
-                second = Exception { vector: exception::DF, error_code: Some(0), cr2: None };
+                second = Exception { vector: exception::DF, error_code: Some(0), ..Exception::default() };
             }
             severity = class(second.vector);
             event = self.exception_event(second);

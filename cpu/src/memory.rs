@@ -287,7 +287,8 @@ impl Core {
             self.code_written(entry / PAGE_SIZE, entry & !PAGE_MASK, 8);
         }
         let found = walked.map_err(|fault| {
-            self.exception = Exception { vector: PF, error_code: Some(fault.0), cr2: Some(address) };
+            self.exception =
+                Exception { vector: PF, error_code: Some(fault.0), cr2: Some(address), noncanonical: false };
             Break::Fault
         })?;
         let Some(offset) = self.ram.layout().offset_of(found.gpa) else {
@@ -489,7 +490,7 @@ impl Core {
             self.exception.cr2 = Some(address);
         }
         if !self.quirks.noncanonical_stack_raises_gp {
-            self.noncanonical = true;
+            self.exception.noncanonical = true;
         }
         reason
     }
@@ -497,7 +498,7 @@ impl Core {
     /// An op whose memory operand goes through RSP or RBP and whose address is not canonical raises #SS.
     #[cold]
     pub(crate) fn noncanonical_stack_fault(&mut self) {
-        if self.is_64bit() && std::mem::take(&mut self.noncanonical) {
+        if self.is_64bit() && self.exception.noncanonical {
             self.exception.vector = crate::exception::SS;
         }
     }

@@ -185,7 +185,11 @@ impl Cpu {
                     self.core.rip = self.core.next_rip(rip, self.code.block(token).ops[number].start);
                     left = self.enter(|translator, guest, steps| translator.resume(miss.again, guest, steps));
                 }
-                At::Instruction { rip, token, .. } if self.code.block(token).second_page.is_some() => {
+                // An instruction that has looked something up was where its block says; before that, the page that it ends in
+                // may be another.
+                At::Instruction { rip, token, missed: None, .. }
+                    if self.code.block(token).second_page.is_some() =>
+                {
                     self.core.rip = rip;
                     self.interpret_anew(bus);
                     return None;
@@ -234,7 +238,6 @@ impl Cpu {
         }
         if self.core.translate(miss.address, access, index).is_err() {
             // The interpreter will find that out, and which fault it is.
-            self.core.noncanonical = false;
             return false;
         }
         self.core.attention == 0 && self.core.mmu.held(index, miss.address, access).is_some()

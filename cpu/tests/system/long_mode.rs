@@ -521,6 +521,21 @@ fn a_push_to_a_stack_that_is_not_canonical_is_a_stack_fault() {
     assert_eq!((m.stack64(0), m.stack64(4)), (0, 1 << 60));
 }
 
+/// What delivers the NMI finds no stack. That leads to a handler on one of its own, and nothing is left of it when that handler
+/// reads from its stack what is not aligned.
+#[test]
+fn an_nmi_without_a_stack_leaves_nothing_behind() {
+    let mut m = Machine::long();
+    m.long_gate(12, handler(12), 0x8e00, 1);
+    m.state.cr4 |= 0x200;
+    m.state.gpr[4] = 1 << 60;
+    m.bus.signals.nmi = true;
+    m.state.gpr[3] = 0;
+    // INC EBX; MOVAPS XMM0, [RSP + 1]: #GP(0), as for every operand.
+    m.put(handler(12), &[0xff, 0xc3, 0x0f, 0x28, 0x44, 0x24, 1]);
+    assert_eq!((m.run_to_handler(), m.state.gpr[3]), (13, 1));
+}
+
 #[test]
 fn an_instruction_has_at_most_15_bytes() {
     for (prefixes, vector) in [(14, 3), (15, 13)] {

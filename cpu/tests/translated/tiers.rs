@@ -650,6 +650,26 @@ fn an_entry_that_a_walk_changes_is_executed_as_changed() {
     assert!(end.halted && end.rip == code + 18, "{:#x}", end.rip);
 }
 
+/// A page table that is executed: the last byte of the page before it and the entry of page 0, 7, are ADD [RDI],AL. Looking
+/// up page 0 makes that entry 67h, which would be ADD [RDI],AH: but the instruction was fetched before.
+#[test]
+fn an_entry_that_its_own_instruction_looks_up_is_executed_as_fetched() {
+    let make = || {
+        let mut m = Machine::long();
+        m.put64(entry_of(0), 7);
+        m.put(0x80, &[0]);
+        (m.state.rip, m.state.gpr[7], m.state.gpr[0]) = (entry_of(0) - 1, 0x80, DATA + 0x412);
+        m
+    };
+    let mut byte = [0];
+    make().ram.read_bytes(entry_of(0) - 1, &mut byte);
+    assert_eq!(byte, [0], "what ADD begins with");
+    for steps in [1, 2, 3] {
+        assert_eq!(same(make, steps).rip, entry_of(0) + 2 * steps - 1);
+        assert_eq!(run(&make, Tier::Translator { after: 0 }, steps, steps).1[0x80], 0x12);
+    }
+}
+
 #[test]
 fn flags_that_nobody_wrote_are_found_wherever_a_block_is_left() {
     type Part = fn(&mut CodeAssembler);
