@@ -94,7 +94,7 @@ enum Verb {
     Trace(trace::Args),
     /// Start drgn on the machine at a position
     Drgn(drgn::Args),
-    /// Say what this host offers to each engine, and what to do about what is missing
+    /// Say what this host offers to each engine, --net, --passthrough and the sandbox, and what to do about what is missing
     Doctor(doctor::Args),
     /// Make one file of a recording and its images, for another machine
     Pack(pack::Args),
