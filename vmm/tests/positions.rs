@@ -228,8 +228,12 @@ fn distances_count_from_where_one_is_or_from_an_end_for_who_is_nowhere() {
     let now_ns = timeline.machine().moment().time_ns;
     assert_eq!(here(&mut timeline, "+7ns"), here(&mut timeline, &format!("{}ns", now_ns + 7)));
     assert_eq!(here(&mut timeline, "-7ns"), here(&mut timeline, &format!("{}ns", now_ns - 7)));
+    assert_eq!(timeline.position(), Instructions(100), "the timeline stays where it is");
     let last_ns = recording.log.last_moment().time_ns;
-    assert_eq!(outside(&mut timeline, "-7ns"), here(&mut timeline, &format!("{}ns", last_ns - 7)));
+    let found = outside(&mut timeline, "-7ns");
+    assert_eq!(found, Ok(timeline.position().number()), "who is nowhere goes there anyway");
+    assert_eq!(found, here(&mut timeline, &format!("{}ns", last_ns - 7)));
+    timeline.seek(Instructions(100), &mut || false).unwrap();
     let last_call = here(&mut timeline, &format!("syscall:{CALLS}"));
     assert!(last_call.is_ok());
     assert_eq!(here(&mut timeline, "last-syscall"), last_call);

@@ -1,8 +1,9 @@
 //! Many programs, on several threads, and their figures.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, mpsc};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
@@ -71,6 +72,15 @@ pub struct Difference {
     pub cut: usize,
 }
 
+/// What is to be told while programs run.
+#[derive(Clone, Copy, Debug)]
+pub enum News {
+    /// So many steps were run so far.
+    Steps(u64),
+    /// A difference was found just now.
+    Found(Difference),
+}
+
 /// What a campaign did.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
@@ -97,25 +107,29 @@ pub fn check<T: Tier>(kind: Kind, seed: u64, number: u64) -> (Program, u64, Opti
     (program, steps, difference)
 }
 
-/// Runs programs until there are enough steps or differences. `progress` is called now and then with the steps so far.
-pub fn run<T: Tier>(options: &Options, mut progress: impl FnMut(u64)) -> Summary {
+/// Runs programs until there are enough steps or differences. `tell` is called for each difference as it is found, and now and
+/// then with the steps so far.
+pub fn run<T: Tier>(options: &Options, mut tell: impl FnMut(News)) -> Summary {
     let next = AtomicU64::new(options.first);
     let steps = AtomicU64::new(0);
     let summary = Mutex::new(Summary::default());
     let found = AtomicU64::new(0);
-    let (done, finished) = mpsc::channel::<()>();
+    let (teller, told) = mpsc::channel();
     thread::scope(|scope| {
         for _ in 0..options.jobs {
-            let done = done.clone();
+            let teller = teller.clone();
             scope.spawn(|| {
-                let _done = done;
+                let teller = teller;
                 while steps.load(Ordering::Relaxed) < options.steps
                     && found.load(Ordering::Relaxed) < options.differences as u64
                 {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     let (program, count, difference) = check::<T>(options.kind, options.seed, number);
                     steps.fetch_add(count, Ordering::Relaxed);
-                    found.fetch_add(difference.is_some().into(), Ordering::Relaxed);
+                    if let Some(difference) = difference {
+                        found.fetch_add(1, Ordering::Relaxed);
+                        teller.send(difference).expect("it is received until every thread is done");
+                    }
                     let mut summary = summary.lock().unwrap_or_else(|e| e.into_inner());
                     summary.programs += 1;
                     summary.steps += count;
@@ -125,9 +139,13 @@ pub fn run<T: Tier>(options: &Options, mut progress: impl FnMut(u64)) -> Summary
                 }
             });
         }
-        drop(done);
-        while finished.recv_timeout(Duration::from_secs(2)) == Err(mpsc::RecvTimeoutError::Timeout) {
-            progress(steps.load(Ordering::Relaxed));
+        drop(teller);
+        loop {
+            match told.recv_timeout(Duration::from_secs(2)) {
+                Ok(difference) => tell(News::Found(difference)),
+                Err(RecvTimeoutError::Timeout) => tell(News::Steps(steps.load(Ordering::Relaxed))),
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
         }
     });
     let mut summary = summary.into_inner().unwrap_or_else(|e| e.into_inner());

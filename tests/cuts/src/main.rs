@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use cuts::campaign::{self, Kind, Options};
+use cuts::campaign::{self, Difference, Kind, News, Options};
 use cuts::tier::{Interpreted, Inverted, Tier, Translated};
 use cuts::{digests, explain};
 
@@ -65,19 +65,15 @@ fn fuzz<T: Tier>(arguments: &Arguments) -> ExitCode {
         jobs: if arguments.program.is_some() { 1 } else { arguments.jobs },
         differences: arguments.differences,
     };
-    let summary = campaign::run::<T>(&options, |steps| eprint!("\r{steps} of {} steps", options.steps));
+    let summary = campaign::run::<T>(&options, |news| match news {
+        News::Steps(steps) => eprint!("\r{steps} of {} steps", options.steps),
+        News::Found(difference) => {
+            eprintln!();
+            print!("{}", explain::difference::<T>(options.kind, options.seed, &difference));
+            println!("  again: {}", again(arguments, &difference));
+        }
+    });
     eprintln!();
-    for found in &summary.differences {
-        print!("{}", explain::difference::<T>(options.kind, options.seed, found));
-        println!(
-            "  again: cargo run --release -p cuts -- --seed {} --program {}{}{}{}",
-            options.seed,
-            found.program,
-            if arguments.loops { " --loops" } else { "" },
-            if arguments.interpreter { " --interpreter" } else { "" },
-            if arguments.inverted { " --inverted" } else { "" }
-        );
-    }
     summary.modes.iter().for_each(|(mode, count)| println!("{count:9} programs: {mode}"));
     println!(
         "{} steps of {} programs, {} differences",
@@ -86,4 +82,15 @@ fn fuzz<T: Tier>(arguments: &Arguments) -> ExitCode {
         summary.differences.len()
     );
     if summary.differences.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The command that runs the program of a difference alone.
+fn again(arguments: &Arguments, found: &Difference) -> String {
+    let flags = [
+        (arguments.loops, " --loops"),
+        (arguments.interpreter, " --interpreter"),
+        (arguments.inverted, " --inverted"),
+    ];
+    let flags: String = flags.iter().filter_map(|&(is_set, flag)| is_set.then_some(flag)).collect();
+    format!("cargo run --release -p cuts -- --seed {} --program {}{flags}", arguments.seed, found.program)
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cpu::{Bus, Cpu, CpuState, Stop};
-use cuts::campaign::{self, Kind, Options};
+use cuts::campaign::{self, Kind, News, Options};
 use cuts::tier::{Interpreted, Inverted, Tier, Translated};
 use cuts::{digests, explain};
 use guest_ram::GuestRam;
@@ -102,7 +102,14 @@ impl Tier for Forgetful {
 
 #[test]
 fn a_cpu_that_is_not_exact_under_cuts_is_found_out() {
-    let summary = campaign::run::<Forgetful>(&OPTIONS, |_| {});
+    let mut told = Vec::new();
+    let summary = campaign::run::<Forgetful>(&OPTIONS, |news| {
+        if let News::Found(difference) = news {
+            told.push(difference);
+        }
+    });
+    told.sort_by_key(|difference| difference.program);
+    assert_eq!(told, summary.differences, "each is told when it is found");
     assert!(!summary.differences.is_empty(), "nothing was found in {} steps", summary.steps);
     let text = explain::difference::<Forgetful>(OPTIONS.kind, OPTIONS.seed, &summary.differences[0]);
     assert!(text.contains("after step"), "{text}");

@@ -19,12 +19,26 @@ struct Measure {
     of_head: fn(&CheckpointHead<Instructions>) -> u64,
 }
 
-const BRANCHES: Measure =
+static BRANCHES: Measure =
     Measure { of_machine: |machine| machine.cpu().branches(), of_head: |head| head.branches };
-const SYSTEM_CALLS: Measure =
+static SYSTEM_CALLS: Measure =
     Measure { of_machine: |machine| machine.cpu().system_calls(), of_head: |head| head.system_calls };
-const TIME: Measure =
+static TIME: Measure =
     Measure { of_machine: |machine| machine.moment().time_ns, of_head: |head| head.at.time_ns };
+
+/// What a notation means.
+enum Meaning {
+    /// This place.
+    Place(Instructions),
+    /// The first place at which a measure has reached a number, and what that is called.
+    Reached(&'static Measure, u64, String),
+    /// The place behind the last system call, whose number is not known.
+    LastSystemCall,
+}
+
+fn beyond(what: &str) -> Error {
+    Error::Position(format!("the recording ends before {what}"))
+}
 
 /// The place so far after a moment.
 fn after(moment: Moment<Instructions>, distance: Distance) -> PositionSpec {
@@ -38,7 +52,7 @@ fn after(moment: Moment<Instructions>, distance: Distance) -> PositionSpec {
 
 impl Timeline {
     /// The place that a notation means to someone who has only just opened the recording: a distance is one from an end
-    /// of it.
+    /// of it. Where the machine has to run to find it, it stays where it was found, so that going there costs nothing more.
     pub fn resolve_outside(
         &mut self,
         spec: PositionSpec,
@@ -52,51 +66,76 @@ impl Timeline {
             PositionSpec::After(distance) => after(first, distance),
             spec => spec,
         };
-        self.resolve(spec, poll)
+        let meaning = self.meaning(spec)?;
+        self.find(meaning, poll)
     }
 
     /// The place that a notation means where the timeline stands. For notations that count anything but instructions the
-    /// machine runs to find it.
+    /// machine runs to find it, and comes back.
     pub fn resolve(&mut self, spec: PositionSpec, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
+        let meaning = self.meaning(spec)?;
+        if let Meaning::Place(at) = meaning {
+            return Ok(at);
+        }
+        self.must_be_history()?;
+        let begun = self.snapshot()?;
+        let found = self.find(meaning, poll);
+        self.return_to(&begun)?;
+        found
+    }
+
+    /// What a notation means where the timeline stands.
+    fn meaning(&self, spec: PositionSpec) -> Result<Meaning, Error> {
         let (here, end) = (self.machine().moment(), self.end());
-        let beyond = |what: String| Err(Error::Position(format!("the recording ends before {what}")));
-        let (measure, wanted, what) = match spec {
-            PositionSpec::Start => return Ok(Instructions(0)),
-            PositionSpec::End => return Ok(end),
+        Ok(match spec {
+            PositionSpec::Start => Meaning::Place(Instructions(0)),
+            PositionSpec::End => Meaning::Place(end),
             PositionSpec::Panic => {
                 let none = || Error::Position("the guest did not panic in this recording".into());
-                return self.panic.ok_or_else(none);
+                Meaning::Place(self.panic.ok_or_else(none)?)
             }
-            PositionSpec::Event(number) => return Ok(self.event(number)?.count),
+            PositionSpec::Event(number) => Meaning::Place(self.event(number)?.count),
             PositionSpec::Instruction(number) if Instructions(number) <= end => {
-                return Ok(Instructions(number));
+                Meaning::Place(Instructions(number))
             }
             PositionSpec::Instruction(number) => {
-                return beyond(format!("instruction {number}: it has {end}"));
+                return Err(beyond(&format!("instruction {number}: it has {end}")));
             }
             PositionSpec::Percent(percent) => {
-                return Ok(Instructions((end.number() as f64 * percent / 100.0) as u64));
+                Meaning::Place(Instructions((end.number() as f64 * percent / 100.0) as u64))
             }
-            PositionSpec::Branch(count) => (BRANCHES, count, format!("branch {count}")),
-            PositionSpec::SystemCall(count) => (SYSTEM_CALLS, count, format!("system call {count}")),
-            PositionSpec::Nanoseconds(ns) if ns < self.begins_ns() => {
-                return Err(self.before_part(&format!("{} s", ns as f64 / 1e9)));
+            PositionSpec::Branch(count) => Meaning::Reached(&BRANCHES, count, format!("branch {count}")),
+            PositionSpec::SystemCall(count) => {
+                Meaning::Reached(&SYSTEM_CALLS, count, format!("system call {count}"))
             }
-            PositionSpec::Nanoseconds(ns) => (TIME, ns, format!("{} s", ns as f64 / 1e9)),
-            PositionSpec::LastSystemCall => {
-                let count = self.system_calls_in_all(poll)?;
+            PositionSpec::Nanoseconds(ns) => {
+                let what = format!("{} s", ns as f64 / 1e9);
+                if ns < self.begins_ns() {
+                    return Err(self.before_part(&what));
+                }
+                Meaning::Reached(&TIME, ns, what)
+            }
+            PositionSpec::LastSystemCall => Meaning::LastSystemCall,
+            PositionSpec::Before(distance) => self.meaning(self.before(here, distance)?)?,
+            PositionSpec::After(distance) => self.meaning(after(here, distance))?,
+        })
+    }
+
+    /// The place that is meant. The machine runs to find it where that is not known, and stays where it looked last.
+    fn find(&mut self, meaning: Meaning, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
+        let (measure, wanted, what) = match meaning {
+            Meaning::Place(at) => return Ok(at),
+            Meaning::Reached(measure, wanted, what) => (measure, wanted, what),
+            Meaning::LastSystemCall => {
+                self.seek(self.end(), poll)?.unless_interrupted()?;
+                let count = self.machine().cpu().system_calls();
                 if count == 0 {
                     return Err(Error::Position("the recording has no system call".into()));
                 }
-                (SYSTEM_CALLS, count, format!("system call {count}"))
+                (&SYSTEM_CALLS, count, format!("system call {count}"))
             }
-            PositionSpec::Before(distance) => return self.resolve(self.before(here, distance)?, poll),
-            PositionSpec::After(distance) => return self.resolve(after(here, distance), poll),
         };
-        match self.find(&measure, wanted, poll)? {
-            Some(at) => Ok(at),
-            None => beyond(what),
-        }
+        self.first_reached(measure, wanted, poll)?.ok_or_else(|| beyond(&what))
     }
 
     /// The place so far before a moment.
@@ -109,17 +148,6 @@ impl Timeline {
         };
         let none = || Error::Position(format!("the recording begins less than {distance} before {moment}"));
         place.ok_or_else(none)
-    }
-
-    /// How many system calls are entered in the whole recording.
-    fn system_calls_in_all(&mut self, poll: &mut Poll<'_>) -> Result<u64, Error> {
-        self.must_be_history()?;
-        let begun = self.snapshot()?;
-        let stop = self.seek(self.end(), poll)?;
-        let count = self.machine().cpu().system_calls();
-        self.return_to(&begun)?;
-        stop.unless_interrupted()?;
-        Ok(count)
     }
 
     /// When it is that something is at a notation's place, in guest time: an event that comes in, or the
@@ -170,10 +198,25 @@ impl Timeline {
         Error::Position(format!("{what} lies before the part that is opened, which begins at {seconds:.6} s"))
     }
 
-    /// The first place at which a measure has reached `wanted`. Checkpoints and the session's snapshots say between which of
-    /// them that is; from there the run is replayed once, in slices, of which each begins with a snapshot, and the slice that
-    /// has it again in finer ones.
-    fn find(
+    /// Two places to which one can go at once, or the run's beginning: something holds up to some place between them. There is no
+    /// second one where it is not known of any that it does not hold there.
+    fn around(
+        &self,
+        holds: impl Fn(&CheckpointHead<Instructions>) -> bool,
+    ) -> (Instructions, Option<Instructions>) {
+        let heads = || self.checkpoints().into_iter().flat_map(|checkpoints| checkpoints.heads());
+        let before = heads().take_while(|(_, head)| holds(head)).last();
+        let behind = heads().find(|(_, head)| !holds(head));
+        let near = self.shared.snapshots.around(&holds);
+        let low = before.map(|(&at, _)| at).into_iter().chain(near.0).max();
+        let high = behind.map(|(&at, _)| at).into_iter().chain(near.1).min();
+        (low.unwrap_or(Instructions(0)), high)
+    }
+
+    /// The first place at which a measure has reached `wanted`, where the machine stands then. Checkpoints and the session's
+    /// snapshots say between which of them that is; from there the run is replayed once, in slices, of which each begins with a
+    /// snapshot, and the slice that has it again in finer ones.
+    fn first_reached(
         &mut self,
         measure: &Measure,
         wanted: u64,
@@ -182,52 +225,33 @@ impl Timeline {
         if wanted == 0 {
             return Ok(Some(Instructions(0)));
         }
-        self.must_be_history()?;
-        let begun = self.snapshot()?;
-        let found = self.run_to(measure, wanted, poll);
-        self.return_to(&begun)?;
-        found
-    }
-
-    /// Two places to which one can go at once, or the ends of the run: something holds up to some place between them.
-    fn around(&self, holds: impl Fn(&CheckpointHead<Instructions>) -> bool) -> (Instructions, Instructions) {
-        let heads = || self.checkpoints().into_iter().flat_map(|checkpoints| checkpoints.heads());
-        let before = heads().take_while(|(_, head)| holds(head)).last();
-        let behind = heads().find(|(_, head)| !holds(head));
-        let near = self.shared.snapshots.around(&holds);
-        let low = before.map(|(&at, _)| at).into_iter().chain(near.0).max();
-        let high = behind.map(|(&at, _)| at).into_iter().chain(near.1).min();
-        (low.unwrap_or(Instructions(0)), high.unwrap_or(self.end()))
-    }
-
-    /// As [`Timeline::find`], and stays wherever it looked last.
-    fn run_to(
-        &mut self,
-        measure: &Measure,
-        wanted: u64,
-        poll: &mut Poll<'_>,
-    ) -> Result<Option<Instructions>, Error> {
-        let (mut low, high) = self.around(|head| (measure.of_head)(head) < wanted);
+        let (mut low, known) = self.around(|head| (measure.of_head)(head) < wanted);
+        let high = known.unwrap_or(self.end());
         self.seek(low, poll)?.unless_interrupted()?;
         self.shared.begin(high - low);
         let mut slice = SLICE_STEPS;
-        loop {
-            if (measure.of_machine)(self.machine()) < wanted {
-                low = self.position();
-                if low >= high {
-                    return Ok(None);
-                }
-                self.walker.leave_snapshot()?;
+        while (measure.of_machine)(self.machine()) < wanted {
+            low = self.position();
+            if low >= high {
+                return Ok(None);
+            }
+            self.walker.leave_snapshot()?;
+            // What is known of a place is no reason to go there, and back from there.
+            while slice > 1 && known.is_some_and(|known| known <= low + slice) {
+                slice /= SLICE_FACTOR;
+            }
+            loop {
                 let walked = self.walker.advance(high.min(low + slice), u64::MAX, poll)?;
                 if walked == Walked::Interrupted || poll() {
                     return Err(Error::Interrupted);
                 }
-            } else if slice > 1 {
+                if slice == 1 || (measure.of_machine)(self.machine()) < wanted {
+                    break;
+                }
                 slice /= SLICE_FACTOR;
                 self.seek(low, poll)?.unless_interrupted()?;
-            } else {
-                return Ok(Some(self.position()));
             }
         }
+        Ok(Some(self.position()))
     }
 }
