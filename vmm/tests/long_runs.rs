@@ -1,5 +1,8 @@
 //! Runs so long that a timeline leaves snapshots on its way, asks whether to stop, and shares out its searches.
 
+use std::thread::sleep;
+use std::time::Duration;
+
 use cpu::{AddressKind, WatchKind, Watchpoint};
 use tiny_guest::{
     LONG_ROUND_STEPS, STIRRED, add_checkpoints, open, record_calls, record_long, record_with_checkpoints,
@@ -155,6 +158,92 @@ fn behind_a_checkpoint_settling_makes_steps_back_near() {
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
     seek(&mut timeline, 30_000_000);
     assert_eq!(timeline.settle(&mut || true).unwrap(), TravelStop::Interrupted);
+}
+
+/// Waits until a timeline has settled so many steps.
+fn wait_for_settled(timeline: &Timeline, steps: u64) {
+    for _ in 0..12_000 {
+        if timeline.meter().settled() >= steps {
+            return;
+        }
+        sleep(Duration::from_millis(10));
+    }
+    panic!("{} of {steps} steps are settled", timeline.meter().settled());
+}
+
+#[test]
+fn while_nothing_moves_what_lies_before_is_made_near() {
+    let end = 300_000_000;
+    let (_directory, recording) = recording(300, &[end]);
+    let far = [299_000_000, 100_000_000, 290_000_000];
+    for place in far {
+        let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+        assert_eq!((seek(&mut timeline, end), timeline.meter().settled()), (0, 0));
+        assert_eq!(seek(&mut timeline, place), place, "from the beginning, without settling");
+    }
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    seek(&mut timeline, end);
+    let (_, steps) = steps_of(&mut timeline, Timeline::settle_meanwhile);
+    wait_for_settled(&timeline, end);
+    assert_eq!((steps, timeline.position()), (0, Instructions(end)));
+    for place in far {
+        let steps = seek(&mut timeline, place);
+        assert!(steps <= 3 * SPACING, "{place}: {steps} steps");
+    }
+    // The stretch is done, and a gap of a hundred million is none.
+    seek(&mut timeline, end);
+    timeline.settle_meanwhile();
+    sleep(Duration::from_millis(500));
+    assert_eq!(timeline.meter().settled(), end);
+}
+
+/// Whatever it was doing, it has done with it soon after a movement began, and does not begin again before that is over.
+#[test]
+fn nothing_is_settled_while_the_timeline_moves() {
+    let end = 300_000_000;
+    let (_directory, recording) = recording(300, &[end]);
+    for pause_ms in [0, 220] {
+        let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+        seek(&mut timeline, end);
+        timeline.settle_meanwhile();
+        sleep(Duration::from_millis(pause_ms));
+        let (meter, mut polls) = (timeline.meter(), 0);
+        let mut poll = || {
+            polls += 1;
+            let before = meter.settled();
+            sleep(Duration::from_millis(if polls == 1 { 600 } else { 0 }));
+            assert!(meter.settled() <= before + POLL_STEPS);
+            polls == 3
+        };
+        assert_eq!(timeline.seek(Instructions(200_000_000), &mut poll).unwrap(), TravelStop::Interrupted);
+    }
+}
+
+/// Movements at any moment while the settler walks, or waits, or is made: they come to the same.
+#[test]
+fn what_is_settled_meanwhile_changes_nothing_that_is_found() {
+    let end = 300_000_000;
+    let (_directory, recording) = recording(300, &[end]);
+    let mut plain = Timeline::open_with(&recording, 1).unwrap();
+    seek(&mut plain, end);
+    plain.set_stops(write());
+    for pause_ms in [0, 210, 260] {
+        let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+        seek(&mut timeline, end);
+        timeline.set_stops(write());
+        for place in [end, 123_456_789, 250_000_000] {
+            timeline.settle_meanwhile();
+            sleep(Duration::from_millis(pause_ms));
+            for timeline in [&mut timeline, &mut plain] {
+                seek(timeline, place);
+                for _ in 0..3 {
+                    assert!(matches!(timeline.run_backward(&mut never), Ok(TravelStop::Hit(_))));
+                }
+            }
+            assert_eq!(timeline.position(), plain.position());
+            assert_eq!(timeline.machine_mut().hashes(), plain.machine_mut().hashes());
+        }
+    }
 }
 
 #[test]

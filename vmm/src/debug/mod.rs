@@ -135,7 +135,9 @@ fn engine_watchpoint(point: &gdb::Watchpoint) -> cpu::Watchpoint {
 }
 
 impl GdbTarget<'_> {
-    fn gdb_stop(&self, stop: TravelStop) -> Stop {
+    /// A movement ended like that, and gdb's user looks at where it did.
+    fn stopped(&mut self, stop: TravelStop) -> Stop {
+        self.timeline.settle_meanwhile();
         match stop {
             TravelStop::Reached => Stop::Step,
             TravelStop::Hit(Cause::Breakpoint(_)) => Stop::Breakpoint(self.timeline.machine().cpu().rip()),
@@ -241,22 +243,22 @@ impl DebugTarget for GdbTarget<'_> {
 
     fn step_forward(&mut self, _poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
         let stop = self.timeline.step_forward().map_err(refused)?;
-        Ok(self.gdb_stop(stop))
+        Ok(self.stopped(stop))
     }
 
     fn step_backward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
         let stop = self.timeline.step_backward(poll).map_err(refused)?;
-        Ok(self.gdb_stop(stop))
+        Ok(self.stopped(stop))
     }
 
     fn run_forward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
         let stop = self.timeline.run_forward(poll).map_err(refused)?;
-        Ok(self.gdb_stop(stop))
+        Ok(self.stopped(stop))
     }
 
     fn run_backward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
         let stop = self.timeline.run_backward(poll).map_err(refused)?;
-        Ok(self.gdb_stop(stop))
+        Ok(self.stopped(stop))
     }
 
     fn step_range(
@@ -288,7 +290,9 @@ impl DebugTarget for GdbTarget<'_> {
         // This is asked by scripts.
         self.unseen = command == "position";
         // gdb prints an error's text no better than this, and scripts must be able to tell.
-        Ok(self.obey(command, poll).unwrap_or_else(|refusal| format!("error: {refusal}\n")))
+        let answer = self.obey(command, poll).unwrap_or_else(|refusal| format!("error: {refusal}\n"));
+        self.timeline.settle_meanwhile();
+        Ok(answer)
     }
 
     fn progress(&mut self) -> Box<gdb::Progress> {

@@ -139,6 +139,7 @@ impl Sessions<'_> {
         let stream = self.listener.accept().map_err(trouble)?;
         (self.report)(Report::Began(number));
         let _ = news.send(News::Began);
+        timeline.settle_meanwhile();
         let moving = news.clone();
         let target = GdbTarget::new(&mut timeline).with_folder(&self.options.folder);
         let mut target = target.with_progress(PROGRESS_EVERY, move |text| {

@@ -2,7 +2,7 @@
 //!
 //! Start with [`Timeline`] (`travel`), which is what callers see. It moves a `walker`, which leaves snapshots
 //! behind; `search` looks for things, on all cores; `stops` says what there is to stop at, and `condition`
-//! reads that from text; `positions` finds out what a notation means; `fast_forward` has KVM go ahead; `fork`
+//! reads that from text; `positions` finds out what a notation means; `settler` makes near what lies before, while nothing moves; `fast_forward` has KVM go ahead; `fork`
 //! lets a debugger change things beside the recorded history. `vmm/TRAVEL.md` has the ideas.
 //!
 //! A timeline knows instruction counts only: [`crate::exits`] comes first where a recording counts exits.
@@ -13,6 +13,7 @@ mod fast_forward;
 mod fork;
 mod positions;
 mod search;
+mod settler;
 mod snapshot;
 mod stops;
 mod travel;

@@ -23,6 +23,7 @@ use crate::timeline::fork;
 use crate::timeline::search::{
     ALONE, ALONE_STEPS, Direction, Keep, Look, Scanned, Window, scan_on_all_cores, the_hit,
 };
+use crate::timeline::settler::Settler;
 use crate::timeline::snapshot::Snapshots;
 use crate::timeline::stops::{Armed, Breakpoint, Cause, Hit, Stops, Watch};
 use crate::timeline::walker::{Poll, SNAPSHOT_SPACING, Shared, Task, Walked, Walker, powered_on};
@@ -68,6 +69,11 @@ impl Meter {
     pub fn progress(&self) -> (u64, u64) {
         self.0.progress()
     }
+
+    /// Steps executed so far by [`Timeline::settle_meanwhile`], which no movement waited for.
+    pub fn settled(&self) -> u64 {
+        self.0.settled.load(Ordering::Relaxed)
+    }
 }
 
 /// Cores of this host for long searches: asked once, for a process that has locked itself in cannot look at all that decides it.
@@ -82,6 +88,7 @@ pub struct Timeline {
     pub(super) shared: Arc<Shared>,
     pub(super) panic: Option<Instructions>,
     stops: Stops,
+    settler: Option<Settler>,
     /// The machine is not in the recorded history but in this.
     pub(super) fork: Option<fork::Fork>,
 }
@@ -107,6 +114,7 @@ impl Timeline {
             fast_forward: OnceLock::new(),
             threads: threads.max(1),
             replayed: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
             fast_forwarded: AtomicU64::new(0),
             task: Task::default(),
         };
@@ -122,6 +130,7 @@ impl Timeline {
             shared,
             panic: panicked.map(|end| end.at.count),
             stops: Stops::default(),
+            settler: None,
             fork: None,
         })
     }
@@ -303,6 +312,16 @@ impl Timeline {
             self.return_to(&here)?;
         }
         Ok(())
+    }
+
+    /// Nothing moves for now: as long as that is so, a thread of its own makes near what a search back from here would have to
+    /// replay first. It takes guest RAM once more.
+    pub fn settle_meanwhile(&mut self) {
+        // Another engine does not come to the places at which snapshots are left.
+        if self.fork.is_none() && self.shared.fast_forward.get().is_none() {
+            let here = self.position();
+            self.settler.get_or_insert_with(|| Settler::new(self.shared.clone())).look_at(here, &self.shared);
+        }
     }
 
     /// Runs forward to something to stop at, the end, or until told to stop.

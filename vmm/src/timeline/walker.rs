@@ -25,7 +25,7 @@ pub(super) const SNAPSHOT_SPACING: u64 = 8_000_000;
 /// How far before its end a walk leaves them behind in this distance.
 const NEAR_STEPS: u64 = 64_000_000;
 /// Their distance before that: while a guest boots, copying what it has written since the one before costs a tenth of the walk.
-const FAR_SPACING: u64 = 3 * SNAPSHOT_SPACING;
+pub(super) const FAR_SPACING: u64 = 3 * SNAPSHOT_SPACING;
 /// Nearest of the snapshots before a place that is approached, and the factor from one to the next.
 const APPROACH_STEPS: u64 = 128;
 const APPROACH_FACTOR: u64 = 8;
@@ -50,8 +50,10 @@ pub(super) struct Shared {
     pub fast_forward: OnceLock<FastForward>,
     /// Walkers that a long search may have.
     pub threads: usize,
-    /// Steps that all walkers executed.
+    /// Steps that all walkers executed, but for those in the background.
     pub replayed: AtomicU64,
+    /// Steps that those in the background executed.
+    pub settled: AtomicU64,
     /// Those of them that another engine executed.
     pub fast_forwarded: AtomicU64,
     /// What the movement under way may have to execute.
@@ -61,6 +63,8 @@ pub(super) struct Shared {
 /// The movement under way, or the last one.
 #[derive(Default)]
 pub(super) struct Task {
+    /// How many began so far.
+    number: AtomicU64,
     /// The steps executed before it began.
     begun_at: AtomicU64,
     /// The steps that it executes at most, or a little more.
@@ -84,6 +88,8 @@ pub(super) struct Walker {
     pub player: Player<Instructions>,
     pub(super) runner: Option<Runner>,
     shared: Arc<Shared>,
+    /// It belongs to no movement: what it does is not counted with theirs, and does not say what is being looked at.
+    in_background: bool,
 }
 
 /// A machine at power-on, and what plays its recording to it.
@@ -103,6 +109,11 @@ impl Walker {
         Walker::with(machine, player, shared)
     }
 
+    /// As [`Walker::new`], for a walk that nothing waits for.
+    pub fn in_background(shared: Arc<Shared>) -> Result<Walker, Error> {
+        Ok(Walker { in_background: true, ..Walker::new(shared)? })
+    }
+
     /// As [`Walker::new`], with a machine that has been powered on.
     pub fn with(
         mut machine: Machine<Instructions>,
@@ -117,7 +128,7 @@ impl Walker {
             None if shared.recording.is_part() => return Err(no_beginning(&shared.recording)),
             None => {}
         }
-        let mut walker = Walker { machine, player, runner: None, shared };
+        let mut walker = Walker { machine, player, runner: None, shared, in_background: false };
         walker.leave_snapshot()?;
         if let Err(error) = walker.get_runner() {
             log::warn!("on this thread the software engine is alone: {error}");
@@ -140,11 +151,7 @@ impl Walker {
 
     /// The last place at or before `target` that can be restored, and whether it is a checkpoint.
     pub fn nearest(&self, target: Instructions) -> (Instructions, bool) {
-        let snapshot = self.shared.snapshots.nearest(target).map_or(Instructions(0), |(at, _)| at);
-        match self.shared.checkpoint_before(target) {
-            Some(at) if at > snapshot => (at, true),
-            _ => (snapshot, false),
-        }
+        self.shared.nearest(target)
     }
 
     /// The first place at or after `target` that can be restored.
@@ -268,7 +275,8 @@ impl Walker {
 
     /// Notes that `steps` more steps have been executed.
     fn count_replayed(&self, steps: u64) {
-        self.shared.replayed.fetch_add(steps, Ordering::Relaxed);
+        let replayed = if self.in_background { &self.shared.settled } else { &self.shared.replayed };
+        replayed.fetch_add(steps, Ordering::Relaxed);
     }
 
     /// Notes that another engine executed `steps` more steps.
@@ -291,7 +299,9 @@ impl Walker {
             // From here on the pages are those of the checkpoint, which need no memory.
             self.machine.rebase(&checkpoints.maps(here)?)?;
         } else if here.number().is_multiple_of(spacing) {
-            self.shared.snapshots.focus(here);
+            if !self.in_background {
+                self.shared.snapshots.focus(here);
+            }
             self.leave_snapshot()?;
         }
         Ok(())
@@ -315,8 +325,14 @@ impl Walker {
 impl Shared {
     /// Notes that a movement begins that executes about `at_most` steps at most.
     pub fn begin(&self, at_most: u64) {
+        self.task.number.fetch_add(1, Ordering::Relaxed);
         self.task.begun_at.store(self.replayed.load(Ordering::Relaxed), Ordering::Relaxed);
         self.task.at_most.store(at_most, Ordering::Relaxed);
+    }
+
+    /// Tells one movement from the next.
+    pub fn movement(&self) -> u64 {
+        self.task.number.load(Ordering::Relaxed)
     }
 
     /// Steps that the movement under way has executed, and will have executed at most.
@@ -324,6 +340,15 @@ impl Shared {
         let begun_at = self.task.begun_at.load(Ordering::Relaxed);
         let done = self.replayed.load(Ordering::Relaxed).saturating_sub(begun_at);
         (done, self.task.at_most.load(Ordering::Relaxed).max(done))
+    }
+
+    /// The last place at or before `target` that can be restored, and whether it is a checkpoint.
+    pub fn nearest(&self, target: Instructions) -> (Instructions, bool) {
+        let snapshot = self.snapshots.nearest(target).map_or(Instructions(0), |(at, _)| at);
+        match self.checkpoint_before(target) {
+            Some(at) if at > snapshot => (at, true),
+            _ => (snapshot, false),
+        }
     }
 
     /// The last checkpoint at or before a place.
