@@ -108,7 +108,9 @@ fn a_full_disk_ends_the_recording_with_one_sentence() {
     let directory = tempfile::tempdir().unwrap();
     let kernel = write_kernel(directory.path(), FOR_EVER);
     let path = directory.path().join("full.ttvm");
-    let told = record_with_small_files(2, &arguments(&kernel, &path));
+    // What becomes of a checkpoint that finds no room is told below.
+    let without_checkpoints = ["--checkpoint-interval".to_string(), "0".to_string()];
+    let told = record_with_small_files(2, &[arguments(&kernel, &path), without_checkpoints.into()].concat());
     assert!(told.contains("cannot write") && told.contains(EVENTS) && told.contains("replays"), "{told}");
     assert!(!open(&path).log.torn);
     assert!(replayed(&path) > Instructions(16_000_000));
