@@ -193,7 +193,7 @@ fn while_nothing_moves_what_lies_before_is_made_near() {
     // The stretch is done, and a gap of a hundred million is none.
     seek(&mut timeline, end);
     timeline.settle_meanwhile();
-    sleep(Duration::from_millis(500));
+    sleep(Duration::from_millis(800));
     assert_eq!(timeline.meter().settled(), end);
 }
 
@@ -202,7 +202,7 @@ fn while_nothing_moves_what_lies_before_is_made_near() {
 fn nothing_is_settled_while_the_timeline_moves() {
     let end = 300_000_000;
     let (_directory, recording) = recording(300, &[end]);
-    for pause_ms in [0, 220] {
+    for pause_ms in [0, 520] {
         let mut timeline = Timeline::open_with(&recording, 1).unwrap();
         seek(&mut timeline, end);
         timeline.settle_meanwhile();
@@ -211,7 +211,7 @@ fn nothing_is_settled_while_the_timeline_moves() {
         let mut poll = || {
             polls += 1;
             let before = meter.settled();
-            sleep(Duration::from_millis(if polls == 1 { 600 } else { 0 }));
+            sleep(Duration::from_millis(if polls == 1 { 900 } else { 0 }));
             assert!(meter.settled() <= before + POLL_STEPS);
             polls == 3
         };
@@ -227,7 +227,7 @@ fn what_is_settled_meanwhile_changes_nothing_that_is_found() {
     let mut plain = Timeline::open_with(&recording, 1).unwrap();
     seek(&mut plain, end);
     plain.set_stops(write());
-    for pause_ms in [0, 210, 260] {
+    for pause_ms in [0, 520, 570] {
         let mut timeline = Timeline::open_with(&recording, 1).unwrap();
         seek(&mut timeline, end);
         timeline.set_stops(write());

@@ -8,25 +8,21 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::walker::{FAR_SPACING, Shared, Walked, Walker};
 use crate::error::Error;
 use crate::position::{Count, Instructions};
 
-/// How long nothing has to move before the settler begins.
-const QUIET: Duration = Duration::from_millis(200);
+/// How long nothing has to move before the settler begins: a script's next command comes sooner, a person's later.
+const QUIET: Duration = Duration::from_millis(500);
 /// Steps between two places to which one can go at once that are worth a walk: a fraction of a second.
 const GAP_STEPS: u64 = 200_000_000;
 /// Snapshots that a walk leaves behind at most.
 const SNAPSHOTS: u64 = 64;
 
-/// The thread, which ends with this.
-pub(super) struct Settler {
-    door: Arc<Door>,
-    thread: Option<JoinHandle<()>>,
-}
+/// What the thread is asked by. It ends soon after this is dropped, which nothing has to wait for.
+pub(super) struct Settler(Arc<Door>);
 
 /// Where the settler hears what is wanted.
 #[derive(Default)]
@@ -50,18 +46,18 @@ impl Settler {
     pub fn new(shared: Arc<Shared>) -> Settler {
         let door = Arc::new(Door::default());
         let of_thread = door.clone();
-        let thread = std::thread::Builder::new()
-            .name("settler".into())
-            .spawn(move || of_thread.work(&shared))
-            .inspect_err(|error| log::debug!("nothing is settled in the background: {error}"));
-        Settler { door, thread: thread.ok() }
+        let thread = std::thread::Builder::new().name("settler".into());
+        if let Err(error) = thread.spawn(move || of_thread.work(&shared)) {
+            log::debug!("nothing is settled in the background: {error}");
+        }
+        Settler(door)
     }
 
     /// The timeline stands here, and nothing moves for now.
     pub fn look_at(&self, here: Instructions, shared: &Shared) {
         // While it waits for quiet it need not be woken: a step takes less time than that.
-        if self.door.look().replace(Look { here, movement: shared.movement() }).is_none() {
-            self.door.bell.notify_one();
+        if self.0.look().replace(Look { here, movement: shared.movement() }).is_none() {
+            self.0.bell.notify_one();
         }
     }
 }
@@ -70,14 +66,10 @@ impl Drop for Settler {
     fn drop(&mut self) {
         {
             // The thread asks while it holds this, and then waits.
-            let _look = self.door.look();
-            self.door.is_over.store(true, Ordering::Relaxed);
+            let _look = self.0.look();
+            self.0.is_over.store(true, Ordering::Relaxed);
         }
-        self.door.bell.notify_one();
-        if let Some(thread) = self.thread.take() {
-            // It has said on standard error why it panicked, and nothing depends on it.
-            let _ = thread.join();
-        }
+        self.0.bell.notify_one();
     }
 }
 
