@@ -1,6 +1,6 @@
 //! Tools of kernel developers that are not everywhere: where they are, and how they are run.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use crate::gdb::batch::said;
@@ -13,10 +13,10 @@ pub fn python() -> Option<PathBuf> {
     path.exists().then_some(path)
 }
 
-/// The kernel of a release with debug information, where Debian's -dbg package has put it; `TTVM_TEST_VMLINUX` may name
+/// The kernel of a release with debug information, which guest-images/debug-information gets; `TTVM_TEST_VMLINUX` may name
 /// another place.
 pub fn vmlinux(release: &str) -> Option<PathBuf> {
-    let usual = Path::new("/usr/lib/debug/boot").join(format!("vmlinux-{release}"));
+    let usual = repository().join("guest-images/out/debug").join(format!("vmlinux-{release}"));
     let path = std::env::var_os("TTVM_TEST_VMLINUX").map_or(usual, PathBuf::from);
     path.exists().then_some(path)
 }

@@ -351,7 +351,7 @@ fn drgn_and_crash_find_the_processes_and_the_stack_of_a_panic() {
     let report = json(directory.path(), &["dump", "r.ttvm", "--at", "panic", "-o", "vmcore"]);
     let release = report["kernel"].as_str().expect("the note was found");
     let Some(vmlinux) = vmlinux(release) else {
-        return skip::test(format!("there is no debug information: install linux-image-{release}-dbg"));
+        return skip::test("there is no debug information; guest-images/debug-information says why");
     };
     let state = json(directory.path(), &["state", "r.ttvm", "--at", "panic", "--processes", "--backtrace"]);
     let vmlinux = vmlinux.to_str().expect("a path in UTF-8");

@@ -177,7 +177,7 @@ fn types_of_gdb_are_those_that_pahole_reads() {
 
     let vmlinux = repository().join("guest-images/out/kernel-cloud/vmlinux");
     if Command::new("pahole").arg("--version").output().is_err() {
-        return skip::test("there is no pahole (Debian's package dwarves): types were not compared with its");
+        return skip::test("there is no pahole: types were not compared with its; scripts/setup installs it");
     }
     let symbols = Symbols::of_guest(timeline.machine()).expect("the kernel runs");
     let info = DebugInfo::of_kernel(timeline.machine(), &symbols);
