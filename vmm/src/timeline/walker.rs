@@ -52,10 +52,10 @@ pub(super) struct Shared {
     pub threads: usize,
     /// Steps that all walkers executed, but for those in the background.
     pub replayed: AtomicU64,
-    /// Steps that those in the background executed.
-    pub settled: AtomicU64,
     /// Those of them that another engine executed.
     pub fast_forwarded: AtomicU64,
+    /// Steps that walkers in the background executed.
+    pub settled: AtomicU64,
     /// What the movement under way may have to execute.
     pub task: Task,
 }
