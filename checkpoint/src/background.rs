@@ -15,9 +15,12 @@
 //! when a checkpoint becomes readable.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
+
+use memmap2::{MmapMut, MmapOptions};
 
 use crate::draft::CheckpointDraft;
 use crate::error::{Result, StoreError, StoreErrorKind};
@@ -62,24 +65,29 @@ pub struct BackgroundWriter {
 /// its pages, which need not be copied.
 struct Batch {
     pages: Vec<(Space, u64, bool)>,
-    contents: Vec<Page>,
+    /// Room for all of them. The host hands it out at once: page by page, each costs more than copying it does.
+    contents: MmapMut,
+    /// How many of the contents mean something.
+    filled: usize,
 }
 
 impl Batch {
-    fn new() -> Batch {
-        Batch { pages: Vec::with_capacity(BATCH_PAGES), contents: Vec::with_capacity(BATCH_PAGES) }
+    fn new() -> io::Result<Batch> {
+        let contents = MmapOptions::new().len(BATCH_PAGES * PAGE_BYTES).populate().map_anon()?;
+        Ok(Batch { pages: Vec::with_capacity(BATCH_PAGES), contents, filled: 0 })
     }
 
     fn push(&mut self, space: Space, number: u64, contents: &Page) {
         let is_zero = *contents == ZERO_PAGE;
         self.pages.push((space, number, is_zero));
         if !is_zero {
-            self.contents.extend_from_slice(std::slice::from_ref(contents));
+            self.contents.as_chunks_mut().0[self.filled] = *contents;
+            self.filled += 1;
         }
     }
 
     fn iter(&self) -> impl Iterator<Item = (Space, u64, &Page)> {
-        let mut contents = self.contents.iter();
+        let mut contents = self.contents.as_chunks().0[..self.filled].iter();
         self.pages.iter().map(move |&(space, number, is_zero)| match is_zero {
             true => (space, number, &ZERO_PAGE),
             false => (space, number, contents.next().expect("one for each that is not zero")),
@@ -88,7 +96,7 @@ impl Batch {
 
     fn clear(&mut self) {
         self.pages.clear();
-        self.contents.clear();
+        self.filled = 0;
     }
 }
 
@@ -128,6 +136,7 @@ impl BackgroundWriter {
         let (give_back, empty) = channel();
         let shared = Arc::new(Mutex::new(Shared::default()));
         let dir = store.dir().to_path_buf();
+        let batch = Batch::new().map_err(StoreError::io(&dir, "get memory for pages of"))?;
         let thread = {
             let (store, shared) = (store.clone(), shared.clone());
             let run = move || {
@@ -144,7 +153,7 @@ impl BackgroundWriter {
             let spawned = thread::Builder::new().name("checkpoints".into()).spawn(run);
             Some(spawned.map_err(StoreError::io(&dir, "start a thread"))?)
         };
-        Ok(BackgroundWriter { store, send: Some(send), empty, batch: Batch::new(), shared, thread })
+        Ok(BackgroundWriter { store, send: Some(send), empty, batch, shared, thread })
     }
 
     /// Begins a checkpoint. One that was not finished is given up.
@@ -230,7 +239,10 @@ impl BackgroundWriter {
     }
 
     fn send_batch(&mut self) -> Result<()> {
-        let empty = self.empty.try_recv().unwrap_or_else(|_| Batch::new());
+        let empty = match self.empty.try_recv() {
+            Ok(empty) => empty,
+            Err(_) => Batch::new().map_err(StoreError::io(self.store.dir(), "get memory for pages of"))?,
+        };
         let full = std::mem::replace(&mut self.batch, empty);
         if full.pages.is_empty() { Ok(()) } else { self.send(Message::Pages(full)) }
     }

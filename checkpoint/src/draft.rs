@@ -205,7 +205,7 @@ impl CheckpointDraft<'_> {
         self.part.write(bytes)?;
         let id = self.writer.next_blob;
         self.writer.next_blob += 1;
-        self.writer.recent.put(digest, id);
+        self.writer.recent.put(&digest, id);
         let base = base.and_then(NonZeroU64::new).filter(|_| kind == Encoded::Delta);
         let row = Row { digest, offset, base, file: self.number, refs: 0, crc, len, low: 0 };
         let mut index = self.store.write_index();

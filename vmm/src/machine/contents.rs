@@ -114,20 +114,21 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// Calls `each` with every page of RAM that was written since the last call. False, and no calls, if they
-    /// are more than `limit`.
-    pub fn take_trail(&mut self, limit: usize, mut each: impl FnMut(u64, &Page)) -> Result<bool, Error> {
+    /// How many pages [`Machine::take_trail`] would give.
+    pub fn trail_count(&mut self) -> Result<usize, Error> {
         self.collect_written()?;
-        let pages = self.written.take(Reader::Trail);
-        if pages.len() > limit {
-            return Ok(false);
-        }
+        Ok(self.written.count(Reader::Trail))
+    }
+
+    /// Calls `each` with every page of RAM that was written since the last call.
+    pub fn take_trail(&mut self, mut each: impl FnMut(u64, &Page)) -> Result<(), Error> {
+        self.collect_written()?;
         let mut contents = [0; PAGE_BYTES];
-        for page in pages {
+        for page in self.written.take(Reader::Trail) {
             self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
             each(page, &contents);
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Lets [`Machine::take_trail`] begin here.

@@ -16,15 +16,15 @@ pub struct CheckpointOptions {
     /// Instructions since the last checkpoint, at least, for each page that the next one has: what bounds the
     /// share of the run's time that checkpoints take.
     pub page_rest_steps: u64,
-    /// Instructions from one of the states that are kept in memory for the end to the next, at least, for
-    /// each page that was copied for the first.
+    /// Instructions since the last of the states that are kept in memory for the end, or since the last checkpoint, at
+    /// least, for each page that is copied for the next.
     pub trail_rest_steps: u64,
     /// Instructions since the last checkpoint from which on the run's end has one whatever it costs. Fewer are replayed in
     /// less than two seconds even where a Linux 6.12 or 7.2 boots.
     pub end_steps: u64,
-    /// Instructions after which a run that has just begun gets a checkpoint on credit, if checkpoints are to come as often as
-    /// once a second, and as many again after which it gets another: those that follow wait until all are paid. While a guest
-    /// boots it writes so much that its first second had none.
+    /// Instructions after which a run that has no checkpoint yet gets one on credit, if checkpoints are to come as often as
+    /// once a second: the next one waits until both are paid. While a guest boots it writes so much that its first second had
+    /// none.
     pub early_steps: u64,
     /// Instructions between two looks at whether a checkpoint is due.
     pub slice_steps: u64,
@@ -40,13 +40,12 @@ impl Default for CheckpointOptions {
         CheckpointOptions {
             interval_ns: 1_000_000_000,
             min_steps: 50_000_000,
-            // Storing a page takes as long as some 8,000 steps of the software engine, so this is one part in
-            // 32.
-            page_rest_steps: 8_000 * 32,
-            // Copying one takes as long as 2,000, so this is one part in 250.
-            trail_rest_steps: 2_000 * 250,
+            // Storing a page takes as long as some 4,000 steps of the software engine, so this is one part in 64.
+            page_rest_steps: 4_000 * 64,
+            // Copying one takes as long as 4,000, so this is one part in 250.
+            trail_rest_steps: 4_000 * 250,
             end_steps: 1_200_000_000,
-            early_steps: 350_000_000,
+            early_steps: 400_000_000,
             // Some milliseconds.
             slice_steps: 10_000_000,
             slice_ns: 20_000_000,
@@ -68,11 +67,9 @@ const MAX_HELD_BLOCKS: usize = 24_576;
 /// Pages that the end's checkpoint may have whatever they cost: some milliseconds.
 const FREE_PAGES: u64 = 1024;
 
-/// Checkpoints that are to come at least this often have early ones.
+/// Checkpoints that are to come at least this often have an early one.
 const OFTEN_NS: u64 = 1_000_000_000;
-/// Checkpoints on credit.
-const EARLY: u32 = 2;
-/// Pages that an early checkpoint may have: 128 MiB, for which a guest has paid after ten seconds.
+/// Pages that the early checkpoint may have: 128 MiB, for which a guest has paid after ten seconds.
 const EARLY_PAGES: u64 = 32_768;
 
 /// Decides when a checkpoint is due.
@@ -82,9 +79,8 @@ pub(super) struct Pace<C> {
     min_steps: u64,
     page_rest_steps: u64,
     end_steps: u64,
-    early_steps: u64,
-    /// Early checkpoints that are still to come.
-    early: u32,
+    /// The early checkpoint is still to come, after so many instructions.
+    early_steps: Option<u64>,
     pub last: Moment<C>,
     /// What checkpoints' cost asks for since the last, as far as it is known: [`Unit::cost`].
     rest: u64,
@@ -98,18 +94,8 @@ impl<C: Unit> Pace<C> {
         let CheckpointOptions { interval_ns, min_steps, page_rest_steps, end_steps, early_steps, .. } =
             *options;
         let is_first = C::NAMES_ONE_PLACE && last.count == C::default();
-        let early = if is_first && interval_ns <= OFTEN_NS { EARLY } else { 0 };
-        Pace {
-            interval_ns,
-            min_steps,
-            page_rest_steps,
-            end_steps,
-            early_steps,
-            early,
-            last,
-            rest: 0,
-            debt: 0,
-        }
+        let early_steps = (is_first && interval_ns <= OFTEN_NS).then_some(early_steps);
+        Pace { interval_ns, min_steps, page_rest_steps, end_steps, early_steps, last, rest: 0, debt: 0 }
     }
 
     /// Whether a checkpoint is to be taken now, where `held_blocks` written disk blocks are held in memory. `written` counts
@@ -125,11 +111,10 @@ impl<C: Unit> Pace<C> {
             return Ok(true);
         }
         let paid = C::cost(now.count - self.last.count, passed_ns);
-        if self.early > 0 && paid >= self.early_steps {
-            let cost = self.cost_of(written()?);
-            self.rest = self.debt + cost;
-            let is_affordable = cost <= self.cost_of(EARLY_PAGES);
-            self.early = if is_affordable { self.early } else { 0 };
+        if self.early_steps.is_some_and(|steps| paid >= steps) {
+            self.rest = self.cost_of(written()?);
+            let is_affordable = self.rest <= self.cost_of(EARLY_PAGES);
+            self.early_steps = self.early_steps.filter(|_| is_affordable);
             return Ok(is_affordable);
         }
         if passed_ns < self.interval_ns || paid < self.rest.max(C::cost(self.min_steps, 0)) {
@@ -163,9 +148,8 @@ impl<C: Unit> Pace<C> {
     pub fn taken(&mut self, now: Moment<C>, pages: u64) {
         let cost = self.cost_of(pages);
         let paid = C::cost(now.count - self.last.count, now.time_ns - self.last.time_ns);
-        let is_early = self.early > 0 && paid >= self.early_steps;
-        self.early = if is_early { self.early - 1 } else { 0 };
-        self.debt = if is_early { (self.debt + cost).saturating_sub(paid) } else { 0 };
+        let is_early = self.early_steps.take().is_some_and(|steps| paid >= steps);
+        self.debt = if is_early { cost.saturating_sub(paid) } else { 0 };
         self.rest = if C::NAMES_ONE_PLACE { 0 } else { cost };
         self.last = now;
     }
@@ -216,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_two_come_early_on_credit_and_those_that_follow_wait_until_they_are_paid() {
+    fn the_first_comes_early_on_credit_and_those_that_follow_wait_until_it_is_paid() {
         let options = CheckpointOptions {
             page_rest_steps: 100_000,
             end_steps: u64::MAX,
@@ -229,10 +213,7 @@ mod tests {
         assert!(!due(&mut pace, at(early - 1, 0), 1), "idle or not, it is not time yet");
         assert!(due(&mut pace, at(early, 0), pages));
         pace.taken(at(early, 0), pages);
-        assert!(!due(&mut pace, at(2 * early - 1, 0), 1));
-        assert!(due(&mut pace, at(2 * early, 0), pages));
-        pace.taken(at(2 * early, 0), pages);
-        let next = 3 * cost;
+        let next = 2 * cost;
         assert!(!pace.due_at_end(at(next - 1, 0), pages));
         assert!(!due(&mut pace, at(next - 1, 0), pages));
         assert!(due(&mut pace, at(next, 0), pages));
@@ -240,11 +221,11 @@ mod tests {
         assert!(due(&mut pace, at(next + cost, 0), pages), "all is paid");
 
         let mut pace = Pace::begin(&options, Moment::default());
-        assert!(!due(&mut pace, at(early, 0), EARLY_PAGES + 1), "too dear");
-        assert!(!due(&mut pace, at(early + 1, 0), 1), "it was asked for once");
-        let mut pace = Pace::begin(&options, Moment::default());
         pace.taken(at(1, 0), 1);
         assert!(!due(&mut pace, at(1 + early, 0), 1), "one came already, for the sake of written blocks");
+        let mut pace = Pace::begin(&options, Moment::default());
+        assert!(!due(&mut pace, at(early, 0), EARLY_PAGES + 1), "too dear");
+        assert!(!due(&mut pace, at(early + 1, 0), 1), "it was asked for once");
         let seldom = CheckpointOptions { interval_ns: OFTEN_NS + 1, ..options };
         assert!(!due(&mut Pace::begin(&seldom, Moment::default()), at(early, 0), 1));
         assert!(

@@ -25,8 +25,10 @@ pub struct Trail<C> {
     older: Option<TrailState<C>>,
     newer: Option<TrailState<C>>,
     given_up: bool,
-    /// Distance to the next state, at least, for each page that was copied for the last.
+    /// Distance of a state from the one before it, at least, for each page that is copied for it.
     page_rest_steps: u64,
+    /// Where the last state is, or where the trail began.
+    last: C,
     /// The next state is not kept before this place.
     next: C,
 }
@@ -47,11 +49,13 @@ struct TrailState<C> {
 }
 
 impl<C: Unit> Trail<C> {
-    /// Begins where the machine stands, at a checkpoint or at its first instruction. From one state to the
-    /// next there are at least `page_rest_steps` for each page that the first took.
+    /// Begins where the machine stands, at a checkpoint or at its first instruction. A state is kept once there were
+    /// `page_rest_steps` for each page that it takes: paid in advance, for a guest that starts writes so much that a run may
+    /// end before it has paid.
     pub fn begin<U: Unit>(machine: &mut Machine<U>, page_rest_steps: u64) -> Result<Trail<C>, Error> {
         machine.begin_trail()?;
-        Ok(Trail { older: None, newer: None, given_up: false, page_rest_steps, next: C::default() })
+        let last = machine.moment_in::<C>().count;
+        Ok(Trail { older: None, newer: None, given_up: false, page_rest_steps, last, next: last })
     }
 
     /// A checkpoint was just taken here: what follows is relative to it.
@@ -68,21 +72,27 @@ impl<C: Unit> Trail<C> {
         Ok(())
     }
 
-    /// Keeps the state here, and the one kept last, unless the last is too near for what it cost.
+    /// Keeps the state here, and the one kept last, unless the last is too near for what this one costs.
     pub fn keep<U: Unit>(&mut self, machine: &mut Machine<U>, cursor: Cursor<C>) -> Result<(), Error> {
         let at = machine.moment_in::<C>();
         if self.given_up || at.count < self.next {
             return Ok(());
         }
-        let mut ram = BTreeMap::new();
-        let are_few = machine.take_trail(MAX_PAGES, |page, contents| {
-            ram.insert(page, Box::new(*contents));
-        })?;
-        if !are_few {
+        let count = machine.trail_count()?;
+        if count > MAX_PAGES {
             self.give_up();
             return Ok(());
         }
-        self.next = at.count + ram.len() as u64 * self.page_rest_steps;
+        // They do not become fewer.
+        self.next = self.last + count as u64 * self.page_rest_steps;
+        if at.count < self.next {
+            return Ok(());
+        }
+        self.last = at.count;
+        let mut ram = BTreeMap::new();
+        machine.take_trail(|page, contents| {
+            ram.insert(page, Box::new(*contents));
+        })?;
         let here = TrailState {
             at,
             head: CheckpointHead::of(machine, cursor),

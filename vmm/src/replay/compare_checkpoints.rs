@@ -292,7 +292,12 @@ mod tests {
         let path = directory.path().join("r.ttvm");
         let log = Recording::<Instructions>::create(&path, &config).unwrap();
         let mut recorder = Recorder::new(Silence, log, power_on);
-        let options = CheckpointOptions { interval_ns: 1, min_steps: 1, ..CheckpointOptions::default() };
+        let options = CheckpointOptions {
+            interval_ns: 1,
+            min_steps: 1,
+            page_rest_steps: 0,
+            ..CheckpointOptions::default()
+        };
         let mut checkpointer =
             Checkpointer::<Instructions>::new(&path.join(CHECKPOINTS), options, &mut machine).unwrap();
         machine.run(Instructions(30_000), &mut recorder).unwrap();
