@@ -9,6 +9,7 @@
 pub mod elf;
 pub mod gdb;
 pub mod guests;
+pub mod lab;
 pub mod listings;
 pub mod network;
 pub mod program;

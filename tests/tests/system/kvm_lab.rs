@@ -4,11 +4,12 @@
 //! told.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
-use tests::guests::{BUSYBOX, CLOUD_ELF, repository};
+use tests::guests::{BUSYBOX, CLOUD_ELF};
+use tests::lab::{Left, built};
 use tests::program::ttvm;
 use vmm::exits::{from_exit, in_instructions, start_of_last};
 use vmm::machine::inputs::Event;
@@ -71,88 +72,24 @@ const BEHIND_CHECKPOINT: u64 = 150_000_000;
 /// Events on it that are so far apart have a stretch between them that the other engine takes, before the last of the way.
 const FROM_EVENT_TO_EVENT: u64 = 30_000_000;
 
-/// Builds the tests of `kvm` in one go with these, so that nothing is built twice.
-fn build_tests() -> Vec<(String, PathBuf)> {
-    let packages = ["tests", "silicon", "ttvm-kvm"].map(|name| ["--package", name]).concat();
-    let output = Command::new(env!("CARGO"))
-        .args(["test", "--no-run", "--quiet", "--release", "--locked", "--message-format=json"])
-        .args(packages)
-        .current_dir(repository())
-        .stderr(Stdio::inherit())
-        .output()
-        .expect("cargo can be run");
-    assert!(output.status.success(), "the tests do not build");
-    let messages = String::from_utf8_lossy(&output.stdout).into_owned();
-    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let executables = messages.filter_map(|message| {
-        let name = message["target"]["name"].as_str()?;
-        let path = message["executable"].as_str()?;
-        ["cases", "failures", "landings"].contains(&name).then(|| (name.to_string(), path.into()))
-    });
-    executables.collect()
-}
-
-/// A folder with what a command left in the lab.
-struct Left(tempfile::TempDir);
-
-impl Left {
-    /// Runs `command` in the lab with `files`, each beneath a name.
-    fn by(command: &str, limit_s: u64, files: &[(&str, &Path)]) -> Left {
-        let left = Left(tempfile::tempdir().expect("a temporary folder"));
-        let files = files.iter().map(|(name, path)| format!("{name}={}", path.display()));
-        let output = Command::new(repository().join("scripts/kvm-lab"))
-            .args(["--timeout", &limit_s.to_string()])
-            .arg("--out")
-            .arg(left.0.path())
-            .arg(command)
-            .args(files)
-            .output()
-            .expect("the lab's script can be started");
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        assert!(
-            output.status.success(),
-            "{}\n{}\n{}",
-            text(&output.stdout),
-            text(&output.stderr),
-            left.small_files()
-        );
-        left
-    }
-
-    /// Whatever may say why something failed.
-    fn small_files(&self) -> String {
-        let files = std::fs::read_dir(self.0.path()).expect("the folder is there").flatten();
-        let small = files.filter(|file| file.metadata().is_ok_and(|file| file.len() < 100_000));
-        let texts = small.filter_map(|file| {
-            let text = std::fs::read_to_string(file.path()).ok()?;
-            Some(format!("--- {}\n{text}", file.file_name().display()))
-        });
-        texts.collect()
-    }
-
-    fn file(&self, name: &str) -> String {
-        std::fs::read_to_string(self.0.path().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
-    }
-
-    /// The recording that was packed there: it counts exits.
-    fn recording(&self, round: u64) -> Recording<Exits> {
-        let path = self.0.path().join(format!("lab-{round}.ttvm"));
-        let packed = self.0.path().join(format!("lab-{round}.packed"));
-        unpack(&packed, &path, 1 << 30).unwrap_or_else(|error| panic!("{error}"));
-        match Opened::open(&path).unwrap_or_else(|error| panic!("{error}")) {
-            Opened::ByExits(recording) => recording,
-            Opened::ByInstructions(_) => panic!("{} counts instructions", path.display()),
-        }
+/// The recording that was packed there: it counts exits.
+fn recording(left: &Left, round: u64) -> Recording<Exits> {
+    let path = left.folder().join(format!("lab-{round}.ttvm"));
+    let packed = left.folder().join(format!("lab-{round}.packed"));
+    unpack(&packed, &path, 1 << 30).unwrap_or_else(|error| panic!("{error}"));
+    match Opened::open(&path).unwrap_or_else(|error| panic!("{error}")) {
+        Opened::ByExits(recording) => recording,
+        Opened::ByInstructions(_) => panic!("{} counts instructions", path.display()),
     }
 }
 
 #[test]
 fn kvm_does_as_the_software_cpu_does() {
-    let (ttvm, kernel, tests) = (ttvm(), CLOUD_ELF.path(), build_tests());
+    let (ttvm, kernel, tests) = (ttvm(), CLOUD_ELF.path(), built(&["cases", "failures", "landings"]));
     let tests = tests.iter().map(|(name, path)| (name.as_str(), path.as_path()));
     let files: Vec<_> =
         [("ttvm", ttvm.as_path()), ("vmlinux", kernel.as_path())].into_iter().chain(tests).collect();
-    let left = Left::by(PARTS, 600, &files);
+    let left = Left::by(&[], PARTS, 600, &files);
     let doctor = left.file("doctor");
     assert!(doctor.contains("ok   kernel-mode instructions"), "{doctor}");
     assert!(doctor.contains("--   branch counter"), "{doctor}");
@@ -176,7 +113,7 @@ fn what_runs_under_kvm_replays_there_and_on_the_software_engine() {
     std::fs::write(&disk, contents).expect("the disk can be written");
     let (ttvm, kernel, initrd) = (ttvm(), CLOUD_ELF.path(), BUSYBOX.path());
     let files = [("ttvm", &*ttvm), ("vmlinux", &kernel), ("initrd.gz", &initrd), ("disk", &disk)];
-    let left = Left::by(&format!("ROUNDS={rounds}\n{BOOT}"), 300 + 300 * rounds, &files);
+    let left = Left::by(&[], &format!("ROUNDS={rounds}\n{BOOT}"), 300 + 300 * rounds, &files);
     // md5sum of the numbers from 0 to 2^18 - 1, four bytes each.
     let expected = Command::new("md5sum").arg(&disk).output().expect("the host has md5sum").stdout;
     let sum = String::from_utf8_lossy(&expected[..32]).into_owned();
@@ -187,9 +124,9 @@ fn what_runs_under_kvm_replays_there_and_on_the_software_engine() {
         assert_eq!(left.file(&format!("suspended-{round}")).trim(), round.to_string());
         let replayed = left.file(&format!("replayed-{round}"));
         assert!(replayed.contains("replayed to the end: console, counts and hashes are equal"), "{replayed}");
-        let way = replays_at_home(left.recording(round));
+        let way = replays_at_home(recording(&left, round));
         if round == 1 {
-            travels_under_kvm(&ttvm, left.0.path(), way);
+            travels_under_kvm(&ttvm, left.folder(), way);
         }
     }
 }
@@ -222,7 +159,7 @@ fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
         format!("RUST_LOG=vmm=debug ./ttvm {arguments} --engine kvm >out/{name} 2>out/{name}-told || exit 1")
     });
     let command = format!("tar xf lab.tar\n{}", there.join("\n"));
-    let left = Left::by(&command, 300, &[("ttvm", ttvm), ("lab.tar", &tar)]);
+    let left = Left::by(&[], &command, 300, &[("ttvm", ttvm), ("lab.tar", &tar)]);
     let there = |name| printed(left.file(name).as_bytes());
     assert_eq!(there("state"), state_here, "{}", left.small_files());
     assert_eq!(there("search"), here(&search), "{}", left.small_files());

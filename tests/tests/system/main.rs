@@ -18,6 +18,7 @@ mod network;
 mod network_peers;
 mod network_tap;
 mod newer_kernels;
+mod other_processor;
 mod other_tools;
 mod passthrough;
 mod readme;
