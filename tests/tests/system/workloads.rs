@@ -5,9 +5,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
+use checkpoint::PageRef;
 use tests::guests::{BENCH, BENCH_RD, CLOUD, Guest, linux_options, repository};
+use tests::record::{open, record_with_checkpoints};
 use tests::run::{assert_shows, run_to_power_off};
 use tests::script::Script;
+use vmm::machine::Machine;
+use vmm::position::Instructions;
+use vmm::recording::pace::CheckpointOptions;
+use vmm::recording::player::Scrutiny;
+use vmm::replay::{Replay, ReplayEnd};
 
 /// Phase and checksum.
 type Sums = BTreeMap<String, String>;
@@ -87,6 +94,46 @@ fn mem() {
 #[test]
 fn disk() {
     run_workload("disk", None);
+}
+
+/// Disk blocks that a machine holds in memory, and those that lie in checkpoints.
+fn blocks_held_and_stored(machine: &mut Machine<Instructions>) -> (usize, usize) {
+    let version = machine.disk_version();
+    let count = |is: fn(&PageRef) -> bool| version.iter_not_base().filter(|(_, at)| is(at)).count();
+    (count(|at| matches!(at, PageRef::Held(_))), count(|at| matches!(at, PageRef::Stored(_))))
+}
+
+#[test]
+fn a_replay_needs_no_memory_for_disk_blocks_that_lie_in_checkpoints() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let mut options = linux_options(&CLOUD, &BENCH, "w=disk", 256);
+    options.disk = Some(empty_disk(directory.path()));
+    let path = directory.path().join("disk.ttvm");
+    let often =
+        CheckpointOptions { interval_ns: 100_000_000, page_rest_steps: 1, ..CheckpointOptions::default() };
+    record_with_checkpoints(&Guest::new(&options), &path, &mut Script::silent(), often);
+    let recording = open(&path);
+    let replayed = |most_held| {
+        let mut replay = Replay::new(&recording, Scrutiny::Everything, |_| Ok(())).unwrap();
+        replay.hold_blocks(most_held);
+        assert_eq!(replay.run(None, |_| {}).unwrap(), ReplayEnd::Verified);
+        blocks_held_and_stored(&mut replay.machine)
+    };
+    let (held, stored) = replayed(1000);
+    assert!(held < 1000 && stored > 4000, "{held} held, {stored} stored");
+
+    // Where checkpoints cannot be read, the log is enough.
+    for file in std::fs::read_dir(path.join("checkpoints")).unwrap() {
+        let file = file.unwrap().path();
+        if file.extension().is_none_or(|extension| extension != "ckpt") {
+            continue;
+        }
+        let mut bytes = std::fs::read(&file).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+    }
+    replayed(1000);
 }
 
 #[test]

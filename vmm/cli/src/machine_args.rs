@@ -36,7 +36,7 @@ pub struct MachineArgs {
     /// Boot module for Multiboot kernels, with its command line: FILE or "FILE TEXT" (repeatable)
     #[arg(long, value_name = "FILE [TEXT]")]
     module: Vec<String>,
-    /// Raw disk image; the guest's writes never reach it: they are held in memory, or lie in a recording's checkpoints
+    /// Raw disk image; the guest's writes never reach it: a recording's checkpoints have them, and `run` holds them in memory
     #[arg(long, value_name = "FILE")]
     disk: Option<PathBuf>,
     /// Network card: user[,hostfwd=tcp::PORT-:PORT] connects the guest to the host's network by the program passt, and

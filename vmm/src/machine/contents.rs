@@ -26,6 +26,11 @@ impl<U: Unit> Machine<U> {
         self.store = Some(store);
     }
 
+    /// Where stored pages are read from, if anywhere.
+    pub fn store(&self) -> Option<&Arc<Store>> {
+        self.store.as_ref()
+    }
+
     /// Number of pages that RAM and disk have, each of them.
     pub fn page_counts(&mut self) -> (u64, u64) {
         (self.ram.flags().pages(), self.disk_mut().map_or(0, |disk| disk.block_count()))
@@ -156,6 +161,11 @@ impl<U: Unit> Machine<U> {
         if let Some(disk) = self.disk_mut() {
             blocks.into_iter().for_each(|(block, stored)| disk.adopt(block, stored));
         }
+    }
+
+    /// Lets disk blocks that were not taken yet lie in the attached store, if they hold what `version` of the disk has there.
+    pub fn adopt_written_blocks(&mut self, version: &PageMap) -> Result<(), Error> {
+        self.disk_mut().map_or(Ok(()), |disk| disk.adopt_written(version))
     }
 
     /// The contents of the disk.

@@ -116,6 +116,30 @@ impl OverlayDisk {
         }
     }
 
+    /// Lets those of the written blocks lie in the store that hold what `version` has there: they are taken then. What the
+    /// store has is read, so that a damaged block is none of them.
+    pub fn adopt_written(&mut self, version: &PageMap) -> Result<(), Error> {
+        let Some(store) = self.store.clone() else { return Ok(()) };
+        let (mut equal, mut stored) = (Vec::new(), Vec::new());
+        for &block in &self.written {
+            match (self.blocks.get(block), version.get(block)) {
+                (PageRef::Held(held), PageRef::Zero) if **held == [0; PAGE_BYTES] => equal.push(block),
+                (PageRef::Held(_), PageRef::Stored(blob)) => stored.push((block, *blob)),
+                _ => {}
+            }
+        }
+        store.read_many(&stored, |block, contents| {
+            if matches!(self.blocks.get(block), PageRef::Held(held) if **held == *contents) {
+                equal.push(block);
+            }
+        })?;
+        for block in equal {
+            self.blocks.set(block, version.get(block).clone());
+            self.written.remove(&block);
+        }
+        Ok(())
+    }
+
     /// Hash of the guest's writes: BLAKE3 of the number (64 bits, little endian) and the [`digest`] of each
     /// written block, in order. Reads all of them.
     pub fn hash(&mut self) -> [u8; 32] {
@@ -350,6 +374,48 @@ mod tests {
         assert_eq!((bytes[0], bytes[512]), (9, 7));
         disk.read(8, &mut bytes).unwrap();
         assert_eq!(bytes, [8; 1024]);
+    }
+
+    #[test]
+    fn written_blocks_lie_in_a_checkpoint_that_holds_the_same_and_is_whole() {
+        let (image, mut disk) = disk();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store");
+        let store = Arc::new(Store::create(&path, 1, disk.block_count()).unwrap());
+        let write = |disk: &mut OverlayDisk| {
+            disk.write(0, &[7; 4096]).unwrap();
+            disk.write(8, &[0; 4096]).unwrap();
+            disk.write(16, &[9; 512]).unwrap();
+        };
+        write(&mut disk);
+        stored(&mut disk, &store, 1);
+        let version = store.maps_at(1).unwrap().disk;
+        let held = |disk: &OverlayDisk| {
+            let blocks = disk.blocks.iter_not_base();
+            blocks
+                .filter_map(|(block, at)| matches!(at, PageRef::Held(_)).then_some(block))
+                .collect::<Vec<_>>()
+        };
+        write(&mut disk);
+        disk.adopt_written(&version).unwrap();
+        assert_eq!((held(&disk), disk.written_count()), (vec![0, 1, 2], 3), "no store is attached");
+        disk.attach_store(store);
+        disk.write(17, &[8; 512]).unwrap();
+        let hash = disk.hash();
+        disk.adopt_written(&version).unwrap();
+        assert_eq!((held(&disk), disk.written_count()), (vec![2], 1), "the last has changed since");
+        assert_eq!(disk.hash(), hash);
+
+        // The first of its blobs.
+        let file = path.join("00000001.ckpt");
+        let mut bytes = std::fs::read(&file).unwrap();
+        bytes[8] ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+        let mut disk = OverlayDisk::open(image.path()).unwrap();
+        disk.attach_store(Arc::new(Store::open(&path).unwrap()));
+        write(&mut disk);
+        assert!(disk.adopt_written(&version).is_err());
+        assert_eq!((held(&disk), disk.written_count()), (vec![0, 1, 2], 3));
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 
 use checkpoint::{Maps, PAGE_BYTES, Page, PageMap, PageRef, Space};
 
@@ -96,6 +97,9 @@ impl<C: Unit> CheckpointComparison<C> {
         let Some(store) = recording.whole_checkpoints()? else { return Ok(None) };
         store.verify(progress)?;
         must_fit(&store, machine)?;
+        if machine.store().is_none() {
+            machine.attach_store(store.clone());
+        }
         let disk = match &recording.manifest.machine.disk {
             Some(image) => {
                 let mut disk = OverlayDisk::open(&image.path)?;
@@ -173,7 +177,7 @@ impl<C: Unit> CheckpointComparison<C> {
         if let Some(disk) = &mut self.disk {
             disk.set_version(&maps.disk);
         }
-        for (space, page) in pages {
+        for &(space, page) in &pages {
             let (mut stored, mut now) = ([0; PAGE_BYTES], [0; PAGE_BYTES]);
             match space {
                 Space::Ram => {
@@ -198,6 +202,11 @@ impl<C: Unit> CheckpointComparison<C> {
                     Space::Disk => CheckpointPart::Disk { block: page, byte },
                 }));
             }
+        }
+        if machine.store().is_some_and(|store| Arc::ptr_eq(store, self.checkpoints.store())) {
+            // They are equal, and need no memory.
+            let blocks = pages.range((Space::Disk, 0)..);
+            machine.adopt_blocks(blocks.map(|&(_, block)| (block, maps.disk.get(block).clone())));
         }
         self.before = maps;
         Ok(None)

@@ -11,6 +11,7 @@ pub mod bisect;
 pub mod compare_checkpoints;
 pub mod registers;
 mod run;
+mod stored_disk;
 pub mod verify;
 
 pub use begin::{open, open_on};

@@ -13,9 +13,7 @@ use crate::recording::console_digest::ConsoleDigest;
 use crate::recording::log::EndRecord;
 use crate::recording::player::{Part, Player, Scrutiny};
 use crate::replay::begin::open_on;
-
-/// Distance between two calls of a progress function.
-const PROGRESS_DISTANCE: u64 = 20_000_000;
+use crate::replay::stored_disk::StoredDisk;
 
 /// How far a replay went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +43,7 @@ pub struct Replay<'a, C> {
     /// What feeds it.
     pub player: Player<C>,
     digest: Arc<Mutex<ConsoleDigest>>,
+    disk: StoredDisk,
     fault: Option<Fault<C>>,
 }
 
@@ -73,7 +72,13 @@ impl<'a, C: Unit> Replay<'a, C> {
             shared.lock().unwrap_or_else(|e| e.into_inner()).update(bytes);
             output(bytes)
         });
-        Ok(Replay { recording, machine, player, digest, fault: None })
+        Ok(Replay { recording, machine, player, digest, disk: StoredDisk::default(), fault: None })
+    }
+
+    /// Lets disk blocks that were written lie in the recording's checkpoints once more than `most` are held in memory, not the
+    /// usual number.
+    pub fn hold_blocks(&mut self, most: usize) {
+        self.disk = StoredDisk::beyond(most);
     }
 
     /// Lets a bit of RAM fail on the way.
@@ -91,6 +96,7 @@ impl<'a, C: Unit> Replay<'a, C> {
         while self.machine.outcome().is_none() && self.machine.moment().count < until {
             let now = self.machine.moment().count;
             progress(now);
+            self.disk.look(self.recording, &mut self.machine);
             if now == last && self.recording.log.end.is_none() {
                 if C::NAMES_ONE_PLACE {
                     let time_ns = self.recording.log.last_moment().time_ns;
@@ -101,7 +107,7 @@ impl<'a, C: Unit> Replay<'a, C> {
                     break;
                 }
             }
-            self.advance(until.min(now + PROGRESS_DISTANCE), last)?;
+            self.advance(until.min(now + C::CHECKS.registers), last)?;
         }
         progress(self.machine.moment().count);
         if self.machine.outcome().is_none() && self.machine.moment().count < last.saturating_add(1) {
