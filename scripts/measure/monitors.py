@@ -1,6 +1,7 @@
 """The benchmark workloads under ttvm and under QEMU's TCG: run, recorded, replayed; each mark on the console with the CPU
 time at which it came."""
 
+import contextlib
 import glob
 import json
 import os
@@ -95,6 +96,18 @@ class Ttvm:
         marks_of(f"ttvm {kind}", [self.binary, *what, "--stats-json", stats_file], f"{scratch}/messages")
         with open(stats_file) as file:
             return [(mark["text"], mark.get("insns"), mark["cpu_ns"]) for mark in json.load(file)["marks"]]
+
+    @contextlib.contextmanager
+    def background_replay(self, scratch, core):
+        """A replay of the last recording runs beside what is done meanwhile, on this core, until it ends or that is done."""
+        command = [self.binary, "replay", f"{scratch}/recording.ttvm", "--quiet"]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        os.sched_setaffinity(process.pid, {core})
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
 
 
 class Qemu:

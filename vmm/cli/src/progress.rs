@@ -11,6 +11,13 @@ pub fn bar(length: u64, show: bool) -> ProgressBar {
     bar
 }
 
+/// Moves a bar that is shown. One that is hidden would reckon how fast it moves all the same.
+pub fn show(bar: &ProgressBar, position: u64) {
+    if !bar.is_hidden() {
+        bar.set_position(position);
+    }
+}
+
 fn style() -> ProgressStyle {
     let template = "{msg} {bar:30} {percent:>3} %  {instructions} Minsn  {speed} MIPS  {eta} left";
     ProgressStyle::with_template(template)

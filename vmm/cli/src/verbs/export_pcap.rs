@@ -61,7 +61,7 @@ fn export<U: Unit>(args: &Args, recording: &Recording<U>) -> Result<i32, Error> 
     });
     let bar = progress::bar(last_place(recording).number(), std::io::stderr().is_terminal());
     bar.set_message("replaying");
-    let result = replay.run(None, |at| bar.set_position(at.number()));
+    let result = replay.run(None, |at| progress::show(&bar, at.number()));
     bar.finish_and_clear();
     result?;
     let mut capture = capture.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

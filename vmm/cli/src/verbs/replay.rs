@@ -86,7 +86,7 @@ fn replay<U: Unit>(
     let bar = progress::bar(length, apart && std::io::stderr().is_terminal());
     bar.set_message("replaying");
     let mut replay = Replay::on(engine, recording, scrutiny, printer(args.quiet, marks.clone()))?;
-    let result = replay.run(until, |at| bar.set_position(at.number()));
+    let result = replay.run(until, |at| progress::show(&bar, at.number()));
     bar.finish_and_clear();
     // A replay that went wrong is one whose statistics are wanted.
     let written = args.stats.write(marks, &replay.machine);
