@@ -1,7 +1,7 @@
 //! The guest's disk: an immutable base image under the guest's own writes, which are kept apart.
 //!
-//! Replay executes the writes again, so a replay stores them nowhere but in memory; a recorder moves them
-//! into its checkpoints. Versions of the disk share their blocks.
+//! A recorder moves them into its checkpoints. A replay executes them again: it stores them nowhere but in memory, or lets them
+//! lie where the recorder has stored the same. Versions of the disk share their blocks.
 
 use std::collections::BTreeSet;
 use std::fs::File;
