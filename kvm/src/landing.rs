@@ -14,7 +14,7 @@
 //! [`Guest`] for what is.
 
 use crate::error::Error;
-use engine_contract::Mark;
+use engine_contract::{Landings, Mark};
 
 /// What a landing needs of a processor and its counter. It is called while the guest stands still, before each entry.
 pub(crate) trait Guest {
@@ -60,21 +60,6 @@ pub(crate) enum Arrival {
     Landed,
     /// Behind it.
     Overshot,
-}
-
-/// What happened in landings.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Landings {
-    /// Landings that came to their mark.
-    pub landed: u64,
-    /// Breakpoints met on the way.
-    pub hits: u64,
-    /// Landings that went beyond their mark.
-    pub overshot: u64,
-    /// Overflows that never came, and that the watchdog found.
-    pub lost_overflows: u64,
-    /// Most branches that an overflow came late.
-    pub largest_skid: u64,
 }
 
 /// How far ahead of a place the counter is to overflow.

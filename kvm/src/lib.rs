@@ -21,9 +21,9 @@ mod vcpu;
 mod vm;
 
 pub use counter::{Behaviour, Counter, CounterReport, CounterTest, counter_usable, test_counter};
+pub use engine_contract::{Landings, Statistics};
 pub use error::Error;
-pub use landing::Landings;
 pub use probe::{Capabilities, Probe, capabilities, model, probe, refuse_imitation};
-pub use run::{KvmCpu, Statistics};
+pub use run::KvmCpu;
 pub use vcpu::MAX_STOPS;
 pub use vm::is_present;

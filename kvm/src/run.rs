@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cpu::{Bus, Cpu, CpuModel, CpuState, Stop};
-use engine_contract::{End, Leave, Mark};
+use engine_contract::{End, Leave, Mark, Statistics};
 use guest_ram::GuestRam;
 use kvm_bindings::kvm_regs;
 
@@ -13,7 +13,7 @@ use crate::counter::branch_counter::{BranchCounter, Entry};
 use crate::counter::{self, Counter};
 use crate::error::Error;
 use crate::kick::Alarm;
-use crate::landing::{Landing, Landings, Left, Margin};
+use crate::landing::{Landing, Left, Margin};
 use crate::state::nothing_under_way;
 use crate::vcpu::{Exit, Vcpu};
 use crate::vm::Vm;
@@ -28,25 +28,6 @@ mod stopping;
 /// The software CPU takes over after this many breakpoints on the way to a mark: a loop can pass the mark hundreds of
 /// thousands of times, and each exit costs as much as some hundred instructions on the software CPU.
 const BREAKPOINTS_AT_FIRST: u32 = 4096;
-
-/// What happened so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Statistics {
-    /// Entries into the guest.
-    pub entries: u64,
-    /// Interrupts delivered.
-    pub interrupts: u64,
-    /// Times that the guest was stopped without an exit.
-    pub forced: u64,
-    /// Breakpoints that were met on the way to a mark.
-    pub breakpoints: u64,
-    /// Marks that the software CPU went to.
-    pub landed_by_software: u64,
-    /// Instructions that KVM could not emulate and the software CPU did.
-    pub emulated: u64,
-    /// Marks that were found by their count of branches.
-    pub landings: Landings,
-}
 
 const RESUME_FLAG: u64 = 1 << 16;
 

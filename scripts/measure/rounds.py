@@ -19,7 +19,7 @@ MOST_REPLAYING = 1.0
 # Beside the guest's RAM: the engine's translations, checkpoints under way.
 MOST_EXTRA_MEMORY = 64 * MIB
 # Disk blocks that the guest wrote are held in memory until a checkpoint has them, and one comes at the latest after so many
-# (MAX_HELD_BLOCKS in vmm/src/recording/pace.rs).
+# (MAX_HELD_BLOCKS in vmm/recording/src/pace.rs).
 MOST_HELD_BLOCKS = 96 * MIB
 MOST_LOG_OF_BOOT = 64 << 10
 MOST_LOG_PER_IDLE_S = 1024

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use vmm::machine::Machine;
-use vmm::machine::config::{Images, MachineConfig, MachineOptions};
-use vmm::machine::inputs::PowerOn;
-use vmm::position::Instructions;
+use machine::Machine;
+use machine::config::{Images, MachineConfig, MachineOptions};
+use machine::inputs::PowerOn;
+use machine::position::Instructions;
 
 /// A guest below `guest-images/out`, and the script that builds it.
 pub struct Artefact {

@@ -1,6 +1,6 @@
 //! Numbers that look random and are the same in every run (SplitMix64).
 
-use vmm::position::{Count, Instructions};
+use machine::position::{Count, Instructions};
 
 /// A generator; its whole state is one number.
 pub struct Random(u64);

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use vmm::machine::Machine;
-use vmm::position::Instructions;
-use vmm::recording::checkpointer;
-use vmm::recording::log::EndRecord;
-use vmm::recording::pace::CheckpointOptions;
-use vmm::recording::recorder::Recorder;
-use vmm::recording::{Opened, Recording};
+use machine::Machine;
+use machine::position::Instructions;
+use recording::checkpointer;
+use recording::log::EndRecord;
+use recording::pace::CheckpointOptions;
+use recording::recorder::Recorder;
+use recording::{Opened, Recording};
 
 use crate::guests::{Guest, power_on};
 use crate::run::{STEP_LIMIT, run_until};

@@ -1,8 +1,8 @@
 //! Running a machine to its end, and what is compared there.
 
-use vmm::machine::inputs::Inputs;
-use vmm::machine::{Hashes, Machine, Outcome, RunStop};
-use vmm::position::{Instructions, Moment};
+use machine::inputs::Inputs;
+use machine::position::{Instructions, Moment};
+use machine::{Hashes, Machine, Outcome, RunStop};
 
 use crate::script::Script;
 

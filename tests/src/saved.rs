@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use checkpoint::{Maps, PAGE_BYTES, PageMap, PageRef};
+use machine::position::Instructions;
+use machine::{Machine, MachineState, MachineStateV1};
+use recording::checkpoints::parse_state;
 use serde::{Deserialize, Serialize};
-use vmm::machine::{Machine, MachineState, MachineStateV1};
-use vmm::position::Instructions;
-use vmm::recording::checkpoints::parse_state;
 
 /// State, RAM and disk of a machine.
 #[derive(Serialize, Deserialize)]

@@ -3,9 +3,9 @@
 
 use std::collections::VecDeque;
 
-use vmm::error::Error;
-use vmm::machine::inputs::{Event, Idle, Inputs, View};
-use vmm::position::{Count, Instructions, Moment};
+use machine::error::Error;
+use machine::inputs::{Event, Idle, Inputs, View};
+use machine::position::{Count, Instructions, Moment};
 
 /// Input comes in at multiples of this many steps, or while the guest idles. Stops of the run in between thus
 /// do not move it.

@@ -3,11 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
-use vmm::machine::Machine;
-use vmm::machine::config::MachineOptions;
-use vmm::position::Instructions;
-use vmm::recording::log::EndRecord;
-use vmm::recording::pace::CheckpointOptions;
+use machine::Machine;
+use machine::config::MachineOptions;
+use machine::position::Instructions;
+use recording::log::EndRecord;
+use recording::pace::CheckpointOptions;
 
 use crate::guests::{Guest, test_kernel};
 use crate::record::{record, record_with_checkpoints};

@@ -13,7 +13,7 @@
 //! the same to their devices. Whether anything answers an ask, or a recording does, is not known here.
 //!
 //! What the device writes to memory is in the [`DeviceInputV1`] as well; the owner puts it into RAM before it hands in
-//! the rest. See `vmm/PASSTHROUGH.md`.
+//! the rest. See `vmm/host/PASSTHROUGH.md`.
 
 mod ask;
 pub(crate) mod function;

@@ -4,8 +4,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use vmm::position::Instructions;
-use vmm::recording::log::{log_of_payloads, parse_log};
+use machine::position::Instructions;
+use recording::log::{log_of_payloads, parse_log};
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = parse_log::<Instructions>(bytes);
@@ -22,7 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
     let looks_lost = payloads.last().is_some_and(|payload| payload.iter().all(|&byte| byte == 0));
     if let Ok(log) = parse_log::<Instructions>(&log_of_payloads(payloads)) {
         assert!(!log.torn || looks_lost);
-        if let Ok(Some(parting)) = vmm::recording::log::diff::diff(&log, &log) {
+        if let Ok(Some(parting)) = recording::log::diff::diff(&log, &log) {
             panic!("differs from itself: {}", parting.what);
         }
     }

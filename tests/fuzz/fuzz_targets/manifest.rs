@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use vmm::recording::Manifest;
+use recording::Manifest;
 
 fuzz_target!(|text: &str| {
     if let Ok(manifest) = Manifest::parse(text) {

@@ -5,9 +5,9 @@
 use std::path::{Component, Path};
 
 use libfuzzer_sys::fuzz_target;
-use vmm::error::Error;
-use vmm::recording::Manifest;
-use vmm::recording::pack::{Sink, check_log, read_archive};
+use machine::error::Error;
+use recording::Manifest;
+use recording::pack::{Sink, check_log, read_archive};
 
 const MAX_BYTES: u64 = 1 << 20;
 

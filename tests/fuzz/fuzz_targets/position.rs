@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use vmm::notation::PositionSpec;
+use machine::notation::PositionSpec;
 
 fuzz_target!(|text: &str| {
     let _ = text.parse::<PositionSpec>();

@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use vmm::machine::start::Start;
+use machine::start::Start;
 
 /// Of the machine that it is for.
 const RAM_PAGES: u64 = 16;

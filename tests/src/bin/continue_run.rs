@@ -6,13 +6,13 @@
 
 use std::path::Path;
 
+use machine::Machine;
+use machine::position::Instructions;
+use recording::Manifest;
 use tests::guests::power_on;
 use tests::run::run_until;
 use tests::saved::Saved;
 use tests::script::Script;
-use vmm::machine::Machine;
-use vmm::position::Instructions;
-use vmm::recording::Manifest;
 
 fn main() {
     let arguments: Vec<_> = std::env::args().skip(1).collect();

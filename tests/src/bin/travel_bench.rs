@@ -6,11 +6,11 @@
 use std::path::Path;
 use std::time::Instant;
 
+use history::timeline::{Condition, Stops, Timeline, TravelStop};
+use machine::position::{Count, Instructions};
 use nix::sys::resource::{UsageWho, getrusage};
+use recording::Recording;
 use tests::record::open;
-use vmm::position::{Count, Instructions};
-use vmm::recording::Recording;
-use vmm::timeline::{Condition, Stops, Timeline, TravelStop};
 
 /// CPU seconds of all threads so far.
 fn cpu_seconds() -> f64 {

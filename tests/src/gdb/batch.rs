@@ -4,8 +4,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use vmm::debug::GdbTarget;
-use vmm::timeline::Timeline;
+use gdb_server::GdbTarget;
+use history::timeline::Timeline;
 
 /// gdb without a user's settings, which ends after its commands.
 pub fn gdb() -> Command {

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 
 use gdb::Listener;
-use vmm::debug::{Options, Report, serve};
-use vmm::engine::EngineKind;
-use vmm::notation::PositionSpec;
-use vmm::position::Instructions;
-use vmm::recording::Recording;
+use gdb_server::{Options, Report, serve};
+use machine::engine::EngineKind;
+use machine::notation::PositionSpec;
+use machine::position::Instructions;
+use recording::Recording;
 
 use super::batch;
 use crate::guests::repository;
@@ -66,7 +66,7 @@ impl GdbScript {
             folder: directory.to_path_buf(),
             at: PositionSpec::Start,
             once: true,
-            engine: EngineKind::Soft,
+            engine: EngineKind::SOFT,
         };
         let (ready, is_ready) = channel();
         let output = std::thread::scope(|scope| {

@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 use cpu::{AddressKind, CpuState, WatchKind, Watchpoint};
-use vmm::machine::inputs::Inputs;
-use vmm::machine::{Machine, MachineState, RunStop};
-use vmm::position::{Count, Instructions};
-use vmm::recording::Recording;
-use vmm::replay;
+use history::replay;
+use machine::inputs::Inputs;
+use machine::position::{Count, Instructions};
+use machine::{Machine, MachineState, RunStop};
+use recording::Recording;
 
 use crate::script::Script;
 

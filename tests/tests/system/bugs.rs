@@ -5,6 +5,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use history::timeline::Timeline;
+use machine::Outcome;
 use tests::gdb::batch;
 use tests::guests::{BUGS, CLOUD_ELF, Guest, linux_options, repository};
 use tests::program::{missing, serve, ttvm};
@@ -12,8 +14,6 @@ use tests::record::{open, record};
 use tests::run::last_lines;
 use tests::script::Script;
 use tests::terminal::Terminal;
-use vmm::machine::Outcome;
-use vmm::timeline::Timeline;
 
 /// A bug, and the places that gdb must come to, in this order.
 struct Bug {

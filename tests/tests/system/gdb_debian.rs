@@ -6,6 +6,10 @@ use std::path::Path;
 
 use cpu::WatchKind;
 use guest_symbols::{Symbols, elf};
+use machine::Machine;
+use machine::position::{Count, Instructions};
+use recording::Recording;
+use recording::pace::CheckpointOptions;
 use tests::gdb::calls::{Activation, Calls};
 use tests::gdb::lines::Lines;
 use tests::gdb::session::GdbScript;
@@ -15,10 +19,6 @@ use tests::random::Random;
 use tests::record::{open, record_with_checkpoints};
 use tests::run::last_lines;
 use tests::script::Script;
-use vmm::machine::Machine;
-use vmm::position::{Count, Instructions};
-use vmm::recording::Recording;
-use vmm::recording::pace::CheckpointOptions;
 
 const SEED: u64 = 2;
 /// The recording's end: systemd is at work then.

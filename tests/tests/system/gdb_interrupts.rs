@@ -10,15 +10,15 @@ use std::path::Path;
 use std::process::Stdio;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use gdb_server::GdbTarget;
+use history::timeline::Timeline;
+use machine::position::Instructions;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest, repository};
 use tests::record::{open, record};
 use tests::script::Script;
-use vmm::debug::GdbTarget;
-use vmm::position::Instructions;
-use vmm::timeline::Timeline;
 
 /// Nothing is ever executed there, and the search for it takes seconds.
 const NEVER: &str = "break:0x1234";

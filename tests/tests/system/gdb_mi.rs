@@ -7,11 +7,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::channel;
 
 use gdb::Listener;
+use gdb_server::{Options, Report, serve};
+use machine::notation::PositionSpec;
 use tests::guests::{repository, test_kernel};
 use tests::record::open;
 use tests::traveller::Traveller;
-use vmm::debug::{Options, Report, serve};
-use vmm::notation::PositionSpec;
 
 /// gdb, and what it has not been asked yet.
 struct Mi {
@@ -124,7 +124,7 @@ fn front_ends_go_both_ways() {
         folder: directory.path().to_path_buf(),
         at: PositionSpec::Start,
         once: true,
-        engine: vmm::engine::EngineKind::Soft,
+        engine: machine::engine::EngineKind::SOFT,
     };
     let recording = open(&traveller.path);
     let (ready, is_ready) = channel();

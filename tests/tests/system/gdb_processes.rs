@@ -7,6 +7,8 @@ use std::path::Path;
 
 use guest_symbols::tasks::{AddressSpace, Process, Tasks};
 use guest_symbols::{GuestView, Symbols, USER_ROOT_BIT, elf, kallsyms};
+use history::timeline::{Breakpoint, Condition, Stops, Timeline, TravelStop, address_space};
+use machine::position::Instructions;
 use tests::elf::move_down;
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest, repository, test_kernel};
@@ -14,8 +16,6 @@ use tests::listings::{ListedProcess, PS, assert_same_processes};
 use tests::record::{open, record};
 use tests::script::Script;
 use tests::traveller::Traveller;
-use vmm::position::Instructions;
-use vmm::timeline::{Breakpoint, Condition, Stops, Timeline, TravelStop, address_space};
 
 /// Hits that are compared, from the end backwards.
 const HITS: usize = 12;
@@ -166,7 +166,7 @@ fn stops_are_in_one_process(boot: &mut Boot<'_>, from: Instructions) {
 
     let jiffies = boot.symbols.address_of("jiffies_64").expect("it is there");
     let changes =
-        format!("change:{jiffies:#x}+8").parse::<vmm::timeline::Condition>().expect("a condition").0;
+        format!("change:{jiffies:#x}+8").parse::<history::timeline::Condition>().expect("a condition").0;
     let hits = boot.hits(from, changes);
     let (_, owner) = hits.iter().find(|(_, process)| process.pid != hits[0].1.pid).expect("others run too");
     let (owner, other) = (owner.pid, hits[0].1.pid);

@@ -1,11 +1,11 @@
 //! Unmodified gdb on a recording of a stock kernel: from the end back to the last write of a kernel variable,
 //! one instruction further, forward over it again, and to both ends of history.
 
+use history::timeline::Timeline;
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest};
 use tests::record::{open, record};
 use tests::script::Script;
-use vmm::timeline::Timeline;
 
 /// The kernel variable that every timer tick writes.
 const VARIABLE: &str = "jiffies_64";

@@ -2,12 +2,12 @@
 //! mixed with gotos and scratch forks. Each place it comes to is compared with a straight replay that was
 //! single-stepped.
 
+use history::replay;
+use machine::position::{Count, Instructions};
 use tests::gdb::session::GdbScript;
 use tests::random::Random;
 use tests::record::open;
 use tests::traveller::Traveller;
-use vmm::position::{Count, Instructions};
-use vmm::replay;
 
 /// RIP and the guest's counter at every step count.
 struct Trace(Vec<(u64, u32)>);

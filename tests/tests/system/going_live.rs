@@ -4,11 +4,11 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use machine::inputs::Event;
 use tests::guests::{BUSYBOX, CLOUD, Guest};
 use tests::program::ttvm;
 use tests::record::{open, record};
 use tests::script::Script;
-use vmm::machine::inputs::Event;
 
 /// Runs `ttvm` with this typed; gives what it printed, without carriage returns.
 fn output(directory: &Path, arguments: &[&str], typed: &str) -> String {

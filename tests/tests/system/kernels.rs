@@ -1,11 +1,11 @@
 //! The tiny test kernels, each by its own boot protocol.
 
+use machine::Outcome;
+use machine::config::MachineOptions;
+use machine::position::Instructions;
 use tests::guests::{Guest, test_kernel};
 use tests::run::run_to_end;
 use tests::script::Script;
-use vmm::machine::Outcome;
-use vmm::machine::config::MachineOptions;
-use vmm::position::Instructions;
 
 /// What isa-debug-exit makes of the 0x10 that the kernels write after success.
 const SUCCESS: Outcome = Outcome::DebugExit { code: 33 };

@@ -7,17 +7,17 @@ use std::ops::Range;
 use std::path::Path;
 use std::process::Command;
 
+use history::recount::{from_exit, in_instructions, start_of_last};
+use history::replay::verify::{Origin, verify};
+use history::timeline::{Timeline, TravelStop};
+use machine::inputs::Event;
+use machine::position::{Count, Exits, Instructions};
+use recording::pack::{pack, unpack};
+use recording::{Opened, Recording};
 use serde_json::Value;
 use tests::guests::{BUSYBOX, CLOUD_ELF};
 use tests::lab::{Left, built};
 use tests::program::ttvm;
-use vmm::exits::{from_exit, in_instructions, start_of_last};
-use vmm::machine::inputs::Event;
-use vmm::position::{Count, Exits, Instructions};
-use vmm::recording::pack::{pack, unpack};
-use vmm::recording::{Opened, Recording};
-use vmm::replay::verify::{Origin, verify};
-use vmm::timeline::{Timeline, TravelStop};
 
 /// What programs say of KVM, and what KVM does with small ones.
 const PARTS: &str = r#"

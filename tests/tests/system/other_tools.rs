@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use machine::Outcome;
 use serde_json::Value;
 use tests::guests::{
     Artefact, BUGS, BUSYBOX, CLOUD, CLOUD_ELF, Guest, SID, TRIXIE, linux_options, repository,
@@ -11,7 +12,6 @@ use tests::program::{missing, ttvm};
 use tests::record::record;
 use tests::script::Script;
 use tests::tools::{output, python, vmlinux};
-use vmm::machine::Outcome;
 
 const NO_PYTHON: &str = "there is no Python with drgn and perfetto: run scripts/setup";
 

@@ -4,20 +4,20 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use history::replay::{self, ReplayEnd, last_place, replay};
+use machine::RunStop;
+use machine::error::{Error, exit_code};
+use machine::inputs::Event;
+use machine::position::{Count, Instructions};
+use recording::log::{EventRecord, LogRecord};
+use recording::with_recording;
+use recording::{Opened, Recording};
 use tests::guests::{BUSYBOX, CLOUD, Guest};
 use tests::random::Random;
 use tests::record::{open, record};
 use tests::run::assert_shows;
 use tests::script::Script;
 use tests::traveller::{Traveller, guest, script};
-use vmm::error::{Error, exit_code};
-use vmm::machine::RunStop;
-use vmm::machine::inputs::Event;
-use vmm::position::{Count, Instructions};
-use vmm::recording::log::{EventRecord, LogRecord};
-use vmm::recording::{Opened, Recording};
-use vmm::replay::{self, ReplayEnd, last_place, replay};
-use vmm::with_recording;
 
 fn replay_quietly(path: &Path) -> Result<ReplayEnd, Error> {
     with_recording!(Opened::open(path)?, recording => replay(&recording, None, |_| Ok(()), |_| {}).map(|(_, end)| end))

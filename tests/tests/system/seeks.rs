@@ -7,18 +7,18 @@
 
 use std::path::Path;
 
+use history::replay;
+use history::timeline::{Timeline, TravelStop};
+use machine::checks::{CheckParts, CheckRecord};
+use machine::notation::PositionSpec;
+use machine::position::{Count, Instructions};
+use machine::{Machine, hash_of};
+use recording::Recording;
+use recording::pace::CheckpointOptions;
 use tests::guests::{Artefact, BENCH, BENCH_RD, BUSYBOX, CLOUD, DEBIAN, Guest, TRIXIE, linux_options};
 use tests::random::Random;
 use tests::record::{open, record_with_checkpoints};
 use tests::script::Script;
-use vmm::machine::checks::{CheckParts, CheckRecord};
-use vmm::machine::{Machine, hash_of};
-use vmm::notation::PositionSpec;
-use vmm::position::{Count, Instructions};
-use vmm::recording::Recording;
-use vmm::recording::pace::CheckpointOptions;
-use vmm::replay;
-use vmm::timeline::{Timeline, TravelStop};
 
 const SEED: u64 = 4711;
 const SHORT_PAIRS: usize = 12;

@@ -5,13 +5,13 @@ use std::path::Path;
 use std::process::Command;
 
 use guest_symbols::{NoKernel, Symbols, elf};
+use history::timeline::Timeline;
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest};
 use tests::listings::ListedSymbol;
 use tests::program::ttvm;
 use tests::record::{open, record};
 use tests::script::Script;
-use vmm::timeline::Timeline;
 
 /// Where the kernel would be without KASLR.
 const LINKED_AT: u64 = 0xffff_ffff_8100_0000;

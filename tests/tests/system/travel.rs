@@ -2,13 +2,13 @@
 //! instruction, and whatever the timeline says of it must agree with that walk.
 
 use cpu::{AddressKind, WatchKind, Watchpoint};
+use history::replay;
+use history::timeline::{Cause, Condition, Timeline, TravelStop};
+use machine::position::{Count, Instructions};
+use machine::{Machine, RunStop, hash_of};
 use tests::random::Random;
 use tests::record::open;
 use tests::traveller::{SLICE_STEPS, Traveller};
-use vmm::machine::{Machine, RunStop, hash_of};
-use vmm::position::{Count, Instructions};
-use vmm::replay;
-use vmm::timeline::{Cause, Condition, Timeline, TravelStop};
 
 const SEED: u64 = 7;
 

@@ -6,15 +6,15 @@ use std::path::Path;
 use std::process::Command;
 
 use checkpoint::PageRef;
+use history::replay::{Replay, ReplayEnd};
+use machine::Machine;
+use machine::position::Instructions;
+use recording::pace::CheckpointOptions;
+use recording::player::Scrutiny;
 use tests::guests::{BENCH, BENCH_RD, CLOUD, Guest, linux_options, repository};
 use tests::record::{open, record_with_checkpoints};
 use tests::run::{assert_shows, run_to_power_off};
 use tests::script::Script;
-use vmm::machine::Machine;
-use vmm::position::Instructions;
-use vmm::recording::pace::CheckpointOptions;
-use vmm::recording::player::Scrutiny;
-use vmm::replay::{Replay, ReplayEnd};
 
 /// Phase and checksum.
 type Sums = BTreeMap<String, String>;

@@ -13,20 +13,20 @@ pub mod stopped;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use history::timeline::Timeline;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
-use vmm::error::Error;
-use vmm::machine::checks::Intervals;
-use vmm::machine::config::{MachineConfig, MachineOptions};
-use vmm::machine::inputs::{Event, Idle, Inputs, PowerOn, View};
-use vmm::machine::{Machine, RunStop};
-use vmm::position::{Count, Instructions, Moment};
-use vmm::recording::checkpointer;
-use vmm::recording::log::{EndRecord, EventRecord, Log, LogRecord};
-use vmm::recording::pace::CheckpointOptions;
-use vmm::recording::recorder::Recorder;
-use vmm::recording::{Opened, Recording};
-use vmm::timeline::Timeline;
+use machine::checks::Intervals;
+use machine::config::{MachineConfig, MachineOptions};
+use machine::error::Error;
+use machine::inputs::{Event, Idle, Inputs, PowerOn, View};
+use machine::position::{Count, Instructions, Moment};
+use machine::{Machine, RunStop};
+use recording::checkpointer;
+use recording::log::{EndRecord, EventRecord, Log, LogRecord};
+use recording::pace::CheckpointOptions;
+use recording::recorder::Recorder;
+use recording::{Opened, Recording};
 
 const LOAD: u32 = 0x10_0000;
 /// Physical address of the memory that the guest stirs.

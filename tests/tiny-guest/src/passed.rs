@@ -10,19 +10,19 @@ use devices::passthrough::{
 };
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
-use vmm::engine::{EngineKind, Leave};
-use vmm::error::Error;
-use vmm::machine::checks::Intervals;
-use vmm::machine::config::{MachineConfig, MachineOptions, PassedDevice};
-use vmm::machine::inputs::{AskedAt, Event, Idle, Inputs, PowerOn, View};
-use vmm::machine::unit::Unit;
-use vmm::machine::{Machine, RunStop};
-use vmm::position::{Exits, Instructions, Moment};
-use vmm::recording::Recording;
-use vmm::recording::checkpointer;
-use vmm::recording::log::EndRecord;
-use vmm::recording::pace::CheckpointOptions;
-use vmm::recording::recorder::Recorder;
+use machine::checks::Intervals;
+use machine::config::{MachineConfig, MachineOptions, PassedDevice};
+use machine::engine::{EngineKind, Leave};
+use machine::error::Error;
+use machine::inputs::{AskedAt, Event, Idle, Inputs, PowerOn, View};
+use machine::position::{Exits, Instructions, Moment};
+use machine::unit::Unit;
+use machine::{Machine, RunStop};
+use recording::Recording;
+use recording::checkpointer;
+use recording::log::EndRecord;
+use recording::pace::CheckpointOptions;
+use recording::recorder::Recorder;
 
 use super::{HEADER_BYTES, LOAD, Numbers, end_the_run, image};
 
@@ -197,7 +197,7 @@ fn record_by<U: Unit>(
     };
     let (config, images) = MachineConfig::from_options(&options).unwrap();
     let power_on = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
-    let mut machine = Machine::<U>::build(&config, &images, &power_on, EngineKind::Soft).unwrap();
+    let mut machine = Machine::<U>::build(&config, &images, &power_on, EngineKind::SOFT).unwrap();
     let log = Recording::<U>::create(path, &config).unwrap();
     let mut recorder = Recorder::new(Devices::new(seed), log, power_on);
     recorder.check_every(intervals);

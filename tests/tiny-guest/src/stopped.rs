@@ -5,18 +5,18 @@ use std::cell::Cell;
 use std::path::Path;
 use std::time::Duration;
 
-use vmm::engine::{EngineKind, Leave};
-use vmm::error::Error;
-use vmm::machine::checks::Intervals;
-use vmm::machine::config::{MachineConfig, MachineOptions};
-use vmm::machine::inputs::{Event, Idle, Inputs, PowerOn, View};
-use vmm::machine::{Machine, RunStop};
-use vmm::position::{Count, Exits, Moment};
-use vmm::recording::checkpointer;
-use vmm::recording::log::EndRecord;
-use vmm::recording::pace::CheckpointOptions;
-use vmm::recording::recorder::Recorder;
-use vmm::recording::{Opened, Recording};
+use machine::checks::Intervals;
+use machine::config::{MachineConfig, MachineOptions};
+use machine::engine::{EngineKind, Leave};
+use machine::error::Error;
+use machine::inputs::{Event, Idle, Inputs, PowerOn, View};
+use machine::position::{Count, Exits, Moment};
+use machine::{Machine, RunStop};
+use recording::checkpointer;
+use recording::log::EndRecord;
+use recording::pace::CheckpointOptions;
+use recording::recorder::Recorder;
+use recording::{Opened, Recording};
 
 use super::{Numbers, Script, typed, write_kernel};
 
@@ -111,7 +111,7 @@ fn record_with(
     };
     let (config, images) = MachineConfig::from_options(&options).unwrap();
     let power_on = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
-    let mut machine = Machine::<Exits>::build(&config, &images, &power_on, EngineKind::Soft).unwrap();
+    let mut machine = Machine::<Exits>::build(&config, &images, &power_on, EngineKind::SOFT).unwrap();
     let path = directory.join(format!("exits-{seed}.ttvm"));
     let log = Recording::<Exits>::create(&path, &config).unwrap();
     let host = Host { numbers: Cell::new(seed), most_ns, told: false, script: Script(script) };

@@ -1,16 +1,16 @@
 //! A run before it begins, and when it does: the process locks itself in between the two.
 
+use host::LiveInputs;
+use machine::config::MachineConfig;
+use machine::engine::EngineKind;
+use machine::error::Error;
+use machine::inputs::PowerOn;
+use machine::unit::Unit;
+use machine::{Machine, Start};
+use recording::Recording;
+use recording::log::LogWriter;
 use sandbox::Needs;
 use std::path::Path;
-use vmm::engine::EngineKind;
-use vmm::error::Error;
-use vmm::live::LiveInputs;
-use vmm::machine::config::MachineConfig;
-use vmm::machine::inputs::PowerOn;
-use vmm::machine::unit::Unit;
-use vmm::machine::{Machine, Start};
-use vmm::recording::Recording;
-use vmm::recording::log::LogWriter;
 
 use crate::go_live::{Continued, Source};
 use crate::sandbox_arg;

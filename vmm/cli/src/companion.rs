@@ -15,10 +15,10 @@ use std::process::{Child, Command, Stdio, exit};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use machine::error::{Error, exit_code};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use recording::files::IMAGES;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use vmm::error::{Error, exit_code};
-use vmm::recording::files::IMAGES;
 
 /// What the companion does, as its own command line says.
 #[derive(clap::Args)]

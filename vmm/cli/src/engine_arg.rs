@@ -1,8 +1,8 @@
 //! `--engine`: what executes the guest.
 
-use vmm::engine::EngineKind;
-use vmm::error::Error;
-use vmm::recording::Manifest;
+use machine::engine::EngineKind;
+use machine::error::Error;
+use recording::Manifest;
 
 /// Which engine.
 #[derive(Clone, Copy, clap::Args)]
@@ -18,7 +18,7 @@ impl EngineArgs {
         match self.engine {
             // Exact positions at full speed need a counter, and KVM's has not been seen at work on any
             // processor yet.
-            EngineChoice::Kvm => EngineKind::Kvm,
+            EngineChoice::Kvm => host::KVM,
             _ => self.soft(),
         }
     }
@@ -26,9 +26,9 @@ impl EngineArgs {
     /// The software CPU, by the tier that was asked for.
     fn soft(&self) -> EngineKind {
         if self.engine == EngineChoice::Interpreter {
-            vmm::engine::soft::choose_tier(cpu::Tier::Interpreter);
+            machine::engine::soft::choose_tier(cpu::Tier::Interpreter);
         }
-        EngineKind::Soft
+        EngineKind::SOFT
     }
 
     /// The engine for a recording.
@@ -41,7 +41,7 @@ impl EngineArgs {
             return Err(Error::Unsupported(why.to_string()));
         }
         let recorded = manifest.machine.model();
-        let here = vmm::engine::kvm::model()?;
+        let here = host::kvm_engine::model()?;
         if recorded != here {
             let why = format!(
                 "this recording needs a processor like {}, and this host's is like {}: use --engine soft",
@@ -50,7 +50,7 @@ impl EngineArgs {
             );
             return Err(Error::Unsupported(why));
         }
-        Ok(EngineKind::Kvm)
+        Ok(host::KVM)
     }
 }
 

@@ -4,16 +4,16 @@
 
 use std::path::PathBuf;
 
+use machine::config::{Images, MachineConfig};
+use machine::engine::EngineKind;
+use machine::error::Error;
+use machine::inputs::{Event, PowerOn};
+use machine::notation::PositionSpec;
+use machine::position::{Instructions, Moment};
+use machine::unit::Unit;
+use machine::{Machine, Start};
+use recording::{Opened, Recording};
 use sandbox::Needs;
-use vmm::engine::EngineKind;
-use vmm::error::Error;
-use vmm::machine::config::{Images, MachineConfig};
-use vmm::machine::inputs::{Event, PowerOn};
-use vmm::machine::unit::Unit;
-use vmm::machine::{Machine, Start};
-use vmm::notation::PositionSpec;
-use vmm::position::{Instructions, Moment};
-use vmm::recording::{Opened, Recording};
 
 use crate::engine_arg::EngineArgs;
 use crate::network_arg::NetworkArg;
@@ -64,7 +64,7 @@ impl SourceArgs {
         let opened = Opened::open(path)?;
         let machine = &opened.manifest().machine;
         let engine = engine.for_replay(opened.manifest())?;
-        if machine.is_for_kvm() && engine != EngineKind::Kvm {
+        if machine.is_for_kvm() && engine != host::KVM {
             let why = "this recording counts exits, and goes on with --engine kvm only, on a processor like the one that it \
                        was made on";
             return Err(Error::Unsupported(why.to_string()));
@@ -113,7 +113,7 @@ fn start_at(
     recording: &Recording<Instructions>,
     at: PositionSpec,
 ) -> Result<(Start, Moment<Instructions>), Error> {
-    let mut timeline = open_at(recording, at, EngineKind::Soft)?;
+    let mut timeline = open_at(recording, at, EngineKind::SOFT)?;
     timeline.idle_at(at)?;
     let start = Start::of(timeline.machine_mut())?;
     Ok((start, timeline.machine().moment()))

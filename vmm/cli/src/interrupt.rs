@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use vmm::error::Error;
+use machine::error::Error;
 
 /// Whether ^C was pressed.
 #[derive(Clone)]

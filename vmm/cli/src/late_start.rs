@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use vmm::error::Error;
-use vmm::machine::config::MachineConfig;
-use vmm::machine::unit::Unit;
-use vmm::machine::{Machine, Start};
-use vmm::recording::Recording;
-use vmm::recording::log::LogWriter;
+use machine::config::MachineConfig;
+use machine::error::Error;
+use machine::unit::Unit;
+use machine::{Machine, Start};
+use recording::Recording;
+use recording::log::LogWriter;
 
 /// Makes a recording in this empty folder that begins where the machine stands, and lets the machine begin there as a replay
 /// will: its counts are zero from here on.

@@ -3,16 +3,16 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use vmm::engine::EngineKind;
-use vmm::error::Error;
-use vmm::live::{ClockOptions, LiveConsole, LiveInputs, LiveOptions, OpenedDevices, Pacing, Peer};
-use vmm::machine::Machine;
-use vmm::machine::config::{
+use host::{ClockOptions, LiveConsole, LiveInputs, LiveOptions, OpenedDevices, Pacing, Peer};
+use machine::Machine;
+use machine::config::{
     Images, MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineConfig, MachineOptions, PassedDevice,
 };
-use vmm::machine::inputs::PowerOn;
-use vmm::machine::unit::Unit;
-use vmm::notation;
+use machine::engine::EngineKind;
+use machine::error::Error;
+use machine::inputs::PowerOn;
+use machine::notation;
+use machine::unit::Unit;
 
 use crate::beginning::{Begun, Origin, Planned};
 use crate::engine_arg::EngineArgs;
@@ -45,7 +45,7 @@ pub struct MachineArgs {
     net: Option<NetworkArg>,
     /// Device of the host for the guest alone (repeatable): pci:0000:00:1d.0 is a PCI function that is bound to vfio-pci, and
     /// port:0x2f8-0x2ff are plain ports. What the guest reads and what the device writes to memory is recorded. Experimental:
-    /// see vmm/PASSTHROUGH.md for what it can serve
+    /// see vmm/host/PASSTHROUGH.md for what it can serve
     #[arg(long, value_name = "DEVICE")]
     passthrough: Vec<PassthroughArg>,
     /// RAM size: a number with K, M or G
@@ -103,10 +103,8 @@ struct Built<U> {
 impl MachineArgs {
     /// Reads the images and gives the machine's description.
     fn config(&self, passthrough: Vec<PassedDevice>) -> Result<(MachineConfig, Images), Error> {
-        let model = match self.engine() {
-            EngineKind::Kvm => vmm::engine::kvm::model()?,
-            EngineKind::Soft => cpu::CpuModel::default(),
-        };
+        let counts_instructions = self.engine().counts_instructions;
+        let model = if counts_instructions { cpu::CpuModel::default() } else { host::kvm_engine::model()? };
         let modules = self.module.iter().map(|text| {
             let (file, cmdline) = text.split_once(' ').unwrap_or((text, ""));
             (PathBuf::from(file), cmdline.to_string())
@@ -140,7 +138,7 @@ impl MachineArgs {
     /// A run on this engine, with everything open that it needs.
     pub fn plan<U: Unit>(&self, source: Option<Source>) -> Result<Planned<U>, Error> {
         let Some(source) = source else {
-            let power_on = vmm::live::power_on(self.date, self.seed)?;
+            let power_on = host::power_on(self.date, self.seed)?;
             let Built { config, machine, devices } = self.build(&power_on)?;
             let live = self.live()?.with_devices(devices, &config.passed_slots(), machine.shared_ram())?;
             let begun = Begun { machine, config, power_on, start: None };

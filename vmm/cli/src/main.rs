@@ -32,7 +32,7 @@ use std::sync::LazyLock;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use nix::sys::stat::{Mode, umask};
-use vmm::recording::FORMAT_VERSION;
+use recording::FORMAT_VERSION;
 
 use crate::verbs::{
     checkpoints, completions, control, debug, doctor, drgn, dump, export_pcap, info, log, ls, man, pack,

@@ -2,8 +2,8 @@
 
 use std::str::FromStr;
 
-use vmm::live::{Forward, NetworkOptions, Protocol};
-use vmm::machine::config::NetworkConfig;
+use host::{Forward, NetworkOptions, Protocol};
+use machine::config::NetworkConfig;
 
 /// The address that QEMU gives a guest's first card: locally administered, the same in each run.
 const DEFAULT_MAC: [u8; 6] = [0x52, 0x54, 0x00, 0x12, 0x34, 0x56];

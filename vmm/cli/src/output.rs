@@ -3,9 +3,9 @@
 use std::io::Write;
 
 use log::Level;
-use vmm::error::{Error, exit_code};
-use vmm::machine::unit::Unit;
-use vmm::machine::{Machine, Outcome};
+use machine::error::{Error, exit_code};
+use machine::unit::Unit;
+use machine::{Machine, Outcome};
 
 /// Says how a run ended, and gives the exit code for it: a power-off is a success, a debug exit has the
 /// guest's own code.
@@ -23,7 +23,7 @@ pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome) -> i32 {
         Outcome::Panic => exit_code::FAILED,
         Outcome::TripleFault { .. } | Outcome::IdleForever => {
             // As people who write kernels want to see them after a triple fault.
-            let lines = vmm::replay::registers::lines(&machine.cpu().state());
+            let lines = history::replay::registers::lines(&machine.cpu().state());
             lines.iter().for_each(|line| say(&format!("{line}\r")));
             exit_code::FAILED
         }

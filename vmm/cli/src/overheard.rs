@@ -1,10 +1,10 @@
 //! A machine's inputs with a listener beside them, which changes nothing of what comes in.
 
 use devices::passthrough::{AskV1, DeviceInputV1};
-use vmm::engine::Leave;
-use vmm::error::Error;
-use vmm::machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
-use vmm::position::{Count, Moment};
+use machine::engine::Leave;
+use machine::error::Error;
+use machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
+use machine::position::{Count, Moment};
 
 /// What hears of a run.
 pub trait Eavesdrop {

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use vmm::live::PassedOptions;
+use host::PassedOptions;
 
 /// A device of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]

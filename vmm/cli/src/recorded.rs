@@ -3,15 +3,15 @@
 use std::path::Path;
 
 use checkpoint::{Policy, StoreError, StoreErrorKind};
-use vmm::error::Error;
-use vmm::live::RawTerminal;
-use vmm::machine::inputs::Inputs;
-use vmm::machine::unit::Unit;
-use vmm::machine::{Machine, Outcome, RunStop};
-use vmm::notation;
-use vmm::recording::checkpointer;
-use vmm::recording::pace::CheckpointOptions;
-use vmm::recording::recorder::Recorder;
+use host::RawTerminal;
+use machine::error::Error;
+use machine::inputs::Inputs;
+use machine::notation;
+use machine::unit::Unit;
+use machine::{Machine, Outcome, RunStop};
+use recording::checkpointer;
+use recording::pace::CheckpointOptions;
+use recording::recorder::Recorder;
 
 use crate::output::say;
 
@@ -110,7 +110,7 @@ fn cut_off<U: Unit>(error: Error, output: &Path, machine: &Machine<U>) -> Error 
     };
     match &cause {
         Error::File { path, .. } if !path.starts_with(output) => return cause,
-        Error::File { .. } | Error::Disk { .. } | Error::Kvm(_) => {}
+        Error::File { .. } | Error::Disk { .. } | Error::Engine(_) => {}
         _ => return cause,
     }
     Error::CutOff {

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use machine::config::MachineConfig;
+use machine::engine::EngineKind;
+use machine::error::Error;
+use recording::Opened;
 use sandbox::Needs;
-use vmm::engine::EngineKind;
-use vmm::error::Error;
-use vmm::machine::config::MachineConfig;
-use vmm::recording::Opened;
 
 /// Whether to lock in.
 #[derive(Clone, Copy, clap::Args)]
@@ -25,7 +25,7 @@ impl SandboxArgs {
             return Ok(());
         }
         // What is looked up once has to be looked up now.
-        vmm::timeline::cores();
+        history::timeline::cores();
         match sandbox::lock_in(needs) {
             Ok(locked) => log::debug!("locked in: {locked:?}"),
             Err(error) => {
@@ -39,12 +39,12 @@ impl SandboxArgs {
 
 /// What a machine needs that runs: nothing, but for devices that it has open.
 pub fn of_machine(machine: &MachineConfig, engine: EngineKind) -> Needs {
-    Needs { kvm: engine == EngineKind::Kvm, vfio: !machine.passthrough.is_empty(), ..Needs::default() }
+    Needs { kvm: engine == host::KVM, vfio: !machine.passthrough.is_empty(), ..Needs::default() }
 }
 
 /// What a replay needs: the images, and the recording itself, to which the counts are added of one that has none yet.
 pub fn of_replay(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
-    let mut needs = Needs { read: images(opened), kvm: engine == EngineKind::Kvm, ..Needs::default() };
+    let mut needs = Needs { read: images(opened), kvm: engine == host::KVM, ..Needs::default() };
     if needs.kvm {
         needs.devices.push("/dev/kvm".into());
     }

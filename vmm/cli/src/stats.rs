@@ -6,11 +6,11 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use machine::Machine;
+use machine::engine::Statistics;
+use machine::error::Error;
+use machine::unit::Unit;
 use serde::Serialize;
-use vmm::engine::Statistics;
-use vmm::error::Error;
-use vmm::machine::Machine;
-use vmm::machine::unit::Unit;
 
 use crate::overheard::Eavesdrop;
 

@@ -3,13 +3,13 @@
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
-use vmm::engine::EngineKind;
-use vmm::error::Error;
-use vmm::exits;
-use vmm::notation::{self, PositionSpec};
-use vmm::position::{Count, Exits, Instructions};
-use vmm::recording::{Opened, Recording};
-use vmm::timeline::Timeline;
+use history::recount;
+use history::timeline::Timeline;
+use machine::engine::EngineKind;
+use machine::error::Error;
+use machine::notation::{self, PositionSpec};
+use machine::position::{Count, Exits, Instructions};
+use recording::{Opened, Recording};
 
 use crate::engine_arg::EngineArgs;
 use crate::progress;
@@ -54,7 +54,7 @@ impl PartArgs {
             }
             Opened::ByExits(recording) => recording,
         };
-        let Some(from) = exits::start_of_last(&recording, last_ns)? else {
+        let Some(from) = recount::start_of_last(&recording, last_ns)? else {
             let seconds = last_ns as f64 / 1e9;
             eprintln!("ttvm: no checkpoint lies {seconds} s before the end or earlier: all is opened");
             return recounted(recording, Exits(0), false);
@@ -108,13 +108,13 @@ fn recounted(
     from: Exits,
     offers_part: bool,
 ) -> Result<Recording<Instructions>, Error> {
-    let has_parts = offers_part && matches!(exits::start_of_last(&recording, 0), Ok(Some(_)));
+    let has_parts = offers_part && matches!(recount::start_of_last(&recording, 0), Ok(Some(_)));
     let mut hint = has_parts
         .then_some("ttvm: counting instructions takes a replay of all; --last 2s opens the end only");
     let exits = recording.log.last_moment().count;
     let bar = progress::bar(exits.saturating_since(from), std::io::stderr().is_terminal());
     bar.set_message("counting instructions");
-    let recounted = exits::from_exit(recording, from, |exits| {
+    let recounted = recount::from_exit(recording, from, |exits| {
         if let Some(hint) = hint.take() {
             bar.suspend(|| eprintln!("{hint}"));
         }

@@ -3,9 +3,9 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
+use history::timeline::{Meter, Timeline};
 use indicatif::ProgressBar;
-use vmm::error::Error;
-use vmm::timeline::{Meter, Timeline};
+use machine::error::Error;
 
 use crate::interrupt::Interrupt;
 use crate::progress;

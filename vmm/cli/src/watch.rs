@@ -15,9 +15,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use gdb::{Listener, Stream};
+use gdb_server::trouble;
+use machine::error::Error;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use vmm::debug::trouble;
-use vmm::error::Error;
 
 use crate::overheard::Eavesdrop;
 

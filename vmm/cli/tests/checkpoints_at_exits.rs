@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 
 use checkpoint::{PAGE_BYTES, Page, PageRef, Space, Store};
 use common::ttvm;
+use history::recount::folders::{INSTRUCTIONS, folder};
+use history::recount::{from_exit, in_instructions, start_of_last};
+use history::replay::verify::verify;
+use history::timeline::{Timeline, TravelStop};
+use machine::MachineState;
+use machine::error::{Error, exit_code};
+use machine::inputs::Event;
+use machine::notation::PositionSpec;
+use machine::position::{Count, Exits, Instructions};
+use recording::checkpoints::{CheckpointHead, parse_state};
+use recording::pack::{DEFAULT_MAX_BYTES, pack, unpack};
+use recording::{CHECKPOINTS, Recording};
 use tiny_guest::stopped::{open, record_with_checkpoints};
 use tiny_guest::{Numbers, STIRRED, change};
-use vmm::error::{Error, exit_code};
-use vmm::exits::folders::{INSTRUCTIONS, folder};
-use vmm::exits::{from_exit, in_instructions, start_of_last};
-use vmm::machine::MachineState;
-use vmm::machine::inputs::Event;
-use vmm::notation::PositionSpec;
-use vmm::position::{Count, Exits, Instructions};
-use vmm::recording::checkpoints::{CheckpointHead, parse_state};
-use vmm::recording::pack::{DEFAULT_MAX_BYTES, pack, unpack};
-use vmm::recording::{CHECKPOINTS, Recording};
-use vmm::replay::verify::verify;
-use vmm::timeline::{Timeline, TravelStop};
 
 fn heads(recording: &Recording<Exits>) -> Vec<CheckpointHead<Exits>> {
     let store = recording.checkpoints().unwrap().unwrap();
@@ -99,7 +99,7 @@ fn a_checkpoint_that_lies_is_found_and_what_engines_differ_in_is_no_lie() {
         (None, &|state| state.cpu.gpr[3] ^= 2, Some("the CPU's state differs")),
         (None, &type_x, Some("what the console showed")),
         // It is looked for at the end of the run.
-        (None, &|state| state.outcome = Some(vmm::machine::Outcome::Reset), Some("the CPU's state differs")),
+        (None, &|state| state.outcome = Some(machine::Outcome::Reset), Some("the CPU's state differs")),
         (None, &|state| (state.cpu.steps, state.cpu.branches) = (5, 5), None),
     ];
     for (page, change, expected) in cases {
@@ -335,7 +335,7 @@ fn a_packed_recording_takes_its_checkpoints_along() {
 fn a_recorder_that_was_killed_leaves_its_checkpoints() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = record_with_checkpoints(directory.path(), 16);
-    let log = recording.path.join(vmm::recording::EVENTS);
+    let log = recording.path.join(recording::EVENTS);
     let bytes = std::fs::read(&log).unwrap();
     std::fs::write(&log, &bytes[..bytes.len() * 2 / 3]).unwrap();
     let cut = opened(&recording);

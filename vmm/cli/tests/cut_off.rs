@@ -6,13 +6,13 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use history::replay::{Replay, ReplayEnd};
+use machine::position::{Count, Instructions};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use recording::player::Scrutiny;
+use recording::{CHECKPOINTS, EVENTS};
 use tiny_guest::{Numbers, open, write_kernel};
-use vmm::position::{Count, Instructions};
-use vmm::recording::player::Scrutiny;
-use vmm::recording::{CHECKPOINTS, EVENTS};
-use vmm::replay::{Replay, ReplayEnd};
 
 const TTVM: &str = env!("CARGO_BIN_EXE_ttvm");
 /// More than any of these runs gets to.

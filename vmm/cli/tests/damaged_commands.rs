@@ -8,9 +8,9 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::ttvm;
+use machine::error::exit_code;
+use recording::{CHECKPOINTS, EVENTS, MANIFEST};
 use tiny_guest::{Numbers, change, record_with_checkpoints, typed};
-use vmm::error::exit_code;
-use vmm::recording::{CHECKPOINTS, EVENTS, MANIFEST};
 
 const ROUNDS: u32 = 10_000;
 const COMMANDS: [&[&str]; 3] =

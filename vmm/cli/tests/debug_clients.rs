@@ -8,10 +8,10 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::path::Path;
 
+use gdb_server::MAX_SESSIONS;
+use machine::position::Count;
 use server::Server;
 use tiny_guest::{Numbers, record_with_checkpoints, typed};
-use vmm::debug::MAX_SESSIONS;
-use vmm::position::Count;
 
 /// A guest that runs for some tens of milliseconds.
 const ROUNDS: u32 = 300_000;

@@ -9,8 +9,8 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use common::ttvm;
+use machine::error::exit_code;
 use tiny_guest::{record, record_calls, typed, write_kernel};
-use vmm::error::exit_code;
 
 /// Rounds of a guest that goes on for longer than a test takes.
 const ENDLESS: u32 = u32::MAX;

@@ -6,10 +6,10 @@ mod common;
 use std::path::Path;
 
 use common::ttvm;
+use machine::inputs::Event;
+use machine::position::Count;
 use serde_json::Value;
 use tiny_guest::{STIRRED, record_asleep, record_long, record_with_checkpoints, typed};
-use vmm::machine::inputs::Event;
-use vmm::position::Count;
 
 const ROUNDS: u32 = 20_000;
 

@@ -3,10 +3,10 @@
 mod common;
 
 use common::ttvm;
+use machine::position::Count;
+use recording::FORMAT_VERSION;
 use serde_json::Value;
 use tiny_guest::{STIRRED, record, record_with_checkpoints, typed};
-use vmm::position::Count;
-use vmm::recording::FORMAT_VERSION;
 
 const ROUNDS: u32 = 20_000;
 

@@ -2,14 +2,18 @@
 //! did.
 //!
 //! Engines that count instructions stop where they are told to by count. Others leave the guest at its exits,
-//! when time is up, or at a [`Mark`]. The trait that engines implement is in `vmm`; these words are a package
-//! of their own because the package `kvm` speaks them too and knows nothing of `vmm`.
+//! when time is up, or at a [`Mark`]. The package `machine` has the trait that engines implement. These words are a
+//! package of their own, because the package `kvm` uses them too and does not know `machine`.
 
 #![forbid(unsafe_code)]
+
+mod statistics;
 
 use std::time::Duration;
 
 use cpu::Stop;
+
+pub use statistics::{Landings, Statistics};
 
 /// When to leave the guest, apart from what the bus and counts ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

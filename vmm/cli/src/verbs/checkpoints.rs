@@ -3,16 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use checkpoint::{Entry, Store};
+use history::timeline::Timeline;
+use machine::engine::EngineKind;
+use machine::error::{Error, exit_code};
+use machine::notation::PositionSpec;
+use machine::position::{Exits, Instructions, Position};
+use machine::unit::Unit;
+use recording::checkpoints::CheckpointHead;
+use recording::with_recording;
+use recording::{CHECKPOINTS, Opened, Recording};
 use serde::Serialize;
-use vmm::engine::EngineKind;
-use vmm::error::{Error, exit_code};
-use vmm::machine::unit::Unit;
-use vmm::notation::PositionSpec;
-use vmm::position::{Exits, Instructions, Position};
-use vmm::recording::checkpoints::CheckpointHead;
-use vmm::recording::{CHECKPOINTS, Opened, Recording};
-use vmm::timeline::Timeline;
-use vmm::with_recording;
 
 use crate::output::say;
 use crate::travel;
@@ -149,7 +149,7 @@ fn table<U: Unit>(rows: &[Row]) -> String {
 }
 
 fn add(recording: &Recording<Instructions>, position: PositionSpec) -> Result<i32, Error> {
-    let mut timeline = travel::open_at(recording, position, EngineKind::Soft)?;
+    let mut timeline = travel::open_at(recording, position, EngineKind::SOFT)?;
     let entry = timeline.add_checkpoint()?;
     eprintln!("ttvm: checkpoint at instruction {}, {} bytes", entry.position, entry.bytes);
     Ok(exit_code::DONE)

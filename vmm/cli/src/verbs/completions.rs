@@ -2,7 +2,7 @@
 
 use clap::Command;
 use clap_complete::Shell;
-use vmm::error::{Error, exit_code};
+use machine::error::{Error, exit_code};
 
 #[derive(clap::Args)]
 pub struct Args {

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use vmm::error::{Error, exit_code};
+use machine::error::{Error, exit_code};
 
 use crate::watch::{FAILED, OK};
 

@@ -7,11 +7,11 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gdb::{Listener, Reach};
+use gdb_server::{MAX_SESSIONS, Options, Report, serve, trouble};
 use guest_symbols::vmlinux::quoted;
-use vmm::debug::{MAX_SESSIONS, Options, Report, serve, trouble};
-use vmm::error::{Error, exit_code};
-use vmm::notation::PositionSpec;
-use vmm::recording::Opened;
+use machine::error::{Error, exit_code};
+use machine::notation::PositionSpec;
+use recording::Opened;
 
 /// gdb commands of our own, in gdb's Python.
 const COMMANDS: &str = include_str!("../../../../gdb/commands/tt.py");

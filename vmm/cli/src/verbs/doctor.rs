@@ -6,8 +6,8 @@ mod passthrough;
 mod sandbox;
 
 use kvm::Probe;
+use machine::error::{Error, exit_code};
 use serde::Serialize;
-use vmm::error::{Error, exit_code};
 
 use finding::{Finding, finding};
 

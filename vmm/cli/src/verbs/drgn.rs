@@ -5,9 +5,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use machine::error::Error;
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use vmm::error::Error;
-use vmm::export::core_file;
+use views::core_file;
 
 use crate::travel::PlaceArgs;
 

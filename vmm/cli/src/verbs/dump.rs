@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
+use machine::error::{Error, exit_code};
+use machine::position::Count;
 use serde::Serialize;
-use vmm::error::{Error, exit_code};
-use vmm::export::core_file::{self, Written};
-use vmm::position::Count;
+use views::core_file::{self, Written};
 
 use crate::travel::PlaceArgs;
 

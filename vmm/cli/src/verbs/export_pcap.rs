@@ -6,19 +6,19 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use history::replay::{Replay, last_place};
+use machine::config::NetworkConfig;
+use machine::error::{Error, exit_code};
+use machine::new_file::NewFile;
+use machine::unit::Unit;
 use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
 use pcap_file::pcapng::blocks::interface_description::{
     InterfaceDescriptionBlock, InterfaceDescriptionOption,
 };
 use pcap_file::pcapng::{PcapNgBlock, PcapNgWriter};
 use pcap_file::{DataLink, PcapError};
-use vmm::error::{Error, exit_code};
-use vmm::machine::config::NetworkConfig;
-use vmm::machine::unit::Unit;
-use vmm::new_file::NewFile;
-use vmm::recording::player::{Frame, Scrutiny};
-use vmm::recording::{Opened, Recording};
-use vmm::replay::{Replay, last_place};
+use recording::player::{Frame, Scrutiny};
+use recording::{Opened, Recording};
 
 use crate::engine_arg::EngineArgs;
 use crate::progress;
@@ -146,8 +146,8 @@ fn io_error(error: PcapError) -> std::io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use machine::position::{Instructions, Moment};
     use pcap_file::pcapng::{Block, PcapNgReader};
-    use vmm::position::{Instructions, Moment};
 
     #[test]
     fn a_capture_has_the_frames_with_their_times_and_positions() {

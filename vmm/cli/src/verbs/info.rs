@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use checkpoint::Store;
+use machine::config::PassedDevice;
+use machine::error::{Error, exit_code};
+use machine::position::{Count, Length, Moment};
+use machine::unit::Unit;
+use recording::log::{LogEntry, is_being_written};
+use recording::with_recording;
+use recording::{EVENTS, Opened, Recording};
 use serde::Serialize;
-use vmm::error::{Error, exit_code};
-use vmm::machine::config::PassedDevice;
-use vmm::machine::unit::Unit;
-use vmm::position::{Count, Length, Moment};
-use vmm::recording::log::{LogEntry, is_being_written};
-use vmm::recording::{EVENTS, Opened, Recording};
-use vmm::with_recording;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -29,7 +29,7 @@ struct Info<'a> {
     engine: &'a str,
     counter: &'a str,
     cpu_model: &'a str,
-    machine: &'a vmm::machine::config::MachineConfig,
+    machine: &'a machine::config::MachineConfig,
     /// Whether the recording reaches the end of the run; if not, it was cut off.
     complete: bool,
     /// Whether a recorder is still at work on it.

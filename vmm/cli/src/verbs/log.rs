@@ -3,16 +3,16 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use machine::checks::CheckRecord;
+use machine::error::{Error, exit_code};
+use machine::hex;
+use machine::inputs::Event;
+use machine::position::{Count, Moment, Position};
+use recording::Opened;
+use recording::log::diff::diff;
+use recording::log::{EndRecord, EventRecord, Log, LogEntry};
+use recording::with_recording;
 use serde::Serialize;
-use vmm::error::{Error, exit_code};
-use vmm::machine::checks::CheckRecord;
-use vmm::machine::hex;
-use vmm::machine::inputs::Event;
-use vmm::position::{Count, Moment, Position};
-use vmm::recording::Opened;
-use vmm::recording::log::diff::diff;
-use vmm::recording::log::{EndRecord, EventRecord, Log, LogEntry};
-use vmm::with_recording;
 
 #[derive(clap::Args)]
 pub struct Args {

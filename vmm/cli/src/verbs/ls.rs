@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use indicatif::{HumanBytes, HumanDuration};
+use machine::error::{Error, exit_code};
+use machine::unit::Unit;
+use recording::log::is_being_written;
+use recording::with_recording;
+use recording::{EVENTS, MANIFEST, Opened, Recording};
 use serde::Serialize;
-use vmm::error::{Error, exit_code};
-use vmm::machine::unit::Unit;
-use vmm::recording::log::is_being_written;
-use vmm::recording::{EVENTS, MANIFEST, Opened, Recording};
-use vmm::with_recording;
 
 #[derive(clap::Args)]
 pub struct Args {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Command;
-use vmm::error::{Error, exit_code};
+use machine::error::{Error, exit_code};
 
 #[derive(clap::Args)]
 pub struct Args {

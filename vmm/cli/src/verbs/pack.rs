@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use vmm::error::{Error, exit_code};
-use vmm::recording::Opened;
-use vmm::recording::pack::pack;
-use vmm::with_recording;
+use machine::error::{Error, exit_code};
+use recording::Opened;
+use recording::pack::pack;
+use recording::with_recording;
 
 #[derive(clap::Args)]
 pub struct Args {

@@ -2,15 +2,14 @@
 
 use std::path::PathBuf;
 
+use host::{LiveClock, LiveInputs};
+use machine::error::Error;
+use machine::inputs::Inputs;
+use machine::position::{Exits, Instructions};
+use machine::unit::Unit;
+use recording::create_folder;
+use recording::recorder::Recorder;
 use sandbox::Needs;
-use vmm::engine::EngineKind;
-use vmm::error::Error;
-use vmm::live::{LiveClock, LiveInputs};
-use vmm::machine::inputs::Inputs;
-use vmm::machine::unit::Unit;
-use vmm::position::{Exits, Instructions};
-use vmm::recording::create_folder;
-use vmm::recording::recorder::Recorder;
 
 use crate::companion::{Companion, Leftovers};
 use crate::go_live::Source;
@@ -39,11 +38,11 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<i32, Error> {
     say_when_files_may_not_grow()?;
     let source = args.machine.source()?;
-    match source.as_ref().map_or(args.machine.engine(), |source| source.engine) {
-        EngineKind::Soft => record_from::<Instructions, _>(args, source, |live| live),
-        EngineKind::Kvm => {
-            record_from::<Exits, _>(args, source, |live| LiveClock::new(live, args.machine.clock()))
-        }
+    let engine = source.as_ref().map_or(args.machine.engine(), |source| source.engine);
+    if engine.counts_instructions {
+        record_from::<Instructions, _>(args, source, |live| live)
+    } else {
+        record_from::<Exits, _>(args, source, |live| LiveClock::new(live, args.machine.clock()))
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use vmm::error::{Error, exit_code};
-use vmm::recording::relink::{MovedImages, relink};
+use machine::error::{Error, exit_code};
+use recording::relink::{MovedImages, relink};
 
 #[derive(clap::Args)]
 #[command(group(clap::ArgGroup::new("images").required(true).multiple(true)))]

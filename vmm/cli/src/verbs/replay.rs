@@ -3,15 +3,15 @@
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
-use vmm::engine::EngineKind;
-use vmm::error::{Error, exit_code};
-use vmm::machine::unit::Unit;
-use vmm::notation::PositionSpec;
-use vmm::position::Instructions;
-use vmm::recording::player::Scrutiny;
-use vmm::recording::{Opened, Recording};
-use vmm::replay::{Replay, ReplayEnd, last_place};
-use vmm::timeline::{Timeline, TravelStop};
+use history::replay::{Replay, ReplayEnd, last_place};
+use history::timeline::{Timeline, TravelStop};
+use machine::engine::EngineKind;
+use machine::error::{Error, exit_code};
+use machine::notation::PositionSpec;
+use machine::position::Instructions;
+use machine::unit::Unit;
+use recording::player::Scrutiny;
+use recording::{Opened, Recording};
 
 use crate::engine_arg::EngineArgs;
 use crate::progress;
@@ -70,7 +70,7 @@ fn replay_stretch(args: &Args, recording: &Recording<Instructions>, marks: &Mark
         }
         Some(spec) => Some(Timeline::open(recording)?.resolve_outside(spec, &mut || false)?),
     };
-    replay(args, recording, EngineKind::Soft, until, marks)
+    replay(args, recording, EngineKind::SOFT, until, marks)
 }
 
 fn replay<U: Unit>(

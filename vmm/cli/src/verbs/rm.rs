@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use vmm::error::{Error, exit_code};
-use vmm::recording::log::is_being_written;
-use vmm::recording::{EVENTS, MANIFEST};
+use machine::error::{Error, exit_code};
+use recording::log::is_being_written;
+use recording::{EVENTS, MANIFEST};
 
 #[derive(clap::Args)]
 pub struct Args {

@@ -3,17 +3,17 @@
 use std::path::PathBuf;
 
 use gdb::{Listener, Reach};
+use gdb_server::trouble;
+use host::{LiveClock, LiveInputs, RawTerminal};
+use machine::engine::EngineKind;
+use machine::error::Error;
+use machine::inputs::Inputs;
+use machine::position::{Exits, Instructions};
+use machine::unit::Unit;
+use machine::{Machine, RunStop};
+use recording::create_folder;
+use recording::recorder::Recorder;
 use sandbox::Needs;
-use vmm::debug::trouble;
-use vmm::engine::EngineKind;
-use vmm::error::Error;
-use vmm::live::{LiveClock, LiveInputs, RawTerminal};
-use vmm::machine::inputs::Inputs;
-use vmm::machine::unit::Unit;
-use vmm::machine::{Machine, RunStop};
-use vmm::position::{Exits, Instructions};
-use vmm::recording::create_folder;
-use vmm::recording::recorder::Recorder;
 
 use crate::beginning::Begun;
 use crate::companion::{Companion, Leftovers};
@@ -65,7 +65,7 @@ impl LateArgs {
             let why = "-o names the recording that --control or --record-when begins: give one of them, or use ttvm record";
             return Err(Error::Usage(why.to_string()));
         }
-        if engine == EngineKind::Kvm && self.are_given() {
+        if engine == host::KVM && self.are_given() {
             let why = "with --engine kvm a recording begins with the run: use ttvm record, without --control and --record-when";
             return Err(Error::Unsupported(why.to_string()));
         }
@@ -85,12 +85,12 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let engine = source.as_ref().map_or(args.machine.engine(), |source| source.engine);
     args.late.check(engine)?;
     let marks = args.stats.marks()?;
-    match engine {
-        EngineKind::Soft if args.late.are_given() => run_watched(args, source, &marks),
-        EngineKind::Soft => run_live::<Instructions, _>(args, source, |live| live, &marks),
-        EngineKind::Kvm => {
-            run_live::<Exits, _>(args, source, |live| LiveClock::new(live, args.machine.clock()), &marks)
-        }
+    if args.late.are_given() {
+        run_watched(args, source, &marks)
+    } else if engine.counts_instructions {
+        run_live::<Instructions, _>(args, source, |live| live, &marks)
+    } else {
+        run_live::<Exits, _>(args, source, |live| LiveClock::new(live, args.machine.clock()), &marks)
     }
 }
 

@@ -3,13 +3,13 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
+use history::timeline::{CONDITIONS, Cause, Condition, Hit, Timeline, TravelStop};
+use machine::Machine;
+use machine::error::{Error, exit_code};
+use machine::notation::PositionSpec;
+use machine::position::{Count, Instructions};
 use serde::Serialize;
-use vmm::error::{Error, exit_code};
-use vmm::export::witness::{Told, Witness};
-use vmm::machine::Machine;
-use vmm::notation::PositionSpec;
-use vmm::position::{Count, Instructions};
-use vmm::timeline::{CONDITIONS, Cause, Condition, Hit, Timeline, TravelStop};
+use views::witness::{Told, Witness};
 
 use crate::engine_arg::EngineArgs;
 use crate::travel::{PartArgs, stretch};

@@ -3,14 +3,14 @@
 use guest_symbols::Symbols;
 use guest_symbols::messages::{self, Message};
 use guest_symbols::tasks::{AddressSpace, Processes, Thread};
+use history::replay::registers;
+use history::timeline::{Timeline, number};
 use iced_x86::{Decoder, DecoderOptions, Formatter, Instruction, IntelFormatter};
+use machine::error::{Error, exit_code};
+use machine::position::{Count, Instructions};
+use machine::{Machine, hex};
 use serde::Serialize;
-use vmm::error::{Error, exit_code};
-use vmm::export::witness::{Told, Witness};
-use vmm::machine::{Machine, hex};
-use vmm::position::{Count, Instructions};
-use vmm::replay::registers;
-use vmm::timeline::{Timeline, number};
+use views::witness::{Told, Witness};
 
 use crate::travel::PlaceArgs;
 

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use guest_symbols::dwarf::DebugInfo;
 use guest_symbols::vmlinux::{Match, Unusable, compare};
 use guest_symbols::{Symbols, elf};
-use vmm::engine::EngineKind;
-use vmm::error::{Error, exit_code};
-use vmm::new_file::NewFile;
-use vmm::notation::PositionSpec;
+use machine::engine::EngineKind;
+use machine::error::{Error, exit_code};
+use machine::new_file::NewFile;
+use machine::notation::PositionSpec;
 
 use crate::travel::{self, PartArgs};
 
@@ -35,7 +35,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let recording = args.part.open(&args.recording)?;
-    let timeline = travel::open_at(&recording, args.at, EngineKind::Soft)?;
+    let timeline = travel::open_at(&recording, args.at, EngineKind::SOFT)?;
     let symbols = Symbols::of_guest(timeline.machine())
         .map_err(|none| Error::Position(format!("{none} at instruction {}", timeline.position())))?;
     if let Some(file) = &args.like {

@@ -3,12 +3,12 @@
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
+use history::timeline::Timeline;
+use machine::error::{Error, exit_code};
+use machine::notation::PositionSpec;
+use machine::position::{Count, Instructions};
 use serde::Serialize;
-use vmm::error::{Error, exit_code};
-use vmm::export::trace::{self, Counts};
-use vmm::notation::PositionSpec;
-use vmm::position::{Count, Instructions};
-use vmm::timeline::Timeline;
+use views::trace::{self, Counts};
 
 use crate::engine_arg::EngineArgs;
 use crate::progress;

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use vmm::error::{Error, exit_code};
-use vmm::recording::pack::DEFAULT_MAX_BYTES;
+use machine::error::{Error, exit_code};
+use recording::pack::DEFAULT_MAX_BYTES;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -13,12 +13,12 @@ pub struct Args {
     #[arg(short, long, value_name = "NAME.ttvm")]
     output: PathBuf,
     /// Refuse files that would unpack to more than this, holes included: a number with K, M or G
-    #[arg(long, value_name = "SIZE", default_value_t = DEFAULT_MAX_BYTES, value_parser = vmm::notation::bytes)]
+    #[arg(long, value_name = "SIZE", default_value_t = DEFAULT_MAX_BYTES, value_parser = machine::notation::bytes)]
     max_size: u64,
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    vmm::recording::pack::unpack(&args.file, &args.output, args.max_size)?;
+    recording::pack::unpack(&args.file, &args.output, args.max_size)?;
     eprintln!("ttvm: unpacked into {}", args.output.display());
     Ok(exit_code::DONE)
 }

@@ -3,17 +3,17 @@
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
+use history::replay::bisect::Parting;
+use history::replay::registers;
+use history::replay::verify::{Difference, Origin, Verification, compare, compare_tiers, verify};
+use history::replay::{Fault, last_place};
+use machine::error::{Error, exit_code};
+use machine::position::{Count, Instructions, Length};
+use machine::unit::Unit;
+use recording::log::Log;
+use recording::with_recording;
+use recording::{Opened, Recording};
 use serde::Serialize;
-use vmm::error::{Error, exit_code};
-use vmm::machine::unit::Unit;
-use vmm::position::{Count, Instructions, Length};
-use vmm::recording::log::Log;
-use vmm::recording::{Opened, Recording};
-use vmm::replay::bisect::Parting;
-use vmm::replay::registers;
-use vmm::replay::verify::{Difference, Origin, Verification, compare, compare_tiers, verify};
-use vmm::replay::{Fault, last_place};
-use vmm::with_recording;
 
 use crate::progress;
 use crate::travel::in_instructions;

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use vmm::live::PASST_SOCKET_BYTES;
+use host::PASST_SOCKET_BYTES;
 
 use super::finding::{Finding, finding};
 

@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use vmm::live::ALLOWED_PORTS;
+use host::ALLOWED_PORTS;
 
 use super::finding::{Finding, finding};
 

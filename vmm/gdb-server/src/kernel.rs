@@ -1,0 +1,162 @@
+//! What a session knows of the guest's kernel: symbols, which names in commands are looked up in and which
+//! `monitor symbols` makes files of for gdb, with types and frames, and where the processes are.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gdb::Refusal;
+use guest_symbols::dwarf::DebugInfo;
+use guest_symbols::messages;
+use guest_symbols::orc::Unwinder;
+use guest_symbols::tasks::{NoTasks, Tasks};
+use guest_symbols::vmlinux::Placement;
+use guest_symbols::{NoKernel, Symbols, elf};
+use tempfile::TempDir;
+
+use super::GdbTarget;
+use history::timeline::{Cause, number};
+use machine::position::Instructions;
+
+/// A place in the run, and where the fork begins that it is in.
+type Place = (Instructions, Option<Instructions>);
+
+/// What was found out and need not be searched for again.
+#[derive(Default)]
+pub(super) struct Kernel {
+    /// The symbols at the place where they were last asked for.
+    symbols: Option<(Place, Arc<Symbols>)>,
+    tasks: Option<Arc<Tasks>>,
+    /// Where files are made, if not in the host's folder for temporary ones.
+    folder: Option<PathBuf>,
+    files: Option<TempDir>,
+    /// Those that gdb has loaded: it reads how functions were called when it first asks for that.
+    loaded: Option<TempDir>,
+    /// Files that were made in this session.
+    count: usize,
+}
+
+impl Kernel {
+    /// Lets files be made in this folder.
+    pub fn make_files_in(&mut self, folder: &Path) {
+        self.folder = Some(folder.to_path_buf());
+    }
+}
+
+impl GdbTarget<'_> {
+    /// The kernel's symbols as of now.
+    pub(super) fn symbols(&mut self) -> Result<Arc<Symbols>, NoKernel> {
+        let here = (self.timeline.position(), self.timeline.forked_at());
+        if let Some((_, symbols)) = self.kernel.symbols.as_ref().filter(|(place, _)| *place == here) {
+            return Ok(symbols.clone());
+        }
+        let symbols = Arc::new(Symbols::of_guest(self.timeline.machine())?);
+        self.kernel.symbols = Some((here, symbols.clone()));
+        Ok(symbols)
+    }
+
+    /// Where the kernel keeps its processes.
+    pub(super) fn tasks(&mut self) -> Result<Arc<Tasks>, NoTasks> {
+        if let Some(tasks) = &self.kernel.tasks {
+            return Ok(tasks.clone());
+        }
+        let symbols = self.symbols()?;
+        let tasks = Arc::new(Tasks::of_kernel(self.timeline.machine(), &symbols)?);
+        self.kernel.tasks = Some(tasks.clone());
+        Ok(tasks)
+    }
+
+    /// Who called whom in the kernel.
+    pub(super) fn backtrace(&mut self) -> Result<String, Refusal> {
+        let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
+        let machine = self.timeline.machine();
+        let unwinder =
+            Unwinder::of_kernel(machine, &symbols).map_err(|missing| Refusal::new(missing.to_string()))?;
+        let found = unwinder.walk(machine, machine.unwind_registers());
+        let mut text = String::new();
+        for (number, frame) in found.frames.iter().enumerate() {
+            let name = frame.name(&symbols).unwrap_or_else(|| "?".to_string());
+            let _ = writeln!(text, "#{number:<3} {:#018x} {name}", frame.address);
+        }
+        let _ = writeln!(text, "from {}", found.end);
+        Ok(text)
+    }
+
+    /// The last messages of the kernel, or all.
+    pub(super) fn dmesg(&mut self, lines: &str) -> Result<String, Refusal> {
+        let count = if lines.is_empty() { Some(u64::MAX) } else { number(lines) };
+        let count = count.ok_or_else(|| Refusal::new("write: monitor dmesg [LINES]"))?;
+        let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
+        let messages = messages::of_kernel(self.timeline.machine(), &symbols);
+        let messages = messages.map_err(|missing| Refusal::new(missing.to_string()))?;
+        let all: Vec<String> = messages.iter().map(|message| format!("{message}\n")).collect();
+        Ok(all[all.len().saturating_sub(count as usize)..].concat())
+    }
+
+    /// An address, as a number or by the name of a kernel symbol.
+    pub(super) fn address(&mut self, word: &str) -> Result<u64, Refusal> {
+        let named = || self.symbols().ok()?.address_of(word);
+        let unknown =
+            || Refusal::new(format!("'{word}' is neither a number nor a symbol of the guest's kernel"));
+        number(word).or_else(named).ok_or_else(unknown)
+    }
+
+    /// What happened, with the names of the places if they are known already.
+    pub(super) fn told(&self, cause: Cause) -> String {
+        cause.told(self.kernel.symbols.as_ref().map(|(_, symbols)| &**symbols))
+    }
+
+    /// Makes a file with symbols, types and frames and gives the gdb command that loads it: of the kernel and its modules, of
+    /// the modules alone, or of none because gdb has loaded what there was and needs what was there before no more. No file that a client names is read.
+    pub(super) fn symbol_commands(&mut self, argument: &str) -> Result<String, Refusal> {
+        if argument == "loaded" {
+            if let Some(files) = self.kernel.files.take() {
+                self.kernel.loaded = Some(files);
+            }
+            return Ok(String::new());
+        }
+        if !["", "modules"].contains(&argument) {
+            let why = "write symbols, or symbols modules: ttvm reads no file for gdb; tt symbols FILE has gdb read it";
+            return Err(Refusal::new(why));
+        }
+        let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
+        let machine = self.timeline.machine();
+        let (symbols, debug) = match argument {
+            "modules" => (Arc::new(symbols.of_modules()), DebugInfo::of_modules(machine, &symbols)),
+            _ => (symbols.clone(), DebugInfo::of_kernel(machine, &symbols)),
+        };
+        let mut answer = match argument {
+            "modules" if symbols.all().is_empty() => String::new(),
+            "modules" => self.symbol_file("modules", &symbols, &debug)?,
+            _ => self.symbol_file("kernel", &symbols, &debug)?,
+        };
+        let modules = symbols.modules().join(" ");
+        let _ = writeln!(answer, "# modules: {}", if modules.is_empty() { "none" } else { &modules });
+        if let Some(why) = symbols.without_modules() {
+            let _ = writeln!(answer, "# without the symbols of modules: {why}");
+        }
+        for why in debug.missing() {
+            let _ = writeln!(answer, "# {why}");
+        }
+        Ok(answer)
+    }
+
+    /// Writes symbols where gdb can read them, until it has loaded others, or the session ends. Gives the
+    /// command that does so.
+    fn symbol_file(&mut self, name: &str, symbols: &Symbols, debug: &DebugInfo) -> Result<String, Refusal> {
+        let failed =
+            |error: std::io::Error| Refusal::new(format!("cannot write a file with symbols: {error}"));
+        let files = match self.kernel.files.take() {
+            Some(files) => files,
+            None => {
+                let folder = self.kernel.folder.clone().unwrap_or_else(std::env::temp_dir);
+                tempfile::Builder::new().prefix("ttvm-symbols-").tempdir_in(folder).map_err(failed)?
+            }
+        };
+        self.kernel.count += 1;
+        let path = files.path().join(format!("{name}-{}", self.kernel.count));
+        self.kernel.files = Some(files);
+        std::fs::write(&path, elf::with_debug_info(symbols, debug)).map_err(failed)?;
+        Ok(Placement::default().load_command(&path) + "\n")
+    }
+}

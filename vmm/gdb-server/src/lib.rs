@@ -1,0 +1,307 @@
+//! What gdb asks, answered by a timeline; and sessions of several gdbs on one recording.
+//!
+//! [`GdbTarget`] makes a timeline what the package `gdb` calls a debug target, and `sessions.rs` gives each
+//! gdb a timeline of its own: start there. `monitor.rs` has the commands that gdb does not know,
+//! `processes.rs`, `threads.rs` and `kernel.rs` those of them that ask the guest's kernel; `bounds.rs` stops in
+//! one process only.
+//!
+//! Nothing here speaks gdb's protocol, and nothing changes a recording: what gdb changes goes to a scratch
+//! fork ([`history::timeline`]).
+
+#![forbid(unsafe_code)]
+
+mod bounds;
+mod kernel;
+mod monitor;
+mod processes;
+mod progress;
+mod registers;
+mod sessions;
+mod threads;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use cpu::AddressKind;
+use gdb::{DebugTarget, Refusal, Registers, Stop};
+
+use self::bounds::Bounds;
+use self::kernel::Kernel;
+pub use self::sessions::{MAX_SESSIONS, Options, Report, serve, trouble};
+use self::threads::ShownThreads;
+use history::timeline::{Breakpoint, Cause, Filter, Hit, Stops, Timeline, TravelStop, Watch};
+use machine::Machine;
+use machine::error::Error;
+use machine::position::Instructions;
+
+/// A timeline for gdb. What gdb changes never reaches the recorded past.
+pub struct GdbTarget<'a> {
+    timeline: &'a mut Timeline,
+    breakpoints: Vec<u64>,
+    watchpoints: Vec<gdb::Watchpoint>,
+    /// gdb's conditions of the breakpoints, by address.
+    filters: BTreeMap<u64, Filter>,
+    /// In which processes break- and watchpoints count.
+    bounds: Bounds,
+    /// What is known of the guest's kernel.
+    kernel: Kernel,
+    /// The guest's threads, if gdb is to see them.
+    shown_threads: Option<ShownThreads>,
+    /// Step counts with names.
+    marks: BTreeMap<String, Instructions>,
+    /// What the last list of hits found, to choose from.
+    hits: Vec<Hit>,
+    /// What gdb's user is to be told when gdb next listens.
+    message: Option<String>,
+    /// The last command came from a script, which shows its answer to no person: the message waits.
+    unseen: bool,
+    progress: progress::Settings,
+}
+
+impl<'a> GdbTarget<'a> {
+    /// A target that stands where the timeline stands.
+    pub fn new(timeline: &'a mut Timeline) -> GdbTarget<'a> {
+        GdbTarget {
+            timeline,
+            breakpoints: Vec::new(),
+            watchpoints: Vec::new(),
+            filters: BTreeMap::new(),
+            bounds: Bounds::default(),
+            kernel: Kernel::default(),
+            shown_threads: None,
+            marks: BTreeMap::new(),
+            hits: Vec::new(),
+            message: None,
+            unseen: false,
+            progress: progress::Settings::default(),
+        }
+    }
+
+    /// Lets movements say each time that `every` has passed how far they are, to gdb and to `listener`;
+    /// without this, to gdb every two seconds.
+    pub fn with_progress(self, every: Duration, listener: impl Fn(String) + 'static) -> GdbTarget<'a> {
+        GdbTarget { progress: progress::Settings { every, listener: Some(Rc::new(listener)) }, ..self }
+    }
+
+    /// Lets files for gdb be made in this folder; without this, in the host's folder for temporary files.
+    pub fn with_folder(mut self, folder: &Path) -> GdbTarget<'a> {
+        self.kernel.make_files_in(folder);
+        self
+    }
+
+    /// Hands the points in force to the timeline.
+    fn points_changed(&mut self) {
+        let watch = |point: &gdb::Watchpoint| Watch {
+            point: engine_watchpoint(point),
+            // gdb goes on by itself where a write has changed nothing: it need not hear of it.
+            changes_only: point.kind == gdb::WatchKind::Write,
+            comparison: None,
+        };
+        let filter = |address: u64, condition| Some((address, self.bounds.filter(address, condition)?));
+        let at_breakpoint = |&address: &u64| filter(address, self.filters.get(&address).cloned());
+        self.timeline.set_stops(Stops {
+            breakpoints: self.breakpoints.iter().map(|&address| Breakpoint::at(address)).collect(),
+            filters: self.breakpoints.iter().filter_map(at_breakpoint).collect(),
+            watches: self.watchpoints.iter().map(watch).collect(),
+            watch_filters: self.watchpoints.iter().filter_map(|point| filter(point.address, None)).collect(),
+            ..Stops::default()
+        });
+    }
+
+    /// To be called before gdb changes something.
+    fn note_fork(&mut self) {
+        if self.timeline.forked_at().is_none() {
+            self.message = Some(format!(
+                "This is now a scratch fork of the recording, begun at instruction {}: nothing comes in from outside, \
+                 and it only goes forward. 'monitor back' returns to the recorded history here.",
+                self.timeline.position()
+            ));
+        }
+    }
+}
+
+fn refused(error: Error) -> Refusal {
+    Refusal::new(error.to_string())
+}
+
+fn engine_watchpoint(point: &gdb::Watchpoint) -> cpu::Watchpoint {
+    let kind = match point.kind {
+        gdb::WatchKind::Read => cpu::WatchKind::Read,
+        gdb::WatchKind::Write => cpu::WatchKind::Write,
+        gdb::WatchKind::Access => cpu::WatchKind::Access,
+    };
+    cpu::Watchpoint { space: AddressKind::Linear, address: point.address, length: point.length, kind }
+}
+
+impl GdbTarget<'_> {
+    /// A movement ended like that, and gdb's user looks at where it did.
+    fn stopped(&mut self, stop: TravelStop) -> Stop {
+        self.timeline.settle_meanwhile();
+        match stop {
+            TravelStop::Reached => Stop::Step,
+            TravelStop::Hit(Cause::Breakpoint(_)) => Stop::Breakpoint(self.timeline.machine().cpu().rip()),
+            // Only gdb's own points are set while gdb runs.
+            TravelStop::Hit(Cause::SystemCall(_) | Cause::Vector(_) | Cause::Console(_)) => Stop::Step,
+            TravelStop::Hit(Cause::Watch { kind, address }) => Stop::Watchpoint {
+                kind: match kind {
+                    cpu::WatchKind::Read => gdb::WatchKind::Read,
+                    cpu::WatchKind::Write => gdb::WatchKind::Write,
+                    cpu::WatchKind::Access => gdb::WatchKind::Access,
+                },
+                address,
+            },
+            TravelStop::Interrupted => Stop::Interrupted,
+            TravelStop::Start => Stop::HistoryStart,
+            TravelStop::End => Stop::HistoryEnd,
+        }
+    }
+}
+
+impl DebugTarget for GdbTarget<'_> {
+    fn read_registers(&mut self) -> Result<Registers, Refusal> {
+        Ok(registers::to_gdb(&self.timeline.machine().cpu().state()))
+    }
+
+    fn write_registers(&mut self, registers: &Registers) -> Result<(), Refusal> {
+        let old = self.timeline.machine().cpu().state();
+        let new = registers::from_gdb(&old, registers)?;
+        if new != old {
+            self.note_fork();
+            self.timeline.change_registers(&new).map_err(refused)?;
+        }
+        Ok(())
+    }
+
+    fn read_memory(&mut self, address: u64, buffer: &mut [u8]) -> usize {
+        self.timeline.machine().cpu().core().peek(address, buffer)
+    }
+
+    fn write_memory(&mut self, address: u64, bytes: &[u8]) -> Result<(), Refusal> {
+        if !self.timeline.machine().can_change_memory(address, bytes.len()) {
+            return Err(Refusal::new(format!(
+                "no RAM is mapped at all of {} bytes at {address:#x}",
+                bytes.len()
+            )));
+        }
+        self.note_fork();
+        self.timeline.change_memory(address, bytes).map_err(refused)?;
+        Ok(())
+    }
+
+    fn threads(&mut self) -> gdb::Threads {
+        let machine = self.timeline.machine();
+        self.shown_threads.as_mut().map(|shown| shown.list(machine)).unwrap_or_default()
+    }
+
+    fn read_thread_registers(&mut self, number: u32) -> Result<Registers, Refusal> {
+        let hidden = || Refusal::new("gdb sees the CPU alone: see 'monitor threads on'");
+        self.shown_threads.as_ref().ok_or_else(hidden)?.registers(self.timeline.machine(), number)
+    }
+
+    fn read_thread_memory(&mut self, number: u32, address: u64, buffer: &mut [u8]) -> usize {
+        let machine = self.timeline.machine();
+        self.shown_threads.as_ref().map_or(0, |shown| shown.read(machine, number, address, buffer))
+    }
+
+    fn set_breakpoint(&mut self, address: u64) -> Result<(), Refusal> {
+        self.breakpoints.push(address);
+        self.points_changed();
+        Ok(())
+    }
+
+    fn clear_breakpoint(&mut self, address: u64) {
+        self.breakpoints.retain(|&b| b != address);
+        self.points_changed();
+    }
+
+    fn set_conditions(&mut self, address: u64, conditions: &[gdb::Condition]) {
+        if conditions.is_empty() {
+            self.filters.remove(&address);
+        } else {
+            let conditions = conditions.to_vec();
+            let holds = move |machine: &Machine<Instructions>| {
+                let mut registers = registers::to_gdb(&machine.cpu().state());
+                let memory = |address: u64, bytes: &mut [u8]| machine.cpu().core().peek(address, bytes);
+                conditions.iter().any(|condition| condition.holds(&mut registers, &memory))
+            };
+            self.filters.insert(address, Filter::new(holds));
+        }
+        self.points_changed();
+    }
+
+    fn set_watchpoint(&mut self, watchpoint: gdb::Watchpoint) -> Result<(), Refusal> {
+        self.watchpoints.push(watchpoint);
+        self.points_changed();
+        Ok(())
+    }
+
+    fn clear_watchpoint(&mut self, watchpoint: gdb::Watchpoint) {
+        self.watchpoints.retain(|&w| w != watchpoint);
+        self.points_changed();
+    }
+
+    fn step_forward(&mut self, _poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
+        let stop = self.timeline.step_forward().map_err(refused)?;
+        Ok(self.stopped(stop))
+    }
+
+    fn step_backward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
+        let stop = self.timeline.step_backward(poll).map_err(refused)?;
+        Ok(self.stopped(stop))
+    }
+
+    fn run_forward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
+        let stop = self.timeline.run_forward(poll).map_err(refused)?;
+        Ok(self.stopped(stop))
+    }
+
+    fn run_backward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
+        let stop = self.timeline.run_backward(poll).map_err(refused)?;
+        Ok(self.stopped(stop))
+    }
+
+    fn step_range(
+        &mut self,
+        range: Range<u64>,
+        breakpoints: &std::collections::BTreeSet<u64>,
+        poll: &mut gdb::Poll<'_>,
+    ) -> Result<Stop, Refusal> {
+        for step in 1_u64.. {
+            let stop = self.step_forward(poll)?;
+            if stop != Stop::Step {
+                return Ok(stop);
+            }
+            let rip = self.timeline.machine().cpu().rip();
+            if breakpoints.contains(&rip) {
+                return Ok(Stop::Breakpoint(rip));
+            }
+            if !range.contains(&rip) {
+                return Ok(Stop::Step);
+            }
+            if step.is_multiple_of(4096) && poll() {
+                return Ok(Stop::Interrupted);
+            }
+        }
+        unreachable!("2^64 steps take longer than any session")
+    }
+
+    fn monitor(&mut self, command: &str, poll: &mut gdb::Poll<'_>) -> Result<String, Refusal> {
+        // This is asked by scripts.
+        self.unseen = command == "position";
+        // gdb prints an error's text no better than this, and scripts must be able to tell.
+        let answer = self.obey(command, poll).unwrap_or_else(|refusal| format!("error: {refusal}\n"));
+        self.timeline.settle_meanwhile();
+        Ok(answer)
+    }
+
+    fn progress(&mut self) -> Box<gdb::Progress> {
+        progress::teller(self.timeline.meter(), &self.progress)
+    }
+
+    fn take_message(&mut self) -> Option<String> {
+        if std::mem::take(&mut self.unseen) { None } else { self.message.take() }
+    }
+}

@@ -1,0 +1,421 @@
+//! `monitor` commands: what gdb has no words for. `gdb/commands/tt.py` makes them gdb commands of their own,
+//! which also drop what gdb has cached.
+
+use std::fmt::Write;
+
+use cpu::{AddressKind, Traps, WatchKind, Watchpoint};
+use gdb::{Poll, Refusal};
+
+use super::{GdbTarget, refused};
+use history::timeline::{
+    Breakpoint, CONDITIONS, Condition, Direction, Hit, Names, NoNames, Stops, TravelStop, Watch, number,
+};
+use machine::notation::PositionSpec;
+use machine::position::Instructions;
+
+/// Hits that one list has at most.
+const MAX_LISTED: usize = 1000;
+/// Sizes of symbols are up to the next one; of a long one the first word is meant.
+const MAX_VARIABLE_BYTES: u64 = 8;
+/// Bytes of physical memory that are shown at once.
+const MAX_PHYSICAL_BYTES: u64 = 1 << 16;
+
+const HELP: &str = "\
+monitor when                        where this is: instruction count, branches, guest time
+monitor goto POS                    go to a position: start, end, panic, event:N, insn:N or N, branch:N, syscall:N,
+                                    last-syscall, 12.5s, 5ms, 37%, +N, -N, +10ms, -10ms (from here), mark:NAME,
+                                    hit:N (of the last list)
+monitor back-to WHAT                go back to before WHAT last happened
+monitor forward-to WHAT             go forward to behind WHAT when it happens next
+                                    WHAT: write ADDR [LEN], change ADDR [LEN], read ADDR [LEN], call ADDR, syscall [N or
+                                    NAME], interrupt [VECTOR], or a condition; ADDR may be the name of a kernel symbol
+monitor traps CONDITION [FROM TO]   list where a condition holds, to choose from by goto hit:N
+monitor search CONDITION            where it held last and where it holds next, without going there
+monitor mark [NAME]                 give this place a name, or list the names
+monitor checkpoint                  add a checkpoint to the recording here: coming back gets fast
+monitor console [LINES]             the guest's console as of now
+monitor physical ADDR LEN           physical memory
+monitor ps                          the guest's processes as of now; * marks the one that runs
+monitor threads [on|off]            show gdb the guest's threads as its own: info threads, thread N, bt
+monitor backtrace                   who called whom in the guest's kernel, by its own tables (ORC)
+monitor dmesg [LINES]               the messages of the guest's kernel as of now
+monitor break-in PID|NAME|here|CR3|anywhere [ADDR...]
+                                    let all break- and watchpoints, or those at ADDR, stop in one process only, in
+                                    those with one name, or in one address space
+monitor symbols [modules]           make a file of the symbols of the guest's kernel and its modules, or of these alone, and
+                                    say how gdb loads it
+monitor back                        leave the scratch fork that changing something began
+monitor position                    instruction count, that of the recording's end, and 1 in a fork, for scripts
+(After a movement gdb must drop what it knows: maintenance flush register-cache. The tt commands do.)
+";
+
+impl GdbTarget<'_> {
+    /// Obeys a command and gives what gdb shall print.
+    pub(super) fn obey(&mut self, command: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
+        let (word, rest) = command.trim().split_once(' ').unwrap_or((command.trim(), ""));
+        let rest = rest.trim();
+        match word {
+            "when" => Ok(self.when()),
+            "end" => Ok(format!("the recording ends at instruction {}\n", self.timeline.end())),
+            "position" => Ok(self.position()),
+            "goto" => self.goto(rest, poll),
+            "back-to" => self.travel_to(rest, Direction::Backward, poll),
+            "forward-to" => self.travel_to(rest, Direction::Forward, poll),
+            "traps" => self.list_hits(rest, poll),
+            "search" => self.search(rest, poll),
+            "mark" => self.mark(rest),
+            "checkpoint" => self.add_checkpoint(),
+            "console" => Ok(self.console(rest)),
+            "physical" => self.physical(rest),
+            "ps" => self.ps(),
+            "backtrace" => self.backtrace(),
+            "dmesg" => self.dmesg(rest),
+            "threads" => self.set_threads(rest),
+            "break-in" => self.break_in(rest),
+            "symbols" => self.symbol_commands(rest),
+            "back" => self.leave_fork(),
+            "help" | "" => Ok(format!("{HELP}conditions: {CONDITIONS}\n")),
+            _ => Err(Refusal::new(format!("there is no 'monitor {word}': try 'monitor help'"))),
+        }
+    }
+
+    fn when(&self) -> String {
+        let machine = self.timeline.machine();
+        let now = machine.moment();
+        let fork = self.timeline.forked_at();
+        let fork =
+            fork.map(|at| format!(", in a scratch fork begun at instruction {at}")).unwrap_or_default();
+        format!(
+            "instruction {} of {}, branch {}, {:.9} s guest time{fork}\n",
+            now.count,
+            self.timeline.end(),
+            machine.cpu().branches(),
+            now.time_ns as f64 / 1e9
+        )
+    }
+
+    fn position(&self) -> String {
+        let (end, fork) = (self.timeline.end(), self.timeline.forked_at());
+        format!("{} {end} {}\n", self.timeline.position(), u8::from(fork.is_some()))
+    }
+
+    fn goto(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
+        let left = self.timeline.leave_fork().map_err(refused)?;
+        let target = self.place(text, poll)?;
+        let spec: Option<PositionSpec> = text.parse().ok();
+        let comes_ns = spec.map_or(Ok(None), |spec| self.timeline.time_at(spec)).map_err(refused)?;
+        let mut stop = self.timeline.seek(target, poll).map_err(refused)?;
+        if stop == TravelStop::Reached {
+            stop = self.timeline.settle(poll).map_err(refused)?;
+        }
+        let mut answer = String::new();
+        if left.is_some() {
+            answer += "The scratch fork is gone.\n";
+        }
+        if stop == TravelStop::Interrupted {
+            answer += "Interrupted on the way.\n";
+        }
+        answer += &self.when();
+        let now_ns = self.timeline.machine().moment().time_ns;
+        if let Some(ns) = comes_ns.filter(|&ns| ns > now_ns && self.timeline.position() == target) {
+            let _ = writeln!(answer, "The guest idles here: {text} is at {:.9} s.", ns as f64 / 1e9);
+        }
+        Ok(answer)
+    }
+
+    /// The place that a position means; marks and listed hits are this session's own.
+    fn place(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<Instructions, Refusal> {
+        if let Some(name) = text.strip_prefix("mark:") {
+            let none = || Refusal::new(format!("there is no mark '{name}'"));
+            return self.marks.get(name).copied().ok_or_else(none);
+        }
+        if let Some(digits) = text.strip_prefix("hit:") {
+            let hit = digits.parse().ok().and_then(|number: usize| self.hits.get(number));
+            let none =
+                || Refusal::new(format!("the last list has no hit {digits}: it has {}", self.hits.len()));
+            return hit.map(|hit| hit.before).ok_or_else(none);
+        }
+        let spec: PositionSpec = text.parse().map_err(Refusal::new)?;
+        self.timeline.resolve(spec, poll).map_err(refused)
+    }
+
+    fn travel_to(
+        &mut self,
+        what: &str,
+        direction: Direction,
+        poll: &mut Poll<'_>,
+    ) -> Result<String, Refusal> {
+        let stops = self.stops_of(what)?;
+        let stop = self.run(&stops, direction, poll)?;
+        let found = match stop {
+            TravelStop::Hit(cause) => format!("{}\n", self.told(cause)),
+            TravelStop::Interrupted => "interrupted\n".to_string(),
+            TravelStop::Start => {
+                "not between here and the start of the recording: this is the start\n".to_string()
+            }
+            TravelStop::End | TravelStop::Reached => {
+                "not between here and the end: this is the end\n".to_string()
+            }
+        };
+        Ok(found + &self.when())
+    }
+
+    /// Runs to other things than gdb's own points.
+    fn run(
+        &mut self,
+        stops: &Stops,
+        direction: Direction,
+        poll: &mut Poll<'_>,
+    ) -> Result<TravelStop, Refusal> {
+        self.timeline.set_stops(stops.clone());
+        let stop = match direction {
+            Direction::Forward => self.timeline.run_forward(poll),
+            Direction::Backward => self.timeline.run_backward(poll),
+        };
+        self.points_changed();
+        stop.map_err(refused)
+    }
+
+    fn list_hits(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
+        let (stops, from, to) = self.region(text, poll)?;
+        self.timeline.set_stops(stops);
+        let hits = self.timeline.hits(from, to, MAX_LISTED, poll);
+        self.points_changed();
+        let hits = hits.map_err(refused)?;
+        self.hits = hits.found;
+        let mut answer = String::new();
+        for (number, Hit { before, cause, .. }) in self.hits.iter().enumerate() {
+            let _ = writeln!(answer, "hit:{number:<4} insn:{before:<14} {}", self.told(*cause));
+        }
+        answer += &match (hits.interrupted_at, self.hits.len()) {
+            (Some(edge), _) => format!("interrupted: nothing behind insn:{edge} has been looked at\n"),
+            (None, 0) => "nowhere in that part of the recording\n".to_string(),
+            (None, MAX_LISTED) => format!("these are the first {MAX_LISTED}; goto hit:N goes to one\n"),
+            (None, _) => "goto hit:N goes to one\n".to_string(),
+        };
+        Ok(answer)
+    }
+
+    /// A condition and, if the last two words are positions, where it is looked for.
+    fn region(
+        &mut self,
+        text: &str,
+        poll: &mut Poll<'_>,
+    ) -> Result<(Stops, Instructions, Instructions), Refusal> {
+        let mut words = text.rsplitn(3, ' ');
+        if let (Some(to), Some(from), Some(condition)) = (words.next(), words.next(), words.next())
+            && let (Ok(from), Ok(to)) = (self.place(from, poll), self.place(to, poll))
+            && let Ok(stops) = self.stops_of(condition.trim())
+        {
+            return Ok((stops, from, to));
+        }
+        Ok((self.stops_of(text)?, Instructions(0), self.timeline.end()))
+    }
+
+    /// What to run to, with the names that the guest's kernel knows here.
+    fn stops_of(&mut self, text: &str) -> Result<Stops, Refusal> {
+        // Numbers do, mostly, and the symbols have to be searched for.
+        let without_names = stops_of(text, &NoNames);
+        match without_names {
+            Ok(stops) => Ok(stops),
+            Err(refusal) => {
+                let symbols = self.symbols().map_err(|_| refusal)?;
+                stops_of(text, &*symbols)
+            }
+        }
+    }
+
+    fn search(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
+        let stops = self.stops_of(text)?;
+        let here = self.timeline.snapshot().map_err(refused)?;
+        let mut answer = String::new();
+        for (direction, name) in [(Direction::Backward, "before"), (Direction::Forward, "after")] {
+            let found = match self.run(&stops, direction, poll)? {
+                TravelStop::Hit(cause) => format!("insn:{} {}", self.timeline.position(), self.told(cause)),
+                TravelStop::Interrupted => "interrupted".to_string(),
+                _ => "nowhere".to_string(),
+            };
+            let _ = writeln!(answer, "{name}: {found}");
+            self.timeline.return_to(&here).map_err(refused)?;
+        }
+        Ok(answer)
+    }
+
+    fn mark(&mut self, name: &str) -> Result<String, Refusal> {
+        if name.is_empty() {
+            let lines = self.marks.iter().map(|(name, at)| format!("mark:{name:<16} insn:{at}\n"));
+            return Ok(lines.collect());
+        }
+        if name.contains(char::is_whitespace) {
+            return Err(Refusal::new("a mark's name is one word"));
+        }
+        if self.timeline.forked_at().is_some() {
+            return Err(Refusal::new("a place in a scratch fork cannot be come back to"));
+        }
+        let here = self.timeline.position();
+        self.marks.insert(name.to_string(), here);
+        Ok(format!("mark:{name} is instruction {here}\n"))
+    }
+
+    fn add_checkpoint(&mut self) -> Result<String, Refusal> {
+        let entry = self.timeline.add_checkpoint().map_err(refused)?;
+        Ok(format!("there is a checkpoint at instruction {} now\n", entry.position))
+    }
+
+    fn console(&self, lines: &str) -> String {
+        let text = String::from_utf8_lossy(self.timeline.machine().console().text()).replace('\r', "");
+        let all: Vec<&str> = text.lines().collect();
+        let wanted = lines.parse().unwrap_or(all.len());
+        all[all.len().saturating_sub(wanted)..].iter().map(|line| format!("{line}\n")).collect()
+    }
+
+    fn physical(&self, text: &str) -> Result<String, Refusal> {
+        let range = text.split_once(' ').and_then(|(at, length)| Some((number(at)?, number(length.trim())?)));
+        let (address, length) =
+            range.filter(|&(_, length)| length <= MAX_PHYSICAL_BYTES).ok_or_else(|| {
+                Refusal::new(format!("write: physical ADDR LEN, at most {MAX_PHYSICAL_BYTES} bytes"))
+            })?;
+        let mut bytes = vec![0; length as usize];
+        let count = self.timeline.machine().read_physical(address, &mut bytes);
+        let mut answer = String::new();
+        for (row, at) in bytes[..count].chunks(16).zip((address..).step_by(16)) {
+            let digits: Vec<String> = row.iter().map(|byte| format!("{byte:02x}")).collect();
+            let _ = writeln!(answer, "{at:#014x}  {}", digits.join(" "));
+        }
+        if count < bytes.len() {
+            let _ = writeln!(answer, "there is no RAM at {:#x}", address.saturating_add(count as u64));
+        }
+        Ok(answer)
+    }
+
+    fn leave_fork(&mut self) -> Result<String, Refusal> {
+        match self.timeline.leave_fork().map_err(refused)? {
+            Some(_) => {
+                // It would be news from a fork that is gone.
+                self.message = None;
+                Ok(format!("back in the recorded history: {}", self.when()))
+            }
+            None => Err(Refusal::new("this is the recorded history: there is no fork to come back from")),
+        }
+    }
+}
+
+/// What to run to: the words of the command, or any condition.
+fn stops_of(text: &str, names: &dyn Names) -> Result<Stops, Refusal> {
+    let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
+    let word = word.trim_start_matches("last-").trim_start_matches("next-");
+    let words: Vec<_> = rest.split_whitespace().collect();
+    let watched = |kind, changes_only| {
+        let (address, length) = range(&words, names)?;
+        address.checked_add(length.checked_sub(1)?)?;
+        let point = Watchpoint { space: AddressKind::Linear, address, length, kind };
+        Some(Stops { watches: vec![Watch { changes_only, ..point.into() }], ..Stops::default() })
+    };
+    let numbers = words.iter().map(|word| number(word)).collect::<Option<Vec<_>>>();
+    let stops = match (word, numbers.as_deref()) {
+        ("write", _) => watched(WatchKind::Write, false),
+        ("change", _) => watched(WatchKind::Write, true),
+        ("read", _) => watched(WatchKind::Read, false),
+        ("access", _) => watched(WatchKind::Access, false),
+        ("call", _) if words.len() == 1 => place(words[0], names)
+            .map(|(address, _)| Stops { breakpoints: vec![Breakpoint::at(address)], ..Stops::default() }),
+        ("syscall", Some([])) => Some(Stops::system_call(None)),
+        ("syscall", Some(&[number])) => Some(Stops::system_call(Some(number))),
+        ("syscall", None) if words.len() == 1 => {
+            let named = Condition::parse(&format!("syscall:{}", words[0]), names);
+            return named.map(|Condition(stops)| stops).map_err(Refusal::new);
+        }
+        // The vectors below 32 are exceptions.
+        ("interrupt", Some([])) => Some(vectors(32..=255)),
+        ("interrupt", Some(&[vector])) => u8::try_from(vector).ok().map(|vector| vectors(vector..=vector)),
+        _ => None,
+    };
+    if let Some(stops) = stops {
+        return Ok(stops);
+    }
+    let is_place = ["write", "change", "read", "access", "call"].contains(&word);
+    if let Some(unknown) = words.first().filter(|word| is_place && place(word, names).is_none()) {
+        let why = format!("'{unknown}' is neither a number nor a symbol of the guest's kernel");
+        return Err(Refusal::new(why));
+    }
+    let parsed = Condition::parse(text, names);
+    parsed.map(|Condition(stops)| stops).map_err(Refusal::new)
+}
+
+/// An address, and how many bytes are meant by it if nothing is said.
+fn place(word: &str, names: &dyn Names) -> Option<(u64, u64)> {
+    let named = || names.named(word).map(|(address, size)| (address, size.clamp(1, MAX_VARIABLE_BYTES)));
+    number(word).map(|address| (address, 1)).or_else(named)
+}
+
+fn range(words: &[&str], names: &dyn Names) -> Option<(u64, u64)> {
+    match *words {
+        [word] => place(word, names),
+        [word, length] => Some((place(word, names)?.0, number(length)?)),
+        _ => None,
+    }
+}
+
+fn vectors(vectors: std::ops::RangeInclusive<u8>) -> Stops {
+    Stops { traps: Traps { vectors: vectors.collect(), ..Traps::default() }, ..Stops::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_to_run_to_is_understood() {
+        let stops_of = |text: &str| stops_of(text, &NoNames);
+        let write = stops_of("last-write 0x1000 4").unwrap().watches[0];
+        assert_eq!((write.point.address, write.point.length, write.changes_only), (0x1000, 4, false));
+        assert!(stops_of("change 16").unwrap().watches[0].changes_only);
+        assert_eq!(stops_of("last-call 0x10").unwrap().breakpoints, [Breakpoint::at(0x10)]);
+        assert_eq!(stops_of("syscall").unwrap(), Stops::system_call(None));
+        assert_eq!(stops_of("next-syscall 3").unwrap(), Stops::system_call(Some(3)));
+        assert_eq!(stops_of("last-interrupt").unwrap().traps.vectors.len(), 224);
+        assert_eq!(stops_of("vector:14").unwrap().traps.vectors.len(), 1);
+        assert_eq!(stops_of("console:login: ").unwrap().console.unwrap(), b"login: ");
+        for text in ["", "write", "write x", "write 1 0", "call", "interrupt 256", "syscall x", "nonsense 1"]
+        {
+            assert!(stops_of(text).is_err(), "{text}");
+        }
+    }
+
+    /// A small variable and a large one.
+    struct Variables;
+
+    impl Names for Variables {
+        fn named(&self, name: &str) -> Option<(u64, u64)> {
+            match name {
+                "flag" => Some((0x1000, 4)),
+                "table" => Some((0x2000, 0x800)),
+                _ => None,
+            }
+        }
+        fn functions_like(&self, _: &str) -> std::collections::BTreeSet<u64> {
+            Default::default()
+        }
+    }
+
+    #[test]
+    fn names_are_places() {
+        let stops_of = |text: &str| stops_of(text, &Variables);
+        for (text, address, length) in [
+            ("last-write flag", 0x1000, 4),
+            ("change table", 0x2000, 8),
+            ("read table 64", 0x2000, 64),
+            ("access:flag", 0x1000, 1),
+            ("write:table+2", 0x2000, 2),
+        ] {
+            let point = stops_of(text).unwrap().watches[0].point;
+            assert_eq!((point.address, point.length), (address, length), "{text}");
+        }
+        assert_eq!(stops_of("last-call flag").unwrap().breakpoints, [Breakpoint::at(0x1000)]);
+        assert_eq!(stops_of("break:table").unwrap().breakpoints, [Breakpoint::at(0x2000)]);
+        for text in ["write flags", "call flags", "break:flags"] {
+            let refusal = stops_of(text).unwrap_err().to_string();
+            assert!(refusal.starts_with("'flags' is neither a number nor a symbol"), "{refusal}");
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! `monitor ps`, `monitor threads` and `monitor break-in`: the guest's processes, as a list and as gdb's threads, and stopping in
+//! one of them only.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use gdb::Refusal;
+use guest_symbols::switched_out::SwitchFrame;
+use guest_symbols::tasks::{AddressSpace, Process, Processes, Tasks};
+use guest_symbols::{USER_ROOT_BIT, page_table_root};
+
+use super::GdbTarget;
+use super::bounds::Only;
+use super::threads::ShownThreads;
+use history::timeline::{address_space, number};
+
+/// `PID_MAX_LIMIT` of Linux: no process has a number above.
+const MAX_PID: u64 = 1 << 22;
+
+impl GdbTarget<'_> {
+    pub(super) fn ps(&mut self) -> Result<String, Refusal> {
+        let (_, processes) = self.processes()?;
+        let mut text = String::from("      PID  PARENT STATE CR3            NAME\n");
+        for process in &processes.all {
+            let mark = if processes.is_current(process) { '*' } else { ' ' };
+            let Process { pid, parent, state, name, .. } = process;
+            let _ = writeln!(text, "{mark} {pid:7} {parent:7} {state}     {:14} {name}", space(process));
+            for thread in &process.threads {
+                let _ = writeln!(text, "  {:7}   thread of {pid:<19} {}", thread.id, thread.name);
+            }
+        }
+        if let Some(current) = processes.current.as_ref().filter(|current| current.id != current.process) {
+            let _ = writeln!(text, "(* of process {} it is thread {})", current.process, current.id);
+        }
+        if let Some(damage) = processes.damage {
+            let _ = writeln!(text, "(this is not all: {damage})");
+        }
+        Ok(text)
+    }
+
+    /// Lets gdb see the threads of the guest, or the CPU alone again.
+    pub(super) fn set_threads(&mut self, argument: &str) -> Result<String, Refusal> {
+        match argument {
+            "" => {}
+            "off" => self.shown_threads = None,
+            "on" => {
+                let tasks = self.tasks().map_err(|error| Refusal::new(error.to_string()))?;
+                let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
+                let frame = SwitchFrame::of_kernel(self.timeline.machine(), &symbols);
+                let frame = frame.map_err(|missing| Refusal::new(missing.to_string()))?;
+                self.shown_threads = Some(ShownThreads::new(tasks, frame));
+            }
+            _ => return Err(Refusal::new("write: monitor threads [on|off]")),
+        }
+        let said = match self.shown_threads {
+            Some(_) => "gdb sees the guest's threads; thread 1 is the CPU, and the only one that moves\n",
+            None => "gdb sees the CPU alone\n",
+        };
+        Ok(said.to_string())
+    }
+
+    pub(super) fn break_in(&mut self, text: &str) -> Result<String, Refusal> {
+        let (wanted, rest) = first_word(text);
+        if wanted.is_empty() {
+            return Ok(self.bounds.to_string());
+        }
+        let (only, said) = match wanted {
+            "anywhere" => (None, String::new()),
+            "here" => {
+                let root = address_space(self.timeline.machine());
+                let (only, said) = self.tables(root);
+                (Some(only), said)
+            }
+            _ => {
+                let (only, said) = self.process_or_tables(wanted)?;
+                (Some(only), said)
+            }
+        };
+        let addresses =
+            rest.split_whitespace().map(|word| self.address(word)).collect::<Result<Vec<_>, _>>()?;
+        self.bounds.bind(only, &addresses);
+        self.points_changed();
+        Ok(said + &self.bounds.to_string())
+    }
+
+    /// What gdb's user means by a number or a name, and what there is to say about it.
+    fn process_or_tables(&mut self, wanted: &str) -> Result<(Only, String), Refusal> {
+        match number(wanted) {
+            Some(pid) if !wanted.starts_with("0x") && pid <= MAX_PID => self.process(pid as u32),
+            Some(cr3) => Ok(self.tables(cr3)),
+            None => self.named(wanted),
+        }
+    }
+
+    /// The address space with these tables.
+    fn tables(&mut self, cr3: u64) -> (Only, String) {
+        let root = page_table_root(cr3);
+        let Ok(tasks) = self.tasks() else { return (Only::Tables(root, None), String::new()) };
+        let machine = self.timeline.machine();
+        let root = if tasks.is_isolated(machine) { root & !USER_ROOT_BIT } else { root };
+        let processes = tasks.list(machine);
+        let owner = processes.all.iter().find(|process| process.space == AddressSpace::Own(root));
+        let mut said = match owner {
+            Some(owner) => format!("these are the page tables of process {} ({})\n", owner.pid, owner.name),
+            None => "no process has these page tables here\n".to_string(),
+        };
+        let current = processes.current.as_ref().and_then(|current| processes.with(current.process));
+        if let Some(thread) = current.filter(|process| process.space == AddressSpace::KernelThread)
+            && root == tasks.address_space(machine)
+        {
+            let Process { pid, name, .. } = thread;
+            let _ =
+                writeln!(said, "{pid} ({name}), which runs here, is a kernel thread and only borrows them");
+        }
+        (Only::Tables(root, Some(tasks)), said)
+    }
+
+    fn process(&mut self, pid: u32) -> Result<(Only, String), Refusal> {
+        let (tasks, processes) = self.processes()?;
+        let Some(process) = processes.with(pid) else {
+            let said = format!("there is no process {pid} here and now; points stop where there is one\n");
+            return Ok((Only::Process(pid, tasks), said));
+        };
+        let mut said = described(process);
+        if process.pid != pid {
+            said = format!("{pid} is a thread of it: {said}");
+        }
+        Ok((Only::Process(process.pid, tasks), said))
+    }
+
+    fn named(&mut self, name: &str) -> Result<(Only, String), Refusal> {
+        let (tasks, processes) = self.processes()?;
+        let only = Only::named(name, tasks);
+        let Only::Named(kept, _) = &only else { unreachable!("it was just made so") };
+        let has_name = |process: &&Process| {
+            process.name == *kept || process.threads.iter().any(|thread| thread.name == *kept)
+        };
+        let mut said: String = processes.all.iter().filter(has_name).map(described).collect();
+        match said.lines().count() {
+            0 => said = format!("no process is named '{kept}' here and now; points stop where one is\n"),
+            1 => {}
+            count => {
+                let _ = writeln!(
+                    said,
+                    "points stop in all {count} of them; a number instead of the name means one"
+                );
+            }
+        }
+        Ok((only, said))
+    }
+
+    fn processes(&mut self) -> Result<(Arc<Tasks>, Processes), Refusal> {
+        let tasks = self.tasks().map_err(|error| Refusal::new(error.to_string()))?;
+        let processes = tasks.list(self.timeline.machine());
+        if processes.all.is_empty() {
+            return Err(Refusal::new("there are no processes here: the kernel has not come so far"));
+        }
+        Ok((tasks, processes))
+    }
+}
+
+/// A line about a process.
+fn described(process: &Process) -> String {
+    let Process { pid, name, space, .. } = process;
+    match space {
+        AddressSpace::Own(root) => format!("process {pid} ({name}) has CR3 {root:#x}\n"),
+        AddressSpace::KernelThread => {
+            format!(
+                "{pid} ({name}) is a kernel thread without an address space of its own: points stop while it runs\n"
+            )
+        }
+        AddressSpace::None => format!("process {pid} ({name}) has no address space any more\n"),
+    }
+}
+
+fn space(process: &Process) -> String {
+    match process.space {
+        AddressSpace::Own(root) => format!("{root:#x}"),
+        AddressSpace::KernelThread => "kernel thread".to_string(),
+        AddressSpace::None => "none".to_string(),
+    }
+}
+
+/// The first word, which may be in double quotes, and what follows it.
+fn first_word(text: &str) -> (&str, &str) {
+    let quoted = text.strip_prefix('"').and_then(|text| text.split_once('"'));
+    quoted.or_else(|| text.split_once(char::is_whitespace)).unwrap_or((text, ""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_may_be_quoted() {
+        for (text, expected) in [
+            ("", ("", "")),
+            ("12", ("12", "")),
+            ("sh 0x10 0x20", ("sh", "0x10 0x20")),
+            ("\"tmux: server\" 0x10", ("tmux: server", " 0x10")),
+            ("\"open", ("\"open", "")),
+        ] {
+            assert_eq!(first_word(text), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! How far a movement is, for the person who waits at gdb. The clock decides only when to
+//! report; the movement does not depend on it.
+
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use history::timeline::Meter;
+
+/// Who else is told.
+pub(super) type Listener = Rc<dyn Fn(String)>;
+
+/// How often to speak, and to whom besides gdb.
+pub(super) struct Settings {
+    pub every: Duration,
+    pub listener: Option<Listener>,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        // Shorter waits are none.
+        Settings { every: Duration::from_secs(2), listener: None }
+    }
+}
+
+/// Something to call at every poll of a movement that begins now: what there is to say, if there is
+/// something.
+pub(super) fn teller(meter: Meter, settings: &Settings) -> Box<gdb::Progress> {
+    let (every, listener) = (settings.every, settings.listener.clone());
+    let begun = Instant::now();
+    let mut next = every;
+    Box::new(move || {
+        let elapsed = begun.elapsed();
+        if elapsed < next {
+            return None;
+        }
+        next = elapsed + every;
+        let text = sentence(meter.progress(), elapsed);
+        if let Some(listener) = &listener {
+            listener(text.clone());
+        }
+        Some(format!("[{text}]\n"))
+    })
+}
+
+fn sentence((done, at_most): (u64, u64), elapsed: Duration) -> String {
+    const MILLION: f64 = 1e6;
+    let (done, at_most) = (done as f64, at_most as f64);
+    let speed = done / elapsed.as_secs_f64().max(1e-3);
+    let left =
+        if speed > 0.0 { format!(", at most {:.0} s left", (at_most - done) / speed) } else { String::new() };
+    format!(
+        "{:.0} of at most {:.0} million instructions replayed, {:.0} %{left}",
+        done / MILLION,
+        at_most / MILLION,
+        (done / at_most.max(1.0) * 100.0).floor()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_a_sentence() {
+        let table = [
+            ((0, 0), 0, "0 of at most 0 million instructions replayed, 0 %"),
+            ((0, 5_000_000), 2, "0 of at most 5 million instructions replayed, 0 %"),
+            (
+                (350_000_000, 25_000_000_000),
+                2,
+                "350 of at most 25000 million instructions replayed, 1 %, at most 141 s left",
+            ),
+            (
+                (4_000_000, 4_000_000),
+                1,
+                "4 of at most 4 million instructions replayed, 100 %, at most 0 s left",
+            ),
+        ];
+        for (progress, seconds, expected) in table {
+            assert_eq!(sentence(progress, Duration::from_secs(seconds)), expected);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! The guest's threads that do not run, each as a thread of gdb's with the registers that it will go on with and the memory
+//! that it sees.
+
+use std::sync::Arc;
+
+use gdb::{Refusal, Registers, SleepingThread, Threads};
+use guest_symbols::GuestView;
+use guest_symbols::switched_out::{SavedRegisters, SwitchFrame};
+use guest_symbols::tasks::{AddressSpace, Processes, Tasks};
+
+use super::registers::to_gdb;
+use machine::Machine;
+use machine::position::Instructions;
+
+/// The number for gdb of the thread with the kernel's number 0, which runs while no other does; that of thread 1 is the next.
+/// No process has a number as large (`PID_MAX_LIMIT` of Linux), and gdb knows the CPU as thread 1.
+const FIRST_TWO: u32 = 1 << 22;
+
+/// The guest's threads, as gdb sees them.
+pub(super) struct ShownThreads {
+    tasks: Arc<Tasks>,
+    frame: SwitchFrame,
+    /// Those at the place where gdb last asked for them.
+    sleepers: Vec<Sleeper>,
+}
+
+/// A thread that does not run.
+struct Sleeper {
+    number: u32,
+    /// The address of its `task_struct`.
+    task: u64,
+    /// The page tables with which it would run; a kernel thread takes any.
+    cr3: Option<u64>,
+    description: String,
+}
+
+impl ShownThreads {
+    /// Those of a kernel that keeps them so.
+    pub fn new(tasks: Arc<Tasks>, frame: SwitchFrame) -> ShownThreads {
+        ShownThreads { tasks, frame, sleepers: Vec::new() }
+    }
+
+    /// All threads as of now.
+    pub fn list(&mut self, machine: &Machine<Instructions>) -> Threads {
+        let processes = self.tasks.list(machine);
+        self.sleepers = sleepers(&processes, |task| self.tasks.at(machine, task).map(|(_, state)| state));
+        let running = processes.current.as_ref();
+        let running = running.map(|thread| format!("{}, pid {}", thread.name, thread.id)).unwrap_or_default();
+        let sleeping = self.sleepers.iter().map(|sleeper| SleepingThread {
+            number: sleeper.number,
+            description: sleeper.description.clone(),
+        });
+        Threads { running, sleeping: sleeping.collect() }
+    }
+
+    /// The registers with which one of those that were listed goes on.
+    pub fn registers(&self, machine: &Machine<Instructions>, number: u32) -> Result<Registers, Refusal> {
+        let none = || Refusal::new(format!("there is no thread {number} here"));
+        let sleeper = self.sleeper(number).ok_or_else(none)?;
+        let unreadable = || Refusal::new(format!("the stack of {} cannot be read", sleeper.description));
+        let saved = self.frame.registers(machine, sleeper.task).ok_or_else(unreadable)?;
+        let cr3 = self.tables(machine, sleeper);
+        Ok(Registers { cr3, ..in_kernel(&to_gdb(&machine.cpu().state()), saved) })
+    }
+
+    /// Reads what one of those that were listed sees at an address. Returns how many bytes there are, from the first on.
+    pub fn read(&self, machine: &Machine<Instructions>, number: u32, address: u64, to: &mut [u8]) -> usize {
+        self.sleeper(number).map_or(0, |sleeper| machine.read(self.tables(machine, sleeper), address, to))
+    }
+
+    fn sleeper(&self, number: u32) -> Option<&Sleeper> {
+        self.sleepers.iter().find(|sleeper| sleeper.number == number)
+    }
+
+    fn tables(&self, machine: &Machine<Instructions>, of: &Sleeper) -> u64 {
+        of.cr3.unwrap_or_else(|| self.tasks.address_space(machine))
+    }
+}
+
+/// All threads but the one that runs; `state` knows what each of them does.
+fn sleepers(processes: &Processes, state: impl Fn(u64) -> Option<char>) -> Vec<Sleeper> {
+    let mut found = Vec::new();
+    for process in &processes.all {
+        let cr3 = match process.space {
+            AddressSpace::Own(root) => Some(root),
+            AddressSpace::KernelThread | AddressSpace::None => None,
+        };
+        let first = (process.pid, &process.name, process.task);
+        let others = process.threads.iter().map(|thread| (thread.id, &thread.name, thread.task));
+        for (id, name, task) in [first].into_iter().chain(others) {
+            if processes.current.as_ref().is_some_and(|current| current.task == task) {
+                continue;
+            }
+            let number = if id < 2 { FIRST_TWO + id } else { id };
+            let of = if id == process.pid { String::new() } else { format!(" of {}", process.pid) };
+            let state = state(task).unwrap_or('?');
+            found.push(Sleeper { number, task, cr3, description: format!("{name}, pid {id}{of}, {state}") });
+        }
+    }
+    found
+}
+
+/// The registers of a thread inside the kernel, where the running one may be in a program. What the kernel does not keep for it is
+/// zero; what is the same for all threads is as it is.
+fn in_kernel(running: &Registers, saved: SavedRegisters) -> Registers {
+    const KERNEL_CODE: u16 = 0x10;
+    const KERNEL_DATA: u16 = 0x18;
+    let SavedRegisters { rip, rsp, rbp, rbx, r12, r13, r14, r15 } = saved;
+    Registers {
+        rip,
+        rsp,
+        rbp,
+        rbx,
+        r12,
+        r13,
+        r14,
+        r15,
+        cs: KERNEL_CODE,
+        ss: KERNEL_DATA,
+        cr0: running.cr0,
+        cr4: running.cr4,
+        efer: running.efer,
+        ..Registers::default()
+    }
+}

@@ -1,0 +1,50 @@
+//! Where replays begin.
+
+use machine::Machine;
+use machine::engine::EngineKind;
+use machine::error::Error;
+use machine::unit::Unit;
+use recording::Recording;
+use recording::checkpoints::Checkpoints;
+use recording::player::Player;
+
+/// Builds the machine of a recording where it begins, mostly at its first instruction, and the player that
+/// feeds it.
+pub fn open<C: Unit>(recording: &Recording<C>) -> Result<(Machine<C>, Player<C>), Error> {
+    open_on(recording, EngineKind::SOFT)
+}
+
+/// As [`open`], on an engine of this kind.
+pub fn open_on<C: Unit>(
+    recording: &Recording<C>,
+    engine: EngineKind,
+) -> Result<(Machine<C>, Player<C>), Error> {
+    let images = recording.manifest.machine.read_images()?;
+    let mut player = Player::new(recording.log.clone())?;
+    let mut machine = Machine::build(&recording.manifest.machine, &images, player.power_on(), engine)?;
+    if recording.is_part() {
+        let store = recording.checkpoints()?.ok_or_else(|| no_beginning(recording))?;
+        let checkpoints = Checkpoints::new(store, machine.maps()?.ram, &recording.log)?;
+        begin_part(recording, &checkpoints, &mut machine, &mut player)?;
+    }
+    Ok((machine, player))
+}
+
+/// Brings a machine at power-on to where a part of a run begins: the first of its checkpoints.
+pub fn begin_part<C: Unit>(
+    recording: &Recording<C>,
+    checkpoints: &Checkpoints<C>,
+    machine: &mut Machine<C>,
+    player: &mut Player<C>,
+) -> Result<(), Error> {
+    let snapshot =
+        checkpoints.attach_and_load(C::default(), machine)?.ok_or_else(|| no_beginning(recording))?;
+    machine.restore(&snapshot.state, &snapshot.maps)?;
+    player.set_cursor(snapshot.cursor)
+}
+
+/// The checkpoint is gone that a part begins with.
+pub fn no_beginning<C>(recording: &Recording<C>) -> Error {
+    let why = "the checkpoint is missing that this part begins with; open it again, and it is made again";
+    Error::recording(&recording.path, why)
+}

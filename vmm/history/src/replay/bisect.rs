@@ -1,0 +1,227 @@
+//! Finds the first instruction that two live replays execute differently.
+//!
+//! The two may be replays of two recordings, or of one recording where one of them was tampered with. Neither
+//! is compared with what its recording says: only with the other. It is assumed that machines which differ go
+//! on differing; where a difference vanishes again, the place that is found is one where equal machines
+//! become different, but there may be an earlier one.
+
+use checkpoint::Maps;
+use cpu::{CpuState, Tier};
+
+use crate::replay::begin;
+use crate::replay::registers;
+use crate::replay::run::Fault;
+use machine::checks::{CheckParts, CheckRecord};
+use machine::error::Error;
+use machine::position::Position;
+use machine::unit::Unit;
+use machine::{Machine, MachineState, Outcome};
+use recording::Recording;
+use recording::cursor::Cursor;
+use recording::player::{Player, Scrutiny};
+
+/// Distance between comparisons, while it is not known yet where the two differ, that costs next to nothing.
+pub const FAR_APART: u64 = 256_000_000;
+/// Places in RAM that are named.
+const MAX_PLACES: usize = 8;
+
+/// One of two replays.
+pub struct Side<C> {
+    machine: Machine<C>,
+    player: Player<C>,
+    fault: Option<Fault<C>>,
+}
+
+/// Where a side once was.
+struct Saved<C> {
+    at: C,
+    state: MachineState,
+    maps: Maps,
+    cursor: Cursor<C>,
+}
+
+/// Where two replays part.
+#[derive(Clone, Debug)]
+pub struct Parting {
+    /// Both are equal here, and differ after one more.
+    pub at: Position,
+    /// The CPU before that step, the same on both sides.
+    pub before: CpuState,
+    /// The bytes at RIP then, as far as they can be read.
+    pub code: Vec<u8>,
+    /// What differs after it.
+    pub differences: Vec<String>,
+}
+
+impl<C: Unit> Side<C> {
+    /// A replay at its first instruction.
+    pub fn new(recording: &Recording<C>, fault: Option<Fault<C>>) -> Result<Side<C>, Error> {
+        let (machine, mut player) = begin::open(recording)?;
+        player.set_scrutiny(Scrutiny::Nothing);
+        Ok(Side { machine, player, fault })
+    }
+
+    /// As [`Side::new`], by one tier of the software CPU.
+    pub fn by(tier: Tier, recording: &Recording<C>, fault: Option<Fault<C>>) -> Result<Side<C>, Error> {
+        let mut side = Side::new(recording, fault)?;
+        side.machine.set_tier(tier);
+        Ok(side)
+    }
+
+    fn at(&self) -> C {
+        self.machine.moment().count
+    }
+
+    fn ended(&self) -> bool {
+        self.machine.outcome().is_some()
+    }
+
+    fn run_to(&mut self, until: C) -> Result<(), Error> {
+        if let Some(fault) = self.fault.filter(|fault| self.at() <= fault.at && fault.at < until) {
+            self.run_plainly(fault.at)?;
+            if !self.ended() {
+                self.machine.flip_ram_bit(fault.offset, fault.bit);
+            }
+        }
+        self.run_plainly(until)
+    }
+
+    fn run_plainly(&mut self, until: C) -> Result<(), Error> {
+        while !self.ended() && self.at() < until {
+            self.machine.run(until, &mut self.player)?;
+        }
+        Ok(())
+    }
+
+    fn save(&mut self) -> Result<Saved<C>, Error> {
+        Ok(Saved {
+            at: self.at(),
+            state: self.machine.state(),
+            maps: self.machine.maps()?,
+            cursor: self.player.cursor(),
+        })
+    }
+
+    fn restore(&mut self, saved: &Saved<C>) -> Result<(), Error> {
+        self.machine.restore(&saved.state, &saved.maps)?;
+        self.player.set_cursor(saved.cursor)
+    }
+
+    fn summary(&mut self) -> Result<Summary<C>, Error> {
+        let check = self.machine.check(CheckParts { devices: true, ram: true })?;
+        Ok((check, self.machine.outcome().cloned(), self.machine.disk_hash()))
+    }
+}
+
+/// What two machines are compared by.
+type Summary<C> = (CheckRecord<C>, Option<Outcome>, [u8; 32]);
+
+fn equal<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> Result<bool, Error> {
+    Ok(left.summary()? == right.summary()?)
+}
+
+/// Where two replays from the first instruction part: the first difference after `equal_at` (where they are
+/// said to be equal, which is looked at) and up to `until`. They are compared every `stride` instructions or exits. `None`
+/// when they are equal there too. `progress` gets positions.
+pub fn find_parting<C: Unit>(
+    left: &mut Side<C>,
+    right: &mut Side<C>,
+    equal_at: C,
+    until: C,
+    stride: u64,
+    mut progress: impl FnMut(C),
+) -> Result<Option<Parting>, Error> {
+    let mut low = (left.save()?, right.save()?);
+    if !equal(left, right)? {
+        return Ok(Some(describe(left, right, C::default())?));
+    }
+    let mut next = equal_at;
+    let mut high = loop {
+        // Not at a multiple of anything: a stride that is too long is only slower.
+        let target = if next > low.0.at { next } else { low.0.at.saturating_add(stride) }.min(until);
+        left.run_to(target)?;
+        right.run_to(target)?;
+        progress(target);
+        if !equal(left, right)? {
+            break target;
+        }
+        if target >= until || left.ended() {
+            return Ok(None);
+        }
+        low = (left.save()?, right.save()?);
+        next = C::default();
+    };
+    while high - low.0.at > 1 {
+        let middle = low.0.at + (high - low.0.at) / 2;
+        left.restore(&low.0)?;
+        right.restore(&low.1)?;
+        left.run_to(middle)?;
+        right.run_to(middle)?;
+        progress(middle);
+        if equal(left, right)? {
+            low = (left.save()?, right.save()?);
+        } else {
+            high = middle;
+        }
+    }
+    left.restore(&low.0)?;
+    right.restore(&low.1)?;
+    let mut parting = describe(left, right, low.0.at)?;
+    left.run_to(high)?;
+    right.run_to(high)?;
+    parting.differences = differences(left, right)?;
+    Ok(Some(parting))
+}
+
+fn describe<C: Unit>(left: &mut Side<C>, right: &mut Side<C>, at: C) -> Result<Parting, Error> {
+    let before = left.machine.cpu().state();
+    let mut code = vec![0; 15];
+    let count = left.machine.cpu().core().peek(before.rip.wrapping_add(before.segments[1].base), &mut code);
+    code.truncate(count);
+    Ok(Parting { at: at.position(), before, code, differences: differences(left, right)? })
+}
+
+fn differences<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> Result<Vec<String>, Error> {
+    let mut found = registers::differences(&left.machine.cpu().state(), &right.machine.cpu().state());
+    let (then, now) = (left.summary()?, right.summary()?);
+    if then.0.at.time_ns != now.0.at.time_ns {
+        found.push(format!("guest time {} ns {} ns", then.0.at.time_ns, now.0.at.time_ns));
+    }
+    if then.0.devices_hash != now.0.devices_hash {
+        found.push("the devices' state differs".to_string());
+    }
+    if then.0.ram_digest != now.0.ram_digest {
+        found.extend(ram_differences(&left.machine, &right.machine));
+    }
+    if then.1 != now.1 {
+        let told = |outcome: &Option<Outcome>| outcome.as_ref().map_or("goes on".into(), Outcome::to_string);
+        found.push(format!("the run: {}, {}", told(&then.1), told(&now.1)));
+    }
+    if then.2 != now.2 {
+        found.push("the disk's contents differ".to_string());
+    }
+    Ok(found)
+}
+
+/// The first bytes of RAM that differ.
+fn ram_differences<C: Unit>(left: &Machine<C>, right: &Machine<C>) -> Vec<String> {
+    let size = left.ram().size_bytes();
+    if size != right.ram().size_bytes() {
+        return vec!["the machines have different amounts of RAM".to_string()];
+    }
+    let (mut then, mut now) = ([0; 4096], [0; 4096]);
+    let mut found = Vec::new();
+    for offset in (0..size).step_by(4096) {
+        left.ram().read_bytes(offset, &mut then);
+        right.ram().read_bytes(offset, &mut now);
+        for (at, (then, now)) in then.iter().zip(&now).enumerate().filter(|(_, (then, now))| then != now) {
+            if found.len() == MAX_PLACES {
+                found.push("and more of RAM".to_string());
+                return found;
+            }
+            let gpa = left.ram().layout().gpa_of(offset + at as u64);
+            found.push(format!("the byte at physical address {gpa:#x}: {then:#04x} {now:#04x}"));
+        }
+    }
+    found
+}

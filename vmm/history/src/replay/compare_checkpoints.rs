@@ -1,0 +1,330 @@
+//! Comparing a recording's checkpoints with a replay of it: the machine's state, the place in the log, every
+//! page of RAM and every block of the disk. Where exits are counted, which engine recorded is not known, and
+//! everything but what processors differ in is compared ([`machine::comparable`]).
+//!
+//! At the checkpoint before, both were equal. A page that the replay has not written since, and of which the
+//! checkpoint has no new version, is still equal and is not read. So comparing costs as much as what was
+//! written.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+
+use checkpoint::{Maps, PAGE_BYTES, Page, PageMap, PageRef, Space};
+
+use machine::comparable::{Likeness, cpu_hash};
+use machine::disk::OverlayDisk;
+use machine::error::Error;
+use machine::position::Position;
+use machine::ram_digest::leave_out_processors_own;
+use machine::unit::Unit;
+use machine::{Machine, MachineState};
+use recording::Recording;
+use recording::checkpoints::{CheckpointHead, Checkpoints, must_fit, parse_state};
+use recording::player::Player;
+
+/// A checkpoint that is not what a replay has at its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointDifference {
+    /// Where it is.
+    pub at: Position,
+    /// The first part of it that differs.
+    pub part: CheckpointPart,
+}
+
+/// A part of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CheckpointPart {
+    /// Position, counts, RIP, place in the log: what it says of itself in short.
+    Head,
+    /// A part of the machine's state.
+    State(&'static str),
+    /// The page of RAM at this physical address, from this byte of it on.
+    Ram {
+        /// Where the page begins.
+        gpa: u64,
+        /// The first byte that differs.
+        byte: usize,
+    },
+    /// This disk block, from this byte of it on.
+    Disk {
+        /// Its number.
+        block: u64,
+        /// The first byte that differs.
+        byte: usize,
+    },
+}
+
+impl fmt::Display for CheckpointDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the checkpoint at {} is not what the replay has there: ", self.at)?;
+        match self.part {
+            CheckpointPart::Head => f.write_str("position, counts or the place in the log differ"),
+            CheckpointPart::State(what) => write!(f, "{what} differs"),
+            CheckpointPart::Ram { gpa, byte } => {
+                write!(f, "the page of RAM at {gpa:#x} differs, first in byte {byte:#x}")
+            }
+            CheckpointPart::Disk { block, byte } => {
+                write!(f, "disk block {block} differs, first in byte {byte:#x}")
+            }
+        }
+    }
+}
+
+/// Compares the checkpoints of a recording one after the other, in the order of the run.
+pub struct CheckpointComparison<C> {
+    checkpoints: Checkpoints<C>,
+    /// How alike states must be. What counts instructions was all made by the software CPU.
+    likeness: Likeness,
+    /// The disk as it is at the checkpoint that is compared.
+    disk: Option<OverlayDisk>,
+    /// The maps at the checkpoint that was compared last.
+    before: Maps,
+    /// Number of checkpoints compared so far.
+    pub compared: usize,
+    /// The first difference, behind which nothing more is compared.
+    pub difference: Option<CheckpointDifference>,
+}
+
+impl<C: Unit> CheckpointComparison<C> {
+    /// Begins with a machine at its first instruction. Reads and checks everything in the store, which
+    /// `progress` hears of in bytes done and in all. `None` if the recording has no checkpoints.
+    pub fn new(
+        recording: &Recording<C>,
+        machine: &mut Machine<C>,
+        progress: impl FnMut(u64, u64),
+    ) -> Result<Option<CheckpointComparison<C>>, Error> {
+        let Some(store) = recording.whole_checkpoints()? else { return Ok(None) };
+        store.verify(progress)?;
+        must_fit(&store, machine)?;
+        if machine.store().is_none() {
+            machine.attach_store(store.clone());
+        }
+        let disk = match &recording.manifest.machine.disk {
+            Some(image) => {
+                let mut disk = OverlayDisk::open(&image.path)?;
+                disk.attach_store(store.clone());
+                Some(disk)
+            }
+            None => None,
+        };
+        let ram = if recording.is_part() { ram_at_power_on(recording)? } else { machine.maps()?.ram };
+        let before = Maps { ram: ram.clone(), disk: PageMap::new(store.disk_blocks()) };
+        let checkpoints = Checkpoints::new(store, ram, &recording.log)?;
+        let likeness =
+            if C::NAMES_ONE_PLACE { Likeness::Exact } else { recording.manifest.machine.likeness() };
+        let (compared, difference) = (0, None);
+        Ok(Some(CheckpointComparison { checkpoints, likeness, disk, before, compared, difference }))
+    }
+
+    /// Where the checkpoints are, in order.
+    pub fn positions(&self) -> Vec<C> {
+        self.checkpoints.heads().keys().copied().collect()
+    }
+
+    /// Whether a checkpoint is of a run that has ended, and so of the machine behind its last step.
+    pub fn is_after_the_end(&self, at: C) -> Result<bool, Error> {
+        let state = parse_state(&self.checkpoints.store().state_at(at.number())?);
+        Ok(state.is_some_and(|state| state.outcome.is_some()))
+    }
+
+    /// Compares the checkpoint at `at` with a machine that a replay has brought there.
+    pub fn compare(&mut self, at: C, machine: &mut Machine<C>, player: &Player<C>) -> Result<(), Error> {
+        if self.difference.is_some() {
+            return Ok(());
+        }
+        let part = match self.head_or_state(at, machine, player)? {
+            None => self.first_page(at, machine)?,
+            part => part,
+        };
+        self.difference = part.map(|part| CheckpointDifference { at: at.position(), part });
+        self.compared += 1;
+        Ok(())
+    }
+
+    fn head_or_state(
+        &self,
+        at: C,
+        machine: &Machine<C>,
+        player: &Player<C>,
+    ) -> Result<Option<CheckpointPart>, Error> {
+        let (stored, now) = (self.checkpoints.store().state_at(at.number())?, machine.state());
+        let bytes = match self.likeness {
+            Likeness::Exact => stored.clone(),
+            // Whichever engine it was, as far as engines agree.
+            Likeness::AcrossProcessors => parse_state(&stored)
+                .filter(|state| cpu_hash(&state.cpu, self.likeness) == cpu_hash(&now.cpu, self.likeness))
+                .map_or(Vec::new(), |state| MachineState { cpu: now.cpu.clone(), ..state }.to_bytes()),
+        };
+        if bytes != now.to_bytes() {
+            return Ok(Some(CheckpointPart::State(self.differing(parse_state(&stored).as_ref(), &now))));
+        }
+        let head = CheckpointHead::of(machine, player.cursor());
+        Ok((self.checkpoints.heads().get(&at) != Some(&head)).then_some(CheckpointPart::Head))
+    }
+
+    fn first_page(&mut self, at: C, machine: &mut Machine<C>) -> Result<Option<CheckpointPart>, Error> {
+        let maps = self.checkpoints.maps(at)?;
+        let mut pages = BTreeSet::new();
+        machine.take_written(|space, page, _| {
+            pages.insert((space, page));
+            Ok(())
+        })?;
+        for space in [Space::Ram, Space::Disk] {
+            let changed = maps.space(space).changed_since(self.before.space(space));
+            pages.extend(changed.map(|(page, _)| (space, page)));
+        }
+        if let Some(disk) = &mut self.disk {
+            disk.set_version(&maps.disk);
+        }
+        for &(space, page) in &pages {
+            let (mut stored, mut now) = ([0; PAGE_BYTES], [0; PAGE_BYTES]);
+            match space {
+                Space::Ram => {
+                    self.ram_page(maps.ram.get(page), &mut stored)?;
+                    machine.ram().read_bytes(page * guest_ram::PAGE_SIZE, &mut now);
+                }
+                Space::Disk => {
+                    self.disk_block(page, &mut stored)?;
+                    machine.read_block(page, &mut now)?;
+                }
+            }
+            if space == Space::Ram && self.likeness == Likeness::AcrossProcessors {
+                leave_out_processors_own(&mut stored);
+                leave_out_processors_own(&mut now);
+            }
+            if let Some(byte) = stored.iter().zip(&now).position(|(a, b)| a != b) {
+                return Ok(Some(match space {
+                    Space::Ram => {
+                        let gpa = machine.ram().layout().gpa_of(page * guest_ram::PAGE_SIZE);
+                        CheckpointPart::Ram { gpa, byte }
+                    }
+                    Space::Disk => CheckpointPart::Disk { block: page, byte },
+                }));
+            }
+        }
+        if machine.store().is_some_and(|store| Arc::ptr_eq(store, self.checkpoints.store())) {
+            // They are equal, and need no memory.
+            let blocks = pages.range((Space::Disk, 0)..);
+            machine.adopt_blocks(blocks.map(|&(_, block)| (block, maps.disk.get(block).clone())));
+        }
+        self.before = maps;
+        Ok(None)
+    }
+
+    /// The part of a state that differs.
+    fn differing(&self, stored: Option<&MachineState>, now: &MachineState) -> &'static str {
+        let cpu = |state: &MachineState| cpu_hash(&state.cpu, self.likeness);
+        match stored {
+            None => "the machine's state, which makes no sense,",
+            Some(stored) if cpu(stored) != cpu(now) => "the CPU's state",
+            Some(stored) if stored.platform != now.platform => "the devices' state",
+            Some(stored) if stored.idle_ns != now.idle_ns => "the time that passed idle",
+            Some(stored) if stored.console != now.console => "what the console showed last",
+            Some(stored) if stored.outcome != now.outcome => "how the run ended",
+            Some(_) => "the encoding of the machine's state",
+        }
+    }
+
+    fn ram_page(&self, version: &PageRef, to: &mut Page) -> Result<(), Error> {
+        match version {
+            PageRef::Zero | PageRef::Base => to.fill(0),
+            PageRef::Held(contents) => to.copy_from_slice(&contents[..]),
+            PageRef::Stored(blob) => self.checkpoints.store().read(*blob, to)?,
+        }
+        Ok(())
+    }
+
+    fn disk_block(&mut self, block: u64, to: &mut Page) -> Result<(), Error> {
+        // A store with disk blocks belongs to a machine with a disk.
+        let Some(disk) = &mut self.disk else { return Ok(()) };
+        disk.read_whole_block(block, to)
+    }
+}
+
+/// What the loader leaves in RAM.
+fn ram_at_power_on<C: Unit>(recording: &Recording<C>) -> Result<PageMap, Error> {
+    let (config, player) = (&recording.manifest.machine, Player::new(recording.log.clone())?);
+    Ok(Machine::new(config, &config.read_images()?, player.power_on())?.maps()?.ram)
+}
+
+#[cfg(test)]
+mod tests {
+    use devices::virtio::BlockBackend;
+
+    use super::*;
+    use crate::replay::verify::verify;
+    use machine::RunStop;
+    use machine::config::{MachineConfig, MachineOptions};
+    use machine::engine::Leave;
+    use machine::inputs::{Event, Idle, Inputs, PowerOn, View};
+    use machine::position::{Count, Instructions, Moment};
+    use recording::checkpointer::Checkpointer;
+    use recording::pace::CheckpointOptions;
+    use recording::recorder::Recorder;
+    use recording::{CHECKPOINTS, Opened};
+
+    /// Nothing comes in.
+    struct Silence;
+
+    impl Inputs<Instructions> for Silence {
+        fn poll(&mut self, _: &View<'_, Instructions>) -> Result<Option<Event>, Error> {
+            Ok(None)
+        }
+        fn next_poll(&self, _: Moment<Instructions>) -> Instructions {
+            Instructions::MAX
+        }
+        fn idle(&mut self, _: Moment<Instructions>, _: Option<u64>) -> Result<Idle, Error> {
+            Ok(Idle::Forever)
+        }
+        fn leave(&self, _: Moment<Instructions>, _: Option<u64>) -> Leave {
+            Leave::AtExits
+        }
+    }
+
+    /// A block of the disk changes as no guest's doing, and no replay does it again.
+    #[test]
+    fn a_block_that_no_replay_writes_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let image = directory.path().join("disk");
+        std::fs::write(&image, vec![1; 8 * PAGE_BYTES]).unwrap();
+        let options = MachineOptions {
+            kernel: tiny_guest::write_kernel(directory.path(), 10_000),
+            disk: Some(image),
+            memory_bytes: 4 << 20,
+            debug_exit: Some(0x501),
+            ..MachineOptions::default()
+        };
+        let (config, images) = MachineConfig::from_options(&options).unwrap();
+        let power_on = PowerOn { unix_seconds: 0, seed: [1; 32], columns: 80, rows: 25 };
+        let mut machine = Machine::<Instructions>::new(&config, &images, &power_on).unwrap();
+        let path = directory.path().join("r.ttvm");
+        let log = Recording::<Instructions>::create(&path, &config).unwrap();
+        let mut recorder = Recorder::new(Silence, log, power_on);
+        let options = CheckpointOptions {
+            interval_ns: 1,
+            min_steps: 1,
+            page_rest_steps: 0,
+            ..CheckpointOptions::default()
+        };
+        let mut checkpointer =
+            Checkpointer::<Instructions>::new(&path.join(CHECKPOINTS), options, &mut machine).unwrap();
+        machine.run(Instructions(30_000), &mut recorder).unwrap();
+        machine.disk_mut().unwrap().write(3 * 8 + 1, &[7; 512]).unwrap();
+        checkpointer.look(&mut machine, &recorder).unwrap();
+        let end = machine.run(Instructions::MAX, &mut recorder).unwrap();
+        assert!(matches!(end, RunStop::Ended(_)));
+        checkpointer.finish(&mut machine, &recorder).unwrap();
+        recorder.finish(&mut machine).unwrap();
+        let Opened::ByInstructions(recording) = Opened::open(&path).unwrap() else {
+            panic!("it counts them")
+        };
+        let found = verify(&recording, None, |_, _| {}).unwrap();
+        let told = found.checkpoint_difference.unwrap().to_string();
+        assert!(
+            told.contains("instruction 30000") && told.contains("disk block 3 differs, first in byte 0x200"),
+            "{told}"
+        );
+        assert!(found.difference.is_some(), "and so does the disk at the end");
+    }
+}

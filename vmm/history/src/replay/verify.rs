@@ -1,0 +1,179 @@
+//! Verifying a recording: everything in its store, then a replay that compares all that the recording noted
+//! and every checkpoint, and where that fails, an answer to the question where the difference began, as exact
+//! as it can be.
+//!
+//! The log holds hashes, not states. So where every replay differs from it in the same way, the difference
+//! can be placed between two checks and no closer: the recorded machine of that time is gone. Where two
+//! *replays* differ (a bit of memory that failed, something in this program that is not deterministic), or
+//! where there is a second recording of the same run, both machines can be had live, and the first
+//! instruction that they execute differently is found ([`crate::replay::bisect`]).
+
+use cpu::{CpuState, Tier};
+
+use crate::replay::bisect::{FAR_APART, Parting, Side, find_parting};
+use crate::replay::compare_checkpoints::{CheckpointComparison, CheckpointDifference};
+use crate::replay::run::{Fault, Replay, ReplayEnd, last_place};
+use machine::checks::CheckRecord;
+use machine::divergence::Divergence;
+use machine::error::Error;
+use machine::position::{Count, Instructions, Moment};
+use machine::unit::Unit;
+use recording::Recording;
+use recording::log::EventRecord;
+use recording::player::Scrutiny;
+
+/// What verifying a recording found.
+pub struct Verification<C> {
+    /// Where the replay ended.
+    pub at: Moment<C>,
+    /// Whether the recording has an end to compare with.
+    pub complete: bool,
+    /// The difference, if there is one.
+    pub difference: Option<Difference<C>>,
+    /// Number of checkpoints that were compared with the replay.
+    pub checkpoints: usize,
+    /// The first checkpoint that is not what the replay had at its place.
+    pub checkpoint_difference: Option<CheckpointDifference>,
+}
+
+impl<C> Verification<C> {
+    /// Whether nothing differs.
+    pub fn equal(&self) -> bool {
+        self.difference.is_none() && self.checkpoint_difference.is_none()
+    }
+}
+
+/// A difference between recording and replay.
+pub struct Difference<C> {
+    /// As the replay found it.
+    pub divergence: Divergence,
+    /// The replayed machine's registers there.
+    pub registers: CpuState,
+    /// The recorded events between the last point that was equal and this one.
+    pub events: Vec<(usize, EventRecord<C>)>,
+    /// What could be found out about where it began.
+    pub origin: Origin,
+}
+
+/// Where a difference began.
+pub enum Origin {
+    /// A second replay differs in the same way: between the two points, and no closer.
+    Between,
+    /// A second replay is equal to the recording, and the first one parts from it here.
+    ReplaysPart(Box<Parting>),
+    /// A second replay is equal to the recording, and so was the first one, run again.
+    DidNotRecur,
+}
+
+/// Checks the store of checkpoints, then replays the whole recording and compares everything. `fault` lets
+/// memory fail on the way, for tests. `progress` gets what is being done and a position, or the share of the
+/// last one.
+pub fn verify<C: Unit>(
+    recording: &Recording<C>,
+    fault: Option<Fault<C>>,
+    mut progress: impl FnMut(&'static str, C),
+) -> Result<Verification<C>, Error> {
+    let complete = recording.log.end.is_some();
+    let mut replay = Replay::new(recording, Scrutiny::Everything, |_| Ok(()))?;
+    let last = last_place(recording);
+    let mut comparison = CheckpointComparison::new(recording, &mut replay.machine, |done, all| {
+        let share = u128::from(last.number()) * u128::from(done) / u128::from(all.max(1));
+        progress("checking checkpoints", C::new(share as u64));
+    })?;
+    replay.inject(fault);
+    let result = run_and_compare(&mut replay, comparison.as_mut(), |steps| progress("replaying", steps));
+    let mut found = Verification {
+        at: replay.machine.moment(),
+        complete,
+        difference: None,
+        checkpoints: comparison.as_ref().map_or(0, |comparison| comparison.compared),
+        checkpoint_difference: comparison.and_then(|comparison| comparison.difference),
+    };
+    let error = match result {
+        Ok(ReplayEnd::Verified | ReplayEnd::Stopped) => return Ok(found),
+        Err(error) => error,
+    };
+    let Error::Divergence(divergence) = error else { return Err(error) };
+    let registers = replay.machine.cpu().state();
+    drop(replay);
+    let at = Moment { count: divergence.at.counted(), time_ns: divergence.time_ns };
+    let last_good = Moment { count: divergence.last_good.counted(), time_ns: divergence.last_good_ns };
+    let origin = find_origin(recording, at.count, last_good, fault, &mut progress)?;
+    let between = |event: &EventRecord<C>| event.at >= last_good && event.at <= at;
+    let events = recording.log.events().collect::<Result<Vec<_>, _>>()?;
+    let events = events.into_iter().enumerate().filter(|(_, event)| between(event)).collect();
+    found.at = at;
+    found.difference = Some(Difference { divergence: *divergence.clone(), registers, events, origin });
+    Ok(found)
+}
+
+/// Replays to the end, and compares the checkpoints on the way.
+fn run_and_compare<C: Unit>(
+    replay: &mut Replay<'_, C>,
+    comparison: Option<&mut CheckpointComparison<C>>,
+    mut progress: impl FnMut(C),
+) -> Result<ReplayEnd, Error> {
+    if let Some(comparison) = comparison {
+        for at in comparison.positions() {
+            let until = (!comparison.is_after_the_end(at)?).then_some(at);
+            replay.run(until, &mut progress)?;
+            comparison.compare(at, &mut replay.machine, &replay.player)?;
+        }
+    }
+    replay.run(None, progress)
+}
+
+fn find_origin<C: Unit>(
+    recording: &Recording<C>,
+    first: C,
+    last_good: Moment<C>,
+    fault: Option<Fault<C>>,
+    progress: &mut impl FnMut(&'static str, C),
+) -> Result<Origin, Error> {
+    let mut second = Replay::new(recording, Scrutiny::Everything, |_| Ok(()))?;
+    let whole = first >= last_place(recording);
+    let until = if whole { None } else { Some(first + 1) };
+    match second.run(until, |steps| progress("replaying a second time", steps)) {
+        Err(Error::Divergence(_)) => return Ok(Origin::Between),
+        other => drop(other?),
+    }
+    drop(second);
+    let (mut good, mut bad) = (Side::new(recording, None)?, Side::new(recording, fault)?);
+    let known = equal_everywhere(recording, last_good)?;
+    let parting = find_parting(&mut good, &mut bad, known, first, FAR_APART, |steps| {
+        progress("comparing two replays", steps);
+    })?;
+    Ok(parting.map_or(Origin::DidNotRecur, |parting| Origin::ReplaysPart(Box::new(parting))))
+}
+
+/// The last check of everything at or before a point.
+fn equal_everywhere<C: Unit>(recording: &Recording<C>, last_good: Moment<C>) -> Result<C, Error> {
+    let is_whole = |check: &CheckRecord<C>| check.ram_digest.is_some() && check.at <= last_good;
+    let whole = recording.log.last_check_before(recording.log.entry_count(), is_whole)?;
+    Ok(whole.map_or(C::default(), |check| check.at.count))
+}
+
+/// Where the replays of two recordings part; `None` if they do not.
+pub fn compare<C: Unit>(
+    left: &Recording<C>,
+    right: &Recording<C>,
+    progress: impl FnMut(C),
+) -> Result<Option<Parting>, Error> {
+    let until = last_place(left).max(last_place(right)).saturating_add(1);
+    let (mut left, mut right) = (Side::new(left, None)?, Side::new(right, None)?);
+    find_parting(&mut left, &mut right, C::default(), until, FAR_APART, progress)
+}
+
+/// Where the interpreter and the translator of the software CPU part in the replay of a recording, when everything is compared
+/// every `stride` instructions; `None` if they do not. The translator's side may have a fault.
+pub fn compare_tiers(
+    recording: &Recording<Instructions>,
+    fault: Option<Fault<Instructions>>,
+    stride: u64,
+    progress: impl FnMut(Instructions),
+) -> Result<Option<Parting>, Error> {
+    let until = last_place(recording).saturating_add(1);
+    let mut interpreted = Side::by(Tier::Interpreter, recording, None)?;
+    let mut translated = Side::by(Tier::Translator { after: 0 }, recording, fault)?;
+    find_parting(&mut interpreted, &mut translated, Instructions(0), until, stride, progress)
+}

@@ -1,0 +1,257 @@
+//! What the notations of positions mean in a recording.
+
+use super::travel::Timeline;
+use super::walker::{Poll, Walked, Walker};
+use machine::Machine;
+use machine::error::Error;
+use machine::notation::{Distance, PositionSpec};
+use machine::position::{Count, Instructions, Moment};
+use recording::checkpoints::CheckpointHead;
+
+/// Steps between two looks at a measure while it is far from what is wanted, and the factor to the next finer
+/// ones. The first is a power of the second.
+const SLICE_STEPS: u64 = 1 << 24;
+const SLICE_FACTOR: u64 = 1 << 2;
+
+/// A number that only grows along a run, as a machine and the head of a checkpoint have it.
+struct Measure {
+    of_machine: fn(&Machine<Instructions>) -> u64,
+    of_head: fn(&CheckpointHead<Instructions>) -> u64,
+}
+
+static BRANCHES: Measure =
+    Measure { of_machine: |machine| machine.cpu().branches(), of_head: |head| head.branches };
+static SYSTEM_CALLS: Measure =
+    Measure { of_machine: |machine| machine.cpu().system_calls(), of_head: |head| head.system_calls };
+static TIME: Measure =
+    Measure { of_machine: |machine| machine.moment().time_ns, of_head: |head| head.at.time_ns };
+
+/// What a notation means.
+enum Meaning {
+    /// This place.
+    Place(Instructions),
+    /// The first place at which a measure has reached a number, and what that is called.
+    Reached(&'static Measure, u64, String),
+    /// The place behind the last system call, whose number is not known.
+    LastSystemCall,
+}
+
+fn beyond(what: &str) -> Error {
+    Error::Position(format!("the recording ends before {what}"))
+}
+
+/// The place so far after a moment.
+fn after(moment: Moment<Instructions>, distance: Distance) -> PositionSpec {
+    match distance {
+        Distance::Instructions(number) => {
+            PositionSpec::Instruction(moment.count.number().saturating_add(number))
+        }
+        Distance::Nanoseconds(ns) => PositionSpec::Nanoseconds(moment.time_ns.saturating_add(ns)),
+    }
+}
+
+impl Timeline {
+    /// The place that a notation means to someone who has only just opened the recording: a distance is one from an end
+    /// of it. Where the machine has to run to find it, it stays where it was found, so that going there costs nothing more.
+    pub fn resolve_outside(
+        &mut self,
+        spec: PositionSpec,
+        poll: &mut Poll<'_>,
+    ) -> Result<Instructions, Error> {
+        let log = &self.shared.recording.log;
+        let first = Moment { count: Instructions(0), time_ns: self.begins_ns() };
+        let last = Moment { count: self.end(), time_ns: log.last_moment().time_ns };
+        let spec = match spec {
+            PositionSpec::Before(distance) => self.before(last, distance)?,
+            PositionSpec::After(distance) => after(first, distance),
+            spec => spec,
+        };
+        let meaning = self.meaning(spec)?;
+        self.find(meaning, poll)
+    }
+
+    /// The place that a notation means where the timeline stands. For notations that count anything but instructions the
+    /// machine runs to find it, and comes back.
+    pub fn resolve(&mut self, spec: PositionSpec, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
+        let meaning = self.meaning(spec)?;
+        if let Meaning::Place(at) = meaning {
+            return Ok(at);
+        }
+        self.must_be_history()?;
+        let begun = self.snapshot()?;
+        let found = self.find(meaning, poll);
+        self.return_to(&begun)?;
+        found
+    }
+
+    /// What a notation means where the timeline stands.
+    fn meaning(&self, spec: PositionSpec) -> Result<Meaning, Error> {
+        let (here, end) = (self.machine().moment(), self.end());
+        Ok(match spec {
+            PositionSpec::Start => Meaning::Place(Instructions(0)),
+            PositionSpec::End => Meaning::Place(end),
+            PositionSpec::Panic => {
+                let none = || Error::Position("the guest did not panic in this recording".into());
+                Meaning::Place(self.panic.ok_or_else(none)?)
+            }
+            PositionSpec::Event(number) => Meaning::Place(self.event(number)?.count),
+            PositionSpec::Instruction(number) if Instructions(number) <= end => {
+                Meaning::Place(Instructions(number))
+            }
+            PositionSpec::Instruction(number) => {
+                return Err(beyond(&format!("instruction {number}: it has {end}")));
+            }
+            PositionSpec::Percent(percent) => {
+                Meaning::Place(Instructions((end.number() as f64 * percent / 100.0) as u64))
+            }
+            PositionSpec::Branch(count) => Meaning::Reached(&BRANCHES, count, format!("branch {count}")),
+            PositionSpec::SystemCall(count) => {
+                Meaning::Reached(&SYSTEM_CALLS, count, format!("system call {count}"))
+            }
+            PositionSpec::Nanoseconds(ns) => {
+                let what = format!("{} s", ns as f64 / 1e9);
+                if ns < self.begins_ns() {
+                    return Err(self.before_part(&what));
+                }
+                Meaning::Reached(&TIME, ns, what)
+            }
+            PositionSpec::LastSystemCall => Meaning::LastSystemCall,
+            PositionSpec::Before(distance) => self.meaning(self.before(here, distance)?)?,
+            PositionSpec::After(distance) => self.meaning(after(here, distance))?,
+        })
+    }
+
+    /// The place that is meant. The machine runs to find it where that is not known, and stays where it looked last.
+    fn find(&mut self, meaning: Meaning, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
+        let (measure, wanted, what) = match meaning {
+            Meaning::Place(at) => return Ok(at),
+            Meaning::Reached(measure, wanted, what) => (measure, wanted, what),
+            Meaning::LastSystemCall => {
+                self.seek(self.end(), poll)?.unless_interrupted()?;
+                let count = self.machine().cpu().system_calls();
+                if count == 0 {
+                    return Err(Error::Position("the recording has no system call".into()));
+                }
+                (&SYSTEM_CALLS, count, format!("system call {count}"))
+            }
+        };
+        self.first_reached(measure, wanted, poll)?.ok_or_else(|| beyond(&what))
+    }
+
+    /// The place so far before a moment.
+    fn before(&self, moment: Moment<Instructions>, distance: Distance) -> Result<PositionSpec, Error> {
+        let place = match distance {
+            Distance::Instructions(number) => {
+                moment.count.number().checked_sub(number).map(PositionSpec::Instruction)
+            }
+            Distance::Nanoseconds(ns) => moment.time_ns.checked_sub(ns).map(PositionSpec::Nanoseconds),
+        };
+        let none = || Error::Position(format!("the recording begins less than {distance} before {moment}"));
+        place.ok_or_else(none)
+    }
+
+    /// When it is that something is at a notation's place, in guest time: an event that comes in, or the
+    /// recording's end. The guest may idle there, and the place has been reached before.
+    pub fn time_at(&self, spec: PositionSpec) -> Result<Option<u64>, Error> {
+        Ok(match spec {
+            PositionSpec::Event(number) => Some(self.event(number)?.time_ns),
+            PositionSpec::End => Some(self.shared.recording.log.last_moment().time_ns),
+            _ => None,
+        })
+    }
+
+    /// Lets the time pass that the guest idles at a notation's place where it stands, up to what the notation
+    /// names: see [`Timeline::time_at`]. For a look at the machine as it is then: no position names that
+    /// state, and the timeline can only go elsewhere.
+    pub fn idle_at(&mut self, spec: PositionSpec) -> Result<(), Error> {
+        let Some(time_ns) = self.time_at(spec)? else { return Ok(()) };
+        let Walker { machine, player, .. } = &mut self.walker;
+        machine.idle_to(time_ns, player)?;
+        if spec == PositionSpec::End && self.shared.recording.log.end.is_some() {
+            machine.take_due(player)?;
+        }
+        Ok(())
+    }
+
+    /// When an event comes in, by its number in the whole run.
+    fn event(&self, number: u64) -> Result<Moment<Instructions>, Error> {
+        let recording = &self.shared.recording;
+        let number = usize::try_from(number).unwrap_or(usize::MAX);
+        let exits = recording.recounted.as_deref();
+        let Some(index) = exits.map_or(Some(number), |exits| exits.index_of(number)) else {
+            return Err(self.before_part(&format!("event {number}")));
+        };
+        let skipped = exits.map_or(0, |exits| exits.skipped);
+        recording.log.event(index)?.map(|event| event.at).ok_or_else(|| {
+            let count = recording.log.event_count() + skipped;
+            Error::Position(format!("the recording ends before event {number}: it has {count}"))
+        })
+    }
+
+    /// The guest time at which what is opened begins.
+    fn begins_ns(&self) -> u64 {
+        self.shared.begins_ns
+    }
+
+    fn before_part(&self, what: &str) -> Error {
+        let seconds = self.begins_ns() as f64 / 1e9;
+        Error::Position(format!("{what} lies before the part that is opened, which begins at {seconds:.6} s"))
+    }
+
+    /// Two places to which one can go at once, or the run's beginning: something holds up to some place between them. There is no
+    /// second one where it is not known of any that it does not hold there.
+    fn around(
+        &self,
+        holds: impl Fn(&CheckpointHead<Instructions>) -> bool,
+    ) -> (Instructions, Option<Instructions>) {
+        let heads = || self.checkpoints().into_iter().flat_map(|checkpoints| checkpoints.heads());
+        let before = heads().take_while(|(_, head)| holds(head)).last();
+        let behind = heads().find(|(_, head)| !holds(head));
+        let near = self.shared.snapshots.around(&holds);
+        let low = before.map(|(&at, _)| at).into_iter().chain(near.0).max();
+        let high = behind.map(|(&at, _)| at).into_iter().chain(near.1).min();
+        (low.unwrap_or(Instructions(0)), high)
+    }
+
+    /// The first place at which a measure has reached `wanted`, where the machine stands then. Checkpoints and the session's
+    /// snapshots say between which of them that is; from there the run is replayed once, in slices, of which each begins with a
+    /// snapshot, and the slice that has it again in finer ones.
+    fn first_reached(
+        &mut self,
+        measure: &Measure,
+        wanted: u64,
+        poll: &mut Poll<'_>,
+    ) -> Result<Option<Instructions>, Error> {
+        if wanted == 0 {
+            return Ok(Some(Instructions(0)));
+        }
+        let (mut low, known) = self.around(|head| (measure.of_head)(head) < wanted);
+        let high = known.unwrap_or(self.end());
+        self.seek(low, poll)?.unless_interrupted()?;
+        self.shared.begin(high - low);
+        let mut slice = SLICE_STEPS;
+        while (measure.of_machine)(self.machine()) < wanted {
+            low = self.position();
+            if low >= high {
+                return Ok(None);
+            }
+            self.walker.leave_snapshot()?;
+            // What is known of a place is no reason to go there, and back from there.
+            while slice > 1 && known.is_some_and(|known| known <= low + slice) {
+                slice /= SLICE_FACTOR;
+            }
+            loop {
+                let walked = self.walker.advance(high.min(low + slice), u64::MAX, poll)?;
+                if walked == Walked::Interrupted || poll() {
+                    return Err(Error::Interrupted);
+                }
+                if slice == 1 || (measure.of_machine)(self.machine()) < wanted {
+                    break;
+                }
+                slice /= SLICE_FACTOR;
+                self.seek(low, poll)?.unless_interrupted()?;
+            }
+        }
+        Ok(Some(self.position()))
+    }
+}

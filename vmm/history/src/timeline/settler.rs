@@ -1,0 +1,144 @@
+//! Makes near what a search back would have to replay first, while a person looks at where the timeline stands.
+//!
+//! A debugger opens a recording at its end, where checkpoints are near. Where the guest wrote much, those before them are many
+//! seconds of replay away, and the first search back would have to wait for that. So a walker of its own, on a thread of its
+//! own, goes that way as long as nothing moves, and leaves snapshots there. A movement ends that, and has what was left
+//! behind until then.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use super::walker::{FAR_SPACING, Shared, Walked, Walker};
+use machine::error::Error;
+use machine::position::{Count, Instructions};
+
+/// How long nothing has to move before the settler begins: a script's next command comes sooner, a person's later.
+const QUIET: Duration = Duration::from_millis(500);
+/// Steps between two places to which one can go at once that are worth a walk: a fraction of a second.
+const GAP_STEPS: u64 = 200_000_000;
+/// Snapshots that a walk leaves behind at most.
+const SNAPSHOTS: u64 = 64;
+
+/// What the thread is asked by. It ends soon after this is dropped, which nothing has to wait for.
+pub(super) struct Settler(Arc<Door>);
+
+/// Where the settler hears what is wanted.
+#[derive(Default)]
+struct Door {
+    /// Where the timeline stands, if that is news.
+    look: Mutex<Option<Look>>,
+    bell: Condvar,
+    is_over: AtomicBool,
+}
+
+/// A person looks at where the timeline stands.
+#[derive(Clone, Copy)]
+struct Look {
+    here: Instructions,
+    /// The movement that led there.
+    movement: u64,
+}
+
+impl Settler {
+    /// A settler that has nothing to do yet.
+    pub fn new(shared: Arc<Shared>) -> Settler {
+        let door = Arc::new(Door::default());
+        let of_thread = door.clone();
+        let thread = std::thread::Builder::new().name("settler".into());
+        if let Err(error) = thread.spawn(move || of_thread.work(&shared)) {
+            log::debug!("nothing is settled in the background: {error}");
+        }
+        Settler(door)
+    }
+
+    /// The timeline stands here, and nothing moves for now.
+    pub fn look_at(&self, here: Instructions, shared: &Shared) {
+        // While it waits for quiet it need not be woken: a step takes less time than that.
+        if self.0.look().replace(Look { here, movement: shared.movement() }).is_none() {
+            self.0.bell.notify_one();
+        }
+    }
+}
+
+impl Drop for Settler {
+    fn drop(&mut self) {
+        {
+            // The thread asks while it holds this, and then waits.
+            let _look = self.0.look();
+            self.0.is_over.store(true, Ordering::Relaxed);
+        }
+        self.0.bell.notify_one();
+    }
+}
+
+impl Door {
+    fn look(&self) -> MutexGuard<'_, Option<Look>> {
+        self.look.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    fn work(&self, shared: &Arc<Shared>) {
+        // What was walked along to its end: snapshots that are thinned out there are no reason to do it again.
+        let mut settled = Instructions(0)..Instructions(0);
+        while let Some(Look { here, movement }) = self.wait(shared) {
+            let Some(gap) = gap_before(shared, here) else { continue };
+            if settled.start <= gap.start && gap.end <= settled.end {
+                continue;
+            }
+            match self.walk(shared, &gap, movement) {
+                Ok(Walked::Interrupted) => {}
+                Ok(_) if gap.start <= settled.end && settled.start <= gap.end => {
+                    settled = settled.start.min(gap.start)..settled.end.max(gap.end);
+                }
+                Ok(_) => settled = gap,
+                Err(error) => log::debug!("what lies before instruction {here} is not settled: {error}"),
+            }
+        }
+    }
+
+    /// Waits until the timeline has stood still for a while.
+    fn wait(&self, shared: &Shared) -> Option<Look> {
+        let mut look = self.look();
+        while !self.is_over() {
+            let Some(Look { movement, .. }) = *look else {
+                look = self.bell.wait(look).unwrap_or_else(|poisoned| poisoned.into_inner());
+                continue;
+            };
+            look = self.bell.wait_timeout(look, QUIET).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+            if look.is_some_and(|look| look.movement == movement) {
+                // If another movement is under way, there is a look again at its end.
+                let still = look.take().filter(|look| look.movement == shared.movement());
+                if still.is_some() {
+                    return still;
+                }
+            }
+        }
+        None
+    }
+
+    fn walk(&self, shared: &Arc<Shared>, gap: &Range<Instructions>, movement: u64) -> Result<Walked, Error> {
+        let mut walker = Walker::in_background(shared.clone())?;
+        walker.restore_nearest(gap.start)?;
+        let spacing = ((gap.end - gap.start) / SNAPSHOTS).max(FAR_SPACING);
+        walker.advance(gap.end, spacing, &mut || self.is_over() || shared.movement() != movement)
+    }
+}
+
+/// The nearest stretch before a place that has nothing to which one can go at once, if it is longer than all that lies between
+/// it and the place: a search back has looked through that before it has to wait for this.
+fn gap_before(shared: &Shared, here: Instructions) -> Option<Range<Instructions>> {
+    let mut end = here;
+    while end > Instructions(0) {
+        let start = shared.nearest(end.saturating_back(1)).0;
+        if end - start > GAP_STEPS.max(here - end) {
+            return Some(start..end);
+        }
+        end = start;
+    }
+    None
+}

@@ -1,0 +1,237 @@
+//! Snapshots: places where a session was, and to which it can go back at once.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use machine::position::{Count, Instructions};
+use recording::checkpoints::{CheckpointHead, Snapshot};
+
+/// Snapshots of one session that are kept at most.
+const MAX_SNAPSHOTS: usize = 256;
+/// Pages that they may hold in memory together: 256 MiB.
+const MAX_PAGES: usize = 65536;
+
+/// The snapshots of one session: close together around the place that is being looked at, and ever farther
+/// apart from there.
+#[derive(Default)]
+pub struct Snapshots(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    by_place: BTreeMap<Instructions, Kept>,
+    pages: usize,
+    /// The place that is being looked at.
+    focus: Instructions,
+}
+
+struct Kept {
+    head: CheckpointHead<Instructions>,
+    snapshot: Arc<Snapshot<Instructions>>,
+    /// Pages that were new in it.
+    pages: usize,
+}
+
+impl Snapshots {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Says around which place snapshots are wanted most.
+    pub fn focus(&self, at: Instructions) {
+        self.inner().focus = at;
+    }
+
+    /// Whether there is one at exactly this place.
+    pub fn contains(&self, at: Instructions) -> bool {
+        self.inner().by_place.contains_key(&at)
+    }
+
+    /// The last one at or before a place.
+    pub fn nearest(&self, at: Instructions) -> Option<(Instructions, Arc<Snapshot<Instructions>>)> {
+        let inner = self.inner();
+        let (&at, kept) = inner.by_place.range(..=at).next_back()?;
+        Some((at, kept.snapshot.clone()))
+    }
+
+    /// Where the first one at or after a place is.
+    pub fn first_from(&self, at: Instructions) -> Option<Instructions> {
+        self.inner().by_place.range(at..).next().map(|(&at, _)| at)
+    }
+
+    /// The last one of which something holds that holds up to some place of the run, and the first one of which it does not.
+    pub fn around(
+        &self,
+        holds: impl Fn(&CheckpointHead<Instructions>) -> bool,
+    ) -> (Option<Instructions>, Option<Instructions>) {
+        let inner = self.inner();
+        let mut before = None;
+        for (&at, kept) in &inner.by_place {
+            if !holds(&kept.head) {
+                return (before, Some(at));
+            }
+            before = Some(at);
+        }
+        (before, None)
+    }
+
+    /// Keeps a snapshot in which `pages` pages are new. The one at the first instruction stays for ever.
+    pub fn keep(&self, head: CheckpointHead<Instructions>, snapshot: Snapshot<Instructions>, pages: usize) {
+        let mut inner = self.inner();
+        inner.pages += pages;
+        let (at, snapshot) = (head.at.count, Arc::new(snapshot));
+        if let Some(old) = inner.by_place.insert(at, Kept { head, snapshot, pages }) {
+            inner.pages -= old.pages;
+        }
+        while inner.by_place.len() > MAX_SNAPSHOTS || inner.pages > MAX_PAGES {
+            let Some(least) = inner.least_useful() else { break };
+            if let Some(kept) = inner.by_place.remove(&least) {
+                inner.pages -= kept.pages;
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// The one whose loss leaves the smallest gap for its distance from the focus.
+    fn least_useful(&self) -> Option<Instructions> {
+        let places: Vec<Instructions> = self.by_place.keys().copied().collect();
+        let cost = |before: Instructions, at: Instructions, after: Instructions| {
+            (after - before) as f64 / (at.number().abs_diff(self.focus.number()) + 1) as f64
+        };
+        places
+            .windows(2)
+            .enumerate()
+            .map(|(n, pair)| {
+                let after = places.get(n + 2).copied().unwrap_or(self.focus.max(pair[1]));
+                (pair[1], cost(pair[0], pair[1], after))
+            })
+            .min_by(|a, b| a.1.total_cmp(&b.1))
+            .map(|(at, _)| at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use machine::Machine;
+    use machine::config::{MachineConfig, MachineOptions};
+    use machine::inputs::PowerOn;
+    use machine::position::Moment;
+    use recording::cursor::Cursor;
+
+    fn snapshot(directory: &Path) -> Snapshot<Instructions> {
+        let options = MachineOptions {
+            kernel: tiny_guest::write_kernel(directory, 1),
+            memory_bytes: 4 << 20,
+            ..MachineOptions::default()
+        };
+        let (config, images) = MachineConfig::from_options(&options).unwrap();
+        let power_on = PowerOn { unix_seconds: 0, seed: [1; 32], columns: 80, rows: 25 };
+        let mut machine = Machine::<Instructions>::new(&config, &images, &power_on).unwrap();
+        Snapshot { state: machine.state(), maps: machine.maps().unwrap(), cursor: Cursor::default() }
+    }
+
+    /// A place at which as many nanoseconds have passed as instructions.
+    fn head(place: u64) -> CheckpointHead<Instructions> {
+        let at = Moment { count: Instructions(place), time_ns: place };
+        CheckpointHead { at, branches: 0, system_calls: 0, rip: 0, cursor: Cursor::default() }
+    }
+
+    /// Snapshots at these places, kept in this order, with so many new pages each.
+    fn kept(focus: u64, places: impl IntoIterator<Item = u64>, pages: usize) -> Snapshots {
+        let directory = tempfile::tempdir().unwrap();
+        let (snapshot, snapshots) = (snapshot(directory.path()), Snapshots::default());
+        snapshots.focus(Instructions(focus));
+        for place in places {
+            snapshots.keep(head(place), snapshot.clone(), pages);
+        }
+        snapshots
+    }
+
+    fn places(snapshots: &Snapshots) -> Vec<u64> {
+        snapshots.inner().by_place.keys().map(|at| at.number()).collect()
+    }
+
+    #[test]
+    fn the_nearest_one_on_either_side_is_found() {
+        let snapshots = kept(0, [0, 100, 50], 1);
+        let before = |at| snapshots.nearest(Instructions(at)).map(|(at, _)| at.number());
+        let behind = |at| snapshots.first_from(Instructions(at)).map(Count::number);
+        let there = |at| snapshots.contains(Instructions(at));
+        assert_eq!([0, 49, 50, 51, 1000].map(before), [Some(0), Some(0), Some(50), Some(50), Some(100)]);
+        assert_eq!([0, 49, 50, 51, 101].map(behind), [Some(0), Some(50), Some(50), Some(100), None]);
+        assert_eq!([0, 49, 50, 51, 100].map(there), [true, false, true, false, true]);
+        assert!(Snapshots::default().nearest(Instructions(5)).is_none());
+    }
+
+    #[test]
+    fn those_on_both_sides_of_a_time_are_found() {
+        let snapshots = kept(0, [0, 100, 50], 1);
+        let around = |time_ns| {
+            let (before, behind) = snapshots.around(|head| head.at.time_ns < time_ns);
+            (before.map(Count::number), behind.map(Count::number))
+        };
+        let expected = [
+            (None, Some(0)),
+            (Some(0), Some(50)),
+            (Some(0), Some(50)),
+            (Some(50), Some(100)),
+            (Some(100), None),
+        ];
+        assert_eq!([0, 1, 50, 51, 101].map(around), expected);
+    }
+
+    #[test]
+    fn no_more_than_may_be_are_kept_and_none_is_given_up_before() {
+        let most = MAX_SNAPSHOTS as u64;
+        let all = kept(0, 0..most, 1);
+        assert_eq!(places(&all), (0..most).collect::<Vec<_>>());
+        assert_eq!(places(&kept(0, 0..most * 3, 1)).len(), MAX_SNAPSHOTS);
+        // One in the place of another is not one more.
+        assert_eq!(places(&kept(0, (0..most).chain(0..most), 1)).len(), MAX_SNAPSHOTS);
+    }
+
+    #[test]
+    fn no_more_pages_than_may_be_are_held() {
+        let pages = MAX_PAGES / 4;
+        assert_eq!(places(&kept(0, 0..4, pages)), [0, 1, 2, 3]);
+        assert_eq!(places(&kept(0, 0..4, pages + 1)).len(), 3);
+        let many = kept(0, 0..40, pages);
+        assert_eq!((places(&many).len(), many.inner().pages), (4, MAX_PAGES));
+        // The pages of one that is replaced count no more.
+        let again = kept(0, [0, 1, 2, 1, 2, 1, 2, 3], pages);
+        assert_eq!((places(&again), again.inner().pages), (vec![0, 1, 2, 3], MAX_PAGES));
+    }
+
+    #[test]
+    fn the_first_one_stays_whatever_is_looked_at() {
+        for focus in [0, 5_000, 1_000_000] {
+            let snapshots = kept(focus, (0..1000).map(|number| number * 1000), 1);
+            assert_eq!(places(&snapshots)[0], 0, "{focus}");
+        }
+        // Even if it alone holds too much.
+        assert_eq!(places(&kept(0, [0], MAX_PAGES + 1)), [0]);
+    }
+
+    #[test]
+    fn they_are_dense_around_what_is_looked_at_and_ever_farther_apart_from_there() {
+        let most = 4000;
+        for focus in [0, 1000, 2500, 4000] {
+            let places = places(&kept(focus, 0..=most, 1));
+            let gap_at = |place: u64| {
+                let behind = places.partition_point(|&at| at <= place);
+                places.get(behind).map_or(most, |&at| at) - places[behind - 1]
+            };
+            let near = focus.clamp(10, most - 10);
+            assert!((near - 8..near + 8).all(|place| gap_at(place) <= 2), "{focus}: {places:?}");
+            // What lies a thousand steps off is kept more seldom, but no gap is longer than its distance.
+            for far in
+                [focus.saturating_sub(1000), focus + 1000].into_iter().filter(|at| (1..most).contains(at))
+            {
+                assert!((5..1000).contains(&gap_at(far)), "{focus}: {} at {far}: {places:?}", gap_at(far));
+            }
+        }
+    }
+}

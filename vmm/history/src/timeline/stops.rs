@@ -1,0 +1,282 @@
+//! What a run along the timeline stops at, and the machine's side of finding it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cpu::{AddressKind, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
+
+use machine::position::Instructions;
+use machine::{Machine, RunStop};
+
+/// A place in the code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Breakpoint {
+    /// How `address` is meant.
+    pub space: AddressKind,
+    /// Address of the instruction.
+    pub address: u64,
+}
+
+impl Breakpoint {
+    /// At a linear address, whatever address space is current.
+    pub fn at(address: u64) -> Breakpoint {
+        Breakpoint { space: AddressKind::Linear, address }
+    }
+}
+
+/// What must hold where a breakpoint is reached or memory accessed, for it to count: asked while the run goes
+/// on, by any thread.
+#[derive(Clone)]
+pub struct Filter(Arc<Question>);
+
+/// A question about a machine as it stands.
+type Question = dyn Fn(&Machine<Instructions>) -> bool + Send + Sync;
+
+impl Filter {
+    /// A filter that asks this. It must depend on the machine alone.
+    pub fn new(holds: impl Fn(&Machine<Instructions>) -> bool + Send + Sync + 'static) -> Filter {
+        Filter(Arc::new(holds))
+    }
+
+    /// Asks about a machine as it stands.
+    pub fn holds(&self, machine: &Machine<Instructions>) -> bool {
+        (self.0)(machine)
+    }
+}
+
+impl std::fmt::Debug for Filter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Filter")
+    }
+}
+
+impl PartialEq for Filter {
+    fn eq(&self, other: &Filter) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Filter {}
+
+/// A watched range of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watch {
+    /// Which accesses to what.
+    pub point: Watchpoint,
+    /// Only writes after which watched bytes are others than before; what devices make of writes is not known,
+    /// and each counts.
+    pub changes_only: bool,
+    /// Only accesses behind which this holds of the range, which has at most eight bytes then.
+    pub comparison: Option<Comparison>,
+}
+
+/// What is asked of the number in memory, without a sign and in the guest's order of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Comparison {
+    /// How it is to stand to the value.
+    pub relation: Relation,
+    /// What it is compared with.
+    pub value: u64,
+}
+
+/// How two numbers stand to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Relation {
+    Equal,
+    Different,
+    Less,
+    AtMost,
+    Greater,
+    AtLeast,
+}
+
+impl Comparison {
+    /// Whether a number in memory is as asked.
+    pub fn holds(self, number: u64) -> bool {
+        match self.relation {
+            Relation::Equal => number == self.value,
+            Relation::Different => number != self.value,
+            Relation::Less => number < self.value,
+            Relation::AtMost => number <= self.value,
+            Relation::Greater => number > self.value,
+            Relation::AtLeast => number >= self.value,
+        }
+    }
+}
+
+impl Watch {
+    /// Whether it waits for such a hit of its range, where the access has just been made.
+    fn waits_for(&self, hit: &WatchHit, machine: &Machine<Instructions>) -> bool {
+        let holds = |comparison: Comparison| comparison.holds(self.number_in(machine));
+        (hit.changed || !self.changes_only) && self.comparison.is_none_or(holds)
+    }
+
+    /// The number in its range; what is not mapped is zero.
+    fn number_in(&self, machine: &Machine<Instructions>) -> u64 {
+        let mut bytes = [0; 8];
+        let to = &mut bytes[..(self.point.length as usize).min(8)];
+        match self.point.space {
+            AddressKind::Linear => machine.cpu().core().peek(self.point.address, to),
+            AddressKind::Physical => machine.read_physical(self.point.address, to),
+        };
+        u64::from_le_bytes(bytes)
+    }
+}
+
+impl From<Watchpoint> for Watch {
+    fn from(point: Watchpoint) -> Watch {
+        Watch { point, changes_only: false, comparison: None }
+    }
+}
+
+/// The root of the current page tables: what tells address spaces apart.
+pub fn address_space(machine: &Machine<Instructions>) -> u64 {
+    machine.cpu().core().state.cr3 & 0x000f_ffff_ffff_f000
+}
+
+/// Everything that a run stops at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stops {
+    /// Before instructions at these places.
+    pub breakpoints: Vec<Breakpoint>,
+    /// Where breakpoints count under a condition only, by linear address.
+    pub filters: BTreeMap<u64, Filter>,
+    /// After accesses to these ranges.
+    pub watches: Vec<Watch>,
+    /// Where accesses count under a condition only, by the address at which the range begins.
+    pub watch_filters: BTreeMap<u64, Filter>,
+    /// After these events of the CPU.
+    pub traps: Traps,
+    /// When this text has appeared on the console; an empty one: when anything has.
+    pub console: Option<Vec<u8>>,
+}
+
+impl Stops {
+    /// One system call, or each.
+    pub fn system_call(number: Option<u64>) -> Stops {
+        let system_calls =
+            number.map_or(SystemCalls::All, |number| SystemCalls::Numbered([number].into_iter().collect()));
+        Stops { traps: Traps { system_calls, ..Traps::default() }, ..Stops::default() }
+    }
+}
+
+/// Why a run stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The next instruction, at this linear address, has a breakpoint.
+    Breakpoint(u64),
+    /// An access to a watched range.
+    Watch {
+        /// The kind that the watchpoint was set with.
+        kind: WatchKind,
+        /// The accessed address.
+        address: u64,
+    },
+    /// A system call with this number was entered.
+    SystemCall(u64),
+    /// Control passed through this entry of the interrupt table.
+    Vector(u8),
+    /// The text appeared on the console, with the last so many bytes of what the guest printed.
+    Console(usize),
+}
+
+/// Something that a run stops at, where it happens: between `before` and `after`, which are the same for what
+/// happens before an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hit {
+    /// The place before it: where a run backward stops.
+    pub before: Instructions,
+    /// The place after it: where a run forward stops.
+    pub after: Instructions,
+    /// What it is.
+    pub cause: Cause,
+}
+
+/// Stops that are armed in one machine.
+pub(super) struct Armed<'a> {
+    stops: &'a Stops,
+}
+
+impl<'a> Armed<'a> {
+    /// Arms the stops where the machine stands.
+    pub fn new(stops: &'a Stops, machine: &mut Machine<Instructions>) -> Armed<'a> {
+        let points: Vec<_> = stops.breakpoints.iter().map(|b| (b.space, b.address)).collect();
+        machine.set_breakpoints(&points);
+        machine.set_watchpoints(&stops.watches.iter().map(|watch| watch.point).collect::<Vec<_>>());
+        machine.set_traps(stops.traps.clone());
+        machine.stop_on_output(stops.console.is_some());
+        Armed { stops }
+    }
+
+    /// Disarms everything.
+    pub fn disarm(machine: &mut Machine<Instructions>) {
+        machine.set_breakpoints(&[]);
+        machine.set_watchpoints(&[]);
+        machine.set_traps(Traps::default());
+        machine.stop_on_output(false);
+    }
+
+    /// The addresses of its breakpoints, if it stops at nothing but breakpoints at no more than `most` linear
+    /// addresses.
+    pub fn addresses(&self, most: usize) -> Option<Vec<u64>> {
+        let Stops { breakpoints, filters: _, watches, watch_filters: _, traps, console } = self.stops;
+        let others = !watches.is_empty() || *traps != Traps::default() || console.is_some();
+        let linear = breakpoints.iter().filter(|point| point.space == AddressKind::Linear);
+        let mut addresses: Vec<u64> = linear.map(|point| point.address).collect();
+        let only_linear = addresses.len() == breakpoints.len();
+        addresses.sort_unstable();
+        addresses.dedup();
+        (!others && only_linear && addresses.len() <= most).then_some(addresses)
+    }
+
+    /// What a stop of the machine means: a hit, or `None` where no stop waits for it.
+    pub fn hit(&self, stop: &RunStop, machine: &Machine<Instructions>) -> Option<Hit> {
+        let here = machine.moment().count;
+        let cause = match stop {
+            RunStop::Breakpoint => return self.at_breakpoint(machine, here),
+            RunStop::Watchpoint(_) | RunStop::Trap(_) => self.of_step(machine),
+            // What printed something may have done more.
+            RunStop::Output(output) => self.printed(output, machine).or_else(|| self.of_step(machine)),
+            RunStop::Reached | RunStop::Paused | RunStop::Ended(_) => None,
+        }?;
+        Some(Hit { before: here - 1, after: here, cause })
+    }
+
+    fn printed(&self, output: &[u8], machine: &Machine<Instructions>) -> Option<Cause> {
+        let wanted = self.stops.console.as_ref()?;
+        let has_it = wanted.is_empty() || machine.console().ended_with(wanted, output.len());
+        has_it.then_some(Cause::Console(output.len()))
+    }
+
+    /// The first of all that the step hit which is waited for.
+    fn of_step(&self, machine: &Machine<Instructions>) -> Option<Cause> {
+        machine.cpu().hits().iter().find_map(|hit| match hit {
+            cpu::Hit::Watch(hit) => self.watched(hit, machine),
+            cpu::Hit::Trap(Trap::SystemCall(number)) => Some(Cause::SystemCall(*number)),
+            cpu::Hit::Trap(Trap::Vector(vector)) => Some(Cause::Vector(*vector)),
+        })
+    }
+
+    fn at_breakpoint(&self, machine: &Machine<Instructions>, here: Instructions) -> Option<Hit> {
+        let core = machine.cpu().core();
+        let linear = core.rip.wrapping_add(core.frame.seg_base[1]);
+        let wanted = self.stops.breakpoints.iter().any(|point| {
+            let address = match point.space {
+                AddressKind::Linear => Some(linear),
+                AddressKind::Physical => core.peek_address(linear),
+            };
+            address == Some(point.address)
+        });
+        let holds = || self.stops.filters.get(&linear).is_none_or(|filter| filter.holds(machine));
+        (wanted && holds()).then_some(Hit { before: here, after: here, cause: Cause::Breakpoint(linear) })
+    }
+
+    fn watched(&self, hit: &WatchHit, machine: &Machine<Instructions>) -> Option<Cause> {
+        let mut watches = self.stops.watches.iter().filter(|watch| watch.point == hit.watchpoint);
+        let wanted = watches.any(|watch| watch.waits_for(hit, machine));
+        let filter = self.stops.watch_filters.get(&hit.watchpoint.address);
+        let holds = || filter.is_none_or(|filter| filter.holds(machine));
+        (wanted && holds()).then_some(Cause::Watch { kind: hit.watchpoint.kind, address: hit.address })
+    }
+}

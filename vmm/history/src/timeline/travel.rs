@@ -1,0 +1,579 @@
+//! The timeline: owns the current position in a recording. Callers say where to go; the timeline decides how.
+//!
+//! Going forward is running. Going backward is restoring the nearest earlier state and running forward from
+//! there: either one of the recording's checkpoints, or a snapshot that this session took on its way.
+//! Snapshots are dense around the place that is being looked at, so that the next step back is near.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use checkpoint::{Entry, Store};
+use cpu::Watchpoint;
+
+use crate::replay::last_place;
+use crate::timeline::fast_forward::FastForward;
+use crate::timeline::fork;
+use crate::timeline::search::{
+    ALONE, ALONE_STEPS, Direction, Keep, Look, Scanned, Window, scan_on_all_cores, the_hit,
+};
+use crate::timeline::settler::Settler;
+use crate::timeline::snapshot::Snapshots;
+use crate::timeline::stops::{Armed, Breakpoint, Cause, Hit, Stops, Watch};
+use crate::timeline::walker::{Poll, SNAPSHOT_SPACING, Shared, Task, Walked, Walker, powered_on};
+use machine::engine::EngineKind;
+use machine::error::Error;
+use machine::position::{Count, Instructions};
+use machine::{Machine, Outcome, RunStop};
+use recording::Recording;
+use recording::checkpoints::{Checkpoints, Snapshot, add_here, must_fit};
+use recording::files::CHECKPOINTS;
+
+/// Why a movement ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TravelStop {
+    /// Where it was asked to go.
+    Reached,
+    /// At something to stop at: after it when going forward, before it when going backward.
+    Hit(Cause),
+    /// The poll function asked to stop.
+    Interrupted,
+    /// At the first instruction of the recording.
+    Start,
+    /// At the end of the recording.
+    End,
+}
+
+impl TravelStop {
+    /// An error if the movement was interrupted, for callers who need it whole.
+    pub fn unless_interrupted(self) -> Result<TravelStop, Error> {
+        if self == TravelStop::Interrupted { Err(Error::Interrupted) } else { Ok(self) }
+    }
+}
+
+/// What a part of a recording has to stop at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hits<T = Hit> {
+    /// In the order of the run.
+    pub found: Vec<T>,
+    /// Where the poll function asked to stop: all hits before this place have been found, and a search from
+    /// here on goes on.
+    pub interrupted_at: Option<Instructions>,
+}
+
+/// How far the movement under way is, for a person who waits for it: can be asked while the timeline moves.
+#[derive(Clone)]
+pub struct Meter(Arc<Shared>);
+
+impl Meter {
+    /// Steps that have been executed, and those that will have been at most; a movement may end well before.
+    pub fn progress(&self) -> (u64, u64) {
+        self.0.progress()
+    }
+
+    /// Steps executed so far by [`Timeline::settle_meanwhile`], which no movement waited for.
+    pub fn settled(&self) -> u64 {
+        self.0.settled.load(Ordering::Relaxed)
+    }
+}
+
+/// Cores of this host for long searches: asked once, for a process that has locked itself in cannot look at all that decides it.
+pub fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// A recording with a current position that can be anywhere in it.
+pub struct Timeline {
+    pub(super) walker: Walker,
+    pub(super) shared: Arc<Shared>,
+    pub(super) panic: Option<Instructions>,
+    stops: Stops,
+    settler: Option<Settler>,
+    /// The machine is not in the recorded history but in this.
+    pub(super) fork: Option<fork::Fork>,
+}
+
+impl Timeline {
+    /// Opens a recording at its first instruction.
+    pub fn open(recording: &Recording<Instructions>) -> Result<Timeline, Error> {
+        Timeline::open_with(recording, cores())
+    }
+
+    /// As [`Timeline::open`]; long searches use at most `threads` cores, and guest RAM as many times.
+    pub fn open_with(recording: &Recording<Instructions>, threads: usize) -> Result<Timeline, Error> {
+        let images = recording.manifest.machine.read_images()?;
+        let end = last_place(recording);
+        let mut shared = Shared {
+            recording: recording.clone(),
+            images,
+            end,
+            begins_ns: recording.log.power_on()?.at.time_ns,
+            checkpoints: None,
+            damaged: Mutex::default(),
+            snapshots: Snapshots::default(),
+            fast_forward: OnceLock::new(),
+            threads: threads.max(1),
+            replayed: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
+            fast_forwarded: AtomicU64::new(0),
+            task: Task::default(),
+        };
+        let (mut machine, player) = powered_on(recording, &shared.images)?;
+        if let Some(store) = recording.checkpoints()? {
+            must_fit(&store, &mut machine)?;
+            shared.checkpoints = Some(Checkpoints::new(store, machine.maps()?.ram, &recording.log)?);
+        }
+        let shared = Arc::new(shared);
+        let panicked = recording.log.end.as_ref().filter(|end| end.outcome == Outcome::Panic);
+        Ok(Timeline {
+            walker: Walker::with(machine, player, shared.clone())?,
+            shared,
+            panic: panicked.map(|end| end.at.count),
+            stops: Stops::default(),
+            settler: None,
+            fork: None,
+        })
+    }
+
+    /// From now on leaves to KVM what it can do of the way, if that is the engine: see
+    /// [`Timeline::fast_forward`].
+    pub fn use_engine(&mut self, engine: EngineKind) -> Result<(), Error> {
+        if engine.counts_instructions { Ok(()) } else { self.fast_forward(FastForward::on(engine)) }
+    }
+
+    /// From now on leaves long stretches to another engine, where nothing but a few breakpoints is looked
+    /// for: in a recording that counted exits. Whatever is found is the same, and shown by the software
+    /// engine.
+    pub fn fast_forward(&mut self, options: FastForward) -> Result<(), Error> {
+        let options = *self.shared.fast_forward.get_or_init(|| options);
+        log::debug!("long stretches are {:?}'s", options.engine);
+        self.walker.get_runner()
+    }
+
+    /// Steps that another engine went so far, of those that were replayed.
+    pub fn fast_forwarded_steps(&self) -> u64 {
+        self.shared.fast_forwarded.load(Ordering::Relaxed)
+    }
+
+    /// The machine, standing still.
+    pub fn machine(&self) -> &Machine<Instructions> {
+        &self.walker.machine
+    }
+
+    /// The machine, for what needs more than a look but does not move it.
+    pub fn machine_mut(&mut self) -> &mut Machine<Instructions> {
+        &mut self.walker.machine
+    }
+
+    /// Where the machine is.
+    pub fn position(&self) -> Instructions {
+        self.walker.position()
+    }
+
+    /// Where the recording ends.
+    pub fn end(&self) -> Instructions {
+        self.shared.end
+    }
+
+    /// Steps executed so far to get to places.
+    pub fn replayed_steps(&self) -> u64 {
+        self.shared.replayed.load(Ordering::Relaxed)
+    }
+
+    /// What tells how far a movement is.
+    pub fn meter(&self) -> Meter {
+        Meter(self.shared.clone())
+    }
+
+    /// The recording's checkpoints.
+    pub fn checkpoints(&self) -> Option<&Checkpoints<Instructions>> {
+        self.shared.checkpoints.as_ref()
+    }
+
+    /// Here, as what a checkpoint keeps.
+    pub fn snapshot(&mut self) -> Result<Snapshot<Instructions>, Error> {
+        Ok(Snapshot {
+            state: self.walker.machine.state(),
+            maps: self.walker.machine.maps()?,
+            cursor: self.walker.player.cursor(),
+        })
+    }
+
+    /// Adds a checkpoint of this place to the recording, for every session that opens it from now on.
+    pub fn add_checkpoint(&mut self) -> Result<Entry, Error> {
+        self.must_be_history()?;
+        if self.shared.fast_forward.get().is_some() {
+            let why = "what another engine went along to get here may differ in what processors differ in; add it without \
+                       --engine kvm, with `ttvm checkpoints add`";
+            return Err(Error::Position(format!("no checkpoint can be added: {why}")));
+        }
+        let here = self.position();
+        let directory = self.shared.recording.path.join(CHECKPOINTS);
+        let machine = &mut self.walker.machine;
+        let (ram_pages, disk_blocks) = machine.page_counts();
+        // A store of its own: other sessions and other walkers of this one go on with what they have opened.
+        let store = if directory.is_dir() {
+            Store::open(&directory)?
+        } else {
+            Store::create(&directory, ram_pages, disk_blocks)?
+        };
+        if store.entries().iter().any(|entry| entry.position == here.number()) {
+            return Err(Error::Position(format!("there is a checkpoint at instruction {here} already")));
+        }
+        let initial = match &self.shared.checkpoints {
+            Some(checkpoints) => checkpoints.initial().clone(),
+            None => self
+                .shared
+                .snapshots
+                .nearest(Instructions(0))
+                .expect("there is one at the start")
+                .1
+                .maps
+                .ram
+                .clone(),
+        };
+        add_here(&store, &initial, machine, self.walker.player.cursor())
+    }
+
+    /// Replaces everything that runs stop at.
+    pub fn set_stops(&mut self, stops: Stops) {
+        self.stops = stops;
+    }
+
+    /// Replaces the breakpoints that runs stop at.
+    pub fn set_breakpoints(&mut self, addresses: Vec<u64>) {
+        self.stops.breakpoints = addresses.into_iter().map(Breakpoint::at).collect();
+    }
+
+    /// Replaces the watchpoints that runs and steps stop at.
+    pub fn set_watchpoints(&mut self, points: Vec<Watchpoint>) {
+        self.stops.watches = points.into_iter().map(Watch::from).collect();
+    }
+
+    /// Goes to a place, forward or backward, without stopping at anything.
+    pub fn seek(&mut self, target: Instructions, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        self.must_be_history()?;
+        let target = target.min(self.shared.end);
+        self.shared.begin(target - self.walker.nearest(target).0);
+        let walked = self.walker.seek(target, poll)?;
+        Ok(if walked == Walked::Interrupted {
+            TravelStop::Interrupted
+        } else if self.position() < target {
+            TravelStop::End
+        } else {
+            TravelStop::Reached
+        })
+    }
+
+    /// Goes back at once to where [`Timeline::snapshot`] was taken, in this session and in the recorded
+    /// history.
+    pub fn return_to(&mut self, here: &Snapshot<Instructions>) -> Result<(), Error> {
+        self.must_be_history()?;
+        Armed::disarm(&mut self.walker.machine);
+        self.walker.restore(here)
+    }
+
+    /// Runs on from here to a place without leaving anything out, and hands on what the console shows.
+    pub fn play(
+        &mut self,
+        until: Instructions,
+        output: impl FnMut(&[u8]) -> Result<(), Error> + Send + 'static,
+        poll: &mut Poll<'_>,
+    ) -> Result<TravelStop, Error> {
+        self.walker.player.on_output(output);
+        let walked = self.walker.advance(until.min(self.shared.end), SNAPSHOT_SPACING, poll);
+        self.walker.player.without_output();
+        Ok(if walked? == Walked::Interrupted { TravelStop::Interrupted } else { TravelStop::Reached })
+    }
+
+    /// Makes the next steps back from here near, where nothing has been left behind yet: after going straight
+    /// to a checkpoint. Costs at most as much as replaying from the checkpoint before.
+    pub fn settle(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        self.must_be_history()?;
+        let here = self.position();
+        let before = here.saturating_back(1);
+        if here - self.walker.nearest(before).0 <= SNAPSHOT_SPACING {
+            return Ok(TravelStop::Reached);
+        }
+        Armed::disarm(&mut self.walker.machine);
+        self.walker.restore_nearest(before)?;
+        let walked = self.walker.approach(here, poll)?;
+        Ok(if walked == Walked::Interrupted { TravelStop::Interrupted } else { TravelStop::Reached })
+    }
+
+    /// As [`Timeline::settle`], as long as there is nothing else to do, and stays here. What is left undone then is done by the
+    /// first step back.
+    pub fn settle_until(&mut self, is_wanted: &mut Poll<'_>) -> Result<(), Error> {
+        let here = self.snapshot()?;
+        if self.settle(is_wanted)? == TravelStop::Interrupted {
+            self.return_to(&here)?;
+        }
+        Ok(())
+    }
+
+    /// Nothing moves for now: as long as that is so, a thread of its own makes near what a search back from here would have to
+    /// replay first. It takes guest RAM once more.
+    pub fn settle_meanwhile(&mut self) {
+        // Another engine does not come to the places at which snapshots are left.
+        if self.fork.is_none() && self.shared.fast_forward.get().is_none() {
+            let here = self.position();
+            self.settler.get_or_insert_with(|| Settler::new(self.shared.clone())).look_at(here, &self.shared);
+        }
+    }
+
+    /// Runs forward to something to stop at, the end, or until told to stop.
+    pub fn run_forward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        let stops = self.stops.clone();
+        if self.fork.is_some() {
+            return self.run_fork(Instructions::MAX, &stops, poll);
+        }
+        let here = self.position();
+        self.shared.begin(self.shared.end - here);
+        let checkpoints: Vec<Instructions> = self.checkpoints_in(here + 1, self.shared.end);
+        let alone = checkpoints.get(ALONE).copied().unwrap_or(self.shared.end);
+        let armed = Armed::new(&stops, &mut self.walker.machine);
+        let mut origin = here;
+        match self.walker.run(alone, &armed, &mut origin, SNAPSHOT_SPACING, poll)? {
+            Walked::Hit(hit) => return Ok(TravelStop::Hit(hit.cause)),
+            Walked::There if alone == self.shared.end => return Ok(TravelStop::End),
+            walked => {
+                // A run forward that begins here would pass over a breakpoint.
+                let hit = armed.hit(&RunStop::Breakpoint, &self.walker.machine);
+                if let Some(hit) = hit.filter(|_| self.position() > here) {
+                    return Ok(TravelStop::Hit(hit.cause));
+                }
+                if walked == Walked::Interrupted {
+                    return Ok(TravelStop::Interrupted);
+                }
+            }
+        }
+        let begun = self.snapshot()?;
+        let starts = || checkpoints[ALONE..].iter().copied();
+        let ends = starts().skip(1).chain([self.shared.end]);
+        let windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
+        self.finish_on_all_cores(&begun, &windows, Direction::Forward, poll)
+    }
+
+    /// Runs backward to something to stop at, the start, or until told to stop.
+    pub fn run_backward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        self.must_be_history()?;
+        let begun = self.snapshot()?;
+        let stop = self.search_backward(&begun, poll);
+        if stop.is_err() {
+            // What lies behind the place where it failed is not known.
+            self.return_to(&begun)?;
+        }
+        stop
+    }
+
+    /// Runs backward from here, which is `begun`.
+    fn search_backward(
+        &mut self,
+        begun: &Snapshot<Instructions>,
+        poll: &mut Poll<'_>,
+    ) -> Result<TravelStop, Error> {
+        let origin = self.position();
+        self.shared.begin(origin.number());
+        let stops = self.stops.clone();
+        let mut end = origin;
+        while end > Instructions(0) {
+            let window = self.walker.window_before(end, origin);
+            let is_long =
+                origin - window.start > ALONE_STEPS || self.checkpoints_in(end, origin).len() >= ALONE;
+            if self.shared.threads > 1 && is_long {
+                let windows = self.windows_back_from(end);
+                if windows.len() > 1 {
+                    return self.finish_on_all_cores(begun, &windows, Direction::Backward, poll);
+                }
+            }
+            match self.walker.scan(window, &stops, Keep::Last, &the_hit, poll)? {
+                Scanned::Hits(hits) => match hits.last() {
+                    Some(hit) => return self.arrive(begun, *hit, Direction::Backward, poll),
+                    None if window.start > Instructions(0) && poll() => {
+                        return self.interrupted(begun, window.start, Direction::Backward);
+                    }
+                    None => end = window.start,
+                },
+                Scanned::Interrupted { edge, .. } => {
+                    return self.interrupted(begun, edge, Direction::Backward);
+                }
+            }
+        }
+        self.seek(Instructions(0), &mut || false)?;
+        Ok(TravelStop::Start)
+    }
+
+    /// What lies before `end`, from one checkpoint to the next, the latest first.
+    fn windows_back_from(&self, end: Instructions) -> Vec<Window> {
+        let starts = || [Instructions(0)].into_iter().chain(self.checkpoints_in(Instructions(1), end - 1));
+        let ends = starts().skip(1).chain([end]);
+        let mut windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
+        windows.reverse();
+        windows
+    }
+
+    fn finish_on_all_cores(
+        &mut self,
+        begun: &Snapshot<Instructions>,
+        windows: &[Window],
+        direction: Direction,
+        poll: &mut Poll<'_>,
+    ) -> Result<TravelStop, Error> {
+        let keep = if direction == Direction::Forward { Keep::First } else { Keep::Last };
+        let stops = self.stops.clone();
+        match scan_on_all_cores(&mut self.walker, &self.shared, windows, &stops, keep, &the_hit, poll)? {
+            Scanned::Hits(hits) => match (hits.last(), direction) {
+                (Some(hit), _) => self.arrive(begun, *hit, direction, poll),
+                (None, Direction::Backward) => {
+                    self.seek(Instructions(0), &mut || false)?;
+                    Ok(TravelStop::Start)
+                }
+                (None, Direction::Forward) => match self.seek(self.shared.end, poll)? {
+                    TravelStop::Interrupted => self.interrupted(begun, self.shared.end, direction),
+                    _ => Ok(TravelStop::End),
+                },
+            },
+            Scanned::Interrupted { edge, .. } => self.interrupted(begun, edge, direction),
+        }
+    }
+
+    /// Goes to a hit that a search from `begun` found.
+    fn arrive(
+        &mut self,
+        begun: &Snapshot<Instructions>,
+        hit: Hit,
+        direction: Direction,
+        poll: &mut Poll<'_>,
+    ) -> Result<TravelStop, Error> {
+        let (target, edge) = match direction {
+            Direction::Forward => (hit.after, hit.after),
+            Direction::Backward => (hit.before, hit.before + 1),
+        };
+        match self.seek(target, poll)? {
+            TravelStop::Reached => Ok(TravelStop::Hit(hit.cause)),
+            TravelStop::Interrupted => self.interrupted(begun, edge, direction),
+            other => Ok(other),
+        }
+    }
+
+    /// Ends a search that began at `begun` and has left nothing out up to `edge`: goes to the place nearest to
+    /// the edge that can be had at once (a person who interrupts does not want to wait) and from which the
+    /// same search would find whatever it has not found yet.
+    fn interrupted(
+        &mut self,
+        begun: &Snapshot<Instructions>,
+        edge: Instructions,
+        direction: Direction,
+    ) -> Result<TravelStop, Error> {
+        Armed::disarm(&mut self.walker.machine);
+        let origin = Instructions(begun.state.cpu.steps);
+        let place = match direction {
+            Direction::Backward => self.walker.first_from(edge).filter(|&place| place < origin),
+            // A breakpoint at the edge is yet to be found, and a search passes over one where it begins.
+            Direction::Forward => {
+                Some(self.walker.nearest(edge.saturating_back(1)).0).filter(|&place| place > origin)
+            }
+        };
+        match place {
+            Some(place) => self.walker.restore_nearest(place)?,
+            None => self.walker.restore(begun)?,
+        }
+        Ok(TravelStop::Interrupted)
+    }
+
+    fn checkpoints_in(&self, first: Instructions, last: Instructions) -> Vec<Instructions> {
+        let heads = self.shared.checkpoints.as_ref().map(|checkpoints| checkpoints.heads());
+        let in_range = heads.filter(|_| first <= last).map(|heads| heads.range(first..=last));
+        in_range.into_iter().flatten().map(|(&steps, _)| steps).collect()
+    }
+
+    /// All hits of the timeline's stops between two places, at most `limit`, in the order of the run. The
+    /// position stays.
+    pub fn hits(
+        &mut self,
+        from: Instructions,
+        to: Instructions,
+        limit: usize,
+        poll: &mut Poll<'_>,
+    ) -> Result<Hits, Error> {
+        self.hits_seen(from, to, limit, &the_hit, poll)
+    }
+
+    /// As [`Timeline::hits`], with what `look` takes down where the machine stands at each.
+    pub fn hits_seen<T: Send>(
+        &mut self,
+        from: Instructions,
+        to: Instructions,
+        limit: usize,
+        look: &Look<'_, T>,
+        poll: &mut Poll<'_>,
+    ) -> Result<Hits<T>, Error> {
+        self.must_be_history()?;
+        if to < from {
+            return Err(Error::Position("that part of the recording ends before it begins".to_string()));
+        }
+        let begun = self.snapshot()?;
+        let to = to.min(self.shared.end);
+        self.shared.begin(to.saturating_since(from));
+        let starts = || [from].into_iter().chain(self.checkpoints_in(from + 1, to.saturating_back(1)));
+        let ends = starts().skip(1).chain([to]);
+        let windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
+        let stops = self.stops.clone();
+        let keep = Keep::All(limit);
+        let scanned = scan_on_all_cores(&mut self.walker, &self.shared, &windows, &stops, keep, look, poll);
+        self.return_to(&begun)?;
+        Ok(match scanned? {
+            Scanned::Hits(found) => Hits { found, interrupted_at: None },
+            Scanned::Interrupted { hits, edge } => Hits { found: hits, interrupted_at: Some(edge) },
+        })
+    }
+
+    /// Executes one instruction, ignoring breakpoints.
+    pub fn step_forward(&mut self) -> Result<TravelStop, Error> {
+        let here = self.position();
+        let stops = Stops { breakpoints: Vec::new(), ..self.stops.clone() };
+        if self.fork.is_some() {
+            return self.run_fork(here + 1, &stops, &mut || false);
+        }
+        if here >= self.shared.end {
+            return Ok(TravelStop::End);
+        }
+        let armed = Armed::new(&stops, &mut self.walker.machine);
+        let mut origin = here;
+        let walked = self.walker.run(here + 1, &armed, &mut origin, u64::MAX, &mut || false)?;
+        Ok(match walked {
+            Walked::Hit(hit) => TravelStop::Hit(hit.cause),
+            _ if self.position() > here => TravelStop::Reached,
+            _ => TravelStop::End,
+        })
+    }
+
+    /// Undoes one instruction. What there is to stop at and is undone is reported.
+    pub fn step_backward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        self.must_be_history()?;
+        let here = self.position();
+        if here == Instructions(0) {
+            return Ok(TravelStop::Start);
+        }
+        let far = here - self.walker.nearest(here - 1).0 > SNAPSHOT_SPACING;
+        let stop = if far {
+            let begun = self.snapshot()?;
+            let stop = self.seek(here - 1, poll)?;
+            if stop == TravelStop::Interrupted {
+                self.return_to(&begun)?;
+            }
+            stop
+        } else {
+            // Too short a way to give it up.
+            self.seek(here - 1, &mut || false)?
+        };
+        let Stops { breakpoints, filters, .. } = self.stops.clone();
+        let only_breakpoints = Stops { breakpoints, filters, ..Stops::default() };
+        if stop != TravelStop::Reached || self.stops == only_breakpoints {
+            return Ok(stop);
+        }
+        let undone = self.step_forward()?;
+        self.seek(here - 1, &mut || false)?;
+        Ok(if matches!(undone, TravelStop::Hit(_)) { undone } else { TravelStop::Reached })
+    }
+}

@@ -1,0 +1,374 @@
+//! A machine that walks along a recording: restores snapshots, runs, and leaves snapshots on its way. A
+//! timeline has one that stands at its position; long searches have one for each core.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+use super::fast_forward::{Ahead, FastForward, Runner};
+use super::snapshot::Snapshots;
+use super::stops::{Armed, Hit, Stops};
+use crate::replay::begin::{begin_part, no_beginning};
+use machine::config::Images;
+use machine::error::Error;
+use machine::position::{Count, Instructions};
+use machine::{Machine, RunStop};
+use recording::Recording;
+use recording::checkpoints::{CheckpointHead, Checkpoints, Snapshot};
+use recording::player::Player;
+
+/// Longest stretch between two questions whether to stop: some tens of milliseconds.
+pub(super) const POLL_STEPS: u64 = 4_000_000;
+/// Distance of the snapshots that a walk leaves behind, unless it is told otherwise: a single step back replays no more, but
+/// from places far before the end of a long walk.
+pub(super) const SNAPSHOT_SPACING: u64 = 8_000_000;
+/// How far before its end a walk leaves them behind in this distance.
+const NEAR_STEPS: u64 = 64_000_000;
+/// Their distance before that: while a guest boots, copying what it has written since the one before costs a tenth of the walk.
+pub(super) const FAR_SPACING: u64 = 3 * SNAPSHOT_SPACING;
+/// Nearest of the snapshots before a place that is approached, and the factor from one to the next.
+const APPROACH_STEPS: u64 = 128;
+const APPROACH_FACTOR: u64 = 8;
+
+/// Asks whether to stop.
+pub type Poll<'a> = dyn FnMut() -> bool + 'a;
+
+/// What all walkers of a timeline share.
+pub(super) struct Shared {
+    pub recording: Recording<Instructions>,
+    pub images: Images,
+    /// Where the recording ends.
+    pub end: Instructions,
+    /// The guest time at which what is opened begins.
+    pub begins_ns: u64,
+    /// `None` while the first walker is being made.
+    pub checkpoints: Option<Checkpoints<Instructions>>,
+    /// Those that turned out to be damaged when they were to be restored: all goes on without them.
+    pub damaged: Mutex<BTreeSet<Instructions>>,
+    pub snapshots: Snapshots,
+    /// What goes along long stretches, if not the software engine.
+    pub fast_forward: OnceLock<FastForward>,
+    /// Walkers that a long search may have.
+    pub threads: usize,
+    /// Steps that all walkers executed, but for those in the background.
+    pub replayed: AtomicU64,
+    /// Those of them that another engine executed.
+    pub fast_forwarded: AtomicU64,
+    /// Steps that walkers in the background executed.
+    pub settled: AtomicU64,
+    /// What the movement under way may have to execute.
+    pub task: Task,
+}
+
+/// The movement under way, or the last one.
+#[derive(Default)]
+pub(super) struct Task {
+    /// How many began so far.
+    number: AtomicU64,
+    /// The steps executed before it began.
+    begun_at: AtomicU64,
+    /// The steps that it executes at most, or a little more.
+    at_most: AtomicU64,
+}
+
+/// How a stretch of a walk ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Walked {
+    /// Where it was to end.
+    There,
+    /// The poll function asked to stop.
+    Interrupted,
+    /// At something to stop at.
+    Hit(Hit),
+}
+
+/// See the module.
+pub(super) struct Walker {
+    pub machine: Machine<Instructions>,
+    pub player: Player<Instructions>,
+    pub(super) runner: Option<Runner>,
+    shared: Arc<Shared>,
+    /// It belongs to no movement: what it does is not counted with theirs, and does not say what is being looked at.
+    in_background: bool,
+}
+
+/// A machine at power-on, and what plays its recording to it.
+pub(super) fn powered_on(
+    recording: &Recording<Instructions>,
+    images: &Images,
+) -> Result<(Machine<Instructions>, Player<Instructions>), Error> {
+    let player = Player::new(recording.log.clone())?;
+    let machine = Machine::new(&recording.manifest.machine, images, player.power_on())?;
+    Ok((machine, player))
+}
+
+impl Walker {
+    /// A walker at the first instruction.
+    pub fn new(shared: Arc<Shared>) -> Result<Walker, Error> {
+        let (machine, player) = powered_on(&shared.recording, &shared.images)?;
+        Walker::with(machine, player, shared)
+    }
+
+    /// As [`Walker::new`], for a walk that nothing waits for.
+    pub fn in_background(shared: Arc<Shared>) -> Result<Walker, Error> {
+        Ok(Walker { in_background: true, ..Walker::new(shared)? })
+    }
+
+    /// As [`Walker::new`], with a machine that has been powered on.
+    pub fn with(
+        mut machine: Machine<Instructions>,
+        mut player: Player<Instructions>,
+        shared: Arc<Shared>,
+    ) -> Result<Walker, Error> {
+        match &shared.checkpoints {
+            Some(checkpoints) if shared.recording.is_part() => {
+                begin_part(&shared.recording, checkpoints, &mut machine, &mut player)?;
+            }
+            Some(checkpoints) => machine.attach_store(checkpoints.store().clone()),
+            None if shared.recording.is_part() => return Err(no_beginning(&shared.recording)),
+            None => {}
+        }
+        let mut walker = Walker { machine, player, runner: None, shared, in_background: false };
+        walker.leave_snapshot()?;
+        if let Err(error) = walker.get_runner() {
+            log::warn!("on this thread the software engine is alone: {error}");
+        }
+        Ok(walker)
+    }
+
+    /// Gets the other engine, if there is to be one.
+    pub fn get_runner(&mut self) -> Result<(), Error> {
+        if let Some(&options) = self.shared.fast_forward.get() {
+            self.runner = Some(Runner::new(&self.shared, options)?);
+        }
+        Ok(())
+    }
+
+    /// Where it stands.
+    pub fn position(&self) -> Instructions {
+        self.machine.moment().count
+    }
+
+    /// The last place at or before `target` that can be restored, and whether it is a checkpoint.
+    pub fn nearest(&self, target: Instructions) -> (Instructions, bool) {
+        self.shared.nearest(target)
+    }
+
+    /// The first place at or after `target` that can be restored.
+    pub fn first_from(&self, target: Instructions) -> Option<Instructions> {
+        let checkpoint = match target {
+            Instructions(0) => None,
+            target => self.shared.checkpoint_after(target - 1),
+        };
+        self.shared.snapshots.first_from(target).into_iter().chain(checkpoint).min()
+    }
+
+    /// Goes to the last place at or before `target` that can be restored.
+    pub fn restore_nearest(&mut self, target: Instructions) -> Result<(), Error> {
+        let shared = self.shared.clone();
+        while let ((at, true), Some(checkpoints)) = (self.nearest(target), &shared.checkpoints) {
+            match checkpoints.load(at).and_then(|snapshot| self.restore(&snapshot)) {
+                Err(Error::Checkpoints(error)) if error.is_damage() => {
+                    log::warn!("{error}; the checkpoint at instruction {at} is not used");
+                    shared.damaged().insert(at);
+                }
+                restored => return restored,
+            }
+        }
+        let (_, snapshot) = shared.snapshots.nearest(target).expect("there is one at the start");
+        self.restore(&snapshot)
+    }
+
+    /// Goes to a snapshot.
+    pub fn restore(&mut self, snapshot: &Snapshot<Instructions>) -> Result<(), Error> {
+        self.machine.restore(&snapshot.state, &snapshot.maps)?;
+        self.player.set_cursor(snapshot.cursor)
+    }
+
+    /// Goes to a place, forward or backward.
+    pub fn seek(&mut self, target: Instructions, poll: &mut Poll<'_>) -> Result<Walked, Error> {
+        Armed::disarm(&mut self.machine);
+        let here = self.position();
+        let nearest = self.nearest(target).0;
+        // Where little is left, running there leaves snapshots behind, and a checkpoint does not.
+        if target < here || (nearest > here && target - here > SNAPSHOT_SPACING) {
+            self.restore_nearest(target)?;
+        }
+        self.approach(target, poll)
+    }
+
+    /// Runs on to a place, with snapshots on the way that are closer and closer together towards it: they
+    /// make the next steps back cheap.
+    pub fn approach(&mut self, target: Instructions, poll: &mut Poll<'_>) -> Result<Walked, Error> {
+        self.shared.snapshots.focus(target);
+        let mut distance = APPROACH_STEPS;
+        let mut stages = Vec::new();
+        while distance < (target - self.position()).min(2 * SNAPSHOT_SPACING) {
+            stages.push(target - distance);
+            distance *= APPROACH_FACTOR;
+        }
+        // Another engine goes as far as it can at one go.
+        let near = if self.runner.is_some() { self.position() } else { target.saturating_back(NEAR_STEPS) };
+        if self.advance(near, FAR_SPACING, poll)? == Walked::Interrupted {
+            return Ok(Walked::Interrupted);
+        }
+        for stage in stages.into_iter().rev() {
+            if self.advance(stage, SNAPSHOT_SPACING, poll)? == Walked::Interrupted {
+                return Ok(Walked::Interrupted);
+            }
+            self.leave_snapshot()?;
+        }
+        self.advance(target, SNAPSHOT_SPACING, poll)
+    }
+
+    /// Runs on to a place without stopping at anything, with a snapshot every `spacing` steps.
+    pub fn advance(
+        &mut self,
+        target: Instructions,
+        spacing: u64,
+        poll: &mut Poll<'_>,
+    ) -> Result<Walked, Error> {
+        let nothing = Stops::default();
+        let armed = Armed::new(&nothing, &mut self.machine);
+        let mut origin = Instructions::MAX;
+        self.run(target, &armed, &mut origin, spacing, poll)
+    }
+
+    /// Runs on to a place, or to something to stop at, with a snapshot every `spacing` steps. A breakpoint at
+    /// `origin` is passed over; going on from a hit goes on with what `origin` is then.
+    pub fn run(
+        &mut self,
+        target: Instructions,
+        armed: &Armed<'_>,
+        origin: &mut Instructions,
+        spacing: u64,
+        poll: &mut Poll<'_>,
+    ) -> Result<Walked, Error> {
+        while self.position() < target {
+            let limit = match self.fast_forward(target, armed, poll)? {
+                Ahead::NotBefore(place) => target.min(place),
+                Ahead::Gone => continue,
+                Ahead::Interrupted => return Ok(Walked::Interrupted),
+            };
+            let here = self.position();
+            let until = limit.min(here + POLL_STEPS).min(self.next_stage(here, spacing));
+            let stop = self.machine.run_from(until, *origin, &mut self.player);
+            self.count_replayed(self.position() - here);
+            let stop = stop?;
+            if stop == RunStop::Breakpoint {
+                *origin = self.position();
+            }
+            if let Some(hit) = armed.hit(&stop, &self.machine) {
+                return Ok(Walked::Hit(hit));
+            }
+            match stop {
+                RunStop::Reached => self.at_stage(spacing)?,
+                RunStop::Ended(_) => return Ok(Walked::There),
+                _ => continue,
+            }
+            if self.position() < target && poll() {
+                return Ok(Walked::Interrupted);
+            }
+        }
+        Ok(Walked::There)
+    }
+
+    /// Notes that `steps` more steps have been executed.
+    fn count_replayed(&self, steps: u64) {
+        let replayed = if self.in_background { &self.shared.settled } else { &self.shared.replayed };
+        replayed.fetch_add(steps, Ordering::Relaxed);
+    }
+
+    /// Notes that another engine executed `steps` more steps.
+    pub fn count_fast_forwarded(&self, steps: u64) {
+        self.count_replayed(steps);
+        self.shared.fast_forwarded.fetch_add(steps, Ordering::Relaxed);
+    }
+
+    /// The next place after `here` where there is something to do: a snapshot to take, a checkpoint to pass.
+    fn next_stage(&self, here: Instructions, spacing: u64) -> Instructions {
+        let checkpoint = self.shared.checkpoint_after(here).unwrap_or(Instructions::MAX);
+        checkpoint.min(Instructions((here.number() / spacing + 1).saturating_mul(spacing)))
+    }
+
+    fn at_stage(&mut self, spacing: u64) -> Result<(), Error> {
+        let here = self.position();
+        if let Some(checkpoints) =
+            self.shared.checkpoints.as_ref().filter(|_| self.shared.is_checkpoint(here))
+        {
+            // From here on the pages are those of the checkpoint, which need no memory.
+            self.machine.rebase(&checkpoints.maps(here)?)?;
+        } else if here.number().is_multiple_of(spacing) {
+            if !self.in_background {
+                self.shared.snapshots.focus(here);
+            }
+            self.leave_snapshot()?;
+        }
+        Ok(())
+    }
+
+    /// Keeps a snapshot of this place, unless there is one.
+    pub fn leave_snapshot(&mut self) -> Result<(), Error> {
+        let here = self.position();
+        if self.shared.snapshots.contains(here) {
+            return Ok(());
+        }
+        let (maps, pages) = self.machine.capture()?;
+        let cursor = self.player.cursor();
+        let head = CheckpointHead::of(&self.machine, cursor);
+        let snapshot = Snapshot { state: self.machine.state(), maps, cursor };
+        self.shared.snapshots.keep(head, snapshot, pages);
+        Ok(())
+    }
+}
+
+impl Shared {
+    /// Notes that a movement begins that executes about `at_most` steps at most.
+    pub fn begin(&self, at_most: u64) {
+        self.task.number.fetch_add(1, Ordering::Relaxed);
+        self.task.begun_at.store(self.replayed.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.task.at_most.store(at_most, Ordering::Relaxed);
+    }
+
+    /// Tells one movement from the next.
+    pub fn movement(&self) -> u64 {
+        self.task.number.load(Ordering::Relaxed)
+    }
+
+    /// Steps that the movement under way has executed, and will have executed at most.
+    pub fn progress(&self) -> (u64, u64) {
+        let begun_at = self.task.begun_at.load(Ordering::Relaxed);
+        let done = self.replayed.load(Ordering::Relaxed).saturating_sub(begun_at);
+        (done, self.task.at_most.load(Ordering::Relaxed).max(done))
+    }
+
+    /// The last place at or before `target` that can be restored, and whether it is a checkpoint.
+    pub fn nearest(&self, target: Instructions) -> (Instructions, bool) {
+        let snapshot = self.snapshots.nearest(target).map_or(Instructions(0), |(at, _)| at);
+        match self.checkpoint_before(target) {
+            Some(at) if at > snapshot => (at, true),
+            _ => (snapshot, false),
+        }
+    }
+
+    /// The last checkpoint at or before a place.
+    pub fn checkpoint_before(&self, place: Instructions) -> Option<Instructions> {
+        let (heads, damaged) = (self.checkpoints.as_ref()?.heads(), self.damaged());
+        heads.range(..=place).rev().map(|(&at, _)| at).find(|at| !damaged.contains(at))
+    }
+
+    /// The first checkpoint after a place.
+    pub fn checkpoint_after(&self, place: Instructions) -> Option<Instructions> {
+        let (heads, damaged) = (self.checkpoints.as_ref()?.heads(), self.damaged());
+        heads.range(place + 1..).map(|(&at, _)| at).find(|at| !damaged.contains(at))
+    }
+
+    fn is_checkpoint(&self, place: Instructions) -> bool {
+        let is_one = |checkpoints: &Checkpoints<_>| checkpoints.heads().contains_key(&place);
+        self.checkpoints.as_ref().is_some_and(is_one) && !self.damaged().contains(&place)
+    }
+
+    fn damaged(&self) -> MutexGuard<'_, BTreeSet<Instructions>> {
+        self.damaged.lock().expect("no thread panics while it looks at a set")
+    }
+}

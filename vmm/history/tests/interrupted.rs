@@ -1,0 +1,154 @@
+//! Searches that are interrupted again and again come to the same hit as one that is left alone: wherever
+//! they stop, nothing between there and where they began has been left out.
+
+use std::path::Path;
+
+use cpu::{AddressKind, WatchKind, Watchpoint};
+use history::timeline::{Direction, Hit, Stops, Timeline, TravelStop};
+use machine::position::{Count, Instructions};
+use recording::Recording;
+use tiny_guest::{Numbers, STIRRED, record_with_checkpoints};
+
+const ROUNDS: u32 = 36_000;
+const SEED: u64 = 11;
+
+/// A recording with so many checkpoints that all cores join in.
+fn recording(directory: &Path) -> Recording<Instructions> {
+    let more: Vec<u64> = (1..24).map(|number| number * 14_000).collect();
+    record_with_checkpoints(directory, "r.ttvm", ROUNDS, Vec::new(), &more).0
+}
+
+fn writes_of(address: u64) -> Stops {
+    let point = Watchpoint { space: AddressKind::Physical, address, length: 4, kind: WatchKind::Write };
+    Stops { watches: vec![point.into()], ..Stops::default() }
+}
+
+/// Says yes when it has been asked so often, and from then on.
+fn after(mut polls: u64) -> impl FnMut() -> bool {
+    move || {
+        polls = polls.saturating_sub(1);
+        polls == 0
+    }
+}
+
+/// Things to look for that happen seldom, with all their hits.
+fn seldom(timeline: &mut Timeline) -> Vec<(Stops, Vec<Hit>)> {
+    let end = timeline.end();
+    let mut found = Vec::new();
+    for word in 0..200 {
+        let stops = writes_of(STIRRED + word * 4);
+        timeline.set_stops(stops.clone());
+        let hits = timeline.hits(Instructions(0), end, 10, &mut || false).unwrap().found;
+        if (1..=2).contains(&hits.len()) {
+            found.push((stops, hits));
+        }
+        if found.len() == 6 {
+            break;
+        }
+    }
+    // The first instruction of all, and one that is executed in each of the last rounds too.
+    let mut break_at = |at: Instructions| {
+        timeline.seek(at, &mut || false).unwrap();
+        let breakpoint = history::timeline::Breakpoint::at(timeline.machine().cpu().rip());
+        let stops = Stops { breakpoints: vec![breakpoint], ..Stops::default() };
+        timeline.set_stops(stops.clone());
+        let hits = timeline.hits(Instructions(0), end, usize::MAX, &mut || false).unwrap().found;
+        (stops, hits)
+    };
+    found.push(break_at(Instructions(0)));
+    found.push(break_at(end - 1));
+    found
+}
+
+#[test]
+fn an_interrupted_search_loses_no_hit() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = recording(directory.path());
+    let seldom = seldom(&mut Timeline::open_with(&recording, 2).unwrap());
+    assert!(seldom.len() == 8, "{}", seldom.len());
+    let mut numbers = Numbers(SEED);
+    let mut interrupts = [0; 2];
+    let mut timelines: Vec<_> =
+        (0..4).map(|more| Timeline::open_with(&recording, 1 + more).unwrap()).collect();
+    let end = timelines[0].end();
+    for round in 0.. {
+        let timeline = &mut timelines[numbers.below(4) as usize];
+        let (stops, hits) = &seldom[numbers.below(seldom.len() as u64) as usize];
+        let direction = if round % 2 == 0 { Direction::Backward } else { Direction::Forward };
+        let from = match (numbers.below(2), direction) {
+            (0, Direction::Backward) => end,
+            (0, Direction::Forward) => Instructions(0),
+            _ => Instructions(numbers.below(end.number())),
+        };
+        timeline.set_stops(Stops::default());
+        timeline.seek(from, &mut || false).unwrap();
+        timeline.set_stops(stops.clone());
+        let (mut stop, mut stood) = (TravelStop::Interrupted, from);
+        for attempt in 1.. {
+            let mut poll = after(1 + numbers.below(24 + attempt));
+            stop = match direction {
+                Direction::Backward => timeline.run_backward(&mut poll).unwrap(),
+                Direction::Forward => timeline.run_forward(&mut poll).unwrap(),
+            };
+            let here = timeline.position();
+            let onward = if direction == Direction::Backward { here <= stood } else { here >= stood };
+            assert!(onward, "round {round}: {stop:?}, from {stood} to {here}");
+            stood = here;
+            if stop != TravelStop::Interrupted {
+                break;
+            }
+            interrupts[round % 2] += 1;
+        }
+        let expected = match direction {
+            Direction::Backward => hits.iter().rev().map(|hit| hit.before).find(|&at| at < from),
+            Direction::Forward => hits.iter().map(|hit| hit.after).find(|&at| at > from),
+        };
+        let otherwise = match direction {
+            Direction::Backward => (TravelStop::Start, Instructions(0)),
+            Direction::Forward => (TravelStop::End, end),
+        };
+        let place = expected.unwrap_or(otherwise.1);
+        assert_eq!(stood, place, "round {round}, {direction:?} from {from}: {stop:?}");
+        assert_eq!(matches!(stop, TravelStop::Hit(_)), expected.is_some(), "round {round}: {stop:?}");
+        if interrupts.iter().all(|&count| count >= 100) {
+            break;
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_list_says_how_far_it_goes() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = recording(directory.path());
+    let point =
+        Watchpoint { space: AddressKind::Physical, address: STIRRED, length: 0x4000, kind: WatchKind::Write };
+    let timeline = |threads| {
+        let mut timeline = Timeline::open_with(&recording, threads).unwrap();
+        timeline.set_stops(Stops { watches: vec![point.into()], ..Stops::default() });
+        timeline
+    };
+    let lists = [1, 2, 3, 4].map(|threads| {
+        let mut timeline = timeline(threads);
+        let end = timeline.end();
+        timeline.hits(Instructions(0), end, usize::MAX, &mut || false).unwrap()
+    });
+    let all = &lists[0];
+    assert!(all.interrupted_at.is_none() && all.found.len() > 100);
+    assert!(lists.iter().all(|list| list == all));
+    let mut numbers = Numbers(SEED);
+    for round in 0..40 {
+        let mut timeline = timeline(1 + round % 4);
+        let (begun, end) = (timeline.position(), timeline.end());
+        let (mut found, mut from) = (Vec::new(), begun);
+        for attempt in 1.. {
+            let part =
+                timeline.hits(from, end, usize::MAX, &mut after(1 + numbers.below(20 + attempt))).unwrap();
+            assert_eq!(timeline.position(), begun);
+            found.extend(part.found);
+            let Some(edge) = part.interrupted_at else { break };
+            assert!(edge >= from);
+            from = edge;
+        }
+        assert_eq!(found, all.found, "round {round}");
+    }
+}

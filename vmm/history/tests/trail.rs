@@ -1,0 +1,33 @@
+//! The states that a recorder keeps for a run's end.
+
+use machine::position::Count;
+use recording::pace::CheckpointOptions;
+use tiny_guest::{Script, record_with};
+
+/// Where a recording has checkpoints whose states before the end cost so many steps for each page, and where it ends.
+fn checkpoints(trail_rest_steps: u64) -> (Vec<u64>, u64) {
+    let directory = tempfile::tempdir().unwrap();
+    // None but those of the end.
+    let options = CheckpointOptions {
+        page_rest_steps: u64::MAX / 4096,
+        end_steps: 0,
+        trail_rest_steps,
+        slice_steps: 10_000,
+        ..CheckpointOptions::default()
+    };
+    let (recording, end) = record_with(directory.path(), "r", 20_000, Script(Vec::new()), Some(options));
+    let store = recording.checkpoints().unwrap().expect("the end has one");
+    (store.entries().iter().map(|entry| entry.position).collect(), end.at.count.number())
+}
+
+/// Each has at least one page.
+#[test]
+fn states_of_the_end_are_paid_before_they_are_kept() {
+    let (free, end) = checkpoints(0);
+    assert_eq!(free.len(), 3, "{free:?}");
+    assert!(free[0] >= end - 30_000, "{free:?}");
+    let (dear, _) = checkpoints(end / 4);
+    assert!(dear[0] >= end / 4, "{dear:?}");
+    let (unpaid, end) = checkpoints(end + 1);
+    assert_eq!(unpaid, [end], "one page already is more than the run pays for");
+}

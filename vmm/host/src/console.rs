@@ -1,0 +1,320 @@
+//! Live inputs: the keyboard (or whatever standard input is), window size, signals, and where console output
+//! goes.
+
+use std::collections::VecDeque;
+use std::io::{IsTerminal, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+
+use crate::screen::Screen;
+use crate::stopping::Stopping;
+use crate::terminal::window_size;
+use machine::error::Error;
+use machine::inputs::{Event, Idle, Inputs, View};
+use machine::position::Moment;
+use machine::unit::Unit;
+
+/// The longest distance, in what the machine counts, after which the machine asks for events.
+const MOST_BETWEEN_POLLS: u64 = 2_000_000;
+/// The longest time to wait at once for something to be typed: signals are looked at in between.
+const LONGEST_WAIT_NS: u64 = 100_000_000;
+/// The key that introduces commands: Ctrl-A, as in QEMU.
+const ESCAPE: u8 = 1;
+
+const HELP: &str = "\r\nCtrl-A x  end the run\r\nCtrl-A p  press the power button\r\n\
+                    Ctrl-A z  stop; the shell's fg goes on\r\nCtrl-A h  this help\r\nCtrl-A Ctrl-A  send Ctrl-A\r\n";
+
+/// How a live run treats the outside world.
+#[derive(Clone, Debug, Default)]
+pub struct LiveOptions<C> {
+    /// Copy console output to this file.
+    pub console_log: Option<PathBuf>,
+    /// How time passes while the guest is idle.
+    pub pacing: Pacing,
+    /// End the run here.
+    pub end_at: Option<C>,
+}
+
+/// How time passes while the guest is idle. It decides when events come in, and so it is a matter of the run
+/// that is recorded; a replay repeats what was recorded, as fast as it can.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pacing {
+    /// In real time as long as something may be typed; after that, up to the next deadline at once.
+    #[default]
+    WhileTyped,
+    /// In real time.
+    Always,
+    /// Up to the next deadline at once.
+    Never,
+}
+
+/// Keyboard and screen.
+pub struct LiveConsole<C> {
+    options: LiveOptions<C>,
+    typed: VecDeque<u8>,
+    after_escape: bool,
+    commands: VecDeque<Event>,
+    closed: bool,
+    terminal: bool,
+    screen: Screen,
+    terminated: Arc<AtomicBool>,
+    resized: Arc<AtomicBool>,
+    /// Where there is a terminal to be put back.
+    stopping: Option<Stopping>,
+    ended: bool,
+    /// Where the keyboard is looked at again while the guest is busy.
+    next_look: C,
+    /// Since when the guest takes input.
+    listening_since: Option<Instant>,
+}
+
+impl<C: Unit> LiveConsole<C> {
+    /// Takes over standard input and output. From here on SIGTERM, SIGHUP, SIGINT and SIGQUIT end the run in order. The
+    /// terminal is to be as the user's shell has it.
+    pub fn new(options: LiveOptions<C>) -> Result<LiveConsole<C>, Error> {
+        let (terminated, resized) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
+        let failed = |source| Error::Host { what: "cannot watch for signals".to_string(), source };
+        let ends = [SIGTERM, SIGHUP, SIGINT, SIGQUIT].map(|signal| (signal, &terminated));
+        for (signal, flag) in ends.into_iter().chain([(SIGWINCH, &resized)]) {
+            signal_hook::flag::register(signal, flag.clone()).map_err(failed)?;
+        }
+        let stopping = Stopping::watch().map_err(failed)?;
+        let screen = Screen::new(options.console_log.as_deref(), terminated.clone())?;
+        let mut console = LiveConsole {
+            options,
+            typed: VecDeque::new(),
+            after_escape: false,
+            commands: VecDeque::new(),
+            closed: false,
+            terminal: std::io::stdin().is_terminal(),
+            screen,
+            terminated,
+            resized,
+            stopping,
+            ended: false,
+            next_look: C::default(),
+            listening_since: None,
+        };
+        if !console.terminal {
+            // Whether anything can be typed at all is known from the start.
+            console.read_keyboard(Duration::ZERO, &[]);
+        }
+        Ok(console)
+    }
+
+    /// The machine's count, which was `before`, is zero from here on.
+    pub(super) fn count_anew(&mut self, before: C) {
+        self.next_look = C::default();
+        self.options.end_at = self.options.end_at.map(|end| C::new(end.saturating_since(before)));
+    }
+
+    /// How idle time passes from here on, in a sentence.
+    pub fn pacing(&self) -> &'static str {
+        match (self.options.pacing, self.closed) {
+            (Pacing::Always, _) => "the guest's idle time passes in real time, as --paced says",
+            (Pacing::Never, _) => "the guest's idle time is skipped, as --unpaced says",
+            (Pacing::WhileTyped, true) => {
+                "the guest's idle time is skipped, because nothing can be typed: its clock runs ahead; with --paced \
+                 idle time passes in real time"
+            }
+            (Pacing::WhileTyped, false) if self.terminal => "the guest's idle time passes in real time",
+            (Pacing::WhileTyped, false) => {
+                "the guest's idle time passes in real time until standard input ends, and is skipped then; with \
+                 --paced it goes on passing in real time"
+            }
+        }
+    }
+
+    /// Reads what has been typed, waiting up to `timeout` for it, or until one of `others` can be read. A keyboard that fails is
+    /// one on which nothing more is typed.
+    fn read_keyboard(&mut self, timeout: Duration, others: &[BorrowedFd<'_>]) {
+        let stdin = std::io::stdin();
+        // Where nothing can be typed any more this only waits, for signals end it.
+        let typed = (!self.closed).then(|| stdin.as_fd());
+        let watched = typed.into_iter().chain(others.iter().copied());
+        let mut polled: Vec<_> = watched.map(|file| PollFd::new(file, PollFlags::POLLIN)).collect();
+        match ppoll(&mut polled, Some(TimeSpec::from_duration(timeout)), None) {
+            Ok(0) | Err(nix::Error::EINTR) => return,
+            Ok(_) if self.closed || !polled[0].any().unwrap_or(true) => return,
+            Ok(_) => {}
+            Err(errno) => return self.input_failed(errno),
+        }
+        let mut buffer = [0; 1024];
+        match nix::unistd::read(stdin.as_fd(), &mut buffer) {
+            Ok(0) => self.closed = true,
+            Ok(count) => buffer[..count].iter().for_each(|&byte| self.take_key(byte)),
+            Err(nix::Error::EINTR | nix::Error::EAGAIN) => {}
+            // A terminal that has gone away reads as an error.
+            Err(nix::Error::EIO) => self.closed = true,
+            Err(errno) => self.input_failed(errno),
+        }
+    }
+
+    fn input_failed(&mut self, errno: nix::Error) {
+        let error = std::io::Error::from(errno);
+        log::warn!("cannot read standard input: {error}; nothing more can be typed");
+        self.closed = true;
+    }
+
+    fn take_key(&mut self, byte: u8) {
+        if !self.terminal {
+            self.typed.push_back(byte);
+            return;
+        }
+        if !std::mem::take(&mut self.after_escape) {
+            if byte == ESCAPE {
+                self.after_escape = true;
+            } else {
+                self.typed.push_back(byte);
+            }
+            return;
+        }
+        match byte {
+            b'x' | b'X' => self.commands.push_back(Event::Ended),
+            b'z' | b'Z' => self.stopping.iter().for_each(Stopping::ask),
+            b'p' | b'P' => self.commands.push_back(Event::PowerButton),
+            ESCAPE | b'a' => self.typed.push_back(ESCAPE),
+            // Who cannot read it has no use for it.
+            _ => drop(std::io::stderr().write_all(HELP.as_bytes())),
+        }
+    }
+
+    fn signalled(&mut self) -> Option<Event> {
+        self.stopping.iter().for_each(Stopping::obey);
+        if self.terminated.swap(false, Ordering::Relaxed) {
+            return Some(Event::Interrupted);
+        }
+        if self.resized.swap(false, Ordering::Relaxed) {
+            let (columns, rows) = window_size()?;
+            return Some(Event::ConsoleResize { columns, rows });
+        }
+        None
+    }
+
+    /// How much can be typed now. A driver throws away what is there while it starts.
+    fn room(&mut self, view: &View<'_, C>) -> usize {
+        if C::DRIVER_STARTS.is_zero() || view.console_room == 0 {
+            self.listening_since = None;
+            return view.console_room;
+        }
+        let since = self.listening_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < C::DRIVER_STARTS { 0 } else { view.console_room }
+    }
+
+    /// Idle time passes in real time.
+    fn paced(&self) -> bool {
+        match self.options.pacing {
+            Pacing::WhileTyped => !self.closed,
+            Pacing::Always => true,
+            Pacing::Never => false,
+        }
+    }
+}
+
+impl<C: Unit> Inputs<C> for LiveConsole<C> {
+    fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error> {
+        if self.ended {
+            return Ok(None);
+        }
+        if view.moment.count >= self.next_look {
+            self.next_look = view.moment.count + C::KEYBOARD_LOOKS;
+            self.read_keyboard(Duration::ZERO, &[]);
+        }
+        let limit = self.options.end_at.is_some_and(|end| view.moment.count >= end);
+        let event = self.signalled().or_else(|| self.commands.pop_front());
+        let event = event.or_else(|| limit.then_some(Event::Limit));
+        if let Some(event) = event {
+            self.ended = event.outcome().is_some();
+            return Ok(Some(event));
+        }
+        let count = self.typed.len().min(self.room(view));
+        if count == 0 {
+            return Ok(None);
+        }
+        Ok(Some(Event::ConsoleInput(self.typed.drain(..count).collect())))
+    }
+
+    fn next_poll(&self, now: Moment<C>) -> C {
+        (now.count + MOST_BETWEEN_POLLS).min(self.options.end_at.unwrap_or(C::MAX))
+    }
+
+    fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+        if !self.paced() {
+            return Ok(deadline_ns.map_or(Idle::Forever, Idle::Until));
+        }
+        if self.closed && deadline_ns.is_none() {
+            return Ok(Idle::Forever);
+        }
+        Ok(Idle::Until(self.wait(now, deadline_ns, None)))
+    }
+
+    fn console_output(&mut self, _now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {
+        self.screen.show(bytes);
+        Ok(())
+    }
+}
+
+impl<C: Unit> LiveConsole<C> {
+    /// Lets the guest's idle time pass in real time, up to the machine's deadline, or until something is typed or can be
+    /// read from one of `others`, if there are peers outside; not for long at once. Gives the virtual time until which it passed.
+    pub(super) fn wait(
+        &mut self,
+        now: Moment<C>,
+        deadline_ns: Option<u64>,
+        others: Option<&[BorrowedFd<'_>]>,
+    ) -> u64 {
+        let wanted_ns = deadline_ns.map_or(u64::MAX, |d| d - now.time_ns.min(d)).max(1);
+        let mut passed_ns = wanted_ns.min(LONGEST_WAIT_NS);
+        // Under a millisecond no person notices; a peer does.
+        if others.is_none() {
+            passed_ns = wanted_ns.min(1_000_000).max(passed_ns / 1_000_000 * 1_000_000);
+        }
+        if others.is_some() || wanted_ns >= 1_000_000 {
+            let before = Instant::now();
+            self.read_keyboard(Duration::from_nanos(passed_ns), others.unwrap_or_default());
+            if others.is_some() || !self.typed.is_empty() || !self.commands.is_empty() {
+                // It may have been less.
+                passed_ns = passed_ns.min(before.elapsed().as_nanos() as u64).max(1);
+            }
+        }
+        now.time_ns + passed_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use machine::position::Instructions;
+
+    /// Guest time that has passed when an idle guest's deadline in `wanted_ns` is asked for `times` times, and
+    /// host time that it took.
+    fn idle(pacing: Pacing, times: u32) -> (u64, u128) {
+        let options = LiveOptions { pacing, ..LiveOptions::default() };
+        let mut console = LiveConsole::<Instructions>::new(options).unwrap();
+        console.closed = true;
+        let (mut now, begin) = (Moment::default(), Instant::now());
+        for _ in 0..times {
+            match console.idle(now, Some(60_000_000_000)).unwrap() {
+                Idle::Until(ns) => now.time_ns = ns,
+                Idle::Forever => panic!("there is a deadline"),
+            }
+        }
+        (now.time_ns, begin.elapsed().as_nanos())
+    }
+
+    #[test]
+    fn idle_time_is_skipped_where_nothing_can_be_typed_unless_it_is_wanted() {
+        for pacing in [Pacing::WhileTyped, Pacing::Never] {
+            assert_eq!(idle(pacing, 1).0, 60_000_000_000, "{pacing:?}");
+        }
+        let (guest_ns, host_ns) = idle(Pacing::Always, 2);
+        assert!(u128::from(guest_ns) <= host_ns && guest_ns >= 100_000_000, "{guest_ns} in {host_ns}");
+    }
+}

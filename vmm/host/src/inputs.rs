@@ -1,0 +1,152 @@
+//! Live inputs: the console, and a network and devices of the host if the guest has them.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use devices::passthrough::{AskV1, DeviceInputV1};
+use guest_ram::GuestRam;
+
+use crate::console::LiveConsole;
+use crate::network::Network;
+use crate::passthrough::{Devices, OpenedDevices};
+use crate::peer::Peer;
+use machine::error::Error;
+use machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
+use machine::position::Moment;
+use machine::unit::Unit;
+
+/// Distance, in what the machine counts, between two looks at devices of the host while the guest is busy.
+const BETWEEN_LOOKS: u64 = 100_000;
+/// The same while one of them must be looked at, because nothing tells when it interrupts.
+const BETWEEN_WATCHING_LOOKS: u64 = 20_000;
+/// Time between two looks at such a device while the guest is idle.
+const WATCHING_NS: u64 = 250_000;
+/// Looks at such a device in one wait: signals are looked at in between.
+const LOOKS_IN_A_WAIT: usize = 400;
+
+/// A console, and perhaps a network beside it.
+pub struct LiveInputs<C> {
+    console: LiveConsole<C>,
+    network: Option<Network<C>>,
+    devices: Option<Devices>,
+}
+
+impl<C: Unit> LiveInputs<C> {
+    /// Inputs from the console, and from the peer if there is one.
+    pub fn new(console: LiveConsole<C>, peer: Option<Peer>) -> LiveInputs<C> {
+        LiveInputs { console, network: peer.map(Network::new), devices: None }
+    }
+
+    /// The same, with devices of the host in these slots, for a guest with this RAM.
+    pub fn with_devices(
+        self,
+        opened: OpenedDevices,
+        slots: &[u8],
+        ram: Arc<GuestRam>,
+    ) -> Result<LiveInputs<C>, Error> {
+        let devices = if opened.is_empty() { None } else { Some(Devices::new(opened, slots, ram)?) };
+        Ok(LiveInputs { devices, ..self })
+    }
+
+    /// How idle time passes from here on, in a sentence.
+    pub fn pacing(&self) -> &'static str {
+        if self.devices.is_some() {
+            "the guest's idle time passes in real time, because it has devices of the host"
+        } else if self.network.is_some() {
+            "the guest's idle time passes in real time, because it has a network"
+        } else {
+            self.console.pacing()
+        }
+    }
+
+    /// The machine's count, which was `before`, is zero from here on.
+    pub fn count_anew(&mut self, before: C) {
+        self.console.count_anew(before);
+        self.network.iter_mut().for_each(Network::count_anew);
+    }
+
+    /// Lets time pass until then, or until something comes.
+    fn wait(&mut self, now: Moment<C>, until_ns: u64) -> u64 {
+        let mut wakes: Vec<BorrowedFd<'_>> = self.devices.iter().flat_map(Devices::wakes).collect();
+        wakes.extend(self.network.as_mut().map(|network| network.wakes(now.count)));
+        self.console.wait(now, Some(until_ns).filter(|&ns| ns != u64::MAX), Some(&wakes))
+    }
+
+    /// What the network gives; a peer that fails or has gone is let go of.
+    fn of_network<T>(&mut self, ask: impl FnOnce(&mut Network<C>) -> std::io::Result<T>) -> Option<T> {
+        match ask(self.network.as_mut()?) {
+            Ok(given) => Some(given),
+            Err(why) => {
+                log::warn!("the network's peer is gone ({why}); the guest goes on without a network");
+                self.network = None;
+                None
+            }
+        }
+    }
+}
+
+impl<C: Unit> Inputs<C> for LiveInputs<C> {
+    fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error> {
+        if let Some(event) = self.console.poll(view)? {
+            return Ok(Some(event));
+        }
+        if let Some(input) = self.devices.as_mut().and_then(Devices::receive) {
+            return Ok(Some(Event::Devices(input)));
+        }
+        let frames = self.of_network(|network| network.receive(view.moment.count, view.network_room));
+        Ok(frames.filter(|frames| !frames.is_empty()).map(Event::NetworkInput))
+    }
+
+    fn next_poll(&self, now: Moment<C>) -> C {
+        let next = self.console.next_poll(now);
+        match &self.devices {
+            None => next,
+            Some(devices) if devices.are_watched() => next.min(now.count + BETWEEN_WATCHING_LOOKS),
+            Some(_) => next.min(now.count + BETWEEN_LOOKS),
+        }
+    }
+
+    fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+        if self.network.is_none() && self.devices.is_none() {
+            return self.console.idle(now, deadline_ns);
+        }
+        if let Some(devices) = &mut self.devices {
+            devices.before_idle();
+        }
+        let mut time_ns = now.time_ns;
+        for _ in 0..LOOKS_IN_A_WAIT {
+            let is_watching = self.devices.as_ref().is_some_and(Devices::are_watched);
+            let look_ns = if is_watching { time_ns + WATCHING_NS } else { u64::MAX };
+            let end_ns = look_ns.min(deadline_ns.unwrap_or(u64::MAX));
+            time_ns = self.wait(Moment { time_ns, ..now }, end_ns);
+            // Where it was shorter, something has come.
+            if time_ns < look_ns || self.devices.as_mut().is_some_and(Devices::look) {
+                break;
+            }
+        }
+        Ok(Idle::Until(time_ns))
+    }
+
+    fn ask_devices(&mut self, _at: AskedAt<C>, ask: &AskV1) -> Result<DeviceInputV1, Error> {
+        Ok(self
+            .devices
+            .as_mut()
+            .map_or_else(|| DeviceInputV1::nothing_there(*ask), |devices| devices.ask(ask)))
+    }
+
+    fn tell_devices(&mut self, _at: AskedAt<C>, told: &AskV1) -> Result<(), Error> {
+        if let Some(devices) = &mut self.devices {
+            devices.tell(told);
+        }
+        Ok(())
+    }
+
+    fn console_output(&mut self, now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {
+        self.console.console_output(now, bytes)
+    }
+
+    fn network_output(&mut self, frames: Vec<Sent<C>>) -> Result<(), Error> {
+        self.of_network(|network| network.send(frames));
+        Ok(())
+    }
+}

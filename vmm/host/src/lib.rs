@@ -1,0 +1,60 @@
+//! The host's side of a run: terminal, keyboard, clock, entropy, signals.
+//!
+//! Start with [`LiveInputs`], the inputs of a run that is not a replay: the console ([`LiveConsole`]), a network if the
+//! guest has one, and devices of the host that are passed through; [`LiveClock`] adds host time for KVM. This is the only folder that asks the host for what a guest gets to see: input, time, randomness. It
+//! knows nothing of logs, and nothing that replays uses it.
+
+#![forbid(unsafe_code)]
+
+mod clock;
+mod console;
+mod inputs;
+pub mod kvm_engine;
+mod network;
+mod passt;
+mod passthrough;
+mod peer;
+mod screen;
+mod stopping;
+mod tap;
+mod terminal;
+
+pub use clock::{ClockOptions, LiveClock};
+pub use console::{LiveConsole, LiveOptions, Pacing};
+pub use inputs::LiveInputs;
+pub use kvm_engine::KVM;
+pub use passt::{Forward, PASST_SOCKET_BYTES, Protocol};
+pub use passthrough::{ALLOWED_PORTS, OpenedDevices, PassedOptions};
+pub use peer::{NetworkOptions, Peer};
+pub use terminal::RawTerminal;
+
+use std::io::Read;
+
+use machine::error::Error;
+use machine::inputs::PowerOn;
+
+/// What a machine is given at power-on, from the host where the user does not say.
+pub fn power_on(unix_seconds: Option<i64>, seed: Option<u64>) -> Result<PowerOn, Error> {
+    let now = || {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.map_or(0, |duration| duration.as_secs() as i64)
+    };
+    let (columns, rows) = terminal::window_size().unwrap_or((80, 25));
+    Ok(PowerOn {
+        unix_seconds: unix_seconds.unwrap_or_else(now),
+        seed: match seed {
+            Some(number) => *blake3::hash(&number.to_le_bytes()).as_bytes(),
+            None => random_seed()?,
+        },
+        columns,
+        rows,
+    })
+}
+
+fn random_seed() -> Result<[u8; 32], Error> {
+    let mut seed = [0; 32];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut seed))
+        .map_err(Error::file("read", "/dev/urandom"))?;
+    Ok(seed)
+}

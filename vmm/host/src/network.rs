@@ -1,0 +1,161 @@
+//! A live network: frames that a peer outside sends, as the guest has room for them, and the guest's to the peer.
+//!
+//! The peer never holds up the machine. Frames that it sends stay with it while the guest has no room, and are thrown away
+//! while no driver listens. Frames that it does not take are kept up to a limit, and lost beyond that, as on a wire.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use crate::peer::Peer;
+use machine::inputs::Sent;
+use machine::unit::Unit;
+
+/// Frames, and bytes of them, that one event has at most: a record of the log is at most 1 MiB.
+const MOST_FRAMES: usize = 64;
+const MOST_BYTES: usize = 512 << 10;
+
+/// Frames that are thrown away at one look while no driver listens: a peer that floods does not hold up the machine.
+const MOST_DISCARDED: usize = 1024;
+
+/// See the module.
+pub(super) struct Network<C> {
+    peer: Peer,
+    /// A frame that did not fit into the event before.
+    kept: Option<Vec<u8>>,
+    /// Where the peer is looked at again while the guest is busy.
+    next_look: C,
+    told_lost: bool,
+}
+
+impl<C: Unit> Network<C> {
+    /// A network with this peer.
+    pub fn new(peer: Peer) -> Network<C> {
+        Network { peer, kept: None, next_look: C::default(), told_lost: false }
+    }
+
+    /// The machine's count is zero from here on.
+    pub fn count_anew(&mut self) {
+        self.next_look = C::default();
+    }
+
+    /// What can be read when the peer has something; it is looked at next.
+    pub fn wakes(&mut self, now: C) -> BorrowedFd<'_> {
+        self.next_look = now;
+        self.peer.as_fd()
+    }
+
+    /// Takes frames for a guest with this much room, unless the peer was looked at a moment ago.
+    pub fn receive(&mut self, now: C, room: Option<usize>) -> std::io::Result<Vec<Vec<u8>>> {
+        if now < self.next_look {
+            return Ok(Vec::new());
+        }
+        self.peer.flush()?;
+        let frames = match room {
+            Some(room) => self.take(room.min(MOST_FRAMES))?,
+            None => {
+                self.kept = None;
+                for _ in 0..MOST_DISCARDED {
+                    if self.peer.receive()?.is_none() {
+                        break;
+                    }
+                }
+                Vec::new()
+            }
+        };
+        if frames.is_empty() {
+            self.next_look = now + C::KEYBOARD_LOOKS;
+        }
+        Ok(frames)
+    }
+
+    fn take(&mut self, most: usize) -> std::io::Result<Vec<Vec<u8>>> {
+        let (mut frames, mut bytes) = (Vec::new(), 0);
+        while frames.len() < most {
+            let next = match self.kept.take() {
+                Some(frame) => Some(frame),
+                None => self.peer.receive()?,
+            };
+            let Some(frame) = next else { break };
+            bytes += frame.len();
+            if bytes > MOST_BYTES {
+                self.kept = Some(frame);
+                break;
+            }
+            frames.push(frame);
+        }
+        Ok(frames)
+    }
+
+    /// Sends the guest's frames.
+    pub fn send(&mut self, frames: Vec<Sent<C>>) -> std::io::Result<()> {
+        for sent in frames {
+            let is_taken = self.peer.send(sent.frame.into_checksummed())?;
+            if !is_taken && !std::mem::replace(&mut self.told_lost, true) {
+                log::warn!("the network's peer does not take all frames of the guest; some are lost");
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::passt::connected;
+    use machine::position::Instructions;
+
+    /// Looks at the peer until it has nothing more; gives the frames of each event.
+    fn events(network: &mut Network<Instructions>, room: Option<usize>) -> Vec<Vec<Vec<u8>>> {
+        let mut events = Vec::new();
+        loop {
+            let now = network.next_look;
+            match network.receive(now, room).unwrap() {
+                frames if frames.is_empty() => return events,
+                frames => events.push(frames),
+            }
+        }
+    }
+
+    #[test]
+    fn frames_come_in_order_and_in_pieces_that_fit_into_the_log() {
+        for (count, bytes) in [(200, 100), (20, 60_000)] {
+            let (passt, mut theirs) = connected();
+            theirs.set_nonblocking(false).unwrap();
+            let mut network = Network::new(Peer::User(passt));
+            let frames: Vec<_> = (0..count).map(|number| vec![number as u8; bytes]).collect();
+            let sent = frames.clone();
+            let sender = std::thread::spawn(move || {
+                for frame in sent {
+                    theirs.write_all(&(frame.len() as u32).to_be_bytes()).unwrap();
+                    theirs.write_all(&frame).unwrap();
+                }
+                theirs
+            });
+            let mut found = Vec::new();
+            while found.len() < count {
+                for event in events(&mut network, Some(100)) {
+                    assert!(event.len() <= MOST_FRAMES && event.len() * bytes <= MOST_BYTES);
+                    found.extend(event);
+                }
+            }
+            assert!(found == frames, "{count} of {bytes} bytes");
+            sender.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn frames_stay_with_the_peer_without_room_and_are_lost_without_a_driver() {
+        let (passt, mut theirs) = connected();
+        let mut network = Network::new(Peer::User(passt));
+        let mut send = |byte: u8| theirs.write_all(&[0, 0, 0, 1, byte]).unwrap();
+        (1..=5).for_each(&mut send);
+        assert!(events(&mut network, Some(0)).is_empty());
+        assert_eq!(network.receive(network.next_look, Some(2)).unwrap(), [[1], [2]]);
+        assert!(events(&mut network, None).is_empty());
+        send(6);
+        assert_eq!(events(&mut network, Some(2)), [[[6]]]);
+        drop(theirs);
+        assert!(network.receive(network.next_look, Some(2)).is_err(), "the peer has gone");
+    }
+}

@@ -1,0 +1,88 @@
+//! What a guest's network card is connected to.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use crate::passt::{Forward, Passt};
+use crate::tap::Tap;
+use machine::error::Error;
+
+/// The network that a guest is to have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NetworkOptions {
+    /// The host's network, by the program `passt`, without privileges.
+    User {
+        /// Ports of the host that lead to the guest.
+        forwards: Vec<Forward>,
+    },
+    /// A TAP interface of the host.
+    Tap {
+        /// Its name.
+        interface: String,
+    },
+}
+
+impl NetworkOptions {
+    /// Most bytes that a frame may carry.
+    pub fn mtu(&self) -> u16 {
+        match self {
+            NetworkOptions::User { .. } => Passt::MTU,
+            NetworkOptions::Tap { .. } => Tap::MTU,
+        }
+    }
+
+    /// Whether the peer takes TCP segments that are longer.
+    pub fn segments(&self) -> bool {
+        matches!(self, NetworkOptions::User { .. })
+    }
+}
+
+/// The other end of the wire. Nothing here waits.
+pub enum Peer {
+    /// See [`NetworkOptions::User`].
+    User(Passt),
+    /// See [`NetworkOptions::Tap`].
+    Tap(Tap),
+}
+
+impl Peer {
+    /// Connects to a network.
+    pub fn connect(options: &NetworkOptions) -> Result<Peer, Error> {
+        match options {
+            NetworkOptions::User { forwards } => Passt::start(forwards).map(Peer::User),
+            NetworkOptions::Tap { interface } => Tap::open(interface).map(Peer::Tap),
+        }
+    }
+
+    /// The next frame from it, if there is one.
+    pub fn receive(&mut self) -> std::io::Result<Option<Vec<u8>>> {
+        match self {
+            Peer::User(passt) => passt.receive(),
+            Peer::Tap(tap) => tap.receive(),
+        }
+    }
+
+    /// Sends a frame; false if it is lost.
+    pub fn send(&mut self, frame: Vec<u8>) -> std::io::Result<bool> {
+        match self {
+            Peer::User(passt) => passt.send(&frame),
+            Peer::Tap(tap) => tap.send(&frame),
+        }
+    }
+
+    /// Sends what could not be sent before.
+    pub fn flush(&mut self) -> std::io::Result<()> {
+        match self {
+            Peer::User(passt) => passt.flush(),
+            Peer::Tap(_) => Ok(()),
+        }
+    }
+}
+
+impl AsFd for Peer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Peer::User(passt) => passt.as_fd(),
+            Peer::Tap(tap) => tap.as_fd(),
+        }
+    }
+}

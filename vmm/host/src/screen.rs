@@ -1,0 +1,74 @@
+//! Where a guest's console goes: standard output, and a file if one is wanted.
+//!
+//! The run does not depend on who looks at it. An output that fails, because its reader is gone or a disk is
+//! full, is told of once and left; the guest goes on without it. Replaying the recording shows everything.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::poll::{PollFd, PollFlags, poll};
+
+use machine::error::Error;
+
+/// What is written at once: a pipe that can be written to takes this much without waiting.
+const PIECE_BYTES: usize = 4096;
+/// How long a reader that does not read keeps the end of the run from being noticed.
+const PATIENCE_MS: u16 = 100;
+
+/// Standard output, and a copy in a file.
+pub struct Screen {
+    is_shown: bool,
+    copy: Option<(PathBuf, File)>,
+    /// The run is to end: a reader that does not read is not waited for.
+    ending: Arc<AtomicBool>,
+}
+
+impl Screen {
+    /// Makes the file, if there is to be one. Once `ending` is set, nothing waits for readers.
+    pub fn new(copy: Option<&Path>, ending: Arc<AtomicBool>) -> Result<Screen, Error> {
+        let create = |path: &Path| match File::create(path) {
+            Ok(file) => Ok((path.to_path_buf(), file)),
+            Err(source) => Err(Error::file("create", path)(source)),
+        };
+        Ok(Screen { is_shown: true, copy: copy.map(create).transpose()?, ending })
+    }
+
+    /// Shows bytes wherever they can still be shown.
+    pub fn show(&mut self, bytes: &[u8]) {
+        if let Some((path, file)) = &mut self.copy
+            && let Err(error) = file.write_all(bytes)
+        {
+            log::warn!("cannot write {}: {error}; the guest goes on without this file", path.display());
+            self.copy = None;
+        }
+        if self.is_shown
+            && let Err(errno) = self.write(std::io::stdout().as_fd(), bytes)
+        {
+            let error = std::io::Error::from(errno);
+            log::warn!("the console's output cannot be written: {error}; the guest goes on without it");
+            self.is_shown = false;
+        }
+    }
+
+    fn write(&self, to: BorrowedFd<'_>, bytes: &[u8]) -> nix::Result<()> {
+        let mut left = bytes;
+        while !left.is_empty() {
+            match poll(&mut [PollFd::new(to, PollFlags::POLLOUT)], PATIENCE_MS) {
+                Ok(0) | Err(nix::Error::EINTR) if self.ending.load(Ordering::Relaxed) => return Ok(()),
+                Ok(0) | Err(nix::Error::EINTR) => continue,
+                Ok(_) => {}
+                Err(errno) => return Err(errno),
+            }
+            match nix::unistd::write(to, &left[..left.len().min(PIECE_BYTES)]) {
+                Ok(count) => left = &left[count..],
+                Err(nix::Error::EINTR | nix::Error::EAGAIN) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+}

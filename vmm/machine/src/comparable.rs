@@ -1,0 +1,131 @@
+//! What of a CPU's state must be the same on every engine and processor.
+//!
+//! The software CPU gives equal states, bit by bit. Processors keep things beside the architecture's: hidden
+//! parts of segments that are not in use, arithmetic flags that an instruction leaves undefined (also in
+//! copies of RFLAGS), the place of the last x87 instruction. Machines that several processors may run are
+//! compared without these, and without counts that only one engine has.
+
+use cpu::{CpuState, CpuStateV1, SegReg};
+use serde::Serialize;
+
+use crate::hashes::hash_of;
+
+/// How alike two machines must be to count as equal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Likeness {
+    /// In every bit: the software CPU alone runs machines of this kind.
+    #[default]
+    Exact,
+    /// As far as all processors have it in common: KVM may run machines of this kind.
+    AcrossProcessors,
+}
+
+/// CF, PF, AF, ZF, SF, OF, and RF, which processors clear at slightly different moments.
+const VOLATILE_FLAGS: u64 = 0x8d5 | 1 << 16;
+
+#[derive(Debug, Serialize)]
+struct Comparable<'a> {
+    gpr: [u64; 16],
+    rip: u64,
+    rflags: u64,
+    selectors: [u16; 8],
+    bases: [u64; 4],
+    tables: [(u64, u16); 2],
+    control: [u64; 4],
+    debug: (&'a [u64; 4], u64),
+    xmm: &'a [u128; 16],
+    mxcsr: u32,
+    x87: (u16, u16, u8, &'a [u64; 8], &'a [u16; 8]),
+    msrs: [u64; 10],
+    waiting: [bool; 2],
+}
+
+/// Hash of a CPU's state, as far as machines of this kind have it in common.
+pub fn cpu_hash(state: &CpuState, likeness: Likeness) -> [u8; 32] {
+    match likeness {
+        Likeness::Exact => hash_of(&CpuStateV1::from(state)),
+        Likeness::AcrossProcessors => hash_of(&comparable(state)),
+    }
+}
+
+/// The same, for a person to compare.
+pub fn shown(state: &CpuState) -> String {
+    format!("{:x?}", comparable(state))
+}
+
+fn comparable(state: &CpuState) -> Comparable<'_> {
+    let [es, cs, ss, ds, fs, gs] = state.segments.each_ref().map(|segment| segment.selector);
+    let base = |register: SegReg| state.segments[register as usize].base;
+    let (m, fpu) = (&state.msrs, &state.fpu);
+    Comparable {
+        gpr: state.gpr.map(cpu::without_undefined_flags),
+        rip: state.rip,
+        rflags: state.rflags & !VOLATILE_FLAGS,
+        selectors: [es, cs, ss, ds, fs, gs, state.ldtr.selector, state.tr.selector],
+        bases: [base(SegReg::Fs), base(SegReg::Gs), state.tr.base, base(SegReg::Cs)],
+        tables: [(state.gdtr.base, state.gdtr.limit), (state.idtr.base, state.idtr.limit)],
+        control: [state.cr0, state.cr2, state.cr3, state.cr4],
+        debug: (&state.dr, state.dr7),
+        xmm: &state.xmm,
+        mxcsr: state.mxcsr,
+        x87: (fpu.control, fpu.status, fpu.valid, &fpu.mantissas, &fpu.sign_exponents),
+        msrs: [
+            m.efer,
+            m.star,
+            m.lstar,
+            m.cstar,
+            m.sfmask,
+            m.kernel_gs_base,
+            m.sysenter_cs,
+            // AMD's processors, and KVM for guests with their name, keep 32 bits of these.
+            m.sysenter_esp & 0xffff_ffff,
+            m.sysenter_eip & 0xffff_ffff,
+            m.pat,
+        ],
+        waiting: [state.halted, state.shut_down],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Something that changes, and how.
+    type Change<'a> = (&'a str, &'a dyn Fn(&mut CpuState));
+
+    #[test]
+    fn what_processors_differ_in_does_not_count_and_everything_else_does() {
+        let state = CpuState::reset();
+        let hash = |change: &dyn Fn(&mut CpuState)| {
+            let mut changed = state.clone();
+            change(&mut changed);
+            cpu_hash(&changed, Likeness::AcrossProcessors)
+        };
+        let same = hash(&|_| ());
+        let ignored: [Change; 4] = [
+            ("counts", &|s| (s.steps, s.branches) = (5, 6)),
+            ("flags", &|s| s.rflags ^= 0x8d5),
+            ("x87 pointers", &|s| s.fpu.instruction_pointer = 9),
+            ("hidden segment parts", &|s| s.segments[0].limit = 7),
+        ];
+        for (what, change) in ignored {
+            assert_eq!(hash(change), same, "{what}");
+        }
+        let seen: [Change; 8] = [
+            ("a register", &|s| s.gpr[15] = 1),
+            ("RIP", &|s| s.rip += 1),
+            ("IF", &|s| s.rflags ^= 1 << 9),
+            ("XMM", &|s| s.xmm[15] = 1 << 127),
+            ("a base", &|s| s.segments[5].base = 1),
+            ("CR2", &|s| s.cr2 = 1),
+            ("HLT", &|s| s.halted = true),
+            ("ST", &|s| s.fpu.mantissas[7] = 1),
+        ];
+        for (what, change) in seen {
+            assert_ne!(hash(change), same, "{what}");
+            let mut changed = state.clone();
+            change(&mut changed);
+            assert_ne!(cpu_hash(&changed, Likeness::Exact), cpu_hash(&state, Likeness::Exact));
+        }
+    }
+}

@@ -1,0 +1,493 @@
+//! The description of a machine: everything that, with its events, determines a run. It is stored in the
+//! recording, so replay needs no options.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use boot::packed_kernel;
+use boot::time_reads::{self, Rewriting};
+use devices::DebugPortsV1;
+use devices::passthrough::{BarDescriptionV1, FREE_ISA_IRQS, PciDescriptionV1};
+use guest_ram::PAGE_SIZE;
+use serde::Serialize;
+
+use crate::clock::TimeBase;
+use crate::comparable::Likeness;
+use crate::error::Error;
+use crate::start::Start;
+
+/// Least RAM that anything is expected to boot in.
+pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
+/// Most RAM (the CPU model has 40 physical address bits; hosts have less).
+pub const MAX_MEMORY_BYTES: u64 = 256 << 30;
+
+/// Least MTU of a network card: IPv4 asks for it.
+pub const MIN_MTU: u16 = 68;
+
+/// A file that a machine is made from, by path and contents.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ImageFile {
+    /// Where it was found.
+    pub path: PathBuf,
+    /// BLAKE3 hash of its contents, in hex.
+    pub hash: String,
+    /// Its size.
+    pub size_bytes: u64,
+}
+
+/// A boot module (Multiboot) and its command line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ModuleFile {
+    /// The file.
+    pub file: ImageFile,
+    /// What the kernel is told with it.
+    pub cmdline: String,
+}
+
+/// The network card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NetworkConfig {
+    /// Its address.
+    pub mac: [u8; 6],
+    /// Most bytes that a frame carries.
+    pub mtu: u16,
+    /// Whether the guest may send TCP segments longer than that, for its peer to cut up.
+    pub segments: bool,
+}
+
+/// A device of the host that the guest has for its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub enum PassedDevice {
+    /// A PCI function.
+    Function {
+        /// Its address on the host, for people.
+        address: String,
+        /// What the machine has to know of it.
+        description: PciDescriptionV1,
+    },
+    /// Plain ports.
+    Ports {
+        /// The first.
+        first: u16,
+        /// The last.
+        last: u16,
+        /// The ISA interrupt that their device has in the guest, if any.
+        irq: Option<u8>,
+    },
+}
+
+/// What their BARs may take together: with what is lost between them, it fits into the bus's windows.
+const MAX_BAR_MEMORY: u64 = 480 << 20;
+const MAX_BAR_PORTS: u64 = 4096;
+/// Passed-through devices that a machine can have.
+pub const MAX_PASSED: usize = 8;
+
+/// The machine's description.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MachineConfig {
+    /// The CPU model's name.
+    pub cpu_model: String,
+    /// RAM size.
+    pub memory_bytes: u64,
+    /// The kernel.
+    pub kernel: ImageFile,
+    /// The initial RAM disk.
+    pub initrd: Option<ImageFile>,
+    /// Boot modules.
+    pub modules: Vec<ModuleFile>,
+    /// The kernel's command line.
+    pub cmdline: String,
+    /// The disk's base image; the guest's writes never reach it.
+    pub disk: Option<ImageFile>,
+    /// Ports for kernel developers.
+    pub debug_ports: DebugPortsV1,
+    /// The network card, if there is one.
+    pub network: Option<NetworkConfig>,
+    /// Devices of the host.
+    pub passthrough: Vec<PassedDevice>,
+    /// What the machine goes on from, if it does not start at power-on. Kernel, initial RAM disk, modules and command line are those
+    /// that it was once started with then, and are not needed any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start: Option<ImageFile>,
+}
+
+/// What the user asked for; [`MachineConfig::from_options`] looks at the files.
+#[derive(Clone, Debug, Default)]
+pub struct MachineOptions {
+    /// Kernel image.
+    pub kernel: PathBuf,
+    /// Initial RAM disk.
+    pub initrd: Option<PathBuf>,
+    /// Modules: path and command line.
+    pub modules: Vec<(PathBuf, String)>,
+    /// Command line.
+    pub cmdline: String,
+    /// Disk image.
+    pub disk: Option<PathBuf>,
+    /// RAM size.
+    pub memory_bytes: u64,
+    /// Port 0xE9 prints on the console.
+    pub debug_console: bool,
+    /// The port that ends the run.
+    pub debug_exit: Option<u16>,
+    /// The network card.
+    pub network: Option<NetworkConfig>,
+    /// Devices of the host.
+    pub passthrough: Vec<PassedDevice>,
+    /// The CPU. One that KVM can be says also that the machine's time is [`TimeBase::Exits`] and that the
+    /// kernel's RDTSC are rewritten.
+    pub model: cpu::CpuModel,
+}
+
+/// What images are called that something depends on.
+const KERNEL: &str = "kernel";
+const DISK: &str = "disk image";
+const START: &str = "starting state";
+/// The largest file of a kernel: with debug information it is larger than most guests' memory.
+const MAX_KERNEL_FILE_BYTES: u64 = 2 << 30;
+
+/// The largest file of a starting state, but for what RAM and disk hold.
+const MAX_STATE_FILE_BYTES: u64 = 64 << 20;
+
+/// The contents of the images, read once.
+pub struct Images {
+    kernel: Vec<u8>,
+    initrd: Option<Vec<u8>>,
+    modules: Vec<Vec<u8>>,
+    start: Option<Arc<Start>>,
+}
+
+impl MachineConfig {
+    /// Reads and hashes everything that `options` names.
+    pub fn from_options(options: &MachineOptions) -> Result<(MachineConfig, Images), Error> {
+        let (kernel_file, kernel) = read_image(&options.kernel, MAX_KERNEL_FILE_BYTES)?;
+        // What goes to memory as it is has room there.
+        let in_memory = |path: &Path| read_image(path, options.memory_bytes);
+        let initrd = options.initrd.as_deref().map(in_memory).transpose()?;
+        let modules = options
+            .modules
+            .iter()
+            .map(|(path, cmdline)| {
+                let (file, bytes) = in_memory(path)?;
+                Ok((ModuleFile { file, cmdline: cmdline.clone() }, bytes))
+            })
+            .collect::<Result<Vec<_>, Error>>()?;
+        let disk = options.disk.as_deref().map(hash_image).transpose()?;
+        // The manifest is JSON, which has no other characters.
+        let paths = [Some(&options.kernel), options.initrd.as_ref(), options.disk.as_ref()];
+        let modules_paths = options.modules.iter().map(|(path, _)| path);
+        if let Some(path) = paths.into_iter().flatten().chain(modules_paths).find(|p| p.to_str().is_none()) {
+            let source = std::io::Error::other("its name is not valid UTF-8; rename it");
+            return Err(Error::File { action: "use", path: path.clone(), source });
+        }
+        let (initrd_file, initrd) = initrd.unzip();
+        let (module_files, modules) = modules.into_iter().unzip();
+        let config = MachineConfig {
+            cpu_model: options.model.name().to_string(),
+            memory_bytes: options.memory_bytes,
+            kernel: kernel_file,
+            initrd: initrd_file,
+            modules: module_files,
+            cmdline: options.cmdline.clone(),
+            disk,
+            debug_ports: DebugPortsV1 { console: options.debug_console, exit: options.debug_exit },
+            network: options.network.clone(),
+            passthrough: options.passthrough.clone(),
+            start: None,
+        };
+        config.validate().map_err(|why| Error::Unsupported(format!("this machine {why}")))?;
+        let images = Images { kernel, initrd, modules, start: None }.for_machine(&config);
+        Ok((config, images))
+    }
+
+    /// Whether KVM can run this machine. It is recorded by exits then, and its kernel's RDTSC are rewritten.
+    pub fn is_for_kvm(&self) -> bool {
+        self.model().is_for_kvm()
+    }
+
+    /// What lets time pass in this machine.
+    pub fn time_base(&self) -> TimeBase {
+        if self.is_for_kvm() { TimeBase::Exits } else { TimeBase::Instructions }
+    }
+
+    /// How alike two of this machine must be to count as equal.
+    pub fn likeness(&self) -> Likeness {
+        if self.is_for_kvm() { Likeness::AcrossProcessors } else { Likeness::Exact }
+    }
+
+    /// What CPUID says.
+    pub fn model(&self) -> cpu::CpuModel {
+        cpu::CpuModel::named(&self.cpu_model).unwrap_or_default()
+    }
+
+    /// Whether this program can build such a machine at all.
+    pub fn validate(&self) -> Result<(), String> {
+        if cpu::CpuModel::named(&self.cpu_model).is_none() {
+            let have = cpu::CpuModel::names().collect::<Vec<_>>().join(", ");
+            return Err(format!("needs CPU model {:?}; this ttvm has {have}", self.cpu_model));
+        }
+        let memory = self.memory_bytes;
+        if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&memory) || !memory.is_multiple_of(512) {
+            return Err(format!("asks for {memory} bytes of memory, which no machine of ours has"));
+        }
+        if self.passthrough.len() > MAX_PASSED {
+            let count = self.passthrough.len();
+            return Err(format!("asks for {count} passed-through devices, the most is {MAX_PASSED}"));
+        }
+        for passed in &self.passthrough {
+            match passed {
+                PassedDevice::Function { address, description } => description
+                    .validate()
+                    .map_err(|why| format!("asks for the PCI function {address}, which has {why}"))?,
+                PassedDevice::Ports { first, last, .. } if first > last => {
+                    return Err(format!("asks for ports {first:#x} to {last:#x}"));
+                }
+                PassedDevice::Ports { .. } => {}
+            }
+        }
+        self.validate_irqs()?;
+        let bars = self.passthrough.iter().flat_map(|passed| match passed {
+            PassedDevice::Function { description, .. } => description.bars.as_slice(),
+            PassedDevice::Ports { .. } => &[],
+        });
+        let (ports, memory): (Vec<_>, Vec<_>) = bars.partition(|bar| bar.is_ports);
+        let total =
+            |bars: Vec<&BarDescriptionV1>| bars.iter().map(|bar| u64::from(bar.size_bytes)).sum::<u64>();
+        if total(memory) > MAX_BAR_MEMORY || total(ports) > MAX_BAR_PORTS {
+            return Err(
+                "asks for devices of the host with more memory than fits below 4 GiB; pass fewer".to_string()
+            );
+        }
+        if let Some(network) = self.network.as_ref().filter(|network| network.mtu < MIN_MTU) {
+            return Err(format!(
+                "asks for a network card with an MTU of {}, the least is {MIN_MTU}",
+                network.mtu
+            ));
+        }
+        Ok(())
+    }
+
+    fn validate_irqs(&self) -> Result<(), String> {
+        let mut free = FREE_ISA_IRQS.to_vec();
+        for passed in &self.passthrough {
+            if let PassedDevice::Ports { irq: Some(irq), .. } = passed {
+                let Some(at) = free.iter().position(|one| one == irq) else {
+                    return Err(format!("asks for IRQ {irq} for ports, and has {free:?} free"));
+                };
+                free.remove(at);
+            }
+        }
+        Ok(())
+    }
+
+    /// The slots that its passed-through PCI functions are in: behind those of its own devices.
+    pub fn passed_slots(&self) -> Vec<u8> {
+        let own = 2 + u8::from(self.disk.is_some()) + u8::from(self.network.is_some());
+        let functions =
+            self.passthrough.iter().filter(|passed| matches!(passed, PassedDevice::Function { .. }));
+        (own + 1..).zip(functions).map(|(slot, _)| slot).collect()
+    }
+
+    /// All image files that the machine is made from, each with what it is to the machine.
+    pub fn images(&self) -> impl Iterator<Item = (&'static str, &ImageFile)> {
+        let boots = self.start.is_none();
+        let modules = self.modules.iter().map(|module| ("boot module", &module.file));
+        std::iter::once((KERNEL, &self.kernel))
+            .chain(self.initrd.iter().map(|file| ("initial RAM disk", file)))
+            .chain(modules)
+            .filter(move |_| boots)
+            .chain(self.start.iter().map(|file| (START, file)))
+            .chain(self.disk.iter().map(|file| (DISK, file)))
+    }
+
+    /// As [`MachineConfig::images`].
+    pub fn images_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut ImageFile)> {
+        let boots = self.start.is_none();
+        self.files_mut().filter(move |(what, _)| boots || matches!(*what, START | DISK))
+    }
+
+    /// All image files that it names, with those that it once started with and does not need any more.
+    pub fn files_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut ImageFile)> {
+        let modules = self.modules.iter_mut().map(|module| ("boot module", &mut module.file));
+        std::iter::once((KERNEL, &mut self.kernel))
+            .chain(self.initrd.iter_mut().map(|file| ("initial RAM disk", file)))
+            .chain(modules)
+            .chain(self.start.iter_mut().map(|file| (START, file)))
+            .chain(self.disk.iter_mut().map(|file| (DISK, file)))
+    }
+
+    /// The most bytes that an image may have which is read into memory.
+    fn most_bytes(&self, what: &str) -> u64 {
+        match what {
+            KERNEL => MAX_KERNEL_FILE_BYTES,
+            // It has RAM and disk, and is compressed.
+            START => {
+                2 * (self.memory_bytes + self.disk.as_ref().map_or(0, |disk| disk.size_bytes))
+                    + MAX_STATE_FILE_BYTES
+            }
+            _ => self.memory_bytes,
+        }
+    }
+
+    /// Reads the images that a recording was made with and checks that they are still the same.
+    pub fn read_images(&self) -> Result<Images, Error> {
+        let mut read = self.images().filter(|(what, _)| *what != DISK).map(|(what, file)| {
+            let (now, bytes) = read_recorded(what, file, |path| read_image(path, self.most_bytes(what)))?;
+            same(what, file, &now)?;
+            Ok(bytes)
+        });
+        let first = read.next().expect("every machine has a kernel, or a starting state")?;
+        let images = match &self.start {
+            Some(file) => {
+                let start = Start::parse(&first, self.ram_pages(), self.disk_blocks());
+                Images::of_start(start.map_err(|why| Error::recording(&file.path, why))?)
+            }
+            None => {
+                let initrd = self.initrd.as_ref().and_then(|_| read.next()).transpose()?;
+                let modules = read.collect::<Result<_, Error>>()?;
+                Images { kernel: first, initrd, modules, start: None }.for_machine(self)
+            }
+        };
+        if let Some(disk) = &self.disk {
+            same(DISK, disk, &read_recorded(DISK, disk, hash_image)?)?;
+        }
+        Ok(images)
+    }
+
+    fn ram_pages(&self) -> u64 {
+        self.memory_bytes.div_ceil(PAGE_SIZE)
+    }
+
+    fn disk_blocks(&self) -> u64 {
+        self.disk.as_ref().map_or(0, |disk| disk.size_bytes.div_ceil(PAGE_SIZE))
+    }
+}
+
+impl Images {
+    /// Those of a machine that goes on from a start.
+    pub fn of_start(start: Start) -> Images {
+        Images { kernel: Vec::new(), initrd: None, modules: Vec::new(), start: Some(Arc::new(start)) }
+    }
+
+    /// What the machine goes on from, if it does not start at power-on.
+    pub fn start(&self) -> Option<&Start> {
+        self.start.as_deref()
+    }
+
+    /// With a kernel whose RDTSC do not reach the host's clock, where the machine needs one.
+    fn for_machine(mut self, config: &MachineConfig) -> Images {
+        if !config.is_for_kvm() {
+            return self;
+        }
+        let mut why = "it is no ELF file".to_string();
+        if boot::is_bzimage(&self.kernel) {
+            match packed_kernel::unpack(&self.kernel) {
+                Ok(kernel) => self.kernel = kernel,
+                Err(reason) => why = reason,
+            }
+        }
+        match time_reads::rewrite(&mut self.kernel) {
+            Rewriting::Done(count) => log::debug!("rewrote {count} RDTSC in the kernel"),
+            Rewriting::NotElf => log::warn!(
+                "the kernel does not show its code ({why}): what it reads from the time stamp counter cannot be kept \
+                 from it, and replay will differ; give its vmlinux"
+            ),
+        }
+        self
+    }
+
+    /// The images as the boot code wants them.
+    pub fn for_boot<'a>(&'a self, config: &'a MachineConfig, seed: &[u8; 32]) -> boot::BootImages<'a> {
+        let mut images = boot::BootImages::new(image(&config.kernel, &self.kernel));
+        images.initrd = config.initrd.as_ref().zip(self.initrd.as_ref()).map(|(f, bytes)| image(f, bytes));
+        images.modules = config
+            .modules
+            .iter()
+            .zip(&self.modules)
+            .map(|(m, bytes)| boot::Module { image: image(&m.file, bytes), cmdline: &m.cmdline })
+            .collect();
+        images.cmdline = &config.cmdline;
+        images.rng_seed = Some(*seed);
+        images.translated_slots = config.passed_slots();
+        images
+    }
+}
+
+fn image<'a>(file: &'a ImageFile, bytes: &'a [u8]) -> boot::Image<'a> {
+    boot::Image { name: file.path.to_str().unwrap_or("the image"), bytes }
+}
+
+fn read_image(path: &Path, most_bytes: u64) -> Result<(ImageFile, Vec<u8>), Error> {
+    let bytes = plain_file::read(path, most_bytes).map_err(Error::file("read", path))?;
+    Ok((described(path, &blake3::hash(&bytes), bytes.len() as u64), bytes))
+}
+
+/// An image file, with the hash of its contents.
+pub fn hash_image(path: &Path) -> Result<ImageFile, Error> {
+    let mut file = plain_file::open(path).map_err(Error::file("open", path))?;
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut size_bytes = 0;
+    loop {
+        let count = file.read(&mut buffer).map_err(Error::file("read", path))?;
+        if count == 0 {
+            break;
+        }
+        hasher.update(&buffer[..count]);
+        size_bytes += count as u64;
+    }
+    Ok(described(path, &hasher.finalize(), size_bytes))
+}
+
+fn described(path: &Path, hash: &blake3::Hash, size_bytes: u64) -> ImageFile {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    ImageFile { path, hash: hash.to_hex().to_string(), size_bytes }
+}
+
+/// Looks at an image that a recording names. That it is not there, or is something that one could read from
+/// for ever, is the recording's trouble.
+fn read_recorded<T>(
+    what: &str,
+    recorded: &ImageFile,
+    read: impl Fn(&Path) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let missing = |why: String| {
+        let why = format!(
+            "the {what} of this recording {why}; put back the file with BLAKE3 hash {} ({} bytes), \
+             or say where it lies now with ttvm relink, which changes the recording's manifest",
+            recorded.hash, recorded.size_bytes
+        );
+        Error::recording(&recorded.path, why)
+    };
+    let metadata =
+        std::fs::metadata(&recorded.path).map_err(|error| missing(format!("cannot be read: {error}")))?;
+    if !metadata.is_file() {
+        return Err(missing("is no ordinary file".to_string()));
+    }
+    // Another size is another file, however long it would take to read.
+    if metadata.len() != recorded.size_bytes {
+        return Err(changed(what, recorded));
+    }
+    read(&recorded.path).map_err(|error| match error {
+        Error::File { source, .. } => missing(format!("cannot be read: {source}")),
+        other => other,
+    })
+}
+
+/// Whether an image is the one that was recorded.
+pub fn same(what: &str, recorded: &ImageFile, now: &ImageFile) -> Result<(), Error> {
+    if recorded.hash == now.hash && recorded.size_bytes == now.size_bytes {
+        return Ok(());
+    }
+    Err(changed(what, recorded))
+}
+
+/// The hash of what is there is not said: a stranger's recording may name any file of the user's.
+fn changed(what: &str, recorded: &ImageFile) -> Error {
+    let why = format!(
+        "the {what} has changed since the recording was made; put back the file with BLAKE3 hash {} ({} bytes)",
+        recorded.hash, recorded.size_bytes
+    );
+    Error::recording(&recorded.path, why)
+}

@@ -1,0 +1,412 @@
+//! What RAM and disk of a machine hold: versions of it, what was written since, and going to another version.
+
+use std::sync::Arc;
+
+use checkpoint::{BlobId, Maps, PAGE_BYTES, Page, PageMap, PageRef, Space, Store};
+
+use crate::disk::OverlayDisk;
+use crate::error::Error;
+use crate::run::Machine;
+use crate::unit::Unit;
+use crate::written_pages::Reader;
+
+/// The disk, if there is one, is the first device on the bus.
+const DISK_SLOT: usize = 1;
+
+impl<U: Unit> Machine<U> {
+    /// The disk, if there is one.
+    pub fn disk_mut(&mut self) -> Option<&mut OverlayDisk> {
+        self.bus.platform.bus_mut().block_backend_mut::<OverlayDisk>(DISK_SLOT)
+    }
+
+    /// Where stored pages are read from, by restores and by the disk.
+    pub fn attach_store(&mut self, store: Arc<Store>) {
+        if let Some(disk) = self.disk_mut() {
+            disk.attach_store(store.clone());
+        }
+        self.store = Some(store);
+    }
+
+    /// Where stored pages are read from, if anywhere.
+    pub fn store(&self) -> Option<&Arc<Store>> {
+        self.store.as_ref()
+    }
+
+    /// Number of pages that RAM and disk have, each of them.
+    pub fn page_counts(&mut self) -> (u64, u64) {
+        (self.ram.flags().pages(), self.disk_mut().map_or(0, |disk| disk.block_count()))
+    }
+
+    /// The contents of RAM and disk. Costs as much as the pages written since the last call, or restore.
+    pub fn maps(&mut self) -> Result<Maps, Error> {
+        Ok(self.capture()?.0)
+    }
+
+    /// Brings the image of RAM up to date, and gives how many pages memory is held for that was not before.
+    pub(super) fn update_image(&mut self) -> Result<usize, Error> {
+        self.collect_written()?;
+        let mut contents = [0; PAGE_BYTES];
+        let mut held = 0;
+        for page in self.written.take(Reader::Image) {
+            self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
+            if let Some(new) = changed_page(self.image.get(page), &contents) {
+                held += usize::from(matches!(new, PageRef::Held(_)));
+                self.image.set(page, new);
+            }
+        }
+        Ok(held)
+    }
+
+    /// The contents of RAM and disk, and how many pages memory is held for that was not before.
+    pub fn capture(&mut self) -> Result<(Maps, usize), Error> {
+        let mut held = self.update_image()?;
+        held += self.disk_mut().map_or(0, |disk| disk.take_written().len());
+        Ok((Maps { ram: self.image.clone(), disk: self.disk_version() }, held))
+    }
+
+    /// How many pages [`Machine::take_written`] would give.
+    pub fn written_count(&mut self) -> Result<u64, Error> {
+        self.collect_written()?;
+        Ok((self.written.count(Reader::Image) + self.written_blocks()) as u64)
+    }
+
+    /// Calls `each` with every page of RAM and disk that was written since the last call, [`Machine::maps`]
+    /// or restore, and gives their number. For a recorder, which keeps no maps.
+    pub fn take_written(
+        &mut self,
+        mut each: impl FnMut(Space, u64, &Page) -> Result<(), Error>,
+    ) -> Result<u64, Error> {
+        self.collect_written()?;
+        let mut contents = [0; PAGE_BYTES];
+        let mut count = 0;
+        for page in self.written.take(Reader::Image) {
+            self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
+            each(Space::Ram, page, &contents)?;
+            count += 1;
+        }
+        if let Some(disk) = self.disk_mut() {
+            for block in disk.take_written() {
+                disk.read_whole_block(block, &mut contents)?;
+                each(Space::Disk, block, &contents)?;
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Lets [`Machine::take_written`] give these pages again, with what they hold then.
+    pub fn write_again(&mut self, pages: impl IntoIterator<Item = (Space, u64)>) {
+        for (space, page) in pages {
+            match space {
+                Space::Ram => self.written.look_again(Reader::Image, page),
+                Space::Disk => {
+                    if let Some(disk) = self.disk_mut() {
+                        disk.write_again(page);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lets [`Machine::take_written`] begin here.
+    pub fn begin_written(&mut self) -> Result<(), Error> {
+        self.collect_written()?;
+        self.written.take(Reader::Image);
+        // It may be held in memory, and who takes what was written keeps no image.
+        self.image = PageMap::zeroed(self.image.len());
+        if let Some(disk) = self.disk_mut() {
+            disk.take_written();
+        }
+        Ok(())
+    }
+
+    /// How many pages [`Machine::take_trail`] would give.
+    pub fn trail_count(&mut self) -> Result<usize, Error> {
+        self.collect_written()?;
+        Ok(self.written.count(Reader::Trail))
+    }
+
+    /// Calls `each` with every page of RAM that was written since the last call.
+    pub fn take_trail(&mut self, mut each: impl FnMut(u64, &Page)) -> Result<(), Error> {
+        self.collect_written()?;
+        let mut contents = [0; PAGE_BYTES];
+        for page in self.written.take(Reader::Trail) {
+            self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
+            each(page, &contents);
+        }
+        Ok(())
+    }
+
+    /// Lets [`Machine::take_trail`] begin here.
+    pub fn begin_trail(&mut self) -> Result<(), Error> {
+        self.collect_written()?;
+        self.written.take(Reader::Trail);
+        Ok(())
+    }
+
+    /// Number of disk blocks written since they were last taken.
+    pub fn written_blocks(&mut self) -> usize {
+        self.disk_mut().map_or(0, |disk| disk.written_count())
+    }
+
+    /// The contents of a disk block, whose end may lie behind the end of the disk.
+    pub fn read_block(&mut self, block: u64, to: &mut Page) -> Result<(), Error> {
+        let Some(disk) = self.disk_mut() else {
+            return Err(Error::State("the machine has no disk".to_string()));
+        };
+        disk.read_whole_block(block, to)
+    }
+
+    /// Lets disk blocks that were taken lie where they have been stored, unless they hold something else now.
+    pub fn adopt_blocks(&mut self, blocks: impl IntoIterator<Item = (u64, PageRef)>) {
+        if let Some(disk) = self.disk_mut() {
+            blocks.into_iter().for_each(|(block, stored)| disk.adopt(block, stored));
+        }
+    }
+
+    /// Lets disk blocks that were not taken yet lie in the attached store, if they hold what `version` of the disk has there.
+    pub fn adopt_written_blocks(&mut self, version: &PageMap) -> Result<(), Error> {
+        self.disk_mut().map_or(Ok(()), |disk| disk.adopt_written(version))
+    }
+
+    /// The contents of the disk.
+    pub fn disk_version(&mut self) -> PageMap {
+        self.disk_mut().map_or_else(|| PageMap::new(0), |disk| disk.version())
+    }
+
+    pub(super) fn ram_digest(&mut self) -> Result<[u8; 16], Error> {
+        self.collect_written()?;
+        Ok(self.digest.update(&self.ram, self.written.take(Reader::Digest)))
+    }
+
+    pub(super) fn collect_written(&mut self) -> Result<(), Error> {
+        self.engine.note_written()?;
+        self.written.collect(self.ram.flags());
+        self.engine.track_writes_anew();
+        Ok(())
+    }
+
+    /// Replaces the machine's own maps by `maps`, those of a recording's checkpoint at exactly this point,
+    /// without looking whether they are equal. Copies that the machine held in memory are dropped.
+    pub fn rebase(&mut self, maps: &Maps) -> Result<(), Error> {
+        self.collect_written()?;
+        self.written.take(Reader::Image);
+        self.image = maps.ram.clone();
+        if let Some(disk) = self.disk_mut() {
+            disk.set_version(&maps.disk);
+        }
+        Ok(())
+    }
+
+    pub(super) fn restore_memory(&mut self, to: &PageMap) -> Result<(), Error> {
+        self.collect_written()?;
+        let written = self.written.take(Reader::Image);
+        let differing: Vec<u64> = to.changed_since(&self.image).map(|(page, _)| page).collect();
+        let pages: Vec<u64> = merged(&written, &differing).collect();
+        if let Err(error) = self.put_pages(&pages, to) {
+            // They hold one thing or the other: whatever is restored next, they are looked at.
+            pages.iter().for_each(|&page| self.written.look_again(Reader::Image, page));
+            return Err(error);
+        }
+        // What was replaced is news to the digest, but not to the image.
+        self.collect_written()?;
+        self.written.take(Reader::Image);
+        self.image = to.clone();
+        Ok(())
+    }
+
+    /// Gives pages of RAM the contents that they have in a map.
+    fn put_pages(&self, pages: &[u64], to: &PageMap) -> Result<(), Error> {
+        let put = |page: u64, contents: &Page| {
+            self.ram.replace_bytes(page * guest_ram::PAGE_SIZE, contents);
+        };
+        let mut stored: Vec<(u64, BlobId)> = Vec::new();
+        for &page in pages {
+            match to.get(page) {
+                PageRef::Zero => put(page, &[0; PAGE_BYTES]),
+                PageRef::Held(contents) => put(page, contents),
+                PageRef::Stored(blob) => stored.push((page, *blob)),
+                PageRef::Base => return Err(Error::State("RAM has no base image".to_string())),
+            }
+        }
+        if !stored.is_empty() {
+            let Some(store) = &self.store else {
+                return Err(Error::State("its pages lie in checkpoints that are not open".to_string()));
+            };
+            store.read_many(&stored, put)?;
+        }
+        Ok(())
+    }
+
+    /// Hash of what the guest wrote to its disk.
+    pub fn disk_hash(&mut self) -> [u8; 32] {
+        self.disk_mut().map(OverlayDisk::hash).unwrap_or_default()
+    }
+
+    /// As [`Machine::disk_hash`], by what the store knows of its blocks.
+    pub(super) fn known_disk_hash(&mut self) -> [u8; 32] {
+        self.disk_mut().map(OverlayDisk::known_hash).unwrap_or_default()
+    }
+}
+
+/// What a page has become that was `old`; `None` where it is still the same.
+fn changed_page(old: &PageRef, contents: &Page) -> Option<PageRef> {
+    match old {
+        PageRef::Held(page) if **page == *contents => None,
+        _ if *contents == [0; PAGE_BYTES] => (!matches!(old, PageRef::Zero)).then_some(PageRef::Zero),
+        _ => Some(PageRef::Held(Arc::new(*contents))),
+    }
+}
+
+/// Two ascending lists as one, without doubles.
+fn merged(left: &[u64], right: &[u64]) -> impl Iterator<Item = u64> {
+    let (mut left, mut right) = (left.iter().copied().peekable(), right.iter().copied().peekable());
+    std::iter::from_fn(move || {
+        let next = match (left.peek(), right.peek()) {
+            (Some(&l), Some(&r)) => l.min(r),
+            (Some(&n), None) | (None, Some(&n)) => n,
+            (None, None) => return None,
+        };
+        left.next_if_eq(&next);
+        right.next_if_eq(&next);
+        Some(next)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use devices::virtio::BlockBackend;
+
+    use super::*;
+    use crate::config::{MachineConfig, MachineOptions};
+    use crate::inputs::PowerOn;
+    use crate::position::Instructions;
+
+    /// Ten blocks and half of one.
+    const DISK_BYTES: usize = 10 * PAGE_BYTES + 2048;
+
+    fn machine(directory: &Path) -> Machine<Instructions> {
+        let image = directory.join("disk");
+        std::fs::write(&image, (0..DISK_BYTES).map(|at| (at / 512) as u8).collect::<Vec<_>>()).unwrap();
+        let options = MachineOptions {
+            kernel: tiny_guest::write_kernel(directory, 10),
+            disk: Some(image),
+            memory_bytes: 4 << 20,
+            ..MachineOptions::default()
+        };
+        let (config, images) = MachineConfig::from_options(&options).unwrap();
+        let power_on = PowerOn { unix_seconds: 0, seed: [1; 32], columns: 80, rows: 25 };
+        Machine::new(&config, &images, &power_on).unwrap()
+    }
+
+    fn write(machine: &mut Machine<Instructions>, sector: u64, byte: u8, sectors: usize) {
+        machine.disk_mut().unwrap().write(sector, &vec![byte; sectors * 512]).unwrap();
+    }
+
+    fn read(machine: &mut Machine<Instructions>) -> Vec<u8> {
+        let mut bytes = vec![0; DISK_BYTES];
+        machine.disk_mut().unwrap().read(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// Disks, each changed from the one before: a part of a block, blocks in a row, zeroes, the half block at
+    /// the end, what was written before.
+    const WRITES: [&[(u64, u8, usize)]; 4] =
+        [&[], &[(3, 0xaa, 1), (14, 0xbb, 20)], &[(16, 0, 8), (81, 0xcc, 3)], &[(3, 0xdd, 2), (16, 0xee, 1)]];
+
+    #[test]
+    fn every_version_of_a_written_disk_can_be_gone_to() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut machine = machine(directory.path());
+        let base = std::fs::read(directory.path().join("disk")).unwrap();
+        let mut versions = Vec::new();
+        for writes in WRITES {
+            writes.iter().for_each(|&(sector, byte, count)| write(&mut machine, sector, byte, count));
+            let (state, maps) = (machine.state(), machine.maps().unwrap());
+            versions.push((state, maps, read(&mut machine), machine.disk_hash()));
+        }
+        assert_eq!(versions[0].2, base);
+        assert!(versions.windows(2).all(|pair| pair[0].3 != pair[1].3));
+        for at in [0, 3, 1, 2, 0, 2, 3, 1] {
+            let (state, maps, bytes, hash) = &versions[at];
+            machine.restore(state, maps).unwrap();
+            assert_eq!((&read(&mut machine), machine.disk_hash()), (bytes, *hash), "version {at}");
+        }
+        assert_eq!(std::fs::read(directory.path().join("disk")).unwrap(), base);
+    }
+
+    #[test]
+    fn a_restore_that_fails_leaves_nothing_behind_in_the_next() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut machine = machine(directory.path());
+        let (pages, blocks) = machine.page_counts();
+        let folder = directory.path().join("store");
+        let store = Arc::new(Store::create(&folder, pages, blocks).unwrap());
+        machine.attach_store(store.clone());
+        let page_at = |page: u64| page * guest_ram::PAGE_SIZE;
+        let (state, first, hashes) = (machine.state(), machine.maps().unwrap(), machine.hashes());
+        let mut draft = store.add(1, 0).unwrap();
+        draft.page(Space::Ram, 700, &[7; PAGE_BYTES]).unwrap();
+        draft.page(Space::Ram, 800, &[8; PAGE_BYTES]).unwrap();
+        draft.finish(&[], &[]).unwrap();
+        let mut maps = store.maps_at(1).unwrap();
+        maps.ram = maps.ram.over(&first.ram);
+        // The first of their blobs; the store has the file open.
+        let file = folder.join("00000001.ckpt");
+        let mut bytes = std::fs::read(&file).unwrap();
+        bytes[8] ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+        machine.ram().replace_bytes(page_at(700), &[9; PAGE_BYTES]);
+        assert!(machine.restore(&state, &maps).is_err());
+        machine.restore(&state, &first).unwrap();
+        assert_eq!(machine.hashes(), hashes);
+        assert_eq!(machine.known_hashes().unwrap(), hashes);
+    }
+
+    #[test]
+    fn a_written_disk_comes_back_from_checkpoints() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut recorded = machine(directory.path());
+        let (pages, blocks) = recorded.page_counts();
+        let store = Arc::new(Store::create(directory.path().join("store"), pages, blocks).unwrap());
+        recorded.attach_store(store.clone());
+        recorded.begin_written().unwrap();
+        let initial = recorded.maps().unwrap().ram;
+        let mut versions = Vec::new();
+        for (position, writes) in WRITES.iter().enumerate() {
+            writes.iter().for_each(|&(sector, byte, count)| write(&mut recorded, sector, byte, count));
+            let mut draft = store.add(position as u64, 0).unwrap();
+            let mut disk = Vec::new();
+            recorded
+                .take_written(|space, page, contents| {
+                    let stored = draft.page(space, page, contents)?;
+                    if space == Space::Disk {
+                        disk.push((page, stored));
+                    }
+                    Ok(())
+                })
+                .unwrap();
+            draft.finish(&[], &[]).unwrap();
+            recorded.adopt_blocks(disk);
+            versions.push((read(&mut recorded), recorded.disk_hash(), recorded.known_hashes().unwrap().disk));
+        }
+        // Another process, which has nothing but the files.
+        let mut replayed = machine(directory.path());
+        let store = Arc::new(Store::open(directory.path().join("store")).unwrap());
+        replayed.attach_store(store.clone());
+        let state = replayed.state();
+        for at in [2, 0, 3, 1] {
+            let mut maps = store.maps_at(at as u64).unwrap();
+            maps.ram = maps.ram.over(&initial);
+            replayed.restore(&state, &maps).unwrap();
+            let (bytes, hash, known) = &versions[at];
+            assert_eq!(
+                (&read(&mut replayed), replayed.disk_hash(), hash),
+                (bytes, *hash, known),
+                "version {at}"
+            );
+        }
+    }
+}

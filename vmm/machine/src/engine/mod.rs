@@ -1,0 +1,96 @@
+//! What executes the guest.
+//!
+//! [`Engine`] is what the machine needs of an engine, and [`EngineKind`] names one and builds it. [`soft`] is the
+//! software CPU; other packages bring others. The words in which a machine tells an engine when to leave the guest
+//! ([`Leave`], [`Mark`], [`End`]) are in the package `engine-contract`.
+//!
+//! Engines know no devices, inputs or logs: they see RAM and a bus.
+
+pub mod soft;
+
+use std::sync::Arc;
+
+use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Tier, Traps, Watchpoint};
+pub use engine_contract::{End, Landings, Leave, Mark, Statistics};
+use guest_ram::GuestRam;
+
+use crate::error::Error;
+use crate::position::Instructions;
+
+/// Builds an engine over RAM, in reset state.
+pub type BuildEngine = fn(Arc<GuestRam>, CpuModel) -> Result<Box<dyn Engine>, Error>;
+
+/// An engine that machines can be built on.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineKind {
+    /// Its name. Two kinds of the same name are the same.
+    pub name: &'static str,
+    /// Whether it counts instructions. An engine that does not counts exits.
+    pub counts_instructions: bool,
+    /// The most breakpoints that it takes.
+    pub most_breakpoints: usize,
+    /// Builds one.
+    pub build: BuildEngine,
+}
+
+impl EngineKind {
+    /// The software CPU.
+    pub const SOFT: EngineKind = EngineKind {
+        name: "soft",
+        counts_instructions: true,
+        most_breakpoints: usize::MAX,
+        build: |ram, model| Ok(Box::new(soft::SoftEngine::new(ram, model))),
+    };
+}
+
+impl PartialEq for EngineKind {
+    fn eq(&self, other: &EngineKind) -> bool {
+        self.name == other.name
+    }
+}
+
+/// Executes guest instructions. One thread at a time; the guest stands still between calls.
+pub trait Engine {
+    /// Runs until the CPU has executed `until` instructions, exactly, or something stops it first: the bus,
+    /// `leave`, a break- or watchpoint. Accesses to anything but RAM go to `bus`. A breakpoint where it has
+    /// executed `origin` is passed over.
+    ///
+    /// An engine that does not count instructions stops where the bus or `leave` says.
+    fn run(
+        &mut self,
+        bus: &mut dyn Bus,
+        until: Instructions,
+        origin: Instructions,
+        leave: Leave,
+    ) -> Result<End, Error>;
+    /// The architectural state, canonical.
+    fn state(&self) -> CpuState;
+    /// Replaces the state; RAM may have been replaced too, by writes that its page flags saw.
+    fn set_state(&mut self, state: &CpuState);
+    /// The CPU as a debugger looks at it.
+    fn cpu(&self) -> &Cpu;
+    /// Replaces all breakpoints. If the host fails at it, the next run says so.
+    fn set_breakpoints(&mut self, points: &[(AddressKind, u64)]);
+    /// Replaces all watchpoints.
+    fn set_watchpoints(&mut self, points: &[Watchpoint]);
+    /// Replaces all traps.
+    fn set_traps(&mut self, traps: Traps);
+    /// To be called before the page flags of RAM are looked at: sets the flag of every page that was written.
+    /// After a failure the flags may lack pages, and nothing may be made of them.
+    fn note_written(&mut self) -> Result<(), Error>;
+    /// Whether its states count retired conditional branches.
+    fn counts_branches(&self) -> bool;
+    /// Whether it may run beyond a mark whose branches are counted ([`End::Overshot`]).
+    fn overshoots(&self) -> bool {
+        false
+    }
+    /// To be called after dirty flags of pages were cleared: from then on the first write to a page sets its
+    /// flag again.
+    fn track_writes_anew(&mut self);
+    /// Chooses what executes the guest, where there is a choice. Nothing that the guest can see depends on it.
+    fn set_tier(&mut self, _tier: Tier) {}
+    /// Statistics, if the engine keeps any.
+    fn statistics(&self) -> Option<Statistics> {
+        None
+    }
+}

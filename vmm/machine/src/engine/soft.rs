@@ -1,0 +1,149 @@
+//! The software CPU as an engine. It counts instructions, and can be led to a mark as KVM is.
+
+use std::sync::{Arc, OnceLock};
+
+use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Stop, Tier, Traps, Watchpoint, fold_registers};
+use guest_ram::GuestRam;
+
+use crate::engine::{End, Engine, Leave, Mark};
+use crate::error::Error;
+use crate::position::{Count, Instructions};
+
+/// Names the tier of the software CPUs of a process that chooses none: `interpreter`, or `translator`, which is what they
+/// have without it.
+pub const TIER_VARIABLE: &str = "TTVM_TIER";
+
+static TIER: OnceLock<Option<Tier>> = OnceLock::new();
+
+/// Chooses what executes the guest in all software CPUs that are made from now on, for hunting bugs: nothing that the guest
+/// can see depends on it. To be called before the first is made.
+pub fn choose_tier(tier: Tier) {
+    // A second choice would come too late for those that are there.
+    let _ = TIER.set(Some(tier));
+}
+
+fn chosen_tier() -> Option<Tier> {
+    *TIER.get_or_init(|| match std::env::var(TIER_VARIABLE).as_deref() {
+        Ok("interpreter") => Some(Tier::Interpreter),
+        Ok("translator") | Err(_) => None,
+        Ok(other) => {
+            log::warn!("{TIER_VARIABLE} is interpreter or translator, not {other}: it is ignored");
+            None
+        }
+    })
+}
+
+/// The software CPU.
+pub struct SoftEngine {
+    cpu: Cpu,
+    breakpoints: Vec<(AddressKind, u64)>,
+}
+
+impl SoftEngine {
+    /// A CPU in reset state.
+    pub fn new(ram: Arc<GuestRam>, model: CpuModel) -> SoftEngine {
+        let mut cpu = Cpu::new(ram);
+        cpu.set_model(model);
+        if let Some(tier) = chosen_tier() {
+            cpu.set_tier(tier);
+        }
+        SoftEngine { cpu, breakpoints: Vec::new() }
+    }
+
+    /// Runs for as many steps as it was given nanoseconds, and stops between two instructions: how the KVM
+    /// engine behaves for its callers, without KVM.
+    fn run_for(&mut self, bus: &mut dyn Bus, until: u64, origin: u64, steps: u64) -> End {
+        let limit = until.min(self.cpu.steps().saturating_add(steps.max(1)));
+        let stop = self.cpu.run(bus, limit, origin);
+        if stop != Stop::Budget || limit == until {
+            return End::Stop(stop);
+        }
+        if self.cpu.core().state.interrupt_shadow {
+            return self.run_for(bus, until, origin, 1);
+        }
+        End::Forced
+    }
+
+    /// Runs to where the guest may be at the mark.
+    fn run_to_mark(&mut self, bus: &mut dyn Bus, until: u64, mark: Mark) -> End {
+        let mut not_here = mark.not_here.then(|| self.cpu.steps());
+        let mut origin = u64::MAX;
+        let points = self.breakpoints.iter().copied();
+        self.cpu.set_breakpoints(points.chain([(AddressKind::Linear, mark.rip)]));
+        let end = loop {
+            match self.cpu.run(bus, until, origin) {
+                Stop::Breakpoint if self.breakpoints.contains(&(AddressKind::Linear, self.cpu.rip())) => {
+                    break End::Stop(Stop::Breakpoint);
+                }
+                Stop::Breakpoint => {
+                    origin = self.cpu.steps();
+                    let rejected = not_here.take() == Some(origin);
+                    if !rejected && fold_registers(self.cpu.gpr()) == mark.registers {
+                        break End::Mark;
+                    }
+                }
+                stop => break End::Stop(stop),
+            }
+        };
+        self.cpu.set_breakpoints(self.breakpoints.iter().copied());
+        end
+    }
+}
+
+impl Engine for SoftEngine {
+    fn run(
+        &mut self,
+        bus: &mut dyn Bus,
+        until: Instructions,
+        origin: Instructions,
+        leave: Leave,
+    ) -> Result<End, Error> {
+        let (until, origin) = (until.number(), origin.number());
+        Ok(match leave {
+            Leave::AtExits => End::Stop(self.cpu.run(bus, until, origin)),
+            Leave::At(mark) => self.run_to_mark(bus, until, mark),
+            Leave::After { force, .. } => self.run_for(bus, until, origin, force.as_nanos() as u64),
+        })
+    }
+
+    fn state(&self) -> CpuState {
+        self.cpu.state()
+    }
+
+    fn set_state(&mut self, state: &CpuState) {
+        self.cpu.restore_state(state);
+    }
+
+    fn cpu(&self) -> &Cpu {
+        &self.cpu
+    }
+
+    fn set_breakpoints(&mut self, points: &[(AddressKind, u64)]) {
+        self.breakpoints = points.to_vec();
+        self.cpu.set_breakpoints(points.iter().copied());
+    }
+
+    fn set_tier(&mut self, tier: Tier) {
+        self.cpu.set_tier(tier);
+    }
+
+    fn set_watchpoints(&mut self, points: &[Watchpoint]) {
+        self.cpu.set_watchpoints(points.iter().copied());
+    }
+
+    fn set_traps(&mut self, traps: Traps) {
+        self.cpu.set_traps(traps);
+    }
+
+    fn note_written(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn counts_branches(&self) -> bool {
+        true
+    }
+
+    fn track_writes_anew(&mut self) {
+        self.cpu.track_writes_anew();
+    }
+}

@@ -1,0 +1,160 @@
+//! What can go wrong, by what the user can do about it, and the exit code for each.
+
+use std::path::PathBuf;
+
+use checkpoint::{StoreError, StoreErrorKind};
+
+use crate::divergence::Divergence;
+use crate::position::Position;
+
+/// An error of any operation on a machine or a recording.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file could not be read or written.
+    #[error("cannot {action} {path}: {source}")]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// A recording could not be carried on.
+    #[error("{cause}; the run was stopped at {at}, and {recording} replays up to its last check before that")]
+    CutOff {
+        /// Why.
+        cause: Box<Error>,
+        /// The recording.
+        recording: PathBuf,
+        /// Where the machine was.
+        at: Position,
+    },
+    /// The guest's images do not make a machine.
+    #[error(transparent)]
+    Boot(#[from] boot::BootError),
+    /// RAM could not be had.
+    #[error(transparent)]
+    Ram(#[from] guest_ram::RamError),
+    /// The recording cannot be used.
+    #[error("{path}: {why}")]
+    Recording {
+        /// The recording or the file in it.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        why: String,
+    },
+    /// The recording's checkpoints cannot be used.
+    #[error("{}", with_advice(.0))]
+    Checkpoints(StoreError),
+    /// Replay did not do what was recorded.
+    #[error(transparent)]
+    Divergence(#[from] Box<Divergence>),
+    /// The terminal, a socket or the like failed.
+    #[error("{what}: {source}")]
+    Host {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// The disk's backing file failed while the guest used it; going on would show the guest an error that
+    /// no replay can repeat.
+    #[error("the disk image {path} failed at byte {offset}: {source}")]
+    Disk {
+        /// The image.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A state that this machine cannot take.
+    #[error("the saved state does not fit this machine: {0}")]
+    State(String),
+    /// A position that does not exist.
+    #[error("{0}")]
+    Position(String),
+    /// What was asked for contradicts what it was asked of.
+    #[error("{0}")]
+    Usage(String),
+    /// A person asked to stop before the answer was known.
+    #[error("interrupted")]
+    Interrupted,
+    /// The engine cannot go on.
+    #[error("{0}")]
+    Engine(String),
+    /// The host lacks something.
+    #[error("{0}")]
+    Unsupported(String),
+}
+
+/// A sentence with the host's answer, where there is one (the binary does not print the chain of causes), and
+/// with what to do.
+fn with_advice(error: &StoreError) -> String {
+    let sentence = match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    };
+    match error.kind {
+        StoreErrorKind::Busy => format!("{sentence}; wait until it has ended"),
+        StoreErrorKind::Damaged { .. } => format!(
+            "{sentence}; `ttvm checkpoints RECORDING drop-damaged` drops the checkpoints that need it, and the recording \
+             replays without them"
+        ),
+        _ => format!("{sentence}; the rest of the recording replays without them: move the checkpoints away"),
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Error {
+        Error::Checkpoints(error)
+    }
+}
+
+impl Error {
+    /// For `map_err` on file operations.
+    pub fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
+        let path = path.into();
+        move |source| Error::File { action, path, source }
+    }
+
+    /// A recording that cannot be used.
+    pub fn recording(path: impl Into<PathBuf>, why: impl Into<String>) -> Error {
+        Error::Recording { path: path.into(), why: why.into() }
+    }
+
+    /// The process exit code.
+    pub fn exit_code(&self) -> i32 {
+        match self {
+            Error::Divergence(_) => exit_code::DIVERGED,
+            // Nothing but a recording's checkpoints and its start has states to be taken.
+            Error::Recording { .. } | Error::Checkpoints(_) | Error::State(_) => {
+                exit_code::UNREADABLE_RECORDING
+            }
+            Error::Unsupported(_) => exit_code::HOST_LACKS_FEATURE,
+            Error::Position(_) | Error::Usage(_) => exit_code::USAGE,
+            Error::Interrupted => exit_code::INTERRUPTED,
+            Error::CutOff { cause, .. } => cause.exit_code(),
+            _ => exit_code::FAILED,
+        }
+    }
+}
+
+/// Exit codes of `ttvm`.
+pub mod exit_code {
+    /// All done.
+    pub const DONE: i32 = 0;
+    /// The request could not be carried out.
+    pub const FAILED: i32 = 1;
+    /// The command line is wrong.
+    pub const USAGE: i32 = 2;
+    /// Replay diverged from the recording.
+    pub const DIVERGED: i32 = 3;
+    /// The recording is damaged, foreign or does not fit its images.
+    pub const UNREADABLE_RECORDING: i32 = 4;
+    /// The host lacks a feature.
+    pub const HOST_LACKS_FEATURE: i32 = 5;
+    /// ^C came before the answer was known. Shells give the same code to what ^C has ended.
+    pub const INTERRUPTED: i32 = 130;
+}

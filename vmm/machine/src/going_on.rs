@@ -1,0 +1,177 @@
+//! A machine that goes on where another one was: taking its start, and going to one.
+
+use checkpoint::{Maps, PAGE_BYTES, PageMap, PageRef};
+use cpu::CpuState;
+use guest_ram::PAGE_SIZE;
+
+use crate::clock::TimeBase;
+use crate::error::Error;
+use crate::outcome::Outcome;
+use crate::position::Exits;
+use crate::run::Machine;
+use crate::start::{Start, held};
+use crate::state_v1::MachineStateV1;
+use crate::states::MachineState;
+use crate::unit::Unit;
+
+impl Start {
+    /// A start where a machine stands. One that has ended by itself has nowhere to go on to.
+    pub fn of<U: Unit>(machine: &mut Machine<U>) -> Result<Start, Error> {
+        let ended = machine.outcome().filter(|outcome| !goes_on(outcome));
+        if let Some(outcome) = ended {
+            let why = format!("{outcome} there, and nothing goes on from it; choose a place before that");
+            return Err(Error::Position(why));
+        }
+        let state = machine.state();
+        let counted_ns = match machine.bus.clock.base() {
+            TimeBase::Instructions => state.cpu.steps,
+            TimeBase::Exits => 0,
+        };
+        let state = MachineState {
+            cpu: CpuState { steps: 0, branches: 0, system_calls: 0, ..state.cpu },
+            idle_ns: state.idle_ns + counted_ns,
+            outcome: None,
+            ..state
+        };
+        Ok(Start { state: state.to_bytes(), maps: Maps { ram: ram_of(machine), disk: disk_of(machine)? } })
+    }
+}
+
+impl<U: Unit> Machine<U> {
+    /// Goes to a start: counts are zero, and nothing was written since. For a machine of this size whose disk has the start's
+    /// blocks already, or is to have them.
+    pub fn begin_at(&mut self, start: &Start) -> Result<(), Error> {
+        let (pages, blocks) = self.page_counts();
+        if (pages, blocks) != (start.maps.ram.len(), start.maps.disk.len()) {
+            return Err(Error::State("RAM or disk have another size".to_string()));
+        }
+        let state = parse_state(&start.state)?;
+        if let Some(disk) = self.disk_mut() {
+            disk.set_start(start.maps.disk.clone());
+        }
+        self.restore(&state, &Maps { ram: start.maps.ram.clone(), disk: PageMap::new(blocks) })?;
+        self.bus.clock.exits = Exits(0);
+        self.stopping.forget();
+        Ok(())
+    }
+}
+
+/// Whether a machine whose run ended so can go on, now that something else may come in.
+fn goes_on(outcome: &Outcome) -> bool {
+    outcome.is_from_outside() || *outcome == Outcome::IdleForever
+}
+
+/// RAM, held in memory.
+fn ram_of<U: Unit>(machine: &Machine<U>) -> PageMap {
+    let pages = machine.ram().flags().pages();
+    let mut map = PageMap::zeroed(pages);
+    let mut contents = [0; PAGE_BYTES];
+    for page in 0..pages {
+        machine.ram().read_bytes(page * PAGE_SIZE, &mut contents);
+        if let held @ PageRef::Held(_) = held(&contents) {
+            map.set(page, held);
+        }
+    }
+    map
+}
+
+/// What the guest wrote to its disk, held in memory.
+fn disk_of<U: Unit>(machine: &mut Machine<U>) -> Result<PageMap, Error> {
+    let Some(disk) = machine.disk_mut() else { return Ok(PageMap::new(0)) };
+    let mut map = PageMap::new(disk.block_count());
+    let mut contents = [0; PAGE_BYTES];
+    for block in disk.blocks_over_image() {
+        disk.read_whole_block(block, &mut contents)?;
+        map.set(block, held(&contents));
+    }
+    Ok(map)
+}
+
+/// A state that a machine can start in, from bytes of whatever origin.
+fn parse_state(bytes: &[u8]) -> Result<MachineState, Error> {
+    let parsed = postcard::take_from_bytes::<MachineStateV1>(bytes).ok().filter(|(_, rest)| rest.is_empty());
+    let state = parsed.map(|(state, _)| MachineState::from(state));
+    state
+        .filter(|state| state.outcome.is_none() && state.cpu.steps == 0)
+        .ok_or_else(|| Error::State("no machine starts in it".to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use devices::virtio::BlockBackend;
+
+    use super::*;
+    use crate::config::{Images, MachineConfig, MachineOptions};
+    use crate::inputs::PowerOn;
+    use crate::position::Instructions;
+
+    /// Ten blocks and half of one.
+    const DISK_BYTES: usize = 10 * PAGE_BYTES + 2048;
+
+    fn power_on() -> PowerOn {
+        PowerOn { unix_seconds: 0, seed: [1; 32], columns: 80, rows: 25 }
+    }
+
+    fn config(directory: &Path) -> (MachineConfig, Images) {
+        let image = directory.join("disk");
+        std::fs::write(&image, (0..DISK_BYTES).map(|at| (at / 512) as u8).collect::<Vec<_>>()).unwrap();
+        let options = MachineOptions {
+            kernel: tiny_guest::write_kernel(directory, 10),
+            disk: Some(image),
+            memory_bytes: 4 << 20,
+            ..MachineOptions::default()
+        };
+        MachineConfig::from_options(&options).unwrap()
+    }
+
+    fn write(machine: &mut Machine<Instructions>, sector: u64, byte: u8, sectors: usize) {
+        machine.disk_mut().unwrap().write(sector, &vec![byte; sectors * 512]).unwrap();
+    }
+
+    fn read(machine: &mut Machine<Instructions>) -> Vec<u8> {
+        let mut bytes = vec![0; DISK_BYTES];
+        machine.disk_mut().unwrap().read(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_disk_goes_on_with_what_was_written_to_it_and_the_image_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let (config, images) = config(directory.path());
+        let base = std::fs::read(directory.path().join("disk")).unwrap();
+        let mut machine = Machine::new(&config, &images, &power_on()).unwrap();
+        let unwritten = machine.disk_hash();
+        // A part of a block, blocks in a row, zeroes, the half block at the end; and again, over some of it.
+        for writes in [[(3, 0xaa, 1), (14, 0xbb, 20), (64, 0, 8)], [(81, 0xcc, 3), (3, 0xdd, 2), (16, 0, 8)]]
+        {
+            writes.iter().for_each(|&(sector, byte, count)| write(&mut machine, sector, byte, count));
+            let file = directory.path().join("start");
+            let _ = std::fs::remove_file(&file);
+            Start::of(&mut machine).unwrap().write(&file).unwrap();
+            let (pages, blocks) = machine.page_counts();
+            let start = Start::parse(&std::fs::read(&file).unwrap(), pages, blocks).unwrap();
+            let mut next = Machine::new(&config, &Images::of_start(start), &power_on()).unwrap();
+            assert_eq!(read(&mut next), read(&mut machine));
+            assert_eq!((next.written_blocks(), next.disk_hash()), (0, unwritten));
+            assert_eq!(next.hashes().ram, machine.hashes().ram);
+            machine = next;
+        }
+        assert_eq!(std::fs::read(directory.path().join("disk")).unwrap(), base);
+    }
+
+    #[test]
+    fn a_start_of_a_machine_of_another_size_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let (config, images) = config(directory.path());
+        let mut machine = Machine::new(&config, &images, &power_on()).unwrap();
+        let start = Start::of(&mut machine).unwrap();
+        let larger = MachineConfig { memory_bytes: 8 << 20, ..config.clone() };
+        assert!(
+            Machine::<Instructions>::new(&larger, &Images::of_start(start.clone()), &power_on()).is_err()
+        );
+        let without = MachineConfig { disk: None, ..config };
+        assert!(Machine::<Instructions>::new(&without, &Images::of_start(start), &power_on()).is_err());
+    }
+}

@@ -1,0 +1,35 @@
+//! The machine as the package `guest-symbols` looks at it: memory through page tables.
+
+use guest_symbols::GuestView;
+use guest_symbols::orc::Registers;
+
+use crate::run::Machine;
+use crate::unit::Unit;
+
+impl<U: Unit> GuestView for Machine<U> {
+    fn cr3(&self) -> u64 {
+        self.cpu().core().state.cr3
+    }
+
+    fn read(&self, cr3: u64, address: u64, to: &mut [u8]) -> usize {
+        let core = self.cpu().core();
+        // The CPU may keep the topmost entries of the current tables to itself (PAE), and memory may have
+        // others.
+        if cr3 == core.state.cr3 { core.peek(address, to) } else { core.peek_in(cr3, address, to) }
+    }
+
+    fn physical(&self, cr3: u64, address: u64) -> Option<u64> {
+        let core = self.cpu().core();
+        if cr3 == core.state.cr3 { core.peek_address(address) } else { core.peek_address_in(cr3, address) }
+    }
+}
+
+impl<U: Unit> Machine<U> {
+    /// What it takes to follow the kernel's stack from here.
+    pub fn unwind_registers(&self) -> Registers {
+        let core = self.cpu().core();
+        let state = self.cpu().state();
+        let [_, _, rdx, _, rsp, rbp, _, rdi, _, _, r10, _, _, r13, ..] = state.gpr;
+        Registers { rip: state.rip, rsp, rbp, rdx, rdi, r10, r13, is_user: core.cpl == 3 }
+    }
+}

@@ -1,0 +1,476 @@
+//! The whole machine: engine, RAM, board and disk, run from event to event.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use checkpoint::{PageMap, Store};
+use cpu::{AddressKind, Bus, CpuState, Stop, Tier, Trap, Traps, WatchHit, Watchpoint};
+use devices::pci::PciBus;
+use devices::platform::Platform;
+use devices::virtio::{Block, Console, Net, Rng};
+use devices::{PanicKind, Request};
+use guest_ram::GuestRam;
+
+use crate::asking_bus::AskingBus;
+use crate::bus::MachineBus;
+use crate::clock::{Clock, MAX_TIME_NS};
+use crate::comparable::Likeness;
+use crate::config::{Images, MachineConfig, PassedDevice};
+use crate::console_tail::ConsoleTail;
+use crate::disk::OverlayDisk;
+use crate::engine::{Engine, EngineKind, Statistics};
+use crate::error::Error;
+use crate::inputs::{Event, Idle, Inputs, PowerOn, Sent, View};
+use crate::outcome::Outcome;
+use crate::position::{Instructions, Moment};
+use crate::power_on::{entropy_seed, entry_state, kernel_seed, start_pit};
+use crate::ram_digest::RamDigest;
+use crate::stopping::Stopping;
+use crate::unit::Unit;
+use crate::written_pages::WrittenPages;
+
+/// Why [`Machine::run`] returned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RunStop {
+    /// Where it was to run to.
+    Reached,
+    /// The run is over.
+    Ended(Outcome),
+    /// The inputs asked for it ([`Inputs::pauses`]).
+    Paused,
+    /// The next instruction has a breakpoint.
+    Breakpoint,
+    /// The step that just completed hit a watchpoint.
+    Watchpoint(WatchHit),
+    /// The step that just completed was an event that a trap waits for.
+    Trap(Trap),
+    /// The guest printed this on its console ([`Machine::stop_on_output`]).
+    Output(Vec<u8>),
+}
+
+/// One machine.
+pub struct Machine<U> {
+    pub(super) engine: Box<dyn Engine>,
+    pub(super) ram: Arc<GuestRam>,
+    pub(super) bus: MachineBus,
+    pub(super) outcome: Option<Outcome>,
+    has_disk: bool,
+    stop_on_output: bool,
+    pub(super) written: WrittenPages,
+    /// What RAM held when the machine was last asked for it.
+    pub(super) image: PageMap,
+    /// Where pages are read from that lie in a recording's checkpoints.
+    pub(super) store: Option<Arc<Store>>,
+    /// The digest of RAM as of when the machine was last asked for it.
+    pub(super) digest: RamDigest,
+    pub(super) likeness: Likeness,
+    pub(super) stopping: Stopping,
+    unit: PhantomData<U>,
+}
+
+impl Machine<Instructions> {
+    /// Builds a machine and loads its kernel, or what it is to go on from: the state at the first instruction. The software engine
+    /// executes it, and instructions are counted.
+    pub fn new(config: &MachineConfig, images: &Images, power_on: &PowerOn) -> Result<Self, Error> {
+        Machine::build(config, images, power_on, EngineKind::SOFT)
+    }
+}
+
+impl<U: Unit> Machine<U> {
+    /// As [`Machine::new`], on an engine of `kind`, which must be able to count in this machine's unit.
+    pub fn build(
+        config: &MachineConfig,
+        images: &Images,
+        power_on: &PowerOn,
+        kind: EngineKind,
+    ) -> Result<Self, Error> {
+        if !U::is_counted_by(kind) || (!kind.counts_instructions && !config.is_for_kvm()) {
+            let why = "KVM cannot run a machine whose time is counted in instructions; use --engine soft";
+            return Err(Error::Unsupported(why.to_string()));
+        }
+        let ram = Arc::new(GuestRam::new(config.memory_bytes)?);
+        let start = images.start();
+        let entry = match start {
+            Some(_) => CpuState::reset(),
+            None => entry_state(&boot::load(&ram, &images.for_boot(config, &kernel_seed(&power_on.seed)))?),
+        };
+        let mut devices = PciBus::new();
+        if let Some(disk) = &config.disk {
+            devices.add(Block::new(OverlayDisk::open(&disk.path)?));
+        }
+        devices.add(Console::new(power_on.columns, power_on.rows));
+        devices.add(Rng::new(entropy_seed(&power_on.seed)));
+        if let Some(network) = &config.network {
+            devices.add(Net::new(network.mac, network.mtu, network.segments));
+        }
+        for passed in &config.passthrough {
+            match passed {
+                PassedDevice::Function { description, .. } => _ = devices.pass_function(description),
+                PassedDevice::Ports { first, last, irq } => devices.pass_ports(*first, *last, *irq),
+            }
+        }
+        let mut platform =
+            Platform::new(power_on.unix_seconds, devices).with_debug_ports(config.debug_ports.into());
+        if config.is_for_kvm() {
+            start_pit(&mut platform, &ram);
+        }
+        let bus = MachineBus::new(platform, ram.clone(), Clock::new(config.time_base()));
+        let mut engine = (kind.build)(ram.clone(), config.model())?;
+        engine.set_state(&entry);
+        let pages = ram.flags().pages();
+        let mut machine = Machine {
+            engine,
+            bus,
+            outcome: None,
+            has_disk: config.disk.is_some(),
+            stop_on_output: false,
+            written: WrittenPages::none(pages),
+            image: PageMap::zeroed(pages),
+            store: None,
+            digest: RamDigest::zeroed(pages, config.likeness()),
+            likeness: config.likeness(),
+            stopping: Stopping::default(),
+            unit: PhantomData,
+            ram,
+        };
+        start.map_or(Ok(()), |start| machine.begin_at(start))?;
+        Ok(machine)
+    }
+
+    /// Where the machine is.
+    pub fn moment(&self) -> Moment<U> {
+        self.moment_in()
+    }
+
+    /// Where it is by either count, whatever the machine counts. The count of instructions means nothing if
+    /// KVM executes the machine.
+    pub fn moment_in<V: Unit>(&self) -> Moment<V> {
+        let instructions = self.instructions();
+        let count = V::here(instructions, self.bus.clock.exits);
+        Moment { count, time_ns: self.bus.clock.time_ns(instructions) }
+    }
+
+    /// The engine's own count of instructions.
+    fn instructions(&self) -> Instructions {
+        Instructions(self.engine.cpu().steps())
+    }
+
+    /// Retired conditional branches, as [`View::branches`] says.
+    pub fn branches(&self) -> u64 {
+        let are_counted = U::NAMES_ONE_PLACE || self.stopping.counts_branches(&*self.engine);
+        if are_counted { self.engine.cpu().branches() } else { 0 }
+    }
+
+    pub(super) fn view(&self) -> View<'_, U> {
+        View {
+            moment: self.moment(),
+            console_room: self.bus.platform.console_room(),
+            network_room: self.bus.platform.bus().network_room(),
+            cpu: self.engine.cpu(),
+            branches: self.branches(),
+            likeness: self.likeness,
+            stopped: self.stopping.stopped,
+        }
+    }
+
+    /// The engine, for a debugger's reads.
+    pub fn cpu(&self) -> &cpu::Cpu {
+        self.engine.cpu()
+    }
+
+    /// What the engine did so far, if it counts that.
+    pub fn engine_statistics(&self) -> Option<Statistics> {
+        self.engine.statistics()
+    }
+
+    /// Puts something around the engine, for tests of what engines may do.
+    #[doc(hidden)]
+    pub fn wrap_engine(self, wrap: impl FnOnce(Box<dyn Engine>) -> Box<dyn Engine>) -> Self {
+        Machine { engine: wrap(self.engine), ..self }
+    }
+
+    /// Guest memory, for what outlives a borrow.
+    pub fn shared_ram(&self) -> Arc<GuestRam> {
+        self.ram.clone()
+    }
+
+    /// Guest memory.
+    pub fn ram(&self) -> &GuestRam {
+        &self.ram
+    }
+
+    /// Reads physical memory as a debugger: gives how many bytes, counted from `gpa`, lie in RAM.
+    pub fn read_physical(&self, gpa: u64, to: &mut [u8]) -> usize {
+        let ranges = self.ram.layout().ranges();
+        let found = ranges.into_iter().find(|(start, _, length)| gpa >= *start && gpa - start < *length);
+        let Some((start, offset, length)) = found else { return 0 };
+        let count = to.len().min((length - (gpa - start)) as usize);
+        self.ram.read_bytes(offset + (gpa - start), &mut to[..count]);
+        count
+    }
+
+    /// How the run ended, if it did.
+    pub fn outcome(&self) -> Option<&Outcome> {
+        self.outcome.as_ref()
+    }
+
+    /// Replaces all breakpoints.
+    pub fn set_breakpoints(&mut self, points: &[(AddressKind, u64)]) {
+        self.engine.set_breakpoints(points);
+    }
+
+    /// Chooses what of the software CPU executes the guest, for comparisons: nothing that the guest can see depends on it.
+    pub fn set_tier(&mut self, tier: Tier) {
+        self.engine.set_tier(tier);
+    }
+
+    /// Replaces all watchpoints.
+    pub fn set_watchpoints(&mut self, points: &[Watchpoint]) {
+        self.engine.set_watchpoints(points);
+    }
+
+    /// Replaces all traps.
+    pub fn set_traps(&mut self, traps: Traps) {
+        self.engine.set_traps(traps);
+    }
+
+    /// Whether runs stop when the guest has printed something on its console.
+    pub fn stop_on_output(&mut self, stop: bool) {
+        self.stop_on_output = stop;
+        self.bus.stop_on_output = stop;
+    }
+
+    /// What the console showed last.
+    pub fn console(&self) -> &ConsoleTail {
+        &self.bus.console
+    }
+
+    /// Runs to `until`, or to the end, or to a break- or watchpoint.
+    ///
+    /// Events due at `until` are not taken yet, and no time passes idle there: the state at a count is
+    /// the state in which it is first reached.
+    pub fn run(&mut self, until: U, inputs: &mut dyn Inputs<U>) -> Result<RunStop, Error> {
+        self.run_from(until, self.instructions(), inputs)
+    }
+
+    /// As [`Machine::run`]; the breakpoint that is passed over is the one where the engine has executed
+    /// `origin` instructions.
+    pub fn run_from(
+        &mut self,
+        until: U,
+        origin: Instructions,
+        inputs: &mut dyn Inputs<U>,
+    ) -> Result<RunStop, Error> {
+        self.run_on(until, u64::MAX, origin, inputs)
+    }
+
+    /// Runs to the first place after `time_ns`, or to the end. It may stop somewhat later where the engine
+    /// does not look at the time often.
+    pub fn run_past(&mut self, time_ns: u64, inputs: &mut dyn Inputs<U>) -> Result<RunStop, Error> {
+        self.run_on(U::MAX, time_ns, self.instructions(), inputs)
+    }
+
+    fn run_on(
+        &mut self,
+        mut until: U,
+        past_ns: u64,
+        origin: Instructions,
+        inputs: &mut dyn Inputs<U>,
+    ) -> Result<RunStop, Error> {
+        self.stopping.begin();
+        loop {
+            if self.is_over(until) {
+                // Devices too stand at this point, so that equal machines have equal states.
+                self.bus.platform.advance(self.moment().time_ns);
+                return Ok(self.outcome.clone().map_or(RunStop::Reached, RunStop::Ended));
+            }
+            if inputs.pauses() {
+                self.bus.platform.advance(self.moment().time_ns);
+                return Ok(RunStop::Paused);
+            }
+            self.take_events(until, inputs)?;
+            // Events may have let time pass, and the one of a guest that was stopped is an exit.
+            if self.is_over(until) {
+                continue;
+            }
+            let now = self.moment();
+            if now.time_ns > past_ns {
+                until = until.min(now.count + 1);
+            }
+            let limit = until.min(inputs.next_poll(now).max(now.count + 1));
+            let limit = self.bus.prepare_run(self.instructions(), limit);
+            let leave = inputs.leave(now, self.bus.platform.next_deadline_ns());
+            let leave = self.depart(leave)?;
+            let end = if self.bus.platform.bus().has_passed() {
+                let mut asking = AskingBus::new(&mut self.bus, inputs);
+                let end = self.engine.run(&mut asking, limit, origin, leave);
+                asking.finish().and(end)?
+            } else {
+                self.engine.run(&mut self.bus, limit, origin, leave)?
+            };
+            let output = self.after_run(inputs)?;
+            if self.stop_on_output && !output.is_empty() {
+                return Ok(RunStop::Output(output));
+            }
+            match self.arrive(end, leave)? {
+                None | Some(Stop::Budget | Stop::Bus) => {}
+                // No time passes where this run ends: the next one goes on from here.
+                Some(Stop::Halted) if self.moment().count >= until => {}
+                Some(Stop::Halted) => self.idle(inputs)?,
+                Some(Stop::Shutdown) => {
+                    self.outcome = Some(Outcome::TripleFault { rip: self.engine.cpu().rip() });
+                }
+                Some(Stop::Breakpoint) => return Ok(RunStop::Breakpoint),
+                Some(Stop::Watchpoint(hit)) => return Ok(RunStop::Watchpoint(hit)),
+                Some(Stop::Trap(trap)) => return Ok(RunStop::Trap(trap)),
+            }
+        }
+    }
+
+    fn is_over(&self, until: U) -> bool {
+        self.outcome.is_some() || self.moment().count >= until
+    }
+
+    /// Takes the events due here and does not run on: a guest that is counted in exits may never make another
+    /// exit after the last of them.
+    pub fn take_due(&mut self, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
+        self.take_events(U::MAX, inputs)
+    }
+
+    /// Lets time pass here, where the guest idles, up to `time_ns`, and takes the events that come in before
+    /// that; executes nothing, and ends where the guest would go on. The state is then one of several at this
+    /// count, and not the one in which it was first reached.
+    pub fn idle_to(&mut self, time_ns: u64, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
+        while self.outcome.is_none() && self.moment().time_ns < time_ns {
+            if self.take_event(inputs)? {
+                continue;
+            }
+            let signals = self.bus.signals();
+            if !self.engine.cpu().core().state.halted || signals.interrupt || signals.nmi {
+                break;
+            }
+            self.idle(inputs)?;
+            self.bus.platform.advance(self.moment().time_ns);
+        }
+        Ok(())
+    }
+
+    /// Takes the events due here; those at `until` are left for later.
+    fn take_events(&mut self, until: U, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
+        while self.outcome.is_none() && self.moment().count < until && self.take_event(inputs)? {}
+        Ok(())
+    }
+
+    /// Takes one event that is due here, or a check. Whether there was one.
+    fn take_event(&mut self, inputs: &mut dyn Inputs<U>) -> Result<bool, Error> {
+        let view = self.view();
+        let now = view.moment;
+        if let Some(event) = inputs.poll(&view)? {
+            self.apply(event);
+        } else if let Some(parts) = inputs.check_due(now) {
+            let check = self.check(parts)?;
+            inputs.checked(check)?;
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    fn apply(&mut self, event: Event) {
+        let now_ns = self.moment().time_ns;
+        let platform = &mut self.bus.platform;
+        match event {
+            Event::PowerOn(_) => {}
+            Event::ConsoleInput(bytes) => {
+                platform.push_input(now_ns, &bytes);
+            }
+            Event::ConsoleResize { columns, rows } => {
+                platform.with_bus(now_ns, |bus| {
+                    if let Some(mut console) = bus.console_mut() {
+                        console.resize(columns, rows);
+                    }
+                });
+            }
+            Event::NetworkInput(frames) => platform.with_bus(now_ns, |bus| {
+                if let Some(mut network) = bus.network_mut() {
+                    network.push_frames(self.ram.memory(), frames);
+                }
+            }),
+            Event::PowerButton => platform.press_power_button(now_ns),
+            Event::Ended | Event::Interrupted | Event::Limit => self.outcome = event.outcome(),
+            Event::Stopped(_) => {
+                self.stopping.stopped = None;
+                self.bus.clock.note_exit();
+            }
+            Event::TimePassed { ns } => self.bus.clock.pass(ns),
+            Event::Devices(input) => self.bus.take_from_devices(now_ns, &input),
+        }
+    }
+
+    /// Looks at what the guest did: console output (which it gives), frames, requests, a failing disk.
+    fn after_run(&mut self, inputs: &mut dyn Inputs<U>) -> Result<Vec<u8>, Error> {
+        let output = std::mem::take(&mut self.bus.output);
+        if !output.is_empty() {
+            inputs.console_output(self.moment(), &output)?;
+        }
+        if !self.bus.sent.is_empty() {
+            let sent = std::mem::take(&mut self.bus.sent).into_iter().map(|here| {
+                let count = U::here(here.instructions, here.exits);
+                Sent { at: Moment { count, time_ns: here.time_ns }, frame: here.frame }
+            });
+            inputs.network_output(sent.collect())?;
+        }
+        if std::mem::take(&mut self.bus.panicked) {
+            self.outcome = Some(Outcome::Panic);
+        }
+        if self.bus.platform.has_requests() {
+            for request in self.bus.platform.take_requests() {
+                self.obey(request);
+            }
+        }
+        if self.has_disk
+            && let Some(error) = self.disk_mut().and_then(OverlayDisk::take_failure)
+        {
+            return Err(error);
+        }
+        Ok(output)
+    }
+
+    fn obey(&mut self, request: Request) {
+        let outcome = match request {
+            Request::PowerOff => Outcome::PowerOff,
+            Request::Reset => Outcome::Reset,
+            // Linux calls the driver once its report is on the console.
+            Request::Panicked(PanicKind::Panicked) => Outcome::Panic,
+            Request::Panicked(PanicKind::CrashLoaded) => return,
+            Request::DebugExit { code } => Outcome::DebugExit { code },
+        };
+        self.outcome.get_or_insert(outcome);
+    }
+
+    /// The CPU is halted: time passes to the next deadline or the next event.
+    fn idle(&mut self, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
+        if self.outcome.is_some() {
+            return Ok(());
+        }
+        if self.engine.cpu().core().rflags & INTERRUPT_FLAG == 0 && !self.bus.platform.nmi_pending() {
+            // Halted with interrupts off: only an NMI would wake it, and nothing here sends one.
+            self.outcome = Some(Outcome::IdleForever);
+            return Ok(());
+        }
+        let now = self.moment();
+        // A guest may set a timer for the end of time, which is as good as none.
+        let deadline = self.bus.platform.next_deadline_ns().filter(|&ns| ns < MAX_TIME_NS);
+        match inputs.idle(now, deadline)? {
+            Idle::Forever => self.outcome = Some(Outcome::IdleForever),
+            Idle::Until(ns) => {
+                let target = deadline.map_or(ns, |d| ns.min(d)).max(now.time_ns);
+                self.bus.clock.idle_ns += target - now.time_ns;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// RFLAGS.IF.
+const INTERRUPT_FLAG: u64 = 1 << 9;

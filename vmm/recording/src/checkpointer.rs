@@ -1,0 +1,152 @@
+//! Takes checkpoints while a machine records: runs it in slices, and hands what was written since the last
+//! checkpoint to a writer in the background. The guest cannot notice; where checkpoints fall follows from the
+//! run alone, not from how fast the host is. One that cannot be written is left out, and what it lacks is in
+//! the next.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use checkpoint::{BackgroundWriter, Store};
+
+use crate::checkpoints::CheckpointHead;
+use crate::cursor::Logged;
+use crate::files::CHECKPOINTS;
+use crate::pace::{CheckpointOptions, Pace};
+use crate::trail::Trail;
+use machine::error::Error;
+use machine::unit::Unit;
+use machine::{Machine, Outcome, RunStop};
+
+/// Records a machine from its first instruction to its end into the recording at `path`, with checkpoints.
+pub fn record<C: Unit>(
+    machine: &mut Machine<C>,
+    recorder: &mut impl Logged<C>,
+    path: &Path,
+    options: CheckpointOptions,
+) -> Result<Outcome, Error> {
+    let CheckpointOptions { interval_ns, slice_steps, slice_ns, .. } = options;
+    let mut checkpointer = Checkpointer::<C>::new(&path.join(CHECKPOINTS), options, machine)?;
+    let outcome = loop {
+        let now = machine.moment();
+        let stop = if C::NAMES_ONE_PLACE {
+            machine.run(now.count.saturating_add(slice_steps), recorder)?
+        } else {
+            machine.run_past(now.time_ns + slice_ns.min(interval_ns), recorder)?
+        };
+        if let RunStop::Ended(outcome) = stop {
+            break outcome;
+        }
+        checkpointer.look(machine, recorder)?;
+    };
+    checkpointer.finish(machine, recorder)?;
+    Ok(outcome)
+}
+
+/// What a store with one checkpoint of this machine takes, if nothing of its memory had to be stored.
+pub fn least_bytes<U: Unit>(machine: &Machine<U>) -> u64 {
+    checkpoint::least_bytes(&machine.state().to_bytes())
+}
+
+/// See the module.
+pub struct Checkpointer<C> {
+    writer: BackgroundWriter,
+    pace: Pace<C>,
+    /// `None` where exits are counted: steps backward start in the recounted log.
+    trail: Option<Trail<C>>,
+    told_full: bool,
+}
+
+impl<C: Unit> Checkpointer<C> {
+    /// Begins with a machine at its first instruction, and a store that does not exist yet. The checkpoints'
+    /// positions need not be in what the machine counts.
+    pub fn new<U: Unit>(
+        directory: &Path,
+        options: CheckpointOptions,
+        machine: &mut Machine<U>,
+    ) -> Result<Checkpointer<C>, Error> {
+        let (ram_pages, disk_blocks) = machine.page_counts();
+        let store = Arc::new(Store::create(directory, ram_pages, disk_blocks)?);
+        machine.attach_store(store.clone());
+        // What the loader wrote is there again in every replay.
+        machine.begin_written()?;
+        Checkpointer::on(store, options, machine)
+    }
+
+    /// Goes on with a store that has a checkpoint of the machine as it is here, and is attached to it.
+    pub fn on<U: Unit>(
+        store: Arc<Store>,
+        options: CheckpointOptions,
+        machine: &mut Machine<U>,
+    ) -> Result<Checkpointer<C>, Error> {
+        let pace = Pace::begin(&options, machine.moment_in());
+        let trail =
+            C::NAMES_ONE_PLACE.then(|| Trail::begin(machine, options.trail_rest_steps)).transpose()?;
+        let writer = BackgroundWriter::start(store, options.policy)?;
+        Ok(Checkpointer { writer, pace, trail, told_full: false })
+    }
+
+    /// To be called now and then, while the machine stands still: takes a checkpoint if one is due.
+    pub fn look<U: Unit>(&mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
+        self.adopt_stored(machine);
+        let (now, held_blocks) = (machine.moment_in::<C>(), machine.written_blocks());
+        if !self.pace.due(now, held_blocks, || machine.written_count())? {
+            return self.trail.as_mut().map_or(Ok(()), |trail| trail.keep(machine, log.cursor()));
+        }
+        let lost = self.writer.take_lost()?;
+        if !lost.is_empty() {
+            // Its states are relative to checkpoints that are not there.
+            self.trail.as_mut().map_or(Ok(()), |trail| trail.begin_anew(machine))?;
+        }
+        machine.write_again(lost);
+        self.take(machine, log)?;
+        self.trail.as_mut().map_or(Ok(()), |trail| trail.checkpoint(machine))
+    }
+
+    /// Disk blocks that have been stored need not be held in memory.
+    fn adopt_stored<U: Unit>(&mut self, machine: &mut Machine<U>) {
+        for done in self.writer.take_done() {
+            machine.adopt_blocks(done.disk);
+        }
+    }
+
+    fn take<U: Unit>(&mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
+        let at = machine.moment_in::<C>();
+        let writer = &mut self.writer;
+        writer.begin(at.count.number(), at.time_ns)?;
+        let pages = machine.take_written(|space, page, contents| Ok(writer.page(space, page, contents)?))?;
+        let head = CheckpointHead::of(machine, log.cursor());
+        writer.finish(head.to_bytes(), machine.state().to_bytes())?;
+        self.pace.taken(at, pages);
+        if self.writer.is_full() && !std::mem::replace(&mut self.told_full, true) {
+            log::warn!("no more checkpoints fit below --max-size; the recording goes on without new ones");
+        }
+        Ok(())
+    }
+
+    /// Takes the last checkpoints: shortly before the end, and where the run ended, if that is a place which
+    /// replay reaches in the same state, and if it is worth their cost. Waits until everything is stored that can be.
+    pub fn finish<U: Unit>(mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
+        let at = machine.moment_in::<C>();
+        let mut lost = self.writer.settle()?;
+        if !self.pace.due_at_end(at, machine.written_count()?) {
+            self.writer.close()?;
+            return Ok(());
+        }
+        if let Some(trail) = self.trail.take().filter(|_| lost.is_empty()) {
+            trail.store(at, &mut self.writer)?;
+            lost = self.writer.settle()?;
+        }
+        machine.write_again(lost);
+        // Where the run was ended from outside, or by idling, time may have passed since the place was
+        // reached. And a guest may shut down without another exit.
+        let is_taken = !C::NAMES_ONE_PLACE && self.pace.last.count == at.count;
+        let by_itself = machine
+            .outcome()
+            .is_some_and(|outcome| !outcome.is_from_outside() && *outcome != Outcome::IdleForever);
+        if by_itself && !is_taken {
+            self.take(machine, log)?;
+        }
+        self.writer.close()?;
+        Ok(())
+    }
+}

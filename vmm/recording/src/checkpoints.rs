@@ -1,0 +1,247 @@
+//! A machine at one point of a run, and the points that a recording holds: what a checkpoint says in the bytes that the
+//! store keeps for us.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use checkpoint::{Entry, Maps, PAGE_BYTES, PageMap, Space, Store};
+
+use crate::cursor::Cursor;
+use crate::files::CHECKPOINTS;
+use crate::head_v1::CheckpointHeadV1;
+use crate::log::Log;
+use machine::error::Error;
+use machine::position::{Count, Exits, Instructions, Moment};
+use machine::unit::Unit;
+use machine::{Machine, MachineState, MachineStateV1};
+
+/// Where and how a machine once was, in the order of the run.
+#[derive(Clone)]
+pub struct Snapshot<C> {
+    /// Everything but memory and disk.
+    pub state: MachineState,
+    /// Memory and disk.
+    pub maps: Maps,
+    /// How far the log was played.
+    pub cursor: Cursor<C>,
+}
+
+/// What a checkpoint says of itself without being unpacked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointHead<C> {
+    /// Where.
+    pub at: Moment<C>,
+    /// Retired conditional branches there; zero where exits are counted.
+    pub branches: u64,
+    /// System calls entered until there; zero where exits are counted.
+    pub system_calls: u64,
+    /// RIP there.
+    pub rip: u64,
+    /// How far the log was played.
+    pub cursor: Cursor<C>,
+}
+
+impl<C: Unit> CheckpointHead<C> {
+    /// The head of a checkpoint taken here, whose position need not be in what the machine counts.
+    pub fn of<U: Unit>(machine: &Machine<U>, cursor: Cursor<C>) -> CheckpointHead<C> {
+        let cpu = machine.cpu();
+        let (branches, system_calls) =
+            if C::NAMES_ONE_PLACE { (cpu.branches(), cpu.system_calls()) } else { (0, 0) };
+        CheckpointHead { at: machine.moment_in(), branches, system_calls, rip: cpu.rip(), cursor }
+    }
+
+    /// Its bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        postcard::to_stdvec(&CheckpointHeadV1::from(self)).expect("plain data in memory always serializes")
+    }
+
+    /// From bytes of whatever origin.
+    pub fn parse(bytes: &[u8]) -> Option<CheckpointHead<C>> {
+        let (head, rest) = postcard::take_from_bytes::<CheckpointHeadV1>(bytes).ok()?;
+        rest.is_empty().then(|| head.into())
+    }
+}
+
+/// A state from bytes of whatever origin.
+pub fn parse_state(bytes: &[u8]) -> Option<MachineState> {
+    postcard::from_bytes::<MachineStateV1>(bytes).ok().map(MachineState::from)
+}
+
+/// A recording's checkpoints, for reading.
+pub struct Checkpoints<C> {
+    store: Arc<Store>,
+    heads: BTreeMap<C, CheckpointHead<C>>,
+    /// RAM at power-on: what the pages are that no checkpoint names.
+    initial: PageMap,
+}
+
+impl<C: Unit> Checkpoints<C> {
+    /// Looks at the heads of all checkpoints in the store of a recording with this log. `initial` is RAM at power-on.
+    pub fn new(store: Arc<Store>, initial: PageMap, log: &Log<C>) -> Result<Checkpoints<C>, Error> {
+        let end = log.last_moment();
+        let mut heads = BTreeMap::new();
+        for entry in store.entries() {
+            let head = CheckpointHead::parse(&entry.head);
+            let fits = |head: &CheckpointHead<C>| {
+                head.at.count.number() == entry.position
+                    && head.at <= end
+                    && log.reaches(head.cursor.events(), head.cursor.checks())
+            };
+            match head {
+                Some(head) if fits(&head) => heads.insert(head.at.count, head),
+                // A recorder that was killed may have stored a checkpoint that its log does not reach.
+                Some(head) if head.at > end => continue,
+                _ => {
+                    let at = C::new(entry.position).position();
+                    let why = format!("the checkpoint at {at} does not fit the event log");
+                    return Err(Error::recording(store.dir(), why));
+                }
+            };
+        }
+        Ok(Checkpoints { store, heads, initial })
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// RAM at power-on.
+    pub fn initial(&self) -> &PageMap {
+        &self.initial
+    }
+
+    /// All heads by position.
+    pub fn heads(&self) -> &BTreeMap<C, CheckpointHead<C>> {
+        &self.heads
+    }
+
+    /// The contents of memory and disk at a checkpoint.
+    pub fn maps(&self, at: C) -> Result<Maps, Error> {
+        let mut maps = self.store.maps_at(at.number())?;
+        maps.ram = maps.ram.over(&self.initial);
+        Ok(maps)
+    }
+
+    /// Lets a machine at power-on read from the store, and loads a checkpoint for it, if there is one at that position.
+    pub fn attach_and_load<U: Unit>(
+        &self,
+        at: C,
+        machine: &mut Machine<U>,
+    ) -> Result<Option<Snapshot<C>>, Error> {
+        must_fit(&self.store, machine)?;
+        machine.attach_store(self.store.clone());
+        self.heads.contains_key(&at).then(|| self.load(at)).transpose()
+    }
+
+    /// A checkpoint as a snapshot.
+    pub fn load(&self, at: C) -> Result<Snapshot<C>, Error> {
+        let head = self.heads.get(&at).expect("callers take the position from here");
+        let bytes = self.store.state_at(at.number())?;
+        let state = parse_state(&bytes).filter(|state| may_be(state, head.at));
+        let state = state.ok_or_else(|| {
+            let why = format!("the machine's state in the checkpoint at {} makes no sense", at.position());
+            Error::recording(self.store.dir(), why)
+        })?;
+        Ok(Snapshot { state, maps: self.maps(at)?, cursor: head.cursor })
+    }
+}
+
+/// Whether a state can be at a moment, in one time base or the other.
+fn may_be<C: Unit>(state: &MachineState, at: Moment<C>) -> bool {
+    let all = state.cpu.steps.checked_add(state.idle_ns);
+    let by_exits = state.idle_ns == at.time_ns;
+    let by_instructions = all == Some(at.time_ns);
+    // A count of exits is not in the state.
+    let counts = C::here(Instructions(state.cpu.steps), Exits(at.count.number()));
+    counts == at.count && (by_exits || (by_instructions && C::NAMES_ONE_PLACE))
+}
+
+/// Opens the checkpoints in a folder beside the log that they are of, all of them.
+pub fn open_checkpoints<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<Arc<Store>>, Error> {
+    let directory = path.join(CHECKPOINTS);
+    if !directory.is_dir() {
+        return Ok(None);
+    }
+    must_be_of(log, Store::open(&directory)?).map(Some)
+}
+
+/// As [`open_checkpoints`], without those that are damaged or need a damaged one, which is warned of.
+pub fn open_around_damage<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<Arc<Store>>, Error> {
+    let directory = path.join(CHECKPOINTS);
+    if !directory.is_dir() {
+        return Ok(None);
+    }
+    match Store::open_around_damage(&directory) {
+        Err(error) if error.is_damage() => {
+            log::warn!("{error}; the recording is used without its checkpoints");
+            Ok(None)
+        }
+        opened => {
+            let store = opened?;
+            if let Some(damage) = store.damage().first() {
+                log::warn!(
+                    "{damage}; {} checkpoints are left, and the others are not used: ttvm checkpoints {} drop-damaged \
+                     removes them",
+                    store.entries().len(),
+                    path.display()
+                );
+            }
+            must_be_of(log, store).map(Some)
+        }
+    }
+}
+
+/// Refuses a store of another recording.
+fn must_be_of<C: Unit>(log: &Log<C>, store: Store) -> Result<Arc<Store>, Error> {
+    for entry in store.entries() {
+        let head = CheckpointHead::<C>::parse(&entry.head);
+        if head.map_or(Ok(true), |head| head.cursor.is_of(log))? {
+            continue;
+        }
+        let file = checkpoint::file_name(Some(entry.number)).unwrap_or_default();
+        let at = C::new(entry.position).position();
+        let why = format!("the checkpoint at {at} belongs to another recording");
+        return Err(Error::recording(store.dir().join(file), why));
+    }
+    Ok(Arc::new(store))
+}
+
+/// Refuses a store of a machine of another size.
+pub fn must_fit<U: Unit>(store: &Store, machine: &mut Machine<U>) -> Result<(), Error> {
+    if (store.ram_pages(), store.disk_blocks()) != machine.page_counts() {
+        let why = "is of another machine: RAM or disk have another size";
+        return Err(Error::recording(store.dir(), why));
+    }
+    Ok(())
+}
+
+/// Adds a checkpoint of everything as it is here to a recording's store, which others may read meanwhile. `initial` is
+/// RAM at power-on.
+pub fn add_here<U: Unit>(
+    store: &Store,
+    initial: &PageMap,
+    machine: &mut Machine<U>,
+    cursor: Cursor<Instructions>,
+) -> Result<Entry, Error> {
+    let at = machine.moment_in::<Instructions>();
+    let before = match store.entry_at_or_before(at.count.number()) {
+        Some(entry) => store.maps_at(entry.position)?,
+        None => Maps::new(store.ram_pages(), store.disk_blocks()),
+    };
+    let now = machine.maps()?;
+    let mut draft = store.add(at.count.number(), at.time_ns)?;
+    let mut contents = [0; PAGE_BYTES];
+    let ram = before.ram.over(initial);
+    for (page, _) in now.ram.changed_since(&ram) {
+        machine.ram().read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
+        draft.page(Space::Ram, page, &contents)?;
+    }
+    for (block, _) in now.disk.changed_since(&before.disk) {
+        machine.read_block(block, &mut contents)?;
+        draft.page(Space::Disk, block, &contents)?;
+    }
+    let head = CheckpointHead::of(machine, cursor);
+    Ok(draft.finish(&head.to_bytes(), &machine.state().to_bytes())?)
+}

@@ -1,0 +1,153 @@
+//! Appending to the file of an event log.
+
+use std::fs::{File, TryLockError};
+use std::io::{self, ErrorKind, IoSlice, Write};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{FallocateFlags, fallocate};
+
+use crate::log::frames::{MAGIC, MAX_FRAME_BYTES, header_of};
+use crate::log::records::{EventRecord, LogRecord};
+use crate::log::v1::{self, LogRecordV1};
+use machine::error::Error;
+use machine::position::Count;
+
+/// Room on the disk that is held for what comes next, so that a checkpoint which fills the disk, and is given
+/// up then, takes nothing away from the log meanwhile.
+const RESERVE_BYTES: u64 = 256 << 10;
+
+/// Appends records to a log file.
+pub struct LogWriter {
+    file: File,
+    path: PathBuf,
+    /// Up to where room on the disk is held.
+    reserved: u64,
+    /// Length of the file up to the last whole record.
+    bytes: u64,
+    /// Checksum of the last payload.
+    chain: u32,
+    /// Where payloads are made: the pages of a new one for each would cost more than what is written to them.
+    payload: Vec<u8>,
+}
+
+impl LogWriter {
+    /// Starts a new log; the file must not exist.
+    pub fn create(path: &Path) -> Result<LogWriter, Error> {
+        let mut file = File::create_new(path).map_err(Error::file("create", path))?;
+        // Only says that a recorder still writes: where files cannot be locked, readers do not get to know.
+        let _ = file.try_lock();
+        file.write_all(MAGIC).map_err(Error::file("write", path))?;
+        let mut log = LogWriter::behind_magic(file, path.to_path_buf(), 0);
+        log.reserve();
+        Ok(log)
+    }
+
+    fn behind_magic(file: File, path: PathBuf, reserved: u64) -> LogWriter {
+        LogWriter { file, path, reserved, bytes: MAGIC.len() as u64, chain: 0, payload: Vec::new() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn on(file: File, path: PathBuf) -> LogWriter {
+        LogWriter::behind_magic(file, path, u64::MAX)
+    }
+
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Appends a record and hands it to the operating system, so that only a crash of the host can lose it.
+    ///
+    /// Where that fails (a full disk), what was written before stays whole.
+    pub fn append<C: Count>(&mut self, record: &LogRecord<C>) -> Result<(), Error> {
+        self.append_stored(&record.into())
+    }
+
+    /// Appends the record of an event, as [`append`](LogWriter::append) does.
+    pub fn append_event<C: Count>(&mut self, record: &EventRecord<C>) -> Result<(), Error> {
+        self.append_stored(&record.into())
+    }
+
+    fn append_stored(&mut self, record: &LogRecordV1<'_>) -> Result<(), Error> {
+        self.payload.clear();
+        self.payload = v1::append_to(std::mem::take(&mut self.payload), record);
+        let payload = &self.payload[..];
+        assert!(payload.len() <= MAX_FRAME_BYTES, "events come in small pieces");
+        let (header, chain) = header_of(self.chain, payload);
+        if let Err(error) = write_both(&mut self.file, &header, payload) {
+            // Half a frame would read as a cut: taking it away is a courtesy that may fail as well.
+            let _ = self.file.set_len(self.bytes);
+            return Err(Error::file("write", &self.path)(error));
+        }
+        self.bytes += (header.len() + payload.len()) as u64;
+        self.chain = chain;
+        if self.reserved.saturating_sub(self.bytes) < RESERVE_BYTES / 2 {
+            self.reserve();
+        }
+        Ok(())
+    }
+
+    /// Holds room behind the log's end, which readers see nothing of. Where there is none, or the file system
+    /// cannot do that, the log is written as long as it can be.
+    fn reserve(&mut self) {
+        let end = self.bytes + RESERVE_BYTES;
+        let from = self.bytes.max(self.reserved);
+        let flags = FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        if let Err(errno) = fallocate(&self.file, flags, from as i64, (end - from) as i64) {
+            log::debug!("no room is held for {}: {errno}", self.path.display());
+            return;
+        }
+        self.reserved = end;
+    }
+
+    /// The checksum of everything that was appended.
+    pub fn check(&self) -> u32 {
+        self.chain
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for LogWriter {
+    /// Gives back the room that is held.
+    fn drop(&mut self) {
+        if self.reserved != u64::MAX {
+            let _ = self.file.set_len(self.bytes);
+        }
+    }
+}
+
+/// Writes two pieces, one behind the other, in one call where the system takes both.
+fn write_both(file: &mut File, first: &[u8], second: &[u8]) -> io::Result<()> {
+    let mut pieces = [IoSlice::new(first), IoSlice::new(second)];
+    let mut left = &mut pieces[..];
+    while !left.is_empty() {
+        match file.write_vectored(left) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(count) => IoSlice::advance_slices(&mut left, count),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// A log with these payloads, whatever they are: for tests of what reading makes of them.
+pub fn log_of_payloads<'a>(payloads: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+    let (mut bytes, mut chain) = (MAGIC.to_vec(), 0);
+    for payload in payloads {
+        let (header, next) = header_of(chain, payload);
+        bytes.extend_from_slice(&header);
+        bytes.extend_from_slice(payload);
+        chain = next;
+    }
+    bytes
+}
+
+/// Whether a recorder still writes the log.
+pub fn is_being_written(path: &Path) -> bool {
+    plain_file::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}

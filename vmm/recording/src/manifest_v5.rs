@@ -1,0 +1,227 @@
+//! What manifests of format version 5 say: [`Manifest`] and the machine's description, field by field in the
+//! order of the text.
+//!
+//! The names are those in the text, and the hash of a machine's description is one of these fields in this
+//! order, so nothing in here may be renamed, moved, added or retyped; `tests/stored_bytes.rs` has a text and
+//! hashes.
+
+use std::path::PathBuf;
+
+use devices::DebugPortsV1;
+use devices::passthrough::PciDescriptionV1;
+use serde::{Deserialize, Serialize};
+
+use crate::manifest::Manifest;
+use machine::config::{ImageFile, MachineConfig, ModuleFile, NetworkConfig, PassedDevice};
+
+/// What is stored of a [`Manifest`]: all of it.
+#[derive(Serialize, Deserialize)]
+pub(super) struct ManifestV5 {
+    format_version: u32,
+    made_by: String,
+    engine: String,
+    counter: String,
+    machine: MachineConfigV5,
+}
+
+/// What is stored of a [`MachineConfig`].
+#[derive(Serialize, Deserialize)]
+pub(super) struct MachineConfigV5 {
+    cpu_model: String,
+    memory_bytes: u64,
+    kernel: ImageFileV5,
+    initrd: Option<ImageFileV5>,
+    modules: Vec<ModuleFileV5>,
+    cmdline: String,
+    disk: Option<ImageFileV5>,
+    debug_ports: DebugPortsV1,
+    /// Machines without a network card have the text and the hash that they had before there were network cards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    network: Option<NetworkConfigV5>,
+    /// Likewise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    passthrough: Vec<PassedDeviceV5>,
+    /// Likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    start: Option<ImageFileV5>,
+}
+
+/// What is stored of a [`PassedDevice`].
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum PassedDeviceV5 {
+    Function {
+        address: String,
+        description: PciDescriptionV1,
+    },
+    Ports {
+        first: u16,
+        last: u16,
+        /// Ports without an interrupt have the text that they had before there were others.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        irq: Option<u8>,
+    },
+}
+
+impl From<PassedDevice> for PassedDeviceV5 {
+    fn from(passed: PassedDevice) -> PassedDeviceV5 {
+        match passed {
+            PassedDevice::Function { address, description } => {
+                PassedDeviceV5::Function { address, description }
+            }
+            PassedDevice::Ports { first, last, irq } => PassedDeviceV5::Ports { first, last, irq },
+        }
+    }
+}
+
+impl From<PassedDeviceV5> for PassedDevice {
+    fn from(stored: PassedDeviceV5) -> PassedDevice {
+        match stored {
+            PassedDeviceV5::Function { address, description } => {
+                PassedDevice::Function { address, description }
+            }
+            PassedDeviceV5::Ports { first, last, irq } => PassedDevice::Ports { first, last, irq },
+        }
+    }
+}
+
+/// What is stored of a [`NetworkConfig`].
+#[derive(Serialize, Deserialize)]
+struct NetworkConfigV5 {
+    mac: [u8; 6],
+    mtu: u16,
+    segments: bool,
+}
+
+/// What is stored of an [`ImageFile`].
+#[derive(Serialize, Deserialize)]
+struct ImageFileV5 {
+    path: PathBuf,
+    hash: String,
+    size_bytes: u64,
+}
+
+/// What is stored of a [`ModuleFile`].
+#[derive(Serialize, Deserialize)]
+struct ModuleFileV5 {
+    file: ImageFileV5,
+    cmdline: String,
+}
+
+impl From<Manifest> for ManifestV5 {
+    fn from(manifest: Manifest) -> ManifestV5 {
+        let Manifest { format_version, made_by, engine, counter, machine } = manifest;
+        ManifestV5 { format_version, made_by, engine, counter, machine: machine.into() }
+    }
+}
+
+impl From<ManifestV5> for Manifest {
+    fn from(stored: ManifestV5) -> Manifest {
+        let ManifestV5 { format_version, made_by, engine, counter, machine } = stored;
+        Manifest { format_version, made_by, engine, counter, machine: machine.into() }
+    }
+}
+
+impl From<MachineConfig> for MachineConfigV5 {
+    fn from(config: MachineConfig) -> MachineConfigV5 {
+        let MachineConfig {
+            cpu_model,
+            memory_bytes,
+            kernel,
+            initrd,
+            modules,
+            cmdline,
+            disk,
+            debug_ports,
+            network,
+            passthrough,
+            start,
+        } = config;
+        MachineConfigV5 {
+            cpu_model,
+            memory_bytes,
+            kernel: kernel.into(),
+            initrd: initrd.map(Into::into),
+            modules: modules.into_iter().map(Into::into).collect(),
+            cmdline,
+            disk: disk.map(Into::into),
+            debug_ports,
+            network: network.map(Into::into),
+            passthrough: passthrough.into_iter().map(Into::into).collect(),
+            start: start.map(Into::into),
+        }
+    }
+}
+
+impl From<MachineConfigV5> for MachineConfig {
+    fn from(stored: MachineConfigV5) -> MachineConfig {
+        let MachineConfigV5 {
+            cpu_model,
+            memory_bytes,
+            kernel,
+            initrd,
+            modules,
+            cmdline,
+            disk,
+            debug_ports,
+            network,
+            passthrough,
+            start,
+        } = stored;
+        MachineConfig {
+            cpu_model,
+            memory_bytes,
+            kernel: kernel.into(),
+            initrd: initrd.map(Into::into),
+            modules: modules.into_iter().map(Into::into).collect(),
+            cmdline,
+            disk: disk.map(Into::into),
+            debug_ports,
+            network: network.map(Into::into),
+            passthrough: passthrough.into_iter().map(Into::into).collect(),
+            start: start.map(Into::into),
+        }
+    }
+}
+
+impl From<NetworkConfig> for NetworkConfigV5 {
+    fn from(network: NetworkConfig) -> NetworkConfigV5 {
+        let NetworkConfig { mac, mtu, segments } = network;
+        NetworkConfigV5 { mac, mtu, segments }
+    }
+}
+
+impl From<NetworkConfigV5> for NetworkConfig {
+    fn from(stored: NetworkConfigV5) -> NetworkConfig {
+        let NetworkConfigV5 { mac, mtu, segments } = stored;
+        NetworkConfig { mac, mtu, segments }
+    }
+}
+
+impl From<ImageFile> for ImageFileV5 {
+    fn from(image: ImageFile) -> ImageFileV5 {
+        let ImageFile { path, hash, size_bytes } = image;
+        ImageFileV5 { path, hash, size_bytes }
+    }
+}
+
+impl From<ImageFileV5> for ImageFile {
+    fn from(stored: ImageFileV5) -> ImageFile {
+        let ImageFileV5 { path, hash, size_bytes } = stored;
+        ImageFile { path, hash, size_bytes }
+    }
+}
+
+impl From<ModuleFile> for ModuleFileV5 {
+    fn from(module: ModuleFile) -> ModuleFileV5 {
+        let ModuleFile { file, cmdline } = module;
+        ModuleFileV5 { file: file.into(), cmdline }
+    }
+}
+
+impl From<ModuleFileV5> for ModuleFile {
+    fn from(stored: ModuleFileV5) -> ModuleFile {
+        let ModuleFileV5 { file, cmdline } = stored;
+        ModuleFile { file: file.into(), cmdline }
+    }
+}

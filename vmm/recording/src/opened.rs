@@ -1,0 +1,208 @@
+//! A recording on disk: a directory with a manifest that a person can read, and the event log. `FORMAT.md`
+//! describes both. Opening reads the manifest and looks through the log; it builds no machine.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use checkpoint::Store;
+
+use crate::checkpoints::{open_around_damage, open_checkpoints};
+use crate::files::{EVENTS, IMAGES, MANIFEST, START};
+use crate::log::{Log, LogRecord, LogWriter, read_log};
+use crate::manifest::{Manifest, read_manifest};
+use machine::config::{ImageFile, MachineConfig, hash_image};
+use machine::error::Error;
+use machine::position::{Count, Exits, Instructions};
+use machine::start::Start;
+use machine::unit::Unit;
+
+/// An opened recording whose positions are counted in `C`.
+#[derive(Clone, Debug)]
+pub struct Recording<C> {
+    /// Its directory.
+    pub path: PathBuf,
+    /// What it is of. Paths of images that lie in the recording are made whole.
+    pub manifest: Manifest,
+    /// Its events.
+    pub log: Arc<Log<C>>,
+    /// What the log was recounted from, if it was.
+    pub recounted: Option<Arc<Recounted>>,
+}
+
+/// What a log that counts instructions was recounted from, whole or from some exit on.
+#[derive(Clone, Debug)]
+pub struct Recounted {
+    /// The log, which counts exits.
+    pub log: Arc<Log<Exits>>,
+    /// The exit at which what was recounted begins: 0 where it is the whole run.
+    pub from: Exits,
+    /// Events of it that the recounted log leaves out: all before that exit but power-on, with which every
+    /// log begins.
+    pub skipped: usize,
+}
+
+impl Recounted {
+    /// The number in the whole run of an event in the recounted log.
+    pub fn number_of(&self, index: usize) -> usize {
+        if index == 0 { 0 } else { index + self.skipped }
+    }
+
+    /// Where in the recounted log an event of the whole run is; `None` where it lies before what was
+    /// recounted.
+    pub fn index_of(&self, number: usize) -> Option<usize> {
+        match (number, self.from.number()) {
+            (number, 0) => Some(number),
+            (0, _) => None,
+            (number, _) => number.checked_sub(self.skipped).filter(|&index| index > 0),
+        }
+    }
+}
+
+impl<C: Unit> Recording<C> {
+    /// Whether it is the end of a run only, recounted from some exit on: it begins with a checkpoint.
+    pub fn is_part(&self) -> bool {
+        self.recounted.as_ref().is_some_and(|exits| exits.from > Exits(0))
+    }
+
+    /// Makes the directory and the manifest, and opens the log for writing. An existing recording is never
+    /// overwritten.
+    pub fn create(path: &Path, machine: &MachineConfig) -> Result<LogWriter, Error> {
+        create_folder(path)?;
+        Recording::<C>::begin(path, machine)
+    }
+
+    /// As [`Recording::create`], of a machine that goes on from a start, in a folder that is there and empty.
+    pub fn begin_from(path: &Path, machine: &MachineConfig, start: &Start) -> Result<LogWriter, Error> {
+        let images = path.join(IMAGES);
+        if !images.is_dir() {
+            std::fs::create_dir(&images).map_err(Error::file("create", &images))?;
+        }
+        let file = images.join(START);
+        start.write(&file)?;
+        let inside = ImageFile { path: Path::new(IMAGES).join(START), ..hash_image(&file)? };
+        let machine = MachineConfig { start: Some(inside), ..machine.clone() };
+        Recording::<C>::begin(path, &machine)
+    }
+
+    /// As [`Recording::create`], in a folder that is there and empty.
+    pub fn begin(path: &Path, machine: &MachineConfig) -> Result<LogWriter, Error> {
+        let manifest = Manifest::new(machine.clone());
+        let file = path.join(MANIFEST);
+        std::fs::write(&file, manifest.text()).map_err(Error::file("write", &file))?;
+        let mut log = LogWriter::create(&path.join(EVENTS))?;
+        log.append(&LogRecord::<C>::Machine(manifest.machine_hash()))?;
+        Ok(log)
+    }
+
+    /// Opens the recording's checkpoints for reading, and checks that they are of this recording; `None`
+    /// where it has none. Their positions are in what the recording counts. Those that are damaged are left
+    /// out, with a warning; pages that are damaged are noticed when they are read.
+    pub fn checkpoints(&self) -> Result<Option<Arc<Store>>, Error> {
+        open_around_damage(&self.path, &self.log)
+    }
+
+    /// As [`Recording::checkpoints`], and refuses them where any is damaged.
+    pub fn whole_checkpoints(&self) -> Result<Option<Arc<Store>>, Error> {
+        open_checkpoints(&self.path, &self.log)
+    }
+
+    fn with_log(path: &Path, mut manifest: Manifest) -> Result<Recording<C>, Error> {
+        let log = read_log(&path.join(EVENTS))?;
+        if log.event_count() == 0 {
+            return Err(Error::recording(
+                path.join(EVENTS),
+                "holds no events: the recording was cut off before it began",
+            ));
+        }
+        if log.machine_hash != manifest.machine_hash() {
+            let why =
+                "describes another machine than the one that the event log was recorded on: it was changed";
+            return Err(Error::recording(path.join(MANIFEST), why));
+        }
+        for (_, image) in manifest.machine.images_mut() {
+            image.path = path.join(&image.path);
+        }
+        Ok(Recording { path: path.to_path_buf(), manifest, log: Arc::new(log), recounted: None })
+    }
+}
+
+/// A recording that was just opened: what it counts in decides what can be done with it.
+#[derive(Clone, Debug)]
+pub enum Opened {
+    /// Made by the software engine.
+    ByInstructions(Recording<Instructions>),
+    /// Made by KVM, or for it.
+    ByExits(Recording<Exits>),
+}
+
+/// Refuses what cannot be a recording.
+pub(super) fn must_be_a_directory(path: &Path) -> Result<(), Error> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    Err(Error::recording(path, "there is no recording here (it would be a directory)"))
+}
+
+impl Opened {
+    /// Opens a recording.
+    pub fn open(path: &Path) -> Result<Opened, Error> {
+        must_be_a_directory(path)?;
+        let manifest = read_manifest(&path.join(MANIFEST))?;
+        Ok(if manifest.machine.is_for_kvm() {
+            Opened::ByExits(Recording::with_log(path, manifest)?)
+        } else {
+            Opened::ByInstructions(Recording::with_log(path, manifest)?)
+        })
+    }
+
+    /// What it is of.
+    pub fn manifest(&self) -> &Manifest {
+        match self {
+            Opened::ByInstructions(recording) => &recording.manifest,
+            Opened::ByExits(recording) => &recording.manifest,
+        }
+    }
+}
+
+/// Evaluates an expression with the recording in an [`Opened`], whichever count it is in.
+#[macro_export]
+macro_rules! with_recording {
+    ($opened:expr, $recording:ident => $body:expr) => {
+        match $opened {
+            $crate::Opened::ByInstructions($recording) => $body,
+            $crate::Opened::ByExits($recording) => $body,
+        }
+    };
+}
+
+/// Makes the folder of a recording. An existing one is never overwritten.
+pub fn create_folder(path: &Path) -> Result<(), Error> {
+    std::fs::create_dir(path).map_err(|source| Error::file("create", path)(existing(source)))
+}
+
+/// Says what to do about a name that is taken.
+fn existing(source: std::io::Error) -> std::io::Error {
+    if source.kind() != std::io::ErrorKind::AlreadyExists {
+        return source;
+    }
+    let why = "something of this name exists, and recordings are never overwritten; remove it or choose another name";
+    std::io::Error::new(source.kind(), why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::{log_of_payloads, parse_log};
+
+    #[test]
+    fn events_keep_their_numbers_in_a_part() {
+        let log = Arc::new(parse_log(&log_of_payloads([])).unwrap());
+        let whole = Recounted { log: log.clone(), from: Exits(0), skipped: 0 };
+        let part = Recounted { log, from: Exits(7), skipped: 4 };
+        for (exits, numbers) in [(whole, [0, 1, 2]), (part.clone(), [0, 5, 6])] {
+            assert_eq!([0, 1, 2].map(|index| exits.number_of(index)), numbers);
+            assert_eq!([1, 2].map(|n| exits.index_of(numbers[n])), [Some(1), Some(2)]);
+        }
+        assert!((0..5).all(|number| part.index_of(number).is_none()));
+    }
+}

@@ -1,0 +1,143 @@
+//! Writes packed recordings.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use checkpoint::Store;
+
+use super::archive::{
+    CHUNK_BYTES, MAGIC, MAX_CHECKPOINTS, MAX_LOG_BYTES, NO_CHECKPOINT, VERSION, with_images_inside,
+};
+use crate::files::EVENTS;
+use crate::opened::Recording;
+use machine::config::{ImageFile, same};
+use machine::error::Error;
+
+/// Fast, and already most of what there is to gain on kernels, which are compressed.
+const LEVEL: i32 = 3;
+
+/// Writes everything to `out`, whose path is for messages.
+pub fn write_archive<C, W: Write>(
+    recording: &Recording<C>,
+    checkpoints: Option<&Store>,
+    mut out: W,
+    path: &Path,
+) -> Result<W, Error> {
+    let failed = |source| Error::file("write", path)(source);
+    out.write_all(MAGIC).and_then(|()| out.write_all(&VERSION.to_le_bytes())).map_err(failed)?;
+    let mut encoder = zstd::Encoder::new(out, LEVEL).map_err(failed)?;
+    encoder.include_checksum(true).map_err(failed)?;
+    let manifest = with_images_inside(&recording.manifest).text();
+    encoder
+        .write_all(&(manifest.len() as u32).to_le_bytes())
+        .and_then(|()| encoder.write_all(manifest.as_bytes()))
+        .map_err(failed)?;
+    // A record that was cut off while it was written stays behind.
+    let log = recording.path.join(EVENTS);
+    if recording.log.bytes > MAX_LOG_BYTES {
+        return Err(Error::recording(
+            log,
+            format!("has more than {MAX_LOG_BYTES} bytes, which is too much to be packed"),
+        ));
+    }
+    write_file(&log, recording.log.bytes, &mut encoder, path)?;
+    for (what, image) in recording.manifest.machine.images() {
+        write_image(what, image, &mut encoder, path)?;
+    }
+    write_checkpoints(checkpoints, &mut encoder, path)?;
+    encoder.finish().map_err(failed)
+}
+
+/// Writes the store: whether there is one, its header, its checkpoints each behind its number, and an end.
+fn write_checkpoints(store: Option<&Store>, out: &mut impl Write, path: &Path) -> Result<(), Error> {
+    let failed = |source| Error::file("write", path)(source);
+    out.write_all(&[u8::from(store.is_some())]).map_err(failed)?;
+    let Some(store) = store else { return Ok(()) };
+    let files = store.files()?;
+    if files.len() > MAX_CHECKPOINTS as usize {
+        let why =
+            format!("{} checkpoints are too many to be packed; leave them out or remove some", files.len());
+        return Err(Error::recording(store.dir(), why));
+    }
+    for file in &files {
+        if let Some(number) = file.number {
+            out.write_all(&number.to_le_bytes()).map_err(failed)?;
+        }
+        let from = At { file: &file.file, offset: 0 };
+        write_contents(from, &store.dir().join(&file.name), file.bytes, out, path)?;
+    }
+    out.write_all(&NO_CHECKPOINT.to_le_bytes()).map_err(failed)
+}
+
+/// A file that others read from too, from a place of our own in it.
+struct At<'a> {
+    file: &'a File,
+    offset: u64,
+}
+
+impl Read for At<'_> {
+    fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.file.read_at(to, self.offset)?;
+        self.offset += count as u64;
+        Ok(count)
+    }
+}
+
+fn write_image(what: &str, image: &ImageFile, out: &mut impl Write, path: &Path) -> Result<(), Error> {
+    let unreadable = |error: Error| match error {
+        Error::File { path: file, source, .. } if file == image.path => {
+            Error::recording(file, format!("the {what} of this recording cannot be read: {source}"))
+        }
+        other => other,
+    };
+    let hash = write_file(&image.path, image.size_bytes, out, path).map_err(unreadable)?;
+    let now = ImageFile { hash: hash.to_hex().to_string(), ..image.clone() };
+    same(what, image, &now)
+}
+
+/// Writes the first `size_bytes` of a file.
+fn write_file(
+    from: &Path,
+    size_bytes: u64,
+    out: &mut impl Write,
+    path: &Path,
+) -> Result<blake3::Hash, Error> {
+    let file = plain_file::open(from).map_err(Error::file("open", from))?;
+    write_contents(file, from, size_bytes, out, path)
+}
+
+/// Writes the first `size_bytes` of what is read from `file`, which is at `from`: size, pieces that are not
+/// all zeroes, an empty piece, hash.
+fn write_contents(
+    mut file: impl Read,
+    from: &Path,
+    size_bytes: u64,
+    out: &mut impl Write,
+    path: &Path,
+) -> Result<blake3::Hash, Error> {
+    let failed = |source| Error::file("write", path)(source);
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let mut offset = 0;
+    out.write_all(&size_bytes.to_le_bytes()).map_err(failed)?;
+    while offset < size_bytes {
+        let piece = &mut buffer[..(size_bytes - offset).min(CHUNK_BYTES as u64) as usize];
+        file.read_exact(piece).map_err(Error::file("read", from))?;
+        hasher.update(piece);
+        if piece.iter().any(|&byte| byte != 0) {
+            write_piece(offset, piece, out).map_err(failed)?;
+        }
+        offset += piece.len() as u64;
+    }
+    let hash = hasher.finalize();
+    write_piece(size_bytes, &[], out).and_then(|()| out.write_all(hash.as_bytes())).map_err(failed)?;
+    Ok(hash)
+}
+
+fn write_piece(offset: u64, bytes: &[u8], out: &mut impl Write) -> std::io::Result<()> {
+    out.write_all(&offset.to_le_bytes())?;
+    out.write_all(&(bytes.len() as u32).to_le_bytes())?;
+    out.write_all(bytes)
+}

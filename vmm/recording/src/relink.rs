@@ -1,0 +1,93 @@
+//! Images that lie elsewhere now: a recording's manifest is told where.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use crate::files::MANIFEST;
+use crate::manifest::{Manifest, read_manifest};
+use crate::opened::must_be_a_directory;
+use machine::config::{ImageFile, MachineConfig, hash_image};
+use machine::error::Error;
+
+/// Where images lie now. What is not named stays where the manifest says.
+#[derive(Clone, Debug, Default)]
+pub struct MovedImages {
+    /// The kernel.
+    pub kernel: Option<PathBuf>,
+    /// The initial RAM disk.
+    pub initrd: Option<PathBuf>,
+    /// All boot modules, in their order, or none.
+    pub modules: Vec<PathBuf>,
+    /// The disk image.
+    pub disk: Option<PathBuf>,
+}
+
+/// Writes these places into a recording's manifest, if there lie the same images as the recording was made with. Else it
+/// changes nothing.
+pub fn relink(recording: &Path, moved: &MovedImages) -> Result<(), Error> {
+    must_be_a_directory(recording)?;
+    let file = recording.join(MANIFEST);
+    let mut manifest = read_manifest(&file)?;
+    link(recording, &mut manifest.machine, moved)?;
+    replace(&file, &manifest)
+}
+
+fn link(recording: &Path, machine: &mut MachineConfig, moved: &MovedImages) -> Result<(), Error> {
+    let count = |images: usize, named: usize, what: &str| match (images, named) {
+        (_, 0) => Ok(()),
+        (images, named) if images == named => Ok(()),
+        (0, _) => Err(Error::recording(recording, format!("has no {what}: leave it out"))),
+        (images, named) => {
+            Err(Error::recording(recording, format!("has {images} of {what}, and {named} are named")))
+        }
+    };
+    let boots = machine.start.is_none();
+    if !boots && (moved.kernel.is_some() || moved.initrd.is_some() || !moved.modules.is_empty()) {
+        let why =
+            "goes on from a state that it carries, and needs no kernel: only its disk can lie elsewhere";
+        return Err(Error::recording(recording, why));
+    }
+    count(usize::from(machine.initrd.is_some()), usize::from(moved.initrd.is_some()), "initial RAM disk")?;
+    count(usize::from(machine.disk.is_some()), usize::from(moved.disk.is_some()), "disk image")?;
+    count(machine.modules.len(), moved.modules.len(), "boot module")?;
+    // As `MachineConfig::images_mut` has them: kernel, initial RAM disk, modules, or a starting state in their place; disk.
+    let modules = machine.modules.iter().enumerate().map(|(number, _)| moved.modules.get(number));
+    let mut paths = vec![moved.kernel.as_ref()];
+    if boots {
+        paths.extend(machine.initrd.iter().map(|_| moved.initrd.as_ref()));
+        paths.extend(modules);
+    }
+    paths.extend(machine.disk.iter().map(|_| moved.disk.as_ref()));
+    for ((what, image), path) in machine.images_mut().zip(paths) {
+        if let Some(path) = path {
+            *image = found(what, image, path)?;
+        }
+    }
+    Ok(())
+}
+
+/// The image at this path, which must be the recorded one. The error has no hash of another file: the user may not be the one who is to know it.
+fn found(what: &str, recorded: &ImageFile, path: &Path) -> Result<ImageFile, Error> {
+    let now = hash_image(path)?;
+    if (&now.hash, now.size_bytes) == (&recorded.hash, recorded.size_bytes) {
+        return Ok(now);
+    }
+    let (hash, bytes) = (&recorded.hash, recorded.size_bytes);
+    let why = format!(
+        "is not the {what} of the recording, which has BLAKE3 hash {hash} and {bytes} bytes: name that file"
+    );
+    Err(Error::recording(path, why))
+}
+
+/// Puts the manifest in the place of the old one, at once.
+fn replace(file: &Path, manifest: &Manifest) -> Result<(), Error> {
+    let new = file.with_extension("json.new");
+    let write = || {
+        let mut out = File::create(&new)?;
+        out.write_all(manifest.text().as_bytes())?;
+        out.sync_all()
+    };
+    write().map_err(Error::file("write", &new))?;
+    std::fs::rename(&new, file).map_err(Error::file("replace", file))
+}

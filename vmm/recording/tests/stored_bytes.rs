@@ -1,0 +1,287 @@
+//! The bytes that a recording consists of. Programs of today's format version read what others of it wrote,
+//! so these must never change: what needs other fields gets a type with the next number, and the format its
+//! next version.
+//!
+//! No two fields in here hold the same, and every variant is there, so that a field that is moved, added or
+//! retyped shows. What the CPU's and the devices' states are is tested where they are
+//! (`cpu/tests/stored_state.rs`, `devices/tests/golden_state.rs`).
+
+use cpu::{CpuModel, CpuState, CpuStateV1};
+use devices::DebugPortsV1;
+use devices::passthrough::{AskV1, DeviceInputV1, DmaV1, InterruptV1, RegionV1};
+use devices::pci::PciBusStateV1;
+use devices::platform::PlatformStateV1;
+use machine::checks::CheckRecord;
+use machine::config::{ImageFile, MachineConfig, ModuleFile};
+use machine::console_tail::ConsoleTail;
+use machine::inputs::{Event, PowerOn, Stopped};
+use machine::position::{Count, Exits, Instructions, Moment};
+use machine::{Hashes, MachineState, Outcome, hex};
+use recording::Manifest;
+use recording::checkpoints::CheckpointHead;
+use recording::cursor::Cursor;
+use recording::log::{EndRecord, EventRecord, LogRecord, LogWriter, read_log};
+
+const OUTCOMES: [Outcome; 9] = [
+    Outcome::PowerOff,
+    Outcome::Reset,
+    Outcome::Panic,
+    Outcome::TripleFault { rip: 0xffff_ffff_8123_4567 },
+    Outcome::DebugExit { code: 0x8765_4321 },
+    Outcome::IdleForever,
+    Outcome::Ended,
+    Outcome::Interrupted,
+    Outcome::Limit,
+];
+
+fn at<C: Count>(count: u64, time_ns: u64) -> Moment<C> {
+    Moment { count: C::new(count), time_ns }
+}
+
+/// So many bytes, beginning with this one.
+fn bytes<const N: usize>(first: u8) -> [u8; N] {
+    std::array::from_fn(|number| first.wrapping_add(number as u8))
+}
+
+fn platform() -> PlatformStateV1<PciBusStateV1> {
+    let json = include_str!("../../../devices/tests/golden/platform_state_v1_a.json");
+    serde_json::from_str(json).expect("the devices' tests have the same file")
+}
+
+fn state(outcome: Option<Outcome>) -> MachineState {
+    let mut cpu = CpuState::reset();
+    (cpu.gpr, cpu.steps) = (std::array::from_fn(|number| 0x1111 * number as u64), 0x1_2345_6789);
+    let mut console = ConsoleTail::default();
+    console.push(&[b'.'; 9000]);
+    console.push(b"login: ");
+    MachineState { cpu, platform: platform(), idle_ns: 0x9_8765_4321, console, outcome }
+}
+
+/// What a state has behind those of the CPU and of the devices, but for the text on the console.
+fn rest_of(state: &MachineState) -> String {
+    let bytes = state.to_bytes();
+    let cpu = postcard::to_stdvec(&CpuStateV1::from(&state.cpu)).expect("plain data");
+    let platform = postcard::to_stdvec(&state.platform).expect("plain data");
+    let rest = bytes.strip_prefix(&cpu[..]).expect("the CPU comes first");
+    let rest = rest.strip_prefix(&platform[..]).expect("then come the devices");
+    hex(rest).replace(&hex(state.console.text()), " text ")
+}
+
+#[test]
+fn a_machines_state() {
+    let outcomes = [None].into_iter().chain(OUTCOMES.map(Some));
+    let found: Vec<_> = outcomes.map(|outcome| rest_of(&state(outcome))).collect();
+    let expected = [
+        "a18695bb9801af468040 text 00",
+        "a18695bb9801af468040 text 0100",
+        "a18695bb9801af468040 text 0101",
+        "a18695bb9801af468040 text 0102",
+        "a18695bb9801af468040 text 0103e78a8d89f8ffffffff01",
+        "a18695bb9801af468040 text 0104a18695bb08",
+        "a18695bb9801af468040 text 0105",
+        "a18695bb9801af468040 text 0106",
+        "a18695bb9801af468040 text 0107",
+        "a18695bb9801af468040 text 0108",
+    ];
+    assert_eq!(found, expected);
+}
+
+fn head<C: Count>() -> CheckpointHead<C> {
+    CheckpointHead {
+        at: at(0x1_2345_6789, 0x2_3456_789a),
+        branches: 0x3_4567_89ab,
+        system_calls: 0x4_5678_9abc,
+        rip: 0xffff_ffff_8567_89ab,
+        cursor: Cursor::after(0x6789, 0x789a, at(0x1_2345_6000, 0x2_3456_7000), 0x89ab_cdef),
+    }
+}
+
+#[test]
+fn a_checkpoints_head() {
+    let expected = "89cf959a129af1d9a223ab939eab34bcb5e2b345ab939eabf8ffffffff0189cf019af10180c0959a1280e0d9a223ef9bafcd08";
+    assert_eq!(hex(&head::<Instructions>().to_bytes()), expected);
+    assert_eq!(hex(&head::<Exits>().to_bytes()), expected);
+    assert_eq!(CheckpointHead::parse(&head::<Exits>().to_bytes()), Some(head::<Exits>()));
+}
+
+fn events() -> Vec<Event> {
+    vec![
+        Event::PowerOn(PowerOn { unix_seconds: -1_700_000_000, seed: bytes(0x80), columns: 132, rows: 43 }),
+        Event::ConsoleInput(b"ls\r".to_vec()),
+        Event::ConsoleResize { columns: 300, rows: 200 },
+        Event::PowerButton,
+        Event::Ended,
+        Event::Stopped(Stopped { registers: 0xfedc_ba98_7654_3210, ram_digest: bytes(0xa0) }),
+        Event::TimePassed { ns: 0x12_3456_789a },
+        Event::Interrupted,
+        Event::Limit,
+        Event::NetworkInput(vec![vec![0xe1, 0xe2, 0xe3], Vec::new(), vec![0xe4]]),
+        Event::Devices(DeviceInputV1 {
+            asked: Some(AskV1::Read {
+                device: 0xd1,
+                region: RegionV1::Bar(0xd2),
+                offset: 0x1234_5678,
+                size_bytes: 0xd3,
+            }),
+            dma: vec![DmaV1 { gpa: 0x9_8765_4321, bytes: vec![0xd4, 0xd5] }],
+            interrupts: vec![InterruptV1 { device: 0xd6, vector: 0xd7 }],
+            value: Some(0xd8),
+        }),
+    ]
+}
+
+/// A log that has everything, and ends like this.
+fn records<C: Count>(outcome: Outcome) -> Vec<LogRecord<C>> {
+    let mut records = vec![LogRecord::Machine(bytes(0xc0))];
+    for (number, event) in events().into_iter().enumerate() {
+        let number = number as u64;
+        let at = at(1000 * number, 2_000_000 * number);
+        let (branches, rip, cpu_hash) = (300 * number + 1, 0xffff_ffff_8000_0000 + number, bytes(0x10));
+        records.push(LogRecord::SystemCalls(40 * number));
+        records.push(LogRecord::Event(EventRecord { at, branches, rip, cpu_hash, event }));
+    }
+    for (devices_hash, ram_digest) in [
+        (None, None),
+        (Some(bytes(0x20)), None),
+        (None, Some(bytes(0x30))),
+        (Some(bytes(0x40)), Some(bytes(0x50))),
+    ] {
+        let (at, branches, rip, cpu_hash) = (at(10_000, 20_000_000), 5000, 0x12_3456, bytes(0x60));
+        records.push(LogRecord::Check(CheckRecord { at, branches, rip, cpu_hash, devices_hash, ram_digest }));
+    }
+    let hashes = Hashes { cpu: bytes(0x01), devices: bytes(0x21), ram: bytes(0x41), disk: bytes(0x51) };
+    let (at, branches, console_bytes, console_hash) = (at(11_000, 30_000_000), 6000, 70_000, bytes(0x71));
+    records.push(LogRecord::End(EndRecord { at, branches, outcome, hashes, console_bytes, console_hash }));
+    records
+}
+
+/// The payloads of the frames in a file with these records, which is read again.
+fn payloads<C: Count>(records: &[LogRecord<C>]) -> Vec<String> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("events.log");
+    let mut writer = LogWriter::create(&path).unwrap();
+    records.iter().for_each(|record| writer.append(record).unwrap());
+    assert_eq!(read_log::<C>(&path).unwrap().records().unwrap(), records);
+    let file = std::fs::read(&path).unwrap();
+    let mut rest = file.strip_prefix(b"TTVMLOG1").expect("a log begins so");
+    let mut payloads = Vec::new();
+    while let Some((header, behind)) = rest.split_first_chunk::<12>() {
+        let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
+        let (payload, behind) = behind.split_at(length as usize);
+        payloads.push(hex(payload));
+        rest = behind;
+    }
+    payloads
+}
+
+#[test]
+fn the_records_of_a_log() {
+    let found = payloads::<Instructions>(&records(Outcome::PowerOff));
+    let expected = [
+        "00c0c1c2c3c4c5c6c7c8c9cacbcccdcecfd0d1d2d3d4d5d6d7d8d9dadbdcdddedf",
+        "0400",
+        "0100000180808080f8ffffffff01101112131415161700ffc39fd50c808182838485868788898a8b8c8d8e8f909192939495969798999a9b9c9d9e9f84012b",
+        "0428",
+        "01e80780897aad0281808080f8ffffffff01101112131415161701036c730d",
+        "0450",
+        "01d00f8092f401d90482808080f8ffffffff01101112131415161702ac02c801",
+        "0478",
+        "01b817809bee02850783808080f8ffffffff01101112131415161703",
+        "04a001",
+        "01a01f80a4e803b10984808080f8ffffffff01101112131415161704",
+        "04c801",
+        "01882780ade204dd0b85808080f8ffffffff0110111213141516170590e4d0b287d3aeeefe01a0a1a2a3a4a5a6a7a8a9aaabacadaeaf",
+        "04f001",
+        "01f02e80b6dc05890e86808080f8ffffffff011011121314151617069af1d9a2a302",
+        "049802",
+        "01d83680bfd606b51087808080f8ffffffff01101112131415161707",
+        "04c002",
+        "01c03e80c8d007e11288808080f8ffffffff01101112131415161708",
+        "04e802",
+        "01a84680d1ca088d1589808080f8ffffffff011011121314151617090303e1e2e30001e4",
+        "049003",
+        "01904e80dac409b9178a808080f8ffffffff0110111213141516170a0100d100d2f8acd19101d301a18695bb980102d4d501d6d70101d801",
+        "02904e80dac4098827d6e84860616263646566670000",
+        "02904e80dac4098827d6e848606162636465666701202122232425262700",
+        "02904e80dac4098827d6e84860616263646566670001303132333435363738393a3b3c3d3e3f",
+        "02904e80dac4098827d6e848606162636465666701404142434445464701505152535455565758595a5b5c5d5e5f",
+        "03f8558087a70ef02e000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f606162636465666768696a6b6c6d6e6f70f0a2047172737475767778797a7b7c7d7e7f808182838485868788898a8b8c8d8e8f90",
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(payloads::<Exits>(&records(Outcome::PowerOff)), found);
+}
+
+#[test]
+fn the_end_of_a_log() {
+    let ends = OUTCOMES.map(|outcome| payloads::<Exits>(&records(outcome)).pop().expect("it has an end"));
+    // The outcome, and what follows.
+    let found = ends.map(|end| end[18..40].to_string());
+    let expected = [
+        "000102030405060708090a",
+        "010102030405060708090a",
+        "020102030405060708090a",
+        "03e78a8d89f8ffffffff01",
+        "04a18695bb080102030405",
+        "050102030405060708090a",
+        "060102030405060708090a",
+        "070102030405060708090a",
+        "080102030405060708090a",
+    ];
+    assert_eq!(found, expected);
+}
+
+fn manifest(model: CpuModel) -> Manifest {
+    let image = |name: &str, first: u8, size_bytes: u64| ImageFile {
+        path: format!("/images/{name}").into(),
+        hash: hex(&bytes::<32>(first)),
+        size_bytes,
+    };
+    let mut manifest = Manifest::new(MachineConfig {
+        cpu_model: model.name().to_string(),
+        memory_bytes: 64 << 20,
+        kernel: image("kernel", 0x10, 1001),
+        initrd: Some(image("initrd", 0x20, 1002)),
+        modules: vec![
+            ModuleFile { file: image("first", 0x30, 1003), cmdline: "one".to_string() },
+            ModuleFile { file: image("second", 0x40, 1004), cmdline: "two".to_string() },
+        ],
+        cmdline: "console=ttyS0".to_string(),
+        disk: Some(image("disk", 0x50, 1005)),
+        debug_ports: DebugPortsV1 { console: true, exit: Some(0x501) },
+        network: None,
+        passthrough: Vec::new(),
+        start: None,
+    });
+    manifest.made_by = "ttvm 0.1.0".to_string();
+    manifest
+}
+
+fn model_for_kvm() -> CpuModel {
+    let mut models = CpuModel::names().filter_map(CpuModel::named);
+    models.find(|model| model.is_for_kvm()).expect("there is one")
+}
+
+#[test]
+fn a_manifests_text() {
+    let text = manifest(CpuModel::default()).text();
+    assert_eq!(text, include_str!("golden/manifest_v5.json"));
+    assert_eq!(Manifest::parse(&text), Ok(manifest(CpuModel::default())));
+}
+
+#[test]
+fn the_hash_of_a_machines_description() {
+    let found = [CpuModel::default(), model_for_kvm()].map(|model| hex(&manifest(model).machine_hash()));
+    let expected = [
+        "8b8f69e6e828ec5d9627388cdfb3ec11796cf90067d7ba0d3a6358293dc4a221",
+        "ba1c0fc45458c4bb4a5391b0874595a286daa79fce1e295bb44199caf04864c3",
+    ];
+    assert_eq!(found, expected);
+    let mut least = manifest(CpuModel::default());
+    let machine = &mut least.machine;
+    (machine.initrd, machine.disk, machine.modules) = (None, None, Vec::new());
+    machine.debug_ports = DebugPortsV1 { console: false, exit: None };
+    assert_eq!(
+        hex(&least.machine_hash()),
+        "6641e361a9dafc9b2d6bfb07bd6b8f1efdabd48b5f0f0bbf019771d6aa00cae3"
+    );
+}

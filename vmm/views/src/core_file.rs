@@ -1,0 +1,304 @@
+//! A machine's memory and registers as an ELF core file, as Linux itself writes one after a crash (`vmcore`): crash,
+//! drgn and others read it.
+//!
+//! ```text
+//! headers
+//! notes       NT_PRSTATUS: the registers; VMCOREINFO: what the kernel says of itself
+//! RAM         from a multiple of 4096 on, in the order of physical addresses; pages of zeroes are holes in the file
+//! ```
+//!
+//! Each part of RAM is a PT_LOAD segment with its physical address, and where the kernel is known, with the virtual one
+//! that the kernel has it at. The kernel's image is one more, over the same bytes (`kernel/kexec_core.c`,
+//! `fs/proc/vmcore.c`, `include/linux/elfcore.h`).
+
+use std::fs::File;
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use cpu::{CpuState, SegReg};
+use guest_ram::PAGE_SIZE;
+use guest_symbols::tasks::Tasks;
+use guest_symbols::{KernelView, Symbols, vmcoreinfo};
+use object::Endianness;
+use object::elf::{EM_X86_64, ET_CORE, NT_PRSTATUS, PF_R, PF_W, PF_X, PT_LOAD, PT_NOTE};
+use object::write::elf::{FileHeader, ProgramHeader, Writer};
+use serde::Serialize;
+
+use machine::Machine;
+use machine::error::Error;
+use machine::new_file::NewFile;
+use machine::unit::Unit;
+
+/// What was written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Written {
+    /// The file's length.
+    pub file_bytes: u64,
+    /// Of that, what lies on the disk.
+    pub disk_bytes: u64,
+    /// Guest RAM in the file.
+    pub memory_bytes: u64,
+    /// Pages of it that are all zeroes, and holes in the file.
+    pub zero_pages: u64,
+    /// The process or thread that runs, where that can be told.
+    pub pid: Option<u32>,
+    /// The release of the kernel by its VMCOREINFO note; `None` where there is no such note in memory.
+    pub kernel: Option<String>,
+    /// What the file has of the address space.
+    pub segments: Vec<Segment>,
+}
+
+/// A stretch of memory in the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Segment {
+    /// Where it begins in physical memory.
+    pub physical: u64,
+    /// Where the kernel has it, if that is known.
+    #[serde(rename = "virtual")]
+    pub virtual_address: Option<u64>,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// Writes a core file of a machine as it stands, to a path where nothing is yet. On an error nothing is left there.
+pub fn write<U: Unit>(machine: &Machine<U>, to: &Path) -> Result<Written, Error> {
+    let mut file = NewFile::begin(to)?;
+    let written = write_to(machine, file.file()).map_err(Error::file("write", to))?;
+    file.finish()?;
+    Ok(written)
+}
+
+/// Writes a core file of a machine as it stands to an empty file.
+pub fn write_to<U: Unit>(machine: &Machine<U>, file: &mut File) -> io::Result<Written> {
+    let contents = Contents::of(machine);
+    let zero_pages = contents.write(machine, file)?;
+    let metadata = file.metadata()?;
+    let kernel = contents.vmcoreinfo.as_deref().and_then(|text| vmcoreinfo::value(text, "OSRELEASE"));
+    Ok(Written {
+        file_bytes: metadata.len(),
+        disk_bytes: metadata.blocks() * 512,
+        memory_bytes: machine.ram().size_bytes(),
+        zero_pages,
+        pid: contents.pid,
+        kernel: kernel.map(str::to_string),
+        segments: contents.segments,
+    })
+}
+
+/// The text of the kernel's VMCOREINFO note: where its symbols say, or wherever in RAM it is.
+fn find_vmcoreinfo<U: Unit>(machine: &Machine<U>, symbols: Option<&Symbols>) -> Option<Vec<u8>> {
+    symbols.and_then(|symbols| vmcoreinfo::of_kernel(machine, symbols)).or_else(|| {
+        let mut bytes = [0; 2 * PAGE_SIZE as usize];
+        let mut pages = machine
+            .ram()
+            .layout()
+            .ranges()
+            .flat_map(|(gpa, _, length)| (gpa..gpa + length).step_by(PAGE_SIZE as usize));
+        pages.find_map(|gpa| {
+            let count = machine.read_physical(gpa, &mut bytes);
+            vmcoreinfo::in_note(&bytes[..count]).map(<[u8]>::to_vec)
+        })
+    })
+}
+
+/// What stands in the file beside RAM.
+struct Contents {
+    vmcoreinfo: Option<Vec<u8>>,
+    pid: Option<u32>,
+    segments: Vec<Segment>,
+    notes: Vec<u8>,
+}
+
+impl Contents {
+    fn of<U: Unit>(machine: &Machine<U>) -> Contents {
+        let symbols = Symbols::of_guest(machine).ok();
+        let vmcoreinfo = find_vmcoreinfo(machine, symbols.as_ref());
+        let tasks = symbols.as_ref().and_then(|symbols| Tasks::of_kernel(machine, symbols).ok());
+        let pid = tasks.and_then(|tasks| tasks.current(machine)).map(|thread| thread.id);
+        let mut notes = note("CORE", NT_PRSTATUS, &prstatus(&machine.cpu().state(), pid.unwrap_or(0)));
+        if let Some(text) = &vmcoreinfo {
+            notes.extend(note(vmcoreinfo::NAME, 0, text));
+        }
+        Contents { vmcoreinfo, pid, segments: segments(machine, symbols.as_ref()), notes }
+    }
+
+    /// Writes everything; gives the number of pages that are holes.
+    fn write<U: Unit>(&self, machine: &Machine<U>, file: &mut File) -> io::Result<u64> {
+        let head = self.head(machine);
+        let data_at = data_offset(head.len());
+        let mut out = BufWriter::with_capacity(1 << 20, &mut *file);
+        out.write_all(&head)?;
+        let ram = machine.ram();
+        let (mut page, mut zeroes) = ([0; PAGE_SIZE as usize], 0);
+        // Where the next byte goes.
+        let mut end = head.len() as u64;
+        for offset in (0..ram.size_bytes()).step_by(page.len()) {
+            ram.read_bytes(offset, &mut page);
+            if page.iter().all(|&byte| byte == 0) {
+                zeroes += 1;
+                continue;
+            }
+            if end != data_at + offset {
+                out.seek(SeekFrom::Start(data_at + offset))?;
+            }
+            out.write_all(&page)?;
+            end = data_at + offset + PAGE_SIZE;
+        }
+        out.flush()?;
+        drop(out);
+        file.set_len(data_at + ram.size_bytes())?;
+        Ok(zeroes)
+    }
+
+    /// Everything before RAM.
+    fn head<U: Unit>(&self, machine: &Machine<U>) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut writer = Writer::new(Endianness::Little, true, &mut bytes);
+        writer.reserve_file_header();
+        writer.reserve_program_headers(1 + self.segments.len() as u32);
+        let notes_at = writer.reserve(self.notes.len(), 4) as u64;
+        let data_at = data_offset(writer.reserved_len());
+        let header = FileHeader {
+            os_abi: 0,
+            abi_version: 0,
+            e_type: ET_CORE,
+            e_machine: EM_X86_64,
+            e_entry: 0,
+            e_flags: 0,
+        };
+        writer.write_file_header(&header).expect("a vector takes any number of bytes");
+        writer.write_align_program_headers();
+        writer.write_program_header(&ProgramHeader {
+            p_type: PT_NOTE,
+            p_flags: 0,
+            p_offset: notes_at,
+            p_vaddr: 0,
+            p_paddr: 0,
+            p_filesz: self.notes.len() as u64,
+            p_memsz: self.notes.len() as u64,
+            p_align: 4,
+        });
+        for segment in &self.segments {
+            let offset = machine.ram().layout().offset_of(segment.physical).expect("segments lie in RAM");
+            writer.write_program_header(&ProgramHeader {
+                p_type: PT_LOAD,
+                p_flags: PF_R | PF_W | PF_X,
+                p_offset: data_at + offset,
+                p_vaddr: segment.virtual_address.unwrap_or(0),
+                p_paddr: segment.physical,
+                p_filesz: segment.bytes,
+                p_memsz: segment.bytes,
+                // As the kernel has it, by which crash knows such a file.
+                p_align: 0,
+            });
+        }
+        writer.write_align(4);
+        writer.write(&self.notes);
+        bytes
+    }
+}
+
+/// RAM begins at the next page.
+fn data_offset(head_bytes: usize) -> u64 {
+    (head_bytes as u64).next_multiple_of(PAGE_SIZE)
+}
+
+/// All of RAM, and the kernel's image where it is known.
+fn segments<U: Unit>(machine: &Machine<U>, symbols: Option<&Symbols>) -> Vec<Segment> {
+    let image = symbols.and_then(|symbols| image(machine, symbols));
+    let direct_map = symbols.and_then(|symbols| direct_map(machine, symbols));
+    let ram = machine.ram().layout().ranges().map(|(physical, _, bytes)| Segment {
+        physical,
+        virtual_address: direct_map.map(|base| base.wrapping_add(physical)),
+        bytes,
+    });
+    // What comes first says where the headers end.
+    ram.chain(image).collect()
+}
+
+/// The kernel's image, which lies in one piece.
+fn image<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<Segment> {
+    let (start, end) = (symbols.address_of("_text")?, symbols.address_of("_end")?);
+    let physical = KernelView::all(machine).find_map(|view| view.physical(start))?;
+    let bytes = end.checked_sub(start).filter(|&bytes| bytes > 0)?.checked_next_multiple_of(PAGE_SIZE)?;
+    let layout = machine.ram().layout();
+    let length =
+        layout.offset_of(physical.checked_add(bytes - 1)?)?.checked_sub(layout.offset_of(physical)?)?;
+    (length == bytes - 1).then_some(Segment { physical, virtual_address: Some(start), bytes })
+}
+
+/// Where the kernel has physical address zero.
+fn direct_map<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<u64> {
+    let variable = symbols.address_of("page_offset_base")?;
+    let read = |view: KernelView<'_>| {
+        let mut bytes = [0; 8];
+        (view.read(variable, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
+    };
+    KernelView::all(machine).find_map(read)
+}
+
+/// A note of an ELF file: sizes, type, name and contents, each filled up to four bytes.
+fn note(name: &str, kind: u32, contents: &[u8]) -> Vec<u8> {
+    let sizes = [name.len() as u32 + 1, contents.len() as u32, kind];
+    let mut bytes: Vec<u8> = sizes.into_iter().flat_map(u32::to_le_bytes).collect();
+    for part in [[name.as_bytes(), &[0]].concat(), contents.to_vec()] {
+        bytes.extend(part);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+    }
+    bytes
+}
+
+/// `struct elf_prstatus`: nothing of it but the process and the registers is known here.
+fn prstatus(state: &CpuState, pid: u32) -> Vec<u8> {
+    const PID: usize = 32;
+    const REGISTERS: usize = 112;
+    const BYTES: usize = 336;
+    let mut bytes = vec![0; BYTES];
+    bytes[PID..PID + 4].copy_from_slice(&pid.to_le_bytes());
+    let registers = user_regs(state).into_iter().flat_map(u64::to_le_bytes);
+    bytes[REGISTERS..].iter_mut().zip(registers).for_each(|(to, byte)| *to = byte);
+    bytes
+}
+
+/// `struct user_regs_struct`.
+fn user_regs(state: &CpuState) -> [u64; 27] {
+    let [rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15] = state.gpr;
+    let selector = |register: SegReg| u64::from(state.segments[register as usize].selector);
+    let base = |register: SegReg| state.segments[register as usize].base;
+    // No system call is waiting to be made again.
+    let orig_rax = u64::MAX;
+    let (cs, ss) = (selector(SegReg::Cs), selector(SegReg::Ss));
+    let [ds, es] = [SegReg::Ds, SegReg::Es].map(selector);
+    let [fs, gs] = [SegReg::Fs, SegReg::Gs].map(selector);
+    let (fs_base, gs_base) = (base(SegReg::Fs), base(SegReg::Gs));
+    [
+        r15,
+        r14,
+        r13,
+        r12,
+        rbp,
+        rbx,
+        r11,
+        r10,
+        r9,
+        r8,
+        rax,
+        rcx,
+        rdx,
+        rsi,
+        rdi,
+        orig_rax,
+        state.rip,
+        cs,
+        state.rflags,
+        rsp,
+        ss,
+        fs_base,
+        gs_base,
+        ds,
+        es,
+        fs,
+        gs,
+    ]
+}

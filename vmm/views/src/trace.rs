@@ -1,0 +1,589 @@
+//! What a guest did, as a trace for Perfetto: which thread ran when, system calls, interrupts and exceptions with their
+//! durations, and the console's lines.
+//!
+//! A part of the recording is searched for all of these at once, on all cores, and what was found becomes packets in the
+//! order of the run. On a thread's track, what begins later ends earlier: a system call, a page fault in it, an interrupt
+//! in that. Where a thread goes on with its program, all of it has ended. The ends are where the kernel's code says so:
+//! behind its call of `do_syscall_64`, and at the one IRET that all interrupts return by.
+//!
+//! Times are guest time. What is no slice but a switch from one thread to another is an event of ftrace, as Perfetto wants
+//! it.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use cpu::SystemCalls;
+use cpu::Traps;
+use guest_symbols::Symbols;
+use guest_symbols::tasks::Thread;
+use iced_x86::{Code, Decoder, DecoderOptions};
+use serde::Serialize;
+use syscalls::x86_64::Sysno;
+
+use crate::perfetto::{
+    DebugAnnotation, FtraceEvent, FtraceEventBundle, Packets, ProcessDescriptor, SchedSwitch,
+    ThreadDescriptor, TracePacket, TrackDescriptor, TrackEvent, kind,
+};
+use crate::witness::Witness;
+use history::timeline::{Breakpoint, Cause, Hit, Poll, Stops, Timeline};
+use machine::Machine;
+use machine::error::Error;
+use machine::new_file::NewFile;
+use machine::position::{Count, Instructions};
+
+/// Steps that are searched at once: what is found in them is in memory.
+const PART_STEPS: u64 = 2_000_000_000;
+/// The kernel's function that goes from one thread to another: it gets both.
+const SWITCH: &str = "__switch_to";
+/// The instruction by which interrupts and exceptions return.
+const RETURN: &str = "native_irq_return_iret";
+/// Where SYSCALL leads, and what it calls.
+const ENTRY: &str = "entry_SYSCALL_64_after_hwframe";
+const CALLED: &str = "do_syscall_64";
+/// The first bytes of the entry are looked through for that call.
+const ENTRY_BYTES: usize = 512;
+/// `struct pt_regs::ax`, where a system call's result is.
+const RESULT_OFFSET: u64 = 80;
+/// A console's line that does not end is cut here.
+const MAX_LINE_BYTES: usize = 4096;
+
+/// What a trace has, by kinds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// System calls that were entered.
+    pub system_calls: u64,
+    /// Those whose return is in the trace.
+    pub system_calls_returned: u64,
+    /// Exceptions, page faults among them.
+    pub exceptions: u64,
+    /// Of these, page faults.
+    pub page_faults: u64,
+    /// Interrupts: vectors from 32 on.
+    pub interrupts: u64,
+    /// Switches from one thread to another.
+    pub switches: u64,
+    /// Lines on the console.
+    pub console_lines: u64,
+    /// Threads that did any of this.
+    pub threads: u64,
+}
+
+/// Writes the trace of a part of a recording to a path where nothing is yet. On an error nothing is left there. `progress`
+/// gets the place now and then.
+pub fn write(
+    timeline: &mut Timeline,
+    (from, to): (Instructions, Instructions),
+    path: &Path,
+    poll: &mut Poll<'_>,
+    mut progress: impl FnMut(Instructions),
+) -> Result<Counts, Error> {
+    let witness = witness(timeline, from, poll)?;
+    let places = Places::of(timeline.machine(), &witness.symbols);
+    let mut file = NewFile::begin(path)?;
+    let unwritten = |source| Error::file("write", path)(source);
+    let mut trace = Trace::new(Packets::new(BufWriter::new(file.file())));
+    timeline.set_stops(places.stops());
+    let mut begin = from;
+    while begin < to {
+        progress(begin);
+        let end = to.min(begin + PART_STEPS);
+        let look = |machine: &Machine<Instructions>, hit| Note::of(machine, hit, &witness, &places);
+        let hits = timeline.hits_seen(begin, end, usize::MAX, &look, poll)?;
+        if hits.interrupted_at.is_some() {
+            return Err(Error::Interrupted);
+        }
+        hits.found.into_iter().try_for_each(|note| trace.add(note)).map_err(unwritten)?;
+        begin = end;
+    }
+    timeline.seek(to, poll)?.unless_interrupted()?;
+    let counts = trace.finish(timeline.machine().moment().time_ns).map_err(unwritten)?;
+    file.finish()?;
+    Ok(counts)
+}
+
+/// What is known of the kernel: where the trace begins, or at the recording's end where there is none yet.
+fn witness(timeline: &mut Timeline, from: Instructions, poll: &mut Poll<'_>) -> Result<Witness, Error> {
+    timeline.seek(from, poll)?.unless_interrupted()?;
+    if let Ok(witness) = Witness::of_guest(timeline.machine()) {
+        return Ok(witness);
+    }
+    timeline.seek(timeline.end(), poll)?.unless_interrupted()?;
+    let none = |none| Error::Position(format!("there is nothing to trace: {none} at the recording's end"));
+    Witness::of_guest(timeline.machine()).map_err(none)
+}
+
+/// Instructions that are looked for; what a kernel does not have is left out.
+struct Places {
+    switch: Option<u64>,
+    interrupt_return: Option<u64>,
+    call_return: Option<u64>,
+}
+
+impl Places {
+    fn of(machine: &Machine<Instructions>, symbols: &Symbols) -> Places {
+        Places {
+            switch: symbols.address_of(SWITCH),
+            interrupt_return: symbols.address_of(RETURN),
+            call_return: call_return(machine, symbols),
+        }
+    }
+
+    fn stops(&self) -> Stops {
+        let addresses = [self.switch, self.interrupt_return, self.call_return].into_iter().flatten();
+        Stops {
+            breakpoints: addresses.map(Breakpoint::at).collect(),
+            traps: Traps { system_calls: SystemCalls::All, vectors: (0..=u8::MAX).collect() },
+            console: Some(Vec::new()),
+            ..Stops::default()
+        }
+    }
+}
+
+/// Where a system call's function returns to.
+fn call_return(machine: &Machine<Instructions>, symbols: &Symbols) -> Option<u64> {
+    let (entry, called) = (symbols.address_of(ENTRY)?, symbols.address_of(CALLED)?);
+    let mut code = [0; ENTRY_BYTES];
+    let count = guest_symbols::KernelView::all(machine).map(|view| view.read(entry, &mut code)).max()?;
+    let decoder = Decoder::with_ip(64, &code[..count], entry, DecoderOptions::NONE);
+    let is_call = |code: Code| code == Code::Call_rel32_64;
+    let mut calls = decoder.into_iter().filter(|instruction| is_call(instruction.code()));
+    calls.find(|call| call.near_branch64() == called).map(|call| call.next_ip())
+}
+
+/// Something that happened, and where.
+struct Note {
+    at: Instructions,
+    time_ns: u64,
+    thread: Option<Thread>,
+    what: What,
+}
+
+enum What {
+    SystemCall(u64),
+    /// With the result.
+    SystemCallReturns(Option<i64>),
+    Vector {
+        vector: u8,
+        interrupted: Option<Interrupted>,
+        address: u64,
+    },
+    /// To a program or not.
+    InterruptReturns {
+        to_program: bool,
+    },
+    Switch {
+        next: Thread,
+        state: char,
+    },
+    Console(Vec<u8>),
+    /// Of no interest after all.
+    Nothing,
+}
+
+/// What a vector interrupted.
+#[derive(Clone, Copy)]
+struct Interrupted {
+    rip: u64,
+    is_program: bool,
+}
+
+impl Note {
+    fn of(machine: &Machine<Instructions>, hit: Hit, witness: &Witness, places: &Places) -> Note {
+        let time_ns = machine.moment().time_ns;
+        let thread = witness.thread(machine);
+        let what = match hit.cause {
+            Cause::SystemCall(number) => What::SystemCall(number),
+            Cause::Vector(vector) => {
+                let (interrupted, address) = (interrupted(machine, vector), machine.cpu().core().state.cr2);
+                What::Vector { vector, interrupted, address }
+            }
+            Cause::Console(bytes) => {
+                let text = machine.console().text();
+                What::Console(text[text.len().saturating_sub(bytes)..].to_vec())
+            }
+            Cause::Breakpoint(at) if Some(at) == places.call_return => {
+                let result = stack_word(machine, RESULT_OFFSET).map(|word| word as i64);
+                What::SystemCallReturns(result)
+            }
+            Cause::Breakpoint(at) if Some(at) == places.interrupt_return => {
+                What::InterruptReturns { to_program: stack_word(machine, 8).is_some_and(|cs| cs & 3 == 3) }
+            }
+            Cause::Breakpoint(at) if Some(at) == places.switch => switch(machine, witness),
+            Cause::Breakpoint(_) | Cause::Watch { .. } => What::Nothing,
+        };
+        Note { at: hit.before, time_ns, thread, what }
+    }
+}
+
+/// A word above the stack pointer.
+fn stack_word(machine: &Machine<Instructions>, offset: u64) -> Option<u64> {
+    let core = machine.cpu().core();
+    let mut bytes = [0; 8];
+    let rsp = machine.cpu().state().gpr[4];
+    (core.peek(rsp.wrapping_add(offset), &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
+}
+
+/// What the processor has just saved. In 64-bit mode only.
+fn interrupted(machine: &Machine<Instructions>, vector: u8) -> Option<Interrupted> {
+    const WITH_ERROR_CODE: [u8; 9] = [8, 10, 11, 12, 13, 14, 17, 21, 30];
+    if machine.cpu().core().code_size != cpu::CodeSize::Bits64 {
+        return None;
+    }
+    let frame = if WITH_ERROR_CODE.contains(&vector) { 8 } else { 0 };
+    let (rip, cs) = (stack_word(machine, frame)?, stack_word(machine, frame + 8)?);
+    Some(Interrupted { rip, is_program: cs & 3 == 3 })
+}
+
+/// The threads that the kernel's function was given.
+fn switch(machine: &Machine<Instructions>, witness: &Witness) -> What {
+    let gpr = machine.cpu().state().gpr;
+    let (previous, next) = (witness.thread_at(machine, gpr[7]), witness.thread_at(machine, gpr[6]));
+    match (previous, next) {
+        (Some((_, state)), Some((next, _))) => What::Switch { next, state },
+        _ => What::Nothing,
+    }
+}
+
+/// What has begun on a thread's track and not ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Open {
+    SystemCall,
+    Vector,
+}
+
+/// Tracks are numbered by what they are of.
+mod track {
+    pub const CONSOLE: u64 = 1;
+    /// What happens where no thread is known yet.
+    pub const MACHINE: u64 = 2;
+    pub fn process(pid: u32) -> u64 {
+        1 << 32 | u64::from(pid)
+    }
+    pub fn thread(id: u32) -> u64 {
+        2 << 32 | u64::from(id)
+    }
+}
+
+/// A trace that is being written.
+struct Trace<W: Write> {
+    packets: Packets<W>,
+    counts: Counts,
+    /// The name of each track as it was last told.
+    named: BTreeMap<u64, String>,
+    open: BTreeMap<u64, Vec<Open>>,
+    line: Vec<u8>,
+}
+
+impl<W: Write> Trace<W> {
+    fn new(packets: Packets<W>) -> Trace<W> {
+        let (named, open) = (BTreeMap::new(), BTreeMap::new());
+        Trace { packets, counts: Counts::default(), named, open, line: Vec::new() }
+    }
+
+    fn add(&mut self, note: Note) -> io::Result<()> {
+        let Note { at, time_ns, thread, what } = note;
+        match what {
+            What::Nothing => Ok(()),
+            What::Console(bytes) => self.console(at, time_ns, &bytes),
+            What::SystemCall(number) => {
+                self.counts.system_calls += 1;
+                let name = Sysno::new(number as usize).map(|call| call.name().to_string());
+                let name = name.unwrap_or_else(|| format!("system call {number}"));
+                let track = self.thread_track(thread.as_ref())?;
+                self.close_all(track, time_ns)?;
+                self.begin(track, time_ns, Open::SystemCall, "syscall", name, vec![position(at)])
+            }
+            What::SystemCallReturns(result) => {
+                let track = self.thread_track(thread.as_ref())?;
+                self.end_system_call(track, time_ns, result)
+            }
+            What::Vector { vector, interrupted, address } => {
+                self.vector(at, time_ns, thread.as_ref(), vector, interrupted, address)
+            }
+            What::InterruptReturns { to_program } => {
+                let track = self.thread_track(thread.as_ref())?;
+                if to_program {
+                    return self.close_all(track, time_ns);
+                }
+                match self.open.get(&track).and_then(|open| open.last()) {
+                    Some(Open::Vector) => self.end(track, time_ns, Vec::new()),
+                    _ => Ok(()),
+                }
+            }
+            What::Switch { next, state } => self.switch(time_ns, thread.as_ref(), &next, state),
+        }
+    }
+
+    fn vector(
+        &mut self,
+        at: Instructions,
+        time_ns: u64,
+        thread: Option<&Thread>,
+        vector: u8,
+        interrupted: Option<Interrupted>,
+        address: u64,
+    ) -> io::Result<()> {
+        let is_interrupt = vector >= FIRST_INTERRUPT;
+        *(if is_interrupt { &mut self.counts.interrupts } else { &mut self.counts.exceptions }) += 1;
+        let mut annotations = vec![position(at)];
+        annotations.extend(interrupted.map(|here| pointer("interrupted at", here.rip)));
+        if vector == PAGE_FAULT {
+            self.counts.page_faults += 1;
+            annotations.push(pointer("address", address));
+        }
+        let track = self.thread_track(thread)?;
+        if interrupted.is_some_and(|here| here.is_program) {
+            self.close_all(track, time_ns)?;
+        }
+        let category = if is_interrupt { "interrupt" } else { "exception" };
+        let name = vector_name(vector);
+        // Where no thread is known, nothing says when it ends; an NMI returns by an instruction of its own.
+        if track == track::MACHINE || vector == NMI {
+            return self.instant(track, time_ns, category, name, annotations);
+        }
+        self.begin(track, time_ns, Open::Vector, category, name, annotations)
+    }
+
+    fn switch(
+        &mut self,
+        time_ns: u64,
+        previous: Option<&Thread>,
+        next: &Thread,
+        state: char,
+    ) -> io::Result<()> {
+        let Some(previous) = previous else { return Ok(()) };
+        self.counts.switches += 1;
+        let track = self.thread_track(Some(previous))?;
+        self.thread_track(Some(next))?;
+        if matches!(state, 'X' | 'Z') {
+            self.close_all(track, time_ns)?;
+        }
+        let switch = SchedSwitch {
+            prev_comm: Some(previous.name.clone()),
+            prev_pid: Some(previous.id as i32),
+            prev_state: Some(state_bits(state)),
+            next_comm: Some(next.name.clone()),
+            next_pid: Some(next.id as i32),
+        };
+        let event =
+            FtraceEvent { timestamp: Some(time_ns), pid: Some(previous.id), sched_switch: Some(switch) };
+        let bundle = FtraceEventBundle { cpu: Some(0), event: vec![event] };
+        self.packets.add(TracePacket { ftrace_events: Some(bundle), ..TracePacket::default() })
+    }
+
+    fn console(&mut self, at: Instructions, time_ns: u64, bytes: &[u8]) -> io::Result<()> {
+        for &byte in bytes {
+            if byte == b'\n' || self.line.len() == MAX_LINE_BYTES {
+                self.console_line(Some(at), time_ns)?;
+            }
+            if byte != b'\n' {
+                self.line.push(byte);
+            }
+        }
+        Ok(())
+    }
+
+    fn console_line(&mut self, at: Option<Instructions>, time_ns: u64) -> io::Result<()> {
+        self.counts.console_lines += 1;
+        let line = std::mem::take(&mut self.line);
+        let text = String::from_utf8_lossy(&line).trim_end_matches('\r').to_string();
+        self.named_track(track::CONSOLE, "console", |name| TrackDescriptor {
+            uuid: Some(track::CONSOLE),
+            name: Some(name),
+            ..TrackDescriptor::default()
+        })?;
+        self.instant(track::CONSOLE, time_ns, "console", text, at.map(position).into_iter().collect())
+    }
+
+    /// The track of a thread, which is told of where it or its name is new.
+    fn thread_track(&mut self, thread: Option<&Thread>) -> io::Result<u64> {
+        let Some(thread) = thread else {
+            self.named_track(track::MACHINE, "before the first process", |name| TrackDescriptor {
+                uuid: Some(track::MACHINE),
+                name: Some(name),
+                ..TrackDescriptor::default()
+            })?;
+            return Ok(track::MACHINE);
+        };
+        let (process, track) = (track::process(thread.process), track::thread(thread.id));
+        if thread.id == thread.process {
+            self.named_track(process, &thread.name, |name| TrackDescriptor {
+                uuid: Some(process),
+                process: Some(ProcessDescriptor {
+                    pid: Some(thread.process as i32),
+                    process_name: Some(name),
+                }),
+                ..TrackDescriptor::default()
+            })?;
+        }
+        self.counts.threads += u64::from(!self.named.contains_key(&track));
+        self.named_track(track, &thread.name, |name| TrackDescriptor {
+            uuid: Some(track),
+            parent_uuid: Some(process),
+            thread: Some(ThreadDescriptor {
+                pid: Some(thread.process as i32),
+                tid: Some(thread.id.into()),
+                thread_name: Some(name),
+            }),
+            ..TrackDescriptor::default()
+        })?;
+        Ok(track)
+    }
+
+    fn named_track(
+        &mut self,
+        track: u64,
+        name: &str,
+        descriptor: impl FnOnce(String) -> TrackDescriptor,
+    ) -> io::Result<()> {
+        if self.named.get(&track).is_some_and(|known| known == name) {
+            return Ok(());
+        }
+        self.named.insert(track, name.to_string());
+        let descriptor = descriptor(name.to_string());
+        self.packets.add(TracePacket { track_descriptor: Some(descriptor), ..TracePacket::default() })
+    }
+
+    fn begin(
+        &mut self,
+        track: u64,
+        time_ns: u64,
+        open: Open,
+        category: &str,
+        name: String,
+        annotations: Vec<DebugAnnotation>,
+    ) -> io::Result<()> {
+        self.open.entry(track).or_default().push(open);
+        self.event(track, time_ns, kind::BEGIN, category, Some(name), annotations)
+    }
+
+    /// Ends what began last on a track.
+    fn end(&mut self, track: u64, time_ns: u64, annotations: Vec<DebugAnnotation>) -> io::Result<()> {
+        if self.open.get_mut(&track).and_then(Vec::pop).is_none() {
+            return Ok(());
+        }
+        self.event(track, time_ns, kind::END, "", None, annotations)
+    }
+
+    fn end_system_call(&mut self, track: u64, time_ns: u64, result: Option<i64>) -> io::Result<()> {
+        let Some(open) = self.open.get(&track) else { return Ok(()) };
+        let Some(call) = open.iter().rposition(|open| *open == Open::SystemCall) else { return Ok(()) };
+        for _ in call + 1..open.len() {
+            self.end(track, time_ns, Vec::new())?;
+        }
+        self.counts.system_calls_returned += 1;
+        self.end(track, time_ns, result.map(|value| number("result", value)).into_iter().collect())
+    }
+
+    fn close_all(&mut self, track: u64, time_ns: u64) -> io::Result<()> {
+        while self.open.get(&track).is_some_and(|open| !open.is_empty()) {
+            self.end(track, time_ns, Vec::new())?;
+        }
+        Ok(())
+    }
+
+    fn instant(
+        &mut self,
+        track: u64,
+        time_ns: u64,
+        category: &str,
+        name: String,
+        annotations: Vec<DebugAnnotation>,
+    ) -> io::Result<()> {
+        self.event(track, time_ns, kind::INSTANT, category, Some(name), annotations)
+    }
+
+    fn event(
+        &mut self,
+        track: u64,
+        time_ns: u64,
+        kind: i32,
+        category: &str,
+        name: Option<String>,
+        annotations: Vec<DebugAnnotation>,
+    ) -> io::Result<()> {
+        let event = TrackEvent {
+            categories: [category]
+                .iter()
+                .filter(|text| !text.is_empty())
+                .map(|text| text.to_string())
+                .collect(),
+            r#type: Some(kind),
+            track_uuid: Some(track),
+            name,
+            debug_annotations: annotations,
+        };
+        let packet =
+            TracePacket { timestamp: Some(time_ns), track_event: Some(event), ..TracePacket::default() };
+        self.packets.add(packet)
+    }
+
+    /// Ends everything where the trace ends.
+    fn finish(mut self, time_ns: u64) -> io::Result<Counts> {
+        if !self.line.is_empty() {
+            self.console_line(None, time_ns)?;
+        }
+        let tracks: Vec<u64> = self.open.keys().copied().collect();
+        tracks.into_iter().try_for_each(|track| self.close_all(track, time_ns))?;
+        self.packets.finish()?;
+        Ok(self.counts)
+    }
+}
+
+const PAGE_FAULT: u8 = 14;
+const NMI: u8 = 2;
+const FIRST_INTERRUPT: u8 = 32;
+
+/// What Linux uses an entry of the interrupt table for (`arch/x86/include/asm/irq_vectors.h`).
+fn vector_name(vector: u8) -> String {
+    let name = match vector {
+        0 => "divide error",
+        1 => "debug",
+        NMI => "NMI",
+        3 => "breakpoint",
+        4 => "overflow",
+        5 => "bound range",
+        6 => "invalid opcode",
+        7 => "device not available",
+        8 => "double fault",
+        10 => "invalid TSS",
+        11 => "segment not present",
+        12 => "stack fault",
+        13 => "general protection",
+        PAGE_FAULT => "page fault",
+        16 => "x87 error",
+        17 => "alignment check",
+        18 => "machine check",
+        19 => "SIMD error",
+        0x80 => "int 80h",
+        0xec => "local timer",
+        0xf6 => "IRQ work",
+        0xfb => "function call",
+        0xfd => "reschedule",
+        0xfe => "APIC error",
+        0xff => "spurious interrupt",
+        _ if vector >= FIRST_INTERRUPT => return format!("interrupt {vector:#x}"),
+        _ => return format!("exception {vector}"),
+    };
+    name.to_string()
+}
+
+/// As ftrace writes a thread's state: the bits of `TASK_REPORT`.
+fn state_bits(letter: char) -> i64 {
+    let states = ['S', 'D', 'T', 't', 'X', 'Z', 'P', 'I'];
+    states.iter().position(|&state| state == letter).map_or(0, |number| 1 << number)
+}
+
+fn position(at: Instructions) -> DebugAnnotation {
+    let position = Some(at.position().short());
+    DebugAnnotation { name: Some("position".into()), string_value: position, ..DebugAnnotation::default() }
+}
+
+fn pointer(name: &str, value: u64) -> DebugAnnotation {
+    DebugAnnotation { name: Some(name.into()), pointer_value: Some(value), ..DebugAnnotation::default() }
+}
+
+fn number(name: &str, value: i64) -> DebugAnnotation {
+    DebugAnnotation { name: Some(name.into()), int_value: Some(value), ..DebugAnnotation::default() }
+}
