@@ -3,8 +3,6 @@
 
 mod translated;
 
-use std::sync::Arc;
-
 use guest_ram::{GuestRam, PAGE_SIZE};
 
 use crate::attention;
@@ -91,7 +89,7 @@ pub struct Cpu {
 
 impl Cpu {
     /// A CPU in reset state on the given RAM.
-    pub fn new(ram: Arc<GuestRam>) -> Cpu {
+    pub fn new(ram: GuestRam) -> Cpu {
         let mut cpu = Cpu { core: Core::new(ram), code: CodeCache::new(), translate_after: WARM };
         cpu.set_tier(Tier::Translator { after: WARM });
         cpu
@@ -156,6 +154,11 @@ impl Cpu {
         self.core.load_registers(state);
         self.core.debug_registers_changed();
         self.core.debug.hits.clear();
+    }
+
+    /// Guest memory.
+    pub fn ram(&self) -> &GuestRam {
+        &self.core.ram
     }
 
     /// Steps executed since power-on: completed instructions, iterations of repeated string instructions, and

@@ -1,7 +1,6 @@
 //! The run loop: enters the guest, passes its accesses on, delivers interrupts at the same boundaries as the software CPU,
 //! and stops at exits, when time is up, or at a mark.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use cpu::{Bus, Cpu, CpuModel, CpuState, Stop};
@@ -72,8 +71,8 @@ struct Run<'a> {
 
 impl KvmCpu {
     /// A CPU in reset state over `ram`, with the CPUID of `model`.
-    pub fn new(ram: Arc<GuestRam>, model: CpuModel) -> Result<KvmCpu, Error> {
-        let (vm, fd) = Vm::new(ram.clone(), model)?;
+    pub fn new(ram: GuestRam, model: CpuModel) -> Result<KvmCpu, Error> {
+        let (vm, fd) = Vm::new(&ram, model)?;
         let mut soft = Cpu::new(ram);
         soft.set_model(model);
         Ok(KvmCpu {

@@ -82,7 +82,7 @@ fn written(model: CpuModel) -> Vec<usize> {
             a.hlt().unwrap();
         });
         assert_eq!(m.run(), cpu::Stop::Halted);
-        (0..160).map(|at| m.ram.load_u8(DATA + at)).collect::<Vec<u8>>()
+        (0..160).map(|at| m.ram().load_u8(DATA + at)).collect::<Vec<u8>>()
     });
     (0..160).filter(|&at| images[0][at] == images[1][at]).collect()
 }

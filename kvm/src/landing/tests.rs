@@ -1,7 +1,5 @@
 //! The algorithm on the software CPU, with a counter as bad as they come: thousands of landings.
 
-use std::sync::Arc;
-
 use cpu::{AddressKind, Cpu, CpuState, EmptyBus, Stop, fold_registers};
 use guest_ram::GuestRam;
 use iced_x86::BlockEncoderOptions;
@@ -31,7 +29,7 @@ struct FakeVcpu {
 const WATCHDOG: u64 = 150_000;
 
 impl FakeVcpu {
-    fn new(ram: Arc<GuestRam>, behaviour: Behaviour, seed: u64) -> FakeVcpu {
+    fn new(ram: GuestRam, behaviour: Behaviour, seed: u64) -> FakeVcpu {
         let (skid, cpu) = (Skid::new(behaviour, seed), Cpu::new(ram));
         let (delivery, overflowed, breakpoint, pass) = (None, false, None, false);
         FakeVcpu { cpu, skid, delivery, overflowed, breakpoint, pass, left: Left::Other }
@@ -122,7 +120,6 @@ fn land(vcpu: &mut FakeVcpu, mark: Mark, margin: &mut Margin, seen: &mut Landing
 }
 
 struct World {
-    ram: Arc<GuestRam>,
     vcpu: FakeVcpu,
     margin: Margin,
     seen: Landings,
@@ -130,20 +127,19 @@ struct World {
 
 impl World {
     fn new(behaviour: Behaviour, seed: u64) -> World {
-        let ram = guest::ram();
-        let vcpu = FakeVcpu::new(ram.clone(), behaviour, seed);
-        World { ram, vcpu, margin: Margin::new(), seen: Landings::default() }
+        let vcpu = FakeVcpu::new(guest::ram(), behaviour, seed);
+        World { vcpu, margin: Margin::new(), seen: Landings::default() }
     }
 
     fn restore(&mut self, to: &Snapshot) {
-        to.put_ram(&self.ram);
+        to.put_ram(self.vcpu.cpu.ram());
         self.vcpu.set_state(&to.state);
     }
 
     /// Whether everything is as at a place.
     fn is_at(&self, place: &Snapshot) -> bool {
         let mut ram = vec![0; place.ram.len()];
-        self.ram.read_bytes(0, &mut ram);
+        self.vcpu.cpu.ram().read_bytes(0, &mut ram);
         CpuState { steps: 0, ..self.vcpu.cpu.state() } == CpuState { steps: 0, ..place.state.clone() }
             && ram == place.ram
     }
@@ -235,14 +231,14 @@ fn calls(ram: &GuestRam, changes_register: bool) -> (Snapshot, u64) {
 fn visits(from: &Snapshot, address: u64, count: usize) -> Vec<Snapshot> {
     let ram = guest::ram();
     from.put_ram(&ram);
-    let mut cpu = Cpu::new(ram.clone());
+    let mut cpu = Cpu::new(ram);
     cpu.set_state(&from.state);
     let mut visits = Vec::new();
     while visits.len() < count {
         cpu.run(&mut EmptyBus::default(), cpu.steps() + 1, u64::MAX);
         if cpu.rip() == address {
             let mut bytes = vec![0; guest::RAM_BYTES];
-            ram.read_bytes(0, &mut bytes);
+            cpu.ram().read_bytes(0, &mut bytes);
             visits.push(Snapshot { state: cpu.state(), ram: bytes });
         }
     }
@@ -253,7 +249,7 @@ fn visits(from: &Snapshot, address: u64, count: usize) -> Vec<Snapshot> {
 fn hits_after_as_many_branches_are_told_apart() {
     for changes_register in [true, false] {
         let mut world = World::new(PUNCTUAL, 3);
-        let (from, function) = calls(&world.ram, changes_register);
+        let (from, function) = calls(world.vcpu.cpu.ram(), changes_register);
         let visits = visits(&from, function, 4);
         let counts = visits.iter().map(|visit| visit.state.branches).collect::<Vec<_>>();
         assert_eq!(counts, [100; 4], "no branch is between them");

@@ -7,7 +7,6 @@
 mod guest;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Instant;
 
 use cpu::{CpuModel, CpuState, EmptyBus, fold_registers};
@@ -24,7 +23,6 @@ const TRIES: u32 = 40;
 
 struct Lander {
     cpu: KvmCpu,
-    ram: Arc<GuestRam>,
     bus: EmptyBus,
     retries: u64,
     most_tries: u32,
@@ -32,22 +30,21 @@ struct Lander {
 
 impl Lander {
     fn new(model: CpuModel, seed: u64) -> Lander {
-        let ram = guest::ram();
-        let mut cpu = KvmCpu::new(ram.clone(), model).expect("KVM is there");
+        let mut cpu = KvmCpu::new(guest::ram(), model).expect("KVM is there");
         let behaviour = Behaviour::default();
         cpu.count_branches(Counter::Simulated { behaviour, seed }).expect("nothing is needed for it");
-        Lander { cpu, ram, bus: EmptyBus::default(), retries: 0, most_tries: 0 }
+        Lander { cpu, bus: EmptyBus::default(), retries: 0, most_tries: 0 }
     }
 
     fn restore(&mut self, to: &Snapshot) {
-        to.put_ram(&self.ram);
+        to.put_ram(self.cpu.cpu().ram());
         self.cpu.set_state(&to.state);
     }
 
     /// What is not as at a place.
     fn difference(&self, place: &Snapshot) -> Option<String> {
         let mut ram = vec![0; place.ram.len()];
-        self.ram.read_bytes(0, &mut ram);
+        self.cpu.cpu().ram().read_bytes(0, &mut ram);
         if let Some(at) = (0..ram.len()).find(|&at| ram[at] != place.ram[at]) {
             return Some(format!("RAM at {at:#x}: {:#x} instead of {:#x}", ram[at], place.ram[at]));
         }

@@ -140,7 +140,7 @@ impl MachineArgs {
         let Some(source) = source else {
             let power_on = host::power_on(self.date, self.seed)?;
             let Built { config, machine, devices } = self.build(&power_on)?;
-            let live = self.live()?.with_devices(devices, &config.passed_slots(), machine.shared_ram())?;
+            let live = self.live()?.with_devices(devices, &config.passed_slots(), machine.ram_view())?;
             let begun = Begun { machine, config, power_on, start: None };
             return Ok(Planned::new(live, Origin::Built(Box::new(begun), self.engine())));
         };

@@ -2,7 +2,7 @@
 //! travelled in. All on the software engine, which can stop a guest as KVM does; the KVM engine itself is
 //! tested in the KVM lab.
 
-use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use cpu::{AddressKind, Bus, Cpu, CpuState, Traps, Watchpoint};
 use history::recount::folders::folder;
@@ -94,7 +94,7 @@ struct Overshooting {
     inner: Box<dyn Engine>,
     always: bool,
     last: Option<Mark>,
-    overshot: std::rc::Rc<Cell<u32>>,
+    overshot: std::sync::Arc<AtomicU32>,
 }
 
 impl Engine for Overshooting {
@@ -112,9 +112,9 @@ impl Engine for Overshooting {
         if !self.always && self.last.replace(mark) == Some(mark) {
             return self.inner.run(bus, until, origin, leave);
         }
-        self.overshot.set(self.overshot.get() + 1);
+        self.overshot.fetch_add(1, Relaxed);
         // Somewhere else, with other registers and other RAM.
-        let ram = self.inner.cpu().core().ram.clone();
+        let ram = self.inner.cpu().ram();
         for page in (0..ram.flags().pages()).step_by(16) {
             ram.replace_bytes(page * guest_ram::PAGE_SIZE, &[0xcc; 64]);
         }
@@ -161,7 +161,7 @@ fn what_was_overshot_is_restored_and_tried_again() {
     let (recording, end) = record(directory.path(), 13);
     let stops = stops(&recording) as u32;
     for always in [false, true] {
-        let overshot = std::rc::Rc::new(Cell::new(0));
+        let overshot = std::sync::Arc::new(AtomicU32::new(0));
         let (machine, mut player) = replay::open(&recording).unwrap();
         let mut machine = machine.wrap_engine(|inner| {
             Box::new(Overshooting { inner, always, last: None, overshot: overshot.clone() })
@@ -169,7 +169,7 @@ fn what_was_overshot_is_restored_and_tried_again() {
         assert!(matches!(machine.run(Exits::MAX, &mut player).unwrap(), RunStop::Ended(_)));
         assert_eq!(machine.hashes(), end.hashes, "always: {always}");
         // Sometimes the registers fit where the rest does not, and the search goes on from there.
-        assert!(overshot.get() >= stops, "{} overshots of {stops}", overshot.get());
+        assert!(overshot.load(Relaxed) >= stops, "{} overshots of {stops}", overshot.load(Relaxed));
     }
 }
 

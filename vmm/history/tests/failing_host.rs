@@ -1,7 +1,7 @@
 //! A host that fails while a guest runs: the run ends with an error, and what was recorded says nothing wrong.
 
-use std::cell::Cell;
-use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use cpu::{AddressKind, Bus, Cpu, CpuState, Traps, Watchpoint};
 use history::replay::{Replay, ReplayEnd};
@@ -20,7 +20,7 @@ use tiny_guest::{DENSE, Script, open, write_kernel};
 struct Failing {
     inner: Box<dyn Engine>,
     /// How often it still can.
-    left: Rc<Cell<u32>>,
+    left: Arc<AtomicU32>,
 }
 
 impl Engine for Failing {
@@ -52,11 +52,11 @@ impl Engine for Failing {
         self.inner.set_traps(traps);
     }
     fn note_written(&mut self) -> Result<(), Error> {
-        if self.left.get() == 0 {
+        if self.left.load(Relaxed) == 0 {
             let gone = std::io::Error::from_raw_os_error(nix::libc::EIO);
             return Err(Error::Engine(format!("KVM cannot say what the guest wrote: {gone}")));
         }
-        self.left.set(self.left.get() - 1);
+        self.left.fetch_sub(1, Relaxed);
         self.inner.note_written()
     }
     fn counts_branches(&self) -> bool {
@@ -77,7 +77,7 @@ fn an_engine_that_fails_ends_the_run_with_a_sentence_and_the_recording_replays()
     };
     let (config, images) = MachineConfig::from_options(&options).unwrap();
     let power_on = PowerOn { unix_seconds: 0, seed: [1; 32], columns: 80, rows: 25 };
-    let left = Rc::new(Cell::new(4));
+    let left = Arc::new(AtomicU32::new(4));
     let machine = Machine::new(&config, &images, &power_on).unwrap();
     let mut machine = machine.wrap_engine(|inner| Box::new(Failing { inner, left: left.clone() }));
     let path = directory.path().join("r.ttvm");
@@ -86,7 +86,7 @@ fn an_engine_that_fails_ends_the_run_with_a_sentence_and_the_recording_replays()
     recorder.check_every(DENSE);
     let error = machine.run(Instructions::MAX, &mut recorder).unwrap_err();
     assert!(error.to_string().contains("KVM failed to say what the guest wrote: "), "{error}");
-    assert_eq!(left.get(), 0);
+    assert_eq!(left.load(Relaxed), 0);
     // The check at which it failed is not in the log, and those before it are right.
     let recording = open(&path);
     let mut replay = Replay::new(&recording, Scrutiny::Everything, |_| Ok(())).unwrap();

@@ -1,10 +1,9 @@
 //! Live inputs: the console, and a network and devices of the host if the guest has them.
 
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 
 use devices::passthrough::{AskV1, DeviceInputV1};
-use guest_ram::GuestRam;
+use guest_ram::RamView;
 
 use crate::console::LiveConsole;
 use crate::network::Network;
@@ -42,7 +41,7 @@ impl<C: Unit> LiveInputs<C> {
         self,
         opened: OpenedDevices,
         slots: &[u8],
-        ram: Arc<GuestRam>,
+        ram: RamView,
     ) -> Result<LiveInputs<C>, Error> {
         let devices = if opened.is_empty() { None } else { Some(Devices::new(opened, slots, ram)?) };
         Ok(LiveInputs { devices, ..self })

@@ -101,7 +101,7 @@ impl<U: Unit> Machine<U> {
 
     /// Hashes of everything that can influence the future, from a look at all of it.
     pub fn hashes(&mut self) -> Hashes {
-        let (ram, disk) = (ram_digest::of_all(&self.ram, self.likeness), self.disk_hash());
+        let (ram, disk) = (ram_digest::of_all(self.ram(), self.likeness), self.disk_hash());
         self.hashes_with(ram, disk)
     }
 

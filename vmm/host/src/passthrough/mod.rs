@@ -14,11 +14,10 @@ mod tables;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use devices::passthrough::{AskV1, DeviceInputV1, DmaV1, InterruptV1, RegionV1};
-use guest_ram::GuestRam;
+use guest_ram::RamView;
 
 use crate::passthrough::function::LiveFunction;
 use crate::passthrough::ports::LivePorts;
@@ -95,7 +94,7 @@ enum Device {
 /// The devices of a running guest. See the module.
 pub(super) struct Devices {
     devices: Vec<Device>,
-    ram: Arc<GuestRam>,
+    ram: RamView,
     /// What of an answer, or of what came unasked, is still to be given.
     waiting: VecDeque<DeviceInputV1>,
     looked: Instant,
@@ -104,7 +103,7 @@ pub(super) struct Devices {
 
 impl Devices {
     /// Takes the devices over; `slots` are those of the functions.
-    pub fn new(opened: OpenedDevices, slots: &[u8], ram: Arc<GuestRam>) -> Result<Devices, Error> {
+    pub fn new(opened: OpenedDevices, slots: &[u8], ram: RamView) -> Result<Devices, Error> {
         let mut slots = slots.iter();
         let devices = opened.0.into_iter().map(|opened| {
             Ok(match opened {

@@ -8,8 +8,6 @@
 
 pub mod soft;
 
-use std::sync::Arc;
-
 use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Tier, Traps, Watchpoint};
 pub use engine_contract::{End, Landings, Leave, Mark, Statistics};
 use guest_ram::GuestRam;
@@ -18,7 +16,7 @@ use crate::error::Error;
 use crate::position::Instructions;
 
 /// Builds an engine over RAM, in reset state.
-pub type BuildEngine = fn(Arc<GuestRam>, CpuModel) -> Result<Box<dyn Engine>, Error>;
+pub type BuildEngine = fn(GuestRam, CpuModel) -> Result<Box<dyn Engine>, Error>;
 
 /// An engine that machines can be built on.
 #[derive(Clone, Copy, Debug)]
@@ -49,8 +47,8 @@ impl PartialEq for EngineKind {
     }
 }
 
-/// Executes guest instructions. One thread at a time; the guest stands still between calls.
-pub trait Engine {
+/// Executes guest instructions and owns RAM. One thread at a time; the guest stands still between calls.
+pub trait Engine: Send {
     /// Runs until the CPU has executed `until` instructions, exactly, or something stops it first: the bus,
     /// `leave`, a break- or watchpoint. Accesses to anything but RAM go to `bus`. A breakpoint where it has
     /// executed `origin` is passed over.

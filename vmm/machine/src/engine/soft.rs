@@ -1,6 +1,6 @@
 //! The software CPU as an engine. It counts instructions, and can be led to a mark as KVM is.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Stop, Tier, Traps, Watchpoint, fold_registers};
 use guest_ram::GuestRam;
@@ -41,7 +41,7 @@ pub struct SoftEngine {
 
 impl SoftEngine {
     /// A CPU in reset state.
-    pub fn new(ram: Arc<GuestRam>, model: CpuModel) -> SoftEngine {
+    pub fn new(ram: GuestRam, model: CpuModel) -> SoftEngine {
         let mut cpu = Cpu::new(ram);
         cpu.set_model(model);
         if let Some(tier) = chosen_tier() {
