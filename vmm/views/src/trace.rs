@@ -1,8 +1,7 @@
 //! What a guest did, as a trace for Perfetto: which thread ran when, system calls, interrupts and exceptions with their
 //! durations, and the console's lines.
 //!
-//! A part of the recording is searched for all of these at once, on all cores, and what was found becomes packets in the
-//! order of the run. On a thread's track, what begins later ends earlier: a system call, a page fault in it, an interrupt
+//! All cores search the recording for all of these at once, and what they find becomes packets in the order of the run. On a thread's track, what begins later ends earlier: a system call, a page fault in it, an interrupt
 //! in that. Where a thread goes on with its program, all of it has ended. The ends are where the kernel's code says so:
 //! behind its call of `do_syscall_64`, and at the one IRET that all interrupts return by.
 //!
@@ -32,8 +31,6 @@ use machine::error::Error;
 use machine::new_file::NewFile;
 use machine::position::{Count, Instructions};
 
-/// Steps that are searched at once: what is found in them is in memory.
-const PART_STEPS: u64 = 2_000_000_000;
 /// The kernel's function that goes from one thread to another: it gets both.
 const SWITCH: &str = "__switch_to";
 /// The instruction by which interrupts and exceptions return.
@@ -84,17 +81,13 @@ pub fn write(
     let unwritten = |source| Error::file("write", path)(source);
     let mut trace = Trace::new(Packets::new(BufWriter::new(file.file())));
     timeline.set_stops(places.stops());
-    let mut begin = from;
-    while begin < to {
-        progress(begin);
-        let end = to.min(begin + PART_STEPS);
-        let look = |machine: &Machine<Instructions>, hit| Note::of(machine, hit, &witness, &places);
-        let hits = timeline.hits_seen(begin, end, usize::MAX, &look, poll)?;
-        if hits.interrupted_at.is_some() {
-            return Err(Error::Interrupted);
-        }
-        hits.found.into_iter().try_for_each(|note| trace.add(note)).map_err(unwritten)?;
-        begin = end;
+    let look = |machine: &Machine<Instructions>, hit| Note::of(machine, hit, &witness, &places);
+    let mut add = |notes: Vec<Note>| {
+        notes.last().iter().for_each(|note| progress(note.at));
+        notes.into_iter().try_for_each(|note| trace.add(note)).map_err(unwritten)
+    };
+    if timeline.each_hit(from..to, usize::MAX, &look, &mut add, poll)?.is_some() {
+        return Err(Error::Interrupted);
     }
     timeline.seek(to, poll)?.unless_interrupted()?;
     let counts = trace.finish(timeline.machine().moment().time_ns).map_err(unwritten)?;

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use super::walker::{FAR_SPACING, Shared, Walked, Walker};
+use super::shared::Shared;
+use super::walker::{FAR_SPACING, Walked, Walker};
 use machine::error::Error;
 use machine::position::{Count, Instructions};
 

@@ -15,9 +15,7 @@ use std::sync::Arc;
 
 use cpu::AddressKind;
 
-use crate::timeline::stops::Armed;
-use crate::timeline::walker::{Poll, Shared, Walker};
-use machine::engine::EngineKind;
+use crate::timeline::shared::{FastForward, Poll, Shared};
 use machine::error::Error;
 use machine::position::{Count, Exits, Instructions};
 use machine::{Machine, Outcome, RunStop};
@@ -34,38 +32,17 @@ const POLL_EXITS: u64 = 200;
 const REST_FACTOR: u64 = 2;
 const MOST_REST: u64 = 1 << 32;
 
-/// Which engine goes ahead, and where it is worth it.
-#[derive(Clone, Copy, Debug)]
-pub struct FastForward {
-    /// The engine.
-    pub engine: EngineKind,
-    /// Shorter stretches are left to the software CPU: going to the other engine and back costs as much.
-    pub least_steps: u64,
-    /// The longest stretch in one go. At its end the walker leaves a snapshot.
-    pub most_steps: u64,
-    /// The last of the way to a place is the software CPU's, which leaves behind what makes the next steps
-    /// back cheap.
-    pub near_steps: u64,
-}
-
-impl FastForward {
-    /// With an engine that is as fast as KVM is on a processor that virtualises.
-    pub fn on(engine: EngineKind) -> FastForward {
-        FastForward { engine, least_steps: 20_000_000, most_steps: 2_000_000_000, near_steps: 20_000_000 }
-    }
-}
-
 /// From the place of one event to that of another, both by their numbers in the recounted log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stretch {
-    first: usize,
+pub(super) struct Stretch {
+    pub first: usize,
     last: usize,
-    begin: Instructions,
+    pub begin: Instructions,
     end: Instructions,
 }
 
 impl Stretch {
-    fn length(&self) -> u64 {
+    pub fn length(&self) -> u64 {
         self.end - self.begin
     }
 }
@@ -77,7 +54,7 @@ fn known<C: Count>(log: &Log<C>, number: usize) -> Result<CountedEvent<C>, Error
 }
 
 /// How a stretch ended.
-enum Gone {
+pub(super) enum Gone {
     /// To its end, and this is the machine there.
     There(Box<Snapshot<Instructions>>),
     /// A breakpoint was met, or almost, when this number of events had come in.
@@ -106,7 +83,7 @@ pub(super) struct Runner {
     /// The same events by instructions, and the number of system calls until each.
     log: Arc<Log<Instructions>>,
     /// Where the software CPU goes alone, and for how long after the next breakpoint.
-    resting: Range<Instructions>,
+    pub resting: Range<Instructions>,
     rest: u64,
 }
 
@@ -154,13 +131,13 @@ impl Runner {
     }
 
     /// The most breakpoints that this machine's engine takes.
-    fn most_breakpoints(&self) -> usize {
+    pub fn most_breakpoints(&self) -> usize {
         self.options.engine.most_breakpoints
     }
 
     /// What can be left to this machine on the way to a place by a walker that is here and has taken so many
     /// events.
-    fn stretch(
+    pub fn stretch(
         &self,
         here: Instructions,
         taken: usize,
@@ -175,7 +152,7 @@ impl Runner {
     }
 
     /// From an event to the last place of one at or before a place, if that is long enough.
-    fn worth_it(&self, first: usize, limit: Instructions) -> Result<Option<Stretch>, Error> {
+    pub fn worth_it(&self, first: usize, limit: Instructions) -> Result<Option<Stretch>, Error> {
         let last = self.log.counts_while(|at| at.count <= limit)?.0.checked_sub(1);
         let last = last.map_or(Ok(None), |last| self.place_of(last))?;
         let (Some(begin), Some(end)) = (self.place_of(first)?, last) else { return Ok(None) };
@@ -185,12 +162,12 @@ impl Runner {
         Ok((last > first && stretch.length() >= self.options.least_steps).then_some(stretch))
     }
 
-    fn place_of(&self, event: usize) -> Result<Option<Instructions>, Error> {
+    pub fn place_of(&self, event: usize) -> Result<Option<Instructions>, Error> {
         Ok(self.log.event(event)?.map(|event| event.at.count))
     }
 
     /// Goes along a stretch at whose beginning a walker stands.
-    fn go(
+    pub fn go(
         &mut self,
         stretch: Stretch,
         from: &Snapshot<Instructions>,
@@ -239,73 +216,11 @@ impl Runner {
 
     /// On the way from `here` a breakpoint was met behind `before`, the place of the event before this one.
     /// Where they are dense, each way to the other engine is for nothing.
-    fn met(&mut self, here: Instructions, before: Instructions, event: usize) -> Result<(), Error> {
+    pub fn met(&mut self, here: Instructions, before: Instructions, event: usize) -> Result<(), Error> {
         let soon = before.saturating_since(here) < self.rest.saturating_mul(REST_FACTOR);
         self.rest = if soon { (self.rest * REST_FACTOR).min(MOST_REST) } else { self.options.least_steps };
         let behind = self.place_of(event)?.unwrap_or(Instructions::MAX);
         self.resting = here..behind.max(before.saturating_add(self.rest));
         Ok(())
-    }
-}
-
-impl Walker {
-    /// Lets the other engine, if there is one, go along what lies ahead.
-    pub fn fast_forward(
-        &mut self,
-        target: Instructions,
-        armed: &Armed<'_>,
-        poll: &mut Poll<'_>,
-    ) -> Result<Ahead, Error> {
-        let nothing = Ok(Ahead::NotBefore(Instructions::MAX));
-        // What the console shows is handed on by the software engine.
-        let Some(runner) = self.runner.as_mut().filter(|_| !self.player.shows_output()) else {
-            return nothing;
-        };
-        let taken = self.player.cursor().events();
-        let here = self.machine.moment().count;
-        let Some(stretch) = runner.stretch(here, taken, target)? else { return nothing };
-        let Some(breakpoints) = armed.addresses(runner.most_breakpoints()) else { return nothing };
-        if stretch.begin > here {
-            return Ok(Ahead::NotBefore(stretch.begin));
-        }
-        if stretch.first != taken || breakpoints.contains(&self.machine.cpu().rip()) {
-            return Ok(Ahead::NotBefore(here + 1));
-        }
-        let from = Snapshot {
-            state: self.machine.state(),
-            maps: self.machine.maps()?,
-            cursor: self.player.cursor(),
-        };
-        let mut gone = runner.go(stretch, &from, &breakpoints, poll);
-        let mut length = stretch.length();
-        if let Ok(Gone::Met(event)) = gone {
-            let before = runner.place_of(event.saturating_sub(1))?.unwrap_or_default();
-            runner.met(here, before, event)?;
-            log::debug!("a breakpoint is met between {before} and {:?}", runner.place_of(event)?);
-            let Some(stretch) = runner.worth_it(stretch.first, before)? else {
-                return Ok(Ahead::NotBefore(runner.resting.end));
-            };
-            length = stretch.length();
-            gone = runner.go(stretch, &from, &[], poll);
-        }
-        match gone {
-            Ok(Gone::There(there)) => {
-                log::debug!("the other engine went ahead from {here}, {length} steps");
-                self.restore(&there)?;
-                self.count_fast_forwarded(length);
-                // Where time has passed idle, the step count was first reached in another state.
-                if !there.state.cpu.halted {
-                    self.leave_snapshot()?;
-                }
-                Ok(Ahead::Gone)
-            }
-            Ok(Gone::Interrupted) => Ok(Ahead::Interrupted),
-            Ok(Gone::Met(_)) => unreachable!("without breakpoints none is met"),
-            Err(error) => {
-                log::warn!("going on with the software engine alone: {error}");
-                self.runner = None;
-                nothing
-            }
-        }
     }
 }
