@@ -3,7 +3,7 @@
 //! VIRTIO 1.2, section 5.4.
 
 use rand_chacha::ChaCha20Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
+use rand_chacha::rand_core::{Rng as _, SeedableRng};
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use vm_memory::GuestMemory;
 
