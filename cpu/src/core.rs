@@ -70,7 +70,7 @@ pub struct Core {
     pub exception: Exception,
     /// Address translation.
     pub mmu: Mmu,
-    /// What CPUID says.
+    /// What is executed, and what CPUID says.
     pub(crate) model: CpuModel,
     /// Where the model differs from others in what it executes.
     pub(crate) quirks: Quirks,

@@ -17,11 +17,11 @@
 //! ops                                   what instructions do, by family
 //! msr, control_registers,               what system registers do,
 //! interrupt, segmentation               descriptors, and what goes through them
-//! memory, debug, cpuid                  loads and stores, watched places, features
+//! memory, debug, cpuid                  loads and stores, watched places, the answers of CPUID
 //! insn, op, code                        an instruction on its way, decoded, and in blocks
 //! core                                  the running CPU
 //! mmu, code_lines, debug_points, quirks what the core consists of
-//! state, model, registers, ...          plain data and bits
+//! state, model, features, registers, ... plain data and bits
 //! ```
 
 #![forbid(unsafe_code)]
@@ -38,6 +38,7 @@ mod debug_points;
 mod decode;
 mod exception;
 mod exec;
+mod features;
 mod flags;
 mod fpu;
 mod insn;

@@ -193,8 +193,8 @@ fn slots(ram: &GuestRam) -> Vec<Slot> {
 fn cpuid(model: CpuModel) -> Result<CpuId, Error> {
     let entries: Vec<kvm_cpuid_entry2> = model
         .leaves()
-        .into_iter()
-        .map(|(function, index, [eax, ebx, ecx, edx])| kvm_cpuid_entry2 {
+        .iter()
+        .map(|&(function, index, [eax, ebx, ecx, edx])| kvm_cpuid_entry2 {
             function,
             index: index.unwrap_or(0),
             flags: if index.is_some() { KVM_CPUID_FLAG_SIGNIFCANT_INDEX } else { 0 },

@@ -1,33 +1,38 @@
-//! Operands: uniform patterns would hardly ever meet a special case, so most are built to meet one.
+//! Operands of arithmetic: uniform patterns would hardly ever meet a special case, so most are built to meet one.
 
-/// A splitmix64 generator.
-pub struct Random(u64);
+use crate::Rng;
 
-impl Random {
-    /// The generator for the test `name`; prints how to repeat it.
-    pub fn for_test(name: &str) -> Random {
-        let seed = std::env::var("SOFTFLOAT_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1u64);
-        println!("{name}: SOFTFLOAT_SEED={seed}");
-        let mixed =
-            name.bytes().fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-        Random(mixed)
+/// A generator of operands.
+#[derive(Clone, Debug)]
+pub struct Operands(Rng);
+
+impl Operands {
+    /// The generator with a fixed seed.
+    pub fn new(seed: u64) -> Operands {
+        Operands(Rng::from_state(seed))
     }
 
-    /// A generator with a fixed seed.
-    pub fn new(seed: u64) -> Random {
-        Random(seed)
+    /// The generator for a test. An environment variable gives the seed. Prints how to repeat the test.
+    pub fn for_test(name: &str, variable: &str) -> Operands {
+        let seed = setting(variable, 1);
+        println!("{name}: {variable}={seed}");
+        let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        Operands::new(name.bytes().fold(seed, mix))
     }
 
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+    /// 64 random bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0.bits()
     }
 
+    /// A number below `bound`. It is a remainder: digests of many results hold these very numbers.
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+        self.bits() % bound
+    }
+
+    /// One of the given values.
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
     }
 
     /// A fraction of `bits` bits: random, sparse, dense, or a run of ones, so that ties and carries happen.
@@ -40,8 +45,8 @@ impl Random {
             3 => mask << self.below(u64::from(bits)),
             4 => mask >> self.below(u64::from(bits)),
             5 => (1 << self.below(u64::from(bits))) | (1 << self.below(u64::from(bits))) | self.below(4),
-            6 => self.next() << self.below(u64::from(bits)),
-            _ => self.next(),
+            6 => self.bits() << self.below(u64::from(bits)),
+            _ => self.bits(),
         };
         value & mask
     }
@@ -50,8 +55,8 @@ impl Random {
     pub fn exponent(&mut self, bits: u32) -> u64 {
         let max = (1 << bits) - 1;
         let bias = max / 2;
-        let near = |centre: u64, width: u64, random: &mut Random| {
-            (centre + random.below(2 * width + 1)).saturating_sub(width).min(max)
+        let near = |centre: u64, width: u64, operands: &mut Operands| {
+            (centre + operands.below(2 * width + 1)).saturating_sub(width).min(max)
         };
         match self.below(10) {
             0 => 0,
@@ -70,10 +75,12 @@ impl Random {
         sign | (self.exponent(exponent_bits) << fraction_bits) | self.fraction(fraction_bits)
     }
 
+    /// A single.
     pub fn f32(&mut self) -> u32 {
         self.ieee(8, 23) as u32
     }
 
+    /// A double.
     pub fn f64(&mut self) -> u64 {
         self.ieee(11, 52)
     }
@@ -85,7 +92,7 @@ impl Random {
     }
 }
 
-/// `base` cases, times `SOFTFLOAT_SCALE`.
-pub fn cases(base: u32) -> u32 {
-    base * std::env::var("SOFTFLOAT_SCALE").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
+/// A number from the environment.
+pub fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
