@@ -2,8 +2,9 @@
 //! its state as [`cpu::CpuState`]: what runs on the one can go on on the other at any point between two instructions.
 //!
 //! KVM executes and nothing more: interrupt controllers, timers and clocks stay outside, because the kernel's would let
-//! host time in. A place in the run is named by the exits before it, and a place between two exits by a [`engine_contract::Mark`], which says
-//! how many conditional branches the guest had retired, where something counts them. See the kernel's Documentation/virt/kvm/api.rst.
+//! host time in. A place in the run is named by the exits before it, and a place between
+//! two exits by a [`engine_contract::LandingPlace`]. The landing place says how many conditional branches the guest had
+//! retired, if something counts them. See the kernel's Documentation/virt/kvm/api.rst.
 //!
 //! Where to start reading: [`KvmCpu::run`] is the run loop; below it `exits` does what the guest's exits ask for, `stopping` stops
 //! a guest that makes none, and `search` finds such a place again, or, by its count, `landing`. `vcpu` is the bare vCPU, `state`
