@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod asking_bus;
+mod between_exits;
 pub mod bus;
 mod changes;
 pub mod checks;
@@ -29,6 +30,7 @@ mod going_on;
 mod guest_view;
 pub mod hashes;
 pub mod inputs;
+mod machine_state;
 pub mod new_file;
 pub mod notation;
 pub mod outcome;
@@ -44,8 +46,8 @@ pub mod unit;
 pub mod written_pages;
 
 pub use hashes::{Hashes, hash_of, hex, short};
+pub use machine_state::MachineState;
 pub use outcome::Outcome;
 pub use run::{Machine, RunStop};
 pub use start::Start;
 pub use state_v1::MachineStateV1;
-pub use states::MachineState;

@@ -8,11 +8,11 @@
 //! no device changes and no event comes in. So restoring registers and RAM is enough to bring the machine
 //! back.
 
-use checkpoint::PageMap;
-use cpu::{CpuState, Stop, fold_registers};
+use cpu::{Stop, fold_registers};
 
+use crate::between_exits::Before;
 use crate::comparable;
-use crate::engine::{End, Engine, LandingPlace, Leave};
+use crate::engine::{End, LandingPlace, Leave};
 use crate::error::Error;
 use crate::inputs::Stopped;
 use crate::run::Machine;
@@ -20,45 +20,6 @@ use crate::unit::Unit;
 
 /// After this number of overshoots of one place its count of branches is taken for wrong.
 const MOST_OVERSHOTS: u32 = 24;
-
-/// Where the machine is between two exits.
-#[derive(Default)]
-pub(super) struct Stopping {
-    /// The guest was stopped here without an exit, and no event has said so yet.
-    pub stopped: Option<Stopped>,
-    /// The CPU's counts did not begin at power-on ([`Machine::count_anew`]).
-    pub counts_anew: bool,
-    /// The place where the guest stands was taken for the landing place, and is not.
-    not_here: bool,
-    /// How often in a row the engine ran beyond the landing place.
-    overshots: u32,
-    /// What is restored if it does so again.
-    before: Option<Before>,
-}
-
-/// What a run to a counted place begins with.
-struct Before {
-    cpu: CpuState,
-    ram: PageMap,
-    not_here: bool,
-}
-
-impl Stopping {
-    /// A run begins.
-    pub fn begin(&mut self) {
-        self.overshots = 0;
-    }
-
-    /// The machine is somewhere else now.
-    pub fn forget(&mut self) {
-        (self.stopped, self.not_here) = (None, false);
-    }
-
-    /// Whether the count of branches tells the place where the guest was stopped.
-    pub fn counts_branches(&self, engine: &dyn Engine) -> bool {
-        self.stopped.is_some() && engine.counts_branches() && !self.counts_anew
-    }
-}
 
 impl<U: Unit> Machine<U> {
     /// What the engine is told, from what the inputs want. Keeps what is needed if the engine then goes too

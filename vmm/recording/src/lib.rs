@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod checkpoint_head;
 pub mod checkpointer;
 pub mod checkpoints;
 pub mod console_digest;
@@ -19,6 +20,7 @@ pub mod files;
 mod head_v1;
 pub mod log;
 pub mod manifest;
+mod manifest_text;
 mod manifest_v5;
 mod moment_v1;
 pub mod opened;

@@ -33,16 +33,6 @@ pub struct EngineKind {
     pub build: BuildEngine,
 }
 
-impl EngineKind {
-    /// The software CPU.
-    pub const SOFT: EngineKind = EngineKind {
-        name: "soft",
-        counts_instructions: true,
-        most_breakpoints: usize::MAX,
-        build: |ram, model| Ok(Box::new(soft::SoftEngine::new(ram, model))),
-    };
-}
-
 impl PartialEq for EngineKind {
     fn eq(&self, other: &EngineKind) -> bool {
         self.name == other.name

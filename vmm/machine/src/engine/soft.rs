@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Stop, Tier, Traps, Watchpoint, fold_registers};
 use guest_ram::GuestRam;
 
-use crate::engine::{End, Engine, LandingPlace, Leave};
+use crate::engine::{End, Engine, EngineKind, LandingPlace, Leave};
 use crate::error::Error;
 use crate::position::{Count, Instructions};
 
@@ -31,6 +31,16 @@ fn chosen_tier() -> Option<Tier> {
             None
         }
     })
+}
+
+impl EngineKind {
+    /// The software CPU.
+    pub const SOFT: EngineKind = EngineKind {
+        name: "soft",
+        counts_instructions: true,
+        most_breakpoints: usize::MAX,
+        build: |ram, model| Ok(Box::new(SoftEngine::new(ram, model))),
+    };
 }
 
 /// The software CPU.
