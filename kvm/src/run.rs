@@ -39,8 +39,8 @@ pub struct KvmCpu {
     soft: Cpu,
     /// The software CPU's state is newer than the vCPU's.
     ahead: bool,
-    /// No instruction is half done in the vCPU, and what it says of interrupts is true.
-    settled: bool,
+    /// The vCPU stands between two instructions, and its word on interrupts is true.
+    between_instructions: bool,
     halted: bool,
     counter: Option<Box<dyn BranchCounter>>,
     /// What the counter said when the software CPU's count of branches was last brought up to date.
@@ -81,7 +81,7 @@ impl KvmCpu {
             vcpu: Vcpu::new(fd),
             soft,
             ahead: true,
-            settled: false,
+            between_instructions: false,
             halted: false,
             counter: None,
             counted: 0,
@@ -188,7 +188,7 @@ impl KvmCpu {
         self.update_counted()?;
         self.halted = state.halted;
         self.ahead = false;
-        self.settled = false;
+        self.between_instructions = false;
         Ok(())
     }
 
@@ -236,11 +236,11 @@ impl KvmCpu {
                 _ => None,
             };
             let asked = signals.stop || due || signals.interrupt || signals.nmi || self.halted;
-            if !self.settled && (asked || goal.is_some()) {
-                let exit = self.vcpu.settle(run.bus.cr8());
+            if !self.between_instructions && (asked || goal.is_some()) {
+                let exit = self.vcpu.complete_instruction(run.bus.cr8());
                 self.pass_task_priority(run.bus);
                 if matches!(exit, Exit::Interrupted) {
-                    self.settled = true;
+                    self.between_instructions = true;
                     continue;
                 }
                 if let Some(end) = self.handle(run, exit)? {
@@ -256,7 +256,7 @@ impl KvmCpu {
                 }
                 return Ok(End::Stop(Stop::Bus));
             }
-            if self.settled && self.vcpu.stops().contains(&self.vcpu.synced().regs.rip) {
+            if self.between_instructions && self.vcpu.stops().contains(&self.vcpu.synced().regs.rip) {
                 return Ok(End::Stop(Stop::Breakpoint));
             }
             let delivered = self.deliver(run.bus, signals)?;
@@ -278,7 +278,7 @@ impl KvmCpu {
                     if let Some(end) = self.look_for(run, goal)? {
                         return Ok(end);
                     }
-                    if !self.settled {
+                    if !self.between_instructions {
                         // The software CPU has gone a part of the way.
                         continue;
                     }

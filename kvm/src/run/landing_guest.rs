@@ -95,7 +95,7 @@ impl KvmCpu {
         // KVM completes the instruction in any case. What it answers does not matter: the caller replaces the state.
         const PARTS_OF_AN_INSTRUCTION: u32 = 4096;
         for _ in 0..PARTS_OF_AN_INSTRUCTION {
-            match self.vcpu.settle(run.bus.cr8()) {
+            match self.vcpu.complete_instruction(run.bus.cr8()) {
                 Exit::Interrupted => return Ok(true),
                 Exit::Stuck(why) => return Err(Error::Stuck { rip: self.vcpu.synced().regs.rip, why }),
                 _ => {}

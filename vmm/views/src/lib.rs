@@ -3,6 +3,6 @@
 #![forbid(unsafe_code)]
 
 pub mod core_file;
+pub mod guest_kernel;
 mod perfetto;
 pub mod trace;
-pub mod witness;
