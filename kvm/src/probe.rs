@@ -12,7 +12,7 @@ use kvm_ioctls::Cap;
 use crate::error::Error;
 use crate::run::KvmCpu;
 use crate::vm;
-use engine_contract::{End, Leave, Mark};
+use engine_contract::{End, LandingPlace, Leave};
 
 /// What a probe found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -191,15 +191,15 @@ fn system_call() -> Result<(), String> {
     expect("the privilege level behind SYSCALL", &run_to_halt(&mut cpu)?, &[0])
 }
 
-/// User: nop; nop; syscall. The mark is at the second nop.
+/// User: nop; nop; syscall. The landing place is at the second nop.
 fn user_breakpoint() -> Result<(), String> {
     let (mut cpu, state) = guest(&[0xf4], &[0x90, 0x90, 0x0f, 0x05])?;
     let state = user_state(state);
     cpu.set_state(&state);
     let registers = fold_registers(&state.gpr);
-    let mark = Mark { rip: USER_CODE + 1, registers, branches: None, ..Mark::default() };
-    match run(&mut cpu, Leave::At(mark))? {
-        (End::Mark, _) if cpu.statistics().landed_by_software == 0 => Ok(()),
+    let goal = LandingPlace { rip: USER_CODE + 1, registers, branches: None, ..LandingPlace::default() };
+    match run(&mut cpu, Leave::At(goal))? {
+        (End::LandingPlace, _) if cpu.statistics().landed_by_software == 0 => Ok(()),
         (end, _) => Err(format!("a hardware breakpoint did not hit ({end:?})")),
     }
 }

@@ -101,14 +101,20 @@ impl Guest for FakeVcpu {
     }
 }
 
-fn mark_of(place: &CpuState, not_here: bool) -> Mark {
+fn goal_of(place: &CpuState, not_here: bool) -> LandingPlace {
     let registers = fold_registers(&place.gpr);
-    Mark { rip: place.rip, registers, branches: Some(place.branches), not_here, ..Mark::default() }
+    LandingPlace {
+        rip: place.rip,
+        registers,
+        branches: Some(place.branches),
+        not_here,
+        ..LandingPlace::default()
+    }
 }
 
 /// One landing, or one that overshot.
-fn land(vcpu: &mut FakeVcpu, mark: Mark, margin: &mut Margin, seen: &mut Landings) -> Arrival {
-    let mut landing = Landing::new(mark, mark.branches.expect("it is counted"), margin);
+fn land(vcpu: &mut FakeVcpu, goal: LandingPlace, margin: &mut Margin, seen: &mut Landings) -> Arrival {
+    let mut landing = Landing::new(goal, goal.branches.expect("it is counted"), margin);
     let arrival = loop {
         if let Some(arrival) = landing.look(vcpu, seen).expect("nothing fails here") {
             break arrival;
@@ -150,12 +156,12 @@ impl World {
             if tries > 1 || !stands_there {
                 self.restore(from);
             }
-            let mut mark = mark_of(&to.state, false);
+            let mut goal = goal_of(&to.state, false);
             loop {
-                match land(&mut self.vcpu, mark, &mut self.margin, &mut self.seen) {
+                match land(&mut self.vcpu, goal, &mut self.margin, &mut self.seen) {
                     Arrival::Overshot => break,
                     Arrival::Landed if self.is_at(to) => return tries,
-                    Arrival::Landed => mark.not_here = true,
+                    Arrival::Landed => goal.not_here = true,
                 }
             }
         }
@@ -257,13 +263,13 @@ fn hits_after_as_many_branches_are_told_apart() {
             world.restore(&from);
             let hits = world.seen.hits;
             let mut arrival =
-                land(&mut world.vcpu, mark_of(&visit.state, false), &mut world.margin, &mut world.seen);
+                land(&mut world.vcpu, goal_of(&visit.state, false), &mut world.margin, &mut world.seen);
             if !changes_register {
                 // All have the same registers: who asks must look at RAM, and go on from each that is wrong.
                 for earlier in &visits[..number] {
                     assert!(world.is_at(earlier), "visit {number}");
-                    let mark = mark_of(&visit.state, true);
-                    arrival = land(&mut world.vcpu, mark, &mut world.margin, &mut world.seen);
+                    let goal = goal_of(&visit.state, true);
+                    arrival = land(&mut world.vcpu, goal, &mut world.margin, &mut world.seen);
                 }
             }
             assert_eq!(arrival, Arrival::Landed, "visit {number}, a register changes: {changes_register}");
@@ -301,7 +307,7 @@ fn nothing_lands_in_an_interrupt_shadow() {
     let shadow = reference.snapshot().state;
     for _ in 0..4 {
         world.restore(&from);
-        let arrival = land(&mut world.vcpu, mark_of(&shadow, false), &mut world.margin, &mut world.seen);
+        let arrival = land(&mut world.vcpu, goal_of(&shadow, false), &mut world.margin, &mut world.seen);
         assert_eq!(arrival, Arrival::Overshot);
     }
     assert_eq!(world.seen.landed, 0);
@@ -311,11 +317,11 @@ fn nothing_lands_in_an_interrupt_shadow() {
 fn nothing_lands_where_a_signal_interrupted_a_repeated_instruction() {
     let mut world = World::new(Behaviour::default(), 5);
     let place = Place { branches: 9, rip: 0x1000, registers: 3, interruptible: true, left: Left::Signal };
-    let mark = Mark { rip: 0x1000, registers: 3, branches: Some(9), ..Mark::default() };
-    let mut landing = Landing::new(mark, 9, &world.margin);
-    assert!(!landing.stands_on_mark(&mut world.vcpu, &place, &mut world.seen));
+    let goal = LandingPlace { rip: 0x1000, registers: 3, branches: Some(9), ..LandingPlace::default() };
+    let mut landing = Landing::new(goal, 9, &world.margin);
+    assert!(!landing.stands_on_goal(&mut world.vcpu, &place, &mut world.seen));
     let hit = Place { left: Left::Breakpoint, ..place };
-    assert!(landing.stands_on_mark(&mut world.vcpu, &hit, &mut world.seen));
+    assert!(landing.stands_on_goal(&mut world.vcpu, &hit, &mut world.seen));
 }
 
 #[test]
@@ -326,7 +332,7 @@ fn what_is_behind_the_place_is_overshot() {
     let early = reference.snapshot().state;
     reference.advance(10_000);
     world.restore(&reference.snapshot());
-    let arrival = land(&mut world.vcpu, mark_of(&early, false), &mut world.margin, &mut world.seen);
+    let arrival = land(&mut world.vcpu, goal_of(&early, false), &mut world.margin, &mut world.seen);
     assert_eq!(
         (arrival, world.vcpu.cpu.branches()),
         (Arrival::Overshot, reference.snapshot().state.branches)

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use cpu::{CpuModel, CpuState, EmptyBus, fold_registers};
-use engine_contract::{End, Leave, Mark};
+use engine_contract::{End, LandingPlace, Leave};
 use guest::{Random, Reference, Snapshot};
 use guest_ram::GuestRam;
 use kvm::{Behaviour, Counter, KvmCpu};
@@ -60,10 +60,11 @@ impl Lander {
                 self.restore(from);
             }
             let registers = fold_registers(&gpr);
-            let mut mark = Mark { rip, registers, branches: Some(branches), ..Mark::default() };
+            let mut goal =
+                LandingPlace { rip, registers, branches: Some(branches), ..LandingPlace::default() };
             loop {
-                match self.cpu.run(&mut self.bus, Leave::At(mark)).expect("KVM goes on") {
-                    End::Mark => {}
+                match self.cpu.run(&mut self.bus, Leave::At(goal)).expect("KVM goes on") {
+                    End::LandingPlace => {}
                     End::Overshot => break,
                     other => panic!("an end that nothing is there for: {other:?}"),
                 }
@@ -73,7 +74,7 @@ impl Lander {
                         return;
                     }
                     // The same registers after as many branches, and other RAM: another call of the same function.
-                    Some(why) if why.starts_with("RAM") => mark.not_here = true,
+                    Some(why) if why.starts_with("RAM") => goal.not_here = true,
                     Some(why) => panic!("landed elsewhere: {why}"),
                 }
             }
@@ -161,6 +162,11 @@ fn refuse_shadow(reference: &mut Reference, lander: &mut Lander) {
     reference.advance_to_shadow();
     let CpuState { rip, branches, gpr, .. } = reference.snapshot().state;
     lander.restore(&from);
-    let mark = Mark { rip, registers: fold_registers(&gpr), branches: Some(branches), ..Mark::default() };
-    assert_eq!(lander.cpu.run(&mut lander.bus, Leave::At(mark)).expect("KVM goes on"), End::Overshot);
+    let goal = LandingPlace {
+        rip,
+        registers: fold_registers(&gpr),
+        branches: Some(branches),
+        ..LandingPlace::default()
+    };
+    assert_eq!(lander.cpu.run(&mut lander.bus, Leave::At(goal)).expect("KVM goes on"), End::Overshot);
 }

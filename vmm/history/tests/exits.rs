@@ -11,7 +11,7 @@ use history::replay::verify::verify;
 use history::replay::{self, ReplayEnd, replay};
 use history::timeline::{Timeline, TravelStop};
 use machine::config::{MachineConfig, MachineOptions};
-use machine::engine::{End, Engine, EngineKind, Leave, Mark};
+use machine::engine::{End, Engine, EngineKind, LandingPlace, Leave};
 use machine::error::Error;
 use machine::inputs::{Event, PowerOn};
 use machine::notation::PositionSpec;
@@ -89,11 +89,11 @@ fn stops_carry_the_count_of_branches() {
     }
 }
 
-/// Goes beyond counted marks: once, or always.
+/// Goes beyond counted landing places: once, or always.
 struct Overshooting {
     inner: Box<dyn Engine>,
     always: bool,
-    last: Option<Mark>,
+    last: Option<LandingPlace>,
     overshot: std::sync::Arc<AtomicU32>,
 }
 
@@ -105,11 +105,11 @@ impl Engine for Overshooting {
         origin: Instructions,
         leave: Leave,
     ) -> Result<End, Error> {
-        let mark = match leave {
-            Leave::At(mark) if mark.branches.is_some() => mark,
+        let goal = match leave {
+            Leave::At(goal) if goal.branches.is_some() => goal,
             _ => return self.inner.run(bus, until, origin, leave),
         };
-        if !self.always && self.last.replace(mark) == Some(mark) {
+        if !self.always && self.last.replace(goal) == Some(goal) {
             return self.inner.run(bus, until, origin, leave);
         }
         self.overshot.fetch_add(1, Relaxed);

@@ -12,6 +12,7 @@ use devices::{PanicKind, Request};
 use guest_ram::{GuestRam, RamView};
 
 use crate::asking_bus::AskingBus;
+use crate::between_exits::Stopping;
 use crate::bus::MachineBus;
 use crate::clock::{Clock, MAX_TIME_NS};
 use crate::comparable::Likeness;
@@ -25,7 +26,6 @@ use crate::outcome::Outcome;
 use crate::position::{Instructions, Moment};
 use crate::power_on::{entropy_seed, entry_state, kernel_seed, start_pit};
 use crate::ram_digest::RamDigest;
-use crate::stopping::Stopping;
 use crate::unit::Unit;
 use crate::written_pages::WrittenPages;
 

@@ -20,11 +20,11 @@ use iced_x86::{Code, Decoder, DecoderOptions};
 use serde::Serialize;
 use syscalls::x86_64::Sysno;
 
+use crate::guest_kernel::GuestKernel;
 use crate::perfetto::{
     DebugAnnotation, FtraceEvent, FtraceEventBundle, Packets, ProcessDescriptor, SchedSwitch,
     ThreadDescriptor, TracePacket, TrackDescriptor, TrackEvent, kind,
 };
-use crate::witness::Witness;
 use history::timeline::{Breakpoint, Cause, Hit, Poll, Stops, Timeline};
 use machine::Machine;
 use machine::error::Error;
@@ -75,13 +75,13 @@ pub fn write(
     poll: &mut Poll<'_>,
     mut progress: impl FnMut(Instructions),
 ) -> Result<Counts, Error> {
-    let witness = witness(timeline, from, poll)?;
-    let places = Places::of(timeline.machine(), &witness.symbols);
+    let kernel = kernel(timeline, from, poll)?;
+    let places = Places::of(timeline.machine(), &kernel.symbols);
     let mut file = NewFile::begin(path)?;
     let unwritten = |source| Error::file("write", path)(source);
     let mut trace = Trace::new(Packets::new(BufWriter::new(file.file())));
     timeline.set_stops(places.stops());
-    let look = |machine: &Machine<Instructions>, hit| Note::of(machine, hit, &witness, &places);
+    let look = |machine: &Machine<Instructions>, hit| Note::of(machine, hit, &kernel, &places);
     let mut add = |notes: Vec<Note>| {
         notes.last().iter().for_each(|note| progress(note.at));
         notes.into_iter().try_for_each(|note| trace.add(note)).map_err(unwritten)
@@ -96,14 +96,14 @@ pub fn write(
 }
 
 /// What is known of the kernel: where the trace begins, or at the recording's end where there is none yet.
-fn witness(timeline: &mut Timeline, from: Instructions, poll: &mut Poll<'_>) -> Result<Witness, Error> {
+fn kernel(timeline: &mut Timeline, from: Instructions, poll: &mut Poll<'_>) -> Result<GuestKernel, Error> {
     timeline.seek(from, poll)?.unless_interrupted()?;
-    if let Ok(witness) = Witness::of_guest(timeline.machine()) {
-        return Ok(witness);
+    if let Ok(kernel) = GuestKernel::of_guest(timeline.machine()) {
+        return Ok(kernel);
     }
     timeline.seek(timeline.end(), poll)?.unless_interrupted()?;
     let none = |none| Error::Position(format!("there is nothing to trace: {none} at the recording's end"));
-    Witness::of_guest(timeline.machine()).map_err(none)
+    GuestKernel::of_guest(timeline.machine()).map_err(none)
 }
 
 /// Instructions that are looked for; what a kernel does not have is left out.
@@ -182,9 +182,9 @@ struct Interrupted {
 }
 
 impl Note {
-    fn of(machine: &Machine<Instructions>, hit: Hit, witness: &Witness, places: &Places) -> Note {
+    fn of(machine: &Machine<Instructions>, hit: Hit, kernel: &GuestKernel, places: &Places) -> Note {
         let time_ns = machine.moment().time_ns;
-        let thread = witness.thread(machine);
+        let thread = kernel.thread(machine);
         let what = match hit.cause {
             Cause::SystemCall(number) => What::SystemCall(number),
             Cause::Vector(vector) => {
@@ -202,7 +202,7 @@ impl Note {
             Cause::Breakpoint(at) if Some(at) == places.interrupt_return => {
                 What::InterruptReturns { to_program: stack_word(machine, 8).is_some_and(|cs| cs & 3 == 3) }
             }
-            Cause::Breakpoint(at) if Some(at) == places.switch => switch(machine, witness),
+            Cause::Breakpoint(at) if Some(at) == places.switch => switch(machine, kernel),
             Cause::Breakpoint(_) | Cause::Watch { .. } => What::Nothing,
         };
         Note { at: hit.before, time_ns, thread, what }
@@ -229,9 +229,9 @@ fn interrupted(machine: &Machine<Instructions>, vector: u8) -> Option<Interrupte
 }
 
 /// The threads that the kernel's function was given.
-fn switch(machine: &Machine<Instructions>, witness: &Witness) -> What {
+fn switch(machine: &Machine<Instructions>, kernel: &GuestKernel) -> What {
     let gpr = machine.cpu().state().gpr;
-    let (previous, next) = (witness.thread_at(machine, gpr[7]), witness.thread_at(machine, gpr[6]));
+    let (previous, next) = (kernel.thread_at(machine, gpr[7]), kernel.thread_at(machine, gpr[6]));
     match (previous, next) {
         (Some((_, state)), Some((next, _))) => What::Switch { next, state },
         _ => What::Nothing,

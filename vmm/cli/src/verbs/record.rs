@@ -15,8 +15,8 @@ use crate::companion::{Companion, Leftovers};
 use crate::go_live::Source;
 use crate::machine_args::MachineArgs;
 use crate::output::say;
-use crate::overheard::Overheard;
 use crate::recorded::{CheckpointArgs, record_to_end, say_when_files_may_not_grow};
+use crate::run_listener::WithListener;
 use crate::sandbox_arg::SandboxArgs;
 use crate::stats::StatsArgs;
 
@@ -63,7 +63,7 @@ fn record_from<U: Unit, I: Inputs<U>>(
     let (mut begun, live) = planned.begin()?;
     let log = begun.log(&args.output)?;
     say(&format!("ttvm: {}", live.pacing()));
-    let inputs = Overheard { inner: inputs(live), listener: marks.clone() };
+    let inputs = WithListener { inner: inputs(live), listener: marks.clone() };
     let recorder = Recorder::new(inputs, log, begun.power_on);
     let code = record_to_end(&args.checkpoints, &args.output, &mut begun.machine, recorder)?;
     args.stats.write(&marks, &begun.machine)?;

@@ -9,7 +9,7 @@ use machine::error::{Error, exit_code};
 use machine::notation::PositionSpec;
 use machine::position::{Count, Instructions};
 use serde::Serialize;
-use views::witness::{Told, Witness};
+use views::guest_kernel::{Backtrace, GuestKernel};
 
 use crate::engine_arg::EngineArgs;
 use crate::travel::{PartArgs, stretch};
@@ -79,7 +79,7 @@ struct Place {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    backtrace: Option<Told>,
+    backtrace: Option<Backtrace>,
 }
 
 impl Found {
@@ -95,18 +95,18 @@ impl Place {
         machine: &Machine<Instructions>,
         instruction: Instructions,
         cause: Cause,
-        witness: Option<&Witness>,
+        kernel: Option<&GuestKernel>,
         with_backtrace: bool,
     ) -> Place {
-        let thread = witness.and_then(|witness| witness.thread(machine));
+        let thread = kernel.and_then(|kernel| kernel.thread(machine));
         Place {
             instruction: instruction.number(),
-            what: cause.told(witness.map(|witness| &witness.symbols)),
+            what: cause.told(kernel.map(|kernel| &kernel.symbols)),
             guest_seconds: machine.moment().time_ns as f64 / 1e9,
             rip: None,
             pid: thread.as_ref().map(|thread| thread.id),
             name: thread.map(|thread| thread.name),
-            backtrace: witness.filter(|_| with_backtrace).and_then(|witness| witness.backtrace(machine).ok()),
+            backtrace: kernel.filter(|_| with_backtrace).and_then(|kernel| kernel.backtrace(machine).ok()),
         }
     }
 }
@@ -147,46 +147,46 @@ fn search(
     wait: &mut Wait,
 ) -> Result<Found, Error> {
     let condition = args.condition.parse::<Condition>();
-    let mut witness = None;
+    let mut kernel = None;
     if args.all || args.backtrace || condition.is_err() {
         // What the guest's kernel says of itself. At the very start there is no kernel yet that could be asked.
         let place = if from == Instructions(0) { timeline.end() } else { from };
         if timeline.seek(place, &mut || wait.poll())? == TravelStop::Interrupted {
             return Ok(Found::interrupted_before(from));
         }
-        witness = Witness::of_guest(timeline.machine()).ok();
+        kernel = GuestKernel::of_guest(timeline.machine()).ok();
     }
     if args.backtrace {
-        can_trace_back(timeline, witness.as_ref())?;
+        can_trace_back(timeline, kernel.as_ref())?;
     }
-    let named = |witness: &Witness| Condition::parse(&args.condition, &witness.symbols);
-    let condition = condition.or_else(|why| witness.as_ref().map_or(Err(why), named));
+    let named = |kernel: &GuestKernel| Condition::parse(&args.condition, &kernel.symbols);
+    let condition = condition.or_else(|why| kernel.as_ref().map_or(Err(why), named));
     timeline.set_stops(condition.map_err(Error::Position)?.0);
     if args.all {
-        all(args, timeline, (from, to), witness.as_ref(), wait)
+        all(args, timeline, (from, to), kernel.as_ref(), wait)
     } else {
-        one(args, timeline, from, witness.as_ref(), wait)
+        one(args, timeline, from, kernel.as_ref(), wait)
     }
 }
 
 /// Refuses what no place could show.
-fn can_trace_back(timeline: &Timeline, witness: Option<&Witness>) -> Result<(), Error> {
+fn can_trace_back(timeline: &Timeline, kernel: Option<&GuestKernel>) -> Result<(), Error> {
     let none =
         |why: &dyn std::fmt::Display| Error::Position(format!("there are no backtraces to show: {why}"));
-    let witness = witness.ok_or_else(|| none(&guest_symbols::NoKernel))?;
-    witness.backtrace(timeline.machine()).map(drop).map_err(|missing| none(&missing))
+    let kernel = kernel.ok_or_else(|| none(&guest_symbols::NoKernel))?;
+    kernel.backtrace(timeline.machine()).map(drop).map_err(|missing| none(&missing))
 }
 
 fn all(
     args: &Args,
     timeline: &mut Timeline,
     (from, to): (Instructions, Instructions),
-    witness: Option<&Witness>,
+    kernel: Option<&GuestKernel>,
     wait: &mut Wait,
 ) -> Result<Found, Error> {
     let before = timeline.replayed_steps();
     let look = |machine: &Machine<Instructions>, hit: Hit| {
-        Place::of(machine, hit.before, hit.cause, witness, args.backtrace)
+        Place::of(machine, hit.before, hit.cause, kernel, args.backtrace)
     };
     let hits = timeline.hits_seen(from, to, args.limit.get(), &look, &mut || wait.poll())?;
     let edge = hits.interrupted_at.map(Count::number);
@@ -198,7 +198,7 @@ fn one(
     args: &Args,
     timeline: &mut Timeline,
     from: Instructions,
-    witness: Option<&Witness>,
+    kernel: Option<&GuestKernel>,
     wait: &mut Wait,
 ) -> Result<Found, Error> {
     // A search backward restores states before `from` and need not stand there; a checkpoint at the end is
@@ -214,7 +214,7 @@ fn one(
     };
     let replayed = timeline.replayed_steps() - before;
     let hits = match stop {
-        TravelStop::Hit(cause) => vec![place_here(args, timeline, cause, witness)],
+        TravelStop::Hit(cause) => vec![place_here(args, timeline, cause, kernel)],
         _ => Vec::new(),
     };
     let interrupted = stop == TravelStop::Interrupted;
@@ -222,9 +222,9 @@ fn one(
     Ok(Found { hits, replayed, interrupted, goes_on_at })
 }
 
-fn place_here(args: &Args, timeline: &Timeline, cause: Cause, witness: Option<&Witness>) -> Place {
+fn place_here(args: &Args, timeline: &Timeline, cause: Cause, kernel: Option<&GuestKernel>) -> Place {
     let machine = timeline.machine();
-    let place = Place::of(machine, timeline.position(), cause, witness, args.backtrace);
+    let place = Place::of(machine, timeline.position(), cause, kernel, args.backtrace);
     Place { rip: Some(format!("{:#x}", machine.cpu().rip())), ..place }
 }
 
@@ -244,6 +244,6 @@ fn lines_of(place: &Place) -> Vec<String> {
     if let (Some(pid), Some(name)) = (place.pid, &place.name) {
         line += &format!("  {pid} ({name})");
     }
-    let calls = place.backtrace.iter().flat_map(Told::lines).map(|call| format!("    {call}"));
+    let calls = place.backtrace.iter().flat_map(Backtrace::lines).map(|call| format!("    {call}"));
     [line].into_iter().chain(calls).collect()
 }

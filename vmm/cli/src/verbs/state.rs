@@ -10,7 +10,7 @@ use machine::error::{Error, exit_code};
 use machine::position::{Count, Instructions};
 use machine::{Machine, hex};
 use serde::Serialize;
-use views::witness::{Told, Witness};
+use views::guest_kernel::{Backtrace, GuestKernel};
 
 use crate::travel::PlaceArgs;
 
@@ -83,7 +83,7 @@ struct State {
     #[serde(skip_serializing_if = "Option::is_none")]
     processes: Option<Vec<Task>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    backtrace: Option<Told>,
+    backtrace: Option<Backtrace>,
     #[serde(skip_serializing_if = "Option::is_none")]
     dmesg: Option<Vec<Said>>,
     console: Vec<String>,
@@ -247,10 +247,10 @@ fn tasks(machine: &Machine<Instructions>) -> Result<Vec<Task>, Error> {
     Ok(tasks)
 }
 
-fn backtrace(machine: &Machine<Instructions>) -> Result<Told, Error> {
+fn backtrace(machine: &Machine<Instructions>) -> Result<Backtrace, Error> {
     let none = |why: &dyn std::fmt::Display| Error::Position(format!("there is no backtrace to show: {why}"));
-    let witness = Witness::of_guest(machine).map_err(|no_kernel| none(&no_kernel))?;
-    witness.backtrace(machine).map_err(|missing| none(&missing))
+    let kernel = GuestKernel::of_guest(machine).map_err(|no_kernel| none(&no_kernel))?;
+    kernel.backtrace(machine).map_err(|missing| none(&missing))
 }
 
 fn dmesg(machine: &Machine<Instructions>) -> Result<Vec<Said>, Error> {

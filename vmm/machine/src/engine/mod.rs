@@ -2,14 +2,14 @@
 //!
 //! [`Engine`] is what the machine needs of an engine, and [`EngineKind`] names one and builds it. [`soft`] is the
 //! software CPU; other packages bring others. The words in which a machine tells an engine when to leave the guest
-//! ([`Leave`], [`Mark`], [`End`]) are in the package `engine-contract`.
+//! ([`Leave`], [`LandingPlace`], [`End`]) are in the package `engine-contract`.
 //!
 //! Engines know no devices, inputs or logs: they see RAM and a bus.
 
 pub mod soft;
 
 use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Tier, Traps, Watchpoint};
-pub use engine_contract::{End, Landings, Leave, Mark, Statistics};
+pub use engine_contract::{End, LandingPlace, Landings, Leave, Statistics};
 use guest_ram::GuestRam;
 
 use crate::error::Error;
@@ -29,16 +29,6 @@ pub struct EngineKind {
     pub most_breakpoints: usize,
     /// Builds one.
     pub build: BuildEngine,
-}
-
-impl EngineKind {
-    /// The software CPU.
-    pub const SOFT: EngineKind = EngineKind {
-        name: "soft",
-        counts_instructions: true,
-        most_breakpoints: usize::MAX,
-        build: |ram, model| Ok(Box::new(soft::SoftEngine::new(ram, model))),
-    };
 }
 
 impl PartialEq for EngineKind {
@@ -78,7 +68,7 @@ pub trait Engine: Send {
     fn note_written(&mut self) -> Result<(), Error>;
     /// Whether its states count retired conditional branches.
     fn counts_branches(&self) -> bool;
-    /// Whether it may run beyond a mark whose branches are counted ([`End::Overshot`]).
+    /// Whether it may run beyond a landing place whose branches are counted ([`End::Overshot`]).
     fn overshoots(&self) -> bool {
         false
     }

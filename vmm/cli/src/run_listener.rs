@@ -6,8 +6,8 @@ use machine::error::Error;
 use machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
 use machine::position::{Count, Moment};
 
-/// What hears of a run.
-pub trait Eavesdrop {
+/// Hears what happens in a run.
+pub trait RunListener {
     /// The run has come to this time.
     fn comes_to(&mut self, _time_ns: u64) {}
 
@@ -20,13 +20,13 @@ pub trait Eavesdrop {
     }
 }
 
-/// Inputs, and what listens.
-pub struct Overheard<I, L> {
+/// Inputs, and a listener that hears what they bring and what the guest prints.
+pub struct WithListener<I, L> {
     pub inner: I,
     pub listener: L,
 }
 
-impl<C: Count, I: Inputs<C>, L: Eavesdrop> Inputs<C> for Overheard<I, L> {
+impl<C: Count, I: Inputs<C>, L: RunListener> Inputs<C> for WithListener<I, L> {
     fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error> {
         self.listener.comes_to(view.moment.time_ns);
         self.inner.poll(view)

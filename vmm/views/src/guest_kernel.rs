@@ -1,4 +1,4 @@
-//! What can be said of the guest at a place of its run: which thread runs, and who called whom.
+//! The guest's kernel at a place of its run: the thread that runs, and its backtrace.
 
 use guest_symbols::modules::Missing;
 use guest_symbols::orc::Unwinder;
@@ -9,18 +9,20 @@ use serde::Serialize;
 use machine::Machine;
 use machine::unit::Unit;
 
-/// What is known of a guest's kernel, at all places where it and its modules lie where they lay when this was made.
+/// A guest's kernel: its symbols, its tasks and how to unwind its stack.
+///
+/// Valid at all places where the kernel and its modules have the addresses that they had when this was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Witness {
+pub struct GuestKernel {
     /// The names of its functions and variables.
     pub symbols: Symbols,
     tasks: Option<Tasks>,
     unwinder: Result<Unwinder, Missing>,
 }
 
-/// Who called whom, the innermost function first.
+/// The functions that have not returned, the innermost first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Told {
+pub struct Backtrace {
     /// The functions.
     pub frames: Vec<Call>,
     /// What is behind the last of them.
@@ -36,13 +38,13 @@ pub struct Call {
     pub function: Option<String>,
 }
 
-impl Witness {
-    /// What there is to know of the kernel that a guest runs. Takes a while: searches for the kernel's symbols.
-    pub fn of_guest<U: Unit>(machine: &Machine<U>) -> Result<Witness, NoKernel> {
+impl GuestKernel {
+    /// Finds the kernel that a guest runs. Takes a while: searches RAM for the kernel's symbols.
+    pub fn of_guest<U: Unit>(machine: &Machine<U>) -> Result<GuestKernel, NoKernel> {
         let symbols = Symbols::of_guest(machine)?;
         let tasks = Tasks::of_kernel(machine, &symbols).ok();
         let unwinder = Unwinder::of_kernel(machine, &symbols);
-        Ok(Witness { symbols, tasks, unwinder })
+        Ok(GuestKernel { symbols, tasks, unwinder })
     }
 
     /// The thread that runs, or was interrupted.
@@ -56,18 +58,18 @@ impl Witness {
     }
 
     /// Who called whom in the kernel.
-    pub fn backtrace<U: Unit>(&self, machine: &Machine<U>) -> Result<Told, Missing> {
+    pub fn backtrace<U: Unit>(&self, machine: &Machine<U>) -> Result<Backtrace, Missing> {
         let unwinder = self.unwinder.as_ref().map_err(Missing::clone)?;
         let found = unwinder.walk(machine, machine.unwind_registers());
         let call = |frame: &guest_symbols::orc::Frame| Call {
             address: format!("{:#x}", frame.address),
             function: frame.name(&self.symbols),
         };
-        Ok(Told { frames: found.frames.iter().map(call).collect(), end: found.end.to_string() })
+        Ok(Backtrace { frames: found.frames.iter().map(call).collect(), end: found.end.to_string() })
     }
 }
 
-impl Told {
+impl Backtrace {
     /// A line for each function, and one for what is behind them.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         let line = |call: &Call| format!("{}  {}", call.address, call.function.as_deref().unwrap_or("?"));
