@@ -8,7 +8,6 @@ use std::sync::Arc;
 use gdb::Refusal;
 use guest_symbols::dwarf::DebugInfo;
 use guest_symbols::messages;
-use guest_symbols::orc::Unwinder;
 use guest_symbols::tasks::{NoTasks, Tasks};
 use guest_symbols::vmlinux::Placement;
 use guest_symbols::{NoKernel, Symbols, elf};
@@ -17,6 +16,7 @@ use tempfile::TempDir;
 use super::GdbTarget;
 use history::timeline::{Cause, number};
 use machine::position::Instructions;
+use views::witness::Told;
 
 /// A place in the run, and where the fork begins that it is in.
 type Place = (Instructions, Option<Instructions>);
@@ -69,16 +69,13 @@ impl GdbTarget<'_> {
     /// Who called whom in the kernel.
     pub(super) fn backtrace(&mut self) -> Result<String, Refusal> {
         let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
-        let machine = self.timeline.machine();
-        let unwinder =
-            Unwinder::of_kernel(machine, &symbols).map_err(|missing| Refusal::new(missing.to_string()))?;
-        let found = unwinder.walk(machine, machine.unwind_registers());
+        let told = Told::of(self.timeline.machine(), &symbols);
+        let told = told.map_err(|missing| Refusal::new(missing.to_string()))?;
         let mut text = String::new();
-        for (number, frame) in found.frames.iter().enumerate() {
-            let name = frame.name(&symbols).unwrap_or_else(|| "?".to_string());
-            let _ = writeln!(text, "#{number:<3} {:#018x} {name}", frame.address);
+        for (number, call) in told.frames.iter().enumerate() {
+            let _ = writeln!(text, "#{number:<3} {:#018x} {}", call.address, call.name());
         }
-        let _ = writeln!(text, "from {}", found.end);
+        let _ = writeln!(text, "from {}", told.end);
         Ok(text)
     }
 
