@@ -8,11 +8,9 @@
 
 mod beginning;
 mod companion;
-
 mod engine_arg;
 mod go_live;
 mod interrupt;
-mod late_start;
 mod machine_args;
 mod network_arg;
 mod output;

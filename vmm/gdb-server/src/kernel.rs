@@ -8,9 +8,9 @@ use std::sync::Arc;
 use gdb::Refusal;
 use guest_symbols::dwarf::DebugInfo;
 use guest_symbols::messages;
-use guest_symbols::orc::Unwinder;
 use guest_symbols::tasks::{NoTasks, Tasks};
 use guest_symbols::{NoKernel, Symbols};
+use views::guest_kernel::Backtrace;
 
 use super::GdbTarget;
 use history::timeline::{Cause, number};
@@ -41,16 +41,13 @@ impl GdbTarget<'_> {
     /// Who called whom in the kernel.
     pub(super) fn backtrace(&mut self) -> Result<String, Refusal> {
         let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
-        let machine = self.timeline.machine();
-        let unwinder =
-            Unwinder::of_kernel(machine, &symbols).map_err(|missing| Refusal::new(missing.to_string()))?;
-        let found = unwinder.walk(machine, machine.unwind_registers());
+        let told = Backtrace::of(self.timeline.machine(), &symbols);
+        let told = told.map_err(|missing| Refusal::new(missing.to_string()))?;
         let mut text = String::new();
-        for (number, frame) in found.frames.iter().enumerate() {
-            let name = frame.name(&symbols).unwrap_or_else(|| "?".to_string());
-            let _ = writeln!(text, "#{number:<3} {:#018x} {name}", frame.address);
+        for (number, call) in told.frames.iter().enumerate() {
+            let _ = writeln!(text, "#{number:<3} {:#018x} {}", call.address, call.name());
         }
-        let _ = writeln!(text, "from {}", found.end);
+        let _ = writeln!(text, "from {}", told.end);
         Ok(text)
     }
 

@@ -10,18 +10,16 @@ use std::sync::{Arc, Mutex};
 use cpu::CpuState;
 use history::replay::{Replay, ReplayEnd};
 use history::timeline::Timeline;
-use machine::config::{Images, MachineConfig};
+use machine::engine::EngineKind;
 use machine::error::{Error, exit_code};
-use machine::inputs::{Event, Idle, Inputs, PowerOn, View};
+use machine::inputs::{Event, Idle, Inputs, View};
 use machine::position::{Count, Instructions, Moment};
 use machine::{Machine, MachineState, RunStop, Start};
-use recording::checkpointer;
 use recording::log::EndRecord;
 use recording::pace::CheckpointOptions;
 use recording::pack::{DEFAULT_MAX_BYTES, pack, unpack};
 use recording::player::Scrutiny;
-use recording::recorder::Recorder;
-use recording::{Recording, create_folder};
+use recording::{Recordable, Recording, create_folder};
 use tiny_guest::{Numbers, Script, change, open, record, record_calls, typed};
 
 const CALLS: u32 = 3_000;
@@ -66,13 +64,6 @@ struct Future {
     ram: [u8; 16],
 }
 
-fn power_on(recording: &Recording<Instructions>) -> PowerOn {
-    match recording.log.power_on().unwrap().event {
-        Event::PowerOn(power_on) => power_on,
-        other => panic!("{other:?}"),
-    }
-}
-
 /// The start at a place of a recording.
 fn start_at(recording: &Recording<Instructions>, at: Instructions) -> Result<Start, Error> {
     let mut timeline = Timeline::open_with(recording, 1).unwrap();
@@ -80,30 +71,21 @@ fn start_at(recording: &Recording<Instructions>, at: Instructions) -> Result<Sta
     Start::of(timeline.machine_mut())
 }
 
-fn machine_at(config: &MachineConfig, start: Start, power_on: &PowerOn) -> Machine<Instructions> {
-    Machine::new(config, &Images::of_start(start), power_on).unwrap()
-}
-
 /// Goes on from a place of a recording, and records that.
 fn go_on(from: &Recording<Instructions>, at: Instructions, to: &Path, script: Script) -> Future {
-    let config = MachineConfig { start: None, ..from.manifest.machine.clone() };
     let start = start_at(from, at).unwrap();
-    create_folder(to).unwrap();
-    let log = Recording::<Instructions>::begin_from(to, &config, &start).unwrap();
-    let mut machine = machine_at(&config, start, &power_on(from));
+    let mut guest = Recordable::<Instructions>::going_on(EngineKind::SOFT, from, start).unwrap();
     let console = Rc::new(RefCell::new(Vec::new()));
     let heard = Heard { script, console: console.clone(), pauses_after: None };
-    let mut recorder = Recorder::new(heard, log, power_on(from));
-    recorder.check_every(tiny_guest::DENSE);
     let options = CheckpointOptions {
         interval_ns: 10_000,
         min_steps: 10_000,
         slice_steps: 10_000,
         ..CheckpointOptions::default()
     };
-    checkpointer::record(&mut machine, &mut recorder, to, options).unwrap();
-    recorder.finish(&mut machine).unwrap();
-    future(console.take(), &mut machine)
+    let recording = guest.record_in(to).unwrap().checks(tiny_guest::DENSE).checkpoints(Some(options));
+    recording.run(heard).unwrap();
+    future(console.take(), &mut guest.machine)
 }
 
 fn future(console: Vec<u8>, machine: &mut Machine<Instructions>) -> Future {
@@ -237,26 +219,21 @@ fn what_is_typed_after_going_live_is_recorded_anew_and_can_be_gone_on_from_again
 fn a_machine_that_runs_is_recorded_from_a_pause_on() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = calls(directory.path());
-    let config = recording.manifest.machine.clone();
-    let power_on = power_on(&recording);
+    let options = tiny_guest::options(directory.path().join(format!("calls-{CALLS}")));
     for pauses in [1, 2, 50] {
-        let mut machine = Machine::new(&config, &config.read_images().unwrap(), &power_on).unwrap();
+        let mut guest = Recordable::new(&options, tiny_guest::POWER_ON).unwrap();
         let console = Rc::new(RefCell::new(Vec::new()));
         let mut heard =
             Heard { script: Script(Vec::new()), console: console.clone(), pauses_after: Some(pauses) };
-        assert_eq!(machine.run(Instructions::MAX, &mut heard).unwrap(), RunStop::Paused);
-        let (at, before) = (machine.moment(), console.take());
+        assert_eq!(guest.machine.run(Instructions::MAX, &mut heard).unwrap(), RunStop::Paused);
+        let (at, before) = (guest.machine.moment(), console.take());
         let to = directory.path().join(format!("late-{pauses}.ttvm"));
         create_folder(&to).unwrap();
-        let start = Start::of(&mut machine).unwrap();
-        let log = Recording::<Instructions>::begin_from(&to, &config, &start).unwrap();
-        machine.begin_at(&start).unwrap();
-        assert_eq!(machine.moment(), Moment { count: Instructions(0), time_ns: at.time_ns });
-        let mut recorder = Recorder::new(heard, log, power_on.clone());
-        checkpointer::record(&mut machine, &mut recorder, &to, CheckpointOptions::default()).unwrap();
-        recorder.finish(&mut machine).unwrap();
+        let late = guest.record_from_here(&to).unwrap();
+        assert_eq!(late.machine().moment(), Moment { count: Instructions(0), time_ns: at.time_ns });
+        late.run(heard).unwrap();
         let expected = recorded_future(&recording, at.count);
-        must_be_equal(&future(console.take(), &mut machine), &expected, at.count);
+        must_be_equal(&future(console.take(), &mut guest.machine), &expected, at.count);
         assert!(pauses == 1 || !before.is_empty());
         must_replay(&open(&to));
     }

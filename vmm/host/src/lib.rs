@@ -21,28 +21,41 @@
 //!
 //! This is the only package that asks the host for what a guest gets to see: input, time, randomness. It knows nothing
 //! of logs, and nothing that replays uses it.
+//!
+//! Without default features there is the console alone. The features `kvm`, `network` and `vfio` each add what their names
+//! say, and the packages that they need.
 
 #![forbid(unsafe_code)]
 
 mod clock;
 mod console;
 mod inputs;
+#[cfg(feature = "kvm")]
 pub mod kvm_engine;
+#[cfg(feature = "network")]
 mod network;
+#[cfg(feature = "network")]
 mod passt;
+#[cfg(feature = "vfio")]
 mod passthrough;
+#[cfg(feature = "network")]
 mod peer;
 mod screen;
 mod stopping;
+#[cfg(feature = "network")]
 mod tap;
 mod terminal;
 
 pub use clock::{ClockOptions, LiveClock};
 pub use console::{LiveConsole, LiveOptions, Pacing};
 pub use inputs::LiveInputs;
+#[cfg(feature = "kvm")]
 pub use kvm_engine::KVM;
+#[cfg(feature = "network")]
 pub use passt::{Forward, PASST_SOCKET_BYTES, Protocol};
+#[cfg(feature = "vfio")]
 pub use passthrough::{ALLOWED_PORTS, OpenedDevices, PassedOptions};
+#[cfg(feature = "network")]
 pub use peer::{NetworkOptions, Peer};
 pub use terminal::RawTerminal;
 

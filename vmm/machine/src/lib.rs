@@ -34,6 +34,8 @@
 //! [`start`] is a machine that goes on from such a state in place of power-on. [`checks`], [`hashes`], [`ram_digest`]
 //! and [`comparable`] say whether two machines are equal.
 //!
+//! [`script`] has inputs for programs that have no host to ask.
+//!
 //! Nothing here knows of recordings, or whether the inputs are live or a log.
 
 #![forbid(unsafe_code)]
@@ -64,6 +66,7 @@ pub mod position;
 mod power_on;
 pub mod ram_digest;
 pub mod run;
+pub mod script;
 pub mod start;
 pub mod state_v1;
 mod states;

@@ -37,7 +37,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Start with [`recorder`] and [`player`]: the recorder writes the log, and the player gives what is in it. [`opened`]
+//! To make a recording, start with [`Recordable`]: a machine and its description. `vmm/history/examples` has whole programs.
+//! To understand one, start with [`recorder`] and [`player`]: the recorder writes the log, and the player gives what is in it. [`opened`]
 //! is a recording on disk. [`manifest`] says which machine it is of, [`mod@log`] holds what came in, and
 //! [`checkpoints`] holds the machine at some points. The [`checkpointer`] decides when checkpoints are taken, at a
 //! [`pace`]; the [`trail`] keeps two more for the end. [`pack`] makes one file of everything. `vmm/recording/FORMAT.md`
@@ -85,14 +86,18 @@ pub mod manifest;
 mod manifest_text;
 mod manifest_v5;
 mod moment_v1;
+pub mod new_recording;
 pub mod opened;
 pub mod pace;
 pub mod pack;
 pub mod player;
+pub mod recordable;
 pub mod recorder;
 pub mod relink;
 pub mod trail;
 
 pub use files::{CHECKPOINTS, EVENTS, MANIFEST};
 pub use manifest::{FORMAT_VERSION, Manifest};
+pub use new_recording::NewRecording;
 pub use opened::{Opened, Recording, Recounted, create_folder};
+pub use recordable::Recordable;

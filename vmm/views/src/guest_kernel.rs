@@ -1,10 +1,10 @@
 //! The guest's kernel at a place of its run: the thread that runs, and its backtrace.
 
 use guest_symbols::modules::Missing;
-use guest_symbols::orc::Unwinder;
+use guest_symbols::orc::{Frame, Unwinder};
 use guest_symbols::tasks::{Tasks, Thread};
 use guest_symbols::{NoKernel, Symbols};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use machine::Machine;
 use machine::unit::Unit;
@@ -33,7 +33,8 @@ pub struct Backtrace {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Call {
     /// Where it goes on.
-    pub address: String,
+    #[serde(serialize_with = "in_hex")]
+    pub address: u64,
     /// Which function that is, as the kernel writes it.
     pub function: Option<String>,
 }
@@ -60,19 +61,36 @@ impl GuestKernel {
     /// Who called whom in the kernel.
     pub fn backtrace<U: Unit>(&self, machine: &Machine<U>) -> Result<Backtrace, Missing> {
         let unwinder = self.unwinder.as_ref().map_err(Missing::clone)?;
-        let found = unwinder.walk(machine, machine.unwind_registers());
-        let call = |frame: &guest_symbols::orc::Frame| Call {
-            address: format!("{:#x}", frame.address),
-            function: frame.name(&self.symbols),
-        };
-        Ok(Backtrace { frames: found.frames.iter().map(call).collect(), end: found.end.to_string() })
+        Ok(Backtrace::by(unwinder, machine, &self.symbols))
     }
 }
 
 impl Backtrace {
+    /// As [`GuestKernel::backtrace`], for whoever has the kernel's symbols already.
+    pub fn of<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Result<Backtrace, Missing> {
+        Ok(Backtrace::by(&Unwinder::of_kernel(machine, symbols)?, machine, symbols))
+    }
+
+    fn by<U: Unit>(unwinder: &Unwinder, machine: &Machine<U>, symbols: &Symbols) -> Backtrace {
+        let found = unwinder.walk(machine, machine.unwind_registers());
+        let call = |frame: &Frame| Call { address: frame.address, function: frame.name(symbols) };
+        Backtrace { frames: found.frames.iter().map(call).collect(), end: found.end.to_string() }
+    }
+
     /// A line for each function, and one for what is behind them.
     pub fn lines(&self) -> impl Iterator<Item = String> {
-        let line = |call: &Call| format!("{}  {}", call.address, call.function.as_deref().unwrap_or("?"));
+        let line = |call: &Call| format!("{:#x}  {}", call.address, call.name());
         self.frames.iter().map(line).chain([format!("from {}", self.end)])
     }
+}
+
+impl Call {
+    /// The function's name, or a question mark.
+    pub fn name(&self) -> &str {
+        self.function.as_deref().unwrap_or("?")
+    }
+}
+
+fn in_hex<S: Serializer>(address: &u64, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(&format_args!("{address:#x}"))
 }

@@ -1,4 +1,4 @@
-//! A machine and its run in the formats of other tools: backtraces, core files and traces.
+//! What a person is shown of a machine and of a recording, as plain data, and both in the formats of other tools.
 //!
 //! ```
 //! use std::path::Path;
@@ -15,13 +15,19 @@
 //! }
 //! ```
 //!
-//! [`guest_kernel`] names the running thread and its callers, [`core_file`] writes the machine for debuggers, and
-//! [`trace`] writes what threads did for Perfetto. Perfetto's messages are the ten that a trace needs, with `prost`;
-//! the whole format has hundreds.
+//! [`state`] is the machine at one place, and [`hits`] are the places where something happens. Both serialize, and both have
+//! a text for people. [`guest_kernel`] names the running thread and its callers. [`core_file`] writes the machine for
+//! debuggers, and [`trace`] writes what threads did for Perfetto. Perfetto's messages are the ten that a trace needs, with
+//! `prost`; the whole format has hundreds.
 
 #![forbid(unsafe_code)]
 
+pub mod console;
 pub mod core_file;
 pub mod guest_kernel;
+pub mod hits;
+pub mod memory;
 mod perfetto;
+pub mod state;
+pub mod tasks;
 pub mod trace;

@@ -1,11 +1,11 @@
-//! A script in the place of the person at the console: it waits for a text and then types, always at the same
-//! instruction.
+//! Inputs without a host: a script in the place of the person at the console. It waits for a text and then types, always at
+//! the same instruction, so that runs with the same script are equal.
 
 use std::collections::VecDeque;
 
-use machine::error::Error;
-use machine::inputs::{Event, Idle, Inputs, View};
-use machine::position::{Count, Instructions, Moment};
+use crate::error::Error;
+use crate::inputs::{Event, Idle, Inputs, View};
+use crate::position::{Count, Instructions, Moment};
 
 /// Input comes in at multiples of this many steps, or while the guest idles. Stops of the run in between thus
 /// do not move it.
@@ -33,13 +33,14 @@ impl Script {
         Script::default()
     }
 
-    /// Waits for the first text of each pair, then types the second.
+    /// Waits for the first text of each pair on the console, then types the second. An empty text is waited for no longer than
+    /// until the guest listens.
     pub fn new(lines: &[(&str, &str)]) -> Script {
         let lines = lines.iter().map(|(wait, text)| (wait.to_string(), text.to_string())).collect();
         Script { lines, ..Script::default() }
     }
 
-    /// Types each command, and Enter, at the shell's prompt.
+    /// Types each command, and Enter, at the prompt of a root shell of busybox.
     pub fn shell(commands: &[&str]) -> Script {
         let lines = commands.iter().map(|command| ("/ # ".to_string(), format!("{command}\n"))).collect();
         Script { lines, ..Script::default() }
@@ -64,7 +65,8 @@ impl Script {
     fn look_for_text(&mut self) {
         let Some((wait, _)) = self.lines.front() else { return };
         let new = &self.output[self.searched..];
-        let Some(at) = new.windows(wait.len()).position(|window| window == wait.as_bytes()) else { return };
+        let found = new.windows(wait.len().max(1)).position(|window| window == wait.as_bytes());
+        let Some(at) = found.or(wait.is_empty().then_some(0)) else { return };
         self.searched += at + wait.len();
         let (_, text) = self.lines.pop_front().expect("it was just looked at");
         self.typing.extend(text.bytes());
@@ -113,24 +115,5 @@ impl Inputs<Instructions> for Script {
     fn console_output(&mut self, _now: Moment<Instructions>, bytes: &[u8]) -> Result<(), Error> {
         self.output.extend_from_slice(bytes);
         Ok(())
-    }
-}
-
-/// By reference, so that the script can be looked at after a recorder has used it.
-impl Inputs<Instructions> for &mut Script {
-    fn poll(&mut self, view: &View<'_, Instructions>) -> Result<Option<Event>, Error> {
-        (**self).poll(view)
-    }
-
-    fn next_poll(&self, now: Moment<Instructions>) -> Instructions {
-        (**self).next_poll(now)
-    }
-
-    fn idle(&mut self, now: Moment<Instructions>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
-        (**self).idle(now, deadline_ns)
-    }
-
-    fn console_output(&mut self, now: Moment<Instructions>, bytes: &[u8]) -> Result<(), Error> {
-        (**self).console_output(now, bytes)
     }
 }
