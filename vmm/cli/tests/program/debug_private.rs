@@ -1,8 +1,5 @@
 //! Who gets in to `ttvm debug`, and what it leaves behind: its own user, and nothing.
 
-#[path = "common/server.rs"]
-mod server;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,9 +9,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::server::Server;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
-use server::Server;
 use tiny_guest::{record_with_checkpoints, typed};
 
 /// The user that has no files on any machine.

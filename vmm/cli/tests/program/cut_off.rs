@@ -1,7 +1,5 @@
 //! Recordings that end before the run does: the recorder killed, the disk full.
 
-mod common;
-
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -26,7 +24,7 @@ fn arguments(kernel: &Path, recording: &Path) -> Vec<String> {
 }
 
 fn info(path: &Path) -> String {
-    common::ttvm(Path::new("."), &["info", path.to_str().unwrap()]).1
+    crate::common::ttvm(Path::new("."), &["info", path.to_str().unwrap()]).1
 }
 
 /// Opens and replays what is there; gives the place that was reached.
@@ -44,7 +42,7 @@ fn replayed(path: &Path) -> Instructions {
 fn all_say_the_same(path: &Path, at: Instructions) {
     let path = path.to_str().unwrap();
     let json = |verb: &str| -> serde_json::Value {
-        let (code, out, told) = common::ttvm(Path::new("."), &[verb, path, "--json"]);
+        let (code, out, told) = crate::common::ttvm(Path::new("."), &[verb, path, "--json"]);
         assert_eq!(code, 0, "{out}{told}");
         serde_json::from_str(&out).unwrap()
     };
@@ -52,7 +50,7 @@ fn all_say_the_same(path: &Path, at: Instructions) {
     assert_eq!(info["instructions"], at.number());
     assert_eq!(verified["instructions"], info["instructions"]);
     let (branches, seconds) = (&info["branches"], info["guest_seconds"].as_f64().unwrap());
-    let told = common::ttvm(Path::new("."), &["replay", "--quiet", "--verify", path]).2;
+    let told = crate::common::ttvm(Path::new("."), &["replay", "--quiet", "--verify", path]).2;
     let expected = format!("at {at} instructions, {branches} branches, {seconds:.6} s guest time");
     assert!(told.contains(&expected), "{told}: {expected}");
 }
@@ -119,7 +117,7 @@ fn a_full_disk_ends_the_recording_with_one_sentence() {
 /// Says how many checkpoints there are that `verify` found equal; the recording has its end.
 fn verified(path: &Path) -> usize {
     assert!(open(path).log.end.is_some());
-    let (code, told, error) = common::ttvm(Path::new("."), &["verify", path.to_str().unwrap()]);
+    let (code, told, error) = crate::common::ttvm(Path::new("."), &["verify", path.to_str().unwrap()]);
     assert_eq!(code, 0, "{told}{error}");
     let parts: Vec<usize> = std::fs::read_dir(path.join(CHECKPOINTS))
         .unwrap()

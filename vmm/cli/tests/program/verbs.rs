@@ -1,8 +1,6 @@
 //! The verbs of the command line that work on recordings.
 
-mod common;
-
-use common::ttvm;
+use crate::common::ttvm;
 use machine::position::Count;
 use recording::FORMAT_VERSION;
 use serde_json::Value;

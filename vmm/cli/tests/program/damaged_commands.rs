@@ -3,11 +3,9 @@
 //!
 //! `TTVM_CHANGES` is the number of changes (default 40).
 
-mod common;
-
 use std::path::{Path, PathBuf};
 
-use common::ttvm;
+use crate::common::ttvm;
 use machine::error::exit_code;
 use recording::{CHECKPOINTS, EVENTS, MANIFEST};
 use tiny_guest::{Numbers, change, record_with_checkpoints, typed};

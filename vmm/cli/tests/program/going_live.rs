@@ -1,14 +1,12 @@
 //! `--snapshot-from`, and recordings that begin while a guest runs.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use common::ttvm;
+use crate::common::ttvm;
 use machine::error::exit_code;
 use tiny_guest::{record, record_calls, typed, write_kernel};
 

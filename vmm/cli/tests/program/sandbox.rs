@@ -1,8 +1,6 @@
 //! Verbs that run a guest lock themselves in before it runs, as the kernel shows in /proc. What being locked in keeps away is
 //! tried in `vmm/sandbox/tests`.
 
-mod common;
-
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -130,7 +128,7 @@ fn files_that_the_command_line_names_are_written_all_the_same() {
     assert!(fs::read_to_string(directory.path().join("stats")).unwrap().contains("\"insns\":3000000"));
     assert!(directory.path().join("console").exists());
     let (code, _, told) =
-        common::ttvm(directory.path(), &["replay", "new.ttvm", "--quiet", "--stats-json", "replayed"]);
+        crate::common::ttvm(directory.path(), &["replay", "new.ttvm", "--quiet", "--stats-json", "replayed"]);
     assert_eq!(code, 0, "{told}");
     assert!(fs::read_to_string(directory.path().join("replayed")).unwrap().contains("\"insns\":3000000"));
 }

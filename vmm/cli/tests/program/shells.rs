@@ -1,10 +1,8 @@
 //! What shells and `man` get from the program, read by these programs themselves.
 
-mod common;
-
 use std::process::{Command, Output};
 
-use common::ttvm;
+use crate::common::ttvm;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_ttvm");
 

@@ -1,12 +1,10 @@
 //! The verbs that write files for other tools, with a guest that is no Linux: what they promise of any machine.
 
-mod common;
-
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::ttvm;
+use crate::common::ttvm;
 use object::LittleEndian;
 use object::elf::{FileHeader64, NT_PRSTATUS, PT_LOAD, PT_NOTE};
 use object::read::elf::{FileHeader, ProgramHeader};

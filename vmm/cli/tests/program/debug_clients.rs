@@ -1,16 +1,13 @@
 //! `ttvm debug` and clients that behave badly: garbage, connections that break off while a run is under way,
 //! two at once. The server says what happened, and goes on to serve.
 
-#[path = "common/server.rs"]
-mod server;
-
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::path::Path;
 
+use crate::server::Server;
 use gdb_server::MAX_SESSIONS;
 use machine::position::Count;
-use server::Server;
 use tiny_guest::{Numbers, record_with_checkpoints, typed};
 
 /// A guest that runs for some tens of milliseconds.

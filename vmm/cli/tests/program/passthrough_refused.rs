@@ -1,10 +1,8 @@
 //! Devices of the host that cannot be passed through: one sentence says why, and nothing of them is touched.
 
-mod common;
-
 use std::path::PathBuf;
 
-use common::ttvm;
+use crate::common::ttvm;
 
 /// A PCI function of the host that is behind no IOMMU.
 fn function_without_iommu() -> Option<String> {

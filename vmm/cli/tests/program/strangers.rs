@@ -1,13 +1,11 @@
 //! Files and recordings from elsewhere: what is no plain file is refused wherever one is wanted. A reader that opened it would
 //! wait for ever, or read without an end.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use common::ttvm;
+use crate::common::ttvm;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use tiny_guest::{record_with_checkpoints, typed, write_kernel};

@@ -1,8 +1,6 @@
 //! Recordings in a directory: listed, and removed.
 
-mod common;
-
-use common::ttvm;
+use crate::common::ttvm;
 use serde_json::Value;
 use tiny_guest::record;
 

@@ -1,13 +1,11 @@
 //! Checkpoints of recordings that count exits, and what is opened from one of them on. All on the software
 //! engine, which can stop a guest as KVM does; KVM's own checkpoints are tested in the KVM lab.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use crate::common::ttvm;
 use checkpoint::{PAGE_BYTES, Page, PageRef, Space, Store};
-use common::ttvm;
 use history::recount::folders::{INSTRUCTIONS, folder};
 use history::recount::{from_exit, in_instructions, start_of_last};
 use history::replay::verify::verify;

@@ -1,11 +1,9 @@
 //! The verbs of the command line that go to places in a recording: search, state, checkpoints, replay from
 //! somewhere.
 
-mod common;
-
 use std::path::Path;
 
-use common::ttvm;
+use crate::common::ttvm;
 use machine::inputs::Event;
 use machine::position::Count;
 use serde_json::Value;
