@@ -12,6 +12,7 @@ use crate::exception::{Break, Exception, Res};
 use crate::flags::{self, LazyFlags};
 use crate::mmu::tlb::Mmu;
 use crate::model::CpuModel;
+use crate::observing::Observing;
 use crate::quirks::Quirks;
 use crate::registers::{cr0, cr4, efer};
 use crate::slots::{HIGH_BYTE, REG_BLOCK_RIP, SEG_NONE};
@@ -87,6 +88,8 @@ pub struct Core {
     pub(crate) code_lines: CodeLines,
     /// The debugger's and the guest's break- and watchpoints.
     pub debug: DebugPoints,
+    /// What is told of the run.
+    pub(crate) observing: Observing,
 }
 
 impl Core {
@@ -118,6 +121,7 @@ impl Core {
             stale_code: Vec::new(),
             code_lines: CodeLines::new(&ram),
             debug: DebugPoints::default(),
+            observing: Observing::default(),
             ram,
         };
         core.load_state(&CpuState::reset());

@@ -83,7 +83,7 @@ impl Cpu {
     fn place(&mut self, number: BlockNumber) -> Option<Entry> {
         let rip = self.core.rip;
         let block = self.code.block(number);
-        if block.check_breakpoint && self.breaks_always(rip, block.start()) {
+        if block.check_first && self.is_looked_for(rip, block.start()) {
             return None;
         }
         if let Some(translation) = self.code.translation(number).cloned()
@@ -155,9 +155,10 @@ impl Cpu {
         Some(translation)
     }
 
-    /// Whether a breakpoint stands at an address, or at what it leads to, wherever a run begins.
-    fn breaks_always(&self, rip: u64, ram_offset: u64) -> bool {
-        self.core.debug.breaks_at(rip, self.core.ram.layout().gpa_of(ram_offset))
+    /// Whether a breakpoint stands at an address, or at what it leads to, or an observer wants the fetch there.
+    fn is_looked_for(&self, rip: u64, ram_offset: u64) -> bool {
+        let gpa = self.core.ram.layout().gpa_of(ram_offset);
+        self.core.debug.breaks_at(rip, gpa) || self.core.observing.sees_fetch(rip, gpa)
     }
 
     /// Runs translated code up to where the interpreter, or a look at what else there is to do, is needed. Returns the way
@@ -203,11 +204,16 @@ impl Cpu {
                     let is_stale = self.core.attention != 0;
                     let Some(resume) = resume.filter(|_| !is_stale) else {
                         let limit = self.core.budget_end - self.core.block_steps;
-                        self.run_block(bus, token, number, if is_stale { number as u64 + 1 } else { limit });
+                        _ = self.run_block(
+                            bus,
+                            token,
+                            number,
+                            if is_stale { number as u64 + 1 } else { limit },
+                        );
                         return None;
                     };
-                    let completed = self.run_block(bus, token, number, number as u64 + 1);
-                    if !completed || self.core.break_block || self.core.attention != 0 {
+                    let ended = self.run_block(bus, token, number, number as u64 + 1);
+                    if ended.is_err() || self.core.break_block || self.core.attention != 0 {
                         return None;
                     }
                     left = self.enter(|translator, guest, steps| translator.resume(resume, guest, steps));
@@ -222,7 +228,7 @@ impl Cpu {
         match self.find_block_slow(self.core.rip) {
             Ok(number) => {
                 let limit = self.core.budget_end - self.core.block_steps;
-                self.run_block(bus, number, 0, limit);
+                _ = self.run_block(bus, number, 0, limit);
             }
             Err(_) => self.deliver_fault(bus),
         }
