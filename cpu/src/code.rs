@@ -450,7 +450,8 @@ mod tests {
         /// The same with a translator; `None` on hosts that have none.
         fn translating() -> Option<Bench> {
             let mut bench = Bench::new();
-            bench.cache.translator = Some(Translator::new(translator::Undefined::AsOnTheHost)?);
+            bench.cache.translator =
+                Some(Translator::new(translator::Undefined::AsOnTheHost, translator::Parts::ALL)?);
             Some(bench)
         }
 

@@ -1,7 +1,10 @@
 //! The run loop: finds or decodes the block at RIP, executes it, and between blocks looks after interrupts,
 //! traps, break- and watchpoints and the budget.
 
+mod tier;
 mod translated;
+
+pub use tier::{Tier, UnknownTier};
 
 use std::sync::Arc;
 
@@ -23,7 +26,7 @@ use crate::observer::Observer;
 use crate::op::Op;
 use crate::slots::REG_BLOCK_RIP;
 use crate::state::CpuState;
-use translator::{Translator, Undefined};
+use translator::{Parts, Translator, Undefined};
 
 /// Why [`Cpu::run`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,25 +70,6 @@ enum Extent {
     Instruction = 1 << 3,
 }
 
-/// What executes the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tier {
-    /// The interpreter alone.
-    Interpreter,
-    /// The translator, where the host has one, for what the interpreter has executed so often; and the interpreter.
-    Translator {
-        /// Executions of a block before it is translated.
-        after: u32,
-    },
-    /// The translator for everything, with all that the host's instructions leave undefined inverted: for tests that the guest
-    /// sees nothing of it.
-    Inverted,
-}
-
-/// Executions of a block by the interpreter before it is translated: most that are executed so often go on to be, and what was
-/// translated serves as long as its bytes stand.
-const WARM: u32 = 12;
-
 /// A deterministic x86-64 CPU.
 pub struct Cpu {
     core: Core,
@@ -97,22 +81,24 @@ pub struct Cpu {
 impl Cpu {
     /// A CPU in reset state on the given RAM.
     pub fn new(ram: Arc<GuestRam>) -> Cpu {
-        let mut cpu = Cpu { core: Core::new(ram), code: CodeCache::new(), translate_after: WARM };
-        cpu.set_tier(Tier::Translator { after: WARM });
+        let mut cpu = Cpu { core: Core::new(ram), code: CodeCache::new(), translate_after: 0 };
+        cpu.set_tier(Tier::default());
         cpu
     }
 
     /// Chooses what executes the guest. Nothing that the guest can see depends on it.
     pub fn set_tier(&mut self, tier: Tier) {
         self.drop_code();
-        let (after, undefined) = match tier {
+        let (after, undefined, parts) = match tier {
             Tier::Interpreter => return self.code.translator = None,
-            Tier::Translator { after } => (after, Undefined::AsOnTheHost),
-            Tier::Inverted => (0, Undefined::Inverted),
+            Tier::Translator { after, parts } => (after, Undefined::AsOnTheHost, parts),
+            Tier::Inverted => (0, Undefined::Inverted, Parts::ALL),
         };
         self.translate_after = after;
-        if self.code.translator.as_ref().is_none_or(|translator| translator.undefined() != undefined) {
-            self.code.translator = Translator::new(undefined);
+        let serves =
+            |translator: &Translator| (translator.undefined(), translator.parts()) == (undefined, parts);
+        if !self.code.translator.as_ref().is_some_and(serves) {
+            self.code.translator = Translator::new(undefined, parts);
         }
     }
 

@@ -4,7 +4,7 @@
 //!
 //! - Pages with bytes whose loads or stores are wanted stay off the fast path, as those with watchpoints do.
 //! - Code in pages with wanted fetches is decoded in blocks of one instruction, kept beside the others; those that are wanted
-//!   are not translated.
+//!   are executed one by one, and never translated.
 //! - System calls and deliveries are looked at where they are entered, as for traps.
 //! - Where every place, or branches, are wanted, [`attention::OBSERVED`] has the CPU go instruction by instruction.
 //!
@@ -103,11 +103,6 @@ impl Observing {
         }
     }
 
-    /// Whether the fetch of an instruction at an address is wanted.
-    pub fn sees_fetch(&self, address: u64, gpa: u64) -> bool {
-        self.fetches.touches(address, gpa, 1)
-    }
-
     /// Whether some fetches in the page of an address are wanted, but not all of all pages.
     pub fn picks_fetches_in_page(&self, address: u64, gpa: u64) -> bool {
         self.picks_fetches() && self.fetches.touches_page(address, gpa)
@@ -164,7 +159,7 @@ impl Core {
     pub(crate) fn sees_fetch_at_rip(&self) -> bool {
         let address = self.rip.wrapping_add(self.frame.seg_base[1]);
         let address = if self.is_64bit() { address } else { address & 0xffff_ffff };
-        self.observing.sees_fetch(address, self.peek_address(address).unwrap_or(u64::MAX))
+        self.observing.fetches.touches(address, self.peek_address(address).unwrap_or(u64::MAX), 1)
     }
 
     /// Notes an access, if it is wanted.

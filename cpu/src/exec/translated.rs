@@ -83,7 +83,7 @@ impl Cpu {
     fn place(&mut self, number: BlockNumber) -> Option<Entry> {
         let rip = self.core.rip;
         let block = self.code.block(number);
-        if block.check_first && self.is_looked_for(rip, block.start()) {
+        if block.check_first && self.breaks_always(rip, block.start()) {
             return None;
         }
         if let Some(translation) = self.code.translation(number).cloned()
@@ -155,10 +155,9 @@ impl Cpu {
         Some(translation)
     }
 
-    /// Whether a breakpoint stands at an address, or at what it leads to, or an observer wants the fetch there.
-    fn is_looked_for(&self, rip: u64, ram_offset: u64) -> bool {
-        let gpa = self.core.ram.layout().gpa_of(ram_offset);
-        self.core.debug.breaks_at(rip, gpa) || self.core.observing.sees_fetch(rip, gpa)
+    /// Whether a breakpoint stands at an address, or at what it leads to, wherever a run begins.
+    fn breaks_always(&self, rip: u64, ram_offset: u64) -> bool {
+        self.core.debug.breaks_at(rip, self.core.ram.layout().gpa_of(ram_offset))
     }
 
     /// Runs translated code up to where the interpreter, or a look at what else there is to do, is needed. Returns the way

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cpu::{Bus, BusSignals, Cpu, CpuState, SegReg, Segment, Stop, TableRegister, Tier};
+use cpu::{Bus, BusSignals, Cpu, CpuState, Parts, SegReg, Segment, Stop, TableRegister, Tier};
 use guest_ram::GuestRam;
 use iced_x86::code_asm::CodeAssembler;
 
@@ -135,7 +135,7 @@ impl Machine {
         if !module_path!().starts_with("translated") {
             cpu.set_tier(Tier::Interpreter);
         } else {
-            cpu.set_tier(Tier::Translator { after: 0 });
+            cpu.set_tier(Tier::Translator { after: 0, parts: Parts::ALL });
         }
         Machine { cpu, ram, bus: FakeBus::default(), state }
     }
