@@ -10,6 +10,7 @@ use crate::exception::{Break, Exception, Res};
 use crate::flags::{self, LazyFlags};
 use crate::mmu::tlb::Mmu;
 use crate::model::CpuModel;
+use crate::observing::Observing;
 use crate::quirks::Quirks;
 use crate::registers::{cr0, cr4, efer};
 use crate::slots::{HIGH_BYTE, REG_BLOCK_RIP, SEG_NONE};
@@ -25,6 +26,17 @@ pub enum CodeSize {
     Bits32 = 1,
     /// 64-bit mode.
     Bits64 = 2,
+}
+
+impl CodeSize {
+    /// The size in bits.
+    pub fn bits(self) -> u32 {
+        match self {
+            CodeSize::Bits16 => 16,
+            CodeSize::Bits32 => 32,
+            CodeSize::Bits64 => 64,
+        }
+    }
 }
 
 /// Registers, modes, translations: what instruction handlers work on.
@@ -85,6 +97,8 @@ pub struct Core {
     pub(crate) code_lines: CodeLines,
     /// The debugger's and the guest's break- and watchpoints.
     pub debug: DebugPoints,
+    /// What is told of the run.
+    pub(crate) observing: Observing,
 }
 
 impl Core {
@@ -116,6 +130,7 @@ impl Core {
             stale_code: Vec::new(),
             code_lines: CodeLines::new(&ram),
             debug: DebugPoints::default(),
+            observing: Observing::default(),
             ram,
         };
         core.load_state(&CpuState::reset());

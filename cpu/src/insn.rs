@@ -23,11 +23,7 @@ impl Mode {
 
     /// Default operand size in bits, as `iced-x86` wants it.
     pub fn bitness(self) -> u32 {
-        match self.code_size {
-            CodeSize::Bits16 => 16,
-            CodeSize::Bits32 => 32,
-            CodeSize::Bits64 => 64,
-        }
+        self.code_size.bits()
     }
 }
 

@@ -40,10 +40,11 @@
 //! ops                                   what instructions do, by family
 //! msr, control_registers,               what system registers do,
 //! interrupt, segmentation               descriptors, and what goes through them
-//! memory, debug, cpuid                  loads and stores, watched places, the answers of CPUID
+//! memory, debug, observing, cpuid       loads and stores, what watches them, the answers of CPUID
 //! insn, op, code                        an instruction on its way, decoded, and in blocks
-//! core                                  the running CPU
+//! core, observer                        the running CPU, and what may look at it while it runs
 //! mmu, code_lines, debug_points, quirks what the core consists of
+//! ranges                                sets of addresses
 //! state, model, features, registers, ... plain data and bits
 //! ```
 
@@ -70,9 +71,12 @@ mod memory;
 mod mmu;
 mod model;
 mod msr;
+mod observer;
+mod observing;
 mod op;
 mod ops;
 mod quirks;
+mod ranges;
 mod registers;
 mod segmentation;
 mod simd;
@@ -84,8 +88,10 @@ mod undefined;
 pub use crate::bus::{Bus, BusSignals, EmptyBus};
 pub use crate::core::{CodeSize, Core};
 pub use crate::debug_points::{AddressKind, Hit, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
-pub use crate::exec::{Cpu, Stop, Tier};
+pub use crate::exec::{Cpu, Stop, Tier, UnknownTier};
 pub use crate::model::CpuModel;
+pub use crate::observer::{At, Bytes, Happening, Observer, Place, Places, Vectors, Wants};
 pub use crate::state::{CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};
 pub use crate::state_v1::CpuStateV1;
 pub use crate::undefined::{fold_registers, without_undefined_flags};
+pub use translator::{Part, Parts};

@@ -83,7 +83,7 @@ impl Cpu {
     fn place(&mut self, number: BlockNumber) -> Option<Entry> {
         let rip = self.core.rip;
         let block = self.code.block(number);
-        if block.check_breakpoint && self.breaks_always(rip, block.start()) {
+        if block.check_first && self.breaks_always(rip, block.start()) {
             return None;
         }
         if let Some(translation) = self.code.translation(number).cloned()
@@ -203,11 +203,16 @@ impl Cpu {
                     let is_stale = self.core.attention != 0;
                     let Some(resume) = resume.filter(|_| !is_stale) else {
                         let limit = self.core.budget_end - self.core.block_steps;
-                        self.run_block(bus, token, number, if is_stale { number as u64 + 1 } else { limit });
+                        _ = self.run_block(
+                            bus,
+                            token,
+                            number,
+                            if is_stale { number as u64 + 1 } else { limit },
+                        );
                         return None;
                     };
-                    let completed = self.run_block(bus, token, number, number as u64 + 1);
-                    if !completed || self.core.break_block || self.core.attention != 0 {
+                    let ended = self.run_block(bus, token, number, number as u64 + 1);
+                    if ended.is_err() || self.core.break_block || self.core.attention != 0 {
                         return None;
                     }
                     left = self.enter(|translator, guest, steps| translator.resume(resume, guest, steps));
@@ -222,7 +227,7 @@ impl Cpu {
         match self.find_block_slow(self.core.rip) {
             Ok(number) => {
                 let limit = self.core.budget_end - self.core.block_steps;
-                self.run_block(bus, number, 0, limit);
+                _ = self.run_block(bus, number, 0, limit);
             }
             Err(_) => self.deliver_fault(bus),
         }

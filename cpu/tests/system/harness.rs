@@ -3,7 +3,7 @@
 //! Every vector's handler is a single HLT at [`handler`], so that a test runs until the CPU halts and then
 //! looks at RIP (which handler) and at the stack (which frame).
 
-use cpu::{Bus, BusSignals, Cpu, CpuState, SegReg, Segment, Stop, TableRegister, Tier};
+use cpu::{Bus, BusSignals, Cpu, CpuState, Parts, SegReg, Segment, Stop, TableRegister, Tier};
 use guest_ram::GuestRam;
 use iced_x86::code_asm::CodeAssembler;
 use std::collections::BTreeMap;
@@ -136,7 +136,7 @@ impl Machine {
         if !module_path!().starts_with("translated") {
             cpu.set_tier(Tier::Interpreter);
         } else {
-            cpu.set_tier(Tier::Translator { after: 0 });
+            cpu.set_tier(Tier::Translator { after: 0, parts: Parts::ALL });
         }
         Machine { cpu, bus: FakeBus::default(), state }
     }

@@ -163,7 +163,7 @@ fn names_and_models_are_one_to_one() {
 
 /// Whether a RAM page has code that was decoded.
 fn has_code(m: &Machine, address: u64) -> bool {
-    m.ram.flags().has(address / PAGE_SIZE, PageFlags::CODE)
+    m.ram().flags().has(address / PAGE_SIZE, PageFlags::CODE)
 }
 
 #[test]

@@ -86,7 +86,7 @@ const VALUES: &[u64] = &[
 ];
 
 /// A machine that follows from the seed alone.
-fn machine(seed: u64) -> Machine {
+pub fn machine(seed: u64) -> Machine {
     let random = &mut Random(seed);
     let mut m = match seed % 4 {
         0 => Machine::long(),

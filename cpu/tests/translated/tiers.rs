@@ -1,11 +1,24 @@
 //! Interpreter and translator do the same, wherever a run is cut.
 
-use cpu::{AddressKind, CpuState, SegReg, Stop, Tier};
+use cpu::{AddressKind, CpuState, Part, Parts, SegReg, Stop, Tier};
 use iced_x86::code_asm::*;
 
 use crate::harness::*;
 
-const TIERS: [Tier; 3] = [Tier::Interpreter, Tier::Translator { after: 0 }, Tier::Translator { after: 3 }];
+/// What most machines are executed by.
+const TIERS: [Tier; 3] =
+    [Tier::Interpreter, translator(Parts::ALL), Tier::Translator { after: 3, parts: Parts::ALL }];
+
+/// The translator for everything, with some of its parts.
+const fn translator(parts: Parts) -> Tier {
+    Tier::Translator { after: 0, parts }
+}
+
+/// The translator without all of its parts, and without each.
+fn tiers_without_parts() -> impl Iterator<Item = Tier> {
+    let without_each = Part::ALL.map(|part| translator(Parts::ALL.without(part)));
+    [translator(Parts::NONE)].into_iter().chain(without_each)
+}
 
 fn memory(m: &Machine) -> Vec<u8> {
     let mut bytes = vec![0; 0xa_0000];
@@ -30,8 +43,11 @@ fn run(make: &impl Fn() -> Machine, tier: Tier, steps: u64, piece: u64) -> (CpuS
 /// All tiers, cut anyhow, come to the same; returns what.
 fn same(make: impl Fn() -> Machine, steps: u64) -> CpuState {
     let expected = run(&make, Tier::Interpreter, steps, 1);
-    for tier in TIERS {
-        for piece in [1, 2, 3, 5, 7, 64, steps] {
+    let all = [1, 2, 3, 5, 7, 64, steps];
+    let all_pieces = TIERS.into_iter().map(|tier| (tier, &all[..]));
+    let pieces = [5, steps];
+    for (tier, pieces) in all_pieces.chain(tiers_without_parts().map(|tier| (tier, &pieces[..]))) {
+        for &piece in pieces {
             let found = run(&make, tier, steps, piece);
             assert!(found.0 == expected.0, "{tier:?} by {piece}: {:#x?}\nnot {:#x?}", found.0, expected.0);
             assert!(found.1 == expected.1, "{tier:?} by {piece}: memory differs");
@@ -666,7 +682,7 @@ fn an_entry_that_its_own_instruction_looks_up_is_executed_as_fetched() {
     assert_eq!(byte, [0], "what ADD begins with");
     for steps in [1, 2, 3] {
         assert_eq!(same(make, steps).rip, entry_of(0) + 2 * steps - 1);
-        assert_eq!(run(&make, Tier::Translator { after: 0 }, steps, steps).1[0x80], 0x12);
+        assert_eq!(run(&make, translator(Parts::ALL), steps, steps).1[0x80], 0x12);
     }
 }
 

@@ -33,6 +33,7 @@ mod frame;
 mod jumps;
 #[cfg(not(target_arch = "x86_64"))]
 mod other;
+mod parts;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
@@ -40,6 +41,7 @@ pub use frame::{FlagImage, Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 use iced_x86::Instruction;
 #[cfg(not(target_arch = "x86_64"))]
 pub use other::{Translation, Translator};
+pub use parts::{Part, Parts};
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::{Translation, Translator};
 

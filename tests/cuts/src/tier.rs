@@ -62,5 +62,5 @@ macro_rules! tier {
 }
 
 tier!(Interpreted, cpu::Tier::Interpreter);
-tier!(Translated, cpu::Tier::Translator { after: 0 });
+tier!(Translated, cpu::Tier::Translator { after: 0, parts: cpu::Parts::ALL });
 tier!(Inverted, cpu::Tier::Inverted);

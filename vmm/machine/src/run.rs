@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use checkpoint::{PageMap, Store};
-use cpu::{AddressKind, Bus, CpuState, Stop, Tier, Trap, Traps, WatchHit, Watchpoint};
+use cpu::{AddressKind, Bus, CpuState, Observer, Stop, Tier, Trap, Traps, WatchHit, Watchpoint};
 use devices::pci::PciBus;
 use devices::platform::Platform;
 use devices::virtio::{Block, Console, Net, Rng};
@@ -44,6 +44,8 @@ pub enum RunStop {
     Watchpoint(WatchHit),
     /// The step that just completed was an event that a trap waits for.
     Trap(Trap),
+    /// The observer asked for it in the step that just completed.
+    Observer,
     /// The guest printed this on its console ([`Machine::stop_on_output`]).
     Output(Vec<u8>),
 }
@@ -232,6 +234,14 @@ impl<U: Unit> Machine<U> {
         self.engine.set_traps(traps);
     }
 
+    /// Attaches an observer, or none; returns the one that was attached. Fails if the engine cannot tell what the guest does.
+    pub fn set_observer(
+        &mut self,
+        observer: Option<Box<dyn Observer>>,
+    ) -> Result<Option<Box<dyn Observer>>, Error> {
+        self.engine.set_observer(observer)
+    }
+
     /// Whether runs stop when the guest has printed something on its console.
     pub fn stop_on_output(&mut self, stop: bool) {
         self.stop_on_output = stop;
@@ -321,6 +331,7 @@ impl<U: Unit> Machine<U> {
                 Some(Stop::Breakpoint) => return Ok(RunStop::Breakpoint),
                 Some(Stop::Watchpoint(hit)) => return Ok(RunStop::Watchpoint(hit)),
                 Some(Stop::Trap(trap)) => return Ok(RunStop::Trap(trap)),
+                Some(Stop::Observer) => return Ok(RunStop::Observer),
             }
         }
     }

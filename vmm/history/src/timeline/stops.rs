@@ -239,7 +239,7 @@ impl<'a> Armed<'a> {
             RunStop::Watchpoint(_) | RunStop::Trap(_) => self.of_step(machine),
             // What printed something may have done more.
             RunStop::Output(output) => self.printed(output, machine).or_else(|| self.of_step(machine)),
-            RunStop::Reached | RunStop::Paused | RunStop::Ended(_) => None,
+            RunStop::Reached | RunStop::Paused | RunStop::Observer | RunStop::Ended(_) => None,
         }?;
         Some(Hit { before: here - 1, after: here, cause })
     }

@@ -8,7 +8,7 @@
 
 pub mod soft;
 
-use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Tier, Traps, Watchpoint};
+use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Observer, Tier, Traps, Watchpoint};
 pub use engine_contract::{End, LandingPlace, Landings, Leave, Statistics};
 use guest_ram::GuestRam;
 
@@ -63,6 +63,16 @@ pub trait Engine: Send {
     fn set_watchpoints(&mut self, points: &[Watchpoint]);
     /// Replaces all traps.
     fn set_traps(&mut self, traps: Traps);
+    /// Attaches an observer, or none; returns the one that was attached. Fails if the engine cannot tell what the guest does.
+    fn set_observer(
+        &mut self,
+        observer: Option<Box<dyn Observer>>,
+    ) -> Result<Option<Box<dyn Observer>>, Error> {
+        match observer {
+            None => Ok(None),
+            Some(_) => Err(Error::Unsupported("only the software engine can be observed".to_string())),
+        }
+    }
     /// To be called before the page flags of RAM are looked at: sets the flag of every page that was written.
     /// After a failure the flags may lack pages, and nothing may be made of them.
     fn note_written(&mut self) -> Result<(), Error>;

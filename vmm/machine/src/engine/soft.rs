@@ -2,15 +2,18 @@
 
 use std::sync::OnceLock;
 
-use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Stop, Tier, Traps, Watchpoint, fold_registers};
+use cpu::{
+    AddressKind, Bus, Cpu, CpuModel, CpuState, Observer, Stop, Tier, Traps, Watchpoint, fold_registers,
+};
 use guest_ram::GuestRam;
 
 use crate::engine::{End, Engine, EngineKind, LandingPlace, Leave};
 use crate::error::Error;
 use crate::position::{Count, Instructions};
 
-/// Names the tier of the software CPUs of a process that chooses none: `interpreter`, or `translator`, which is what they
-/// have without it.
+/// Names the tier of the software CPUs of a process that chooses none: `interpreter`, `translator`, which is what they have
+/// without it, or `plain`, the translator without its clever parts. `translator,-groups` leaves out one part, `plain,+links`
+/// puts one back; see [`cpu::Part`].
 pub const TIER_VARIABLE: &str = "TTVM_TIER";
 
 static TIER: OnceLock<Option<Tier>> = OnceLock::new();
@@ -23,12 +26,14 @@ pub fn choose_tier(tier: Tier) {
 }
 
 fn chosen_tier() -> Option<Tier> {
-    *TIER.get_or_init(|| match std::env::var(TIER_VARIABLE).as_deref() {
-        Ok("interpreter") => Some(Tier::Interpreter),
-        Ok("translator") | Err(_) => None,
-        Ok(other) => {
-            log::warn!("{TIER_VARIABLE} is interpreter or translator, not {other}: it is ignored");
-            None
+    *TIER.get_or_init(|| {
+        let name = std::env::var(TIER_VARIABLE).ok()?;
+        match name.parse::<Tier>() {
+            Ok(tier) => Some(tier),
+            Err(why) => {
+                log::warn!("{TIER_VARIABLE} is ignored: {why}");
+                None
+            }
         }
     })
 }
@@ -143,6 +148,13 @@ impl Engine for SoftEngine {
 
     fn set_traps(&mut self, traps: Traps) {
         self.cpu.set_traps(traps);
+    }
+
+    fn set_observer(
+        &mut self,
+        observer: Option<Box<dyn Observer>>,
+    ) -> Result<Option<Box<dyn Observer>>, Error> {
+        Ok(self.cpu.set_observer(observer))
     }
 
     fn note_written(&mut self) -> Result<(), Error> {
