@@ -160,15 +160,15 @@ fn behind_a_checkpoint_settling_makes_steps_back_near() {
     assert_eq!(timeline.settle(&mut || true).unwrap(), TravelStop::Interrupted);
 }
 
-/// Waits until a timeline has settled so many steps.
-fn wait_for_settled(timeline: &Timeline, steps: u64) {
+/// Waits until a count of a timeline's settler is so large.
+fn wait_for(name: &str, count: impl Fn() -> u64, least: u64) {
     for _ in 0..12_000 {
-        if timeline.meter().settled() >= steps {
+        if count() >= least {
             return;
         }
         sleep(Duration::from_millis(10));
     }
-    panic!("{} of {steps} steps are settled", timeline.meter().settled());
+    panic!("{name}: {} of {least}", count());
 }
 
 #[test]
@@ -184,7 +184,9 @@ fn while_nothing_moves_what_lies_before_is_made_near() {
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
     seek(&mut timeline, end);
     let (_, steps) = steps_of(&mut timeline, Timeline::settle_meanwhile);
-    wait_for_settled(&timeline, end);
+    let meter = timeline.meter();
+    wait_for("places", || meter.settlings(), 1);
+    assert_eq!(meter.settled(), end);
     assert_eq!((steps, timeline.position()), (0, Instructions(end)));
     for place in far {
         let steps = seek(&mut timeline, place);
@@ -193,8 +195,8 @@ fn while_nothing_moves_what_lies_before_is_made_near() {
     // The stretch is done, and a gap of a hundred million is none.
     seek(&mut timeline, end);
     timeline.settle_meanwhile();
-    sleep(Duration::from_millis(800));
-    assert_eq!(timeline.meter().settled(), end);
+    wait_for("places", || meter.settlings(), 2);
+    assert_eq!(meter.settled(), end);
 }
 
 /// Whatever it was doing, it has done with it soon after a movement began, and does not begin again before that is over.
@@ -202,17 +204,23 @@ fn while_nothing_moves_what_lies_before_is_made_near() {
 fn nothing_is_settled_while_the_timeline_moves() {
     let end = 300_000_000;
     let (_directory, recording) = recording(300, &[end]);
-    for pause_ms in [0, 520] {
+    // The settler waits for quiet when the movement begins, or it walks.
+    for steps_before in [0, 1] {
         let mut timeline = Timeline::open_with(&recording, 1).unwrap();
         seek(&mut timeline, end);
         timeline.settle_meanwhile();
-        sleep(Duration::from_millis(pause_ms));
-        let (meter, mut polls) = (timeline.meter(), 0);
+        let meter = timeline.meter();
+        wait_for("steps", || meter.settled(), steps_before);
+        let (mut polls, mut settled) = (0, 0);
         let mut poll = || {
             polls += 1;
-            let before = meter.settled();
-            sleep(Duration::from_millis(if polls == 1 { 900 } else { 0 }));
-            assert!(meter.settled() <= before + POLL_STEPS);
+            if polls == 1 {
+                let before = meter.settled();
+                wait_for("places", || meter.settlings(), 1);
+                settled = meter.settled();
+                assert!(settled <= before + POLL_STEPS);
+            }
+            assert_eq!((meter.settled(), meter.settlings()), (settled, 1));
             polls == 3
         };
         assert_eq!(timeline.seek(Instructions(200_000_000), &mut poll).unwrap(), TravelStop::Interrupted);

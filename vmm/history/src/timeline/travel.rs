@@ -74,6 +74,11 @@ impl Meter {
     pub fn settled(&self) -> u64 {
         self.0.settled.load(Ordering::Relaxed)
     }
+
+    /// Places of [`Timeline::settle_meanwhile`] that its thread is done with. Some need nothing, and a movement ends others.
+    pub fn settlings(&self) -> u64 {
+        self.0.settlings.load(Ordering::Acquire)
+    }
 }
 
 /// Cores of this host for long searches: asked once, for a process that has locked itself in cannot look at all that decides it.
@@ -115,6 +120,7 @@ impl Timeline {
             threads: threads.max(1),
             replayed: AtomicU64::new(0),
             settled: AtomicU64::new(0),
+            settlings: AtomicU64::new(0),
             fast_forwarded: AtomicU64::new(0),
             task: Task::default(),
         };

@@ -56,6 +56,8 @@ pub(super) struct Shared {
     pub fast_forwarded: AtomicU64,
     /// Steps that walkers in the background executed.
     pub settled: AtomicU64,
+    /// Places that the settler is done with.
+    pub settlings: AtomicU64,
     /// What the movement under way may have to execute.
     pub task: Task,
 }
