@@ -1,9 +1,22 @@
-//! The words in which a machine tells an engine when to leave the guest, and in which the engine says why it
-//! did.
+//! The words between a machine and its engine: when to leave the guest, and why the engine left it.
 //!
-//! Engines that count instructions stop where they are told to by count. Others leave the guest at its exits,
-//! when time is up, or at a [`LandingPlace`]. The package `machine` has the trait that engines implement.
-//! These words are a package of their own, because the package `kvm` uses them too and does not know `machine`.
+//! ```
+//! use engine_contract::{End, LandingPlace, Leave};
+//!
+//! // Leave the guest between two exits, after its 42nd conditional branch.
+//! let place = LandingPlace { rip: 0x1000, registers: 3, branches: Some(42), ..LandingPlace::default() };
+//! let leave = Leave::At(place);
+//!
+//! /// Whether the guest may stand where it was to be left.
+//! fn has_arrived(end: End, leave: Leave) -> bool {
+//!     matches!((end, leave), (End::LandingPlace, Leave::At(_)))
+//! }
+//! assert!(has_arrived(End::LandingPlace, leave) && !has_arrived(End::Overshot, leave));
+//! ```
+//!
+//! Engines that count instructions stop at a count. Others leave the guest at its exits, when time is up, or at a
+//! [`LandingPlace`]. The package `machine` has the trait that engines implement. These words are a package of their
+//! own, because the package `kvm` uses them too and does not know `machine`.
 
 #![forbid(unsafe_code)]
 

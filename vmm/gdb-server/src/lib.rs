@@ -1,12 +1,28 @@
-//! What gdb asks, answered by a timeline; and sessions of several gdbs on one recording.
+//! Answers gdb from a timeline, and serves several gdbs on one recording.
 //!
-//! [`GdbTarget`] makes a timeline what the package `gdb` calls a debug target, and `sessions.rs` gives each
-//! gdb a timeline of its own: start there. `monitor.rs` has the commands that gdb does not know,
-//! `processes.rs`, `threads.rs` and `kernel.rs` those of them that ask the guest's kernel; `bounds.rs` stops in
-//! one process only.
+//! ```no_run
+//! use gdb::Listener;
+//! use gdb_server::GdbTarget;
+//! use history::timeline::Timeline;
+//! use machine::position::Instructions;
+//! use recording::Recording;
 //!
-//! Nothing here speaks gdb's protocol, and nothing changes a recording: what gdb changes goes to a scratch
-//! fork ([`history::timeline`]).
+//! /// Serves one gdb, which attaches with `target remote 127.0.0.1:1234`.
+//! fn debug(recording: &Recording<Instructions>) -> Result<(), Box<dyn std::error::Error>> {
+//!     let mut timeline = Timeline::open(recording)?;
+//!     let listener = Listener::bind("127.0.0.1:1234")?;
+//!     gdb::serve(&listener, &mut GdbTarget::new(&mut timeline), |_end| false)?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! [`GdbTarget`] makes a timeline a [`DebugTarget`]. [`serve`] gives each gdb a timeline of its own (`sessions.rs`):
+//! start there. `monitor.rs` has the commands that gdb does not know. `processes.rs`, `threads.rs` and `kernel.rs` have
+//! the commands that ask the guest's kernel, and `symbol_files.rs` writes files for gdb. `bounds.rs` stops in one
+//! process only.
+//!
+//! Nothing here speaks gdb's protocol, and nothing changes a recording: what gdb changes goes to a scratch fork
+//! ([`history::timeline`]).
 
 #![forbid(unsafe_code)]
 

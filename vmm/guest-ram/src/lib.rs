@@ -1,13 +1,25 @@
-//! Guest RAM: one host mapping, seen both as `vm-memory` guest memory (by devices and loaders) and as a
-//! flat array of pages with fast, bounds-checked scalar access (by the software CPU).
+//! Guest RAM: one host mapping for devices, loaders and the software CPU.
 //!
-//! The only `unsafe` of the software engine's memory path lives here. No Rust reference to guest memory is
-//! ever formed: scalars move through raw pointer reads and writes, byte ranges through copies.
+//! ```
+//! use guest_ram::{GuestRam, PAGE_SIZE};
 //!
-//! Every page carries flags ([`PageFlags`]): whether it was written since the flag was last cleared
-//! (checkpoints), and whether the CPU holds knowledge derived from its contents (decoded code, page-table
-//! walks). A write from outside the CPU to a page of the latter kind is queued, and the CPU drops what it
-//! derived before it executes the next instruction ([`GuestRam::take_foreign_writes`]).
+//! let ram = GuestRam::new(4 << 20)?;
+//! ram.write_bytes(0x1000, b"code");
+//! assert_eq!(ram.load_u32(0x1000), u32::from_le_bytes(*b"code"));
+//! assert_eq!(ram.flags().pages(), (4 << 20) / PAGE_SIZE);
+//! # Ok::<(), guest_ram::RamError>(())
+//! ```
+//!
+//! Devices and loaders see `vm-memory` guest memory ([`GuestRam::memory`]). The CPU sees a flat array of pages with
+//! fast, bounds-checked scalar access by offset.
+//!
+//! The only `unsafe` of the software engine's memory path lives here. No Rust reference to guest memory is ever formed:
+//! scalars move through raw pointer reads and writes, byte ranges through copies.
+//!
+//! Every page has flags ([`PageFlags`]). One says whether the page was written since the flag was last cleared, for
+//! checkpoints. Another says whether the CPU holds knowledge derived from the page, such as decoded code or page-table
+//! walks. A write from outside the CPU to such a page is queued, and the CPU drops what it derived before it executes
+//! the next instruction ([`GuestRam::take_foreign_writes`]).
 
 mod layout;
 mod pages;

@@ -1,4 +1,23 @@
-//! The machine and what it did, in the formats of other tools.
+//! A machine and its run in the formats of other tools: backtraces, core files and traces.
+//!
+//! ```
+//! use std::path::Path;
+//!
+//! use history::timeline::Timeline;
+//! use machine::error::Error;
+//! use machine::position::Instructions;
+//!
+//! /// Writes a core file of the guest at a position, for gdb or crash.
+//! fn dump(timeline: &mut Timeline, at: Instructions, to: &Path) -> Result<(), Error> {
+//!     timeline.seek(at, &mut || false)?;
+//!     views::core_file::write(timeline.machine(), to)?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! [`guest_kernel`] names the running thread and its callers, [`core_file`] writes the machine for debuggers, and
+//! [`trace`] writes what threads did for Perfetto. Perfetto's messages are the ten that a trace needs, with `prost`;
+//! the whole format has hundreds.
 
 #![forbid(unsafe_code)]
 
