@@ -32,7 +32,7 @@
 //! caller delivers.
 //!
 //! Manual: Intel SDM volume 1 chapters 4 (formats, NaNs, exceptions), 8 (x87), 10-11 (SSE), 14 (FMA, F16C); volume 2
-//! for single instructions. `tests/silicon.rs` compares all of it with the processor it runs on.
+//! for single instructions. `tests/silicon` compares all of it with the processor it runs on.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,6 @@
 //! What must hold on every host, whatever its processor: known answers, and digests of many.
 //!
-//! The digests were taken where `silicon.rs` agreed with the processor. A digest that differs on another host
+//! The digests were taken where `silicon` agreed with the processor. A digest that differs on another host
 //! means that results depend on the host.
 
 use seeded::Operands;

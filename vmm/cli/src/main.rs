@@ -1,7 +1,7 @@
 //! `ttvm`: the command line of the time-travelling virtual machine monitor.
 //!
 //! One file per verb below `verbs/`; beside it what several of them share. Results go to standard output,
-//! everything else to standard error. What a verb does is the library's (`vmm`); here are arguments and
+//! everything else to standard error. The packages below do what a verb asks for; here are arguments and
 //! sentences.
 
 #![forbid(unsafe_code)]
