@@ -14,8 +14,8 @@ use crate::op::Op;
 const MOST_KEPT: usize = 96 << 20;
 /// Addresses at which one block may have code each: a page can be mapped at many.
 const MOST_PLACES: usize = 4;
-/// Longest block, in instructions.
-pub(crate) const MAX_OPS: usize = 48;
+/// Longest block, in instructions: every block can be translated.
+pub(crate) const MAX_OPS: usize = translator::MAX_INSTRUCTIONS;
 /// When this many blocks exist, all are dropped: code that is still hot is decoded again soon.
 const MAX_BLOCKS: usize = 1 << 18;
 /// Code of translations that is gone keeps its room until all is dropped. That is done once it is half of all, and so much:

@@ -1,7 +1,5 @@
 //! The running CPU without its decoded code: registers, modes and everything the handlers change.
 
-use std::sync::Arc;
-
 use guest_ram::GuestRam;
 use translator::Frame;
 
@@ -72,12 +70,12 @@ pub struct Core {
     pub exception: Exception,
     /// Address translation.
     pub mmu: Mmu,
-    /// What CPUID says.
+    /// What is executed, and what CPUID says.
     pub(crate) model: CpuModel,
     /// Where the model differs from others in what it executes.
     pub(crate) quirks: Quirks,
     /// Guest memory.
-    pub ram: Arc<GuestRam>,
+    pub ram: GuestRam,
     /// Everything that is not hot. `gpr`, `xmm`, `rip`, `rflags`, `steps` and `branches` in here are stale while the
     /// CPU runs: their homes are the fields above.
     pub state: CpuState,
@@ -91,7 +89,7 @@ pub struct Core {
 
 impl Core {
     /// A CPU in reset state on the given RAM.
-    pub fn new(ram: Arc<GuestRam>) -> Core {
+    pub fn new(ram: GuestRam) -> Core {
         let mut core = Core {
             frame: Frame::default(),
             flags: LazyFlags::default(),

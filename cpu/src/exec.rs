@@ -3,8 +3,6 @@
 
 mod translated;
 
-use std::sync::Arc;
-
 use guest_ram::{GuestRam, PAGE_SIZE};
 
 use crate::attention;
@@ -91,7 +89,7 @@ pub struct Cpu {
 
 impl Cpu {
     /// A CPU in reset state on the given RAM.
-    pub fn new(ram: Arc<GuestRam>) -> Cpu {
+    pub fn new(ram: GuestRam) -> Cpu {
         let mut cpu = Cpu { core: Core::new(ram), code: CodeCache::new(), translate_after: WARM };
         cpu.set_tier(Tier::Translator { after: WARM });
         cpu
@@ -111,9 +109,13 @@ impl Cpu {
         }
     }
 
-    /// Becomes another processor: CPUID describes it, and what is executed has its quirks.
+    /// Becomes another processor: CPUID describes it, its features are executed, with its quirks. Code that was decoded for
+    /// another model is dropped.
     pub fn set_model(&mut self, model: CpuModel) {
-        self.core.set_model(model);
+        if model != self.core.model {
+            self.drop_code();
+            self.core.set_model(model);
+        }
     }
 
     /// What RDMSR would read at privilege level 0; `None` for #GP.
@@ -156,6 +158,11 @@ impl Cpu {
         self.core.load_registers(state);
         self.core.debug_registers_changed();
         self.core.debug.hits.clear();
+    }
+
+    /// Guest memory.
+    pub fn ram(&self) -> &GuestRam {
+        &self.core.ram
     }
 
     /// Steps executed since power-on: completed instructions, iterations of repeated string instructions, and
@@ -561,7 +568,8 @@ impl Cpu {
         let in_page = (start % PAGE_SIZE) as usize;
         let available = (PAGE_SIZE as usize - in_page).min(MOST_BYTES);
         self.core.ram.read_bytes(start, &mut bytes[..available]);
-        let mode = Mode { code_size: self.core.code_size };
+        let features = &self.core.model.description().features;
+        let mode = Mode { code_size: self.core.code_size, features };
         let most = if extent == Extent::Instruction { 1 } else { MAX_OPS };
         let mut block = NewBlock {
             key,

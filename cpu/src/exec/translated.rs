@@ -286,3 +286,33 @@ fn decode(op: &Op, rip: u64, bytes: &[u8]) -> Instruction {
     let other = instruction.len() as u64 != op.length();
     if undefined || other { Instruction::default() } else { instruction }
 }
+
+#[cfg(test)]
+mod tests {
+    use iced_x86::{Code, CpuidFeature};
+
+    use super::*;
+    use crate::core::CodeSize;
+    use crate::decode::{self, Decoded};
+    use crate::features::Features;
+    use crate::insn::Mode;
+    use crate::model::CpuModel;
+
+    /// No model has so few.
+    const FEW: Features = Features::of(&[CpuidFeature::INTEL8086]);
+
+    #[test]
+    fn an_instruction_whose_features_are_missing_is_invalid_for_the_translator() {
+        let (padding, popcnt_eax_ebx) = ([0x90; 3], [0xf3, 0x0f, 0xb8, 0xc3]);
+        let bytes = [&padding[..], &popcnt_eax_ebx].concat();
+        for (features, code) in
+            [(&CpuModel::V2.description().features, Code::Popcnt_r32_rm32), (&FEW, Code::INVALID)]
+        {
+            let mode = Mode { code_size: CodeSize::Bits64, features };
+            let Decoded::Op(op) = decode::decode(&popcnt_eax_ebx, 0x1003, 3, mode) else {
+                panic!("the instruction is complete")
+            };
+            assert_eq!(decode(&op, 0x1000, &bytes).code(), code);
+        }
+    }
+}

@@ -140,7 +140,7 @@ fn finish(mut m: Machine, steps_at_once: u64) -> (Stop, CpuState, Vec<u8>) {
         }
     }
     let mut memory = vec![0; 0xa_0000];
-    m.ram.read_bytes(0, &mut memory);
+    m.ram().read_bytes(0, &mut memory);
     (stop, m.state, memory)
 }
 

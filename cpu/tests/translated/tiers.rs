@@ -9,7 +9,7 @@ const TIERS: [Tier; 3] = [Tier::Interpreter, Tier::Translator { after: 0 }, Tier
 
 fn memory(m: &Machine) -> Vec<u8> {
     let mut bytes = vec![0; 0xa_0000];
-    m.ram.read_bytes(0, &mut bytes);
+    m.ram().read_bytes(0, &mut bytes);
     bytes
 }
 
@@ -191,7 +191,7 @@ fn code_that_a_device_writes_is_executed_as_written() {
         assert_eq!(m.cpu.run(&mut m.bus, 100, u64::MAX), Stop::Budget);
         assert_eq!(m.cpu.gpr()[3], 50);
         // ADD EBX, 1 becomes ADD EBX, 3.
-        m.ram.replace_bytes(CODE + 2, &[3]);
+        m.ram().replace_bytes(CODE + 2, &[3]);
         assert_eq!(m.cpu.run(&mut m.bus, 200, u64::MAX), Stop::Budget);
         assert_eq!(m.cpu.gpr()[3], 50 + 150, "{tier:?}");
     }
@@ -239,7 +239,7 @@ fn a_branch_out_of_the_canonical_addresses_faults_itself() {
     assert_eq!((end.gpr[3], end.rip), (1, handler(13) + 1));
     let mut m = make();
     m.run();
-    assert_eq!(m.ram.load_u64(end.gpr[4] + 8), LAST + 3, "RIP that the handler finds");
+    assert_eq!(m.ram().load_u64(end.gpr[4] + 8), LAST + 3, "RIP that the handler finds");
 }
 
 #[test]
@@ -282,11 +282,11 @@ fn map(m: &Machine, linear: u64, ram: u64, pages: u64, free: &mut u64) {
         let mut table = TABLES;
         for shift in [39, 30, 21] {
             let entry = table + 8 * (address >> shift & 511);
-            if m.ram.load_u64(entry) == 0 {
+            if m.ram().load_u64(entry) == 0 {
                 m.put64(entry, *free | 7);
                 *free += 0x1000;
             }
-            table = m.ram.load_u64(entry) & !0xfff;
+            table = m.ram().load_u64(entry) & !0xfff;
         }
         m.put64(table + 8 * (address >> 12 & 511), (ram + 0x1000 * page) | 7);
     }
@@ -357,7 +357,7 @@ fn a_library_is_at_home_at_every_address() {
     let end = same(make, 100_000);
     assert_eq!(end.gpr[7], ROUNDS * bases.len() as u64);
     let mut library = vec![0; 0x3000];
-    make().ram.read_bytes(DATA, &mut library);
+    make().ram().read_bytes(DATA, &mut library);
     // LEA of seven bytes at the beginning, and a call of five: it found its word, and every other time where to return to.
     let displacement = i32::from_le_bytes(library[3..7].try_into().expect("there are four")) as u64;
     let call = library.iter().position(|&byte| byte == 0xe8).expect("there is a call") as u64;
@@ -485,7 +485,7 @@ fn operands_that_are_not_aligned_fault_before_their_pages_are_looked_at() {
         assert_eq!(end.rip, handler(vector) + 1);
         let mut m = make();
         m.run();
-        assert_eq!(m.ram.load_u64(entry), DATA | 7, "accessed and dirty bits");
+        assert_eq!(m.ram().load_u64(entry), DATA | 7, "accessed and dirty bits");
     }
 }
 
@@ -662,7 +662,7 @@ fn an_entry_that_its_own_instruction_looks_up_is_executed_as_fetched() {
         m
     };
     let mut byte = [0];
-    make().ram.read_bytes(entry_of(0) - 1, &mut byte);
+    make().ram().read_bytes(entry_of(0) - 1, &mut byte);
     assert_eq!(byte, [0], "what ADD begins with");
     for steps in [1, 2, 3] {
         assert_eq!(same(make, steps).rip, entry_of(0) + 2 * steps - 1);

@@ -105,7 +105,7 @@ impl Simulated {
         let state = CpuState { steps, branches, system_calls, ..state };
         soft.set_registers(&state);
         vcpu.load(&state, cr8)?;
-        match vcpu.settle(cr8) {
+        match vcpu.complete_instruction(cr8) {
             Exit::Interrupted => Ok(exit),
             other => Ok(other),
         }

@@ -132,7 +132,7 @@ impl MachineArgs {
             let (devices, described) = OpenedDevices::open(&wanted)?;
             let power_on = host::power_on(self.date, self.seed)?;
             let guest = Recordable::on(self.engine(), &self.options(described)?, power_on)?;
-            let (slots, ram) = (guest.config().passed_slots(), guest.machine.shared_ram());
+            let (slots, ram) = (guest.config().passed_slots(), guest.machine.ram_view());
             let live = self.live()?.with_devices(devices, &slots, ram)?;
             return Ok(Planned::new(live, Origin::Built(Box::new(guest), self.engine())));
         };

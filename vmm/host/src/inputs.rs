@@ -74,7 +74,7 @@ impl<C: Unit> LiveInputs<C> {
         self,
         opened: crate::passthrough::OpenedDevices,
         slots: &[u8],
-        ram: std::sync::Arc<guest_ram::GuestRam>,
+        ram: guest_ram::RamView,
     ) -> Result<LiveInputs<C>, Error> {
         if opened.is_empty() {
             return Ok(self);

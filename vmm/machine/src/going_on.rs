@@ -6,12 +6,12 @@ use guest_ram::PAGE_SIZE;
 
 use crate::clock::TimeBase;
 use crate::error::Error;
+use crate::machine_state::MachineState;
 use crate::outcome::Outcome;
 use crate::position::Exits;
 use crate::run::Machine;
 use crate::start::{Start, held};
 use crate::state_v1::MachineStateV1;
-use crate::states::MachineState;
 use crate::unit::Unit;
 
 impl Start {

@@ -9,9 +9,10 @@ use devices::pci::PciBus;
 use devices::platform::Platform;
 use devices::virtio::{Block, Console, Net, Rng};
 use devices::{PanicKind, Request};
-use guest_ram::GuestRam;
+use guest_ram::{GuestRam, RamView};
 
 use crate::asking_bus::AskingBus;
+use crate::between_exits::Stopping;
 use crate::bus::MachineBus;
 use crate::clock::{Clock, MAX_TIME_NS};
 use crate::comparable::Likeness;
@@ -25,7 +26,6 @@ use crate::outcome::Outcome;
 use crate::position::{Instructions, Moment};
 use crate::power_on::{entropy_seed, entry_state, kernel_seed, start_pit};
 use crate::ram_digest::RamDigest;
-use crate::stopping::Stopping;
 use crate::unit::Unit;
 use crate::written_pages::WrittenPages;
 
@@ -51,7 +51,6 @@ pub enum RunStop {
 /// One machine.
 pub struct Machine<U> {
     pub(super) engine: Box<dyn Engine>,
-    pub(super) ram: Arc<GuestRam>,
     pub(super) bus: MachineBus,
     pub(super) outcome: Option<Outcome>,
     has_disk: bool,
@@ -88,7 +87,8 @@ impl<U: Unit> Machine<U> {
             let why = "KVM cannot run a machine whose time is counted in instructions; use --engine soft";
             return Err(Error::Unsupported(why.to_string()));
         }
-        let ram = Arc::new(GuestRam::new(config.memory_bytes)?);
+        let ram = GuestRam::new(config.memory_bytes)?;
+        let pages = ram.flags().pages();
         let start = images.start();
         let entry = match start {
             Some(_) => CpuState::reset(),
@@ -114,10 +114,9 @@ impl<U: Unit> Machine<U> {
         if config.is_for_kvm() {
             start_pit(&mut platform, &ram);
         }
-        let bus = MachineBus::new(platform, ram.clone(), Clock::new(config.time_base()));
-        let mut engine = (kind.build)(ram.clone(), config.model())?;
+        let bus = MachineBus::new(platform, ram.memory().clone(), Clock::new(config.time_base()));
+        let mut engine = (kind.build)(ram, config.model())?;
         engine.set_state(&entry);
-        let pages = ram.flags().pages();
         let mut machine = Machine {
             engine,
             bus,
@@ -131,7 +130,6 @@ impl<U: Unit> Machine<U> {
             likeness: config.likeness(),
             stopping: Stopping::default(),
             unit: PhantomData,
-            ram,
         };
         start.map_or(Ok(()), |start| machine.begin_at(start))?;
         Ok(machine)
@@ -189,23 +187,23 @@ impl<U: Unit> Machine<U> {
         Machine { engine: wrap(self.engine), ..self }
     }
 
-    /// Guest memory, for what outlives a borrow.
-    pub fn shared_ram(&self) -> Arc<GuestRam> {
-        self.ram.clone()
+    /// Guest memory, for the host's side of a run.
+    pub fn ram_view(&self) -> RamView {
+        self.ram().view()
     }
 
     /// Guest memory.
     pub fn ram(&self) -> &GuestRam {
-        &self.ram
+        self.engine.cpu().ram()
     }
 
     /// Reads physical memory as a debugger: gives how many bytes, counted from `gpa`, lie in RAM.
     pub fn read_physical(&self, gpa: u64, to: &mut [u8]) -> usize {
-        let ranges = self.ram.layout().ranges();
+        let ranges = self.ram().layout().ranges();
         let found = ranges.into_iter().find(|(start, _, length)| gpa >= *start && gpa - start < *length);
         let Some((start, offset, length)) = found else { return 0 };
         let count = to.len().min((length - (gpa - start)) as usize);
-        self.ram.read_bytes(offset + (gpa - start), &mut to[..count]);
+        self.ram().read_bytes(offset + (gpa - start), &mut to[..count]);
         count
     }
 
@@ -379,6 +377,7 @@ impl<U: Unit> Machine<U> {
     fn apply(&mut self, event: Event) {
         let now_ns = self.moment().time_ns;
         let platform = &mut self.bus.platform;
+        let ram = self.engine.cpu().ram().memory();
         match event {
             Event::PowerOn(_) => {}
             Event::ConsoleInput(bytes) => {
@@ -393,7 +392,7 @@ impl<U: Unit> Machine<U> {
             }
             Event::NetworkInput(frames) => platform.with_bus(now_ns, |bus| {
                 if let Some(mut network) = bus.network_mut() {
-                    network.push_frames(self.ram.memory(), frames);
+                    network.push_frames(ram, frames);
                 }
             }),
             Event::PowerButton => platform.press_power_button(now_ns),
@@ -474,3 +473,10 @@ impl<U: Unit> Machine<U> {
 
 /// RFLAGS.IF.
 const INTERRUPT_FLAG: u64 = 1 << 9;
+
+/// A machine can change threads: workers of a search own theirs.
+const _: () = {
+    const fn is_send<T: Send>() {}
+    is_send::<Machine<Instructions>>();
+    is_send::<Machine<crate::position::Exits>>();
+};

@@ -11,8 +11,8 @@ use devices::platform::PlatformStateV1;
 use serde::{Deserialize, Serialize};
 
 use crate::console_tail::ConsoleTail;
+use crate::machine_state::MachineState;
 use crate::outcome::Outcome;
-use crate::states::MachineState;
 
 /// What is stored of a [`MachineState`]: all of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,6 +58,13 @@ pub enum OutcomeV1 {
     Interrupted,
     /// [`Outcome::Limit`].
     Limit,
+}
+
+impl MachineState {
+    /// Its bytes, as checkpoints and starting states hold them.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        postcard::to_stdvec(&MachineStateV1::from(self)).expect("plain data in memory always serializes")
+    }
 }
 
 impl From<&MachineState> for MachineStateV1 {

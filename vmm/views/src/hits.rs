@@ -9,7 +9,7 @@ use machine::error::Error;
 use machine::position::{Count, Instructions};
 use serde::Serialize;
 
-use crate::witness::{Told, Witness};
+use crate::guest_kernel::{Backtrace, GuestKernel};
 
 /// What to look for, and where.
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +77,7 @@ pub struct Place {
     pub name: Option<String>,
     /// Who called whom, if that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub backtrace: Option<Told>,
+    pub backtrace: Option<Backtrace>,
 }
 
 impl Wanted {
@@ -93,24 +93,24 @@ impl Search<'_> {
     pub fn run(&self, timeline: &mut Timeline, poll: &mut Poll<'_>) -> Result<Found, Error> {
         let from = self.wanted.from();
         let condition = self.condition.parse::<Condition>();
-        let mut witness = None;
+        let mut kernel = None;
         if matches!(self.wanted, Wanted::All { .. }) || self.backtrace || condition.is_err() {
             // What the guest's kernel says of itself. At the very start there is no kernel yet that could be asked.
             let place = if from == Instructions(0) { timeline.end() } else { from };
             if timeline.seek(place, poll)? == TravelStop::Interrupted {
                 return Ok(Found::interrupted_before(from));
             }
-            witness = Witness::of_guest(timeline.machine()).ok();
+            kernel = GuestKernel::of_guest(timeline.machine()).ok();
         }
         if self.backtrace {
-            can_trace_back(timeline, witness.as_ref())?;
+            can_trace_back(timeline, kernel.as_ref())?;
         }
-        let named = |witness: &Witness| Condition::parse(self.condition, &witness.symbols);
-        let condition = condition.or_else(|why| witness.as_ref().map_or(Err(why), named));
+        let named = |kernel: &GuestKernel| Condition::parse(self.condition, &kernel.symbols);
+        let condition = condition.or_else(|why| kernel.as_ref().map_or(Err(why), named));
         timeline.set_stops(condition.map_err(Error::Position)?.0);
         match self.wanted {
-            Wanted::One { from, direction } => self.one(timeline, from, direction, witness.as_ref(), poll),
-            Wanted::All { from, to, limit } => self.all(timeline, (from, to), limit, witness.as_ref(), poll),
+            Wanted::One { from, direction } => self.one(timeline, from, direction, kernel.as_ref(), poll),
+            Wanted::All { from, to, limit } => self.all(timeline, (from, to), limit, kernel.as_ref(), poll),
         }
     }
 
@@ -119,12 +119,12 @@ impl Search<'_> {
         timeline: &mut Timeline,
         (from, to): (Instructions, Instructions),
         limit: usize,
-        witness: Option<&Witness>,
+        kernel: Option<&GuestKernel>,
         poll: &mut Poll<'_>,
     ) -> Result<Found, Error> {
         let before = timeline.replayed_steps();
         let look = |machine: &Machine<Instructions>, hit: Hit| {
-            Place::of(machine, hit.before, hit.cause, witness, self.backtrace)
+            Place::of(machine, hit.before, hit.cause, kernel, self.backtrace)
         };
         let hits = timeline.hits_seen(from, to, limit, &look, poll)?;
         let edge = hits.interrupted_at.map(Count::number);
@@ -137,7 +137,7 @@ impl Search<'_> {
         timeline: &mut Timeline,
         from: Instructions,
         direction: Direction,
-        witness: Option<&Witness>,
+        kernel: Option<&GuestKernel>,
         poll: &mut Poll<'_>,
     ) -> Result<Found, Error> {
         // A search backward restores states before `from` and need not stand there; a checkpoint at the end is
@@ -152,7 +152,7 @@ impl Search<'_> {
         };
         let replayed = timeline.replayed_steps() - before;
         let hits = match stop {
-            TravelStop::Hit(cause) => vec![self.place_here(timeline, cause, witness)],
+            TravelStop::Hit(cause) => vec![self.place_here(timeline, cause, kernel)],
             _ => Vec::new(),
         };
         let interrupted = stop == TravelStop::Interrupted;
@@ -160,9 +160,9 @@ impl Search<'_> {
         Ok(Found { hits, replayed, interrupted, goes_on_at })
     }
 
-    fn place_here(&self, timeline: &Timeline, cause: Cause, witness: Option<&Witness>) -> Place {
+    fn place_here(&self, timeline: &Timeline, cause: Cause, kernel: Option<&GuestKernel>) -> Place {
         let machine = timeline.machine();
-        let place = Place::of(machine, timeline.position(), cause, witness, self.backtrace);
+        let place = Place::of(machine, timeline.position(), cause, kernel, self.backtrace);
         Place { rip: Some(format!("{:#x}", machine.cpu().rip())), ..place }
     }
 }
@@ -180,18 +180,18 @@ impl Place {
         machine: &Machine<Instructions>,
         instruction: Instructions,
         cause: Cause,
-        witness: Option<&Witness>,
+        kernel: Option<&GuestKernel>,
         with_backtrace: bool,
     ) -> Place {
-        let thread = witness.and_then(|witness| witness.thread(machine));
+        let thread = kernel.and_then(|kernel| kernel.thread(machine));
         Place {
             instruction: instruction.number(),
-            what: cause.told(witness.map(|witness| &witness.symbols)),
+            what: cause.told(kernel.map(|kernel| &kernel.symbols)),
             guest_seconds: machine.moment().time_ns as f64 / 1e9,
             rip: None,
             pid: thread.as_ref().map(|thread| thread.id),
             name: thread.map(|thread| thread.name),
-            backtrace: witness.filter(|_| with_backtrace).and_then(|witness| witness.backtrace(machine).ok()),
+            backtrace: kernel.filter(|_| with_backtrace).and_then(|kernel| kernel.backtrace(machine).ok()),
         }
     }
 
@@ -201,16 +201,16 @@ impl Place {
         if let (Some(pid), Some(name)) = (self.pid, &self.name) {
             line += &format!("  {pid} ({name})");
         }
-        let calls = self.backtrace.iter().flat_map(Told::lines).map(|call| format!("    {call}"));
+        let calls = self.backtrace.iter().flat_map(Backtrace::lines).map(|call| format!("    {call}"));
         [line].into_iter().chain(calls).collect()
     }
 }
 
 /// Refuses what no place could show.
-fn can_trace_back(timeline: &Timeline, witness: Option<&Witness>) -> Result<(), Error> {
+fn can_trace_back(timeline: &Timeline, kernel: Option<&GuestKernel>) -> Result<(), Error> {
     let none = |why: &dyn Display| Error::Position(format!("there are no backtraces to show: {why}"));
-    let witness = witness.ok_or_else(|| none(&NoKernel))?;
-    witness.backtrace(timeline.machine()).map(drop).map_err(|missing| none(&missing))
+    let kernel = kernel.ok_or_else(|| none(&NoKernel))?;
+    kernel.backtrace(timeline.machine()).map(drop).map_err(|missing| none(&missing))
 }
 
 /// For people.

@@ -14,9 +14,9 @@ use machine::position::{Count, Instructions};
 use serde::Serialize;
 
 use crate::console;
+use crate::guest_kernel::{Backtrace, GuestKernel};
 use crate::memory::{Bytes, Line, Range, disassemble};
 use crate::tasks::{Task, TaskList};
-use crate::witness::{Told, Witness};
 
 /// What to show besides counts and registers.
 #[derive(Clone, Debug, Default)]
@@ -65,7 +65,7 @@ pub struct State {
     pub processes: Option<TaskList>,
     /// Who called whom, if that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub backtrace: Option<Told>,
+    pub backtrace: Option<Backtrace>,
     /// The kernel's messages, if they were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dmesg: Option<Vec<Said>>,
@@ -158,10 +158,10 @@ fn tasks(machine: &Machine<Instructions>) -> Result<TaskList, Error> {
     processes.map(TaskList::from).map_err(|none| nothing_to_show("are no processes", &none))
 }
 
-fn backtrace(machine: &Machine<Instructions>) -> Result<Told, Error> {
+fn backtrace(machine: &Machine<Instructions>) -> Result<Backtrace, Error> {
     let none = |why: &dyn Display| nothing_to_show("is no backtrace", why);
-    let witness = Witness::of_guest(machine).map_err(|no_kernel| none(&no_kernel))?;
-    witness.backtrace(machine).map_err(|missing| none(&missing))
+    let kernel = GuestKernel::of_guest(machine).map_err(|no_kernel| none(&no_kernel))?;
+    kernel.backtrace(machine).map_err(|missing| none(&missing))
 }
 
 fn dmesg(machine: &Machine<Instructions>) -> Result<Vec<Said>, Error> {

@@ -14,8 +14,8 @@ use crate::companion::{Companion, Leftovers};
 use crate::go_live::Source;
 use crate::machine_args::MachineArgs;
 use crate::output::say;
-use crate::overheard::Overheard;
 use crate::recorded::{CheckpointArgs, record_to_end, report, say_when_files_may_not_grow};
+use crate::run_listener::WithListener;
 use crate::sandbox_arg::SandboxArgs;
 use crate::stats::StatsArgs;
 
@@ -62,7 +62,7 @@ fn record_from<U: Unit, I: Inputs<U>>(
     let (mut guest, live) = planned.begin()?;
     let recording = guest.record_in_empty(&args.output)?;
     say(&format!("ttvm: {}", live.pacing()));
-    let inputs = Overheard { inner: inputs(live), listener: marks.clone() };
+    let inputs = WithListener { inner: inputs(live), listener: marks.clone() };
     record_to_end(&args.checkpoints, recording, inputs)?;
     let code = report(&guest.machine, &args.output);
     args.stats.write(&marks, &guest.machine)?;

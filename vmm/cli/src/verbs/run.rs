@@ -18,8 +18,8 @@ use crate::companion::{Companion, Leftovers};
 use crate::go_live::Source;
 use crate::machine_args::MachineArgs;
 use crate::output::say;
-use crate::overheard::Overheard;
 use crate::recorded::{CheckpointArgs, record_to_end, report, say_when_files_may_not_grow};
+use crate::run_listener::WithListener;
 use crate::sandbox_arg::SandboxArgs;
 use crate::stats::{Marks, StatsArgs};
 use crate::watch::{Watch, Watcher, serve};
@@ -103,7 +103,7 @@ fn run_live<U: Unit, I: Inputs<U>>(
     let (mut guest, live) = planned.begin()?;
     guest.forget_beginning();
     say(&format!("ttvm: {}", live.pacing()));
-    let mut inputs = Overheard { inner: inputs(live), listener: marks.clone() };
+    let mut inputs = WithListener { inner: inputs(live), listener: marks.clone() };
     let stop = run_to_stop(&mut guest.machine, &mut inputs)?;
     end(args, &guest.machine, stop, marks)
 }
@@ -126,8 +126,8 @@ fn run_watched(args: &Args, source: Option<Source>, marks: &Marks) -> Result<i32
     let watch = Watch::new(output.clone());
     listener.map_or(Ok(()), |listener| serve(listener, watch.clone()))?;
     let watcher = Watcher::new(watch.clone(), record_when.as_deref());
-    let watched = Overheard { inner: live, listener: watcher };
-    let mut inputs = Overheard { inner: watched, listener: marks.clone() };
+    let watched = WithListener { inner: live, listener: watcher };
+    let mut inputs = WithListener { inner: watched, listener: marks.clone() };
     loop {
         let stop = run_to_stop(&mut guest.machine, &mut inputs)?;
         let Some(folder) = output.as_deref().filter(|_| stop == RunStop::Paused) else {

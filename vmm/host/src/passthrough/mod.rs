@@ -14,11 +14,10 @@ mod tables;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use devices::passthrough::{AskV1, DeviceInputV1, DmaV1, InterruptV1, RegionV1};
-use guest_ram::GuestRam;
+use guest_ram::RamView;
 
 use crate::inputs::Devices;
 use crate::passthrough::function::LiveFunction;
@@ -96,7 +95,7 @@ enum Device {
 /// The devices of a running guest. See the module.
 pub(super) struct LiveDevices {
     devices: Vec<Device>,
-    ram: Arc<GuestRam>,
+    ram: RamView,
     /// What of an answer, or of what came unasked, is still to be given.
     waiting: VecDeque<DeviceInputV1>,
     looked: Instant,
@@ -105,7 +104,7 @@ pub(super) struct LiveDevices {
 
 impl LiveDevices {
     /// Takes the devices over; `slots` are those of the functions.
-    pub fn new(opened: OpenedDevices, slots: &[u8], ram: Arc<GuestRam>) -> Result<LiveDevices, Error> {
+    pub fn new(opened: OpenedDevices, slots: &[u8], ram: RamView) -> Result<LiveDevices, Error> {
         let mut slots = slots.iter();
         let devices = opened.0.into_iter().map(|opened| {
             Ok(match opened {
