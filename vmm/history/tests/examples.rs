@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use history::timeline::Timeline;
 use tiny_guest::{ROUND_STEPS, STIRRED, stopped, write_kernel};
 
-const ROUNDS: u32 = 30_000;
+const ROUNDS: u32 = 70_000;
 
 /// A recording that the first example makes, and what it says.
 fn recorded(directory: &Path) -> (PathBuf, String) {
@@ -58,7 +58,7 @@ fn a_place_is_gone_to_and_looked_at() {
 fn running_backwards_and_searching_find_the_same_places() {
     let directory = tempfile::tempdir().unwrap();
     let (name, _) = recorded(directory.path());
-    let condition = format!("write:{STIRRED:#x}+16384");
+    let condition = format!("write:{STIRRED:#x}+4096");
     let (backwards, all) = (
         run_backwards::run_backwards(&name, &condition).unwrap(),
         search::search(&name, &condition).unwrap(),

@@ -83,24 +83,30 @@ impl<U: Unit> Recordable<U> {
     /// Makes the recording's folder and files. The recording begins where the machine does, so the machine must not have run.
     /// An existing folder is never overwritten.
     pub fn record_in(&mut self, folder: impl AsRef<Path>) -> Result<NewRecording<'_, U>, Error> {
+        self.must_stand_at_its_beginning()?;
         create_folder(folder.as_ref())?;
         self.record_in_empty(folder)
     }
 
     /// As [`Recordable::record_in`], in a folder that exists and is empty.
     pub fn record_in_empty(&mut self, folder: impl AsRef<Path>) -> Result<NewRecording<'_, U>, Error> {
+        self.must_stand_at_its_beginning()?;
         let folder = folder.as_ref();
-        let has_run = self.machine.moment().count != U::default();
-        let log = match std::mem::replace(&mut self.beginning, Beginning::Gone) {
-            Beginning::PowerOn if !has_run => Recording::<U>::begin(folder, &self.config)?,
-            Beginning::Start(start) if !has_run => Recording::<U>::begin_from(folder, &self.config, &start)?,
-            _ => {
-                let why =
-                    "the machine has run, so its beginning cannot be recorded any more: record from here";
-                return Err(Error::Usage(why.to_string()));
-            }
+        let log = match &self.beginning {
+            Beginning::Start(start) => Recording::<U>::begin_from(folder, &self.config, start)?,
+            Beginning::PowerOn | Beginning::Gone => Recording::<U>::begin(folder, &self.config)?,
         };
+        self.forget_beginning();
         Ok(NewRecording::new(&mut self.machine, folder, log, self.power_on.clone()))
+    }
+
+    fn must_stand_at_its_beginning(&self) -> Result<(), Error> {
+        let is_gone = matches!(self.beginning, Beginning::Gone);
+        if is_gone || self.machine.moment().count != U::default() {
+            let why = "the machine has run, so its beginning cannot be recorded any more: record from here";
+            return Err(Error::Usage(why.to_string()));
+        }
+        Ok(())
     }
 
     /// Makes the recording's files in a folder that exists and is empty. The recording begins where the machine stands, and the

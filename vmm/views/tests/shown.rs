@@ -14,13 +14,13 @@ use views::hits::{Search, Wanted};
 #[test]
 fn a_state_is_data_and_text() {
     let directory = tempfile::tempdir().unwrap();
-    let (recording, _) = record(directory.path(), "r.ttvm", 10_000, typed(&[(5_000, "hi")]));
+    let (recording, _) = record(directory.path(), "r.ttvm", 10_000, typed(&[(5_000, "h")]));
     let state = state::state(&recording.path, "end").unwrap();
-    assert_eq!((state.console.as_slice(), state.code.len()), (["hi".to_string()].as_slice(), 4));
+    assert_eq!((state.console.as_slice(), state.code.len()), (["h".to_string()].as_slice(), 4));
     assert!(state.registers.values["rip"].starts_with("0x100") && state.processes.is_none());
     let text = state.to_string();
     assert!(text.starts_with(&format!("instruction {}, branch ", state.instruction)), "{text}");
-    assert!(text.contains("\n\ncode\n  0x100") && text.ends_with("\n\nconsole\n  hi"), "{text}");
+    assert!(text.contains("\n\ncode\n  0x100") && text.ends_with("\n\nconsole\n  h"), "{text}");
 }
 
 #[test]
