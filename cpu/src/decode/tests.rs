@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::sync::Arc;
 
 use guest_ram::GuestRam;
 use iced_x86::{Code, CpuidFeature as F};
@@ -161,7 +160,7 @@ fn an_instruction_whose_features_are_missing_is_undefined() {
 fn is_undefined(bytes: &[u8], mode: Mode) -> bool {
     let Decoded::Op(op) = decode(bytes, 0x1000, 0, mode) else { panic!("{bytes:02x?} is not complete") };
     assert_eq!(op.length(), bytes.len() as u64);
-    let mut core = Core::new(Arc::new(GuestRam::new(1 << 20).unwrap()));
+    let mut core = Core::new(GuestRam::new(1 << 20).unwrap());
     core.state.cr4 = cr4::OSFXSR;
     let done = (op.handler)(&mut core, &mut EmptyBus::default(), &op);
     done.is_err() && core.exception.vector == UD

@@ -5,6 +5,7 @@ mod damage;
 mod damaged_checkpoints;
 mod divergence;
 mod ended;
+mod examples;
 mod exits;
 mod failing_host;
 mod fast_forward;

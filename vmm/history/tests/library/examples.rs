@@ -2,16 +2,16 @@
 
 // Each has its own `main`.
 #[allow(dead_code)]
-#[path = "../examples/record.rs"]
+#[path = "../../examples/record.rs"]
 mod record;
 #[allow(dead_code)]
-#[path = "../examples/run_backwards.rs"]
+#[path = "../../examples/run_backwards.rs"]
 mod run_backwards;
 #[allow(dead_code)]
-#[path = "../examples/search.rs"]
+#[path = "../../examples/search.rs"]
 mod search;
 #[allow(dead_code)]
-#[path = "../examples/seek.rs"]
+#[path = "../../examples/seek.rs"]
 mod seek;
 
 use std::path::{Path, PathBuf};
