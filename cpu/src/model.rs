@@ -45,9 +45,4 @@ impl CpuModel {
     pub fn names() -> impl Iterator<Item = &'static str> {
         CpuModel::ALL.iter().map(|(_, name)| *name)
     }
-
-    /// Whether KVM can be this processor.
-    pub fn is_for_kvm(self) -> bool {
-        self != CpuModel::V2
-    }
 }

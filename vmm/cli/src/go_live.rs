@@ -11,7 +11,7 @@ use machine::inputs::{Event, PowerOn};
 use machine::notation::PositionSpec;
 use machine::position::{Instructions, Moment};
 use machine::unit::Unit;
-use machine::{Machine, Start};
+use machine::{Counter, Machine, Start};
 use recording::{Opened, Recording};
 use sandbox::Needs;
 
@@ -64,7 +64,7 @@ impl SourceArgs {
         let opened = Opened::open(path)?;
         let machine = &opened.manifest().machine;
         let engine = engine.for_replay(opened.manifest())?;
-        if machine.is_for_kvm() && engine != host::KVM {
+        if machine.profile().counter == Counter::Exits && engine != host::KVM {
             let why = "this recording counts exits, and goes on with --engine kvm only, on a processor like the one that it \
                        was made on";
             return Err(Error::Unsupported(why.to_string()));

@@ -108,11 +108,6 @@ impl Clock {
         deadline_ns.is_some_and(|ns| ns < horizon_ns) || self.exits >= self.run_until_exits
     }
 
-    /// Whether HLT with a mark behind it is a rewritten RDTSC ([`boot::time_reads`]).
-    pub fn answers_time_reads(&self) -> bool {
-        self.base == TimeBase::Exits
-    }
-
     /// The virtual time of a stored state, if its counts are such as a machine with this clock can have them.
     /// States may come from strangers.
     pub fn time_of(&self, cpu: &CpuState, idle_ns: u64) -> Result<u64, &'static str> {

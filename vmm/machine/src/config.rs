@@ -12,9 +12,8 @@ use devices::passthrough::{BarDescriptionV1, FREE_ISA_IRQS, PciDescriptionV1};
 use guest_ram::PAGE_SIZE;
 use serde::Serialize;
 
-use crate::clock::TimeBase;
-use crate::comparable::Likeness;
 use crate::error::Error;
+use crate::profile::Profile;
 use crate::start::Start;
 
 /// Least RAM that anything is expected to boot in.
@@ -135,8 +134,7 @@ pub struct MachineOptions {
     pub network: Option<NetworkConfig>,
     /// Devices of the host.
     pub passthrough: Vec<PassedDevice>,
-    /// The CPU. One that KVM can be says also that the machine's time is [`TimeBase::Exits`] and that the
-    /// kernel's RDTSC are rewritten.
+    /// The CPU, which also decides what [`Profile`] lists.
     pub model: cpu::CpuModel,
 }
 
@@ -201,19 +199,9 @@ impl MachineConfig {
         Ok((config, images))
     }
 
-    /// Whether KVM can run this machine. It is recorded by exits then, and its kernel's RDTSC are rewritten.
-    pub fn is_for_kvm(&self) -> bool {
-        self.model().is_for_kvm()
-    }
-
-    /// What lets time pass in this machine.
-    pub fn time_base(&self) -> TimeBase {
-        if self.is_for_kvm() { TimeBase::Exits } else { TimeBase::Instructions }
-    }
-
-    /// How alike two of this machine must be to count as equal.
-    pub fn likeness(&self) -> Likeness {
-        if self.is_for_kvm() { Likeness::AcrossProcessors } else { Likeness::Exact }
+    /// What its CPU model decides about the machine.
+    pub fn profile(&self) -> Profile {
+        Profile::of(self.model())
     }
 
     /// What CPUID says.
@@ -377,7 +365,7 @@ impl Images {
 
     /// With a kernel whose RDTSC do not reach the host's clock, where the machine needs one.
     fn for_machine(mut self, config: &MachineConfig) -> Images {
-        if !config.is_for_kvm() {
+        if !config.profile().rewrites_time_reads {
             return self;
         }
         let mut why = "it is no ELF file".to_string();

@@ -3,7 +3,7 @@
 //!
 //! Start with [`run`], which has [`Machine`] and its run loop, and [`inputs`], which is the door. [`bus`] is
 //! what the CPU sees of the board, [`clock`] its time. [`mod@unit`] says what differs between machines that
-//! count instructions and those that count exits; `stopping` is how an engine that counts no instructions is
+//! count instructions and those that count exits, [`profile`] what a CPU model decides about its machine; `stopping` is how an engine that counts no instructions is
 //! stopped at a place and finds it again. What RAM and disk hold is in `contents`, everything else of a state
 //! in `states`, and as it is stored in [`state_v1`]; [`start`] is a machine that goes on from
 //! such a state in place of power-on. [`checks`], [`hashes`], [`ram_digest`] and [`comparable`] say whether two machines are equal.
@@ -34,6 +34,7 @@ pub mod notation;
 pub mod outcome;
 pub mod position;
 mod power_on;
+pub mod profile;
 pub mod ram_digest;
 pub mod run;
 pub mod start;
@@ -45,6 +46,7 @@ pub mod written_pages;
 
 pub use hashes::{Hashes, hash_of, hex, short};
 pub use outcome::Outcome;
+pub use profile::{Counter, Profile};
 pub use run::{Machine, RunStop};
 pub use start::Start;
 pub use state_v1::MachineStateV1;

@@ -13,7 +13,7 @@ use guest_ram::GuestRam;
 
 use crate::asking_bus::AskingBus;
 use crate::bus::MachineBus;
-use crate::clock::{Clock, MAX_TIME_NS};
+use crate::clock::MAX_TIME_NS;
 use crate::comparable::Likeness;
 use crate::config::{Images, MachineConfig, PassedDevice};
 use crate::console_tail::ConsoleTail;
@@ -84,7 +84,8 @@ impl<U: Unit> Machine<U> {
         power_on: &PowerOn,
         kind: EngineKind,
     ) -> Result<Self, Error> {
-        if !U::is_counted_by(kind) || (!kind.counts_instructions && !config.is_for_kvm()) {
+        let profile = config.profile();
+        if !U::is_counted_by(kind) || (!kind.counts_instructions && !profile.runs_on_kvm) {
             let why = "KVM cannot run a machine whose time is counted in instructions; use --engine soft";
             return Err(Error::Unsupported(why.to_string()));
         }
@@ -111,10 +112,10 @@ impl<U: Unit> Machine<U> {
         }
         let mut platform =
             Platform::new(power_on.unix_seconds, devices).with_debug_ports(config.debug_ports.into());
-        if config.is_for_kvm() {
+        if profile.starts_pit {
             start_pit(&mut platform, &ram);
         }
-        let bus = MachineBus::new(platform, ram.clone(), Clock::new(config.time_base()));
+        let bus = MachineBus::new(platform, ram.clone(), profile);
         let mut engine = (kind.build)(ram.clone(), config.model())?;
         engine.set_state(&entry);
         let pages = ram.flags().pages();
@@ -127,8 +128,8 @@ impl<U: Unit> Machine<U> {
             written: WrittenPages::none(pages),
             image: PageMap::zeroed(pages),
             store: None,
-            digest: RamDigest::zeroed(pages, config.likeness()),
-            likeness: config.likeness(),
+            digest: RamDigest::zeroed(pages, profile.likeness),
+            likeness: profile.likeness,
             stopping: Stopping::default(),
             unit: PhantomData,
             ram,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::manifest_v5::{MachineConfigV5, ManifestV5};
+use machine::Counter;
 use machine::config::MachineConfig;
 use machine::error::Error;
 use machine::hashes::hash_of;
@@ -38,11 +39,10 @@ pub struct Manifest {
 impl Manifest {
     /// The manifest of a recording that this program makes now.
     pub fn new(machine: MachineConfig) -> Manifest {
-        let exits = machine.is_for_kvm();
         Manifest {
             format_version: FORMAT_VERSION,
             made_by: concat!("ttvm ", env!("CARGO_PKG_VERSION")).to_string(),
-            engine: if exits { "kvm" } else { "soft" }.to_string(),
+            engine: if machine.profile().runs_on_kvm { "kvm" } else { "soft" }.to_string(),
             counter: counter_of(&machine).to_string(),
             machine,
         }
@@ -90,7 +90,10 @@ impl Manifest {
 
 /// What a machine's recordings count in.
 fn counter_of(machine: &MachineConfig) -> &'static str {
-    if machine.is_for_kvm() { COUNTER_EXITS } else { COUNTER_STEPS }
+    match machine.profile().counter {
+        Counter::Instructions => COUNTER_STEPS,
+        Counter::Exits => COUNTER_EXITS,
+    }
 }
 
 /// A manifest as it is written down.

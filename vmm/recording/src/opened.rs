@@ -10,6 +10,7 @@ use crate::checkpoints::{open_around_damage, open_checkpoints};
 use crate::files::{EVENTS, IMAGES, MANIFEST, START};
 use crate::log::{Log, LogRecord, LogWriter, read_log};
 use crate::manifest::{Manifest, read_manifest};
+use machine::Counter;
 use machine::config::{ImageFile, MachineConfig, hash_image};
 use machine::error::Error;
 use machine::position::{Count, Exits, Instructions};
@@ -148,10 +149,9 @@ impl Opened {
     pub fn open(path: &Path) -> Result<Opened, Error> {
         must_be_a_directory(path)?;
         let manifest = read_manifest(&path.join(MANIFEST))?;
-        Ok(if manifest.machine.is_for_kvm() {
-            Opened::ByExits(Recording::with_log(path, manifest)?)
-        } else {
-            Opened::ByInstructions(Recording::with_log(path, manifest)?)
+        Ok(match manifest.machine.profile().counter {
+            Counter::Instructions => Opened::ByInstructions(Recording::with_log(path, manifest)?),
+            Counter::Exits => Opened::ByExits(Recording::with_log(path, manifest)?),
         })
     }
 

@@ -112,7 +112,7 @@ impl<C: Unit> CheckpointComparison<C> {
         let before = Maps { ram: ram.clone(), disk: PageMap::new(store.disk_blocks()) };
         let checkpoints = Checkpoints::new(store, ram, &recording.log)?;
         let likeness =
-            if C::NAMES_ONE_PLACE { Likeness::Exact } else { recording.manifest.machine.likeness() };
+            if C::NAMES_ONE_PLACE { Likeness::Exact } else { recording.manifest.machine.profile().likeness };
         let (compared, difference) = (0, None);
         Ok(Some(CheckpointComparison { checkpoints, likeness, disk, before, compared, difference }))
     }
