@@ -6,7 +6,7 @@ use machine::engine::EngineKind;
 use machine::error::Error;
 use machine::inputs::PowerOn;
 use machine::unit::Unit;
-use machine::{Machine, Start};
+use machine::{Machine, StartingState};
 use recording::Recording;
 use recording::log::LogWriter;
 use sandbox::Needs;
@@ -36,7 +36,7 @@ pub struct Begun<U> {
     pub config: MachineConfig,
     pub power_on: PowerOn,
     /// Where the machine goes on from, if not from power-on.
-    pub start: Option<Start>,
+    pub start: Option<StartingState>,
 }
 
 impl<U: Unit> Planned<U> {

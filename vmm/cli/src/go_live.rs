@@ -4,14 +4,15 @@
 
 use std::path::PathBuf;
 
-use machine::config::{Images, MachineConfig};
+use machine::config::MachineConfig;
 use machine::engine::EngineKind;
 use machine::error::Error;
 use machine::inputs::{Event, PowerOn};
 use machine::notation::PositionSpec;
 use machine::position::{Instructions, Moment};
+use machine::start::Images;
 use machine::unit::Unit;
-use machine::{Counter, Machine, Start};
+use machine::{Counter, Machine, Start, StartingState};
 use recording::{Opened, Recording};
 use sandbox::Needs;
 
@@ -51,7 +52,7 @@ pub struct Continued<U> {
     pub machine: Machine<U>,
     pub config: MachineConfig,
     pub power_on: PowerOn,
-    pub start: Start,
+    pub start: StartingState,
 }
 
 impl SourceArgs {
@@ -100,7 +101,7 @@ impl Source {
         let power_on = power_on_of(&recording)?;
         let (start, at) = start_at(&recording, self.at)?;
         let config = alone(&recording.manifest.machine);
-        let images = Images::of_start(start.clone());
+        let images = Images::of_state(start.clone());
         let mut machine = Machine::build(&config, &images, &power_on, self.engine)?;
         machine.begin_written()?;
         crate::output::say(&format!("ttvm: going on from {at} of {}", self.path.display()));
@@ -112,10 +113,10 @@ impl Source {
 fn start_at(
     recording: &Recording<Instructions>,
     at: PositionSpec,
-) -> Result<(Start, Moment<Instructions>), Error> {
+) -> Result<(StartingState, Moment<Instructions>), Error> {
     let mut timeline = open_at(recording, at, EngineKind::SOFT)?;
     timeline.idle_at(at)?;
-    let start = Start::of(timeline.machine_mut())?;
+    let start = StartingState::of(timeline.machine_mut())?;
     Ok((start, timeline.machine().moment()))
 }
 
@@ -128,7 +129,8 @@ fn power_on_of(recording: &Recording<Instructions>) -> Result<PowerOn, Error> {
 
 /// The machine's description without what it started from, with paths that hold in any folder.
 fn alone(machine: &MachineConfig) -> MachineConfig {
-    let mut machine = MachineConfig { start: None, ..machine.clone() };
+    let mut machine =
+        MachineConfig { start: Start::Kernel(machine.start.booted().clone()), ..machine.clone() };
     for (_, image) in machine.images_mut() {
         image.path = std::path::absolute(&image.path).unwrap_or_else(|_| image.path.clone());
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use machine::config::MachineConfig;
 use machine::error::Error;
 use machine::unit::Unit;
-use machine::{Machine, Start};
+use machine::{Machine, StartingState};
 use recording::Recording;
 use recording::log::LogWriter;
 
@@ -16,7 +16,7 @@ pub fn begin_here<U: Unit>(
     config: &MachineConfig,
     folder: &Path,
 ) -> Result<LogWriter, Error> {
-    let start = Start::of(machine)?;
+    let start = StartingState::of(machine)?;
     let log = Recording::<U>::begin_from(folder, config, &start)?;
     machine.begin_at(&start)?;
     // Nothing of it is held in memory any more.

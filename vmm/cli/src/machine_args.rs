@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use host::{ClockOptions, LiveConsole, LiveInputs, LiveOptions, OpenedDevices, Pacing, Peer};
 use machine::Machine;
-use machine::config::{
-    Images, MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineConfig, MachineOptions, PassedDevice,
-};
+use machine::config::{MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineConfig, MachineOptions, PassedDevice};
 use machine::engine::EngineKind;
 use machine::error::Error;
 use machine::inputs::PowerOn;
 use machine::notation;
+use machine::start::Images;
 use machine::unit::Unit;
 
 use crate::beginning::{Begun, Origin, Planned};

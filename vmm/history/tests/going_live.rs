@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex};
 use cpu::CpuState;
 use history::replay::{Replay, ReplayEnd};
 use history::timeline::Timeline;
-use machine::config::{Images, MachineConfig};
+use machine::config::MachineConfig;
 use machine::error::{Error, exit_code};
 use machine::inputs::{Event, Idle, Inputs, PowerOn, View};
 use machine::position::{Count, Instructions, Moment};
-use machine::{Machine, MachineState, RunStop, Start};
+use machine::start::Images;
+use machine::{Machine, MachineState, RunStop, Start, StartingState};
 use recording::checkpointer;
 use recording::log::EndRecord;
 use recording::pace::CheckpointOptions;
@@ -74,19 +75,22 @@ fn power_on(recording: &Recording<Instructions>) -> PowerOn {
 }
 
 /// The start at a place of a recording.
-fn start_at(recording: &Recording<Instructions>, at: Instructions) -> Result<Start, Error> {
+fn start_at(recording: &Recording<Instructions>, at: Instructions) -> Result<StartingState, Error> {
     let mut timeline = Timeline::open_with(recording, 1).unwrap();
     timeline.seek(at, &mut || false).unwrap();
-    Start::of(timeline.machine_mut())
+    StartingState::of(timeline.machine_mut())
 }
 
-fn machine_at(config: &MachineConfig, start: Start, power_on: &PowerOn) -> Machine<Instructions> {
-    Machine::new(config, &Images::of_start(start), power_on).unwrap()
+fn machine_at(config: &MachineConfig, start: StartingState, power_on: &PowerOn) -> Machine<Instructions> {
+    Machine::new(config, &Images::of_state(start), power_on).unwrap()
 }
 
 /// Goes on from a place of a recording, and records that.
 fn go_on(from: &Recording<Instructions>, at: Instructions, to: &Path, script: Script) -> Future {
-    let config = MachineConfig { start: None, ..from.manifest.machine.clone() };
+    let config = MachineConfig {
+        start: Start::Kernel(from.manifest.machine.start.booted().clone()),
+        ..from.manifest.machine.clone()
+    };
     let start = start_at(from, at).unwrap();
     create_folder(to).unwrap();
     let log = Recording::<Instructions>::begin_from(to, &config, &start).unwrap();
@@ -224,7 +228,7 @@ fn what_is_typed_after_going_live_is_recorded_anew_and_can_be_gone_on_from_again
     // Nothing of what it came from is needed.
     std::fs::remove_dir_all(&recording.path).unwrap();
     std::fs::remove_dir_all(&first).unwrap();
-    std::fs::remove_file(&recording.manifest.machine.kernel.path).unwrap();
+    std::fs::remove_file(&recording.manifest.machine.start.booted().kernel.path).unwrap();
     must_replay(&open(&second));
     let (packed, unpacked) = (directory.path().join("packed"), directory.path().join("unpacked.ttvm"));
     pack(&open(&second), &packed, true).unwrap();
@@ -248,7 +252,7 @@ fn a_machine_that_runs_is_recorded_from_a_pause_on() {
         let (at, before) = (machine.moment(), console.take());
         let to = directory.path().join(format!("late-{pauses}.ttvm"));
         create_folder(&to).unwrap();
-        let start = Start::of(&mut machine).unwrap();
+        let start = StartingState::of(&mut machine).unwrap();
         let log = Recording::<Instructions>::begin_from(&to, &config, &start).unwrap();
         machine.begin_at(&start).unwrap();
         assert_eq!(machine.moment(), Moment { count: Instructions(0), time_ns: at.time_ns });
@@ -268,7 +272,7 @@ fn nothing_goes_on_from_where_a_machine_has_ended_by_itself() {
     let (recording, _) = calls(directory.path());
     let (mut machine, mut player) = history::replay::open(&recording).unwrap();
     assert!(matches!(machine.run(Instructions::MAX, &mut player).unwrap(), RunStop::Ended(_)));
-    let error = Start::of(&mut machine).unwrap_err();
+    let error = StartingState::of(&mut machine).unwrap_err();
     assert_eq!(error.exit_code(), exit_code::USAGE);
     assert!(error.to_string().contains("choose a place before"), "{error}");
 }
@@ -281,17 +285,17 @@ fn a_damaged_starting_state_is_refused_and_never_panics() {
     start_at(&recording, Instructions(5_000)).unwrap().write(&file).unwrap();
     let bytes = std::fs::read(&file).unwrap();
     let pages = 4 << 20 >> 12;
-    assert!(Start::parse(&bytes, pages, 0).is_ok());
+    assert!(StartingState::parse(&bytes, pages, 0).is_ok());
     for (ram, disk) in [(pages - 1, 0), (pages + 1, 0), (pages, 1)] {
-        assert!(Start::parse(&bytes, ram, disk).unwrap_err().contains("pages"));
+        assert!(StartingState::parse(&bytes, ram, disk).unwrap_err().contains("pages"));
     }
     for length in [0, 7, 11, 12, bytes.len() / 2, bytes.len() - 1] {
-        assert!(Start::parse(&bytes[..length], pages, 0).is_err(), "{length}");
+        assert!(StartingState::parse(&bytes[..length], pages, 0).is_err(), "{length}");
     }
     let mut numbers = Numbers(1);
     for _ in 0..2_000 {
         // Some bits say only how it is compressed.
-        if let Ok(start) = Start::parse(&change(&bytes, &mut numbers), pages, 0) {
+        if let Ok(start) = StartingState::parse(&change(&bytes, &mut numbers), pages, 0) {
             let again = tempfile::tempdir().unwrap();
             let again = again.path().join("start");
             start.write(&again).unwrap();

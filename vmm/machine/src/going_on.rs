@@ -9,14 +9,14 @@ use crate::error::Error;
 use crate::outcome::Outcome;
 use crate::position::Exits;
 use crate::run::Machine;
-use crate::start::{Start, held};
+use crate::starting_state::{StartingState, held};
 use crate::state_v1::MachineStateV1;
 use crate::states::MachineState;
 use crate::unit::Unit;
 
-impl Start {
+impl StartingState {
     /// A start where a machine stands. One that has ended by itself has nowhere to go on to.
-    pub fn of<U: Unit>(machine: &mut Machine<U>) -> Result<Start, Error> {
+    pub fn of<U: Unit>(machine: &mut Machine<U>) -> Result<StartingState, Error> {
         let ended = machine.outcome().filter(|outcome| !goes_on(outcome));
         if let Some(outcome) = ended {
             let why = format!("{outcome} there, and nothing goes on from it; choose a place before that");
@@ -33,14 +33,17 @@ impl Start {
             outcome: None,
             ..state
         };
-        Ok(Start { state: state.to_bytes(), maps: Maps { ram: ram_of(machine), disk: disk_of(machine)? } })
+        Ok(StartingState {
+            state: state.to_bytes(),
+            maps: Maps { ram: ram_of(machine), disk: disk_of(machine)? },
+        })
     }
 }
 
 impl<U: Unit> Machine<U> {
     /// Goes to a start: counts are zero, and nothing was written since. For a machine of this size whose disk has the start's
     /// blocks already, or is to have them.
-    pub fn begin_at(&mut self, start: &Start) -> Result<(), Error> {
+    pub fn begin_at(&mut self, start: &StartingState) -> Result<(), Error> {
         let (pages, blocks) = self.page_counts();
         if (pages, blocks) != (start.maps.ram.len(), start.maps.disk.len()) {
             return Err(Error::State("RAM or disk have another size".to_string()));
@@ -103,9 +106,10 @@ mod tests {
     use devices::virtio::BlockBackend;
 
     use super::*;
-    use crate::config::{Images, MachineConfig, MachineOptions};
+    use crate::config::{MachineConfig, MachineOptions};
     use crate::inputs::PowerOn;
     use crate::position::Instructions;
+    use crate::start::Images;
 
     /// Ten blocks and half of one.
     const DISK_BYTES: usize = 10 * PAGE_BYTES + 2048;
@@ -149,10 +153,10 @@ mod tests {
             writes.iter().for_each(|&(sector, byte, count)| write(&mut machine, sector, byte, count));
             let file = directory.path().join("start");
             let _ = std::fs::remove_file(&file);
-            Start::of(&mut machine).unwrap().write(&file).unwrap();
+            StartingState::of(&mut machine).unwrap().write(&file).unwrap();
             let (pages, blocks) = machine.page_counts();
-            let start = Start::parse(&std::fs::read(&file).unwrap(), pages, blocks).unwrap();
-            let mut next = Machine::new(&config, &Images::of_start(start), &power_on()).unwrap();
+            let start = StartingState::parse(&std::fs::read(&file).unwrap(), pages, blocks).unwrap();
+            let mut next = Machine::new(&config, &Images::of_state(start), &power_on()).unwrap();
             assert_eq!(read(&mut next), read(&mut machine));
             assert_eq!((next.written_blocks(), next.disk_hash()), (0, unwritten));
             assert_eq!(next.hashes().ram, machine.hashes().ram);
@@ -166,12 +170,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (config, images) = config(directory.path());
         let mut machine = Machine::new(&config, &images, &power_on()).unwrap();
-        let start = Start::of(&mut machine).unwrap();
+        let start = StartingState::of(&mut machine).unwrap();
         let larger = MachineConfig { memory_bytes: 8 << 20, ..config.clone() };
         assert!(
-            Machine::<Instructions>::new(&larger, &Images::of_start(start.clone()), &power_on()).is_err()
+            Machine::<Instructions>::new(&larger, &Images::of_state(start.clone()), &power_on()).is_err()
         );
         let without = MachineConfig { disk: None, ..config };
-        assert!(Machine::<Instructions>::new(&without, &Images::of_start(start), &power_on()).is_err());
+        assert!(Machine::<Instructions>::new(&without, &Images::of_state(start), &power_on()).is_err());
     }
 }

@@ -5,8 +5,8 @@
 //! what the CPU sees of the board, [`clock`] its time. [`mod@unit`] says what differs between machines that
 //! count instructions and those that count exits, [`profile`] what a CPU model decides about its machine; `stopping` is how an engine that counts no instructions is
 //! stopped at a place and finds it again. What RAM and disk hold is in `contents`, everything else of a state
-//! in `states`, and as it is stored in [`state_v1`]; [`start`] is a machine that goes on from
-//! such a state in place of power-on. [`checks`], [`hashes`], [`ram_digest`] and [`comparable`] say whether two machines are equal.
+//! in `states`, and as it is stored in [`state_v1`]; [`start`] says how a machine starts:
+//! at power-on, or in a [`starting_state`]. [`checks`], [`hashes`], [`ram_digest`] and [`comparable`] say whether two machines are equal.
 //!
 //! Nothing here knows of recordings, or whether the inputs are live or a log.
 
@@ -38,6 +38,7 @@ pub mod profile;
 pub mod ram_digest;
 pub mod run;
 pub mod start;
+pub mod starting_state;
 pub mod state_v1;
 mod states;
 mod stopping;
@@ -49,5 +50,6 @@ pub use outcome::Outcome;
 pub use profile::{Counter, Profile};
 pub use run::{Machine, RunStop};
 pub use start::Start;
+pub use starting_state::StartingState;
 pub use state_v1::MachineStateV1;
 pub use states::MachineState;

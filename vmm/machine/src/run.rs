@@ -15,7 +15,7 @@ use crate::asking_bus::AskingBus;
 use crate::bus::MachineBus;
 use crate::clock::MAX_TIME_NS;
 use crate::comparable::Likeness;
-use crate::config::{Images, MachineConfig, PassedDevice};
+use crate::config::{MachineConfig, PassedDevice};
 use crate::console_tail::ConsoleTail;
 use crate::disk::OverlayDisk;
 use crate::engine::{Engine, EngineKind, Statistics};
@@ -25,6 +25,7 @@ use crate::outcome::Outcome;
 use crate::position::{Instructions, Moment};
 use crate::power_on::{entropy_seed, entry_state, kernel_seed, start_pit};
 use crate::ram_digest::RamDigest;
+use crate::start::Images;
 use crate::stopping::Stopping;
 use crate::unit::Unit;
 use crate::written_pages::WrittenPages;
@@ -90,10 +91,14 @@ impl<U: Unit> Machine<U> {
             return Err(Error::Unsupported(why.to_string()));
         }
         let ram = Arc::new(GuestRam::new(config.memory_bytes)?);
-        let start = images.start();
-        let entry = match start {
-            Some(_) => CpuState::reset(),
-            None => entry_state(&boot::load(&ram, &images.for_boot(config, &kernel_seed(&power_on.seed)))?),
+        let entry = match images {
+            Images::Kernel(images) => {
+                let mut images = images.for_boot(config.start.booted());
+                images.rng_seed = Some(kernel_seed(&power_on.seed));
+                images.translated_slots = config.passed_slots();
+                entry_state(&boot::load(&ram, &images)?)
+            }
+            Images::State(_) => CpuState::reset(),
         };
         let mut devices = PciBus::new();
         if let Some(disk) = &config.disk {
@@ -134,7 +139,9 @@ impl<U: Unit> Machine<U> {
             unit: PhantomData,
             ram,
         };
-        start.map_or(Ok(()), |start| machine.begin_at(start))?;
+        if let Images::State(state) = images {
+            machine.begin_at(state)?;
+        }
         Ok(machine)
     }
 

@@ -132,21 +132,23 @@ struct VersionOnly {
 mod tests {
     use super::*;
     use machine::config::{ImageFile, PassedDevice};
+    use machine::start::{KernelFiles, Start};
 
     fn manifest() -> Manifest {
         let image = |name: &str| ImageFile { path: name.into(), hash: "00".repeat(32), size_bytes: 5 };
         Manifest::new(MachineConfig {
             cpu_model: cpu::CpuModel::default().name().to_string(),
             memory_bytes: 64 << 20,
-            kernel: image("kernel"),
-            initrd: None,
-            modules: Vec::new(),
-            cmdline: "console=ttyS0".to_string(),
+            start: Start::Kernel(KernelFiles {
+                kernel: image("kernel"),
+                initrd: None,
+                modules: Vec::new(),
+                cmdline: "console=ttyS0".to_string(),
+            }),
             disk: Some(image("disk")),
             debug_ports: devices::DebugPortsV1 { console: false, exit: None },
             network: None,
             passthrough: Vec::new(),
-            start: None,
         })
     }
 

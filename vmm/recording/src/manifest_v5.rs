@@ -12,7 +12,8 @@ use devices::passthrough::PciDescriptionV1;
 use serde::{Deserialize, Serialize};
 
 use crate::manifest::Manifest;
-use machine::config::{ImageFile, MachineConfig, ModuleFile, NetworkConfig, PassedDevice};
+use machine::config::{ImageFile, MachineConfig, NetworkConfig, PassedDevice};
+use machine::start::{KernelFiles, ModuleFile, Start};
 
 /// What is stored of a [`Manifest`]: all of it.
 #[derive(Serialize, Deserialize)]
@@ -124,19 +125,13 @@ impl From<ManifestV5> for Manifest {
 
 impl From<MachineConfig> for MachineConfigV5 {
     fn from(config: MachineConfig) -> MachineConfigV5 {
-        let MachineConfig {
-            cpu_model,
-            memory_bytes,
-            kernel,
-            initrd,
-            modules,
-            cmdline,
-            disk,
-            debug_ports,
-            network,
-            passthrough,
-            start,
-        } = config;
+        let MachineConfig { cpu_model, memory_bytes, start, disk, debug_ports, network, passthrough } =
+            config;
+        let (booted, state) = match start {
+            Start::Kernel(files) => (files, None),
+            Start::State { state, booted } => (booted, Some(state)),
+        };
+        let KernelFiles { kernel, initrd, modules, cmdline } = booted;
         MachineConfigV5 {
             cpu_model,
             memory_bytes,
@@ -148,7 +143,7 @@ impl From<MachineConfig> for MachineConfigV5 {
             debug_ports,
             network: network.map(Into::into),
             passthrough: passthrough.into_iter().map(Into::into).collect(),
-            start: start.map(Into::into),
+            start: state.map(Into::into),
         }
     }
 }
@@ -168,18 +163,23 @@ impl From<MachineConfigV5> for MachineConfig {
             passthrough,
             start,
         } = stored;
-        MachineConfig {
-            cpu_model,
-            memory_bytes,
+        let files = KernelFiles {
             kernel: kernel.into(),
             initrd: initrd.map(Into::into),
             modules: modules.into_iter().map(Into::into).collect(),
             cmdline,
+        };
+        MachineConfig {
+            cpu_model,
+            memory_bytes,
+            start: match start {
+                None => Start::Kernel(files),
+                Some(state) => Start::State { state: state.into(), booted: files },
+            },
             disk: disk.map(Into::into),
             debug_ports,
             network: network.map(Into::into),
             passthrough: passthrough.into_iter().map(Into::into).collect(),
-            start: start.map(Into::into),
         }
     }
 }

@@ -15,6 +15,7 @@ use machine::config::{ImageFile, MachineConfig, hash_image};
 use machine::error::Error;
 use machine::position::{Count, Exits, Instructions};
 use machine::start::Start;
+use machine::starting_state::StartingState;
 use machine::unit::Unit;
 
 /// An opened recording whose positions are counted in `C`.
@@ -72,16 +73,21 @@ impl<C: Unit> Recording<C> {
         Recording::<C>::begin(path, machine)
     }
 
-    /// As [`Recording::create`], of a machine that goes on from a start, in a folder that is there and empty.
-    pub fn begin_from(path: &Path, machine: &MachineConfig, start: &Start) -> Result<LogWriter, Error> {
+    /// As [`Recording::create`], of a machine that goes on from a state, in a folder that is there and empty.
+    pub fn begin_from(
+        path: &Path,
+        machine: &MachineConfig,
+        state: &StartingState,
+    ) -> Result<LogWriter, Error> {
         let images = path.join(IMAGES);
         if !images.is_dir() {
             std::fs::create_dir(&images).map_err(Error::file("create", &images))?;
         }
         let file = images.join(START);
-        start.write(&file)?;
+        state.write(&file)?;
         let inside = ImageFile { path: Path::new(IMAGES).join(START), ..hash_image(&file)? };
-        let machine = MachineConfig { start: Some(inside), ..machine.clone() };
+        let start = Start::State { state: inside, booted: machine.start.booted().clone() };
+        let machine = MachineConfig { start, ..machine.clone() };
         Recording::<C>::begin(path, &machine)
     }
 

@@ -12,10 +12,11 @@ use devices::passthrough::{AskV1, DeviceInputV1, DmaV1, InterruptV1, RegionV1};
 use devices::pci::PciBusStateV1;
 use devices::platform::PlatformStateV1;
 use machine::checks::CheckRecord;
-use machine::config::{ImageFile, MachineConfig, ModuleFile};
+use machine::config::{ImageFile, MachineConfig};
 use machine::console_tail::ConsoleTail;
 use machine::inputs::{Event, PowerOn, Stopped};
 use machine::position::{Count, Exits, Instructions, Moment};
+use machine::start::{KernelFiles, ModuleFile, Start};
 use machine::{Hashes, MachineState, Outcome, hex};
 use recording::Manifest;
 use recording::checkpoints::CheckpointHead;
@@ -230,27 +231,27 @@ fn the_end_of_a_log() {
     assert_eq!(found, expected);
 }
 
+fn image(name: &str, first: u8, size_bytes: u64) -> ImageFile {
+    ImageFile { path: format!("/images/{name}").into(), hash: hex(&bytes::<32>(first)), size_bytes }
+}
+
 fn manifest(model: CpuModel) -> Manifest {
-    let image = |name: &str, first: u8, size_bytes: u64| ImageFile {
-        path: format!("/images/{name}").into(),
-        hash: hex(&bytes::<32>(first)),
-        size_bytes,
-    };
     let mut manifest = Manifest::new(MachineConfig {
         cpu_model: model.name().to_string(),
         memory_bytes: 64 << 20,
-        kernel: image("kernel", 0x10, 1001),
-        initrd: Some(image("initrd", 0x20, 1002)),
-        modules: vec![
-            ModuleFile { file: image("first", 0x30, 1003), cmdline: "one".to_string() },
-            ModuleFile { file: image("second", 0x40, 1004), cmdline: "two".to_string() },
-        ],
-        cmdline: "console=ttyS0".to_string(),
+        start: Start::Kernel(KernelFiles {
+            kernel: image("kernel", 0x10, 1001),
+            initrd: Some(image("initrd", 0x20, 1002)),
+            modules: vec![
+                ModuleFile { file: image("first", 0x30, 1003), cmdline: "one".to_string() },
+                ModuleFile { file: image("second", 0x40, 1004), cmdline: "two".to_string() },
+            ],
+            cmdline: "console=ttyS0".to_string(),
+        }),
         disk: Some(image("disk", 0x50, 1005)),
         debug_ports: DebugPortsV1 { console: true, exit: Some(0x501) },
         network: None,
         passthrough: Vec::new(),
-        start: None,
     });
     manifest.made_by = "ttvm 0.1.0".to_string();
     manifest
@@ -264,6 +265,25 @@ fn a_manifests_text() {
 }
 
 #[test]
+fn a_starting_state_stands_behind_everything_else_of_the_machine() {
+    let mut manifest = manifest(CpuModel::default());
+    let booted = manifest.machine.start.booted().clone();
+    manifest.machine.start = Start::State { state: image("start", 0x60, 1006), booted };
+    let state = format!(
+        "    }},\n    \"start\": {{\n      \"path\": \"/images/start\",\n      \"hash\": \"{}\",\n      \
+         \"size_bytes\": 1006\n    }}\n  }},\n",
+        hex(&bytes::<32>(0x60))
+    );
+    let text = manifest.text();
+    let with_state = include_str!("golden/manifest_v5.json").replace("    }\n  },\n", &state);
+    let without_check = |text: &str| {
+        text.lines().filter(|line| !line.contains("check")).map(str::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(without_check(&text), without_check(&with_state));
+    assert_eq!(Manifest::parse(&text), Ok(manifest));
+}
+
+#[test]
 fn the_hash_of_a_machines_description() {
     let found = [CpuModel::default(), CpuModel::V2Kvm].map(|model| hex(&manifest(model).machine_hash()));
     let expected = [
@@ -273,7 +293,8 @@ fn the_hash_of_a_machines_description() {
     assert_eq!(found, expected);
     let mut least = manifest(CpuModel::default());
     let machine = &mut least.machine;
-    (machine.initrd, machine.disk, machine.modules) = (None, None, Vec::new());
+    let files = machine.start.booted_mut();
+    (files.initrd, files.modules, machine.disk) = (None, Vec::new(), None);
     machine.debug_ports = DebugPortsV1 { console: false, exit: None };
     assert_eq!(
         hex(&least.machine_hash()),
