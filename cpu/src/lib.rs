@@ -62,6 +62,6 @@ pub use crate::core::{CodeSize, Core};
 pub use crate::debug_points::{AddressKind, Hit, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
 pub use crate::exec::{Cpu, Stop, Tier};
 pub use crate::model::CpuModel;
-pub use crate::state::{CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};
+pub use crate::state::{Counts, CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};
 pub use crate::state_v1::CpuStateV1;
 pub use crate::undefined::{fold_registers, without_undefined_flags};

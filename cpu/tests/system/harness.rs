@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cpu::{Bus, BusSignals, Cpu, CpuState, SegReg, Segment, Stop, TableRegister, Tier};
+use cpu::{Bus, BusSignals, Counts, Cpu, CpuState, SegReg, Segment, Stop, TableRegister, Tier};
 use guest_ram::GuestRam;
 use iced_x86::code_asm::CodeAssembler;
 
@@ -115,6 +115,8 @@ pub struct Machine {
     pub bus: FakeBus,
     /// What the next [`Machine::run`] starts from.
     pub state: CpuState,
+    /// What it counts from.
+    pub counts: Counts,
 }
 
 fn segment(selector: u16, descriptor: u64) -> Segment {
@@ -137,7 +139,7 @@ impl Machine {
         } else {
             cpu.set_tier(Tier::Translator { after: 0 });
         }
-        Machine { cpu, ram, bus: FakeBus::default(), state }
+        Machine { cpu, ram, bus: FakeBus::default(), state, counts: Counts::default() }
     }
 
     /// 64-bit mode at level 0, all RAM mapped one to one for user and supervisor in 4 KiB pages.
@@ -289,11 +291,17 @@ impl Machine {
 
     /// Runs at most `steps` steps.
     pub fn run_steps(&mut self, steps: u64) -> Stop {
-        self.cpu.set_state(&self.state);
-        let origin = self.state.steps;
+        self.load();
+        let origin = self.counts.steps;
         let stop = self.cpu.run(&mut self.bus, origin + steps, origin);
-        self.state = self.cpu.state();
+        (self.state, self.counts) = (self.cpu.state(), self.cpu.counts());
         stop
+    }
+
+    /// Puts the CPU where the next run starts from.
+    pub fn load(&mut self) {
+        self.cpu.set_state(&self.state);
+        self.cpu.set_counts(self.counts);
     }
 
     /// Runs until a handler halts and returns its vector.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use cpu::{Cpu, CpuState, EmptyBus, Segment, Stop, TableRegister};
+use cpu::{Counts, Cpu, CpuState, EmptyBus, Segment, Stop, TableRegister};
 use guest_ram::GuestRam;
 use iced_x86::code_asm::*;
 
@@ -139,6 +139,7 @@ pub fn ram() -> Arc<GuestRam> {
 #[derive(Clone)]
 pub struct Snapshot {
     pub state: CpuState,
+    pub counts: Counts,
     pub ram: Vec<u8>,
 }
 
@@ -184,7 +185,7 @@ impl Reference {
     pub fn snapshot(&self) -> Snapshot {
         let mut ram = vec![0; RAM_BYTES];
         self.ram.read_bytes(0, &mut ram);
-        Snapshot { state: self.cpu.state(), ram }
+        Snapshot { state: self.cpu.state(), counts: self.cpu.counts(), ram }
     }
 
     /// Goes on by this many steps, or a few more, to where a guest can be stopped.

@@ -42,6 +42,7 @@ impl Lander {
     fn restore(&mut self, to: &Snapshot) {
         to.put_ram(&self.ram);
         self.cpu.set_state(&to.state);
+        self.cpu.set_counts(to.counts);
     }
 
     /// What is not as at a place.
@@ -51,19 +52,21 @@ impl Lander {
         if let Some(at) = (0..ram.len()).find(|&at| ram[at] != place.ram[at]) {
             return Some(format!("RAM at {at:#x}: {:#x} instead of {:#x}", ram[at], place.ram[at]));
         }
-        let (actual, expected) = (comparable(&self.cpu.cpu().state()), comparable(&place.state));
+        let cpu = self.cpu.cpu();
+        let actual = (comparable(&cpu.state()), cpu.branches());
+        let expected = (comparable(&place.state), place.counts.branches);
         (actual != expected).then(|| format!("{actual:x?}\ninstead of\n{expected:x?}"))
     }
 
     /// Lands at `to`, where the vCPU stands at `from`, or on it is put there first.
     fn travel(&mut self, from: &Snapshot, stands_there: bool, to: &Snapshot) {
-        let CpuState { rip, branches, gpr, .. } = to.state;
+        let (CpuState { rip, gpr, .. }, branches) = (&to.state, to.counts.branches);
         for tries in 1..=TRIES {
             if tries > 1 || !stands_there {
                 self.restore(from);
             }
-            let registers = fold_registers(&gpr);
-            let mut mark = Mark { rip, registers, branches: Some(branches), ..Mark::default() };
+            let registers = fold_registers(gpr);
+            let mut mark = Mark { rip: *rip, registers, branches: Some(branches), ..Mark::default() };
             loop {
                 match self.cpu.run(&mut self.bus, Leave::At(mark)).expect("KVM goes on") {
                     End::Mark => {}
@@ -90,7 +93,6 @@ impl Lander {
 fn comparable(state: &CpuState) -> CpuState {
     const RESUME_FLAG: u64 = 1 << 16;
     let mut state = state.clone();
-    (state.steps, state.system_calls) = (0, 0);
     state.rflags &= !RESUME_FLAG;
     state
 }
@@ -162,8 +164,9 @@ fn landings_are_exact() {
 fn refuse_shadow(reference: &mut Reference, lander: &mut Lander) {
     let from = reference.snapshot();
     reference.advance_to_shadow();
-    let CpuState { rip, branches, gpr, .. } = reference.snapshot().state;
+    let Snapshot { state: CpuState { rip, gpr, .. }, counts, .. } = reference.snapshot();
     lander.restore(&from);
-    let mark = Mark { rip, registers: fold_registers(&gpr), branches: Some(branches), ..Mark::default() };
+    let mark =
+        Mark { rip, registers: fold_registers(&gpr), branches: Some(counts.branches), ..Mark::default() };
     assert_eq!(lander.cpu.run(&mut lander.bus, Leave::At(mark)).expect("KVM goes on"), End::Overshot);
 }

@@ -2,21 +2,21 @@
 
 use std::sync::Arc;
 
-use cpu::{Bus, Cpu, CpuState, Stop};
+use cpu::{Bus, Counts, Cpu, CpuState, Stop};
 use guest_ram::GuestRam;
 
 /// A CPU over RAM.
 pub trait Tier {
     /// A CPU with empty caches.
     fn new(ram: Arc<GuestRam>) -> Self;
-    /// Replaces the state; RAM may have been replaced by any means.
-    fn set_state(&mut self, state: &CpuState);
-    /// Replaces the state over RAM that was replaced by writes which its page flags saw.
-    fn restore_state(&mut self, state: &CpuState);
+    /// Replaces state and counts; RAM may have been replaced by any means.
+    fn set_state(&mut self, state: &CpuState, counts: Counts);
+    /// Replaces state and counts over RAM that was replaced by writes which its page flags saw.
+    fn restore_state(&mut self, state: &CpuState, counts: Counts);
     /// The whole state.
     fn state(&self) -> CpuState;
-    /// Steps so far.
-    fn steps(&self) -> u64;
+    /// What was counted so far.
+    fn counts(&self) -> Counts;
     /// Runs to a step count, or until something else stops it.
     fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop;
 }
@@ -38,17 +38,19 @@ macro_rules! tier {
                 cpu.set_tier($tier);
                 $name(cpu)
             }
-            fn set_state(&mut self, state: &CpuState) {
+            fn set_state(&mut self, state: &CpuState, counts: Counts) {
                 self.0.set_state(state);
+                self.0.set_counts(counts);
             }
-            fn restore_state(&mut self, state: &CpuState) {
+            fn restore_state(&mut self, state: &CpuState, counts: Counts) {
                 self.0.restore_state(state);
+                self.0.set_counts(counts);
             }
             fn state(&self) -> CpuState {
                 self.0.state()
             }
-            fn steps(&self) -> u64 {
-                self.0.steps()
+            fn counts(&self) -> Counts {
+                self.0.counts()
             }
             fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop {
                 let origin = self.0.steps();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cpu::{Bus, Cpu, CpuState, Stop};
+use cpu::{Bus, Counts, Cpu, CpuState, Stop};
 use cuts::campaign::{self, Kind, News, Options};
 use cuts::tier::{Interpreted, Inverted, Tier, Translated};
 use cuts::{digests, explain};
@@ -79,17 +79,19 @@ impl Tier for Forgetful {
     fn new(ram: Arc<GuestRam>) -> Forgetful {
         Forgetful(Cpu::new(ram))
     }
-    fn set_state(&mut self, state: &CpuState) {
+    fn set_state(&mut self, state: &CpuState, counts: Counts) {
         self.0.set_state(state);
+        self.0.set_counts(counts);
     }
-    fn restore_state(&mut self, state: &CpuState) {
+    fn restore_state(&mut self, state: &CpuState, counts: Counts) {
         self.0.restore_state(state);
+        self.0.set_counts(counts);
     }
     fn state(&self) -> CpuState {
         self.0.state()
     }
-    fn steps(&self) -> u64 {
-        self.0.steps()
+    fn counts(&self) -> Counts {
+        self.0.counts()
     }
     fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop {
         let origin = self.0.steps();

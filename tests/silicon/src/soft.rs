@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use cpu::{Cpu, CpuState, EmptyBus, Segment, Stop, TableRegister, Tier};
+use cpu::{Counts, Cpu, CpuState, EmptyBus, Segment, Stop, TableRegister, Tier};
 use guest_ram::GuestRam;
 
 use crate::layout::{CODE, CODE_BYTES, DATA, DATA_BYTES, PAGE, READ_ONLY, USER_CS, USER_SS};
@@ -152,6 +152,7 @@ impl Soft {
         state.rflags = input.rflags;
         load_fx(state, &input.fx);
         self.cpu.set_registers(state);
+        self.cpu.set_counts(Counts::default());
     }
 
     fn save(&mut self, stop: Stop, outcome: &mut Outcome) {

@@ -100,7 +100,7 @@ fn a_checkpoint_that_lies_is_found_and_what_engines_differ_in_is_no_lie() {
         (None, &type_x, Some("what the console showed")),
         // It is looked for at the end of the run.
         (None, &|state| state.outcome = Some(machine::Outcome::Reset), Some("the CPU's state differs")),
-        (None, &|state| (state.cpu.steps, state.cpu.branches) = (5, 5), None),
+        (None, &|state| (state.counts.steps, state.counts.branches) = (5, 5), None),
     ];
     for (page, change, expected) in cases {
         let directory = tempfile::tempdir().unwrap();

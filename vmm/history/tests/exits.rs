@@ -4,7 +4,7 @@
 
 use std::cell::Cell;
 
-use cpu::{AddressKind, Bus, Cpu, CpuState, Traps, Watchpoint};
+use cpu::{AddressKind, Bus, Counts, Cpu, CpuState, Traps, Watchpoint};
 use history::recount::folders::folder;
 use history::recount::in_instructions;
 use history::replay::verify::verify;
@@ -120,7 +120,7 @@ impl Engine for Overshooting {
         }
         let mut state = self.inner.state();
         (state.gpr, state.rip) = ([0xbad; 16], 0xbad);
-        self.inner.set_state(&state);
+        self.inner.set_state(&state, self.inner.counts());
         Ok(End::Overshot)
     }
     fn overshoots(&self) -> bool {
@@ -132,8 +132,8 @@ impl Engine for Overshooting {
     fn state(&self) -> CpuState {
         self.inner.state()
     }
-    fn set_state(&mut self, state: &CpuState) {
-        self.inner.set_state(state);
+    fn set_state(&mut self, state: &CpuState, counts: Counts) {
+        self.inner.set_state(state, counts);
     }
     fn cpu(&self) -> &Cpu {
         self.inner.cpu()

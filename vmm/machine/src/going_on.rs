@@ -1,7 +1,7 @@
 //! A machine that goes on where another one was: taking its start, and going to one.
 
 use checkpoint::{Maps, PAGE_BYTES, PageMap, PageRef};
-use cpu::CpuState;
+use cpu::Counts;
 use guest_ram::PAGE_SIZE;
 
 use crate::clock::TimeBase;
@@ -24,11 +24,11 @@ impl StartingState {
         }
         let state = machine.state();
         let counted_ns = match machine.bus.clock.base() {
-            TimeBase::Instructions => state.cpu.steps,
+            TimeBase::Instructions => state.counts.steps,
             TimeBase::Exits => 0,
         };
         let state = MachineState {
-            cpu: CpuState { steps: 0, branches: 0, system_calls: 0, ..state.cpu },
+            counts: Counts::default(),
             idle_ns: state.idle_ns + counted_ns,
             outcome: None,
             ..state
@@ -95,7 +95,7 @@ fn parse_state(bytes: &[u8]) -> Result<MachineState, Error> {
     let parsed = postcard::take_from_bytes::<MachineStateV1>(bytes).ok().filter(|(_, rest)| rest.is_empty());
     let state = parsed.map(|(state, _)| MachineState::from(state));
     state
-        .filter(|state| state.outcome.is_none() && state.cpu.steps == 0)
+        .filter(|state| state.outcome.is_none() && state.counts.steps == 0)
         .ok_or_else(|| Error::State("no machine starts in it".to_string()))
 }
 

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use checkpoint::{PageMap, Store};
-use cpu::{AddressKind, Bus, CpuState, Stop, Tier, Trap, Traps, WatchHit, Watchpoint};
+use cpu::{AddressKind, Bus, Counts, CpuState, Stop, Tier, Trap, Traps, WatchHit, Watchpoint};
 use devices::pci::PciBus;
 use devices::platform::Platform;
 use devices::virtio::{Block, Console, Net, Rng};
@@ -122,7 +122,7 @@ impl<U: Unit> Machine<U> {
         }
         let bus = MachineBus::new(platform, ram.clone(), profile);
         let mut engine = (kind.build)(ram.clone(), config.model())?;
-        engine.set_state(&entry);
+        engine.set_state(&entry, Counts::default());
         let pages = ram.flags().pages();
         let mut machine = Machine {
             engine,
@@ -160,13 +160,13 @@ impl<U: Unit> Machine<U> {
 
     /// The engine's own count of instructions.
     fn instructions(&self) -> Instructions {
-        Instructions(self.engine.cpu().steps())
+        Instructions(self.engine.counts().steps)
     }
 
     /// Retired conditional branches, as [`View::branches`] says.
     pub fn branches(&self) -> u64 {
         let are_counted = U::NAMES_ONE_PLACE || self.stopping.counts_branches(&*self.engine);
-        if are_counted { self.engine.cpu().branches() } else { 0 }
+        if are_counted { self.engine.counts().branches } else { 0 }
     }
 
     pub(super) fn view(&self) -> View<'_, U> {

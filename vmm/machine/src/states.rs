@@ -1,7 +1,7 @@
 //! Everything about a machine but what RAM and disk hold: as plain data, as hashes, and going to another such state.
 
 use checkpoint::Maps;
-use cpu::CpuState;
+use cpu::{Counts, CpuState};
 use devices::pci::PciBusStateV1;
 use devices::platform::PlatformStateV1;
 
@@ -23,6 +23,8 @@ use crate::unit::Unit;
 pub struct MachineState {
     /// The CPU.
     pub cpu: CpuState,
+    /// What was counted.
+    pub counts: Counts,
     /// All devices.
     pub platform: PlatformStateV1<PciBusStateV1>,
     /// Virtual time that passed idle.
@@ -45,7 +47,7 @@ impl MachineState {
         if !self.console.is_possible() {
             return Err("its console kept more, or less, than the end of the output");
         }
-        clock.time_of(&self.cpu, self.idle_ns)
+        clock.time_of(self.counts, self.idle_ns)
     }
 }
 
@@ -54,6 +56,7 @@ impl<U: Unit> Machine<U> {
     pub fn state(&self) -> MachineState {
         MachineState {
             cpu: self.engine.state(),
+            counts: self.engine.counts(),
             platform: self.bus.platform.state(),
             idle_ns: self.bus.clock.idle_ns,
             console: self.bus.console.clone(),
@@ -91,7 +94,7 @@ impl<U: Unit> Machine<U> {
         self.bus.output.clear();
         self.bus.panicked = false;
         self.outcome = state.outcome.clone();
-        self.engine.set_state(&state.cpu);
+        self.engine.set_state(&state.cpu, state.counts);
         self.engine.track_writes_anew();
         if let Some(overlay) = self.disk_mut() {
             overlay.set_version(&maps.disk);
@@ -113,7 +116,7 @@ impl<U: Unit> Machine<U> {
     }
 
     fn hashes_with(&self, ram: [u8; 16], disk: [u8; 32]) -> Hashes {
-        let cpu = cpu_hash(&self.engine.state(), self.likeness);
+        let cpu = cpu_hash(&self.engine.state(), self.engine.counts(), self.likeness);
         Hashes { cpu, devices: self.devices_hash(), ram, disk }
     }
 
@@ -134,8 +137,8 @@ impl Machine<Exits> {
     /// Lets the CPU count instructions, branches and system calls from here on. Exits go on being counted, and what a log
     /// says of branches is not looked at any more.
     pub fn count_anew(&mut self) {
-        let counts = CpuState { steps: 0, branches: 0, system_calls: 0, ..self.engine.state() };
-        self.engine.set_state(&counts);
+        let state = self.engine.state();
+        self.engine.set_state(&state, Counts::default());
         self.stopping.counts_anew = true;
     }
 }

@@ -9,7 +9,7 @@
 //! back.
 
 use checkpoint::PageMap;
-use cpu::{CpuState, Stop, fold_registers};
+use cpu::{Counts, CpuState, Stop, fold_registers};
 
 use crate::comparable;
 use crate::engine::{End, Engine, Leave, Mark};
@@ -39,6 +39,7 @@ pub(super) struct Stopping {
 /// What a run to a counted place begins with.
 struct Before {
     cpu: CpuState,
+    counts: Counts,
     ram: PageMap,
     not_here: bool,
 }
@@ -77,7 +78,8 @@ impl<U: Unit> Machine<U> {
             // Costs as much as the pages written since the last one.
             self.update_image()?;
             let ram = self.image.clone();
-            self.stopping.before = Some(Before { cpu: self.engine.state(), ram, not_here });
+            self.stopping.before =
+                Some(Before { cpu: self.engine.state(), counts: self.engine.counts(), ram, not_here });
         }
         Ok(Leave::At(Mark { branches, not_here, ..mark }))
     }
@@ -126,7 +128,7 @@ impl<U: Unit> Machine<U> {
         self.stopping.overshots += 1;
         let before = self.stopping.before.take().expect("only engines that were asked can overshoot");
         self.restore_memory(&before.ram)?;
-        self.engine.set_state(&before.cpu);
+        self.engine.set_state(&before.cpu, before.counts);
         self.engine.track_writes_anew();
         self.stopping.not_here = before.not_here;
         Ok(())

@@ -150,11 +150,11 @@ impl<C: Unit> Checkpoints<C> {
 
 /// Whether a state can be at a moment, in one time base or the other.
 fn may_be<C: Unit>(state: &MachineState, at: Moment<C>) -> bool {
-    let all = state.cpu.steps.checked_add(state.idle_ns);
+    let all = state.counts.steps.checked_add(state.idle_ns);
     let by_exits = state.idle_ns == at.time_ns;
     let by_instructions = all == Some(at.time_ns);
     // A count of exits is not in the state.
-    let counts = C::here(Instructions(state.cpu.steps), Exits(at.count.number()));
+    let counts = C::here(Instructions(state.counts.steps), Exits(at.count.number()));
     counts == at.count && (by_exits || (by_instructions && C::NAMES_ONE_PLACE))
 }
 

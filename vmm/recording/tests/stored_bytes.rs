@@ -6,7 +6,7 @@
 //! retyped shows. What the CPU's and the devices' states are is tested where they are
 //! (`cpu/tests/stored_state.rs`, `devices/tests/golden_state.rs`).
 
-use cpu::{CpuModel, CpuState, CpuStateV1};
+use cpu::{Counts, CpuModel, CpuState, CpuStateV1};
 use devices::DebugPortsV1;
 use devices::passthrough::{AskV1, DeviceInputV1, DmaV1, InterruptV1, RegionV1};
 use devices::pci::PciBusStateV1;
@@ -51,17 +51,18 @@ fn platform() -> PlatformStateV1<PciBusStateV1> {
 
 fn state(outcome: Option<Outcome>) -> MachineState {
     let mut cpu = CpuState::reset();
-    (cpu.gpr, cpu.steps) = (std::array::from_fn(|number| 0x1111 * number as u64), 0x1_2345_6789);
+    cpu.gpr = std::array::from_fn(|number| 0x1111 * number as u64);
+    let counts = Counts { steps: 0x1_2345_6789, ..Counts::default() };
     let mut console = ConsoleTail::default();
     console.push(&[b'.'; 9000]);
     console.push(b"login: ");
-    MachineState { cpu, platform: platform(), idle_ns: 0x9_8765_4321, console, outcome }
+    MachineState { cpu, counts, platform: platform(), idle_ns: 0x9_8765_4321, console, outcome }
 }
 
 /// What a state has behind those of the CPU and of the devices, but for the text on the console.
 fn rest_of(state: &MachineState) -> String {
     let bytes = state.to_bytes();
-    let cpu = postcard::to_stdvec(&CpuStateV1::from(&state.cpu)).expect("plain data");
+    let cpu = postcard::to_stdvec(&CpuStateV1::new(&state.cpu, state.counts)).expect("plain data");
     let platform = postcard::to_stdvec(&state.platform).expect("plain data");
     let rest = bytes.strip_prefix(&cpu[..]).expect("the CPU comes first");
     let rest = rest.strip_prefix(&platform[..]).expect("then come the devices");

@@ -153,8 +153,10 @@ impl<C: Unit> CheckpointComparison<C> {
             Likeness::Exact => stored.clone(),
             // Whichever engine it was, as far as engines agree.
             Likeness::AcrossProcessors => parse_state(&stored)
-                .filter(|state| cpu_hash(&state.cpu, self.likeness) == cpu_hash(&now.cpu, self.likeness))
-                .map_or(Vec::new(), |state| MachineState { cpu: now.cpu.clone(), ..state }.to_bytes()),
+                .filter(|state| self.cpu_hash(state) == self.cpu_hash(&now))
+                .map_or(Vec::new(), |state| {
+                    MachineState { cpu: now.cpu.clone(), counts: now.counts, ..state }.to_bytes()
+                }),
         };
         if bytes != now.to_bytes() {
             return Ok(Some(CheckpointPart::State(self.differing(parse_state(&stored).as_ref(), &now))));
@@ -212,12 +214,15 @@ impl<C: Unit> CheckpointComparison<C> {
         Ok(None)
     }
 
+    fn cpu_hash(&self, state: &MachineState) -> [u8; 32] {
+        cpu_hash(&state.cpu, state.counts, self.likeness)
+    }
+
     /// The part of a state that differs.
     fn differing(&self, stored: Option<&MachineState>, now: &MachineState) -> &'static str {
-        let cpu = |state: &MachineState| cpu_hash(&state.cpu, self.likeness);
         match stored {
             None => "the machine's state, which makes no sense,",
-            Some(stored) if cpu(stored) != cpu(now) => "the CPU's state",
+            Some(stored) if self.cpu_hash(stored) != self.cpu_hash(now) => "the CPU's state",
             Some(stored) if stored.platform != now.platform => "the devices' state",
             Some(stored) if stored.idle_ns != now.idle_ns => "the time that passed idle",
             Some(stored) if stored.console != now.console => "what the console showed last",

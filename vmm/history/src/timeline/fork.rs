@@ -39,7 +39,7 @@ impl Inputs<Instructions> for NoInputs {
 impl Timeline {
     /// The place at which the fork began that the machine is in, if it is in one.
     pub fn forked_at(&self) -> Option<Instructions> {
-        self.fork.as_ref().map(|fork| Instructions(fork.root.state.cpu.steps))
+        self.fork.as_ref().map(|fork| Instructions(fork.root.state.counts.steps))
     }
 
     /// Replaces the CPU's registers. Begins a fork, unless the machine is in one.
@@ -63,7 +63,7 @@ impl Timeline {
     /// Goes back to where the fork began; gives where that is, or `None` if the machine is in no fork.
     pub fn leave_fork(&mut self) -> Result<Option<Instructions>, Error> {
         let Some(fork) = &self.fork else { return Ok(None) };
-        let root = Instructions(fork.root.state.cpu.steps);
+        let root = Instructions(fork.root.state.counts.steps);
         Armed::disarm(&mut self.walker.machine);
         self.walker.restore(&fork.root)?;
         // Only now: had it failed, the machine would still be none that history knows.

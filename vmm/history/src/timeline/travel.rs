@@ -466,7 +466,7 @@ impl Timeline {
         direction: Direction,
     ) -> Result<TravelStop, Error> {
         Armed::disarm(&mut self.walker.machine);
-        let origin = Instructions(begun.state.cpu.steps);
+        let origin = Instructions(begun.state.counts.steps);
         let place = match direction {
             Direction::Backward => self.walker.first_from(edge).filter(|&place| place < origin),
             // A breakpoint at the edge is yet to be found, and a search passes over one where it begins.

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Stop, Tier, Traps, Watchpoint, fold_registers};
+use cpu::{AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Stop, Tier, Traps, Watchpoint, fold_registers};
 use guest_ram::GuestRam;
 
 use crate::engine::{End, Engine, Leave, Mark};
@@ -110,8 +110,9 @@ impl Engine for SoftEngine {
         self.cpu.state()
     }
 
-    fn set_state(&mut self, state: &CpuState) {
+    fn set_state(&mut self, state: &CpuState, counts: Counts) {
         self.cpu.restore_state(state);
+        self.cpu.set_counts(counts);
     }
 
     fn cpu(&self) -> &Cpu {
