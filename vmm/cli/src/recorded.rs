@@ -8,8 +8,9 @@ use machine::error::Error;
 use machine::inputs::Inputs;
 use machine::notation;
 use machine::unit::Unit;
-use machine::{Machine, Outcome, RunStop};
+use machine::{Format, Machine, Outcome, RunStop};
 use recording::checkpointer;
+use recording::cursor::Logged;
 use recording::pace::CheckpointOptions;
 use recording::recorder::Recorder;
 
@@ -43,7 +44,7 @@ pub fn record_to_end<U: Unit, I: Inputs<U>>(
     machine: &mut Machine<U>,
     mut recorder: Recorder<U, I>,
 ) -> Result<i32, Error> {
-    if let Some(told) = too_small(args, machine) {
+    if let Some(told) = too_small(args, machine, recorder.format()) {
         say(&format!("ttvm: {told}\r"));
     }
     let terminal = RawTerminal::enter()?;
@@ -81,9 +82,9 @@ fn record<U: Unit, I: Inputs<U>>(
 }
 
 /// What to say at the start of too small a `--max-size`.
-fn too_small<U: Unit>(args: &CheckpointArgs, machine: &Machine<U>) -> Option<String> {
+fn too_small<U: Unit>(args: &CheckpointArgs, machine: &Machine<U>, format: Format) -> Option<String> {
     let (max, memory) = (args.max_size, machine.ram().size_bytes());
-    let least = checkpointer::least_bytes(machine);
+    let least = checkpointer::least_bytes(machine, format);
     if args.checkpoint_interval == 0 || max >= memory.max(least) {
         return None;
     }

@@ -12,12 +12,12 @@ use history::recount::folders::{INSTRUCTIONS, folder};
 use history::recount::{from_exit, in_instructions, start_of_last};
 use history::replay::verify::verify;
 use history::timeline::{Timeline, TravelStop};
-use machine::MachineState;
 use machine::error::{Error, exit_code};
 use machine::inputs::Event;
 use machine::notation::PositionSpec;
 use machine::position::{Count, Exits, Instructions};
-use recording::checkpoints::{CheckpointHead, parse_state};
+use machine::{Format, MachineState};
+use recording::checkpoints::CheckpointHead;
 use recording::pack::{DEFAULT_MAX_BYTES, pack, unpack};
 use recording::{CHECKPOINTS, Recording};
 use tiny_guest::stopped::{open, record_with_checkpoints};
@@ -25,7 +25,11 @@ use tiny_guest::{Numbers, STIRRED, change};
 
 fn heads(recording: &Recording<Exits>) -> Vec<CheckpointHead<Exits>> {
     let store = recording.checkpoints().unwrap().unwrap();
-    store.entries().iter().map(|entry| CheckpointHead::parse(&entry.head).unwrap()).collect()
+    store
+        .entries()
+        .iter()
+        .map(|entry| CheckpointHead::parse(Format::default(), &entry.head).unwrap())
+        .collect()
 }
 
 /// The checkpoints that one can go on from: all but the one of the end.
@@ -63,7 +67,7 @@ fn forge(
     let of = of.number();
     let store = Store::open(recording.path.join(CHECKPOINTS)).unwrap();
     let entry = store.entries().into_iter().find(|entry| entry.position == of).unwrap();
-    let mut state = parse_state(&store.state_at(of).unwrap()).unwrap();
+    let mut state = MachineState::from_bytes(Format::default(), &store.state_at(of).unwrap()).unwrap();
     change(&mut state);
     let ram = store.maps_at(of).unwrap().ram;
     let contents = |page: u64| match ram.get(page) {
@@ -81,7 +85,7 @@ fn forge(
     for (number, contents) in pages {
         draft.page(Space::Ram, number, &contents).unwrap();
     }
-    draft.finish(&entry.head, &state.to_bytes()).unwrap();
+    draft.finish(&entry.head, &state.to_bytes(Format::default())).unwrap();
 }
 
 /// What is changed, and what is said of it.

@@ -195,7 +195,7 @@ fn events_of<C: Count>(recording: &Recording<C>) -> Vec<EventRecord<C>> {
 fn rewrite(recording: &Recording<Exits>, events: &[EventRecord<Exits>]) {
     let path = recording.path.join(EVENTS);
     std::fs::remove_file(&path).unwrap();
-    let mut log = LogWriter::create(&path).unwrap();
+    let mut log = LogWriter::create(&path, recording.log.format).unwrap();
     log.append(&LogRecord::<Exits>::Machine(recording.log.machine_hash)).unwrap();
     for event in events {
         log.append(&LogRecord::Event(event.clone())).unwrap();

@@ -14,7 +14,7 @@ use machine::error::{Error, exit_code};
 use machine::inputs::{Event, Idle, Inputs, PowerOn, View};
 use machine::position::{Count, Instructions, Moment};
 use machine::start::Images;
-use machine::{Machine, MachineState, RunStop, Start, StartingState};
+use machine::{Format, Machine, MachineState, RunStop, Start, StartingState};
 use recording::checkpointer;
 use recording::log::EndRecord;
 use recording::pace::CheckpointOptions;
@@ -239,7 +239,8 @@ fn a_machine_that_runs_is_recorded_from_a_pause_on() {
     let config = recording.manifest.machine.clone();
     let power_on = power_on(&recording);
     for pauses in [1, 2, 50] {
-        let mut machine = Machine::new(&config, &config.read_images().unwrap(), &power_on).unwrap();
+        let mut machine =
+            Machine::new(&config, &config.read_images(Format::default()).unwrap(), &power_on).unwrap();
         let console = Rc::new(RefCell::new(Vec::new()));
         let mut heard =
             Heard { script: Script(Vec::new()), console: console.clone(), pauses_after: Some(pauses) };
@@ -277,23 +278,23 @@ fn a_damaged_starting_state_is_refused_and_never_panics() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = calls(directory.path());
     let file = directory.path().join("start");
-    start_at(&recording, Instructions(5_000)).unwrap().write(&file).unwrap();
+    start_at(&recording, Instructions(5_000)).unwrap().write(&file, Format::default()).unwrap();
     let bytes = std::fs::read(&file).unwrap();
     let pages = 4 << 20 >> 12;
-    assert!(StartingState::parse(&bytes, pages, 0).is_ok());
+    assert!(StartingState::parse(&bytes, Format::default(), pages, 0).is_ok());
     for (ram, disk) in [(pages - 1, 0), (pages + 1, 0), (pages, 1)] {
-        assert!(StartingState::parse(&bytes, ram, disk).unwrap_err().contains("pages"));
+        assert!(StartingState::parse(&bytes, Format::default(), ram, disk).unwrap_err().contains("pages"));
     }
     for length in [0, 7, 11, 12, bytes.len() / 2, bytes.len() - 1] {
-        assert!(StartingState::parse(&bytes[..length], pages, 0).is_err(), "{length}");
+        assert!(StartingState::parse(&bytes[..length], Format::default(), pages, 0).is_err(), "{length}");
     }
     let mut numbers = Numbers(1);
     for _ in 0..2_000 {
         // Some bits say only how it is compressed.
-        if let Ok(start) = StartingState::parse(&change(&bytes, &mut numbers), pages, 0) {
+        if let Ok(start) = StartingState::parse(&change(&bytes, &mut numbers), Format::default(), pages, 0) {
             let again = tempfile::tempdir().unwrap();
             let again = again.path().join("start");
-            start.write(&again).unwrap();
+            start.write(&again, Format::default()).unwrap();
             assert!(std::fs::read(again).unwrap() == bytes);
         }
     }

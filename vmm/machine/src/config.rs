@@ -12,6 +12,7 @@ use guest_ram::PAGE_SIZE;
 use serde::Serialize;
 
 use crate::error::Error;
+use crate::format::Format;
 use crate::profile::Profile;
 use crate::start::{self, Images, KernelFiles, KernelImages, ModuleFile, Start};
 use crate::starting_state::StartingState;
@@ -278,13 +279,13 @@ impl MachineConfig {
         }
     }
 
-    /// Reads the images that a recording was made with and checks that they are still the same.
-    pub fn read_images(&self) -> Result<Images, Error> {
+    /// Reads the images that a recording of this format was made with and checks that they are still the same.
+    pub fn read_images(&self, format: Format) -> Result<Images, Error> {
         let images = match &self.start {
             Start::Kernel(files) => Images::Kernel(self.read_kernel(files)?),
             Start::State { state: file, .. } => {
                 let bytes = self.read_same(start::STATE, file)?;
-                let state = StartingState::parse(&bytes, self.ram_pages(), self.disk_blocks());
+                let state = StartingState::parse(&bytes, format, self.ram_pages(), self.disk_blocks());
                 Images::of_state(state.map_err(|why| Error::recording(&file.path, why))?)
             }
         };

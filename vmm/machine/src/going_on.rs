@@ -10,7 +10,6 @@ use crate::outcome::Outcome;
 use crate::position::Exits;
 use crate::run::Machine;
 use crate::starting_state::{StartingState, held};
-use crate::state_v1::MachineStateV1;
 use crate::states::MachineState;
 use crate::unit::Unit;
 
@@ -33,10 +32,7 @@ impl StartingState {
             outcome: None,
             ..state
         };
-        Ok(StartingState {
-            state: state.to_bytes(),
-            maps: Maps { ram: ram_of(machine), disk: disk_of(machine)? },
-        })
+        Ok(StartingState { state, maps: Maps { ram: ram_of(machine), disk: disk_of(machine)? } })
     }
 }
 
@@ -48,11 +44,10 @@ impl<U: Unit> Machine<U> {
         if (pages, blocks) != (start.maps.ram.len(), start.maps.disk.len()) {
             return Err(Error::State("RAM or disk have another size".to_string()));
         }
-        let state = parse_state(&start.state)?;
         if let Some(disk) = self.disk_mut() {
             disk.set_start(start.maps.disk.clone());
         }
-        self.restore(&state, &Maps { ram: start.maps.ram.clone(), disk: PageMap::new(blocks) })?;
+        self.restore(&start.state, &Maps { ram: start.maps.ram.clone(), disk: PageMap::new(blocks) })?;
         self.bus.clock.exits = Exits(0);
         self.stopping.forget();
         Ok(())
@@ -90,15 +85,6 @@ fn disk_of<U: Unit>(machine: &mut Machine<U>) -> Result<PageMap, Error> {
     Ok(map)
 }
 
-/// A state that a machine can start in, from bytes of whatever origin.
-fn parse_state(bytes: &[u8]) -> Result<MachineState, Error> {
-    let parsed = postcard::take_from_bytes::<MachineStateV1>(bytes).ok().filter(|(_, rest)| rest.is_empty());
-    let state = parsed.map(|(state, _)| MachineState::from(state));
-    state
-        .filter(|state| state.outcome.is_none() && state.counts.steps == 0)
-        .ok_or_else(|| Error::State("no machine starts in it".to_string()))
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -107,6 +93,7 @@ mod tests {
 
     use super::*;
     use crate::config::{MachineConfig, MachineOptions};
+    use crate::format::Format;
     use crate::inputs::PowerOn;
     use crate::position::Instructions;
     use crate::start::Images;
@@ -153,9 +140,11 @@ mod tests {
             writes.iter().for_each(|&(sector, byte, count)| write(&mut machine, sector, byte, count));
             let file = directory.path().join("start");
             let _ = std::fs::remove_file(&file);
-            StartingState::of(&mut machine).unwrap().write(&file).unwrap();
+            StartingState::of(&mut machine).unwrap().write(&file, Format::default()).unwrap();
             let (pages, blocks) = machine.page_counts();
-            let start = StartingState::parse(&std::fs::read(&file).unwrap(), pages, blocks).unwrap();
+            let start =
+                StartingState::parse(&std::fs::read(&file).unwrap(), Format::default(), pages, blocks)
+                    .unwrap();
             let mut next = Machine::new(&config, &Images::of_state(start), &power_on()).unwrap();
             assert_eq!(read(&mut next), read(&mut machine));
             assert_eq!((next.written_blocks(), next.disk_hash()), (0, unwritten));

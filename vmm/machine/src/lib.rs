@@ -5,7 +5,7 @@
 //! what the CPU sees of the board, [`clock`] its time. [`mod@unit`] says what differs between machines that
 //! count instructions and those that count exits, [`profile`] what a CPU model decides about its machine; `stopping` is how an engine that counts no instructions is
 //! stopped at a place and finds it again. What RAM and disk hold is in `contents`, everything else of a state
-//! in `states`, and as it is stored in [`state_v1`]; [`start`] says how a machine starts:
+//! in `states`, and as it is stored in [`mod@format`] and [`state_v1`]; [`start`] says how a machine starts:
 //! at power-on, or in a [`starting_state`]. [`checks`], [`hashes`], [`ram_digest`] and [`comparable`] say whether two machines are equal.
 //!
 //! Nothing here knows of recordings, or whether the inputs are live or a log.
@@ -25,6 +25,7 @@ pub mod disk;
 pub mod divergence;
 pub mod engine;
 pub mod error;
+pub mod format;
 mod going_on;
 mod guest_view;
 pub mod hashes;
@@ -45,6 +46,7 @@ mod stopping;
 pub mod unit;
 pub mod written_pages;
 
+pub use format::Format;
 pub use hashes::{Hashes, hash_of, hex, short};
 pub use outcome::Outcome;
 pub use profile::{Counter, Profile};

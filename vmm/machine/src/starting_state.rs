@@ -14,6 +14,8 @@ use std::sync::Arc;
 use checkpoint::{Maps, PAGE_BYTES, Page, PageMap, PageRef};
 
 use crate::error::Error;
+use crate::format::Format;
+use crate::states::MachineState;
 
 /// Begins the file; the version follows, outside of the compressed part.
 const MAGIC: &[u8; 8] = b"TTVMFROM";
@@ -30,17 +32,17 @@ const NO_PAGE: u64 = u64::MAX;
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct StartingState {
-    /// Everything but memory and disk, as it is stored.
-    pub(super) state: Vec<u8>,
+    /// Everything but memory and disk, with a count of steps of zero.
+    pub(super) state: MachineState,
     /// RAM, and the disk's blocks that are not those of its image.
     pub(super) maps: Maps,
 }
 
 impl StartingState {
-    /// Writes it to a file that does not exist yet. Half a file is not left behind.
-    pub fn write(&self, path: &Path) -> Result<(), Error> {
+    /// Writes it to a file that does not exist yet, for a recording of this format. Half a file is not left behind.
+    pub fn write(&self, path: &Path, format: Format) -> Result<(), Error> {
         let file = File::create_new(path).map_err(Error::file("create", path))?;
-        if let Err(error) = self.write_to(BufWriter::new(file)) {
+        if let Err(error) = self.write_to(BufWriter::new(file), format) {
             // That it cannot be removed either is no news.
             let _ = std::fs::remove_file(path);
             return Err(Error::file("write", path)(error));
@@ -48,21 +50,28 @@ impl StartingState {
         Ok(())
     }
 
-    fn write_to(&self, mut out: impl Write) -> std::io::Result<()> {
+    fn write_to(&self, mut out: impl Write, format: Format) -> std::io::Result<()> {
         out.write_all(MAGIC)?;
         out.write_all(&VERSION.to_le_bytes())?;
         let mut encoder = zstd::Encoder::new(out, LEVEL)?;
         encoder.include_checksum(true)?;
-        encoder.write_all(&(self.state.len() as u32).to_le_bytes())?;
-        encoder.write_all(&self.state)?;
+        let state = self.state.to_bytes(format);
+        encoder.write_all(&(state.len() as u32).to_le_bytes())?;
+        encoder.write_all(&state)?;
         for (map, left_out) in [(&self.maps.ram, &PageRef::Zero), (&self.maps.disk, &PageRef::Base)] {
             write_pages(map, left_out, &mut encoder)?;
         }
         encoder.finish()?.flush()
     }
 
-    /// Reads one of a machine with so many pages of RAM and disk blocks. Never panics, whatever the bytes are.
-    pub fn parse(bytes: &[u8], ram_pages: u64, disk_blocks: u64) -> Result<StartingState, String> {
+    /// Reads the starting state of a recording of this format, whose machine has so many pages of RAM and disk blocks. Never
+    /// panics, whatever the bytes are.
+    pub fn parse(
+        bytes: &[u8],
+        format: Format,
+        ram_pages: u64,
+        disk_blocks: u64,
+    ) -> Result<StartingState, String> {
         let (magic, rest) = bytes.split_first_chunk::<8>().ok_or("is too short for a starting state")?;
         let (version, rest) = rest.split_first_chunk::<4>().ok_or("is too short for a starting state")?;
         if magic != MAGIC {
@@ -74,7 +83,7 @@ impl StartingState {
                 "has version {version} of starting states; this ttvm reads version {VERSION}"
             ));
         }
-        parse_body(rest, ram_pages, disk_blocks).map_err(|why| format!("is damaged: {why}"))
+        parse_body(rest, format, ram_pages, disk_blocks).map_err(|why| format!("is damaged: {why}"))
     }
 }
 
@@ -98,7 +107,12 @@ fn write_pages(map: &PageMap, left_out: &PageRef, out: &mut impl Write) -> std::
     out.write_all(&NO_PAGE.to_le_bytes())
 }
 
-fn parse_body(bytes: &[u8], ram_pages: u64, disk_blocks: u64) -> Result<StartingState, String> {
+fn parse_body(
+    bytes: &[u8],
+    format: Format,
+    ram_pages: u64,
+    disk_blocks: u64,
+) -> Result<StartingState, String> {
     let text = |error: std::io::Error| error.to_string();
     let mut from = zstd::Decoder::with_buffer(bytes).map_err(text)?.single_frame();
     from.window_log_max(WINDOW_LOG_MAX).map_err(text)?;
@@ -108,6 +122,9 @@ fn parse_body(bytes: &[u8], ram_pages: u64, disk_blocks: u64) -> Result<Starting
     }
     let mut state = vec![0; length as usize];
     from.read_exact(&mut state).map_err(text)?;
+    let state = MachineState::from_bytes(format, &state)
+        .filter(|state| state.outcome.is_none() && state.counts.steps == 0)
+        .ok_or("no machine starts in its state")?;
     let ram = parse_pages(&mut from, PageMap::zeroed(ram_pages), "memory")?;
     let disk = parse_pages(&mut from, PageMap::new(disk_blocks), "disk")?;
     match from.read(&mut [0]).map_err(text)? {

@@ -15,7 +15,7 @@ use crate::outcome::Outcome;
 use crate::position::Exits;
 use crate::ram_digest;
 use crate::run::Machine;
-use crate::state_v1::{ConsoleTailV1, MachineStateV1};
+use crate::state_v1::ConsoleTailV1;
 use crate::unit::Unit;
 
 /// Everything about a machine but the contents of RAM and disk: plain data, canonical.
@@ -36,11 +36,6 @@ pub struct MachineState {
 }
 
 impl MachineState {
-    /// Its bytes, as checkpoints and starting states hold them.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        postcard::to_stdvec(&MachineStateV1::from(self)).expect("plain data in memory always serializes")
-    }
-
     /// The virtual time, if counts and console are such as a machine with this clock can have them; the devices look at theirs when
     /// they are restored. States may come from strangers.
     fn check(&self, clock: &Clock) -> Result<u64, &'static str> {

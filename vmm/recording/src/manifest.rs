@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::manifest_v5::{MachineConfigV5, ManifestV5};
-use machine::Counter;
 use machine::config::MachineConfig;
 use machine::error::Error;
 use machine::hashes::hash_of;
+use machine::start::Images;
+use machine::{Counter, Format};
 
-/// Version of the format that this program writes and reads.
-pub const FORMAT_VERSION: u32 = 5;
+/// Version of the format that this program writes.
+pub const FORMAT_VERSION: u32 = Format::V5.version();
 
 /// No manifest is larger.
 pub const MAX_MANIFEST_BYTES: u64 = 1 << 20;
@@ -24,8 +25,8 @@ const COUNTER_EXITS: &str = "exits";
 /// What a recording is of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
-    /// [`FORMAT_VERSION`] of the program that made it.
-    pub format_version: u32,
+    /// How the recording is stored.
+    pub format: Format,
     /// The program and its version.
     pub made_by: String,
     /// The engine that recorded.
@@ -40,7 +41,7 @@ impl Manifest {
     /// The manifest of a recording that this program makes now.
     pub fn new(machine: MachineConfig) -> Manifest {
         Manifest {
-            format_version: FORMAT_VERSION,
+            format: Format::default(),
             made_by: concat!("ttvm ", env!("CARGO_PKG_VERSION")).to_string(),
             engine: if machine.profile().runs_on_kvm { "kvm" } else { "soft" }.to_string(),
             counter: counter_of(&machine).to_string(),
@@ -52,15 +53,17 @@ impl Manifest {
     pub fn parse(text: &str) -> Result<Manifest, String> {
         let version = serde_json::from_str::<VersionOnly>(text)
             .map_err(|error| format!("is not a recording's manifest: {error}"))?;
-        if version.format_version != FORMAT_VERSION {
+        let Some(format) = Format::of_version(version.format_version) else {
+            let read = Format::ALL.map(|format| format.version().to_string()).join(", ");
             return Err(format!(
-                "has format version {}, made by {:?}; this ttvm reads version {FORMAT_VERSION}: use the ttvm that made it",
+                "has format version {}, made by {:?}; this ttvm reads version {read}: use the ttvm that made it",
                 version.format_version, version.made_by
             ));
+        };
+        let manifest = match format {
+            Format::V5 => serde_json::from_str::<ManifestV5>(text).map(Manifest::from),
         }
-        let stored: ManifestV5 =
-            serde_json::from_str(text).map_err(|error| format!("is damaged: {error}"))?;
-        let manifest = Manifest::from(stored);
+        .map_err(|error| format!("is damaged: {error}"))?;
         manifest.machine.validate()?;
         let counter = counter_of(&manifest.machine);
         if manifest.counter != counter {
@@ -72,19 +75,23 @@ impl Manifest {
 
     /// The manifest as text, with its check.
     pub fn text(&self) -> String {
-        let stored = ManifestV5::from(self.clone());
-        let text = |check: u32| {
-            let checked = Checked { manifest: &stored, check: format!("{check:08x}") };
-            serde_json::to_string_pretty(&checked).expect("plain data in memory always serializes") + "\n"
-        };
-        text(crc32fast::hash(text(0).as_bytes()))
+        match self.format {
+            Format::V5 => checked_text(&ManifestV5::from(self.clone())),
+        }
+    }
+
+    /// Reads the images that the recording was made with and checks that they are still the same.
+    pub fn read_images(&self) -> Result<Images, Error> {
+        self.machine.read_images(self.format)
     }
 
     /// Hash of everything that determines the run. Where the images lie is no part of it: they may move.
     pub fn machine_hash(&self) -> [u8; 32] {
         let mut machine = self.machine.clone();
         machine.files_mut().for_each(|(_, image)| image.path = PathBuf::new());
-        hash_of(&(&self.counter, MachineConfigV5::from(machine)))
+        match self.format {
+            Format::V5 => hash_of(&(&self.counter, MachineConfigV5::from(machine))),
+        }
     }
 }
 
@@ -96,11 +103,20 @@ fn counter_of(machine: &MachineConfig) -> &'static str {
     }
 }
 
+/// The text of a manifest, with its check.
+fn checked_text(manifest: &impl Serialize) -> String {
+    let text = |check: u32| {
+        let checked = Checked { manifest, check: format!("{check:08x}") };
+        serde_json::to_string_pretty(&checked).expect("plain data in memory always serializes") + "\n"
+    };
+    text(crc32fast::hash(text(0).as_bytes()))
+}
+
 /// A manifest as it is written down.
 #[derive(Serialize)]
-struct Checked<'a> {
+struct Checked<'a, M> {
     #[serde(flatten)]
-    manifest: &'a ManifestV5,
+    manifest: &'a M,
     /// CRC-32 of the text with zeroes in the place of it.
     check: String,
 }

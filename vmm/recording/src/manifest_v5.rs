@@ -12,6 +12,7 @@ use devices::passthrough::PciDescriptionV1;
 use serde::{Deserialize, Serialize};
 
 use crate::manifest::Manifest;
+use machine::Format;
 use machine::config::{ImageFile, MachineConfig, NetworkConfig, PassedDevice};
 use machine::start::{KernelFiles, ModuleFile, Start};
 
@@ -111,15 +112,15 @@ struct ModuleFileV5 {
 
 impl From<Manifest> for ManifestV5 {
     fn from(manifest: Manifest) -> ManifestV5 {
-        let Manifest { format_version, made_by, engine, counter, machine } = manifest;
-        ManifestV5 { format_version, made_by, engine, counter, machine: machine.into() }
+        let Manifest { format, made_by, engine, counter, machine } = manifest;
+        ManifestV5 { format_version: format.version(), made_by, engine, counter, machine: machine.into() }
     }
 }
 
 impl From<ManifestV5> for Manifest {
     fn from(stored: ManifestV5) -> Manifest {
-        let ManifestV5 { format_version, made_by, engine, counter, machine } = stored;
-        Manifest { format_version, made_by, engine, counter, machine: machine.into() }
+        let ManifestV5 { format_version: _, made_by, engine, counter, machine } = stored;
+        Manifest { format: Format::V5, made_by, engine, counter, machine: machine.into() }
     }
 }
 

@@ -17,7 +17,7 @@ use machine::console_tail::ConsoleTail;
 use machine::inputs::{Event, PowerOn, Stopped};
 use machine::position::{Count, Exits, Instructions, Moment};
 use machine::start::{KernelFiles, ModuleFile, Start};
-use machine::{Hashes, MachineState, Outcome, hex};
+use machine::{Format, Hashes, MachineState, Outcome, hex};
 use recording::Manifest;
 use recording::checkpoints::CheckpointHead;
 use recording::cursor::Cursor;
@@ -61,7 +61,7 @@ fn state(outcome: Option<Outcome>) -> MachineState {
 
 /// What a state has behind those of the CPU and of the devices, but for the text on the console.
 fn rest_of(state: &MachineState) -> String {
-    let bytes = state.to_bytes();
+    let bytes = state.to_bytes(Format::V5);
     let cpu = postcard::to_stdvec(&CpuStateV1::new(&state.cpu, state.counts)).expect("plain data");
     let platform = postcard::to_stdvec(&state.platform).expect("plain data");
     let rest = bytes.strip_prefix(&cpu[..]).expect("the CPU comes first");
@@ -101,9 +101,12 @@ fn head<C: Count>() -> CheckpointHead<C> {
 #[test]
 fn a_checkpoints_head() {
     let expected = "89cf959a129af1d9a223ab939eab34bcb5e2b345ab939eabf8ffffffff0189cf019af10180c0959a1280e0d9a223ef9bafcd08";
-    assert_eq!(hex(&head::<Instructions>().to_bytes()), expected);
-    assert_eq!(hex(&head::<Exits>().to_bytes()), expected);
-    assert_eq!(CheckpointHead::parse(&head::<Exits>().to_bytes()), Some(head::<Exits>()));
+    assert_eq!(hex(&head::<Instructions>().to_bytes(Format::V5)), expected);
+    assert_eq!(hex(&head::<Exits>().to_bytes(Format::V5)), expected);
+    assert_eq!(
+        CheckpointHead::parse(Format::V5, &head::<Exits>().to_bytes(Format::V5)),
+        Some(head::<Exits>())
+    );
 }
 
 fn events() -> Vec<Event> {
@@ -161,9 +164,9 @@ fn records<C: Count>(outcome: Outcome) -> Vec<LogRecord<C>> {
 fn payloads<C: Count>(records: &[LogRecord<C>]) -> Vec<String> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("events.log");
-    let mut writer = LogWriter::create(&path).unwrap();
+    let mut writer = LogWriter::create(&path, Format::V5).unwrap();
     records.iter().for_each(|record| writer.append(record).unwrap());
-    assert_eq!(read_log::<C>(&path).unwrap().records().unwrap(), records);
+    assert_eq!(read_log::<C>(&path, Format::V5).unwrap().records().unwrap(), records);
     let file = std::fs::read(&path).unwrap();
     let mut rest = file.strip_prefix(b"TTVMLOG1").expect("a log begins so");
     let mut payloads = Vec::new();

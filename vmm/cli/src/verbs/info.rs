@@ -116,7 +116,7 @@ fn info<U: Unit>(recording: &Recording<U>) -> Result<Info<'_>, Error> {
     let passed_ns = last.time_ns.saturating_sub(begins_ns);
     let guest_seconds = passed_ns as f64 / 1e9;
     Ok(Info {
-        format_version: manifest.format_version,
+        format_version: manifest.format.version(),
         made_by: &manifest.made_by,
         engine: &manifest.engine,
         counter: &manifest.counter,

@@ -18,9 +18,9 @@ use machine::error::Error;
 use machine::position::Position;
 use machine::ram_digest::leave_out_processors_own;
 use machine::unit::Unit;
-use machine::{Machine, MachineState};
+use machine::{Format, Machine, MachineState};
 use recording::Recording;
-use recording::checkpoints::{CheckpointHead, Checkpoints, must_fit, parse_state};
+use recording::checkpoints::{CheckpointHead, Checkpoints, must_fit};
 use recording::player::Player;
 
 /// A checkpoint that is not what a replay has at its place.
@@ -76,6 +76,7 @@ pub struct CheckpointComparison<C> {
     checkpoints: Checkpoints<C>,
     /// How alike states must be. What counts instructions was all made by the software CPU.
     likeness: Likeness,
+    format: Format,
     /// The disk as it is at the checkpoint that is compared.
     disk: Option<OverlayDisk>,
     /// The maps at the checkpoint that was compared last.
@@ -114,7 +115,8 @@ impl<C: Unit> CheckpointComparison<C> {
         let likeness =
             if C::NAMES_ONE_PLACE { Likeness::Exact } else { recording.manifest.machine.profile().likeness };
         let (compared, difference) = (0, None);
-        Ok(Some(CheckpointComparison { checkpoints, likeness, disk, before, compared, difference }))
+        let format = recording.log.format;
+        Ok(Some(CheckpointComparison { checkpoints, likeness, format, disk, before, compared, difference }))
     }
 
     /// Where the checkpoints are, in order.
@@ -124,7 +126,7 @@ impl<C: Unit> CheckpointComparison<C> {
 
     /// Whether a checkpoint is of a run that has ended, and so of the machine behind its last step.
     pub fn is_after_the_end(&self, at: C) -> Result<bool, Error> {
-        let state = parse_state(&self.checkpoints.store().state_at(at.number())?);
+        let state = MachineState::from_bytes(self.format, &self.checkpoints.store().state_at(at.number())?);
         Ok(state.is_some_and(|state| state.outcome.is_some()))
     }
 
@@ -152,14 +154,16 @@ impl<C: Unit> CheckpointComparison<C> {
         let bytes = match self.likeness {
             Likeness::Exact => stored.clone(),
             // Whichever engine it was, as far as engines agree.
-            Likeness::AcrossProcessors => parse_state(&stored)
+            Likeness::AcrossProcessors => MachineState::from_bytes(self.format, &stored)
                 .filter(|state| self.cpu_hash(state) == self.cpu_hash(&now))
                 .map_or(Vec::new(), |state| {
-                    MachineState { cpu: now.cpu.clone(), counts: now.counts, ..state }.to_bytes()
+                    MachineState { cpu: now.cpu.clone(), counts: now.counts, ..state }.to_bytes(self.format)
                 }),
         };
-        if bytes != now.to_bytes() {
-            return Ok(Some(CheckpointPart::State(self.differing(parse_state(&stored).as_ref(), &now))));
+        if bytes != now.to_bytes(self.format) {
+            return Ok(Some(CheckpointPart::State(
+                self.differing(MachineState::from_bytes(self.format, &stored).as_ref(), &now),
+            )));
         }
         let head = CheckpointHead::of(machine, player.cursor());
         Ok((self.checkpoints.heads().get(&at) != Some(&head)).then_some(CheckpointPart::Head))
@@ -249,8 +253,8 @@ impl<C: Unit> CheckpointComparison<C> {
 
 /// What the loader leaves in RAM.
 fn ram_at_power_on<C: Unit>(recording: &Recording<C>) -> Result<PageMap, Error> {
-    let (config, player) = (&recording.manifest.machine, Player::new(recording.log.clone())?);
-    Ok(Machine::new(config, &config.read_images()?, player.power_on())?.maps()?.ram)
+    let (manifest, player) = (&recording.manifest, Player::new(recording.log.clone())?);
+    Ok(Machine::new(&manifest.machine, &manifest.read_images()?, player.power_on())?.maps()?.ram)
 }
 
 #[cfg(test)]

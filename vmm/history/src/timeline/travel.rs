@@ -101,7 +101,7 @@ impl Timeline {
 
     /// As [`Timeline::open`]; long searches use at most `threads` cores, and guest RAM as many times.
     pub fn open_with(recording: &Recording<Instructions>, threads: usize) -> Result<Timeline, Error> {
-        let images = recording.manifest.machine.read_images()?;
+        let images = recording.manifest.read_images()?;
         let end = last_place(recording);
         let mut shared = Shared {
             recording: recording.clone(),
@@ -232,7 +232,7 @@ impl Timeline {
                 .ram
                 .clone(),
         };
-        add_here(&store, &initial, machine, self.walker.player.cursor())
+        add_here(&store, &initial, machine, self.walker.player.cursor(), self.walker.player.log().format)
     }
 
     /// Replaces everything that runs stop at.

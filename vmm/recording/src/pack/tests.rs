@@ -7,6 +7,7 @@ use checkpoint::{PAGE_BYTES, Space};
 use super::*;
 use crate::Opened;
 use crate::log::{EventRecord, Log, LogRecord, parse_log};
+use machine::Format;
 use machine::config::{ImageFile, MachineConfig};
 use machine::inputs::{Event, PowerOn};
 use machine::position::{Instructions, Moment};
@@ -119,7 +120,7 @@ fn an_unpacked_recording_carries_its_images() {
     unpack(&packed, &unpacked, DEFAULT_MAX_BYTES).unwrap();
     let copy = open(&unpacked);
     assert_eq!(copy.log, original.log);
-    copy.manifest.machine.read_images().unwrap();
+    copy.manifest.read_images().unwrap();
     assert_eq!(std::fs::read(unpacked.join("images/disk")).unwrap(), disk_contents());
     assert_eq!(copy.manifest.machine.start.booted().kernel.path, unpacked.join("images/kernel"));
     assert_eq!(checkpoint_files(&unpacked).len(), 4);
@@ -206,7 +207,9 @@ fn any_changed_byte_is_noticed() {
     pack(&recording(directory.path()), &packed, true).unwrap();
     let bytes = std::fs::read(&packed).unwrap();
     let (expected, files) = read(&bytes).unwrap();
-    let log = |memory: &Memory| -> Log<Instructions> { parse_log(&memory.files[Path::new(EVENTS)]).unwrap() };
+    let log = |memory: &Memory| -> Log<Instructions> {
+        parse_log(&memory.files[Path::new(EVENTS)], Format::default()).unwrap()
+    };
     let (mut random, mut harmless) = (1_u64, 0);
     for round in 0..2000 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
