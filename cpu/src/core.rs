@@ -57,6 +57,8 @@ pub struct Core {
     pub index: u64,
     /// Retired conditional branches.
     pub branches: u64,
+    /// System calls entered.
+    pub system_calls: u64,
     /// Step count at which the present run ends; repeated string instructions honour it themselves.
     pub budget_end: u64,
     /// Task switches whose faults are being delivered: zero between two steps.
@@ -88,7 +90,7 @@ pub struct Core {
     pub(crate) quirks: Quirks,
     /// Guest memory.
     pub ram: GuestRam,
-    /// Everything that is not hot. `gpr`, `xmm`, `rip`, `rflags`, `steps` and `branches` in here are stale while the
+    /// Everything that is not hot. `gpr`, `xmm`, `rip` and `rflags` in here are stale while the
     /// CPU runs: their homes are the fields above.
     pub state: CpuState,
     /// RAM pages whose decoded code must go before the next instruction.
@@ -112,6 +114,7 @@ impl Core {
             block_steps: 0,
             index: 0,
             branches: 0,
+            system_calls: 0,
             budget_end: 0,
             faulting_tasks: 0,
             break_block: false,
@@ -151,8 +154,6 @@ impl Core {
         state.xmm = self.frame.xmm;
         state.rip = self.rip;
         state.rflags = self.rflags_bits();
-        state.steps = self.block_steps;
-        state.branches = self.branches;
         state
     }
 
@@ -169,9 +170,7 @@ impl Core {
         self.frame.regs[..16].copy_from_slice(&state.gpr);
         self.frame.xmm = state.xmm;
         self.rip = state.rip;
-        self.block_steps = state.steps;
         self.index = 0;
-        self.branches = state.branches;
         self.set_rflags(state.rflags);
         self.attention |= attention::SIGNALS;
         if state.interrupt_shadow {

@@ -36,7 +36,7 @@ impl Core {
 
     /// A system call was entered.
     pub(crate) fn entered_system_call(&mut self) {
-        self.state.system_calls += 1;
+        self.system_calls += 1;
         let number = self.frame.regs[0];
         if self.debug.traps_system_call(number) {
             self.note_trap(Trap::SystemCall(number));

@@ -23,7 +23,7 @@ use crate::model::CpuModel;
 use crate::observer::Observer;
 use crate::op::Op;
 use crate::slots::REG_BLOCK_RIP;
-use crate::state::CpuState;
+use crate::state::{Counts, CpuState};
 use translator::{Parts, Translator, Undefined};
 
 /// Why [`Cpu::run`] returned.
@@ -156,6 +156,21 @@ impl Cpu {
         &self.core.ram
     }
 
+    /// What was counted since power-on. Replacing the state leaves the counts as they are.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            steps: self.core.block_steps,
+            branches: self.core.branches,
+            system_calls: self.core.system_calls,
+        }
+    }
+
+    /// Replaces the counts.
+    pub fn set_counts(&mut self, counts: Counts) {
+        let Counts { steps, branches, system_calls } = counts;
+        (self.core.block_steps, self.core.branches, self.core.system_calls) = (steps, branches, system_calls);
+    }
+
     /// Steps executed since power-on: completed instructions, iterations of repeated string instructions, and
     /// deliveries of interrupts and exceptions.
     pub fn steps(&self) -> u64 {
@@ -169,7 +184,7 @@ impl Cpu {
 
     /// System calls entered since power-on: completed SYSCALL, SYSENTER and INT 80h.
     pub fn system_calls(&self) -> u64 {
-        self.core.state.system_calls
+        self.core.system_calls
     }
 
     /// All that the step hit behind which the last run stopped with [`Stop::Watchpoint`] or [`Stop::Trap`],

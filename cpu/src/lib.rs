@@ -91,7 +91,7 @@ pub use crate::debug_points::{AddressKind, Hit, SystemCalls, Trap, Traps, WatchH
 pub use crate::exec::{Cpu, Stop, Tier, UnknownTier};
 pub use crate::model::CpuModel;
 pub use crate::observer::{At, Bytes, Happening, Observer, Place, Places, Vectors, Wants};
-pub use crate::state::{CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};
+pub use crate::state::{Counts, CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};
 pub use crate::state_v1::CpuStateV1;
 pub use crate::undefined::{fold_registers, without_undefined_flags};
 pub use translator::{Part, Parts};

@@ -59,9 +59,4 @@ impl CpuModel {
             CpuModel::V2KvmTcg => &v2::V2_KVM_TCG,
         }
     }
-
-    /// Whether KVM can be this processor.
-    pub fn is_for_kvm(self) -> bool {
-        self != CpuModel::V2
-    }
 }

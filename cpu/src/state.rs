@@ -146,8 +146,13 @@ pub struct CpuState {
     pub nmi_blocked: bool,
     /// A debug trap (DR6 bits) that is to be raised before the next instruction.
     pub pending_debug: u64,
-    /// Steps executed since power-on: completed instructions, single iterations of repeated string
-    /// instructions, and deliveries of exceptions and interrupts.
+}
+
+/// What was counted since power-on. Counts are the machine's, not a register of the CPU: loading another state leaves them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Steps: completed instructions, single iterations of repeated string instructions, and deliveries of
+    /// exceptions and interrupts.
     pub steps: u64,
     /// Retired conditional branches (Jcc, LOOPcc, JrCXZ), taken or not.
     pub branches: u64,
@@ -202,9 +207,6 @@ impl CpuState {
             mov_ss_shadow: false,
             nmi_blocked: false,
             pending_debug: 0,
-            steps: 0,
-            branches: 0,
-            system_calls: 0,
         }
     }
 }

@@ -6,9 +6,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::state::{CpuState, FpuState, Msrs, Segment, TableRegister};
+use crate::state::{Counts, CpuState, FpuState, Msrs, Segment, TableRegister};
 
-/// What is stored of a [`CpuState`]: all of it.
+/// What is stored of a [`CpuState`] and of the [`Counts`] beside it: all of both.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuStateV1 {
     gpr: [u64; 16],
@@ -99,8 +99,10 @@ struct MsrsV1 {
     debugctl: u64,
 }
 
-impl From<&CpuState> for CpuStateV1 {
-    fn from(state: &CpuState) -> CpuStateV1 {
+impl CpuStateV1 {
+    /// What is stored of a CPU.
+    pub fn new(state: &CpuState, counts: Counts) -> CpuStateV1 {
+        let Counts { steps, branches, system_calls } = counts;
         let CpuState {
             gpr,
             rip,
@@ -130,9 +132,6 @@ impl From<&CpuState> for CpuStateV1 {
             mov_ss_shadow,
             nmi_blocked,
             pending_debug,
-            steps,
-            branches,
-            system_calls,
         } = *state;
         CpuStateV1 {
             gpr,
@@ -170,8 +169,8 @@ impl From<&CpuState> for CpuStateV1 {
     }
 }
 
-impl From<CpuStateV1> for CpuState {
-    fn from(stored: CpuStateV1) -> CpuState {
+impl From<CpuStateV1> for (CpuState, Counts) {
+    fn from(stored: CpuStateV1) -> (CpuState, Counts) {
         let CpuStateV1 {
             gpr,
             rip,
@@ -205,7 +204,7 @@ impl From<CpuStateV1> for CpuState {
             branches,
             system_calls,
         } = stored;
-        CpuState {
+        let state = CpuState {
             gpr,
             rip,
             rflags,
@@ -234,10 +233,8 @@ impl From<CpuStateV1> for CpuState {
             mov_ss_shadow,
             nmi_blocked,
             pending_debug,
-            steps,
-            branches,
-            system_calls,
-        }
+        };
+        (state, Counts { steps, branches, system_calls })
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use cpu::{Bus, Cpu, CpuModel, CpuState, Stop};
+use cpu::{Bus, Counts, Cpu, CpuModel, CpuState, Stop};
 use engine_contract::{End, LandingPlace, Leave, Statistics};
 use guest_ram::GuestRam;
 use kvm_bindings::kvm_regs;
@@ -106,10 +106,15 @@ impl KvmCpu {
         &self.soft
     }
 
-    /// Replaces the whole state.
+    /// Replaces the whole state. What was counted stays.
     pub fn set_state(&mut self, state: &CpuState) {
         self.soft.set_state(state);
         self.ahead = true;
+    }
+
+    /// Replaces what was counted where [`KvmCpu::set_state`] has just put the CPU.
+    pub fn set_counts(&mut self, counts: Counts) {
+        self.soft.set_counts(counts);
     }
 
     /// Replaces the addresses that runs stop before, at most [`crate::MAX_STOPS`], with [`Stop::Breakpoint`]: wherever the guest may
@@ -198,7 +203,8 @@ impl KvmCpu {
         state.halted = self.halted;
         let before = self.counted;
         self.update_counted()?;
-        state.branches += self.counted - before;
+        let counts = self.soft.counts();
+        self.soft.set_counts(Counts { branches: counts.branches + (self.counted - before), ..counts });
         self.soft.set_registers(&state);
         Ok(())
     }

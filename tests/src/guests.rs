@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use machine::Machine;
-use machine::config::{Images, MachineConfig, MachineOptions};
+use machine::config::{MachineConfig, MachineOptions};
 use machine::inputs::PowerOn;
 use machine::position::Instructions;
+use machine::start::Images;
 
 /// A guest below `guest-images/out`, and the script that builds it.
 pub struct Artefact {

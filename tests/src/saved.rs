@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use checkpoint::{Maps, PAGE_BYTES, PageMap, PageRef};
 use machine::position::Instructions;
-use machine::{Machine, MachineState, MachineStateV1};
-use recording::checkpoints::parse_state;
+use machine::{Format, Machine, MachineState, MachineStateV1};
 use serde::{Deserialize, Serialize};
 
 /// State, RAM and disk of a machine.
@@ -66,5 +65,6 @@ impl Saved {
 
 /// A machine's state after a trip through bytes.
 pub fn through_bytes(state: &MachineState) -> MachineState {
-    parse_state(&state.to_bytes()).expect("it was just written")
+    MachineState::from_bytes(Format::default(), &state.to_bytes(Format::default()))
+        .expect("it was just written")
 }

@@ -67,7 +67,7 @@ impl Guest {
         let mut state = state.clone();
         state.rip = self.code + offset;
         self.cpu.set_state(&state);
-        let stop = self.cpu.run(&mut EmptyBus::default(), state.steps + 1, u64::MAX);
+        let stop = self.cpu.run(&mut EmptyBus::default(), self.cpu.steps() + 1, u64::MAX);
         let after = self.cpu.state();
         let next = state.rip + instruction.len() as u64;
         let vector = match after.rip.wrapping_sub(HANDLERS) {

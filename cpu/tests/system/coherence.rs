@@ -534,7 +534,7 @@ fn registers_are_replaced_whatever_is_kept_beside_them() {
             a.inc(eax).unwrap();
             a.inc(eax).unwrap();
         });
-        m.cpu.set_state(&m.state);
+        m.load();
         let before = m.cpu.state();
         go_on(&mut m, 2);
         assert_eq!(m.cpu.state().gpr[0], 2);
@@ -550,7 +550,7 @@ fn registers_are_replaced_whatever_is_kept_beside_them() {
 fn code_that_was_replaced_before_a_state_is_restored_is_other_code() {
     let mut m = Machine::long();
     m.code(64, |a| a.inc(eax).unwrap());
-    m.cpu.set_state(&m.state);
+    m.load();
     let before = m.cpu.state();
     go_on(&mut m, 1);
     // DEC EAX.
@@ -573,7 +573,7 @@ fn writes_are_tracked_anew_in_every_address_space() {
             set_root(a, TABLES);
             a.mov(qword_ptr(PAGE), rbx).unwrap();
         });
-        m.cpu.set_state(&m.state);
+        m.load();
         go_on(&mut m, 3);
         assert!(m.ram().flags().has(page, PageFlags::DIRTY));
         m.ram().flags().clear(page, PageFlags::DIRTY);

@@ -15,7 +15,7 @@ fn a_marked_halt_reads_the_time_and_goes_on_behind_the_mark() {
     m.state.msrs.tsc_offset = 1;
     m.put(CODE, &code);
     m.run();
-    assert_eq!((m.state.rip, m.state.steps, m.state.halted), (CODE + 3, 2, true));
+    assert_eq!((m.state.rip, m.counts.steps, m.state.halted), (CODE + 3, 2, true));
     assert_eq!((m.state.gpr[0], m.state.gpr[2]), (8, 1));
     let mut m = Machine::long();
     m.bus.time_reads = Some((MARK, 7));
@@ -26,7 +26,7 @@ fn a_marked_halt_reads_the_time_and_goes_on_behind_the_mark() {
     m.bus.time_reads = Some((MARK, 7));
     m.put(CODE, &code);
     m.run();
-    assert_eq!((m.state.rip, m.state.steps, m.state.halted), (CODE + 1, 1, true));
+    assert_eq!((m.state.rip, m.counts.steps, m.state.halted), (CODE + 1, 1, true));
 }
 
 /// Runs MOV CRn, RAX and says whether it was taken.

@@ -23,7 +23,7 @@ fn tf_traps_after_each_instruction() {
     assert_eq!((m.stack64(0), m.state.dr6), (CODE + 1, ONES | BS));
     assert_ne!(m.stack64(2) & TF, 0);
     assert_eq!(m.state.rflags & TF, 0);
-    assert_eq!(m.state.steps, 3, "CLI, the delivery, HLT");
+    assert_eq!(m.counts.steps, 3, "CLI, the delivery, HLT");
 }
 
 #[test]
@@ -329,12 +329,12 @@ fn system_calls_are_counted_and_trapped_by_number() {
         (traps(&[38, 39]), Stop::Trap(Trap::SystemCall(39))),
         (Traps { system_calls: SystemCalls::All, ..Traps::default() }, Stop::Trap(Trap::SystemCall(39))),
     ] {
-        m.cpu.set_state(&m.state);
+        m.load();
         m.cpu.set_traps(traps);
         assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), expected);
-        assert_eq!(m.cpu.system_calls(), m.state.system_calls + 1);
+        assert_eq!(m.cpu.system_calls(), m.counts.system_calls + 1);
         if expected != Stop::Halted {
-            assert_eq!((m.cpu.steps(), m.cpu.rip()), (m.state.steps + 1, handler(0x90)));
+            assert_eq!((m.cpu.steps(), m.cpu.rip()), (m.counts.steps + 1, handler(0x90)));
         }
     }
 }
@@ -346,11 +346,11 @@ fn int_80h_is_a_system_call_and_other_vectors_are_not() {
         a.int(0x80).unwrap();
     });
     m.run_to_handler();
-    assert_eq!(m.state.system_calls, 1);
+    assert_eq!(m.counts.system_calls, 1);
     let mut m = Machine::long();
     m.code(64, |a| a.int(0x81).unwrap());
     m.run_to_handler();
-    assert_eq!(m.state.system_calls, 0);
+    assert_eq!(m.counts.system_calls, 0);
 }
 
 #[test]
@@ -363,7 +363,7 @@ fn sysenter_is_a_system_call_and_sysexit_is_not() {
     m.state.gpr[2] = USER_CODE + 0x100;
     m.code(32, |a| a.sysenter().unwrap());
     m.code_at(32, CODE, CODE, |a| a.sysexit().unwrap());
-    m.cpu.set_state(&m.state);
+    m.load();
     m.cpu.set_traps(Traps { system_calls: SystemCalls::All, ..Traps::default() });
     assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Trap(Trap::SystemCall(39)));
     assert_eq!((m.cpu.steps(), m.cpu.rip(), m.cpu.system_calls()), (1, CODE, 1));
@@ -372,7 +372,7 @@ fn sysenter_is_a_system_call_and_sysexit_is_not() {
     assert_eq!((m.cpu.rip(), m.cpu.system_calls()), (USER_CODE + 0x100, 1));
     // Where it faults it is none.
     m.state.msrs.sysenter_cs = 0;
-    assert_eq!((m.run_to_handler(), m.state.system_calls), (13, 0));
+    assert_eq!((m.run_to_handler(), m.counts.system_calls), (13, 0));
 }
 
 /// The delivery is a step of its own, and the run stops after it even where its budget ends there.
@@ -386,9 +386,9 @@ fn deliveries_are_trapped_by_vector() {
             a.out(0x80, al).unwrap();
             a.ud2().unwrap();
         });
-        m.cpu.set_state(&m.state);
+        m.load();
         m.cpu.set_traps(Traps { vectors: [0x40, 6].into_iter().collect(), ..Traps::default() });
-        let begin = m.state.steps;
+        let begin = m.counts.steps;
         assert_eq!(m.cpu.run(&mut m.bus, begin + 1, u64::MAX), Stop::Budget);
         m.bus.signals.interrupt = true;
         assert_eq!(m.cpu.run(&mut m.bus, begin + budget, u64::MAX), Stop::Trap(Trap::Vector(0x40)));
@@ -406,10 +406,10 @@ fn a_breakpoint_where_nothing_is_mapped_stops_before_the_fault() {
     let mut m = Machine::long();
     let nowhere = 0x1234_5000_0000;
     m.state.rip = nowhere;
-    m.cpu.set_state(&m.state);
+    m.load();
     m.cpu.set_breakpoints([(AddressKind::Linear, nowhere)]);
     assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Breakpoint);
-    assert_eq!((m.cpu.rip(), m.cpu.steps()), (nowhere, m.state.steps));
+    assert_eq!((m.cpu.rip(), m.cpu.steps()), (nowhere, m.counts.steps));
     assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, m.cpu.steps()), Stop::Halted, "in the handler of the fault");
     m.state = m.cpu.state();
     assert_eq!(m.stack64(1), nowhere);
@@ -429,9 +429,9 @@ fn a_breakpoint_stops_beside_the_guest_s_own_and_not_where_the_run_began() {
             m.state.dr[0] = DATA;
             m.state.dr7 |= 1;
         }
-        m.cpu.set_state(&m.state);
+        m.load();
         m.cpu.set_breakpoints([CODE, CODE + 1].map(|address| (AddressKind::Linear, address)));
-        let origin = m.state.steps;
+        let origin = m.counts.steps;
         assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Breakpoint);
         assert_eq!((m.cpu.rip(), m.cpu.steps()), (CODE, origin));
         assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, origin), Stop::Breakpoint);
@@ -448,7 +448,7 @@ fn a_breakpoint_of_another_page_does_not_stop_where_nothing_is_mapped() {
         let mut m = Machine::long();
         m.state.rip = 0x1234_5000_0000;
         m.state.rflags |= flags;
-        m.cpu.set_state(&m.state);
+        m.load();
         m.cpu.set_breakpoints([(AddressKind::Linear, DATA)]);
         assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Halted);
         assert_eq!(m.cpu.rip(), handler(14) + 1);
@@ -466,7 +466,7 @@ fn a_breakpoint_at_no_canonical_address_leaves_nothing_behind() {
     m.state.cr4 |= 0x200;
     let here = m.state.clone();
     m.state.rip = nowhere;
-    m.cpu.set_state(&m.state);
+    m.load();
     m.cpu.set_breakpoints([(AddressKind::Linear, nowhere)]);
     assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Breakpoint);
     m.cpu.set_registers(&here);
@@ -494,7 +494,7 @@ fn a_trap_that_waits_behind_a_watchpoint_comes_when_the_run_goes_on() {
         a.mov(dword_ptr(rcx), eax).unwrap();
         a.ud2().unwrap();
     });
-    m.cpu.set_state(&m.state);
+    m.load();
     let (space, kind) = (AddressKind::Linear, WatchKind::Write);
     m.cpu.set_watchpoints([Watchpoint { space, address: DATA, length: 4, kind }]);
     let stop = m.cpu.run(&mut m.bus, u64::MAX, u64::MAX);
@@ -514,5 +514,5 @@ fn a_store_onto_code_under_tf_is_followed_by_the_trap() {
         a.ud2().unwrap();
     });
     assert_eq!(m.run_to_handler(), 1);
-    assert_eq!((m.stack64(0), m.state.steps), (CODE + 2, 3));
+    assert_eq!((m.stack64(0), m.counts.steps), (CODE + 2, 3));
 }

@@ -3,7 +3,7 @@
 //! Every vector's handler is a single HLT at [`handler`], so that a test runs until the CPU halts and then
 //! looks at RIP (which handler) and at the stack (which frame).
 
-use cpu::{Bus, BusSignals, Cpu, CpuState, Parts, SegReg, Segment, Stop, TableRegister, Tier};
+use cpu::{Bus, BusSignals, Counts, Cpu, CpuState, Parts, SegReg, Segment, Stop, TableRegister, Tier};
 use guest_ram::GuestRam;
 use iced_x86::code_asm::CodeAssembler;
 use std::collections::BTreeMap;
@@ -112,6 +112,8 @@ pub struct Machine {
     pub bus: FakeBus,
     /// What the next [`Machine::run`] starts from.
     pub state: CpuState,
+    /// What it counts from.
+    pub counts: Counts,
 }
 
 fn segment(selector: u16, descriptor: u64) -> Segment {
@@ -138,7 +140,7 @@ impl Machine {
         } else {
             cpu.set_tier(Tier::Translator { after: 0, parts: Parts::ALL });
         }
-        Machine { cpu, bus: FakeBus::default(), state }
+        Machine { cpu, bus: FakeBus::default(), state, counts: Counts::default() }
     }
 
     /// 64-bit mode at level 0, all RAM mapped one to one for user and supervisor in 4 KiB pages.
@@ -290,11 +292,17 @@ impl Machine {
 
     /// Runs at most `steps` steps.
     pub fn run_steps(&mut self, steps: u64) -> Stop {
-        self.cpu.set_state(&self.state);
-        let origin = self.state.steps;
+        self.load();
+        let origin = self.counts.steps;
         let stop = self.cpu.run(&mut self.bus, origin + steps, origin);
-        self.state = self.cpu.state();
+        (self.state, self.counts) = (self.cpu.state(), self.cpu.counts());
         stop
+    }
+
+    /// Puts the CPU where the next run starts from.
+    pub fn load(&mut self) {
+        self.cpu.set_state(&self.state);
+        self.cpu.set_counts(self.counts);
     }
 
     /// Runs until a handler halts and returns its vector.

@@ -23,7 +23,7 @@ fn a_fault_at_level_0_pushes_an_aligned_five_word_frame() {
     let expected = [CODE, KERNEL_CS.into(), 2 | IF | RF, KERNEL_STACK - 5, KERNEL_DS.into()];
     assert_eq!(frame, expected);
     assert_eq!(m.state.rflags & (IF | RF), 0, "an interrupt gate clears IF");
-    assert_eq!(m.state.steps, 2, "the delivery and HLT");
+    assert_eq!(m.counts.steps, 2, "the delivery and HLT");
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn software_interrupts_obey_the_gates_level() {
     assert_eq!(m.run_to_handler(), 0x80);
     assert_eq!(m.stack64(0), USER_CODE + 2, "the return address is behind the instruction");
     assert_eq!(m.stack64(2) & RF, 0);
-    assert_eq!(m.state.steps, 2);
+    assert_eq!(m.counts.steps, 2);
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn another_root_gives_what_the_cpu_finds_there_and_changes_nothing() {
         m.put32(DATA + 0x10, 0x1234_5678);
         m.put32(SAME, 0x89ab_cdef);
         m.put32(LARGE.1, 0x5555_aaaa);
-        m.cpu.set_state(&m.state);
+        m.load();
         let before = tables(&m);
         let cases = [
             ("a small page", MOVED + 0x10, Some(DATA + 0x10)),
@@ -127,7 +127,7 @@ fn another_root_gives_what_the_cpu_finds_there_and_changes_nothing() {
 #[test]
 fn a_range_ends_where_the_other_space_does() {
     let (_, _, mut m) = machines().into_iter().next().expect("there are three");
-    m.cpu.set_state(&m.state);
+    m.load();
     let mut bytes = [0; 0x20];
     assert_eq!(m.cpu.core().peek_in(OTHER, MOVED + 0xff0, &mut bytes), 0x10);
     assert_eq!(m.cpu.core().peek_address_in(OTHER, 1 << 47), None, "not canonical");
@@ -136,7 +136,7 @@ fn a_range_ends_where_the_other_space_does() {
 #[test]
 fn without_paging_every_root_is_the_same() {
     let mut m = Machine::protected();
-    m.cpu.set_state(&m.state);
+    m.load();
     // Linear addresses have 32 bits there.
     for address in [DATA, 1 << 32 | DATA] {
         assert_eq!(m.cpu.core().peek_address_in(OTHER, address), Some(DATA));

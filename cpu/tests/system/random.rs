@@ -1,7 +1,7 @@
 //! Random system code in random states: nothing panics, and a run taken step by step through saved states
 //! ends exactly like an uninterrupted one.
 
-use cpu::{CpuState, Stop};
+use cpu::{Counts, CpuState, Stop};
 
 use crate::harness::*;
 
@@ -129,19 +129,19 @@ pub fn machine(seed: u64) -> Machine {
 
 const STEPS: u64 = 40;
 
-fn finish(mut m: Machine, steps_at_once: u64) -> (Stop, CpuState, Vec<u8>) {
+fn finish(mut m: Machine, steps_at_once: u64) -> (Stop, (CpuState, Counts), Vec<u8>) {
     let mut stop = Stop::Budget;
-    while stop == Stop::Budget && m.state.steps < STEPS {
-        let wanted = steps_at_once.min(STEPS - m.state.steps);
-        let before = m.state.steps;
+    while stop == Stop::Budget && m.counts.steps < STEPS {
+        let wanted = steps_at_once.min(STEPS - m.counts.steps);
+        let before = m.counts.steps;
         stop = m.run_steps(wanted);
         if stop == Stop::Budget {
-            assert_eq!(m.state.steps, before + wanted, "a budget is exact");
+            assert_eq!(m.counts.steps, before + wanted, "a budget is exact");
         }
     }
     let mut memory = vec![0; 0xa_0000];
     m.ram().read_bytes(0, &mut memory);
-    (stop, m.state, memory)
+    (stop, (m.state, m.counts), memory)
 }
 
 #[test]

@@ -189,7 +189,7 @@ fn the_tsc_and_its_deadline_carry_the_guests_offset() {
     assert_eq!(read_msr(&mut m, 0x10), Some(1000), "raw, at step 0");
     assert!(write_msr(&mut m, 0x3b, 500));
     assert_eq!(m.state.msrs.tsc_offset, 500);
-    let steps = m.state.steps;
+    let steps = m.counts.steps;
     assert_eq!(read_msr(&mut m, 0x10), Some(1500 + steps));
     assert!(write_msr(&mut m, 0x10, 0));
     assert_eq!(read_msr(&mut m, 0x3b), Some(m.state.msrs.tsc_offset));
@@ -316,7 +316,7 @@ fn what_does_not_exist_is_undefined() {
 fn model_specific_registers_are_open_from_outside_as_at_level_0() {
     const LSTAR: u32 = 0xc000_0082;
     let mut m = Machine::long();
-    m.cpu.set_state(&m.state);
+    m.load();
     assert_eq!(m.cpu.read_msr(&mut m.bus, 0xc000_0080), Some(m.state.msrs.efer));
     assert_eq!(m.cpu.read_msr(&mut m.bus, 0x1234_5678), None);
     assert_eq!(m.cpu.write_msr(&mut m.bus, LSTAR, 0xffff_8000_1234_5678), Some(()));

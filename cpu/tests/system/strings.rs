@@ -1,7 +1,7 @@
 //! String instructions against a model that takes one element after the other: registers, memory, flags, ports and steps,
 //! in one piece and cut behind each step.
 
-use cpu::{CpuState, SegReg, Stop};
+use cpu::{Counts, CpuState, SegReg, Stop};
 
 use crate::harness::*;
 
@@ -302,6 +302,7 @@ impl Bench {
         m.put(AREA, &model.memory);
         m.bus.ports.clear();
         m.state = CpuState { gpr: model.gpr, rflags: model.rflags, ..state.clone() };
+        m.counts = Counts::default();
         for data in [SegReg::Ds, SegReg::Es] {
             m.state.segments[data as usize].base = form.base();
         }
@@ -312,7 +313,7 @@ impl Bench {
 fn compare(m: &Machine, form: &Form, model: &Model, what: &str) {
     let length = form.bytes().len() as u64;
     assert_eq!(m.state.gpr, model.gpr, "{what}");
-    assert_eq!(m.state.steps, model.steps, "{what}");
+    assert_eq!(m.counts.steps, model.steps, "{what}");
     assert_eq!(m.state.rip, CODE + if model.finished { length } else { 0 }, "{what}");
     let mask = CF | ZF | DF;
     assert_eq!(m.state.rflags & mask, model.rflags & mask, "{what}");
@@ -338,7 +339,7 @@ fn try_case(bench: &mut Bench, form: &Form, case: &Case) {
             while model.steps < until && !model.finished {
                 model.step(form);
             }
-            let steps = model.steps - m.state.steps;
+            let steps = model.steps - m.counts.steps;
             assert_eq!(m.run_steps(steps), Stop::Budget, "{what}");
             compare(m, form, &model, &what);
         }
@@ -387,7 +388,7 @@ fn tf_traps_behind_every_iteration() {
         let next = if count == 1 { CODE + 2 } else { CODE };
         assert_eq!((m.stack64(0), m.state.gpr[RCX]), (next, count - 1));
         assert_eq!(m.state.dr6 >> 14 & 1, 1);
-        assert_eq!(m.state.steps, 3, "an iteration, the delivery, HLT");
+        assert_eq!(m.counts.steps, 3, "an iteration, the delivery, HLT");
     }
 }
 
@@ -422,7 +423,7 @@ fn an_instruction_that_writes_over_itself_ends() {
         let mut m = filling(count);
         m.state.gpr[RDI] = CODE;
         assert_eq!(m.run(), Stop::Halted);
-        assert_eq!((m.state.rip, m.state.gpr[RCX], m.state.steps), (CODE + 1, count - 1, 2));
+        assert_eq!((m.state.rip, m.state.gpr[RCX], m.counts.steps), (CODE + 1, count - 1, 2));
     }
 }
 
@@ -450,7 +451,7 @@ fn a_repetition_faults_where_a_page_is_missing() {
                 let what = format!("{form:x?}, {missing}, {before_end} bytes before the end");
                 assert_eq!(m.state.cr2, MISSING, "{what}");
                 assert_eq!(m.state.gpr[RCX], 100 - done, "{what}");
-                assert_eq!(m.state.steps, done + 2, "{what}: elements, the delivery, HLT");
+                assert_eq!(m.counts.steps, done + 2, "{what}: elements, the delivery, HLT");
                 for &pointer in verb.pointers() {
                     assert_eq!(m.state.gpr[pointer], before.gpr[pointer] + done * element, "{what}");
                 }

@@ -17,9 +17,9 @@ fn watch(space: AddressKind, address: u64, length: u64, kind: WatchKind) -> Watc
 fn hits_of_write(m: &mut Machine, address: u64, points: &[Watchpoint]) -> Vec<WatchHit> {
     m.state.gpr[1] = address;
     m.code(64, |a| a.mov(qword_ptr(rcx), rax).unwrap());
-    m.cpu.set_state(&m.state);
+    m.load();
     m.cpu.set_watchpoints(points.iter().copied());
-    let stop = m.cpu.run(&mut m.bus, m.state.steps + 1, m.state.steps);
+    let stop = m.cpu.run(&mut m.bus, m.counts.steps + 1, m.counts.steps);
     let hits = m.cpu.hits().iter().map(|hit| match hit {
         Hit::Watch(hit) => *hit,
         Hit::Trap(trap) => panic!("{trap:?}"),
@@ -54,15 +54,15 @@ fn a_trap_hides_no_watchpoint_and_no_watchpoint_a_trap() {
     let mut m = Machine::long();
     m.code(64, |a| a.ud2().unwrap());
     let point = watch(AddressKind::Linear, KERNEL_STACK - 8, 8, WatchKind::Write);
-    m.cpu.set_state(&m.state);
+    m.load();
     m.cpu.set_watchpoints([point]);
     m.cpu.set_traps(Traps { vectors: [6].into(), ..Traps::default() });
-    m.cpu.run(&mut m.bus, m.state.steps + 1, m.state.steps);
+    m.cpu.run(&mut m.bus, m.counts.steps + 1, m.counts.steps);
     let hits = m.cpu.hits();
     assert!(hits.contains(&Hit::Trap(Trap::Vector(6))), "{hits:?}");
     assert!(hits.iter().any(|hit| matches!(hit, Hit::Watch(hit) if hit.watchpoint == point)), "{hits:?}");
     // The next step has hits of its own.
-    m.cpu.run(&mut m.bus, m.state.steps + 2, u64::MAX);
+    m.cpu.run(&mut m.bus, m.counts.steps + 2, u64::MAX);
     assert_eq!(m.cpu.hits(), []);
 }
 
@@ -130,11 +130,11 @@ fn a_breakpoint_where_nothing_is_stops_under_any_flags() {
             m.state.rflags |= flags;
             m.state.dr7 |= debug_control;
             m.state.rip = rip;
-            m.cpu.set_state(&m.state);
+            m.load();
             m.cpu.set_breakpoints([(AddressKind::Linear, rip)]);
             let stop = m.cpu.run(&mut m.bus, u64::MAX, u64::MAX);
             assert_eq!(stop, Stop::Breakpoint, "{rip:#x} with flags {flags:#x}");
-            assert_eq!((m.cpu.rip(), m.cpu.steps()), (rip, m.state.steps));
+            assert_eq!((m.cpu.rip(), m.cpu.steps()), (rip, m.counts.steps));
             let stop = m.cpu.run(&mut m.bus, u64::MAX, m.cpu.steps());
             assert_eq!(stop, Stop::Halted, "in the handler of the fault");
         }
@@ -149,10 +149,10 @@ fn a_breakpoint_where_nothing_is_stops_in_a_shadow() {
     m.page(end + 1, 1, 0);
     m.put(end, &[0xfb]);
     m.state.rip = end;
-    m.cpu.set_state(&m.state);
+    m.load();
     m.cpu.set_breakpoints([(AddressKind::Linear, end + 1)]);
     assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Breakpoint);
-    assert_eq!((m.cpu.rip(), m.cpu.steps()), (end + 1, m.state.steps + 1));
+    assert_eq!((m.cpu.rip(), m.cpu.steps()), (end + 1, m.counts.steps + 1));
     assert!(m.cpu.state().interrupt_shadow);
 }
 
@@ -172,10 +172,10 @@ fn an_access_ends_in_its_second_page() {
                 true => a.mov(qword_ptr(rcx), rax).unwrap(),
                 false => a.mov(rax, qword_ptr(rcx)).unwrap(),
             });
-            m.cpu.set_state(&m.state);
+            m.load();
             let watched = address.wrapping_add_signed(distance);
             m.cpu.set_watchpoints([watch(AddressKind::Linear, watched, 1, kind)]);
-            let stop = m.cpu.run(&mut m.bus, m.state.steps + 1, m.state.steps);
+            let stop = m.cpu.run(&mut m.bus, m.counts.steps + 1, m.counts.steps);
             assert_eq!(matches!(stop, Stop::Watchpoint(_)), hit, "{kind:?} {distance}");
         }
     }

@@ -461,9 +461,10 @@ fn what_is_reported_is_what_single_steps_show() {
         let (mut system_calls, mut conditional) = (0, 0);
         loop {
             let (before, mut known) = (m.cpu.state(), memory(&m));
-            let stop = m.cpu.run(&mut m.bus, STEPS.min(before.steps + 1), u64::MAX);
-            let (after, steps) = (m.cpu.state(), before.steps);
-            if after.steps == steps {
+            let steps = m.cpu.steps();
+            let stop = m.cpu.run(&mut m.bus, STEPS.min(steps + 1), u64::MAX);
+            let after = m.cpu.state();
+            if m.cpu.steps() == steps {
                 assert_eq!(stop, all.stop);
                 break;
             }
@@ -510,9 +511,9 @@ fn what_is_reported_is_what_single_steps_show() {
             let jumps = has(|what| matches!(what, Happening::Branch { .. } | Happening::Delivery { .. }));
             let on = [before.rip, behind(&m, before.rip)].contains(&after.rip);
             assert!(jumps || on, "{what}: goes on at {:#x}", after.rip);
-            let conditionals = after.branches - m.state.branches;
+            let conditionals = m.cpu.branches() - m.counts.branches;
             assert_eq!(conditional, conditionals, "{what}");
-            assert_eq!(system_calls, after.system_calls, "{what}");
+            assert_eq!(system_calls, m.cpu.system_calls(), "{what}");
         }
         assert_eq!(seen.next(), None);
         assert!(system_calls > 0 || conditional > 0);

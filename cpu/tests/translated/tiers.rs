@@ -1,6 +1,6 @@
 //! Interpreter and translator do the same, wherever a run is cut.
 
-use cpu::{AddressKind, CpuState, Part, Parts, SegReg, Stop, Tier};
+use cpu::{AddressKind, Counts, CpuState, Part, Parts, SegReg, Stop, Tier};
 use iced_x86::code_asm::*;
 
 use crate::harness::*;
@@ -27,21 +27,26 @@ fn memory(m: &Machine) -> Vec<u8> {
 }
 
 /// Runs a machine for up to `steps` steps in pieces of `piece`, without restoring in between.
-fn run(make: &impl Fn() -> Machine, tier: Tier, steps: u64, piece: u64) -> (CpuState, Vec<u8>) {
+fn run(make: &impl Fn() -> Machine, tier: Tier, steps: u64, piece: u64) -> ((CpuState, Counts), Vec<u8>) {
     let mut m = make();
     m.cpu.set_tier(tier);
-    m.cpu.set_state(&m.state);
+    m.load();
     while m.cpu.steps() < steps {
         let until = steps.min(m.cpu.steps() + piece);
         if m.cpu.run(&mut m.bus, until, u64::MAX) != Stop::Budget {
             break;
         }
     }
-    (m.cpu.state(), memory(&m))
+    ((m.cpu.state(), m.cpu.counts()), memory(&m))
 }
 
 /// All tiers, cut anyhow, come to the same; returns what.
 fn same(make: impl Fn() -> Machine, steps: u64) -> CpuState {
+    same_counts(make, steps).0
+}
+
+/// As [`same`], with what was counted.
+fn same_counts(make: impl Fn() -> Machine, steps: u64) -> (CpuState, Counts) {
     let expected = run(&make, Tier::Interpreter, steps, 1);
     let all = [1, 2, 3, 5, 7, 64, steps];
     let all_pieces = TIERS.into_iter().map(|tier| (tier, &all[..]));
@@ -79,10 +84,10 @@ fn steps_and_branches_are_counted_exactly() {
         });
         m
     };
-    let end = same(make, 100_000);
+    let (end, counts) = same_counts(make, 100_000);
     assert!(end.halted);
     // Of 40 + 39 + ... + 1 rounds each has two branches; every outer round has one.
-    assert_eq!(end.branches, 2 * 820 + 40);
+    assert_eq!(counts.branches, 2 * 820 + 40);
 }
 
 #[test]
@@ -203,7 +208,7 @@ fn code_that_a_device_writes_is_executed_as_written() {
             a.add(ebx, 1).unwrap();
             a.jmp(again).unwrap();
         });
-        m.cpu.set_state(&m.state);
+        m.load();
         assert_eq!(m.cpu.run(&mut m.bus, 100, u64::MAX), Stop::Budget);
         assert_eq!(m.cpu.gpr()[3], 50);
         // ADD EBX, 1 becomes ADD EBX, 3.
@@ -225,7 +230,7 @@ fn breakpoints_stop_code_that_is_translated_already() {
             a.sub(ecx, 1).unwrap();
             a.jmp(again).unwrap();
         });
-        m.cpu.set_state(&m.state);
+        m.load();
         assert_eq!(m.cpu.run(&mut m.bus, 300, u64::MAX), Stop::Budget);
         m.cpu.set_breakpoints([(AddressKind::Linear, CODE + 3)]);
         assert_eq!(m.cpu.run(&mut m.bus, 1000, u64::MAX), Stop::Breakpoint);
@@ -460,7 +465,7 @@ fn breakpoints_at_one_offset_of_two_pages_come_and_go() {
             }
             a.jmp(again).unwrap();
         });
-        m.cpu.set_state(&m.state);
+        m.load();
         assert_eq!(m.cpu.run(&mut m.bus, 500, u64::MAX), Stop::Budget);
         for (n, space) in [AddressKind::Linear, AddressKind::Physical].into_iter().cycle().take(6).enumerate()
         {

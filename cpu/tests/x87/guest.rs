@@ -50,7 +50,8 @@ impl Guest {
     pub fn run(&mut self, state: &CpuState, instruction: &[u8]) -> (CpuState, Option<u8>) {
         self.cpu.ram().write_bytes(state.segments[1].base + state.rip, instruction);
         self.cpu.set_state(state);
-        let stop = self.cpu.run(&mut EmptyBus::default(), state.steps + 1, state.steps);
+        let steps = self.cpu.steps();
+        let stop = self.cpu.run(&mut EmptyBus::default(), steps + 1, steps);
         let after = self.cpu.state();
         let vector = match after.rip.wrapping_sub(HANDLERS) {
             distance if distance < 512 => Some((distance / 16) as u8),

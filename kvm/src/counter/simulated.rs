@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use cpu::{Bus, BusSignals, Cpu, CpuState, Stop};
+use cpu::{Bus, BusSignals, Cpu, Stop};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 
 use super::branch_counter::{BranchCounter, Entry};
@@ -73,8 +73,8 @@ impl Simulated {
     /// Runs to where the armed overflow comes, or, if it does not, to where the watchdog does.
     fn run_ahead(&mut self, entry: Entry<'_>) -> Result<Exit, Error> {
         let Entry { vcpu, soft, cr8, .. } = entry;
-        let before = soft.state();
-        let mut state = before.clone();
+        let before = soft.counts();
+        let mut state = soft.state();
         vcpu.take_all(&mut state)?;
         soft.set_state(&state);
         let mut bus = NoExits::default();
@@ -99,12 +99,9 @@ impl Simulated {
             }
         };
         soft.run(&mut bus, soft.steps() + self.skid.below(EXTRA_STEPS), u64::MAX);
-        let state = soft.state();
-        self.count += state.branches - before.branches;
-        let CpuState { steps, branches, system_calls, .. } = before;
-        let state = CpuState { steps, branches, system_calls, ..state };
-        soft.set_registers(&state);
-        vcpu.load(&state, cr8)?;
+        self.count += soft.branches() - before.branches;
+        soft.set_counts(before);
+        vcpu.load(&soft.state(), cr8)?;
         match vcpu.complete_instruction(cr8) {
             Exit::Interrupted => Ok(exit),
             other => Ok(other),

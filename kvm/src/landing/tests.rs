@@ -1,6 +1,6 @@
 //! The algorithm on the software CPU, with a counter as bad as they come: thousands of landings.
 
-use cpu::{AddressKind, Cpu, CpuState, EmptyBus, Stop, fold_registers};
+use cpu::{AddressKind, Counts, Cpu, EmptyBus, Stop, fold_registers};
 use guest_ram::GuestRam;
 use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::*;
@@ -35,8 +35,9 @@ impl FakeVcpu {
         FakeVcpu { cpu, skid, delivery, overflowed, breakpoint, pass, left: Left::Other }
     }
 
-    fn set_state(&mut self, state: &CpuState) {
-        self.cpu.set_state(state);
+    fn set_state(&mut self, to: &Snapshot) {
+        self.cpu.set_state(&to.state);
+        self.cpu.set_counts(to.counts);
         self.left = Left::Other;
     }
 
@@ -77,7 +78,7 @@ impl Guest for FakeVcpu {
         let state = self.cpu.state();
         let registers = fold_registers(&state.gpr);
         let interruptible = !state.interrupt_shadow;
-        Ok(Place { branches: state.branches, rip: state.rip, registers, interruptible, left: self.left })
+        Ok(Place { branches: self.cpu.branches(), rip: state.rip, registers, interruptible, left: self.left })
     }
 
     fn arm(&mut self, branches: Option<u64>) -> Result<(), Error> {
@@ -101,12 +102,13 @@ impl Guest for FakeVcpu {
     }
 }
 
-fn goal_of(place: &CpuState, not_here: bool) -> LandingPlace {
-    let registers = fold_registers(&place.gpr);
+fn goal_of(place: &Snapshot, not_here: bool) -> LandingPlace {
+    let Snapshot { state, counts, .. } = place;
+    let registers = fold_registers(&state.gpr);
     LandingPlace {
-        rip: place.rip,
+        rip: state.rip,
         registers,
-        branches: Some(place.branches),
+        branches: Some(counts.branches),
         not_here,
         ..LandingPlace::default()
     }
@@ -139,14 +141,16 @@ impl World {
 
     fn restore(&mut self, to: &Snapshot) {
         to.put_ram(self.vcpu.cpu.ram());
-        self.vcpu.set_state(&to.state);
+        self.vcpu.set_state(to);
     }
 
     /// Whether everything is as at a place.
     fn is_at(&self, place: &Snapshot) -> bool {
         let mut ram = vec![0; place.ram.len()];
         self.vcpu.cpu.ram().read_bytes(0, &mut ram);
-        CpuState { steps: 0, ..self.vcpu.cpu.state() } == CpuState { steps: 0, ..place.state.clone() }
+        let without_steps = |counts: Counts| Counts { steps: 0, ..counts };
+        self.vcpu.cpu.state() == place.state
+            && without_steps(self.vcpu.cpu.counts()) == without_steps(place.counts)
             && ram == place.ram
     }
 
@@ -156,7 +160,7 @@ impl World {
             if tries > 1 || !stands_there {
                 self.restore(from);
             }
-            let mut goal = goal_of(&to.state, false);
+            let mut goal = goal_of(to, false);
             loop {
                 match land(&mut self.vcpu, goal, &mut self.margin, &mut self.seen) {
                     Arrival::Overshot => break,
@@ -230,7 +234,7 @@ fn calls(ram: &GuestRam, changes_register: bool) -> (Snapshot, u64) {
     ram.write_bytes(CODE, &code.inner.code_buffer);
     let mut bytes = vec![0; guest::RAM_BYTES];
     ram.read_bytes(0, &mut bytes);
-    (Snapshot { state: Reference::new().snapshot().state, ram: bytes }, address)
+    (Snapshot { ram: bytes, ..Reference::new().snapshot() }, address)
 }
 
 /// Everything at each time that this address is come to.
@@ -239,13 +243,14 @@ fn visits(from: &Snapshot, address: u64, count: usize) -> Vec<Snapshot> {
     from.put_ram(&ram);
     let mut cpu = Cpu::new(ram);
     cpu.set_state(&from.state);
+    cpu.set_counts(from.counts);
     let mut visits = Vec::new();
     while visits.len() < count {
         cpu.run(&mut EmptyBus::default(), cpu.steps() + 1, u64::MAX);
         if cpu.rip() == address {
             let mut bytes = vec![0; guest::RAM_BYTES];
             cpu.ram().read_bytes(0, &mut bytes);
-            visits.push(Snapshot { state: cpu.state(), ram: bytes });
+            visits.push(Snapshot { state: cpu.state(), counts: cpu.counts(), ram: bytes });
         }
     }
     visits
@@ -257,18 +262,18 @@ fn hits_after_as_many_branches_are_told_apart() {
         let mut world = World::new(PUNCTUAL, 3);
         let (from, function) = calls(world.vcpu.cpu.ram(), changes_register);
         let visits = visits(&from, function, 4);
-        let counts = visits.iter().map(|visit| visit.state.branches).collect::<Vec<_>>();
+        let counts = visits.iter().map(|visit| visit.counts.branches).collect::<Vec<_>>();
         assert_eq!(counts, [100; 4], "no branch is between them");
         for (number, visit) in visits.iter().enumerate() {
             world.restore(&from);
             let hits = world.seen.hits;
             let mut arrival =
-                land(&mut world.vcpu, goal_of(&visit.state, false), &mut world.margin, &mut world.seen);
+                land(&mut world.vcpu, goal_of(visit, false), &mut world.margin, &mut world.seen);
             if !changes_register {
                 // All have the same registers: who asks must look at RAM, and go on from each that is wrong.
                 for earlier in &visits[..number] {
                     assert!(world.is_at(earlier), "visit {number}");
-                    let goal = goal_of(&visit.state, true);
+                    let goal = goal_of(visit, true);
                     arrival = land(&mut world.vcpu, goal, &mut world.margin, &mut world.seen);
                 }
             }
@@ -304,7 +309,7 @@ fn nothing_lands_in_an_interrupt_shadow() {
     let mut world = World::new(Behaviour::default(), 5);
     let from = reference.snapshot();
     reference.advance_to_shadow();
-    let shadow = reference.snapshot().state;
+    let shadow = reference.snapshot();
     for _ in 0..4 {
         world.restore(&from);
         let arrival = land(&mut world.vcpu, goal_of(&shadow, false), &mut world.margin, &mut world.seen);
@@ -329,12 +334,12 @@ fn what_is_behind_the_place_is_overshot() {
     let mut reference = Reference::new();
     let mut world = World::new(Behaviour::default(), 5);
     reference.advance(100);
-    let early = reference.snapshot().state;
+    let early = reference.snapshot();
     reference.advance(10_000);
     world.restore(&reference.snapshot());
     let arrival = land(&mut world.vcpu, goal_of(&early, false), &mut world.margin, &mut world.seen);
     assert_eq!(
         (arrival, world.vcpu.cpu.branches()),
-        (Arrival::Overshot, reference.snapshot().state.branches)
+        (Arrival::Overshot, reference.snapshot().counts.branches)
     );
 }

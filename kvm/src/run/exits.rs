@@ -129,7 +129,8 @@ impl KvmCpu {
         self.take_state()?;
         let state = self.soft.state();
         self.soft.set_state(&state);
-        self.soft.run(run.bus, state.steps + 1, state.steps);
+        let steps = self.soft.steps();
+        self.soft.run(run.bus, steps + 1, steps);
         self.statistics.emulated += 1;
         self.ahead = true;
         self.load(run.bus)

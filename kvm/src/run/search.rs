@@ -47,8 +47,9 @@ impl KvmCpu {
         let state = self.soft.state();
         self.soft.set_state(&state);
         self.ahead = true;
-        let limit = state.steps + STEPS_PER_LANDING;
-        let mut origin = state.steps;
+        let begin = self.soft.steps();
+        let limit = begin + STEPS_PER_LANDING;
+        let mut origin = begin;
         let mut rounds = 0;
         let stops = self.vcpu.stops().to_vec();
         let points = stops.iter().chain([&goal.rip]).map(|&rip| (AddressKind::Linear, rip));
@@ -64,7 +65,7 @@ impl KvmCpu {
                 Stop::Breakpoint => {
                     origin = self.soft.steps();
                     rounds += 1;
-                    let long = origin - state.steps > ROUNDS * STEPS_PER_BREAKPOINT;
+                    let long = origin - begin > ROUNDS * STEPS_PER_BREAKPOINT;
                     if rounds == ROUNDS && long && run.most_breakpoints == BREAKPOINTS_AT_FIRST {
                         break Ok(None);
                     }
@@ -79,7 +80,7 @@ impl KvmCpu {
             }
         };
         self.soft.set_breakpoints([]);
-        let steps = self.soft.steps() - state.steps;
+        let steps = self.soft.steps() - begin;
         log::debug!("the software CPU went {steps} steps in {rounds} rounds to {:#x} or an exit", goal.rip);
         if matches!(end, Ok(None)) {
             run.most_breakpoints = BREAKPOINTS_IN_LONG_LOOPS;

@@ -1,7 +1,7 @@
 //! A guest that branches in every way there is, for ever, and no two states of which are alike; and the software CPU running
 //! it, as the reference.
 
-use cpu::{Cpu, CpuState, EmptyBus, Segment, Stop, TableRegister};
+use cpu::{Counts, Cpu, CpuState, EmptyBus, Segment, Stop, TableRegister};
 use guest_ram::GuestRam;
 use iced_x86::code_asm::*;
 
@@ -137,6 +137,7 @@ pub fn ram() -> GuestRam {
 #[derive(Clone)]
 pub struct Snapshot {
     pub state: CpuState,
+    pub counts: Counts,
     pub ram: Vec<u8>,
 }
 
@@ -180,7 +181,7 @@ impl Reference {
     pub fn snapshot(&self) -> Snapshot {
         let mut ram = vec![0; RAM_BYTES];
         self.cpu.ram().read_bytes(0, &mut ram);
-        Snapshot { state: self.cpu.state(), ram }
+        Snapshot { state: self.cpu.state(), counts: self.cpu.counts(), ram }
     }
 
     /// Goes on by this many steps, or a few more, to where a guest can be stopped.

@@ -12,7 +12,6 @@ use std::time::Instant;
 use cpu::{CpuModel, CpuState, EmptyBus, fold_registers};
 use engine_contract::{End, LandingPlace, Leave};
 use guest::{Random, Reference, Snapshot};
-use guest_ram::GuestRam;
 use kvm::{Behaviour, Counter, KvmCpu};
 
 /// Most steps between two places.
@@ -39,6 +38,7 @@ impl Lander {
     fn restore(&mut self, to: &Snapshot) {
         to.put_ram(self.cpu.cpu().ram());
         self.cpu.set_state(&to.state);
+        self.cpu.set_counts(to.counts);
     }
 
     /// What is not as at a place.
@@ -48,20 +48,22 @@ impl Lander {
         if let Some(at) = (0..ram.len()).find(|&at| ram[at] != place.ram[at]) {
             return Some(format!("RAM at {at:#x}: {:#x} instead of {:#x}", ram[at], place.ram[at]));
         }
-        let (actual, expected) = (comparable(&self.cpu.cpu().state()), comparable(&place.state));
+        let cpu = self.cpu.cpu();
+        let actual = (comparable(&cpu.state()), cpu.branches());
+        let expected = (comparable(&place.state), place.counts.branches);
         (actual != expected).then(|| format!("{actual:x?}\ninstead of\n{expected:x?}"))
     }
 
     /// Lands at `to`, where the vCPU stands at `from`, or on it is put there first.
     fn travel(&mut self, from: &Snapshot, stands_there: bool, to: &Snapshot) {
-        let CpuState { rip, branches, gpr, .. } = to.state;
+        let (CpuState { rip, gpr, .. }, branches) = (&to.state, to.counts.branches);
         for tries in 1..=TRIES {
             if tries > 1 || !stands_there {
                 self.restore(from);
             }
-            let registers = fold_registers(&gpr);
+            let registers = fold_registers(gpr);
             let mut goal =
-                LandingPlace { rip, registers, branches: Some(branches), ..LandingPlace::default() };
+                LandingPlace { rip: *rip, registers, branches: Some(branches), ..LandingPlace::default() };
             loop {
                 match self.cpu.run(&mut self.bus, Leave::At(goal)).expect("KVM goes on") {
                     End::LandingPlace => {}
@@ -88,7 +90,6 @@ impl Lander {
 fn comparable(state: &CpuState) -> CpuState {
     const RESUME_FLAG: u64 = 1 << 16;
     let mut state = state.clone();
-    (state.steps, state.system_calls) = (0, 0);
     state.rflags &= !RESUME_FLAG;
     state
 }
@@ -160,12 +161,12 @@ fn landings_are_exact() {
 fn refuse_shadow(reference: &mut Reference, lander: &mut Lander) {
     let from = reference.snapshot();
     reference.advance_to_shadow();
-    let CpuState { rip, branches, gpr, .. } = reference.snapshot().state;
+    let Snapshot { state: CpuState { rip, gpr, .. }, counts, .. } = reference.snapshot();
     lander.restore(&from);
     let goal = LandingPlace {
         rip,
         registers: fold_registers(&gpr),
-        branches: Some(branches),
+        branches: Some(counts.branches),
         ..LandingPlace::default()
     };
     assert_eq!(lander.cpu.run(&mut lander.bus, Leave::At(goal)).expect("KVM goes on"), End::Overshot);

@@ -98,7 +98,7 @@ pub struct Summary {
 pub fn check<T: Tier>(kind: Kind, seed: u64, number: u64) -> (Program, u64, Option<Difference>) {
     let program = kind.program(seed, number);
     let expected = kind.reference(&program);
-    let steps = expected.last().map_or(0, |last| last.state.steps);
+    let steps = expected.last().map_or(0, |last| last.counts.steps);
     let mut rng = stream(seed ^ 1, number);
     let difference = kind.ways(number).into_iter().find_map(|way| {
         let (cut, _) = ways::compare::<T>(&program, &expected, way, &mut rng)?;

@@ -40,7 +40,8 @@ fn of<T: Tier>(kind: Kind, number: u64) -> (u64, u64) {
         guest.run_to_cut(&program, cut);
     }
     let end = guest.snapshot();
-    let state = postcard::to_stdvec(&CpuStateV1::from(&end.state)).expect("a state can be encoded");
+    let state =
+        postcard::to_stdvec(&CpuStateV1::new(&end.state, end.counts)).expect("a state can be encoded");
     let digest = |bytes: &[u8]| {
         bytes.chunks(8).fold(bytes.len() as u64, |all, chunk| {
             let mut word = [0; 8];
@@ -48,5 +49,5 @@ fn of<T: Tier>(kind: Kind, number: u64) -> (u64, u64) {
             mix(all ^ u64::from_le_bytes(word))
         })
     };
-    (end.state.steps, digest(&state) ^ mix(digest(&end.ram)) ^ end.lines.seen)
+    (end.counts.steps, digest(&state) ^ mix(digest(&end.ram)) ^ end.lines.seen)
 }

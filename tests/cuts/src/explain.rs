@@ -95,7 +95,9 @@ fn instruction(snapshot: &Snapshot) -> String {
 
 /// What differs between two snapshots, side by side.
 fn changes(left: &Snapshot, right: &Snapshot) -> String {
-    let lines = |snapshot: &Snapshot| format!("{:#x?}\n{:#x?}", snapshot.state, snapshot.lines);
+    let lines = |snapshot: &Snapshot| {
+        format!("{:#x?}\n{:#x?}\n{:#x?}", snapshot.state, snapshot.counts, snapshot.lines)
+    };
     let (left_lines, right_lines) = (lines(left), lines(right));
     let registers = left_lines
         .lines()

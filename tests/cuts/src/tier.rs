@@ -1,22 +1,22 @@
 //! What a CPU must do to be fuzzed: one implementation for each engine tier.
 
-use cpu::{Bus, Cpu, CpuState, Stop};
+use cpu::{Bus, Counts, Cpu, CpuState, Stop};
 use guest_ram::GuestRam;
 
 /// A CPU over RAM.
 pub trait Tier {
     /// A CPU with empty caches.
     fn new(ram: GuestRam) -> Self;
-    /// Replaces the state; RAM may have been replaced by any means.
-    fn set_state(&mut self, state: &CpuState);
-    /// Replaces the state over RAM that was replaced by writes which its page flags saw.
-    fn restore_state(&mut self, state: &CpuState);
+    /// Replaces state and counts; RAM may have been replaced by any means.
+    fn set_state(&mut self, state: &CpuState, counts: Counts);
+    /// Replaces state and counts over RAM that was replaced by writes which its page flags saw.
+    fn restore_state(&mut self, state: &CpuState, counts: Counts);
     /// The whole state.
     fn state(&self) -> CpuState;
+    /// What was counted so far.
+    fn counts(&self) -> Counts;
     /// Guest memory.
     fn ram(&self) -> &GuestRam;
-    /// Steps so far.
-    fn steps(&self) -> u64;
     /// Runs to a step count, or until something else stops it.
     fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop;
 }
@@ -38,11 +38,13 @@ macro_rules! tier {
                 cpu.set_tier($tier);
                 $name(cpu)
             }
-            fn set_state(&mut self, state: &CpuState) {
+            fn set_state(&mut self, state: &CpuState, counts: Counts) {
                 self.0.set_state(state);
+                self.0.set_counts(counts);
             }
-            fn restore_state(&mut self, state: &CpuState) {
+            fn restore_state(&mut self, state: &CpuState, counts: Counts) {
                 self.0.restore_state(state);
+                self.0.set_counts(counts);
             }
             fn state(&self) -> CpuState {
                 self.0.state()
@@ -50,8 +52,8 @@ macro_rules! tier {
             fn ram(&self) -> &GuestRam {
                 self.0.ram()
             }
-            fn steps(&self) -> u64 {
-                self.0.steps()
+            fn counts(&self) -> Counts {
+                self.0.counts()
             }
             fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop {
                 let origin = self.0.steps();

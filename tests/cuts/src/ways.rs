@@ -1,6 +1,6 @@
 //! The ways to run a program: all of them must come to the same.
 
-use cpu::{CpuState, Stop};
+use cpu::{Counts, CpuState, Stop};
 use guest_ram::GuestRam;
 
 use crate::board::{Board, Lines};
@@ -46,6 +46,8 @@ pub enum Steps {
 pub struct Snapshot {
     /// The CPU.
     pub state: CpuState,
+    /// What was counted.
+    pub counts: Counts,
     /// The board.
     pub lines: Lines,
     /// All RAM.
@@ -68,26 +70,31 @@ impl<T: Tier> Guest<T> {
         let mut board = Board::new(ram.view());
         board.lines = snapshot.lines.clone();
         let mut cpu = T::new(ram);
-        cpu.set_state(&snapshot.state);
+        cpu.set_state(&snapshot.state, snapshot.counts);
         Guest { cpu, board, over: false }
     }
 
     /// The guest at its program's start.
     pub fn start(program: &Program) -> Guest<T> {
         let lines = Lines { apic_base: 0xfee0_0900, ..Lines::default() };
-        Guest::new(&Snapshot { state: program.state.clone(), lines, ram: program.ram.clone() })
+        Guest::new(&Snapshot {
+            state: program.state.clone(),
+            counts: Counts::default(),
+            lines,
+            ram: program.ram.clone(),
+        })
     }
 
     /// Steps so far.
     pub fn steps(&self) -> u64 {
-        self.cpu.steps()
+        self.cpu.counts().steps
     }
 
     /// Everything about the guest.
     pub fn snapshot(&self) -> Snapshot {
         let mut ram = vec![0; RAM_BYTES as usize];
         self.cpu.ram().read_bytes(0, &mut ram);
-        Snapshot { state: self.cpu.state(), lines: self.board.lines.clone(), ram }
+        Snapshot { state: self.cpu.state(), counts: self.cpu.counts(), lines: self.board.lines.clone(), ram }
     }
 
     /// Whether the guest is as the snapshot says.
@@ -98,6 +105,7 @@ impl<T: Tier> Guest<T> {
             own == page
         };
         self.cpu.state() == snapshot.state
+            && self.cpu.counts() == snapshot.counts
             && self.board.lines == snapshot.lines
             && snapshot.ram.chunks(PAGE as usize).enumerate().all(page_equal)
     }
@@ -111,19 +119,19 @@ impl<T: Tier> Guest<T> {
                 self.cpu.ram().replace_bytes(number as u64 * PAGE, page);
             }
         }
-        self.cpu.restore_state(&snapshot.state);
+        self.cpu.restore_state(&snapshot.state, snapshot.counts);
         self.board.lines = snapshot.lines.clone();
         self.over = false;
     }
 
     /// Runs to a step count, or until the guest is over.
     pub fn run_to(&mut self, steps: u64) {
-        while !self.over && self.cpu.steps() < steps {
+        while !self.over && self.cpu.counts().steps < steps {
             match self.cpu.run(&mut self.board, steps) {
-                Stop::Budget => assert_eq!(self.cpu.steps(), steps, "a budget is exact"),
+                Stop::Budget => assert_eq!(self.cpu.counts().steps, steps, "a budget is exact"),
                 Stop::Bus => self.board.lines.stop = false,
                 // What wakes a CPU that sleeps comes when it must go on: cut at its sleep, it sleeps on.
-                Stop::Halted if self.cpu.steps() < steps => self.wake(),
+                Stop::Halted if self.cpu.counts().steps < steps => self.wake(),
                 Stop::Halted => {}
                 Stop::Shutdown => self.over = true,
                 stop => panic!("nothing else was asked for: {stop:?}"),

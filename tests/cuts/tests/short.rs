@@ -1,6 +1,6 @@
 //! A short campaign, and one over a CPU that does make a difference of cuts: the fuzzer must find it.
 
-use cpu::{Bus, Cpu, CpuState, Stop};
+use cpu::{Bus, Counts, Cpu, CpuState, Stop};
 use cuts::campaign::{self, Kind, News, Options};
 use cuts::tier::{Interpreted, Inverted, Tier, Translated};
 use cuts::{digests, explain};
@@ -77,11 +77,13 @@ impl Tier for Forgetful {
     fn new(ram: GuestRam) -> Forgetful {
         Forgetful(Cpu::new(ram))
     }
-    fn set_state(&mut self, state: &CpuState) {
+    fn set_state(&mut self, state: &CpuState, counts: Counts) {
         self.0.set_state(state);
+        self.0.set_counts(counts);
     }
-    fn restore_state(&mut self, state: &CpuState) {
+    fn restore_state(&mut self, state: &CpuState, counts: Counts) {
         self.0.restore_state(state);
+        self.0.set_counts(counts);
     }
     fn state(&self) -> CpuState {
         self.0.state()
@@ -89,8 +91,8 @@ impl Tier for Forgetful {
     fn ram(&self) -> &GuestRam {
         self.0.ram()
     }
-    fn steps(&self) -> u64 {
-        self.0.steps()
+    fn counts(&self) -> Counts {
+        self.0.counts()
     }
     fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop {
         let origin = self.0.steps();

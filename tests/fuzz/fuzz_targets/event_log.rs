@@ -4,11 +4,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use machine::Format;
 use machine::position::Instructions;
 use recording::log::{log_of_payloads, parse_log};
 
 fuzz_target!(|bytes: &[u8]| {
-    let _ = parse_log::<Instructions>(bytes);
+    let _ = parse_log::<Instructions>(bytes, Format::V5);
     // The first byte of each piece says how long it is.
     let mut rest = bytes;
     let payloads: Vec<&[u8]> = std::iter::from_fn(|| {
@@ -20,7 +21,7 @@ fuzz_target!(|bytes: &[u8]| {
     .collect();
     // No record is all zeroes; at the end of a file such a one looks like data that never arrived.
     let looks_lost = payloads.last().is_some_and(|payload| payload.iter().all(|&byte| byte == 0));
-    if let Ok(log) = parse_log::<Instructions>(&log_of_payloads(payloads)) {
+    if let Ok(log) = parse_log::<Instructions>(&log_of_payloads(payloads), Format::V5) {
         assert!(!log.torn || looks_lost);
         if let Ok(Some(parting)) = recording::log::diff::diff(&log, &log) {
             panic!("differs from itself: {}", parting.what);

@@ -4,22 +4,22 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use machine::start::Start;
+use machine::{Format, StartingState};
 
 /// Of the machine that it is for.
 const RAM_PAGES: u64 = 16;
 const DISK_BLOCKS: u64 = 4;
 
 fuzz_target!(|bytes: &[u8]| {
-    let _ = Start::parse(bytes, RAM_PAGES, DISK_BLOCKS);
+    let _ = StartingState::parse(bytes, Format::V5, RAM_PAGES, DISK_BLOCKS);
     let mut wrapped = b"TTVMFROM\x01\0\0\0".to_vec();
     wrapped.extend(zstd::encode_all(bytes, 1).expect("compressing in memory cannot fail"));
-    let Ok(start) = Start::parse(&wrapped, RAM_PAGES, DISK_BLOCKS) else { return };
+    let Ok(start) = StartingState::parse(&wrapped, Format::V5, RAM_PAGES, DISK_BLOCKS) else { return };
     let folder = tempfile::tempdir().expect("a folder can be made");
     let paths = ["one", "two"].map(|name| folder.path().join(name));
-    start.write(&paths[0]).expect("there is room");
+    start.write(&paths[0], Format::V5).expect("there is room");
     let first = std::fs::read(&paths[0]).expect("it was just written");
-    let again = Start::parse(&first, RAM_PAGES, DISK_BLOCKS).expect("it was just written");
-    again.write(&paths[1]).expect("there is room");
+    let again = StartingState::parse(&first, Format::V5, RAM_PAGES, DISK_BLOCKS).expect("it was just written");
+    again.write(&paths[1], Format::V5).expect("there is room");
     assert!(first == std::fs::read(&paths[1]).expect("it was just written"));
 });

@@ -1,7 +1,7 @@
 //! The software CPU's side: a guest whose user half looks like [`crate::native`]'s process, at the same
 //! addresses, and a kernel half of one interrupt table that tells which exception came.
 
-use cpu::{Cpu, CpuState, EmptyBus, Segment, Stop, TableRegister, Tier};
+use cpu::{Counts, Cpu, CpuState, EmptyBus, Segment, Stop, TableRegister, Tier};
 use guest_ram::GuestRam;
 
 use crate::layout::{CODE, CODE_BYTES, DATA, DATA_BYTES, PAGE, READ_ONLY, USER_CS, USER_SS};
@@ -149,6 +149,7 @@ impl Soft {
         state.rflags = input.rflags;
         load_fx(state, &input.fx);
         self.cpu.set_registers(state);
+        self.cpu.set_counts(Counts::default());
     }
 
     fn save(&mut self, stop: Stop, outcome: &mut Outcome) {

@@ -20,10 +20,10 @@ fn main() {
         panic!("usage: continue_run CONFIG SAVED UNTIL OUTPUT");
     };
     let manifest = std::fs::read_to_string(config).expect("CONFIG can be read");
-    let config =
-        Manifest::parse(&manifest).expect("CONFIG is a manifest with a machine's description").machine;
-    let images = config.read_images().unwrap_or_else(|error| panic!("{error}"));
-    let mut machine = Machine::new(&config, &images, &power_on()).unwrap_or_else(|error| panic!("{error}"));
+    let manifest = Manifest::parse(&manifest).expect("CONFIG is a manifest with a machine's description");
+    let images = manifest.read_images().unwrap_or_else(|error| panic!("{error}"));
+    let mut machine =
+        Machine::new(&manifest.machine, &images, &power_on()).unwrap_or_else(|error| panic!("{error}"));
     Saved::read(Path::new(saved)).restore(&mut machine);
     let mut script = Script::silent();
     let until = Instructions(until.parse().expect("UNTIL is an instruction count"));

@@ -11,7 +11,7 @@ use std::process::Command;
 use checkpoint::Maps;
 use machine::position::Instructions;
 use machine::script::Script;
-use machine::{Machine, MachineState, Outcome, hash_of};
+use machine::{Format, Machine, MachineState, Outcome, hash_of};
 use recording::Manifest;
 use tests::guests::{BUSYBOX, CLOUD, Guest, linux_options};
 use tests::random::Random;
@@ -87,7 +87,7 @@ fn run_with_stops(guest: &Guest, points: Vec<Instructions>) -> (Stops, End) {
     let mut stops = Stops { points, states: Vec::new(), hashes: Vec::new() };
     for (number, &point) in stops.points.iter().enumerate() {
         assert_eq!(run_until(&mut machine, point, &mut script), None, "at point {number}, {point}");
-        stops.states.push(hash_of(&machine.state().to_bytes()));
+        stops.states.push(hash_of(&machine.state().to_bytes(Format::default())));
         stops.hashes.push(number.is_multiple_of(HASH_EVERY).then(|| fingerprint(&mut machine)));
     }
     let outcome = run_to_end(&mut machine, &mut script);
@@ -100,7 +100,7 @@ impl Stops {
         let point = self.points[number];
         assert_eq!(machine.moment().count, point);
         assert!(
-            hash_of(&machine.state().to_bytes()) == self.states[number],
+            hash_of(&machine.state().to_bytes(Format::default())) == self.states[number],
             "seed {SEED}: differs at point {number}, {point}"
         );
         if let Some(expected) = self.hashes[number] {

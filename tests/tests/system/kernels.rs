@@ -72,7 +72,7 @@ fn a_test_kernel_notices_what_is_wrong() {
     let directory = tempfile::tempdir().expect("a temporary folder");
     for name in ["mb1", "mb2", "pvh", "elf64"] {
         let mut guest = guest(name, 0, 64, "", directory.path());
-        guest.config.cmdline = "ttvm-test modules=4".to_string();
+        guest.config.start.booted_mut().cmdline = "ttvm-test modules=4".to_string();
         let mut script = Script::silent().with_limit(LIMIT);
         let outcome = run_to_end(&mut guest.machine(), &mut script);
         assert_eq!(outcome, Outcome::DebugExit { code: 35 }, "{name}");

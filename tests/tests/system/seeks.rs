@@ -13,7 +13,7 @@ use machine::checks::{CheckParts, CheckRecord};
 use machine::notation::PositionSpec;
 use machine::position::{Count, Instructions};
 use machine::script::Script;
-use machine::{Machine, hash_of};
+use machine::{Format, Machine, hash_of};
 use recording::Recording;
 use recording::pace::CheckpointOptions;
 use tests::guests::{Artefact, BENCH, BENCH_RD, BUSYBOX, CLOUD, DEBIAN, Guest, TRIXIE, linux_options};
@@ -43,7 +43,7 @@ struct Seen {
 
 fn look(machine: &mut Machine<Instructions>) -> Seen {
     let check = machine.check(CheckParts { devices: true, ram: true }).unwrap();
-    Seen { state: hash_of(&machine.state().to_bytes()), check, disk: machine.disk_hash() }
+    Seen { state: hash_of(&machine.state().to_bytes(Format::default())), check, disk: machine.disk_hash() }
 }
 
 fn record(guest: &Guest, directory: &Path, script: &mut Script) -> Recording<Instructions> {

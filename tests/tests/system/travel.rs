@@ -5,7 +5,7 @@ use cpu::{AddressKind, WatchKind, Watchpoint};
 use history::replay;
 use history::timeline::{Cause, Condition, Timeline, TravelStop};
 use machine::position::{Count, Instructions};
-use machine::{Machine, RunStop, hash_of};
+use machine::{Format, Machine, RunStop, hash_of};
 use tests::random::Random;
 use tests::record::open;
 use tests::traveller::{SLICE_STEPS, Traveller};
@@ -50,7 +50,11 @@ fn walk(traveller: &Traveller, hash_points: &[Instructions]) -> Walk {
         walk.rips.push(machine.cpu().rip());
         assert_eq!(walk.rips.len() as u64, here.number() + 1);
         if points.next_if(|&&point| point == here).is_some() {
-            walk.hashes.push((here, hash_of(&machine.state().to_bytes()), ram_hash(&machine)));
+            walk.hashes.push((
+                here,
+                hash_of(&machine.state().to_bytes(Format::default())),
+                ram_hash(&machine),
+            ));
         }
         match machine.run(here + 1, &mut player).unwrap_or_else(|e| panic!("{e}")) {
             RunStop::Reached => {}
@@ -126,7 +130,7 @@ fn check_seeks(mut timeline: Timeline, walk: &Walk) {
         assert_eq!(timeline.seek(point, &mut on()).unwrap(), TravelStop::Reached);
         assert_eq!(timeline.position(), point);
         assert!(
-            hash_of(&timeline.machine().state().to_bytes()) == state,
+            hash_of(&timeline.machine().state().to_bytes(Format::default())) == state,
             "seed {SEED}: the state differs at {point}"
         );
         assert!(ram_hash(timeline.machine()) == ram, "seed {SEED}: RAM differs at {point}");

@@ -36,7 +36,7 @@ impl EngineArgs {
         if self.engine != EngineChoice::Kvm {
             return Ok(self.soft());
         }
-        if !manifest.machine.is_for_kvm() {
+        if !manifest.machine.profile().runs_on_kvm {
             let why = "this recording counts instructions, which KVM does not: use --engine soft";
             return Err(Error::Unsupported(why.to_string()));
         }

@@ -4,12 +4,12 @@
 
 use std::path::PathBuf;
 
-use machine::Start;
 use machine::engine::EngineKind;
 use machine::error::Error;
 use machine::notation::PositionSpec;
 use machine::position::{Instructions, Moment};
 use machine::unit::Unit;
+use machine::{Counter, StartingState};
 use recording::{Opened, Recordable, Recording};
 use sandbox::Needs;
 
@@ -54,7 +54,7 @@ impl SourceArgs {
         let opened = Opened::open(path)?;
         let machine = &opened.manifest().machine;
         let engine = engine.for_replay(opened.manifest())?;
-        if machine.is_for_kvm() && engine != host::KVM {
+        if machine.profile().counter == Counter::Exits && engine != host::KVM {
             let why = "this recording counts exits, and goes on with --engine kvm only, on a processor like the one that it \
                        was made on";
             return Err(Error::Unsupported(why.to_string()));
@@ -98,9 +98,9 @@ impl Source {
 fn start_at(
     recording: &Recording<Instructions>,
     at: PositionSpec,
-) -> Result<(Start, Moment<Instructions>), Error> {
+) -> Result<(StartingState, Moment<Instructions>), Error> {
     let mut timeline = open_at(recording, at, EngineKind::SOFT)?;
     timeline.idle_at(at)?;
-    let start = Start::of(timeline.machine_mut())?;
+    let start = StartingState::of(timeline.machine_mut())?;
     Ok((start, timeline.machine().moment()))
 }

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use checkpoint::Policy;
 use host::RawTerminal;
-use machine::Machine;
 use machine::error::Error;
 use machine::inputs::Inputs;
 use machine::notation;
 use machine::unit::Unit;
+use machine::{Format, Machine};
 use recording::pace::CheckpointOptions;
 use recording::{NewRecording, checkpointer};
 
@@ -46,9 +46,9 @@ impl CheckpointArgs {
     }
 
     /// Warns of too small a `--max-size`.
-    fn say_when_too_small<U: Unit>(&self, machine: &Machine<U>) {
+    fn say_when_too_small<U: Unit>(&self, machine: &Machine<U>, format: Format) {
         let (max, memory) = (self.max_size, machine.ram().size_bytes());
-        let least = checkpointer::least_bytes(machine);
+        let least = checkpointer::least_bytes(machine, format);
         if self.checkpoint_interval == 0 || max >= memory.max(least) {
             return;
         }
@@ -72,7 +72,7 @@ pub fn record_to_end<U: Unit>(
     recording: NewRecording<'_, U>,
     inputs: impl Inputs<U>,
 ) -> Result<(), Error> {
-    args.say_when_too_small(recording.machine());
+    args.say_when_too_small(recording.machine(), recording.format());
     let _terminal = RawTerminal::enter()?;
     recording.checkpoints(args.options()).run(inputs).map(drop)
 }

@@ -5,7 +5,7 @@
 //! engine does.
 
 use ::kvm::KvmCpu;
-use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Traps, Watchpoint};
+use cpu::{AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Traps, Watchpoint};
 use guest_ram::GuestRam;
 
 use machine::engine::{End, Engine, EngineKind, Leave, Statistics};
@@ -78,8 +78,9 @@ impl Engine for KvmEngine {
         self.cpu.cpu().state()
     }
 
-    fn set_state(&mut self, state: &CpuState) {
+    fn set_state(&mut self, state: &CpuState, counts: Counts) {
         self.cpu.set_state(state);
+        self.cpu.set_counts(counts);
     }
 
     fn cpu(&self) -> &Cpu {

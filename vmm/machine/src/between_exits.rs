@@ -3,7 +3,7 @@
 //! `stopping` decides by it.
 
 use checkpoint::PageMap;
-use cpu::CpuState;
+use cpu::{Counts, CpuState};
 
 use crate::engine::Engine;
 use crate::inputs::Stopped;
@@ -26,6 +26,7 @@ pub(super) struct Stopping {
 /// What a run to a counted place begins with.
 pub(super) struct Before {
     pub cpu: CpuState,
+    pub counts: Counts,
     pub ram: PageMap,
     pub not_here: bool,
 }

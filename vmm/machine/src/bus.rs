@@ -12,6 +12,7 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::clock::Clock;
 use crate::console_tail::ConsoleTail;
 use crate::position::{Exits, Instructions};
+use crate::profile::Profile;
 use crate::unit::Unit;
 
 /// Frames of the guest after which the CPU stops, so that they are handed on: a guest can send gigabytes in a moment.
@@ -34,6 +35,8 @@ pub struct MachineBus {
     pub panicked: bool,
     /// Whether the CPU is to stop after the instruction that printed something.
     pub stop_on_output: bool,
+    /// Whether HLT with a mark behind it is a rewritten RDTSC ([`boot::time_reads`]).
+    answers_time_reads: bool,
     ram: GuestMemory,
 }
 
@@ -50,16 +53,17 @@ pub struct SentHere {
 }
 
 impl MachineBus {
-    /// A bus with the given devices on it.
-    pub fn new(platform: Platform<PciBus>, ram: GuestMemory, clock: Clock) -> MachineBus {
+    /// The bus of a machine of this profile, with the given devices.
+    pub fn new(platform: Platform<PciBus>, ram: GuestMemory, profile: Profile) -> MachineBus {
         MachineBus {
             platform,
-            clock,
+            clock: Clock::new(profile.time_base),
             output: Vec::new(),
             sent: Vec::new(),
             console: ConsoleTail::default(),
             panicked: false,
             stop_on_output: false,
+            answers_time_reads: profile.rewrites_time_reads,
             ram,
         }
     }
@@ -189,8 +193,8 @@ impl Bus for MachineBus {
     }
 
     fn halt(&mut self, steps: u64, following: Option<u8>) -> Option<u64> {
-        let time = (self.clock.answers_time_reads() && following == Some(TIME_READ_MARK))
-            .then(|| self.time_ns(steps));
+        let time =
+            (self.answers_time_reads && following == Some(TIME_READ_MARK)).then(|| self.time_ns(steps));
         self.clock.note_exit();
         time
     }
@@ -206,14 +210,14 @@ mod tests {
     use devices::virtio::HEADER_BYTES;
     use guest_ram::GuestRam;
 
-    use crate::clock::TimeBase;
+    use cpu::CpuModel;
 
     #[test]
     fn a_refused_access_to_a_register_is_no_exit() {
         let ram = GuestRam::new(1 << 20).unwrap().memory().clone();
-        for time_base in [TimeBase::Instructions, TimeBase::Exits] {
+        for model in [CpuModel::V2, CpuModel::V2Kvm] {
             let platform = Platform::new(0, PciBus::new());
-            let mut bus = MachineBus::new(platform, ram.clone(), Clock::new(time_base));
+            let mut bus = MachineBus::new(platform, ram.clone(), Profile::of(model));
             let before = (bus.clock.exits, bus.time_ns(5));
             assert_eq!(bus.read_msr(5, UNKNOWN), None);
             assert_eq!(bus.write_msr(5, UNKNOWN, 1), None);
@@ -226,12 +230,12 @@ mod tests {
 
     /// NOP is not the mark: compilers and assemblers put it behind HLT.
     #[test]
-    fn only_a_marked_halt_reads_the_time_and_only_where_exits_are_counted() {
+    fn only_a_marked_halt_reads_the_time_and_only_where_time_reads_are_rewritten() {
         const NOP: u8 = 0x90;
         let ram = GuestRam::new(1 << 20).unwrap().memory().clone();
-        for (time_base, reads) in [(TimeBase::Instructions, false), (TimeBase::Exits, true)] {
+        for (model, reads) in [(CpuModel::V2, false), (CpuModel::V2Kvm, true)] {
             let platform = Platform::new(0, PciBus::new());
-            let mut bus = MachineBus::new(platform, ram.clone(), Clock::new(time_base));
+            let mut bus = MachineBus::new(platform, ram.clone(), Profile::of(model));
             for own in [Some(NOP), Some(0xcc), Some(0xf4), None] {
                 assert_eq!(bus.halt(5, own), None, "{own:x?}");
             }
@@ -242,8 +246,7 @@ mod tests {
     #[test]
     fn a_guest_that_sends_without_end_is_stopped_so_that_its_frames_are_handed_on() {
         let ram = GuestRam::new(1 << 20).unwrap().memory().clone();
-        let mut bus =
-            MachineBus::new(Platform::new(0, PciBus::new()), ram, Clock::new(TimeBase::Instructions));
+        let mut bus = MachineBus::new(Platform::new(0, PciBus::new()), ram, Profile::of(CpuModel::V2));
         for number in 0..MOST_SENT {
             assert!(!bus.signals().stop, "after {number}");
             let frame = SentFrame { header: [0; HEADER_BYTES], bytes: Vec::new() };

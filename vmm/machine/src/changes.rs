@@ -18,7 +18,7 @@ impl<U: Unit> Machine<U> {
 
     /// Replaces the CPU's registers, for a debugger: from here on the run is another one.
     pub fn change_registers(&mut self, state: &CpuState) {
-        self.engine.set_state(state);
+        self.engine.set_state(state, self.engine.counts());
     }
 
     /// Whether all bytes of a range of linear addresses are mapped to RAM.
@@ -36,7 +36,7 @@ impl<U: Unit> Machine<U> {
         }
         // The engine looks at what it derived from RAM when its state is replaced.
         let state = self.engine.state();
-        self.engine.set_state(&state);
+        self.engine.set_state(&state, self.engine.counts());
     }
 
     fn ram_offset(&self, linear: u64) -> Option<u64> {

@@ -1,7 +1,7 @@
 //! The machine's clock: how its virtual time follows from what the guest does, and where a run has to end
 //! because a device's time has come.
 
-use cpu::CpuState;
+use cpu::Counts;
 
 use crate::position::{Count, Exits, Instructions};
 use crate::unit::Unit;
@@ -108,15 +108,10 @@ impl Clock {
         deadline_ns.is_some_and(|ns| ns < horizon_ns) || self.exits >= self.run_until_exits
     }
 
-    /// Whether HLT with a mark behind it is a rewritten RDTSC ([`boot::time_reads`]).
-    pub fn answers_time_reads(&self) -> bool {
-        self.base == TimeBase::Exits
-    }
-
     /// The virtual time of a stored state, if its counts are such as a machine with this clock can have them.
     /// States may come from strangers.
-    pub fn time_of(&self, cpu: &CpuState, idle_ns: u64) -> Result<u64, &'static str> {
-        let CpuState { steps, branches, system_calls, .. } = *cpu;
+    pub fn time_of(&self, counts: Counts, idle_ns: u64) -> Result<u64, &'static str> {
+        let Counts { steps, branches, system_calls } = counts;
         let (counted, most_branches) = match self.base {
             TimeBase::Instructions => (steps, steps),
             // KVM's states may count branches, and never instructions.

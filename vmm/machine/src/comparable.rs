@@ -5,7 +5,7 @@
 //! copies of RFLAGS), the place of the last x87 instruction. Machines that several processors may run are
 //! compared without these, and without counts that only one engine has.
 
-use cpu::{CpuState, CpuStateV1, SegReg};
+use cpu::{Counts, CpuState, CpuStateV1, SegReg};
 use serde::Serialize;
 
 use crate::hashes::hash_of;
@@ -40,10 +40,10 @@ struct Comparable<'a> {
     waiting: [bool; 2],
 }
 
-/// Hash of a CPU's state, as far as machines of this kind have it in common.
-pub fn cpu_hash(state: &CpuState, likeness: Likeness) -> [u8; 32] {
+/// Hash of a CPU's state and counts, as far as machines of this kind have them in common.
+pub fn cpu_hash(state: &CpuState, counts: Counts, likeness: Likeness) -> [u8; 32] {
     match likeness {
-        Likeness::Exact => hash_of(&CpuStateV1::from(state)),
+        Likeness::Exact => hash_of(&CpuStateV1::new(state, counts)),
         Likeness::AcrossProcessors => hash_of(&comparable(state)),
     }
 }
@@ -91,41 +91,41 @@ mod tests {
     use super::*;
 
     /// Something that changes, and how.
-    type Change<'a> = (&'a str, &'a dyn Fn(&mut CpuState));
+    type Change<'a> = (&'a str, &'a dyn Fn(&mut CpuState, &mut Counts));
 
     #[test]
     fn what_processors_differ_in_does_not_count_and_everything_else_does() {
         let state = CpuState::reset();
-        let hash = |change: &dyn Fn(&mut CpuState)| {
-            let mut changed = state.clone();
-            change(&mut changed);
-            cpu_hash(&changed, Likeness::AcrossProcessors)
+        let hash = |change: &dyn Fn(&mut CpuState, &mut Counts), likeness| {
+            let (mut changed, mut counts) = (state.clone(), Counts::default());
+            change(&mut changed, &mut counts);
+            cpu_hash(&changed, counts, likeness)
         };
-        let same = hash(&|_| ());
+        let same = hash(&|_, _| (), Likeness::AcrossProcessors);
+        let exactly_same = hash(&|_, _| (), Likeness::Exact);
         let ignored: [Change; 4] = [
-            ("counts", &|s| (s.steps, s.branches) = (5, 6)),
-            ("flags", &|s| s.rflags ^= 0x8d5),
-            ("x87 pointers", &|s| s.fpu.instruction_pointer = 9),
-            ("hidden segment parts", &|s| s.segments[0].limit = 7),
+            ("counts", &|_, counts| (counts.steps, counts.branches) = (5, 6)),
+            ("flags", &|s, _| s.rflags ^= 0x8d5),
+            ("x87 pointers", &|s, _| s.fpu.instruction_pointer = 9),
+            ("hidden segment parts", &|s, _| s.segments[0].limit = 7),
         ];
         for (what, change) in ignored {
-            assert_eq!(hash(change), same, "{what}");
+            assert_eq!(hash(change, Likeness::AcrossProcessors), same, "{what}");
+            assert_ne!(hash(change, Likeness::Exact), exactly_same, "{what}");
         }
         let seen: [Change; 8] = [
-            ("a register", &|s| s.gpr[15] = 1),
-            ("RIP", &|s| s.rip += 1),
-            ("IF", &|s| s.rflags ^= 1 << 9),
-            ("XMM", &|s| s.xmm[15] = 1 << 127),
-            ("a base", &|s| s.segments[5].base = 1),
-            ("CR2", &|s| s.cr2 = 1),
-            ("HLT", &|s| s.halted = true),
-            ("ST", &|s| s.fpu.mantissas[7] = 1),
+            ("a register", &|s, _| s.gpr[15] = 1),
+            ("RIP", &|s, _| s.rip += 1),
+            ("IF", &|s, _| s.rflags ^= 1 << 9),
+            ("XMM", &|s, _| s.xmm[15] = 1 << 127),
+            ("a base", &|s, _| s.segments[5].base = 1),
+            ("CR2", &|s, _| s.cr2 = 1),
+            ("HLT", &|s, _| s.halted = true),
+            ("ST", &|s, _| s.fpu.mantissas[7] = 1),
         ];
         for (what, change) in seen {
-            assert_ne!(hash(change), same, "{what}");
-            let mut changed = state.clone();
-            change(&mut changed);
-            assert_ne!(cpu_hash(&changed, Likeness::Exact), cpu_hash(&state, Likeness::Exact));
+            assert_ne!(hash(change, Likeness::AcrossProcessors), same, "{what}");
+            assert_ne!(hash(change, Likeness::Exact), exactly_same, "{what}");
         }
     }
 }

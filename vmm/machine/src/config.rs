@@ -3,7 +3,6 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use boot::packed_kernel;
 use boot::time_reads::{self, Rewriting};
@@ -12,10 +11,11 @@ use devices::passthrough::{BarDescriptionV1, FREE_ISA_IRQS, PciDescriptionV1};
 use guest_ram::PAGE_SIZE;
 use serde::Serialize;
 
-use crate::clock::TimeBase;
-use crate::comparable::Likeness;
 use crate::error::Error;
-use crate::start::Start;
+use crate::format::Format;
+use crate::profile::Profile;
+use crate::start::{self, Images, KernelFiles, KernelImages, ModuleFile, Start};
+use crate::starting_state::StartingState;
 
 /// Least RAM that anything is expected to boot in.
 pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
@@ -34,15 +34,6 @@ pub struct ImageFile {
     pub hash: String,
     /// Its size.
     pub size_bytes: u64,
-}
-
-/// A boot module (Multiboot) and its command line.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ModuleFile {
-    /// The file.
-    pub file: ImageFile,
-    /// What the kernel is told with it.
-    pub cmdline: String,
 }
 
 /// The network card.
@@ -90,14 +81,9 @@ pub struct MachineConfig {
     pub cpu_model: String,
     /// RAM size.
     pub memory_bytes: u64,
-    /// The kernel.
-    pub kernel: ImageFile,
-    /// The initial RAM disk.
-    pub initrd: Option<ImageFile>,
-    /// Boot modules.
-    pub modules: Vec<ModuleFile>,
-    /// The kernel's command line.
-    pub cmdline: String,
+    /// How it starts.
+    #[serde(flatten)]
+    pub start: Start,
     /// The disk's base image; the guest's writes never reach it.
     pub disk: Option<ImageFile>,
     /// Ports for kernel developers.
@@ -106,10 +92,6 @@ pub struct MachineConfig {
     pub network: Option<NetworkConfig>,
     /// Devices of the host.
     pub passthrough: Vec<PassedDevice>,
-    /// What the machine goes on from, if it does not start at power-on. Kernel, initial RAM disk, modules and command line are those
-    /// that it was once started with then, and are not needed any more.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub start: Option<ImageFile>,
 }
 
 /// What the user asked for; [`MachineConfig::from_options`] looks at the files.
@@ -135,28 +117,17 @@ pub struct MachineOptions {
     pub network: Option<NetworkConfig>,
     /// Devices of the host.
     pub passthrough: Vec<PassedDevice>,
-    /// The CPU. One that KVM can be says also that the machine's time is [`TimeBase::Exits`] and that the
-    /// kernel's RDTSC are rewritten.
+    /// The CPU, which also decides what [`Profile`] lists.
     pub model: cpu::CpuModel,
 }
 
-/// What images are called that something depends on.
-const KERNEL: &str = "kernel";
+/// What the disk's image is to the machine, in messages.
 const DISK: &str = "disk image";
-const START: &str = "starting state";
 /// The largest file of a kernel: with debug information it is larger than most guests' memory.
 const MAX_KERNEL_FILE_BYTES: u64 = 2 << 30;
 
 /// The largest file of a starting state, but for what RAM and disk hold.
 const MAX_STATE_FILE_BYTES: u64 = 64 << 20;
-
-/// The contents of the images, read once.
-pub struct Images {
-    kernel: Vec<u8>,
-    initrd: Option<Vec<u8>>,
-    modules: Vec<Vec<u8>>,
-    start: Option<Arc<Start>>,
-}
 
 impl MachineConfig {
     /// Reads and hashes everything that `options` names.
@@ -186,34 +157,25 @@ impl MachineConfig {
         let config = MachineConfig {
             cpu_model: options.model.name().to_string(),
             memory_bytes: options.memory_bytes,
-            kernel: kernel_file,
-            initrd: initrd_file,
-            modules: module_files,
-            cmdline: options.cmdline.clone(),
+            start: Start::Kernel(KernelFiles {
+                kernel: kernel_file,
+                initrd: initrd_file,
+                modules: module_files,
+                cmdline: options.cmdline.clone(),
+            }),
             disk,
             debug_ports: DebugPortsV1 { console: options.debug_console, exit: options.debug_exit },
             network: options.network.clone(),
             passthrough: options.passthrough.clone(),
-            start: None,
         };
         config.validate().map_err(|why| Error::Unsupported(format!("this machine {why}")))?;
-        let images = Images { kernel, initrd, modules, start: None }.for_machine(&config);
-        Ok((config, images))
+        let kernel = config.prepared(kernel);
+        Ok((config, Images::Kernel(KernelImages { kernel, initrd, modules })))
     }
 
-    /// Whether KVM can run this machine. It is recorded by exits then, and its kernel's RDTSC are rewritten.
-    pub fn is_for_kvm(&self) -> bool {
-        self.model().is_for_kvm()
-    }
-
-    /// What lets time pass in this machine.
-    pub fn time_base(&self) -> TimeBase {
-        if self.is_for_kvm() { TimeBase::Exits } else { TimeBase::Instructions }
-    }
-
-    /// How alike two of this machine must be to count as equal.
-    pub fn likeness(&self) -> Likeness {
-        if self.is_for_kvm() { Likeness::AcrossProcessors } else { Likeness::Exact }
+    /// What its CPU model decides about the machine.
+    pub fn profile(&self) -> Profile {
+        Profile::of(self.model())
     }
 
     /// What CPUID says.
@@ -291,38 +253,25 @@ impl MachineConfig {
 
     /// All image files that the machine is made from, each with what it is to the machine.
     pub fn images(&self) -> impl Iterator<Item = (&'static str, &ImageFile)> {
-        let boots = self.start.is_none();
-        let modules = self.modules.iter().map(|module| ("boot module", &module.file));
-        std::iter::once((KERNEL, &self.kernel))
-            .chain(self.initrd.iter().map(|file| ("initial RAM disk", file)))
-            .chain(modules)
-            .filter(move |_| boots)
-            .chain(self.start.iter().map(|file| (START, file)))
-            .chain(self.disk.iter().map(|file| (DISK, file)))
+        self.start.images().into_iter().chain(self.disk.iter().map(|file| (DISK, file)))
     }
 
     /// As [`MachineConfig::images`].
     pub fn images_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut ImageFile)> {
-        let boots = self.start.is_none();
-        self.files_mut().filter(move |(what, _)| boots || matches!(*what, START | DISK))
+        self.start.images_mut().into_iter().chain(self.disk.iter_mut().map(|file| (DISK, file)))
     }
 
     /// All image files that it names, with those that it once started with and does not need any more.
     pub fn files_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut ImageFile)> {
-        let modules = self.modules.iter_mut().map(|module| ("boot module", &mut module.file));
-        std::iter::once((KERNEL, &mut self.kernel))
-            .chain(self.initrd.iter_mut().map(|file| ("initial RAM disk", file)))
-            .chain(modules)
-            .chain(self.start.iter_mut().map(|file| (START, file)))
-            .chain(self.disk.iter_mut().map(|file| (DISK, file)))
+        self.start.files_mut().into_iter().chain(self.disk.iter_mut().map(|file| (DISK, file)))
     }
 
     /// The most bytes that an image may have which is read into memory.
     fn most_bytes(&self, what: &str) -> u64 {
         match what {
-            KERNEL => MAX_KERNEL_FILE_BYTES,
+            start::KERNEL => MAX_KERNEL_FILE_BYTES,
             // It has RAM and disk, and is compressed.
-            START => {
+            start::STATE => {
                 2 * (self.memory_bytes + self.disk.as_ref().map_or(0, |disk| disk.size_bytes))
                     + MAX_STATE_FILE_BYTES
             }
@@ -330,29 +279,57 @@ impl MachineConfig {
         }
     }
 
-    /// Reads the images that a recording was made with and checks that they are still the same.
-    pub fn read_images(&self) -> Result<Images, Error> {
-        let mut read = self.images().filter(|(what, _)| *what != DISK).map(|(what, file)| {
-            let (now, bytes) = read_recorded(what, file, |path| read_image(path, self.most_bytes(what)))?;
-            same(what, file, &now)?;
-            Ok(bytes)
-        });
-        let first = read.next().expect("every machine has a kernel, or a starting state")?;
+    /// Reads the images that a recording of this format was made with and checks that they are still the same.
+    pub fn read_images(&self, format: Format) -> Result<Images, Error> {
         let images = match &self.start {
-            Some(file) => {
-                let start = Start::parse(&first, self.ram_pages(), self.disk_blocks());
-                Images::of_start(start.map_err(|why| Error::recording(&file.path, why))?)
-            }
-            None => {
-                let initrd = self.initrd.as_ref().and_then(|_| read.next()).transpose()?;
-                let modules = read.collect::<Result<_, Error>>()?;
-                Images { kernel: first, initrd, modules, start: None }.for_machine(self)
+            Start::Kernel(files) => Images::Kernel(self.read_kernel(files)?),
+            Start::State { state: file, .. } => {
+                let bytes = self.read_same(start::STATE, file)?;
+                let state = StartingState::parse(&bytes, format, self.ram_pages(), self.disk_blocks());
+                Images::of_state(state.map_err(|why| Error::recording(&file.path, why))?)
             }
         };
         if let Some(disk) = &self.disk {
             same(DISK, disk, &read_recorded(DISK, disk, hash_image)?)?;
         }
         Ok(images)
+    }
+
+    fn read_kernel(&self, files: &KernelFiles) -> Result<KernelImages, Error> {
+        let kernel = self.read_same(start::KERNEL, &files.kernel)?;
+        let initrd = files.initrd.as_ref().map(|file| self.read_same(start::INITRD, file)).transpose()?;
+        let module = |module: &ModuleFile| self.read_same(start::MODULE, &module.file);
+        let modules = files.modules.iter().map(module).collect::<Result<_, Error>>()?;
+        Ok(KernelImages { kernel: self.prepared(kernel), initrd, modules })
+    }
+
+    /// The contents of an image, if it is the one that was recorded.
+    fn read_same(&self, what: &str, file: &ImageFile) -> Result<Vec<u8>, Error> {
+        let (now, bytes) = read_recorded(what, file, |path| read_image(path, self.most_bytes(what)))?;
+        same(what, file, &now)?;
+        Ok(bytes)
+    }
+
+    /// A kernel as this machine runs it: its RDTSC do not reach the host's clock, where the profile says so.
+    fn prepared(&self, mut kernel: Vec<u8>) -> Vec<u8> {
+        if !self.profile().rewrites_time_reads {
+            return kernel;
+        }
+        let mut why = "it is no ELF file".to_string();
+        if boot::is_bzimage(&kernel) {
+            match packed_kernel::unpack(&kernel) {
+                Ok(unpacked) => kernel = unpacked,
+                Err(reason) => why = reason,
+            }
+        }
+        match time_reads::rewrite(&mut kernel) {
+            Rewriting::Done(count) => log::debug!("rewrote {count} RDTSC in the kernel"),
+            Rewriting::NotElf => log::warn!(
+                "the kernel does not show its code ({why}): what it reads from the time stamp counter cannot be kept \
+                 from it, and replay will differ; give its vmlinux"
+            ),
+        }
+        kernel
     }
 
     fn ram_pages(&self) -> u64 {
@@ -362,60 +339,6 @@ impl MachineConfig {
     fn disk_blocks(&self) -> u64 {
         self.disk.as_ref().map_or(0, |disk| disk.size_bytes.div_ceil(PAGE_SIZE))
     }
-}
-
-impl Images {
-    /// Those of a machine that goes on from a start.
-    pub fn of_start(start: Start) -> Images {
-        Images { kernel: Vec::new(), initrd: None, modules: Vec::new(), start: Some(Arc::new(start)) }
-    }
-
-    /// What the machine goes on from, if it does not start at power-on.
-    pub fn start(&self) -> Option<&Start> {
-        self.start.as_deref()
-    }
-
-    /// With a kernel whose RDTSC do not reach the host's clock, where the machine needs one.
-    fn for_machine(mut self, config: &MachineConfig) -> Images {
-        if !config.is_for_kvm() {
-            return self;
-        }
-        let mut why = "it is no ELF file".to_string();
-        if boot::is_bzimage(&self.kernel) {
-            match packed_kernel::unpack(&self.kernel) {
-                Ok(kernel) => self.kernel = kernel,
-                Err(reason) => why = reason,
-            }
-        }
-        match time_reads::rewrite(&mut self.kernel) {
-            Rewriting::Done(count) => log::debug!("rewrote {count} RDTSC in the kernel"),
-            Rewriting::NotElf => log::warn!(
-                "the kernel does not show its code ({why}): what it reads from the time stamp counter cannot be kept \
-                 from it, and replay will differ; give its vmlinux"
-            ),
-        }
-        self
-    }
-
-    /// The images as the boot code wants them.
-    pub fn for_boot<'a>(&'a self, config: &'a MachineConfig, seed: &[u8; 32]) -> boot::BootImages<'a> {
-        let mut images = boot::BootImages::new(image(&config.kernel, &self.kernel));
-        images.initrd = config.initrd.as_ref().zip(self.initrd.as_ref()).map(|(f, bytes)| image(f, bytes));
-        images.modules = config
-            .modules
-            .iter()
-            .zip(&self.modules)
-            .map(|(m, bytes)| boot::Module { image: image(&m.file, bytes), cmdline: &m.cmdline })
-            .collect();
-        images.cmdline = &config.cmdline;
-        images.rng_seed = Some(*seed);
-        images.translated_slots = config.passed_slots();
-        images
-    }
-}
-
-fn image<'a>(file: &'a ImageFile, bytes: &'a [u8]) -> boot::Image<'a> {
-    boot::Image { name: file.path.to_str().unwrap_or("the image"), bytes }
 }
 
 fn read_image(path: &Path, most_bytes: u64) -> Result<(ImageFile, Vec<u8>), Error> {

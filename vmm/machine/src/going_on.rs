@@ -1,7 +1,7 @@
 //! A machine that goes on where another one was: taking its start, and going to one.
 
 use checkpoint::{Maps, PAGE_BYTES, PageMap, PageRef};
-use cpu::CpuState;
+use cpu::Counts;
 use guest_ram::PAGE_SIZE;
 
 use crate::clock::TimeBase;
@@ -10,13 +10,12 @@ use crate::machine_state::MachineState;
 use crate::outcome::Outcome;
 use crate::position::Exits;
 use crate::run::Machine;
-use crate::start::{Start, held};
-use crate::state_v1::MachineStateV1;
+use crate::starting_state::{StartingState, held};
 use crate::unit::Unit;
 
-impl Start {
+impl StartingState {
     /// A start where a machine stands. One that has ended by itself has nowhere to go on to.
-    pub fn of<U: Unit>(machine: &mut Machine<U>) -> Result<Start, Error> {
+    pub fn of<U: Unit>(machine: &mut Machine<U>) -> Result<StartingState, Error> {
         let ended = machine.outcome().filter(|outcome| !goes_on(outcome));
         if let Some(outcome) = ended {
             let why = format!("{outcome} there, and nothing goes on from it; choose a place before that");
@@ -24,32 +23,31 @@ impl Start {
         }
         let state = machine.state();
         let counted_ns = match machine.bus.clock.base() {
-            TimeBase::Instructions => state.cpu.steps,
+            TimeBase::Instructions => state.counts.steps,
             TimeBase::Exits => 0,
         };
         let state = MachineState {
-            cpu: CpuState { steps: 0, branches: 0, system_calls: 0, ..state.cpu },
+            counts: Counts::default(),
             idle_ns: state.idle_ns + counted_ns,
             outcome: None,
             ..state
         };
-        Ok(Start { state: state.to_bytes(), maps: Maps { ram: ram_of(machine), disk: disk_of(machine)? } })
+        Ok(StartingState { state, maps: Maps { ram: ram_of(machine), disk: disk_of(machine)? } })
     }
 }
 
 impl<U: Unit> Machine<U> {
     /// Goes to a start: counts are zero, and nothing was written since. For a machine of this size whose disk has the start's
     /// blocks already, or is to have them.
-    pub fn begin_at(&mut self, start: &Start) -> Result<(), Error> {
+    pub fn begin_at(&mut self, start: &StartingState) -> Result<(), Error> {
         let (pages, blocks) = self.page_counts();
         if (pages, blocks) != (start.maps.ram.len(), start.maps.disk.len()) {
             return Err(Error::State("RAM or disk have another size".to_string()));
         }
-        let state = parse_state(&start.state)?;
         if let Some(disk) = self.disk_mut() {
             disk.set_start(start.maps.disk.clone());
         }
-        self.restore(&state, &Maps { ram: start.maps.ram.clone(), disk: PageMap::new(blocks) })?;
+        self.restore(&start.state, &Maps { ram: start.maps.ram.clone(), disk: PageMap::new(blocks) })?;
         self.bus.clock.exits = Exits(0);
         self.stopping.forget();
         Ok(())
@@ -87,15 +85,6 @@ fn disk_of<U: Unit>(machine: &mut Machine<U>) -> Result<PageMap, Error> {
     Ok(map)
 }
 
-/// A state that a machine can start in, from bytes of whatever origin.
-fn parse_state(bytes: &[u8]) -> Result<MachineState, Error> {
-    let parsed = postcard::take_from_bytes::<MachineStateV1>(bytes).ok().filter(|(_, rest)| rest.is_empty());
-    let state = parsed.map(|(state, _)| MachineState::from(state));
-    state
-        .filter(|state| state.outcome.is_none() && state.cpu.steps == 0)
-        .ok_or_else(|| Error::State("no machine starts in it".to_string()))
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -103,9 +92,11 @@ mod tests {
     use devices::virtio::BlockBackend;
 
     use super::*;
-    use crate::config::{Images, MachineConfig, MachineOptions};
+    use crate::config::{MachineConfig, MachineOptions};
+    use crate::format::Format;
     use crate::inputs::PowerOn;
     use crate::position::Instructions;
+    use crate::start::Images;
 
     /// Ten blocks and half of one.
     const DISK_BYTES: usize = 10 * PAGE_BYTES + 2048;
@@ -149,10 +140,12 @@ mod tests {
             writes.iter().for_each(|&(sector, byte, count)| write(&mut machine, sector, byte, count));
             let file = directory.path().join("start");
             let _ = std::fs::remove_file(&file);
-            Start::of(&mut machine).unwrap().write(&file).unwrap();
+            StartingState::of(&mut machine).unwrap().write(&file, Format::default()).unwrap();
             let (pages, blocks) = machine.page_counts();
-            let start = Start::parse(&std::fs::read(&file).unwrap(), pages, blocks).unwrap();
-            let mut next = Machine::new(&config, &Images::of_start(start), &power_on()).unwrap();
+            let start =
+                StartingState::parse(&std::fs::read(&file).unwrap(), Format::default(), pages, blocks)
+                    .unwrap();
+            let mut next = Machine::new(&config, &Images::of_state(start), &power_on()).unwrap();
             assert_eq!(read(&mut next), read(&mut machine));
             assert_eq!((next.written_blocks(), next.disk_hash()), (0, unwritten));
             assert_eq!(next.hashes().ram, machine.hashes().ram);
@@ -166,12 +159,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (config, images) = config(directory.path());
         let mut machine = Machine::new(&config, &images, &power_on()).unwrap();
-        let start = Start::of(&mut machine).unwrap();
+        let start = StartingState::of(&mut machine).unwrap();
         let larger = MachineConfig { memory_bytes: 8 << 20, ..config.clone() };
         assert!(
-            Machine::<Instructions>::new(&larger, &Images::of_start(start.clone()), &power_on()).is_err()
+            Machine::<Instructions>::new(&larger, &Images::of_state(start.clone()), &power_on()).is_err()
         );
         let without = MachineConfig { disk: None, ..config };
-        assert!(Machine::<Instructions>::new(&without, &Images::of_start(start), &power_on()).is_err());
+        assert!(Machine::<Instructions>::new(&without, &Images::of_state(start), &power_on()).is_err());
     }
 }

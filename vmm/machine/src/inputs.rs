@@ -145,7 +145,7 @@ impl<C: Count> View<'_, C> {
         if self.likeness == Likeness::AcrossProcessors {
             log::trace!("compared after {}: {}", self.moment.count, shown(&state));
         }
-        short(&cpu_hash(&state, self.likeness))
+        short(&cpu_hash(&state, self.cpu.counts(), self.likeness))
     }
 }
 

@@ -30,8 +30,11 @@
 //! machines that count exits. `stopping` stops an engine that counts no instructions at a place, and finds the place
 //! again.
 //!
-//! The contents of RAM and disk are in `contents`, the rest of a state in `states` and its stored form in [`state_v1`].
-//! [`start`] is a machine that goes on from such a state in place of power-on. [`checks`], [`hashes`], [`ram_digest`]
+//! [`profile`] says what a CPU model decides about its machine, and [`start`] how a machine starts: at power-on, or in a
+//! [`starting_state`].
+//!
+//! The contents of RAM and disk are in `contents`, the rest of a state in `states`, and its stored form in [`mod@format`]
+//! and [`state_v1`]. [`checks`], [`hashes`], [`ram_digest`]
 //! and [`comparable`] say whether two machines are equal.
 //!
 //! [`script`] has inputs for programs that have no host to ask.
@@ -54,6 +57,7 @@ pub mod disk;
 pub mod divergence;
 pub mod engine;
 pub mod error;
+pub mod format;
 mod going_on;
 mod guest_view;
 pub mod hashes;
@@ -64,19 +68,24 @@ pub mod notation;
 pub mod outcome;
 pub mod position;
 mod power_on;
+pub mod profile;
 pub mod ram_digest;
 pub mod run;
 pub mod script;
 pub mod start;
+pub mod starting_state;
 pub mod state_v1;
 mod states;
 mod stopping;
 pub mod unit;
 pub mod written_pages;
 
+pub use format::Format;
 pub use hashes::{Hashes, hash_of, hex, short};
 pub use machine_state::MachineState;
 pub use outcome::Outcome;
+pub use profile::{Counter, Profile};
 pub use run::{Machine, RunStop};
 pub use start::Start;
+pub use starting_state::StartingState;
 pub use state_v1::MachineStateV1;

@@ -1,6 +1,6 @@
 //! The state of a machine without RAM and disk, as plain data.
 
-use cpu::CpuState;
+use cpu::{Counts, CpuState};
 use devices::pci::PciBusStateV1;
 use devices::platform::PlatformStateV1;
 
@@ -13,6 +13,8 @@ use crate::outcome::Outcome;
 pub struct MachineState {
     /// The CPU.
     pub cpu: CpuState,
+    /// What was counted.
+    pub counts: Counts,
     /// All devices.
     pub platform: PlatformStateV1<PciBusStateV1>,
     /// Virtual time that passed idle.
@@ -30,6 +32,6 @@ impl MachineState {
         if !self.console.is_possible() {
             return Err("its console kept more, or less, than the end of the output");
         }
-        clock.time_of(&self.cpu, self.idle_ns)
+        clock.time_of(self.counts, self.idle_ns)
     }
 }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use checkpoint::{PageMap, Store};
-use cpu::{AddressKind, Bus, CpuState, Observer, Stop, Tier, Trap, Traps, WatchHit, Watchpoint};
+use cpu::{AddressKind, Bus, Counts, CpuState, Observer, Stop, Tier, Trap, Traps, WatchHit, Watchpoint};
 use devices::pci::PciBus;
 use devices::platform::Platform;
 use devices::virtio::{Block, Console, Net, Rng};
@@ -14,9 +14,9 @@ use guest_ram::{GuestRam, RamView};
 use crate::asking_bus::AskingBus;
 use crate::between_exits::Stopping;
 use crate::bus::MachineBus;
-use crate::clock::{Clock, MAX_TIME_NS};
+use crate::clock::MAX_TIME_NS;
 use crate::comparable::Likeness;
-use crate::config::{Images, MachineConfig, PassedDevice};
+use crate::config::{MachineConfig, PassedDevice};
 use crate::console_tail::ConsoleTail;
 use crate::disk::OverlayDisk;
 use crate::engine::{Engine, EngineKind, Statistics};
@@ -26,6 +26,7 @@ use crate::outcome::Outcome;
 use crate::position::{Instructions, Moment};
 use crate::power_on::{entropy_seed, entry_state, kernel_seed, start_pit};
 use crate::ram_digest::RamDigest;
+use crate::start::Images;
 use crate::unit::Unit;
 use crate::written_pages::WrittenPages;
 
@@ -85,16 +86,21 @@ impl<U: Unit> Machine<U> {
         power_on: &PowerOn,
         kind: EngineKind,
     ) -> Result<Self, Error> {
-        if !U::is_counted_by(kind) || (!kind.counts_instructions && !config.is_for_kvm()) {
+        let profile = config.profile();
+        if !U::is_counted_by(kind) || (!kind.counts_instructions && !profile.runs_on_kvm) {
             let why = "KVM cannot run a machine whose time is counted in instructions; use --engine soft";
             return Err(Error::Unsupported(why.to_string()));
         }
         let ram = GuestRam::new(config.memory_bytes)?;
         let pages = ram.flags().pages();
-        let start = images.start();
-        let entry = match start {
-            Some(_) => CpuState::reset(),
-            None => entry_state(&boot::load(&ram, &images.for_boot(config, &kernel_seed(&power_on.seed)))?),
+        let entry = match images {
+            Images::Kernel(images) => {
+                let mut images = images.for_boot(config.start.booted());
+                images.rng_seed = Some(kernel_seed(&power_on.seed));
+                images.translated_slots = config.passed_slots();
+                entry_state(&boot::load(&ram, &images)?)
+            }
+            Images::State(_) => CpuState::reset(),
         };
         let mut devices = PciBus::new();
         if let Some(disk) = &config.disk {
@@ -113,12 +119,12 @@ impl<U: Unit> Machine<U> {
         }
         let mut platform =
             Platform::new(power_on.unix_seconds, devices).with_debug_ports(config.debug_ports.into());
-        if config.is_for_kvm() {
+        if profile.starts_pit {
             start_pit(&mut platform, &ram);
         }
-        let bus = MachineBus::new(platform, ram.memory().clone(), Clock::new(config.time_base()));
+        let bus = MachineBus::new(platform, ram.memory().clone(), profile);
         let mut engine = (kind.build)(ram, config.model())?;
-        engine.set_state(&entry);
+        engine.set_state(&entry, Counts::default());
         let mut machine = Machine {
             engine,
             bus,
@@ -128,12 +134,14 @@ impl<U: Unit> Machine<U> {
             written: WrittenPages::none(pages),
             image: PageMap::zeroed(pages),
             store: None,
-            digest: RamDigest::zeroed(pages, config.likeness()),
-            likeness: config.likeness(),
+            digest: RamDigest::zeroed(pages, profile.likeness),
+            likeness: profile.likeness,
             stopping: Stopping::default(),
             unit: PhantomData,
         };
-        start.map_or(Ok(()), |start| machine.begin_at(start))?;
+        if let Images::State(state) = images {
+            machine.begin_at(state)?;
+        }
         Ok(machine)
     }
 
@@ -152,13 +160,13 @@ impl<U: Unit> Machine<U> {
 
     /// The engine's own count of instructions.
     fn instructions(&self) -> Instructions {
-        Instructions(self.engine.cpu().steps())
+        Instructions(self.engine.counts().steps)
     }
 
     /// Retired conditional branches, as [`View::branches`] says.
     pub fn branches(&self) -> u64 {
         let are_counted = U::NAMES_ONE_PLACE || self.stopping.counts_branches(&*self.engine);
-        if are_counted { self.engine.cpu().branches() } else { 0 }
+        if are_counted { self.engine.counts().branches } else { 0 }
     }
 
     pub(super) fn view(&self) -> View<'_, U> {

@@ -1,155 +1,153 @@
-//! Where a machine starts that does not start at power-on: everything of a machine that ran, as one more image.
+//! How a machine starts: the files that [`MachineConfig`](crate::config::MachineConfig) names, and their contents.
 //!
-//! Counts begin at zero there, as at power-on, and virtual time goes on. So whatever knows machines that start at their
-//! first instruction (recordings, checkpoints, the timeline) need not know which kind of start it was.
-//!
-//! A start holds the machine's state, its RAM, and the blocks that the guest wrote over the disk's image.
-//! [`crate::Machine::build`] takes it in place of kernel and initial RAM disk. The clock's idle time takes over what
-//! instructions had counted. The log of the new recording begins with the power-on of the old one, at the guest time of the
-//! start: the machine is built from that power-on, and keeps its seed and its date.
-//!
-//! A first checkpoint would not do as a start. Checkpoints may be thinned out, dropped and left out of a pack, and a replay
-//! does without them.
-//!
-//! To make one, a timeline goes to the place, and [`Start::of`] takes everything from its machine. A run that is recorded
-//! later pauses ([`crate::inputs::Inputs::pauses`]) and goes to its own start ([`crate::Machine::begin_at`]), as every replay
-//! will: both lose what a state does not hold. What the guest had written to its disk until then stays in memory
-//! ([`crate::disk::OverlayDisk::set_start`]), under its later writes.
-//!
-//! What a machine does with a start is in `going_on`. `vmm/recording/FORMAT.md` describes the file. The file may be a
-//! stranger's: nothing in it is trusted, and no more is read than a machine of this size can have.
+//! [`Start`] is the only place that tells one way of starting from another. A machine that starts in firmware needs a
+//! variant here with the firmware's images, one in [`Images`] with their contents, and an arm in `Machine::build` for the
+//! CPU's first state.
 
-use std::fs::File;
-use std::io::{BufWriter, Read, Write};
-use std::path::Path;
 use std::sync::Arc;
 
-use checkpoint::{Maps, PAGE_BYTES, Page, PageMap, PageRef};
+use serde::Serialize;
 
-use crate::error::Error;
+use crate::config::ImageFile;
+use crate::starting_state::StartingState;
 
-/// Begins the file; the version follows, outside of the compressed part.
-const MAGIC: &[u8; 8] = b"TTVMFROM";
-const VERSION: u32 = 1;
-/// Fast, and most of what there is to gain.
-const LEVEL: i32 = 1;
-/// Most memory that decompressing may ask for, as a power of two.
-const WINDOW_LOG_MAX: u32 = 24;
-/// No state of a machine without its memory is larger.
-const MAX_STATE_BYTES: u32 = 16 << 20;
-/// Stands behind the last page.
-const NO_PAGE: u64 = u64::MAX;
+/// What the images are to the machine, in messages.
+pub(super) const KERNEL: &str = "kernel";
+pub(super) const INITRD: &str = "initial RAM disk";
+pub(super) const MODULE: &str = "boot module";
+pub(super) const STATE: &str = "starting state";
 
-/// See the module.
-#[derive(Clone, Debug)]
-pub struct Start {
-    /// Everything but memory and disk, as it is stored.
-    pub(super) state: Vec<u8>,
-    /// RAM, and the disk's blocks that are not those of its image.
-    pub(super) maps: Maps,
+/// How a machine starts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Start {
+    /// At power-on, with a kernel in its memory.
+    Kernel(KernelFiles),
+    /// In the state of a machine that ran.
+    State {
+        /// The [`StartingState`].
+        #[serde(rename = "start")]
+        state: ImageFile,
+        /// What that machine was once started with. Nothing needs these files any more.
+        #[serde(flatten)]
+        booted: KernelFiles,
+    },
+}
+
+/// A kernel and what it is started with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct KernelFiles {
+    /// The kernel.
+    pub kernel: ImageFile,
+    /// The initial RAM disk.
+    pub initrd: Option<ImageFile>,
+    /// Boot modules.
+    pub modules: Vec<ModuleFile>,
+    /// The kernel's command line.
+    pub cmdline: String,
+}
+
+/// A boot module (Multiboot) and its command line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ModuleFile {
+    /// The file.
+    pub file: ImageFile,
+    /// What the kernel is told with it.
+    pub cmdline: String,
+}
+
+/// The contents of what a machine starts with.
+pub enum Images {
+    /// Of a [`Start::Kernel`].
+    Kernel(KernelImages),
+    /// Of a [`Start::State`].
+    State(Arc<StartingState>),
+}
+
+/// The contents of [`KernelFiles`].
+pub struct KernelImages {
+    pub(super) kernel: Vec<u8>,
+    pub(super) initrd: Option<Vec<u8>>,
+    pub(super) modules: Vec<Vec<u8>>,
 }
 
 impl Start {
-    /// Writes it to a file that does not exist yet. Half a file is not left behind.
-    pub fn write(&self, path: &Path) -> Result<(), Error> {
-        let file = File::create_new(path).map_err(Error::file("create", path))?;
-        if let Err(error) = self.write_to(BufWriter::new(file)) {
-            // That it cannot be removed either is no news.
-            let _ = std::fs::remove_file(path);
-            return Err(Error::file("write", path)(error));
+    /// The kernel that the guest runs and what it was started with, at whatever power-on that was.
+    pub fn booted(&self) -> &KernelFiles {
+        match self {
+            Start::Kernel(files) | Start::State { booted: files, .. } => files,
         }
-        Ok(())
     }
 
-    fn write_to(&self, mut out: impl Write) -> std::io::Result<()> {
-        out.write_all(MAGIC)?;
-        out.write_all(&VERSION.to_le_bytes())?;
-        let mut encoder = zstd::Encoder::new(out, LEVEL)?;
-        encoder.include_checksum(true)?;
-        encoder.write_all(&(self.state.len() as u32).to_le_bytes())?;
-        encoder.write_all(&self.state)?;
-        for (map, left_out) in [(&self.maps.ram, &PageRef::Zero), (&self.maps.disk, &PageRef::Base)] {
-            write_pages(map, left_out, &mut encoder)?;
+    /// As [`Start::booted`].
+    pub fn booted_mut(&mut self) -> &mut KernelFiles {
+        match self {
+            Start::Kernel(files) | Start::State { booted: files, .. } => files,
         }
-        encoder.finish()?.flush()
     }
 
-    /// Reads one of a machine with so many pages of RAM and disk blocks. Never panics, whatever the bytes are.
-    pub fn parse(bytes: &[u8], ram_pages: u64, disk_blocks: u64) -> Result<Start, String> {
-        let (magic, rest) = bytes.split_first_chunk::<8>().ok_or("is too short for a starting state")?;
-        let (version, rest) = rest.split_first_chunk::<4>().ok_or("is too short for a starting state")?;
-        if magic != MAGIC {
-            return Err("is no starting state (wrong magic bytes)".to_string());
+    /// The image files that the machine needs, each with what it is to the machine.
+    pub(super) fn images(&self) -> Vec<(&'static str, &ImageFile)> {
+        match self {
+            Start::Kernel(files) => files.images().collect(),
+            Start::State { state, .. } => vec![(STATE, state)],
         }
-        if u32::from_le_bytes(*version) != VERSION {
-            let version = u32::from_le_bytes(*version);
-            return Err(format!(
-                "has version {version} of starting states; this ttvm reads version {VERSION}"
-            ));
+    }
+
+    /// As [`Start::images`].
+    pub(super) fn images_mut(&mut self) -> Vec<(&'static str, &mut ImageFile)> {
+        match self {
+            Start::Kernel(files) => files.images_mut().collect(),
+            Start::State { state, .. } => vec![(STATE, state)],
         }
-        parse_body(rest, ram_pages, disk_blocks).map_err(|why| format!("is damaged: {why}"))
+    }
+
+    /// All image files that it names: those of [`Start::images_mut`], and those that are needed no more.
+    pub(super) fn files_mut(&mut self) -> Vec<(&'static str, &mut ImageFile)> {
+        match self {
+            Start::Kernel(files) => files.images_mut().collect(),
+            Start::State { state, booted } => booted.images_mut().chain([(STATE, state)]).collect(),
+        }
     }
 }
 
-/// A page as maps hold it in memory.
-pub(super) fn held(contents: &Page) -> PageRef {
-    if *contents == [0; PAGE_BYTES] { PageRef::Zero } else { PageRef::Held(Arc::new(*contents)) }
-}
-
-/// The number of pages, those that are not left out each behind its number, and an end.
-fn write_pages(map: &PageMap, left_out: &PageRef, out: &mut impl Write) -> std::io::Result<()> {
-    out.write_all(&map.len().to_le_bytes())?;
-    for (page, version) in map.iter_not_base() {
-        let contents = match version {
-            _ if version.same_as(left_out) => continue,
-            PageRef::Held(contents) => contents,
-            _ => &[0; PAGE_BYTES],
-        };
-        out.write_all(&page.to_le_bytes())?;
-        out.write_all(contents)?;
+impl KernelFiles {
+    fn images(&self) -> impl Iterator<Item = (&'static str, &ImageFile)> {
+        std::iter::once((KERNEL, &self.kernel))
+            .chain(self.initrd.iter().map(|file| (INITRD, file)))
+            .chain(self.modules.iter().map(|module| (MODULE, &module.file)))
     }
-    out.write_all(&NO_PAGE.to_le_bytes())
-}
 
-fn parse_body(bytes: &[u8], ram_pages: u64, disk_blocks: u64) -> Result<Start, String> {
-    let text = |error: std::io::Error| error.to_string();
-    let mut from = zstd::Decoder::with_buffer(bytes).map_err(text)?.single_frame();
-    from.window_log_max(WINDOW_LOG_MAX).map_err(text)?;
-    let length = u32::from_le_bytes(exact(&mut from)?);
-    if length > MAX_STATE_BYTES {
-        return Err(format!("its state claims {length} bytes"));
-    }
-    let mut state = vec![0; length as usize];
-    from.read_exact(&mut state).map_err(text)?;
-    let ram = parse_pages(&mut from, PageMap::zeroed(ram_pages), "memory")?;
-    let disk = parse_pages(&mut from, PageMap::new(disk_blocks), "disk")?;
-    match from.read(&mut [0]).map_err(text)? {
-        0 => Ok(Start { state, maps: Maps { ram, disk } }),
-        _ => Err("something follows its last page".to_string()),
+    fn images_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut ImageFile)> {
+        std::iter::once((KERNEL, &mut self.kernel))
+            .chain(self.initrd.iter_mut().map(|file| (INITRD, file)))
+            .chain(self.modules.iter_mut().map(|module| (MODULE, &mut module.file)))
     }
 }
 
-fn parse_pages(from: &mut impl Read, mut map: PageMap, what: &str) -> Result<PageMap, String> {
-    let count = u64::from_le_bytes(exact(from)?);
-    if count != map.len() {
-        return Err(format!("its {what} has {count} pages, and the machine's has {}", map.len()));
-    }
-    let mut next = 0;
-    loop {
-        let page = u64::from_le_bytes(exact(from)?);
-        if page == NO_PAGE {
-            return Ok(map);
-        }
-        if page < next || page >= count {
-            return Err(format!("page {page} of its {what} is out of order"));
-        }
-        map.set(page, held(&exact(from)?));
-        next = page + 1;
+impl Images {
+    /// The contents for a machine that goes on from a state.
+    pub fn of_state(state: StartingState) -> Images {
+        Images::State(Arc::new(state))
     }
 }
 
-fn exact<const N: usize>(from: &mut impl Read) -> Result<[u8; N], String> {
-    let mut bytes = [0; N];
-    from.read_exact(&mut bytes).map_err(|error| error.to_string())?;
-    Ok(bytes)
+impl KernelImages {
+    /// The images as the boot code wants them. `files` are those that they were read from.
+    pub(super) fn for_boot<'a>(&'a self, files: &'a KernelFiles) -> boot::BootImages<'a> {
+        let mut images = boot::BootImages::new(image(&files.kernel, &self.kernel));
+        images.initrd = files.initrd.as_ref().zip(self.initrd.as_ref()).map(|(f, bytes)| image(f, bytes));
+        images.modules = files
+            .modules
+            .iter()
+            .zip(&self.modules)
+            .map(|(m, bytes)| boot::Module { image: image(&m.file, bytes), cmdline: &m.cmdline })
+            .collect();
+        images.cmdline = &files.cmdline;
+        images
+    }
+}
+
+fn image<'a>(file: &'a ImageFile, bytes: &'a [u8]) -> boot::Image<'a> {
+    boot::Image { name: file.path.to_str().unwrap_or("the image"), bytes }
 }

@@ -5,7 +5,7 @@
 //! has examples), so nothing in here may be moved, added or retyped. The conversions name every field on both
 //! sides: when a part gets another, they do not compile until it is decided what becomes of it.
 
-use cpu::{CpuState, CpuStateV1};
+use cpu::CpuStateV1;
 use devices::pci::PciBusStateV1;
 use devices::platform::PlatformStateV1;
 use serde::{Deserialize, Serialize};
@@ -60,18 +60,11 @@ pub enum OutcomeV1 {
     Limit,
 }
 
-impl MachineState {
-    /// Its bytes, as checkpoints and starting states hold them.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        postcard::to_stdvec(&MachineStateV1::from(self)).expect("plain data in memory always serializes")
-    }
-}
-
 impl From<&MachineState> for MachineStateV1 {
     fn from(state: &MachineState) -> MachineStateV1 {
-        let MachineState { cpu, platform, idle_ns, console, outcome } = state;
+        let MachineState { cpu, counts, platform, idle_ns, console, outcome } = state;
         MachineStateV1 {
-            cpu: cpu.into(),
+            cpu: CpuStateV1::new(cpu, *counts),
             platform: platform.clone(),
             idle_ns: *idle_ns,
             console: console.into(),
@@ -83,8 +76,10 @@ impl From<&MachineState> for MachineStateV1 {
 impl From<MachineStateV1> for MachineState {
     fn from(stored: MachineStateV1) -> MachineState {
         let MachineStateV1 { cpu, platform, idle_ns, console, outcome } = stored;
+        let (cpu, counts) = cpu.into();
         MachineState {
-            cpu: CpuState::from(cpu),
+            cpu,
+            counts,
             platform,
             idle_ns,
             console: console.into(),

@@ -1,7 +1,7 @@
 //! A machine's state without RAM and disk: taking it, its hashes, and going to another one.
 
 use checkpoint::Maps;
-use cpu::CpuState;
+use cpu::Counts;
 
 use crate::checks::{CheckParts, CheckRecord};
 use crate::comparable::cpu_hash;
@@ -19,6 +19,7 @@ impl<U: Unit> Machine<U> {
     pub fn state(&self) -> MachineState {
         MachineState {
             cpu: self.engine.state(),
+            counts: self.engine.counts(),
             platform: self.bus.platform.state(),
             idle_ns: self.bus.clock.idle_ns,
             console: self.bus.console.clone(),
@@ -56,7 +57,7 @@ impl<U: Unit> Machine<U> {
         self.bus.output.clear();
         self.bus.panicked = false;
         self.outcome = state.outcome.clone();
-        self.engine.set_state(&state.cpu);
+        self.engine.set_state(&state.cpu, state.counts);
         self.engine.track_writes_anew();
         if let Some(overlay) = self.disk_mut() {
             overlay.set_version(&maps.disk);
@@ -78,7 +79,7 @@ impl<U: Unit> Machine<U> {
     }
 
     fn hashes_with(&self, ram: [u8; 16], disk: [u8; 32]) -> Hashes {
-        let cpu = cpu_hash(&self.engine.state(), self.likeness);
+        let cpu = cpu_hash(&self.engine.state(), self.engine.counts(), self.likeness);
         Hashes { cpu, devices: self.devices_hash(), ram, disk }
     }
 
@@ -99,8 +100,8 @@ impl Machine<Exits> {
     /// Lets the CPU count instructions, branches and system calls from here on. Exits go on being counted, and what a log
     /// says of branches is not looked at any more.
     pub fn count_anew(&mut self) {
-        let counts = CpuState { steps: 0, branches: 0, system_calls: 0, ..self.engine.state() };
-        self.engine.set_state(&counts);
+        let state = self.engine.state();
+        self.engine.set_state(&state, Counts::default());
         self.stopping.counts_anew = true;
     }
 }

@@ -38,7 +38,8 @@ impl<U: Unit> Machine<U> {
             // Costs as much as the pages written since the last one.
             self.update_image()?;
             let ram = self.image.clone();
-            self.stopping.before = Some(Before { cpu: self.engine.state(), ram, not_here });
+            self.stopping.before =
+                Some(Before { cpu: self.engine.state(), counts: self.engine.counts(), ram, not_here });
         }
         Ok(Leave::At(LandingPlace { branches, not_here, ..goal }))
     }
@@ -87,7 +88,7 @@ impl<U: Unit> Machine<U> {
         self.stopping.overshots += 1;
         let before = self.stopping.before.take().expect("only engines that were asked can overshoot");
         self.restore_memory(&before.ram)?;
-        self.engine.set_state(&before.cpu);
+        self.engine.set_state(&before.cpu, before.counts);
         self.engine.track_writes_anew();
         self.stopping.not_here = before.not_here;
         Ok(())

@@ -15,7 +15,7 @@ use crate::pace::{CheckpointOptions, Pace};
 use crate::trail::Trail;
 use machine::error::Error;
 use machine::unit::Unit;
-use machine::{Machine, Outcome, RunStop};
+use machine::{Format, Machine, Outcome, RunStop};
 
 /// Records a machine from its first instruction to its end into the recording at `path`, with checkpoints.
 pub fn record<C: Unit>(
@@ -43,8 +43,8 @@ pub fn record<C: Unit>(
 }
 
 /// What a store with one checkpoint of this machine takes, if nothing of its memory had to be stored.
-pub fn least_bytes<U: Unit>(machine: &Machine<U>) -> u64 {
-    checkpoint::least_bytes(&machine.state().to_bytes())
+pub fn least_bytes<U: Unit>(machine: &Machine<U>, format: Format) -> u64 {
+    checkpoint::least_bytes(&machine.state().to_bytes(format))
 }
 
 /// See the module.
@@ -115,7 +115,8 @@ impl<C: Unit> Checkpointer<C> {
         writer.begin(at.count.number(), at.time_ns)?;
         let pages = machine.take_written(|space, page, contents| Ok(writer.page(space, page, contents)?))?;
         let head = CheckpointHead::of(machine, log.cursor());
-        writer.finish(head.to_bytes(), machine.state().to_bytes())?;
+        let format = log.format();
+        writer.finish(head.to_bytes(format), machine.state().to_bytes(format))?;
         self.pace.taken(at, pages);
         if self.writer.is_full() && !std::mem::replace(&mut self.told_full, true) {
             log::warn!("no more checkpoints fit below --max-size; the recording goes on without new ones");
@@ -133,7 +134,7 @@ impl<C: Unit> Checkpointer<C> {
             return Ok(());
         }
         if let Some(trail) = self.trail.take().filter(|_| lost.is_empty()) {
-            trail.store(at, &mut self.writer)?;
+            trail.store(at, log.format(), &mut self.writer)?;
             lost = self.writer.wait_and_take_lost()?;
         }
         machine.write_again(lost);

@@ -14,7 +14,7 @@ use crate::log::Log;
 use machine::error::Error;
 use machine::position::{Count, Exits, Instructions, Moment};
 use machine::unit::Unit;
-use machine::{Machine, MachineState, MachineStateV1};
+use machine::{Format, Machine, MachineState};
 
 /// Where and how a machine once was, in the order of the run.
 #[derive(Clone)]
@@ -27,14 +27,10 @@ pub struct Snapshot<C> {
     pub cursor: Cursor<C>,
 }
 
-/// A state from bytes of whatever origin.
-pub fn parse_state(bytes: &[u8]) -> Option<MachineState> {
-    postcard::from_bytes::<MachineStateV1>(bytes).ok().map(MachineState::from)
-}
-
 /// A recording's checkpoints, for reading.
 pub struct Checkpoints<C> {
     store: Arc<Store>,
+    format: Format,
     heads: BTreeMap<C, CheckpointHead<C>>,
     /// RAM at power-on: what the pages are that no checkpoint names.
     initial: PageMap,
@@ -46,7 +42,7 @@ impl<C: Unit> Checkpoints<C> {
         let end = log.last_moment();
         let mut heads = BTreeMap::new();
         for entry in store.entries() {
-            let head = CheckpointHead::parse(&entry.head);
+            let head = CheckpointHead::parse(log.format, &entry.head);
             let fits = |head: &CheckpointHead<C>| {
                 head.at.count.number() == entry.position
                     && head.at <= end
@@ -63,7 +59,7 @@ impl<C: Unit> Checkpoints<C> {
                 }
             };
         }
-        Ok(Checkpoints { store, heads, initial })
+        Ok(Checkpoints { store, format: log.format, heads, initial })
     }
 
     /// The store.
@@ -103,7 +99,7 @@ impl<C: Unit> Checkpoints<C> {
     pub fn load(&self, at: C) -> Result<Snapshot<C>, Error> {
         let head = self.heads.get(&at).expect("callers take the position from here");
         let bytes = self.store.state_at(at.number())?;
-        let state = parse_state(&bytes).filter(|state| may_be(state, head.at));
+        let state = MachineState::from_bytes(self.format, &bytes).filter(|state| may_be(state, head.at));
         let state = state.ok_or_else(|| {
             let why = format!("the machine's state in the checkpoint at {} makes no sense", at.position());
             Error::recording(self.store.dir(), why)
@@ -114,11 +110,11 @@ impl<C: Unit> Checkpoints<C> {
 
 /// Whether a state can be at a moment, in one time base or the other.
 fn may_be<C: Unit>(state: &MachineState, at: Moment<C>) -> bool {
-    let all = state.cpu.steps.checked_add(state.idle_ns);
+    let all = state.counts.steps.checked_add(state.idle_ns);
     let by_exits = state.idle_ns == at.time_ns;
     let by_instructions = all == Some(at.time_ns);
     // A count of exits is not in the state.
-    let counts = C::here(Instructions(state.cpu.steps), Exits(at.count.number()));
+    let counts = C::here(Instructions(state.counts.steps), Exits(at.count.number()));
     counts == at.count && (by_exits || (by_instructions && C::NAMES_ONE_PLACE))
 }
 
@@ -160,7 +156,7 @@ pub fn open_around_damage<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<A
 /// Refuses a store of another recording.
 fn must_be_of<C: Unit>(log: &Log<C>, store: Store) -> Result<Arc<Store>, Error> {
     for entry in store.entries() {
-        let head = CheckpointHead::<C>::parse(&entry.head);
+        let head = CheckpointHead::<C>::parse(log.format, &entry.head);
         if head.map_or(Ok(true), |head| head.cursor.is_of(log))? {
             continue;
         }
@@ -181,13 +177,14 @@ pub fn must_fit<U: Unit>(store: &Store, machine: &mut Machine<U>) -> Result<(), 
     Ok(())
 }
 
-/// Adds a checkpoint of everything as it is here to a recording's store, which others may read meanwhile. `initial` is
-/// RAM at power-on.
+/// Adds a checkpoint of everything as it is here to the store of a recording of this format, which others may read
+/// meanwhile. `initial` is RAM at power-on.
 pub fn add_here<U: Unit>(
     store: &Store,
     initial: &PageMap,
     machine: &mut Machine<U>,
     cursor: Cursor<Instructions>,
+    format: Format,
 ) -> Result<Entry, Error> {
     let at = machine.moment_in::<Instructions>();
     let before = match store.entry_at_or_before(at.count.number()) {
@@ -207,5 +204,5 @@ pub fn add_here<U: Unit>(
         draft.page(Space::Disk, block, &contents)?;
     }
     let head = CheckpointHead::of(machine, cursor);
-    Ok(draft.finish(&head.to_bytes(), &machine.state().to_bytes())?)
+    Ok(draft.finish(&head.to_bytes(format), &machine.state().to_bytes(format))?)
 }

@@ -1,6 +1,7 @@
 //! Places in an event log.
 
 use crate::log::Log;
+use machine::Format;
 use machine::error::Error;
 use machine::inputs::Inputs;
 use machine::position::{Count, Moment};
@@ -51,4 +52,6 @@ impl<C: Count> Cursor<C> {
 pub trait Logged<U: Count, C: Count = U>: Inputs<U> {
     /// How far a player of this log is that stands where the machine stands.
     fn cursor(&self) -> Cursor<C>;
+    /// The log's format.
+    fn format(&self) -> Format;
 }

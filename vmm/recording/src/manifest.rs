@@ -1,9 +1,12 @@
 //! The manifest: the machine that a recording is of, and how it was made.
 
 use machine::config::MachineConfig;
+use machine::error::Error;
+use machine::start::Images;
+use machine::{Counter, Format};
 
-/// Version of the format that this program writes and reads.
-pub const FORMAT_VERSION: u32 = 5;
+/// Version of the format that this program writes.
+pub const FORMAT_VERSION: u32 = Format::V5.version();
 
 /// What manifests call [`machine::position::Instructions`] and [`machine::position::Exits`].
 const COUNTER_STEPS: &str = "steps";
@@ -12,8 +15,8 @@ const COUNTER_EXITS: &str = "exits";
 /// What a recording is of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
-    /// [`FORMAT_VERSION`] of the program that made it.
-    pub format_version: u32,
+    /// How the recording is stored.
+    pub format: Format,
     /// The program and its version.
     pub made_by: String,
     /// The engine that recorded.
@@ -27,18 +30,25 @@ pub struct Manifest {
 impl Manifest {
     /// The manifest of a recording that this program makes now.
     pub fn new(machine: MachineConfig) -> Manifest {
-        let exits = machine.is_for_kvm();
         Manifest {
-            format_version: FORMAT_VERSION,
+            format: Format::default(),
             made_by: concat!("ttvm ", env!("CARGO_PKG_VERSION")).to_string(),
-            engine: if exits { "kvm" } else { "soft" }.to_string(),
+            engine: if machine.profile().runs_on_kvm { "kvm" } else { "soft" }.to_string(),
             counter: counter_of(&machine).to_string(),
             machine,
         }
+    }
+
+    /// Reads the images that the recording was made with and checks that they are still the same.
+    pub fn read_images(&self) -> Result<Images, Error> {
+        self.machine.read_images(self.format)
     }
 }
 
 /// What a machine's recordings count in.
 pub(super) fn counter_of(machine: &MachineConfig) -> &'static str {
-    if machine.is_for_kvm() { COUNTER_EXITS } else { COUNTER_STEPS }
+    match machine.profile().counter {
+        Counter::Instructions => COUNTER_STEPS,
+        Counter::Exits => COUNTER_EXITS,
+    }
 }

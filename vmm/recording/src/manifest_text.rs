@@ -3,11 +3,12 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use machine::Format;
 use machine::error::Error;
 use machine::hashes::hash_of;
 use serde::{Deserialize, Serialize};
 
-use crate::manifest::{FORMAT_VERSION, Manifest, counter_of};
+use crate::manifest::{Manifest, counter_of};
 use crate::manifest_v5::{MachineConfigV5, ManifestV5};
 
 /// No manifest is larger.
@@ -18,15 +19,17 @@ impl Manifest {
     pub fn parse(text: &str) -> Result<Manifest, String> {
         let version = serde_json::from_str::<VersionOnly>(text)
             .map_err(|error| format!("is not a recording's manifest: {error}"))?;
-        if version.format_version != FORMAT_VERSION {
+        let Some(format) = Format::of_version(version.format_version) else {
+            let read = Format::ALL.map(|format| format.version().to_string()).join(", ");
             return Err(format!(
-                "has format version {}, made by {:?}; this ttvm reads version {FORMAT_VERSION}: use the ttvm that made it",
+                "has format version {}, made by {:?}; this ttvm reads version {read}: use the ttvm that made it",
                 version.format_version, version.made_by
             ));
+        };
+        let manifest = match format {
+            Format::V5 => serde_json::from_str::<ManifestV5>(text).map(Manifest::from),
         }
-        let stored: ManifestV5 =
-            serde_json::from_str(text).map_err(|error| format!("is damaged: {error}"))?;
-        let manifest = Manifest::from(stored);
+        .map_err(|error| format!("is damaged: {error}"))?;
         manifest.machine.validate()?;
         let counter = counter_of(&manifest.machine);
         if manifest.counter != counter {
@@ -38,27 +41,35 @@ impl Manifest {
 
     /// The manifest as text, with its check.
     pub fn text(&self) -> String {
-        let stored = ManifestV5::from(self.clone());
-        let text = |check: u32| {
-            let checked = Checked { manifest: &stored, check: format!("{check:08x}") };
-            serde_json::to_string_pretty(&checked).expect("plain data in memory always serializes") + "\n"
-        };
-        text(crc32fast::hash(text(0).as_bytes()))
+        match self.format {
+            Format::V5 => checked_text(&ManifestV5::from(self.clone())),
+        }
     }
 
     /// Hash of everything that determines the run. Where the images lie is no part of it: they may move.
     pub fn machine_hash(&self) -> [u8; 32] {
         let mut machine = self.machine.clone();
         machine.files_mut().for_each(|(_, image)| image.path = PathBuf::new());
-        hash_of(&(&self.counter, MachineConfigV5::from(machine)))
+        match self.format {
+            Format::V5 => hash_of(&(&self.counter, MachineConfigV5::from(machine))),
+        }
     }
+}
+
+/// The text of a manifest, with its check.
+fn checked_text(manifest: &impl Serialize) -> String {
+    let text = |check: u32| {
+        let checked = Checked { manifest, check: format!("{check:08x}") };
+        serde_json::to_string_pretty(&checked).expect("plain data in memory always serializes") + "\n"
+    };
+    text(crc32fast::hash(text(0).as_bytes()))
 }
 
 /// A manifest as it is written down.
 #[derive(Serialize)]
-struct Checked<'a> {
+struct Checked<'a, M> {
     #[serde(flatten)]
-    manifest: &'a ManifestV5,
+    manifest: &'a M,
     /// CRC-32 of the text with zeroes in the place of it.
     check: String,
 }
@@ -90,21 +101,23 @@ struct VersionOnly {
 mod tests {
     use super::*;
     use machine::config::{ImageFile, MachineConfig, PassedDevice};
+    use machine::start::{KernelFiles, Start};
 
     fn manifest() -> Manifest {
         let image = |name: &str| ImageFile { path: name.into(), hash: "00".repeat(32), size_bytes: 5 };
         Manifest::new(MachineConfig {
             cpu_model: cpu::CpuModel::default().name().to_string(),
             memory_bytes: 64 << 20,
-            kernel: image("kernel"),
-            initrd: None,
-            modules: Vec::new(),
-            cmdline: "console=ttyS0".to_string(),
+            start: Start::Kernel(KernelFiles {
+                kernel: image("kernel"),
+                initrd: None,
+                modules: Vec::new(),
+                cmdline: "console=ttyS0".to_string(),
+            }),
             disk: Some(image("disk")),
             debug_ports: devices::DebugPortsV1 { console: false, exit: None },
             network: None,
             passthrough: Vec::new(),
-            start: None,
         })
     }
 

@@ -12,7 +12,9 @@ use devices::passthrough::PciDescriptionV1;
 use serde::{Deserialize, Serialize};
 
 use crate::manifest::Manifest;
-use machine::config::{ImageFile, MachineConfig, ModuleFile, NetworkConfig, PassedDevice};
+use machine::Format;
+use machine::config::{ImageFile, MachineConfig, NetworkConfig, PassedDevice};
+use machine::start::{KernelFiles, ModuleFile, Start};
 
 /// What is stored of a [`Manifest`]: all of it.
 #[derive(Serialize, Deserialize)]
@@ -110,33 +112,27 @@ struct ModuleFileV5 {
 
 impl From<Manifest> for ManifestV5 {
     fn from(manifest: Manifest) -> ManifestV5 {
-        let Manifest { format_version, made_by, engine, counter, machine } = manifest;
-        ManifestV5 { format_version, made_by, engine, counter, machine: machine.into() }
+        let Manifest { format, made_by, engine, counter, machine } = manifest;
+        ManifestV5 { format_version: format.version(), made_by, engine, counter, machine: machine.into() }
     }
 }
 
 impl From<ManifestV5> for Manifest {
     fn from(stored: ManifestV5) -> Manifest {
-        let ManifestV5 { format_version, made_by, engine, counter, machine } = stored;
-        Manifest { format_version, made_by, engine, counter, machine: machine.into() }
+        let ManifestV5 { format_version: _, made_by, engine, counter, machine } = stored;
+        Manifest { format: Format::V5, made_by, engine, counter, machine: machine.into() }
     }
 }
 
 impl From<MachineConfig> for MachineConfigV5 {
     fn from(config: MachineConfig) -> MachineConfigV5 {
-        let MachineConfig {
-            cpu_model,
-            memory_bytes,
-            kernel,
-            initrd,
-            modules,
-            cmdline,
-            disk,
-            debug_ports,
-            network,
-            passthrough,
-            start,
-        } = config;
+        let MachineConfig { cpu_model, memory_bytes, start, disk, debug_ports, network, passthrough } =
+            config;
+        let (booted, state) = match start {
+            Start::Kernel(files) => (files, None),
+            Start::State { state, booted } => (booted, Some(state)),
+        };
+        let KernelFiles { kernel, initrd, modules, cmdline } = booted;
         MachineConfigV5 {
             cpu_model,
             memory_bytes,
@@ -148,7 +144,7 @@ impl From<MachineConfig> for MachineConfigV5 {
             debug_ports,
             network: network.map(Into::into),
             passthrough: passthrough.into_iter().map(Into::into).collect(),
-            start: start.map(Into::into),
+            start: state.map(Into::into),
         }
     }
 }
@@ -168,18 +164,23 @@ impl From<MachineConfigV5> for MachineConfig {
             passthrough,
             start,
         } = stored;
-        MachineConfig {
-            cpu_model,
-            memory_bytes,
+        let files = KernelFiles {
             kernel: kernel.into(),
             initrd: initrd.map(Into::into),
             modules: modules.into_iter().map(Into::into).collect(),
             cmdline,
+        };
+        MachineConfig {
+            cpu_model,
+            memory_bytes,
+            start: match start {
+                None => Start::Kernel(files),
+                Some(state) => Start::State { state: state.into(), booted: files },
+            },
             disk: disk.map(Into::into),
             debug_ports,
             network: network.map(Into::into),
             passthrough: passthrough.into_iter().map(Into::into).collect(),
-            start: start.map(Into::into),
         }
     }
 }

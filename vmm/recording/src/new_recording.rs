@@ -8,7 +8,7 @@ use machine::checks::Intervals;
 use machine::error::Error;
 use machine::inputs::{Inputs, PowerOn};
 use machine::unit::Unit;
-use machine::{Machine, RunStop};
+use machine::{Format, Machine, RunStop};
 
 use crate::checkpointer;
 use crate::log::{EndRecord, LogWriter};
@@ -57,6 +57,11 @@ impl<'a, U: Unit> NewRecording<'a, U> {
     /// Takes these checkpoints, or none.
     pub fn checkpoints(self, options: Option<CheckpointOptions>) -> Self {
         NewRecording { checkpoints: options, ..self }
+    }
+
+    /// How the recording is stored.
+    pub fn format(&self) -> Format {
+        self.log.format()
     }
 
     /// Takes checks of the machine, which replays compare, at other distances than the usual ones.

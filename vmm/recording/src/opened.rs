@@ -11,10 +11,12 @@ use crate::files::{EVENTS, IMAGES, MANIFEST, START};
 use crate::log::{Log, LogRecord, LogWriter, read_log};
 use crate::manifest::Manifest;
 use crate::manifest_text::read_manifest;
+use machine::Counter;
 use machine::config::{ImageFile, MachineConfig, hash_image};
 use machine::error::Error;
 use machine::position::{Count, Exits, Instructions};
 use machine::start::Start;
+use machine::starting_state::StartingState;
 use machine::unit::Unit;
 
 /// An opened recording whose positions are counted in `C`.
@@ -65,32 +67,41 @@ impl<C: Unit> Recording<C> {
         self.recounted.as_ref().is_some_and(|exits| exits.from > Exits(0))
     }
 
-    /// Makes the directory and the manifest, and opens the log for writing. An existing recording is never
-    /// overwritten.
+    /// Makes the directory and the manifest, in the format that is usual now, and opens the log for writing. An existing
+    /// recording is never overwritten.
     pub fn create(path: &Path, machine: &MachineConfig) -> Result<LogWriter, Error> {
         create_folder(path)?;
         Recording::<C>::begin(path, machine)
     }
 
-    /// As [`Recording::create`], of a machine that goes on from a start, in a folder that is there and empty.
-    pub fn begin_from(path: &Path, machine: &MachineConfig, start: &Start) -> Result<LogWriter, Error> {
+    /// As [`Recording::create`], of a machine that goes on from a state, in a folder that is there and empty.
+    pub fn begin_from(
+        path: &Path,
+        machine: &MachineConfig,
+        state: &StartingState,
+    ) -> Result<LogWriter, Error> {
         let images = path.join(IMAGES);
         if !images.is_dir() {
             std::fs::create_dir(&images).map_err(Error::file("create", &images))?;
         }
         let file = images.join(START);
-        start.write(&file)?;
+        let mut manifest = Manifest::new(machine.clone());
+        state.write(&file, manifest.format)?;
         let inside = ImageFile { path: Path::new(IMAGES).join(START), ..hash_image(&file)? };
-        let machine = MachineConfig { start: Some(inside), ..machine.clone() };
-        Recording::<C>::begin(path, &machine)
+        manifest.machine.start = Start::State { state: inside, booted: machine.start.booted().clone() };
+        Recording::<C>::begin_as(path, &manifest)
     }
 
     /// As [`Recording::create`], in a folder that is there and empty.
     pub fn begin(path: &Path, machine: &MachineConfig) -> Result<LogWriter, Error> {
-        let manifest = Manifest::new(machine.clone());
+        Recording::<C>::begin_as(path, &Manifest::new(machine.clone()))
+    }
+
+    /// As [`Recording::begin`], with this manifest: the recording is written in its format.
+    pub fn begin_as(path: &Path, manifest: &Manifest) -> Result<LogWriter, Error> {
         let file = path.join(MANIFEST);
         std::fs::write(&file, manifest.text()).map_err(Error::file("write", &file))?;
-        let mut log = LogWriter::create(&path.join(EVENTS))?;
+        let mut log = LogWriter::create(&path.join(EVENTS), manifest.format)?;
         log.append(&LogRecord::<C>::Machine(manifest.machine_hash()))?;
         Ok(log)
     }
@@ -108,7 +119,7 @@ impl<C: Unit> Recording<C> {
     }
 
     fn with_log(path: &Path, mut manifest: Manifest) -> Result<Recording<C>, Error> {
-        let log = read_log(&path.join(EVENTS))?;
+        let log = read_log(&path.join(EVENTS), manifest.format)?;
         if log.event_count() == 0 {
             return Err(Error::recording(
                 path.join(EVENTS),
@@ -149,10 +160,9 @@ impl Opened {
     pub fn open(path: &Path) -> Result<Opened, Error> {
         must_be_a_directory(path)?;
         let manifest = read_manifest(&path.join(MANIFEST))?;
-        Ok(if manifest.machine.is_for_kvm() {
-            Opened::ByExits(Recording::with_log(path, manifest)?)
-        } else {
-            Opened::ByInstructions(Recording::with_log(path, manifest)?)
+        Ok(match manifest.machine.profile().counter {
+            Counter::Instructions => Opened::ByInstructions(Recording::with_log(path, manifest)?),
+            Counter::Exits => Opened::ByExits(Recording::with_log(path, manifest)?),
         })
     }
 
@@ -194,10 +204,11 @@ fn existing(source: std::io::Error) -> std::io::Error {
 mod tests {
     use super::*;
     use crate::log::{log_of_payloads, parse_log};
+    use machine::Format;
 
     #[test]
     fn events_keep_their_numbers_in_a_part() {
-        let log = Arc::new(parse_log(&log_of_payloads([])).unwrap());
+        let log = Arc::new(parse_log(&log_of_payloads([]), Format::default()).unwrap());
         let whole = Recounted { log: log.clone(), from: Exits(0), skipped: 0 };
         let part = Recounted { log, from: Exits(7), skipped: 4 };
         for (exits, numbers) in [(whole, [0, 1, 2]), (part.clone(), [0, 5, 6])] {

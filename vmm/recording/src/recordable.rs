@@ -10,13 +10,14 @@
 
 use std::path::Path;
 
-use machine::config::{Images, MachineConfig, MachineOptions};
+use machine::config::{MachineConfig, MachineOptions};
 use machine::engine::EngineKind;
 use machine::error::Error;
 use machine::inputs::{Event, PowerOn};
 use machine::position::Instructions;
+use machine::start::Images;
 use machine::unit::Unit;
-use machine::{Machine, Start};
+use machine::{Machine, Start, StartingState};
 
 use crate::new_recording::NewRecording;
 use crate::opened::{Recording, create_folder};
@@ -35,7 +36,7 @@ enum Beginning {
     /// The machine was built at power-on.
     PowerOn,
     /// The machine goes on from this.
-    Start(Start),
+    State(Box<StartingState>),
     /// A recording began there, or nobody will want one that does.
     Gone,
 }
@@ -59,15 +60,15 @@ impl<U: Unit> Recordable<U> {
     pub fn going_on(
         engine: EngineKind,
         recording: &Recording<Instructions>,
-        start: Start,
+        start: StartingState,
     ) -> Result<Self, Error> {
         let Event::PowerOn(power_on) = recording.log.power_on()?.event else {
             unreachable!("reading a log checks that it begins with power-on");
         };
         let config = without_start(&recording.manifest.machine);
-        let mut machine = Machine::build(&config, &Images::of_start(start.clone()), &power_on, engine)?;
+        let mut machine = Machine::build(&config, &Images::of_state(start.clone()), &power_on, engine)?;
         machine.begin_written()?;
-        Ok(Recordable { machine, config, power_on, beginning: Beginning::Start(start) })
+        Ok(Recordable { machine, config, power_on, beginning: Beginning::State(Box::new(start)) })
     }
 
     /// The machine's description.
@@ -93,7 +94,7 @@ impl<U: Unit> Recordable<U> {
         self.must_stand_at_its_beginning()?;
         let folder = folder.as_ref();
         let log = match &self.beginning {
-            Beginning::Start(start) => Recording::<U>::begin_from(folder, &self.config, start)?,
+            Beginning::State(start) => Recording::<U>::begin_from(folder, &self.config, start)?,
             Beginning::PowerOn | Beginning::Gone => Recording::<U>::begin(folder, &self.config)?,
         };
         self.forget_beginning();
@@ -112,7 +113,7 @@ impl<U: Unit> Recordable<U> {
     /// Makes the recording's files in a folder that exists and is empty. The recording begins where the machine stands, and the
     /// machine counts from zero there. If this fails, the machine can go on as before.
     pub fn record_from_here(&mut self, folder: impl AsRef<Path>) -> Result<NewRecording<'_, U>, Error> {
-        let start = Start::of(&mut self.machine)?;
+        let start = StartingState::of(&mut self.machine)?;
         let log = Recording::<U>::begin_from(folder.as_ref(), &self.config, &start)?;
         self.machine.begin_at(&start)?;
         // RAM and disk are in the start's file now, and need not be held in memory.
@@ -124,7 +125,8 @@ impl<U: Unit> Recordable<U> {
 
 /// The machine's description without its start, with paths that hold in any folder.
 fn without_start(machine: &MachineConfig) -> MachineConfig {
-    let mut machine = MachineConfig { start: None, ..machine.clone() };
+    let mut machine =
+        MachineConfig { start: Start::Kernel(machine.start.booted().clone()), ..machine.clone() };
     for (_, image) in machine.images_mut() {
         image.path = std::path::absolute(&image.path).unwrap_or_else(|_| image.path.clone());
     }

@@ -7,13 +7,13 @@ use devices::passthrough::{AskV1, DeviceInputV1};
 use crate::console_digest::ConsoleDigest;
 use crate::cursor::{Cursor, Logged};
 use crate::log::{EndRecord, EventRecord, LogRecord, LogWriter};
-use machine::Machine;
 use machine::checks::{CheckParts, CheckRecord, Intervals, Schedule};
 use machine::engine::Leave;
 use machine::error::Error;
 use machine::inputs::{AskedAt, Event, Idle, Inputs, PowerOn, Sent, View};
 use machine::position::Moment;
 use machine::unit::Unit;
+use machine::{Format, Machine};
 
 /// Records what passes through it.
 pub struct Recorder<C, I> {
@@ -67,6 +67,10 @@ impl<C: Unit, I: Inputs<C>> Recorder<C, I> {
 impl<C: Unit, I: Inputs<C>> Logged<C> for Recorder<C, I> {
     fn cursor(&self) -> Cursor<C> {
         Cursor::after(self.events, self.checks, self.last, self.log.check())
+    }
+
+    fn format(&self) -> Format {
+        self.log.format()
     }
 }
 

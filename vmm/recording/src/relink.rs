@@ -10,6 +10,7 @@ use crate::manifest_text::read_manifest;
 use crate::opened::must_be_a_directory;
 use machine::config::{ImageFile, MachineConfig, hash_image};
 use machine::error::Error;
+use machine::start::Start;
 
 /// Where images lie now. What is not named stays where the manifest says.
 #[derive(Clone, Debug, Default)]
@@ -43,22 +44,25 @@ fn link(recording: &Path, machine: &mut MachineConfig, moved: &MovedImages) -> R
             Err(Error::recording(recording, format!("has {images} of {what}, and {named} are named")))
         }
     };
-    let boots = machine.start.is_none();
-    if !boots && (moved.kernel.is_some() || moved.initrd.is_some() || !moved.modules.is_empty()) {
-        let why =
-            "goes on from a state that it carries, and needs no kernel: only its disk can lie elsewhere";
-        return Err(Error::recording(recording, why));
-    }
-    count(usize::from(machine.initrd.is_some()), usize::from(moved.initrd.is_some()), "initial RAM disk")?;
-    count(usize::from(machine.disk.is_some()), usize::from(moved.disk.is_some()), "disk image")?;
-    count(machine.modules.len(), moved.modules.len(), "boot module")?;
     // As `MachineConfig::images_mut` has them: kernel, initial RAM disk, modules, or a starting state in their place; disk.
-    let modules = machine.modules.iter().enumerate().map(|(number, _)| moved.modules.get(number));
-    let mut paths = vec![moved.kernel.as_ref()];
-    if boots {
-        paths.extend(machine.initrd.iter().map(|_| moved.initrd.as_ref()));
-        paths.extend(modules);
-    }
+    let mut paths = match &machine.start {
+        Start::Kernel(files) => {
+            let named = usize::from(moved.initrd.is_some());
+            count(usize::from(files.initrd.is_some()), named, "initial RAM disk")?;
+            count(files.modules.len(), moved.modules.len(), "boot module")?;
+            let modules = (0..files.modules.len()).map(|number| moved.modules.get(number));
+            let initrd = files.initrd.iter().map(|_| moved.initrd.as_ref());
+            std::iter::once(moved.kernel.as_ref()).chain(initrd).chain(modules).collect()
+        }
+        Start::State { .. } => {
+            if moved.kernel.is_some() || moved.initrd.is_some() || !moved.modules.is_empty() {
+                let why = "goes on from a state that it carries, and needs no kernel: only its disk can lie elsewhere";
+                return Err(Error::recording(recording, why));
+            }
+            vec![None]
+        }
+    };
+    count(usize::from(machine.disk.is_some()), usize::from(moved.disk.is_some()), "disk image")?;
     paths.extend(machine.disk.iter().map(|_| moved.disk.as_ref()));
     for ((what, image), path) in machine.images_mut().zip(paths) {
         if let Some(path) = path {

@@ -15,7 +15,7 @@ use crate::cursor::Cursor;
 use machine::error::Error;
 use machine::position::Moment;
 use machine::unit::Unit;
-use machine::{Machine, MachineState};
+use machine::{Format, Machine, MachineState};
 
 /// Pages and disk blocks that are held at most: 16 MiB. After more there is no trail until the next checkpoint.
 const MAX_PAGES: usize = 4096;
@@ -117,7 +117,7 @@ impl<C: Unit> Trail<C> {
     }
 
     /// Hands the states that lie before `end` to the writer, each as a checkpoint.
-    pub fn store(self, end: Moment<C>, writer: &mut BackgroundWriter) -> Result<(), Error> {
+    pub fn store(self, end: Moment<C>, format: Format, writer: &mut BackgroundWriter) -> Result<(), Error> {
         let mut before: Option<PageMap> = None;
         for kept in [self.older, self.newer].into_iter().flatten().filter(|kept| kept.at.count < end.count) {
             writer.begin(kept.at.count.number(), kept.at.time_ns)?;
@@ -131,7 +131,7 @@ impl<C: Unit> Trail<C> {
                     writer.page(Space::Disk, block, contents)?;
                 }
             }
-            writer.finish(kept.head.to_bytes(), kept.state.to_bytes())?;
+            writer.finish(kept.head.to_bytes(format), kept.state.to_bytes(format))?;
             before = Some(kept.disk);
         }
         Ok(())

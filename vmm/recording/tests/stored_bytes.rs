@@ -6,17 +6,18 @@
 //! retyped shows. What the CPU's and the devices' states are is tested where they are
 //! (`cpu/tests/stored_state.rs`, `devices/tests/golden_state.rs`).
 
-use cpu::{CpuModel, CpuState, CpuStateV1};
+use cpu::{Counts, CpuModel, CpuState, CpuStateV1};
 use devices::DebugPortsV1;
 use devices::passthrough::{AskV1, DeviceInputV1, DmaV1, InterruptV1, RegionV1};
 use devices::pci::PciBusStateV1;
 use devices::platform::PlatformStateV1;
 use machine::checks::CheckRecord;
-use machine::config::{ImageFile, MachineConfig, ModuleFile};
+use machine::config::{ImageFile, MachineConfig};
 use machine::console_tail::ConsoleTail;
 use machine::inputs::{Event, PowerOn, Stopped};
 use machine::position::{Count, Exits, Instructions, Moment};
-use machine::{Hashes, MachineState, Outcome, hex};
+use machine::start::{KernelFiles, ModuleFile, Start};
+use machine::{Format, Hashes, MachineState, Outcome, hex};
 use recording::Manifest;
 use recording::checkpoints::CheckpointHead;
 use recording::cursor::Cursor;
@@ -50,17 +51,18 @@ fn platform() -> PlatformStateV1<PciBusStateV1> {
 
 fn state(outcome: Option<Outcome>) -> MachineState {
     let mut cpu = CpuState::reset();
-    (cpu.gpr, cpu.steps) = (std::array::from_fn(|number| 0x1111 * number as u64), 0x1_2345_6789);
+    cpu.gpr = std::array::from_fn(|number| 0x1111 * number as u64);
+    let counts = Counts { steps: 0x1_2345_6789, ..Counts::default() };
     let mut console = ConsoleTail::default();
     console.push(&[b'.'; 9000]);
     console.push(b"login: ");
-    MachineState { cpu, platform: platform(), idle_ns: 0x9_8765_4321, console, outcome }
+    MachineState { cpu, counts, platform: platform(), idle_ns: 0x9_8765_4321, console, outcome }
 }
 
 /// What a state has behind those of the CPU and of the devices, but for the text on the console.
 fn rest_of(state: &MachineState) -> String {
-    let bytes = state.to_bytes();
-    let cpu = postcard::to_stdvec(&CpuStateV1::from(&state.cpu)).expect("plain data");
+    let bytes = state.to_bytes(Format::V5);
+    let cpu = postcard::to_stdvec(&CpuStateV1::new(&state.cpu, state.counts)).expect("plain data");
     let platform = postcard::to_stdvec(&state.platform).expect("plain data");
     let rest = bytes.strip_prefix(&cpu[..]).expect("the CPU comes first");
     let rest = rest.strip_prefix(&platform[..]).expect("then come the devices");
@@ -99,9 +101,12 @@ fn head<C: Count>() -> CheckpointHead<C> {
 #[test]
 fn a_checkpoints_head() {
     let expected = "89cf959a129af1d9a223ab939eab34bcb5e2b345ab939eabf8ffffffff0189cf019af10180c0959a1280e0d9a223ef9bafcd08";
-    assert_eq!(hex(&head::<Instructions>().to_bytes()), expected);
-    assert_eq!(hex(&head::<Exits>().to_bytes()), expected);
-    assert_eq!(CheckpointHead::parse(&head::<Exits>().to_bytes()), Some(head::<Exits>()));
+    assert_eq!(hex(&head::<Instructions>().to_bytes(Format::V5)), expected);
+    assert_eq!(hex(&head::<Exits>().to_bytes(Format::V5)), expected);
+    assert_eq!(
+        CheckpointHead::parse(Format::V5, &head::<Exits>().to_bytes(Format::V5)),
+        Some(head::<Exits>())
+    );
 }
 
 fn events() -> Vec<Event> {
@@ -159,9 +164,9 @@ fn records<C: Count>(outcome: Outcome) -> Vec<LogRecord<C>> {
 fn payloads<C: Count>(records: &[LogRecord<C>]) -> Vec<String> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("events.log");
-    let mut writer = LogWriter::create(&path).unwrap();
+    let mut writer = LogWriter::create(&path, Format::V5).unwrap();
     records.iter().for_each(|record| writer.append(record).unwrap());
-    assert_eq!(read_log::<C>(&path).unwrap().records().unwrap(), records);
+    assert_eq!(read_log::<C>(&path, Format::V5).unwrap().records().unwrap(), records);
     let file = std::fs::read(&path).unwrap();
     let mut rest = file.strip_prefix(b"TTVMLOG1").expect("a log begins so");
     let mut payloads = Vec::new();
@@ -230,35 +235,30 @@ fn the_end_of_a_log() {
     assert_eq!(found, expected);
 }
 
+fn image(name: &str, first: u8, size_bytes: u64) -> ImageFile {
+    ImageFile { path: format!("/images/{name}").into(), hash: hex(&bytes::<32>(first)), size_bytes }
+}
+
 fn manifest(model: CpuModel) -> Manifest {
-    let image = |name: &str, first: u8, size_bytes: u64| ImageFile {
-        path: format!("/images/{name}").into(),
-        hash: hex(&bytes::<32>(first)),
-        size_bytes,
-    };
     let mut manifest = Manifest::new(MachineConfig {
         cpu_model: model.name().to_string(),
         memory_bytes: 64 << 20,
-        kernel: image("kernel", 0x10, 1001),
-        initrd: Some(image("initrd", 0x20, 1002)),
-        modules: vec![
-            ModuleFile { file: image("first", 0x30, 1003), cmdline: "one".to_string() },
-            ModuleFile { file: image("second", 0x40, 1004), cmdline: "two".to_string() },
-        ],
-        cmdline: "console=ttyS0".to_string(),
+        start: Start::Kernel(KernelFiles {
+            kernel: image("kernel", 0x10, 1001),
+            initrd: Some(image("initrd", 0x20, 1002)),
+            modules: vec![
+                ModuleFile { file: image("first", 0x30, 1003), cmdline: "one".to_string() },
+                ModuleFile { file: image("second", 0x40, 1004), cmdline: "two".to_string() },
+            ],
+            cmdline: "console=ttyS0".to_string(),
+        }),
         disk: Some(image("disk", 0x50, 1005)),
         debug_ports: DebugPortsV1 { console: true, exit: Some(0x501) },
         network: None,
         passthrough: Vec::new(),
-        start: None,
     });
     manifest.made_by = "ttvm 0.1.0".to_string();
     manifest
-}
-
-fn model_for_kvm() -> CpuModel {
-    let mut models = CpuModel::names().filter_map(CpuModel::named);
-    models.find(|model| model.is_for_kvm()).expect("there is one")
 }
 
 #[test]
@@ -269,8 +269,27 @@ fn a_manifests_text() {
 }
 
 #[test]
+fn a_starting_state_stands_behind_everything_else_of_the_machine() {
+    let mut manifest = manifest(CpuModel::default());
+    let booted = manifest.machine.start.booted().clone();
+    manifest.machine.start = Start::State { state: image("start", 0x60, 1006), booted };
+    let state = format!(
+        "    }},\n    \"start\": {{\n      \"path\": \"/images/start\",\n      \"hash\": \"{}\",\n      \
+         \"size_bytes\": 1006\n    }}\n  }},\n",
+        hex(&bytes::<32>(0x60))
+    );
+    let text = manifest.text();
+    let with_state = include_str!("golden/manifest_v5.json").replace("    }\n  },\n", &state);
+    let without_check = |text: &str| {
+        text.lines().filter(|line| !line.contains("check")).map(str::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(without_check(&text), without_check(&with_state));
+    assert_eq!(Manifest::parse(&text), Ok(manifest));
+}
+
+#[test]
 fn the_hash_of_a_machines_description() {
-    let found = [CpuModel::default(), model_for_kvm()].map(|model| hex(&manifest(model).machine_hash()));
+    let found = [CpuModel::default(), CpuModel::V2Kvm].map(|model| hex(&manifest(model).machine_hash()));
     let expected = [
         "8b8f69e6e828ec5d9627388cdfb3ec11796cf90067d7ba0d3a6358293dc4a221",
         "ba1c0fc45458c4bb4a5391b0874595a286daa79fce1e295bb44199caf04864c3",
@@ -278,7 +297,8 @@ fn the_hash_of_a_machines_description() {
     assert_eq!(found, expected);
     let mut least = manifest(CpuModel::default());
     let machine = &mut least.machine;
-    (machine.initrd, machine.disk, machine.modules) = (None, None, Vec::new());
+    let files = machine.start.booted_mut();
+    (files.initrd, files.modules, machine.disk) = (None, Vec::new(), None);
     machine.debug_ports = DebugPortsV1 { console: false, exit: None };
     assert_eq!(
         hex(&least.machine_hash()),

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use checkpoint::{Entry, Store};
 use history::timeline::Timeline;
+use machine::Format;
 use machine::engine::EngineKind;
 use machine::error::{Error, exit_code};
 use machine::notation::PositionSpec;
@@ -88,7 +89,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
 
 fn list<U: Unit>(recording: &Recording<U>, json: bool) -> Result<i32, Error> {
     let entries = recording.checkpoints()?.map(|store| store.entries()).unwrap_or_default();
-    let rows: Vec<Row> = entries.iter().filter_map(row::<U>).collect();
+    let rows: Vec<Row> = entries.iter().filter_map(|entry| row::<U>(entry, recording.log.format)).collect();
     crate::output::print(&if json {
         serde_json::to_string_pretty(&rows).expect("plain data always serializes")
     } else {
@@ -97,8 +98,8 @@ fn list<U: Unit>(recording: &Recording<U>, json: bool) -> Result<i32, Error> {
     Ok(exit_code::DONE)
 }
 
-fn row<U: Unit>(entry: &Entry) -> Option<Row> {
-    let head = CheckpointHead::<U>::parse(&entry.head)?;
+fn row<U: Unit>(entry: &Entry, format: Format) -> Option<Row> {
+    let head = CheckpointHead::<U>::parse(format, &entry.head)?;
     let position = head.at.count.position();
     let instruction = matches!(position, Position::Instruction(_)).then_some(());
     Some(Row {

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use checkpoint::Store;
-use machine::config::PassedDevice;
+use machine::config::{MachineConfig, PassedDevice};
 use machine::error::{Error, exit_code};
 use machine::position::{Count, Length, Moment};
+use machine::start::Start;
 use machine::unit::Unit;
 use recording::log::{LogEntry, is_being_written};
 use recording::with_recording;
@@ -29,7 +30,7 @@ struct Info<'a> {
     engine: &'a str,
     counter: &'a str,
     cpu_model: &'a str,
-    machine: &'a machine::config::MachineConfig,
+    machine: &'a MachineConfig,
     /// Whether the recording reaches the end of the run; if not, it was cut off.
     complete: bool,
     /// Whether a recorder is still at work on it.
@@ -115,7 +116,7 @@ fn info<U: Unit>(recording: &Recording<U>) -> Result<Info<'_>, Error> {
     let passed_ns = last.time_ns.saturating_sub(begins_ns);
     let guest_seconds = passed_ns as f64 / 1e9;
     Ok(Info {
-        format_version: manifest.format_version,
+        format_version: manifest.format.version(),
         made_by: &manifest.made_by,
         engine: &manifest.engine,
         counter: &manifest.counter,
@@ -127,7 +128,7 @@ fn info<U: Unit>(recording: &Recording<U>) -> Result<Info<'_>, Error> {
         length: U::length(last.count.number()),
         branches: end.map_or(at_event.max(at_check), |e| e.branches),
         guest_seconds,
-        begins_at_guest_seconds: manifest.machine.start.as_ref().map(|_| begins_ns as f64 / 1e9),
+        begins_at_guest_seconds: begins_at_guest_seconds(&manifest.machine, begins_ns),
         events,
         checks: log.check_count(),
         log_bytes: log.bytes,
@@ -135,6 +136,13 @@ fn info<U: Unit>(recording: &Recording<U>) -> Result<Info<'_>, Error> {
         console_bytes: end.map(|e| e.console_bytes),
         checkpoints: None,
     })
+}
+
+fn begins_at_guest_seconds(machine: &MachineConfig, begins_ns: u64) -> Option<f64> {
+    match machine.start {
+        Start::Kernel(_) => None,
+        Start::State { .. } => Some(begins_ns as f64 / 1e9),
+    }
 }
 
 fn checkpoint_info<U: Unit>(store: &Store, recording: &Recording<U>, begins_ns: u64) -> CheckpointInfo {
@@ -180,11 +188,12 @@ fn text(info: &Info<'_>) -> String {
     if let Some(seconds) = info.begins_at_guest_seconds {
         lines.push(format!("begins        with a machine that ran, at {seconds:.6} s guest time"));
     }
-    lines.push(format!("kernel        {}", machine.kernel.path.display()));
-    if let Some(initrd) = &machine.initrd {
+    let booted = machine.start.booted();
+    lines.push(format!("kernel        {}", booted.kernel.path.display()));
+    if let Some(initrd) = &booted.initrd {
         lines.push(format!("initrd        {}", initrd.path.display()));
     }
-    for module in &machine.modules {
+    for module in &booted.modules {
         lines.push(format!("module        {} {}", module.file.path.display(), module.cmdline));
     }
     if let Some(disk) = &machine.disk {
@@ -202,7 +211,7 @@ fn text(info: &Info<'_>) -> String {
             }
         });
     }
-    lines.push(format!("command line  {}", machine.cmdline));
+    lines.push(format!("command line  {}", booted.cmdline));
     lines.push(format!(
         "ended         {}",
         match &info.ended {

@@ -10,12 +10,12 @@ use history::recount::folders::{INSTRUCTIONS, folder};
 use history::recount::{from_exit, in_instructions, start_of_last};
 use history::replay::verify::verify;
 use history::timeline::{Timeline, TravelStop};
-use machine::MachineState;
 use machine::error::{Error, exit_code};
 use machine::inputs::Event;
 use machine::notation::PositionSpec;
 use machine::position::{Count, Exits, Instructions};
-use recording::checkpoints::{CheckpointHead, parse_state};
+use machine::{Format, MachineState};
+use recording::checkpoints::CheckpointHead;
 use recording::pack::{DEFAULT_MAX_BYTES, pack, unpack};
 use recording::{CHECKPOINTS, Recording};
 use tiny_guest::stopped::{open, record_with_checkpoints};
@@ -23,7 +23,11 @@ use tiny_guest::{Numbers, STIRRED, change};
 
 fn heads(recording: &Recording<Exits>) -> Vec<CheckpointHead<Exits>> {
     let store = recording.checkpoints().unwrap().unwrap();
-    store.entries().iter().map(|entry| CheckpointHead::parse(&entry.head).unwrap()).collect()
+    store
+        .entries()
+        .iter()
+        .map(|entry| CheckpointHead::parse(Format::default(), &entry.head).unwrap())
+        .collect()
 }
 
 /// The checkpoints that one can go on from: all but the one of the end.
@@ -61,7 +65,7 @@ fn forge(
     let of = of.number();
     let store = Store::open(recording.path.join(CHECKPOINTS)).unwrap();
     let entry = store.entries().into_iter().find(|entry| entry.position == of).unwrap();
-    let mut state = parse_state(&store.state_at(of).unwrap()).unwrap();
+    let mut state = MachineState::from_bytes(Format::default(), &store.state_at(of).unwrap()).unwrap();
     change(&mut state);
     let ram = store.maps_at(of).unwrap().ram;
     let contents = |page: u64| match ram.get(page) {
@@ -79,7 +83,7 @@ fn forge(
     for (number, contents) in pages {
         draft.page(Space::Ram, number, &contents).unwrap();
     }
-    draft.finish(&entry.head, &state.to_bytes()).unwrap();
+    draft.finish(&entry.head, &state.to_bytes(Format::default())).unwrap();
 }
 
 /// What is changed, and what is said of it.
@@ -98,7 +102,7 @@ fn a_checkpoint_that_lies_is_found_and_what_engines_differ_in_is_no_lie() {
         (None, &type_x, Some("what the console showed")),
         // It is looked for at the end of the run.
         (None, &|state| state.outcome = Some(machine::Outcome::Reset), Some("the CPU's state differs")),
-        (None, &|state| (state.cpu.steps, state.cpu.branches) = (5, 5), None),
+        (None, &|state| (state.counts.steps, state.counts.branches) = (5, 5), None),
     ];
     for (page, change, expected) in cases {
         let directory = tempfile::tempdir().unwrap();

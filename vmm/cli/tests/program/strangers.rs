@@ -61,7 +61,7 @@ fn files_in_recordings_are_plain_files() {
             let (recording, _) =
                 record_with_checkpoints(path, "r.ttvm", 3_000, typed(&[(500, "a")]), &[10_000]);
             let replaced = match file {
-                "kernel" => recording.manifest.machine.kernel.path.clone(),
+                "kernel" => recording.manifest.machine.start.booted().kernel.path.clone(),
                 file => path.join("r.ttvm").join(file),
             };
             fs::remove_file(&replaced).unwrap();

@@ -99,7 +99,7 @@ fn a_packed_recording_replays_without_the_originals() {
     let (recording, end) = record(directory.path(), "r.ttvm", ROUNDS, typed(&[(5_000, "a")]));
     let (code, _, told) = ttvm(directory.path(), &["pack", "r.ttvm", "-o", "packed"]);
     assert_eq!(code, 0, "{told}");
-    std::fs::remove_file(&recording.manifest.machine.kernel.path).unwrap();
+    std::fs::remove_file(&recording.manifest.machine.start.booted().kernel.path).unwrap();
     std::fs::remove_dir_all(&recording.path).unwrap();
     let (code, _, told) = ttvm(directory.path(), &["unpack", "packed", "-o", "u.ttvm"]);
     assert_eq!(code, 0, "{told}");

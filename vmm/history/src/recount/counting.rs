@@ -21,7 +21,7 @@ use machine::engine::Leave;
 use machine::error::Error;
 use machine::inputs::{AskedAt, Event, Idle, Inputs, View};
 use machine::position::{Exits, Instructions, Moment};
-use machine::{Machine, Outcome, RunStop, hash_of};
+use machine::{Format, Machine, Outcome, RunStop, hash_of};
 use recording::checkpointer::Checkpointer;
 use recording::checkpoints::{CheckpointHead, Checkpoints, add_here, open_checkpoints};
 use recording::console_digest::ConsoleDigest;
@@ -54,7 +54,11 @@ pub fn start_of_last(recording: &Recording<Exits>, last_ns: u64) -> Result<Optio
         let before_end = head.at.count > Exits(0) && head.at.count < end.count && head.cursor.events() > 0;
         before_end && end.time_ns.checked_sub(head.at.time_ns).is_some_and(|ns| ns >= last_ns)
     };
-    let heads = store.entries().into_iter().rev().filter_map(|entry| CheckpointHead::parse(&entry.head));
+    let heads = store
+        .entries()
+        .into_iter()
+        .rev()
+        .filter_map(|entry| CheckpointHead::parse(recording.log.format, &entry.head));
     Ok(heads.filter(begins_there).map(|head| head.at.count).next())
 }
 
@@ -70,7 +74,7 @@ pub fn from_exit(
     let log = match usable(&folder, &recording, from, origin) {
         Some(log) => log,
         None => {
-            let (draft, log) = RecountDraft::begin(&recording.path, from)?;
+            let (draft, log) = RecountDraft::begin(&recording.path, from, recording.log.format)?;
             let log = recount(&recording, from, draft.path(), log, origin, progress)?;
             draft.publish(log, |folder| usable(folder, &recording, from, origin).is_some())?;
             usable(&folder, &recording, from, origin)
@@ -90,7 +94,7 @@ fn origin_of(recording: &Recording<Exits>, from: Exits) -> [u8; 32] {
 
 /// The log in a folder, if the folder has a whole recounted log of this recording.
 fn usable(folder: &Path, of: &Recording<Exits>, from: Exits, origin: [u8; 32]) -> Option<Log<Instructions>> {
-    let log: Log<Instructions> = read_log(&folder.join(EVENTS)).ok()?;
+    let log: Log<Instructions> = read_log(&folder.join(EVENTS), of.log.format).ok()?;
     let skipped = of.log.event_count().checked_sub(log.event_count())?;
     let is_whole = !log.torn
         && log.event_count() > 0
@@ -221,7 +225,7 @@ fn begin_part(
     transcriber.begin_at(machine.moment_in())?;
 
     let store = Arc::new(Store::create(directory, ram_pages, disk_blocks)?);
-    add_here(&store, &initial, machine, transcriber.cursor())?;
+    add_here(&store, &initial, machine, transcriber.cursor(), transcriber.format())?;
     let mut maps = store.maps_at(0)?;
     maps.ram = maps.ram.over(&initial);
     machine.attach_store(store.clone());
@@ -291,6 +295,10 @@ impl Transcriber {
 impl Logged<Exits, Instructions> for Transcriber {
     fn cursor(&self) -> Cursor<Instructions> {
         Cursor::after(self.events, self.checks, self.last, self.log.check())
+    }
+
+    fn format(&self) -> Format {
+        self.log.format()
     }
 }
 

@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use machine::Format;
 use machine::error::Error;
 use machine::position::Exits;
 use recording::files::EVENTS;
@@ -34,7 +35,7 @@ pub struct RecountDraft {
 impl RecountDraft {
     /// Makes a folder, and the log in it. The log's file is locked until it is dropped, which tells other
     /// sessions that this one is at work.
-    pub fn begin(recording: &Path, from: Exits) -> Result<(RecountDraft, LogWriter), Error> {
+    pub fn begin(recording: &Path, from: Exits, format: Format) -> Result<(RecountDraft, LogWriter), Error> {
         let all = recording.join(INSTRUCTIONS);
         std::fs::create_dir_all(&all).map_err(Error::file("create", &all))?;
         let target = folder(recording, from);
@@ -44,7 +45,7 @@ impl RecountDraft {
         }
         let path = unused(&all, &format!("{from}{UNFINISHED}{}", std::process::id()))?;
         let draft = RecountDraft { path, target };
-        let log = LogWriter::create(&draft.path.join(EVENTS))?;
+        let log = LogWriter::create(&draft.path.join(EVENTS), format)?;
         Ok((draft, log))
     }
 
@@ -120,8 +121,9 @@ mod tests {
     #[test]
     fn who_comes_second_uses_what_is_there() {
         let recording = tempfile::tempdir().unwrap();
-        let (first, first_log) = RecountDraft::begin(recording.path(), Exits(5)).unwrap();
-        let (second, second_log) = RecountDraft::begin(recording.path(), Exits(5)).unwrap();
+        let (first, first_log) = RecountDraft::begin(recording.path(), Exits(5), Format::default()).unwrap();
+        let (second, second_log) =
+            RecountDraft::begin(recording.path(), Exits(5), Format::default()).unwrap();
         std::fs::write(second.path().join("second"), "").unwrap();
         assert_eq!(names(recording.path()).len(), 2);
         second.publish(second_log, |target| target.exists()).unwrap();
@@ -135,7 +137,7 @@ mod tests {
         let recording = tempfile::tempdir().unwrap();
         let old = folder(recording.path(), Exits(0));
         std::fs::create_dir_all(old.join("more")).unwrap();
-        let (draft, log) = RecountDraft::begin(recording.path(), Exits(0)).unwrap();
+        let (draft, log) = RecountDraft::begin(recording.path(), Exits(0), Format::default()).unwrap();
         draft.publish(log, |_| false).unwrap();
         assert!(old.join(EVENTS).exists() && !old.join("more").exists());
     }
@@ -143,12 +145,12 @@ mod tests {
     #[test]
     fn leftovers_go_when_the_next_one_begins() {
         let recording = tempfile::tempdir().unwrap();
-        let (draft, log) = RecountDraft::begin(recording.path(), Exits(0)).unwrap();
+        let (draft, log) = RecountDraft::begin(recording.path(), Exits(0), Format::default()).unwrap();
         // As if this process had been killed.
         std::mem::forget(draft);
         drop(log);
-        let (alive, _log) = RecountDraft::begin(recording.path(), Exits(0)).unwrap();
-        let (given_up, log) = RecountDraft::begin(recording.path(), Exits(7)).unwrap();
+        let (alive, _log) = RecountDraft::begin(recording.path(), Exits(0), Format::default()).unwrap();
+        let (given_up, log) = RecountDraft::begin(recording.path(), Exits(7), Format::default()).unwrap();
         drop((given_up, log));
         assert_eq!(names(recording.path()).len(), 1);
         assert!(alive.path().exists());

@@ -182,7 +182,8 @@ fn describe<C: Unit>(left: &mut Side<C>, right: &mut Side<C>, at: C) -> Result<P
 }
 
 fn differences<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> Result<Vec<String>, Error> {
-    let mut found = registers::differences(&left.machine.cpu().state(), &right.machine.cpu().state());
+    let (one, other) = (left.machine.cpu(), right.machine.cpu());
+    let mut found = registers::differences((&one.state(), one.counts()), (&other.state(), other.counts()));
     let (then, now) = (left.summary()?, right.summary()?);
     if then.0.at.time_ns != now.0.at.time_ns {
         found.push(format!("guest time {} ns {} ns", then.0.at.time_ns, now.0.at.time_ns));

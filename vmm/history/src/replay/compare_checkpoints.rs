@@ -18,9 +18,9 @@ use machine::error::Error;
 use machine::position::Position;
 use machine::ram_digest::leave_out_processors_own;
 use machine::unit::Unit;
-use machine::{Machine, MachineState};
+use machine::{Format, Machine, MachineState};
 use recording::Recording;
-use recording::checkpoints::{CheckpointHead, Checkpoints, must_fit, parse_state};
+use recording::checkpoints::{CheckpointHead, Checkpoints, must_fit};
 use recording::player::Player;
 
 /// A checkpoint that is not what a replay has at its place.
@@ -76,6 +76,7 @@ pub struct CheckpointComparison<C> {
     checkpoints: Checkpoints<C>,
     /// How alike states must be. What counts instructions was all made by the software CPU.
     likeness: Likeness,
+    format: Format,
     /// The disk as it is at the checkpoint that is compared.
     disk: Option<OverlayDisk>,
     /// The maps at the checkpoint that was compared last.
@@ -112,9 +113,10 @@ impl<C: Unit> CheckpointComparison<C> {
         let before = Maps { ram: ram.clone(), disk: PageMap::new(store.disk_blocks()) };
         let checkpoints = Checkpoints::new(store, ram, &recording.log)?;
         let likeness =
-            if C::NAMES_ONE_PLACE { Likeness::Exact } else { recording.manifest.machine.likeness() };
+            if C::NAMES_ONE_PLACE { Likeness::Exact } else { recording.manifest.machine.profile().likeness };
         let (compared, difference) = (0, None);
-        Ok(Some(CheckpointComparison { checkpoints, likeness, disk, before, compared, difference }))
+        let format = recording.log.format;
+        Ok(Some(CheckpointComparison { checkpoints, likeness, format, disk, before, compared, difference }))
     }
 
     /// Where the checkpoints are, in order.
@@ -124,7 +126,7 @@ impl<C: Unit> CheckpointComparison<C> {
 
     /// Whether a checkpoint is of a run that has ended, and so of the machine behind its last step.
     pub fn is_after_the_end(&self, at: C) -> Result<bool, Error> {
-        let state = parse_state(&self.checkpoints.store().state_at(at.number())?);
+        let state = MachineState::from_bytes(self.format, &self.checkpoints.store().state_at(at.number())?);
         Ok(state.is_some_and(|state| state.outcome.is_some()))
     }
 
@@ -152,12 +154,16 @@ impl<C: Unit> CheckpointComparison<C> {
         let bytes = match self.likeness {
             Likeness::Exact => stored.clone(),
             // Whichever engine it was, as far as engines agree.
-            Likeness::AcrossProcessors => parse_state(&stored)
-                .filter(|state| cpu_hash(&state.cpu, self.likeness) == cpu_hash(&now.cpu, self.likeness))
-                .map_or(Vec::new(), |state| MachineState { cpu: now.cpu.clone(), ..state }.to_bytes()),
+            Likeness::AcrossProcessors => MachineState::from_bytes(self.format, &stored)
+                .filter(|state| self.cpu_hash(state) == self.cpu_hash(&now))
+                .map_or(Vec::new(), |state| {
+                    MachineState { cpu: now.cpu.clone(), counts: now.counts, ..state }.to_bytes(self.format)
+                }),
         };
-        if bytes != now.to_bytes() {
-            return Ok(Some(CheckpointPart::State(self.differing(parse_state(&stored).as_ref(), &now))));
+        if bytes != now.to_bytes(self.format) {
+            return Ok(Some(CheckpointPart::State(
+                self.differing(MachineState::from_bytes(self.format, &stored).as_ref(), &now),
+            )));
         }
         let head = CheckpointHead::of(machine, player.cursor());
         Ok((self.checkpoints.heads().get(&at) != Some(&head)).then_some(CheckpointPart::Head))
@@ -212,12 +218,15 @@ impl<C: Unit> CheckpointComparison<C> {
         Ok(None)
     }
 
+    fn cpu_hash(&self, state: &MachineState) -> [u8; 32] {
+        cpu_hash(&state.cpu, state.counts, self.likeness)
+    }
+
     /// The part of a state that differs.
     fn differing(&self, stored: Option<&MachineState>, now: &MachineState) -> &'static str {
-        let cpu = |state: &MachineState| cpu_hash(&state.cpu, self.likeness);
         match stored {
             None => "the machine's state, which makes no sense,",
-            Some(stored) if cpu(stored) != cpu(now) => "the CPU's state",
+            Some(stored) if self.cpu_hash(stored) != self.cpu_hash(now) => "the CPU's state",
             Some(stored) if stored.platform != now.platform => "the devices' state",
             Some(stored) if stored.idle_ns != now.idle_ns => "the time that passed idle",
             Some(stored) if stored.console != now.console => "what the console showed last",
@@ -244,8 +253,8 @@ impl<C: Unit> CheckpointComparison<C> {
 
 /// What the loader leaves in RAM.
 fn ram_at_power_on<C: Unit>(recording: &Recording<C>) -> Result<PageMap, Error> {
-    let (config, player) = (&recording.manifest.machine, Player::new(recording.log.clone())?);
-    Ok(Machine::new(config, &config.read_images()?, player.power_on())?.maps()?.ram)
+    let (manifest, player) = (&recording.manifest, Player::new(recording.log.clone())?);
+    Ok(Machine::new(&manifest.machine, &manifest.read_images()?, player.power_on())?.maps()?.ram)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Registers for people to read.
 
-use cpu::CpuState;
+use cpu::{Counts, CpuState};
 
 const NAMES: [&str; 16] = [
     "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14",
@@ -42,8 +42,11 @@ pub fn named(state: &CpuState) -> Vec<(&'static str, u64)> {
     NAMES.into_iter().zip(state.gpr).chain(selectors).chain(rest).collect()
 }
 
-/// What differs between two states of a CPU, each as `name then now`.
-pub fn differences(then: &CpuState, now: &CpuState) -> Vec<String> {
+/// What differs between two CPUs, each as `name then now`.
+pub fn differences(
+    (then, counts_then): (&CpuState, Counts),
+    (now, counts_now): (&CpuState, Counts),
+) -> Vec<String> {
     let mut rest = now.clone();
     let mut found = Vec::new();
     let mut compare = |name: &str, then: u128, now: u128| {
@@ -61,8 +64,8 @@ pub fn differences(then: &CpuState, now: &CpuState) -> Vec<String> {
         ("cr2", then.cr2, now.cr2),
         ("cr3", then.cr3, now.cr3),
         ("cr4", then.cr4, now.cr4),
-        ("steps", then.steps, now.steps),
-        ("branches", then.branches, now.branches),
+        ("steps", counts_then.steps, counts_now.steps),
+        ("branches", counts_then.branches, counts_now.branches),
     ] {
         compare(name, then.into(), now.into());
     }
@@ -71,8 +74,7 @@ pub fn differences(then: &CpuState, now: &CpuState) -> Vec<String> {
     }
     (rest.gpr, rest.rip, rest.rflags, rest.xmm) = (then.gpr, then.rip, then.rflags, then.xmm);
     (rest.cr0, rest.cr2, rest.cr3, rest.cr4) = (then.cr0, then.cr2, then.cr3, then.cr4);
-    (rest.steps, rest.branches) = (then.steps, then.branches);
-    if rest != *then {
+    if rest != *then || counts_then.system_calls != counts_now.system_calls {
         found.push("other parts of the CPU's state differ".to_string());
     }
     found
@@ -84,15 +86,17 @@ mod tests {
 
     #[test]
     fn every_difference_is_named() {
-        let then = CpuState::reset();
-        assert!(differences(&then, &then).is_empty());
+        let (then, counts) = (CpuState::reset(), Counts::default());
+        assert!(differences((&then, counts), (&then, counts)).is_empty());
         let mut now = then.clone();
         now.gpr[3] = 0x12;
         now.xmm[15] = 1;
         now.dr6 ^= 1;
         assert_eq!(
-            differences(&then, &now),
+            differences((&then, counts), (&now, counts)),
             ["rbx 0x0 0x12", "xmm15 0x0 0x1", "other parts of the CPU's state differ"]
         );
+        let more = Counts { branches: 7, ..counts };
+        assert_eq!(differences((&then, counts), (&then, more)), ["branches 0x0 0x7"]);
     }
 }

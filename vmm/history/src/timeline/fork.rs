@@ -37,7 +37,7 @@ impl Inputs<Instructions> for NoInputs {
 impl Fork {
     /// The place where history was left.
     pub fn begun_at(&self) -> Instructions {
-        Instructions(self.root.state.cpu.steps)
+        Instructions(self.root.state.counts.steps)
     }
 
     /// Runs a fork on to a place, or to something to stop at.

@@ -13,7 +13,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cpu::AddressKind;
+use cpu::{AddressKind, Counts};
 
 use crate::timeline::shared::{FastForward, Poll, Shared};
 use machine::error::Error;
@@ -177,7 +177,7 @@ impl Runner {
         let (first, last) = (self.exits.number_of(stretch.first), self.exits.number_of(stretch.last));
         let begin = known(self.player.log(), first)?.0.at;
         let mut state = from.state.clone();
-        state.cpu.branches = state.cpu.branches.saturating_add(self.branches_before);
+        state.counts.branches = state.counts.branches.saturating_add(self.branches_before);
         self.machine.restore_at_exit(begin.count, &state, &from.maps)?;
         let checks = from.cursor.checks() + self.checks_before;
         self.player.set_cursor(Cursor::after(first, checks, begin, 0))?;
@@ -205,9 +205,11 @@ impl Runner {
     fn arrived(&mut self, stretch: Stretch) -> Result<Snapshot<Instructions>, Error> {
         let (record, system_calls) = known(&self.log, stretch.last)?;
         let mut state = self.machine.state();
-        state.cpu.steps = record.at.count.number();
-        state.cpu.branches = record.branches;
-        state.cpu.system_calls = system_calls.unwrap_or_default();
+        state.counts = Counts {
+            steps: record.at.count.number(),
+            branches: record.branches,
+            system_calls: system_calls.unwrap_or_default(),
+        };
         let checks = self.player.cursor().checks() - self.checks_before;
         let before = known(&self.log, stretch.last - 1)?.0.at;
         let cursor = Cursor::after(stretch.last, checks, before, 0);

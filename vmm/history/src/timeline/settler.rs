@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use super::shared::Shared;
 use super::walker::{FAR_SPACING, Walked, Walker};
+use super::workers::Pool;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
 
@@ -44,11 +45,11 @@ struct Look {
 
 impl Settler {
     /// A settler that has nothing to do yet.
-    pub fn new(shared: Arc<Shared>) -> Settler {
+    pub fn new(shared: Arc<Shared>, workers: Arc<Pool>) -> Settler {
         let door = Arc::new(Door::default());
         let of_thread = door.clone();
         let thread = std::thread::Builder::new().name("settler".into());
-        if let Err(error) = thread.spawn(move || of_thread.work(&shared)) {
+        if let Err(error) = thread.spawn(move || of_thread.work(&shared, &workers)) {
             log::debug!("nothing is settled in the background: {error}");
         }
         Settler(door)
@@ -83,7 +84,7 @@ impl Door {
         self.is_over.load(Ordering::Relaxed)
     }
 
-    fn work(&self, shared: &Arc<Shared>) {
+    fn work(&self, shared: &Arc<Shared>, workers: &Pool) {
         // What was walked along to its end: snapshots that are thinned out there are no reason to do it again.
         let mut settled = Instructions(0)..Instructions(0);
         while let Some(Look { here, movement }) = self.wait(shared) {
@@ -98,6 +99,8 @@ impl Door {
                     Err(error) => log::debug!("what lies before instruction {here} is not settled: {error}"),
                 }
             }
+            // Each idle worker has a machine with the guest's RAM. A script's next search would have come by now.
+            workers.clear();
             shared.settlings.fetch_add(1, Ordering::Release);
         }
     }

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use super::snapshot::Snapshots;
-use machine::config::Images;
 use machine::engine::EngineKind;
 use machine::position::Instructions;
+use machine::start::Images;
 use recording::Recording;
 use recording::checkpoints::Checkpoints;
 

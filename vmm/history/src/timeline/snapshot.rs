@@ -8,18 +8,19 @@ use recording::checkpoints::{CheckpointHead, Snapshot};
 
 /// Snapshots of one session that are kept at most.
 const MAX_SNAPSHOTS: usize = 256;
-/// Pages that they may hold in memory together: 256 MiB.
+/// Pages that they may hold in memory together at most: 256 MiB.
 const MAX_PAGES: usize = 65536;
+/// Pages that they may hold in memory together in any case: 16 MiB.
+const MIN_PAGES: usize = 4096;
 
 /// The snapshots of one session: close together around the place that is being looked at, and ever farther
 /// apart from there.
-#[derive(Default)]
 pub struct Snapshots(Mutex<Inner>);
 
-#[derive(Default)]
 struct Inner {
     by_place: BTreeMap<Instructions, Kept>,
     pages: usize,
+    most_pages: usize,
     /// The place that is being looked at.
     focus: Instructions,
 }
@@ -32,6 +33,17 @@ struct Kept {
 }
 
 impl Snapshots {
+    /// No snapshots yet, of a guest with so many pages of RAM. They may hold a quarter of them in memory, within bounds.
+    pub fn of_guest(ram_pages: u64) -> Snapshots {
+        let most_pages = (ram_pages / 4).clamp(MIN_PAGES as u64, MAX_PAGES as u64) as usize;
+        Snapshots(Mutex::new(Inner {
+            by_place: BTreeMap::new(),
+            pages: 0,
+            most_pages,
+            focus: Instructions(0),
+        }))
+    }
+
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -82,7 +94,7 @@ impl Snapshots {
         if let Some(old) = inner.by_place.insert(at, Kept { head, snapshot, pages }) {
             inner.pages -= old.pages;
         }
-        while inner.by_place.len() > MAX_SNAPSHOTS || inner.pages > MAX_PAGES {
+        while inner.by_place.len() > MAX_SNAPSHOTS || inner.pages > inner.most_pages {
             let Some(least) = inner.least_useful() else { break };
             if let Some(kept) = inner.by_place.remove(&least) {
                 inner.pages -= kept.pages;
@@ -142,7 +154,7 @@ mod tests {
     /// Snapshots at these places, kept in this order, with so many new pages each.
     fn kept(focus: u64, places: impl IntoIterator<Item = u64>, pages: usize) -> Snapshots {
         let directory = tempfile::tempdir().unwrap();
-        let (snapshot, snapshots) = (snapshot(directory.path()), Snapshots::default());
+        let (snapshot, snapshots) = (snapshot(directory.path()), Snapshots::of_guest(4 * MAX_PAGES as u64));
         snapshots.focus(Instructions(focus));
         for place in places {
             snapshots.keep(head(place), snapshot.clone(), pages);
@@ -163,7 +175,7 @@ mod tests {
         assert_eq!([0, 49, 50, 51, 1000].map(before), [Some(0), Some(0), Some(50), Some(50), Some(100)]);
         assert_eq!([0, 49, 50, 51, 101].map(behind), [Some(0), Some(50), Some(50), Some(100), None]);
         assert_eq!([0, 49, 50, 51, 100].map(there), [true, false, true, false, true]);
-        assert!(Snapshots::default().nearest(Instructions(5)).is_none());
+        assert!(Snapshots::of_guest(4 * MAX_PAGES as u64).nearest(Instructions(5)).is_none());
     }
 
     #[test]

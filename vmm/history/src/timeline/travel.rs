@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use checkpoint::{Entry, Store};
 use cpu::Watchpoint;
+use guest_ram::PAGE_SIZE;
 
 use crate::replay::last_place;
 use crate::timeline::fork::Fork;
@@ -87,7 +88,7 @@ impl Timeline {
 
     /// As [`Timeline::open`]; long searches use at most `threads` cores, and guest RAM as many times.
     pub fn open_with(recording: &Recording<Instructions>, threads: usize) -> Result<Timeline, Error> {
-        let images = recording.manifest.machine.read_images()?;
+        let images = recording.manifest.read_images()?;
         let end = last_place(recording);
         let mut shared = Shared {
             recording: recording.clone(),
@@ -96,7 +97,7 @@ impl Timeline {
             begins_ns: recording.log.power_on()?.at.time_ns,
             checkpoints: None,
             damaged: Mutex::default(),
-            snapshots: Snapshots::default(),
+            snapshots: Snapshots::of_guest(recording.manifest.machine.memory_bytes / PAGE_SIZE),
             fast_forward: OnceLock::new(),
             threads: threads.max(1),
             replayed: AtomicU64::new(0),
@@ -220,7 +221,7 @@ impl Timeline {
                 .ram
                 .clone(),
         };
-        add_here(&store, &initial, machine, self.walker.player.cursor())
+        add_here(&store, &initial, machine, self.walker.player.cursor(), self.walker.player.log().format)
     }
 
     /// Replaces everything that runs stop at.
@@ -305,7 +306,8 @@ impl Timeline {
         // Another engine does not come to the places at which snapshots are left.
         if self.fork.is_none() && self.shared.fast_forward.get().is_none() {
             let here = self.position();
-            self.settler.get_or_insert_with(|| Settler::new(self.shared.clone())).look_at(here, &self.shared);
+            let new = || Settler::new(self.shared.clone(), self.workers.clone());
+            self.settler.get_or_insert_with(new).look_at(here, &self.shared);
         }
     }
 
@@ -472,7 +474,7 @@ impl Timeline {
         direction: Direction,
     ) -> Result<TravelStop, Error> {
         Armed::disarm(&mut self.walker.machine);
-        let origin = Instructions(begun.state.cpu.steps);
+        let origin = Instructions(begun.state.counts.steps);
         let place = match direction {
             Direction::Backward => self.walker.first_from(edge).filter(|&place| place < origin),
             // A breakpoint at the edge is yet to be found, and a search passes over one where it begins.

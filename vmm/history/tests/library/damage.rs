@@ -24,7 +24,7 @@ fn original() -> Original {
     let directory = tempfile::tempdir().unwrap();
     let keys = typed(&[(20_000, "a"), (40_000, "bc"), (60_000, "d")]);
     let (recording, _) = record(directory.path(), "r.ttvm", ROUNDS, keys);
-    let kernel = recording.manifest.machine.kernel.path.clone();
+    let kernel = recording.manifest.machine.start.booted().kernel.path.clone();
     let paths = [recording.path.join(MANIFEST), recording.path.join(EVENTS), kernel];
     let files = paths.map(|path| (path.clone(), std::fs::read(path).unwrap())).to_vec();
     Original { directory, recording, files }
@@ -96,7 +96,7 @@ fn what_is_missing_or_foreign_is_named() {
         }
         Ok(_) => panic!("replayed"),
     };
-    let hash = &original.recording.manifest.machine.kernel.hash;
+    let hash = &original.recording.manifest.machine.start.booted().kernel.hash;
     let (kernel, bytes) = &original.files[2];
     std::fs::remove_file(kernel).unwrap();
     let text = sentence();

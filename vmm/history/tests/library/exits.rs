@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use cpu::{AddressKind, Bus, Cpu, CpuState, Traps, Watchpoint};
+use cpu::{AddressKind, Bus, Counts, Cpu, CpuState, Traps, Watchpoint};
 use history::recount::folders::folder;
 use history::recount::in_instructions;
 use history::replay::verify::verify;
@@ -120,7 +120,7 @@ impl Engine for Overshooting {
         }
         let mut state = self.inner.state();
         (state.gpr, state.rip) = ([0xbad; 16], 0xbad);
-        self.inner.set_state(&state);
+        self.inner.set_state(&state, self.inner.counts());
         Ok(End::Overshot)
     }
     fn overshoots(&self) -> bool {
@@ -132,8 +132,8 @@ impl Engine for Overshooting {
     fn state(&self) -> CpuState {
         self.inner.state()
     }
-    fn set_state(&mut self, state: &CpuState) {
-        self.inner.set_state(state);
+    fn set_state(&mut self, state: &CpuState, counts: Counts) {
+        self.inner.set_state(state, counts);
     }
     fn cpu(&self) -> &Cpu {
         self.inner.cpu()
@@ -195,7 +195,7 @@ fn events_of<C: Count>(recording: &Recording<C>) -> Vec<EventRecord<C>> {
 fn rewrite(recording: &Recording<Exits>, events: &[EventRecord<Exits>]) {
     let path = recording.path.join(EVENTS);
     std::fs::remove_file(&path).unwrap();
-    let mut log = LogWriter::create(&path).unwrap();
+    let mut log = LogWriter::create(&path, recording.log.format).unwrap();
     log.append(&LogRecord::<Exits>::Machine(recording.log.machine_hash)).unwrap();
     for event in events {
         log.append(&LogRecord::Event(event.clone())).unwrap();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use cpu::{AddressKind, Bus, Cpu, CpuState, Traps, Watchpoint};
+use cpu::{AddressKind, Bus, Counts, Cpu, CpuState, Traps, Watchpoint};
 use history::replay::{Replay, ReplayEnd};
 use machine::Machine;
 use machine::config::{MachineConfig, MachineOptions};
@@ -36,8 +36,8 @@ impl Engine for Failing {
     fn state(&self) -> CpuState {
         self.inner.state()
     }
-    fn set_state(&mut self, state: &CpuState) {
-        self.inner.set_state(state);
+    fn set_state(&mut self, state: &CpuState, counts: Counts) {
+        self.inner.set_state(state, counts);
     }
     fn cpu(&self) -> &Cpu {
         self.inner.cpu()

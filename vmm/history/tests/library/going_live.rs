@@ -7,14 +7,13 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-use cpu::CpuState;
 use history::replay::{Replay, ReplayEnd};
 use history::timeline::Timeline;
 use machine::engine::EngineKind;
 use machine::error::{Error, exit_code};
 use machine::inputs::{Event, Idle, Inputs, View};
 use machine::position::{Count, Instructions, Moment};
-use machine::{Machine, MachineState, RunStop, Start};
+use machine::{Format, Machine, MachineState, RunStop, StartingState};
 use recording::log::EndRecord;
 use recording::pace::CheckpointOptions;
 use recording::pack::{DEFAULT_MAX_BYTES, pack, unpack};
@@ -65,10 +64,10 @@ struct Future {
 }
 
 /// The start at a place of a recording.
-fn start_at(recording: &Recording<Instructions>, at: Instructions) -> Result<Start, Error> {
+fn start_at(recording: &Recording<Instructions>, at: Instructions) -> Result<StartingState, Error> {
     let mut timeline = Timeline::open_with(recording, 1).unwrap();
     timeline.seek(at, &mut || false).unwrap();
-    Start::of(timeline.machine_mut())
+    StartingState::of(timeline.machine_mut())
 }
 
 /// Goes on from a place of a recording, and records that.
@@ -108,20 +107,16 @@ fn recorded_future(recording: &Recording<Instructions>, at: Instructions) -> Fut
     future(console, &mut replay.machine)
 }
 
-fn without_counts(cpu: &CpuState) -> CpuState {
-    CpuState { steps: 0, branches: 0, system_calls: 0, ..cpu.clone() }
-}
-
 fn must_be_equal(found: &Future, expected: &Future, at: Instructions) {
     assert_eq!(
         String::from_utf8_lossy(&found.console),
         String::from_utf8_lossy(&expected.console),
         "from {at} on"
     );
-    assert!(without_counts(&found.state.cpu) == without_counts(&expected.state.cpu), "the CPU, from {at} on");
+    assert!(found.state.cpu == expected.state.cpu, "the CPU, from {at} on");
     assert!(found.state.platform == expected.state.platform, "the devices, from {at} on");
     assert_eq!((found.ram, &found.state.console), (expected.ram, &expected.state.console), "from {at} on");
-    let time = |state: &MachineState| state.cpu.steps + state.idle_ns;
+    let time = |state: &MachineState| state.counts.steps + state.idle_ns;
     assert_eq!(time(&found.state), time(&expected.state), "from {at} on");
 }
 
@@ -183,7 +178,7 @@ fn every_place_of_what_is_recorded_anew_is_the_one_that_was_recorded() {
         old.seek(Instructions(from + place), &mut || false).unwrap();
         new.seek(Instructions(place), &mut || false).unwrap();
         let states = [old.machine().state(), new.machine().state()];
-        assert!(without_counts(&states[0].cpu) == without_counts(&states[1].cpu), "at {place}");
+        assert!(states[0].cpu == states[1].cpu, "at {place}");
         assert!(states[0].platform == states[1].platform, "at {place}");
         assert_eq!(old.machine_mut().hashes().ram, new.machine_mut().hashes().ram, "at {place}");
         assert_eq!(old.machine().moment().time_ns, new.machine().moment().time_ns, "at {place}");
@@ -206,7 +201,7 @@ fn what_is_typed_after_going_live_is_recorded_anew_and_can_be_gone_on_from_again
     // Nothing of what it came from is needed.
     std::fs::remove_dir_all(&recording.path).unwrap();
     std::fs::remove_dir_all(&first).unwrap();
-    std::fs::remove_file(&recording.manifest.machine.kernel.path).unwrap();
+    std::fs::remove_file(&recording.manifest.machine.start.booted().kernel.path).unwrap();
     must_replay(&open(&second));
     let (packed, unpacked) = (directory.path().join("packed"), directory.path().join("unpacked.ttvm"));
     pack(&open(&second), &packed, true).unwrap();
@@ -245,7 +240,7 @@ fn nothing_goes_on_from_where_a_machine_has_ended_by_itself() {
     let (recording, _) = calls(directory.path());
     let (mut machine, mut player) = history::replay::open(&recording).unwrap();
     assert!(matches!(machine.run(Instructions::MAX, &mut player).unwrap(), RunStop::Ended(_)));
-    let error = Start::of(&mut machine).unwrap_err();
+    let error = StartingState::of(&mut machine).unwrap_err();
     assert_eq!(error.exit_code(), exit_code::USAGE);
     assert!(error.to_string().contains("choose a place before"), "{error}");
 }
@@ -255,23 +250,23 @@ fn a_damaged_starting_state_is_refused_and_never_panics() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = calls(directory.path());
     let file = directory.path().join("start");
-    start_at(&recording, Instructions(5_000)).unwrap().write(&file).unwrap();
+    start_at(&recording, Instructions(5_000)).unwrap().write(&file, Format::default()).unwrap();
     let bytes = std::fs::read(&file).unwrap();
     let pages = 4 << 20 >> 12;
-    assert!(Start::parse(&bytes, pages, 0).is_ok());
+    assert!(StartingState::parse(&bytes, Format::default(), pages, 0).is_ok());
     for (ram, disk) in [(pages - 1, 0), (pages + 1, 0), (pages, 1)] {
-        assert!(Start::parse(&bytes, ram, disk).unwrap_err().contains("pages"));
+        assert!(StartingState::parse(&bytes, Format::default(), ram, disk).unwrap_err().contains("pages"));
     }
     for length in [0, 7, 11, 12, bytes.len() / 2, bytes.len() - 1] {
-        assert!(Start::parse(&bytes[..length], pages, 0).is_err(), "{length}");
+        assert!(StartingState::parse(&bytes[..length], Format::default(), pages, 0).is_err(), "{length}");
     }
     let mut numbers = Numbers(1);
     for _ in 0..2_000 {
         // Some bits say only how it is compressed.
-        if let Ok(start) = Start::parse(&change(&bytes, &mut numbers), pages, 0) {
+        if let Ok(start) = StartingState::parse(&change(&bytes, &mut numbers), Format::default(), pages, 0) {
             let again = tempfile::tempdir().unwrap();
             let again = again.path().join("start");
-            start.write(&again).unwrap();
+            start.write(&again, Format::default()).unwrap();
             assert!(std::fs::read(again).unwrap() == bytes);
         }
     }

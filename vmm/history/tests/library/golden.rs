@@ -24,7 +24,7 @@ fn unpacked(name: &str, directory: &Path) -> Opened {
 /// Replays and verifies a recording in which so much is, and that ends there.
 fn must_replay<C: Unit>(recording: &Recording<C>, events: usize, checks: usize, checkpoints: usize, end: C) {
     let (log, manifest) = (&recording.log, &recording.manifest);
-    assert_eq!((manifest.format_version, manifest.made_by.as_str()), (FORMAT_VERSION, "ttvm 0.1.0"));
+    assert_eq!((manifest.format.version(), manifest.made_by.as_str()), (FORMAT_VERSION, "ttvm 0.1.0"));
     assert_eq!((log.event_count(), log.check_count(), log.torn), (events, checks, false));
     assert_eq!(log.last_moment().count, end);
     let (_, how) = replay(recording, None, |_| Ok(()), |_| {}).unwrap();

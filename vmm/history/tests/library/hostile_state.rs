@@ -2,12 +2,12 @@
 //! runs on with them; it never panics.
 
 use history::replay;
-use machine::Machine;
 use machine::error::{Error, exit_code};
 use machine::position::{Count, Exits, Instructions};
 use machine::unit::Unit;
+use machine::{Machine, MachineState};
 use recording::Recording;
-use recording::checkpoints::{Checkpoints, Snapshot, parse_state};
+use recording::checkpoints::{Checkpoints, Snapshot};
 use recording::player::{Player, Scrutiny};
 use tiny_guest::{Numbers, Script, record_with_checkpoints, stopped, typed};
 
@@ -66,8 +66,9 @@ fn restored_at_exit_and_run(
     machine.restore_at_exit(exits, &snapshot.state, &snapshot.maps)?;
     machine.count_anew();
     let (state, maps) = (machine.state(), machine.maps().unwrap());
-    let config = &recording.manifest.machine;
-    let mut machine = Machine::<Instructions>::new(config, &config.read_images()?, player.power_on())?;
+    let manifest = &recording.manifest;
+    let mut machine =
+        Machine::<Instructions>::new(&manifest.machine, &manifest.read_images()?, player.power_on())?;
     machine.attach_store(store.store().clone());
     machine.restore(&state, &maps)?;
     machine.run(Instructions(STEPS), &mut Script(Vec::new()))?;
@@ -90,9 +91,9 @@ fn survive<C: Unit>(
     let (mut decoded, mut refused, mut ran) = (0, 0, 0);
     for round in 0..mutations {
         let (at, original) = &originals[numbers.below(originals.len() as u64) as usize];
-        let mut bytes = original.state.to_bytes();
+        let mut bytes = original.state.to_bytes(recording.log.format);
         mutate(&mut bytes, &mut numbers);
-        let Some(state) = parse_state(&bytes) else { continue };
+        let Some(state) = MachineState::from_bytes(recording.log.format, &bytes) else { continue };
         decoded += 1;
         match run(*at, &Snapshot { state, ..original.clone() }, &checkpoints) {
             Ok(()) => ran += 1,

@@ -8,7 +8,7 @@
 
 pub mod soft;
 
-use cpu::{AddressKind, Bus, Cpu, CpuModel, CpuState, Observer, Tier, Traps, Watchpoint};
+use cpu::{AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Observer, Tier, Traps, Watchpoint};
 pub use engine_contract::{End, LandingPlace, Landings, Leave, Statistics};
 use guest_ram::GuestRam;
 
@@ -53,8 +53,12 @@ pub trait Engine: Send {
     ) -> Result<End, Error>;
     /// The architectural state, canonical.
     fn state(&self) -> CpuState;
-    /// Replaces the state; RAM may have been replaced too, by writes that its page flags saw.
-    fn set_state(&mut self, state: &CpuState);
+    /// What was counted. The counts are the machine's: the engine keeps them while it runs the guest.
+    fn counts(&self) -> Counts {
+        self.cpu().counts()
+    }
+    /// Replaces state and counts; RAM may have been replaced too, by writes that its page flags saw.
+    fn set_state(&mut self, state: &CpuState, counts: Counts);
     /// The CPU as a debugger looks at it.
     fn cpu(&self) -> &Cpu;
     /// Replaces all breakpoints. If the host fails at it, the next run says so.

@@ -3,7 +3,8 @@
 use std::sync::OnceLock;
 
 use cpu::{
-    AddressKind, Bus, Cpu, CpuModel, CpuState, Observer, Stop, Tier, Traps, Watchpoint, fold_registers,
+    AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Observer, Stop, Tier, Traps, Watchpoint,
+    fold_registers,
 };
 use guest_ram::GuestRam;
 
@@ -125,8 +126,9 @@ impl Engine for SoftEngine {
         self.cpu.state()
     }
 
-    fn set_state(&mut self, state: &CpuState) {
+    fn set_state(&mut self, state: &CpuState, counts: Counts) {
         self.cpu.restore_state(state);
+        self.cpu.set_counts(counts);
     }
 
     fn cpu(&self) -> &Cpu {

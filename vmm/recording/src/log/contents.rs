@@ -9,11 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::log::frames::{MAGIC, MOST_FRAME_BYTES, next_frame};
 use crate::log::order::Order;
+use crate::log::payload::unpacked;
 use crate::log::piece::{Loaded, LogEntry, PIECE_BYTES, PIECE_RECORDS, Piece, PieceIndex};
 use crate::log::records::{EndRecord, EventRecord, LogRecord};
 use crate::log::source::{Source, Window};
 use crate::log::v1;
 use crate::log::writer::log_of_payloads;
+use machine::Format;
 use machine::checks::CheckRecord;
 use machine::error::Error;
 use machine::position::{Count, Moment};
@@ -21,6 +23,8 @@ use machine::position::{Count, Moment};
 /// An event log. Events and checks have numbers of their own, and *entries* are both together, in the order of the log.
 #[derive(Debug)]
 pub struct Log<C> {
+    /// The recording's format.
+    pub format: Format,
     /// Hash of the machine's description; zero where the log was cut off before it.
     pub machine_hash: [u8; 32],
     /// The end, unless the recording was cut off.
@@ -37,24 +41,17 @@ pub struct Log<C> {
     loaded: Mutex<Loaded<C>>,
 }
 
-/// Reads a whole log.
-pub fn read_log<C: Count>(path: &Path) -> Result<Log<C>, Error> {
-    Log::read(Source::open(path)?)
+/// Reads a whole log of a recording of this format.
+pub fn read_log<C: Count>(path: &Path, format: Format) -> Result<Log<C>, Error> {
+    Log::read(Source::open(path)?, format)
 }
 
 /// Parses the bytes of a log. Never panics, whatever they are.
-pub fn parse_log<C: Count>(bytes: &[u8]) -> Result<Log<C>, String> {
-    Log::read(Source::Memory(bytes.to_vec())).map_err(|error| match error {
+pub fn parse_log<C: Count>(bytes: &[u8], format: Format) -> Result<Log<C>, String> {
+    Log::read(Source::Memory(bytes.to_vec()), format).map_err(|error| match error {
         Error::Recording { why, .. } => why,
         other => other.to_string(),
     })
-}
-
-/// Unpacks the record of a frame.
-fn unpacked<C: Count>(payload: &[u8]) -> Result<LogRecord<C>, String> {
-    let (record, left) = v1::take_from_bytes(payload).map_err(|error| format!("makes no sense ({error})"))?;
-    // Bytes beyond the record would be a second meaning for the same file.
-    if left.is_empty() { Ok(record) } else { Err("is longer than what it says".to_string()) }
 }
 
 /// Puts records into a piece as they come.
@@ -157,7 +154,7 @@ impl<C: Count> Scan<C> {
 pub type CountedEvent<C> = (EventRecord<C>, Option<u64>);
 
 impl<C: Count> Log<C> {
-    fn read(source: Source) -> Result<Log<C>, Error> {
+    fn read(source: Source, format: Format) -> Result<Log<C>, Error> {
         let (length, end_of_data) = (source.length()?, source.end_of_data()?);
         let mut window = Window::new(&source, length);
         if !window.from(0, MAGIC.len() as u64)?.starts_with(MAGIC) {
@@ -172,7 +169,7 @@ impl<C: Count> Log<C> {
             let rest = window.from(offset, MOST_FRAME_BYTES as u64)?;
             match next_frame(rest, left, arrived, scan.chain).map_err(damaged)? {
                 Some((header, payload)) => {
-                    let record = unpacked(payload).map_err(damaged)?;
+                    let record = unpacked(format, payload).map_err(damaged)?;
                     let taken = scan.take(record, header.payload_check, offset + header.frame_bytes());
                     taken.map_err(|why| damaged(why.to_string()))?;
                 }
@@ -181,6 +178,7 @@ impl<C: Count> Log<C> {
         }
         scan.end_piece();
         Ok(Log {
+            format,
             machine_hash: scan.order.machine_hash.unwrap_or_default(),
             end: scan.order.end.clone(),
             bytes: scan.offset,
@@ -251,7 +249,7 @@ impl<C: Count> Log<C> {
             let left = rest.len() as u64;
             let frame = next_frame(rest, left, left, chain).ok().flatten();
             let (header, payload) = frame.ok_or_else(changed)?;
-            filling.take(unpacked(payload).map_err(|_| changed())?, header.payload_check);
+            filling.take(unpacked(self.format, payload).map_err(|_| changed())?, header.payload_check);
             (rest, chain) = (&rest[header.frame_bytes() as usize..], header.payload_check);
         }
         let piece = Arc::new(filling.piece);
@@ -400,10 +398,10 @@ impl<C: Count> Log<C> {
         Ok(records)
     }
 
-    /// The log with these records.
+    /// The log with these records, in format 5.
     pub fn of_records(records: &[LogRecord<C>]) -> Result<Log<C>, String> {
         let payloads: Vec<Vec<u8>> = records.iter().map(v1::to_bytes).collect();
-        parse_log(&log_of_payloads(payloads.iter().map(Vec::as_slice)))
+        parse_log(&log_of_payloads(payloads.iter().map(Vec::as_slice)), Format::V5)
     }
 }
 

@@ -6,6 +6,7 @@ mod contents;
 pub mod diff;
 mod frames;
 mod order;
+mod payload;
 mod piece;
 mod records;
 mod source;

@@ -4,6 +4,7 @@ use std::fs::File;
 
 use super::frames::MAGIC;
 use super::*;
+use machine::Format;
 use machine::checks::CheckRecord;
 use machine::clock::MAX_TIME_NS;
 use machine::inputs::{Event, PowerOn};
@@ -44,14 +45,14 @@ fn sample_records() -> Vec<LogRecord<Instructions>> {
 fn written(records: &[LogRecord<Instructions>]) -> Vec<u8> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("events.log");
-    let mut writer = LogWriter::create(&path).unwrap();
+    let mut writer = LogWriter::create(&path, Format::default()).unwrap();
     records.iter().for_each(|record| writer.append(record).unwrap());
     std::fs::read(&path).unwrap()
 }
 
 #[test]
 fn what_is_written_is_read() {
-    let log = parse_log::<Instructions>(&written(&sample_records())).unwrap();
+    let log = parse_log::<Instructions>(&written(&sample_records()), Format::default()).unwrap();
     assert_eq!(log.records().unwrap(), sample_records());
     assert!(!log.torn);
     assert_eq!(log.last_moment(), Moment { count: Instructions(100), time_ns: 101 });
@@ -64,8 +65,8 @@ fn a_log_cut_off_anywhere_gives_the_records_before_the_cut() {
         for zeroes in [0, 100] {
             let mut cut = bytes[..length].to_vec();
             cut.resize(length + zeroes, 0);
-            let log =
-                parse_log::<Instructions>(&cut).unwrap_or_else(|why| panic!("{length} {zeroes}: {why}"));
+            let log = parse_log::<Instructions>(&cut, Format::default())
+                .unwrap_or_else(|why| panic!("{length} {zeroes}: {why}"));
             let whole = log.records().unwrap();
             assert_eq!(whole, sample_records()[..whole.len()], "{length}");
             assert!(whole.len() < sample_records().len());
@@ -80,7 +81,7 @@ fn every_flipped_bit_is_noticed() {
     for bit in 0..bytes.len() * 8 {
         let mut damaged = bytes.clone();
         damaged[bit / 8] ^= 1 << (bit % 8);
-        assert!(parse_log::<Instructions>(&damaged).is_err(), "bit {bit}");
+        assert!(parse_log::<Instructions>(&damaged, Format::default()).is_err(), "bit {bit}");
     }
 }
 
@@ -102,13 +103,13 @@ fn whole_frames_in_another_order_are_refused() {
             });
             let mut swapped = bytes[..lengths[0]].to_vec();
             order.for_each(|number| swapped.extend_from_slice(frame(number)));
-            assert!(parse_log::<Instructions>(&swapped).is_err(), "{left} {right}");
+            assert!(parse_log::<Instructions>(&swapped, Format::default()).is_err(), "{left} {right}");
         }
     }
     let without = [&bytes[..lengths[2]], &bytes[lengths[3]..]].concat();
-    assert!(parse_log::<Instructions>(&without).is_err(), "a missing record");
+    assert!(parse_log::<Instructions>(&without, Format::default()).is_err(), "a missing record");
     let twice = [&bytes[..lengths[3]], &bytes[lengths[2]..]].concat();
-    assert!(parse_log::<Instructions>(&twice).is_err(), "a record twice");
+    assert!(parse_log::<Instructions>(&twice, Format::default()).is_err(), "a record twice");
 }
 
 #[test]
@@ -125,7 +126,7 @@ fn records_in_an_order_that_no_run_has_are_refused() {
             vec![machine(), event(0, power_on()), event(5, Event::PowerButton), LogRecord::Check(check(4))],
         ),
     ] {
-        assert!(parse_log::<Instructions>(&written(&records)).is_err(), "{what}");
+        assert!(parse_log::<Instructions>(&written(&records), Format::default()).is_err(), "{what}");
     }
 }
 
@@ -151,7 +152,9 @@ fn payloads_that_no_recorder_writes_are_read_or_refused() {
                 _ => payload.insert(below(payload.len() + 1), 0xff),
             }
         }
-        if let Ok(log) = parse_log::<Instructions>(&log_of_payloads(changed.iter().map(Vec::as_slice))) {
+        if let Ok(log) =
+            parse_log::<Instructions>(&log_of_payloads(changed.iter().map(Vec::as_slice)), Format::default())
+        {
             assert!(log.event_count() + log.check_count() < payloads.len());
             let places: Vec<_> = log.entries().map(|entry| entry.unwrap().at()).collect();
             assert!(places.is_sorted());
@@ -193,7 +196,7 @@ fn a_long_log_is_the_same_however_it_is_looked_at_and_little_of_it_is_in_memory(
     let path = directory.path().join("events.log");
     let payloads: Vec<Vec<u8>> = records.iter().map(v1::to_bytes).collect();
     std::fs::write(&path, log_of_payloads(payloads.iter().map(Vec::as_slice))).unwrap();
-    let log: Log<Instructions> = read_log(&path).unwrap();
+    let log: Log<Instructions> = read_log(&path, Format::default()).unwrap();
     assert!(log.records().unwrap() == records);
     assert!(log.pieces_in_memory() <= 128 && log.pieces() > 400, "{} pieces", log.pieces());
     let events: Vec<_> = records
@@ -225,7 +228,7 @@ fn a_file_that_changes_while_it_is_open_is_an_error() {
     let payloads: Vec<Vec<u8>> = records.iter().map(v1::to_bytes).collect();
     let bytes = log_of_payloads(payloads.iter().map(Vec::as_slice));
     std::fs::write(&path, &bytes).unwrap();
-    let log: Log<Instructions> = read_log(&path).unwrap();
+    let log: Log<Instructions> = read_log(&path, Format::default()).unwrap();
     let mut changed = bytes.clone();
     changed[1000] ^= 1;
     std::fs::write(&path, &changed).unwrap();

@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use crate::log::frames::{MAGIC, MAX_FRAME_BYTES, header_of};
+use crate::log::payload::append_to;
 use crate::log::records::{EventRecord, LogRecord};
-use crate::log::v1::{self, LogRecordV1};
+use crate::log::v1::LogRecordV1;
+use machine::Format;
 use machine::error::Error;
 use machine::position::Count;
 
@@ -20,6 +22,7 @@ const RESERVE_BYTES: u64 = 256 << 10;
 pub struct LogWriter {
     file: File,
     path: PathBuf,
+    format: Format,
     /// Up to where room on the disk is held.
     reserved: u64,
     /// Length of the file up to the last whole record.
@@ -31,24 +34,24 @@ pub struct LogWriter {
 }
 
 impl LogWriter {
-    /// Starts a new log; the file must not exist.
-    pub fn create(path: &Path) -> Result<LogWriter, Error> {
+    /// Starts a new log of a recording of this format; the file must not exist.
+    pub fn create(path: &Path, format: Format) -> Result<LogWriter, Error> {
         let mut file = File::create_new(path).map_err(Error::file("create", path))?;
         // Only says that a recorder still writes: where files cannot be locked, readers do not get to know.
         let _ = file.try_lock();
         file.write_all(MAGIC).map_err(Error::file("write", path))?;
-        let mut log = LogWriter::behind_magic(file, path.to_path_buf(), 0);
+        let mut log = LogWriter::behind_magic(file, path.to_path_buf(), format, 0);
         log.reserve();
         Ok(log)
     }
 
-    fn behind_magic(file: File, path: PathBuf, reserved: u64) -> LogWriter {
-        LogWriter { file, path, reserved, bytes: MAGIC.len() as u64, chain: 0, payload: Vec::new() }
+    fn behind_magic(file: File, path: PathBuf, format: Format, reserved: u64) -> LogWriter {
+        LogWriter { file, path, format, reserved, bytes: MAGIC.len() as u64, chain: 0, payload: Vec::new() }
     }
 
     #[cfg(test)]
     pub(super) fn on(file: File, path: PathBuf) -> LogWriter {
-        LogWriter::behind_magic(file, path, u64::MAX)
+        LogWriter::behind_magic(file, path, Format::default(), u64::MAX)
     }
 
     #[cfg(test)]
@@ -60,17 +63,17 @@ impl LogWriter {
     ///
     /// Where that fails (a full disk), what was written before stays whole.
     pub fn append<C: Count>(&mut self, record: &LogRecord<C>) -> Result<(), Error> {
-        self.append_stored(&record.into())
+        self.append_stored(record)
     }
 
     /// Appends the record of an event, as [`append`](LogWriter::append) does.
     pub fn append_event<C: Count>(&mut self, record: &EventRecord<C>) -> Result<(), Error> {
-        self.append_stored(&record.into())
+        self.append_stored(record)
     }
 
-    fn append_stored(&mut self, record: &LogRecordV1<'_>) -> Result<(), Error> {
+    fn append_stored<'a>(&mut self, record: impl Into<LogRecordV1<'a>>) -> Result<(), Error> {
         self.payload.clear();
-        self.payload = v1::append_to(std::mem::take(&mut self.payload), record);
+        self.payload = append_to(self.format, std::mem::take(&mut self.payload), record);
         let payload = &self.payload[..];
         assert!(payload.len() <= MAX_FRAME_BYTES, "events come in small pieces");
         let (header, chain) = header_of(self.chain, payload);
@@ -103,6 +106,11 @@ impl LogWriter {
     /// The checksum of everything that was appended.
     pub fn check(&self) -> u32 {
         self.chain
+    }
+
+    /// The recording's format.
+    pub fn format(&self) -> Format {
+        self.format
     }
 
     /// The file.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use crate::files::{IMAGES, START};
 use crate::manifest::Manifest;
 use machine::config::MachineConfig;
+use machine::start::{KernelFiles, Start};
 
 /// Begins every packed recording; the version follows, outside of the compressed part.
 pub const MAGIC: &[u8; 8] = b"TTVMPACK";
@@ -25,14 +26,18 @@ pub const WINDOW_LOG_MAX: u32 = 24;
 /// nothing in an archive can make them point elsewhere.
 pub fn with_images_inside(manifest: &Manifest) -> Manifest {
     let mut manifest = manifest.clone();
-    let MachineConfig { kernel, initrd, modules, disk, start, .. } = &mut manifest.machine;
+    let MachineConfig { start, disk, .. } = &mut manifest.machine;
     let inside = |name: &str| PathBuf::from(IMAGES).join(name);
+    match start {
+        Start::Kernel(_) => {}
+        Start::State { state, .. } => state.path = inside(START),
+    }
+    let KernelFiles { kernel, initrd, modules, cmdline: _ } = start.booted_mut();
     kernel.path = inside("kernel");
     initrd.iter_mut().for_each(|file| file.path = inside("initrd"));
     for (number, module) in modules.iter_mut().enumerate() {
         module.file.path = inside(&format!("module-{number}"));
     }
     disk.iter_mut().for_each(|file| file.path = inside("disk"));
-    start.iter_mut().for_each(|file| file.path = inside(START));
     manifest
 }

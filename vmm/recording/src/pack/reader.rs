@@ -13,6 +13,7 @@ use crate::files::{CHECKPOINTS, EVENTS};
 use crate::log::{Log, parse_log, read_log};
 use crate::manifest::Manifest;
 use crate::manifest_text::MAX_MANIFEST_BYTES;
+use machine::Counter;
 use machine::error::Error;
 use machine::position::{Count, Exits, Instructions};
 
@@ -71,19 +72,19 @@ pub fn read_archive(
 
 /// Whether bytes are a log of a manifest's recording, and what is wrong otherwise.
 pub fn check_log(bytes: &[u8], manifest: &Manifest) -> Result<(), String> {
-    if manifest.machine.is_for_kvm() {
-        must_be_of(parse_log::<Exits>(bytes), manifest)
-    } else {
-        must_be_of(parse_log::<Instructions>(bytes), manifest)
+    match manifest.machine.profile().counter {
+        Counter::Instructions => must_be_of(parse_log::<Instructions>(bytes, manifest.format), manifest),
+        Counter::Exits => must_be_of(parse_log::<Exits>(bytes, manifest.format), manifest),
     }
 }
 
 /// As [`check_log`], of a file, which is never in memory as a whole.
 pub(super) fn check_log_file(path: &Path, manifest: &Manifest) -> Result<(), String> {
-    if manifest.machine.is_for_kvm() {
-        must_be_of(read_log::<Exits>(path).map_err(reason), manifest)
-    } else {
-        must_be_of(read_log::<Instructions>(path).map_err(reason), manifest)
+    match manifest.machine.profile().counter {
+        Counter::Instructions => {
+            must_be_of(read_log::<Instructions>(path, manifest.format).map_err(reason), manifest)
+        }
+        Counter::Exits => must_be_of(read_log::<Exits>(path, manifest.format).map_err(reason), manifest),
     }
 }
 

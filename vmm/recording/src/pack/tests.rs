@@ -7,9 +7,11 @@ use checkpoint::{PAGE_BYTES, Space};
 use super::*;
 use crate::Opened;
 use crate::log::{EventRecord, Log, LogRecord, parse_log};
-use machine::config::{ImageFile, MachineConfig, ModuleFile};
+use machine::Format;
+use machine::config::{ImageFile, MachineConfig};
 use machine::inputs::{Event, PowerOn};
 use machine::position::{Instructions, Moment};
+use machine::start::{KernelFiles, ModuleFile, Start};
 
 fn image(directory: &Path, name: &str, contents: &[u8]) -> ImageFile {
     let path = directory.join(name);
@@ -29,15 +31,16 @@ fn recording(directory: &Path) -> Recording<Instructions> {
     let machine = MachineConfig {
         cpu_model: cpu::CpuModel::default().name().to_string(),
         memory_bytes: 64 << 20,
-        kernel: image(directory, "vmlinuz", b"kernel"),
-        initrd: Some(image(directory, "initrd.gz", &[3; 100_000])),
-        modules: vec![ModuleFile { file: image(directory, "m", b""), cmdline: "x=y".to_string() }],
-        cmdline: String::new(),
+        start: Start::Kernel(KernelFiles {
+            kernel: image(directory, "vmlinuz", b"kernel"),
+            initrd: Some(image(directory, "initrd.gz", &[3; 100_000])),
+            modules: vec![ModuleFile { file: image(directory, "m", b""), cmdline: "x=y".to_string() }],
+            cmdline: String::new(),
+        }),
         disk: Some(image(directory, "disk.img", &disk_contents())),
         debug_ports: devices::DebugPortsV1 { console: false, exit: None },
         network: None,
         passthrough: Vec::new(),
-        start: None,
     };
     let path = directory.join("r.ttvm");
     let mut log = Recording::<Instructions>::create(&path, &machine).unwrap();
@@ -117,9 +120,9 @@ fn an_unpacked_recording_carries_its_images() {
     unpack(&packed, &unpacked, DEFAULT_MAX_BYTES).unwrap();
     let copy = open(&unpacked);
     assert_eq!(copy.log, original.log);
-    copy.manifest.machine.read_images().unwrap();
+    copy.manifest.read_images().unwrap();
     assert_eq!(std::fs::read(unpacked.join("images/disk")).unwrap(), disk_contents());
-    assert_eq!(copy.manifest.machine.kernel.path, unpacked.join("images/kernel"));
+    assert_eq!(copy.manifest.machine.start.booted().kernel.path, unpacked.join("images/kernel"));
     assert_eq!(checkpoint_files(&unpacked).len(), 4);
     assert_eq!(checkpoint_files(&unpacked), checkpoint_files(&original.path));
     copy.checkpoints().unwrap().unwrap().verify(|_, _| {}).unwrap();
@@ -190,7 +193,7 @@ fn nothing_is_overwritten_and_nothing_half_done_is_left() {
     std::fs::write(&packed, &bytes[..bytes.len() - 1]).unwrap();
     assert_eq!(unpack(&packed, &unpacked, 1 << 30).unwrap_err().exit_code(), 4);
     assert!(!unpacked.exists());
-    std::fs::write(&original.manifest.machine.kernel.path, b"Kernel").unwrap();
+    std::fs::write(&original.manifest.machine.start.booted().kernel.path, b"Kernel").unwrap();
     let other = directory.path().join("other");
     let error = pack(&original, &other, true).unwrap_err();
     assert!(error.exit_code() == 4 && error.to_string().contains("kernel has changed"), "{error}");
@@ -204,7 +207,9 @@ fn any_changed_byte_is_noticed() {
     pack(&recording(directory.path()), &packed, true).unwrap();
     let bytes = std::fs::read(&packed).unwrap();
     let (expected, files) = read(&bytes).unwrap();
-    let log = |memory: &Memory| -> Log<Instructions> { parse_log(&memory.files[Path::new(EVENTS)]).unwrap() };
+    let log = |memory: &Memory| -> Log<Instructions> {
+        parse_log(&memory.files[Path::new(EVENTS)], Format::default()).unwrap()
+    };
     let (mut random, mut harmless) = (1_u64, 0);
     for round in 0..2000 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -252,7 +257,7 @@ fn hostile_archives_are_refused_before_they_cost_anything() {
     let directory = tempfile::tempdir().unwrap();
     let original = recording(directory.path());
     let mut manifest = original.manifest.clone();
-    manifest.machine.kernel.path = "../../escape".into();
+    manifest.machine.start.booted_mut().kernel.path = "../../escape".into();
     let text = manifest.text();
     let length = (text.len() as u32).to_le_bytes();
     let log = std::fs::read(original.path.join(EVENTS)).unwrap();

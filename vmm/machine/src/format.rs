@@ -1,0 +1,68 @@
+//! The format in which a recording and what belongs to it are stored.
+//!
+//! A recording's manifest says its format. Whoever writes or reads stored bytes is given a [`Format`] and decides by it in one
+//! place for each kind of bytes: the state of a machine here ([`MachineState`]); the manifest, the log's records and the heads of
+//! checkpoints in `recording`. A new format is a variant here, and the compiler then names these places.
+//!
+//! Hashes of a machine's parts do not depend on the format: logs of all formats have the same.
+
+use crate::machine_state::MachineState;
+use crate::state_v1::MachineStateV1;
+
+/// How bytes are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// Format 5: the types whose names end in `V1`, and `ManifestV5`.
+    #[default]
+    V5,
+}
+
+impl Format {
+    /// All formats that this program reads and writes.
+    pub const ALL: [Format; 1] = [Format::V5];
+
+    /// The number of the format in manifests.
+    pub const fn version(self) -> u32 {
+        match self {
+            Format::V5 => 5,
+        }
+    }
+
+    /// The format with this number.
+    pub fn of_version(version: u32) -> Option<Format> {
+        Format::ALL.into_iter().find(|format| format.version() == version)
+    }
+}
+
+impl MachineState {
+    /// Its bytes, as checkpoints and starting states hold them.
+    pub fn to_bytes(&self, format: Format) -> Vec<u8> {
+        match format {
+            Format::V5 => postcard::to_stdvec(&MachineStateV1::from(self)),
+        }
+        .expect("plain data in memory always serializes")
+    }
+
+    /// A state from bytes of whatever origin; `None` if they are no state.
+    pub fn from_bytes(format: Format, bytes: &[u8]) -> Option<MachineState> {
+        match format {
+            Format::V5 => {
+                let (state, rest) = postcard::take_from_bytes::<MachineStateV1>(bytes).ok()?;
+                rest.is_empty().then(|| state.into())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_format_has_a_number_of_its_own() {
+        for format in Format::ALL {
+            assert_eq!(Format::of_version(format.version()), Some(format));
+        }
+        assert_eq!([4, 6].map(Format::of_version), [None, None]);
+    }
+}

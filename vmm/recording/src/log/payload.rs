@@ -1,0 +1,23 @@
+//! What the payload of a frame is: a record, as the log's format stores it.
+
+use crate::log::records::LogRecord;
+use crate::log::v1::{self, LogRecordV1};
+use machine::Format;
+use machine::position::Count;
+
+/// Appends the bytes of a record.
+pub(super) fn append_to<'a>(format: Format, bytes: Vec<u8>, record: impl Into<LogRecordV1<'a>>) -> Vec<u8> {
+    match format {
+        Format::V5 => v1::append_to(bytes, &record.into()),
+    }
+}
+
+/// The record that is all of `bytes`, which are of whatever origin.
+pub(super) fn unpacked<C: Count>(format: Format, bytes: &[u8]) -> Result<LogRecord<C>, String> {
+    let taken = match format {
+        Format::V5 => v1::take_from_bytes(bytes),
+    };
+    let (record, left) = taken.map_err(|error| format!("makes no sense ({error})"))?;
+    // Bytes beyond the record would be a second meaning for the same file.
+    if left.is_empty() { Ok(record) } else { Err("is longer than what it says".to_string()) }
+}
