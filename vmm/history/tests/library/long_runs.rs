@@ -223,7 +223,9 @@ fn nothing_is_settled_while_the_timeline_moves() {
             assert_eq!((meter.settled(), meter.settlings()), (settled, 1));
             polls == 3
         };
-        assert_eq!(timeline.seek(Instructions(200_000_000), &mut poll).unwrap(), TravelStop::Interrupted);
+        let stop = timeline.seek(Instructions(200_000_000), &mut poll).unwrap();
+        // On a slow host everything may be settled before the movement begins: it is short then.
+        assert!(stop == TravelStop::Interrupted || meter.settled() == end, "{stop:?}");
     }
 }
 
