@@ -34,8 +34,19 @@ newest_version() {
 # not write here, so it is told to stay root.
 download_here() { quietly apt-get --quiet --option APT::Sandbox::User=root download "$1=$2"; }
 
-# fetch_package PACKAGE DIR: unpacks the newest PACKAGE below DIR, replacing it, without installing it on this
-# machine. The archive's hash is checked against the signed package lists once more before it is unpacked.
+# unpack ARCHIVE DIR [FILE]: unpacks a package's archive below DIR, or one file of it. What lies behind that file is not read:
+# some archives have gigabytes there.
+unpack() {
+    if [ "$#" = 2 ]; then
+        dpkg --extract "$1" "$2"
+    else
+        mkdir --parents "$2"
+        { dpkg --fsys-tarfile "$1" 2>/dev/null || true; } | tar --extract --directory="$2" --occurrence=1 "./$3"
+    fi
+}
+
+# fetch_package PACKAGE DIR [FILE]: unpacks the newest PACKAGE, or one file of it, below DIR, replacing it, without installing it
+# on this machine. The archive's hash is checked against the signed package lists once more before it is unpacked.
 fetch_package() {
     local package=$1 dir=$2 version work expected
     version=$(newest_version "$package")
@@ -52,7 +63,7 @@ fetch_package() {
     printf '%s  %s\n' "$expected" "$(echo "$work"/*.deb)" | sha256sum --check --status ||
         die "$package $version is not what the package lists promise: run apt-get update and try again"
     record "$package.deb" "$version" "$work"/*.deb
-    dpkg --extract "$work"/*.deb "$work/root"
+    unpack "$work"/*.deb "$work/root" "${@:3}"
     rm --recursive --force "$dir"
     mv "$work/root" "$dir"
     rm --recursive --force "$work"

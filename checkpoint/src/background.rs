@@ -203,15 +203,15 @@ impl BackgroundWriter {
     /// As [`BackgroundWriter::begin`].
     pub fn take_lost(&mut self) -> Result<BTreeSet<(Space, u64)>> {
         let is_lost = lock(&self.shared).is_lost;
-        if is_lost { self.settle() } else { Ok(BTreeSet::new()) }
+        if is_lost { self.wait_and_take_lost() } else { Ok(BTreeSet::new()) }
     }
 
-    /// As [`BackgroundWriter::take_lost`], once everything that was begun is written or lost.
+    /// Waits until everything that was begun is written or lost, and then does what [`BackgroundWriter::take_lost`] does.
     ///
     /// # Errors
     ///
     /// As [`BackgroundWriter::begin`].
-    pub fn settle(&mut self) -> Result<BTreeSet<(Space, u64)>> {
+    pub fn wait_and_take_lost(&mut self) -> Result<BTreeSet<(Space, u64)>> {
         self.batch.clear();
         let (answer, lost) = channel();
         self.send(Message::Recover(answer))?;

@@ -1,9 +1,27 @@
-//! Versions of a guest's memory and disk.
+//! Versions of a guest's memory and disk, in a folder of checkpoints that share their equal pages.
 //!
-//! A [`Store`] is a folder of checkpoints on disk that share their equal pages, with [`Maps`] that say which
-//! version of a page belongs to which checkpoint; [`BackgroundWriter`] fills it while a guest runs.
-//! The crate knows pages and opaque bytes. What a machine is, and what its pages held at power-on, is the
-//! caller's knowledge. `FORMAT.md` describes the files.
+//! ```
+//! use checkpoint::{PAGE_BYTES, PageRef, Space, Store};
+//!
+//! let folder = tempfile::tempdir()?;
+//! // A machine with 16 pages of RAM and no disk.
+//! let store = Store::create(folder.path().join("checkpoints"), 16, 0)?;
+//! let mut draft = store.add(1_000, 0)?;
+//! draft.page(Space::Ram, 3, &[7; PAGE_BYTES])?;
+//! draft.finish(b"head", b"state")?;
+//!
+//! assert_eq!(store.state_at(1_000)?, b"state");
+//! let PageRef::Stored(blob) = *store.maps_at(1_000)?.ram.get(3) else { panic!("the page is in the store") };
+//! store.read_many(&[(3, blob)], |page, contents| assert_eq!((page, contents[0]), (3, 7)))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A [`Store`] is the folder. [`Maps`] say which version of a page belongs to which checkpoint. [`BackgroundWriter`]
+//! fills a store while a guest runs. The crate knows pages and opaque bytes; the caller knows what a machine is, and
+//! what its pages held at power-on. `FORMAT.md` describes the files.
+//!
+//! The file format is the crate's own, because a file may be a stranger's or be cut off anywhere. The codecs under it
+//! (postcard, CRC-32, LZ4, Zstandard) are libraries.
 
 #![forbid(unsafe_code)]
 

@@ -137,7 +137,7 @@ fn the_writer_tells_what_it_has_written_once_and_ends_with_its_work_done() {
         writer.finish(vec![], vec![]).unwrap();
     };
     write(&mut writer, 10);
-    assert!(writer.settle().unwrap().is_empty(), "nothing was lost");
+    assert!(writer.wait_and_take_lost().unwrap().is_empty(), "nothing was lost");
     let done = writer.take_done();
     assert_eq!(done.iter().map(|done| done.entry.position).collect::<Vec<_>>(), [10]);
     assert!(writer.take_done().is_empty());

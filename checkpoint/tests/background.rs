@@ -98,7 +98,7 @@ fn too_old_checkpoints_go_together_when_they_are_a_quarter_of_the_others() {
     for position in 0..=100 {
         writer.begin(position, position).unwrap();
         writer.finish(vec![], vec![]).unwrap();
-        writer.settle().unwrap();
+        writer.wait_and_take_lost().unwrap();
         let first = if position < 50 { 0 } else { position / 10 * 10 - 40 };
         assert_eq!(store.entries()[0].position, first, "at {position}");
     }
@@ -190,12 +190,12 @@ fn a_checkpoint_that_cannot_be_written_costs_no_other() {
             let copy = common::Copy::at(position, machine.clone());
             lost.append(&mut writer.take_lost().unwrap());
             hand_in(&mut writer, &copy, position, &before, &lost);
-            lost = if waits { writer.settle().unwrap() } else { BTreeSet::new() };
+            lost = if waits { writer.wait_and_take_lost().unwrap() } else { BTreeSet::new() };
             assert_eq!(!lost.is_empty(), waits && obstacle.is_some(), "round {round}");
             model.copies.insert(position, copy);
             before = machine.clone();
         }
-        let lost = writer.settle().unwrap();
+        let lost = writer.wait_and_take_lost().unwrap();
         let last = common::Copy::at(1_600, machine.clone());
         hand_in(&mut writer, &last, 1_600, &before, &lost);
         model.copies.insert(1_600, last);

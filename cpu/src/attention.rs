@@ -13,5 +13,7 @@ pub const STALE_CODE: u32 = 1 << 3;
 pub const FOREIGN_WRITES: u32 = 1 << 4;
 /// The CPU is halted or shut down.
 pub const HALTED: u32 = 1 << 5;
-/// The step that just completed hit a debugger's watchpoint or trap.
+/// The step that just completed hit a debugger's watchpoint or trap, or did what an observer wants.
 pub const HIT: u32 = 1 << 6;
+/// An observer wants what is found only instruction by instruction.
+pub const OBSERVED: u32 = 1 << 7;

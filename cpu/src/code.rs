@@ -14,8 +14,8 @@ use crate::op::Op;
 const MOST_KEPT: usize = 96 << 20;
 /// Addresses at which one block may have code each: a page can be mapped at many.
 const MOST_PLACES: usize = 4;
-/// Longest block, in instructions.
-pub(crate) const MAX_OPS: usize = 48;
+/// Longest block, in instructions: every block can be translated.
+pub(crate) const MAX_OPS: usize = translator::MAX_INSTRUCTIONS;
 /// When this many blocks exist, all are dropped: code that is still hot is decoded again soon.
 const MAX_BLOCKS: usize = 1 << 18;
 /// Code of translations that is gone keeps its room until all is dropped. That is done once it is half of all, and so much:
@@ -43,8 +43,8 @@ pub(crate) struct Block {
     pub length: u16,
     /// RAM page of the second half of a single instruction that crosses a page.
     pub second_page: Option<u64>,
-    /// A breakpoint may stand at the block's first instruction.
-    pub check_breakpoint: bool,
+    /// A breakpoint may stand at the block's first instruction, or an observer may want its fetch.
+    pub check_first: bool,
     /// How often it was interpreted, as long as it is not translated.
     pub heat: u32,
     /// It is never translated: that is not worth it.
@@ -221,7 +221,7 @@ impl CodeCache {
             sets_rip,
             length: block.length,
             second_page: block.second_page,
-            check_breakpoint: block.check_breakpoint,
+            check_first: block.check_first,
             heat: 0,
             interpreted: false,
             translation: None,
@@ -383,7 +383,7 @@ pub(crate) struct NewBlock {
     pub ops: Vec<Op>,
     pub length: u16,
     pub second_page: Option<u64>,
-    pub check_breakpoint: bool,
+    pub check_first: bool,
 }
 
 /// Pages that became code pages: stores to them must leave the fast path.
@@ -418,7 +418,7 @@ mod tests {
         let (start, rip) = (page * PAGE_SIZE, 0x1000 * page);
         let key = BlockKey::new(start, 0);
         let block =
-            NewBlock { key, start, ops: Vec::new(), length: 2, second_page: None, check_breakpoint: false };
+            NewBlock { key, start, ops: Vec::new(), length: 2, second_page: None, check_first: false };
         let (number, _) = cache.insert(ram, lines, block);
         translate(cache, number, rip);
         number
@@ -450,7 +450,8 @@ mod tests {
         /// The same with a translator; `None` on hosts that have none.
         fn translating() -> Option<Bench> {
             let mut bench = Bench::new();
-            bench.cache.translator = Some(Translator::new(translator::Undefined::AsOnTheHost)?);
+            bench.cache.translator =
+                Some(Translator::new(translator::Undefined::AsOnTheHost, translator::Parts::ALL)?);
             Some(bench)
         }
 
@@ -459,8 +460,7 @@ mod tests {
             let end = start + u64::from(length) - 1;
             let second_page = (end / PAGE_SIZE != start / PAGE_SIZE).then_some(end / PAGE_SIZE);
             let key = BlockKey::new(start, 0);
-            let block =
-                NewBlock { key, start, ops: Vec::new(), length, second_page, check_breakpoint: false };
+            let block = NewBlock { key, start, ops: Vec::new(), length, second_page, check_first: false };
             let (number, flagged) = self.cache.insert(&self.ram, &mut self.lines, block);
             (number, flagged.pages().collect())
         }

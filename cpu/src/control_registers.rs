@@ -8,22 +8,6 @@ use crate::registers::{cr0, cr4, efer};
 const CR0_KNOWN: u64 =
     cr0::PE | cr0::MP | cr0::EM | cr0::TS | cr0::NE | cr0::WP | cr0::AM | cr0::NW | cr0::CD | cr0::PG;
 
-/// What CPUID can announce. VME, PVI and MCE are not among it: setting them is #GP.
-const CR4_KNOWN: u64 = cr4::TSD
-    | cr4::DE
-    | cr4::PSE
-    | cr4::PAE
-    | cr4::PGE
-    | cr4::PCE
-    | cr4::OSFXSR
-    | cr4::OSXMMEXCPT
-    | cr4::UMIP
-    | cr4::FSGSBASE
-    | cr4::PCIDE
-    | cr4::OSXSAVE
-    | cr4::SMEP
-    | cr4::SMAP;
-
 /// Physical address bits that do not exist.
 const BEYOND_PHYSICAL: u64 = !((1 << PHYSICAL_BITS) - 1);
 
@@ -87,7 +71,7 @@ impl Core {
     pub(crate) fn write_cr4(&mut self, value: u64) -> Res<()> {
         let old = self.state.cr4;
         let enables_pcids = value & !old & cr4::PCIDE != 0;
-        let refused = value & (!CR4_KNOWN | self.model.hidden_cr4()) != 0
+        let refused = value & !self.model.description().cr4 != 0
             || (self.long_mode() && value & cr4::PAE == 0)
             || (enables_pcids && (!self.long_mode() || self.state.cr3 & 0xfff != 0));
         if refused {

@@ -1,7 +1,5 @@
 //! The running CPU without its decoded code: registers, modes and everything the handlers change.
 
-use std::sync::Arc;
-
 use guest_ram::GuestRam;
 use translator::Frame;
 
@@ -12,6 +10,7 @@ use crate::exception::{Break, Exception, Res};
 use crate::flags::{self, LazyFlags};
 use crate::mmu::tlb::Mmu;
 use crate::model::CpuModel;
+use crate::observing::Observing;
 use crate::quirks::Quirks;
 use crate::registers::{cr0, cr4, efer};
 use crate::slots::{HIGH_BYTE, REG_BLOCK_RIP, SEG_NONE};
@@ -27,6 +26,17 @@ pub enum CodeSize {
     Bits32 = 1,
     /// 64-bit mode.
     Bits64 = 2,
+}
+
+impl CodeSize {
+    /// The size in bits.
+    pub fn bits(self) -> u32 {
+        match self {
+            CodeSize::Bits16 => 16,
+            CodeSize::Bits32 => 32,
+            CodeSize::Bits64 => 64,
+        }
+    }
 }
 
 /// Registers, modes, translations: what instruction handlers work on.
@@ -74,12 +84,12 @@ pub struct Core {
     pub exception: Exception,
     /// Address translation.
     pub mmu: Mmu,
-    /// What CPUID says.
+    /// What is executed, and what CPUID says.
     pub(crate) model: CpuModel,
     /// Where the model differs from others in what it executes.
     pub(crate) quirks: Quirks,
     /// Guest memory.
-    pub ram: Arc<GuestRam>,
+    pub ram: GuestRam,
     /// Everything that is not hot. `gpr`, `xmm`, `rip` and `rflags` in here are stale while the
     /// CPU runs: their homes are the fields above.
     pub state: CpuState,
@@ -89,11 +99,13 @@ pub struct Core {
     pub(crate) code_lines: CodeLines,
     /// The debugger's and the guest's break- and watchpoints.
     pub debug: DebugPoints,
+    /// What is told of the run.
+    pub(crate) observing: Observing,
 }
 
 impl Core {
     /// A CPU in reset state on the given RAM.
-    pub fn new(ram: Arc<GuestRam>) -> Core {
+    pub fn new(ram: GuestRam) -> Core {
         let mut core = Core {
             frame: Frame::default(),
             flags: LazyFlags::default(),
@@ -121,6 +133,7 @@ impl Core {
             stale_code: Vec::new(),
             code_lines: CodeLines::new(&ram),
             debug: DebugPoints::default(),
+            observing: Observing::default(),
             ram,
         };
         core.load_state(&CpuState::reset());

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use crate::attention;
 use crate::core::Core;
-use crate::debug_points::{AddressKind, Hit, Trap, Traps, WatchKind, Watchpoint};
+use crate::debug_points::{AddressKind, Hit, PageAccess, Trap, Traps, WatchKind, Watchpoint};
 use crate::exception;
 
 /// DR6: the trap of TF.
@@ -41,13 +41,36 @@ impl Core {
         if self.debug.traps_system_call(number) {
             self.note_trap(Trap::SystemCall(number));
         }
+        self.observe_system_call(number);
     }
 
     /// Control passed through an entry of the interrupt table.
-    pub(crate) fn entered_vector(&mut self, vector: u8) {
+    pub(crate) fn entered_vector(&mut self, vector: u8, error_code: Option<u32>) {
         if self.debug.traps_vector(vector) {
             self.note_trap(Trap::Vector(vector));
         }
+        self.observe_delivery(vector, error_code);
+    }
+
+    /// Whether no access needs to be seen.
+    #[inline]
+    pub(crate) fn sees_no_access(&self) -> bool {
+        self.debug.nothing_watched() && self.observing.sees_no_access()
+    }
+
+    /// Whether the page of an access of this kind has bytes whose accesses must be seen, so that it stays off the fast path.
+    pub(crate) fn sees_page(&self, address: u64, gpa: u64, kind: WatchKind) -> bool {
+        !self.sees_no_access()
+            && (self.debug.watches_page(address, gpa, kind) || self.observing.sees_page(address, gpa, kind))
+    }
+
+    /// Compares an access that missed the fast path with the debugger's watchpoints, and with what the observer wants.
+    pub(crate) fn note_access(&mut self, access: &PageAccess<'_>) {
+        if self.debug.note_access(access) {
+            self.attention |= attention::HIT;
+            self.break_block = true;
+        }
+        self.observe_access(access);
     }
 
     fn note_trap(&mut self, trap: Trap) {

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use crate::ranges::{Spaces, last_of};
+
 /// What a watchpoint looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WatchKind {
@@ -38,7 +40,12 @@ pub struct Watchpoint {
 impl Watchpoint {
     /// The last byte, in an address space that may end there. `None` for a range that is empty.
     fn last(&self) -> Option<u64> {
-        Some(self.address.saturating_add(self.length.checked_sub(1)?))
+        last_of(self.address, self.length)
+    }
+
+    /// Whether an access of this kind counts.
+    fn counts(&self, kind: WatchKind) -> bool {
+        self.kind == WatchKind::Access || self.kind == kind
     }
 }
 
@@ -74,6 +81,16 @@ pub enum SystemCalls {
     Numbered(BTreeSet<u64>),
 }
 
+impl SystemCalls {
+    /// Whether the system call of this number is one of the set.
+    pub(crate) fn contains(&self, number: u64) -> bool {
+        match self {
+            SystemCalls::All => true,
+            SystemCalls::Numbered(numbers) => numbers.contains(&number),
+        }
+    }
+}
+
 impl Default for SystemCalls {
     fn default() -> SystemCalls {
         SystemCalls::Numbered(BTreeSet::new())
@@ -102,72 +119,11 @@ pub enum Hit {
 pub(crate) struct PageAccess<'a> {
     pub address: u64,
     pub gpa: u64,
-    pub length: u64,
     pub kind: WatchKind,
-    /// Of a write to RAM, the bytes before and after.
-    pub contents: Option<(&'a [u8], &'a [u8])>,
-}
-
-/// Pages after which a [`Ranges::sieve`] begins anew.
-const SIEVE_PAGES: u64 = 1 << 15;
-
-/// Watchpoints of one kind of address, such that those which an access touches are found without a look at the others.
-#[derive(Default)]
-struct Ranges {
-    ranges: Vec<Range>,
-    /// A bit for each remainder of page numbers, set if such a page has a watched byte. Empty where nothing is watched.
-    sieve: Vec<u64>,
-}
-
-struct Range {
-    watchpoint: Watchpoint,
-    last: u64,
-    /// The last byte of this range and all before it.
-    reach: u64,
-}
-
-impl Ranges {
-    /// From watchpoints in the order of their addresses.
-    fn of<'a>(watchpoints: impl Iterator<Item = &'a Watchpoint>) -> Ranges {
-        let mut reach = 0;
-        let range = |&watchpoint: &Watchpoint| {
-            let last = watchpoint.last()?;
-            reach = last.max(reach);
-            Some(Range { watchpoint, last, reach })
-        };
-        let ranges: Vec<Range> = watchpoints.filter_map(range).collect();
-        let sieve = if ranges.is_empty() { Vec::new() } else { sieve_of(&ranges) };
-        Ranges { ranges, sieve }
-    }
-
-    /// Those that have a byte between two, both included, the last first.
-    fn touched(&self, first: u64, last: u64) -> impl Iterator<Item = Watchpoint> {
-        let before = self.ranges.partition_point(|range| range.watchpoint.address <= last);
-        let near = self.ranges[..before].iter().rev().take_while(move |range| range.reach >= first);
-        near.filter(move |range| range.last >= first).map(|range| range.watchpoint)
-    }
-
-    fn touch_page(&self, address: u64) -> bool {
-        let (word, bit) = place_in_sieve(address >> 12);
-        self.sieve.get(word).is_some_and(|bits| bits & bit != 0)
-            && self.touched(address & !0xfff, address | 0xfff).next().is_some()
-    }
-}
-
-fn sieve_of(ranges: &[Range]) -> Vec<u64> {
-    let mut sieve = vec![0; (SIEVE_PAGES / 64) as usize];
-    for range in ranges {
-        let first = range.watchpoint.address >> 12;
-        for page in first..=(range.last >> 12).min(first + (SIEVE_PAGES - 1)) {
-            let (word, bit) = place_in_sieve(page);
-            sieve[word] |= bit;
-        }
-    }
-    sieve
-}
-
-fn place_in_sieve(page: u64) -> (usize, u64) {
-    ((page % SIEVE_PAGES / 64) as usize, 1 << (page % 64))
+    /// The bytes that were read or written.
+    pub bytes: &'a [u8],
+    /// What a write to RAM replaced.
+    pub before: Option<&'a [u8]>,
 }
 
 /// All points in force.
@@ -178,8 +134,7 @@ pub struct DebugPoints {
     /// Offsets in the page of all breakpoints: linear and physical addresses agree in them.
     breakpoint_offsets: BTreeSet<u16>,
     watchpoints: BTreeSet<Watchpoint>,
-    linear: Ranges,
-    physical: Ranges,
+    watched: Spaces<Watchpoint>,
     /// Pages that the guest's own debug registers watch.
     guest_pages: BTreeSet<u64>,
     /// What the running instruction hit, or the one that the last run stopped behind.
@@ -193,11 +148,10 @@ impl DebugPoints {
         self.watchpoints.is_empty() && self.guest_pages.is_empty()
     }
 
-    /// Whether the page of an access holds a watched byte, so that it must stay off the fast path.
-    pub(crate) fn watches_page(&self, address: u64, gpa: u64) -> bool {
+    /// Whether the page of an access of this kind holds a byte watched for it, so that it must stay off the fast path.
+    pub(crate) fn watches_page(&self, address: u64, gpa: u64, kind: WatchKind) -> bool {
         !self.nothing_watched()
-            && (self.linear.touch_page(address)
-                || self.physical.touch_page(gpa)
+            && (self.watched.touch_page(address, gpa, |point| point.counts(kind))
                 || self.guest_pages.contains(&(address >> 12)))
     }
 
@@ -216,9 +170,11 @@ impl DebugPoints {
     /// Compares an access with the watchpoints; true when one is hit.
     pub(crate) fn note_access(&mut self, access: &PageAccess<'_>) -> bool {
         let before = self.hits.len();
-        for (ranges, first) in [(&self.linear, access.address), (&self.physical, access.gpa)] {
-            let counts = |point: &Watchpoint| point.kind == WatchKind::Access || point.kind == access.kind;
-            let touched = ranges.touched(first, first + (access.length - 1)).filter(counts);
+        let length = access.bytes.len() as u64;
+        for (ranges, first) in [(&self.watched.linear, access.address), (&self.watched.physical, access.gpa)]
+        {
+            let touched =
+                ranges.touched(first, first + (length - 1)).filter(|point| point.counts(access.kind));
             let begin = self.hits.len();
             self.hits.extend(touched.filter_map(|point| access.hit(point)).map(Hit::Watch));
             self.hits[begin..].reverse();
@@ -260,10 +216,7 @@ impl DebugPoints {
 
     /// Whether a trap waits for the system call of this number.
     pub(crate) fn traps_system_call(&self, number: u64) -> bool {
-        match &self.traps.system_calls {
-            SystemCalls::All => true,
-            SystemCalls::Numbered(numbers) => numbers.contains(&number),
-        }
+        self.traps.system_calls.contains(number)
     }
 
     /// Whether a trap waits for deliveries through this entry of the interrupt table.
@@ -273,9 +226,8 @@ impl DebugPoints {
 
     fn rebuild(&mut self) {
         self.breakpoint_offsets = offsets_in_page(self.breakpoints.iter());
-        let ranges = |space| Ranges::of(self.watchpoints.iter().filter(|point| point.space == space));
-        self.linear = ranges(AddressKind::Linear);
-        self.physical = ranges(AddressKind::Physical);
+        let range = |point: &Watchpoint| Some((point.space, point.address, point.last()?, *point));
+        self.watched = Spaces::of(self.watchpoints.iter().filter_map(range));
     }
 }
 
@@ -288,13 +240,13 @@ impl PageAccess<'_> {
     fn hit(&self, watchpoint: Watchpoint) -> Option<WatchHit> {
         let at = if watchpoint.space == AddressKind::Linear { self.address } else { self.gpa };
         let address = at.max(watchpoint.address);
-        let last = watchpoint.last()?.min(at + (self.length - 1));
+        let last = watchpoint.last()?.min(at + (self.bytes.len() as u64 - 1));
         if address > last {
             return None;
         }
         let part = (address - at) as usize..=(last - at) as usize;
         let changed = self.kind == WatchKind::Write
-            && self.contents.is_none_or(|(old, new)| old[part.clone()] != new[part]);
+            && self.before.is_none_or(|old| old[part.clone()] != self.bytes[part]);
         Some(WatchHit { watchpoint, address, kind: self.kind, changed })
     }
 }
@@ -302,6 +254,10 @@ impl PageAccess<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn read(address: u64, gpa: u64, bytes: &[u8]) -> PageAccess<'_> {
+        PageAccess { address, gpa, kind: WatchKind::Read, bytes, before: None }
+    }
 
     fn watch(address: u64, length: u64) -> Watchpoint {
         Watchpoint { space: AddressKind::Linear, address, length, kind: WatchKind::Access }
@@ -314,8 +270,8 @@ mod tests {
         let mut points = DebugPoints::default();
         points.replace_watchpoints([half, top, watch(0x5000, 0x3000), watch(7, 0)].into());
         for (address, watched) in [(0, true), (i64::MAX as u64, true), (1 << 63, false), (u64::MAX, true)] {
-            assert_eq!(points.watches_page(address, 0), watched, "{address:#x}");
-            let access = PageAccess { address, gpa: 0, length: 1, kind: WatchKind::Read, contents: None };
+            assert_eq!(points.watches_page(address, 0, WatchKind::Read), watched, "{address:#x}");
+            let access = read(address, 0, &[0]);
             // The half does not hold its last byte.
             assert_eq!(points.note_access(&access), watched && address != i64::MAX as u64, "{address:#x}");
         }
@@ -335,7 +291,7 @@ mod tests {
         points.replace_watchpoints(all.iter().copied().collect());
         for (address, gpa) in [(0xff8, 0), (0x1000, 0x7000), (0x2000, 0x8ff8), (0x2108, 0x7ffc), (0x6000, 0)]
         {
-            let access = PageAccess { address, gpa, length: 8, kind: WatchKind::Read, contents: None };
+            let access = read(address, gpa, &[0; 8]);
             let expected: Vec<_> =
                 all.iter().filter_map(|&point| access.hit(point).map(Hit::Watch)).collect();
             points.hits.clear();
@@ -345,16 +301,38 @@ mod tests {
         for (address, gpa, watched) in
             [(0xfff, 0, false), (0x3fff, 0, true), (0x5f7f, 0, true), (0x7000, 0, false), (0, 0x7000, true)]
         {
-            assert_eq!(points.watches_page(address, gpa), watched, "{address:#x} {gpa:#x}");
+            assert_eq!(points.watches_page(address, gpa, WatchKind::Read), watched, "{address:#x} {gpa:#x}");
         }
+    }
+
+    #[test]
+    fn a_page_watched_for_one_kind_of_access_is_not_watched_for_the_other() {
+        let mut points = DebugPoints::default();
+        let of_kind = |address, kind| Watchpoint { kind, ..watch(address, 1) };
+        points.replace_watchpoints(
+            [
+                of_kind(0x1000, WatchKind::Read),
+                of_kind(0x2000, WatchKind::Write),
+                of_kind(0x3000, WatchKind::Access),
+            ]
+            .into(),
+        );
+        let watched =
+            |page| [WatchKind::Read, WatchKind::Write].map(|kind| points.watches_page(page, 0, kind));
+        assert_eq!([0x1000, 0x2000, 0x3000].map(watched), [[true, false], [false, true], [true, true]]);
     }
 
     #[test]
     fn only_the_watched_bytes_of_a_write_change_something() {
         let mut points = DebugPoints::default();
         points.replace_watchpoints([watch(0x1000, 2), watch(0x1002, 2)].into());
-        let contents = Some((&[1, 2, 3, 4][..], &[1, 2, 3, 5][..]));
-        let access = PageAccess { address: 0x1000, gpa: 0, length: 4, kind: WatchKind::Write, contents };
+        let access = PageAccess {
+            address: 0x1000,
+            gpa: 0,
+            kind: WatchKind::Write,
+            bytes: &[1, 2, 3, 5],
+            before: Some(&[1, 2, 3, 4]),
+        };
         assert!(points.note_access(&access));
         let found: Vec<_> = points
             .hits

@@ -1,5 +1,5 @@
-//! From bytes to ops. `iced-x86` decodes; each family of instructions lowers its own to [`Op`]s. What no
-//! family takes is undefined on this CPU model and raises #UD.
+//! From bytes to ops. `iced-x86` decodes; each family of instructions lowers its own to [`Op`]s. An instruction raises #UD
+//! if the CPU model lacks a feature that it needs, or if no family takes it.
 
 use iced_x86::{Decoder, DecoderError, DecoderOptions};
 
@@ -33,11 +33,17 @@ pub(crate) fn decode(bytes: &[u8], rip: u64, offset: u16, mode: Mode) -> Decoded
     }
     let length = instruction.len() as u16;
     let insn = Insn::new(&instruction, bytes, mode, rip.wrapping_sub(u64::from(offset)));
-    let op = ops::lower(&insn).unwrap_or_else(|| {
+    let op = op_of(&insn).unwrap_or_else(|| {
         log::debug!("undefined instruction {instruction} at {rip:#x}");
         undefined(length)
     });
     Decoded::Op(placed(op, offset, length))
+}
+
+/// The op of an instruction; `None` if it is undefined on the CPU model. Families need not ask for features.
+fn op_of(insn: &Insn<'_>) -> Option<Op> {
+    let is_there = insn.mode.features.include(insn.raw.cpuid_features());
+    if is_there { ops::lower(insn) } else { None }
 }
 
 /// The op that raises #UD.
@@ -55,3 +61,6 @@ fn placed(mut op: Op, offset: u16, length: u16) -> Op {
     op.next = offset + length;
     op
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,9 +1,10 @@
 //! The run loop: finds or decodes the block at RIP, executes it, and between blocks looks after interrupts,
 //! traps, break- and watchpoints and the budget.
 
+mod tier;
 mod translated;
 
-use std::sync::Arc;
+pub use tier::{Tier, UnknownTier};
 
 use guest_ram::{GuestRam, PAGE_SIZE};
 
@@ -19,10 +20,11 @@ use crate::flags;
 use crate::insn::Mode;
 use crate::memory::Target;
 use crate::model::CpuModel;
+use crate::observer::Observer;
 use crate::op::Op;
 use crate::slots::REG_BLOCK_RIP;
 use crate::state::{Counts, CpuState};
-use translator::{Translator, Undefined};
+use translator::{Parts, Translator, Undefined};
 
 /// Why [`Cpu::run`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +43,8 @@ pub enum Stop {
     Watchpoint(WatchHit),
     /// The step that just completed was an event that a trap waits for. It may have hit more: [`Cpu::hits`].
     Trap(Trap),
+    /// The observer asked for it in the step that just completed, which hit nothing of the debugger's.
+    Observer,
 }
 
 /// How the run loop goes on behind [`Cpu::attend`].
@@ -58,28 +62,11 @@ enum Attended {
 enum Extent {
     /// Up to the end of the block.
     Block = 0,
+    /// One instruction, whose fetch an observer may want.
+    Observed = 1 << 2,
     /// One instruction.
     Instruction = 1 << 3,
 }
-
-/// What executes the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tier {
-    /// The interpreter alone.
-    Interpreter,
-    /// The translator, where the host has one, for what the interpreter has executed so often; and the interpreter.
-    Translator {
-        /// Executions of a block before it is translated.
-        after: u32,
-    },
-    /// The translator for everything, with all that the host's instructions leave undefined inverted: for tests that the guest
-    /// sees nothing of it.
-    Inverted,
-}
-
-/// Executions of a block by the interpreter before it is translated: most that are executed so often go on to be, and what was
-/// translated serves as long as its bytes stand.
-const WARM: u32 = 12;
 
 /// A deterministic x86-64 CPU.
 pub struct Cpu {
@@ -91,29 +78,35 @@ pub struct Cpu {
 
 impl Cpu {
     /// A CPU in reset state on the given RAM.
-    pub fn new(ram: Arc<GuestRam>) -> Cpu {
-        let mut cpu = Cpu { core: Core::new(ram), code: CodeCache::new(), translate_after: WARM };
-        cpu.set_tier(Tier::Translator { after: WARM });
+    pub fn new(ram: GuestRam) -> Cpu {
+        let mut cpu = Cpu { core: Core::new(ram), code: CodeCache::new(), translate_after: 0 };
+        cpu.set_tier(Tier::default());
         cpu
     }
 
     /// Chooses what executes the guest. Nothing that the guest can see depends on it.
     pub fn set_tier(&mut self, tier: Tier) {
         self.drop_code();
-        let (after, undefined) = match tier {
+        let (after, undefined, parts) = match tier {
             Tier::Interpreter => return self.code.translator = None,
-            Tier::Translator { after } => (after, Undefined::AsOnTheHost),
-            Tier::Inverted => (0, Undefined::Inverted),
+            Tier::Translator { after, parts } => (after, Undefined::AsOnTheHost, parts),
+            Tier::Inverted => (0, Undefined::Inverted, Parts::ALL),
         };
         self.translate_after = after;
-        if self.code.translator.as_ref().is_none_or(|translator| translator.undefined() != undefined) {
-            self.code.translator = Translator::new(undefined);
+        let serves =
+            |translator: &Translator| (translator.undefined(), translator.parts()) == (undefined, parts);
+        if !self.code.translator.as_ref().is_some_and(serves) {
+            self.code.translator = Translator::new(undefined, parts);
         }
     }
 
-    /// Becomes another processor: CPUID describes it, and what is executed has its quirks.
+    /// Becomes another processor: CPUID describes it, its features are executed, with its quirks. Code that was decoded for
+    /// another model is dropped.
     pub fn set_model(&mut self, model: CpuModel) {
-        self.core.set_model(model);
+        if model != self.core.model {
+            self.drop_code();
+            self.core.set_model(model);
+        }
     }
 
     /// What RDMSR would read at privilege level 0; `None` for #GP.
@@ -156,6 +149,11 @@ impl Cpu {
         self.core.load_registers(state);
         self.core.debug_registers_changed();
         self.core.debug.hits.clear();
+    }
+
+    /// Guest memory.
+    pub fn ram(&self) -> &GuestRam {
+        &self.core.ram
     }
 
     /// What was counted since power-on. Replacing the state leaves the counts as they are.
@@ -227,6 +225,17 @@ impl Cpu {
         self.core.set_traps(traps);
     }
 
+    /// Attaches an observer, or none; returns the one that was attached. To be called between runs. Code is decoded and
+    /// translated anew where either wants the fetches of some places.
+    pub fn set_observer(&mut self, observer: Option<Box<dyn Observer>>) -> Option<Box<dyn Observer>> {
+        let picked = self.core.observing.picks_fetches();
+        let before = self.core.set_observer(observer);
+        if picked || self.core.observing.picks_fetches() {
+            self.drop_code();
+        }
+        before
+    }
+
     /// Makes the next store to every page mark it dirty again; to be called after dirty flags were cleared.
     pub fn track_writes_anew(&mut self) {
         self.core.mmu.drop_writes();
@@ -262,7 +271,7 @@ impl Cpu {
             if self.core.block_steps >= until_steps {
                 return Stop::Budget;
             }
-            if self.core.attention & (attention::DEBUG | attention::SHADOW) != 0 {
+            if self.core.attention & (attention::DEBUG | attention::SHADOW | attention::OBSERVED) != 0 {
                 if let Some(stop) = self.run_carefully(bus, origin) {
                     return stop;
                 }
@@ -284,18 +293,28 @@ impl Cpu {
                     continue;
                 }
             };
-            if self.code.block(number).check_breakpoint && self.at_breakpoint(origin) {
-                return Stop::Breakpoint;
+            if self.code.block(number).check_first {
+                if self.at_breakpoint(origin) {
+                    return Stop::Breakpoint;
+                }
+                if self.core.sees_fetch_at_rip() {
+                    link = None;
+                    if let Some(stop) = self.run_carefully(bus, origin) {
+                        return stop;
+                    }
+                    continue;
+                }
             }
             if let Some(entry) = self.translated(number, limit, link.take()) {
                 link = self.run_translated(bus, entry);
                 continue;
             }
-            self.run_block(bus, number, 0, limit);
+            // However it ended, the CPU is at the next instruction.
+            _ = self.run_block(bus, number, 0, limit);
         }
     }
 
-    /// One instruction under TF, RF, guest breakpoints or an interrupt shadow.
+    /// One instruction under TF, RF, guest breakpoints or an interrupt shadow, or one that is observed.
     fn run_carefully(&mut self, bus: &mut dyn Bus, origin: u64) -> Option<Stop> {
         let shadowed = self.core.state.mov_ss_shadow;
         if self.core.state.pending_debug != 0 && !shadowed {
@@ -325,19 +344,26 @@ impl Cpu {
                 return None;
             }
         };
-        if self.code.block(number).check_breakpoint && self.at_breakpoint(origin) {
+        if self.code.block(number).check_first && self.at_breakpoint(origin) {
             return Some(Stop::Breakpoint);
         }
+        self.core.observe_fetch();
         self.end_shadow();
         let trap = self.core.rflags & flags::TF != 0;
         self.core.rflags &= !flags::RF;
         let rip = self.core.rip;
         let op = self.code.block(number).ops[0];
+        let branch = self.core.branch_ahead(&op);
         // One step only: a repeated string instruction that went on here would hold back an interrupt that
         // waits for the shadow's end, and where the budget ended would then show.
         let budget_end = std::mem::replace(&mut self.core.budget_end, self.core.block_steps + 1);
-        let completed = self.run_block(bus, number, 0, 1);
+        let ended = self.run_block(bus, number, 0, 1);
         self.core.budget_end = budget_end;
+        let completed = ended.is_ok();
+        if let Some(branch) = branch.filter(|_| ended != Err(Break::Fault)) {
+            self.core.observing.rip = rip;
+            self.core.observe_branch(&branch);
+        }
         // A repeated string instruction that stopped between iterations.
         let iterated = !completed && op.flags & Op::SETS_RIP == 0 && self.core.rip == rip;
         if resume && iterated {
@@ -382,6 +408,7 @@ impl Cpu {
 
     /// Looks after everything that [`attention`] names.
     fn attend(&mut self, bus: &mut dyn Bus) -> Attended {
+        self.core.observe_step();
         if self.core.state.shut_down {
             return Attended::Stop(Stop::Shutdown);
         }
@@ -420,10 +447,12 @@ impl Cpu {
             return None;
         }
         self.core.attention &= !attention::HIT;
-        self.core.debug.hits.first().map(|hit| match *hit {
-            Hit::Watch(hit) => Stop::Watchpoint(hit),
-            Hit::Trap(trap) => Stop::Trap(trap),
-        })
+        let observer_stops = std::mem::take(&mut self.core.observing.stop);
+        match self.core.debug.hits.first() {
+            Some(Hit::Watch(hit)) => Some(Stop::Watchpoint(*hit)),
+            Some(Hit::Trap(trap)) => Some(Stop::Trap(*trap)),
+            None => observer_stops.then_some(Stop::Observer),
+        }
     }
 
     /// Delivers what waits and may be delivered. Says whether that was anything.
@@ -503,7 +532,10 @@ impl Cpu {
         let address = self.core.code_linear(rip)?;
         let start = self.fetch(address)?;
         let room = self.core.code_room(rip);
-        let number = self.block_at(rip, address, start, Extent::Block)?;
+        let gpa = self.core.ram.layout().gpa_of(start);
+        let observed = self.core.observing.picks_fetches_in_page(address, gpa);
+        let extent = if observed { Extent::Observed } else { Extent::Block };
+        let number = self.block_at(rip, address, start, extent)?;
         let block = self.code.block(number);
         if u64::from(block.length) <= room {
             // The TLB is asked about the first page only.
@@ -576,15 +608,16 @@ impl Cpu {
         let in_page = (start % PAGE_SIZE) as usize;
         let available = (PAGE_SIZE as usize - in_page).min(MOST_BYTES);
         self.core.ram.read_bytes(start, &mut bytes[..available]);
-        let mode = Mode { code_size: self.core.code_size };
-        let most = if extent == Extent::Instruction { 1 } else { MAX_OPS };
+        let features = &self.core.model.description().features;
+        let mode = Mode { code_size: self.core.code_size, features };
+        let most = if extent == Extent::Block { MAX_OPS } else { 1 };
         let mut block = NewBlock {
             key,
             start,
             ops: Vec::with_capacity(8),
             length: 0,
             second_page: None,
-            check_breakpoint: self.core.debug.breaks_at_offset(address),
+            check_first: extent == Extent::Observed || self.core.debug.breaks_at_offset(address),
         };
         while block.ops.len() < most {
             let at = usize::from(block.length);
@@ -619,10 +652,10 @@ impl Cpu {
         Ok(block)
     }
 
-    /// Executes instructions of a block from number `from` up to number `limit`; RIP is its start's. Returns whether the last
-    /// one completed.
+    /// Executes instructions of a block from number `from` up to number `limit`; RIP is its start's. Returns how the last one
+    /// ended. A fault has been delivered.
     #[inline(always)]
-    fn run_block(&mut self, bus: &mut dyn Bus, number: BlockNumber, from: usize, limit: u64) -> bool {
+    fn run_block(&mut self, bus: &mut dyn Bus, number: BlockNumber, from: usize, limit: u64) -> Res<()> {
         let block = self.code.block(number);
         let core = &mut self.core;
         let rip = core.rip;
@@ -637,23 +670,25 @@ impl Cpu {
                 Ok(()) => {
                     core.block_steps += index as u64 + 1;
                     core.index = 0;
+                    core.observing.rip = core.next_rip(rip, op.start);
                     if op.flags & Op::SETS_RIP == 0 {
                         core.rip = core.next_rip(rip, op.next);
                     }
-                    return true;
+                    return Ok(());
                 }
                 Err(reason) => {
                     core.block_steps += index as u64;
                     core.index = 0;
+                    core.observing.rip = core.next_rip(rip, op.start);
                     if reason == Break::Done {
-                        return false;
+                        return Err(reason);
                     }
-                    core.rip = core.next_rip(rip, op.start);
+                    core.rip = core.observing.rip;
                     if op.flags & Op::STACK != 0 && core.exception.vector == crate::exception::GP {
                         core.noncanonical_stack_fault();
                     }
                     self.deliver_fault(bus);
-                    return false;
+                    return Err(reason);
                 }
             }
         }
@@ -663,7 +698,7 @@ impl Cpu {
             let end = block.ops[count - 1].next;
             core.rip = core.next_rip(rip, end);
         }
-        true
+        Ok(())
     }
 
     fn deliver_fault(&mut self, bus: &mut dyn Bus) {
@@ -673,6 +708,7 @@ impl Cpu {
 
     fn deliver(&mut self, bus: &mut dyn Bus, delivery: Delivery) {
         self.core.block_steps += 1;
+        self.core.observing.rip = self.core.rip;
         if self.core.deliver(bus, delivery).is_err() {
             self.core.state.shut_down = true;
             self.core.attention |= attention::HALTED;

@@ -3,6 +3,7 @@
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 
 use crate::core::CodeSize;
+use crate::features::Features;
 use crate::op::Op;
 use crate::slots::{HIGH_BYTE, REG_BLOCK_RIP, REG_ZERO, SEG_NONE};
 
@@ -10,6 +11,8 @@ use crate::slots::{HIGH_BYTE, REG_BLOCK_RIP, REG_ZERO, SEG_NONE};
 #[derive(Clone, Copy)]
 pub(crate) struct Mode {
     pub code_size: CodeSize,
+    /// Of the CPU model. Code is dropped when the model changes.
+    pub features: &'static Features,
 }
 
 impl Mode {
@@ -20,11 +23,7 @@ impl Mode {
 
     /// Default operand size in bits, as `iced-x86` wants it.
     pub fn bitness(self) -> u32 {
-        match self.code_size {
-            CodeSize::Bits16 => 16,
-            CodeSize::Bits32 => 32,
-            CodeSize::Bits64 => 64,
-        }
+        self.code_size.bits()
     }
 }
 

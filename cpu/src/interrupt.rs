@@ -128,7 +128,7 @@ impl Core {
         self.state.interrupt_shadow = false;
         self.state.mov_ss_shadow = false;
         self.attention &= !attention::SHADOW;
-        self.entered_vector(event.vector);
+        self.entered_vector(event.vector, event.error_code);
         Ok(())
     }
 

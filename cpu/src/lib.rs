@@ -1,13 +1,36 @@
-//! A deterministic software x86-64 CPU: decoding by `iced-x86`, a software TLB, an interpreter over cached
-//! blocks of decoded instructions, exact step and branch counts, break- and watchpoints.
+//! A deterministic x86-64 CPU in software: the same state and the same memory give the same result on every host.
 //!
-//! It knows nothing of devices, logs or hosts: the machine around it is behind [`Bus`], guest memory behind
-//! [`guest_ram::GuestRam`]. Everything it computes is the same on every host. What must survive a checkpoint
-//! is in [`CpuState`], on disk as a [`CpuStateV1`]; caches (translations, decoded code) can be dropped at any
-//! time without a visible difference.
+//! ```
+//! use std::sync::Arc;
 //!
-//! Where to start reading: [`exec`](Cpu::run) is the run loop, `op` the decoded instruction, `decode` turns
-//! bytes into ops, `ops` executes them, `memory` and `mmu` are loads, stores and translations.
+//! use cpu::{Cpu, CpuState, EmptyBus, Segment, Stop};
+//! use guest_ram::GuestRam;
+//!
+//! let ram = Arc::new(GuestRam::new(1 << 20)?);
+//! // mov ax, 7; inc ax; hlt
+//! ram.write_bytes(0x1000, &[0xb8, 7, 0, 0x40, 0xf4]);
+//!
+//! let mut state = CpuState::reset();
+//! state.segments[1] = Segment { selector: 0, base: 0, ..state.segments[1] };
+//! state.rip = 0x1000;
+//! let mut cpu = Cpu::new(ram);
+//! cpu.set_state(&state);
+//!
+//! assert_eq!(cpu.run(&mut EmptyBus::default(), u64::MAX, 0), Stop::Halted);
+//! assert_eq!((cpu.gpr()[0], cpu.steps()), (8, 3));
+//! # Ok::<(), guest_ram::RamError>(())
+//! ```
+//!
+//! `iced-x86` decodes. An interpreter executes cached blocks of decoded instructions, and the package `translator`
+//! turns blocks that run often into host code. Steps and branches are counted exactly, and runs stop at breakpoints and
+//! watchpoints.
+//!
+//! The crate knows nothing of devices, logs or hosts. The machine around the CPU is behind [`Bus`], guest memory behind
+//! [`guest_ram::GuestRam`]. A checkpoint stores [`CpuState`] as [`CpuStateV1`]. Caches can be dropped at any time
+//! without a visible difference. `CPU.md` has the design.
+//!
+//! Where to start reading: [`exec`](Cpu::run) is the run loop, `op` the decoded instruction, `decode` turns bytes into
+//! ops, `ops` executes them, `memory` and `mmu` are loads, stores and translations.
 //!
 //! The files stand on one another in this order, and none imports from a file above itself:
 //!
@@ -17,11 +40,12 @@
 //! ops                                   what instructions do, by family
 //! msr, control_registers,               what system registers do,
 //! interrupt, segmentation               descriptors, and what goes through them
-//! memory, debug, cpuid                  loads and stores, watched places, features
+//! memory, debug, observing, cpuid       loads and stores, what watches them, the answers of CPUID
 //! insn, op, code                        an instruction on its way, decoded, and in blocks
-//! core                                  the running CPU
+//! core, observer                        the running CPU, and what may look at it while it runs
 //! mmu, code_lines, debug_points, quirks what the core consists of
-//! state, model, registers, ...          plain data and bits
+//! ranges                                sets of addresses
+//! state, model, features, registers, ... plain data and bits
 //! ```
 
 #![forbid(unsafe_code)]
@@ -38,6 +62,7 @@ mod debug_points;
 mod decode;
 mod exception;
 mod exec;
+mod features;
 mod flags;
 mod fpu;
 mod insn;
@@ -46,9 +71,12 @@ mod memory;
 mod mmu;
 mod model;
 mod msr;
+mod observer;
+mod observing;
 mod op;
 mod ops;
 mod quirks;
+mod ranges;
 mod registers;
 mod segmentation;
 mod simd;
@@ -60,8 +88,10 @@ mod undefined;
 pub use crate::bus::{Bus, BusSignals, EmptyBus};
 pub use crate::core::{CodeSize, Core};
 pub use crate::debug_points::{AddressKind, Hit, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
-pub use crate::exec::{Cpu, Stop, Tier};
+pub use crate::exec::{Cpu, Stop, Tier, UnknownTier};
 pub use crate::model::CpuModel;
+pub use crate::observer::{At, Bytes, Happening, Observer, Place, Places, Vectors, Wants};
 pub use crate::state::{Counts, CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};
 pub use crate::state_v1::CpuStateV1;
 pub use crate::undefined::{fold_registers, without_undefined_flags};
+pub use translator::{Part, Parts};

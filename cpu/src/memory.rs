@@ -298,7 +298,10 @@ impl Core {
         if access == Access::Write {
             self.ram.flags().set(page, PageFlags::DIRTY);
         }
-        let slow = self.debug.watches_page(address, found.gpa) || Mmu::checks_alignment(index);
+        let checked = Mmu::checks_alignment(index);
+        let reads_seen = checked || self.sees_page(address, found.gpa, WatchKind::Read);
+        // An instruction that changes what it reads finds its operand by the slot for writes.
+        let writes_seen = reads_seen || self.sees_page(address, found.gpa, WatchKind::Write);
         let flags = self.ram.flags().get(page);
         self.mmu.fill(
             &self.ram,
@@ -308,11 +311,11 @@ impl Core {
             &Fill {
                 ram_page_offset: offset & PAGE_MASK,
                 entry_offset: found.entry_offset,
-                readable: access != Access::Execute && !slow,
+                readable: access != Access::Execute && !reads_seen,
                 writable: found.writable
                     && flags & PageFlags::DIRTY != 0
                     && flags & PageFlags::DERIVED == 0
-                    && !slow,
+                    && !writes_seen,
                 executable: found.executable,
             },
         );
@@ -391,14 +394,12 @@ impl Core {
         if let Some(target) = second {
             self.load_part(bus, target, tail);
         }
-        if !self.debug.nothing_watched() {
-            let length = bytes.len() as u64;
-            self.note_part(address, first, in_first as u64, WatchKind::Read, None);
+        if !self.sees_no_access() {
+            self.note_part(address, first, WatchKind::Read, head, None);
             if let Some(target) = second {
-                let address = self.wrapped(address, in_first);
-                self.note_part(address, target, length - in_first as u64, WatchKind::Read, None);
+                self.note_part(self.wrapped(address, in_first), target, WatchKind::Read, tail, None);
             }
-            self.note_for_guest(address, length, WatchKind::Read);
+            self.note_for_guest(address, bytes.len() as u64, WatchKind::Read);
         }
         Ok(())
     }
@@ -423,7 +424,7 @@ impl Core {
         };
         self.check_alignment(address, alignment)?;
         let (head, tail) = bytes.split_at(in_first);
-        if self.debug.nothing_watched() {
+        if self.sees_no_access() {
             self.store_part(bus, first, head);
             if let Some(target) = second {
                 self.store_part(bus, target, tail);
@@ -584,11 +585,13 @@ impl Core {
         }
     }
 
-    /// Stores one page's part of an access, and compares it with the watchpoints.
+    /// Stores one page's part of an access, and notes it if it is to be seen.
     fn store_watched(&mut self, bus: &mut dyn Bus, address: u64, target: Target, bytes: &[u8]) {
         let old = match target {
             // Most of what comes here misses the fast path for other reasons.
-            Target::Ram(offset) if self.debug.watches_page(address, self.ram.layout().gpa_of(offset)) => {
+            Target::Ram(offset)
+                if self.sees_page(address, self.ram.layout().gpa_of(offset), WatchKind::Write) =>
+            {
                 let mut old = vec![0; bytes.len()];
                 self.ram.read_bytes(offset, &mut old);
                 Some(old)
@@ -597,28 +600,23 @@ impl Core {
             Target::Device(_) => None,
         };
         self.store_part(bus, target, bytes);
-        let contents = old.as_deref().map(|old| (old, bytes));
-        self.note_part(address, target, bytes.len() as u64, WatchKind::Write, contents);
+        self.note_part(address, target, WatchKind::Write, bytes, old.as_deref());
     }
 
-    /// Compares one page's part of an access that missed the fast path with the debugger's watchpoints.
-    /// `contents` are those before and after a write.
+    /// Notes one page's part of an access that missed the fast path.
     fn note_part(
         &mut self,
         address: u64,
         target: Target,
-        length: u64,
         kind: WatchKind,
-        contents: Option<(&[u8], &[u8])>,
+        bytes: &[u8],
+        before: Option<&[u8]>,
     ) {
         let gpa = match target {
             Target::Ram(offset) => self.ram.layout().gpa_of(offset),
             Target::Device(gpa) => gpa,
         };
-        if self.debug.note_access(&PageAccess { address, gpa, length, kind, contents }) {
-            self.attention |= attention::HIT;
-            self.break_block = true;
-        }
+        self.note_access(&PageAccess { address, gpa, kind, bytes, before });
     }
 
     /// Compares an access that missed the fast path with the guest's own data breakpoints.

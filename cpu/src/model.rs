@@ -1,12 +1,17 @@
 //! The CPU models that a guest can see: `ttvm-v2`, an x86-64-v2 processor with the identity of an AMD family
 //! 17h part (which decides about details such as SYSCALL, and about the model-specific registers that a
-//! kernel touches), and `ttvm-v2-kvm`, of which CPUID says less. What CPUID says is in `cpuid`, what is executed otherwise
-//! in [`quirks`](crate::quirks).
+//! kernel touches), and `ttvm-v2-kvm`, of which CPUID says less. What a model executes and what CPUID says is in its
+//! description, what is executed otherwise in [`quirks`](crate::quirks).
+
+mod description;
+mod v2;
+
+pub(crate) use description::{Description, Leaf};
 
 /// Family, model and stepping as CPUID leaf 1 reports them in EAX.
-pub(crate) const SIGNATURE: u32 = 0x00b0_0f21;
+pub(crate) const SIGNATURE: u32 = v2::SIGNATURE;
 /// Physical address bits.
-pub(crate) const PHYSICAL_BITS: u32 = 40;
+pub(crate) const PHYSICAL_BITS: u32 = v2::PHYSICAL_BITS;
 
 /// Which processor the guest runs on: what CPUID describes, and which [`quirks`](crate::quirks) it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,5 +49,14 @@ impl CpuModel {
     /// Names of all models.
     pub fn names() -> impl Iterator<Item = &'static str> {
         CpuModel::ALL.iter().map(|(_, name)| *name)
+    }
+
+    /// What the model executes and says about itself.
+    pub(crate) fn description(self) -> &'static Description {
+        match self {
+            CpuModel::V2 => &v2::V2,
+            CpuModel::V2Kvm => &v2::V2_KVM,
+            CpuModel::V2KvmTcg => &v2::V2_KVM_TCG,
+        }
     }
 }

@@ -1,8 +1,25 @@
-//! Deterministic device models of a small PC.
+//! Deterministic device models of a small PC: pure state machines without a clock of their own.
 //!
-//! Every chip is a state machine without a clock of its own: it changes by guest accesses, by inputs that its
-//! owner hands it, and by the virtual time (`now_ns`, nanoseconds since power-on) that comes with each call.
-//! [`platform::Platform`] wires the chips together; [`layout`] says where everything is.
+//! ```
+//! use devices::uart::Uart;
+//!
+//! let mut uart = Uart::new();
+//! uart.write(0, b'A');
+//! assert_eq!(uart.take_output(), b"A");
+//! uart.push_input(b'z');
+//!
+//! // The state is plain data. A restored device goes on like the one that was saved.
+//! let mut again = Uart::restore(&uart.save())?;
+//! assert_eq!((uart.read(0), again.read(0)), (b'z', b'z'));
+//! # Ok::<(), devices::restore::RestoreError>(())
+//! ```
+//!
+//! A chip changes by guest accesses, by inputs that its owner hands in, and by virtual time. Each call that needs the
+//! time gets it as `now_ns`, in nanoseconds since power-on. [`platform::Platform`] wires the chips together; [`layout`]
+//! says where everything is.
+//!
+//! The chips are written by hand, because their whole state must be plain data and time an argument. Virtio queues are
+//! from `virtio-queue`.
 
 #![forbid(unsafe_code)]
 

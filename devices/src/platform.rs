@@ -78,7 +78,7 @@ impl<B: ExpansionBus> Platform<B> {
             interrupt_pending: false,
             line_deadline_ns: None,
         };
-        platform.settle(0);
+        platform.update_interrupts(0);
         platform
     }
 
@@ -169,7 +169,7 @@ impl<B: ExpansionBus> Platform<B> {
     pub fn push_input(&mut self, now_ns: u64, bytes: &[u8]) -> usize {
         self.advance(now_ns);
         let accepted = bytes.iter().take_while(|&&byte| self.uart.push_input(byte)).count();
-        self.settle(now_ns);
+        self.update_interrupts(now_ns);
         accepted
     }
 
@@ -203,7 +203,7 @@ impl<B: ExpansionBus> Platform<B> {
     pub fn press_power_button(&mut self, now_ns: u64) {
         self.advance(now_ns);
         self.pm.press_power_button();
-        self.settle(now_ns);
+        self.update_interrupts(now_ns);
     }
 
     /// Pulses LINT1, which firmware makes the NMI pin. No machine here has anything on it.
@@ -239,7 +239,7 @@ impl<B: ExpansionBus> Platform<B> {
     pub fn with_bus<R>(&mut self, now_ns: u64, change: impl FnOnce(&mut B) -> R) -> R {
         self.advance(now_ns);
         let result = change(&mut self.bus);
-        self.settle(now_ns);
+        self.update_interrupts(now_ns);
         result
     }
 }

@@ -1,21 +1,29 @@
 //! gdb's remote serial protocol, forwards and backwards, over a small [`DebugTarget`] trait.
 //!
-//! An unmodified gdb attaches with `target remote`, and can then step, continue, set breakpoints and
-//! watchpoints in both directions of a recorded run, read and write registers and memory, and send `monitor`
-//! commands. The packets' meaning is the `gdbstub` crate's business; this crate adds what a debugger of fixed
-//! histories needs around it:
+//! ```no_run
+//! use gdb::{DebugTarget, ListenError, Listener};
 //!
-//! - damaged or nonsensical packets are answered and never end the session, let alone the program;
-//! - breakpoints and watchpoints reach the target lazily, because gdb takes all of them out and puts them
-//!   back at every stop;
-//! - refusals ("the recorded past cannot be changed") reach the person at gdb as sentences;
-//! - ^C interrupts a run through a poll function that the target calls, and how far a long run is gets printed meanwhile;
-//! - conditions of breakpoints are evaluated by the target while it runs, not by gdb after a stop;
-//! - threads of the guest's system that do not run can be looked at as threads beside the CPU;
-//! - control registers and segment bases are part of the register file.
+//! /// Serves one gdb, which attaches with `target remote 127.0.0.1:1234`.
+//! fn serve_one(target: &mut dyn DebugTarget) -> Result<(), ListenError> {
+//!     let listener = Listener::bind("127.0.0.1:1234")?;
+//!     gdb::serve(&listener, target, |_end| false)
+//! }
+//! ```
 //!
-//! The crate knows nothing of engines, logs or positions, starts no threads and never looks at a clock.
-//! It follows the appendix "GDB Remote Serial Protocol" of the gdb manual, as gdb 13 speaks it.
+//! An unmodified gdb can then step, continue, set breakpoints and watchpoints in both directions of a recorded run,
+//! read and write registers and memory, and send `monitor` commands. The crate `gdbstub` reads and writes packets. This
+//! crate adds what a debugger of fixed histories needs:
+//!
+//! - It answers damaged or nonsensical packets. They never end the session or the program.
+//! - Breakpoints and watchpoints reach the target late, because gdb removes and reinserts all of them at every stop.
+//! - Refusals ("the recorded past cannot be changed") reach the person at gdb as sentences.
+//! - ^C interrupts a run through a poll function that the target calls. gdb prints the progress of a long run.
+//! - The target evaluates conditions of breakpoints while it runs; gdb does not do so after a stop.
+//! - Threads of the guest's system that do not run appear as threads beside the CPU.
+//! - Control registers and segment bases are part of the register file.
+//!
+//! The crate knows nothing of engines, logs or positions, starts no threads and never looks at a clock. It follows the
+//! appendix "GDB Remote Serial Protocol" of the gdb manual, as gdb 13 speaks it.
 //!
 //! ```text
 //!   Listener ── accept ──► Link (bytes ⇄ packets, ^C) ──► session ──► gdbstub ──► Adapter ──► DebugTarget

@@ -14,7 +14,7 @@
 //! [`Guest`] for what is.
 
 use crate::error::Error;
-use engine_contract::{Landings, Mark};
+use engine_contract::{LandingPlace, Landings};
 
 /// What a landing needs of a processor and its counter. It is called while the guest stands still, before each entry.
 pub(crate) trait Guest {
@@ -56,7 +56,7 @@ pub(crate) enum Left {
 /// The end of a landing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// At the mark.
+    /// At the landing place.
     Landed,
     /// Behind it.
     Overshot,
@@ -104,7 +104,7 @@ impl Margin {
 /// The way to one place.
 #[derive(Debug)]
 pub(crate) struct Landing {
-    mark: Mark,
+    goal: LandingPlace,
     target: u64,
     margin: u64,
     /// The count that the armed overflow is due at.
@@ -116,14 +116,14 @@ pub(crate) struct Landing {
 }
 
 impl Landing {
-    /// A landing at `mark`, whose count of branches is `target`.
-    pub(crate) fn new(mark: Mark, target: u64, margin: &Margin) -> Landing {
-        Landing { mark, target, margin: margin.branches(), armed: None, near: false, skid: None }
+    /// A landing at `goal`, whose count of branches is `target`.
+    pub(crate) fn new(goal: LandingPlace, target: u64, margin: &Margin) -> Landing {
+        Landing { goal, target, margin: margin.branches(), armed: None, near: false, skid: None }
     }
 
     /// An interrupt was delivered: the guest is not where it was.
     pub(crate) fn diverted(&mut self) {
-        self.mark.not_here = false;
+        self.goal.not_here = false;
     }
 
     /// Whether the guest, which is making an exit, has left the place behind; what the exit asks for must then not be done.
@@ -145,27 +145,27 @@ impl Landing {
         };
         if left > self.margin {
             self.near = false;
-            self.mark.not_here = false;
+            self.goal.not_here = false;
             guest.set_breakpoint(None)?;
             self.arm(guest, &place, self.target - self.margin)?;
             return Ok(None);
         }
-        if self.stands_on_mark(guest, &place, seen) {
+        if self.stands_on_goal(guest, &place, seen) {
             return Ok(Some(Arrival::Landed));
         }
         self.near = true;
-        guest.set_breakpoint(Some(self.mark.rip))?;
+        guest.set_breakpoint(Some(self.goal.rip))?;
         // A guest that does not come to the breakpoint again is noticed.
         self.arm(guest, &place, self.target + 1)?;
         Ok(None)
     }
 
     /// Looks at a hit of the breakpoint; what is not the place is passed.
-    fn stands_on_mark(&mut self, guest: &mut impl Guest, place: &Place, seen: &mut Landings) -> bool {
-        if place.rip != self.mark.rip {
+    fn stands_on_goal(&mut self, guest: &mut impl Guest, place: &Place, seen: &mut Landings) -> bool {
+        if place.rip != self.goal.rip {
             return false;
         }
-        let rejected = std::mem::take(&mut self.mark.not_here);
+        let rejected = std::mem::take(&mut self.goal.not_here);
         match place.left {
             Left::Breakpoint => seen.hits += 1,
             // It may have begun; if it has not, the breakpoint hits at once.
@@ -176,7 +176,7 @@ impl Landing {
             }
         }
         let here = place.branches == self.target
-            && place.registers == self.mark.registers
+            && place.registers == self.goal.registers
             && place.interruptible
             && !rejected;
         guest.pass_breakpoint(!here);

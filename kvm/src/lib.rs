@@ -1,14 +1,39 @@
-//! One virtual CPU of the Linux kernel's KVM, over the same RAM and the same [`cpu::Bus`] as the software CPU, with
-//! its state as [`cpu::CpuState`]: what runs on the one can go on on the other at any point between two instructions.
+//! One virtual CPU of the Linux kernel's KVM, over the same RAM, bus and state as the software CPU.
 //!
-//! KVM executes and nothing more: interrupt controllers, timers and clocks stay outside, because the kernel's would let
-//! host time in. A place in the run is named by the exits before it, and a place between two exits by a [`engine_contract::Mark`], which says
-//! how many conditional branches the guest had retired, where something counts them. See the kernel's Documentation/virt/kvm/api.rst.
+//! ```no_run
+//! use std::sync::Arc;
 //!
-//! Where to start reading: [`KvmCpu::run`] is the run loop; below it `exits` does what the guest's exits ask for, `stopping` stops
-//! a guest that makes none, and `search` finds such a place again, or, by its count, `landing`. `vcpu` is the bare vCPU, `state`
-//! the conversion of states, `counter` counts, `probe` finds out what a host's KVM is worth.
-//! `KVM.md` says how a whole machine is recorded and replayed with it.
+//! use cpu::{CpuState, EmptyBus, Stop};
+//! use engine_contract::{End, Leave};
+//! use guest_ram::GuestRam;
+//! use kvm::KvmCpu;
+//!
+//! let ram = Arc::new(GuestRam::new(4 << 20)?);
+//! ram.write_bytes(0x1000, &[0xf4]); // hlt
+//! let mut state = CpuState::reset();
+//! (state.segments[1].selector, state.segments[1].base, state.rip) = (0, 0, 0x1000);
+//!
+//! let mut cpu = KvmCpu::new(ram, kvm::model()?)?;
+//! cpu.set_state(&state);
+//! assert_eq!(cpu.run(&mut EmptyBus::default(), Leave::AtExits)?, End::Stop(Stop::Halted));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The state is a [`cpu::CpuState`] and the board a [`cpu::Bus`], so a guest can move between KVM and the software CPU
+//! at any point between two instructions.
+//!
+//! KVM executes and nothing more. Interrupt controllers, timers and clocks stay outside, because the kernel's would let
+//! host time in. The number of exits before a place names the place. A place between two exits is a
+//! [`engine_contract::LandingPlace`], which also has the number of conditional branches if something counts them. See
+//! the kernel's Documentation/virt/kvm/api.rst.
+//!
+//! Where to start reading: [`KvmCpu::run`] is the run loop. Below it `exits` does what the guest's exits ask for, and
+//! `stopping` stops a guest that makes none. `landing` finds such a place again by its count of branches, and `search`
+//! without one. `vcpu` is the bare vCPU, `state` converts states, `counter` counts branches, and `probe` tests a host's
+//! KVM. `KVM.md` says how a whole machine is recorded and replayed.
+//!
+//! Three system calls are made by hand: F_SETOWN_EX (neither nix nor libc has it), the ioctl for a perf event's period
+//! (perf-event2 has no call for it), and KVM_INTERRUPT (kvm-ioctls has none).
 
 mod counter;
 mod error;

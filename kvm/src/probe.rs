@@ -3,7 +3,6 @@
 //! Some hosts have a `/dev/kvm` that emulates the kernel mode of its guests in software: slow, incomplete, and silently wrong in
 //! places. No capability tells; running a few instructions does.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cpu::{CpuModel, CpuState, EmptyBus, Segment, Stop, TableRegister, fold_registers};
@@ -13,7 +12,7 @@ use kvm_ioctls::Cap;
 use crate::error::Error;
 use crate::run::KvmCpu;
 use crate::vm;
-use engine_contract::{End, Leave, Mark};
+use engine_contract::{End, LandingPlace, Leave};
 
 /// What a probe found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,7 +90,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A vCPU in 64-bit mode with the first 2 MiB mapped for kernel and user mode, at `CODE` in kernel mode.
 fn guest(kernel: &[u8], user: &[u8]) -> Result<(KvmCpu, CpuState), String> {
-    let ram = Arc::new(GuestRam::new(2 << 20).map_err(|error| error.to_string())?);
+    let ram = GuestRam::new(2 << 20).map_err(|error| error.to_string())?;
     ram.write_bytes(CODE, kernel);
     ram.write_bytes(USER_CODE, user);
     // Present, writable, for users; the last one is a 2 MiB page.
@@ -162,7 +161,7 @@ const WRITE: u8 = 1 << 1;
 /// inc dword [4 MiB], where nothing is. Handler: pop rax; out 0x10, al; hlt
 fn update_fault() -> Result<Vec<u8>, String> {
     let (mut cpu, mut state) = guest(&[0xff, 0x04, 0x25, 0, 0, 0x40, 0], &[])?;
-    let ram = cpu.cpu().core().ram.clone();
+    let ram = cpu.cpu().ram();
     ram.write_bytes(HANDLER, &[0x58, 0xe6, RESULT_PORT as u8, 0xf4]);
     // A 64-bit code segment as the running one's, and an interrupt gate into it.
     ram.store_u64(GDT + 8, 0x00af_9b00_0000_ffff);
@@ -192,15 +191,15 @@ fn system_call() -> Result<(), String> {
     expect("the privilege level behind SYSCALL", &run_to_halt(&mut cpu)?, &[0])
 }
 
-/// User: nop; nop; syscall. The mark is at the second nop.
+/// User: nop; nop; syscall. The landing place is at the second nop.
 fn user_breakpoint() -> Result<(), String> {
     let (mut cpu, state) = guest(&[0xf4], &[0x90, 0x90, 0x0f, 0x05])?;
     let state = user_state(state);
     cpu.set_state(&state);
     let registers = fold_registers(&state.gpr);
-    let mark = Mark { rip: USER_CODE + 1, registers, branches: None, ..Mark::default() };
-    match run(&mut cpu, Leave::At(mark))? {
-        (End::Mark, _) if cpu.statistics().landed_by_software == 0 => Ok(()),
+    let goal = LandingPlace { rip: USER_CODE + 1, registers, branches: None, ..LandingPlace::default() };
+    match run(&mut cpu, Leave::At(goal))? {
+        (End::LandingPlace, _) if cpu.statistics().landed_by_software == 0 => Ok(()),
         (end, _) => Err(format!("a hardware breakpoint did not hit ({end:?})")),
     }
 }

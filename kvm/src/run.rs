@@ -1,11 +1,10 @@
 //! The run loop: enters the guest, passes its accesses on, delivers interrupts at the same boundaries as the software CPU,
-//! and stops at exits, when time is up, or at a mark.
+//! and stops at exits, when time is up, or at a landing place.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use cpu::{Bus, Counts, Cpu, CpuModel, CpuState, Stop};
-use engine_contract::{End, Leave, Mark, Statistics};
+use engine_contract::{End, LandingPlace, Leave, Statistics};
 use guest_ram::GuestRam;
 use kvm_bindings::kvm_regs;
 
@@ -25,8 +24,8 @@ mod landing_guest;
 mod search;
 mod stopping;
 
-/// The software CPU takes over after this many breakpoints on the way to a mark: a loop can pass the mark hundreds of
-/// thousands of times, and each exit costs as much as some hundred instructions on the software CPU.
+/// The software CPU takes over after this many breakpoints on the way to a landing place: a loop can pass the place
+/// hundreds of thousands of times, and each exit costs as much as some hundred instructions on the software CPU.
 const BREAKPOINTS_AT_FIRST: u32 = 4096;
 
 const RESUME_FLAG: u64 = 1 << 16;
@@ -39,8 +38,8 @@ pub struct KvmCpu {
     soft: Cpu,
     /// The software CPU's state is newer than the vCPU's.
     ahead: bool,
-    /// No instruction is half done in the vCPU, and what it says of interrupts is true.
-    settled: bool,
+    /// The vCPU stands between two instructions, and its word on interrupts is true.
+    between_instructions: bool,
     halted: bool,
     counter: Option<Box<dyn BranchCounter>>,
     /// What the counter said when the software CPU's count of branches was last brought up to date.
@@ -60,11 +59,11 @@ struct Run<'a> {
     stopping: Option<Stopping>,
     /// For how many kicks a place to stop at is waited for.
     patience: u32,
-    /// The way to a mark whose count of branches is known.
+    /// The way to a landing place whose count of branches is known.
     landing: Option<Landing>,
     /// How the guest was left.
     left: Left,
-    /// Breakpoints met on the way to the mark.
+    /// Breakpoints met on the way to the landing place.
     met: u32,
     /// After this many of them the software CPU takes over.
     most_breakpoints: u32,
@@ -72,8 +71,8 @@ struct Run<'a> {
 
 impl KvmCpu {
     /// A CPU in reset state over `ram`, with the CPUID of `model`.
-    pub fn new(ram: Arc<GuestRam>, model: CpuModel) -> Result<KvmCpu, Error> {
-        let (vm, fd) = Vm::new(ram.clone(), model)?;
+    pub fn new(ram: GuestRam, model: CpuModel) -> Result<KvmCpu, Error> {
+        let (vm, fd) = Vm::new(&ram, model)?;
         let mut soft = Cpu::new(ram);
         soft.set_model(model);
         Ok(KvmCpu {
@@ -81,7 +80,7 @@ impl KvmCpu {
             vcpu: Vcpu::new(fd),
             soft,
             ahead: true,
-            settled: false,
+            between_instructions: false,
             halted: false,
             counter: None,
             counted: 0,
@@ -90,8 +89,8 @@ impl KvmCpu {
         })
     }
 
-    /// Counts the guest's conditional branches from here on, for the calling thread and those that run it later. Marks
-    /// that say how many there were are then found by their number.
+    /// Counts the guest's conditional branches from here on, for the calling thread and those that run it later. The
+    /// count finds landing places that state their number of branches.
     pub fn count_branches(&mut self, counter: Counter) -> Result<(), Error> {
         self.counter = Some(counter::open(counter)?);
         self.update_counted()
@@ -193,7 +192,7 @@ impl KvmCpu {
         self.update_counted()?;
         self.halted = state.halted;
         self.ahead = false;
-        self.settled = false;
+        self.between_instructions = false;
         Ok(())
     }
 
@@ -237,16 +236,16 @@ impl KvmCpu {
         loop {
             let signals = run.bus.signals();
             let due = run.exited && run.due.is_some_and(|due| Instant::now() >= due);
-            let mark = match run.leave {
-                Leave::At(mark) => Some(mark),
+            let goal = match run.leave {
+                Leave::At(goal) => Some(goal),
                 _ => None,
             };
             let asked = signals.stop || due || signals.interrupt || signals.nmi || self.halted;
-            if !self.settled && (asked || mark.is_some()) {
-                let exit = self.vcpu.settle(run.bus.cr8());
+            if !self.between_instructions && (asked || goal.is_some()) {
+                let exit = self.vcpu.complete_instruction(run.bus.cr8());
                 self.pass_task_priority(run.bus);
                 if matches!(exit, Exit::Interrupted) {
-                    self.settled = true;
+                    self.between_instructions = true;
                     continue;
                 }
                 if let Some(end) = self.handle(run, exit)? {
@@ -262,29 +261,29 @@ impl KvmCpu {
                 }
                 return Ok(End::Stop(Stop::Bus));
             }
-            if self.settled && self.vcpu.stops().contains(&self.vcpu.synced().regs.rip) {
+            if self.between_instructions && self.vcpu.stops().contains(&self.vcpu.synced().regs.rip) {
                 return Ok(End::Stop(Stop::Breakpoint));
             }
             let delivered = self.deliver(run.bus, signals)?;
             if self.halted {
                 return Ok(End::Stop(Stop::Halted));
             }
-            match mark {
+            match goal {
                 _ if run.landing.is_some() => {
                     if let Some(end) = self.land(run, delivered)? {
                         return Ok(end);
                     }
                 }
-                // The guest stands there no more: it enters the handler first, and the mark may lie in the handler.
-                Some(mark) if delivered => {
-                    run.leave = Leave::At(Mark { not_here: false, ..mark });
-                    self.vcpu.set_breakpoints(&[mark.rip])?;
+                // The guest stands there no more: it enters the handler first, and the landing place may lie in the handler.
+                Some(goal) if delivered => {
+                    run.leave = Leave::At(LandingPlace { not_here: false, ..goal });
+                    self.vcpu.set_breakpoints(&[goal.rip])?;
                 }
-                Some(mark) => {
-                    if let Some(end) = self.look_for(run, mark)? {
+                Some(goal) => {
+                    if let Some(end) = self.look_for(run, goal)? {
                         return Ok(end);
                     }
-                    if !self.settled {
+                    if !self.between_instructions {
                         // The software CPU has gone a part of the way.
                         continue;
                     }

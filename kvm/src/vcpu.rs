@@ -120,7 +120,7 @@ impl Vcpu {
     }
 
     /// Completes the instruction under way without going on. It may make further exits.
-    pub(crate) fn settle(&mut self, cr8: u64) -> Exit {
+    pub(crate) fn complete_instruction(&mut self, cr8: u64) -> Exit {
         self.fd.set_kvm_immediate_exit(1);
         self.enter(false, cr8)
     }

@@ -1,7 +1,5 @@
 //! The virtual machine around the vCPU: RAM, what CPUID says, which model-specific registers come out.
 
-use std::sync::Arc;
-
 use cpu::CpuModel;
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
 use kvm_bindings::{
@@ -34,7 +32,8 @@ pub(crate) struct Vm {
     fd: VmFd,
     slots: Vec<Slot>,
     logging: bool,
-    ram: Arc<GuestRam>,
+    /// Flags of RAM's pages, which keep the mapping too.
+    flags: PageFlags,
 }
 
 struct Slot {
@@ -47,13 +46,13 @@ struct Slot {
 
 impl Vm {
     /// A machine over `ram`, with one vCPU.
-    pub(crate) fn new(ram: Arc<GuestRam>, model: CpuModel) -> Result<(Vm, VcpuFd), Error> {
+    pub(crate) fn new(ram: &GuestRam, model: CpuModel) -> Result<(Vm, VcpuFd), Error> {
         let kvm = open()?;
         check(&kvm)?;
         let fd = kvm.create_vm().map_err(failed("create a virtual machine"))?;
         fd.set_tss_address(TSS_ADDRESS).map_err(failed("place its real-mode pages"))?;
         fd.set_identity_map_address(IDENTITY_MAP_ADDRESS).map_err(failed("place its identity map"))?;
-        let vm = Vm { slots: slots(&ram), fd, logging: false, ram };
+        let vm = Vm { slots: slots(ram), fd, logging: false, flags: ram.flags().clone() };
         vm.set_slots()?;
         vm.hide_counters();
         vm.disable_quirks();
@@ -72,7 +71,7 @@ impl Vm {
                 memory_size: slot.length,
                 userspace_addr: slot.host,
             };
-            // SAFETY: the range is guest RAM, which `self.ram` keeps mapped as long as the machine exists, and no
+            // SAFETY: the range is guest RAM, which `self.flags` keep mapped as long as the machine exists, and no
             // code forms references to it.
             unsafe { self.fd.set_user_memory_region(region) }.map_err(failed("give the guest its RAM"))?;
         }
@@ -82,10 +81,10 @@ impl Vm {
     /// Marks the pages dirty in RAM's flags that the guest wrote since the last call. The first call marks all: it is
     /// only from then on that KVM notes them.
     pub(crate) fn note_written(&mut self) -> Result<(), Error> {
-        let flags = self.ram.flags();
         if !self.logging {
             self.logging = true;
             self.set_slots()?;
+            let flags = &self.flags;
             (0..flags.pages()).for_each(|page| flags.set(page, PageFlags::DIRTY));
             return Ok(());
         }
@@ -98,7 +97,7 @@ impl Vm {
             for (number, mut word) in bitmap.into_iter().enumerate() {
                 while word != 0 {
                     let page = first + number as u64 * 64 + u64::from(word.trailing_zeros());
-                    flags.set(page, PageFlags::DIRTY);
+                    self.flags.set(page, PageFlags::DIRTY);
                     word &= word - 1;
                 }
             }
@@ -194,8 +193,8 @@ fn slots(ram: &GuestRam) -> Vec<Slot> {
 fn cpuid(model: CpuModel) -> Result<CpuId, Error> {
     let entries: Vec<kvm_cpuid_entry2> = model
         .leaves()
-        .into_iter()
-        .map(|(function, index, [eax, ebx, ecx, edx])| kvm_cpuid_entry2 {
+        .iter()
+        .map(|&(function, index, [eax, ebx, ecx, edx])| kvm_cpuid_entry2 {
             function,
             index: index.unwrap_or(0),
             flags: if index.is_some() { KVM_CPUID_FLAG_SIGNIFCANT_INDEX } else { 0 },

@@ -17,7 +17,6 @@ pub mod random;
 pub mod record;
 pub mod run;
 pub mod saved;
-pub mod script;
 pub mod terminal;
 pub mod tools;
 pub mod traveller;

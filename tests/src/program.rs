@@ -3,11 +3,17 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
 
 use crate::guests::repository;
 
 /// The program, built if it is not yet.
 pub fn ttvm() -> PathBuf {
+    static PROGRAM: LazyLock<PathBuf> = LazyLock::new(build_ttvm);
+    PROGRAM.clone()
+}
+
+fn build_ttvm() -> PathBuf {
     let mut build = Command::new(env!("CARGO"));
     build.args(["build", "--quiet", "--release", "--locked", "--package", "ttvm"]);
     let status = build.current_dir(repository()).status().expect("cargo can be run");

@@ -12,7 +12,7 @@ use recording::{Opened, Recording};
 
 use crate::guests::{Guest, power_on};
 use crate::run::{STEP_LIMIT, run_until};
-use crate::script::Script;
+use machine::script::Script;
 
 /// Records a guest from its first instruction to its end.
 pub fn record(

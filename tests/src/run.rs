@@ -4,7 +4,7 @@ use machine::inputs::Inputs;
 use machine::position::{Instructions, Moment};
 use machine::{Hashes, Machine, Outcome, RunStop};
 
-use crate::script::Script;
+use machine::script::Script;
 
 /// Beyond this a guest hangs.
 pub const STEP_LIMIT: Instructions = Instructions(60_000_000_000);

@@ -11,7 +11,7 @@ use recording::pace::CheckpointOptions;
 
 use crate::guests::{Guest, test_kernel};
 use crate::record::{record, record_with_checkpoints};
-use crate::script::Script;
+use machine::script::Script;
 
 /// RAM of that guest.
 pub const MEMORY_BYTES: u64 = 8 << 20;

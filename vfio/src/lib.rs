@@ -1,9 +1,22 @@
 //! A PCI function of the host, by the Linux kernel's VFIO, and the memory that it may see ([`Area`]).
 //!
+//! ```no_run
+//! use vfio::{Area, Function, PAGE_BYTES};
+//!
+//! let function = Function::open("0000:00:1d.0")?;
+//! println!("vendor {:02x?}", &function.config()?[..2]);
+//! // The function may write to one page, which it sees at address 0.
+//! let area = Area::new(PAGE_BYTES)?;
+//! function.map(0, &area, 0, true)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! This crate moves bytes and interrupts and knows nothing of guests. The function reaches memory only where
 //! [`Function::map`] says so: the kernel programs the host's IOMMU. See the kernel's Documentation/driver-api/vfio.rst.
 //!
-//! Unsafe are the ioctls, in `ioctls.rs`, and the memory that the function writes while it is read here, in `area.rs`.
+//! Unsafe are the ioctls, in `ioctls.rs`, and memory that the function writes while it is read here, in `area.rs`. The
+//! dozen ioctls are made by hand: vfio-ioctls would map BARs and memory by itself, and brings vm-memory and a device
+//! model along.
 
 mod area;
 mod function;

@@ -1,13 +1,9 @@
 //! What must hold on every host, whatever its processor: known answers, and digests of many.
 //!
-//! The digests were taken where `silicon.rs` agreed with the processor. A digest that differs on another host
+//! The digests were taken where `silicon` agreed with the processor. A digest that differs on another host
 //! means that results depend on the host.
 
-#[path = "silicon/random.rs"]
-#[allow(dead_code, reason = "the silicon tests use the rest")]
-mod random;
-
-use random::Random;
+use seeded::Operands;
 use softfloat::sse::{self, SseEnv};
 use softfloat::x87::{self, Angle, F80, X87Env};
 
@@ -62,7 +58,7 @@ const CASES: usize = 20_000;
 
 /// Results and flags of an SSE operation, with PE sticky in every other case (where the fast path may act).
 fn sse_digest(operation: impl Fn(&mut SseEnv, u64, u64) -> u64) -> u64 {
-    let mut random = Random::new(1);
+    let mut random = Operands::new(1);
     digest((0..CASES).flat_map(|index| {
         let sticky = if index % 2 == 0 { 0x20 } else { 0 };
         let mut env = SseEnv::new(0x1f80 | sticky | (random.below(4) as u32) << 13);
@@ -73,7 +69,7 @@ fn sse_digest(operation: impl Fn(&mut SseEnv, u64, u64) -> u64) -> u64 {
 }
 
 fn x87_digest(operation: impl Fn(&mut X87Env, F80, F80) -> Option<F80>) -> u64 {
-    let mut random = Random::new(2);
+    let mut random = Operands::new(2);
     digest((0..CASES).flat_map(|_| {
         let mut env = X87Env::new(0x40 | (random.below(0x1000) & 0xf3f) as u16);
         let [a, b] = [(), ()].map(|()| F80 {

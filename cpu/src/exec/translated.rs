@@ -83,7 +83,7 @@ impl Cpu {
     fn place(&mut self, number: BlockNumber) -> Option<Entry> {
         let rip = self.core.rip;
         let block = self.code.block(number);
-        if block.check_breakpoint && self.breaks_always(rip, block.start()) {
+        if block.check_first && self.breaks_always(rip, block.start()) {
             return None;
         }
         if let Some(translation) = self.code.translation(number).cloned()
@@ -203,11 +203,16 @@ impl Cpu {
                     let is_stale = self.core.attention != 0;
                     let Some(resume) = resume.filter(|_| !is_stale) else {
                         let limit = self.core.budget_end - self.core.block_steps;
-                        self.run_block(bus, token, number, if is_stale { number as u64 + 1 } else { limit });
+                        _ = self.run_block(
+                            bus,
+                            token,
+                            number,
+                            if is_stale { number as u64 + 1 } else { limit },
+                        );
                         return None;
                     };
-                    let completed = self.run_block(bus, token, number, number as u64 + 1);
-                    if !completed || self.core.break_block || self.core.attention != 0 {
+                    let ended = self.run_block(bus, token, number, number as u64 + 1);
+                    if ended.is_err() || self.core.break_block || self.core.attention != 0 {
                         return None;
                     }
                     left = self.enter(|translator, guest, steps| translator.resume(resume, guest, steps));
@@ -222,7 +227,7 @@ impl Cpu {
         match self.find_block_slow(self.core.rip) {
             Ok(number) => {
                 let limit = self.core.budget_end - self.core.block_steps;
-                self.run_block(bus, number, 0, limit);
+                _ = self.run_block(bus, number, 0, limit);
             }
             Err(_) => self.deliver_fault(bus),
         }
@@ -285,4 +290,34 @@ fn decode(op: &Op, rip: u64, bytes: &[u8]) -> Instruction {
     let undefined = op.flags & Op::ENDS_BLOCK != 0 && !branch;
     let other = instruction.len() as u64 != op.length();
     if undefined || other { Instruction::default() } else { instruction }
+}
+
+#[cfg(test)]
+mod tests {
+    use iced_x86::{Code, CpuidFeature};
+
+    use super::*;
+    use crate::core::CodeSize;
+    use crate::decode::{self, Decoded};
+    use crate::features::Features;
+    use crate::insn::Mode;
+    use crate::model::CpuModel;
+
+    /// No model has so few.
+    const FEW: Features = Features::of(&[CpuidFeature::INTEL8086]);
+
+    #[test]
+    fn an_instruction_whose_features_are_missing_is_invalid_for_the_translator() {
+        let (padding, popcnt_eax_ebx) = ([0x90; 3], [0xf3, 0x0f, 0xb8, 0xc3]);
+        let bytes = [&padding[..], &popcnt_eax_ebx].concat();
+        for (features, code) in
+            [(&CpuModel::V2.description().features, Code::Popcnt_r32_rm32), (&FEW, Code::INVALID)]
+        {
+            let mode = Mode { code_size: CodeSize::Bits64, features };
+            let Decoded::Op(op) = decode::decode(&popcnt_eax_ebx, 0x1003, 3, mode) else {
+                panic!("the instruction is complete")
+            };
+            assert_eq!(decode(&op, 0x1000, &bytes).code(), code);
+        }
+    }
 }

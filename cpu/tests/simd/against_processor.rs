@@ -5,8 +5,8 @@ use iced_x86::{Code, Mnemonic};
 use crate::guest::Guest;
 use crate::host::{DATA_BYTES, Host};
 use crate::instructions::{self, Encoded};
-use crate::random::{Random, setting};
-use crate::state::{FLAGS, State};
+use crate::state::{FLAGS, State, quad};
+use seeded::{Operands, setting};
 
 /// States tried with each encoding.
 const STATES: u64 = 25;
@@ -103,7 +103,7 @@ fn special(mnemonic: Mnemonic) -> bool {
 struct Bench {
     host: Host,
     guest: Guest,
-    random: Random,
+    random: Operands,
     encodings: u64,
 }
 
@@ -111,7 +111,12 @@ impl Bench {
     fn new() -> Bench {
         let host = Host::new();
         let guest = Guest::new(host.code_address(), host.data_address(), DATA_BYTES as u64);
-        Bench { host, guest, random: Random::for_test("simd"), encodings: setting("SIMD_ENCODINGS", 8) }
+        Bench {
+            host,
+            guest,
+            random: Operands::for_test("simd", "SIMD_SEED"),
+            encodings: setting("SIMD_ENCODINGS", 8),
+        }
     }
 
     /// Random encodings and states of one instruction; descriptions of what differs.
@@ -192,16 +197,17 @@ impl Bench {
 
     /// Contents of memory at the operand.
     fn memory_operand(&mut self, mnemonic: Mnemonic, before: &mut State) -> Vec<u8> {
-        let mut window: Vec<u8> = (0..WINDOW / 8).flat_map(|_| self.random.quad().to_le_bytes()).collect();
+        let mut window: Vec<u8> =
+            (0..WINDOW / 8).flat_map(|_| quad(&mut self.random).to_le_bytes()).collect();
         match mnemonic {
             Mnemonic::Ldmxcsr => {
-                let value = 0x1f80 | self.random.next() as u32 & 0xe07f;
+                let value = 0x1f80 | self.random.bits() as u32 & 0xe07f;
                 window[..4].copy_from_slice(&value.to_le_bytes());
             }
             Mnemonic::Fxrstor | Mnemonic::Fxrstor64 | Mnemonic::Xrstor | Mnemonic::Xrstor64 => {
                 let mut image = State::random(&mut self.random).image;
                 // Any exceptions, masked or not: ES and B must follow.
-                image[0..4].copy_from_slice(&(self.random.next() as u32).to_le_bytes());
+                image[0..4].copy_from_slice(&(self.random.bits() as u32).to_le_bytes());
                 window[..512].copy_from_slice(&image);
             }
             _ => {}

@@ -6,8 +6,8 @@ use iced_x86::{Code, Mnemonic, OpKind};
 
 use crate::guest::{Guest, Outcome};
 use crate::instructions::{self, Encoded};
-use crate::random::Random;
 use crate::state::State;
+use seeded::Operands;
 
 const CODE: u64 = 0x40_0000;
 const DATA: u64 = 0x50_0000;
@@ -68,12 +68,12 @@ fn class(encoded: &Encoded) -> Class {
 
 struct Bench {
     guest: Guest,
-    random: Random,
+    random: Operands,
 }
 
 impl Bench {
     fn new() -> Bench {
-        Bench { guest: Guest::new(CODE, DATA, DATA_BYTES), random: Random::for_test("faults") }
+        Bench { guest: Guest::new(CODE, DATA, DATA_BYTES), random: Operands::for_test("faults", "SIMD_SEED") }
     }
 
     /// Each form of each instruction.

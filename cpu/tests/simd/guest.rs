@@ -1,7 +1,5 @@
 //! A tiny machine around our CPU: 64-bit mode, RAM, nothing else.
 
-use std::sync::Arc;
-
 use cpu::{Cpu, CpuState, EmptyBus, Segment, Stop};
 use guest_ram::GuestRam;
 
@@ -20,7 +18,6 @@ const DATA: u64 = 0x30000;
 /// Our CPU and its RAM.
 pub struct Guest {
     cpu: Cpu,
-    ram: Arc<GuestRam>,
     initial: CpuState,
     code: u64,
 }
@@ -28,7 +25,7 @@ pub struct Guest {
 impl Guest {
     /// A machine with a code page and a data area at these page-aligned linear addresses.
     pub fn new(code: u64, data: u64, data_bytes: u64) -> Guest {
-        let ram = Arc::new(GuestRam::new(1 << 20).expect("RAM"));
+        let ram = GuestRam::new(1 << 20).expect("RAM");
         let mut next_table = FIRST_TABLE;
         let mut map = |linear: u64, physical: u64| map_page(&ram, &mut next_table, linear, physical);
         map(code, CODE);
@@ -45,8 +42,8 @@ impl Guest {
             let gate = handler & 0xffff | 8 << 16 | 0x8e00 << 32 | (handler >> 16 & 0xffff) << 48;
             ram.store_u64(IDT + 16 * vector, gate);
         }
-        let cpu = Cpu::new(ram.clone());
-        Guest { cpu, ram, initial: initial_state(), code }
+        let cpu = Cpu::new(ram);
+        Guest { cpu, initial: initial_state(), code }
     }
 
     /// The state runs start from: 64-bit mode, SSE enabled.
@@ -56,17 +53,17 @@ impl Guest {
 
     /// Writes the data area.
     pub fn write_data(&self, offset: u64, bytes: &[u8]) {
-        self.ram.write_bytes(DATA + offset, bytes);
+        self.cpu.ram().write_bytes(DATA + offset, bytes);
     }
 
     /// Reads the data area.
     pub fn read_data(&self, offset: u64, bytes: &mut [u8]) {
-        self.ram.read_bytes(DATA + offset, bytes);
+        self.cpu.ram().read_bytes(DATA + offset, bytes);
     }
 
     /// Executes one instruction, which stands `offset` bytes into the code page.
     pub fn run(&mut self, state: &CpuState, offset: u64, instruction: &[u8]) -> Outcome {
-        self.ram.write_bytes(CODE + offset, instruction);
+        self.cpu.ram().write_bytes(CODE + offset, instruction);
         let mut state = state.clone();
         state.rip = self.code + offset;
         self.cpu.set_state(&state);

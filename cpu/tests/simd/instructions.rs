@@ -4,7 +4,7 @@ use iced_x86::{
     Code, CpuidFeature, Encoder, EncodingKind, Instruction, Mnemonic, OpCodeOperandKind, OpKind, Register,
 };
 
-use crate::random::Random;
+use seeded::Operands;
 
 /// An instruction with registers and an address chosen.
 pub struct Encoded {
@@ -86,7 +86,7 @@ pub fn has_form(code: Code, memory: bool) -> bool {
 const GENERAL: [usize; 14] = [0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14];
 
 /// Chooses registers, displacement and immediate, and encodes for the given address.
-pub fn encode(code: Code, memory: bool, address: u64, random: &mut Random) -> Encoded {
+pub fn encode(code: Code, memory: bool, address: u64, random: &mut Operands) -> Encoded {
     let mut instruction = Instruction::new();
     instruction.set_code(code);
     let mut chosen = (None, 0);
@@ -103,7 +103,7 @@ fn set_operand(
     n: u32,
     kind: OpCodeOperandKind,
     memory: bool,
-    random: &mut Random,
+    random: &mut Operands,
     chosen: &mut (Option<usize>, u64),
 ) {
     use OpCodeOperandKind::*;
@@ -119,7 +119,7 @@ fn set_operand(
         xmm_reg | xmm_rm | xmm_or_mem => Some(numbered(Register::XMM0, random.below(16))),
         imm8 => {
             instruction.set_op_kind(n, OpKind::Immediate8);
-            instruction.set_immediate8(random.next() as u8);
+            instruction.set_immediate8(random.bits() as u8);
             return;
         }
         seg_rDI => {

@@ -12,5 +12,4 @@ mod guest;
 #[cfg(target_arch = "x86_64")]
 mod host;
 mod instructions;
-mod random;
 mod state;

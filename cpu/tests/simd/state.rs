@@ -2,7 +2,7 @@
 
 use cpu::{CpuState, FpuState};
 
-use crate::random::Random;
+use seeded::Operands;
 
 /// The arithmetic flags.
 pub const FLAGS: u64 = 0x8d5;
@@ -25,10 +25,10 @@ pub struct State {
 
 impl State {
     /// Random registers: all exceptions masked, none pending, FSW and tags arbitrary.
-    pub fn random(random: &mut Random) -> State {
+    pub fn random(random: &mut Operands) -> State {
         let mut image = [0; 512];
         for at in (0..IMAGE_BYTES).step_by(8) {
-            image[at..at + 8].copy_from_slice(&random.quad().to_le_bytes());
+            image[at..at + 8].copy_from_slice(&quad(random).to_le_bytes());
         }
         if random.below(4) == 0 {
             // Equal registers, for comparisons.
@@ -36,7 +36,7 @@ impl State {
             image[288..416].copy_from_slice(&copy);
         }
         image[0..2].copy_from_slice(&0x37f_u16.to_le_bytes());
-        let status = (random.next() & 0x7f7f) as u16;
+        let status = (random.bits() & 0x7f7f) as u16;
         image[2..4].copy_from_slice(&status.to_le_bytes());
         image[5] = 0;
         image[7] &= 7;
@@ -45,19 +45,19 @@ impl State {
             image[at + 5] &= 0x7f;
             image[at + 6..at + 8].fill(0);
         }
-        let mxcsr = if random.below(3) == 0 { 0x1fa0 } else { 0x1f80 | random.next() as u32 & 0xe07f };
+        let mxcsr = if random.below(3) == 0 { 0x1fa0 } else { 0x1f80 | random.bits() as u32 & 0xe07f };
         image[24..28].copy_from_slice(&mxcsr.to_le_bytes());
         image[28..32].copy_from_slice(&0xffff_u32.to_le_bytes());
         for st in 0..8 {
             image[32 + 16 * st + 10..48 + 16 * st].fill(0);
         }
-        let mut gpr = std::array::from_fn(|_| random.quad());
+        let mut gpr = std::array::from_fn(|_| quad(random));
         if random.below(2) == 0 {
             // Lengths of strings.
             gpr[0] = random.below(40).wrapping_sub(20);
             gpr[2] = random.below(40).wrapping_sub(20);
         }
-        State { image, gpr, flags: random.next() & FLAGS, caller_mxcsr: 0x1f80 }
+        State { image, gpr, flags: random.bits() & FLAGS, caller_mxcsr: 0x1f80 }
     }
 
     fn word(&self, at: usize) -> u16 {
@@ -147,4 +147,30 @@ impl State {
         note("flags".into(), before.flags.into(), theirs.flags.into(), ours.flags.into());
         lines
     }
+}
+
+/// A quadword of lanes of some kind.
+pub fn quad(random: &mut Operands) -> u64 {
+    match random.below(8) {
+        0 => random.bits(),
+        1 | 2 => random.f64(),
+        3 | 4 => u64::from(random.f32()) | u64::from(random.f32()) << 32,
+        5 => random.pick(&[0, 1, 2, 7, 15, 16, 31, 32, 63, 64, u64::MAX, 1 << 63, 0x8000_0000]),
+        6 => lanes(random, 16),
+        _ => lanes(random, 8),
+    }
+}
+
+/// Small and extreme integers in each lane; zeros often enough to end strings.
+fn lanes(random: &mut Operands, bits: u64) -> u64 {
+    let mask = (1 << bits) - 1;
+    let sign = 1 << (bits - 1);
+    (0..64 / bits).fold(0, |value, _| {
+        let lane = match random.below(6) {
+            0 => random.pick(&[0, 1, sign, sign - 1, mask]),
+            1 => random.bits() & mask,
+            _ => random.below(6),
+        };
+        value << bits | lane
+    })
 }

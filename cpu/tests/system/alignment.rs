@@ -137,7 +137,7 @@ fn the_check_comes_and_goes_with_the_flag() {
     });
     // The flag is set behind the first POPFQ. There the aligned addition passes, the next one does not.
     assert_eq!(m.run_to_handler(), ALIGNMENT);
-    assert_eq!(m.ram.load_u32(OPERAND), 1 | 2 << 16);
+    assert_eq!(m.ram().load_u32(OPERAND), 1 | 2 << 16);
 }
 
 /// SDM vol. 3, table 6-2.
@@ -154,7 +154,7 @@ fn a_port_is_not_read_for_an_operand_that_is_not_aligned() {
     let mut m = checked(&[0x6d], OPERAND + 1);
     m.state.rflags |= 3 << 12;
     assert_eq!(m.run_to_handler(), ALIGNMENT);
-    assert_eq!(m.ram.load_u32(OPERAND), 0);
+    assert_eq!(m.ram().load_u32(OPERAND), 0);
 }
 
 /// Tables and the stack of a handler are the system's, whichever program is interrupted.
@@ -163,7 +163,7 @@ fn accesses_of_the_processor_itself_are_not_checked() {
     let mut m = checked(&[], OPERAND);
     m.state.gdtr.base = DATA + 1;
     for word in 0..16 {
-        m.put64(DATA + 1 + 8 * word, m.ram.load_u64(GDT + 8 * word));
+        m.put64(DATA + 1 + 8 * word, m.ram().load_u64(GDT + 8 * word));
     }
     m.state.gpr[0] = USER_DS.into();
     m.code(64, |a| {

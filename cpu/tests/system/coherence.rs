@@ -265,7 +265,7 @@ fn dirty_after(m: &mut Machine, bitness: u32, page: u64, entry: u64) -> [u64; 4]
         a.hlt().unwrap();
     });
     halts(m);
-    std::array::from_fn(|n| u64::from(m.ram.load_u32(seen + 4 * n as u64)) & (ACCESSED | DIRTY))
+    std::array::from_fn(|n| u64::from(m.ram().load_u32(seen + 4 * n as u64)) & (ACCESSED | DIRTY))
 }
 
 const READ_WRITTEN_READ_WRITTEN: [u64; 4] = [ACCESSED, ACCESSED | DIRTY, ACCESSED, ACCESSED | DIRTY];
@@ -400,7 +400,7 @@ fn stores_copies_and_fills_onto_a_clean_page_make_it_dirty() {
         for entry in [0, ACCESSED | DIRTY] {
             let mut m = Machine::long();
             m.page(PAGE, 0, entry);
-            m.ram.flags().clear(page, PageFlags::DIRTY);
+            m.ram().flags().clear(page, PageFlags::DIRTY);
             m.code(64, |a| {
                 // Both are in the TLB for reading.
                 a.mov(rbx, qword_ptr(DATA)).unwrap();
@@ -409,8 +409,8 @@ fn stores_copies_and_fills_onto_a_clean_page_make_it_dirty() {
                 a.hlt().unwrap();
             });
             halts(&mut m);
-            assert!(m.ram.flags().has(page, PageFlags::DIRTY), "{name}, {entry:#x}");
-            assert_eq!(m.ram.load_u64(entry_of(PAGE)) & DIRTY, DIRTY, "{name}, {entry:#x}");
+            assert!(m.ram().flags().has(page, PageFlags::DIRTY), "{name}, {entry:#x}");
+            assert_eq!(m.ram().load_u64(entry_of(PAGE)) & DIRTY, DIRTY, "{name}, {entry:#x}");
         }
     }
 }
@@ -490,7 +490,7 @@ fn copies_within_a_page_go_byte_by_byte() {
             });
             halts(&mut m);
             let mut bytes = [0; 8];
-            m.ram.read_bytes(to, &mut bytes);
+            m.ram().read_bytes(to, &mut bytes);
             assert_eq!(&bytes, expected, "by {distance} at {at:#x}");
             assert_eq!(m.state.gpr[6..8], [at + 8, to + 8]);
             assert_eq!(m.state.gpr[1], 0);
@@ -509,7 +509,7 @@ fn copies_go_down_with_df() {
     });
     halts(&mut m);
     let mut bytes = [0; 8];
-    m.ram.read_bytes(DATA, &mut bytes);
+    m.ram().read_bytes(DATA, &mut bytes);
     assert_eq!(&bytes, b"abcdefgh");
     assert_eq!(m.state.gpr[6..8], [PAGE - 1, DATA - 1]);
 }
@@ -554,7 +554,7 @@ fn code_that_was_replaced_before_a_state_is_restored_is_other_code() {
     let before = m.cpu.state();
     go_on(&mut m, 1);
     // DEC EAX.
-    m.ram.replace_bytes(CODE, &[0xff, 0xc8]);
+    m.ram().replace_bytes(CODE, &[0xff, 0xc8]);
     m.cpu.restore_state(&before);
     go_on(&mut m, 1);
     assert_eq!(m.cpu.state().gpr[0], u64::from(u32::MAX));
@@ -575,10 +575,10 @@ fn writes_are_tracked_anew_in_every_address_space() {
         });
         m.load();
         go_on(&mut m, 3);
-        assert!(m.ram.flags().has(page, PageFlags::DIRTY));
-        m.ram.flags().clear(page, PageFlags::DIRTY);
+        assert!(m.ram().flags().has(page, PageFlags::DIRTY));
+        m.ram().flags().clear(page, PageFlags::DIRTY);
         m.cpu.track_writes_anew();
         go_on(&mut m, 3);
-        assert!(m.ram.flags().has(page, PageFlags::DIRTY), "other root {other_root_between}");
+        assert!(m.ram().flags().has(page, PageFlags::DIRTY), "other root {other_root_between}");
     }
 }

@@ -18,7 +18,7 @@ fn both_ways(make: impl Fn() -> Machine, steps: u64) -> CpuState {
     assert_eq!(whole.counts, stepped.counts);
     let memory = |m: &Machine| {
         let mut bytes = vec![0; 0xa_0000];
-        m.ram.read_bytes(0, &mut bytes);
+        m.ram().read_bytes(0, &mut bytes);
         bytes
     };
     assert!(memory(&whole) == memory(&stepped), "memory differs");
@@ -159,7 +159,7 @@ fn an_entry_read_in_two_widths_is_dropped_by_a_change_of_either_half() {
     state.rip = CODE;
     state.gpr[1] = 1;
     state.gpr[2] = table + 8 * (DATA >> 12) + 4;
-    m.ram.replace_bytes(CODE, &[0x8b, 0x03, 0x89, 0x0a, 0x8b, 0x03]);
+    m.ram().replace_bytes(CODE, &[0x8b, 0x03, 0x89, 0x0a, 0x8b, 0x03]);
     m.cpu.set_registers(&state);
     m.cpu.run(&mut m.bus, 4, 1);
     let state = m.cpu.state();
@@ -214,7 +214,7 @@ fn what_a_device_writes_between_two_runs_is_executed() {
     m.load();
     m.cpu.run(&mut m.bus, 4, 0);
     // DEC instead of INC.
-    m.ram.replace_bytes(CODE + 1, &[0xc8]);
+    m.ram().replace_bytes(CODE + 1, &[0xc8]);
     m.cpu.run(&mut m.bus, 8, 4);
     assert_eq!(m.cpu.state().gpr[0], 0, "twice up, twice down");
 }

@@ -56,7 +56,7 @@ fn execute(instruction: &[u8], flags: u64, inputs: &[Input]) -> Vec<Output> {
     m.state.gpr[15] = inputs.len() as u64;
     assert_eq!(m.run_steps(40 * inputs.len() as u64 + 10), Stop::Halted, "{instruction:02x?}");
     assert_eq!(m.state.gpr[15], 0, "{instruction:02x?} raised an exception");
-    let word = |n: usize| m.ram.load_u64(OUTPUTS + 8 * n as u64);
+    let word = |n: usize| m.ram().load_u64(OUTPUTS + 8 * n as u64);
     let output = |n| Output { rax: word(3 * n), rdx: word(3 * n + 1), flags: word(3 * n + 2) & ALL };
     (0..inputs.len()).map(output).collect()
 }

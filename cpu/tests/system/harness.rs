@@ -3,12 +3,10 @@
 //! Every vector's handler is a single HLT at [`handler`], so that a test runs until the CPU halts and then
 //! looks at RIP (which handler) and at the stack (which frame).
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-use cpu::{Bus, BusSignals, Counts, Cpu, CpuState, SegReg, Segment, Stop, TableRegister, Tier};
+use cpu::{Bus, BusSignals, Counts, Cpu, CpuState, Parts, SegReg, Segment, Stop, TableRegister, Tier};
 use guest_ram::GuestRam;
 use iced_x86::code_asm::CodeAssembler;
+use std::collections::BTreeMap;
 
 pub const RAM_BYTES: u64 = 16 << 20;
 pub const IDT: u64 = 0x1000;
@@ -110,7 +108,6 @@ impl Bus for FakeBus {
 }
 
 pub struct Machine {
-    pub ram: Arc<GuestRam>,
     pub cpu: Cpu,
     pub bus: FakeBus,
     /// What the next [`Machine::run`] starts from.
@@ -124,22 +121,26 @@ fn segment(selector: u16, descriptor: u64) -> Segment {
 }
 
 impl Machine {
+    /// Guest memory.
+    pub fn ram(&self) -> &GuestRam {
+        self.cpu.ram()
+    }
+
     fn empty() -> Machine {
-        #[allow(clippy::arc_with_non_send_sync, reason = "the CPU shares RAM with devices of its own thread")]
-        let ram = Arc::new(GuestRam::new(RAM_BYTES).expect("16 MiB can be mapped"));
+        let ram = GuestRam::new(RAM_BYTES).expect("16 MiB can be mapped");
         let mut state = CpuState::reset();
         state.rflags = 2;
         state.rip = CODE;
         state.gpr[4] = KERNEL_STACK;
         state.gdtr = TableRegister { base: GDT, limit: GDT_LIMIT };
-        let mut cpu = Cpu::new(ram.clone());
+        let mut cpu = Cpu::new(ram);
         // In the other test program that has these tests, all is translated at once.
         if !module_path!().starts_with("translated") {
             cpu.set_tier(Tier::Interpreter);
         } else {
-            cpu.set_tier(Tier::Translator { after: 0 });
+            cpu.set_tier(Tier::Translator { after: 0, parts: Parts::ALL });
         }
-        Machine { cpu, ram, bus: FakeBus::default(), state, counts: Counts::default() }
+        Machine { cpu, bus: FakeBus::default(), state, counts: Counts::default() }
     }
 
     /// 64-bit mode at level 0, all RAM mapped one to one for user and supervisor in 4 KiB pages.
@@ -234,13 +235,13 @@ impl Machine {
     }
 
     pub fn put(&self, address: u64, bytes: &[u8]) {
-        self.ram.write_bytes(address, bytes);
+        self.ram().write_bytes(address, bytes);
     }
     pub fn put32(&self, address: u64, value: u32) {
-        self.ram.store_u32(address, value);
+        self.ram().store_u32(address, value);
     }
     pub fn put64(&self, address: u64, value: u64) {
-        self.ram.store_u64(address, value);
+        self.ram().store_u64(address, value);
     }
 
     pub fn long_gate(&self, vector: u8, offset: u64, attributes: u64, ist: u64) {
@@ -266,7 +267,7 @@ impl Machine {
     /// Changes page-table entry bits of one page: clears, then sets.
     pub fn page(&self, address: u64, clear: u64, set: u64) {
         let entry = TABLES + 0x3000 + 8 * (address >> 12);
-        self.put64(entry, self.ram.load_u64(entry) & !clear | set);
+        self.put64(entry, self.ram().load_u64(entry) & !clear | set);
     }
 
     /// Assembles code and puts it where the machine's RIP is.
@@ -320,17 +321,17 @@ impl Machine {
 
     /// The 8-byte word `n` above RSP.
     pub fn stack64(&self, n: u64) -> u64 {
-        self.ram.load_u64(self.state.gpr[4] + 8 * n)
+        self.ram().load_u64(self.state.gpr[4] + 8 * n)
     }
 
     /// The 4-byte word `n` above ESP.
     pub fn stack32(&self, n: u64) -> u32 {
-        self.ram.load_u32(self.state.gpr[4] + 4 * n)
+        self.ram().load_u32(self.state.gpr[4] + 4 * n)
     }
 
     /// The 2-byte word `n` above the stack pointer.
     pub fn stack16(&self, n: u64) -> u16 {
-        self.ram.load_u16(self.state.segments[2].base + self.state.gpr[4] + 2 * n)
+        self.ram().load_u16(self.state.segments[2].base + self.state.gpr[4] + 2 * n)
     }
 }
 

@@ -175,16 +175,16 @@ fn a_far_call_to_a_tss_nests_and_iret_returns() {
     assert_eq!((m.state.tr.selector, m.state.tr.base), (FREE1, TSS2));
     assert_eq!(m.state.rflags as u32, 2 | NT);
     assert_ne!(m.state.cr0 & 8, 0, "TS is set");
-    assert_eq!(m.ram.load_u16(TSS2), TR, "the link");
-    assert_eq!(m.ram.load_u32(TSS + 32), CODE as u32 + 7);
-    assert_eq!(m.ram.load_u32(TSS + 40), 0x1234_5678);
-    assert_eq!(m.ram.load_u8(GDT + u64::from(FREE1) + 5), 0x8b, "busy");
-    assert_eq!(m.ram.load_u8(GDT + u64::from(TR) + 5), 0x8b, "still busy");
+    assert_eq!(m.ram().load_u16(TSS2), TR, "the link");
+    assert_eq!(m.ram().load_u32(TSS + 32), CODE as u32 + 7);
+    assert_eq!(m.ram().load_u32(TSS + 40), 0x1234_5678);
+    assert_eq!(m.ram().load_u8(GDT + u64::from(FREE1) + 5), 0x8b, "busy");
+    assert_eq!(m.ram().load_u8(GDT + u64::from(TR) + 5), 0x8b, "still busy");
     m.run_steps(1);
     assert_eq!((m.state.rip, m.state.gpr[0], m.state.gpr[4]), (CODE + 7, 0x1234_5678, KERNEL_STACK));
     assert_eq!(m.state.tr.selector, TR);
     assert_eq!(m.state.rflags as u32 & NT, 0);
-    assert_eq!(m.ram.load_u8(GDT + u64::from(FREE1) + 5), 0x89, "available");
+    assert_eq!(m.ram().load_u8(GDT + u64::from(FREE1) + 5), 0x89, "available");
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn a_far_jump_to_a_tss_does_not_nest() {
     m.code(32, |a| a.db(&[0xea, 0, 0, 0, 0, FREE1 as u8, 0]).unwrap());
     m.run_steps(1);
     assert_eq!((m.state.rip, m.state.rflags), (CODE + 0x100, 2));
-    assert_eq!(m.ram.load_u8(GDT + u64::from(TR) + 5), 0x89);
+    assert_eq!(m.ram().load_u8(GDT + u64::from(TR) + 5), 0x89);
     // The task it is in is busy: jumping to it again is refused.
     m.code(32, |a| a.db(&[0xea, 0, 0, 0, 0, FREE1 as u8, 0]).unwrap());
     assert_eq!(m.run_to_handler(), 13);
@@ -211,7 +211,7 @@ fn a_task_gate_takes_an_exception_with_its_error_code() {
     assert_eq!(m.state.tr.selector, FREE1);
     assert_eq!(m.state.gpr[4], USER_STACK - 4);
     assert_eq!(m.stack32(0), 0x1238);
-    assert_eq!(m.ram.load_u32(TSS + 32), CODE as u32, "the fault's address");
+    assert_eq!(m.ram().load_u32(TSS + 32), CODE as u32, "the fault's address");
 }
 
 /// Two tasks that fault as they are entered, each by a vector whose task gate leads to the other. Each lies over its own
@@ -304,9 +304,9 @@ fn paging_with_32_bit_entries() {
         a.hlt().unwrap();
     });
     assert_eq!(m.run(), Stop::Halted);
-    assert_eq!(m.ram.load_u16(DATA + 0x10), 0x7ff);
-    assert_eq!(m.ram.load_u32(TABLES + 0x1000) & 0x60, 0x60, "accessed and dirty");
-    assert_eq!(m.ram.load_u32(TABLES + 4) & 0x60, 0x20, "a directory entry has no dirty bit");
+    assert_eq!(m.ram().load_u16(DATA + 0x10), 0x7ff);
+    assert_eq!(m.ram().load_u32(TABLES + 0x1000) & 0x60, 0x60, "accessed and dirty");
+    assert_eq!(m.ram().load_u32(TABLES + 4) & 0x60, 0x20, "a directory entry has no dirty bit");
 
     for (entry, error) in [(0, 2), (DATA as u32 | 5, 3)] {
         let mut m = paged_32bit();
@@ -502,7 +502,7 @@ fn questions_about_selectors() {
 fn ports_by_iopl_and_bitmap() {
     // Port 0x61 is open in the bitmap, 0x62 is not.
     let map = |m: &Machine| {
-        m.ram.store_u16(TSS + 102, 0x100);
+        m.ram().store_u16(TSS + 102, 0x100);
         m.put(TSS + 0x100, &[0xff; 0x40]);
         m.put(TSS + 0x100 + 0x61 / 8, &[!(1 << 1)]);
     };
@@ -541,7 +541,7 @@ fn pusha_and_popa_move_all_registers_but_the_stack_pointer() {
         m.put(CODE, &[prefix, &[0x60], clear.as_flattened(), prefix, &[0x61, 0xf4]].concat());
         assert_eq!(m.run(), Stop::Halted);
         for n in 0..8 {
-            let pushed = m.ram.load_u64(KERNEL_STACK - bytes * (n + 1)) & mask;
+            let pushed = m.ram().load_u64(KERNEL_STACK - bytes * (n + 1)) & mask;
             assert_eq!(pushed, before[n as usize] & mask, "pushed, {bytes} bytes, register {n}");
             let expected = if n == 4 { KERNEL_STACK } else { before[n as usize] & mask };
             assert_eq!(m.state.gpr[n as usize], expected, "popped, {bytes} bytes, register {n}");

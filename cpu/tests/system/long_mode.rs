@@ -119,7 +119,7 @@ fn loading_a_segment_sets_the_accessed_bit() {
         a.hlt().unwrap();
     });
     assert_eq!(m.run(), Stop::Halted);
-    assert_eq!(m.ram.load_u64(GDT + u64::from(FREE1)), DATA32);
+    assert_eq!(m.ram().load_u64(GDT + u64::from(FREE1)), DATA32);
     assert_eq!(m.state.segments[0].attributes & 1, 1);
 }
 
@@ -195,7 +195,7 @@ fn an_access_across_pages_faults_at_the_second() {
     m.code(64, |a| a.sidt(ptr(rcx)).unwrap());
     assert_eq!(m.run_to_handler(), 14);
     assert_eq!(m.state.cr2, DATA + 0x1000);
-    assert_eq!(m.ram.load_u32(DATA + 0xffc), 0xaaaa_aaaa, "nothing was written");
+    assert_eq!(m.ram().load_u32(DATA + 0xffc), 0xaaaa_aaaa, "nothing was written");
 }
 
 #[test]
@@ -576,7 +576,7 @@ fn lldt_and_ltr_refuse_bases_that_are_not_canonical() {
             } else {
                 assert_eq!((m.stack64(0), m.stack64(1)), (FREE1.into(), CODE));
                 assert_ne!(loaded.selector, FREE1);
-                assert_eq!(m.ram.load_u64(GDT + u64::from(FREE1)), descriptor);
+                assert_eq!(m.ram().load_u64(GDT + u64::from(FREE1)), descriptor);
             }
         }
     }
@@ -611,8 +611,8 @@ fn an_access_that_crosses_a_page_goes_on_where_that_is_mapped() {
         assert_eq!(m.state.xmm[1].to_le_bytes(), bytes[..16], "{in_first} bytes in the first page");
         let doubled: Vec<u8> = bytes[..16].iter().map(|byte| byte * 2).collect();
         let mut stored = [0; 16];
-        m.ram.read_bytes(address, &mut stored[..in_first as usize]);
-        m.ram.read_bytes(SECOND, &mut stored[in_first as usize..]);
+        m.ram().read_bytes(address, &mut stored[..in_first as usize]);
+        m.ram().read_bytes(SECOND, &mut stored[in_first as usize..]);
         assert_eq!(stored, doubled[..], "{in_first} bytes in the first page");
         assert_eq!(m.state.gpr[0].to_le_bytes(), doubled[4..12], "{in_first} bytes in the first page");
     }
@@ -625,7 +625,7 @@ fn a_vector_that_leaves_the_lowest_page_ends_in_the_next() {
     let mut m = Machine::long();
     // The interrupt table makes room for a page that is mapped elsewhere.
     let mut gates = [0; 0x1000];
-    m.ram.read_bytes(IDT, &mut gates);
+    m.ram().read_bytes(IDT, &mut gates);
     m.put(TABLE, &gates);
     m.state.idtr.base = TABLE;
     m.put64(TABLES + 0x3000 + 8, DATA | 7);
@@ -698,7 +698,7 @@ fn string_sources_may_have_another_segment() {
         assert_eq!(m.run(), Stop::Halted);
         assert_eq!(m.state.rip, CODE + code.len() as u64 + 1, "{code:x?}");
         let mut found = [0];
-        m.ram.read_bytes(TARGET, &mut found);
+        m.ram().read_bytes(TARGET, &mut found);
         assert_eq!((m.state.gpr[0], found[0]), (low, target), "{code:x?}");
         if code.last() == Some(&0xa6) {
             // 0x77 compared with 0x55: neither equal nor below.

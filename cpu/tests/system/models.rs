@@ -1,9 +1,10 @@
 //! Where what is executed depends on the CPU model: see [`cpu::CpuModel`].
 
 use cpu::CpuModel;
+use guest_ram::{PAGE_SIZE, PageFlags};
 use iced_x86::code_asm::*;
 
-use crate::harness::{DATA, Machine};
+use crate::harness::{CODE, DATA, Machine};
 
 const MODELS: [CpuModel; 3] = [CpuModel::V2, CpuModel::V2Kvm, CpuModel::V2KvmTcg];
 const STACK_FAULT: u8 = 12;
@@ -82,7 +83,7 @@ fn written(model: CpuModel) -> Vec<usize> {
             a.hlt().unwrap();
         });
         assert_eq!(m.run(), cpu::Stop::Halted);
-        (0..160).map(|at| m.ram.load_u8(DATA + at)).collect::<Vec<u8>>()
+        (0..160).map(|at| m.ram().load_u8(DATA + at)).collect::<Vec<u8>>()
     });
     (0..160).filter(|&at| images[0][at] == images[1][at]).collect()
 }
@@ -158,4 +159,25 @@ fn names_and_models_are_one_to_one() {
     }
     assert_eq!(CpuModel::names().count(), MODELS.len());
     assert_eq!(CpuModel::named("ttvm-v3"), None);
+}
+
+/// Whether a RAM page has code that was decoded.
+fn has_code(m: &Machine, address: u64) -> bool {
+    m.ram().flags().has(address / PAGE_SIZE, PageFlags::CODE)
+}
+
+#[test]
+fn another_model_drops_the_code_that_was_decoded() {
+    let mut m = machine(CpuModel::V2);
+    m.code(64, |a| {
+        let mut again = a.create_label();
+        a.set_label(&mut again).unwrap();
+        a.jmp(again).unwrap();
+    });
+    m.run_steps(1000);
+    assert!(has_code(&m, CODE));
+    m.cpu.set_model(CpuModel::V2);
+    assert!(has_code(&m, CODE), "it is the same model");
+    m.cpu.set_model(CpuModel::V2Kvm);
+    assert!(!has_code(&m, CODE));
 }

@@ -59,7 +59,7 @@ fn directory(m: &Machine, at: u64) {
 
 fn tables(m: &Machine) -> Vec<u8> {
     let mut bytes = vec![0; (TABLES_END - TABLES) as usize];
-    m.ram.read_bytes(TABLES, &mut bytes);
+    m.ram().read_bytes(TABLES, &mut bytes);
     bytes
 }
 
@@ -67,7 +67,7 @@ fn tables(m: &Machine) -> Vec<u8> {
 fn read_there(m: &mut Machine, bitness: u32, address: u64) -> Option<u32> {
     m.state.cr3 = OTHER;
     if m.state.cr4 & 0x20 != 0 && bitness == 32 {
-        m.state.pdptes = [0, 1, 2, 3].map(|n| m.ram.load_u64(OTHER + 8 * n));
+        m.state.pdptes = [0, 1, 2, 3].map(|n| m.ram().load_u64(OTHER + 8 * n));
     }
     m.state.gpr[1] = address;
     m.code(bitness, |a| {
@@ -97,7 +97,7 @@ fn another_root_gives_what_the_cpu_finds_there_and_changes_nothing() {
             assert_eq!(core.peek_address_in(OTHER, address), expected, "{name}: {what}");
             let mut bytes = [0; 4];
             let read = core.peek_in(OTHER, address, &mut bytes);
-            let word = expected.map(|gpa| m.ram.load_u32(gpa));
+            let word = expected.map(|gpa| m.ram().load_u32(gpa));
             assert_eq!((read == 4).then(|| u32::from_le_bytes(bytes)), word, "{name}: {what}");
         }
         for address in [MOVED + 0x10, SAME, ABSENT, CODE] {
@@ -115,9 +115,9 @@ fn another_root_gives_what_the_cpu_finds_there_and_changes_nothing() {
             let mut there =
                 machines().into_iter().find(|(other, ..)| *other == name).expect("it is one of them").2;
             for gpa in [DATA + 0x10, SAME, LARGE.1] {
-                there.put32(gpa, m.ram.load_u32(gpa));
+                there.put32(gpa, m.ram().load_u32(gpa));
             }
-            let word = expected.map(|gpa| m.ram.load_u32(gpa));
+            let word = expected.map(|gpa| m.ram().load_u32(gpa));
             assert_eq!(read_there(&mut there, bitness, address), word, "{name}: {what}");
             assert_ne!(tables(&there), before, "{name}: the CPU's walk sets accessed bits");
         }

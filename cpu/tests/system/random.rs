@@ -86,7 +86,7 @@ const VALUES: &[u64] = &[
 ];
 
 /// A machine that follows from the seed alone.
-fn machine(seed: u64) -> Machine {
+pub fn machine(seed: u64) -> Machine {
     let random = &mut Random(seed);
     let mut m = match seed % 4 {
         0 => Machine::long(),
@@ -140,7 +140,7 @@ fn finish(mut m: Machine, steps_at_once: u64) -> (Stop, (CpuState, Counts), Vec<
         }
     }
     let mut memory = vec![0; 0xa_0000];
-    m.ram.read_bytes(0, &mut memory);
+    m.ram().read_bytes(0, &mut memory);
     (stop, (m.state, m.counts), memory)
 }
 

@@ -318,7 +318,7 @@ fn compare(m: &Machine, form: &Form, model: &Model, what: &str) {
     let mask = CF | ZF | DF;
     assert_eq!(m.state.rflags & mask, model.rflags & mask, "{what}");
     let mut memory = vec![0; AREA_BYTES];
-    m.ram.read_bytes(AREA, &mut memory);
+    m.ram().read_bytes(AREA, &mut memory);
     assert!(memory == model.memory, "{what}: memory differs");
     assert_eq!(m.bus.ports, model.written, "{what}");
 }
@@ -455,7 +455,7 @@ fn a_repetition_faults_where_a_page_is_missing() {
                 for &pointer in verb.pointers() {
                     assert_eq!(m.state.gpr[pointer], before.gpr[pointer] + done * element, "{what}");
                 }
-                assert_eq!(m.ram.load_u64(MISSING), 0, "{what}: behind the end");
+                assert_eq!(m.ram().load_u64(MISSING), 0, "{what}: behind the end");
             }
         }
     }

@@ -31,7 +31,7 @@ fn machine() -> Machine {
     let table = TABLES + 0x3000;
     let other = OTHERS;
     for n in 0..512 {
-        m.put64(other + 8 * n, m.ram.load_u64(table + 8 * n));
+        m.put64(other + 8 * n, m.ram().load_u64(table + 8 * n));
     }
     m.put64(table + 8 * (PAGE >> 12), LEFT | 7);
     m.put64(other + 8 * (PAGE >> 12), RIGHT | 7);
@@ -69,7 +69,7 @@ fn an_entry_of_any_level_that_changes_leads_elsewhere() {
     for level in 0..3 {
         let entry = TABLES + 0x2000 - 0x1000 * level;
         let mut m = machine();
-        let (before, after) = (m.ram.load_u64(entry), (OTHERS + 0x1000 * level) | 7);
+        let (before, after) = (m.ram().load_u64(entry), (OTHERS + 0x1000 * level) | 7);
         m.code(64, |a| {
             for value in [after, before, after, before] {
                 look(a);
@@ -114,7 +114,7 @@ fn a_table_with_many_writes_is_still_a_table() {
         // Tables by which PAGE leads to LEFT.
         const MORE: u64 = 0xd_0000;
         for n in 0..512 {
-            m.put64(MORE + 8 * n, m.ram.load_u64(TABLES + 0x3000 + 8 * n));
+            m.put64(MORE + 8 * n, m.ram().load_u64(TABLES + 0x3000 + 8 * n));
         }
         for upper in 1..3 {
             m.put64(MORE + 0x1000 * upper, (MORE + 0x1000 * (upper - 1)) | 7);
@@ -208,7 +208,7 @@ fn write_protection_holds_for_the_kernel_while_wp_is_set() {
         a.hlt().unwrap();
     });
     assert_eq!(m.run_to_handler(), 14);
-    assert_eq!(m.ram.load_u32(PAGE), 2);
+    assert_eq!(m.ram().load_u32(PAGE), 2);
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn walks_set_accessed_and_dirty_bits_and_nothing_else() {
             let on_the_way = entries(mode, PAGE);
             let tables: Vec<u64> = on_the_way.iter().map(|(at, ..)| at >> 12).collect();
             for &table in &tables {
-                m.ram.flags().clear(table, PageFlags::DIRTY);
+                m.ram().flags().clear(table, PageFlags::DIRTY);
             }
             for (round, made_dirty) in [(1, true), (2, false)] {
                 assert_eq!(m.run_steps(1), Stop::Budget);
@@ -277,14 +277,14 @@ fn walks_set_accessed_and_dirty_bits_and_nothing_else() {
                 for (number, &(at, bytes, leads_to)) in on_the_way.iter().enumerate() {
                     let last = number + 1 == on_the_way.len();
                     let dirty = if last && writes { 0x40 } else { 0 };
-                    let value = if bytes == 8 { m.ram.load_u64(at) } else { m.ram.load_u32(at).into() };
+                    let value = if bytes == 8 { m.ram().load_u64(at) } else { m.ram().load_u32(at).into() };
                     let what = format!("{mode}, writes {writes}, level {number}, round {round}");
                     assert_eq!(value, leads_to | PRESENT | 0x20 | dirty, "{what}");
                 }
                 for &table in &tables {
-                    let flag = m.ram.flags().has(table, PageFlags::DIRTY);
+                    let flag = m.ram().flags().has(table, PageFlags::DIRTY);
                     assert_eq!(flag, made_dirty, "{mode}, page {table:#x}, round {round}");
-                    m.ram.flags().clear(table, PageFlags::DIRTY);
+                    m.ram().flags().clear(table, PageFlags::DIRTY);
                 }
             }
         }

@@ -23,6 +23,7 @@ mod legacy_integer;
 mod long_mode;
 #[path = "../system/models.rs"]
 mod models;
+mod observers;
 #[path = "../system/peek.rs"]
 mod peek;
 #[path = "../system/random.rs"]

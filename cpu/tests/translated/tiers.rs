@@ -1,15 +1,28 @@
 //! Interpreter and translator do the same, wherever a run is cut.
 
-use cpu::{AddressKind, Counts, CpuState, SegReg, Stop, Tier};
+use cpu::{AddressKind, Counts, CpuState, Part, Parts, SegReg, Stop, Tier};
 use iced_x86::code_asm::*;
 
 use crate::harness::*;
 
-const TIERS: [Tier; 3] = [Tier::Interpreter, Tier::Translator { after: 0 }, Tier::Translator { after: 3 }];
+/// What most machines are executed by.
+const TIERS: [Tier; 3] =
+    [Tier::Interpreter, translator(Parts::ALL), Tier::Translator { after: 3, parts: Parts::ALL }];
+
+/// The translator for everything, with some of its parts.
+const fn translator(parts: Parts) -> Tier {
+    Tier::Translator { after: 0, parts }
+}
+
+/// The translator without all of its parts, and without each.
+fn tiers_without_parts() -> impl Iterator<Item = Tier> {
+    let without_each = Part::ALL.map(|part| translator(Parts::ALL.without(part)));
+    [translator(Parts::NONE)].into_iter().chain(without_each)
+}
 
 fn memory(m: &Machine) -> Vec<u8> {
     let mut bytes = vec![0; 0xa_0000];
-    m.ram.read_bytes(0, &mut bytes);
+    m.ram().read_bytes(0, &mut bytes);
     bytes
 }
 
@@ -35,8 +48,11 @@ fn same(make: impl Fn() -> Machine, steps: u64) -> CpuState {
 /// As [`same`], with what was counted.
 fn same_counts(make: impl Fn() -> Machine, steps: u64) -> (CpuState, Counts) {
     let expected = run(&make, Tier::Interpreter, steps, 1);
-    for tier in TIERS {
-        for piece in [1, 2, 3, 5, 7, 64, steps] {
+    let all = [1, 2, 3, 5, 7, 64, steps];
+    let all_pieces = TIERS.into_iter().map(|tier| (tier, &all[..]));
+    let pieces = [5, steps];
+    for (tier, pieces) in all_pieces.chain(tiers_without_parts().map(|tier| (tier, &pieces[..]))) {
+        for &piece in pieces {
             let found = run(&make, tier, steps, piece);
             assert!(found.0 == expected.0, "{tier:?} by {piece}: {:#x?}\nnot {:#x?}", found.0, expected.0);
             assert!(found.1 == expected.1, "{tier:?} by {piece}: memory differs");
@@ -196,7 +212,7 @@ fn code_that_a_device_writes_is_executed_as_written() {
         assert_eq!(m.cpu.run(&mut m.bus, 100, u64::MAX), Stop::Budget);
         assert_eq!(m.cpu.gpr()[3], 50);
         // ADD EBX, 1 becomes ADD EBX, 3.
-        m.ram.replace_bytes(CODE + 2, &[3]);
+        m.ram().replace_bytes(CODE + 2, &[3]);
         assert_eq!(m.cpu.run(&mut m.bus, 200, u64::MAX), Stop::Budget);
         assert_eq!(m.cpu.gpr()[3], 50 + 150, "{tier:?}");
     }
@@ -244,7 +260,7 @@ fn a_branch_out_of_the_canonical_addresses_faults_itself() {
     assert_eq!((end.gpr[3], end.rip), (1, handler(13) + 1));
     let mut m = make();
     m.run();
-    assert_eq!(m.ram.load_u64(end.gpr[4] + 8), LAST + 3, "RIP that the handler finds");
+    assert_eq!(m.ram().load_u64(end.gpr[4] + 8), LAST + 3, "RIP that the handler finds");
 }
 
 #[test]
@@ -287,11 +303,11 @@ fn map(m: &Machine, linear: u64, ram: u64, pages: u64, free: &mut u64) {
         let mut table = TABLES;
         for shift in [39, 30, 21] {
             let entry = table + 8 * (address >> shift & 511);
-            if m.ram.load_u64(entry) == 0 {
+            if m.ram().load_u64(entry) == 0 {
                 m.put64(entry, *free | 7);
                 *free += 0x1000;
             }
-            table = m.ram.load_u64(entry) & !0xfff;
+            table = m.ram().load_u64(entry) & !0xfff;
         }
         m.put64(table + 8 * (address >> 12 & 511), (ram + 0x1000 * page) | 7);
     }
@@ -362,7 +378,7 @@ fn a_library_is_at_home_at_every_address() {
     let end = same(make, 100_000);
     assert_eq!(end.gpr[7], ROUNDS * bases.len() as u64);
     let mut library = vec![0; 0x3000];
-    make().ram.read_bytes(DATA, &mut library);
+    make().ram().read_bytes(DATA, &mut library);
     // LEA of seven bytes at the beginning, and a call of five: it found its word, and every other time where to return to.
     let displacement = i32::from_le_bytes(library[3..7].try_into().expect("there are four")) as u64;
     let call = library.iter().position(|&byte| byte == 0xe8).expect("there is a call") as u64;
@@ -490,7 +506,7 @@ fn operands_that_are_not_aligned_fault_before_their_pages_are_looked_at() {
         assert_eq!(end.rip, handler(vector) + 1);
         let mut m = make();
         m.run();
-        assert_eq!(m.ram.load_u64(entry), DATA | 7, "accessed and dirty bits");
+        assert_eq!(m.ram().load_u64(entry), DATA | 7, "accessed and dirty bits");
     }
 }
 
@@ -667,11 +683,11 @@ fn an_entry_that_its_own_instruction_looks_up_is_executed_as_fetched() {
         m
     };
     let mut byte = [0];
-    make().ram.read_bytes(entry_of(0) - 1, &mut byte);
+    make().ram().read_bytes(entry_of(0) - 1, &mut byte);
     assert_eq!(byte, [0], "what ADD begins with");
     for steps in [1, 2, 3] {
         assert_eq!(same(make, steps).rip, entry_of(0) + 2 * steps - 1);
-        assert_eq!(run(&make, Tier::Translator { after: 0 }, steps, steps).1[0x80], 0x12);
+        assert_eq!(run(&make, translator(Parts::ALL), steps, steps).1[0x80], 0x12);
     }
 }
 

@@ -8,7 +8,7 @@ use iced_x86::{Code, Decoder, DecoderOptions, Mnemonic};
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::machine::Machine;
-use crate::random::Random;
+use seeded::{Operands, setting};
 
 /// C1 in the status word.
 const C1: u16 = 1 << 9;
@@ -53,10 +53,6 @@ fn is_transcendental(code: Code) -> bool {
     matches!(code.mnemonic(), F2xm1 | Fyl2x | Fyl2xp1 | Fsin | Fcos | Fsincos | Fptan | Fpatan)
 }
 
-fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
-
 #[test]
 fn every_encoding_does_what_the_processor_does() {
     let vendor = std::arch::x86_64::__cpuid(0);
@@ -86,7 +82,7 @@ fn every_encoding_does_what_the_processor_does() {
 
 fn compare(guest: &mut Guest, bytes: &[u8], code: Code, cases: u64, seed: u64) -> u64 {
     let mut host = Host::new(bytes);
-    let mut random = Random::new(seed);
+    let mut random = Operands::new(seed);
     let mut wrong = 0;
     for _ in 0..cases {
         let before = Machine::random(&mut random, does_not_wait(code));

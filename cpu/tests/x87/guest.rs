@@ -1,7 +1,5 @@
 //! A tiny machine around our CPU: flat 32-bit protected mode or real mode, RAM, nothing else.
 
-use std::sync::Arc;
-
 use cpu::{Cpu, CpuState, EmptyBus, FpuState, Segment, Stop};
 use guest_ram::GuestRam;
 
@@ -19,19 +17,18 @@ pub const DATA: u64 = 0x7000;
 /// Our CPU and its RAM.
 pub struct Guest {
     cpu: Cpu,
-    ram: Arc<GuestRam>,
 }
 
 impl Guest {
     pub fn new() -> Guest {
-        let ram = Arc::new(GuestRam::new(1 << 20).expect("RAM"));
+        let ram = GuestRam::new(1 << 20).expect("RAM");
         ram.store_u64(GDT + 8, 0x00cf_9b00_0000_ffff);
         ram.store_u64(GDT + 16, 0x00cf_9300_0000_ffff);
         for vector in 0..32 {
             let handler = HANDLERS + 16 * vector;
             ram.store_u64(IDT + 8 * vector, handler | 8 << 16 | 0x8e00 << 32);
         }
-        Guest { cpu: Cpu::new(ram.clone()), ram }
+        Guest { cpu: Cpu::new(ram) }
     }
 
     /// The state runs start from: flat 32-bit protected mode, NE set, ECX pointing to the memory operand.
@@ -51,7 +48,7 @@ impl Guest {
 
     /// Executes one instruction. Gives the state afterwards and the vector of the exception, if it raised one.
     pub fn run(&mut self, state: &CpuState, instruction: &[u8]) -> (CpuState, Option<u8>) {
-        self.ram.write_bytes(state.segments[1].base + state.rip, instruction);
+        self.cpu.ram().write_bytes(state.segments[1].base + state.rip, instruction);
         self.cpu.set_state(state);
         let steps = self.cpu.steps();
         let stop = self.cpu.run(&mut EmptyBus::default(), steps + 1, steps);
@@ -77,12 +74,12 @@ impl Guest {
 
     /// Writes the memory operand.
     pub fn write_data(&self, bytes: &[u8]) {
-        self.ram.write_bytes(DATA, bytes);
+        self.cpu.ram().write_bytes(DATA, bytes);
     }
 
     /// Reads the memory operand.
     pub fn read_data(&self, bytes: &mut [u8]) {
-        self.ram.read_bytes(DATA, bytes);
+        self.cpu.ram().read_bytes(DATA, bytes);
     }
 
     fn machine(&self, state: &CpuState) -> Machine {

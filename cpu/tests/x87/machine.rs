@@ -1,6 +1,6 @@
 //! What an x87 instruction can see and change, in a form that our CPU and the processor share.
 
-use crate::random::Random;
+use seeded::Operands;
 
 /// Bytes of the memory operand: the longest is FSAVE's.
 pub const MEMORY_BYTES: usize = 128;
@@ -34,10 +34,10 @@ pub struct Machine {
 
 impl Machine {
     /// A random state. Without `pending`, no unmasked exception waits in it.
-    pub fn random(random: &mut Random, pending: bool) -> Machine {
-        let masks = if random.below(2) == 0 { EXCEPTIONS } else { random.next() as u16 & EXCEPTIONS };
-        let control = 0x40 | masks | (random.next() as u16 & 0xf00) | (random.below(8) == 0) as u16 * 0x1000;
-        let mut status = random.next() as u16 & !SUMMARY;
+    pub fn random(random: &mut Operands, pending: bool) -> Machine {
+        let masks = if random.below(2) == 0 { EXCEPTIONS } else { random.bits() as u16 & EXCEPTIONS };
+        let control = 0x40 | masks | (random.bits() as u16 & 0xf00) | (random.below(8) == 0) as u16 * 0x1000;
+        let mut status = random.bits() as u16 & !SUMMARY;
         if !pending {
             status &= !EXCEPTIONS | control & EXCEPTIONS;
         }
@@ -51,13 +51,13 @@ impl Machine {
             control,
             status,
             valid: valid(random, u32::from(status >> 11 & 7)),
-            opcode: random.next() as u16 & 0x7ff,
+            opcode: random.bits() as u16 & 0x7ff,
             instruction_pointer: random.below(1 << 32),
             data_pointer: random.below(1 << 32),
-            registers: random.registers(),
-            flags: random.next() & ARITHMETIC,
-            ax: random.next() as u16,
-            memory: random.memory(),
+            registers: registers(random),
+            flags: random.bits() & ARITHMETIC,
+            ax: random.bits() as u16,
+            memory: memory(random),
         }
     }
 }
@@ -76,10 +76,54 @@ impl Machine {
     }
 }
 
+/// Register contents; sometimes several equal ones, for comparisons.
+fn registers(random: &mut Operands) -> [(u64, u16); 8] {
+    let mut registers = std::array::from_fn(|_| extended(random));
+    if random.below(8) == 0 {
+        registers = [registers[0]; 8];
+    }
+    registers
+}
+
+/// An extended value: of any class, but ordinary numbers near one most often.
+fn extended(random: &mut Operands) -> (u64, u16) {
+    let exponent = match random.below(12) {
+        0 => 0,
+        1 => 0x7fff,
+        2 => random.below(0x8000),
+        3 => 0x3fff + random.below(70),
+        4 => random.pick(&[1, 2, 0x7ffe, 0x7ffd, 0x3c00, 0x3c01, 0x43fe, 0x43ff, 0x3f80, 0x3f81, 0x407e]),
+        _ => 0x3fff - 8 + random.below(24),
+    };
+    let explicit = if exponent == 0 || random.below(32) == 0 { random.below(2) } else { 1 };
+    (explicit << 63 | random.fraction(63), (random.below(2) << 15 | exponent) as u16)
+}
+
+/// A memory operand of some format; behind it anything.
+fn memory(random: &mut Operands) -> [u8; MEMORY_BYTES] {
+    let mut memory = [0; MEMORY_BYTES];
+    for chunk in memory.chunks_mut(8) {
+        chunk.copy_from_slice(&random.bits().to_le_bytes());
+    }
+    match random.below(6) {
+        0 => memory[..8].copy_from_slice(&random.f64().to_le_bytes()),
+        1 => memory[..4].copy_from_slice(&random.f32().to_le_bytes()),
+        2 => memory[..8].copy_from_slice(&(random.below(200) as i64 - 100).to_le_bytes()),
+        3 => memory[..10].fill_with(|| (random.below(10) << 4 | random.below(10)) as u8),
+        4 => {
+            let (mantissa, sign_exponent) = extended(random);
+            memory[..8].copy_from_slice(&mantissa.to_le_bytes());
+            memory[8..10].copy_from_slice(&sign_exponent.to_le_bytes());
+        }
+        _ => {}
+    }
+    memory
+}
+
 /// Mostly stacks without holes, of any depth.
-fn valid(random: &mut Random, top: u32) -> u8 {
+fn valid(random: &mut Operands, top: u32) -> u8 {
     match random.below(4) {
-        0 => random.next() as u8,
+        0 => random.bits() as u8,
         _ => (0xff_u8 >> random.below(8)).rotate_left(top),
     }
 }

@@ -8,5 +8,3 @@ mod guest;
 #[cfg(target_arch = "x86_64")]
 mod host;
 mod machine;
-#[cfg(target_arch = "x86_64")]
-mod random;

@@ -1,20 +1,39 @@
-//! A translator of x86-64 guest code to x86-64 host code. It stands beside the interpreter, at the block: the interpreter
-//! decodes blocks, executes those that are not worth translating, and finishes what generated code leaves.
+//! Translates x86-64 guest code to x86-64 host code, block by block.
 //!
-//! Generated code counts steps and conditional branches exactly. A block is charged as a whole when it is entered, and left
-//! before its first instruction where not all of it may run; where it is left in the middle, what did not run is given back.
-//! Wherever a block can be left, registers, flags and memory are those of that very instruction.
+//! ```
+//! use iced_x86::{Decoder, DecoderOptions, Instruction};
+//! use translator::{Source, Translator, Undefined};
 //!
-//! It is left for: what the TLB does not map, instructions that are not translated, faults, targets not known yet. None of
-//! this needs the interpreter's help from inside: [`Translator::run`] returns, says where the guest is, and the caller goes
-//! on from there.
+//! // inc rax; jmp back to it
+//! let bytes = [0x48, 0xff, 0xc0, 0xeb, 0xfb];
+//! let instructions: Vec<Instruction> = Decoder::with_ip(64, &bytes, 0x1000, DecoderOptions::NONE).into_iter().collect();
+//! let source = Source { rip: 0x1000, instructions: &instructions, second_page: None };
 //!
-//! On hosts that are not x86-64 there is the same interface, and [`Translator::new`] gives `None`.
+//! // There is no translator on hosts that are not x86-64.
+//! if let Some(mut translator) = Translator::new(Undefined::AsOnTheHost) {
+//!     let translation = translator.translate(&source).expect("both instructions can be translated");
+//!     assert!(translator.place(&translation, 0x1000, 1).is_some());
+//! }
+//! ```
+//!
+//! The translator stands beside the interpreter. The interpreter decodes blocks, executes those that are not worth
+//! translating, and finishes what generated code leaves.
+//!
+//! Generated code counts steps and conditional branches exactly. A block is charged as a whole when it is entered, and
+//! left before its first instruction if not all of it may run. If it is left in the middle, the steps that did not run
+//! are given back. Wherever a block can be left, registers, flags and memory are those of that very instruction.
+//!
+//! Generated code is left for addresses that the TLB does not map, instructions that are not translated, faults, and
+//! targets that are not known yet. Then [`Translator::run`] returns and says where the guest is, and the caller goes on
+//! from there.
+//!
+//! On hosts that are not x86-64 the interface is the same, and [`Translator::new`] returns `None`.
 
 mod frame;
 mod jumps;
 #[cfg(not(target_arch = "x86_64"))]
 mod other;
+mod parts;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
@@ -22,6 +41,7 @@ pub use frame::{FlagImage, Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 use iced_x86::Instruction;
 #[cfg(not(target_arch = "x86_64"))]
 pub use other::{Translation, Translator};
+pub use parts::{Part, Parts};
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::{Translation, Translator};
 

@@ -1,6 +1,6 @@
 //! The translator of hosts that have none: there is no value of it.
 
-use crate::{Entry, Guest, Left, Link, Resume, Source, TlbSlot, Undefined};
+use crate::{Entry, Guest, Left, Link, Parts, Resume, Source, TlbSlot, Undefined};
 
 /// The code of a block: there is no value of it.
 #[derive(Clone)]
@@ -19,8 +19,11 @@ pub enum Translator {}
 /// The same interface as that of hosts that have one.
 #[allow(missing_docs, clippy::unused_self, reason = "none of it can be called")]
 impl Translator {
-    pub fn new(_: Undefined) -> Option<Translator> {
+    pub fn new(_: Undefined, _: Parts) -> Option<Translator> {
         None
+    }
+    pub fn parts(&self) -> Parts {
+        match *self {}
     }
     pub fn undefined(&self) -> Undefined {
         match *self {}

@@ -39,7 +39,7 @@ impl<B: ExpansionBus> Platform<B> {
                 *byte = self.read_byte(address, now_ns);
             }
         }
-        self.settle(now_ns);
+        self.update_interrupts(now_ns);
         u32::from_le_bytes(bytes)
     }
 
@@ -59,7 +59,7 @@ impl<B: ExpansionBus> Platform<B> {
                 self.write_byte(address, byte, now_ns);
             }
         }
-        self.settle(now_ns);
+        self.update_interrupts(now_ns);
     }
 
     /// The guest reads from a guest-physical address that is not RAM.
@@ -75,7 +75,7 @@ impl<B: ExpansionBus> Platform<B> {
         if !self.bus.mmio_read(mem, gpa, data) {
             data.fill(0xFF);
         }
-        self.settle(now_ns);
+        self.update_interrupts(now_ns);
     }
 
     /// The guest writes to a guest-physical address that is not RAM.
@@ -96,7 +96,7 @@ impl<B: ExpansionBus> Platform<B> {
         if !self.bus.mmio_write(mem, gpa, data) {
             log::trace!("write to {gpa:#x}: no chip answers");
         }
-        self.settle(now_ns);
+        self.update_interrupts(now_ns);
     }
 
     fn lapic_offset(&self, gpa: u64) -> Option<u64> {

@@ -23,14 +23,14 @@ impl<B: ExpansionBus> Platform<B> {
             let line_ns = self.line_deadline_ns.filter(|&deadline_ns| deadline_ns <= now_ns);
             self.lapic.advance(line_ns.unwrap_or(now_ns));
             match line_ns {
-                Some(line_ns) => self.settle(line_ns),
+                Some(line_ns) => self.update_interrupts(line_ns),
                 None => return self.route(),
             }
         }
     }
 
     /// Brings the interrupt controllers up to date after something has happened at `now_ns`.
-    pub(super) fn settle(&mut self, now_ns: u64) {
+    pub(super) fn update_interrupts(&mut self, now_ns: u64) {
         let serial_dropped = self.uart.take_line_drop();
         let serial = self.uart.irq();
         if serial_dropped && serial {

@@ -3,7 +3,7 @@
 //! VIRTIO 1.2, section 5.4.
 
 use rand_chacha::ChaCha20Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
+use rand_chacha::rand_core::{Rng as _, SeedableRng};
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use vm_memory::GuestMemory;
 
@@ -83,6 +83,62 @@ impl DeviceModel for Rng {
         if let DeviceStateV1::Rng { seed, word_position } = state {
             *self = Rng::new(*seed);
             self.generator.set_word_pos(u128::from(*word_position));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seeded() -> Rng {
+        Rng::new(std::array::from_fn(|n| n as u8))
+    }
+
+    fn word_position(rng: &Rng) -> u64 {
+        match rng.state() {
+            DeviceStateV1::Rng { word_position, .. } => word_position,
+            other => panic!("the state of another device: {other:?}"),
+        }
+    }
+
+    fn draw(rng: &mut Rng, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        rng.generator.fill_bytes(&mut bytes);
+        bytes
+    }
+
+    fn hexadecimal(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn the_stream_of_a_seed_never_changes() {
+        let mut rng = seeded();
+        assert_eq!(hexadecimal(&draw(&mut rng, 32)[..16]), "39fd2b7dd9c5196a8dbd0377b8dc4a49");
+        let mut digest = twox_hash::XxHash3_128::with_seed(0);
+        let mut positions = Vec::new();
+        // Some sizes end inside words, inside blocks of 16 words, or inside the generator's buffer.
+        for count in [1, 3, 4, 5, 63, 64, 65, 255, 256, 257, 4099, 65536] {
+            digest.write(&draw(&mut rng, count));
+            positions.push(word_position(&rng));
+        }
+        assert_eq!(positions, [9, 10, 11, 13, 29, 45, 62, 126, 190, 255, 1280, 17664]);
+        assert_eq!(format!("{:x}", digest.finish_128()), "6e2dba38cd5e690431cf908ca853c4ed");
+    }
+
+    #[test]
+    fn a_stream_goes_on_where_its_state_says() {
+        for (word_position, bytes) in [
+            (0, "39fd2b7dd9c5196a8dbd0377b8dc4a49"),
+            (5, "bcde6accb2cc7d4cd8ea24922b23cce7"),
+            (0xf_ffff_fffe, "912c4e8800301a42d838fb09536e2e3a"),
+            (u64::MAX - 1, "85239fa2e7fcdd89aeb862627b1cc727"),
+        ] {
+            let mut rng = seeded();
+            let seed = rng.generator.get_seed();
+            rng.install(&DeviceStateV1::Rng { seed, word_position });
+            assert_eq!(hexadecimal(&draw(&mut rng, 16)), bytes, "at {word_position:#x}");
         }
     }
 }

@@ -102,7 +102,7 @@ impl Simulated {
         self.count += soft.branches() - before.branches;
         soft.set_counts(before);
         vcpu.load(&soft.state(), cr8)?;
-        match vcpu.settle(cr8) {
+        match vcpu.complete_instruction(cr8) {
             Exit::Interrupted => Ok(exit),
             other => Ok(other),
         }

@@ -1,7 +1,5 @@
 //! The algorithm on the software CPU, with a counter as bad as they come: thousands of landings.
 
-use std::sync::Arc;
-
 use cpu::{AddressKind, Counts, Cpu, EmptyBus, Stop, fold_registers};
 use guest_ram::GuestRam;
 use iced_x86::BlockEncoderOptions;
@@ -31,7 +29,7 @@ struct FakeVcpu {
 const WATCHDOG: u64 = 150_000;
 
 impl FakeVcpu {
-    fn new(ram: Arc<GuestRam>, behaviour: Behaviour, seed: u64) -> FakeVcpu {
+    fn new(ram: GuestRam, behaviour: Behaviour, seed: u64) -> FakeVcpu {
         let (skid, cpu) = (Skid::new(behaviour, seed), Cpu::new(ram));
         let (delivery, overflowed, breakpoint, pass) = (None, false, None, false);
         FakeVcpu { cpu, skid, delivery, overflowed, breakpoint, pass, left: Left::Other }
@@ -104,15 +102,20 @@ impl Guest for FakeVcpu {
     }
 }
 
-fn mark_of(place: &Snapshot, not_here: bool) -> Mark {
+fn goal_of(place: &Snapshot, not_here: bool) -> LandingPlace {
     let Snapshot { state, counts, .. } = place;
-    let registers = fold_registers(&state.gpr);
-    Mark { rip: state.rip, registers, branches: Some(counts.branches), not_here, ..Mark::default() }
+    LandingPlace {
+        rip: state.rip,
+        registers: fold_registers(&state.gpr),
+        branches: Some(counts.branches),
+        not_here,
+        ..LandingPlace::default()
+    }
 }
 
 /// One landing, or one that overshot.
-fn land(vcpu: &mut FakeVcpu, mark: Mark, margin: &mut Margin, seen: &mut Landings) -> Arrival {
-    let mut landing = Landing::new(mark, mark.branches.expect("it is counted"), margin);
+fn land(vcpu: &mut FakeVcpu, goal: LandingPlace, margin: &mut Margin, seen: &mut Landings) -> Arrival {
+    let mut landing = Landing::new(goal, goal.branches.expect("it is counted"), margin);
     let arrival = loop {
         if let Some(arrival) = landing.look(vcpu, seen).expect("nothing fails here") {
             break arrival;
@@ -124,7 +127,6 @@ fn land(vcpu: &mut FakeVcpu, mark: Mark, margin: &mut Margin, seen: &mut Landing
 }
 
 struct World {
-    ram: Arc<GuestRam>,
     vcpu: FakeVcpu,
     margin: Margin,
     seen: Landings,
@@ -132,20 +134,19 @@ struct World {
 
 impl World {
     fn new(behaviour: Behaviour, seed: u64) -> World {
-        let ram = guest::ram();
-        let vcpu = FakeVcpu::new(ram.clone(), behaviour, seed);
-        World { ram, vcpu, margin: Margin::new(), seen: Landings::default() }
+        let vcpu = FakeVcpu::new(guest::ram(), behaviour, seed);
+        World { vcpu, margin: Margin::new(), seen: Landings::default() }
     }
 
     fn restore(&mut self, to: &Snapshot) {
-        to.put_ram(&self.ram);
+        to.put_ram(self.vcpu.cpu.ram());
         self.vcpu.set_state(to);
     }
 
     /// Whether everything is as at a place.
     fn is_at(&self, place: &Snapshot) -> bool {
         let mut ram = vec![0; place.ram.len()];
-        self.ram.read_bytes(0, &mut ram);
+        self.vcpu.cpu.ram().read_bytes(0, &mut ram);
         let without_steps = |counts: Counts| Counts { steps: 0, ..counts };
         self.vcpu.cpu.state() == place.state
             && without_steps(self.vcpu.cpu.counts()) == without_steps(place.counts)
@@ -158,12 +159,12 @@ impl World {
             if tries > 1 || !stands_there {
                 self.restore(from);
             }
-            let mut mark = mark_of(to, false);
+            let mut goal = goal_of(to, false);
             loop {
-                match land(&mut self.vcpu, mark, &mut self.margin, &mut self.seen) {
+                match land(&mut self.vcpu, goal, &mut self.margin, &mut self.seen) {
                     Arrival::Overshot => break,
                     Arrival::Landed if self.is_at(to) => return tries,
-                    Arrival::Landed => mark.not_here = true,
+                    Arrival::Landed => goal.not_here = true,
                 }
             }
         }
@@ -239,7 +240,7 @@ fn calls(ram: &GuestRam, changes_register: bool) -> (Snapshot, u64) {
 fn visits(from: &Snapshot, address: u64, count: usize) -> Vec<Snapshot> {
     let ram = guest::ram();
     from.put_ram(&ram);
-    let mut cpu = Cpu::new(ram.clone());
+    let mut cpu = Cpu::new(ram);
     cpu.set_state(&from.state);
     cpu.set_counts(from.counts);
     let mut visits = Vec::new();
@@ -247,7 +248,7 @@ fn visits(from: &Snapshot, address: u64, count: usize) -> Vec<Snapshot> {
         cpu.run(&mut EmptyBus::default(), cpu.steps() + 1, u64::MAX);
         if cpu.rip() == address {
             let mut bytes = vec![0; guest::RAM_BYTES];
-            ram.read_bytes(0, &mut bytes);
+            cpu.ram().read_bytes(0, &mut bytes);
             visits.push(Snapshot { state: cpu.state(), counts: cpu.counts(), ram: bytes });
         }
     }
@@ -258,7 +259,7 @@ fn visits(from: &Snapshot, address: u64, count: usize) -> Vec<Snapshot> {
 fn hits_after_as_many_branches_are_told_apart() {
     for changes_register in [true, false] {
         let mut world = World::new(PUNCTUAL, 3);
-        let (from, function) = calls(&world.ram, changes_register);
+        let (from, function) = calls(world.vcpu.cpu.ram(), changes_register);
         let visits = visits(&from, function, 4);
         let counts = visits.iter().map(|visit| visit.counts.branches).collect::<Vec<_>>();
         assert_eq!(counts, [100; 4], "no branch is between them");
@@ -266,13 +267,13 @@ fn hits_after_as_many_branches_are_told_apart() {
             world.restore(&from);
             let hits = world.seen.hits;
             let mut arrival =
-                land(&mut world.vcpu, mark_of(visit, false), &mut world.margin, &mut world.seen);
+                land(&mut world.vcpu, goal_of(visit, false), &mut world.margin, &mut world.seen);
             if !changes_register {
                 // All have the same registers: who asks must look at RAM, and go on from each that is wrong.
                 for earlier in &visits[..number] {
                     assert!(world.is_at(earlier), "visit {number}");
-                    let mark = mark_of(visit, true);
-                    arrival = land(&mut world.vcpu, mark, &mut world.margin, &mut world.seen);
+                    let goal = goal_of(visit, true);
+                    arrival = land(&mut world.vcpu, goal, &mut world.margin, &mut world.seen);
                 }
             }
             assert_eq!(arrival, Arrival::Landed, "visit {number}, a register changes: {changes_register}");
@@ -310,7 +311,7 @@ fn nothing_lands_in_an_interrupt_shadow() {
     let shadow = reference.snapshot();
     for _ in 0..4 {
         world.restore(&from);
-        let arrival = land(&mut world.vcpu, mark_of(&shadow, false), &mut world.margin, &mut world.seen);
+        let arrival = land(&mut world.vcpu, goal_of(&shadow, false), &mut world.margin, &mut world.seen);
         assert_eq!(arrival, Arrival::Overshot);
     }
     assert_eq!(world.seen.landed, 0);
@@ -320,11 +321,11 @@ fn nothing_lands_in_an_interrupt_shadow() {
 fn nothing_lands_where_a_signal_interrupted_a_repeated_instruction() {
     let mut world = World::new(Behaviour::default(), 5);
     let place = Place { branches: 9, rip: 0x1000, registers: 3, interruptible: true, left: Left::Signal };
-    let mark = Mark { rip: 0x1000, registers: 3, branches: Some(9), ..Mark::default() };
-    let mut landing = Landing::new(mark, 9, &world.margin);
-    assert!(!landing.stands_on_mark(&mut world.vcpu, &place, &mut world.seen));
+    let goal = LandingPlace { rip: 0x1000, registers: 3, branches: Some(9), ..LandingPlace::default() };
+    let mut landing = Landing::new(goal, 9, &world.margin);
+    assert!(!landing.stands_on_goal(&mut world.vcpu, &place, &mut world.seen));
     let hit = Place { left: Left::Breakpoint, ..place };
-    assert!(landing.stands_on_mark(&mut world.vcpu, &hit, &mut world.seen));
+    assert!(landing.stands_on_goal(&mut world.vcpu, &hit, &mut world.seen));
 }
 
 #[test]
@@ -335,7 +336,7 @@ fn what_is_behind_the_place_is_overshot() {
     let early = reference.snapshot();
     reference.advance(10_000);
     world.restore(&reference.snapshot());
-    let arrival = land(&mut world.vcpu, mark_of(&early, false), &mut world.margin, &mut world.seen);
+    let arrival = land(&mut world.vcpu, goal_of(&early, false), &mut world.margin, &mut world.seen);
     assert_eq!(
         (arrival, world.vcpu.cpu.branches()),
         (Arrival::Overshot, reference.snapshot().counts.branches)

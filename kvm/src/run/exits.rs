@@ -15,7 +15,7 @@ const HALT_BYTES: u64 = 1;
 impl KvmCpu {
     /// Does what an exit asks for. `Some` leaves the loop.
     pub(super) fn handle(&mut self, run: &mut Run<'_>, exit: Exit) -> Result<Option<End>, Error> {
-        self.settled = !matches!(
+        self.between_instructions = !matches!(
             exit,
             Exit::Port { .. }
                 | Exit::MmioRead { .. }

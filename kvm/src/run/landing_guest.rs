@@ -61,11 +61,11 @@ impl Guest for Counted<'_> {
 }
 
 impl KvmCpu {
-    /// The landing of a run, if its mark has a count and there is a counter.
+    /// The landing of a run, if its landing place has a count and there is a counter.
     pub(super) fn landing(&self, leave: Leave) -> Option<Landing> {
-        let Leave::At(mark) = leave else { return None };
-        let target = mark.branches.filter(|_| self.counter.is_some())?;
-        Some(Landing::new(mark, target, &self.margin))
+        let Leave::At(goal) = leave else { return None };
+        let target = goal.branches.filter(|_| self.counter.is_some())?;
+        Some(Landing::new(goal, target, &self.margin))
     }
 
     /// Before an entry: prepares it, or ends the run.
@@ -80,12 +80,12 @@ impl KvmCpu {
         let arrival = landing.look(&mut Counted { cpu: self, left: run.left }, &mut landings)?;
         self.statistics.landings = landings;
         Ok(arrival.map(|arrival| match arrival {
-            Arrival::Landed => End::Mark,
+            Arrival::Landed => End::LandingPlace,
             Arrival::Overshot => End::Overshot,
         }))
     }
 
-    /// Whether the guest made an exit behind the mark that it was to be stopped at. The exit is then given up.
+    /// Whether the guest made an exit behind the landing place that it was to be stopped at. The exit is then given up.
     pub(super) fn missed(&mut self, run: &mut Run<'_>, exit: &Exit) -> Result<bool, Error> {
         let Some(landing) = &run.landing else { return Ok(false) };
         let own = matches!(exit, Exit::Breakpoint | Exit::Interrupted | Exit::Window | Exit::Stuck(_));
@@ -95,7 +95,7 @@ impl KvmCpu {
         // KVM completes the instruction in any case. What it answers does not matter: the caller replaces the state.
         const PARTS_OF_AN_INSTRUCTION: u32 = 4096;
         for _ in 0..PARTS_OF_AN_INSTRUCTION {
-            match self.vcpu.settle(run.bus.cr8()) {
+            match self.vcpu.complete_instruction(run.bus.cr8()) {
                 Exit::Interrupted => return Ok(true),
                 Exit::Stuck(why) => return Err(Error::Stuck { rip: self.vcpu.synced().regs.rip, why }),
                 _ => {}
@@ -109,7 +109,7 @@ impl KvmCpu {
     pub(super) fn end_landing(&mut self, run: &mut Run<'_>, end: End) -> Result<(), Error> {
         let Some(landing) = run.landing.take() else { return Ok(()) };
         let arrival = match end {
-            End::Mark => Some(Arrival::Landed),
+            End::LandingPlace => Some(Arrival::Landed),
             End::Overshot => Some(Arrival::Overshot),
             End::Stop(_) | End::Forced => None,
         };

@@ -1,5 +1,5 @@
-//! Looking for a mark whose count of branches is not known: from hit to hit of a breakpoint on its RIP, and where those are
-//! too many, with the software CPU.
+//! Looks for a landing place whose count of branches is not known: from hit to hit of a breakpoint on its RIP, or with
+//! the software CPU if the hits are too many.
 
 use cpu::{AddressKind, Stop, fold_registers};
 use kvm_bindings::kvm_regs;
@@ -7,7 +7,7 @@ use kvm_bindings::kvm_regs;
 use super::{BREAKPOINTS_AT_FIRST, KvmCpu, RESUME_FLAG, Run};
 use crate::error::Error;
 use crate::state::{gpr_of, nothing_under_way};
-use engine_contract::Mark;
+use engine_contract::LandingPlace;
 use engine_contract::{End, Leave};
 
 /// The same, once the software CPU has found that the loop is a long one.
@@ -16,51 +16,51 @@ const BREAKPOINTS_IN_LONG_LOOPS: u32 = 1 << 18;
 const ROUNDS: u64 = 64;
 /// Steps of the software CPU that cost as much as a breakpoint.
 const STEPS_PER_BREAKPOINT: u64 = 200;
-/// The software CPU gives up after this many steps: a mark that has not come by then will not come.
-const STEPS_PER_MARK: u64 = 1 << 33;
+/// The software CPU gives up after this many steps: a landing place that has not come by then will not come.
+const STEPS_PER_LANDING: u64 = 1 << 33;
 
 impl KvmCpu {
-    /// Looks whether the guest is at the mark, and sets the breakpoint on it where it is not.
-    pub(super) fn look_for(&mut self, run: &mut Run<'_>, mark: Mark) -> Result<Option<End>, Error> {
+    /// Looks whether the guest is at the landing place, and sets the breakpoint on it where it is not.
+    pub(super) fn look_for(&mut self, run: &mut Run<'_>, goal: LandingPlace) -> Result<Option<End>, Error> {
         let synced = self.vcpu.synced();
-        if synced.regs.rip == mark.rip && nothing_under_way(&synced.events) {
-            let seen = std::mem::replace(&mut run.leave, Leave::At(Mark { not_here: false, ..mark }));
-            let rejected = seen == Leave::At(Mark { not_here: true, ..mark });
-            if !rejected && fold_registers(&gpr_of(&synced.regs)) == mark.registers {
+        if synced.regs.rip == goal.rip && nothing_under_way(&synced.events) {
+            let seen = std::mem::replace(&mut run.leave, Leave::At(LandingPlace { not_here: false, ..goal }));
+            let rejected = seen == Leave::At(LandingPlace { not_here: true, ..goal });
+            if !rejected && fold_registers(&gpr_of(&synced.regs)) == goal.registers {
                 self.clear_resume_flag();
-                return Ok(Some(End::Mark));
+                return Ok(Some(End::LandingPlace));
             }
             if run.met >= run.most_breakpoints {
-                return self.land_by_software(run, mark);
+                return self.land_by_software(run, goal);
             }
             // The breakpoint itself is passed over once.
             self.vcpu.change(|regs: &mut kvm_regs| regs.rflags |= RESUME_FLAG);
         }
-        self.vcpu.set_breakpoints(&[mark.rip])?;
+        self.vcpu.set_breakpoints(&[goal.rip])?;
         Ok(None)
     }
 
-    /// Goes on with the software CPU to where the registers are the mark's. `None`: KVM does so faster.
-    fn land_by_software(&mut self, run: &mut Run<'_>, mark: Mark) -> Result<Option<End>, Error> {
+    /// Goes on with the software CPU to where the registers are the landing place's. `None`: KVM does so faster.
+    fn land_by_software(&mut self, run: &mut Run<'_>, goal: LandingPlace) -> Result<Option<End>, Error> {
         self.vcpu.set_breakpoints(&[])?;
         self.take_state()?;
         let state = self.soft.state();
         self.soft.set_state(&state);
         self.ahead = true;
         let begin = self.soft.steps();
-        let limit = begin + STEPS_PER_MARK;
+        let limit = begin + STEPS_PER_LANDING;
         let mut origin = begin;
         let mut rounds = 0;
         let stops = self.vcpu.stops().to_vec();
-        let points = stops.iter().chain([&mark.rip]).map(|&rip| (AddressKind::Linear, rip));
+        let points = stops.iter().chain([&goal.rip]).map(|&rip| (AddressKind::Linear, rip));
         self.soft.set_breakpoints(points);
         let end = loop {
             match self.soft.run(run.bus, limit, origin) {
                 Stop::Breakpoint if stops.contains(&self.soft.rip()) => {
                     break Ok(Some(End::Stop(Stop::Breakpoint)));
                 }
-                Stop::Breakpoint if fold_registers(self.soft.gpr()) == mark.registers => {
-                    break Ok(Some(End::Mark));
+                Stop::Breakpoint if fold_registers(self.soft.gpr()) == goal.registers => {
+                    break Ok(Some(End::LandingPlace));
                 }
                 Stop::Breakpoint => {
                     origin = self.soft.steps();
@@ -81,7 +81,7 @@ impl KvmCpu {
         };
         self.soft.set_breakpoints([]);
         let steps = self.soft.steps() - begin;
-        log::debug!("the software CPU went {steps} steps in {rounds} rounds to {:#x} or an exit", mark.rip);
+        log::debug!("the software CPU went {steps} steps in {rounds} rounds to {:#x} or an exit", goal.rip);
         if matches!(end, Ok(None)) {
             run.most_breakpoints = BREAKPOINTS_IN_LONG_LOOPS;
             self.load(run.bus)?;

@@ -82,7 +82,7 @@ impl KvmCpu {
         Ok(Some(Stopping::at_one_of(&places, run.patience)))
     }
 
-    /// A breakpoint: of the mark, which the loop looks at, or of a place where a forced stop may be.
+    /// A breakpoint: of the landing place, which the loop looks at, or of a place where a forced stop may be.
     pub(super) fn breakpoint(&mut self, run: &mut Run<'_>) -> Result<Option<End>, Error> {
         let synced = self.vcpu.synced();
         let Some(stopping) = &mut run.stopping else {

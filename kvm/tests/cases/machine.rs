@@ -1,7 +1,6 @@
 //! The tiny machine that a case runs on, on either engine: RAM with descriptor and page tables at fixed places, device
 //! memory behind it, and a HLT as handler of each vector.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use cpu::{Cpu, CpuModel, CpuState, Segment, Stop, TableRegister};
@@ -121,7 +120,7 @@ impl Engine {
 
 /// A machine before or after its run.
 pub struct Machine {
-    pub ram: Arc<GuestRam>,
+    pub ram: GuestRam,
     pub state: CpuState,
     pub board: TestBoard,
     /// Instructions that the software CPU executed in KVM's place.
@@ -131,7 +130,7 @@ pub struct Machine {
 impl Machine {
     /// The machine at a case's first instruction.
     pub fn new(mode: Mode, code: &[u8]) -> Machine {
-        let ram = Arc::new(GuestRam::new(RAM_BYTES).expect("2 MiB can be mapped"));
+        let ram = GuestRam::new(RAM_BYTES).expect("2 MiB can be mapped");
         let mut machine = Machine { ram, state: base_state(), board: TestBoard::new(), emulated: 0 };
         let ram = &machine.ram;
         ram.write_bytes(mode.code(), &[code, mode.last_instruction()].concat());
@@ -210,20 +209,33 @@ impl Machine {
         }
     }
 
+    /// RAM for a CPU, which owns it.
+    fn take_ram(&self) -> GuestRam {
+        let ram = GuestRam::new(RAM_BYTES).expect("2 MiB can be mapped");
+        copy_ram(&self.ram, &ram);
+        ram
+    }
+
+    fn put_ram_back(&self, ram: &GuestRam) {
+        copy_ram(ram, &self.ram);
+    }
+
     fn run_soft(&mut self, model: CpuModel) -> Result<Stop, String> {
-        let mut cpu = Cpu::new(self.ram.clone());
+        let mut cpu = Cpu::new(self.take_ram());
         cpu.set_model(model);
         cpu.set_state(&self.state);
         let stop = cpu.run(&mut self.board, STEPS, 0);
         self.state = cpu.state();
+        self.put_ram_back(cpu.ram());
         self.ended(stop)
     }
 
     fn run_kvm(&mut self, model: CpuModel) -> Result<Result<Stop, String>, kvm::Error> {
-        let mut cpu = KvmCpu::new(self.ram.clone(), model)?;
+        let mut cpu = KvmCpu::new(self.take_ram(), model)?;
         cpu.set_state(&self.state);
         let end = cpu.run(&mut self.board, Leave::After { due: PATIENCE, force: PATIENCE, note: false })?;
         self.state = cpu.cpu().state();
+        self.put_ram_back(cpu.cpu().ram());
         self.emulated = cpu.statistics().emulated;
         Ok(match end {
             End::Stop(stop) => self.ended(stop),
@@ -237,6 +249,12 @@ impl Machine {
             other => Err(format!("no end but {other:?}, at {:#x}", self.state.rip)),
         }
     }
+}
+
+fn copy_ram(from: &GuestRam, to: &GuestRam) {
+    let mut bytes = vec![0; RAM_BYTES as usize];
+    from.read_bytes(0, &mut bytes);
+    to.write_bytes(0, &bytes);
 }
 
 fn base_state() -> CpuState {

@@ -1,8 +1,6 @@
 //! A guest that branches in every way there is, for ever, and no two states of which are alike; and the software CPU running
 //! it, as the reference.
 
-use std::sync::Arc;
-
 use cpu::{Counts, Cpu, CpuState, EmptyBus, Segment, Stop, TableRegister};
 use guest_ram::GuestRam;
 use iced_x86::code_asm::*;
@@ -125,8 +123,8 @@ fn start() -> CpuState {
 }
 
 /// RAM with the program in it.
-pub fn ram() -> Arc<GuestRam> {
-    let ram = Arc::new(GuestRam::new(RAM_BYTES as u64).expect("it is little"));
+pub fn ram() -> GuestRam {
+    let ram = GuestRam::new(RAM_BYTES as u64).expect("it is little");
     ram.write_bytes(CODE, &program().expect("every instruction exists"));
     // Present, writable, accessed, dirty; the last one is a 2 MiB page.
     for (table, entry) in [(0, TABLES + 0x1067), (0x1000, TABLES + 0x2067), (0x2000, 0xe3)] {
@@ -171,20 +169,18 @@ impl Random {
 /// The software CPU, on its way through the run.
 pub struct Reference {
     cpu: Cpu,
-    ram: Arc<GuestRam>,
 }
 
 impl Reference {
     pub fn new() -> Reference {
-        let ram = ram();
-        let mut cpu = Cpu::new(ram.clone());
+        let mut cpu = Cpu::new(ram());
         cpu.set_state(&start());
-        Reference { cpu, ram }
+        Reference { cpu }
     }
 
     pub fn snapshot(&self) -> Snapshot {
         let mut ram = vec![0; RAM_BYTES];
-        self.ram.read_bytes(0, &mut ram);
+        self.cpu.ram().read_bytes(0, &mut ram);
         Snapshot { state: self.cpu.state(), counts: self.cpu.counts(), ram }
     }
 
@@ -214,6 +210,6 @@ impl Reference {
 
     /// Whether the next instruction is a repeated one, of which iterations may have been done.
     fn at_repetition(&self) -> bool {
-        self.ram.load_u8(self.cpu.rip()) == 0xf3
+        self.cpu.ram().load_u8(self.cpu.rip()) == 0xf3
     }
 }

@@ -7,11 +7,10 @@
 mod guest;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Instant;
 
 use cpu::{CpuModel, CpuState, EmptyBus, fold_registers};
-use engine_contract::{End, Leave, Mark};
+use engine_contract::{End, LandingPlace, Leave};
 use guest::{Random, Reference, Snapshot};
 use guest_ram::GuestRam;
 use kvm::{Behaviour, Counter, KvmCpu};
@@ -24,7 +23,6 @@ const TRIES: u32 = 40;
 
 struct Lander {
     cpu: KvmCpu,
-    ram: Arc<GuestRam>,
     bus: EmptyBus,
     retries: u64,
     most_tries: u32,
@@ -32,15 +30,14 @@ struct Lander {
 
 impl Lander {
     fn new(model: CpuModel, seed: u64) -> Lander {
-        let ram = guest::ram();
-        let mut cpu = KvmCpu::new(ram.clone(), model).expect("KVM is there");
+        let mut cpu = KvmCpu::new(guest::ram(), model).expect("KVM is there");
         let behaviour = Behaviour::default();
         cpu.count_branches(Counter::Simulated { behaviour, seed }).expect("nothing is needed for it");
-        Lander { cpu, ram, bus: EmptyBus::default(), retries: 0, most_tries: 0 }
+        Lander { cpu, bus: EmptyBus::default(), retries: 0, most_tries: 0 }
     }
 
     fn restore(&mut self, to: &Snapshot) {
-        to.put_ram(&self.ram);
+        to.put_ram(self.cpu.cpu().ram());
         self.cpu.set_state(&to.state);
         self.cpu.set_counts(to.counts);
     }
@@ -48,7 +45,7 @@ impl Lander {
     /// What is not as at a place.
     fn difference(&self, place: &Snapshot) -> Option<String> {
         let mut ram = vec![0; place.ram.len()];
-        self.ram.read_bytes(0, &mut ram);
+        self.cpu.cpu().ram().read_bytes(0, &mut ram);
         if let Some(at) = (0..ram.len()).find(|&at| ram[at] != place.ram[at]) {
             return Some(format!("RAM at {at:#x}: {:#x} instead of {:#x}", ram[at], place.ram[at]));
         }
@@ -66,10 +63,11 @@ impl Lander {
                 self.restore(from);
             }
             let registers = fold_registers(gpr);
-            let mut mark = Mark { rip: *rip, registers, branches: Some(branches), ..Mark::default() };
+            let mut goal =
+                LandingPlace { rip: *rip, registers, branches: Some(branches), ..LandingPlace::default() };
             loop {
-                match self.cpu.run(&mut self.bus, Leave::At(mark)).expect("KVM goes on") {
-                    End::Mark => {}
+                match self.cpu.run(&mut self.bus, Leave::At(goal)).expect("KVM goes on") {
+                    End::LandingPlace => {}
                     End::Overshot => break,
                     other => panic!("an end that nothing is there for: {other:?}"),
                 }
@@ -79,7 +77,7 @@ impl Lander {
                         return;
                     }
                     // The same registers after as many branches, and other RAM: another call of the same function.
-                    Some(why) if why.starts_with("RAM") => mark.not_here = true,
+                    Some(why) if why.starts_with("RAM") => goal.not_here = true,
                     Some(why) => panic!("landed elsewhere: {why}"),
                 }
             }
@@ -166,7 +164,11 @@ fn refuse_shadow(reference: &mut Reference, lander: &mut Lander) {
     reference.advance_to_shadow();
     let Snapshot { state: CpuState { rip, gpr, .. }, counts, .. } = reference.snapshot();
     lander.restore(&from);
-    let mark =
-        Mark { rip, registers: fold_registers(&gpr), branches: Some(counts.branches), ..Mark::default() };
-    assert_eq!(lander.cpu.run(&mut lander.bus, Leave::At(mark)).expect("KVM goes on"), End::Overshot);
+    let goal = LandingPlace {
+        rip,
+        registers: fold_registers(&gpr),
+        branches: Some(counts.branches),
+        ..LandingPlace::default()
+    };
+    assert_eq!(lander.cpu.run(&mut lander.bus, Leave::At(goal)).expect("KVM goes on"), End::Overshot);
 }

@@ -1,10 +1,8 @@
 //! The board around the CPU: ports, device memory, time and interrupt lines that follow from the step count alone, so that
 //! a cut run and an uncut one meet the same devices.
 
-use std::sync::Arc;
-
 use cpu::{Bus, BusSignals};
-use guest_ram::GuestRam;
+use guest_ram::RamView;
 
 use crate::layout::{PAGE, RAM_BYTES};
 use seeded::mix;
@@ -32,7 +30,7 @@ pub struct Lines {
 pub struct Board {
     /// Its state.
     pub lines: Lines,
-    ram: Arc<GuestRam>,
+    ram: RamView,
 }
 
 /// Its MSR, the APIC's base.
@@ -46,7 +44,7 @@ const WRITES_RAM: u16 = 4;
 
 impl Board {
     /// A board with nothing pending.
-    pub fn new(ram: Arc<GuestRam>) -> Board {
+    pub fn new(ram: RamView) -> Board {
         Board { lines: Lines::default(), ram }
     }
 
@@ -55,12 +53,12 @@ impl Board {
         let offset = mix(value) % (RAM_BYTES / 8) * 8;
         // Page tables and descriptors that were overwritten by noise end most programs: half of the writes copy a page.
         if value & 1 == 0 {
-            self.ram.replace_bytes(offset, &mix(!value).to_le_bytes());
+            self.ram.write_bytes(offset, &mix(!value).to_le_bytes());
         } else {
             let mut bytes = [0; 64];
             let from = mix(value ^ 7) % (RAM_BYTES / PAGE) * PAGE + offset % PAGE;
             self.ram.read_bytes(from.min(RAM_BYTES - 64), &mut bytes);
-            self.ram.replace_bytes(offset.min(RAM_BYTES - 64), &bytes);
+            self.ram.write_bytes(offset.min(RAM_BYTES - 64), &bytes);
         }
     }
 

@@ -1,11 +1,9 @@
 //! Narrows a difference down to the instruction behind which the guests differ.
 
-use std::fmt::Write;
-use std::sync::Arc;
-
 use cpu::Cpu;
 use guest_ram::GuestRam;
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
+use std::fmt::Write;
 
 use crate::campaign::{Difference, Kind};
 use crate::layout::RAM_BYTES;
@@ -82,7 +80,7 @@ fn instruction(snapshot: &Snapshot) -> String {
     };
     let address = if bits == 64 { state.rip } else { code.base.wrapping_add(state.rip) & 0xffff_ffff };
     #[allow(clippy::arc_with_non_send_sync, reason = "a look at RAM by one thread")]
-    let ram = Arc::new(GuestRam::new(RAM_BYTES).expect("128 KiB can be mapped"));
+    let ram = GuestRam::new(RAM_BYTES).expect("128 KiB can be mapped");
     ram.write_bytes(0, &snapshot.ram);
     let mut cpu = Cpu::new(ram);
     cpu.set_state(state);

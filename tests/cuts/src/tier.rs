@@ -1,20 +1,20 @@
 //! What a CPU must do to be fuzzed: one implementation for each engine tier.
 
-use std::sync::Arc;
-
 use cpu::{Bus, Counts, Cpu, CpuState, Stop};
 use guest_ram::GuestRam;
 
 /// A CPU over RAM.
 pub trait Tier {
     /// A CPU with empty caches.
-    fn new(ram: Arc<GuestRam>) -> Self;
+    fn new(ram: GuestRam) -> Self;
     /// Replaces state and counts; RAM may have been replaced by any means.
     fn set_state(&mut self, state: &CpuState, counts: Counts);
     /// Replaces state and counts over RAM that was replaced by writes which its page flags saw.
     fn restore_state(&mut self, state: &CpuState, counts: Counts);
     /// The whole state.
     fn state(&self) -> CpuState;
+    /// Guest memory.
+    fn ram(&self) -> &GuestRam;
     /// What was counted so far.
     fn counts(&self) -> Counts;
     /// Runs to a step count, or until something else stops it.
@@ -33,7 +33,7 @@ pub struct Inverted(Cpu);
 macro_rules! tier {
     ($name:ident, $tier:expr) => {
         impl Tier for $name {
-            fn new(ram: Arc<GuestRam>) -> $name {
+            fn new(ram: GuestRam) -> $name {
                 let mut cpu = Cpu::new(ram);
                 cpu.set_tier($tier);
                 $name(cpu)
@@ -49,6 +49,9 @@ macro_rules! tier {
             fn state(&self) -> CpuState {
                 self.0.state()
             }
+            fn ram(&self) -> &GuestRam {
+                self.0.ram()
+            }
             fn counts(&self) -> Counts {
                 self.0.counts()
             }
@@ -61,5 +64,5 @@ macro_rules! tier {
 }
 
 tier!(Interpreted, cpu::Tier::Interpreter);
-tier!(Translated, cpu::Tier::Translator { after: 0 });
+tier!(Translated, cpu::Tier::Translator { after: 0, parts: cpu::Parts::ALL });
 tier!(Inverted, cpu::Tier::Inverted);

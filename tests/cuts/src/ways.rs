@@ -1,7 +1,5 @@
 //! The ways to run a program: all of them must come to the same.
 
-use std::sync::Arc;
-
 use cpu::{Counts, CpuState, Stop};
 use guest_ram::GuestRam;
 
@@ -58,7 +56,6 @@ pub struct Snapshot {
 
 /// A running guest.
 pub struct Guest<T> {
-    ram: Arc<GuestRam>,
     cpu: T,
     board: Board,
     /// The CPU shut down, or sleeps for good.
@@ -68,17 +65,13 @@ pub struct Guest<T> {
 impl<T: Tier> Guest<T> {
     /// A guest with empty caches, as a snapshot says.
     pub fn new(snapshot: &Snapshot) -> Guest<T> {
-        #[allow(
-            clippy::arc_with_non_send_sync,
-            reason = "the CPU shares RAM with the board of its own thread"
-        )]
-        let ram = Arc::new(GuestRam::new(RAM_BYTES).expect("128 KiB can be mapped"));
+        let ram = GuestRam::new(RAM_BYTES).expect("128 KiB can be mapped");
         ram.write_bytes(0, &snapshot.ram);
-        let mut cpu = T::new(ram.clone());
-        cpu.set_state(&snapshot.state, snapshot.counts);
-        let mut board = Board::new(ram.clone());
+        let mut board = Board::new(ram.view());
         board.lines = snapshot.lines.clone();
-        Guest { ram, cpu, board, over: false }
+        let mut cpu = T::new(ram);
+        cpu.set_state(&snapshot.state, snapshot.counts);
+        Guest { cpu, board, over: false }
     }
 
     /// The guest at its program's start.
@@ -100,7 +93,7 @@ impl<T: Tier> Guest<T> {
     /// Everything about the guest.
     pub fn snapshot(&self) -> Snapshot {
         let mut ram = vec![0; RAM_BYTES as usize];
-        self.ram.read_bytes(0, &mut ram);
+        self.cpu.ram().read_bytes(0, &mut ram);
         Snapshot { state: self.cpu.state(), counts: self.cpu.counts(), lines: self.board.lines.clone(), ram }
     }
 
@@ -108,7 +101,7 @@ impl<T: Tier> Guest<T> {
     pub fn equals(&self, snapshot: &Snapshot) -> bool {
         let page_equal = |(n, page): (usize, &[u8])| {
             let mut own = [0; PAGE as usize];
-            self.ram.read_bytes(n as u64 * PAGE, &mut own);
+            self.cpu.ram().read_bytes(n as u64 * PAGE, &mut own);
             own == page
         };
         self.cpu.state() == snapshot.state
@@ -121,9 +114,9 @@ impl<T: Tier> Guest<T> {
     fn go_back(&mut self, snapshot: &Snapshot) {
         for (number, page) in snapshot.ram.chunks(PAGE as usize).enumerate() {
             let mut own = [0; PAGE as usize];
-            self.ram.read_bytes(number as u64 * PAGE, &mut own);
+            self.cpu.ram().read_bytes(number as u64 * PAGE, &mut own);
             if own != page {
-                self.ram.replace_bytes(number as u64 * PAGE, page);
+                self.cpu.ram().replace_bytes(number as u64 * PAGE, page);
             }
         }
         self.cpu.restore_state(&snapshot.state, snapshot.counts);
@@ -232,7 +225,7 @@ pub fn compare<T: Tier>(
                 for _ in 0..rng.below(3) {
                     guest.run_to(cut + 1 + rng.below(100));
                     if rng.percent(30) {
-                        guest.ram.flags().take_dirty(|_| {});
+                        guest.cpu.ram().flags().take_dirty(|_| {});
                     }
                     guest.go_back(snapshot);
                 }

@@ -1,7 +1,5 @@
 //! A short campaign, and one over a CPU that does make a difference of cuts: the fuzzer must find it.
 
-use std::sync::Arc;
-
 use cpu::{Bus, Counts, Cpu, CpuState, Stop};
 use cuts::campaign::{self, Kind, News, Options};
 use cuts::tier::{Interpreted, Inverted, Tier, Translated};
@@ -76,7 +74,7 @@ fn every_vendors_processors_come_to_the_same() {
 struct Forgetful(Cpu);
 
 impl Tier for Forgetful {
-    fn new(ram: Arc<GuestRam>) -> Forgetful {
+    fn new(ram: GuestRam) -> Forgetful {
         Forgetful(Cpu::new(ram))
     }
     fn set_state(&mut self, state: &CpuState, counts: Counts) {
@@ -89,6 +87,9 @@ impl Tier for Forgetful {
     }
     fn state(&self) -> CpuState {
         self.0.state()
+    }
+    fn ram(&self) -> &GuestRam {
+        self.0.ram()
     }
     fn counts(&self) -> Counts {
         self.0.counts()

@@ -1,5 +1,9 @@
 //! A small, fast, seedable generator (SplitMix64): a case is reproduced from its numbers alone.
 
+mod operands;
+
+pub use operands::{Operands, setting};
+
 /// The generator's state.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);

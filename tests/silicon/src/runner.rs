@@ -51,7 +51,7 @@ impl<'a, R: Reference> Runner<'a, R> {
         compared: Compared,
         showing: Showing,
     ) -> io::Result<Runner<'a, R>> {
-        let tiers = [cpu::Tier::Interpreter, cpu::Tier::Translator { after: 0 }];
+        let tiers = [cpu::Tier::Interpreter, cpu::Tier::Translator { after: 0, parts: cpu::Parts::ALL }];
         let mut tiers = tiers.map(|tier| Soft::new(reference.fs_base(), tier));
         let generator = Generator::new(catalogue, seed, reference.fs_base());
         let sealed = generator.read_only_data();

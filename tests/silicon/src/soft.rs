@@ -1,8 +1,6 @@
 //! The software CPU's side: a guest whose user half looks like [`crate::native`]'s process, at the same
 //! addresses, and a kernel half of one interrupt table that tells which exception came.
 
-use std::sync::Arc;
-
 use cpu::{Counts, Cpu, CpuState, EmptyBus, Segment, Stop, TableRegister, Tier};
 use guest_ram::GuestRam;
 
@@ -41,7 +39,6 @@ const MAX_STEPS: u64 = 1 << 16;
 /// The software CPU's side.
 pub struct Soft {
     cpu: Cpu,
-    ram: Arc<GuestRam>,
     template: CpuState,
     tables: u64,
     /// Steps beyond those of the instruction: translated code runs whole blocks.
@@ -51,19 +48,19 @@ pub struct Soft {
 impl Soft {
     /// A guest in user mode, with the given FS base, executed by a tier.
     pub fn new(fs_base: u64, tier: Tier) -> Soft {
-        let ram = Arc::new(GuestRam::new(RAM_BYTES).expect("a few MiB of RAM"));
-        let mut cpu = Cpu::new(ram.clone());
+        let ram = GuestRam::new(RAM_BYTES).expect("a few MiB of RAM");
+        let mut cpu = Cpu::new(ram);
         cpu.set_tier(tier);
         let more_steps = if tier == Tier::Interpreter { 0 } else { 3 };
-        let mut soft = Soft { cpu, ram, template: user_state(fs_base), tables: FIRST_TABLE, more_steps };
+        let mut soft = Soft { cpu, template: user_state(fs_base), tables: FIRST_TABLE, more_steps };
         soft.build_tables();
         soft.build_kernel();
         soft
     }
 
     fn build_tables(&mut self) {
-        self.ram.store_u64(PML4, PDPT | PRESENT | WRITABLE | USER);
-        self.ram.store_u64(PDPT, DIRECTORY | PRESENT | WRITABLE | USER);
+        self.cpu.ram().store_u64(PML4, PDPT | PRESENT | WRITABLE | USER);
+        self.cpu.ram().store_u64(PDPT, DIRECTORY | PRESENT | WRITABLE | USER);
         self.map(CODE, CODE_RAM, CODE_BYTES, WRITABLE | USER);
         self.map(DATA, DATA_RAM, DATA_BYTES, WRITABLE | USER | NO_EXECUTE);
         self.map(READ_ONLY, DATA_RAM + DATA_BYTES, PAGE, USER | NO_EXECUTE);
@@ -74,12 +71,12 @@ impl Soft {
         for at in (0..bytes).step_by(PAGE as usize) {
             let linear = address + at;
             let entry = DIRECTORY + (linear >> 21 & 511) * 8;
-            if self.ram.load_u64(entry) == 0 {
-                self.ram.store_u64(entry, self.tables | PRESENT | WRITABLE | USER);
+            if self.cpu.ram().load_u64(entry) == 0 {
+                self.cpu.ram().store_u64(entry, self.tables | PRESENT | WRITABLE | USER);
                 self.tables += PAGE;
             }
-            let table = self.ram.load_u64(entry) & !0xfff;
-            self.ram.store_u64(table + (linear >> 12 & 511) * 8, (offset + at) | PRESENT | rights);
+            let table = self.cpu.ram().load_u64(entry) & !0xfff;
+            self.cpu.ram().store_u64(table + (linear >> 12 & 511) * 8, (offset + at) | PRESENT | rights);
         }
     }
 
@@ -90,15 +87,15 @@ impl Soft {
             let rights = if matches!(vector, 3 | 4) { 0xee } else { 0x8e };
             let low =
                 handler & 0xffff | u64::from(KERNEL_CS) << 16 | rights << 40 | (handler >> 16 & 0xffff) << 48;
-            self.ram.store_u64(IDT + vector * 16, low);
-            self.ram.store_u64(IDT + vector * 16 + 8, handler >> 32);
+            self.cpu.ram().store_u64(IDT + vector * 16, low);
+            self.cpu.ram().store_u64(IDT + vector * 16 + 8, handler >> 32);
             // A jump to itself: steps that are left over may pass here.
-            self.ram.store_u16(HANDLERS + vector * HANDLER_BYTES, 0xfeeb);
+            self.cpu.ram().store_u16(HANDLERS + vector * HANDLER_BYTES, 0xfeeb);
         }
-        self.ram.store_u64(GDT + u64::from(KERNEL_CS), 0x00af_9b00_0000_ffff);
-        self.ram.store_u64(GDT + u64::from(USER_SS & !7), 0x00cf_f300_0000_ffff);
-        self.ram.store_u64(GDT + u64::from(USER_CS & !7), 0x00af_fb00_0000_ffff);
-        self.ram.store_u64(TSS + 4, KERNEL + STACK_TOP);
+        self.cpu.ram().store_u64(GDT + u64::from(KERNEL_CS), 0x00af_9b00_0000_ffff);
+        self.cpu.ram().store_u64(GDT + u64::from(USER_SS & !7), 0x00cf_f300_0000_ffff);
+        self.cpu.ram().store_u64(GDT + u64::from(USER_CS & !7), 0x00af_fb00_0000_ffff);
+        self.cpu.ram().store_u64(TSS + 4, KERNEL + STACK_TOP);
     }
 
     /// Drops everything that was derived from code, so that slots can be used again.
@@ -108,12 +105,12 @@ impl Soft {
 
     /// Fills the read-only page.
     pub fn seal_read_only(&mut self, bytes: &[u8]) {
-        self.ram.write_bytes(DATA_RAM + DATA_BYTES, bytes);
+        self.cpu.ram().write_bytes(DATA_RAM + DATA_BYTES, bytes);
     }
 
     /// Writes code at an address in the code area that nothing was executed from since the batch began.
     pub fn write_code(&mut self, address: u64, bytes: &[u8]) {
-        self.ram.write_bytes(address - CODE + CODE_RAM, bytes);
+        self.cpu.ram().write_bytes(address - CODE + CODE_RAM, bytes);
     }
 
     /// Writes the jump out of a slot: here a jump to itself, where the CPU may spend any number of steps.
@@ -123,12 +120,12 @@ impl Soft {
 
     /// Writes bytes into the writable data.
     pub fn write_data(&mut self, address: u64, bytes: &[u8]) {
-        self.ram.write_bytes(address - DATA + DATA_RAM, bytes);
+        self.cpu.ram().write_bytes(address - DATA + DATA_RAM, bytes);
     }
 
     /// Copies all writable data.
     pub fn read_data(&self, to: &mut [u8]) {
-        self.ram.read_bytes(DATA_RAM, to);
+        self.cpu.ram().read_bytes(DATA_RAM, to);
     }
 
     /// Executes the instruction at `input.rip`. `steps` is how many iterations it may take (1 unless it is a
@@ -175,7 +172,7 @@ impl Soft {
             let mut at = state.gpr[4] - KERNEL;
             let mut pop = || {
                 at += 8;
-                self.ram.load_u64(at - 8)
+                self.cpu.ram().load_u64(at - 8)
             };
             let has_code = matches!(vector, 8 | 10..=14 | 17);
             let code = if has_code { pop() as u32 } else { 0 };

@@ -8,11 +8,11 @@ use std::path::Path;
 
 use machine::Machine;
 use machine::position::Instructions;
+use machine::script::Script;
 use recording::Manifest;
 use tests::guests::power_on;
 use tests::run::run_until;
 use tests::saved::Saved;
-use tests::script::Script;
 
 fn main() {
     let arguments: Vec<_> = std::env::args().skip(1).collect();

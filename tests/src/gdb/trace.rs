@@ -10,7 +10,7 @@ use machine::position::{Count, Instructions};
 use machine::{Machine, MachineState, RunStop};
 use recording::Recording;
 
-use crate::script::Script;
+use machine::script::Script;
 
 /// A general register's number in [`Place::gpr`].
 pub const RAX: usize = 0;

@@ -7,12 +7,12 @@ use std::process::{Command, Stdio};
 
 use history::timeline::Timeline;
 use machine::Outcome;
+use machine::script::Script;
 use tests::gdb::batch;
 use tests::guests::{BUGS, CLOUD_ELF, Guest, linux_options, repository};
 use tests::program::{missing, serve, ttvm};
 use tests::record::{open, record};
 use tests::run::last_lines;
-use tests::script::Script;
 use tests::terminal::Terminal;
 
 /// A bug, and the places that gdb must come to, in this order.

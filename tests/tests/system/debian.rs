@@ -1,8 +1,8 @@
 //! Debian 12 on a disk: systemd to a login prompt, then gcc, perl and python3 at work.
 
+use machine::script::Script;
 use tests::guests::{BUSYBOX, CLOUD, DEBIAN, Guest, linux_options};
 use tests::run::{assert_shows, run_to_power_off};
-use tests::script::Script;
 
 #[test]
 fn debian_boots_logs_in_and_compiles() {

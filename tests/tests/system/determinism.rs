@@ -10,13 +10,13 @@ use std::process::Command;
 
 use checkpoint::Maps;
 use machine::position::Instructions;
+use machine::script::Script;
 use machine::{Format, Machine, MachineState, Outcome, hash_of};
 use recording::Manifest;
 use tests::guests::{BUSYBOX, CLOUD, Guest, linux_options};
 use tests::random::Random;
 use tests::run::{Fingerprint, assert_shows, fingerprint, run_to_end, run_until};
 use tests::saved::{Saved, through_bytes};
-use tests::script::Script;
 
 const SEED: u64 = 2026;
 const SHORT_RESTORES: usize = 60;

@@ -8,6 +8,7 @@ use cpu::WatchKind;
 use guest_symbols::{Symbols, elf};
 use machine::Machine;
 use machine::position::{Count, Instructions};
+use machine::script::Script;
 use recording::Recording;
 use recording::pace::CheckpointOptions;
 use tests::gdb::calls::{Activation, Calls};
@@ -18,7 +19,6 @@ use tests::guests::{BUSYBOX, CLOUD, DEBIAN, Guest, linux_options};
 use tests::random::Random;
 use tests::record::{open, record_with_checkpoints};
 use tests::run::last_lines;
-use tests::script::Script;
 
 const SEED: u64 = 2;
 /// The recording's end: systemd is at work then.

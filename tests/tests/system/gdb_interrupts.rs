@@ -13,12 +13,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use gdb_server::GdbTarget;
 use history::timeline::Timeline;
 use machine::position::Instructions;
+use machine::script::Script;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest, repository};
 use tests::record::{open, record};
-use tests::script::Script;
 
 /// Nothing is ever executed there, and the search for it takes seconds.
 const NEVER: &str = "break:0x1234";

@@ -16,6 +16,7 @@ use gdb_server::GdbTarget;
 use guest_symbols::Symbols;
 use history::timeline::Timeline;
 use machine::Outcome;
+use machine::script::Script;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use recording::pace::CheckpointOptions;
@@ -23,7 +24,6 @@ use tests::gdb::batch;
 use tests::guests::{BUGS, CLOUD_ELF, Guest, linux_options};
 use tests::record::{open, record_with_checkpoints};
 use tests::run::last_lines;
-use tests::script::Script;
 
 /// Bytes from the beginning of the module's table of ports to the field that is written: `ports[2].reply`.
 const FIELD: u64 = 2 * 32 + 8;

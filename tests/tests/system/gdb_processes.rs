@@ -9,12 +9,12 @@ use guest_symbols::tasks::{AddressSpace, Process, Tasks};
 use guest_symbols::{GuestView, Symbols, USER_ROOT_BIT, elf, kallsyms};
 use history::timeline::{Breakpoint, Condition, Stops, Timeline, TravelStop, address_space};
 use machine::position::Instructions;
+use machine::script::Script;
 use tests::elf::move_down;
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest, repository, test_kernel};
 use tests::listings::{ListedProcess, PS, assert_same_processes};
 use tests::record::{open, record};
-use tests::script::Script;
 use tests::traveller::Traveller;
 
 /// Hits that are compared, from the end backwards.

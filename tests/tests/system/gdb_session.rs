@@ -2,10 +2,10 @@
 //! one instruction further, forward over it again, and to both ends of history.
 
 use history::timeline::Timeline;
+use machine::script::Script;
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest};
 use tests::record::{open, record};
-use tests::script::Script;
 
 /// The kernel variable that every timer tick writes.
 const VARIABLE: &str = "jiffies_64";

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use machine::inputs::Event;
+use machine::script::Script;
 use tests::guests::{BUSYBOX, CLOUD, Guest};
 use tests::program::ttvm;
 use tests::record::{open, record};
-use tests::script::Script;
 
 /// Runs `ttvm` with this typed; gives what it printed, without carriage returns.
 fn output(directory: &Path, arguments: &[&str], typed: &str) -> String {

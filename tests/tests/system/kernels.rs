@@ -3,9 +3,9 @@
 use machine::Outcome;
 use machine::config::MachineOptions;
 use machine::position::Instructions;
+use machine::script::Script;
 use tests::guests::{Guest, test_kernel};
 use tests::run::run_to_end;
-use tests::script::Script;
 
 /// What isa-debug-exit makes of the 0x10 that the kernels write after success.
 const SUCCESS: Outcome = Outcome::DebugExit { code: 33 };

@@ -5,10 +5,10 @@ use guest_symbols::orc::{End, Registers, Unwinder};
 use guest_symbols::switched_out::{SavedRegisters, SwitchFrame};
 use guest_symbols::tasks::{AddressSpace, Processes, Tasks};
 use guest_symbols::{GuestView, Symbols};
+use machine::script::Script;
 use tests::guests::{Artefact, BOOKWORM_RT, Guest, SID, SID_RT, TRIXIE};
 use tests::listings::{ListedProcess, ListedSymbol, PS, assert_same_processes};
 use tests::run::run_to_power_off;
-use tests::script::Script;
 
 /// How many symbols there are, those of the modules, which come last, and some of the kernel itself: whole lines of
 /// pieces of the list.

@@ -4,13 +4,13 @@ use std::path::Path;
 use std::process::Command;
 
 use machine::Outcome;
+use machine::script::Script;
 use serde_json::Value;
 use tests::guests::{
     Artefact, BUGS, BUSYBOX, CLOUD, CLOUD_ELF, Guest, SID, TRIXIE, linux_options, repository,
 };
 use tests::program::{missing, ttvm};
 use tests::record::record;
-use tests::script::Script;
 use tests::tools::{output, python, vmlinux};
 
 const NO_PYTHON: &str = "there is no Python with drgn and perfetto: run scripts/setup";

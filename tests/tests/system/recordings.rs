@@ -9,6 +9,7 @@ use machine::RunStop;
 use machine::error::{Error, exit_code};
 use machine::inputs::Event;
 use machine::position::{Count, Instructions};
+use machine::script::Script;
 use recording::log::{EventRecord, LogRecord};
 use recording::with_recording;
 use recording::{Opened, Recording};
@@ -16,7 +17,6 @@ use tests::guests::{BUSYBOX, CLOUD, Guest};
 use tests::random::Random;
 use tests::record::{open, record};
 use tests::run::assert_shows;
-use tests::script::Script;
 use tests::traveller::{Traveller, guest, script};
 
 fn replay_quietly(path: &Path) -> Result<ReplayEnd, Error> {

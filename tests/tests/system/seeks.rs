@@ -12,13 +12,13 @@ use history::timeline::{Timeline, TravelStop};
 use machine::checks::{CheckParts, CheckRecord};
 use machine::notation::PositionSpec;
 use machine::position::{Count, Instructions};
+use machine::script::Script;
 use machine::{Format, Machine, hash_of};
 use recording::Recording;
 use recording::pace::CheckpointOptions;
 use tests::guests::{Artefact, BENCH, BENCH_RD, BUSYBOX, CLOUD, DEBIAN, Guest, TRIXIE, linux_options};
 use tests::random::Random;
 use tests::record::{open, record_with_checkpoints};
-use tests::script::Script;
 
 const SEED: u64 = 4711;
 const SHORT_PAIRS: usize = 12;

@@ -2,9 +2,9 @@
 //! console's.
 
 use boot::packed_kernel;
+use machine::script::Script;
 use tests::guests::{Artefact, BUSYBOX, BUSYBOX_GENERIC, CLOUD, CLOUD_ELF, GENERIC, GENERIC_ELF, Guest};
 use tests::run::{assert_shows, run_to_power_off};
-use tests::script::Script;
 
 fn boots_to_a_shell(kernel: &Artefact, initrd: &Artefact, memory_mib: u64) {
     let guest = Guest::linux(kernel, initrd, "", memory_mib);

@@ -6,12 +6,12 @@ use std::process::Command;
 
 use guest_symbols::{NoKernel, Symbols, elf};
 use history::timeline::Timeline;
+use machine::script::Script;
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest};
 use tests::listings::ListedSymbol;
 use tests::program::ttvm;
 use tests::record::{open, record};
-use tests::script::Script;
 
 /// Where the kernel would be without KASLR.
 const LINKED_AT: u64 = 0xffff_ffff_8100_0000;

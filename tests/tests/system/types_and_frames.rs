@@ -8,10 +8,10 @@ use guest_symbols::orc::{End, Unwinder};
 use guest_symbols::{Symbols, dwarf::DebugInfo, elf};
 use history::timeline::Timeline;
 use machine::position::Instructions;
+use machine::script::Script;
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest, repository};
 use tests::record::{open, record};
-use tests::script::Script;
 use tests::tools::output;
 
 /// Where backtraces are compared: so many places, evenly from the beginning of user space to the end.

@@ -9,12 +9,12 @@ use checkpoint::PageRef;
 use history::replay::{Replay, ReplayEnd};
 use machine::Machine;
 use machine::position::Instructions;
+use machine::script::Script;
 use recording::pace::CheckpointOptions;
 use recording::player::Scrutiny;
 use tests::guests::{BENCH, BENCH_RD, CLOUD, Guest, linux_options, repository};
 use tests::record::{open, record_with_checkpoints};
 use tests::run::{assert_shows, run_to_power_off};
-use tests::script::Script;
 
 /// Phase and checksum.
 type Sums = BTreeMap<String, String>;

@@ -17,22 +17,21 @@ use history::timeline::Timeline;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use machine::checks::Intervals;
-use machine::config::{MachineConfig, MachineOptions};
+use machine::config::MachineOptions;
 use machine::error::Error;
 use machine::inputs::{Event, Idle, Inputs, PowerOn, View};
 use machine::position::{Count, Instructions, Moment};
-use machine::{Machine, RunStop};
-use recording::checkpointer;
 use recording::log::{EndRecord, EventRecord, Log, LogRecord};
 use recording::pace::CheckpointOptions;
-use recording::recorder::Recorder;
-use recording::{Opened, Recording};
+use recording::{Opened, Recordable, Recording};
 
 const LOAD: u32 = 0x10_0000;
 /// Physical address of the memory that the guest stirs.
 pub const STIRRED: u64 = 0x20_0000;
 /// Its size.
 pub const STIRRED_BYTES: u64 = 1 << 20;
+/// What every guest here is given at power-on.
+pub const POWER_ON: PowerOn = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
 /// Steps of one round, roughly.
 pub const ROUND_STEPS: u64 = 10;
 /// Between two ticks of its timer: some 50,000 steps.
@@ -366,6 +365,11 @@ impl Inputs<Instructions> for ByTime {
     }
 }
 
+/// A machine for a kernel of these.
+pub fn options(kernel: PathBuf) -> MachineOptions {
+    MachineOptions { kernel, memory_bytes: 4 << 20, debug_exit: Some(0x501), ..MachineOptions::default() }
+}
+
 fn record_kernel(
     directory: &Path,
     name: &str,
@@ -374,29 +378,10 @@ fn record_kernel(
     inputs: impl Inputs<Instructions>,
     checkpoints: Option<CheckpointOptions>,
 ) -> (Recording<Instructions>, EndRecord<Instructions>) {
-    let options = MachineOptions {
-        kernel,
-        memory_bytes: 4 << 20,
-        debug_exit: Some(0x501),
-        ..MachineOptions::default()
-    };
-    let (config, images) = MachineConfig::from_options(&options).unwrap();
-    let power_on = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
-    let mut machine = Machine::new(&config, &images, &power_on).unwrap();
     let path = directory.join(name);
-    let log = Recording::<Instructions>::create(&path, &config).unwrap();
-    let mut recorder = Recorder::new(inputs, log, power_on);
-    recorder.check_every(intervals);
-    match checkpoints {
-        Some(options) => {
-            checkpointer::record(&mut machine, &mut recorder, &path, options).unwrap();
-        }
-        None => {
-            let stop = machine.run(Instructions::MAX, &mut recorder).unwrap();
-            assert!(matches!(stop, RunStop::Ended(_)));
-        }
-    }
-    let end = recorder.finish(&mut machine).unwrap();
+    let mut guest = Recordable::new(&options(kernel), POWER_ON).unwrap();
+    let recording = guest.record_in(&path).unwrap().checks(intervals).checkpoints(checkpoints);
+    let end = recording.run(inputs).unwrap();
     (open(&path), end)
 }
 

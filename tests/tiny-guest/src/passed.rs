@@ -11,20 +11,17 @@ use devices::passthrough::{
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use machine::checks::Intervals;
-use machine::config::{MachineConfig, MachineOptions, PassedDevice};
+use machine::config::{MachineOptions, PassedDevice};
 use machine::engine::{EngineKind, Leave};
 use machine::error::Error;
-use machine::inputs::{AskedAt, Event, Idle, Inputs, PowerOn, View};
+use machine::inputs::{AskedAt, Event, Idle, Inputs, View};
 use machine::position::{Exits, Instructions, Moment};
 use machine::unit::Unit;
-use machine::{Machine, RunStop};
-use recording::Recording;
-use recording::checkpointer;
 use recording::log::EndRecord;
 use recording::pace::CheckpointOptions;
-use recording::recorder::Recorder;
+use recording::{Recordable, Recording};
 
-use super::{HEADER_BYTES, LOAD, Numbers, end_the_run, image};
+use super::{HEADER_BYTES, LOAD, Numbers, POWER_ON, end_the_run, image};
 
 /// Where the function's BAR 0 is.
 const BAR: i32 = 0xC100_0000_u32 as i32;
@@ -195,17 +192,9 @@ fn record_by<U: Unit>(
         ],
         ..MachineOptions::default()
     };
-    let (config, images) = MachineConfig::from_options(&options).unwrap();
-    let power_on = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
-    let mut machine = Machine::<U>::build(&config, &images, &power_on, EngineKind::SOFT).unwrap();
-    let log = Recording::<U>::create(path, &config).unwrap();
-    let mut recorder = Recorder::new(Devices::new(seed), log, power_on);
-    recorder.check_every(intervals);
-    match checkpoints {
-        Some(options) => _ = checkpointer::record(&mut machine, &mut recorder, path, options).unwrap(),
-        None => assert!(matches!(machine.run(U::MAX, &mut recorder).unwrap(), RunStop::Ended(_))),
-    }
-    recorder.finish(&mut machine).unwrap()
+    let mut guest = Recordable::<U>::on(EngineKind::SOFT, &options, POWER_ON).unwrap();
+    let recording = guest.record_in(path).unwrap().checks(intervals).checkpoints(checkpoints);
+    recording.run(Devices::new(seed)).unwrap()
 }
 
 /// Records the guest, which accesses its devices in each of so many rounds.

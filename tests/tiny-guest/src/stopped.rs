@@ -6,19 +6,16 @@ use std::path::Path;
 use std::time::Duration;
 
 use machine::checks::Intervals;
-use machine::config::{MachineConfig, MachineOptions};
+use machine::config::MachineOptions;
 use machine::engine::{EngineKind, Leave};
 use machine::error::Error;
-use machine::inputs::{Event, Idle, Inputs, PowerOn, View};
-use machine::position::{Count, Exits, Moment};
-use machine::{Machine, RunStop};
-use recording::checkpointer;
+use machine::inputs::{Event, Idle, Inputs, View};
+use machine::position::{Exits, Moment};
 use recording::log::EndRecord;
 use recording::pace::CheckpointOptions;
-use recording::recorder::Recorder;
-use recording::{Opened, Recording};
+use recording::{Opened, Recordable, Recording};
 
-use super::{Numbers, Script, typed, write_kernel};
+use super::{Numbers, POWER_ON, Script, typed, write_kernel};
 
 const ROUNDS: u32 = 20_000;
 const KEYS: [(u64, &str); 2] = [(5, "a"), (20, "bc")];
@@ -109,23 +106,12 @@ fn record_with(
         model: cpu::CpuModel::V2Kvm,
         ..MachineOptions::default()
     };
-    let (config, images) = MachineConfig::from_options(&options).unwrap();
-    let power_on = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
-    let mut machine = Machine::<Exits>::build(&config, &images, &power_on, EngineKind::SOFT).unwrap();
     let path = directory.join(format!("exits-{seed}.ttvm"));
-    let log = Recording::<Exits>::create(&path, &config).unwrap();
     let host = Host { numbers: Cell::new(seed), most_ns, told: false, script: Script(script) };
-    let mut recorder = Recorder::new(host, log, power_on);
-    recorder.check_every(Intervals { registers: 10, registers_ns: 1 << 40, devices: 20, ram: 40 });
-    match checkpoints {
-        Some(options) => {
-            checkpointer::record(&mut machine, &mut recorder, &path, options).unwrap();
-        }
-        None => {
-            assert!(matches!(machine.run(Exits::MAX, &mut recorder).unwrap(), RunStop::Ended(_)));
-        }
-    }
-    let end = recorder.finish(&mut machine).unwrap();
+    let checks = Intervals { registers: 10, registers_ns: 1 << 40, devices: 20, ram: 40 };
+    let mut guest = Recordable::<Exits>::on(EngineKind::SOFT, &options, POWER_ON).unwrap();
+    let recording = guest.record_in(&path).unwrap().checks(checks).checkpoints(checkpoints);
+    let end = recording.run(host).unwrap();
     (open(&path), end)
 }
 

@@ -1,14 +1,32 @@
-//! Starting a guest without firmware: puts a kernel, its companions, the memory map and the ACPI tables into
-//! guest memory, and says in which state the CPU begins.
+//! Starts a guest without firmware: fills guest memory and gives the CPU's first state.
 //!
-//! Five protocols, each in its own file: Linux bzImage and Linux ELF (kernel document "The Linux/x86 Boot
-//! Protocol", 64-bit entry), PVH (Xen's `start_info.h`, direct boot ABI), Multiboot 0.6.96 and Multiboot2
-//! 2.0. [`Protocol`] says how one is chosen when the caller does not.
+//! ```
+//! use boot::{BootImages, Image};
+//! use guest_ram::GuestRam;
+//!
+//! // A Multiboot kernel of one instruction (hlt) at 1 MiB.
+//! let (magic, flags, load) = (0x1bad_b002_u32, 1 << 16, 0x10_0000);
+//! let check = 0_u32.wrapping_sub(magic).wrapping_sub(flags);
+//! let header = [magic, flags, check, load, load, load + 33, load + 33, load + 32];
+//! let mut kernel: Vec<u8> = header.iter().flat_map(|word| word.to_le_bytes()).collect();
+//! kernel.push(0xf4);
+//!
+//! let ram = GuestRam::new(4 << 20)?;
+//! let entry = boot::load(&ram, &BootImages::new(Image { name: "tiny", bytes: &kernel }))?;
+//! assert_eq!((entry.rip, ram.load_u8(entry.rip)), (0x10_0020, 0xf4));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`load`] puts a kernel, its modules, the memory map and the ACPI tables into RAM. It knows five protocols, each in
+//! its own file: Linux bzImage and Linux ELF (kernel document "The Linux/x86 Boot Protocol", 64-bit entry), PVH (Xen's
+//! `start_info.h`, direct boot ABI), Multiboot 0.6.96 and Multiboot2 2.0. [`Protocol`] says which one is chosen if the
+//! caller names none. ELF files are read by `object`; Multiboot's headers and tables are written by hand after the
+//! specifications.
 //!
 //! What it deliberately does not do: run firmware, decompress what it loads (a bzImage unpacks itself;
-//! [`packed_kernel`] is for callers that need the kernel's own code before it runs), read files, or ask the
-//! host for anything. All inputs are bytes that the caller holds; images may come from strangers, so no
-//! length in them is trusted and nothing panics.
+//! [`packed_kernel`] is for callers that need the kernel's own code before it runs), read files, or ask the host for
+//! anything. All inputs are bytes that the caller holds. Images may come from strangers, so no length in them is
+//! trusted and nothing panics.
 
 #![forbid(unsafe_code)]
 

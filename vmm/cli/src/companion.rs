@@ -5,6 +5,9 @@
 //!   ttvm debug (locked in) ── pipe ──► companion ── runs ──► gdb
 //!                                      a byte: gdb can come; the end: the server is gone, so remove the files
 //! ```
+//!
+//! A locked-in process can neither make a folder nor remove one. So the folder of a later recording is made before the run,
+//! and the companion removes it at the end if it is empty, and the control socket too.
 
 use std::fs::File;
 use std::io::{PipeReader, PipeWriter, Read, Write};

@@ -4,16 +4,13 @@
 
 use std::path::PathBuf;
 
-use machine::config::MachineConfig;
 use machine::engine::EngineKind;
 use machine::error::Error;
-use machine::inputs::{Event, PowerOn};
 use machine::notation::PositionSpec;
 use machine::position::{Instructions, Moment};
-use machine::start::Images;
 use machine::unit::Unit;
-use machine::{Counter, Machine, Start, StartingState};
-use recording::{Opened, Recording};
+use machine::{Counter, StartingState};
+use recording::{Opened, Recordable, Recording};
 use sandbox::Needs;
 
 use crate::engine_arg::EngineArgs;
@@ -45,14 +42,6 @@ pub struct Source {
     at: PositionSpec,
     /// The engine that the machine goes on with.
     pub engine: EngineKind,
-}
-
-/// A machine that goes on, and what a recording of it begins with.
-pub struct Continued<U> {
-    pub machine: Machine<U>,
-    pub config: MachineConfig,
-    pub power_on: PowerOn,
-    pub start: StartingState,
 }
 
 impl SourceArgs {
@@ -96,16 +85,12 @@ impl Source {
     }
 
     /// Replays to the place, and gives the machine that goes on from there.
-    pub fn go_live<U: Unit>(self) -> Result<Continued<U>, Error> {
+    pub fn go_live<U: Unit>(self) -> Result<Recordable<U>, Error> {
         let recording = in_instructions(self.opened, false)?;
-        let power_on = power_on_of(&recording)?;
         let (start, at) = start_at(&recording, self.at)?;
-        let config = alone(&recording.manifest.machine);
-        let images = Images::of_state(start.clone());
-        let mut machine = Machine::build(&config, &images, &power_on, self.engine)?;
-        machine.begin_written()?;
+        let guest = Recordable::going_on(self.engine, &recording, start)?;
         crate::output::say(&format!("ttvm: going on from {at} of {}", self.path.display()));
-        Ok(Continued { machine, config, power_on, start })
+        Ok(guest)
     }
 }
 
@@ -118,21 +103,4 @@ fn start_at(
     timeline.idle_at(at)?;
     let start = StartingState::of(timeline.machine_mut())?;
     Ok((start, timeline.machine().moment()))
-}
-
-fn power_on_of(recording: &Recording<Instructions>) -> Result<PowerOn, Error> {
-    match recording.log.power_on()?.event {
-        Event::PowerOn(power_on) => Ok(power_on),
-        _ => unreachable!("reading a log checks that it begins with power-on"),
-    }
-}
-
-/// The machine's description without what it started from, with paths that hold in any folder.
-fn alone(machine: &MachineConfig) -> MachineConfig {
-    let mut machine =
-        MachineConfig { start: Start::Kernel(machine.start.booted().clone()), ..machine.clone() };
-    for (_, image) in machine.images_mut() {
-        image.path = std::path::absolute(&image.path).unwrap_or_else(|_| image.path.clone());
-    }
-    machine
 }

@@ -4,16 +4,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use host::{ClockOptions, LiveConsole, LiveInputs, LiveOptions, OpenedDevices, Pacing, Peer};
-use machine::Machine;
-use machine::config::{MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineConfig, MachineOptions, PassedDevice};
+use machine::config::{MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineOptions, PassedDevice};
 use machine::engine::EngineKind;
 use machine::error::Error;
-use machine::inputs::PowerOn;
 use machine::notation;
 use machine::start::Images;
 use machine::unit::Unit;
+use recording::Recordable;
 
-use crate::beginning::{Begun, Origin, Planned};
+use crate::beginning::{Origin, Planned};
 use crate::engine_arg::EngineArgs;
 use crate::go_live::{Source, SourceArgs};
 use crate::network_arg::NetworkArg;
@@ -92,23 +91,16 @@ pub struct MachineArgs {
     max_instructions: Option<u64>,
 }
 
-/// A machine that has not run yet, and devices of the host that are to be its own.
-struct Built<U> {
-    config: MachineConfig,
-    machine: Machine<U>,
-    devices: OpenedDevices,
-}
-
 impl MachineArgs {
-    /// Reads the images and gives the machine's description.
-    fn config(&self, passthrough: Vec<PassedDevice>) -> Result<(MachineConfig, Images), Error> {
+    /// The machine that the options describe.
+    fn options(&self, passthrough: Vec<PassedDevice>) -> Result<MachineOptions, Error> {
         let counts_instructions = self.engine().counts_instructions;
         let model = if counts_instructions { cpu::CpuModel::default() } else { host::kvm_engine::model()? };
         let modules = self.module.iter().map(|text| {
             let (file, cmdline) = text.split_once(' ').unwrap_or((text, ""));
             (PathBuf::from(file), cmdline.to_string())
         });
-        MachineConfig::from_options(&MachineOptions {
+        Ok(MachineOptions {
             // The command line has one where the machine is not a recording's.
             kernel: self.kernel.clone().unwrap_or_default(),
             initrd: self.initrd.clone(),
@@ -137,26 +129,18 @@ impl MachineArgs {
     /// A run on this engine, with everything open that it needs.
     pub fn plan<U: Unit>(&self, source: Option<Source>) -> Result<Planned<U>, Error> {
         let Some(source) = source else {
+            let wanted: Vec<_> = self.passthrough.iter().map(|passed| passed.0.clone()).collect();
+            let (devices, described) = OpenedDevices::open(&wanted)?;
             let power_on = host::power_on(self.date, self.seed)?;
-            let Built { config, machine, devices } = self.build(&power_on)?;
-            let live = self.live()?.with_devices(devices, &config.passed_slots(), machine.shared_ram())?;
-            let begun = Begun { machine, config, power_on, start: None };
-            return Ok(Planned::new(live, Origin::Built(Box::new(begun), self.engine())));
+            let guest = Recordable::on(self.engine(), &self.options(described)?, power_on)?;
+            let (slots, ram) = (guest.config().passed_slots(), guest.machine.ram_view());
+            let live = self.live()?.with_devices(devices, &slots, ram)?;
+            return Ok(Planned::new(live, Origin::Built(Box::new(guest), self.engine())));
         };
         if source.has_network() && self.net.is_none() {
             say("ttvm: the guest's network card is connected to nothing; --net connects it");
         }
         Ok(Planned::new(self.live()?, Origin::Recorded(Box::new(source))))
-    }
-
-    /// The machine, on its engine, at its first instruction.
-    fn build<U: Unit>(&self, power_on: &PowerOn) -> Result<Built<U>, Error> {
-        let wanted: Vec<_> = self.passthrough.iter().map(|passed| passed.0.clone()).collect();
-        let (devices, described) = OpenedDevices::open(&wanted)?;
-        let (config, images) = self.config(described)?;
-        config.validate().map_err(|why| Error::Unsupported(format!("the machine {why}")))?;
-        let machine = Machine::build(&config, &images, power_on, self.engine())?;
-        Ok(Built { config, machine, devices })
     }
 
     /// How the guest gets to know of host time, where its engine does not count instructions.
@@ -167,7 +151,11 @@ impl MachineArgs {
     /// The inputs of a run that begins: the console and the network.
     fn live<U: Unit>(&self) -> Result<LiveInputs<U>, Error> {
         let peer = self.net.as_ref().map(|network| Peer::connect(&network.peer)).transpose()?;
-        Ok(LiveInputs::new(LiveConsole::new(self.console())?, peer))
+        let live = LiveInputs::new(LiveConsole::new(self.console())?);
+        Ok(match peer {
+            Some(peer) => live.with_network(peer),
+            None => live,
+        })
     }
 
     fn console<U: Unit>(&self) -> LiveOptions<U> {

@@ -1,25 +1,23 @@
 //! `ttvm`: the command line of the time-travelling virtual machine monitor.
 //!
 //! One file per verb below `verbs/`; beside it what several of them share. Results go to standard output,
-//! everything else to standard error. What a verb does is the library's (`vmm`); here are arguments and
+//! everything else to standard error. The packages below do what a verb asks for; here are arguments and
 //! sentences.
 
 #![forbid(unsafe_code)]
 
 mod beginning;
 mod companion;
-
 mod engine_arg;
 mod go_live;
 mod interrupt;
-mod late_start;
 mod machine_args;
 mod network_arg;
 mod output;
-mod overheard;
 mod passthrough_arg;
 mod progress;
 mod recorded;
+mod run_listener;
 mod sandbox_arg;
 mod stats;
 mod travel;

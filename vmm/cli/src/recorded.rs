@@ -2,17 +2,15 @@
 
 use std::path::Path;
 
-use checkpoint::{Policy, StoreError, StoreErrorKind};
+use checkpoint::Policy;
 use host::RawTerminal;
 use machine::error::Error;
 use machine::inputs::Inputs;
 use machine::notation;
 use machine::unit::Unit;
-use machine::{Format, Machine, Outcome, RunStop};
-use recording::checkpointer;
-use recording::cursor::Logged;
+use machine::{Format, Machine};
 use recording::pace::CheckpointOptions;
-use recording::recorder::Recorder;
+use recording::{NewRecording, checkpointer};
 
 use crate::output::say;
 
@@ -37,86 +35,52 @@ pub fn say_when_files_may_not_grow() -> Result<(), Error> {
         .map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })
 }
 
-/// Records a machine to its end in the folder `output`, and gives the exit code.
-pub fn record_to_end<U: Unit, I: Inputs<U>>(
-    args: &CheckpointArgs,
-    output: &Path,
-    machine: &mut Machine<U>,
-    mut recorder: Recorder<U, I>,
-) -> Result<i32, Error> {
-    if let Some(told) = too_small(args, machine, recorder.format()) {
-        say(&format!("ttvm: {told}\r"));
+impl CheckpointArgs {
+    /// The checkpoints of a recording, if it is to have any.
+    fn options(&self) -> Option<CheckpointOptions> {
+        (self.checkpoint_interval > 0).then(|| CheckpointOptions {
+            interval_ns: self.checkpoint_interval,
+            policy: Policy { max_bytes: Some(self.max_size), keep_last_ns: self.last, ..Policy::default() },
+            ..CheckpointOptions::default()
+        })
     }
-    let terminal = RawTerminal::enter()?;
-    let result = record(args, output, machine, &mut recorder);
-    drop(terminal);
-    let result = result.and_then(|outcome| recorder.finish(machine).map(|_| outcome));
-    let outcome = match result {
-        Ok(outcome) => outcome,
-        Err(error) => return Err(cut_off(error, output, machine)),
-    };
-    let code = crate::output::report_outcome(machine, &outcome);
-    say(&format!("ttvm: recorded in {}", output.display()));
-    Ok(code)
-}
 
-/// Runs the machine to its end.
-fn record<U: Unit, I: Inputs<U>>(
-    args: &CheckpointArgs,
-    output: &Path,
-    machine: &mut Machine<U>,
-    recorder: &mut Recorder<U, I>,
-) -> Result<Outcome, Error> {
-    if args.checkpoint_interval == 0 {
-        return match machine.run(U::MAX, recorder)? {
-            RunStop::Ended(outcome) => Ok(outcome),
-            _ => unreachable!("nothing else ends a run without limits"),
-        };
-    }
-    let options = CheckpointOptions {
-        interval_ns: args.checkpoint_interval,
-        policy: Policy { max_bytes: Some(args.max_size), keep_last_ns: args.last, ..Policy::default() },
-        ..CheckpointOptions::default()
-    };
-    checkpointer::record(machine, recorder, output, options)
-}
-
-/// What to say at the start of too small a `--max-size`.
-fn too_small<U: Unit>(args: &CheckpointArgs, machine: &Machine<U>, format: Format) -> Option<String> {
-    let (max, memory) = (args.max_size, machine.ram().size_bytes());
-    let least = checkpointer::least_bytes(machine, format);
-    if args.checkpoint_interval == 0 || max >= memory.max(least) {
-        return None;
-    }
-    Some(if max < least {
-        format!(
-            "--max-size of {max} bytes is too small: a checkpoint takes more than {least} bytes, so there will be none"
-        )
-    } else {
-        format!(
-            "--max-size of {max} bytes is less than the guest's memory of {memory}: once a checkpoint does not fit, there \
-             will be no more of them"
-        )
-    })
-}
-
-/// What to say when the recording could not be carried on: what is there is not lost.
-fn cut_off<U: Unit>(error: Error, output: &Path, machine: &Machine<U>) -> Error {
-    let cause = match error {
-        Error::Checkpoints(StoreError { path, kind: StoreErrorKind::Io { what, source } }) => {
-            let source = std::io::Error::new(source.kind(), source);
-            Error::File { action: what, path, source }
+    /// Warns of too small a `--max-size`.
+    fn say_when_too_small<U: Unit>(&self, machine: &Machine<U>, format: Format) {
+        let (max, memory) = (self.max_size, machine.ram().size_bytes());
+        let least = checkpointer::least_bytes(machine, format);
+        if self.checkpoint_interval == 0 || max >= memory.max(least) {
+            return;
         }
-        other => other,
-    };
-    match &cause {
-        Error::File { path, .. } if !path.starts_with(output) => return cause,
-        Error::File { .. } | Error::Disk { .. } | Error::Engine(_) => {}
-        _ => return cause,
+        say(&if max < least {
+            format!(
+                "ttvm: --max-size of {max} bytes is too small: a checkpoint takes more than {least} bytes, so there will be \
+                 none\r"
+            )
+        } else {
+            format!(
+                "ttvm: --max-size of {max} bytes is less than the guest's memory of {memory}: once a checkpoint does not fit, \
+                 there will be no more of them\r"
+            )
+        });
     }
-    Error::CutOff {
-        cause: Box::new(cause),
-        recording: output.to_path_buf(),
-        at: machine.moment().count.position(),
-    }
+}
+
+/// Records a machine to its end on the user's terminal.
+pub fn record_to_end<U: Unit>(
+    args: &CheckpointArgs,
+    recording: NewRecording<'_, U>,
+    inputs: impl Inputs<U>,
+) -> Result<(), Error> {
+    args.say_when_too_small(recording.machine(), recording.format());
+    let _terminal = RawTerminal::enter()?;
+    recording.checkpoints(args.options()).run(inputs).map(drop)
+}
+
+/// Says how a recorded run ended, and gives the exit code.
+pub fn report<U: Unit>(machine: &Machine<U>, output: &Path) -> i32 {
+    let outcome = machine.outcome().expect("a recording ends with the run");
+    let code = crate::output::report_outcome(machine, outcome);
+    say(&format!("ttvm: recorded in {}", output.display()));
+    code
 }

@@ -12,7 +12,7 @@ use machine::error::Error;
 use machine::unit::Unit;
 use serde::Serialize;
 
-use crate::overheard::Eavesdrop;
+use crate::run_listener::RunListener;
 
 /// Where to write it.
 #[derive(clap::Args)]
@@ -84,7 +84,7 @@ impl Found {
     }
 }
 
-impl Eavesdrop for Marks {
+impl RunListener for Marks {
     fn prints(&mut self, at: u64, bytes: &[u8]) {
         self.look_at(bytes, Some(at));
     }

@@ -133,8 +133,7 @@ pub fn open_at(
     let mut timeline = Timeline::open(recording)?;
     timeline.use_engine(engine)?;
     let mut wait = Wait::on(&timeline)?;
-    let target = timeline.resolve_outside(position, &mut || wait.poll())?;
-    timeline.seek(target, &mut || wait.poll())?.unless_interrupted()?;
+    timeline.go_to(position, &mut || wait.poll())?.unless_interrupted()?;
     Ok(timeline)
 }
 

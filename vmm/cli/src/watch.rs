@@ -19,7 +19,7 @@ use gdb_server::trouble;
 use machine::error::Error;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::overheard::Eavesdrop;
+use crate::run_listener::RunListener;
 
 /// Longest line that a client may send.
 const MAX_LINE_BYTES: usize = 64;
@@ -223,7 +223,7 @@ impl Text {
     }
 }
 
-impl Eavesdrop for Watcher {
+impl RunListener for Watcher {
     fn comes_to(&mut self, time_ns: u64) {
         self.watch.0.time_ns.store(time_ns, Ordering::Relaxed);
     }

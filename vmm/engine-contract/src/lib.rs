@@ -1,9 +1,22 @@
-//! The words in which a machine tells an engine when to leave the guest, and in which the engine says why it
-//! did.
+//! The words between a machine and its engine: when to leave the guest, and why the engine left it.
 //!
-//! Engines that count instructions stop where they are told to by count. Others leave the guest at its exits,
-//! when time is up, or at a [`Mark`]. The package `machine` has the trait that engines implement. These words are a
-//! package of their own, because the package `kvm` uses them too and does not know `machine`.
+//! ```
+//! use engine_contract::{End, LandingPlace, Leave};
+//!
+//! // Leave the guest between two exits, after its 42nd conditional branch.
+//! let place = LandingPlace { rip: 0x1000, registers: 3, branches: Some(42), ..LandingPlace::default() };
+//! let leave = Leave::At(place);
+//!
+//! /// Whether the guest may stand where it was to be left.
+//! fn has_arrived(end: End, leave: Leave) -> bool {
+//!     matches!((end, leave), (End::LandingPlace, Leave::At(_)))
+//! }
+//! assert!(has_arrived(End::LandingPlace, leave) && !has_arrived(End::Overshot, leave));
+//! ```
+//!
+//! Engines that count instructions stop at a count. Others leave the guest at its exits, when time is up, or at a
+//! [`LandingPlace`]. The package `machine` has the trait that engines implement. These words are a package of their
+//! own, because the package `kvm` uses them too and does not know `machine`.
 
 #![forbid(unsafe_code)]
 
@@ -31,8 +44,8 @@ pub enum Leave {
         /// that were written; engines do nothing for it.
         note: bool,
     },
-    /// At a mark, before the next exit.
-    At(Mark),
+    /// At a landing place, before the next exit.
+    At(LandingPlace),
 }
 
 /// A place where a guest was stopped between two exits, by what its registers held there.
@@ -41,7 +54,7 @@ pub enum Leave {
 /// what else is known whether it is the one; if nothing differs at all, either will do, because the future is
 /// the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Mark {
+pub struct LandingPlace {
     /// Linear address of the next instruction.
     pub rip: u64,
     /// The general registers there, folded (`cpu::fold_registers`).
@@ -49,7 +62,7 @@ pub struct Mark {
     /// The guest's retired conditional branches there ([`cpu::CpuState::branches`]), if they were counted. An
     /// engine that counts them too finds the place by them; others do without.
     pub branches: Option<u64>,
-    /// The machine has looked at the place where the guest stands now, and it is not the mark.
+    /// The machine has looked at the place where the guest stands now, and it is not the landing place.
     pub not_here: bool,
     /// First bytes of the hash of the CPU's state there: for the machine, not for the engine.
     pub cpu_hash: [u8; 8],
@@ -64,10 +77,10 @@ pub enum End {
     Stop(Stop),
     /// Time was up, and no exit came.
     Forced,
-    /// The guest may be at the mark.
-    Mark,
-    /// The guest went beyond the mark, whose count of branches it has passed. Nothing of what it asked for
+    /// The guest may be at the landing place.
+    LandingPlace,
+    /// The guest went beyond the landing place, whose count of branches it has passed. Nothing of what it asked for
     /// there was done. Its state is of no use: restore registers and RAM as they were before, and run to the
-    /// mark again.
+    /// landing place again.
     Overshot,
 }

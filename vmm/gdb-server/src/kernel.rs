@@ -1,84 +1,53 @@
-//! What a session knows of the guest's kernel: symbols, which names in commands are looked up in and which
-//! `monitor symbols` makes files of for gdb, with types and frames, and where the processes are.
+//! The guest's kernel in a session: its symbols, its processes, its backtrace and its messages.
+//!
+//! Names in commands are looked up in the symbols. `monitor symbols` writes them to files for gdb, with types and frames.
 
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gdb::Refusal;
 use guest_symbols::dwarf::DebugInfo;
 use guest_symbols::messages;
-use guest_symbols::orc::Unwinder;
 use guest_symbols::tasks::{NoTasks, Tasks};
-use guest_symbols::vmlinux::Placement;
-use guest_symbols::{NoKernel, Symbols, elf};
-use tempfile::TempDir;
+use guest_symbols::{NoKernel, Symbols};
+use views::guest_kernel::Backtrace;
 
 use super::GdbTarget;
 use history::timeline::{Cause, number};
-use machine::position::Instructions;
-
-/// A place in the run, and where the fork begins that it is in.
-type Place = (Instructions, Option<Instructions>);
-
-/// What was found out and need not be searched for again.
-#[derive(Default)]
-pub(super) struct Kernel {
-    /// The symbols at the place where they were last asked for.
-    symbols: Option<(Place, Arc<Symbols>)>,
-    tasks: Option<Arc<Tasks>>,
-    /// Where files are made, if not in the host's folder for temporary ones.
-    folder: Option<PathBuf>,
-    files: Option<TempDir>,
-    /// Those that gdb has loaded: it reads how functions were called when it first asks for that.
-    loaded: Option<TempDir>,
-    /// Files that were made in this session.
-    count: usize,
-}
-
-impl Kernel {
-    /// Lets files be made in this folder.
-    pub fn make_files_in(&mut self, folder: &Path) {
-        self.folder = Some(folder.to_path_buf());
-    }
-}
 
 impl GdbTarget<'_> {
     /// The kernel's symbols as of now.
     pub(super) fn symbols(&mut self) -> Result<Arc<Symbols>, NoKernel> {
         let here = (self.timeline.position(), self.timeline.forked_at());
-        if let Some((_, symbols)) = self.kernel.symbols.as_ref().filter(|(place, _)| *place == here) {
+        if let Some((_, symbols)) = self.symbols.as_ref().filter(|(place, _)| *place == here) {
             return Ok(symbols.clone());
         }
         let symbols = Arc::new(Symbols::of_guest(self.timeline.machine())?);
-        self.kernel.symbols = Some((here, symbols.clone()));
+        self.symbols = Some((here, symbols.clone()));
         Ok(symbols)
     }
 
     /// Where the kernel keeps its processes.
     pub(super) fn tasks(&mut self) -> Result<Arc<Tasks>, NoTasks> {
-        if let Some(tasks) = &self.kernel.tasks {
+        if let Some(tasks) = &self.tasks {
             return Ok(tasks.clone());
         }
         let symbols = self.symbols()?;
         let tasks = Arc::new(Tasks::of_kernel(self.timeline.machine(), &symbols)?);
-        self.kernel.tasks = Some(tasks.clone());
+        self.tasks = Some(tasks.clone());
         Ok(tasks)
     }
 
     /// Who called whom in the kernel.
     pub(super) fn backtrace(&mut self) -> Result<String, Refusal> {
         let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
-        let machine = self.timeline.machine();
-        let unwinder =
-            Unwinder::of_kernel(machine, &symbols).map_err(|missing| Refusal::new(missing.to_string()))?;
-        let found = unwinder.walk(machine, machine.unwind_registers());
+        let told = Backtrace::of(self.timeline.machine(), &symbols);
+        let told = told.map_err(|missing| Refusal::new(missing.to_string()))?;
         let mut text = String::new();
-        for (number, frame) in found.frames.iter().enumerate() {
-            let name = frame.name(&symbols).unwrap_or_else(|| "?".to_string());
-            let _ = writeln!(text, "#{number:<3} {:#018x} {name}", frame.address);
+        for (number, call) in told.frames.iter().enumerate() {
+            let _ = writeln!(text, "#{number:<3} {:#018x} {}", call.address, call.name());
         }
-        let _ = writeln!(text, "from {}", found.end);
+        let _ = writeln!(text, "from {}", told.end);
         Ok(text)
     }
 
@@ -103,16 +72,14 @@ impl GdbTarget<'_> {
 
     /// What happened, with the names of the places if they are known already.
     pub(super) fn told(&self, cause: Cause) -> String {
-        cause.told(self.kernel.symbols.as_ref().map(|(_, symbols)| &**symbols))
+        cause.told(self.symbols.as_ref().map(|(_, symbols)| &**symbols))
     }
 
     /// Makes a file with symbols, types and frames and gives the gdb command that loads it: of the kernel and its modules, of
     /// the modules alone, or of none because gdb has loaded what there was and needs what was there before no more. No file that a client names is read.
     pub(super) fn symbol_commands(&mut self, argument: &str) -> Result<String, Refusal> {
         if argument == "loaded" {
-            if let Some(files) = self.kernel.files.take() {
-                self.kernel.loaded = Some(files);
-            }
+            self.symbol_files.keep_loaded();
             return Ok(String::new());
         }
         if !["", "modules"].contains(&argument) {
@@ -127,8 +94,8 @@ impl GdbTarget<'_> {
         };
         let mut answer = match argument {
             "modules" if symbols.all().is_empty() => String::new(),
-            "modules" => self.symbol_file("modules", &symbols, &debug)?,
-            _ => self.symbol_file("kernel", &symbols, &debug)?,
+            "modules" => self.symbol_files.write("modules", &symbols, &debug)?,
+            _ => self.symbol_files.write("kernel", &symbols, &debug)?,
         };
         let modules = symbols.modules().join(" ");
         let _ = writeln!(answer, "# modules: {}", if modules.is_empty() { "none" } else { &modules });
@@ -139,24 +106,5 @@ impl GdbTarget<'_> {
             let _ = writeln!(answer, "# {why}");
         }
         Ok(answer)
-    }
-
-    /// Writes symbols where gdb can read them, until it has loaded others, or the session ends. Gives the
-    /// command that does so.
-    fn symbol_file(&mut self, name: &str, symbols: &Symbols, debug: &DebugInfo) -> Result<String, Refusal> {
-        let failed =
-            |error: std::io::Error| Refusal::new(format!("cannot write a file with symbols: {error}"));
-        let files = match self.kernel.files.take() {
-            Some(files) => files,
-            None => {
-                let folder = self.kernel.folder.clone().unwrap_or_else(std::env::temp_dir);
-                tempfile::Builder::new().prefix("ttvm-symbols-").tempdir_in(folder).map_err(failed)?
-            }
-        };
-        self.kernel.count += 1;
-        let path = files.path().join(format!("{name}-{}", self.kernel.count));
-        self.kernel.files = Some(files);
-        std::fs::write(&path, elf::with_debug_info(symbols, debug)).map_err(failed)?;
-        Ok(Placement::default().load_command(&path) + "\n")
     }
 }

@@ -1,12 +1,28 @@
-//! What gdb asks, answered by a timeline; and sessions of several gdbs on one recording.
+//! Answers gdb from a timeline, and serves several gdbs on one recording.
 //!
-//! [`GdbTarget`] makes a timeline what the package `gdb` calls a debug target, and `sessions.rs` gives each
-//! gdb a timeline of its own: start there. `monitor.rs` has the commands that gdb does not know,
-//! `processes.rs`, `threads.rs` and `kernel.rs` those of them that ask the guest's kernel; `bounds.rs` stops in
-//! one process only.
+//! ```no_run
+//! use gdb::Listener;
+//! use gdb_server::GdbTarget;
+//! use history::timeline::Timeline;
+//! use machine::position::Instructions;
+//! use recording::Recording;
 //!
-//! Nothing here speaks gdb's protocol, and nothing changes a recording: what gdb changes goes to a scratch
-//! fork ([`history::timeline`]).
+//! /// Serves one gdb, which attaches with `target remote 127.0.0.1:1234`.
+//! fn debug(recording: &Recording<Instructions>) -> Result<(), Box<dyn std::error::Error>> {
+//!     let mut timeline = Timeline::open(recording)?;
+//!     let listener = Listener::bind("127.0.0.1:1234")?;
+//!     gdb::serve(&listener, &mut GdbTarget::new(&mut timeline), |_end| false)?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! [`GdbTarget`] makes a timeline a [`DebugTarget`]. [`serve`] gives each gdb a timeline of its own (`sessions.rs`):
+//! start there. `monitor.rs` has the commands that gdb does not know. `processes.rs`, `threads.rs` and `kernel.rs` have
+//! the commands that ask the guest's kernel, and `symbol_files.rs` writes files for gdb. `bounds.rs` stops in one
+//! process only.
+//!
+//! Nothing here speaks gdb's protocol, and nothing changes a recording: what gdb changes goes to a scratch fork
+//! ([`history::timeline`]).
 
 #![forbid(unsafe_code)]
 
@@ -17,25 +33,32 @@ mod processes;
 mod progress;
 mod registers;
 mod sessions;
+mod symbol_files;
 mod threads;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cpu::AddressKind;
 use gdb::{DebugTarget, Refusal, Registers, Stop};
+use guest_symbols::Symbols;
+use guest_symbols::tasks::Tasks;
 
 use self::bounds::Bounds;
-use self::kernel::Kernel;
 pub use self::sessions::{MAX_SESSIONS, Options, Report, serve, trouble};
+use self::symbol_files::SymbolFiles;
 use self::threads::ShownThreads;
 use history::timeline::{Breakpoint, Cause, Filter, Hit, Stops, Timeline, TravelStop, Watch};
 use machine::Machine;
 use machine::error::Error;
 use machine::position::Instructions;
+
+/// A place in the run, and where the fork begins that it is in.
+type Place = (Instructions, Option<Instructions>);
 
 /// A timeline for gdb. What gdb changes never reaches the recorded past.
 pub struct GdbTarget<'a> {
@@ -46,8 +69,11 @@ pub struct GdbTarget<'a> {
     filters: BTreeMap<u64, Filter>,
     /// In which processes break- and watchpoints count.
     bounds: Bounds,
-    /// What is known of the guest's kernel.
-    kernel: Kernel,
+    /// The kernel's symbols at the place where they were last asked for.
+    symbols: Option<(Place, Arc<Symbols>)>,
+    /// Where the kernel keeps its processes.
+    tasks: Option<Arc<Tasks>>,
+    symbol_files: SymbolFiles,
     /// The guest's threads, if gdb is to see them.
     shown_threads: Option<ShownThreads>,
     /// Step counts with names.
@@ -70,7 +96,9 @@ impl<'a> GdbTarget<'a> {
             watchpoints: Vec::new(),
             filters: BTreeMap::new(),
             bounds: Bounds::default(),
-            kernel: Kernel::default(),
+            symbols: None,
+            tasks: None,
+            symbol_files: SymbolFiles::default(),
             shown_threads: None,
             marks: BTreeMap::new(),
             hits: Vec::new(),
@@ -88,7 +116,7 @@ impl<'a> GdbTarget<'a> {
 
     /// Lets files for gdb be made in this folder; without this, in the host's folder for temporary files.
     pub fn with_folder(mut self, folder: &Path) -> GdbTarget<'a> {
-        self.kernel.make_files_in(folder);
+        self.symbol_files.make_in(folder);
         self
     }
 

@@ -12,6 +12,7 @@ use history::timeline::{
 };
 use machine::notation::PositionSpec;
 use machine::position::Instructions;
+use views::console;
 
 /// Hits that one list has at most.
 const MAX_LISTED: usize = 1000;
@@ -263,10 +264,8 @@ impl GdbTarget<'_> {
     }
 
     fn console(&self, lines: &str) -> String {
-        let text = String::from_utf8_lossy(self.timeline.machine().console().text()).replace('\r', "");
-        let all: Vec<&str> = text.lines().collect();
-        let wanted = lines.parse().unwrap_or(all.len());
-        all[all.len().saturating_sub(wanted)..].iter().map(|line| format!("{line}\n")).collect()
+        let lines = console::last_lines(self.timeline.machine(), lines.parse().unwrap_or(usize::MAX));
+        lines.iter().map(|line| format!("{line}\n")).collect()
     }
 
     fn physical(&self, text: &str) -> Result<String, Refusal> {

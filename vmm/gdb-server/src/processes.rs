@@ -13,6 +13,7 @@ use super::GdbTarget;
 use super::bounds::Only;
 use super::threads::ShownThreads;
 use history::timeline::{address_space, number};
+use views::tasks::{Task, TaskList};
 
 /// `PID_MAX_LIMIT` of Linux: no process has a number above.
 const MAX_PID: u64 = 1 << 22;
@@ -20,19 +21,23 @@ const MAX_PID: u64 = 1 << 22;
 impl GdbTarget<'_> {
     pub(super) fn ps(&mut self) -> Result<String, Refusal> {
         let (_, processes) = self.processes()?;
+        let running = processes.current.clone();
+        let list = TaskList::from(processes);
         let mut text = String::from("      PID  PARENT STATE CR3            NAME\n");
-        for process in &processes.all {
-            let mark = if processes.is_current(process) { '*' } else { ' ' };
-            let Process { pid, parent, state, name, .. } = process;
-            let _ = writeln!(text, "{mark} {pid:7} {parent:7} {state}     {:14} {name}", space(process));
-            for thread in &process.threads {
-                let _ = writeln!(text, "  {:7}   thread of {pid:<19} {}", thread.id, thread.name);
+        for task in &list.tasks {
+            let Task { pid, name, .. } = task;
+            if let Some(process) = task.thread_of {
+                let _ = writeln!(text, "  {pid:7}   thread of {process:<19} {name}");
+                continue;
             }
+            let mark = if running.as_ref().is_some_and(|thread| thread.process == *pid) { '*' } else { ' ' };
+            let (parent, state) = (task.parent.unwrap_or(0), task.state.unwrap_or(' '));
+            let _ = writeln!(text, "{mark} {pid:7} {parent:7} {state}     {:14} {name}", task.space());
         }
-        if let Some(current) = processes.current.as_ref().filter(|current| current.id != current.process) {
-            let _ = writeln!(text, "(* of process {} it is thread {})", current.process, current.id);
+        if let Some(thread) = running.filter(|thread| thread.id != thread.process) {
+            let _ = writeln!(text, "(* of process {} it is thread {})", thread.process, thread.id);
         }
-        if let Some(damage) = processes.damage {
+        if let Some(damage) = list.damage {
             let _ = writeln!(text, "(this is not all: {damage})");
         }
         Ok(text)
@@ -170,14 +175,6 @@ fn described(process: &Process) -> String {
             )
         }
         AddressSpace::None => format!("process {pid} ({name}) has no address space any more\n"),
-    }
-}
-
-fn space(process: &Process) -> String {
-    match process.space {
-        AddressSpace::Own(root) => format!("{root:#x}"),
-        AddressSpace::KernelThread => "kernel thread".to_string(),
-        AddressSpace::None => "none".to_string(),
     }
 }
 

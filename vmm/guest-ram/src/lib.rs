@@ -1,22 +1,37 @@
-//! Guest RAM: one host mapping, seen both as `vm-memory` guest memory (by devices and loaders) and as a
-//! flat array of pages with fast, bounds-checked scalar access (by the software CPU).
+//! Guest RAM: one host mapping for devices, loaders and the software CPU.
 //!
-//! The only `unsafe` of the software engine's memory path lives here. No Rust reference to guest memory is
-//! ever formed: scalars move through raw pointer reads and writes, byte ranges through copies.
+//! ```
+//! use guest_ram::{GuestRam, PAGE_SIZE};
 //!
-//! Every page carries flags ([`PageFlags`]): whether it was written since the flag was last cleared
-//! (checkpoints), and whether the CPU holds knowledge derived from its contents (decoded code, page-table
-//! walks). A write from outside the CPU to a page of the latter kind is queued, and the CPU drops what it
-//! derived before it executes the next instruction ([`GuestRam::take_foreign_writes`]).
+//! let ram = GuestRam::new(4 << 20)?;
+//! ram.write_bytes(0x1000, b"code");
+//! assert_eq!(ram.load_u32(0x1000), u32::from_le_bytes(*b"code"));
+//! assert_eq!(ram.flags().pages(), (4 << 20) / PAGE_SIZE);
+//! # Ok::<(), guest_ram::RamError>(())
+//! ```
+//!
+//! Devices and loaders see `vm-memory` guest memory ([`GuestRam::memory`]). The CPU sees a flat array of pages with
+//! fast, bounds-checked scalar access by offset.
+//!
+//! The only `unsafe` of the software engine's memory path lives here. No Rust reference to guest memory is ever formed:
+//! scalars move through raw pointer reads and writes, byte ranges through copies.
+//!
+//! Every page has flags ([`PageFlags`]). One says whether the page was written since the flag was last cleared, for
+//! checkpoints. Another says whether the CPU holds knowledge derived from the page, such as decoded code or page-table
+//! walks. A write from outside the CPU to such a page is queued, and the CPU drops what it derived before it executes
+//! the next instruction ([`GuestRam::take_foreign_writes`]).
+
+//! The CPU owns [`GuestRam`]. Devices and the host's side of a run have a [`RamView`] of the same memory. Both can change
+//! threads, and the mapping lives as long as either.
 
 mod layout;
 mod pages;
-
-use std::sync::Arc;
+mod view;
 
 pub use layout::{HIGH_RAM_START, LOW_RAM_LIMIT, RamLayout};
 use nix::sys::mman::{MmapAdvise, madvise};
 pub use pages::{PAGE_SIZE, PageFlags, PageTracker};
+pub use view::RamView;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
@@ -41,16 +56,15 @@ impl std::error::Error for RamError {}
 /// to guest-physical addresses.
 pub struct GuestRam {
     memory: GuestMemory,
-    /// Keeps the host mapping alive; `base` points into it.
-    _region: Arc<vm_memory::MmapRegion<()>>,
+    /// Points into the mapping that `flags` keeps.
     base: *mut u8,
     size_bytes: usize,
     layout: RamLayout,
     flags: PageFlags,
 }
 
-// SAFETY: `base` points into a private anonymous mapping that is owned by `_region` for as long as `self`
-// lives. All access is by value copies; a `GuestRam` is used by one thread at a time (it is not `Sync`).
+// SAFETY: `base` points into a private anonymous mapping, which `flags` keeps for as long as `self` lives. All access is
+// by value copies, and one thread at a time uses a `GuestRam`, which is not `Sync`.
 unsafe impl Send for GuestRam {}
 
 macro_rules! scalar_access {
@@ -83,19 +97,24 @@ impl GuestRam {
         let region = vm_memory::MmapRegion::<()>::new(size).map_err(|e| no_memory(size_bytes, e))?;
         let base = region.as_ptr();
         ask_for_huge_pages(base, size);
-        let flags = PageFlags::new(size / PAGE_SIZE as usize);
+        let flags = PageFlags::new(size / PAGE_SIZE as usize, region);
         let regions = layout
             .ranges()
             .map(|(gpa, offset, length)| guest_region(base, gpa, offset, length, &flags))
             .collect::<Result<Vec<_>, _>>()
             .map_err(|e| no_memory(size_bytes, e))?;
         let memory = GuestMemory::from_regions(regions).map_err(|e| no_memory(size_bytes, e))?;
-        Ok(GuestRam { memory, _region: Arc::new(region), base, size_bytes: size, layout, flags })
+        Ok(GuestRam { memory, base, size_bytes: size, layout, flags })
     }
 
     /// RAM as devices and loaders see it. Writes through it mark pages dirty and queue foreign writes.
     pub fn memory(&self) -> &GuestMemory {
         &self.memory
+    }
+
+    /// The same RAM, for devices and for the host's side of a run.
+    pub fn view(&self) -> RamView {
+        RamView::new(self.memory.clone(), self.layout)
     }
 
     /// Where RAM lies in guest-physical space.
@@ -197,8 +216,8 @@ fn guest_region(
     flags: &PageFlags,
 ) -> Result<GuestRegionMmap<PageTracker>, String> {
     let tracker = PageTracker::new(flags.clone(), offset);
-    // SAFETY: `RamLayout::ranges` yields disjoint ranges inside the mapping at `base`, which `GuestRam` keeps
-    // alive at least as long as the regions made from it.
+    // SAFETY: `RamLayout::ranges` yields disjoint ranges inside the mapping at `base`. Each region has a tracker with
+    // `flags`, which keep the mapping.
     let region = unsafe {
         MmapRegionBuilder::new_with_bitmap(length as usize, tracker)
             .with_raw_mmap_pointer(base.add(offset as usize))

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
+use vm_memory::MmapRegion;
 use vm_memory::bitmap::{Bitmap, BitmapSlice, WithBitmapSlice};
 
 /// Bytes in a guest page as tracked here, whatever page sizes the guest maps with.
@@ -19,6 +20,8 @@ struct Shared {
     groups: Box<[AtomicBool]>,
     any_foreign: AtomicBool,
     foreign_writes: Mutex<Vec<u64>>,
+    /// The host's mapping: whoever can reach RAM has its flags, and so keeps it.
+    _mapping: MmapRegion<()>,
 }
 
 /// Pages that share a mark.
@@ -34,12 +37,13 @@ impl PageFlags {
     /// Any kind of derived knowledge: a write needs more than setting `DIRTY`.
     pub const DERIVED: u8 = Self::CODE | Self::PAGE_TABLE;
 
-    pub(crate) fn new(pages: usize) -> PageFlags {
+    pub(crate) fn new(pages: usize, mapping: MmapRegion<()>) -> PageFlags {
         PageFlags(Arc::new(Shared {
             flags: (0..pages).map(|_| AtomicU8::new(0)).collect(),
             groups: (0..pages.div_ceil(GROUP_PAGES)).map(|_| AtomicBool::new(false)).collect(),
             any_foreign: AtomicBool::new(false),
             foreign_writes: Mutex::new(Vec::new()),
+            _mapping: mapping,
         }))
     }
 

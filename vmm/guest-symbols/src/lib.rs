@@ -1,12 +1,41 @@
-//! The guest kernel's symbols, taken from the guest kernel itself: a running Linux carries the names and
-//! addresses of all its functions and variables (kallsyms), already moved to where this boot has put them
-//! (KASLR), and those of the modules that are loaded.
+//! The symbols, types, tasks and stacks of a guest's Linux kernel, read from the guest's memory.
 //!
-//! [`kallsyms`] finds the kernel's tables by their structure, [`modules`] walks the list of modules with the
-//! help of the kernel's type information ([`btf`]), and [`elf`] makes a file of all that for gdb, with types and
-//! frames ([`dwarf`]). There are no source lines in it, and nothing about user programs. [`vmlinux`] says how far a kernel
-//! with debug information was moved, [`tasks`] which processes there are, [`switched_out`] where those that do not run go on,
-//! [`orc`] who called whom, [`messages`] what the kernel has said, and [`vmcoreinfo`] what it says of itself to other tools.
+//! ```
+//! use guest_symbols::{GuestView, NoKernel, Symbols};
+//!
+//! /// The function that an address is in, as a kernel writes it.
+//! fn function_at(guest: &dyn GuestView, address: u64) -> Result<Option<String>, NoKernel> {
+//!     let symbols = Symbols::of_guest(guest)?;
+//!     Ok(symbols.name_of(address).map(|(name, offset)| format!("{name}+{offset:#x}")))
+//! }
+//!
+//! /// A guest without memory, which has no kernel.
+//! struct Empty;
+//!
+//! impl GuestView for Empty {
+//!     fn cr3(&self) -> u64 {
+//!         0
+//!     }
+//!     fn read(&self, _cr3: u64, _address: u64, _to: &mut [u8]) -> usize {
+//!         0
+//!     }
+//!     fn physical(&self, _cr3: u64, _address: u64) -> Option<u64> {
+//!         None
+//!     }
+//! }
+//! assert!(function_at(&Empty, 0xffff_ffff_8100_0000).is_err());
+//! ```
+//!
+//! A running Linux carries the names and addresses of all its functions and variables (kallsyms), already moved to
+//! where this boot has put them (KASLR), and those of loaded modules. [`kallsyms`] finds the kernel's tables by their
+//! structure. [`modules`] walks the list of modules with the help of the kernel's type information ([`btf`]). [`elf`]
+//! makes a file for gdb from both, with types and frames ([`dwarf`]); the file has no source lines and nothing about
+//! user programs. [`vmlinux`] says how far a kernel with debug information was moved. [`tasks`] lists processes,
+//! [`switched_out`] says where those that do not run go on, [`orc`] unwinds the stack, [`messages`] reads the kernel's
+//! log, and [`vmcoreinfo`] its note for other tools.
+//!
+//! kallsyms, BTF and ORC are read by hand, because they lie in a guest's live memory and not in files. ELF files are
+//! written with `object`, DWARF with `gimli`.
 //!
 //! Follows Linux 6.1 to 7.2: `scripts/kallsyms.c`, `kernel/kallsyms.c`, `kernel/module/kallsyms.c`,
 //! `Documentation/bpf/btf.rst`. Guest memory is not to be trusted: every length has a limit.

@@ -1,10 +1,36 @@
-//! What can be done with a recording: replay it, compare it, go to any place, search it.
+//! Replays a recording, compares it, goes to any place in it, and searches it.
 //!
-//! Start with [`timeline`], which is time travel. [`replay`] runs a recording again and compares. [`recount`] counts a
-//! recording of exits in instructions, which a timeline needs.
+//! ```
+//! use history::replay::verify::verify;
+//! use history::timeline::Timeline;
+//! use machine::position::Instructions;
+//!
+//! let folder = tempfile::tempdir()?;
+//! let (recording, _end) = tiny_guest::record(folder.path(), "r.ttvm", 1_000, Vec::new());
+//!
+//! let mut timeline = Timeline::open(&recording)?;
+//! timeline.seek(Instructions(5_000), &mut || false)?;
+//! timeline.step_backward(&mut || false)?;
+//! assert_eq!(timeline.position(), Instructions(4_999));
+//!
+//! assert!(verify(&recording, None, |_what, _at| {})?.equal());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Start with [`open`] and [`timeline`], which is time travel. [`replay`] runs a recording again and compares. [`recount`]
+//! counts a recording of exits in instructions, which a timeline needs. To make a recording, see
+//! [`recording::Recordable`]. `TRAVEL.md` has the design.
+//!
+//! `vmm/history/examples` has programs that record a guest, go to a place, run backwards and search. None of them needs KVM,
+//! a terminal or gdb.
 
 #![forbid(unsafe_code)]
 
+mod open;
 pub mod recount;
 pub mod replay;
 pub mod timeline;
+
+/// What time travel speaks of, for programs that depend on this package alone.
+pub use ::{machine, recording};
+pub use open::{never, open, open_recording};

@@ -1,15 +1,10 @@
 //! Live inputs: the console, and a network and devices of the host if the guest has them.
 
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 
 use devices::passthrough::{AskV1, DeviceInputV1};
-use guest_ram::GuestRam;
 
 use crate::console::LiveConsole;
-use crate::network::Network;
-use crate::passthrough::{Devices, OpenedDevices};
-use crate::peer::Peer;
 use machine::error::Error;
 use machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
 use machine::position::Moment;
@@ -24,28 +19,68 @@ const WATCHING_NS: u64 = 250_000;
 /// Looks at such a device in one wait: signals are looked at in between.
 const LOOKS_IN_A_WAIT: usize = 400;
 
-/// A console, and perhaps a network beside it.
+/// A network outside. It never holds up the machine. An error means that the network is gone.
+pub(super) trait Network<C> {
+    /// The machine's count is zero from here on.
+    fn count_anew(&mut self);
+    /// What can be read when frames have come. They are looked at next.
+    fn wakes(&mut self, now: C) -> BorrowedFd<'_>;
+    /// Takes frames for a guest with this much room, unless it was looked for them a moment ago.
+    fn receive(&mut self, now: C, room: Option<usize>) -> std::io::Result<Vec<Vec<u8>>>;
+    /// Sends the guest's frames.
+    fn send(&mut self, frames: Vec<Sent<C>>) -> std::io::Result<()>;
+}
+
+/// Devices of the host that are passed through.
+pub(super) trait Devices {
+    /// What can be read when a device wants something.
+    fn wakes(&self) -> Vec<BorrowedFd<'_>>;
+    /// Whether a device may interrupt that nothing tells of, so that it must be looked at.
+    fn are_watched(&self) -> bool;
+    /// Looks at devices that nothing tells of while the guest waits. What interrupts comes in next.
+    fn look(&mut self) -> bool;
+    /// The guest is about to wait: devices see what it wrote, and are looked at next.
+    fn before_idle(&mut self);
+    /// What comes from devices unasked, unless they were looked at a moment ago.
+    fn receive(&mut self) -> Option<DeviceInputV1>;
+    /// What comes back for an ask.
+    fn ask(&mut self, ask: &AskV1) -> DeviceInputV1;
+    /// Tells a device what the guest told it.
+    fn tell(&mut self, told: &AskV1);
+}
+
+/// A console, and perhaps a network and devices beside it.
 pub struct LiveInputs<C> {
     console: LiveConsole<C>,
-    network: Option<Network<C>>,
-    devices: Option<Devices>,
+    network: Option<Box<dyn Network<C>>>,
+    devices: Option<Box<dyn Devices>>,
 }
 
 impl<C: Unit> LiveInputs<C> {
-    /// Inputs from the console, and from the peer if there is one.
-    pub fn new(console: LiveConsole<C>, peer: Option<Peer>) -> LiveInputs<C> {
-        LiveInputs { console, network: peer.map(Network::new), devices: None }
+    /// Inputs from the console alone.
+    pub fn new(console: LiveConsole<C>) -> LiveInputs<C> {
+        LiveInputs { console, network: None, devices: None }
+    }
+
+    /// The same, with a network.
+    #[cfg(feature = "network")]
+    pub fn with_network(self, peer: crate::peer::Peer) -> LiveInputs<C> {
+        LiveInputs { network: Some(Box::new(crate::network::LiveNetwork::new(peer))), ..self }
     }
 
     /// The same, with devices of the host in these slots, for a guest with this RAM.
+    #[cfg(feature = "vfio")]
     pub fn with_devices(
         self,
-        opened: OpenedDevices,
+        opened: crate::passthrough::OpenedDevices,
         slots: &[u8],
-        ram: Arc<GuestRam>,
+        ram: guest_ram::RamView,
     ) -> Result<LiveInputs<C>, Error> {
-        let devices = if opened.is_empty() { None } else { Some(Devices::new(opened, slots, ram)?) };
-        Ok(LiveInputs { devices, ..self })
+        if opened.is_empty() {
+            return Ok(self);
+        }
+        let devices = crate::passthrough::LiveDevices::new(opened, slots, ram)?;
+        Ok(LiveInputs { devices: Some(Box::new(devices)), ..self })
     }
 
     /// How idle time passes from here on, in a sentence.
@@ -62,19 +97,20 @@ impl<C: Unit> LiveInputs<C> {
     /// The machine's count, which was `before`, is zero from here on.
     pub fn count_anew(&mut self, before: C) {
         self.console.count_anew(before);
-        self.network.iter_mut().for_each(Network::count_anew);
+        self.network.iter_mut().for_each(|network| network.count_anew());
     }
 
     /// Lets time pass until then, or until something comes.
     fn wait(&mut self, now: Moment<C>, until_ns: u64) -> u64 {
-        let mut wakes: Vec<BorrowedFd<'_>> = self.devices.iter().flat_map(Devices::wakes).collect();
+        let mut wakes: Vec<BorrowedFd<'_>> =
+            self.devices.iter().flat_map(|devices| devices.wakes()).collect();
         wakes.extend(self.network.as_mut().map(|network| network.wakes(now.count)));
         self.console.wait(now, Some(until_ns).filter(|&ns| ns != u64::MAX), Some(&wakes))
     }
 
     /// What the network gives; a peer that fails or has gone is let go of.
-    fn of_network<T>(&mut self, ask: impl FnOnce(&mut Network<C>) -> std::io::Result<T>) -> Option<T> {
-        match ask(self.network.as_mut()?) {
+    fn of_network<T>(&mut self, ask: impl FnOnce(&mut dyn Network<C>) -> std::io::Result<T>) -> Option<T> {
+        match ask(self.network.as_deref_mut()?) {
             Ok(given) => Some(given),
             Err(why) => {
                 log::warn!("the network's peer is gone ({why}); the guest goes on without a network");
@@ -90,7 +126,7 @@ impl<C: Unit> Inputs<C> for LiveInputs<C> {
         if let Some(event) = self.console.poll(view)? {
             return Ok(Some(event));
         }
-        if let Some(input) = self.devices.as_mut().and_then(Devices::receive) {
+        if let Some(input) = self.devices.as_mut().and_then(|devices| devices.receive()) {
             return Ok(Some(Event::Devices(input)));
         }
         let frames = self.of_network(|network| network.receive(view.moment.count, view.network_room));
@@ -115,12 +151,12 @@ impl<C: Unit> Inputs<C> for LiveInputs<C> {
         }
         let mut time_ns = now.time_ns;
         for _ in 0..LOOKS_IN_A_WAIT {
-            let is_watching = self.devices.as_ref().is_some_and(Devices::are_watched);
+            let is_watching = self.devices.as_ref().is_some_and(|devices| devices.are_watched());
             let look_ns = if is_watching { time_ns + WATCHING_NS } else { u64::MAX };
             let end_ns = look_ns.min(deadline_ns.unwrap_or(u64::MAX));
             time_ns = self.wait(Moment { time_ns, ..now }, end_ns);
             // Where it was shorter, something has come.
-            if time_ns < look_ns || self.devices.as_mut().is_some_and(Devices::look) {
+            if time_ns < look_ns || self.devices.as_mut().is_some_and(|devices| devices.look()) {
                 break;
             }
         }

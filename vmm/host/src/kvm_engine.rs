@@ -4,8 +4,6 @@
 //! stops it can do a few breakpoints only. All that must be seen instruction by instruction, the software
 //! engine does.
 
-use std::sync::Arc;
-
 use ::kvm::KvmCpu;
 use cpu::{AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Traps, Watchpoint};
 use guest_ram::GuestRam;
@@ -51,7 +49,7 @@ pub struct KvmEngine {
 
 impl KvmEngine {
     /// A vCPU in reset state.
-    pub fn new(ram: Arc<GuestRam>, model: CpuModel) -> Result<KvmEngine, Error> {
+    pub fn new(ram: GuestRam, model: CpuModel) -> Result<KvmEngine, Error> {
         let mut cpu = KvmCpu::new(ram, model).map_err(failed)?;
         let counted = ::kvm::counter_usable()
             .and_then(|()| cpu.count_branches(::kvm::Counter::Perf).map_err(|error| error.to_string()));

@@ -1,30 +1,61 @@
-//! The host's side of a run: terminal, keyboard, clock, entropy, signals.
+//! The host's side of a run: terminal, keyboard, network, clock, entropy, signals, and KVM as an engine.
+//!
+//! ```no_run
+//! use host::{LiveConsole, LiveInputs, LiveOptions, Pacing};
+//! use machine::Machine;
+//! use machine::config::{MachineConfig, MachineOptions};
+//! use machine::position::{Count, Instructions};
+//!
+//! let options =
+//!     MachineOptions { kernel: "bzImage".into(), memory_bytes: 256 << 20, ..MachineOptions::default() };
+//! let (config, images) = MachineConfig::from_options(&options)?;
+//! let mut machine = Machine::new(&config, &images, &host::power_on(None, None)?)?;
+//! let console = LiveConsole::new(LiveOptions { console_log: None, pacing: Pacing::default(), end_at: None })?;
+//! machine.run(Instructions::MAX, &mut LiveInputs::new(console, None))?;
+//! # Ok::<(), machine::error::Error>(())
+//! ```
 //!
 //! Start with [`LiveInputs`], the inputs of a run that is not a replay: the console ([`LiveConsole`]), a network if the
-//! guest has one, and devices of the host that are passed through; [`LiveClock`] adds host time for KVM. This is the only folder that asks the host for what a guest gets to see: input, time, randomness. It
-//! knows nothing of logs, and nothing that replays uses it.
+//! guest has one, and devices of the host that are passed through. [`LiveClock`] adds host time for KVM, and [`KVM`] is
+//! the engine. `PASSTHROUGH.md` describes devices of the host.
+//!
+//! This is the only package that asks the host for what a guest gets to see: input, time, randomness. It knows nothing
+//! of logs, and nothing that replays uses it.
+//!
+//! Without default features there is the console alone. The features `kvm`, `network` and `vfio` each add what their names
+//! say, and the packages that they need.
 
 #![forbid(unsafe_code)]
 
 mod clock;
 mod console;
 mod inputs;
+#[cfg(feature = "kvm")]
 pub mod kvm_engine;
+#[cfg(feature = "network")]
 mod network;
+#[cfg(feature = "network")]
 mod passt;
+#[cfg(feature = "vfio")]
 mod passthrough;
+#[cfg(feature = "network")]
 mod peer;
 mod screen;
 mod stopping;
+#[cfg(feature = "network")]
 mod tap;
 mod terminal;
 
 pub use clock::{ClockOptions, LiveClock};
 pub use console::{LiveConsole, LiveOptions, Pacing};
 pub use inputs::LiveInputs;
+#[cfg(feature = "kvm")]
 pub use kvm_engine::KVM;
+#[cfg(feature = "network")]
 pub use passt::{Forward, PASST_SOCKET_BYTES, Protocol};
+#[cfg(feature = "vfio")]
 pub use passthrough::{ALLOWED_PORTS, OpenedDevices, PassedOptions};
+#[cfg(feature = "network")]
 pub use peer::{NetworkOptions, Peer};
 pub use terminal::RawTerminal;
 

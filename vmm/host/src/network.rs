@@ -5,6 +5,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
+use crate::inputs::Network;
 use crate::peer::Peer;
 use machine::inputs::Sent;
 use machine::unit::Unit;
@@ -17,7 +18,7 @@ const MOST_BYTES: usize = 512 << 10;
 const MOST_DISCARDED: usize = 1024;
 
 /// See the module.
-pub(super) struct Network<C> {
+pub(super) struct LiveNetwork<C> {
     peer: Peer,
     /// A frame that did not fit into the event before.
     kept: Option<Vec<u8>>,
@@ -26,25 +27,42 @@ pub(super) struct Network<C> {
     told_lost: bool,
 }
 
-impl<C: Unit> Network<C> {
+impl<C: Unit> LiveNetwork<C> {
     /// A network with this peer.
-    pub fn new(peer: Peer) -> Network<C> {
-        Network { peer, kept: None, next_look: C::default(), told_lost: false }
+    pub fn new(peer: Peer) -> LiveNetwork<C> {
+        LiveNetwork { peer, kept: None, next_look: C::default(), told_lost: false }
     }
 
-    /// The machine's count is zero from here on.
-    pub fn count_anew(&mut self) {
+    fn take(&mut self, most: usize) -> std::io::Result<Vec<Vec<u8>>> {
+        let (mut frames, mut bytes) = (Vec::new(), 0);
+        while frames.len() < most {
+            let next = match self.kept.take() {
+                Some(frame) => Some(frame),
+                None => self.peer.receive()?,
+            };
+            let Some(frame) = next else { break };
+            bytes += frame.len();
+            if bytes > MOST_BYTES {
+                self.kept = Some(frame);
+                break;
+            }
+            frames.push(frame);
+        }
+        Ok(frames)
+    }
+}
+
+impl<C: Unit> Network<C> for LiveNetwork<C> {
+    fn count_anew(&mut self) {
         self.next_look = C::default();
     }
 
-    /// What can be read when the peer has something; it is looked at next.
-    pub fn wakes(&mut self, now: C) -> BorrowedFd<'_> {
+    fn wakes(&mut self, now: C) -> BorrowedFd<'_> {
         self.next_look = now;
         self.peer.as_fd()
     }
 
-    /// Takes frames for a guest with this much room, unless the peer was looked at a moment ago.
-    pub fn receive(&mut self, now: C, room: Option<usize>) -> std::io::Result<Vec<Vec<u8>>> {
+    fn receive(&mut self, now: C, room: Option<usize>) -> std::io::Result<Vec<Vec<u8>>> {
         if now < self.next_look {
             return Ok(Vec::new());
         }
@@ -67,26 +85,7 @@ impl<C: Unit> Network<C> {
         Ok(frames)
     }
 
-    fn take(&mut self, most: usize) -> std::io::Result<Vec<Vec<u8>>> {
-        let (mut frames, mut bytes) = (Vec::new(), 0);
-        while frames.len() < most {
-            let next = match self.kept.take() {
-                Some(frame) => Some(frame),
-                None => self.peer.receive()?,
-            };
-            let Some(frame) = next else { break };
-            bytes += frame.len();
-            if bytes > MOST_BYTES {
-                self.kept = Some(frame);
-                break;
-            }
-            frames.push(frame);
-        }
-        Ok(frames)
-    }
-
-    /// Sends the guest's frames.
-    pub fn send(&mut self, frames: Vec<Sent<C>>) -> std::io::Result<()> {
+    fn send(&mut self, frames: Vec<Sent<C>>) -> std::io::Result<()> {
         for sent in frames {
             let is_taken = self.peer.send(sent.frame.into_checksummed())?;
             if !is_taken && !std::mem::replace(&mut self.told_lost, true) {
@@ -106,7 +105,7 @@ mod tests {
     use machine::position::Instructions;
 
     /// Looks at the peer until it has nothing more; gives the frames of each event.
-    fn events(network: &mut Network<Instructions>, room: Option<usize>) -> Vec<Vec<Vec<u8>>> {
+    fn events(network: &mut LiveNetwork<Instructions>, room: Option<usize>) -> Vec<Vec<Vec<u8>>> {
         let mut events = Vec::new();
         loop {
             let now = network.next_look;
@@ -122,7 +121,7 @@ mod tests {
         for (count, bytes) in [(200, 100), (20, 60_000)] {
             let (passt, mut theirs) = connected();
             theirs.set_nonblocking(false).unwrap();
-            let mut network = Network::new(Peer::User(passt));
+            let mut network = LiveNetwork::new(Peer::User(passt));
             let frames: Vec<_> = (0..count).map(|number| vec![number as u8; bytes]).collect();
             let sent = frames.clone();
             let sender = std::thread::spawn(move || {
@@ -147,7 +146,7 @@ mod tests {
     #[test]
     fn frames_stay_with_the_peer_without_room_and_are_lost_without_a_driver() {
         let (passt, mut theirs) = connected();
-        let mut network = Network::new(Peer::User(passt));
+        let mut network = LiveNetwork::new(Peer::User(passt));
         let mut send = |byte: u8| theirs.write_all(&[0, 0, 0, 1, byte]).unwrap();
         (1..=5).for_each(&mut send);
         assert!(events(&mut network, Some(0)).is_empty());

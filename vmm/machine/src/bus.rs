@@ -1,14 +1,12 @@
 //! Everything around the CPU: the platform's devices, on the clock that the CPU's steps or exits drive.
 
-use std::sync::Arc;
-
 use boot::time_reads::TIME_READ_MARK;
 use cpu::{Bus, BusSignals};
 use devices::passthrough::DeviceInputV1;
 use devices::pci::PciBus;
 use devices::platform::Platform;
 use devices::virtio::SentFrame;
-use guest_ram::GuestRam;
+use guest_ram::GuestMemory;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::clock::Clock;
@@ -39,7 +37,7 @@ pub struct MachineBus {
     pub stop_on_output: bool,
     /// Whether HLT with a mark behind it is a rewritten RDTSC ([`boot::time_reads`]).
     answers_time_reads: bool,
-    ram: Arc<GuestRam>,
+    ram: GuestMemory,
 }
 
 /// A frame that the guest sent, and where.
@@ -56,7 +54,7 @@ pub struct SentHere {
 
 impl MachineBus {
     /// The bus of a machine of this profile, with the given devices.
-    pub fn new(platform: Platform<PciBus>, ram: Arc<GuestRam>, profile: Profile) -> MachineBus {
+    pub fn new(platform: Platform<PciBus>, ram: GuestMemory, profile: Profile) -> MachineBus {
         MachineBus {
             platform,
             clock: Clock::new(profile.time_base),
@@ -103,7 +101,7 @@ impl MachineBus {
     /// What came from passed-through devices: their writes to memory first. What does not lie in RAM is lost.
     pub fn take_from_devices(&mut self, now_ns: u64, input: &DeviceInputV1) {
         for write in &input.dma {
-            if self.ram.memory().write_slice(&write.bytes, GuestAddress(write.gpa)).is_err() {
+            if self.ram.write_slice(&write.bytes, GuestAddress(write.gpa)).is_err() {
                 log::debug!("a device wrote {} bytes at {:#x}, outside of RAM", write.bytes.len(), write.gpa);
             }
         }
@@ -119,14 +117,14 @@ impl MachineBus {
 
 impl Bus for MachineBus {
     fn port_read(&mut self, steps: u64, port: u16, size_bytes: u8) -> u32 {
-        let value = self.platform.pio_read(self.ram.memory(), self.time_ns(steps), port, size_bytes);
+        let value = self.platform.pio_read(&self.ram, self.time_ns(steps), port, size_bytes);
         self.clock.note_exit();
         value
     }
 
     fn port_write(&mut self, steps: u64, port: u16, size_bytes: u8, value: u32) {
         self.note_sent(steps, |bus| {
-            bus.platform.pio_write(bus.ram.memory(), bus.time_ns(steps), port, size_bytes, value);
+            bus.platform.pio_write(&bus.ram, bus.time_ns(steps), port, size_bytes, value);
             bus.clock.note_exit();
         });
         self.note_output(|platform| {
@@ -137,13 +135,13 @@ impl Bus for MachineBus {
     }
 
     fn mmio_read(&mut self, steps: u64, gpa: u64, data: &mut [u8]) {
-        self.platform.mmio_read(self.ram.memory(), self.time_ns(steps), gpa, data);
+        self.platform.mmio_read(&self.ram, self.time_ns(steps), gpa, data);
         self.clock.note_exit();
     }
 
     fn mmio_write(&mut self, steps: u64, gpa: u64, data: &[u8]) {
         self.note_sent(steps, |bus| {
-            bus.platform.mmio_write(bus.ram.memory(), bus.time_ns(steps), gpa, data);
+            bus.platform.mmio_write(&bus.ram, bus.time_ns(steps), gpa, data);
             bus.clock.note_exit();
         });
         self.note_output(|platform| {
@@ -210,12 +208,13 @@ impl Bus for MachineBus {
 mod tests {
     use super::*;
     use devices::virtio::HEADER_BYTES;
+    use guest_ram::GuestRam;
 
     use cpu::CpuModel;
 
     #[test]
     fn a_refused_access_to_a_register_is_no_exit() {
-        let ram = Arc::new(GuestRam::new(1 << 20).unwrap());
+        let ram = GuestRam::new(1 << 20).unwrap().memory().clone();
         for model in [CpuModel::V2, CpuModel::V2Kvm] {
             let platform = Platform::new(0, PciBus::new());
             let mut bus = MachineBus::new(platform, ram.clone(), Profile::of(model));
@@ -233,7 +232,7 @@ mod tests {
     #[test]
     fn only_a_marked_halt_reads_the_time_and_only_where_time_reads_are_rewritten() {
         const NOP: u8 = 0x90;
-        let ram = Arc::new(GuestRam::new(1 << 20).unwrap());
+        let ram = GuestRam::new(1 << 20).unwrap().memory().clone();
         for (model, reads) in [(CpuModel::V2, false), (CpuModel::V2Kvm, true)] {
             let platform = Platform::new(0, PciBus::new());
             let mut bus = MachineBus::new(platform, ram.clone(), Profile::of(model));
@@ -246,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_sends_without_end_is_stopped_so_that_its_frames_are_handed_on() {
-        let ram = Arc::new(GuestRam::new(1 << 20).unwrap());
+        let ram = GuestRam::new(1 << 20).unwrap().memory().clone();
         let mut bus = MachineBus::new(Platform::new(0, PciBus::new()), ram, Profile::of(CpuModel::V2));
         for number in 0..MOST_SENT {
             assert!(!bus.signals().stop, "after {number}");

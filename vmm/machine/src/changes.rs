@@ -10,10 +10,10 @@ use crate::unit::Unit;
 impl<U: Unit> Machine<U> {
     /// Changes one bit of RAM, as failing memory does: for tests of what notices it.
     pub fn flip_ram_bit(&mut self, offset: u64, bit: u8) {
-        let offset = offset % self.ram.size_bytes();
-        let gpa = GuestAddress(self.ram.layout().gpa_of(offset));
-        let byte = self.ram.load_u8(offset) ^ (1 << (bit % 8));
-        self.ram.memory().write_obj(byte, gpa).expect("the offset lies inside RAM");
+        let offset = offset % self.ram().size_bytes();
+        let gpa = GuestAddress(self.ram().layout().gpa_of(offset));
+        let byte = self.ram().load_u8(offset) ^ (1 << (bit % 8));
+        self.ram().memory().write_obj(byte, gpa).expect("the offset lies inside RAM");
     }
 
     /// Replaces the CPU's registers, for a debugger: from here on the run is another one.
@@ -31,7 +31,7 @@ impl<U: Unit> Machine<U> {
     pub fn change_memory(&mut self, address: u64, bytes: &[u8]) {
         for (at, piece) in linear_pieces(address, bytes.len()) {
             if let Some(offset) = self.ram_offset(at) {
-                self.ram.replace_bytes(offset, &bytes[piece]);
+                self.ram().replace_bytes(offset, &bytes[piece]);
             }
         }
         // The engine looks at what it derived from RAM when its state is replaced.
@@ -40,7 +40,7 @@ impl<U: Unit> Machine<U> {
     }
 
     fn ram_offset(&self, linear: u64) -> Option<u64> {
-        self.engine.cpu().core().peek_address(linear).and_then(|gpa| self.ram.layout().offset_of(gpa))
+        self.engine.cpu().core().peek_address(linear).and_then(|gpa| self.ram().layout().offset_of(gpa))
     }
 
     /// Lets a machine go on whose run was ended from outside, not by itself: after a panic the kernel still

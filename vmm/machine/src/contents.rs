@@ -34,7 +34,7 @@ impl<U: Unit> Machine<U> {
 
     /// Number of pages that RAM and disk have, each of them.
     pub fn page_counts(&mut self) -> (u64, u64) {
-        (self.ram.flags().pages(), self.disk_mut().map_or(0, |disk| disk.block_count()))
+        (self.ram().flags().pages(), self.disk_mut().map_or(0, |disk| disk.block_count()))
     }
 
     /// The contents of RAM and disk. Costs as much as the pages written since the last call, or restore.
@@ -48,7 +48,7 @@ impl<U: Unit> Machine<U> {
         let mut contents = [0; PAGE_BYTES];
         let mut held = 0;
         for page in self.written.take(Reader::Image) {
-            self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
+            self.ram().read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
             if let Some(new) = changed_page(self.image.get(page), &contents) {
                 held += usize::from(matches!(new, PageRef::Held(_)));
                 self.image.set(page, new);
@@ -80,7 +80,7 @@ impl<U: Unit> Machine<U> {
         let mut contents = [0; PAGE_BYTES];
         let mut count = 0;
         for page in self.written.take(Reader::Image) {
-            self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
+            self.ram().read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
             each(Space::Ram, page, &contents)?;
             count += 1;
         }
@@ -131,7 +131,7 @@ impl<U: Unit> Machine<U> {
         self.collect_written()?;
         let mut contents = [0; PAGE_BYTES];
         for page in self.written.take(Reader::Trail) {
-            self.ram.read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
+            self.ram().read_bytes(page * guest_ram::PAGE_SIZE, &mut contents);
             each(page, &contents);
         }
         Ok(())
@@ -176,12 +176,12 @@ impl<U: Unit> Machine<U> {
 
     pub(super) fn ram_digest(&mut self) -> Result<[u8; 16], Error> {
         self.collect_written()?;
-        Ok(self.digest.update(&self.ram, self.written.take(Reader::Digest)))
+        Ok(self.digest.update(self.engine.cpu().ram(), self.written.take(Reader::Digest)))
     }
 
     pub(super) fn collect_written(&mut self) -> Result<(), Error> {
         self.engine.note_written()?;
-        self.written.collect(self.ram.flags());
+        self.written.collect(self.engine.cpu().ram().flags());
         self.engine.track_writes_anew();
         Ok(())
     }
@@ -218,7 +218,7 @@ impl<U: Unit> Machine<U> {
     /// Gives pages of RAM the contents that they have in a map.
     fn put_pages(&self, pages: &[u64], to: &PageMap) -> Result<(), Error> {
         let put = |page: u64, contents: &Page| {
-            self.ram.replace_bytes(page * guest_ram::PAGE_SIZE, contents);
+            self.ram().replace_bytes(page * guest_ram::PAGE_SIZE, contents);
         };
         let mut stored: Vec<(u64, BlobId)> = Vec::new();
         for &page in pages {

@@ -6,8 +6,8 @@
 //!
 //! Hashes of a machine's parts do not depend on the format: logs of all formats have the same.
 
+use crate::machine_state::MachineState;
 use crate::state_v1::MachineStateV1;
-use crate::states::MachineState;
 
 /// How bytes are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

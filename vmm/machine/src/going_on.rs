@@ -6,11 +6,11 @@ use guest_ram::PAGE_SIZE;
 
 use crate::clock::TimeBase;
 use crate::error::Error;
+use crate::machine_state::MachineState;
 use crate::outcome::Outcome;
 use crate::position::Exits;
 use crate::run::Machine;
 use crate::starting_state::{StartingState, held};
-use crate::states::MachineState;
 use crate::unit::Unit;
 
 impl StartingState {

@@ -110,6 +110,14 @@ pub struct PowerOn {
     pub rows: u16,
 }
 
+/// A date, a seed and a size that are always the same: two runs with these and the same inputs are equal.
+impl Default for PowerOn {
+    fn default() -> PowerOn {
+        // The first second of 2020.
+        PowerOn { unix_seconds: 1_577_836_800, seed: [0; 32], columns: 80, rows: 25 }
+    }
+}
+
 /// What the machine shows of itself to its inputs.
 #[derive(Clone, Copy)]
 pub struct View<'a, C> {
@@ -221,5 +229,52 @@ pub trait Inputs<C: Count> {
     /// Console output of the guest, in order.
     fn console_output(&mut self, _now: Moment<C>, _bytes: &[u8]) -> Result<(), Error> {
         Ok(())
+    }
+}
+
+/// By reference, so that inputs can be looked at after a run has used them.
+impl<C: Count, I: Inputs<C> + ?Sized> Inputs<C> for &mut I {
+    fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error> {
+        (**self).poll(view)
+    }
+
+    fn next_poll(&self, now: Moment<C>) -> C {
+        (**self).next_poll(now)
+    }
+
+    fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
+        (**self).idle(now, deadline_ns)
+    }
+
+    fn leave(&self, now: Moment<C>, deadline_ns: Option<u64>) -> Leave {
+        (**self).leave(now, deadline_ns)
+    }
+
+    fn pauses(&mut self) -> bool {
+        (**self).pauses()
+    }
+
+    fn check_due(&self, now: Moment<C>) -> Option<CheckParts> {
+        (**self).check_due(now)
+    }
+
+    fn checked(&mut self, check: CheckRecord<C>) -> Result<(), Error> {
+        (**self).checked(check)
+    }
+
+    fn network_output(&mut self, frames: Vec<Sent<C>>) -> Result<(), Error> {
+        (**self).network_output(frames)
+    }
+
+    fn ask_devices(&mut self, at: AskedAt<C>, ask: &AskV1) -> Result<DeviceInputV1, Error> {
+        (**self).ask_devices(at, ask)
+    }
+
+    fn tell_devices(&mut self, at: AskedAt<C>, told: &AskV1) -> Result<(), Error> {
+        (**self).tell_devices(at, told)
+    }
+
+    fn console_output(&mut self, now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {
+        (**self).console_output(now, bytes)
     }
 }

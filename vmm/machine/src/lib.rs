@@ -1,18 +1,47 @@
-//! One machine: engine, memory, devices, clock and disk, and the one door through which anything from outside
-//! comes in.
+//! One machine: engine, memory, devices, clock and disk, and the one door through which anything from outside comes in.
 //!
-//! Start with [`run`], which has [`Machine`] and its run loop, and [`inputs`], which is the door. [`bus`] is
-//! what the CPU sees of the board, [`clock`] its time. [`mod@unit`] says what differs between machines that
-//! count instructions and those that count exits, [`profile`] what a CPU model decides about its machine; `stopping` is how an engine that counts no instructions is
-//! stopped at a place and finds it again. What RAM and disk hold is in `contents`, everything else of a state
-//! in `states`, and as it is stored in [`mod@format`] and [`state_v1`]; [`start`] says how a machine starts:
-//! at power-on, or in a [`starting_state`]. [`checks`], [`hashes`], [`ram_digest`] and [`comparable`] say whether two machines are equal.
+//! ```
+//! use machine::config::{MachineConfig, MachineOptions};
+//! use machine::inputs::PowerOn;
+//! use machine::position::{Count, Instructions};
+//! use machine::{Machine, RunStop};
+//!
+//! let folder = tempfile::tempdir()?;
+//! let options = MachineOptions {
+//!     kernel: tiny_guest::write_kernel(folder.path(), 100),
+//!     memory_bytes: 4 << 20,
+//!     debug_exit: Some(0x501),
+//!     ..MachineOptions::default()
+//! };
+//! let (config, images) = MachineConfig::from_options(&options)?;
+//! let power_on = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
+//! let mut machine = Machine::new(&config, &images, &power_on)?;
+//!
+//! // Inputs by which nothing comes in.
+//! let mut inputs = tiny_guest::Script(Vec::new());
+//! assert_eq!(machine.run(Instructions(500), &mut inputs)?, RunStop::Reached);
+//! assert_eq!(machine.moment().count, Instructions(500));
+//! assert!(matches!(machine.run(Instructions::MAX, &mut inputs)?, RunStop::Ended(_)));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Start with [`run`], which has [`Machine`] and its run loop, and [`inputs`], which is the door. [`bus`] is the board
+//! as the CPU sees it, and [`clock`] its time. [`mod@unit`] says how machines that count instructions differ from
+//! machines that count exits, and [`profile`] what a CPU model decides about its machine. `stopping` stops an engine that counts no instructions at a place, and finds the place
+//! again.
+//!
+//! The contents of RAM and disk are in `contents`, the rest of a state in `states` and its stored form in [`mod@format`] and [`state_v1`].
+//! [`start`] says how a machine starts: at power-on, or in a [`starting_state`]. [`checks`], [`hashes`], [`ram_digest`]
+//! and [`comparable`] say whether two machines are equal.
+//!
+//! [`script`] has inputs for programs that have no host to ask.
 //!
 //! Nothing here knows of recordings, or whether the inputs are live or a log.
 
 #![forbid(unsafe_code)]
 
 mod asking_bus;
+mod between_exits;
 pub mod bus;
 mod changes;
 pub mod checks;
@@ -29,7 +58,9 @@ pub mod format;
 mod going_on;
 mod guest_view;
 pub mod hashes;
+mod image_file;
 pub mod inputs;
+mod machine_state;
 pub mod new_file;
 pub mod notation;
 pub mod outcome;
@@ -38,6 +69,7 @@ mod power_on;
 pub mod profile;
 pub mod ram_digest;
 pub mod run;
+pub mod script;
 pub mod start;
 pub mod starting_state;
 pub mod state_v1;
@@ -48,10 +80,10 @@ pub mod written_pages;
 
 pub use format::Format;
 pub use hashes::{Hashes, hash_of, hex, short};
+pub use machine_state::MachineState;
 pub use outcome::Outcome;
 pub use profile::{Counter, Profile};
 pub use run::{Machine, RunStop};
 pub use start::Start;
 pub use starting_state::StartingState;
 pub use state_v1::MachineStateV1;
-pub use states::MachineState;

@@ -4,14 +4,15 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use checkpoint::{PageMap, Store};
-use cpu::{AddressKind, Bus, Counts, CpuState, Stop, Tier, Trap, Traps, WatchHit, Watchpoint};
+use cpu::{AddressKind, Bus, Counts, CpuState, Observer, Stop, Tier, Trap, Traps, WatchHit, Watchpoint};
 use devices::pci::PciBus;
 use devices::platform::Platform;
 use devices::virtio::{Block, Console, Net, Rng};
 use devices::{PanicKind, Request};
-use guest_ram::GuestRam;
+use guest_ram::{GuestRam, RamView};
 
 use crate::asking_bus::AskingBus;
+use crate::between_exits::Stopping;
 use crate::bus::MachineBus;
 use crate::clock::MAX_TIME_NS;
 use crate::comparable::Likeness;
@@ -26,7 +27,6 @@ use crate::position::{Instructions, Moment};
 use crate::power_on::{entropy_seed, entry_state, kernel_seed, start_pit};
 use crate::ram_digest::RamDigest;
 use crate::start::Images;
-use crate::stopping::Stopping;
 use crate::unit::Unit;
 use crate::written_pages::WrittenPages;
 
@@ -45,6 +45,8 @@ pub enum RunStop {
     Watchpoint(WatchHit),
     /// The step that just completed was an event that a trap waits for.
     Trap(Trap),
+    /// The observer asked for it in the step that just completed.
+    Observer,
     /// The guest printed this on its console ([`Machine::stop_on_output`]).
     Output(Vec<u8>),
 }
@@ -52,7 +54,6 @@ pub enum RunStop {
 /// One machine.
 pub struct Machine<U> {
     pub(super) engine: Box<dyn Engine>,
-    pub(super) ram: Arc<GuestRam>,
     pub(super) bus: MachineBus,
     pub(super) outcome: Option<Outcome>,
     has_disk: bool,
@@ -90,7 +91,8 @@ impl<U: Unit> Machine<U> {
             let why = "KVM cannot run a machine whose time is counted in instructions; use --engine soft";
             return Err(Error::Unsupported(why.to_string()));
         }
-        let ram = Arc::new(GuestRam::new(config.memory_bytes)?);
+        let ram = GuestRam::new(config.memory_bytes)?;
+        let pages = ram.flags().pages();
         let entry = match images {
             Images::Kernel(images) => {
                 let mut images = images.for_boot(config.start.booted());
@@ -120,10 +122,9 @@ impl<U: Unit> Machine<U> {
         if profile.starts_pit {
             start_pit(&mut platform, &ram);
         }
-        let bus = MachineBus::new(platform, ram.clone(), profile);
-        let mut engine = (kind.build)(ram.clone(), config.model())?;
+        let bus = MachineBus::new(platform, ram.memory().clone(), profile);
+        let mut engine = (kind.build)(ram, config.model())?;
         engine.set_state(&entry, Counts::default());
-        let pages = ram.flags().pages();
         let mut machine = Machine {
             engine,
             bus,
@@ -137,7 +138,6 @@ impl<U: Unit> Machine<U> {
             likeness: profile.likeness,
             stopping: Stopping::default(),
             unit: PhantomData,
-            ram,
         };
         if let Images::State(state) = images {
             machine.begin_at(state)?;
@@ -197,23 +197,23 @@ impl<U: Unit> Machine<U> {
         Machine { engine: wrap(self.engine), ..self }
     }
 
-    /// Guest memory, for what outlives a borrow.
-    pub fn shared_ram(&self) -> Arc<GuestRam> {
-        self.ram.clone()
+    /// Guest memory, for the host's side of a run.
+    pub fn ram_view(&self) -> RamView {
+        self.ram().view()
     }
 
     /// Guest memory.
     pub fn ram(&self) -> &GuestRam {
-        &self.ram
+        self.engine.cpu().ram()
     }
 
     /// Reads physical memory as a debugger: gives how many bytes, counted from `gpa`, lie in RAM.
     pub fn read_physical(&self, gpa: u64, to: &mut [u8]) -> usize {
-        let ranges = self.ram.layout().ranges();
+        let ranges = self.ram().layout().ranges();
         let found = ranges.into_iter().find(|(start, _, length)| gpa >= *start && gpa - start < *length);
         let Some((start, offset, length)) = found else { return 0 };
         let count = to.len().min((length - (gpa - start)) as usize);
-        self.ram.read_bytes(offset + (gpa - start), &mut to[..count]);
+        self.ram().read_bytes(offset + (gpa - start), &mut to[..count]);
         count
     }
 
@@ -240,6 +240,14 @@ impl<U: Unit> Machine<U> {
     /// Replaces all traps.
     pub fn set_traps(&mut self, traps: Traps) {
         self.engine.set_traps(traps);
+    }
+
+    /// Attaches an observer, or none; returns the one that was attached. Fails if the engine cannot tell what the guest does.
+    pub fn set_observer(
+        &mut self,
+        observer: Option<Box<dyn Observer>>,
+    ) -> Result<Option<Box<dyn Observer>>, Error> {
+        self.engine.set_observer(observer)
     }
 
     /// Whether runs stop when the guest has printed something on its console.
@@ -331,6 +339,7 @@ impl<U: Unit> Machine<U> {
                 Some(Stop::Breakpoint) => return Ok(RunStop::Breakpoint),
                 Some(Stop::Watchpoint(hit)) => return Ok(RunStop::Watchpoint(hit)),
                 Some(Stop::Trap(trap)) => return Ok(RunStop::Trap(trap)),
+                Some(Stop::Observer) => return Ok(RunStop::Observer),
             }
         }
     }
@@ -387,6 +396,7 @@ impl<U: Unit> Machine<U> {
     fn apply(&mut self, event: Event) {
         let now_ns = self.moment().time_ns;
         let platform = &mut self.bus.platform;
+        let ram = self.engine.cpu().ram().memory();
         match event {
             Event::PowerOn(_) => {}
             Event::ConsoleInput(bytes) => {
@@ -401,7 +411,7 @@ impl<U: Unit> Machine<U> {
             }
             Event::NetworkInput(frames) => platform.with_bus(now_ns, |bus| {
                 if let Some(mut network) = bus.network_mut() {
-                    network.push_frames(self.ram.memory(), frames);
+                    network.push_frames(ram, frames);
                 }
             }),
             Event::PowerButton => platform.press_power_button(now_ns),
@@ -482,3 +492,10 @@ impl<U: Unit> Machine<U> {
 
 /// RFLAGS.IF.
 const INTERRUPT_FLAG: u64 = 1 << 9;
+
+/// A machine can change threads: workers of a search own theirs.
+const _: () = {
+    const fn is_send<T: Send>() {}
+    is_send::<Machine<Instructions>>();
+    is_send::<Machine<crate::position::Exits>>();
+};

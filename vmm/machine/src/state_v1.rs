@@ -1,7 +1,7 @@
 //! The first version of what is stored of a machine but for RAM and disk: [`MachineState`] and its parts,
 //! field by field in the order on disk.
 //!
-//! Checkpoints hold these bytes, and recordings hashes of some and ends of others (`tests/stored_bytes.rs`
+//! Checkpoints hold these bytes, and recordings hashes of some and ends of others (`vmm/recording/tests/stored_bytes.rs`
 //! has examples), so nothing in here may be moved, added or retyped. The conversions name every field on both
 //! sides: when a part gets another, they do not compile until it is decided what becomes of it.
 
@@ -11,8 +11,8 @@ use devices::platform::PlatformStateV1;
 use serde::{Deserialize, Serialize};
 
 use crate::console_tail::ConsoleTail;
+use crate::machine_state::MachineState;
 use crate::outcome::Outcome;
-use crate::states::MachineState;
 
 /// What is stored of a [`MachineState`]: all of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

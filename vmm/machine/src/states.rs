@@ -1,50 +1,18 @@
-//! Everything about a machine but what RAM and disk hold: as plain data, as hashes, and going to another such state.
+//! A machine's state without RAM and disk: taking it, its hashes, and going to another one.
 
 use checkpoint::Maps;
-use cpu::{Counts, CpuState};
-use devices::pci::PciBusStateV1;
-use devices::platform::PlatformStateV1;
+use cpu::Counts;
 
 use crate::checks::{CheckParts, CheckRecord};
-use crate::clock::Clock;
 use crate::comparable::cpu_hash;
-use crate::console_tail::ConsoleTail;
 use crate::error::Error;
 use crate::hashes::{Hashes, hash_of, short};
-use crate::outcome::Outcome;
+use crate::machine_state::MachineState;
 use crate::position::Exits;
 use crate::ram_digest;
 use crate::run::Machine;
 use crate::state_v1::ConsoleTailV1;
 use crate::unit::Unit;
-
-/// Everything about a machine but the contents of RAM and disk: plain data, canonical.
-#[derive(Clone, Debug, PartialEq)]
-pub struct MachineState {
-    /// The CPU.
-    pub cpu: CpuState,
-    /// What was counted.
-    pub counts: Counts,
-    /// All devices.
-    pub platform: PlatformStateV1<PciBusStateV1>,
-    /// Virtual time that passed idle.
-    pub idle_ns: u64,
-    /// What the console showed last.
-    pub console: ConsoleTail,
-    /// How the run ended, if it did.
-    pub outcome: Option<Outcome>,
-}
-
-impl MachineState {
-    /// The virtual time, if counts and console are such as a machine with this clock can have them; the devices look at theirs when
-    /// they are restored. States may come from strangers.
-    fn check(&self, clock: &Clock) -> Result<u64, &'static str> {
-        if !self.console.is_possible() {
-            return Err("its console kept more, or less, than the end of the output");
-        }
-        clock.time_of(self.counts, self.idle_ns)
-    }
-}
 
 impl<U: Unit> Machine<U> {
     /// Everything but RAM and disk.
@@ -99,7 +67,7 @@ impl<U: Unit> Machine<U> {
 
     /// Hashes of everything that can influence the future, from a look at all of it.
     pub fn hashes(&mut self) -> Hashes {
-        let (ram, disk) = (ram_digest::of_all(&self.ram, self.likeness), self.disk_hash());
+        let (ram, disk) = (ram_digest::of_all(self.ram(), self.likeness), self.disk_hash());
         self.hashes_with(ram, disk)
     }
 

@@ -1,18 +1,18 @@
 //! Engines that count no instructions: stopping them where no exit is, and finding such a place again.
 //!
 //! While recording, such an engine leaves the guest wherever it is once time is up, and an event says where
-//! that was: a mark. In a replay the engine stops at each place that may be the mark, and the machine decides
-//! by the hash of all registers and the digest of RAM whether it is.
+//! that was: a landing place. In a replay the engine stops at each place that may be the landing
+//! place. The machine decides by the hash of all registers and the digest of RAM whether it is.
 //!
 //! An engine that goes by a count of branches may run beyond the place ([`End::Overshot`]). Between two exits
 //! no device changes and no event comes in. So restoring registers and RAM is enough to bring the machine
 //! back.
 
-use checkpoint::PageMap;
-use cpu::{Counts, CpuState, Stop, fold_registers};
+use cpu::{Stop, fold_registers};
 
+use crate::between_exits::Before;
 use crate::comparable;
-use crate::engine::{End, Engine, Leave, Mark};
+use crate::engine::{End, LandingPlace, Leave};
 use crate::error::Error;
 use crate::inputs::Stopped;
 use crate::run::Machine;
@@ -21,46 +21,6 @@ use crate::unit::Unit;
 /// After this number of overshoots of one place its count of branches is taken for wrong.
 const MOST_OVERSHOTS: u32 = 24;
 
-/// Where the machine is between two exits.
-#[derive(Default)]
-pub(super) struct Stopping {
-    /// The guest was stopped here without an exit, and no event has said so yet.
-    pub stopped: Option<Stopped>,
-    /// The CPU's counts did not begin at power-on ([`Machine::count_anew`]).
-    pub counts_anew: bool,
-    /// The place where the guest stands was taken for the mark, and is not.
-    not_here: bool,
-    /// How often in a row the engine ran beyond the mark.
-    overshots: u32,
-    /// What is restored if it does so again.
-    before: Option<Before>,
-}
-
-/// What a run to a counted place begins with.
-struct Before {
-    cpu: CpuState,
-    counts: Counts,
-    ram: PageMap,
-    not_here: bool,
-}
-
-impl Stopping {
-    /// A run begins.
-    pub fn begin(&mut self) {
-        self.overshots = 0;
-    }
-
-    /// The machine is somewhere else now.
-    pub fn forget(&mut self) {
-        (self.stopped, self.not_here) = (None, false);
-    }
-
-    /// Whether the count of branches tells the place where the guest was stopped.
-    pub fn counts_branches(&self, engine: &dyn Engine) -> bool {
-        self.stopped.is_some() && engine.counts_branches() && !self.counts_anew
-    }
-}
-
 impl<U: Unit> Machine<U> {
     /// What the engine is told, from what the inputs want. Keeps what is needed if the engine then goes too
     /// far.
@@ -68,12 +28,12 @@ impl<U: Unit> Machine<U> {
         self.bus.await_deadline(matches!(wanted, Leave::After { .. }));
         let not_here = std::mem::take(&mut self.stopping.not_here);
         self.stopping.before = None;
-        let Leave::At(mark) = wanted else { return Ok(wanted) };
+        let Leave::At(goal) = wanted else { return Ok(wanted) };
         let gives_up = self.stopping.overshots >= MOST_OVERSHOTS;
         if self.stopping.overshots == MOST_OVERSHOTS {
             log::warn!("a count of branches is never come to: the place is looked for without it");
         }
-        let branches = mark.branches.filter(|_| !gives_up && !self.stopping.counts_anew);
+        let branches = goal.branches.filter(|_| !gives_up && !self.stopping.counts_anew);
         if branches.is_some() && self.engine.overshoots() {
             // Costs as much as the pages written since the last one.
             self.update_image()?;
@@ -81,7 +41,7 @@ impl<U: Unit> Machine<U> {
             self.stopping.before =
                 Some(Before { cpu: self.engine.state(), counts: self.engine.counts(), ram, not_here });
         }
-        Ok(Leave::At(Mark { branches, not_here, ..mark }))
+        Ok(Leave::At(LandingPlace { branches, not_here, ..goal }))
     }
 
     /// What the end of an engine's run means to the machine, given how the engine was told to leave the
@@ -91,8 +51,8 @@ impl<U: Unit> Machine<U> {
             (End::Stop(stop), _) => return Ok(Some(stop)),
             (End::Forced, Leave::After { note: true, .. }) => self.stopping.stopped = Some(self.here()?),
             (End::Forced, _) => self.stopping.stopped = Some(Stopped::default()),
-            (End::Mark, Leave::At(mark)) => self.compare_with(mark)?,
-            (End::Mark, _) => {}
+            (End::LandingPlace, Leave::At(goal)) => self.compare_with(goal)?,
+            (End::LandingPlace, _) => {}
             (End::Overshot, _) => self.go_back()?,
         }
         Ok(None)
@@ -105,10 +65,10 @@ impl<U: Unit> Machine<U> {
         Ok(Stopped { registers: fold_registers(&state.gpr), ram_digest: self.ram_digest()? })
     }
 
-    /// The guest may be at the mark: decides by the rest of the machine whether it is.
-    fn compare_with(&mut self, mark: Mark) -> Result<(), Error> {
-        let stopped = Stopped { registers: mark.registers, ram_digest: mark.ram_digest };
-        let registers = self.view().cpu_hash() == mark.cpu_hash;
+    /// The guest may be at the landing place: decides by the rest of the machine whether it is.
+    fn compare_with(&mut self, goal: LandingPlace) -> Result<(), Error> {
+        let stopped = Stopped { registers: goal.registers, ram_digest: goal.ram_digest };
+        let registers = self.view().cpu_hash() == goal.cpu_hash;
         self.stopping.not_here = !registers || self.here()? != stopped;
         if self.stopping.not_here {
             let (at, rip) = (self.moment().count, self.engine.cpu().rip());

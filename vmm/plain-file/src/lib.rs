@@ -1,5 +1,19 @@
-//! Opens files that may be a stranger's: plain ones, and nothing else. A pipe in the place of a file would let its reader wait
-//! for ever, a device could be read without an end, or do something when it is opened.
+//! Opens plain files, and nothing else: for files that may be a stranger's.
+//!
+//! ```
+//! use std::path::Path;
+//!
+//! let folder = tempfile::tempdir()?;
+//! let path = folder.path().join("image");
+//! std::fs::write(&path, b"kernel")?;
+//! assert_eq!(plain_file::read(&path, 100)?, b"kernel");
+//! assert!(plain_file::read(&path, 3).is_err(), "the file is larger");
+//! assert!(plain_file::open(Path::new("/dev/null")).is_err(), "a device");
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! A pipe in the place of a file would let its reader wait for ever. A device could be read without an end, or do
+//! something when it is opened.
 
 #![forbid(unsafe_code)]
 

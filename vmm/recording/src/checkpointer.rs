@@ -128,14 +128,14 @@ impl<C: Unit> Checkpointer<C> {
     /// replay reaches in the same state, and if it is worth their cost. Waits until everything is stored that can be.
     pub fn finish<U: Unit>(mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
         let at = machine.moment_in::<C>();
-        let mut lost = self.writer.settle()?;
+        let mut lost = self.writer.wait_and_take_lost()?;
         if !self.pace.due_at_end(at, machine.written_count()?) {
             self.writer.close()?;
             return Ok(());
         }
         if let Some(trail) = self.trail.take().filter(|_| lost.is_empty()) {
             trail.store(at, log.format(), &mut self.writer)?;
-            lost = self.writer.settle()?;
+            lost = self.writer.wait_and_take_lost()?;
         }
         machine.write_again(lost);
         // Where the run was ended from outside, or by idling, time may have passed since the place was

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use checkpoint::{Entry, Maps, PAGE_BYTES, PageMap, Space, Store};
 
+pub use crate::checkpoint_head::CheckpointHead;
 use crate::cursor::Cursor;
 use crate::files::CHECKPOINTS;
-use crate::head_v1::CheckpointHeadV1;
 use crate::log::Log;
 use machine::error::Error;
 use machine::position::{Count, Exits, Instructions, Moment};
@@ -25,49 +25,6 @@ pub struct Snapshot<C> {
     pub maps: Maps,
     /// How far the log was played.
     pub cursor: Cursor<C>,
-}
-
-/// What a checkpoint says of itself without being unpacked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CheckpointHead<C> {
-    /// Where.
-    pub at: Moment<C>,
-    /// Retired conditional branches there; zero where exits are counted.
-    pub branches: u64,
-    /// System calls entered until there; zero where exits are counted.
-    pub system_calls: u64,
-    /// RIP there.
-    pub rip: u64,
-    /// How far the log was played.
-    pub cursor: Cursor<C>,
-}
-
-impl<C: Unit> CheckpointHead<C> {
-    /// The head of a checkpoint taken here, whose position need not be in what the machine counts.
-    pub fn of<U: Unit>(machine: &Machine<U>, cursor: Cursor<C>) -> CheckpointHead<C> {
-        let cpu = machine.cpu();
-        let (branches, system_calls) =
-            if C::NAMES_ONE_PLACE { (cpu.branches(), cpu.system_calls()) } else { (0, 0) };
-        CheckpointHead { at: machine.moment_in(), branches, system_calls, rip: cpu.rip(), cursor }
-    }
-
-    /// Its bytes.
-    pub fn to_bytes(&self, format: Format) -> Vec<u8> {
-        match format {
-            Format::V5 => postcard::to_stdvec(&CheckpointHeadV1::from(self)),
-        }
-        .expect("plain data in memory always serializes")
-    }
-
-    /// From bytes of whatever origin.
-    pub fn parse(format: Format, bytes: &[u8]) -> Option<CheckpointHead<C>> {
-        match format {
-            Format::V5 => {
-                let (head, rest) = postcard::take_from_bytes::<CheckpointHeadV1>(bytes).ok()?;
-                rest.is_empty().then(|| head.into())
-            }
-        }
-    }
 }
 
 /// A recording's checkpoints, for reading.

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoints::CheckpointHead;
+use crate::checkpoint_head::CheckpointHead;
 use crate::cursor::Cursor;
 use crate::moment_v1::MomentV1;
 use machine::position::Count;

@@ -1,34 +1,104 @@
-//! Recordings: what is written down of a run, and reading it again.
+//! Recordings: writes a run's event log and what lies beside it, and reads them again.
 //!
-//! Start with [`recorder`] and [`player`]: the two inputs that know the log, of which one writes it and the
-//! other gives what is in it. [`opened`] is a recording on disk; [`manifest`] says which machine it is of,
-//! [`mod@log`] holds what came in, [`checkpoints`] the machine at some points. The [`checkpointer`] decides
-//! when checkpoints are taken, at a [`pace`]; the [`trail`] keeps two more for the end. [`pack`] makes one
-//! file of everything. `vmm/recording/FORMAT.md` describes the files.
+//! ```
+//! use machine::Machine;
+//! use machine::config::{MachineConfig, MachineOptions};
+//! use machine::inputs::PowerOn;
+//! use machine::position::{Count, Instructions};
+//! use recording::player::Player;
+//! use recording::recorder::Recorder;
+//! use recording::{Opened, Recording};
 //!
-//! Nothing here asks the host for input or time (that is [`host`]) or decides what to do with a
-//! recording (that is [`history::replay`] and [`history::timeline`]).
+//! let folder = tempfile::tempdir()?;
+//! let options = MachineOptions {
+//!     kernel: tiny_guest::write_kernel(folder.path(), 100),
+//!     memory_bytes: 4 << 20,
+//!     debug_exit: Some(0x501),
+//!     ..MachineOptions::default()
+//! };
+//! let (config, images) = MachineConfig::from_options(&options)?;
+//! let power_on = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
+//!
+//! // Record: someone types a letter at instruction 300.
+//! let mut machine = Machine::new(&config, &images, &power_on)?;
+//! let path = folder.path().join("r.ttvm");
+//! let log = Recording::<Instructions>::create(&path, &config)?;
+//! let typed = tiny_guest::Script(tiny_guest::typed(&[(300, "x")]));
+//! let mut recorder = Recorder::new(typed, log, power_on);
+//! machine.run(Instructions::MAX, &mut recorder)?;
+//! recorder.finish(&mut machine)?;
+//!
+//! // Replay: the log takes the place of the typist.
+//! let Opened::ByInstructions(recording) = Opened::open(&path)? else { panic!("it counts instructions") };
+//! let mut player = Player::new(recording.log.clone())?;
+//! let mut again = Machine::new(&config, &images, player.power_on())?;
+//! again.run(Instructions::MAX, &mut player)?;
+//! assert_eq!(again.hashes(), machine.hashes());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! To make a recording, start with [`Recordable`]: a machine and its description. `vmm/history/examples` has whole programs.
+//! To understand one, start with [`recorder`] and [`player`]: the recorder writes the log, and the player gives what is in it. [`opened`]
+//! is a recording on disk. [`manifest`] says which machine it is of, [`mod@log`] holds what came in, and
+//! [`checkpoints`] holds the machine at some points. The [`checkpointer`] decides when checkpoints are taken, at a
+//! [`pace`]; the [`trail`] keeps two more for the end. [`pack`] makes one file of everything. `vmm/recording/FORMAT.md`
+//! describes the files.
+//!
+//! The way of one event, a key that is pressed, to the log and back:
+//!
+//! ```text
+//! recording                                             replaying
+//!   keyboard                                              events.log
+//!      │ read                                                 │ Log, in pieces
+//!   LiveConsole   vmm/host/src/console.rs                  Player
+//!      │ Event::ConsoleInput                                  │ compares registers and position,
+//!   Recorder ──► events.log                                   │ then gives the same event
+//!      │ Inputs::poll                                         │ Inputs::poll
+//!      └──────────────────────────┬───────────────────────────┘
+//!                              Machine   vmm/machine/src/run.rs: take_events, apply
+//!                                 │ push_input, at the same position in both
+//!                              UART      devices/src/uart.rs ──► interrupt ──► the guest's driver
+//! ```
+//!
+//! A frame from the network goes the same way as `Event::NetworkInput` to `devices/src/virtio/net.rs`. A frame that the
+//! guest sends comes back from the device to the machine with its position, and goes to the peer by
+//! `Inputs::network_output`; in a replay it goes nowhere. The device counts and hashes sent frames in its state, so
+//! every check of the devices compares them. Devices of the host are asked in the middle of an instruction, by
+//! `Inputs::ask_devices`. The answer is `Event::Devices`.
+//!
+//! Nothing here asks the host for input or time: the package `host` does. The packages above decide what to do with a
+//! recording.
+//!
+//! The log and the pack format are the crate's own, because a file may be a stranger's or be cut off anywhere. The
+//! codecs under them (postcard, CRC-32, Zstandard) are libraries.
 
 #![forbid(unsafe_code)]
 
+mod checkpoint_head;
 pub mod checkpointer;
 pub mod checkpoints;
 pub mod console_digest;
 pub mod cursor;
 pub mod files;
+mod head_bytes;
 mod head_v1;
 pub mod log;
 pub mod manifest;
+mod manifest_text;
 mod manifest_v5;
 mod moment_v1;
+pub mod new_recording;
 pub mod opened;
 pub mod pace;
 pub mod pack;
 pub mod player;
+pub mod recordable;
 pub mod recorder;
 pub mod relink;
 pub mod trail;
 
 pub use files::{CHECKPOINTS, EVENTS, MANIFEST};
 pub use manifest::{FORMAT_VERSION, Manifest};
+pub use new_recording::NewRecording;
 pub use opened::{Opened, Recording, Recounted, create_folder};
+pub use recordable::Recordable;

@@ -9,7 +9,7 @@ use crate::cursor::Cursor;
 use crate::log::{EventRecord, Log, LogEntry, Piece};
 use machine::checks::{CheckParts, CheckRecord};
 use machine::divergence::Divergence;
-use machine::engine::{Leave, Mark};
+use machine::engine::{LandingPlace, Leave};
 use machine::error::Error;
 use machine::hashes::hex;
 use machine::inputs::{AskedAt, Event, Idle, Inputs, PowerOn, Sent, View};
@@ -399,7 +399,7 @@ impl<C: Unit> Inputs<C> for Player<C> {
             Next::Event(EventRecord { at, rip, cpu_hash, event: Event::Stopped(stopped), branches })
                 if *at == now =>
             {
-                Leave::At(Mark {
+                Leave::At(LandingPlace {
                     rip: *rip,
                     registers: stopped.registers,
                     branches: (*branches != 0).then_some(*branches),

@@ -5,7 +5,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use crate::files::MANIFEST;
-use crate::manifest::{Manifest, read_manifest};
+use crate::manifest::Manifest;
+use crate::manifest_text::read_manifest;
 use crate::opened::must_be_a_directory;
 use machine::config::{ImageFile, MachineConfig, hash_image};
 use machine::error::Error;

@@ -1,14 +1,22 @@
-//! Locks the process in, once it has opened what it needs: whatever takes it over later has nothing to reach for.
+//! Locks the process in: afterwards it reaches only the files and system calls that it named before.
 //!
-//! ```text
-//!   open files, sockets, devices, start helpers ──► lock_in ──► start threads, run the guest
+//! ```no_run
+//! use sandbox::Needs;
+//!
+//! // Open files, sockets and devices, and start helpers, before this.
+//! let needs = Needs { read: vec!["/srv/images".into()], ..Needs::default() };
+//! let locked = sandbox::lock_in(&needs)?;
+//! println!("Landlock: {:?}; seccomp: {}", locked.files, locked.calls);
+//! // Start threads and run the guest after it.
+//! # Ok::<(), sandbox::Error>(())
 //! ```
 //!
-//! Four locks, each of which holds by itself where the host lacks another: capabilities are given up ([`mod@privileges`]),
-//! no program that is executed gains any (`no_new_privs`), Landlock leaves files and folders that were named ([`mod@files`]),
-//! and seccomp leaves a list of system calls ([`mod@calls`]). There is no way back out. [`fn@probe`] says what a host offers.
+//! There are four locks, and each holds by itself if the host lacks another. [`mod@privileges`] gives up capabilities.
+//! `no_new_privs` keeps executed programs from gaining any. Landlock leaves the files and folders that were named
+//! ([`mod@files`]). seccomp leaves a list of system calls ([`mod@calls`]). There is no way back out. [`fn@probe`] says
+//! what a host offers.
 //!
-//! This package knows nothing of guests; what a process still needs, its caller says by [`Needs`].
+//! This package knows nothing of guests. The caller says by [`Needs`] what the process still needs.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,33 @@
-//! The machine and what it did, in the formats of other tools.
+//! What a person is shown of a machine and of a recording, as plain data, and both in the formats of other tools.
+//!
+//! ```
+//! use std::path::Path;
+//!
+//! use history::timeline::Timeline;
+//! use machine::error::Error;
+//! use machine::position::Instructions;
+//!
+//! /// Writes a core file of the guest at a position, for gdb or crash.
+//! fn dump(timeline: &mut Timeline, at: Instructions, to: &Path) -> Result<(), Error> {
+//!     timeline.seek(at, &mut || false)?;
+//!     views::core_file::write(timeline.machine(), to)?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! [`state`] is the machine at one place, and [`hits`] are the places where something happens. Both serialize, and both have
+//! a text for people. [`guest_kernel`] names the running thread and its callers. [`core_file`] writes the machine for
+//! debuggers, and [`trace`] writes what threads did for Perfetto. Perfetto's messages are the ten that a trace needs, with
+//! `prost`; the whole format has hundreds.
 
 #![forbid(unsafe_code)]
 
+pub mod console;
 pub mod core_file;
+pub mod guest_kernel;
+pub mod hits;
+pub mod memory;
 mod perfetto;
+pub mod state;
+pub mod tasks;
 pub mod trace;
-pub mod witness;

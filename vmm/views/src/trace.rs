@@ -1,8 +1,7 @@
 //! What a guest did, as a trace for Perfetto: which thread ran when, system calls, interrupts and exceptions with their
 //! durations, and the console's lines.
 //!
-//! A part of the recording is searched for all of these at once, on all cores, and what was found becomes packets in the
-//! order of the run. On a thread's track, what begins later ends earlier: a system call, a page fault in it, an interrupt
+//! All cores search the recording for all of these at once, and what they find becomes packets in the order of the run. On a thread's track, what begins later ends earlier: a system call, a page fault in it, an interrupt
 //! in that. Where a thread goes on with its program, all of it has ended. The ends are where the kernel's code says so:
 //! behind its call of `do_syscall_64`, and at the one IRET that all interrupts return by.
 //!
@@ -21,19 +20,17 @@ use iced_x86::{Code, Decoder, DecoderOptions};
 use serde::Serialize;
 use syscalls::x86_64::Sysno;
 
+use crate::guest_kernel::GuestKernel;
 use crate::perfetto::{
     DebugAnnotation, FtraceEvent, FtraceEventBundle, Packets, ProcessDescriptor, SchedSwitch,
     ThreadDescriptor, TracePacket, TrackDescriptor, TrackEvent, kind,
 };
-use crate::witness::Witness;
 use history::timeline::{Breakpoint, Cause, Hit, Poll, Stops, Timeline};
 use machine::Machine;
 use machine::error::Error;
 use machine::new_file::NewFile;
 use machine::position::{Count, Instructions};
 
-/// Steps that are searched at once: what is found in them is in memory.
-const PART_STEPS: u64 = 2_000_000_000;
 /// The kernel's function that goes from one thread to another: it gets both.
 const SWITCH: &str = "__switch_to";
 /// The instruction by which interrupts and exceptions return.
@@ -78,23 +75,19 @@ pub fn write(
     poll: &mut Poll<'_>,
     mut progress: impl FnMut(Instructions),
 ) -> Result<Counts, Error> {
-    let witness = witness(timeline, from, poll)?;
-    let places = Places::of(timeline.machine(), &witness.symbols);
+    let kernel = kernel(timeline, from, poll)?;
+    let places = Places::of(timeline.machine(), &kernel.symbols);
     let mut file = NewFile::begin(path)?;
     let unwritten = |source| Error::file("write", path)(source);
     let mut trace = Trace::new(Packets::new(BufWriter::new(file.file())));
     timeline.set_stops(places.stops());
-    let mut begin = from;
-    while begin < to {
-        progress(begin);
-        let end = to.min(begin + PART_STEPS);
-        let look = |machine: &Machine<Instructions>, hit| Note::of(machine, hit, &witness, &places);
-        let hits = timeline.hits_seen(begin, end, usize::MAX, &look, poll)?;
-        if hits.interrupted_at.is_some() {
-            return Err(Error::Interrupted);
-        }
-        hits.found.into_iter().try_for_each(|note| trace.add(note)).map_err(unwritten)?;
-        begin = end;
+    let look = |machine: &Machine<Instructions>, hit| Note::of(machine, hit, &kernel, &places);
+    let mut add = |notes: Vec<Note>| {
+        notes.last().iter().for_each(|note| progress(note.at));
+        notes.into_iter().try_for_each(|note| trace.add(note)).map_err(unwritten)
+    };
+    if timeline.each_hit(from..to, usize::MAX, &look, &mut add, poll)?.is_some() {
+        return Err(Error::Interrupted);
     }
     timeline.seek(to, poll)?.unless_interrupted()?;
     let counts = trace.finish(timeline.machine().moment().time_ns).map_err(unwritten)?;
@@ -103,14 +96,14 @@ pub fn write(
 }
 
 /// What is known of the kernel: where the trace begins, or at the recording's end where there is none yet.
-fn witness(timeline: &mut Timeline, from: Instructions, poll: &mut Poll<'_>) -> Result<Witness, Error> {
+fn kernel(timeline: &mut Timeline, from: Instructions, poll: &mut Poll<'_>) -> Result<GuestKernel, Error> {
     timeline.seek(from, poll)?.unless_interrupted()?;
-    if let Ok(witness) = Witness::of_guest(timeline.machine()) {
-        return Ok(witness);
+    if let Ok(kernel) = GuestKernel::of_guest(timeline.machine()) {
+        return Ok(kernel);
     }
     timeline.seek(timeline.end(), poll)?.unless_interrupted()?;
     let none = |none| Error::Position(format!("there is nothing to trace: {none} at the recording's end"));
-    Witness::of_guest(timeline.machine()).map_err(none)
+    GuestKernel::of_guest(timeline.machine()).map_err(none)
 }
 
 /// Instructions that are looked for; what a kernel does not have is left out.
@@ -189,9 +182,9 @@ struct Interrupted {
 }
 
 impl Note {
-    fn of(machine: &Machine<Instructions>, hit: Hit, witness: &Witness, places: &Places) -> Note {
+    fn of(machine: &Machine<Instructions>, hit: Hit, kernel: &GuestKernel, places: &Places) -> Note {
         let time_ns = machine.moment().time_ns;
-        let thread = witness.thread(machine);
+        let thread = kernel.thread(machine);
         let what = match hit.cause {
             Cause::SystemCall(number) => What::SystemCall(number),
             Cause::Vector(vector) => {
@@ -209,7 +202,7 @@ impl Note {
             Cause::Breakpoint(at) if Some(at) == places.interrupt_return => {
                 What::InterruptReturns { to_program: stack_word(machine, 8).is_some_and(|cs| cs & 3 == 3) }
             }
-            Cause::Breakpoint(at) if Some(at) == places.switch => switch(machine, witness),
+            Cause::Breakpoint(at) if Some(at) == places.switch => switch(machine, kernel),
             Cause::Breakpoint(_) | Cause::Watch { .. } => What::Nothing,
         };
         Note { at: hit.before, time_ns, thread, what }
@@ -236,9 +229,9 @@ fn interrupted(machine: &Machine<Instructions>, vector: u8) -> Option<Interrupte
 }
 
 /// The threads that the kernel's function was given.
-fn switch(machine: &Machine<Instructions>, witness: &Witness) -> What {
+fn switch(machine: &Machine<Instructions>, kernel: &GuestKernel) -> What {
     let gpr = machine.cpu().state().gpr;
-    let (previous, next) = (witness.thread_at(machine, gpr[7]), witness.thread_at(machine, gpr[6]));
+    let (previous, next) = (kernel.thread_at(machine, gpr[7]), kernel.thread_at(machine, gpr[6]));
     match (previous, next) {
         (Some((_, state)), Some((next, _))) => What::Switch { next, state },
         _ => What::Nothing,

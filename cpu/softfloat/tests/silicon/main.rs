@@ -6,8 +6,6 @@
 //! are signals and have a test of their own.
 #![cfg(target_arch = "x86_64")]
 
-#[allow(dead_code, reason = "the portable tests use the rest")]
-mod random;
 mod sse_compare;
 mod sse_native;
 #[cfg(target_os = "linux")]
@@ -15,6 +13,11 @@ mod sse_unmasked;
 mod x87_compare;
 mod x87_native;
 mod x87_transcendental;
+
+/// `base` cases, times `SOFTFLOAT_SCALE`.
+fn cases(base: u32) -> u32 {
+    base * seeded::setting("SOFTFLOAT_SCALE", 1) as u32
+}
 
 /// Whether the processor is Intel's; skips the test if not. Where the manual leaves room (transcendentals, the step of a partial
 /// remainder) the library follows Intel, and other vendors' processors are no reference.

@@ -1,7 +1,8 @@
 //! SSE: every operation against the processor, under every rounding mode, DAZ and FTZ.
 
-use crate::random::{Random, cases};
+use crate::cases;
 use crate::sse_native as native;
+use seeded::Operands;
 use softfloat::env::PE;
 use softfloat::sse::{self, Predicate, SseEnv};
 use std::fmt::Debug;
@@ -9,7 +10,7 @@ use std::fmt::Debug;
 const BASE: u32 = 200_000;
 
 /// All exceptions masked, no flags; random rounding mode, DAZ and FTZ.
-fn random_mxcsr(random: &mut Random) -> u32 {
+fn random_mxcsr(random: &mut Operands) -> u32 {
     let daz_ftz = [0, 0x40, 0x8000, 0x8040][random.below(4) as usize];
     0x1f80 | (random.below(4) as u32) << 13 | daz_ftz
 }
@@ -37,18 +38,18 @@ fn check<R: PartialEq + Debug>(
 }
 
 trait Operand: Copy + std::fmt::LowerHex + PartialEq + Debug {
-    fn random(random: &mut Random) -> Self;
+    fn random(random: &mut Operands) -> Self;
     /// A value related to `self`, so that sums cancel and products land near the limits.
-    fn relative(self, random: &mut Random) -> Self;
+    fn relative(self, random: &mut Operands) -> Self;
 }
 
 macro_rules! operand {
     ($bits:ty, $make:ident, $fraction:literal, $max:literal) => {
         impl Operand for $bits {
-            fn random(random: &mut Random) -> Self {
+            fn random(random: &mut Operands) -> Self {
                 random.$make()
             }
-            fn relative(self, random: &mut Random) -> Self {
+            fn relative(self, random: &mut Operands) -> Self {
                 let other = random.$make();
                 let sign_fraction = other & !($max << $fraction);
                 let exponent = (self >> $fraction) & $max;
@@ -91,7 +92,7 @@ fn several<T: Operand>(
     hardware: impl Fn(u32, T, T) -> (T, u32),
     software: impl Fn(&mut SseEnv, T, T) -> T,
 ) {
-    let mut random = Random::for_test(name);
+    let mut random = Operands::for_test(name, "SOFTFLOAT_SEED");
     for _ in 0..cases(count) {
         let mxcsr = random_mxcsr(&mut random);
         let a = T::random(&mut random);
@@ -102,11 +103,11 @@ fn several<T: Operand>(
 
 fn unary<A: std::fmt::LowerHex + Copy, R: PartialEq + Debug>(
     name: &str,
-    operand: impl Fn(&mut Random) -> A,
+    operand: impl Fn(&mut Operands) -> A,
     hardware: impl Fn(u32, A) -> (R, u32),
     software: impl Fn(&mut SseEnv, A) -> R,
 ) {
-    let mut random = Random::for_test(name);
+    let mut random = Operands::for_test(name, "SOFTFLOAT_SEED");
     for _ in 0..cases(BASE) {
         let mxcsr = random_mxcsr(&mut random);
         let a = operand(&mut random);
@@ -157,18 +158,18 @@ fn minimum_and_maximum() {
 
 #[test]
 fn square_root() {
-    unary("sqrtss", Random::f32, native::sqrtss, sse::sqrt);
-    unary("sqrtsd", Random::f64, native::sqrtsd, sse::sqrt);
+    unary("sqrtss", Operands::f32, native::sqrtss, sse::sqrt);
+    unary("sqrtsd", Operands::f64, native::sqrtsd, sse::sqrt);
 }
 
 #[test]
 fn between_formats() {
-    unary("cvtss2sd", Random::f32, native::cvtss2sd, sse::f32_to_f64);
+    unary("cvtss2sd", Operands::f32, native::cvtss2sd, sse::f32_to_f64);
     unary("cvtsd2ss", near_f32, native::cvtsd2ss, sse::f64_to_f32);
 }
 
 /// A binary64 value, often around the limits of binary32.
-fn near_f32(random: &mut Random) -> u64 {
+fn near_f32(random: &mut Operands) -> u64 {
     let exponent = match random.below(4) {
         0 => 1023 - 127 + random.below(4),
         1 => 1023 - 152 + random.below(30),
@@ -180,16 +181,16 @@ fn near_f32(random: &mut Random) -> u64 {
 
 #[test]
 fn from_integers() {
-    let narrow = |random: &mut Random| random.integer() as u32;
+    let narrow = |random: &mut Operands| random.integer() as u32;
     unary("cvtsi2ss32", narrow, native::cvtsi2ss32, |env, a| sse::from_i32(env, a as i32));
     unary("cvtsi2sd32", narrow, native::cvtsi2sd32, |env, a| sse::from_i32(env, a as i32));
-    unary("cvtsi2ss64", Random::integer, native::cvtsi2ss64, |env, a| sse::from_i64(env, a as i64));
-    unary("cvtsi2sd64", Random::integer, native::cvtsi2sd64, |env, a| sse::from_i64(env, a as i64));
+    unary("cvtsi2ss64", Operands::integer, native::cvtsi2ss64, |env, a| sse::from_i64(env, a as i64));
+    unary("cvtsi2sd64", Operands::integer, native::cvtsi2sd64, |env, a| sse::from_i64(env, a as i64));
 }
 
 #[test]
 fn to_integers() {
-    let (f32, f64) = (Random::f32, Random::f64);
+    let (f32, f64) = (Operands::f32, Operands::f64);
     unary("cvtss2si32", f32, native::cvtss2si32, |env, a| sse::to_i32(env, a) as u32);
     unary("cvtss2si64", f32, native::cvtss2si64, |env, a| sse::to_i64(env, a) as u64);
     unary("cvtsd2si32", f64, native::cvtsd2si32, |env, a| sse::to_i32(env, a) as u32);
@@ -205,14 +206,14 @@ fn unsigned_integers() {
     if !std::is_x86_feature_detected!("avx512f") {
         return skip::test("this processor has no AVX-512F");
     }
-    let narrow = |random: &mut Random| random.integer() as u32;
+    let narrow = |random: &mut Operands| random.integer() as u32;
     unary("vcvtusi2ss32", narrow, native::vcvtusi2ss32, sse::from_u32);
-    unary("vcvtusi2ss64", Random::integer, native::vcvtusi2ss64, sse::from_u64);
-    unary("vcvtusi2sd64", Random::integer, native::vcvtusi2sd64, sse::from_u64);
-    unary("vcvtss2usi32", Random::f32, native::vcvtss2usi32, sse::to_u32);
-    unary("vcvtsd2usi64", Random::f64, native::vcvtsd2usi64, sse::to_u64);
-    unary("vcvttsd2usi32", Random::f64, native::vcvttsd2usi32, sse::to_u32_truncating);
-    unary("vcvttss2usi64", Random::f32, native::vcvttss2usi64, sse::to_u64_truncating);
+    unary("vcvtusi2ss64", Operands::integer, native::vcvtusi2ss64, sse::from_u64);
+    unary("vcvtusi2sd64", Operands::integer, native::vcvtusi2sd64, sse::from_u64);
+    unary("vcvtss2usi32", Operands::f32, native::vcvtss2usi32, sse::to_u32);
+    unary("vcvtsd2usi64", Operands::f64, native::vcvtsd2usi64, sse::to_u64);
+    unary("vcvttsd2usi32", Operands::f64, native::vcvttsd2usi32, sse::to_u32_truncating);
+    unary("vcvttss2usi64", Operands::f32, native::vcvttss2usi64, sse::to_u64_truncating);
 }
 
 #[test]
@@ -223,8 +224,12 @@ fn integral_values() {
     for imm8 in [0, 1, 2, 3, 4, 8, 9, 10, 11, 12] {
         let single = |mxcsr, a| native::roundss(mxcsr, 0, a, imm8);
         let double = |mxcsr, a| native::roundsd(mxcsr, 0, a, imm8);
-        unary(&format!("roundss {imm8}"), Random::f32, single, |env, a| sse::round_to_integral(env, a, imm8));
-        unary(&format!("roundsd {imm8}"), Random::f64, double, |env, a| sse::round_to_integral(env, a, imm8));
+        unary(&format!("roundss {imm8}"), Operands::f32, single, |env, a| {
+            sse::round_to_integral(env, a, imm8)
+        });
+        unary(&format!("roundsd {imm8}"), Operands::f64, double, |env, a| {
+            sse::round_to_integral(env, a, imm8)
+        });
     }
 }
 
@@ -279,7 +284,7 @@ fn fused<T: Operand + sse::Ieee>(
     negate: (bool, bool),
     hardware: impl Fn(u32, [T; 3]) -> (T, u32),
 ) {
-    let mut random = Random::for_test(name);
+    let mut random = Operands::for_test(name, "SOFTFLOAT_SEED");
     for _ in 0..cases(BASE) {
         let mxcsr = random_mxcsr(&mut random);
         let a = T::random(&mut random);
@@ -335,7 +340,7 @@ fn half_precision() {
 }
 
 /// A binary32 value, mostly around the limits of binary16.
-fn near_f16(random: &mut Random) -> u32 {
+fn near_f16(random: &mut Operands) -> u32 {
     let exponent = match random.below(4) {
         0 => 127 - 16 + random.below(4) as u32,
         1 => 127 - 28 + random.below(16) as u32,
@@ -348,7 +353,7 @@ fn near_f16(random: &mut Random) -> u32 {
 /// Our estimates are our own; what the SDM promises must hold, and special operands must give the same.
 #[test]
 fn estimates() {
-    let mut random = Random::for_test("estimates");
+    let mut random = Operands::for_test("estimates", "SOFTFLOAT_SEED");
     for _ in 0..cases(BASE) {
         let a = random.f32();
         estimate(a, sse::reciprocal(a), native::rcpss(a), |x| 1.0 / x);

@@ -3,7 +3,8 @@
 //! A SIGFPE handler notes the MXCSR with which #XM was delivered and masks everything, so that the interrupted
 //! instruction then completes. Linux only, because it knows that signal frame.
 
-use crate::random::{Random, cases};
+use crate::cases;
+use seeded::Operands;
 use softfloat::sse::{self, Predicate, SseEnv};
 use std::arch::asm;
 use std::sync::Once;
@@ -105,14 +106,14 @@ fn compare(
     hardware: fn(u32, Lanes, Lanes) -> Result<u32, u32>,
     software: impl Fn(&mut SseEnv, Lanes, Lanes),
 ) {
-    let mut random = Random::for_test(name);
+    let mut random = Operands::for_test(name, "SOFTFLOAT_SEED");
     for _ in 0..cases(BASE) {
         // Any control and sticky flags; at most one lane in two is special, or every case would be invalid.
-        let mxcsr = random.next() as u32 & 0xffff;
-        let lanes = |random: &mut Random| -> Lanes {
+        let mxcsr = random.bits() as u32 & 0xffff;
+        let lanes = |random: &mut Operands| -> Lanes {
             std::array::from_fn(|_| match random.below(2) {
                 0 => random.f32(),
-                _ => (random.next() as u32 & 0x807f_ffff) | (127 - 64 + random.below(128) as u32) << 23,
+                _ => (random.bits() as u32 & 0x807f_ffff) | (127 - 64 + random.below(128) as u32) << 23,
             })
         };
         let (a, b) = (lanes(&mut random), lanes(&mut random));

@@ -1,9 +1,10 @@
 //! x87: every operation with a defined result against the processor, under every rounding mode, precision
 //! control and set of masks: result, exception flags, C1 and the other condition codes.
 
+use crate::cases;
 use crate::is_intel;
-use crate::random::{Random, cases};
 use crate::x87_native::{self as native, Before, Instruction, State};
+use seeded::Operands;
 use softfloat::Relation;
 use softfloat::x87::{self, C0, C1, C2, C3, Constant, F80, Pair, Remainder, X87Env};
 use std::fmt::Debug;
@@ -16,15 +17,15 @@ const TOP_BEFORE: u16 = 6;
 const UNTOUCHED: [u8; 10] = [0xa5; 10];
 
 /// All rounding modes and precisions; a quarter with random masks.
-pub fn random_before(random: &mut Random) -> Before {
+pub fn random_before(random: &mut Operands) -> Before {
     let masks = if random.below(4) == 0 { random.below(64) as u16 } else { 0x3f };
     let precision = [0u16, 2, 3, 3, 1][random.below(5) as usize];
     let control = 0x40 | masks | precision << 8 | (random.below(4) as u16) << 10;
-    Before { control, codes: random.next() as u16 & (C0 | C1 | C2 | C3) }
+    Before { control, codes: random.bits() as u16 & (C0 | C1 | C2 | C3) }
 }
 
 /// An operand: mostly a number, sometimes an encoding that none of the other formats has.
-pub fn random_f80(random: &mut Random) -> F80 {
+pub fn random_f80(random: &mut Operands) -> F80 {
     let exponent = random.exponent(15);
     let mut mantissa = random.fraction(63) | 1 << 63;
     if exponent == 0 || random.below(32) == 0 {
@@ -39,7 +40,7 @@ pub fn random_f80(random: &mut Random) -> F80 {
 }
 
 /// An operand related to `a`: equal or cancelling, or such that products and quotients meet the limits.
-fn relative(random: &mut Random, a: F80) -> F80 {
+fn relative(random: &mut Operands, a: F80) -> F80 {
     let other = random_f80(random);
     let exponent = i32::from(a.sign_exponent & 0x7fff);
     let jitter = random.below(7) as i32 - 3;
@@ -63,7 +64,7 @@ fn each(
     instruction: Instruction,
     judge: impl Fn(Before, F80, F80, &State) -> Result<(), String>,
 ) {
-    let mut random = Random::for_test(name);
+    let mut random = Operands::for_test(name, "SOFTFLOAT_SEED");
     for _ in 0..cases(BASE) {
         let before = random_before(&mut random);
         let a = random_f80(&mut random);
@@ -201,10 +202,10 @@ fn comparisons_that_pop() {
 fn memory_operand<T: Copy + Debug>(
     name: &str,
     instruction: Instruction,
-    operand: impl Fn(&mut Random) -> (T, [u8; 10]),
+    operand: impl Fn(&mut Operands) -> (T, [u8; 10]),
     software: impl Fn(&mut X87Env, F80, T) -> Option<F80>,
 ) {
-    let mut random = Random::for_test(name);
+    let mut random = Operands::for_test(name, "SOFTFLOAT_SEED");
     for _ in 0..cases(BASE) {
         let before = random_before(&mut random);
         let a = random_f80(&mut random);
@@ -226,17 +227,17 @@ fn bytes(value: u64) -> [u8; 10] {
     bytes
 }
 
-fn f32_operand(random: &mut Random) -> (u32, [u8; 10]) {
+fn f32_operand(random: &mut Operands) -> (u32, [u8; 10]) {
     let value = random.f32();
     (value, bytes(value.into()))
 }
 
-fn f64_operand(random: &mut Random) -> (u64, [u8; 10]) {
+fn f64_operand(random: &mut Operands) -> (u64, [u8; 10]) {
     let value = random.f64();
     (value, bytes(value))
 }
 
-fn integer_operand(random: &mut Random) -> (i64, [u8; 10]) {
+fn integer_operand(random: &mut Operands) -> (i64, [u8; 10]) {
     let value = random.integer();
     (value as i64, bytes(value))
 }
@@ -266,7 +267,7 @@ fn memory_operands() {
 
 #[test]
 fn memory_comparisons() {
-    let mut random = Random::for_test("fcom m32, m64");
+    let mut random = Operands::for_test("fcom m32, m64", "SOFTFLOAT_SEED");
     for _ in 0..cases(BASE) {
         let before = random_before(&mut random);
         let a = random_f80(&mut random);
@@ -287,7 +288,7 @@ fn memory_comparisons() {
 fn load<T: Copy + Debug>(
     name: &str,
     instruction: Instruction,
-    operand: impl Fn(&mut Random) -> (T, [u8; 10]),
+    operand: impl Fn(&mut Operands) -> (T, [u8; 10]),
     software: impl Fn(&mut X87Env, T) -> Option<F80>,
 ) {
     memory_operand(name, instruction, operand, |env, _, value| software(env, value));
@@ -298,12 +299,12 @@ fn loads() {
     load("fld m32", native::fld_m32, f32_operand, x87::from_f32);
     load("fld m64", native::fld_m64, f64_operand, x87::from_f64);
     load("fild m64", native::fild_m64, integer_operand, |_, value| Some(x87::from_i64(value)));
-    let extended = |random: &mut Random| {
+    let extended = |random: &mut Operands| {
         let value = random_f80(random);
         (value, value.to_bytes())
     };
     load("fld m80", native::fld_m80, extended, |_, value| Some(value));
-    let bcd = |random: &mut Random| -> ([u8; 10], [u8; 10]) {
+    let bcd = |random: &mut Operands| -> ([u8; 10], [u8; 10]) {
         // Half of them with nibbles that are no digits.
         let limit = if random.below(2) == 0 { 10 } else { 16 };
         let digits = std::array::from_fn(|_| (random.below(limit) | random.below(limit) << 4) as u8);
@@ -313,7 +314,7 @@ fn loads() {
 }
 
 /// A value around the range of binary32 (`small`) or binary64, or of the integers.
-fn near_limits(random: &mut Random, minimum: i32, maximum: i32) -> F80 {
+fn near_limits(random: &mut Operands, minimum: i32, maximum: i32) -> F80 {
     let value = random_f80(random);
     let exponent = match random.below(5) {
         0 => minimum - 3 + random.below(6) as i32,
@@ -332,7 +333,7 @@ fn store<const SIZE: usize>(
     (minimum, maximum): (i32, i32),
     software: impl Fn(&mut X87Env, F80) -> Option<[u8; SIZE]>,
 ) {
-    let mut random = Random::for_test(name);
+    let mut random = Operands::for_test(name, "SOFTFLOAT_SEED");
     for _ in 0..cases(BASE) {
         let before = random_before(&mut random);
         let a = near_limits(&mut random, minimum, maximum);

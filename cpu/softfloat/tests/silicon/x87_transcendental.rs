@@ -1,10 +1,11 @@
 //! Transcendental instructions: our results are correctly rounded, the processor's are within a unit in the
 //! last place or so (SDM vol. 1, 8.3.10). Everything else (special operands, flags, C2) must be the same.
 
+use crate::cases;
 use crate::is_intel;
-use crate::random::{Random, cases};
 use crate::x87_compare::{random_before, random_f80};
 use crate::x87_native::{self as native, Before, Instruction, State};
+use seeded::Operands;
 use softfloat::env::{OE, UE};
 use softfloat::x87::{self, Angle, C0, C1, C2, C3, F80, Pair, X87Env};
 
@@ -65,7 +66,7 @@ fn same_flags(env: &X87Env, state: &State) -> Result<(), String> {
 }
 
 /// A number of moderate size as often as not.
-fn moderate(random: &mut Random, lowest: i32, highest: i32) -> F80 {
+fn moderate(random: &mut Operands, lowest: i32, highest: i32) -> F80 {
     let value = random_f80(random);
     if random.below(4) == 0 {
         return value;
@@ -84,10 +85,10 @@ fn other_codes(before: Before, state: &State) -> Result<(), String> {
 fn each(
     name: &str,
     instruction: Instruction,
-    operands: impl Fn(&mut Random) -> (F80, F80),
+    operands: impl Fn(&mut Operands) -> (F80, F80),
     judge: impl Fn(&mut X87Env, F80, F80, &State) -> Result<(), String>,
 ) {
-    let mut random = Random::for_test(name);
+    let mut random = Operands::for_test(name, "SOFTFLOAT_SEED");
     for _ in 0..cases(BASE) {
         let before = random_before(&mut random);
         let (a, b) = operands(&mut random);
@@ -110,7 +111,7 @@ fn f2xm1() {
     if !is_intel() {
         return;
     }
-    let operands = |random: &mut Random| (moderate(random, -70, 0), F80::ONE);
+    let operands = |random: &mut Operands| (moderate(random, -70, 0), F80::ONE);
     each("f2xm1", native::f2xm1, operands, |env, a, _, state| {
         close(state.registers[0], x87::f2xm1(env, a).unwrap_or(a))
     });
@@ -120,7 +121,7 @@ fn f2xm1() {
 fn popping(
     name: &str,
     instruction: Instruction,
-    operands: impl Fn(&mut Random) -> (F80, F80),
+    operands: impl Fn(&mut Operands) -> (F80, F80),
     software: impl Fn(&mut X87Env, F80, F80) -> Option<F80>,
 ) {
     each(name, instruction, operands, |env, a, b, state| match software(env, a, b) {
@@ -135,7 +136,7 @@ fn fyl2x() {
     if !is_intel() {
         return;
     }
-    let operands = |random: &mut Random| {
+    let operands = |random: &mut Operands| {
         let mut x = moderate(random, -3, 3);
         x.sign_exponent &= if random.below(8) == 0 { 0xffff } else { 0x7fff };
         (x, moderate(random, -40, 40))
@@ -148,7 +149,7 @@ fn fyl2xp1() {
     if !is_intel() {
         return;
     }
-    let operands = |random: &mut Random| (moderate(random, -70, 3), moderate(random, -40, 40));
+    let operands = |random: &mut Operands| (moderate(random, -70, 3), moderate(random, -40, 40));
     popping("fyl2xp1", native::fyl2xp1, operands, x87::fyl2xp1);
 }
 
@@ -157,11 +158,11 @@ fn fpatan() {
     if !is_intel() {
         return;
     }
-    let operands = |random: &mut Random| (moderate(random, -6, 6), moderate(random, -6, 6));
+    let operands = |random: &mut Operands| (moderate(random, -6, 6), moderate(random, -6, 6));
     popping("fpatan", native::fpatan, operands, x87::fpatan);
 }
 
-fn angle(random: &mut Random) -> (F80, F80) {
+fn angle(random: &mut Operands) -> (F80, F80) {
     (moderate(random, -40, 64), F80::ONE)
 }
 

@@ -4,7 +4,7 @@
 //! instruction: `packed` the regular integer ones (what they compute is in [`crate::simd`]), `moves` and
 //! `transfer` data movement, `fp` and `convert` floating point over the `softfloat` crate, `strings` PCMPxSTRx,
 //! `save` control and state. VEX and EVEX encodings have mnemonics of their own, which no module
-//! lowers: they are undefined on this CPU model.
+//! lowers: they are undefined.
 //!
 //! Manual: SDM vol. 2 for each instruction; vol. 3, 23.25 (exception classes; 22.25 in older editions); vol. 1,
 //! chapter 13 (state saving).

@@ -1,4 +1,4 @@
-//! Privileged and system instructions. MONITOR, MWAIT, RSM, VMX and SVM do not exist on this model: they are
+//! Privileged and system instructions. MONITOR, MWAIT, RSM, VMX and SVM do not exist: they are
 //! declined, which makes them #UD.
 
 mod checks;

@@ -27,7 +27,7 @@ use super::relocation::{self, Relocations};
 use super::undefined::assert_all_inverted;
 use crate::frame::{EXPECTED, Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 use crate::jumps::{JUMP_BITS, JUMP_FACTOR, JumpSlot};
-use crate::{Source, Undefined};
+use crate::{Part, Parts, Source, Undefined};
 
 /// An instruction cannot be written after all; it is left to the interpreter.
 #[derive(Debug)]
@@ -295,13 +295,17 @@ pub(super) struct Site {
     pub lookup: usize,
     /// What becomes of what the host's instructions leave undefined.
     pub undefined: Undefined,
+    /// What blocks may make use of.
+    pub parts: Parts,
 }
 
 /// Translates a block; `None` if that is not worth it.
 pub(super) fn write(source: &Source<'_>, site: &Site, recipes: &mut Recipes) -> Option<Written> {
     let kinds: Vec<Option<Kind>> = source.instructions.iter().map(kind_of).collect();
-    let groups = Groups::of(source, kinds.iter().copied());
-    let known = Known::of(source, &kinds);
+    let has = |part| site.parts.has(part);
+    let groups =
+        if has(Part::Groups) { Groups::of(source, kinds.iter().copied()) } else { Groups::none(source) };
+    let known = if has(Part::Recipes) { Known::of(source, &kinds) } else { Known::nothing(source) };
     let steps = plan(source, &kinds, &groups.roles, &known);
     let inline = steps.iter().filter(|step| step.kind.is_some()).count();
     if 2 * inline < source.instructions.len() || inline == 0 {
@@ -331,7 +335,8 @@ pub(super) fn write(source: &Source<'_>, site: &Site, recipes: &mut Recipes) -> 
         expecting: 0,
         in_twin: vec![0; source.instructions.len()],
     };
-    let twin = groups.first().map(|first| (first, plan(source, &kinds, &Groups::none(source).roles, &known)));
+    let first = groups.first().filter(|_| has(Part::Twins));
+    let twin = first.map(|first| (first, plan(source, &kinds, &Groups::none(source).roles, &known)));
     let checked = twin.as_ref().map_or(&steps, |(_, plan)| plan);
     let changes = changed_under_first_flags(source, checked);
     let written =
@@ -341,6 +346,14 @@ pub(super) fn write(source: &Source<'_>, site: &Site, recipes: &mut Recipes) -> 
         assert_all_inverted(&written.code);
     }
     Some(Written { changes, movable, ..written })
+}
+
+/// Takes out the entrances that rely on what was checked before them: there is no twin to go on in.
+fn forget_checked(entrances: &mut [Entrance], groups: &Groups) {
+    for (n, entrance) in entrances.iter_mut().enumerate() {
+        entrance.at = entrance.at.filter(|_| groups.can_begin_at(n));
+        entrance.behind = entrance.behind.filter(|_| groups.can_begin_at(n + 1));
+    }
 }
 
 /// Whether a block's code would be the same, but for its relocations, wherever the guest's code is mapped.
@@ -386,6 +399,9 @@ impl BlockWriter<'_> {
             self.leave_unless_mapped(&page);
         }
         let mut entrances = self.instructions(plan, 0)?;
+        if twin.is_none() {
+            forget_checked(&mut entrances, groups);
+        }
         if let Some((first, plan)) = twin {
             (self.twin, self.in_frame) = (true, set::ALL);
             let of_twin = self.instructions(plan, first)?;
@@ -405,8 +421,10 @@ impl BlockWriter<'_> {
             at: entrance.at,
             behind: entrance.behind,
         };
-        let reentries =
-            entrances.into_iter().enumerate().filter(|(_, entrance)| entrance.exits).map(reentry).collect();
+        let may_reenter = self.site.parts.has(Part::Reentries);
+        let entrances =
+            entrances.into_iter().enumerate().filter(|(_, entrance)| may_reenter && entrance.exits);
+        let reentries = entrances.map(reentry).collect();
         let dead = self.ways_out();
         let (code, relocations) = self.asm.finish();
         Ok(Written {
@@ -541,8 +559,12 @@ impl BlockWriter<'_> {
                     self.asm.alu(B8, alu::CMP, RDX, at(RCX, slots + TlbSlot::PAGE));
                     let back = self.asm.jcc(cc::E);
                     self.asm.lead_to(back, found);
-                    let on = self.asm.jmp();
-                    self.asm.lead_to(on, self.in_twin[instruction]);
+                    if self.twin {
+                        let on = self.asm.jmp();
+                        self.asm.lead_to(on, self.in_twin[instruction]);
+                    } else {
+                        self.leave_at(instruction);
+                    }
                 }
             }
         }

@@ -26,7 +26,9 @@ use relocation::Place;
 
 use crate::frame::{Frame, TlbSlot};
 use crate::jumps::{JumpSlot, Jumps};
-use crate::{At, Entry, Guest, Left, Link, MAX_INSTRUCTIONS, MAX_STEPS, Miss, Resume, Source, Undefined};
+use crate::{
+    At, Entry, Guest, Left, Link, MAX_INSTRUCTIONS, MAX_STEPS, Miss, Part, Parts, Resume, Source, Undefined,
+};
 
 /// Bytes of code, at most; when they are used up all is translated anew.
 const CODE_BYTES: usize = 64 << 20;
@@ -105,10 +107,10 @@ impl Block {
 
 impl Translator {
     /// A translator without code; `None` where the host does not let a program make code. `undefined` says what becomes of
-    /// what the host's instructions leave undefined.
-    pub fn new(undefined: Undefined) -> Option<Translator> {
+    /// what the host's instructions leave undefined, `parts` what the translator may make use of.
+    pub fn new(undefined: Undefined, parts: Parts) -> Option<Translator> {
         let mut code = CodeMemory::new(CODE_BYTES)?;
-        let site = glue(&mut code, undefined);
+        let site = glue(&mut code, undefined, parts);
         let first = code.next();
         Some(Translator {
             code,
@@ -128,6 +130,11 @@ impl Translator {
         self.site.undefined
     }
 
+    /// What it makes use of.
+    pub fn parts(&self) -> Parts {
+        self.site.parts
+    }
+
     /// Translates a block; `None` if that is not worth it.
     pub fn translate(&mut self, source: &Source<'_>) -> Option<Translation> {
         let count = source.instructions.len();
@@ -141,7 +148,8 @@ impl Translator {
 
     /// Whether a translation serves wherever the guest has the block's bytes.
     pub fn is_movable(&self, translation: &Translation) -> bool {
-        translation.written.movable && translation.cookbook == self.cookbook
+        let may_move = self.site.parts.has(Part::Places) && translation.written.movable;
+        may_move && translation.cookbook == self.cookbook
     }
 
     /// Gives a block at an address the code of its translation; `None` if that was not made for such an address, or if there is
@@ -246,7 +254,8 @@ impl Translator {
 
     /// Lets one block's code lead straight to another's, whose page is in a slot of the TLB.
     pub fn link(&mut self, link: Link, to: Entry, page: &TlbSlot) {
-        if link.generation != self.generation || !self.is_alive(to) {
+        let may_link = self.site.parts.has(Part::Links);
+        if !may_link || link.generation != self.generation || !self.is_alive(to) {
             return;
         }
         let to = &self.blocks[to.number as usize];
@@ -308,6 +317,9 @@ impl Translator {
         }
         let block = &mut self.blocks[entry.number as usize];
         block.addend = Some(page.addend());
+        if !self.site.parts.has(Part::Jumps) {
+            return;
+        }
         self.jumps.remember(JumpSlot {
             rip: block.rip,
             addend: page.addend(),
@@ -420,7 +432,7 @@ fn distance(at: usize, to: usize) -> [u8; 4] {
 }
 
 /// Writes how generated code is entered, at offset 0, how it looks for a target, and how it is left.
-fn glue(code: &mut CodeMemory, undefined: Undefined) -> block::Site {
+fn glue(code: &mut CodeMemory, undefined: Undefined, parts: Parts) -> block::Site {
     let mut asm = Asm::new(undefined);
     let push = |asm: &mut Asm, reg: Reg, opcode: u8| {
         if reg.0 >= 8 {
@@ -446,5 +458,35 @@ fn glue(code: &mut CodeMemory, undefined: Undefined) -> block::Site {
     CALLEE_SAVED.iter().rev().for_each(|&reg| push(&mut asm, reg, 0x58));
     asm.byte(0xc3);
     code.append(asm.bytes());
-    block::Site { exit, lookup, undefined }
+    block::Site { exit, lookup, undefined, parts }
+}
+
+#[cfg(test)]
+mod tests {
+    use iced_x86::{Decoder, DecoderOptions};
+
+    use super::*;
+
+    /// What is written of a loop that loads from and stores to a structure, under flags that follow from registers.
+    fn written(parts: Parts) -> Option<block::Written> {
+        // mov ebx, [rsi]; cmp ebx, ecx; mov ebx, [rdi+8]; mov [rdi+16], ebx; mov ebx, [rdi+24]; je to the first
+        let code =
+            [0x8b, 0x1e, 0x39, 0xcb, 0x39, 0xd1, 0x8b, 0x5f, 8, 0x89, 0x5f, 16, 0x8b, 0x5f, 24, 0x74, 0xef];
+        let instructions: Vec<_> =
+            Decoder::with_ip(64, &code, 0x1000, DecoderOptions::NONE).into_iter().collect();
+        let source = Source { rip: 0x1000, instructions: &instructions, second_page: None };
+        let mut translator = Translator::new(Undefined::AsOnTheHost, parts)?;
+        block::write(&source, &translator.site, &mut translator.recipes)
+    }
+
+    #[test]
+    fn code_is_another_without_a_part() {
+        let Some(all) = written(Parts::ALL) else { return };
+        for part in [Part::Groups, Part::Twins, Part::ExpectedAddends, Part::Recipes] {
+            let other = written(Parts::ALL.without(part)).expect("the host lets it make code");
+            assert!(other.code != all.code, "{part:?}");
+        }
+        let other = written(Parts::ALL.without(Part::Reentries)).expect("the host lets it make code");
+        assert!(other.code == all.code && other.reentries.is_empty() && !all.reentries.is_empty());
+    }
 }

@@ -74,7 +74,7 @@ fn an_emergency_write_needs_no_driver() {
 
 #[test]
 fn random_bytes_are_the_stream_of_the_seed() {
-    use rand_chacha::rand_core::{RngCore, SeedableRng};
+    use rand_chacha::rand_core::{Rng, SeedableRng};
     let mut pc = pc();
     let (_, mut rings) = Driver::start(&mut pc, RNG_SLOT, !0, false);
     let buffer = pc.allocate(1024);

@@ -2,7 +2,7 @@
 //! always agrees.
 
 use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
+use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use super::driver::{INDIRECT, NEXT, WRITE};
 use super::*;

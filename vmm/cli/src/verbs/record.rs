@@ -8,15 +8,14 @@ use machine::inputs::Inputs;
 use machine::position::{Exits, Instructions};
 use machine::unit::Unit;
 use recording::create_folder;
-use recording::recorder::Recorder;
 use sandbox::Needs;
 
 use crate::companion::{Companion, Leftovers};
 use crate::go_live::Source;
 use crate::machine_args::MachineArgs;
 use crate::output::say;
-use crate::overheard::Overheard;
-use crate::recorded::{CheckpointArgs, record_to_end, say_when_files_may_not_grow};
+use crate::recorded::{CheckpointArgs, record_to_end, report, say_when_files_may_not_grow};
+use crate::run_listener::WithListener;
 use crate::sandbox_arg::SandboxArgs;
 use crate::stats::StatsArgs;
 
@@ -60,12 +59,12 @@ fn record_from<U: Unit, I: Inputs<U>>(
     let mut needs = Needs { helper: companion.is_some(), ..planned.needs() };
     needs.written.push(args.output.clone());
     args.sandbox.lock_in(&needs)?;
-    let (mut begun, live) = planned.begin()?;
-    let log = begun.log(&args.output)?;
+    let (mut guest, live) = planned.begin()?;
+    let recording = guest.record_in_empty(&args.output)?;
     say(&format!("ttvm: {}", live.pacing()));
-    let inputs = Overheard { inner: inputs(live), listener: marks.clone() };
-    let recorder = Recorder::new(inputs, log, begun.power_on);
-    let code = record_to_end(&args.checkpoints, &args.output, &mut begun.machine, recorder)?;
-    args.stats.write(&marks, &begun.machine)?;
+    let inputs = WithListener { inner: inputs(live), listener: marks.clone() };
+    record_to_end(&args.checkpoints, recording, inputs)?;
+    let code = report(&guest.machine, &args.output);
+    args.stats.write(&marks, &guest.machine)?;
     Ok(code)
 }

@@ -12,17 +12,14 @@ use machine::position::{Exits, Instructions};
 use machine::unit::Unit;
 use machine::{Machine, RunStop};
 use recording::create_folder;
-use recording::recorder::Recorder;
 use sandbox::Needs;
 
-use crate::beginning::Begun;
 use crate::companion::{Companion, Leftovers};
 use crate::go_live::Source;
-use crate::late_start::begin_here;
 use crate::machine_args::MachineArgs;
 use crate::output::say;
-use crate::overheard::Overheard;
-use crate::recorded::{CheckpointArgs, record_to_end, say_when_files_may_not_grow};
+use crate::recorded::{CheckpointArgs, record_to_end, report, say_when_files_may_not_grow};
+use crate::run_listener::WithListener;
 use crate::sandbox_arg::SandboxArgs;
 use crate::stats::{Marks, StatsArgs};
 use crate::watch::{Watch, Watcher, serve};
@@ -103,12 +100,12 @@ fn run_live<U: Unit, I: Inputs<U>>(
 ) -> Result<i32, Error> {
     let planned = args.machine.plan::<U>(source)?;
     args.sandbox.lock_in(&planned.needs())?;
-    let (Begun { mut machine, start, .. }, live) = planned.begin()?;
-    // It may be as large as the guest's memory.
-    drop(start);
+    let (mut guest, live) = planned.begin()?;
+    guest.forget_beginning();
     say(&format!("ttvm: {}", live.pacing()));
-    let stop = run_to_stop(&mut machine, &mut Overheard { inner: inputs(live), listener: marks.clone() })?;
-    end(args, &machine, stop, marks)
+    let mut inputs = WithListener { inner: inputs(live), listener: marks.clone() };
+    let stop = run_to_stop(&mut guest.machine, &mut inputs)?;
+    end(args, &guest.machine, stop, marks)
 }
 
 /// Runs a machine that may be recorded from some moment on.
@@ -123,31 +120,31 @@ fn run_watched(args: &Args, source: Option<Source>, marks: &Marks) -> Result<i32
     let mut needs = Needs { clients: listener.is_some(), helper: true, ..planned.needs() };
     needs.written.extend(output.clone());
     args.sandbox.lock_in(&needs)?;
-    let (Begun { mut machine, config, power_on, start }, live) = planned.begin()?;
-    drop(start);
+    let (mut guest, live) = planned.begin()?;
+    guest.forget_beginning();
     say(&format!("ttvm: {}", live.pacing()));
     let watch = Watch::new(output.clone());
     listener.map_or(Ok(()), |listener| serve(listener, watch.clone()))?;
     let watcher = Watcher::new(watch.clone(), record_when.as_deref());
-    let watched = Overheard { inner: live, listener: watcher };
-    let mut inputs = Overheard { inner: watched, listener: marks.clone() };
+    let watched = WithListener { inner: live, listener: watcher };
+    let mut inputs = WithListener { inner: watched, listener: marks.clone() };
     loop {
-        let stop = run_to_stop(&mut machine, &mut inputs)?;
+        let stop = run_to_stop(&mut guest.machine, &mut inputs)?;
         let Some(folder) = output.as_deref().filter(|_| stop == RunStop::Paused) else {
-            return end(args, &machine, stop, marks);
+            return end(args, &guest.machine, stop, marks);
         };
-        let before = machine.moment();
-        match begin_here(&mut machine, &config, folder) {
-            Ok(log) => {
+        let before = guest.machine.moment();
+        match guest.record_from_here(folder) {
+            Ok(recording) => {
                 watch.began(before.time_ns);
                 say(&format!(
                     "\r\nttvm: recording from here, {:.6} s guest time\r",
                     before.time_ns as f64 / 1e9
                 ));
                 inputs.inner.inner.count_anew(before.count);
-                let recorder = Recorder::new(inputs, log, power_on);
-                let code = record_to_end(&args.checkpoints, folder, &mut machine, recorder)?;
-                args.stats.write(marks, &machine)?;
+                record_to_end(&args.checkpoints, recording, inputs)?;
+                let code = report(&guest.machine, folder);
+                args.stats.write(marks, &guest.machine)?;
                 return Ok(code);
             }
             Err(error) => {

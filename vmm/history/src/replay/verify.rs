@@ -8,7 +8,7 @@
 //! where there is a second recording of the same run, both machines can be had live, and the first
 //! instruction that they execute differently is found ([`crate::replay::bisect`]).
 
-use cpu::{CpuState, Tier};
+use cpu::{CpuState, Parts, Tier};
 
 use crate::replay::bisect::{FAR_APART, Parting, Side, find_parting};
 use crate::replay::compare_checkpoints::{CheckpointComparison, CheckpointDifference};
@@ -174,6 +174,6 @@ pub fn compare_tiers(
 ) -> Result<Option<Parting>, Error> {
     let until = last_place(recording).saturating_add(1);
     let mut interpreted = Side::by(Tier::Interpreter, recording, None)?;
-    let mut translated = Side::by(Tier::Translator { after: 0 }, recording, fault)?;
+    let mut translated = Side::by(Tier::Translator { after: 0, parts: Parts::ALL }, recording, fault)?;
     find_parting(&mut interpreted, &mut translated, Instructions(0), until, stride, progress)
 }

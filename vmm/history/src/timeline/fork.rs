@@ -2,21 +2,19 @@
 //! that was never recorded. Nothing comes into it from outside, it only goes forward, and leaving it puts the
 //! machine back into the recorded history at the place where the fork began. The recording never hears of it.
 
-use cpu::CpuState;
-
-use super::stops::{Armed, Stops};
-use super::travel::{Timeline, TravelStop};
-use super::walker::{POLL_STEPS, Poll};
-use machine::RunStop;
+use super::shared::Poll;
+use super::stops::{Armed, Stops, TravelStop};
+use super::walker::POLL_STEPS;
 use machine::error::Error;
 use machine::inputs::{Event, Idle, Inputs, View};
 use machine::position::{Count, Instructions, Moment};
+use machine::{Machine, RunStop};
 use recording::checkpoints::Snapshot;
 
 /// A fork under way.
 pub(super) struct Fork {
     /// Where history was left.
-    root: Snapshot<Instructions>,
+    pub root: Snapshot<Instructions>,
 }
 
 /// What a fork gets from outside: time passes, and that is all.
@@ -36,68 +34,19 @@ impl Inputs<Instructions> for NoInputs {
     }
 }
 
-impl Timeline {
-    /// The place at which the fork began that the machine is in, if it is in one.
-    pub fn forked_at(&self) -> Option<Instructions> {
-        self.fork.as_ref().map(|fork| Instructions(fork.root.state.counts.steps))
-    }
-
-    /// Replaces the CPU's registers. Begins a fork, unless the machine is in one.
-    pub fn change_registers(&mut self, state: &CpuState) -> Result<(), Error> {
-        self.begin_fork()?;
-        self.walker.machine.change_registers(state);
-        Ok(())
-    }
-
-    /// Writes memory at a linear address as a debugger: all bytes, or none where some of them are not mapped
-    /// to RAM, which is `false`. Begins a fork, unless the machine is in one.
-    pub fn change_memory(&mut self, address: u64, bytes: &[u8]) -> Result<bool, Error> {
-        if !self.walker.machine.can_change_memory(address, bytes.len()) {
-            return Ok(false);
-        }
-        self.begin_fork()?;
-        self.walker.machine.change_memory(address, bytes);
-        Ok(true)
-    }
-
-    /// Goes back to where the fork began; gives where that is, or `None` if the machine is in no fork.
-    pub fn leave_fork(&mut self) -> Result<Option<Instructions>, Error> {
-        let Some(fork) = &self.fork else { return Ok(None) };
-        let root = Instructions(fork.root.state.counts.steps);
-        Armed::disarm(&mut self.walker.machine);
-        self.walker.restore(&fork.root)?;
-        // Only now: had it failed, the machine would still be none that history knows.
-        self.fork = None;
-        Ok(Some(root))
-    }
-
-    fn begin_fork(&mut self) -> Result<(), Error> {
-        if self.fork.is_none() {
-            self.fork = Some(Fork { root: self.snapshot()? });
-            self.walker.machine.go_on_after_end();
-        }
-        Ok(())
-    }
-
-    /// Refuses what makes sense in the recorded history only.
-    pub(super) fn must_be_history(&self) -> Result<(), Error> {
-        match self.forked_at() {
-            None => Ok(()),
-            Some(at) => Err(Error::Position(format!(
-                "this is a scratch fork of the recording, begun at instruction {at}, and it only goes forward: \
-                 'monitor back' returns to the recorded history"
-            ))),
-        }
+impl Fork {
+    /// The place where history was left.
+    pub fn begun_at(&self) -> Instructions {
+        Instructions(self.root.state.counts.steps)
     }
 
     /// Runs a fork on to a place, or to something to stop at.
-    pub(super) fn run_fork(
-        &mut self,
+    pub fn run(
+        machine: &mut Machine<Instructions>,
         target: Instructions,
         stops: &Stops,
         poll: &mut Poll<'_>,
     ) -> Result<TravelStop, Error> {
-        let machine = &mut self.walker.machine;
         let mut origin = machine.moment().count;
         let armed = Armed::new(stops, machine);
         loop {

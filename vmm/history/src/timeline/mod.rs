@@ -1,27 +1,32 @@
 //! Time travel. Callers say where to go; the timeline decides how.
 //!
-//! Start with [`Timeline`] (`travel`), which is what callers see. It moves a `walker`, which leaves snapshots
-//! behind; `search` looks for things, on all cores; `stops` says what there is to stop at, and `condition`
-//! reads that from text; `positions` finds out what a notation means; `settler` makes near what lies before, while nothing moves; `fast_forward` has KVM go ahead; `fork`
-//! lets a debugger change things beside the recorded history. `vmm/history/TRAVEL.md` has the ideas.
+//! Start with [`Timeline`] (`travel`), which is what callers see. It moves a `walker`, which leaves snapshots behind; `shared`
+//! is what all walkers of a session have in common. `search` looks for things along an interval, and `workers` do so on all
+//! cores; `stops` says what there is to stop at, and `condition` reads that from text. `positions` finds out what a notation
+//! means. `settler` makes near what lies before, while nothing moves. `runner` has KVM go ahead. `changes` lets a debugger
+//! change things in a scratch `fork`. `vmm/history/TRAVEL.md` has the ideas.
 //!
 //! A timeline knows instruction counts only: [`crate::recount`] comes first where a recording counts exits.
 //! Nothing here changes what was recorded; all that it adds to a recording are checkpoints.
 
+mod changes;
 mod condition;
-mod fast_forward;
 mod fork;
 mod positions;
+mod runner;
 mod search;
 mod settler;
+mod shared;
 mod snapshot;
 mod stops;
 mod travel;
 mod walker;
+mod workers;
 
 pub use condition::{CONDITIONS, Condition, Names, NoNames, number};
-pub use fast_forward::FastForward;
-pub use search::{Direction, Look};
-pub use stops::{Breakpoint, Cause, Comparison, Filter, Hit, Relation, Stops, Watch, address_space};
-pub use travel::{Hits, Meter, Timeline, TravelStop, cores};
-pub use walker::Poll;
+pub use search::{Direction, Interval, Look};
+pub use shared::{FastForward, Poll};
+pub use stops::{
+    Breakpoint, Cause, Comparison, Filter, Hit, Relation, Stops, TravelStop, Watch, address_space,
+};
+pub use travel::{Hits, Meter, Timeline, cores};

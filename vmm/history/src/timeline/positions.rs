@@ -1,7 +1,8 @@
 //! What the notations of positions mean in a recording.
 
+use super::shared::Poll;
 use super::travel::Timeline;
-use super::walker::{Poll, Walked, Walker};
+use super::walker::{Walked, Walker};
 use machine::Machine;
 use machine::error::Error;
 use machine::notation::{Distance, PositionSpec};

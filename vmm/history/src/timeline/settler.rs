@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use super::walker::{FAR_SPACING, Shared, Walked, Walker};
+use super::shared::Shared;
+use super::walker::{FAR_SPACING, Walked, Walker};
 use machine::error::Error;
 use machine::position::{Count, Instructions};
 
@@ -86,18 +87,18 @@ impl Door {
         // What was walked along to its end: snapshots that are thinned out there are no reason to do it again.
         let mut settled = Instructions(0)..Instructions(0);
         while let Some(Look { here, movement }) = self.wait(shared) {
-            let Some(gap) = gap_before(shared, here) else { continue };
-            if settled.start <= gap.start && gap.end <= settled.end {
-                continue;
-            }
-            match self.walk(shared, &gap, movement) {
-                Ok(Walked::Interrupted) => {}
-                Ok(_) if gap.start <= settled.end && settled.start <= gap.end => {
-                    settled = settled.start.min(gap.start)..settled.end.max(gap.end);
+            let is_new = |gap: &Range<_>| gap.start < settled.start || settled.end < gap.end;
+            if let Some(gap) = gap_before(shared, here).filter(is_new) {
+                match self.walk(shared, &gap, movement) {
+                    Ok(Walked::Interrupted) => {}
+                    Ok(_) if gap.start <= settled.end && settled.start <= gap.end => {
+                        settled = settled.start.min(gap.start)..settled.end.max(gap.end);
+                    }
+                    Ok(_) => settled = gap,
+                    Err(error) => log::debug!("what lies before instruction {here} is not settled: {error}"),
                 }
-                Ok(_) => settled = gap,
-                Err(error) => log::debug!("what lies before instruction {here} is not settled: {error}"),
             }
+            shared.settlings.fetch_add(1, Ordering::Release);
         }
     }
 
@@ -116,6 +117,7 @@ impl Door {
                 if still.is_some() {
                     return still;
                 }
+                shared.settlings.fetch_add(1, Ordering::Release);
             }
         }
         None

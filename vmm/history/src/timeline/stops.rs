@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use cpu::{AddressKind, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
 
+use machine::error::Error;
 use machine::position::Instructions;
 use machine::{Machine, RunStop};
 
@@ -238,7 +239,7 @@ impl<'a> Armed<'a> {
             RunStop::Watchpoint(_) | RunStop::Trap(_) => self.of_step(machine),
             // What printed something may have done more.
             RunStop::Output(output) => self.printed(output, machine).or_else(|| self.of_step(machine)),
-            RunStop::Reached | RunStop::Paused | RunStop::Ended(_) => None,
+            RunStop::Reached | RunStop::Paused | RunStop::Observer | RunStop::Ended(_) => None,
         }?;
         Some(Hit { before: here - 1, after: here, cause })
     }
@@ -278,5 +279,27 @@ impl<'a> Armed<'a> {
         let filter = self.stops.watch_filters.get(&hit.watchpoint.address);
         let holds = || filter.is_none_or(|filter| filter.holds(machine));
         (wanted && holds()).then_some(Cause::Watch { kind: hit.watchpoint.kind, address: hit.address })
+    }
+}
+
+/// Why a movement ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TravelStop {
+    /// Where it was asked to go.
+    Reached,
+    /// At something to stop at: after it when going forward, before it when going backward.
+    Hit(Cause),
+    /// The poll function asked to stop.
+    Interrupted,
+    /// At the first instruction of the recording.
+    Start,
+    /// At the end of the recording.
+    End,
+}
+
+impl TravelStop {
+    /// An error if the movement was interrupted, for callers who need it whole.
+    pub fn unless_interrupted(self) -> Result<TravelStop, Error> {
+        if self == TravelStop::Interrupted { Err(Error::Interrupted) } else { Ok(self) }
     }
 }

@@ -4,6 +4,7 @@
 //! there: either one of the recording's checkpoints, or a snapshot that this session took on its way.
 //! Snapshots are dense around the place that is being looked at, so that the next step back is near.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -11,15 +12,16 @@ use checkpoint::{Entry, Store};
 use cpu::Watchpoint;
 
 use crate::replay::last_place;
-use crate::timeline::fast_forward::FastForward;
-use crate::timeline::fork;
+use crate::timeline::fork::Fork;
 use crate::timeline::search::{
-    ALONE, ALONE_STEPS, Direction, Keep, Look, Scanned, Window, scan_on_all_cores, the_hit,
+    ALONE, ALONE_STEPS, Direction, Interval, Keep, Look, Question, Scanned, the_hit,
 };
 use crate::timeline::settler::Settler;
+use crate::timeline::shared::{FastForward, Poll, Shared, Task};
 use crate::timeline::snapshot::Snapshots;
-use crate::timeline::stops::{Armed, Breakpoint, Cause, Hit, Stops, Watch};
-use crate::timeline::walker::{Poll, SNAPSHOT_SPACING, Shared, Task, Walked, Walker, powered_on};
+use crate::timeline::stops::{Armed, Breakpoint, Hit, Stops, TravelStop, Watch};
+use crate::timeline::walker::{SNAPSHOT_SPACING, Walked, Walker, powered_on};
+use crate::timeline::workers::{self, Covered, Pool};
 use machine::engine::EngineKind;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
@@ -27,28 +29,6 @@ use machine::{Machine, Outcome, RunStop};
 use recording::Recording;
 use recording::checkpoints::{Checkpoints, Snapshot, add_here, must_fit};
 use recording::files::CHECKPOINTS;
-
-/// Why a movement ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TravelStop {
-    /// Where it was asked to go.
-    Reached,
-    /// At something to stop at: after it when going forward, before it when going backward.
-    Hit(Cause),
-    /// The poll function asked to stop.
-    Interrupted,
-    /// At the first instruction of the recording.
-    Start,
-    /// At the end of the recording.
-    End,
-}
-
-impl TravelStop {
-    /// An error if the movement was interrupted, for callers who need it whole.
-    pub fn unless_interrupted(self) -> Result<TravelStop, Error> {
-        if self == TravelStop::Interrupted { Err(Error::Interrupted) } else { Ok(self) }
-    }
-}
 
 /// What a part of a recording has to stop at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,6 +54,11 @@ impl Meter {
     pub fn settled(&self) -> u64 {
         self.0.settled.load(Ordering::Relaxed)
     }
+
+    /// Places of [`Timeline::settle_meanwhile`] that its thread is done with. Some need nothing, and a movement ends others.
+    pub fn settlings(&self) -> u64 {
+        self.0.settlings.load(Ordering::Acquire)
+    }
 }
 
 /// Cores of this host for long searches: asked once, for a process that has locked itself in cannot look at all that decides it.
@@ -88,9 +73,10 @@ pub struct Timeline {
     pub(super) shared: Arc<Shared>,
     pub(super) panic: Option<Instructions>,
     stops: Stops,
+    workers: Arc<Pool>,
     settler: Option<Settler>,
     /// The machine is not in the recorded history but in this.
-    pub(super) fork: Option<fork::Fork>,
+    pub(super) fork: Option<Fork>,
 }
 
 impl Timeline {
@@ -115,6 +101,7 @@ impl Timeline {
             threads: threads.max(1),
             replayed: AtomicU64::new(0),
             settled: AtomicU64::new(0),
+            settlings: AtomicU64::new(0),
             fast_forwarded: AtomicU64::new(0),
             task: Task::default(),
         };
@@ -130,6 +117,7 @@ impl Timeline {
             shared,
             panic: panicked.map(|end| end.at.count),
             stops: Stops::default(),
+            workers: Arc::default(),
             settler: None,
             fork: None,
         })
@@ -325,7 +313,7 @@ impl Timeline {
     pub fn run_forward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         let stops = self.stops.clone();
         if self.fork.is_some() {
-            return self.run_fork(Instructions::MAX, &stops, poll);
+            return Fork::run(&mut self.walker.machine, Instructions::MAX, &stops, poll);
         }
         let here = self.position();
         self.shared.begin(self.shared.end - here);
@@ -348,10 +336,8 @@ impl Timeline {
             }
         }
         let begun = self.snapshot()?;
-        let starts = || checkpoints[ALONE..].iter().copied();
-        let ends = starts().skip(1).chain([self.shared.end]);
-        let windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
-        self.finish_on_all_cores(&begun, &windows, Direction::Forward, poll)
+        let intervals = self.intervals(checkpoints[ALONE], self.shared.end);
+        self.finish_on_all_cores(&begun, &intervals, Direction::Forward, poll)
     }
 
     /// Runs backward to something to stop at, the start, or until told to stop.
@@ -377,64 +363,84 @@ impl Timeline {
         let stops = self.stops.clone();
         let mut end = origin;
         while end > Instructions(0) {
-            let window = self.walker.window_before(end, origin);
+            let interval = self.walker.interval_before(end, origin);
             let is_long =
-                origin - window.start > ALONE_STEPS || self.checkpoints_in(end, origin).len() >= ALONE;
+                origin - interval.start > ALONE_STEPS || self.checkpoints_in(end, origin).len() >= ALONE;
             if self.shared.threads > 1 && is_long {
-                let windows = self.windows_back_from(end);
-                if windows.len() > 1 {
-                    return self.finish_on_all_cores(begun, &windows, Direction::Backward, poll);
+                let mut intervals = self.intervals(Instructions(0), end);
+                if intervals.len() > 1 {
+                    intervals.reverse();
+                    return self.finish_on_all_cores(begun, &intervals, Direction::Backward, poll);
                 }
             }
-            match self.walker.scan(window, &stops, Keep::Last, &the_hit, poll)? {
-                Scanned::Hits(hits) => match hits.last() {
-                    Some(hit) => return self.arrive(begun, *hit, Direction::Backward, poll),
-                    None if window.start > Instructions(0) && poll() => {
-                        return self.interrupted(begun, window.start, Direction::Backward);
-                    }
-                    None => end = window.start,
-                },
-                Scanned::Interrupted { edge, .. } => {
-                    return self.interrupted(begun, edge, Direction::Backward);
+            let mut last = None;
+            let mut row = |hit| {
+                last = Some(hit);
+                true
+            };
+            let question = Question { stops: &stops, keep: Keep::Last, look: &the_hit };
+            if let Scanned::Interrupted(edge) = self.walker.scan(interval, &question, &mut row, poll)? {
+                return self.interrupted(begun, edge, Direction::Backward);
+            }
+            match last {
+                Some(hit) => return self.arrive(begun, hit, Direction::Backward, poll),
+                None if interval.start > Instructions(0) && poll() => {
+                    return self.interrupted(begun, interval.start, Direction::Backward);
                 }
+                None => end = interval.start,
             }
         }
         self.seek(Instructions(0), &mut || false)?;
         Ok(TravelStop::Start)
     }
 
-    /// What lies before `end`, from one checkpoint to the next, the latest first.
-    fn windows_back_from(&self, end: Instructions) -> Vec<Window> {
-        let starts = || [Instructions(0)].into_iter().chain(self.checkpoints_in(Instructions(1), end - 1));
-        let ends = starts().skip(1).chain([end]);
-        let mut windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
-        windows.reverse();
-        windows
+    /// What lies between two places, from one checkpoint to the next: the parts that workers replay by themselves.
+    pub fn intervals(&self, from: Instructions, to: Instructions) -> Vec<Interval> {
+        let starts = || [from].into_iter().chain(self.checkpoints_in(from + 1, to.saturating_back(1)));
+        let ends = starts().skip(1).chain([to]);
+        starts().zip(ends).map(|(start, end)| Interval { start, end }).collect()
     }
 
     fn finish_on_all_cores(
         &mut self,
         begun: &Snapshot<Instructions>,
-        windows: &[Window],
+        intervals: &[Interval],
         direction: Direction,
         poll: &mut Poll<'_>,
     ) -> Result<TravelStop, Error> {
         let keep = if direction == Direction::Forward { Keep::First } else { Keep::Last };
         let stops = self.stops.clone();
-        match scan_on_all_cores(&mut self.walker, &self.shared, windows, &stops, keep, &the_hit, poll)? {
-            Scanned::Hits(hits) => match (hits.last(), direction) {
-                (Some(hit), _) => self.arrive(begun, *hit, direction, poll),
-                (None, Direction::Backward) => {
-                    self.seek(Instructions(0), &mut || false)?;
-                    Ok(TravelStop::Start)
-                }
-                (None, Direction::Forward) => match self.seek(self.shared.end, poll)? {
-                    TravelStop::Interrupted => self.interrupted(begun, self.shared.end, direction),
-                    _ => Ok(TravelStop::End),
-                },
+        let question = Question { stops: &stops, keep, look: &the_hit };
+        let mut found = None;
+        let mut hand_on = |hits: Vec<Hit>| {
+            found = hits.last().copied();
+            Ok(())
+        };
+        let covered = self.ask(&question, intervals, &mut hand_on, poll)?;
+        match (found, covered, direction) {
+            (Some(hit), ..) => self.arrive(begun, hit, direction, poll),
+            (None, Covered::UpTo(edge), _) => self.interrupted(begun, edge, direction),
+            (None, Covered::Enough, Direction::Backward) => {
+                self.seek(Instructions(0), &mut || false)?;
+                Ok(TravelStop::Start)
+            }
+            (None, Covered::Enough, Direction::Forward) => match self.seek(self.shared.end, poll)? {
+                TravelStop::Interrupted => self.interrupted(begun, self.shared.end, direction),
+                _ => Ok(TravelStop::End),
             },
-            Scanned::Interrupted { edge, .. } => self.interrupted(begun, edge, direction),
         }
+    }
+
+    /// Asks along intervals, on all cores where there are several.
+    fn ask<T: Send>(
+        &mut self,
+        question: &Question<'_, T>,
+        intervals: &[Interval],
+        hand_on: &mut dyn FnMut(Vec<T>) -> Result<(), Error>,
+        poll: &mut Poll<'_>,
+    ) -> Result<Covered, Error> {
+        let workers = (&*self.workers, &self.shared);
+        workers::ask(&mut self.walker, workers, question, intervals, hand_on, poll)
     }
 
     /// Goes to a hit that a search from `begun` found.
@@ -508,23 +514,40 @@ impl Timeline {
         look: &Look<'_, T>,
         poll: &mut Poll<'_>,
     ) -> Result<Hits<T>, Error> {
+        let mut found = Vec::new();
+        let mut hand_on = |mut hits: Vec<T>| {
+            found.append(&mut hits);
+            Ok(())
+        };
+        let interrupted_at = self.each_hit(from..to, limit, look, &mut hand_on, poll)?;
+        Ok(Hits { found, interrupted_at })
+    }
+
+    /// As [`Timeline::hits_seen`], but hands on what was taken down in batches, in the order of the run, while workers go on:
+    /// a part of a recording may have more hits than fit into memory. Gives the place where the poll function asked to stop.
+    pub fn each_hit<T: Send>(
+        &mut self,
+        part: Range<Instructions>,
+        limit: usize,
+        look: &Look<'_, T>,
+        hand_on: &mut dyn FnMut(Vec<T>) -> Result<(), Error>,
+        poll: &mut Poll<'_>,
+    ) -> Result<Option<Instructions>, Error> {
         self.must_be_history()?;
-        if to < from {
+        if part.end < part.start {
             return Err(Error::Position("that part of the recording ends before it begins".to_string()));
         }
         let begun = self.snapshot()?;
-        let to = to.min(self.shared.end);
-        self.shared.begin(to.saturating_since(from));
-        let starts = || [from].into_iter().chain(self.checkpoints_in(from + 1, to.saturating_back(1)));
-        let ends = starts().skip(1).chain([to]);
-        let windows: Vec<_> = starts().zip(ends).map(|(start, end)| Window { start, end }).collect();
+        let to = part.end.min(self.shared.end);
+        self.shared.begin(to.saturating_since(part.start));
+        let intervals = self.intervals(part.start, to);
         let stops = self.stops.clone();
-        let keep = Keep::All(limit);
-        let scanned = scan_on_all_cores(&mut self.walker, &self.shared, &windows, &stops, keep, look, poll);
+        let question = Question { stops: &stops, keep: Keep::All(limit), look };
+        let covered = self.ask(&question, &intervals, hand_on, poll);
         self.return_to(&begun)?;
-        Ok(match scanned? {
-            Scanned::Hits(found) => Hits { found, interrupted_at: None },
-            Scanned::Interrupted { hits, edge } => Hits { found: hits, interrupted_at: Some(edge) },
+        Ok(match covered? {
+            Covered::Enough => None,
+            Covered::UpTo(edge) => Some(edge),
         })
     }
 
@@ -533,7 +556,7 @@ impl Timeline {
         let here = self.position();
         let stops = Stops { breakpoints: Vec::new(), ..self.stops.clone() };
         if self.fork.is_some() {
-            return self.run_fork(here + 1, &stops, &mut || false);
+            return Fork::run(&mut self.walker.machine, here + 1, &stops, &mut || false);
         }
         if here >= self.shared.end {
             return Ok(TravelStop::End);

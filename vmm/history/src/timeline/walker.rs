@@ -1,12 +1,11 @@
 //! A machine that walks along a recording: restores snapshots, runs, and leaves snapshots on its way. A
 //! timeline has one that stands at its position; long searches have one for each core.
 
-use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use super::fast_forward::{Ahead, FastForward, Runner};
-use super::snapshot::Snapshots;
+use super::runner::{Ahead, Gone, Runner};
+use super::shared::{Poll, Shared};
 use super::stops::{Armed, Hit, Stops};
 use crate::replay::begin::{begin_part, no_beginning};
 use machine::error::Error;
@@ -14,7 +13,7 @@ use machine::position::{Count, Instructions};
 use machine::start::Images;
 use machine::{Machine, RunStop};
 use recording::Recording;
-use recording::checkpoints::{CheckpointHead, Checkpoints, Snapshot};
+use recording::checkpoints::{CheckpointHead, Snapshot};
 use recording::player::Player;
 
 /// Longest stretch between two questions whether to stop: some tens of milliseconds.
@@ -29,47 +28,6 @@ pub(super) const FAR_SPACING: u64 = 3 * SNAPSHOT_SPACING;
 /// Nearest of the snapshots before a place that is approached, and the factor from one to the next.
 const APPROACH_STEPS: u64 = 128;
 const APPROACH_FACTOR: u64 = 8;
-
-/// Asks whether to stop.
-pub type Poll<'a> = dyn FnMut() -> bool + 'a;
-
-/// What all walkers of a timeline share.
-pub(super) struct Shared {
-    pub recording: Recording<Instructions>,
-    pub images: Images,
-    /// Where the recording ends.
-    pub end: Instructions,
-    /// The guest time at which what is opened begins.
-    pub begins_ns: u64,
-    /// `None` while the first walker is being made.
-    pub checkpoints: Option<Checkpoints<Instructions>>,
-    /// Those that turned out to be damaged when they were to be restored: all goes on without them.
-    pub damaged: Mutex<BTreeSet<Instructions>>,
-    pub snapshots: Snapshots,
-    /// What goes along long stretches, if not the software engine.
-    pub fast_forward: OnceLock<FastForward>,
-    /// Walkers that a long search may have.
-    pub threads: usize,
-    /// Steps that all walkers executed, but for those in the background.
-    pub replayed: AtomicU64,
-    /// Those of them that another engine executed.
-    pub fast_forwarded: AtomicU64,
-    /// Steps that walkers in the background executed.
-    pub settled: AtomicU64,
-    /// What the movement under way may have to execute.
-    pub task: Task,
-}
-
-/// The movement under way, or the last one.
-#[derive(Default)]
-pub(super) struct Task {
-    /// How many began so far.
-    number: AtomicU64,
-    /// The steps executed before it began.
-    begun_at: AtomicU64,
-    /// The steps that it executes at most, or a little more.
-    at_most: AtomicU64,
-}
 
 /// How a stretch of a walk ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -320,55 +278,64 @@ impl Walker {
         self.shared.snapshots.keep(head, snapshot, pages);
         Ok(())
     }
-}
 
-impl Shared {
-    /// Notes that a movement begins that executes about `at_most` steps at most.
-    pub fn begin(&self, at_most: u64) {
-        self.task.number.fetch_add(1, Ordering::Relaxed);
-        self.task.begun_at.store(self.replayed.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.task.at_most.store(at_most, Ordering::Relaxed);
-    }
-
-    /// Tells one movement from the next.
-    pub fn movement(&self) -> u64 {
-        self.task.number.load(Ordering::Relaxed)
-    }
-
-    /// Steps that the movement under way has executed, and will have executed at most.
-    pub fn progress(&self) -> (u64, u64) {
-        let begun_at = self.task.begun_at.load(Ordering::Relaxed);
-        let done = self.replayed.load(Ordering::Relaxed).saturating_sub(begun_at);
-        (done, self.task.at_most.load(Ordering::Relaxed).max(done))
-    }
-
-    /// The last place at or before `target` that can be restored, and whether it is a checkpoint.
-    pub fn nearest(&self, target: Instructions) -> (Instructions, bool) {
-        let snapshot = self.snapshots.nearest(target).map_or(Instructions(0), |(at, _)| at);
-        match self.checkpoint_before(target) {
-            Some(at) if at > snapshot => (at, true),
-            _ => (snapshot, false),
+    /// Lets the other engine, if there is one, go along what lies ahead.
+    pub fn fast_forward(
+        &mut self,
+        target: Instructions,
+        armed: &Armed<'_>,
+        poll: &mut Poll<'_>,
+    ) -> Result<Ahead, Error> {
+        let nothing = Ok(Ahead::NotBefore(Instructions::MAX));
+        // What the console shows is handed on by the software engine.
+        let Some(runner) = self.runner.as_mut().filter(|_| !self.player.shows_output()) else {
+            return nothing;
+        };
+        let taken = self.player.cursor().events();
+        let here = self.machine.moment().count;
+        let Some(stretch) = runner.stretch(here, taken, target)? else { return nothing };
+        let Some(breakpoints) = armed.addresses(runner.most_breakpoints()) else { return nothing };
+        if stretch.begin > here {
+            return Ok(Ahead::NotBefore(stretch.begin));
         }
-    }
-
-    /// The last checkpoint at or before a place.
-    pub fn checkpoint_before(&self, place: Instructions) -> Option<Instructions> {
-        let (heads, damaged) = (self.checkpoints.as_ref()?.heads(), self.damaged());
-        heads.range(..=place).rev().map(|(&at, _)| at).find(|at| !damaged.contains(at))
-    }
-
-    /// The first checkpoint after a place.
-    pub fn checkpoint_after(&self, place: Instructions) -> Option<Instructions> {
-        let (heads, damaged) = (self.checkpoints.as_ref()?.heads(), self.damaged());
-        heads.range(place + 1..).map(|(&at, _)| at).find(|at| !damaged.contains(at))
-    }
-
-    fn is_checkpoint(&self, place: Instructions) -> bool {
-        let is_one = |checkpoints: &Checkpoints<_>| checkpoints.heads().contains_key(&place);
-        self.checkpoints.as_ref().is_some_and(is_one) && !self.damaged().contains(&place)
-    }
-
-    fn damaged(&self) -> MutexGuard<'_, BTreeSet<Instructions>> {
-        self.damaged.lock().expect("no thread panics while it looks at a set")
+        if stretch.first != taken || breakpoints.contains(&self.machine.cpu().rip()) {
+            return Ok(Ahead::NotBefore(here + 1));
+        }
+        let from = Snapshot {
+            state: self.machine.state(),
+            maps: self.machine.maps()?,
+            cursor: self.player.cursor(),
+        };
+        let mut gone = runner.go(stretch, &from, &breakpoints, poll);
+        let mut length = stretch.length();
+        if let Ok(Gone::Met(event)) = gone {
+            let before = runner.place_of(event.saturating_sub(1))?.unwrap_or_default();
+            runner.met(here, before, event)?;
+            log::debug!("a breakpoint is met between {before} and {:?}", runner.place_of(event)?);
+            let Some(stretch) = runner.worth_it(stretch.first, before)? else {
+                return Ok(Ahead::NotBefore(runner.resting.end));
+            };
+            length = stretch.length();
+            gone = runner.go(stretch, &from, &[], poll);
+        }
+        match gone {
+            Ok(Gone::There(there)) => {
+                log::debug!("the other engine went ahead from {here}, {length} steps");
+                self.restore(&there)?;
+                self.count_fast_forwarded(length);
+                // Where time has passed idle, the step count was first reached in another state.
+                if !there.state.cpu.halted {
+                    self.leave_snapshot()?;
+                }
+                Ok(Ahead::Gone)
+            }
+            Ok(Gone::Interrupted) => Ok(Ahead::Interrupted),
+            Ok(Gone::Met(_)) => unreachable!("without breakpoints none is met"),
+            Err(error) => {
+                log::warn!("going on with the software engine alone: {error}");
+                self.runner = None;
+                nothing
+            }
+        }
     }
 }

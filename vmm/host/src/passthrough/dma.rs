@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use devices::passthrough::DmaV1;
-use guest_ram::GuestRam;
+use guest_ram::RamView;
 use vfio::{Area, CHUNK_BYTES, PAGE_BYTES};
 
 use super::order::{New, named_first};
@@ -53,7 +53,7 @@ impl Shadow {
     }
 
     /// The function is about to see a page at one more address.
-    pub fn show(&mut self, ram: &GuestRam, offset: u64, may_write: bool) {
+    pub fn show(&mut self, ram: &RamView, offset: u64, may_write: bool) {
         if !self.pages.contains_key(&offset) {
             let mut page = [0; PAGE_BYTES];
             ram.read_bytes(offset, &mut page);
@@ -83,7 +83,7 @@ impl Shadow {
     ///
     /// The function may be writing right now, first data and then the descriptor that says so. So memory is looked through
     /// again until a pass finds nothing: then all that was written before anything that was found is found too.
-    pub fn take_written(&mut self, ram: &GuestRam) -> Vec<DmaV1> {
+    pub fn take_written(&mut self, ram: &RamView) -> Vec<DmaV1> {
         let mut writes = Vec::new();
         for _ in 0..MOST_PASSES {
             let before = writes.len();
@@ -104,7 +104,7 @@ impl Shadow {
     /// The function may be reading right now, from the ring that it found something in to the buffers that this names. So
     /// what is named is shown first ([`named_first`]), buffers before rings, which are older, and all in one go when it is
     /// known what is new. `offset_of` knows which offset in RAM the function sees at an address.
-    pub fn show_written(&mut self, ram: &GuestRam, offset_of: impl Fn(u64) -> Option<u64>) {
+    pub fn show_written(&mut self, ram: &RamView, offset_of: impl Fn(u64) -> Option<u64>) {
         for New { at, chunk } in named_first(self.news(ram), offset_of) {
             let base = &mut self.base[at..at + CHUNK_BYTES];
             let written = std::array::from_fn(|byte| (chunk[byte] != base[byte]).then_some(chunk[byte]));
@@ -114,7 +114,7 @@ impl Shadow {
     }
 
     /// What the guest has written, buffers before rings and each page from its end.
-    fn news(&self, ram: &GuestRam) -> Vec<New> {
+    fn news(&self, ram: &RamView) -> Vec<New> {
         let mut page = [0; PAGE_BYTES];
         let mut news = Vec::new();
         for &offset in self.by_age.values().rev() {
@@ -141,7 +141,7 @@ fn chunks_that_differ<'a>(
 }
 
 /// Adds what the function wrote to a page, each stretch of bytes for itself.
-fn take_page(area: &Area, base: &mut [u8], ram: &GuestRam, offset: u64, writes: &mut Vec<DmaV1>) {
+fn take_page(area: &Area, base: &mut [u8], ram: &RamView, offset: u64, writes: &mut Vec<DmaV1>) {
     let mut page = [0; PAGE_BYTES];
     area.read_page(offset as usize, &mut page);
     let base = &mut base[range(offset)];
@@ -164,6 +164,8 @@ fn range(offset: u64) -> std::ops::Range<usize> {
 
 #[cfg(test)]
 mod tests {
+    use guest_ram::GuestRam;
+
     use super::*;
 
     const PAGE: u64 = 0x3000;
@@ -172,7 +174,7 @@ mod tests {
         let ram = GuestRam::new(1 << 20).unwrap();
         ram.fill(PAGE, 0x11, PAGE_BYTES);
         let mut shadow = Shadow::new(ram.size_bytes()).unwrap();
-        shadow.show(&ram, PAGE, true);
+        shadow.show(&ram.view(), PAGE, true);
         (ram, shadow)
     }
 
@@ -192,11 +194,11 @@ mod tests {
     #[test]
     fn what_the_function_writes_is_taken_once_byte_by_byte() {
         let (ram, mut shadow) = shadow();
-        assert_eq!(shadow.take_written(&ram), []);
+        assert_eq!(shadow.take_written(&ram.view()), []);
         device_writes(&shadow, PAGE + 5, &[0xAA]);
         device_writes(&shadow, PAGE + 8, &[2, 0x11, 3, 4]);
-        assert_eq!(shadow.take_written(&ram), [write(5, &[0xAA]), write(8, &[2]), write(10, &[3, 4])]);
-        assert_eq!(shadow.take_written(&ram), []);
+        assert_eq!(shadow.take_written(&ram.view()), [write(5, &[0xAA]), write(8, &[2]), write(10, &[3, 4])]);
+        assert_eq!(shadow.take_written(&ram.view()), []);
     }
 
     #[test]
@@ -205,10 +207,14 @@ mod tests {
         ram.store_u8(PAGE, 1);
         ram.store_u32(PAGE + 0x100, 0xDDCC_BBAA);
         device_writes(&shadow, PAGE + 3, &[0x44]);
-        shadow.show_written(&ram, |_| None);
+        shadow.show_written(&ram.view(), |_| None);
         assert_eq!(shadow.area.load(PAGE as usize) as u32, 0x4411_1101);
         assert_eq!(shadow.area.load(PAGE as usize + 0x100) as u32, 0xDDCC_BBAA);
-        assert_eq!(shadow.take_written(&ram), [write(3, &[0x44])], "and nothing of what the guest wrote");
+        assert_eq!(
+            shadow.take_written(&ram.view()),
+            [write(3, &[0x44])],
+            "and nothing of what the guest wrote"
+        );
     }
 
     #[test]
@@ -216,31 +222,31 @@ mod tests {
         let (ram, mut shadow) = shadow();
         let (below, above) = (PAGE - 0x1000, PAGE + 0x1000);
         for buffer in [below, above] {
-            shadow.show(&ram, buffer, true);
+            shadow.show(&ram.view(), buffer, true);
         }
         for at in [PAGE, PAGE + 0x20, PAGE + 0x24, below, above + 0x10] {
             ram.store_u32(at, 7);
         }
-        let order: Vec<_> = shadow.news(&ram).iter().map(|new| new.at as u64).collect();
+        let order: Vec<_> = shadow.news(&ram.view()).iter().map(|new| new.at as u64).collect();
         assert_eq!(order, [above + 0x10, below, PAGE + 0x20, PAGE]);
-        shadow.show_written(&ram, |_| None);
-        assert_eq!(shadow.news(&ram).len(), 0);
+        shadow.show_written(&ram.view(), |_| None);
+        assert_eq!(shadow.news(&ram.view()).len(), 0);
         assert_eq!(shadow.area.load(PAGE as usize + 0x20), 7 << 32 | 7);
     }
 
     #[test]
     fn pages_that_are_not_shown_or_read_only_give_nothing() {
         let (ram, mut shadow) = shadow();
-        shadow.show(&ram, 0x5000, false);
+        shadow.show(&ram.view(), 0x5000, false);
         device_writes(&shadow, 0x5000, &[9]);
         device_writes(&shadow, 0x6000, &[9]);
-        assert_eq!(shadow.take_written(&ram), []);
-        shadow.show(&ram, 0x5000, true);
-        assert_eq!(shadow.take_written(&ram), [DmaV1 { gpa: 0x5000, bytes: vec![9] }]);
+        assert_eq!(shadow.take_written(&ram.view()), []);
+        shadow.show(&ram.view(), 0x5000, true);
+        assert_eq!(shadow.take_written(&ram.view()), [DmaV1 { gpa: 0x5000, bytes: vec![9] }]);
         shadow.hide(PAGE, true);
         device_writes(&shadow, PAGE, &[9]);
-        assert_eq!(shadow.take_written(&ram), []);
-        shadow.show(&ram, PAGE, true);
-        assert_eq!(shadow.take_written(&ram), [], "a page is as it is in RAM when it is shown again");
+        assert_eq!(shadow.take_written(&ram.view()), []);
+        shadow.show(&ram.view(), PAGE, true);
+        assert_eq!(shadow.take_written(&ram.view()), [], "a page is as it is in RAM when it is shown again");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use devices::passthrough::{DmaV1, InterruptModeV1};
-use guest_ram::GuestRam;
+use guest_ram::RamView;
 use vfio::{Event, Function, Interrupts, PAGE_BYTES};
 
 use crate::passthrough::dma::Shadow;
@@ -114,19 +114,19 @@ impl LiveFunction {
     }
 
     /// What it has written to memory.
-    pub fn take_written(&mut self, ram: &GuestRam) -> Vec<DmaV1> {
+    pub fn take_written(&mut self, ram: &RamView) -> Vec<DmaV1> {
         self.shadow.take_written(ram)
     }
 
     /// Shows it what the guest has written.
-    pub fn show_written(&mut self, ram: &GuestRam) {
+    pub fn show_written(&mut self, ram: &RamView) {
         let (mapped, page) = (&self.mapped, PAGE_BYTES as u64);
         let offset_of = |address: u64| Some(mapped.get(&(address - address % page))?.offset + address % page);
         self.shadow.show_written(ram, offset_of);
     }
 
     /// The guest has changed what it may see. Gives what it has written, for it may have written to what is taken away.
-    pub fn translate(&mut self, ram: &GuestRam, root: Option<u64>, first: u64, pages: u64) -> Vec<DmaV1> {
+    pub fn translate(&mut self, ram: &RamView, root: Option<u64>, first: u64, pages: u64) -> Vec<DmaV1> {
         let end = if pages == 0 { END } else { first.saturating_add(pages * PAGE_BYTES as u64).min(END) };
         let root = root.filter(|_| self.function.is_some());
         let wanted = root.map(|root| shown(ram, root, self.slot, first..end)).unwrap_or_default();
@@ -150,7 +150,7 @@ impl LiveFunction {
         written
     }
 
-    fn map(&mut self, ram: &GuestRam, iova: u64, page: Shown) {
+    fn map(&mut self, ram: &RamView, iova: u64, page: Shown) {
         let Some(function) = &self.function else { return };
         self.shadow.show(ram, page.offset, page.may_write);
         match function.map(iova, self.shadow.area(), page.offset as usize, page.may_write) {

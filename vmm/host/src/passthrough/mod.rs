@@ -14,12 +14,12 @@ mod tables;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use devices::passthrough::{AskV1, DeviceInputV1, DmaV1, InterruptV1, RegionV1};
-use guest_ram::GuestRam;
+use guest_ram::RamView;
 
+use crate::inputs::Devices;
 use crate::passthrough::function::LiveFunction;
 use crate::passthrough::ports::LivePorts;
 use machine::config::PassedDevice;
@@ -93,18 +93,18 @@ enum Device {
 }
 
 /// The devices of a running guest. See the module.
-pub(super) struct Devices {
+pub(super) struct LiveDevices {
     devices: Vec<Device>,
-    ram: Arc<GuestRam>,
+    ram: RamView,
     /// What of an answer, or of what came unasked, is still to be given.
     waiting: VecDeque<DeviceInputV1>,
     looked: Instant,
     scanned: Instant,
 }
 
-impl Devices {
+impl LiveDevices {
     /// Takes the devices over; `slots` are those of the functions.
-    pub fn new(opened: OpenedDevices, slots: &[u8], ram: Arc<GuestRam>) -> Result<Devices, Error> {
+    pub fn new(opened: OpenedDevices, slots: &[u8], ram: RamView) -> Result<LiveDevices, Error> {
         let mut slots = slots.iter();
         let devices = opened.0.into_iter().map(|opened| {
             Ok(match opened {
@@ -117,12 +117,7 @@ impl Devices {
         });
         let now = Instant::now();
         let devices = devices.collect::<Result<_, Error>>()?;
-        Ok(Devices { devices, ram, waiting: VecDeque::new(), looked: now, scanned: now })
-    }
-
-    /// What can be read when a device wants something.
-    pub fn wakes(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.functions().filter_map(LiveFunction::wakes)
+        Ok(LiveDevices { devices, ram, waiting: VecDeque::new(), looked: now, scanned: now })
     }
 
     fn functions(&self) -> impl Iterator<Item = &LiveFunction> {
@@ -139,13 +134,25 @@ impl Devices {
         })
     }
 
-    /// Whether a device may interrupt that nothing tells of, so that it must be looked at.
-    pub fn are_watched(&self) -> bool {
+    fn port_interrupts(&mut self) -> Vec<InterruptV1> {
+        let interrupts = (0..).zip(&mut self.devices).filter_map(|(device, passed)| match passed {
+            Device::Ports(ports) => ports.take_interrupt().then_some(InterruptV1 { device, vector: 0 }),
+            Device::Function(_) => None,
+        });
+        interrupts.collect()
+    }
+}
+
+impl Devices for LiveDevices {
+    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
+        self.functions().filter_map(LiveFunction::wakes).collect()
+    }
+
+    fn are_watched(&self) -> bool {
         self.devices.iter().any(|device| matches!(device, Device::Ports(ports) if ports.is_watched()))
     }
 
-    /// Looks at devices that nothing tells of while the guest waits. What interrupts comes in next.
-    pub fn look(&mut self) -> bool {
+    fn look(&mut self) -> bool {
         let interrupts = self.port_interrupts();
         let any = !interrupts.is_empty();
         if any {
@@ -154,24 +161,14 @@ impl Devices {
         any
     }
 
-    fn port_interrupts(&mut self) -> Vec<InterruptV1> {
-        let interrupts = (0..).zip(&mut self.devices).filter_map(|(device, passed)| match passed {
-            Device::Ports(ports) => ports.take_interrupt().then_some(InterruptV1 { device, vector: 0 }),
-            Device::Function(_) => None,
-        });
-        interrupts.collect()
-    }
-
-    /// The guest is about to wait: devices see what it wrote, and are looked at next.
-    pub fn before_idle(&mut self) {
+    fn before_idle(&mut self) {
         let ram = self.ram.clone();
         self.functions_mut().for_each(|(_, function)| function.show_written(&ram));
         let long_ago = Instant::now().checked_sub(SCAN);
         (self.looked, self.scanned) = (long_ago.unwrap_or(self.looked), long_ago.unwrap_or(self.scanned));
     }
 
-    /// What comes from devices unasked, unless they were looked at a moment ago.
-    pub fn receive(&mut self) -> Option<DeviceInputV1> {
+    fn receive(&mut self) -> Option<DeviceInputV1> {
         if let Some(waiting) = self.waiting.pop_front() {
             return Some(waiting);
         }
@@ -201,8 +198,7 @@ impl Devices {
         self.waiting.pop_front()
     }
 
-    /// What comes back for an ask.
-    pub fn ask(&mut self, ask: &AskV1) -> DeviceInputV1 {
+    fn ask(&mut self, ask: &AskV1) -> DeviceInputV1 {
         if self.waiting.front().is_some_and(|input| input.asked == Some(*ask)) {
             return self.waiting.pop_front().expect("it was just looked at");
         }
@@ -244,8 +240,7 @@ impl Devices {
         first
     }
 
-    /// Tells a device what the guest told it.
-    pub fn tell(&mut self, told: &AskV1) {
+    fn tell(&mut self, told: &AskV1) {
         let ram = self.ram.clone();
         match *told {
             AskV1::Write { device, region, offset, size_bytes, value } => {

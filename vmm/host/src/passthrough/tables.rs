@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use guest_ram::{GuestRam, PAGE_SIZE};
+use guest_ram::{PAGE_SIZE, RamView};
 
 /// Levels of a table for 39 bits.
 const LEVELS: u32 = 3;
@@ -32,7 +32,7 @@ pub(super) struct Shown {
 }
 
 /// What the function in `slot` may see at the addresses in `range`, by address.
-pub(super) fn shown(ram: &GuestRam, root: u64, slot: u8, range: Range<u64>) -> BTreeMap<u64, Shown> {
+pub(super) fn shown(ram: &RamView, root: u64, slot: u8, range: Range<u64>) -> BTreeMap<u64, Shown> {
     let mut found = BTreeMap::new();
     let context = load(ram, root).filter(|entry| entry & PRESENT != 0).map(|entry| entry & ADDRESS);
     let entry = context.map(|table| table + 16 * 8 * u64::from(slot));
@@ -48,7 +48,7 @@ pub(super) fn shown(ram: &GuestRam, root: u64, slot: u8, range: Range<u64>) -> B
 }
 
 fn walk(
-    ram: &GuestRam,
+    ram: &RamView,
     table: u64,
     level: u32,
     base: u64,
@@ -79,13 +79,17 @@ fn walk(
     }
 }
 
-fn load(ram: &GuestRam, gpa: u64) -> Option<u64> {
+fn load(ram: &RamView, gpa: u64) -> Option<u64> {
     let offset = ram.layout().offset_of(gpa)?;
-    (offset + 8 <= ram.size_bytes()).then(|| ram.load_u64(offset))
+    let mut bytes = [0; 8];
+    (offset + 8 <= ram.size_bytes()).then(|| ram.read_bytes(offset, &mut bytes))?;
+    Some(u64::from_le_bytes(bytes))
 }
 
 #[cfg(test)]
 mod tests {
+    use guest_ram::GuestRam;
+
     use super::*;
 
     /// Root at 0x1000, context table at 0x2000, tables at 0x3000, 0x4000 and 0x5000: slot 4 sees two pages at 0xFFFFE000.
@@ -106,16 +110,16 @@ mod tests {
     #[test]
     fn mapped_pages_are_found_and_no_others() {
         let ram = with_tables();
-        let found: Vec<_> = shown(&ram, 0x1000, 4, ALL).into_iter().collect();
+        let found: Vec<_> = shown(&ram.view(), 0x1000, 4, ALL).into_iter().collect();
         let expected = [
             (0xFFFF_E000, Shown { offset: 0x8_0000, may_write: false }),
             (0xFFFF_F000, Shown { offset: 0x8_1000, may_write: true }),
         ];
         assert_eq!(found, expected);
-        assert_eq!(shown(&ram, 0x1000, 4, 0xFFFF_F000..0x1_0000_0000).len(), 1);
-        assert!(shown(&ram, 0x1000, 4, 0..0xFFFF_E000).is_empty());
-        assert!(shown(&ram, 0x1000, 5, ALL).is_empty(), "another slot");
-        assert!(shown(&ram, 0x9000, 4, ALL).is_empty(), "another root");
+        assert_eq!(shown(&ram.view(), 0x1000, 4, 0xFFFF_F000..0x1_0000_0000).len(), 1);
+        assert!(shown(&ram.view(), 0x1000, 4, 0..0xFFFF_E000).is_empty());
+        assert!(shown(&ram.view(), 0x1000, 5, ALL).is_empty(), "another slot");
+        assert!(shown(&ram.view(), 0x9000, 4, ALL).is_empty(), "another root");
     }
 
     #[test]
@@ -130,10 +134,10 @@ mod tests {
         ] {
             let ram = with_tables();
             ram.store_u64(at, value);
-            assert!(shown(&ram, 0x1000, 4, ALL).is_empty(), "{at:#x} {value:#x}");
+            assert!(shown(&ram.view(), 0x1000, 4, ALL).is_empty(), "{at:#x} {value:#x}");
         }
         let ram = with_tables();
         ram.store_u64(0x5000 + 511 * 8, 0xF000_0000 | READ | WRITE);
-        assert_eq!(shown(&ram, 0x1000, 4, ALL).len(), 1, "a page outside of RAM");
+        assert_eq!(shown(&ram.view(), 0x1000, 4, ALL).len(), 1, "a page outside of RAM");
     }
 }

@@ -2,23 +2,21 @@
 //!
 //! [`Engine`] is what the machine needs of an engine, and [`EngineKind`] names one and builds it. [`soft`] is the
 //! software CPU; other packages bring others. The words in which a machine tells an engine when to leave the guest
-//! ([`Leave`], [`Mark`], [`End`]) are in the package `engine-contract`.
+//! ([`Leave`], [`LandingPlace`], [`End`]) are in the package `engine-contract`.
 //!
 //! Engines know no devices, inputs or logs: they see RAM and a bus.
 
 pub mod soft;
 
-use std::sync::Arc;
-
-use cpu::{AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Tier, Traps, Watchpoint};
-pub use engine_contract::{End, Landings, Leave, Mark, Statistics};
+use cpu::{AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Observer, Tier, Traps, Watchpoint};
+pub use engine_contract::{End, LandingPlace, Landings, Leave, Statistics};
 use guest_ram::GuestRam;
 
 use crate::error::Error;
 use crate::position::Instructions;
 
 /// Builds an engine over RAM, in reset state.
-pub type BuildEngine = fn(Arc<GuestRam>, CpuModel) -> Result<Box<dyn Engine>, Error>;
+pub type BuildEngine = fn(GuestRam, CpuModel) -> Result<Box<dyn Engine>, Error>;
 
 /// An engine that machines can be built on.
 #[derive(Clone, Copy, Debug)]
@@ -33,24 +31,14 @@ pub struct EngineKind {
     pub build: BuildEngine,
 }
 
-impl EngineKind {
-    /// The software CPU.
-    pub const SOFT: EngineKind = EngineKind {
-        name: "soft",
-        counts_instructions: true,
-        most_breakpoints: usize::MAX,
-        build: |ram, model| Ok(Box::new(soft::SoftEngine::new(ram, model))),
-    };
-}
-
 impl PartialEq for EngineKind {
     fn eq(&self, other: &EngineKind) -> bool {
         self.name == other.name
     }
 }
 
-/// Executes guest instructions. One thread at a time; the guest stands still between calls.
-pub trait Engine {
+/// Executes guest instructions and owns RAM. One thread at a time; the guest stands still between calls.
+pub trait Engine: Send {
     /// Runs until the CPU has executed `until` instructions, exactly, or something stops it first: the bus,
     /// `leave`, a break- or watchpoint. Accesses to anything but RAM go to `bus`. A breakpoint where it has
     /// executed `origin` is passed over.
@@ -79,12 +67,22 @@ pub trait Engine {
     fn set_watchpoints(&mut self, points: &[Watchpoint]);
     /// Replaces all traps.
     fn set_traps(&mut self, traps: Traps);
+    /// Attaches an observer, or none; returns the one that was attached. Fails if the engine cannot tell what the guest does.
+    fn set_observer(
+        &mut self,
+        observer: Option<Box<dyn Observer>>,
+    ) -> Result<Option<Box<dyn Observer>>, Error> {
+        match observer {
+            None => Ok(None),
+            Some(_) => Err(Error::Unsupported("only the software engine can be observed".to_string())),
+        }
+    }
     /// To be called before the page flags of RAM are looked at: sets the flag of every page that was written.
     /// After a failure the flags may lack pages, and nothing may be made of them.
     fn note_written(&mut self) -> Result<(), Error>;
     /// Whether its states count retired conditional branches.
     fn counts_branches(&self) -> bool;
-    /// Whether it may run beyond a mark whose branches are counted ([`End::Overshot`]).
+    /// Whether it may run beyond a landing place whose branches are counted ([`End::Overshot`]).
     fn overshoots(&self) -> bool {
         false
     }

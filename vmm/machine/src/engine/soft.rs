@@ -1,16 +1,20 @@
-//! The software CPU as an engine. It counts instructions, and can be led to a mark as KVM is.
+//! The software CPU as an engine. It counts instructions, and can be led to a landing place as KVM is.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
-use cpu::{AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Stop, Tier, Traps, Watchpoint, fold_registers};
+use cpu::{
+    AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Observer, Stop, Tier, Traps, Watchpoint,
+    fold_registers,
+};
 use guest_ram::GuestRam;
 
-use crate::engine::{End, Engine, Leave, Mark};
+use crate::engine::{End, Engine, EngineKind, LandingPlace, Leave};
 use crate::error::Error;
 use crate::position::{Count, Instructions};
 
-/// Names the tier of the software CPUs of a process that chooses none: `interpreter`, or `translator`, which is what they
-/// have without it.
+/// Names the tier of the software CPUs of a process that chooses none: `interpreter`, `translator`, which is what they have
+/// without it, or `plain`, the translator without its clever parts. `translator,-groups` leaves out one part, `plain,+links`
+/// puts one back; see [`cpu::Part`].
 pub const TIER_VARIABLE: &str = "TTVM_TIER";
 
 static TIER: OnceLock<Option<Tier>> = OnceLock::new();
@@ -23,14 +27,26 @@ pub fn choose_tier(tier: Tier) {
 }
 
 fn chosen_tier() -> Option<Tier> {
-    *TIER.get_or_init(|| match std::env::var(TIER_VARIABLE).as_deref() {
-        Ok("interpreter") => Some(Tier::Interpreter),
-        Ok("translator") | Err(_) => None,
-        Ok(other) => {
-            log::warn!("{TIER_VARIABLE} is interpreter or translator, not {other}: it is ignored");
-            None
+    *TIER.get_or_init(|| {
+        let name = std::env::var(TIER_VARIABLE).ok()?;
+        match name.parse::<Tier>() {
+            Ok(tier) => Some(tier),
+            Err(why) => {
+                log::warn!("{TIER_VARIABLE} is ignored: {why}");
+                None
+            }
         }
     })
+}
+
+impl EngineKind {
+    /// The software CPU.
+    pub const SOFT: EngineKind = EngineKind {
+        name: "soft",
+        counts_instructions: true,
+        most_breakpoints: usize::MAX,
+        build: |ram, model| Ok(Box::new(SoftEngine::new(ram, model))),
+    };
 }
 
 /// The software CPU.
@@ -41,7 +57,7 @@ pub struct SoftEngine {
 
 impl SoftEngine {
     /// A CPU in reset state.
-    pub fn new(ram: Arc<GuestRam>, model: CpuModel) -> SoftEngine {
+    pub fn new(ram: GuestRam, model: CpuModel) -> SoftEngine {
         let mut cpu = Cpu::new(ram);
         cpu.set_model(model);
         if let Some(tier) = chosen_tier() {
@@ -64,12 +80,12 @@ impl SoftEngine {
         End::Forced
     }
 
-    /// Runs to where the guest may be at the mark.
-    fn run_to_mark(&mut self, bus: &mut dyn Bus, until: u64, mark: Mark) -> End {
-        let mut not_here = mark.not_here.then(|| self.cpu.steps());
+    /// Runs to where the guest may be at the landing place.
+    fn run_to_goal(&mut self, bus: &mut dyn Bus, until: u64, goal: LandingPlace) -> End {
+        let mut not_here = goal.not_here.then(|| self.cpu.steps());
         let mut origin = u64::MAX;
         let points = self.breakpoints.iter().copied();
-        self.cpu.set_breakpoints(points.chain([(AddressKind::Linear, mark.rip)]));
+        self.cpu.set_breakpoints(points.chain([(AddressKind::Linear, goal.rip)]));
         let end = loop {
             match self.cpu.run(bus, until, origin) {
                 Stop::Breakpoint if self.breakpoints.contains(&(AddressKind::Linear, self.cpu.rip())) => {
@@ -78,8 +94,8 @@ impl SoftEngine {
                 Stop::Breakpoint => {
                     origin = self.cpu.steps();
                     let rejected = not_here.take() == Some(origin);
-                    if !rejected && fold_registers(self.cpu.gpr()) == mark.registers {
-                        break End::Mark;
+                    if !rejected && fold_registers(self.cpu.gpr()) == goal.registers {
+                        break End::LandingPlace;
                     }
                 }
                 stop => break End::Stop(stop),
@@ -101,7 +117,7 @@ impl Engine for SoftEngine {
         let (until, origin) = (until.number(), origin.number());
         Ok(match leave {
             Leave::AtExits => End::Stop(self.cpu.run(bus, until, origin)),
-            Leave::At(mark) => self.run_to_mark(bus, until, mark),
+            Leave::At(goal) => self.run_to_goal(bus, until, goal),
             Leave::After { force, .. } => self.run_for(bus, until, origin, force.as_nanos() as u64),
         })
     }
@@ -134,6 +150,13 @@ impl Engine for SoftEngine {
 
     fn set_traps(&mut self, traps: Traps) {
         self.cpu.set_traps(traps);
+    }
+
+    fn set_observer(
+        &mut self,
+        observer: Option<Box<dyn Observer>>,
+    ) -> Result<Option<Box<dyn Observer>>, Error> {
+        Ok(self.cpu.set_observer(observer))
     }
 
     fn note_written(&mut self) -> Result<(), Error> {

@@ -11,7 +11,8 @@ use super::archive::{
 };
 use crate::files::{CHECKPOINTS, EVENTS};
 use crate::log::{Log, parse_log, read_log};
-use crate::manifest::{MAX_MANIFEST_BYTES, Manifest};
+use crate::manifest::Manifest;
+use crate::manifest_text::MAX_MANIFEST_BYTES;
 use machine::Counter;
 use machine::error::Error;
 use machine::position::{Count, Exits, Instructions};

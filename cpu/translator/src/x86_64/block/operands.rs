@@ -5,6 +5,7 @@ use std::mem::offset_of;
 use iced_x86::{Instruction, OpKind, Register};
 
 use super::{BlockWriter, Cannot, HOMES, SPARE, Way, addend, expected, field, in_frame, slot_address};
+use crate::Part;
 use crate::frame::{Frame, TlbSlot, TlbSlots};
 use crate::jumps::JUMP_FACTOR;
 use crate::x86_64::asm::{B4, B8, CH, DH, Mem, Place, RAX, RCX, RDX, Reg, Size, alu, at, cc};
@@ -195,7 +196,12 @@ impl BlockWriter<'_> {
     fn expects(&self, write: bool) -> bool {
         let rip = self.source.rip;
         let loops = |last: &Instruction| last.is_jcc_short_or_near() && last.near_branch64() == rip;
-        !write && !self.twin && rip >> 47 == 0 && self.source.instructions.last().is_some_and(loops)
+        let may_expect = self.site.parts.has(Part::ExpectedAddends);
+        may_expect
+            && !write
+            && !self.twin
+            && rip >> 47 == 0
+            && self.source.instructions.last().is_some_and(loops)
     }
 
     /// RDX becomes the addend in the slot that RCX and an offset lead to. Clobbers flags.

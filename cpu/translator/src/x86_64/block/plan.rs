@@ -104,6 +104,12 @@ pub(super) struct Known {
 }
 
 impl Known {
+    /// Nothing is known.
+    pub fn nothing(source: &Source<'_>) -> Known {
+        let count = source.instructions.len();
+        Known { before: vec![None; count], keeps: vec![false; count], at_end: None }
+    }
+
     /// Follows the registers through a block.
     pub fn of(source: &Source<'_>, kinds: &[Option<Kind>]) -> Known {
         let mut values = Values::default();

@@ -1,0 +1,106 @@
+//! What executes the guest, and how it is named.
+
+use std::fmt;
+use std::str::FromStr;
+
+use translator::{Part, Parts};
+
+/// What executes the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// The interpreter alone.
+    Interpreter,
+    /// The translator, where the host has one, for what the interpreter has executed so often; and the interpreter.
+    Translator {
+        /// Executions of a block before it is translated.
+        after: u32,
+        /// What the translator makes use of.
+        parts: Parts,
+    },
+    /// The translator for everything, with all that the host's instructions leave undefined inverted: for tests that the guest
+    /// sees nothing of it.
+    Inverted,
+}
+
+/// Executions of a block by the interpreter before it is translated: most that are executed so often go on to be, and what was
+/// translated serves as long as its bytes stand.
+const WARM: u32 = 12;
+
+impl Default for Tier {
+    fn default() -> Tier {
+        Tier::Translator { after: WARM, parts: Parts::ALL }
+    }
+}
+
+/// A name that is no tier's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownTier(String);
+
+impl fmt::Display for UnknownTier {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = Part::ALL.map(Part::name).join(", ");
+        write!(
+            formatter,
+            "{} is not interpreter, translator or plain, the latter two with parts such as translator,-{} or \
+             plain,+{}; parts are {parts}",
+            self.0,
+            Part::Groups.name(),
+            Part::Links.name()
+        )
+    }
+}
+
+impl std::error::Error for UnknownTier {}
+
+/// `interpreter`; `translator`, or `plain` for one without its clever parts; with `,-PART` and `,+PART` for parts left out or
+/// put back.
+impl FromStr for Tier {
+    type Err = UnknownTier;
+
+    fn from_str(name: &str) -> Result<Tier, UnknownTier> {
+        let unknown = || UnknownTier(name.to_string());
+        let mut words = name.split(',');
+        let mut parts = match words.next() {
+            Some("interpreter") if name == "interpreter" => return Ok(Tier::Interpreter),
+            Some("translator") => Parts::ALL,
+            Some("plain") => Parts::NONE,
+            _ => return Err(unknown()),
+        };
+        for word in words {
+            let (sign, part) = word.split_at_checked(1).ok_or_else(unknown)?;
+            let part = Part::named(part).ok_or_else(unknown)?;
+            parts = match sign {
+                "-" => parts.without(part),
+                "+" => parts.with(part),
+                _ => return Err(unknown()),
+            };
+        }
+        Ok(Tier::Translator { after: WARM, parts })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiers_have_names() {
+        let translator = |parts| Ok(Tier::Translator { after: WARM, parts });
+        let links = Parts::NONE.with(Part::Links);
+        for (name, tier) in [
+            ("interpreter", Ok(Tier::Interpreter)),
+            ("translator", Ok(Tier::default())),
+            ("plain", translator(Parts::NONE)),
+            ("plain,+links", translator(links)),
+            ("translator,-groups,-twins", translator(Parts::ALL.without(Part::Groups).without(Part::Twins))),
+            ("translator,-expected-addends,+expected-addends", translator(Parts::ALL)),
+        ] {
+            assert_eq!(name.parse(), tier, "{name}");
+        }
+        for name in
+            ["", "silicon", "interpreter,-links", "plain,links", "plain,", "translator,-wheels", "plain,é"]
+        {
+            assert_eq!(name.parse::<Tier>(), Err(UnknownTier(name.to_string())));
+        }
+    }
+}

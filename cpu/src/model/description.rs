@@ -1,0 +1,35 @@
+//! What makes a CPU model: what it executes, and what it says about itself.
+
+use crate::features::Features;
+
+/// EAX, EBX, ECX, EDX.
+pub(crate) type Leaf = [u32; 4];
+
+/// A leaf of CPUID: its number, its subleaf where it has several, and the answer.
+pub(crate) type NumberedLeaf = (u32, Option<u32>, Leaf);
+
+/// A CPU model. No description is made from another, so a feature that a new model has cannot get into an old one.
+pub(crate) struct Description {
+    /// Features of the instructions that are executed. CPUID may hide some of them.
+    pub features: Features,
+    /// All leaves of CPUID that say something, in order, for a local APIC that is on and CR4.OSXSAVE = 0.
+    pub cpuid: &'static [NumberedLeaf],
+    /// Bits of CR4 that exist. Setting another is #GP.
+    pub cr4: u64,
+}
+
+/// A word with these bits set.
+pub(super) const fn bits(numbers: &[u32]) -> u32 {
+    let mut word = 0;
+    let mut index = 0;
+    while index < numbers.len() {
+        word |= 1 << numbers[index];
+        index += 1;
+    }
+    word
+}
+
+/// The word of a text that begins at a byte.
+pub(super) const fn word(text: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([text[at], text[at + 1], text[at + 2], text[at + 3]])
+}

@@ -1,0 +1,134 @@
+//! Verbs that run a guest lock themselves in before it runs, as the kernel shows in /proc. What being locked in keeps away is
+//! tried in `vmm/sandbox/tests`.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use tiny_guest::write_kernel;
+
+/// Bytes that are typed: more than fit into a pipe that the guest does not read.
+const TYPED_BYTES: usize = 100_000;
+const RUN: &str = "run --kernel endless --memory 4M";
+const RECORD: &str = "record -o new.ttvm --kernel endless --memory 4M";
+const REPLAY: &str = "replay r.ttvm";
+const DEBUG: &str = "debug r.ttvm --listen unix:socket";
+
+/// A process that is ended with its test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A folder with a guest that echoes what is typed for ever, and a recording in which so much was typed that its replay waits
+/// for a reader.
+fn folder() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    fs::rename(write_kernel(path, u32::MAX), path.join("endless")).unwrap();
+    fs::write(path.join("typed"), vec![b'x'; TYPED_BYTES]).unwrap();
+    let record = "record -o r.ttvm --kernel endless --memory 4M --max-instructions 300000000";
+    let mut command = command(path, record);
+    let status = command.stdin(File::open(path.join("typed")).unwrap()).stdout(Stdio::null()).status();
+    assert!(status.unwrap().success());
+    directory
+}
+
+fn command(directory: &Path, line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ttvm"));
+    command.current_dir(directory).args(line.split(' ')).stderr(Stdio::null());
+    command
+}
+
+/// Starts `ttvm`. Nothing is typed, but might be, and nobody reads what it prints.
+fn start(directory: &Path, line: &str) -> Running {
+    Running(command(directory, line).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
+}
+
+/// What /proc tells of each thread, as soon as the first is as it should be; `None` if the process ends before.
+fn statuses(running: &mut Running, wanted: &[&str]) -> Option<Vec<String>> {
+    let process = format!("/proc/{}", running.0.id());
+    while running.0.try_wait().unwrap().is_none() {
+        let status = fs::read_to_string(format!("{process}/status")).unwrap();
+        if wanted.iter().all(|line| status.contains(line)) {
+            let threads = fs::read_dir(format!("{process}/task")).unwrap();
+            let status = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("status")).ok();
+            return Some(threads.filter_map(|thread| status(thread.unwrap())).collect());
+        }
+        std::thread::yield_now();
+    }
+    None
+}
+
+const LOCKED_IN: [&str; 5] = [
+    "NoNewPrivs:\t1\n",
+    "Seccomp:\t2\n",
+    "CapEff:\t0000000000000000\n",
+    "CapPrm:\t0000000000000000\n",
+    "CapInh:\t0000000000000000\n",
+];
+
+#[test]
+fn verbs_that_run_a_guest_lock_themselves_in() {
+    if sandbox::probe().calls != Ok(true) {
+        return skip::test("this host has no seccomp");
+    }
+    let directory = folder();
+    for line in [RUN, RECORD, REPLAY, DEBUG] {
+        let mut running = start(directory.path(), line);
+        let statuses = statuses(&mut running, &LOCKED_IN).unwrap_or_else(|| panic!("{line}: it ended"));
+        for status in statuses {
+            assert!(LOCKED_IN.iter().all(|wanted| status.contains(wanted)), "{line}: {status}");
+        }
+    }
+}
+
+#[test]
+fn threads_are_locked_in_too() {
+    if sandbox::probe().calls != Ok(true) {
+        return skip::test("this host has no seccomp");
+    }
+    let directory = folder();
+    let mut running = start(directory.path(), RECORD);
+    // The recorder's checkpoints are written by a second thread.
+    let threads = loop {
+        let statuses = statuses(&mut running, &LOCKED_IN).expect("the guest runs for ever");
+        if statuses.len() > 1 {
+            break statuses;
+        }
+    };
+    for status in threads {
+        assert!(LOCKED_IN.iter().all(|wanted| status.contains(wanted)), "{status}");
+    }
+}
+
+#[test]
+fn who_wants_no_sandbox_gets_none() {
+    let directory = folder();
+    let mut running = start(directory.path(), "record -o new.ttvm --kernel endless --memory 4M --no-sandbox");
+    while !directory.path().join("new.ttvm/checkpoints/store").exists() {
+        assert!(running.0.try_wait().unwrap().is_none(), "it ended");
+        std::thread::yield_now();
+    }
+    let status = fs::read_to_string(format!("/proc/{}/status", running.0.id())).unwrap();
+    assert!(status.contains("Seccomp:\t0\n") && status.contains("NoNewPrivs:\t0\n"), "{status}");
+}
+
+#[test]
+fn files_that_the_command_line_names_are_written_all_the_same() {
+    let directory = folder();
+    let line = "record -o new.ttvm --kernel endless --memory 4M --max-instructions 3000000 --console-log console \
+                --stats-json stats";
+    let status = command(directory.path(), line).stdin(Stdio::null()).stdout(Stdio::null()).status().unwrap();
+    assert!(status.success());
+    assert!(fs::read_to_string(directory.path().join("stats")).unwrap().contains("\"insns\":3000000"));
+    assert!(directory.path().join("console").exists());
+    let (code, _, told) =
+        crate::common::ttvm(directory.path(), &["replay", "new.ttvm", "--quiet", "--stats-json", "replayed"]);
+    assert_eq!(code, 0, "{told}");
+    assert!(fs::read_to_string(directory.path().join("replayed")).unwrap().contains("\"insns\":3000000"));
+}

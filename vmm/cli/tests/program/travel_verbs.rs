@@ -1,0 +1,291 @@
+//! The verbs of the command line that go to places in a recording: search, state, checkpoints, replay from
+//! somewhere.
+
+use std::path::Path;
+
+use crate::common::ttvm;
+use machine::inputs::Event;
+use machine::position::Count;
+use serde_json::Value;
+use tiny_guest::{STIRRED, record_asleep, record_long, record_with_checkpoints, typed};
+
+const ROUNDS: u32 = 20_000;
+
+fn json(directory: &Path, arguments: &[&str]) -> Value {
+    let (code, out, told) = ttvm(directory, arguments);
+    assert_eq!(code, 0, "{arguments:?}: {out}{told}");
+    serde_json::from_str(&out).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {out}"))
+}
+
+fn recording() -> (tempfile::TempDir, u64) {
+    let directory = tempfile::tempdir().unwrap();
+    let keys = typed(&[(5_000, "a"), (90_000, "b")]);
+    let (_, end) = record_with_checkpoints(directory.path(), "r.ttvm", ROUNDS, keys, &[30_000, 105_000]);
+    (directory, end.at.count.number())
+}
+
+#[test]
+fn search_and_state_agree_about_a_write() {
+    let (directory, end) = recording();
+    let condition = format!("write-phys:{STIRRED:#x}+0x1000");
+    let all =
+        json(directory.path(), &["search", "r.ttvm", &condition, "--all", "--json", "--limit", "1000000"]);
+    let hits = all["hits"].as_array().unwrap();
+    assert!(hits.len() > 30, "{} hits", hits.len());
+    let place = |hit: &Value| hit["instruction"].as_u64().unwrap();
+    let last = json(directory.path(), &["search", "r.ttvm", &condition, "--json"]);
+    assert_eq!(place(&last["hits"][0]), place(&hits[hits.len() - 1]));
+    let first = json(directory.path(), &["search", "r.ttvm", &condition, "--forward", "--json"]);
+    assert_eq!(place(&first["hits"][0]), place(&hits[0]) + 1, "forward stops behind the write");
+    // The memory changes between before and after.
+    let memory = |at: u64| {
+        let range = format!("{STIRRED:#x}:0x1000");
+        let arguments = ["state", "r.ttvm", "--at", &format!("insn:{at}"), "--physical", &range, "--json"]
+            .map(str::to_string);
+        let state = json(directory.path(), &arguments.each_ref().map(String::as_str));
+        assert_eq!(state["instruction"].as_u64(), Some(at));
+        state["physical"][0]["bytes"].as_str().unwrap().to_string()
+    };
+    let at = place(&hits[hits.len() / 2]);
+    assert_ne!(memory(at), memory(at + 1));
+    assert!(at + 1 < end);
+    let (code, out, _) = ttvm(directory.path(), &["search", "r.ttvm", "break:0x12345"]);
+    assert_eq!((code, out.trim()), (1, "nowhere in that part of the recording"));
+    let (code, _, told) = ttvm(directory.path(), &["search", "r.ttvm", "brake:0x12345"]);
+    assert!(code == 2 && told.contains("is no condition"), "{code}: {told}");
+}
+
+#[test]
+fn a_count_or_a_time_names_the_first_instruction_that_reaches_it() {
+    let (directory, end) = recording();
+    let state = |at: &str| json(directory.path(), &["state", "r.ttvm", "--at", at, "--json"]);
+    let at_end = state("end");
+    let last = at_end["branches"].as_u64().unwrap();
+    let mut numbers = tiny_guest::Numbers(7);
+    let counts: Vec<u64> = (0..20).map(|_| numbers.below(last) + 1).chain([1, last]).collect();
+    for count in counts {
+        let found = state(&format!("branch:{count}"))["instruction"].as_u64().unwrap();
+        let branches = |at: u64| state(&format!("insn:{at}"))["branches"].as_u64().unwrap();
+        assert_eq!((branches(found - 1), branches(found)), (count - 1, count), "branch {count} at {found}");
+    }
+    let half = (at_end["guest_seconds"].as_f64().unwrap() * 5e5).floor() / 1e6;
+    let found = state(&format!("{half}s"))["instruction"].as_u64().unwrap();
+    let seconds = |at: u64| state(&format!("insn:{at}"))["guest_seconds"].as_f64().unwrap();
+    assert!(found < end && seconds(found - 1) < half && seconds(found) >= half, "{half} s at {found}");
+    for beyond in [format!("branch:{}", last + 1), format!("{}s", half * 2.1), "syscall:1".to_string()] {
+        let (code, _, told) = ttvm(directory.path(), &["state", "r.ttvm", "--at", &beyond]);
+        assert!(code == 2 && told.contains("ends before"), "{code}: {told}");
+    }
+}
+
+#[test]
+fn checkpoints_are_listed_added_and_removed() {
+    let (directory, end) = recording();
+    let list = || {
+        let rows = json(directory.path(), &["checkpoints", "r.ttvm", "list", "--json"]);
+        let rows = rows.as_array().unwrap().clone();
+        rows.iter().map(|row| row["instruction"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    let before = list();
+    assert!(before.len() >= 3, "{before:?}");
+    let middle = end / 2 + 1;
+    assert!(!before.contains(&middle));
+    let position = format!("insn:{middle}");
+    let (code, _, told) = ttvm(directory.path(), &["checkpoints", "r.ttvm", "add", &position]);
+    assert_eq!(code, 0, "{told}");
+    let mut expected = before.clone();
+    expected.push(middle);
+    expected.sort_unstable();
+    assert_eq!(list(), expected);
+    let (code, _, told) = ttvm(directory.path(), &["checkpoints", "r.ttvm", "add", &position]);
+    assert!(code == 2 && told.contains("already"), "{code}: {told}");
+    let (code, out, told) = ttvm(directory.path(), &["verify", "r.ttvm"]);
+    assert!(code == 0 && out.contains(&format!("{} compared", expected.len())), "{code}: {out}{told}");
+    for at in before {
+        let (code, _, told) = ttvm(directory.path(), &["checkpoints", "r.ttvm", "remove", &at.to_string()]);
+        assert_eq!(code, 0, "{told}");
+    }
+    assert_eq!(list(), [middle]);
+    let (code, _, told) = ttvm(directory.path(), &["verify", "r.ttvm"]);
+    assert_eq!(code, 0, "{told}");
+    let (code, _, told) = ttvm(directory.path(), &["checkpoints", "r.ttvm", "remove", "77"]);
+    assert!(code == 2 && told.contains("no checkpoint at instruction 77"), "{code}: {told}");
+}
+
+#[test]
+fn a_part_of_a_recording_replays() {
+    let (directory, end) = recording();
+    let whole = ttvm(directory.path(), &["replay", "r.ttvm"]).1;
+    let half = format!("insn:{}", end / 4);
+    let (code, first, _) = ttvm(directory.path(), &["replay", "r.ttvm", "--to", &half]);
+    assert_eq!(code, 0);
+    let (code, second, told) = ttvm(directory.path(), &["replay", "r.ttvm", "--from", &half]);
+    assert_eq!((code, first + &second), (0, whole), "{told}");
+    let (code, _, told) = ttvm(directory.path(), &["replay", "r.ttvm", "--from", "end", "--to", "start"]);
+    assert!(code == 2 && told.contains("before"), "{code}: {told}");
+}
+
+#[test]
+fn a_guest_without_a_known_kernel_has_neither_processes_nor_symbols() {
+    let (directory, _) = recording();
+    let (code, out, told) = ttvm(directory.path(), &["state", "r.ttvm", "--processes"]);
+    assert!(
+        code == 2 && out.is_empty() && told.contains("there are no processes to show: no kernel"),
+        "{code}: {told}"
+    );
+    let (code, out, told) = ttvm(directory.path(), &["symbols", "r.ttvm", "--like", "vmlinux"]);
+    assert!(code == 2 && out.is_empty() && told.contains("no kernel with a symbol table"), "{code}: {told}");
+    let (code, _, told) = ttvm(directory.path(), &["symbols", "r.ttvm"]);
+    assert!(code == 2 && told.contains("--output"), "{code}: {told}");
+}
+
+#[test]
+fn a_place_where_the_guest_sleeps_is_the_same_to_all() {
+    let directory = tempfile::tempdir().unwrap();
+    let typed = |text: &str| Event::ConsoleInput(text.as_bytes().to_vec());
+    let script = vec![
+        (2_000_000, typed("a")),
+        (2_000_000, typed("b")),
+        (7_000_001, Event::PowerButton),
+        (1_234_567_891, typed("c")),
+        (3_000_000_000, Event::Limit),
+    ];
+    record_asleep(directory.path(), "r.ttvm", script);
+    let (code, out, told) = ttvm(directory.path(), &["log", "r.ttvm", "--json"]);
+    assert_eq!(code, 0, "{told}");
+    let lines: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 7);
+    let mut shown = Vec::new();
+    for line in &lines {
+        let at = line["number"].as_u64().map_or("end".to_string(), |number| format!("event:{number}"));
+        let state = json(directory.path(), &["state", "r.ttvm", "--at", &at, "--json"]);
+        let seconds = line["time_ns"].as_u64().unwrap() as f64 / 1e9;
+        assert_eq!((&state["instruction"], &state["guest_seconds"]), (&line["instruction"], &seconds.into()));
+        shown.push((line["instruction"].as_u64().unwrap(), seconds));
+    }
+    // All of it happened in its sleep.
+    assert!(shown[1..].iter().all(|&(at, _)| at == shown[1].0), "{shown:?}");
+    let info = json(directory.path(), &["info", "r.ttvm", "--json"]);
+    let state = json(directory.path(), &["state", "r.ttvm", "--json"]);
+    assert_eq!(state["guest_seconds"], info["guest_seconds"]);
+    assert_eq!(state["outcome"], info["ended"]);
+}
+
+#[test]
+fn what_makes_no_sense_is_a_usage_error() {
+    let (directory, end) = recording();
+    let beyond = format!("insn:{}", end / 2);
+    for (arguments, names) in [
+        (&["search", "r.ttvm", "syscall", "--all", "--limit", "0"][..], "--limit"),
+        (&["search", "r.ttvm", "syscall", "--threads", "0"], "--threads"),
+        (
+            &["search", "r.ttvm", "syscall", "--all", "--from", "end", "--to", &beyond],
+            "ends before it begins",
+        ),
+        (&["state", "r.ttvm", "--memory", "0x1000:0"], "no range"),
+        (&["state", "r.ttvm", "--memory", "0xffffffffffffffff:2"], "no range"),
+    ] {
+        let (code, out, told) = ttvm(directory.path(), arguments);
+        assert!(code == 2 && out.is_empty() && told.contains(names), "{arguments:?}: {code}: {told}");
+    }
+}
+
+#[test]
+fn memory_that_is_not_there_is_said_to_be_missing() {
+    let (directory, _) = recording();
+    // The guest has 4 MiB, and no page tables.
+    for (option, range, bytes, why) in [
+        ("--physical", "0x3ffff0:0x20", 16, "there is no RAM at 0x400000"),
+        ("--physical", "0xfee00000:4", 0, "there is no RAM at 0xfee00000"),
+        ("--memory", "0x3ffff8:16", 8, "0x400000 is mapped to 0x400000, where there is no RAM"),
+        ("--memory", "0xfec00000:16", 0, "0xfec00000 is mapped to 0xfec00000, where there is no RAM"),
+    ] {
+        let (code, out, _) = ttvm(directory.path(), &["state", "r.ttvm", option, range]);
+        assert!(code == 0 && out.contains(&format!("  {why}\n")), "{range}: {out}");
+        let state = json(directory.path(), &["state", "r.ttvm", option, range, "--json"]);
+        let shown = &state[option.trim_start_matches('-')][0];
+        assert_eq!(shown["bytes"].as_str().unwrap().len(), 2 * bytes, "{range}");
+        assert_eq!(shown["ends"], why);
+    }
+    let state = json(directory.path(), &["state", "r.ttvm", "--physical", "0x1000:16", "--json"]);
+    assert!(state["physical"][0].get("ends").is_none());
+}
+
+#[test]
+fn memory_that_is_not_mapped_is_said_to_be_unmapped() {
+    let directory = tempfile::tempdir().unwrap();
+    // Its page tables have the first 4 MiB.
+    record_long(directory.path(), "r.ttvm", 1);
+    for (range, bytes, at) in [
+        ("0x3ffff8:16", 8, "0x400000"),
+        ("0x400000:16", 0, "0x400000"),
+        ("0xffffffff80000000:1", 0, "0xffffffff80000000"),
+    ] {
+        let why = format!("nothing is mapped at {at}");
+        let (code, out, told) = ttvm(directory.path(), &["state", "r.ttvm", "--memory", range]);
+        assert!(code == 0 && out.contains(&format!("  {why}\n")), "{range}: {out}{told}");
+        let state = json(directory.path(), &["state", "r.ttvm", "--memory", range, "--json"]);
+        let shown = &state["memory"][0];
+        assert_eq!(
+            (shown["bytes"].as_str().unwrap().len(), &shown["ends"]),
+            (2 * bytes, &why.into()),
+            "{range}"
+        );
+    }
+}
+
+/// Waits until a process has a handler for ^C, and presses it. One that has ended already hears nothing.
+fn interrupt(child: &std::process::Child) {
+    let pid = child.id();
+    let catches_or_has_ended = || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
+        let mask = u64::from_str_radix(field("SigCgt:"), 16).unwrap();
+        mask & 1 << (nix::libc::SIGINT - 1) != 0 || field("State:").starts_with('Z')
+    };
+    while !catches_or_has_ended() {
+        std::thread::yield_now();
+    }
+    let pid = nix::unistd::Pid::from_raw(pid as i32);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+}
+
+/// Runs ttvm, and presses ^C as soon as that is heard: its exit code and what it prints.
+fn interrupted(directory: &Path, arguments: &[&str]) -> (Option<i32>, String) {
+    let child = std::process::Command::new(env!("CARGO_BIN_EXE_ttvm"))
+        .current_dir(directory)
+        .args(arguments)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    interrupt(&child);
+    let output = child.wait_with_output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[test]
+fn an_interrupted_search_says_so_and_where_it_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let kernel = tiny_guest::write_kernel(directory.path(), u32::MAX);
+    let kernel = kernel.to_str().unwrap();
+    let record = ["record", "-o", "r.ttvm", "--kernel", kernel, "--memory", "4M", "--unpaced"];
+    let length = 60_000_000;
+    let (code, _, told) =
+        ttvm(directory.path(), &[&record[..], &["--max-instructions", &length.to_string()]].concat());
+    assert_eq!(code, 0, "{told}");
+    for options in [&[][..], &["--forward"], &["--all"]] {
+        let search = [&["search", "r.ttvm", "break:0x12345"][..], options].concat();
+        // On a busy machine a search may be done before it is interrupted.
+        let mut attempts = (0..20).map(|_| interrupted(directory.path(), &search));
+        let (code, out) = attempts.find(|(code, _)| *code != Some(1)).expect("one of them is in time");
+        assert_eq!(code, Some(130), "{options:?}: {out}");
+        let from =
+            out.trim().strip_prefix("interrupted: --from ").and_then(|rest| rest.strip_suffix(" goes on"));
+        let from = from.unwrap_or_else(|| panic!("{options:?}: {out}"));
+        let number: u64 = from.strip_prefix("insn:").unwrap().parse().unwrap();
+        assert!(number <= length, "{options:?}: {number}");
+        let (code, out, _) = ttvm(directory.path(), &[&search[..], &["--from", from]].concat());
+        assert_eq!((code, out.trim()), (1, "nowhere in that part of the recording"), "{options:?}");
+    }
+}

@@ -1,0 +1,49 @@
+//! Guest RAM as those see it who do not own it.
+
+use vm_memory::{Bytes, GuestAddress};
+
+use crate::{GuestMemory, RamLayout};
+
+/// RAM of a guest whose CPU may be elsewhere: in another structure, or on another thread.
+///
+/// Its accesses are `vm-memory`'s, which are volatile copies. What it writes marks pages dirty and queues foreign writes.
+#[derive(Clone)]
+pub struct RamView {
+    memory: GuestMemory,
+    layout: RamLayout,
+}
+
+impl RamView {
+    pub(crate) fn new(memory: GuestMemory, layout: RamLayout) -> RamView {
+        RamView { memory, layout }
+    }
+
+    /// RAM as device models see it.
+    pub fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
+    /// Where RAM lies in guest-physical space.
+    pub fn layout(&self) -> &RamLayout {
+        &self.layout
+    }
+
+    /// Size in bytes, a whole number of pages.
+    pub fn size_bytes(&self) -> u64 {
+        self.layout.size_bytes()
+    }
+
+    /// Copies bytes into RAM as a device does. They must not reach over the end of the low part of RAM. Panics when they do
+    /// not lie inside RAM.
+    pub fn write_bytes(&self, offset: u64, from: &[u8]) {
+        let gpa = GuestAddress(self.layout.gpa_of(offset));
+        self.memory.write_slice(from, gpa).expect("the caller's offset lies inside RAM");
+    }
+
+    /// Copies bytes out of RAM. They must not reach over the end of the low part of RAM. Panics when they do not lie inside
+    /// RAM.
+    pub fn read_bytes(&self, offset: u64, to: &mut [u8]) {
+        let gpa = GuestAddress(self.layout.gpa_of(offset));
+        self.memory.read_slice(to, gpa).expect("the caller's offset lies inside RAM");
+    }
+}

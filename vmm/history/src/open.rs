@@ -1,0 +1,70 @@
+//! Time travel for programs, in few lines: opening a recording by its path, and looking at the machine.
+//!
+//! `vmm/history/examples` has whole programs.
+
+use std::path::Path;
+
+use cpu::CpuState;
+use guest_symbols::Symbols;
+use machine::error::Error;
+use machine::notation::PositionSpec;
+use machine::position::{Exits, Instructions};
+use recording::{Opened, Recording};
+
+use crate::recount;
+use crate::timeline::{Condition, Poll, Timeline, TravelStop};
+
+/// Opens a recording for time travel, at its first instruction. A recording of KVM is replayed once to count its instructions,
+/// which takes as long as the run, unless that was done before: [`open_recording`] reports progress.
+pub fn open(path: impl AsRef<Path>) -> Result<Timeline, Error> {
+    Timeline::open(&open_recording(path, |_| {})?)
+}
+
+/// Opens a recording whose positions are counts of instructions. If they have to be found out first, `progress` gets the number
+/// of exits so far; [`Recording::recounted`] has the log that counts exits.
+pub fn open_recording(
+    path: impl AsRef<Path>,
+    progress: impl FnMut(Exits),
+) -> Result<Recording<Instructions>, Error> {
+    match Opened::open(path.as_ref())? {
+        Opened::ByInstructions(recording) => Ok(recording),
+        Opened::ByExits(recording) => recount::in_instructions(recording, progress),
+    }
+}
+
+/// The [`Poll`] of a caller who never interrupts a movement: `timeline.seek(place, &mut never)`.
+pub fn never() -> bool {
+    false
+}
+
+impl Timeline {
+    /// Goes to a place in a notation like `end`, `37%`, `12.5s` or `insn:1000`. Distances count from the recording's start and
+    /// end.
+    pub fn go_to(&mut self, place: PositionSpec, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        let target = self.resolve_outside(place, poll)?;
+        self.seek(target, poll)
+    }
+
+    /// Runs and searches stop at this from now on: see [`crate::timeline::CONDITIONS`]. The condition may name symbols of the
+    /// guest's kernel, if the kernel is in memory at the current position.
+    pub fn stop_at(&mut self, condition: &str) -> Result<(), Error> {
+        let parsed = condition.parse().or_else(|why| match Symbols::of_guest(self.machine()) {
+            Ok(symbols) => Condition::parse(condition, &symbols),
+            Err(_) => Err(why),
+        });
+        let Condition(stops) = parsed.map_err(Error::Position)?;
+        self.set_stops(stops);
+        Ok(())
+    }
+
+    /// The processor's registers.
+    pub fn registers(&self) -> CpuState {
+        self.machine().cpu().state()
+    }
+
+    /// Reads memory at a virtual address, as the guest would see it with full rights. Returns how many bytes were read: fewer
+    /// than asked for where a page is not mapped. [`machine::Machine::read_physical`] reads by physical addresses.
+    pub fn read_memory(&self, address: u64, to: &mut [u8]) -> usize {
+        self.machine().cpu().core().peek(address, to)
+    }
+}

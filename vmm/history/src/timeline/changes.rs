@@ -1,0 +1,64 @@
+//! What a debugger changes: the first change leaves the recorded history for a scratch [`Fork`].
+
+use cpu::CpuState;
+
+use super::fork::Fork;
+use super::stops::Armed;
+use super::travel::Timeline;
+use machine::error::Error;
+use machine::position::Instructions;
+
+impl Timeline {
+    /// The place at which the fork began that the machine is in, if it is in one.
+    pub fn forked_at(&self) -> Option<Instructions> {
+        self.fork.as_ref().map(Fork::begun_at)
+    }
+
+    /// Replaces the CPU's registers. Begins a fork, unless the machine is in one.
+    pub fn change_registers(&mut self, state: &CpuState) -> Result<(), Error> {
+        self.begin_fork()?;
+        self.walker.machine.change_registers(state);
+        Ok(())
+    }
+
+    /// Writes memory at a linear address as a debugger: all bytes, or none where some of them are not mapped
+    /// to RAM, which is `false`. Begins a fork, unless the machine is in one.
+    pub fn change_memory(&mut self, address: u64, bytes: &[u8]) -> Result<bool, Error> {
+        if !self.walker.machine.can_change_memory(address, bytes.len()) {
+            return Ok(false);
+        }
+        self.begin_fork()?;
+        self.walker.machine.change_memory(address, bytes);
+        Ok(true)
+    }
+
+    /// Goes back to where the fork began; gives where that is, or `None` if the machine is in no fork.
+    pub fn leave_fork(&mut self) -> Result<Option<Instructions>, Error> {
+        let Some(fork) = &self.fork else { return Ok(None) };
+        let root = fork.begun_at();
+        Armed::disarm(&mut self.walker.machine);
+        self.walker.restore(&fork.root)?;
+        // Only now: had it failed, the machine would still be none that history knows.
+        self.fork = None;
+        Ok(Some(root))
+    }
+
+    fn begin_fork(&mut self) -> Result<(), Error> {
+        if self.fork.is_none() {
+            self.fork = Some(Fork { root: self.snapshot()? });
+            self.walker.machine.go_on_after_end();
+        }
+        Ok(())
+    }
+
+    /// Refuses what makes sense in the recorded history only.
+    pub(super) fn must_be_history(&self) -> Result<(), Error> {
+        match self.forked_at() {
+            None => Ok(()),
+            Some(at) => Err(Error::Position(format!(
+                "this is a scratch fork of the recording, begun at instruction {at}, and it only goes forward: \
+                 'monitor back' returns to the recorded history"
+            ))),
+        }
+    }
+}

@@ -1,0 +1,519 @@
+//! Runs so long that a timeline leaves snapshots on its way, asks whether to stop, and shares out its searches.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use cpu::{AddressKind, WatchKind, Watchpoint};
+use history::timeline::{Breakpoint, Cause, Filter, Hit, Hits, Stops, Timeline, TravelStop, Watch};
+use machine::notation::PositionSpec;
+use machine::position::{Count, Instructions};
+use recording::Recording;
+use tiny_guest::{
+    LONG_ROUND_STEPS, STIRRED, add_checkpoints, open, record_calls, record_long, record_with_checkpoints,
+};
+
+/// Between two questions whether to stop, and between two snapshots of a walk, at most.
+const POLL_STEPS: u64 = 4_000_000;
+const SPACING: u64 = 8_000_000;
+
+fn recording(rounds: u32, checkpoints: &[u64]) -> (tempfile::TempDir, Recording<Instructions>) {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = record_long(directory.path(), "r.ttvm", rounds);
+    add_checkpoints(&recording, checkpoints);
+    let recording = open(&recording.path);
+    (directory, recording)
+}
+
+fn never() -> bool {
+    false
+}
+
+/// Says yes when it has been asked so often, and from then on.
+fn after(polls: u32) -> impl FnMut() -> bool {
+    let mut left = polls;
+    move || {
+        left = left.saturating_sub(1);
+        left == 0
+    }
+}
+
+/// The guest's write, which happens once in each round.
+fn write() -> Stops {
+    let point =
+        Watchpoint { space: AddressKind::Linear, address: STIRRED, length: 1, kind: WatchKind::Write };
+    Stops { watches: vec![Watch::from(point)], ..Stops::default() }
+}
+
+/// That of rounds that end before a place only.
+fn write_before(place: Instructions) -> Stops {
+    let early = Filter::new(move |machine| machine.moment().count < place);
+    Stops { watch_filters: [(STIRRED, early)].into(), ..write() }
+}
+
+fn nowhere() -> Stops {
+    Stops { breakpoints: vec![Breakpoint::at(1)], ..Stops::default() }
+}
+
+/// What a movement replays.
+fn steps_of<T>(timeline: &mut Timeline, movement: impl FnOnce(&mut Timeline) -> T) -> (T, u64) {
+    let before = timeline.replayed_steps();
+    let moved = movement(timeline);
+    (moved, timeline.replayed_steps() - before)
+}
+
+fn seek(timeline: &mut Timeline, place: u64) -> u64 {
+    let (stop, steps) =
+        steps_of(timeline, |timeline| timeline.seek(Instructions(place), &mut never).unwrap());
+    assert_eq!((stop, timeline.position()), (TravelStop::Reached, Instructions(place)));
+    steps
+}
+
+/// Times, branches and system calls are looked for where the session has been, too, and not from the last checkpoint on.
+#[test]
+fn a_measured_place_is_near_where_a_walk_has_left_snapshots() {
+    let (_directory, recording) = recording(30, &[]);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    seek(&mut timeline, 29_000_000);
+    let machine = timeline.machine();
+    let specs = [
+        PositionSpec::Nanoseconds(machine.moment().time_ns - 1_000),
+        PositionSpec::Branch(machine.cpu().branches() - 10),
+    ];
+    let resolve = |timeline: &mut Timeline, spec| {
+        steps_of(timeline, |timeline| timeline.resolve(spec, &mut never).unwrap())
+    };
+    for spec in specs {
+        let (place, near) = resolve(&mut timeline, spec);
+        assert!(near < 2 * SPACING, "{spec:?}: {near} steps");
+        let (from_the_start, far) = resolve(&mut Timeline::open_with(&recording, 1).unwrap(), spec);
+        assert_eq!(place, from_the_start, "{spec:?}");
+        assert!(far > 28_000_000, "{spec:?}: {far} steps");
+    }
+}
+
+#[test]
+fn a_walk_leaves_snapshots_that_make_every_place_on_it_near() {
+    let (_directory, recording) = recording(30, &[]);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    assert_eq!(seek(&mut timeline, 30_000_000), 30_000_000);
+    for place in [29_999_999, 23_000_000, 8_000_001, 12_345_678, 5, 30_000_000] {
+        let steps = seek(&mut timeline, place);
+        assert!(steps <= SPACING, "{steps} steps to {place}");
+    }
+    // From where it stands it goes on, and not from a snapshot that is before that.
+    seek(&mut timeline, 20_000_000);
+    assert_eq!(seek(&mut timeline, 20_500_000), 500_000);
+    assert_eq!(seek(&mut timeline, 20_500_000), 0);
+}
+
+#[test]
+fn steps_back_from_where_a_person_looks_are_cheap() {
+    let (_directory, recording) = recording(20, &[]);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    seek(&mut timeline, 20_000_000);
+    for most in [128, 1024, 8192, 65536] {
+        let (_, steps) = steps_of(&mut timeline, |timeline| timeline.step_backward(&mut never).unwrap());
+        // One from a snapshot at most so far before it.
+        assert!(steps <= most, "{steps} > {most}");
+        let here = timeline.position();
+        seek(&mut timeline, here.number() - most * 7);
+    }
+    // A whole row of them costs little more than the way that it goes back.
+    seek(&mut timeline, 20_000_000);
+    let (_, steps) = steps_of(&mut timeline, |timeline| {
+        for _ in 0..100 {
+            timeline.step_backward(&mut never).unwrap();
+        }
+    });
+    assert_eq!(timeline.position(), Instructions(20_000_000 - 100));
+    assert!(steps <= 100 * 128, "{steps}");
+}
+
+#[test]
+fn a_checkpoint_on_the_way_is_where_a_long_way_begins_and_a_short_one_does_not() {
+    let (_directory, recording) = recording(30, &[2_000_000, 20_000_000]);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    // Little is left behind it, and the way to it leaves snapshots.
+    assert_eq!(seek(&mut timeline, 3_000_000), 3_000_000);
+    assert_eq!(seek(&mut timeline, 20_000_100), 100);
+    assert_eq!(seek(&mut timeline, 20_000_000), 0);
+    assert_eq!(seek(&mut timeline, 1_000_000), 1_000_000);
+    assert!(seek(&mut timeline, 2_500_000) <= 1_500_000);
+}
+
+#[test]
+fn behind_a_checkpoint_settling_makes_steps_back_near() {
+    let (_directory, recording) = recording(30, &[30_000_000]);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    assert_eq!(seek(&mut timeline, 30_000_000), 0);
+    let hashes = timeline.machine_mut().hashes();
+    let (stop, steps) = steps_of(&mut timeline, |timeline| timeline.settle(&mut never).unwrap());
+    assert_eq!((stop, steps), (TravelStop::Reached, 30_000_000));
+    assert_eq!((timeline.position(), timeline.machine_mut().hashes()), (Instructions(30_000_000), hashes));
+    let (stop, steps) = steps_of(&mut timeline, |timeline| timeline.step_backward(&mut never).unwrap());
+    assert!(stop == TravelStop::Reached && steps <= 128, "{stop:?}, {steps} steps");
+    // Once is enough.
+    let (stop, steps) = steps_of(&mut timeline, |timeline| timeline.settle(&mut never).unwrap());
+    assert_eq!((stop, steps), (TravelStop::Reached, 0));
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    seek(&mut timeline, 30_000_000);
+    assert_eq!(timeline.settle(&mut || true).unwrap(), TravelStop::Interrupted);
+}
+
+/// Waits until a count of a timeline's settler is so large.
+fn wait_for(name: &str, count: impl Fn() -> u64, least: u64) {
+    for _ in 0..12_000 {
+        if count() >= least {
+            return;
+        }
+        sleep(Duration::from_millis(10));
+    }
+    panic!("{name}: {} of {least}", count());
+}
+
+#[test]
+fn while_nothing_moves_what_lies_before_is_made_near() {
+    let end = 300_000_000;
+    let (_directory, recording) = recording(300, &[end]);
+    let far = [299_000_000, 100_000_000, 290_000_000];
+    for place in far {
+        let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+        assert_eq!((seek(&mut timeline, end), timeline.meter().settled()), (0, 0));
+        assert_eq!(seek(&mut timeline, place), place, "from the beginning, without settling");
+    }
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    seek(&mut timeline, end);
+    let (_, steps) = steps_of(&mut timeline, Timeline::settle_meanwhile);
+    let meter = timeline.meter();
+    wait_for("places", || meter.settlings(), 1);
+    assert_eq!(meter.settled(), end);
+    assert_eq!((steps, timeline.position()), (0, Instructions(end)));
+    for place in far {
+        let steps = seek(&mut timeline, place);
+        assert!(steps <= 3 * SPACING, "{place}: {steps} steps");
+    }
+    // The stretch is done, and a gap of a hundred million is none.
+    seek(&mut timeline, end);
+    timeline.settle_meanwhile();
+    wait_for("places", || meter.settlings(), 2);
+    assert_eq!(meter.settled(), end);
+}
+
+/// Whatever it was doing, it has done with it soon after a movement began, and does not begin again before that is over.
+#[test]
+fn nothing_is_settled_while_the_timeline_moves() {
+    let end = 300_000_000;
+    let (_directory, recording) = recording(300, &[end]);
+    // The settler waits for quiet when the movement begins, or it walks.
+    for steps_before in [0, 1] {
+        let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+        seek(&mut timeline, end);
+        timeline.settle_meanwhile();
+        let meter = timeline.meter();
+        wait_for("steps", || meter.settled(), steps_before);
+        let (mut polls, mut settled) = (0, 0);
+        let mut poll = || {
+            polls += 1;
+            if polls == 1 {
+                let before = meter.settled();
+                wait_for("places", || meter.settlings(), 1);
+                settled = meter.settled();
+                assert!(settled <= before + POLL_STEPS);
+            }
+            assert_eq!((meter.settled(), meter.settlings()), (settled, 1));
+            polls == 3
+        };
+        assert_eq!(timeline.seek(Instructions(200_000_000), &mut poll).unwrap(), TravelStop::Interrupted);
+    }
+}
+
+/// Movements at any moment while the settler walks, or waits, or is made: they come to the same.
+#[test]
+fn what_is_settled_meanwhile_changes_nothing_that_is_found() {
+    let end = 300_000_000;
+    let (_directory, recording) = recording(300, &[end]);
+    let mut plain = Timeline::open_with(&recording, 1).unwrap();
+    seek(&mut plain, end);
+    plain.set_stops(write());
+    for pause_ms in [0, 520, 570] {
+        let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+        seek(&mut timeline, end);
+        timeline.set_stops(write());
+        for place in [end, 123_456_789, 250_000_000] {
+            timeline.settle_meanwhile();
+            sleep(Duration::from_millis(pause_ms));
+            for timeline in [&mut timeline, &mut plain] {
+                seek(timeline, place);
+                for _ in 0..3 {
+                    assert!(matches!(timeline.run_backward(&mut never), Ok(TravelStop::Hit(_))));
+                }
+            }
+            assert_eq!(timeline.position(), plain.position());
+            assert_eq!(timeline.machine_mut().hashes(), plain.machine_mut().hashes());
+        }
+    }
+}
+
+#[test]
+fn settling_ends_where_it_began_when_there_is_something_to_do() {
+    let (_directory, recording) = recording(20, &[20_000_000]);
+    for (polls, least, most) in
+        [(1, 0, POLL_STEPS), (3, POLL_STEPS, 3 * POLL_STEPS), (100, 19_999_999, 20_000_000)]
+    {
+        let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+        let place = seek(&mut timeline, 20_000_000);
+        assert_eq!(place, 0, "there is a checkpoint");
+        let (_, steps) =
+            steps_of(&mut timeline, |timeline| timeline.settle_until(&mut after(polls)).unwrap());
+        assert!((least..=most).contains(&steps), "{polls} polls: {steps} steps");
+        assert_eq!(timeline.position(), Instructions(20_000_000));
+        assert_eq!(timeline.step_backward(&mut never).unwrap(), TravelStop::Reached);
+        assert_eq!(timeline.position(), Instructions(19_999_999));
+    }
+}
+
+#[test]
+fn a_step_back_that_is_long_can_be_interrupted_and_a_short_one_is_made() {
+    let (_directory, recording) = recording(30, &[30_000_000]);
+    for stops in [Stops::default(), write()] {
+        let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+        seek(&mut timeline, 30_000_000);
+        timeline.set_stops(stops);
+        assert_eq!(timeline.step_backward(&mut || true).unwrap(), TravelStop::Interrupted);
+        assert_eq!(timeline.position(), Instructions(30_000_000));
+        assert_eq!(timeline.step_backward(&mut never).unwrap(), TravelStop::Reached);
+        assert_eq!(timeline.step_backward(&mut || true).unwrap(), TravelStop::Reached);
+        assert_eq!(timeline.position(), Instructions(29_999_998));
+    }
+}
+
+#[test]
+fn movements_ask_whether_to_stop_and_stand_somewhere_on_their_way() {
+    let (_directory, recording) = recording(30, &[]);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let target = Instructions(30_000_000);
+    let mut asked = 0;
+    let stop = timeline.seek(target, &mut || {
+        asked += 1;
+        false
+    });
+    assert_eq!(stop.unwrap(), TravelStop::Reached);
+    assert!(asked >= target.number() / POLL_STEPS / 2, "asked {asked} times");
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    assert_eq!(timeline.seek(target, &mut after(2)).unwrap(), TravelStop::Interrupted);
+    let stood = timeline.position();
+    assert!(Instructions(0) < stood && stood <= Instructions(2 * POLL_STEPS), "{stood}");
+    assert_eq!(timeline.seek(target, &mut never).unwrap(), TravelStop::Reached);
+    // Searching forward too.
+    timeline.seek(stood, &mut never).unwrap();
+    timeline.set_stops(nowhere());
+    assert_eq!(timeline.run_forward(&mut || true).unwrap(), TravelStop::Interrupted);
+    let here = timeline.position();
+    assert!(stood < here && here <= stood + POLL_STEPS, "{stood} {here}");
+    assert_eq!(timeline.run_forward(&mut never).unwrap(), TravelStop::End);
+}
+
+#[test]
+fn what_a_meter_shows_grows_up_to_what_was_said() {
+    let (_directory, recording) = recording(30, &[10_000_000]);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let meter = timeline.meter();
+    // The second way begins at the checkpoint.
+    for (target, at_most) in [(9_000_000, 9_000_000), (25_000_000, 15_000_000)] {
+        let mut shown = Vec::new();
+        let stop = timeline.seek(Instructions(target), &mut || {
+            shown.push(meter.progress());
+            false
+        });
+        assert_eq!(stop.unwrap(), TravelStop::Reached);
+        assert!(shown.iter().all(|&(done, most)| done <= most && most <= at_most), "{shown:?}");
+        assert!(shown.is_sorted() && shown.len() > 1 && shown[0].0 > 0, "{shown:?}");
+        let (done, most) = meter.progress();
+        assert!(done <= most && done > at_most / 10, "{done} of {most}");
+    }
+}
+
+fn all(timeline: &mut Timeline, from: u64, to: Instructions) -> Hits {
+    timeline.hits(Instructions(from), to, usize::MAX, &mut never).unwrap()
+}
+
+#[test]
+fn a_list_that_is_interrupted_within_a_long_stretch_has_what_was_found() {
+    let (_directory, recording) = recording(20, &[]);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let end = timeline.end();
+    timeline.set_stops(write());
+    let whole = all(&mut timeline, 0, end);
+    assert_eq!((whole.found.len(), whole.interrupted_at), (20, None));
+    let apart = whole.found.windows(2).all(|pair| pair[1].before - pair[0].before == LONG_ROUND_STEPS);
+    assert!(apart, "{:?}", whole.found);
+    // Some are found, and the rest from there on.
+    let part = timeline.hits(Instructions(0), end, usize::MAX, &mut after(2)).unwrap();
+    let edge = part.interrupted_at.unwrap();
+    assert!(Instructions(0) < edge && edge < end && !part.found.is_empty(), "{part:?}");
+    let rest = all(&mut timeline, edge.number(), end);
+    assert_eq!([part.found, rest.found].concat(), whole.found);
+    // On the way to where it begins nothing has been looked for yet.
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    timeline.set_stops(write());
+    let part = timeline.hits(Instructions(15_000_000), end, usize::MAX, &mut after(2)).unwrap();
+    assert_eq!(part, Hits { found: Vec::new(), interrupted_at: Some(Instructions(15_000_000)) });
+    // A limit ends it, and nothing interrupted it.
+    let three = timeline.hits(Instructions(0), end, 3, &mut never).unwrap();
+    assert_eq!(three, Hits { found: whole.found[..3].to_vec(), interrupted_at: None });
+}
+
+#[test]
+fn a_list_of_nothing_is_empty_and_one_that_ends_before_it_begins_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recording, _) = record_with_checkpoints(directory.path(), "r.ttvm", 3_000, Vec::new(), &[1000]);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let end = timeline.end();
+    timeline.set_stops(nowhere());
+    for place in [Instructions(0), Instructions(1000), end] {
+        assert_eq!(all(&mut timeline, place.number(), place).found, []);
+    }
+    let refused = timeline.hits(Instructions(8), Instructions(7), 1, &mut never).unwrap_err().to_string();
+    assert!(refused.contains("ends before it begins"), "{refused}");
+    // At the end there is nothing ahead, and at the start nothing behind.
+    seek(&mut timeline, end.number());
+    assert_eq!(timeline.run_forward(&mut never).unwrap(), TravelStop::End);
+    assert_eq!(timeline.step_forward().unwrap(), TravelStop::End);
+    seek(&mut timeline, 0);
+    assert_eq!(timeline.run_backward(&mut never).unwrap(), TravelStop::Start);
+    assert_eq!(timeline.step_backward(&mut never).unwrap(), TravelStop::Start);
+}
+
+/// Checkpoints by the dozen shortly before the end.
+fn dense(end: u64) -> Vec<u64> {
+    (1..=8).rev().map(|number| end - number * 100_000).collect()
+}
+
+#[test]
+fn a_search_backward_finds_what_lies_far_back_however_many_join_in() {
+    let end = 60 * LONG_ROUND_STEPS;
+    let (_directory, recording) = recording(60, &dense(end));
+    let early = Instructions(8 * LONG_ROUND_STEPS);
+    let mut hits: Vec<Hit> = Vec::new();
+    for threads in [1, 2] {
+        let mut timeline = Timeline::open_with(&recording, threads).unwrap();
+        // Snapshots on the way, between which a search of many steps is cut.
+        if threads == 2 {
+            timeline.seek(Instructions(end - 1_000_000), &mut never).unwrap();
+        }
+        seek(&mut timeline, end);
+        timeline.set_stops(write_before(early));
+        let stop = timeline.run_backward(&mut never).unwrap();
+        let write = Cause::Watch { kind: WatchKind::Write, address: STIRRED };
+        assert_eq!(stop, TravelStop::Hit(write), "{threads} threads");
+        hits.push(Hit { before: timeline.position(), after: timeline.position() + 1, cause: write });
+    }
+    assert_eq!(hits[0], hits[1]);
+    // The eighth lies behind `early`, by the steps before the first round.
+    let expected = 7 * LONG_ROUND_STEPS;
+    assert!((expected..expected + 100).contains(&hits[0].before.number()), "{hits:?}");
+}
+
+#[test]
+fn a_search_that_is_interrupted_stands_nearer_to_its_edge_than_where_it_began() {
+    let (_directory, recording) = recording(30, &[]);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    seek(&mut timeline, 30_000_000);
+    timeline.set_stops(nowhere());
+    // Windows are short at first, and are asked between.
+    assert_eq!(timeline.run_backward(&mut after(2)).unwrap(), TravelStop::Interrupted);
+    let stood = timeline.position();
+    assert!(Instructions(0) < stood && stood < Instructions(30_000_000), "{stood}");
+    assert_eq!(timeline.run_backward(&mut never).unwrap(), TravelStop::Start);
+    // Who asks to stop when everything has been searched gets the answer.
+    seek(&mut timeline, 1_000);
+    assert_eq!(timeline.run_backward(&mut || true).unwrap(), TravelStop::Start);
+    assert_eq!(timeline.position(), Instructions(0));
+}
+
+#[test]
+fn a_search_that_is_interrupted_at_a_checkpoint_stands_there() {
+    let end = 12 * LONG_ROUND_STEPS;
+    let (_directory, recording) = recording(12, &dense(end));
+    for (polls, searched) in [(1, 100_000), (2, 200_000)] {
+        let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+        seek(&mut timeline, end);
+        timeline.set_stops(nowhere());
+        assert_eq!(timeline.run_backward(&mut after(polls)).unwrap(), TravelStop::Interrupted);
+        assert_eq!(timeline.position(), Instructions(end - searched));
+    }
+}
+
+#[test]
+fn a_search_forward_that_is_interrupted_among_checkpoints_stands_behind_what_it_searched() {
+    let places: Vec<u64> = (1..12).map(|number| number * 100_000).collect();
+    let (_directory, recording) = recording(2, &places);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    timeline.set_stops(nowhere());
+    let mut stood = Vec::new();
+    for polls in 1..14 {
+        timeline.seek(Instructions(0), &mut never).unwrap();
+        let stop = timeline.run_forward(&mut after(polls)).unwrap();
+        if stop != TravelStop::Interrupted {
+            assert_eq!((stop, timeline.position()), (TravelStop::End, timeline.end()));
+            break;
+        }
+        stood.push(timeline.position().number());
+    }
+    // Each is farther than the last, and none farther than what was searched.
+    assert!(stood.is_sorted() && stood[0] > 0 && stood.len() > 6, "{stood:?}");
+    assert!(*stood.last().unwrap() > places[6], "{stood:?}");
+}
+
+#[test]
+fn a_run_that_is_interrupted_just_at_a_breakpoint_has_hit_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (bare, _) = record_calls(directory.path(), "bare.ttvm", 10, None);
+    let mut timeline = Timeline::open_with(&bare, 1).unwrap();
+    timeline.seek(Instructions(100), &mut never).unwrap();
+    let breakpoint = Breakpoint::at(timeline.machine().cpu().rip());
+    let stops = Stops { breakpoints: vec![breakpoint], ..Stops::default() };
+    let end = timeline.end();
+    timeline.set_stops(stops.clone());
+    let visits: Vec<u64> = all(&mut timeline, 0, end).found.iter().map(|hit| hit.before.number()).collect();
+    assert!(visits.len() > 2, "{visits:?}");
+    // At a checkpoint it is asked whether to stop.
+    add_checkpoints(&bare, &visits[1..2]);
+    let mut timeline = Timeline::open_with(&open(&bare.path), 1).unwrap();
+    seek(&mut timeline, visits[0]);
+    timeline.set_stops(stops);
+    let stop = timeline.run_forward(&mut || true).unwrap();
+    assert_eq!(stop, TravelStop::Hit(Cause::Breakpoint(breakpoint.address)));
+    assert_eq!(timeline.position(), Instructions(visits[1]));
+}
+
+#[test]
+fn what_is_played_shows_all_that_the_guest_prints_and_nothing_else_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recording, end) = record_calls(directory.path(), "r.ttvm", 10, None);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let shown = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let sink = |shown: &std::sync::Arc<std::sync::Mutex<Vec<u8>>>| {
+        let shown = shown.clone();
+        move |bytes: &[u8]| {
+            shown.lock().unwrap().extend_from_slice(bytes);
+            Ok(())
+        }
+    };
+    let half = Instructions(end.at.count.number() / 2);
+    assert_eq!(timeline.play(half, sink(&shown), &mut never).unwrap(), TravelStop::Reached);
+    assert_eq!(timeline.position(), half);
+    let first = shown.lock().unwrap().len();
+    assert!((1..10).contains(&first));
+    // Going back and forth in between shows nothing.
+    seek(&mut timeline, 0);
+    seek(&mut timeline, half.number());
+    assert_eq!(timeline.play(Instructions::MAX, sink(&shown), &mut never).unwrap(), TravelStop::Reached);
+    assert_eq!((timeline.position(), shown.lock().unwrap().as_slice()), (end.at.count, &b"2103210321"[..]));
+    let (_directory, recording) = self::recording(10, &[]);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    assert_eq!(
+        timeline.play(Instructions::MAX, sink(&shown), &mut || true).unwrap(),
+        TravelStop::Interrupted
+    );
+}

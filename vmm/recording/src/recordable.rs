@@ -1,0 +1,134 @@
+//! A machine together with its description: all that it takes to record it.
+//!
+//! ```text
+//!   Recordable ── record_in ──────────► NewRecording ── run(inputs) ──► the end of the run
+//!              └─ record_from_here ──►
+//! ```
+//!
+//! A [`Recordable`] is made before the recording's files are. So a program can give up its privileges between the two: see
+//! `ttvm record`.
+
+use std::path::Path;
+
+use machine::config::{MachineConfig, MachineOptions};
+use machine::engine::EngineKind;
+use machine::error::Error;
+use machine::inputs::{Event, PowerOn};
+use machine::position::Instructions;
+use machine::start::Images;
+use machine::unit::Unit;
+use machine::{Machine, Start, StartingState};
+
+use crate::new_recording::NewRecording;
+use crate::opened::{Recording, create_folder};
+
+/// See the module.
+pub struct Recordable<U> {
+    /// The machine. It may run without being recorded; [`Recordable::record_from_here`] records the rest.
+    pub machine: Machine<U>,
+    config: MachineConfig,
+    power_on: PowerOn,
+    beginning: Beginning,
+}
+
+/// Where the machine's first place comes from.
+enum Beginning {
+    /// The machine was built at power-on.
+    PowerOn,
+    /// The machine goes on from this.
+    Start(StartingState),
+    /// A recording began there, or nobody will want one that does.
+    Gone,
+}
+
+impl Recordable<Instructions> {
+    /// Reads the images and builds the machine at power-on, for the software CPU.
+    pub fn new(options: &MachineOptions, power_on: PowerOn) -> Result<Self, Error> {
+        Recordable::on(EngineKind::SOFT, options, power_on)
+    }
+}
+
+impl<U: Unit> Recordable<U> {
+    /// As [`Recordable::new`], for another engine: it must be able to count in `U`.
+    pub fn on(engine: EngineKind, options: &MachineOptions, power_on: PowerOn) -> Result<Self, Error> {
+        let (config, images) = MachineConfig::from_options(options)?;
+        let machine = Machine::build(&config, &images, &power_on, engine)?;
+        Ok(Recordable { machine, config, power_on, beginning: Beginning::PowerOn })
+    }
+
+    /// A machine that goes on from `start`, which was taken from a replay of `recording`. The recording stays as it is.
+    pub fn going_on(
+        engine: EngineKind,
+        recording: &Recording<Instructions>,
+        start: StartingState,
+    ) -> Result<Self, Error> {
+        let Event::PowerOn(power_on) = recording.log.power_on()?.event else {
+            unreachable!("reading a log checks that it begins with power-on");
+        };
+        let config = without_start(&recording.manifest.machine);
+        let mut machine = Machine::build(&config, &Images::of_state(start.clone()), &power_on, engine)?;
+        machine.begin_written()?;
+        Ok(Recordable { machine, config, power_on, beginning: Beginning::Start(start) })
+    }
+
+    /// The machine's description.
+    pub fn config(&self) -> &MachineConfig {
+        &self.config
+    }
+
+    /// Frees what only [`Recordable::record_in`] needs: it may be as large as the guest's memory.
+    pub fn forget_beginning(&mut self) {
+        self.beginning = Beginning::Gone;
+    }
+
+    /// Makes the recording's folder and files. The recording begins where the machine does, so the machine must not have run.
+    /// An existing folder is never overwritten.
+    pub fn record_in(&mut self, folder: impl AsRef<Path>) -> Result<NewRecording<'_, U>, Error> {
+        self.must_stand_at_its_beginning()?;
+        create_folder(folder.as_ref())?;
+        self.record_in_empty(folder)
+    }
+
+    /// As [`Recordable::record_in`], in a folder that exists and is empty.
+    pub fn record_in_empty(&mut self, folder: impl AsRef<Path>) -> Result<NewRecording<'_, U>, Error> {
+        self.must_stand_at_its_beginning()?;
+        let folder = folder.as_ref();
+        let log = match &self.beginning {
+            Beginning::Start(start) => Recording::<U>::begin_from(folder, &self.config, start)?,
+            Beginning::PowerOn | Beginning::Gone => Recording::<U>::begin(folder, &self.config)?,
+        };
+        self.forget_beginning();
+        Ok(NewRecording::new(&mut self.machine, folder, log, self.power_on.clone()))
+    }
+
+    fn must_stand_at_its_beginning(&self) -> Result<(), Error> {
+        let is_gone = matches!(self.beginning, Beginning::Gone);
+        if is_gone || self.machine.moment().count != U::default() {
+            let why = "the machine has run, so its beginning cannot be recorded any more: record from here";
+            return Err(Error::Usage(why.to_string()));
+        }
+        Ok(())
+    }
+
+    /// Makes the recording's files in a folder that exists and is empty. The recording begins where the machine stands, and the
+    /// machine counts from zero there. If this fails, the machine can go on as before.
+    pub fn record_from_here(&mut self, folder: impl AsRef<Path>) -> Result<NewRecording<'_, U>, Error> {
+        let start = StartingState::of(&mut self.machine)?;
+        let log = Recording::<U>::begin_from(folder.as_ref(), &self.config, &start)?;
+        self.machine.begin_at(&start)?;
+        // RAM and disk are in the start's file now, and need not be held in memory.
+        self.machine.begin_written()?;
+        self.forget_beginning();
+        Ok(NewRecording::new(&mut self.machine, folder.as_ref(), log, self.power_on.clone()))
+    }
+}
+
+/// The machine's description without its start, with paths that hold in any folder.
+fn without_start(machine: &MachineConfig) -> MachineConfig {
+    let mut machine =
+        MachineConfig { start: Start::Kernel(machine.start.booted().clone()), ..machine.clone() };
+    for (_, image) in machine.images_mut() {
+        image.path = std::path::absolute(&image.path).unwrap_or_else(|_| image.path.clone());
+    }
+    machine
+}

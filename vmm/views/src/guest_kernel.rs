@@ -1,0 +1,96 @@
+//! The guest's kernel at a place of its run: the thread that runs, and its backtrace.
+
+use guest_symbols::modules::Missing;
+use guest_symbols::orc::{Frame, Unwinder};
+use guest_symbols::tasks::{Tasks, Thread};
+use guest_symbols::{NoKernel, Symbols};
+use serde::{Serialize, Serializer};
+
+use machine::Machine;
+use machine::unit::Unit;
+
+/// A guest's kernel: its symbols, its tasks and how to unwind its stack.
+///
+/// Valid at all places where the kernel and its modules have the addresses that they had when this was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuestKernel {
+    /// The names of its functions and variables.
+    pub symbols: Symbols,
+    tasks: Option<Tasks>,
+    unwinder: Result<Unwinder, Missing>,
+}
+
+/// The functions that have not returned, the innermost first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Backtrace {
+    /// The functions.
+    pub frames: Vec<Call>,
+    /// What is behind the last of them.
+    pub end: String,
+}
+
+/// A function that has not returned.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Call {
+    /// Where it goes on.
+    #[serde(serialize_with = "in_hex")]
+    pub address: u64,
+    /// Which function that is, as the kernel writes it.
+    pub function: Option<String>,
+}
+
+impl GuestKernel {
+    /// Finds the kernel that a guest runs. Takes a while: searches RAM for the kernel's symbols.
+    pub fn of_guest<U: Unit>(machine: &Machine<U>) -> Result<GuestKernel, NoKernel> {
+        let symbols = Symbols::of_guest(machine)?;
+        let tasks = Tasks::of_kernel(machine, &symbols).ok();
+        let unwinder = Unwinder::of_kernel(machine, &symbols);
+        Ok(GuestKernel { symbols, tasks, unwinder })
+    }
+
+    /// The thread that runs, or was interrupted.
+    pub fn thread<U: Unit>(&self, machine: &Machine<U>) -> Option<Thread> {
+        self.tasks.as_ref()?.current(machine)
+    }
+
+    /// A thread by the address of its structure, and the letter of what it does.
+    pub(super) fn thread_at<U: Unit>(&self, machine: &Machine<U>, task: u64) -> Option<(Thread, char)> {
+        self.tasks.as_ref()?.at(machine, task)
+    }
+
+    /// Who called whom in the kernel.
+    pub fn backtrace<U: Unit>(&self, machine: &Machine<U>) -> Result<Backtrace, Missing> {
+        let unwinder = self.unwinder.as_ref().map_err(Missing::clone)?;
+        Ok(Backtrace::by(unwinder, machine, &self.symbols))
+    }
+}
+
+impl Backtrace {
+    /// As [`GuestKernel::backtrace`], for whoever has the kernel's symbols already.
+    pub fn of<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Result<Backtrace, Missing> {
+        Ok(Backtrace::by(&Unwinder::of_kernel(machine, symbols)?, machine, symbols))
+    }
+
+    fn by<U: Unit>(unwinder: &Unwinder, machine: &Machine<U>, symbols: &Symbols) -> Backtrace {
+        let found = unwinder.walk(machine, machine.unwind_registers());
+        let call = |frame: &Frame| Call { address: frame.address, function: frame.name(symbols) };
+        Backtrace { frames: found.frames.iter().map(call).collect(), end: found.end.to_string() }
+    }
+
+    /// A line for each function, and one for what is behind them.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        let line = |call: &Call| format!("{:#x}  {}", call.address, call.name());
+        self.frames.iter().map(line).chain([format!("from {}", self.end)])
+    }
+}
+
+impl Call {
+    /// The function's name, or a question mark.
+    pub fn name(&self) -> &str {
+        self.function.as_deref().unwrap_or("?")
+    }
+}
+
+fn in_hex<S: Serializer>(address: &u64, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(&format_args!("{address:#x}"))
+}

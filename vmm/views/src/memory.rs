@@ -1,0 +1,93 @@
+//! Memory, as far as it can be read, and code.
+
+use iced_x86::{Decoder, DecoderOptions, Formatter, Instruction, IntelFormatter};
+use machine::position::Instructions;
+use machine::{Machine, hex};
+use serde::Serialize;
+
+/// Instructions that are disassembled at most.
+const MOST_INSTRUCTIONS: usize = 10_000;
+/// No instruction is longer.
+const MOST_INSTRUCTION_BYTES: usize = 15;
+
+/// An address and a length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The first byte's address.
+    pub address: u64,
+    /// How many bytes.
+    pub length: u64,
+}
+
+/// Bytes of memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Bytes {
+    /// The first byte's address, in hex.
+    pub address: String,
+    /// The bytes that can be read, in hex.
+    pub bytes: String,
+    /// Why there are no more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ends: Option<String>,
+}
+
+impl Bytes {
+    /// At a virtual address.
+    pub fn at(machine: &Machine<Instructions>, range: Range) -> Bytes {
+        let core = machine.cpu().core();
+        let read = |to: &mut [u8]| core.peek(range.address, to);
+        Bytes::read(range, read, |at| match core.peek_address(at) {
+            Some(gpa) => format!("{at:#x} is mapped to {gpa:#x}, where there is no RAM"),
+            None => format!("nothing is mapped at {at:#x}"),
+        })
+    }
+
+    /// At a physical address.
+    pub fn at_physical(machine: &Machine<Instructions>, range: Range) -> Bytes {
+        let read = |to: &mut [u8]| machine.read_physical(range.address, to);
+        Bytes::read(range, read, |at| format!("there is no RAM at {at:#x}"))
+    }
+
+    fn read(range: Range, read: impl Fn(&mut [u8]) -> usize, why: impl Fn(u64) -> String) -> Bytes {
+        let mut bytes = vec![0; range.length as usize];
+        let count = read(&mut bytes);
+        let ends = (count < bytes.len()).then(|| why(range.address.wrapping_add(count as u64)));
+        Bytes { address: format!("{:#x}", range.address), bytes: hex(&bytes[..count]), ends }
+    }
+}
+
+/// An instruction.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Line {
+    /// Its address, in hex.
+    pub address: String,
+    /// Its bytes, in hex.
+    pub bytes: String,
+    /// The instruction in Intel's notation.
+    pub text: String,
+}
+
+/// The instructions from RIP on, as far as they can be read.
+pub fn disassemble(machine: &Machine<Instructions>, count: usize) -> Vec<Line> {
+    let core = machine.cpu().core();
+    let start = core.rip.wrapping_add(core.frame.seg_base[1]);
+    let mut bytes = vec![0; count.min(MOST_INSTRUCTIONS) * MOST_INSTRUCTION_BYTES];
+    let readable = core.peek(start, &mut bytes);
+    let bits = match core.code_size {
+        cpu::CodeSize::Bits16 => 16,
+        cpu::CodeSize::Bits32 => 32,
+        cpu::CodeSize::Bits64 => 64,
+    };
+    let mut decoder = Decoder::with_ip(bits, &bytes[..readable], core.rip, DecoderOptions::NONE);
+    let (mut formatter, mut instruction) = (IntelFormatter::new(), Instruction::default());
+    let mut lines = Vec::new();
+    while lines.len() < count && decoder.can_decode() {
+        let at = decoder.position();
+        decoder.decode_out(&mut instruction);
+        let mut text = String::new();
+        formatter.format(&instruction, &mut text);
+        let code = &bytes[at..decoder.position()];
+        lines.push(Line { address: format!("{:#x}", instruction.ip()), bytes: hex(code), text });
+    }
+    lines
+}

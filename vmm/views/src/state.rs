@@ -1,0 +1,227 @@
+//! The machine at one place, as `ttvm state` shows it.
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Formatter, Result as Written};
+
+use cpu::CpuState;
+use guest_symbols::Symbols;
+use guest_symbols::messages::{self, Message};
+use guest_symbols::tasks::Processes;
+use history::replay::registers;
+use machine::Machine;
+use machine::error::Error;
+use machine::position::{Count, Instructions};
+use serde::Serialize;
+
+use crate::console;
+use crate::guest_kernel::{Backtrace, GuestKernel};
+use crate::memory::{Bytes, Line, Range, disassemble};
+use crate::tasks::{Task, TaskList};
+
+/// What to show besides counts and registers.
+#[derive(Clone, Debug, Default)]
+pub struct StateOptions {
+    /// Memory at virtual addresses.
+    pub memory: Vec<Range>,
+    /// Memory at physical addresses.
+    pub physical: Vec<Range>,
+    /// The guest's processes.
+    pub processes: bool,
+    /// Which functions of the guest's kernel have called one another.
+    pub backtrace: bool,
+    /// The messages of the guest's kernel.
+    pub dmesg: bool,
+    /// How many instructions from RIP on.
+    pub instructions: usize,
+    /// How many lines of the console.
+    pub console_lines: usize,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Serialize)]
+pub struct State {
+    /// Instructions so far.
+    pub instruction: u64,
+    /// Conditional branches so far.
+    pub branches: u64,
+    /// System calls so far.
+    pub system_calls: u64,
+    /// The guest's time.
+    pub guest_seconds: f64,
+    /// How the run ended, if it did.
+    pub outcome: Option<String>,
+    /// The kernel symbol that RIP is in, and how far.
+    pub place: Option<String>,
+    /// The registers.
+    pub registers: Registers,
+    /// Memory at virtual addresses.
+    pub memory: Vec<Bytes>,
+    /// Memory at physical addresses.
+    pub physical: Vec<Bytes>,
+    /// The instructions from RIP on.
+    pub code: Vec<Line>,
+    /// The processes, if they were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub processes: Option<TaskList>,
+    /// Who called whom, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backtrace: Option<Backtrace>,
+    /// The kernel's messages, if they were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dmesg: Option<Vec<Said>>,
+    /// The console's last lines.
+    pub console: Vec<String>,
+}
+
+/// The registers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Registers {
+    /// Each by its name, in hex.
+    #[serde(flatten)]
+    pub values: BTreeMap<&'static str, String>,
+    /// Some of them in lines for people.
+    #[serde(skip)]
+    pub lines: Vec<String>,
+}
+
+/// A message of the guest's kernel.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Said {
+    /// The kernel's time.
+    pub seconds: f64,
+    /// How urgent it is: 0 is most.
+    pub level: u8,
+    /// The message.
+    pub text: String,
+    /// The message as `dmesg` shows it.
+    #[serde(skip)]
+    pub lines: String,
+}
+
+impl State {
+    /// The machine where it stands. Fails where something was asked for that cannot be shown there.
+    pub fn of(machine: &Machine<Instructions>, options: &StateOptions) -> Result<State, Error> {
+        let (now, cpu) = (machine.moment(), machine.cpu());
+        Ok(State {
+            instruction: now.count.number(),
+            branches: cpu.branches(),
+            system_calls: cpu.system_calls(),
+            guest_seconds: now.time_ns as f64 / 1e9,
+            outcome: machine.outcome().map(|outcome| outcome.to_string()),
+            place: place(machine),
+            registers: Registers::of(&cpu.state()),
+            memory: options.memory.iter().map(|&range| Bytes::at(machine, range)).collect(),
+            physical: options.physical.iter().map(|&range| Bytes::at_physical(machine, range)).collect(),
+            code: disassemble(machine, options.instructions),
+            processes: options.processes.then(|| tasks(machine)).transpose()?,
+            backtrace: options.backtrace.then(|| backtrace(machine)).transpose()?,
+            dmesg: options.dmesg.then(|| dmesg(machine)).transpose()?,
+            console: console::last_lines(machine, options.console_lines),
+        })
+    }
+}
+
+impl Registers {
+    /// Those of a processor.
+    pub fn of(state: &CpuState) -> Registers {
+        let named = registers::named(state).into_iter();
+        let values = named.map(|(name, value)| (name, format!("{value:#x}"))).collect();
+        Registers { values, lines: registers::lines(state) }
+    }
+}
+
+impl From<Message> for Said {
+    fn from(message: Message) -> Said {
+        Said {
+            seconds: message.time_ns as f64 / 1e9,
+            level: message.level,
+            lines: message.to_string(),
+            text: message.text,
+        }
+    }
+}
+
+/// Where in the kernel RIP is; user programs have no symbols here.
+fn place(machine: &Machine<Instructions>) -> Option<String> {
+    let core = machine.cpu().core();
+    let symbols = (core.cpl == 0).then(|| Symbols::of_guest(machine).ok())??;
+    let (name, offset) = symbols.name_of(core.rip)?;
+    Some(format!("{name}+{offset:#x}"))
+}
+
+fn nothing_to_show(what: &str, why: &dyn Display) -> Error {
+    Error::Position(format!("there {what} to show: {why}"))
+}
+
+fn tasks(machine: &Machine<Instructions>) -> Result<TaskList, Error> {
+    let processes = Processes::of_guest(machine);
+    processes.map(TaskList::from).map_err(|none| nothing_to_show("are no processes", &none))
+}
+
+fn backtrace(machine: &Machine<Instructions>) -> Result<Backtrace, Error> {
+    let none = |why: &dyn Display| nothing_to_show("is no backtrace", why);
+    let kernel = GuestKernel::of_guest(machine).map_err(|no_kernel| none(&no_kernel))?;
+    kernel.backtrace(machine).map_err(|missing| none(&missing))
+}
+
+fn dmesg(machine: &Machine<Instructions>) -> Result<Vec<Said>, Error> {
+    let none = |why: &dyn Display| nothing_to_show("are no messages", why);
+    let symbols = Symbols::of_guest(machine).map_err(|no_kernel| none(&no_kernel))?;
+    let messages = messages::of_kernel(machine, &symbols).map_err(|missing| none(&missing))?;
+    Ok(messages.into_iter().map(Said::from).collect())
+}
+
+/// For people.
+impl Display for State {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Written {
+        write!(
+            f,
+            "instruction {}, branch {}, system call {}, {:.9} s guest time",
+            self.instruction, self.branches, self.system_calls, self.guest_seconds
+        )?;
+        let place = self.place.iter().map(|place| format!("in the kernel's {place}"));
+        for line in self.outcome.iter().cloned().chain(place).chain(self.registers.lines.iter().cloned()) {
+            write!(f, "\n{line}")?;
+        }
+        for bytes in &self.memory {
+            part(f, &format!("memory at {}", bytes.address), "  ", rows(bytes))?;
+        }
+        for bytes in &self.physical {
+            part(f, &format!("physical memory at {}", bytes.address), "  ", rows(bytes))?;
+        }
+        if !self.code.is_empty() {
+            let line = |line: &Line| format!("{}  {:<24} {}", line.address, line.bytes, line.text);
+            part(f, "code", "  ", self.code.iter().map(line))?;
+        }
+        if let Some(processes) = &self.processes {
+            part(f, "processes", "", processes.tasks.iter().map(Task::line))?;
+        }
+        if let Some(backtrace) = &self.backtrace {
+            part(f, "backtrace", "  ", backtrace.lines())?;
+        }
+        if let Some(dmesg) = &self.dmesg {
+            part(f, "messages", "  ", dmesg.iter().flat_map(|said| said.lines.lines()))?;
+        }
+        if !self.console.is_empty() {
+            part(f, "console", "  ", &self.console)?;
+        }
+        Ok(())
+    }
+}
+
+/// An empty line, a heading, and indented lines below it.
+fn part<L: Display>(
+    f: &mut Formatter<'_>,
+    heading: &str,
+    indent: &str,
+    lines: impl IntoIterator<Item = L>,
+) -> Written {
+    write!(f, "\n\n{heading}")?;
+    lines.into_iter().try_for_each(|line| write!(f, "\n{indent}{line}"))
+}
+
+/// Bytes in rows of sixteen, and why there are no more.
+fn rows(bytes: &Bytes) -> impl Iterator<Item = String> {
+    let digits = bytes.bytes.as_bytes().chunks(32);
+    digits.map(|row| String::from_utf8_lossy(row).into_owned()).chain(bytes.ends.clone())
+}
