@@ -4,8 +4,8 @@ use std::any::Any;
 use std::ops::ControlFlow;
 
 use cpu::{
-    AddressKind, At, Core, CpuState, Happening, Observer, Parts, Place, Places, Stop, SystemCalls, Tier,
-    Vectors, Wants,
+    AddressKind, At, Core, Counts, CpuState, Happening, Observer, Parts, Place, Places, Stop, SystemCalls,
+    Tier, Vectors, Wants,
 };
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, DecoderOptions};
@@ -79,6 +79,7 @@ fn everything() -> Wants {
 struct Outcome {
     seen: Vec<Seen>,
     state: CpuState,
+    counts: Counts,
     memory: Vec<u8>,
     stop: Stop,
 }
@@ -103,7 +104,7 @@ impl Random {
 fn run(make: &dyn Fn() -> Machine, tier: Tier, log: Option<Log>, cuts: Option<u64>) -> Outcome {
     let mut m = make();
     m.cpu.set_tier(tier);
-    m.cpu.set_state(&m.state);
+    m.load();
     let stops = log.as_ref().is_some_and(|log| log.stops_at_every.is_some());
     m.cpu.set_observer(log.map(|log| Box::new(log) as Box<dyn Observer>));
     let mut cuts = cuts.map(Random);
@@ -117,7 +118,7 @@ fn run(make: &dyn Fn() -> Machine, tier: Tier, log: Option<Log>, cuts: Option<u6
         }
     };
     let seen = m.cpu.set_observer(None).map_or_else(Vec::new, |observer| taken_back(observer).seen);
-    Outcome { seen, state: m.cpu.state(), memory: memory(&m), stop }
+    Outcome { seen, state: m.cpu.state(), counts: m.cpu.counts(), memory: memory(&m), stop }
 }
 
 fn taken_back(observer: Box<dyn Observer>) -> Box<Log> {
@@ -332,6 +333,7 @@ fn choices(random: &mut Random, all: &[Seen]) -> Vec<Wants> {
 }
 
 fn same(found: &Outcome, expected: &Outcome, what: &str) {
+    assert_eq!(found.counts, expected.counts, "{what}");
     assert!(found.state == expected.state, "{what}: {:#x?}\nnot {:#x?}", found.state, expected.state);
     assert!(found.memory == expected.memory, "{what}: memory differs");
     assert_eq!(found.stop, expected.stop, "{what}");
@@ -399,7 +401,7 @@ fn observers_may_come_and_go() {
                 let what = format!("seed {seed}, {tier:?}, {wants:x?}");
                 let mut m = make();
                 m.cpu.set_tier(tier);
-                m.cpu.set_state(&m.state);
+                m.load();
                 let mut seen = Vec::new();
                 for (until, observed) in [(150, false), (250, true), (300, false), (STEPS, true)] {
                     let log = Log { wants: wants.clone(), ..Log::default() };
@@ -409,7 +411,10 @@ fn observers_may_come_and_go() {
                         seen.extend(taken_back(observer).seen);
                     }
                 }
-                assert!(m.cpu.state() == all.state && memory(&m) == all.memory, "{what}");
+                assert!(
+                    m.cpu.state() == all.state && m.cpu.counts() == all.counts && memory(&m) == all.memory,
+                    "{what}"
+                );
                 let observed =
                     |seen: &&Seen| matches!(seen.at.step, 150..250 | 300..) && is_wanted(&wants, seen);
                 let expected: Vec<Seen> = all.seen.iter().filter(observed).cloned().collect();
@@ -432,7 +437,7 @@ fn an_observer_stops_the_run_behind_the_step() {
         }
     }
     let mut m = program(1);
-    m.cpu.set_state(&m.state);
+    m.load();
     let fetches = Places::In(vec![place(AddressKind::Linear, CODE + 0x900, 1)]);
     let wants = Wants { fetches, ..Wants::default() };
     m.cpu.set_observer(Some(Box::new(Log { wants, stops_at_every: Some(1), ..Log::default() })));
@@ -456,7 +461,7 @@ fn what_is_reported_is_what_single_steps_show() {
             None,
         );
         let mut m = make();
-        m.cpu.set_state(&m.state);
+        m.load();
         let mut seen = all.seen.iter().peekable();
         let (mut system_calls, mut conditional) = (0, 0);
         loop {

@@ -104,10 +104,9 @@ impl Guest for FakeVcpu {
 
 fn goal_of(place: &Snapshot, not_here: bool) -> LandingPlace {
     let Snapshot { state, counts, .. } = place;
-    let registers = fold_registers(&state.gpr);
     LandingPlace {
         rip: state.rip,
-        registers,
+        registers: fold_registers(&state.gpr),
         branches: Some(counts.branches),
         not_here,
         ..LandingPlace::default()

@@ -13,10 +13,10 @@ pub trait Tier {
     fn restore_state(&mut self, state: &CpuState, counts: Counts);
     /// The whole state.
     fn state(&self) -> CpuState;
-    /// What was counted so far.
-    fn counts(&self) -> Counts;
     /// Guest memory.
     fn ram(&self) -> &GuestRam;
+    /// What was counted so far.
+    fn counts(&self) -> Counts;
     /// Runs to a step count, or until something else stops it.
     fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop;
 }

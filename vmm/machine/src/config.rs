@@ -1,7 +1,6 @@
 //! The description of a machine: everything that, with its events, determines a run. It is stored in the
 //! recording, so replay needs no options.
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use boot::packed_kernel;
@@ -13,9 +12,12 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::format::Format;
+use crate::image_file::{read_image, read_recorded};
 use crate::profile::Profile;
 use crate::start::{self, Images, KernelFiles, KernelImages, ModuleFile, Start};
 use crate::starting_state::StartingState;
+
+pub use crate::image_file::{ImageFile, hash_image, same};
 
 /// Least RAM that anything is expected to boot in.
 pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
@@ -24,17 +26,6 @@ pub const MAX_MEMORY_BYTES: u64 = 256 << 30;
 
 /// Least MTU of a network card: IPv4 asks for it.
 pub const MIN_MTU: u16 = 68;
-
-/// A file that a machine is made from, by path and contents.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ImageFile {
-    /// Where it was found.
-    pub path: PathBuf,
-    /// BLAKE3 hash of its contents, in hex.
-    pub hash: String,
-    /// Its size.
-    pub size_bytes: u64,
-}
 
 /// The network card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -339,78 +330,4 @@ impl MachineConfig {
     fn disk_blocks(&self) -> u64 {
         self.disk.as_ref().map_or(0, |disk| disk.size_bytes.div_ceil(PAGE_SIZE))
     }
-}
-
-fn read_image(path: &Path, most_bytes: u64) -> Result<(ImageFile, Vec<u8>), Error> {
-    let bytes = plain_file::read(path, most_bytes).map_err(Error::file("read", path))?;
-    Ok((described(path, &blake3::hash(&bytes), bytes.len() as u64), bytes))
-}
-
-/// An image file, with the hash of its contents.
-pub fn hash_image(path: &Path) -> Result<ImageFile, Error> {
-    let mut file = plain_file::open(path).map_err(Error::file("open", path))?;
-    let mut hasher = blake3::Hasher::new();
-    let mut buffer = vec![0; 1 << 20];
-    let mut size_bytes = 0;
-    loop {
-        let count = file.read(&mut buffer).map_err(Error::file("read", path))?;
-        if count == 0 {
-            break;
-        }
-        hasher.update(&buffer[..count]);
-        size_bytes += count as u64;
-    }
-    Ok(described(path, &hasher.finalize(), size_bytes))
-}
-
-fn described(path: &Path, hash: &blake3::Hash, size_bytes: u64) -> ImageFile {
-    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    ImageFile { path, hash: hash.to_hex().to_string(), size_bytes }
-}
-
-/// Looks at an image that a recording names. That it is not there, or is something that one could read from
-/// for ever, is the recording's trouble.
-fn read_recorded<T>(
-    what: &str,
-    recorded: &ImageFile,
-    read: impl Fn(&Path) -> Result<T, Error>,
-) -> Result<T, Error> {
-    let missing = |why: String| {
-        let why = format!(
-            "the {what} of this recording {why}; put back the file with BLAKE3 hash {} ({} bytes), \
-             or say where it lies now with ttvm relink, which changes the recording's manifest",
-            recorded.hash, recorded.size_bytes
-        );
-        Error::recording(&recorded.path, why)
-    };
-    let metadata =
-        std::fs::metadata(&recorded.path).map_err(|error| missing(format!("cannot be read: {error}")))?;
-    if !metadata.is_file() {
-        return Err(missing("is no ordinary file".to_string()));
-    }
-    // Another size is another file, however long it would take to read.
-    if metadata.len() != recorded.size_bytes {
-        return Err(changed(what, recorded));
-    }
-    read(&recorded.path).map_err(|error| match error {
-        Error::File { source, .. } => missing(format!("cannot be read: {source}")),
-        other => other,
-    })
-}
-
-/// Whether an image is the one that was recorded.
-pub fn same(what: &str, recorded: &ImageFile, now: &ImageFile) -> Result<(), Error> {
-    if recorded.hash == now.hash && recorded.size_bytes == now.size_bytes {
-        return Ok(());
-    }
-    Err(changed(what, recorded))
-}
-
-/// The hash of what is there is not said: a stranger's recording may name any file of the user's.
-fn changed(what: &str, recorded: &ImageFile) -> Error {
-    let why = format!(
-        "the {what} has changed since the recording was made; put back the file with BLAKE3 hash {} ({} bytes)",
-        recorded.hash, recorded.size_bytes
-    );
-    Error::recording(&recorded.path, why)
 }

@@ -61,6 +61,7 @@ pub mod format;
 mod going_on;
 mod guest_view;
 pub mod hashes;
+mod image_file;
 pub mod inputs;
 mod machine_state;
 pub mod new_file;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::config::ImageFile;
+use crate::image_file::ImageFile;
 use crate::starting_state::StartingState;
 
 /// What the images are to the machine, in messages.

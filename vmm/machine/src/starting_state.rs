@@ -3,8 +3,21 @@
 //! Counts begin at zero there, as at power-on, and virtual time goes on. So whatever knows machines that start at their
 //! first instruction (recordings, checkpoints, the timeline) need not know which kind of start it was.
 //!
-//! What a machine does with one is in `going_on`. `FORMAT.md` describes the file. It may be a stranger's: nothing in it is trusted, and no more is read than a machine of this
-//! size can have.
+//! A start holds the machine's state, its RAM, and the blocks that the guest wrote over the disk's image.
+//! [`crate::Machine::build`] takes it in place of kernel and initial RAM disk. The clock's idle time takes over what
+//! instructions had counted. The log of the new recording begins with the power-on of the old one, at the guest time of the
+//! start: the machine is built from that power-on, and keeps its seed and its date.
+//!
+//! A first checkpoint would not do as a start. Checkpoints may be thinned out, dropped and left out of a pack, and a replay
+//! does without them.
+//!
+//! To make one, a timeline goes to the place, and [`StartingState::of`] takes everything from its machine. A run that is recorded
+//! later pauses ([`crate::inputs::Inputs::pauses`]) and goes to its own start ([`crate::Machine::begin_at`]), as every replay
+//! will: both lose what a state does not hold. What the guest had written to its disk until then stays in memory
+//! ([`crate::disk::OverlayDisk::set_start`]), under its later writes.
+//!
+//! What a machine does with a start is in `going_on`. `vmm/recording/FORMAT.md` describes the file. The file may be a
+//! stranger's: nothing in it is trusted, and no more is read than a machine of this size can have.
 
 use std::fs::File;
 use std::io::{BufWriter, Read, Write};

@@ -8,9 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::checkpoint_head::CheckpointHead;
 use crate::cursor::Cursor;
 use crate::moment_v1::MomentV1;
-use machine::Format;
 use machine::position::Count;
-use machine::unit::Unit;
 
 /// What is stored of a [`CheckpointHead`]: all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,26 +27,6 @@ struct CursorV1 {
     check: u64,
     last_good: MomentV1,
     log_check: u32,
-}
-
-impl<C: Unit> CheckpointHead<C> {
-    /// Its bytes.
-    pub fn to_bytes(&self, format: Format) -> Vec<u8> {
-        match format {
-            Format::V5 => postcard::to_stdvec(&CheckpointHeadV1::from(self)),
-        }
-        .expect("plain data in memory always serializes")
-    }
-
-    /// From bytes of whatever origin.
-    pub fn parse(format: Format, bytes: &[u8]) -> Option<CheckpointHead<C>> {
-        match format {
-            Format::V5 => {
-                let (head, rest) = postcard::take_from_bytes::<CheckpointHeadV1>(bytes).ok()?;
-                rest.is_empty().then(|| head.into())
-            }
-        }
-    }
 }
 
 impl<C: Count> From<&CheckpointHead<C>> for CheckpointHeadV1 {

@@ -80,6 +80,7 @@ pub mod checkpoints;
 pub mod console_digest;
 pub mod cursor;
 pub mod files;
+mod head_bytes;
 mod head_v1;
 pub mod log;
 pub mod manifest;

@@ -48,6 +48,11 @@ impl<'a, U: Unit> NewRecording<'a, U> {
         self.machine
     }
 
+    /// The format that the recording is written in.
+    pub fn format(&self) -> Format {
+        self.log.format()
+    }
+
     /// Takes checkpoints so far apart in guest time. A guest that writes a lot gets fewer.
     pub fn checkpoint_every(self, interval: Duration) -> Self {
         let interval_ns = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
@@ -57,11 +62,6 @@ impl<'a, U: Unit> NewRecording<'a, U> {
     /// Takes these checkpoints, or none.
     pub fn checkpoints(self, options: Option<CheckpointOptions>) -> Self {
         NewRecording { checkpoints: options, ..self }
-    }
-
-    /// How the recording is stored.
-    pub fn format(&self) -> Format {
-        self.log.format()
     }
 
     /// Takes checks of the machine, which replays compare, at other distances than the usual ones.

@@ -1,0 +1,27 @@
+//! The bytes of a checkpoint's head, as each format has them.
+
+use machine::Format;
+use machine::unit::Unit;
+
+use crate::checkpoint_head::CheckpointHead;
+use crate::head_v1::CheckpointHeadV1;
+
+impl<C: Unit> CheckpointHead<C> {
+    /// Its bytes.
+    pub fn to_bytes(&self, format: Format) -> Vec<u8> {
+        match format {
+            Format::V5 => postcard::to_stdvec(&CheckpointHeadV1::from(self)),
+        }
+        .expect("plain data in memory always serializes")
+    }
+
+    /// From bytes of whatever origin.
+    pub fn parse(format: Format, bytes: &[u8]) -> Option<CheckpointHead<C>> {
+        match format {
+            Format::V5 => {
+                let (head, rest) = postcard::take_from_bytes::<CheckpointHeadV1>(bytes).ok()?;
+                rest.is_empty().then(|| head.into())
+            }
+        }
+    }
+}
