@@ -17,6 +17,7 @@ pub mod random;
 pub mod record;
 pub mod run;
 pub mod saved;
+pub mod shared;
 pub mod terminal;
 pub mod tools;
 pub mod traveller;

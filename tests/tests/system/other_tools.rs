@@ -11,22 +11,28 @@ use tests::guests::{
 };
 use tests::program::{missing, ttvm};
 use tests::record::record;
+use tests::shared::{Shared, record_boot};
 use tests::tools::{output, python, vmlinux};
 
 const NO_PYTHON: &str = "there is no Python with drgn and perfetto: run scripts/setup";
-
-/// Boots, starts some processes, and powers off. The kernel lies where KASLR puts it.
-fn record_boot(path: &Path) {
-    let guest = Guest::linux(&CLOUD, &BUSYBOX, "", 128);
-    let mut script = Script::shell(&["sleep 1 & ls / | wc", "cat /proc/uptime", "poweroff -f"]);
-    record(&guest, path, &mut script);
-}
 
 /// The kernel that most tests boot, and newer ones where they could be had, each with its initial RAM disk.
 fn kernels() -> impl Iterator<Item = [&'static Artefact; 2]> {
     let newer = [TRIXIE.each_ref(), SID.each_ref()];
     let newer = newer.into_iter().filter(|kernel| kernel.iter().all(|artefact| artefact.exists()));
     [[&CLOUD, &BUSYBOX]].into_iter().chain(newer)
+}
+
+/// Looks at a boot of each kernel, `r.ttvm` in a folder, of which the console showed the text.
+fn at_each_kernel(look: impl Fn(&Path, &str)) {
+    static BOOTS: [Shared; 3] = [const { Shared::new() }; 3];
+    for ([kernel, busybox], boot) in kernels().zip(&BOOTS) {
+        let directory = tempfile::tempdir().expect("a temporary folder");
+        let guest = || Guest::linux(kernel, busybox, "", 256);
+        let commands = ["sleep 1 & ls / | wc", "echo traced", "poweroff -f"];
+        let console = boot.copy_to(&directory.path().join("r.ttvm"), guest, &commands);
+        look(directory.path(), console);
+    }
 }
 
 /// Records a bug until the panic's report is complete; gives what the console showed.
@@ -146,15 +152,11 @@ fn rows_of_a_search_name_the_thread_and_who_called_whom() {
 
 #[test]
 fn the_kernel_s_messages_are_those_on_its_console() {
-    kernels().for_each(messages_of);
+    at_each_kernel(messages_of);
 }
 
-fn messages_of([kernel, busybox]: [&Artefact; 2]) {
-    let directory = tempfile::tempdir().expect("a temporary folder");
-    let guest = Guest::linux(kernel, busybox, "", 256);
-    let mut script = Script::shell(&["poweroff -f"]);
-    record(&guest, &directory.path().join("r.ttvm"), &mut script);
-    let text = output(Command::new(ttvm()).current_dir(directory.path()).args([
+fn messages_of(directory: &Path, console: &str) {
+    let text = output(Command::new(ttvm()).current_dir(directory).args([
         "state",
         "r.ttvm",
         "--dmesg",
@@ -163,7 +165,6 @@ fn messages_of([kernel, busybox]: [&Artefact; 2]) {
     ]));
     let (_, messages) = text.split_once("\nmessages\n").expect("there are messages");
     let messages: Vec<&str> = messages.lines().map(|line| line.trim_start_matches("  ").trim_end()).collect();
-    let console = script.text();
     let is_message = |line: &&str| line.starts_with('[') && line.get(5..7).is_some_and(|at| at.contains('.'));
     let printed: Vec<&str> = console.lines().map(str::trim_end).filter(is_message).collect();
     assert!(printed.len() > 100, "{console}");
@@ -216,21 +217,17 @@ print(json.dumps({"begun": begun, "names": names, "switches": switches, "lines":
 #[test]
 fn an_independent_reader_finds_in_a_trace_what_searches_find() {
     let Some(python) = python() else { return skip::test(NO_PYTHON) };
-    kernels().for_each(|kernel| trace_of(kernel, &python));
+    at_each_kernel(|directory, console| trace_of(directory, console, &python));
 }
 
-fn trace_of([kernel, busybox]: [&Artefact; 2], python: &Path) {
-    let directory = tempfile::tempdir().expect("a temporary folder");
-    let guest = Guest::linux(kernel, busybox, "", 256);
-    let mut script = Script::shell(&["sleep 1 & ls / | wc", "echo traced", "poweroff -f"]);
-    record(&guest, &directory.path().join("r.ttvm"), &mut script);
-    let counts = json(directory.path(), &["trace", "r.ttvm", "-o", "trace"]);
-    let trace = run_python(python, directory.path(), DECODE, &["trace"]);
+fn trace_of(directory: &Path, console: &str, python: &Path) {
+    let counts = json(directory, &["trace", "r.ttvm", "-o", "trace"]);
+    let trace = run_python(python, directory, DECODE, &["trace"]);
     let searched = |condition: &str| {
-        let found = json(directory.path(), &["search", "r.ttvm", condition, "--all", "--limit", "1000000"]);
+        let found = json(directory, &["search", "r.ttvm", condition, "--all", "--limit", "1000000"]);
         Value::from(found["hits"].as_array().expect("hits").len())
     };
-    let state = json(directory.path(), &["state", "r.ttvm", "--at", "end", "--processes"]);
+    let state = json(directory, &["state", "r.ttvm", "--at", "end", "--processes"]);
     assert_eq!(trace["begun"]["syscall"], state["system_calls"]);
     for (name, condition) in [
         ("page fault", "vector:14"),
@@ -252,7 +249,7 @@ fn trace_of([kernel, busybox]: [&Artefact; 2], python: &Path) {
         assert_eq!(*kind, counts[count], "{count}");
     }
     let printed: Vec<String> =
-        script.text().split('\n').map(|line| line.trim_end_matches('\r').to_string()).collect();
+        console.split('\n').map(|line| line.trim_end_matches('\r').to_string()).collect();
     let traced: Vec<&str> =
         trace["lines"].as_array().expect("lines").iter().filter_map(Value::as_str).collect();
     assert!(traced.len() > 100, "{traced:?}");

@@ -8,10 +8,10 @@ use guest_symbols::orc::{End, Unwinder};
 use guest_symbols::{Symbols, dwarf::DebugInfo, elf};
 use history::timeline::Timeline;
 use machine::position::Instructions;
-use machine::script::Script;
 use tests::gdb::batch;
-use tests::guests::{BUSYBOX, CLOUD, Guest, repository};
-use tests::record::{open, record};
+use tests::guests::repository;
+use tests::record::open;
+use tests::shared::record_boot;
 use tests::tools::output;
 
 /// Where backtraces are compared: so many places, evenly from the beginning of user space to the end.
@@ -27,10 +27,8 @@ for name in open('names').read().split():
 end
 ";
 
-fn record_boot(path: &Path) -> Timeline {
-    let guest = Guest::linux(&CLOUD, &BUSYBOX, "", 128);
-    let mut script = Script::shell(&["sleep 1 & ls / | wc", "cat /proc/uptime", "poweroff -f"]);
-    record(&guest, path, &mut script);
+fn boot(path: &Path) -> Timeline {
+    record_boot(path);
     Timeline::open(&open(path)).unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -65,7 +63,7 @@ fn addresses(backtrace: &str) -> Vec<u64> {
 #[test]
 fn backtraces_of_gdb_are_those_of_the_kernels_tables() {
     let directory = tempfile::tempdir().expect("a temporary folder");
-    let mut timeline = record_boot(&directory.path().join("boot.ttvm"));
+    let mut timeline = boot(&directory.path().join("boot.ttvm"));
     let first = goto(&mut timeline, "syscall:1").0;
     let end = goto(&mut timeline, "end").0;
     let symbols = Symbols::of_guest(timeline.machine()).expect("the kernel runs");
@@ -142,7 +140,7 @@ fn backtraces_of_gdb_are_those_of_the_kernels_tables() {
 #[test]
 fn types_of_gdb_are_those_that_pahole_reads() {
     let directory = tempfile::tempdir().expect("a temporary folder");
-    let mut timeline = record_boot(&directory.path().join("boot.ttvm"));
+    let mut timeline = boot(&directory.path().join("boot.ttvm"));
     goto(&mut timeline, "end");
     let said = gdb_says(
         &mut timeline,
