@@ -21,7 +21,7 @@ fn main() {
     };
     let manifest = std::fs::read_to_string(config).expect("CONFIG can be read");
     let manifest = Manifest::parse(&manifest).expect("CONFIG is a manifest with a machine's description");
-    let images = manifest.read_images().unwrap_or_else(|error| panic!("{error}"));
+    let images = manifest.machine.read_images(manifest.format).unwrap_or_else(|error| panic!("{error}"));
     let mut machine =
         Machine::new(&manifest.machine, &images, &power_on()).unwrap_or_else(|error| panic!("{error}"));
     Saved::read(Path::new(saved)).restore(&mut machine);

@@ -17,7 +17,7 @@ use crate::profile::Profile;
 use crate::start::{self, Images, KernelFiles, KernelImages, ModuleFile, Start};
 use crate::starting_state::StartingState;
 
-pub use crate::image_file::{ImageFile, hash_image, same};
+pub use crate::image_file::{FileIdentity, ImageFile, hash_image, identity_when_hashed, same};
 
 /// Least RAM that anything is expected to boot in.
 pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
@@ -270,20 +270,23 @@ impl MachineConfig {
         }
     }
 
-    /// Reads the images that a recording of this format was made with and checks that they are still the same.
+    /// Reads the images that a recording of this format starts with and checks that they are still the same. The disk's is
+    /// read block by block while the machine runs: see [`MachineConfig::check_disk`].
     pub fn read_images(&self, format: Format) -> Result<Images, Error> {
-        let images = match &self.start {
+        Ok(match &self.start {
             Start::Kernel(files) => Images::Kernel(self.read_kernel(files)?),
             Start::State { state: file, .. } => {
                 let bytes = self.read_same(start::STATE, file)?;
                 let state = StartingState::parse(&bytes, format, self.ram_pages(), self.disk_blocks());
                 Images::of_state(state.map_err(|why| Error::recording(&file.path, why))?)
             }
-        };
-        if let Some(disk) = &self.disk {
-            same(DISK, disk, &read_recorded(DISK, disk, hash_image)?)?;
-        }
-        Ok(images)
+        })
+    }
+
+    /// Checks that the disk's image is the one that was recorded, by its hash.
+    pub fn check_disk(&self) -> Result<(), Error> {
+        let Some(disk) = &self.disk else { return Ok(()) };
+        same(DISK, disk, &read_recorded(DISK, disk, hash_image)?)
     }
 
     fn read_kernel(&self, files: &KernelFiles) -> Result<KernelImages, Error> {

@@ -1,9 +1,13 @@
 //! The files that a machine is made from: their contents, and whether they are still what was recorded.
 
+use std::collections::BTreeMap;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
@@ -18,14 +22,78 @@ pub struct ImageFile {
     pub size_bytes: u64,
 }
 
+/// A file as its file system knows it. A file with the identity that it had earlier has the contents that it had then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileIdentity {
+    device: u64,
+    inode: u64,
+    size_bytes: u64,
+    /// When its contents changed last: seconds and nanoseconds since 1970.
+    modified: (i64, i64),
+    /// When its contents or its inode changed last.
+    changed: (i64, i64),
+}
+
+impl FileIdentity {
+    /// File systems note times in steps of some milliseconds, and some in seconds. A file that changes twice within a step has
+    /// one identity for two contents.
+    const STEP: Duration = Duration::from_secs(2);
+
+    /// The identity of the file at a path.
+    pub fn of(path: &Path) -> std::io::Result<FileIdentity> {
+        let metadata = std::fs::metadata(path)?;
+        Ok(FileIdentity {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size_bytes: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+
+    /// Whether its last change is so long ago that another one would show.
+    fn is_settled(&self) -> bool {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let last = self.changed.0.max(self.modified.0);
+        u64::try_from(last).is_ok_and(|last| Duration::from_secs(last) + Self::STEP < since_1970)
+    }
+}
+
+/// What this process has hashed, and the identities that the files had: a disk image may have many gigabytes.
+static HASHED: Mutex<BTreeMap<PathBuf, (FileIdentity, ImageFile)>> = Mutex::new(BTreeMap::new());
+
+fn hashed() -> MutexGuard<'static, BTreeMap<PathBuf, (FileIdentity, ImageFile)>> {
+    HASHED.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// The identity that the file at a path had when this process hashed it; `None` if it changed meanwhile, or just before.
+pub fn identity_when_hashed(path: &Path) -> Option<FileIdentity> {
+    hashed().get(path).map(|(identity, _)| *identity)
+}
+
 /// Reads an image file, which has so many bytes at most.
 pub(super) fn read_image(path: &Path, most_bytes: u64) -> Result<(ImageFile, Vec<u8>), Error> {
     let bytes = plain_file::read(path, most_bytes).map_err(Error::file("read", path))?;
     Ok((described(path, &blake3::hash(&bytes), bytes.len() as u64), bytes))
 }
 
-/// An image file, with the hash of its contents.
+/// An image file, with the hash of its contents. A file that has not changed since is not read again.
 pub fn hash_image(path: &Path) -> Result<ImageFile, Error> {
+    let before = FileIdentity::of(path).ok().filter(FileIdentity::is_settled);
+    if let (Some(before), Some((identity, image))) = (before, hashed().get(path))
+        && *identity == before
+    {
+        return Ok(image.clone());
+    }
+    let image = hash_contents(path)?;
+    let after = FileIdentity::of(path).ok();
+    if let Some(identity) = before.filter(|&before| Some(before) == after) {
+        hashed().insert(image.path.clone(), (identity, image.clone()));
+    }
+    Ok(image)
+}
+
+fn hash_contents(path: &Path) -> Result<ImageFile, Error> {
     let mut file = plain_file::open(path).map_err(Error::file("open", path))?;
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0; 1 << 20];

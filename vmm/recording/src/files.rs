@@ -8,5 +8,7 @@ pub const EVENTS: &str = "events.log";
 pub const IMAGES: &str = "images";
 /// The name of a starting state among them.
 pub const START: &str = "start";
+/// The name of the note of the disk image that was hashed last.
+pub const DISK_SEEN: &str = "disk.seen";
 /// The directory of the checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";

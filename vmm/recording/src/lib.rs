@@ -79,6 +79,7 @@ pub mod checkpointer;
 pub mod checkpoints;
 pub mod console_digest;
 pub mod cursor;
+mod disk_seen;
 pub mod files;
 mod head_bytes;
 mod head_v1;

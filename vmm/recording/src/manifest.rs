@@ -1,8 +1,6 @@
 //! The manifest: the machine that a recording is of, and how it was made.
 
 use machine::config::MachineConfig;
-use machine::error::Error;
-use machine::start::Images;
 use machine::{Counter, Format};
 
 /// Version of the format that this program writes.
@@ -37,11 +35,6 @@ impl Manifest {
             counter: counter_of(&machine).to_string(),
             machine,
         }
-    }
-
-    /// Reads the images that the recording was made with and checks that they are still the same.
-    pub fn read_images(&self) -> Result<Images, Error> {
-        self.machine.read_images(self.format)
     }
 }
 

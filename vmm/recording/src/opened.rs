@@ -7,6 +7,7 @@ use std::sync::Arc;
 use checkpoint::Store;
 
 use crate::checkpoints::{open_around_damage, open_checkpoints};
+use crate::disk_seen;
 use crate::files::{EVENTS, IMAGES, MANIFEST, START};
 use crate::log::{Log, LogRecord, LogWriter, read_log};
 use crate::manifest::Manifest;
@@ -15,6 +16,7 @@ use machine::Counter;
 use machine::config::{ImageFile, MachineConfig, hash_image};
 use machine::error::Error;
 use machine::position::{Count, Exits, Instructions};
+use machine::start::Images;
 use machine::start::Start;
 use machine::starting_state::StartingState;
 use machine::unit::Unit;
@@ -101,9 +103,18 @@ impl<C: Unit> Recording<C> {
     pub fn begin_as(path: &Path, manifest: &Manifest) -> Result<LogWriter, Error> {
         let file = path.join(MANIFEST);
         std::fs::write(&file, manifest.text()).map_err(Error::file("write", &file))?;
+        manifest.machine.disk.iter().for_each(|disk| disk_seen::note(path, disk));
         let mut log = LogWriter::create(&path.join(EVENTS), manifest.format)?;
         log.append(&LogRecord::<C>::Machine(manifest.machine_hash()))?;
         Ok(log)
+    }
+
+    /// Reads the images that the recording was made with and checks that they are still the same. A disk image is not hashed
+    /// if it is the file that was hashed last, by its size, times and inode.
+    pub fn read_images(&self) -> Result<Images, Error> {
+        let images = self.manifest.machine.read_images(self.manifest.format)?;
+        disk_seen::check(&self.path, &self.manifest.machine)?;
+        Ok(images)
     }
 
     /// Opens the recording's checkpoints for reading, and checks that they are of this recording; `None`

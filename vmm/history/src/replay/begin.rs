@@ -19,7 +19,7 @@ pub fn open_on<C: Unit>(
     recording: &Recording<C>,
     engine: EngineKind,
 ) -> Result<(Machine<C>, Player<C>), Error> {
-    let images = recording.manifest.read_images()?;
+    let images = recording.read_images()?;
     let mut player = Player::new(recording.log.clone())?;
     let mut machine = Machine::build(&recording.manifest.machine, &images, player.power_on(), engine)?;
     if recording.is_part() {

@@ -253,8 +253,9 @@ impl<C: Unit> CheckpointComparison<C> {
 
 /// What the loader leaves in RAM.
 fn ram_at_power_on<C: Unit>(recording: &Recording<C>) -> Result<PageMap, Error> {
-    let (manifest, player) = (&recording.manifest, Player::new(recording.log.clone())?);
-    Ok(Machine::new(&manifest.machine, &manifest.read_images()?, player.power_on())?.maps()?.ram)
+    let player = Player::new(recording.log.clone())?;
+    let machine = &recording.manifest.machine;
+    Ok(Machine::new(machine, &recording.read_images()?, player.power_on())?.maps()?.ram)
 }
 
 #[cfg(test)]

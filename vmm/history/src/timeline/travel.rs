@@ -88,7 +88,7 @@ impl Timeline {
 
     /// As [`Timeline::open`]; long searches use at most `threads` cores, and guest RAM as many times.
     pub fn open_with(recording: &Recording<Instructions>, threads: usize) -> Result<Timeline, Error> {
-        let images = recording.manifest.read_images()?;
+        let images = recording.read_images()?;
         let end = last_place(recording);
         let mut shared = Shared {
             recording: recording.clone(),

@@ -66,9 +66,8 @@ fn restored_at_exit_and_run(
     machine.restore_at_exit(exits, &snapshot.state, &snapshot.maps)?;
     machine.count_anew();
     let (state, maps) = (machine.state(), machine.maps().unwrap());
-    let manifest = &recording.manifest;
-    let mut machine =
-        Machine::<Instructions>::new(&manifest.machine, &manifest.read_images()?, player.power_on())?;
+    let images = recording.read_images()?;
+    let mut machine = Machine::<Instructions>::new(&recording.manifest.machine, &images, player.power_on())?;
     machine.attach_store(store.store().clone());
     machine.restore(&state, &maps)?;
     machine.run(Instructions(STEPS), &mut Script(Vec::new()))?;

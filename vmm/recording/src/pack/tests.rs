@@ -120,7 +120,7 @@ fn an_unpacked_recording_carries_its_images() {
     unpack(&packed, &unpacked, DEFAULT_MAX_BYTES).unwrap();
     let copy = open(&unpacked);
     assert_eq!(copy.log, original.log);
-    copy.manifest.read_images().unwrap();
+    copy.read_images().unwrap();
     assert_eq!(std::fs::read(unpacked.join("images/disk")).unwrap(), disk_contents());
     assert_eq!(copy.manifest.machine.start.booted().kernel.path, unpacked.join("images/kernel"));
     assert_eq!(checkpoint_files(&unpacked).len(), 4);
