@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+pub use crate::ranges::AddressKind;
 use crate::ranges::{Spaces, last_of};
 
 /// What a watchpoint looks for.
@@ -13,15 +14,6 @@ pub enum WatchKind {
     Write,
     /// Both.
     Access,
-}
-
-/// How an address is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum AddressKind {
-    /// Linear, in whatever address space is current.
-    Linear,
-    /// Guest-physical, however it is mapped.
-    Physical,
 }
 
 /// A watched range of memory.

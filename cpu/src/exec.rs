@@ -1,6 +1,7 @@
 //! The run loop: finds or decodes the block at RIP, executes it, and between blocks looks after interrupts,
 //! traps, break- and watchpoints and the budget.
 
+mod observed;
 mod tier;
 mod translated;
 
@@ -72,6 +73,7 @@ enum Extent {
 pub struct Cpu {
     core: Core,
     code: CodeCache,
+    observer: Option<Box<dyn Observer>>,
     /// How often a block is interpreted before it is translated.
     translate_after: u32,
 }
@@ -79,7 +81,8 @@ pub struct Cpu {
 impl Cpu {
     /// A CPU in reset state on the given RAM.
     pub fn new(ram: GuestRam) -> Cpu {
-        let mut cpu = Cpu { core: Core::new(ram), code: CodeCache::new(), translate_after: 0 };
+        let mut cpu =
+            Cpu { core: Core::new(ram), code: CodeCache::new(), observer: None, translate_after: 0 };
         cpu.set_tier(Tier::default());
         cpu
     }
@@ -225,17 +228,6 @@ impl Cpu {
         self.core.set_traps(traps);
     }
 
-    /// Attaches an observer, or none; returns the one that was attached. To be called between runs. Code is decoded and
-    /// translated anew where either wants the fetches of some places.
-    pub fn set_observer(&mut self, observer: Option<Box<dyn Observer>>) -> Option<Box<dyn Observer>> {
-        let picked = self.core.observing.picks_fetches();
-        let before = self.core.set_observer(observer);
-        if picked || self.core.observing.picks_fetches() {
-            self.drop_code();
-        }
-        before
-    }
-
     /// Makes the next store to every page mark it dirty again; to be called after dirty flags were cleared.
     pub fn track_writes_anew(&mut self) {
         self.core.mmu.drop_writes();
@@ -347,7 +339,7 @@ impl Cpu {
         if self.code.block(number).check_first && self.at_breakpoint(origin) {
             return Some(Stop::Breakpoint);
         }
-        self.core.observe_fetch();
+        self.observe_fetch();
         self.end_shadow();
         let trap = self.core.rflags & flags::TF != 0;
         self.core.rflags &= !flags::RF;
@@ -408,7 +400,7 @@ impl Cpu {
 
     /// Looks after everything that [`attention`] names.
     fn attend(&mut self, bus: &mut dyn Bus) -> Attended {
-        self.core.observe_step();
+        self.observe_step();
         if self.core.state.shut_down {
             return Attended::Stop(Stop::Shutdown);
         }

@@ -40,11 +40,11 @@
 //! ops                                   what instructions do, by family
 //! msr, control_registers,               what system registers do,
 //! interrupt, segmentation               descriptors, and what goes through them
-//! memory, debug, observing, cpuid       loads and stores, what watches them, the answers of CPUID
+//! memory, debug, observe, cpuid         loads and stores, what watches them, the answers of CPUID
 //! insn, op, code                        an instruction on its way, decoded, and in blocks
 //! core, observer                        the running CPU, and what may look at it while it runs
 //! mmu, code_lines, debug_points, quirks what the core consists of
-//! ranges                                sets of addresses
+//! observing, happening, ranges          what an observer wants, what happens, sets of addresses
 //! state, model, features, registers, ... plain data and bits
 //! ```
 
@@ -65,12 +65,14 @@ mod exec;
 mod features;
 mod flags;
 mod fpu;
+mod happening;
 mod insn;
 mod interrupt;
 mod memory;
 mod mmu;
 mod model;
 mod msr;
+mod observe;
 mod observer;
 mod observing;
 mod op;
@@ -89,8 +91,9 @@ pub use crate::bus::{Bus, BusSignals, EmptyBus};
 pub use crate::core::{CodeSize, Core};
 pub use crate::debug_points::{AddressKind, Hit, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
 pub use crate::exec::{Cpu, Stop, Tier, UnknownTier};
+pub use crate::happening::{At, Bytes, Happening, Place, Places, Vectors, Wants};
 pub use crate::model::CpuModel;
-pub use crate::observer::{At, Bytes, Happening, Observer, Place, Places, Vectors, Wants};
+pub use crate::observer::Observer;
 pub use crate::state::{Counts, CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};
 pub use crate::state_v1::CpuStateV1;
 pub use crate::undefined::{fold_registers, without_undefined_flags};

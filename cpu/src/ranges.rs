@@ -1,7 +1,14 @@
 //! Ranges of addresses, such that those that an access touches are found without a look at the others: what watchpoints and
 //! observers look in.
 
-use crate::debug_points::AddressKind;
+/// How an address is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AddressKind {
+    /// Linear, in whatever address space is current.
+    Linear,
+    /// Guest-physical, however it is mapped.
+    Physical,
+}
 
 /// The last byte of a range, in an address space that may end there. `None` for a range that is empty.
 pub(crate) fn last_of(address: u64, length: u64) -> Option<u64> {

@@ -30,13 +30,10 @@ mod view;
 
 pub use layout::{HIGH_RAM_START, LOW_RAM_LIMIT, RamLayout};
 use nix::sys::mman::{MmapAdvise, madvise};
-pub use pages::{PAGE_SIZE, PageFlags, PageTracker};
+pub use pages::{GuestMemory, PAGE_SIZE, PageFlags, PageTracker};
 pub use view::RamView;
 use vm_memory::mmap::MmapRegionBuilder;
-use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
-
-/// The guest memory type that device models and loaders see.
-pub type GuestMemory = GuestMemoryMmap<PageTracker>;
+use vm_memory::{GuestAddress, GuestRegionMmap};
 
 /// Why guest RAM could not be made.
 #[derive(Debug)]

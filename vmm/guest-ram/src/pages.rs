@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use vm_memory::MmapRegion;
 use vm_memory::bitmap::{Bitmap, BitmapSlice, WithBitmapSlice};
+use vm_memory::{GuestMemoryMmap, MmapRegion};
 
 /// Bytes in a guest page as tracked here, whatever page sizes the guest maps with.
 pub const PAGE_SIZE: u64 = 4096;
@@ -124,6 +124,9 @@ impl PageFlags {
         }
     }
 }
+
+/// The guest memory type that device models and loaders see.
+pub type GuestMemory = GuestMemoryMmap<PageTracker>;
 
 /// The `vm-memory` bitmap of one region: it forwards every write to the shared [`PageFlags`].
 #[derive(Clone, Debug)]

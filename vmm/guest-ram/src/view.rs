@@ -2,7 +2,8 @@
 
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::{GuestMemory, RamLayout};
+use crate::layout::RamLayout;
+use crate::pages::GuestMemory;
 
 /// RAM of a guest whose CPU may be elsewhere: in another structure, or on another thread.
 ///

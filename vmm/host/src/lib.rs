@@ -34,6 +34,7 @@ mod inputs;
 pub mod kvm_engine;
 #[cfg(feature = "network")]
 mod network;
+mod outside;
 #[cfg(feature = "network")]
 mod passt;
 #[cfg(feature = "vfio")]

@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use crate::inputs::Network;
+use crate::outside::Network;
 use crate::peer::Peer;
 use machine::inputs::Sent;
 use machine::unit::Unit;

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use devices::passthrough::{AskV1, DeviceInputV1, DmaV1, InterruptV1, RegionV1};
 use guest_ram::RamView;
 
-use crate::inputs::Devices;
+use crate::outside::Devices;
 use crate::passthrough::function::LiveFunction;
 use crate::passthrough::ports::LivePorts;
 use machine::config::PassedDevice;

@@ -1,0 +1,48 @@
+//! The observer is told of what happened.
+
+use super::Cpu;
+use crate::attention;
+use crate::happening::{At, Happening, Wants};
+use crate::observer::Observer;
+
+impl Cpu {
+    /// Attaches an observer, or none; returns the one that was attached. To be called between runs. Code is decoded and
+    /// translated anew where either wants the fetches of some places.
+    pub fn set_observer(&mut self, observer: Option<Box<dyn Observer>>) -> Option<Box<dyn Observer>> {
+        let picked = self.core.observing.picks_fetches();
+        let wants = observer.as_ref().map_or_else(Wants::default, |observer| observer.wants());
+        self.core.set_wants(wants);
+        if picked || self.core.observing.picks_fetches() {
+            self.drop_code();
+        }
+        std::mem::replace(&mut self.observer, observer)
+    }
+
+    /// Tells the observer of the instruction at RIP, if it wants the fetch. To be called right before that is executed.
+    pub(super) fn observe_fetch(&mut self) {
+        if self.core.observing.fetches.is_nothing() || !self.core.sees_fetch_at_rip() {
+            return;
+        }
+        self.tell(At { step: self.core.block_steps, rip: self.core.rip }, &Happening::Fetch);
+    }
+
+    /// Tells the observer what the step that just completed did.
+    pub(super) fn observe_step(&mut self) {
+        if self.core.observing.happened.is_empty() {
+            return;
+        }
+        let mut happened = std::mem::take(&mut self.core.observing.happened);
+        let at = At { step: self.core.block_steps - 1, rip: self.core.observing.rip };
+        happened.iter().for_each(|happening| self.tell(at, happening));
+        happened.clear();
+        self.core.observing.happened = happened;
+    }
+
+    fn tell(&mut self, at: At, happening: &Happening) {
+        let Some(observer) = &mut self.observer else { return };
+        if observer.happened(at, happening, &self.core).is_break() {
+            self.core.observing.stop = true;
+            self.core.attention |= attention::HIT;
+        }
+    }
+}

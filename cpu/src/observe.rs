@@ -1,0 +1,115 @@
+//! The running CPU notes what its observer wants.
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl};
+
+use crate::attention;
+use crate::core::Core;
+use crate::debug_points::{PageAccess, WatchKind};
+use crate::decode::MAX_LENGTH;
+use crate::happening::{Bytes, Happening, Wants};
+use crate::observing::Observing;
+use crate::op::Op;
+
+/// A branch that is about to be executed.
+pub(crate) struct Branch {
+    conditional: bool,
+    behind: u64,
+}
+
+impl Core {
+    /// Replaces what the observer wants.
+    pub(crate) fn set_wants(&mut self, wants: Wants) {
+        let before = std::mem::replace(&mut self.observing, Observing::of(wants));
+        if !before.sees_no_access() || !self.observing.sees_no_access() {
+            self.mmu.flush_all();
+        }
+        if self.observing.sees_every_instruction() {
+            self.attention |= attention::OBSERVED;
+        } else {
+            self.attention &= !attention::OBSERVED;
+        }
+    }
+
+    /// Notes something that the observer wants, and ends the block.
+    fn happened(&mut self, happening: Happening) {
+        self.observing.happened.push(happening);
+        self.attention |= attention::HIT;
+        self.break_block = true;
+    }
+
+    /// Whether the fetch of the instruction at RIP is wanted.
+    pub(crate) fn sees_fetch_at_rip(&self) -> bool {
+        let address = self.rip.wrapping_add(self.frame.seg_base[1]);
+        let address = if self.is_64bit() { address } else { address & 0xffff_ffff };
+        self.observing.fetches.touches(address, self.peek_address(address).unwrap_or(u64::MAX), 1)
+    }
+
+    /// Notes an access, if it is wanted.
+    pub(crate) fn observe_access(&mut self, access: &PageAccess<'_>) {
+        let wanted =
+            if access.kind == WatchKind::Write { &self.observing.stores } else { &self.observing.loads };
+        if wanted.is_nothing() {
+            return;
+        }
+        let parts = (0..access.bytes.len()).step_by(Bytes::MOST);
+        for from in parts {
+            let part = from..access.bytes.len().min(from + Bytes::MOST);
+            let (address, physical) = (access.address + from as u64, access.gpa + from as u64);
+            let bytes = Bytes::of(&access.bytes[part.clone()]);
+            let wanted =
+                if access.kind == WatchKind::Write { &self.observing.stores } else { &self.observing.loads };
+            if !wanted.touches(address, physical, bytes.len() as u64) {
+                continue;
+            }
+            self.happened(match access.kind {
+                WatchKind::Write => {
+                    let before = access.before.map(|before| Bytes::of(&before[part]));
+                    Happening::Store { address, physical, before, after: bytes }
+                }
+                _ => Happening::Load { address, physical, value: bytes },
+            });
+        }
+    }
+
+    /// Notes a system call, if it is wanted.
+    pub(crate) fn observe_system_call(&mut self, number: u64) {
+        if self.observing.system_calls.contains(number) {
+            self.happened(Happening::SystemCall { number });
+        }
+    }
+
+    /// Notes a delivery, if it is wanted.
+    pub(crate) fn observe_delivery(&mut self, vector: u8, error_code: Option<u32>) {
+        if self.observing.deliveries.contain(vector) {
+            self.happened(Happening::Delivery { vector, error_code });
+        }
+    }
+
+    /// The branch that the op at RIP is, if branches are wanted.
+    pub(crate) fn branch_ahead(&self, op: &Op) -> Option<Branch> {
+        if !self.observing.branches || op.flags & Op::SETS_RIP == 0 {
+            return None;
+        }
+        let mut bytes = [0; MAX_LENGTH];
+        let address = self.rip.wrapping_add(self.frame.seg_base[1]);
+        let known = self.peek(address, &mut bytes);
+        let bits = self.code_size.bits();
+        let instruction = Decoder::with_ip(bits, &bytes[..known], self.rip, DecoderOptions::NONE).decode();
+        let conditional = match instruction.flow_control() {
+            FlowControl::ConditionalBranch => true,
+            FlowControl::UnconditionalBranch
+            | FlowControl::IndirectBranch
+            | FlowControl::Return
+            | FlowControl::Call
+            | FlowControl::IndirectCall => false,
+            _ => return None,
+        };
+        Some(Branch { conditional, behind: self.next_rip(self.rip, op.next) })
+    }
+
+    /// Notes that a branch completed.
+    pub(crate) fn observe_branch(&mut self, branch: &Branch) {
+        let taken = !branch.conditional || self.rip != branch.behind;
+        self.happened(Happening::Branch { to: self.rip, conditional: branch.conditional, taken });
+    }
+}
