@@ -33,9 +33,9 @@ struct Kept {
 }
 
 impl Snapshots {
-    /// No snapshots yet, of a guest with so many pages of RAM. They may hold a quarter of them in memory, within bounds.
+    /// No snapshots yet, of a guest with so many pages of RAM. They may hold an eighth of them in memory, within bounds.
     pub fn of_guest(ram_pages: u64) -> Snapshots {
-        let most_pages = (ram_pages / 4).clamp(MIN_PAGES as u64, MAX_PAGES as u64) as usize;
+        let most_pages = (ram_pages / 8).clamp(MIN_PAGES as u64, MAX_PAGES as u64) as usize;
         Snapshots(Mutex::new(Inner {
             by_place: BTreeMap::new(),
             pages: 0,
@@ -154,7 +154,7 @@ mod tests {
     /// Snapshots at these places, kept in this order, with so many new pages each.
     fn kept(focus: u64, places: impl IntoIterator<Item = u64>, pages: usize) -> Snapshots {
         let directory = tempfile::tempdir().unwrap();
-        let (snapshot, snapshots) = (snapshot(directory.path()), Snapshots::of_guest(4 * MAX_PAGES as u64));
+        let (snapshot, snapshots) = (snapshot(directory.path()), Snapshots::of_guest(8 * MAX_PAGES as u64));
         snapshots.focus(Instructions(focus));
         for place in places {
             snapshots.keep(head(place), snapshot.clone(), pages);
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!([0, 49, 50, 51, 1000].map(before), [Some(0), Some(0), Some(50), Some(50), Some(100)]);
         assert_eq!([0, 49, 50, 51, 101].map(behind), [Some(0), Some(50), Some(50), Some(100), None]);
         assert_eq!([0, 49, 50, 51, 100].map(there), [true, false, true, false, true]);
-        assert!(Snapshots::of_guest(4 * MAX_PAGES as u64).nearest(Instructions(5)).is_none());
+        assert!(Snapshots::of_guest(8 * MAX_PAGES as u64).nearest(Instructions(5)).is_none());
     }
 
     #[test]
