@@ -11,7 +11,7 @@
 //! let (config, images) = MachineConfig::from_options(&options)?;
 //! let mut machine = Machine::new(&config, &images, &host::power_on(None, None)?)?;
 //! let console = LiveConsole::new(LiveOptions { console_log: None, pacing: Pacing::default(), end_at: None })?;
-//! machine.run(Instructions::MAX, &mut LiveInputs::new(console, None))?;
+//! machine.run(Instructions::MAX, &mut LiveInputs::new(console))?;
 //! # Ok::<(), machine::error::Error>(())
 //! ```
 //!
