@@ -89,7 +89,7 @@ fn kvm_does_as_the_software_cpu_does() {
     let tests = tests.iter().map(|(name, path)| (name.as_str(), path.as_path()));
     let files: Vec<_> =
         [("ttvm", ttvm.as_path()), ("vmlinux", kernel.as_path())].into_iter().chain(tests).collect();
-    let left = Left::by(&[], PARTS, 600, &files);
+    let left = Left::by(&[], PARTS, 1200, &files);
     let doctor = left.file("doctor");
     assert!(doctor.contains("ok   kernel-mode instructions"), "{doctor}");
     assert!(doctor.contains("--   branch counter"), "{doctor}");
