@@ -1,12 +1,10 @@
 //! A deterministic x86-64 CPU in software: the same state and the same memory give the same result on every host.
 //!
 //! ```
-//! use std::sync::Arc;
-//!
 //! use cpu::{Cpu, CpuState, EmptyBus, Segment, Stop};
 //! use guest_ram::GuestRam;
 //!
-//! let ram = Arc::new(GuestRam::new(1 << 20)?);
+//! let ram = GuestRam::new(1 << 20)?;
 //! // mov ax, 7; inc ax; hlt
 //! ram.write_bytes(0x1000, &[0xb8, 7, 0, 0x40, 0xf4]);
 //!

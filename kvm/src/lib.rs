@@ -1,14 +1,12 @@
 //! One virtual CPU of the Linux kernel's KVM, over the same RAM, bus and state as the software CPU.
 //!
 //! ```no_run
-//! use std::sync::Arc;
-//!
 //! use cpu::{CpuState, EmptyBus, Stop};
 //! use engine_contract::{End, Leave};
 //! use guest_ram::GuestRam;
 //! use kvm::KvmCpu;
 //!
-//! let ram = Arc::new(GuestRam::new(4 << 20)?);
+//! let ram = GuestRam::new(4 << 20)?;
 //! ram.write_bytes(0x1000, &[0xf4]); // hlt
 //! let mut state = CpuState::reset();
 //! (state.segments[1].selector, state.segments[1].base, state.rip) = (0, 0, 0x1000);

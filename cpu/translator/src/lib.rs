@@ -2,7 +2,7 @@
 //!
 //! ```
 //! use iced_x86::{Decoder, DecoderOptions, Instruction};
-//! use translator::{Source, Translator, Undefined};
+//! use translator::{Parts, Source, Translator, Undefined};
 //!
 //! // inc rax; jmp back to it
 //! let bytes = [0x48, 0xff, 0xc0, 0xeb, 0xfb];
@@ -10,7 +10,7 @@
 //! let source = Source { rip: 0x1000, instructions: &instructions, second_page: None };
 //!
 //! // There is no translator on hosts that are not x86-64.
-//! if let Some(mut translator) = Translator::new(Undefined::AsOnTheHost) {
+//! if let Some(mut translator) = Translator::new(Undefined::AsOnTheHost, Parts::ALL) {
 //!     let translation = translator.translate(&source).expect("both instructions can be translated");
 //!     assert!(translator.place(&translation, 0x1000, 1).is_some());
 //! }
