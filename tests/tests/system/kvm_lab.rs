@@ -113,7 +113,7 @@ fn what_runs_under_kvm_replays_there_and_on_the_software_engine() {
     std::fs::write(&disk, contents).expect("the disk can be written");
     let (ttvm, kernel, initrd) = (ttvm(), CLOUD_ELF.path(), BUSYBOX.path());
     let files = [("ttvm", &*ttvm), ("vmlinux", &kernel), ("initrd.gz", &initrd), ("disk", &disk)];
-    let left = Left::by(&[], &format!("ROUNDS={rounds}\n{BOOT}"), 300 + 300 * rounds, &files);
+    let left = Left::by(&[], &format!("ROUNDS={rounds}\n{BOOT}"), 1200 * rounds, &files);
     // md5sum of the numbers from 0 to 2^18 - 1, four bytes each.
     let expected = Command::new("md5sum").arg(&disk).output().expect("the host has md5sum").stdout;
     let sum = String::from_utf8_lossy(&expected[..32]).into_owned();
