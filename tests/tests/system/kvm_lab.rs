@@ -89,7 +89,7 @@ fn kvm_does_as_the_software_cpu_does() {
     let tests = tests.iter().map(|(name, path)| (name.as_str(), path.as_path()));
     let files: Vec<_> =
         [("ttvm", ttvm.as_path()), ("vmlinux", kernel.as_path())].into_iter().chain(tests).collect();
-    let left = Left::by(&[], PARTS, 1200, &files);
+    let left = Left::by(&[], PARTS, 600, &files);
     let doctor = left.file("doctor");
     assert!(doctor.contains("ok   kernel-mode instructions"), "{doctor}");
     assert!(doctor.contains("--   branch counter"), "{doctor}");
@@ -113,7 +113,7 @@ fn what_runs_under_kvm_replays_there_and_on_the_software_engine() {
     std::fs::write(&disk, contents).expect("the disk can be written");
     let (ttvm, kernel, initrd) = (ttvm(), CLOUD_ELF.path(), BUSYBOX.path());
     let files = [("ttvm", &*ttvm), ("vmlinux", &kernel), ("initrd.gz", &initrd), ("disk", &disk)];
-    let left = Left::by(&[], &format!("ROUNDS={rounds}\n{BOOT}"), 1200 * rounds, &files);
+    let left = Left::by(&[], &format!("ROUNDS={rounds}\n{BOOT}"), 300 + 300 * rounds, &files);
     // md5sum of the numbers from 0 to 2^18 - 1, four bytes each.
     let expected = Command::new("md5sum").arg(&disk).output().expect("the host has md5sum").stdout;
     let sum = String::from_utf8_lossy(&expected[..32]).into_owned();
@@ -156,7 +156,7 @@ fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
     let from = way.start;
     let search = format!("search lab.ttvm break:{rip} --json --threads 1 --forward --from insn:{from}");
     let there = [("state", &state), ("search", &search)].map(|(name, arguments)| {
-        format!("RUST_LOG=vmm=debug ./ttvm {arguments} --engine kvm >out/{name} 2>out/{name}-told || exit 1")
+        format!("RUST_LOG=history=debug ./ttvm {arguments} --engine kvm >out/{name} 2>out/{name}-told || exit 1")
     });
     let command = format!("tar xf lab.tar\n{}", there.join("\n"));
     let left = Left::by(&[], &command, 300, &[("ttvm", ttvm), ("lab.tar", &tar)]);
