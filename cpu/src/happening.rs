@@ -1,4 +1,4 @@
-//! What can happen in a step of the CPU, and which of it somebody wants to know: plain data.
+//! Happenings in a step of the CPU, and the kinds of happenings that an observer wants: plain data.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! How an observer is told of what it wants.
+//! The wants of an observer, in the form in which the CPU looks them up.
 //!
 //! Whatever it does not want stays as fast as it is without an observer:
 //!

@@ -1,5 +1,5 @@
-//! Ranges of addresses, such that those that an access touches are found without a look at the others: what watchpoints and
-//! observers look in.
+//! Sets of address ranges. They find the ranges that an access touches without a look at the others. Watchpoints and
+//! observers use them.
 
 /// How an address is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,4 +1,4 @@
-//! The observer is told of what happened.
+//! Tells the observer the happenings that it wants.
 
 use super::Cpu;
 use crate::attention;
