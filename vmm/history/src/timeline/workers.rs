@@ -74,7 +74,7 @@ enum Message<T> {
 }
 
 /// Asks a question along intervals, with `own` and with idle walkers on other cores. Hands on the rows in the order of the
-/// intervals. `poll` asks whether the person wants to stop.
+/// intervals, never none. `poll` asks whether the person wants to stop.
 pub(super) fn ask<T: Send>(
     own: &mut Walker,
     (pool, shared): (&Pool, &Arc<Shared>),
@@ -91,7 +91,7 @@ pub(super) fn ask<T: Send>(
     let work = Work {
         question,
         intervals,
-        next: Mutex::new(Next { number: 0, announce }),
+        next: Mutex::new(Next { number: 0, announce: Some(announce) }),
         stop: AtomicBool::new(false),
         first_hit: AtomicUsize::new(usize::MAX),
     };
@@ -140,7 +140,9 @@ fn ask_alone<T>(
         if let Some(error) = failed {
             return Err(error);
         }
-        hand_on(batch)?;
+        if !batch.is_empty() {
+            hand_on(batch)?;
+        }
         match scanned? {
             Scanned::Interrupted(edge) => return Ok(Covered::UpTo(edge)),
             Scanned::Whole if left == 0 => break,
@@ -162,8 +164,9 @@ struct Work<'a, T> {
 
 struct Next {
     number: usize,
-    /// Hears in the order of the intervals which worker took them.
-    announce: Sender<usize>,
+    /// Tells in the order of the intervals which worker took them. `None` once no interval will be taken any more: the
+    /// caller waits for the next announcement until then.
+    announce: Option<Sender<usize>>,
 }
 
 impl<T: Send> Work<'_, T> {
@@ -171,10 +174,11 @@ impl<T: Send> Work<'_, T> {
         let mut next = self.next.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let number = next.number;
         if number >= self.intervals.len() || !self.matters(number) {
+            next.announce = None;
             return None;
         }
+        next.announce.as_ref()?.send(worker).ok()?;
         next.number += 1;
-        next.announce.send(worker).ok()?;
         Some(number)
     }
 

@@ -85,7 +85,7 @@ fn an_engine_that_fails_ends_the_run_with_a_sentence_and_the_recording_replays()
     let mut recorder = Recorder::new(Script(Vec::new()), log, power_on);
     recorder.check_every(DENSE);
     let error = machine.run(Instructions::MAX, &mut recorder).unwrap_err();
-    assert!(error.to_string().contains("KVM failed to say what the guest wrote: "), "{error}");
+    assert!(error.to_string().contains("KVM cannot say what the guest wrote: "), "{error}");
     assert_eq!(left.load(Relaxed), 0);
     // The check at which it failed is not in the log, and those before it are right.
     let recording = open(&path);
