@@ -38,6 +38,13 @@ pub enum Stop {
     Halted,
     /// Triple fault.
     Shutdown,
+    /// Something that was to be stopped at.
+    Met(Met),
+}
+
+/// What a run met that it was to stop at, from the processor up to the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Met {
     /// The next instruction has a breakpoint.
     Breakpoint,
     /// The step that just completed hit a watchpoint. It may have hit more: [`Cpu::hits`].
@@ -190,7 +197,7 @@ impl Cpu {
         self.core.system_calls
     }
 
-    /// All that the step hit behind which the last run stopped with [`Stop::Watchpoint`] or [`Stop::Trap`],
+    /// All that the step hit behind which the last run stopped with [`Met::Watchpoint`] or [`Met::Trap`],
     /// which name the first.
     pub fn hits(&self) -> &[Hit] {
         &self.core.debug.hits
@@ -278,7 +285,7 @@ impl Cpu {
                 Ok(number) => number,
                 Err(_) => {
                     if self.breaks_where_nothing_is(origin) {
-                        return Stop::Breakpoint;
+                        return Stop::Met(Met::Breakpoint);
                     }
                     self.deliver_fault(bus);
                     link = None;
@@ -287,7 +294,7 @@ impl Cpu {
             };
             if self.code.block(number).check_first {
                 if self.at_breakpoint(origin) {
-                    return Stop::Breakpoint;
+                    return Stop::Met(Met::Breakpoint);
                 }
                 if self.core.sees_fetch_at_rip() {
                     link = None;
@@ -329,7 +336,7 @@ impl Cpu {
             Ok(number) => number,
             Err(_) => {
                 if self.breaks_where_nothing_is(origin) {
-                    return Some(Stop::Breakpoint);
+                    return Some(Stop::Met(Met::Breakpoint));
                 }
                 self.end_shadow();
                 self.deliver_fault(bus);
@@ -337,7 +344,7 @@ impl Cpu {
             }
         };
         if self.code.block(number).check_first && self.at_breakpoint(origin) {
-            return Some(Stop::Breakpoint);
+            return Some(Stop::Met(Met::Breakpoint));
         }
         self.observe_fetch();
         self.end_shadow();
@@ -441,9 +448,9 @@ impl Cpu {
         self.core.attention &= !attention::HIT;
         let observer_stops = std::mem::take(&mut self.core.observing.stop);
         match self.core.debug.hits.first() {
-            Some(Hit::Watch(hit)) => Some(Stop::Watchpoint(*hit)),
-            Some(Hit::Trap(trap)) => Some(Stop::Trap(*trap)),
-            None => observer_stops.then_some(Stop::Observer),
+            Some(Hit::Watch(hit)) => Some(Stop::Met(Met::Watchpoint(*hit))),
+            Some(Hit::Trap(trap)) => Some(Stop::Met(Met::Trap(*trap))),
+            None => observer_stops.then_some(Stop::Met(Met::Observer)),
         }
     }
 

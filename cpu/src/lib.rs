@@ -88,7 +88,7 @@ mod undefined;
 pub use crate::bus::{Bus, BusSignals, EmptyBus};
 pub use crate::core::{CodeSize, Core};
 pub use crate::debug_points::{AddressKind, Hit, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
-pub use crate::exec::{Cpu, Stop, Tier, UnknownTier};
+pub use crate::exec::{Cpu, Met, Stop, Tier, UnknownTier};
 pub use crate::happening::{At, Bytes, Happening, Place, Places, Vectors, Wants};
 pub use crate::model::CpuModel;
 pub use crate::observer::Observer;

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use cpu::{Bus, Counts, Cpu, CpuModel, CpuState, Stop};
+use cpu::{Bus, Counts, Cpu, CpuModel, CpuState, Met, Stop};
 use engine_contract::{End, LandingPlace, Leave, Statistics};
 use guest_ram::GuestRam;
 use kvm_bindings::kvm_regs;
@@ -117,7 +117,7 @@ impl KvmCpu {
         self.soft.set_counts(counts);
     }
 
-    /// Replaces the addresses that runs stop before, at most [`crate::MAX_STOPS`], with [`Stop::Breakpoint`]: wherever the guest may
+    /// Replaces the addresses that runs stop before, at most [`crate::MAX_STOPS`], with [`Met::Breakpoint`]: wherever the guest may
     /// execute the instruction there next, even if it takes an interrupt instead. A run that begins there stops at once. The
     /// guest's own debug registers are out of force meanwhile.
     pub fn set_stops(&mut self, rips: &[u64]) -> Result<(), Error> {
@@ -262,7 +262,7 @@ impl KvmCpu {
                 return Ok(End::Stop(Stop::Bus));
             }
             if self.between_instructions && self.vcpu.stops().contains(&self.vcpu.synced().regs.rip) {
-                return Ok(End::Stop(Stop::Breakpoint));
+                return Ok(End::Stop(Stop::Met(Met::Breakpoint)));
             }
             let delivered = self.deliver(run.bus, signals)?;
             if self.halted {

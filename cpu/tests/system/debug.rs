@@ -1,6 +1,6 @@
 //! Single-stepping, RF, the guest's debug registers.
 
-use cpu::{AddressKind, Stop, SystemCalls, Trap, Traps, WatchKind, Watchpoint};
+use cpu::{AddressKind, Met, Stop, SystemCalls, Trap, Traps, WatchKind, Watchpoint};
 use iced_x86::code_asm::*;
 
 use crate::harness::*;
@@ -326,8 +326,11 @@ fn system_calls_are_counted_and_trapped_by_number() {
     };
     for (traps, expected) in [
         (traps(&[38]), Stop::Halted),
-        (traps(&[38, 39]), Stop::Trap(Trap::SystemCall(39))),
-        (Traps { system_calls: SystemCalls::All, ..Traps::default() }, Stop::Trap(Trap::SystemCall(39))),
+        (traps(&[38, 39]), Stop::Met(Met::Trap(Trap::SystemCall(39)))),
+        (
+            Traps { system_calls: SystemCalls::All, ..Traps::default() },
+            Stop::Met(Met::Trap(Trap::SystemCall(39))),
+        ),
     ] {
         m.load();
         m.cpu.set_traps(traps);
@@ -365,7 +368,7 @@ fn sysenter_is_a_system_call_and_sysexit_is_not() {
     m.code_at(32, CODE, CODE, |a| a.sysexit().unwrap());
     m.load();
     m.cpu.set_traps(Traps { system_calls: SystemCalls::All, ..Traps::default() });
-    assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Trap(Trap::SystemCall(39)));
+    assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Met(Met::Trap(Trap::SystemCall(39))));
     assert_eq!((m.cpu.steps(), m.cpu.rip(), m.cpu.system_calls()), (1, CODE, 1));
     m.cpu.set_traps(Traps::default());
     assert_eq!(m.cpu.run(&mut m.bus, 2, u64::MAX), Stop::Budget);
@@ -391,12 +394,12 @@ fn deliveries_are_trapped_by_vector() {
         let begin = m.counts.steps;
         assert_eq!(m.cpu.run(&mut m.bus, begin + 1, u64::MAX), Stop::Budget);
         m.bus.signals.interrupt = true;
-        assert_eq!(m.cpu.run(&mut m.bus, begin + budget, u64::MAX), Stop::Trap(Trap::Vector(0x40)));
+        assert_eq!(m.cpu.run(&mut m.bus, begin + budget, u64::MAX), Stop::Met(Met::Trap(Trap::Vector(0x40))));
         assert_eq!((m.cpu.steps(), m.cpu.rip()), (begin + 2, handler(0x40)));
         let mut fault = m.cpu.state();
         fault.rip = CODE + 2;
         m.cpu.set_state(&fault);
-        assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Trap(Trap::Vector(6)));
+        assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Met(Met::Trap(Trap::Vector(6))));
         assert_eq!(m.cpu.rip(), handler(6));
     }
 }
@@ -408,7 +411,7 @@ fn a_breakpoint_where_nothing_is_mapped_stops_before_the_fault() {
     m.state.rip = nowhere;
     m.load();
     m.cpu.set_breakpoints([(AddressKind::Linear, nowhere)]);
-    assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Breakpoint);
+    assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Met(Met::Breakpoint));
     assert_eq!((m.cpu.rip(), m.cpu.steps()), (nowhere, m.counts.steps));
     assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, m.cpu.steps()), Stop::Halted, "in the handler of the fault");
     m.state = m.cpu.state();
@@ -432,9 +435,9 @@ fn a_breakpoint_stops_beside_the_guest_s_own_and_not_where_the_run_began() {
         m.load();
         m.cpu.set_breakpoints([CODE, CODE + 1].map(|address| (AddressKind::Linear, address)));
         let origin = m.counts.steps;
-        assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Breakpoint);
+        assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Met(Met::Breakpoint));
         assert_eq!((m.cpu.rip(), m.cpu.steps()), (CODE, origin));
-        assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, origin), Stop::Breakpoint);
+        assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, origin), Stop::Met(Met::Breakpoint));
         assert_eq!((m.cpu.rip(), m.cpu.steps()), (CODE + 1, origin + 1));
         assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, origin + 1), Stop::Halted);
         assert_eq!(m.cpu.rip(), CODE + 3);
@@ -468,7 +471,7 @@ fn a_breakpoint_at_no_canonical_address_leaves_nothing_behind() {
     m.state.rip = nowhere;
     m.load();
     m.cpu.set_breakpoints([(AddressKind::Linear, nowhere)]);
-    assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Breakpoint);
+    assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Met(Met::Breakpoint));
     m.cpu.set_registers(&here);
     assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Halted);
     assert_eq!(m.cpu.rip(), handler(13) + 1);
@@ -498,7 +501,7 @@ fn a_trap_that_waits_behind_a_watchpoint_comes_when_the_run_goes_on() {
     let (space, kind) = (AddressKind::Linear, WatchKind::Write);
     m.cpu.set_watchpoints([Watchpoint { space, address: DATA, length: 4, kind }]);
     let stop = m.cpu.run(&mut m.bus, u64::MAX, u64::MAX);
-    assert!(matches!(stop, Stop::Watchpoint(_)), "{stop:?}");
+    assert!(matches!(stop, Stop::Met(Met::Watchpoint(_))), "{stop:?}");
     assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Halted);
     assert_eq!(m.cpu.rip(), handler(1) + 1);
 }

@@ -1,7 +1,7 @@
 //! A debugger's watchpoints: every hit of a step, in both pages of an access, in ranges of any length; and
 //! breakpoints where nothing can be fetched.
 
-use cpu::{AddressKind, Hit, Stop, Trap, Traps, WatchHit, WatchKind, Watchpoint};
+use cpu::{AddressKind, Hit, Met, Stop, Trap, Traps, WatchHit, WatchKind, Watchpoint};
 use iced_x86::code_asm::*;
 
 use crate::harness::*;
@@ -25,7 +25,7 @@ fn hits_of_write(m: &mut Machine, address: u64, points: &[Watchpoint]) -> Vec<Wa
         Hit::Trap(trap) => panic!("{trap:?}"),
     });
     let hits: Vec<_> = hits.collect();
-    assert_eq!(stop, hits.first().map_or(Stop::Budget, |&hit| Stop::Watchpoint(hit)));
+    assert_eq!(stop, hits.first().map_or(Stop::Budget, |&hit| Stop::Met(Met::Watchpoint(hit))));
     hits
 }
 
@@ -133,7 +133,7 @@ fn a_breakpoint_where_nothing_is_stops_under_any_flags() {
             m.load();
             m.cpu.set_breakpoints([(AddressKind::Linear, rip)]);
             let stop = m.cpu.run(&mut m.bus, u64::MAX, u64::MAX);
-            assert_eq!(stop, Stop::Breakpoint, "{rip:#x} with flags {flags:#x}");
+            assert_eq!(stop, Stop::Met(Met::Breakpoint), "{rip:#x} with flags {flags:#x}");
             assert_eq!((m.cpu.rip(), m.cpu.steps()), (rip, m.counts.steps));
             let stop = m.cpu.run(&mut m.bus, u64::MAX, m.cpu.steps());
             assert_eq!(stop, Stop::Halted, "in the handler of the fault");
@@ -151,7 +151,7 @@ fn a_breakpoint_where_nothing_is_stops_in_a_shadow() {
     m.state.rip = end;
     m.load();
     m.cpu.set_breakpoints([(AddressKind::Linear, end + 1)]);
-    assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Breakpoint);
+    assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Met(Met::Breakpoint));
     assert_eq!((m.cpu.rip(), m.cpu.steps()), (end + 1, m.counts.steps + 1));
     assert!(m.cpu.state().interrupt_shadow);
 }
@@ -176,7 +176,7 @@ fn an_access_ends_in_its_second_page() {
             let watched = address.wrapping_add_signed(distance);
             m.cpu.set_watchpoints([watch(AddressKind::Linear, watched, 1, kind)]);
             let stop = m.cpu.run(&mut m.bus, m.counts.steps + 1, m.counts.steps);
-            assert_eq!(matches!(stop, Stop::Watchpoint(_)), hit, "{kind:?} {distance}");
+            assert_eq!(matches!(stop, Stop::Met(Met::Watchpoint(_))), hit, "{kind:?} {distance}");
         }
     }
 }

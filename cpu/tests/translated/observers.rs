@@ -4,8 +4,8 @@ use std::any::Any;
 use std::ops::ControlFlow;
 
 use cpu::{
-    AddressKind, At, Core, Counts, CpuState, Happening, Observer, Parts, Place, Places, Stop, SystemCalls,
-    Tier, Vectors, Wants,
+    AddressKind, At, Core, Counts, CpuState, Happening, Met, Observer, Parts, Place, Places, Stop,
+    SystemCalls, Tier, Vectors, Wants,
 };
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, DecoderOptions};
@@ -113,7 +113,7 @@ fn run(make: &dyn Fn() -> Machine, tier: Tier, log: Option<Log>, cuts: Option<u6
         let until = STEPS.min(m.cpu.steps() + piece);
         match m.cpu.run(&mut m.bus, until, u64::MAX) {
             Stop::Budget if m.cpu.steps() < STEPS => {}
-            Stop::Observer if stops => {}
+            Stop::Met(Met::Observer) if stops => {}
             stop => break stop,
         }
     };
@@ -442,7 +442,7 @@ fn an_observer_stops_the_run_behind_the_step() {
     let wants = Wants { fetches, ..Wants::default() };
     m.cpu.set_observer(Some(Box::new(Log { wants, stops_at_every: Some(1), ..Log::default() })));
     let mut calls = 0;
-    while m.cpu.run(&mut m.bus, STEPS, u64::MAX) == Stop::Observer {
+    while m.cpu.run(&mut m.bus, STEPS, u64::MAX) == Stop::Met(Met::Observer) {
         assert_eq!(m.cpu.rip(), CODE + 0x901, "behind the PUSH");
         calls += 1;
     }

@@ -1,6 +1,6 @@
 //! Interpreter and translator do the same, wherever a run is cut.
 
-use cpu::{AddressKind, Counts, CpuState, Part, Parts, SegReg, Stop, Tier};
+use cpu::{AddressKind, Counts, CpuState, Met, Part, Parts, SegReg, Stop, Tier};
 use iced_x86::code_asm::*;
 
 use crate::harness::*;
@@ -233,7 +233,7 @@ fn breakpoints_stop_code_that_is_translated_already() {
         m.load();
         assert_eq!(m.cpu.run(&mut m.bus, 300, u64::MAX), Stop::Budget);
         m.cpu.set_breakpoints([(AddressKind::Linear, CODE + 3)]);
-        assert_eq!(m.cpu.run(&mut m.bus, 1000, u64::MAX), Stop::Breakpoint);
+        assert_eq!(m.cpu.run(&mut m.bus, 1000, u64::MAX), Stop::Met(Met::Breakpoint));
         assert_eq!((m.cpu.steps(), m.cpu.rip()), (301, CODE + 3), "{tier:?}");
         m.cpu.set_breakpoints([]);
         assert_eq!(m.cpu.run(&mut m.bus, 1000, 301), Stop::Budget);
@@ -475,7 +475,7 @@ fn breakpoints_at_one_offset_of_two_pages_come_and_go() {
             // Code that has the breakpoints' offset and not their page is translated again meanwhile.
             for _ in 0..20 {
                 let origin = m.cpu.steps();
-                assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, origin), Stop::Breakpoint);
+                assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, origin), Stop::Met(Met::Breakpoint));
                 assert_eq!(m.cpu.rip(), page + 3, "{tier:?}");
                 assert!(m.cpu.steps() - origin <= 11, "{tier:?} passed over one");
             }

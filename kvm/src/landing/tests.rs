@@ -1,6 +1,6 @@
 //! The algorithm on the software CPU, with a counter as bad as they come: thousands of landings.
 
-use cpu::{AddressKind, Counts, Cpu, EmptyBus, Stop, fold_registers};
+use cpu::{AddressKind, Counts, Cpu, EmptyBus, Met, Stop, fold_registers};
 use guest_ram::GuestRam;
 use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::*;
@@ -55,14 +55,14 @@ impl FakeVcpu {
             if left == 0 {
                 break Left::Signal;
             }
-            if self.step(left) == Stop::Breakpoint {
+            if self.step(left) == Stop::Met(Met::Breakpoint) {
                 break Left::Breakpoint;
             }
         };
         if self.left == Left::Signal {
             // Not right behind a branch, but anywhere: also in a repeated instruction, or in a shadow.
             let extra = self.skid.below(8);
-            if extra > 0 && self.step(extra) == Stop::Breakpoint {
+            if extra > 0 && self.step(extra) == Stop::Met(Met::Breakpoint) {
                 self.left = Left::Breakpoint;
             }
         }

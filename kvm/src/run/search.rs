@@ -1,7 +1,7 @@
 //! Looks for a landing place whose count of branches is not known: from hit to hit of a breakpoint on its RIP, or with
 //! the software CPU if the hits are too many.
 
-use cpu::{AddressKind, Stop, fold_registers};
+use cpu::{AddressKind, Met, Stop, fold_registers};
 use kvm_bindings::kvm_regs;
 
 use super::{BREAKPOINTS_AT_FIRST, KvmCpu, RESUME_FLAG, Run};
@@ -56,13 +56,13 @@ impl KvmCpu {
         self.soft.set_breakpoints(points);
         let end = loop {
             match self.soft.run(run.bus, limit, origin) {
-                Stop::Breakpoint if stops.contains(&self.soft.rip()) => {
-                    break Ok(Some(End::Stop(Stop::Breakpoint)));
+                Stop::Met(Met::Breakpoint) if stops.contains(&self.soft.rip()) => {
+                    break Ok(Some(End::Stop(Stop::Met(Met::Breakpoint))));
                 }
-                Stop::Breakpoint if fold_registers(self.soft.gpr()) == goal.registers => {
+                Stop::Met(Met::Breakpoint) if fold_registers(self.soft.gpr()) == goal.registers => {
                     break Ok(Some(End::LandingPlace));
                 }
-                Stop::Breakpoint => {
+                Stop::Met(Met::Breakpoint) => {
                     origin = self.soft.steps();
                     rounds += 1;
                     let long = origin - begin > ROUNDS * STEPS_PER_BREAKPOINT;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use cpu::{AddressKind, CpuState, WatchKind, Watchpoint};
+use cpu::{AddressKind, CpuState, Met, WatchKind, Watchpoint};
 use history::replay;
 use machine::inputs::Inputs;
 use machine::position::{Count, Instructions};
@@ -175,7 +175,7 @@ impl Trace {
         let until = Instructions(to as u64);
         while machine.moment().count < until {
             match machine.run(until, inputs).unwrap_or_else(|error| panic!("{error}")) {
-                RunStop::Breakpoint => self.note(machine),
+                RunStop::Met(Met::Breakpoint) => self.note(machine),
                 RunStop::Reached => {}
                 other => panic!("{other:?} before step {to}"),
             }
@@ -268,7 +268,7 @@ fn step(
 ) -> Option<u64> {
     match machine.run(Instructions(to as u64), inputs).unwrap_or_else(|error| panic!("{error}")) {
         RunStop::Reached => None,
-        RunStop::Watchpoint(hit) => Some(hit.watchpoint.address),
+        RunStop::Met(Met::Watchpoint(hit)) => Some(hit.watchpoint.address),
         other => panic!("{other:?} at step {to}"),
     }
 }

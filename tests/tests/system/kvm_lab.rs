@@ -156,7 +156,9 @@ fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
     let from = way.start;
     let search = format!("search lab.ttvm break:{rip} --json --threads 1 --forward --from insn:{from}");
     let there = [("state", &state), ("search", &search)].map(|(name, arguments)| {
-        format!("RUST_LOG=history=debug ./ttvm {arguments} --engine kvm >out/{name} 2>out/{name}-told || exit 1")
+        format!(
+            "RUST_LOG=history=debug ./ttvm {arguments} --engine kvm >out/{name} 2>out/{name}-told || exit 1"
+        )
     });
     let command = format!("tar xf lab.tar\n{}", there.join("\n"));
     let left = Left::by(&[], &command, 300, &[("ttvm", ttvm), ("lab.tar", &tar)]);

@@ -20,7 +20,7 @@
 //! checkpoints. Another says whether the CPU holds knowledge derived from the page, such as decoded code or page-table
 //! walks. A write from outside the CPU to such a page is queued, and the CPU drops what it derived before it executes
 //! the next instruction ([`GuestRam::take_foreign_writes`]).
-
+//!
 //! The CPU owns [`GuestRam`]. Devices and the host's side of a run have a [`RamView`] of the same memory. Both can change
 //! threads, and the mapping lives as long as either.
 
@@ -34,6 +34,16 @@ pub use pages::{GuestMemory, PAGE_SIZE, PageFlags, PageTracker};
 pub use view::RamView;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestRegionMmap};
+
+/// Gives memory that this process has freed back to the host. The allocator keeps most of it otherwise, because memory in use lies
+/// between (glibc's `malloc_trim`).
+pub fn return_freed_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: any thread may call this at any time.
+    unsafe {
+        nix::libc::malloc_trim(0);
+    }
+}
 
 /// Why guest RAM could not be made.
 #[derive(Debug)]

@@ -30,6 +30,7 @@ mod open;
 pub mod recount;
 pub mod replay;
 pub mod timeline;
+mod workers;
 
 /// What time travel speaks of, for programs that depend on this package alone.
 pub use ::{machine, recording};

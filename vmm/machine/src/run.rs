@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use checkpoint::{PageMap, Store};
-use cpu::{AddressKind, Bus, Counts, CpuState, Observer, Stop, Tier, Trap, Traps, WatchHit, Watchpoint};
+use cpu::{AddressKind, Bus, Counts, CpuState, Met, Observer, Stop, Tier, Traps, Watchpoint};
 use devices::pci::PciBus;
 use devices::platform::Platform;
 use devices::virtio::{Block, Console, Net, Rng};
@@ -39,14 +39,8 @@ pub enum RunStop {
     Ended(Outcome),
     /// The inputs asked for it ([`Inputs::pauses`]).
     Paused,
-    /// The next instruction has a breakpoint.
-    Breakpoint,
-    /// The step that just completed hit a watchpoint.
-    Watchpoint(WatchHit),
-    /// The step that just completed was an event that a trap waits for.
-    Trap(Trap),
-    /// The observer asked for it in the step that just completed.
-    Observer,
+    /// The processor met something that it was to stop at.
+    Met(Met),
     /// The guest printed this on its console ([`Machine::stop_on_output`]).
     Output(Vec<u8>),
 }
@@ -336,10 +330,7 @@ impl<U: Unit> Machine<U> {
                 Some(Stop::Shutdown) => {
                     self.outcome = Some(Outcome::TripleFault { rip: self.engine.cpu().rip() });
                 }
-                Some(Stop::Breakpoint) => return Ok(RunStop::Breakpoint),
-                Some(Stop::Watchpoint(hit)) => return Ok(RunStop::Watchpoint(hit)),
-                Some(Stop::Trap(trap)) => return Ok(RunStop::Trap(trap)),
-                Some(Stop::Observer) => return Ok(RunStop::Observer),
+                Some(Stop::Met(met)) => return Ok(RunStop::Met(met)),
             }
         }
     }

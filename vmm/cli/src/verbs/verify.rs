@@ -153,7 +153,10 @@ fn json<U: Unit>(recording: &Recording<U>, found: &Verification<U>) -> String {
         checks: recording.log.check_count(),
         log_bytes: recording.log.bytes,
         checkpoints_compared: found.checkpoints,
-        difference: found.difference.as_ref().map(|difference| difference.divergence.to_string()),
+        difference: match &found.difference {
+            Some(difference) => Some(difference.divergence.to_string()),
+            None => found.did_not_recur.as_deref().map(did_not_recur),
+        },
         checkpoint_difference: found.checkpoint_difference.as_ref().map(ToString::to_string),
         first_different_instruction: match origin {
             Some(Origin::ReplaysPart(parting)) => Some(parting.at.number()),
@@ -163,8 +166,17 @@ fn json<U: Unit>(recording: &Recording<U>, found: &Verification<U>) -> String {
     serde_json::to_string_pretty(&report).expect("plain data always serializes")
 }
 
+/// A sentence about a difference that a replay on several cores found and a replay in one piece did not.
+fn did_not_recur(what: &str) -> String {
+    format!(
+        "a replay on several cores differed: {what}. A replay in one piece did not: suspect this host's memory, or report a \
+         bug in ttvm"
+    )
+}
+
 fn lines<U: Unit>(found: &Verification<U>) -> Vec<String> {
     let mut lines = Vec::new();
+    lines.extend(found.did_not_recur.as_deref().map(did_not_recur));
     match &found.checkpoint_difference {
         Some(difference) => {
             lines.push(format!(

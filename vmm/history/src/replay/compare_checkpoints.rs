@@ -10,8 +10,9 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use checkpoint::{Maps, PAGE_BYTES, Page, PageMap, PageRef, Space};
+use checkpoint::{Maps, PAGE_BYTES, Page, PageMap, PageRef, Space, Store};
 
+use crate::replay::run::Replay;
 use machine::comparable::{Likeness, cpu_hash};
 use machine::disk::OverlayDisk;
 use machine::error::Error;
@@ -73,7 +74,7 @@ impl fmt::Display for CheckpointDifference {
 
 /// Compares the checkpoints of a recording one after the other, in the order of the run.
 pub struct CheckpointComparison<C> {
-    checkpoints: Checkpoints<C>,
+    checkpoints: Arc<Checkpoints<C>>,
     /// How alike states must be. What counts instructions was all made by the software CPU.
     likeness: Likeness,
     format: Format,
@@ -101,22 +102,50 @@ impl<C: Unit> CheckpointComparison<C> {
         if machine.store().is_none() {
             machine.attach_store(store.clone());
         }
-        let disk = match &recording.manifest.machine.disk {
-            Some(image) => {
-                let mut disk = OverlayDisk::open(&image.path)?;
-                disk.attach_store(store.clone());
-                Some(disk)
-            }
-            None => None,
-        };
+        let disk = disk_of(recording, &store)?;
         let ram = if recording.is_part() { ram_at_power_on(recording)? } else { machine.maps()?.ram };
         let before = Maps { ram: ram.clone(), disk: PageMap::new(store.disk_blocks()) };
-        let checkpoints = Checkpoints::new(store, ram, &recording.log)?;
+        let checkpoints = Arc::new(Checkpoints::new(store, ram, &recording.log)?);
         let likeness =
             if C::NAMES_ONE_PLACE { Likeness::Exact } else { recording.manifest.machine.profile().likeness };
         let (compared, difference) = (0, None);
         let format = recording.log.format;
         Ok(Some(CheckpointComparison { checkpoints, likeness, format, disk, before, compared, difference }))
+    }
+
+    /// A comparison of the same checkpoints with another replay, whose machine is at its first instruction.
+    pub(super) fn of_another(
+        &self,
+        recording: &Recording<C>,
+        machine: &mut Machine<C>,
+    ) -> Result<CheckpointComparison<C>, Error> {
+        let store = self.checkpoints.store();
+        machine.attach_store(store.clone());
+        Ok(CheckpointComparison {
+            checkpoints: self.checkpoints.clone(),
+            likeness: self.likeness,
+            format: self.format,
+            disk: disk_of(recording, store)?,
+            before: Maps { ram: self.checkpoints.initial().clone(), disk: PageMap::new(store.disk_blocks()) },
+            compared: 0,
+            difference: None,
+        })
+    }
+
+    /// Takes a replay to a checkpoint. What comes behind it is compared from there on.
+    pub(super) fn begin_at(&mut self, at: C, replay: &mut Replay<'_, C>) -> Result<(), Error> {
+        let snapshot = self.checkpoints.load(at)?;
+        replay.machine.restore(&snapshot.state, &snapshot.maps)?;
+        replay.player.set_cursor(snapshot.cursor)?;
+        self.before = snapshot.maps;
+        Ok(())
+    }
+
+    /// As [`CheckpointComparison::compare`]. If they are equal, the machine's memory is that of the checkpoint from here on,
+    /// so that the replay can be taken to another one.
+    pub(super) fn compare_and_adopt(&mut self, at: C, replay: &mut Replay<'_, C>) -> Result<(), Error> {
+        self.compare(at, &mut replay.machine, &replay.player)?;
+        if self.difference.is_none() { replay.machine.rebase(&self.before) } else { Ok(()) }
     }
 
     /// Where the checkpoints are, in order.
@@ -249,6 +278,14 @@ impl<C: Unit> CheckpointComparison<C> {
         let Some(disk) = &mut self.disk else { return Ok(()) };
         disk.read_whole_block(block, to)
     }
+}
+
+/// The recording's disk, if it has one, with the blocks that lie in the store.
+fn disk_of<C>(recording: &Recording<C>, store: &Arc<Store>) -> Result<Option<OverlayDisk>, Error> {
+    let Some(image) = &recording.manifest.machine.disk else { return Ok(None) };
+    let mut disk = OverlayDisk::open(&image.path)?;
+    disk.attach_store(store.clone());
+    Ok(Some(disk))
 }
 
 /// What the loader leaves in RAM.

@@ -4,7 +4,7 @@
 //! and compares registers on the way; what it writes to the disk lies in the recording's checkpoints where that
 //! is much (`stored_disk`). [`verify`] compares everything that was noted, and says where a difference began;
 //! where two replays differ, [`bisect`] finds the first instruction that differs. [`compare_checkpoints`] compares
-//! stored checkpoints with a replay. Nothing here goes backward: that is [`crate::timeline`].
+//! stored checkpoints with a replay; `stretches` does both on all cores. Nothing here goes backward: that is [`crate::timeline`].
 
 pub mod begin;
 pub mod bisect;
@@ -12,6 +12,7 @@ pub mod compare_checkpoints;
 pub mod registers;
 mod run;
 mod stored_disk;
+mod stretches;
 pub mod verify;
 
 pub use begin::{open, open_on};

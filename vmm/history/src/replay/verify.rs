@@ -13,6 +13,8 @@ use cpu::{CpuState, Parts, Tier};
 use crate::replay::bisect::{FAR_APART, Parting, Side, find_parting};
 use crate::replay::compare_checkpoints::{CheckpointComparison, CheckpointDifference};
 use crate::replay::run::{Fault, Replay, ReplayEnd, last_place};
+pub use crate::replay::stretches::Cores;
+use crate::replay::stretches::{self, Equal};
 use machine::checks::CheckRecord;
 use machine::divergence::Divergence;
 use machine::error::Error;
@@ -23,6 +25,7 @@ use recording::log::EventRecord;
 use recording::player::Scrutiny;
 
 /// What verifying a recording found.
+#[derive(Default)]
 pub struct Verification<C> {
     /// Where the replay ended.
     pub at: Moment<C>,
@@ -34,12 +37,14 @@ pub struct Verification<C> {
     pub checkpoints: usize,
     /// The first checkpoint that is not what the replay had at its place.
     pub checkpoint_difference: Option<CheckpointDifference>,
+    /// What a replay on several cores found to differ, and a replay in one piece did not.
+    pub did_not_recur: Option<String>,
 }
 
 impl<C> Verification<C> {
     /// Whether nothing differs.
     pub fn equal(&self) -> bool {
-        self.difference.is_none() && self.checkpoint_difference.is_none()
+        self.difference.is_none() && self.checkpoint_difference.is_none() && self.did_not_recur.is_none()
     }
 }
 
@@ -68,7 +73,19 @@ pub enum Origin {
 /// Checks the store of checkpoints, then replays the whole recording and compares everything. `fault` lets
 /// memory fail on the way, for tests. `progress` gets what is being done and a position, or the share of the
 /// last one.
+///
+/// Long recordings with checkpoints are replayed on all cores, which takes guest RAM once for each.
 pub fn verify<C: Unit>(
+    recording: &Recording<C>,
+    fault: Option<Fault<C>>,
+    progress: impl FnMut(&'static str, C),
+) -> Result<Verification<C>, Error> {
+    verify_on(Cores::all(), recording, fault, progress)
+}
+
+/// As [`verify`], on so many cores.
+pub fn verify_on<C: Unit>(
+    cores: Cores,
     recording: &Recording<C>,
     fault: Option<Fault<C>>,
     mut progress: impl FnMut(&'static str, C),
@@ -80,6 +97,17 @@ pub fn verify<C: Unit>(
         let share = u128::from(last.number()) * u128::from(done) / u128::from(all.max(1));
         progress("checking checkpoints", C::new(share as u64));
     })?;
+    let mut did_not_recur = None;
+    // Where each core replays a part of its own, none meets a fault as one replay would.
+    if let Some(comparison) = comparison.as_ref().filter(|_| fault.is_none()) {
+        match stretches::verify(recording, comparison, cores, last, |at| progress("replaying", at)) {
+            Ok(Some(Equal { at, checkpoints })) => {
+                return Ok(Verification { at, complete, checkpoints, ..Verification::default() });
+            }
+            Ok(None) => {}
+            Err(error) => did_not_recur = Some(error.to_string()),
+        }
+    }
     replay.inject(fault);
     let result = run_and_compare(&mut replay, comparison.as_mut(), |steps| progress("replaying", steps));
     let mut found = Verification {
@@ -88,9 +116,13 @@ pub fn verify<C: Unit>(
         difference: None,
         checkpoints: comparison.as_ref().map_or(0, |comparison| comparison.compared),
         checkpoint_difference: comparison.and_then(|comparison| comparison.difference),
+        did_not_recur: None,
     };
     let error = match result {
-        Ok(ReplayEnd::Verified | ReplayEnd::Stopped) => return Ok(found),
+        Ok(ReplayEnd::Verified | ReplayEnd::Stopped) => {
+            found.did_not_recur = did_not_recur.filter(|_| found.checkpoint_difference.is_none());
+            return Ok(found);
+        }
         Err(error) => error,
     };
     let Error::Divergence(divergence) = error else { return Err(error) };

@@ -2,9 +2,10 @@
 //! that was never recorded. Nothing comes into it from outside, it only goes forward, and leaving it puts the
 //! machine back into the recorded history at the place where the fork began. The recording never hears of it.
 
-use super::shared::Poll;
 use super::stops::{Armed, Stops, TravelStop};
 use super::walker::POLL_STEPS;
+use crate::workers::Poll;
+use cpu::Met;
 use machine::error::Error;
 use machine::inputs::{Event, Idle, Inputs, View};
 use machine::position::{Count, Instructions, Moment};
@@ -55,7 +56,7 @@ impl Fork {
                 return Ok(TravelStop::Reached);
             }
             let stop = machine.run_from(target.min(here + POLL_STEPS), origin, &mut NoInputs)?;
-            if stop == RunStop::Breakpoint {
+            if stop == RunStop::Met(Met::Breakpoint) {
                 origin = machine.moment().count;
             }
             if let Some(hit) = armed.hit(&stop, machine) {
@@ -66,7 +67,7 @@ impl Fork {
             }
             if machine.moment().count < target && poll() {
                 // The next run passes over a breakpoint where it begins.
-                let hit = armed.hit(&RunStop::Breakpoint, machine);
+                let hit = armed.hit(&RunStop::Met(Met::Breakpoint), machine);
                 return Ok(hit.map_or(TravelStop::Interrupted, |hit| TravelStop::Hit(hit.cause)));
             }
         }

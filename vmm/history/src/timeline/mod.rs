@@ -1,7 +1,7 @@
 //! Time travel. Callers say where to go; the timeline decides how.
 //!
 //! Start with [`Timeline`] (`travel`), which is what callers see. It moves a `walker`, which leaves snapshots behind; `shared`
-//! is what all walkers of a session have in common. `search` looks for things along an interval, and `workers` do so on all
+//! is what all walkers of a session have in common. `search` looks for things along an interval, and `walkers` do so on all
 //! cores; `stops` says what there is to stop at, and `condition` reads that from text. `positions` finds out what a notation
 //! means. `settler` makes near what lies before, while nothing moves. `runner` has KVM go ahead. `changes` lets a debugger
 //! change things in a scratch `fork`. `vmm/history/TRAVEL.md` has the ideas.
@@ -21,11 +21,12 @@ mod snapshot;
 mod stops;
 mod travel;
 mod walker;
-mod workers;
+mod walkers;
 
+pub use crate::workers::Poll;
 pub use condition::{CONDITIONS, Condition, Names, NoNames, number};
 pub use search::{Direction, Interval, Look};
-pub use shared::{FastForward, Poll};
+pub use shared::FastForward;
 pub use stops::{
     Breakpoint, Cause, Comparison, Filter, Hit, Relation, Stops, TravelStop, Watch, address_space,
 };

@@ -1,8 +1,8 @@
 //! What the notations of positions mean in a recording.
 
-use super::shared::Poll;
 use super::travel::Timeline;
 use super::walker::{Walked, Walker};
+use crate::workers::Poll;
 use machine::Machine;
 use machine::error::Error;
 use machine::notation::{Distance, PositionSpec};

@@ -13,9 +13,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cpu::{AddressKind, Counts};
+use cpu::{AddressKind, Counts, Met};
 
-use crate::timeline::shared::{FastForward, Poll, Shared};
+use crate::timeline::shared::{FastForward, Shared};
+use crate::workers::Poll;
 use machine::error::Error;
 use machine::position::{Count, Exits, Instructions};
 use machine::{Machine, Outcome, RunStop};
@@ -190,7 +191,7 @@ impl Runner {
                 RunStop::Reached if poll() => return Ok(Gone::Interrupted),
                 RunStop::Reached => {}
                 RunStop::Ended(Outcome::Ended) if self.player.cursor().events() == last => break,
-                RunStop::Breakpoint => {
+                RunStop::Met(Met::Breakpoint) => {
                     let taken = self.player.cursor().events();
                     return Ok(Gone::Met(stretch.first + (taken - first)));
                 }

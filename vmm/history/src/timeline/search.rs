@@ -1,12 +1,12 @@
 //! Searches along a recording: interval by interval between places that can be restored, each interval run forward.
 //!
 //! A search backward wants the last hit of the latest interval that has one. Intervals do not depend on one another, so a
-//! long search has workers on every core ([`super::workers`]). It begins alone, though: what the others do beyond the first
+//! long search has workers on every core ([`super::walkers`]). It begins alone, though: what the others do beyond the first
 //! hit is lost.
 
-use super::shared::Poll;
 use super::stops::{Armed, Hit, Stops};
 use super::walker::{SNAPSHOT_SPACING, Walked, Walker};
+use crate::workers::{Poll, Scanned, TakeRow};
 use machine::Machine;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
@@ -56,16 +56,6 @@ pub(super) struct Question<'a, T> {
     pub look: &'a Look<'a, T>,
 }
 
-/// How far an interval was scanned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scanned {
-    /// To its end, or until there were enough rows.
-    Whole,
-    /// The poll function asked to stop. From where the scan began to this place, nothing was left out. A breakpoint there is
-    /// yet to be found, for a scan forward.
-    Interrupted(Instructions),
-}
-
 /// Which hits of an interval to keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keep {
@@ -91,14 +81,15 @@ impl Keep {
 }
 
 impl Walker {
-    /// Goes to an interval's start and scans the interval. `row` gets what was found, and says whether to go on.
+    /// Goes to an interval's start and scans the interval. `row` gets what was found, and says whether to go on. A breakpoint
+    /// where a scan forward was interrupted is yet to be found.
     pub fn scan<T>(
         &mut self,
         interval: Interval,
         question: &Question<'_, T>,
-        row: &mut dyn FnMut(T) -> bool,
+        row: &mut TakeRow<'_, T>,
         poll: &mut Poll<'_>,
-    ) -> Result<Scanned, Error> {
+    ) -> Result<Scanned<Instructions>, Error> {
         if question.keep != Keep::Last {
             return self.scan_forward(interval, question, row, poll);
         }
@@ -130,9 +121,9 @@ impl Walker {
         &mut self,
         interval: Interval,
         question: &Question<'_, T>,
-        row: &mut dyn FnMut(T) -> bool,
+        row: &mut TakeRow<'_, T>,
         poll: &mut Poll<'_>,
-    ) -> Result<Scanned, Error> {
+    ) -> Result<Scanned<Instructions>, Error> {
         if self.position() != interval.start {
             self.restore_nearest(interval.start)?;
             if self.advance(interval.start, SNAPSHOT_SPACING, poll)? == Walked::Interrupted {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::shared::Shared;
 use super::walker::{FAR_SPACING, Walked, Walker};
-use super::workers::Pool;
+use super::walkers::Pool;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
 
@@ -101,6 +101,8 @@ impl Door {
             }
             // Each idle worker has a machine with the guest's RAM. A script's next search would have come by now.
             workers.clear();
+            shared.snapshots.rest();
+            guest_ram::return_freed_memory();
             shared.settlings.fetch_add(1, Ordering::Release);
         }
     }

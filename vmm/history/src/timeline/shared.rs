@@ -12,9 +12,6 @@ use machine::start::Images;
 use recording::Recording;
 use recording::checkpoints::Checkpoints;
 
-/// Asks whether to stop.
-pub type Poll<'a> = dyn FnMut() -> bool + 'a;
-
 /// What all walkers of a timeline share.
 pub(super) struct Shared {
     pub recording: Recording<Instructions>,
@@ -41,12 +38,12 @@ pub(super) struct Shared {
     /// Places that the settler is done with.
     pub settlings: AtomicU64,
     /// What the movement under way may have to execute.
-    pub task: Task,
+    pub under_way: Movement,
 }
 
 /// The movement under way, or the last one.
 #[derive(Default)]
-pub(super) struct Task {
+pub(super) struct Movement {
     /// How many began so far.
     number: AtomicU64,
     /// The steps executed before it began.
@@ -79,21 +76,21 @@ impl FastForward {
 impl Shared {
     /// Notes that a movement begins that executes about `at_most` steps at most.
     pub fn begin(&self, at_most: u64) {
-        self.task.number.fetch_add(1, Ordering::Relaxed);
-        self.task.begun_at.store(self.replayed.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.task.at_most.store(at_most, Ordering::Relaxed);
+        self.under_way.number.fetch_add(1, Ordering::Relaxed);
+        self.under_way.begun_at.store(self.replayed.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.under_way.at_most.store(at_most, Ordering::Relaxed);
     }
 
     /// Tells one movement from the next.
     pub fn movement(&self) -> u64 {
-        self.task.number.load(Ordering::Relaxed)
+        self.under_way.number.load(Ordering::Relaxed)
     }
 
     /// Steps that the movement under way has executed, and will have executed at most.
     pub fn progress(&self) -> (u64, u64) {
-        let begun_at = self.task.begun_at.load(Ordering::Relaxed);
+        let begun_at = self.under_way.begun_at.load(Ordering::Relaxed);
         let done = self.replayed.load(Ordering::Relaxed).saturating_sub(begun_at);
-        (done, self.task.at_most.load(Ordering::Relaxed).max(done))
+        (done, self.under_way.at_most.load(Ordering::Relaxed).max(done))
     }
 
     /// The last place at or before `target` that can be restored, and whether it is a checkpoint.

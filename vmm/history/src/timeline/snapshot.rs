@@ -8,10 +8,12 @@ use recording::checkpoints::{CheckpointHead, Snapshot};
 
 /// Snapshots of one session that are kept at most.
 const MAX_SNAPSHOTS: usize = 256;
-/// Pages that they may hold in memory together at most: 256 MiB.
+/// Pages that they may hold in memory together while the session moves: 256 MiB.
 const MAX_PAGES: usize = 65536;
-/// Pages that they may hold in memory together in any case: 16 MiB.
-const MIN_PAGES: usize = 4096;
+/// The share of guest RAM that they may hold while nothing moves.
+const RESTING_SHARE: u64 = 8;
+/// Snapshots that stay in any case: those around the place that is being looked at make the next steps back cheap.
+const ALWAYS_KEPT: usize = 24;
 
 /// The snapshots of one session: close together around the place that is being looked at, and ever farther
 /// apart from there.
@@ -20,7 +22,8 @@ pub struct Snapshots(Mutex<Inner>);
 struct Inner {
     by_place: BTreeMap<Instructions, Kept>,
     pages: usize,
-    most_pages: usize,
+    /// What they may hold while nothing moves.
+    resting_pages: usize,
     /// The place that is being looked at.
     focus: Instructions,
 }
@@ -33,13 +36,12 @@ struct Kept {
 }
 
 impl Snapshots {
-    /// No snapshots yet, of a guest with so many pages of RAM. They may hold an eighth of them in memory, within bounds.
+    /// No snapshots yet, of a guest with so many pages of RAM.
     pub fn of_guest(ram_pages: u64) -> Snapshots {
-        let most_pages = (ram_pages / 8).clamp(MIN_PAGES as u64, MAX_PAGES as u64) as usize;
         Snapshots(Mutex::new(Inner {
             by_place: BTreeMap::new(),
             pages: 0,
-            most_pages,
+            resting_pages: (ram_pages / RESTING_SHARE) as usize,
             focus: Instructions(0),
         }))
     }
@@ -94,16 +96,30 @@ impl Snapshots {
         if let Some(old) = inner.by_place.insert(at, Kept { head, snapshot, pages }) {
             inner.pages -= old.pages;
         }
-        while inner.by_place.len() > MAX_SNAPSHOTS || inner.pages > inner.most_pages {
-            let Some(least) = inner.least_useful() else { break };
-            if let Some(kept) = inner.by_place.remove(&least) {
-                inner.pages -= kept.pages;
+        while inner.by_place.len() > MAX_SNAPSHOTS || inner.pages > MAX_PAGES {
+            if !inner.give_up_one() {
+                break;
             }
+        }
+    }
+
+    /// Nothing moves for now: gives up snapshots until the rest hold little memory.
+    pub fn rest(&self) {
+        let mut inner = self.inner();
+        while inner.by_place.len() > ALWAYS_KEPT && inner.pages > inner.resting_pages {
+            inner.give_up_one();
         }
     }
 }
 
 impl Inner {
+    /// Whether there was one that could be given up.
+    fn give_up_one(&mut self) -> bool {
+        let given_up = self.least_useful().and_then(|least| self.by_place.remove(&least));
+        self.pages -= given_up.as_ref().map_or(0, |kept| kept.pages);
+        given_up.is_some()
+    }
+
     /// The one whose loss leaves the smallest gap for its distance from the focus.
     fn least_useful(&self) -> Option<Instructions> {
         let places: Vec<Instructions> = self.by_place.keys().copied().collect();
@@ -215,6 +231,24 @@ mod tests {
         // The pages of one that is replaced count no more.
         let again = kept(0, [0, 1, 2, 1, 2, 1, 2, 3], pages);
         assert_eq!((places(&again), again.inner().pages), (vec![0, 1, 2, 3], MAX_PAGES));
+    }
+
+    #[test]
+    fn at_rest_fewer_pages_are_held_and_the_nearest_stay() {
+        let resting = MAX_PAGES as u64 / 16;
+        let snapshots = kept(900, 0..1000, 200);
+        snapshots.rest();
+        assert!(snapshots.inner().pages as u64 <= 8 * resting, "{}", snapshots.inner().pages);
+        let few = kept(0, 0..ALWAYS_KEPT as u64, 2 * MAX_PAGES / ALWAYS_KEPT / 3);
+        few.inner().resting_pages = 1;
+        few.rest();
+        assert_eq!(places(&few).len(), ALWAYS_KEPT);
+        let many = kept(900, 0..200, 200);
+        many.inner().resting_pages = 200 * 40;
+        many.rest();
+        let places = places(&many);
+        assert_eq!((places.len(), places[0], many.inner().pages), (40, 0, 8_000));
+        assert!(places.windows(2).skip(20).all(|pair| pair[1] - pair[0] < 20), "{places:?}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cpu::{AddressKind, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
+use cpu::{AddressKind, Met, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
 
 use machine::error::Error;
 use machine::position::Instructions;
@@ -235,11 +235,11 @@ impl<'a> Armed<'a> {
     pub fn hit(&self, stop: &RunStop, machine: &Machine<Instructions>) -> Option<Hit> {
         let here = machine.moment().count;
         let cause = match stop {
-            RunStop::Breakpoint => return self.at_breakpoint(machine, here),
-            RunStop::Watchpoint(_) | RunStop::Trap(_) => self.of_step(machine),
+            RunStop::Met(Met::Breakpoint) => return self.at_breakpoint(machine, here),
+            RunStop::Met(Met::Watchpoint(_) | Met::Trap(_)) => self.of_step(machine),
             // What printed something may have done more.
             RunStop::Output(output) => self.printed(output, machine).or_else(|| self.of_step(machine)),
-            RunStop::Reached | RunStop::Paused | RunStop::Observer | RunStop::Ended(_) => None,
+            RunStop::Reached | RunStop::Paused | RunStop::Met(Met::Observer) | RunStop::Ended(_) => None,
         }?;
         Some(Hit { before: here - 1, after: here, cause })
     }

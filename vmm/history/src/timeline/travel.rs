@@ -9,20 +9,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use checkpoint::{Entry, Store};
-use cpu::Watchpoint;
+use cpu::{Met, Watchpoint};
 use guest_ram::PAGE_SIZE;
 
 use crate::replay::last_place;
 use crate::timeline::fork::Fork;
-use crate::timeline::search::{
-    ALONE, ALONE_STEPS, Direction, Interval, Keep, Look, Question, Scanned, the_hit,
-};
+use crate::timeline::search::{ALONE, ALONE_STEPS, Direction, Interval, Keep, Look, Question, the_hit};
 use crate::timeline::settler::Settler;
-use crate::timeline::shared::{FastForward, Poll, Shared, Task};
+use crate::timeline::shared::{FastForward, Movement, Shared};
 use crate::timeline::snapshot::Snapshots;
 use crate::timeline::stops::{Armed, Breakpoint, Hit, Stops, TravelStop, Watch};
 use crate::timeline::walker::{SNAPSHOT_SPACING, Walked, Walker, powered_on};
-use crate::timeline::workers::{self, Covered, Pool};
+use crate::timeline::walkers::{Pool, Search};
+use crate::workers::{self, Covered, HandOn, Poll, Scanned};
 use machine::engine::EngineKind;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
@@ -104,7 +103,7 @@ impl Timeline {
             settled: AtomicU64::new(0),
             settlings: AtomicU64::new(0),
             fast_forwarded: AtomicU64::new(0),
-            task: Task::default(),
+            under_way: Movement::default(),
         };
         let (mut machine, player) = powered_on(recording, &shared.images)?;
         if let Some(store) = recording.checkpoints()? {
@@ -328,7 +327,7 @@ impl Timeline {
             Walked::There if alone == self.shared.end => return Ok(TravelStop::End),
             walked => {
                 // A run forward that begins here would pass over a breakpoint.
-                let hit = armed.hit(&RunStop::Breakpoint, &self.walker.machine);
+                let hit = armed.hit(&RunStop::Met(Met::Breakpoint), &self.walker.machine);
                 if let Some(hit) = hit.filter(|_| self.position() > here) {
                     return Ok(TravelStop::Hit(hit.cause));
                 }
@@ -438,11 +437,11 @@ impl Timeline {
         &mut self,
         question: &Question<'_, T>,
         intervals: &[Interval],
-        hand_on: &mut dyn FnMut(Vec<T>) -> Result<(), Error>,
+        hand_on: &mut HandOn<'_, T>,
         poll: &mut Poll<'_>,
-    ) -> Result<Covered, Error> {
-        let workers = (&*self.workers, &self.shared);
-        workers::ask(&mut self.walker, workers, question, intervals, hand_on, poll)
+    ) -> Result<Covered<Instructions>, Error> {
+        let search = Search { question, intervals, pool: &self.workers, shared: &self.shared };
+        workers::ask(&search, &mut self.walker, self.shared.threads, hand_on, poll)
     }
 
     /// Goes to a hit that a search from `begun` found.

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::runner::{Ahead, Gone, Runner};
-use super::shared::{Poll, Shared};
+use super::shared::Shared;
 use super::stops::{Armed, Hit, Stops};
 use crate::replay::begin::{begin_part, no_beginning};
+use crate::workers::Poll;
+use cpu::Met;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
 use machine::start::Images;
@@ -213,7 +215,7 @@ impl Walker {
             let stop = self.machine.run_from(until, *origin, &mut self.player);
             self.count_replayed(self.position() - here);
             let stop = stop?;
-            if stop == RunStop::Breakpoint {
+            if stop == RunStop::Met(Met::Breakpoint) {
                 *origin = self.position();
             }
             if let Some(hit) = armed.hit(&stop, &self.machine) {

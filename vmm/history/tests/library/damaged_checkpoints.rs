@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use checkpoint::{PAGE_BYTES, Page, Space, Store};
-use history::replay::verify::verify;
+use history::replay::verify::{Cores, verify, verify_on};
 use history::timeline::Timeline;
 use machine::Hashes;
 use machine::error::{Error, exit_code};
@@ -20,6 +20,8 @@ use tiny_guest::{
 const ROUNDS: u32 = 10_000;
 const CHANGES: u64 = 400;
 const KEYS: [(u64, &str); 3] = [(20_000, "a"), (40_000, "bc"), (60_000, "d")];
+/// So small a recording is replayed on several cores too.
+const ON_THREE: Cores = Cores { threads: 3, least_steps: 5_000 };
 /// Where checkpoints are besides those of the recorder: some of them between others.
 const MORE: [u64; 5] = [95_000, 30_001, 50_000, 45_678, 70_000];
 
@@ -62,7 +64,7 @@ fn hashes_at(timeline: &mut Timeline, at: Instructions) -> Result<Hashes, Error>
 /// the right way. What was not noticed must be harmless.
 fn noticed(original: &Original, places: &[Instructions], what: &str) -> bool {
     let opened = open(&original.recording.path);
-    let verified = match verify(&opened, None, |_, _| {}) {
+    let verified = match verify_on(ON_THREE, &opened, None, |_, _| {}) {
         Ok(found) => found.equal(),
         Err(error) => told(&error, what),
     };
@@ -200,22 +202,32 @@ fn a_checkpoint_that_lies_is_found_by_verify() {
             }
         });
         let recording = open(&recording.path);
-        let found = verify(&recording, None, |_, _| {}).unwrap();
-        assert!(found.difference.is_none() && found.at == end.at && !found.equal(), "{what}");
-        let told = found.checkpoint_difference.unwrap().to_string();
-        assert!(
-            told.contains("the checkpoint at instruction 5 ") && told.contains(expected),
-            "{what}: {told}"
-        );
+        for cores in [Cores::all(), ON_THREE, Cores { least_steps: 1, ..ON_THREE }] {
+            let found = verify_on(cores, &recording, None, |_, _| {}).unwrap();
+            assert!(found.difference.is_none() && found.at == end.at && !found.equal(), "{what}");
+            let told = found.checkpoint_difference.unwrap().to_string();
+            let is_told = told.contains("the checkpoint at instruction 5 ") && told.contains(expected);
+            assert!(is_told && found.did_not_recur.is_none(), "{what}: {told}");
+        }
     }
 }
 
 #[test]
 fn verify_compares_every_checkpoint() {
     let original = original();
-    let found = verify(&original.recording, None, |_, _| {}).unwrap();
-    assert!(found.equal() && found.difference.is_none());
-    assert_eq!(found.checkpoints, MORE.len() + 4);
+    let last = original.recording.log.last_moment();
+    for threads in 1..=9 {
+        let cores = Cores { threads, least_steps: 1_000 };
+        let (mut places, mut told) = (Vec::new(), 0);
+        let found = verify_on(cores, &original.recording, None, |what, at| match what {
+            "replaying" => places.push(at),
+            _ => told += 1,
+        });
+        let found = found.unwrap();
+        assert!(found.equal() && found.difference.is_none() && found.complete, "{threads}");
+        assert_eq!((found.checkpoints, found.at), (MORE.len() + 4, last), "{threads}");
+        assert!(told > 0 && places.iter().all(|&at| at <= last.count + 1), "{threads}: {places:?}");
+    }
 }
 
 #[test]

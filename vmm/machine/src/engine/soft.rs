@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use cpu::{
-    AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Observer, Stop, Tier, Traps, Watchpoint,
+    AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Met, Observer, Stop, Tier, Traps, Watchpoint,
     fold_registers,
 };
 use guest_ram::GuestRam;
@@ -88,10 +88,12 @@ impl SoftEngine {
         self.cpu.set_breakpoints(points.chain([(AddressKind::Linear, goal.rip)]));
         let end = loop {
             match self.cpu.run(bus, until, origin) {
-                Stop::Breakpoint if self.breakpoints.contains(&(AddressKind::Linear, self.cpu.rip())) => {
-                    break End::Stop(Stop::Breakpoint);
+                Stop::Met(Met::Breakpoint)
+                    if self.breakpoints.contains(&(AddressKind::Linear, self.cpu.rip())) =>
+                {
+                    break End::Stop(Stop::Met(Met::Breakpoint));
                 }
-                Stop::Breakpoint => {
+                Stop::Met(Met::Breakpoint) => {
                     origin = self.cpu.steps();
                     let rejected = not_here.take() == Some(origin);
                     if !rejected && fold_registers(self.cpu.gpr()) == goal.registers {

@@ -1,8 +1,8 @@
-//! Workers: walkers on all cores, each of which replays one interval of the recording after the other.
+//! Workers: threads on all cores, each of which replays one interval of a recording after the other.
 //!
-//! The stretch between two checkpoints, an [`Interval`], is the unit of parallel work. A worker owns a machine, takes the next
-//! interval, asks a [`Question`] along it, and sends the rows in batches through a bounded channel. The caller gets the rows
-//! in the order of the intervals, whichever worker was faster. Workers that are far ahead wait, so that memory is bounded.
+//! The stretch between two checkpoints is the unit of parallel work. A worker owns a machine. It takes the next interval, looks
+//! through it, and sends the rows in batches through a bounded channel. The caller gets the rows in the order of the
+//! intervals, whichever worker was faster. Workers that are far ahead wait, so that memory is bounded.
 //!
 //! ```text
 //!  intervals  0   1   2   3 ...      taken in order, by whoever is free
@@ -10,18 +10,15 @@
 //!  caller     0   1   2   3 ...      reads the channel of the worker that took the next interval
 //! ```
 //!
-//! Making a machine is dear, so walkers are kept for the session ([`Pool`]).
+//! A [`Task`] says what the intervals are and what a worker does along one: [`crate::timeline`] searches there,
+//! [`crate::replay::verify`] compares.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::search::{Interval, Question, Scanned};
-use super::shared::{Poll, Shared};
-use super::walker::Walker;
 use machine::error::Error;
-use machine::position::Instructions;
 
 /// Rows that a worker sends at once.
 const BATCH_ROWS: usize = 128;
@@ -30,67 +27,78 @@ const WAITING_BATCHES: usize = 64;
 /// How long the caller waits for workers before it asks again whether to stop.
 const WAIT: Duration = Duration::from_millis(10);
 
-/// Walkers that have nothing to do, kept for the session.
-#[derive(Default)]
-pub(super) struct Pool(Mutex<Vec<Walker>>);
+/// Asks whether to stop.
+pub type Poll<'a> = dyn FnMut() -> bool + 'a;
 
-impl Pool {
-    fn idle(&self) -> MutexGuard<'_, Vec<Walker>> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
+/// Takes a row, and says whether to go on.
+pub(crate) type TakeRow<'a, T> = dyn FnMut(T) -> bool + 'a;
 
-    /// An idle walker, or a new one.
-    fn take(&self, shared: &Arc<Shared>) -> Result<Walker, Error> {
-        let idle = self.idle().pop();
-        idle.map_or_else(|| Walker::new(shared.clone()), Ok)
-    }
+/// What workers do along the intervals of a recording.
+pub(crate) trait Task: Sync {
+    /// What replays: it has a machine.
+    type Worker: Send;
+    /// What is taken down along an interval.
+    type Row: Send;
+    /// A place in the recording.
+    type Place: Copy + Send;
 
-    fn put_back(&self, walker: Walker) {
-        self.idle().push(walker);
-    }
+    /// How many intervals there are. They are taken in the order of their numbers.
+    fn intervals(&self) -> usize;
+    /// Rows after which no more are needed.
+    fn enough(&self) -> usize;
+    /// Where a worker enters an interval.
+    fn begin_of(&self, interval: usize) -> Self::Place;
+    /// A worker that has nothing to do, or a new one.
+    fn worker(&self) -> Result<Self::Worker, Error>;
+    /// Takes back a worker that has nothing to do any more.
+    fn put_back(&self, worker: Self::Worker);
+    /// Goes to the interval's begin and looks through the interval.
+    fn look_through(
+        &self,
+        worker: &mut Self::Worker,
+        interval: usize,
+        row: &mut TakeRow<'_, Self::Row>,
+        poll: &mut Poll<'_>,
+    ) -> Result<Scanned<Self::Place>, Error>;
+}
 
-    /// Frees the memory of all idle walkers.
-    pub fn clear(&self) {
-        self.idle().clear();
-    }
+/// How far an interval was looked through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scanned<P> {
+    /// To its end, or until there were enough rows.
+    Whole,
+    /// The poll function asked to stop. From where the worker began to this place nothing was left out.
+    Interrupted(P),
 }
 
 /// How far the intervals were looked through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Covered {
+pub(crate) enum Covered<P> {
     /// All of them, or as far as was needed.
     Enough,
-    /// The person asked to stop. From where the search began to this place nothing was left out.
-    UpTo(Instructions),
+    /// The person asked to stop. From where the first interval begins to this place nothing was left out.
+    UpTo(P),
 }
 
-/// What a worker sends of an interval.
-enum Message<T> {
-    Rows(Vec<T>),
-    /// The interval was looked through.
-    Done,
-    Interrupted(Instructions),
-    Failed(Error),
-}
+/// Hands on rows: never none at once.
+pub(crate) type HandOn<'a, T> = dyn FnMut(Vec<T>) -> Result<(), Error> + 'a;
 
-/// Asks a question along intervals, with `own` and with idle walkers on other cores. Hands on the rows in the order of the
-/// intervals, never none. `poll` asks whether the person wants to stop.
-pub(super) fn ask<T: Send>(
-    own: &mut Walker,
-    (pool, shared): (&Pool, &Arc<Shared>),
-    question: &Question<'_, T>,
-    intervals: &[Interval],
-    hand_on: &mut dyn FnMut(Vec<T>) -> Result<(), Error>,
+/// Does a task along all intervals, with `own` and with other workers on at most `threads` cores. Hands on the rows in the
+/// order of the intervals. `poll` asks whether the person wants to stop.
+pub(crate) fn ask<T: Task>(
+    task: &T,
+    own: &mut T::Worker,
+    threads: usize,
+    hand_on: &mut HandOn<'_, T::Row>,
     poll: &mut Poll<'_>,
-) -> Result<Covered, Error> {
-    let count = shared.threads.min(intervals.len());
+) -> Result<Covered<T::Place>, Error> {
+    let count = threads.min(task.intervals());
     if count <= 1 {
-        return ask_alone(own, question, intervals, hand_on, poll);
+        return ask_alone(task, own, hand_on, poll);
     }
     let (announce, taken) = channel();
     let work = Work {
-        question,
-        intervals,
+        task,
         next: Mutex::new(Next { number: 0, announce: Some(announce) }),
         stop: AtomicBool::new(false),
         first_hit: AtomicUsize::new(usize::MAX),
@@ -99,11 +107,11 @@ pub(super) fn ask<T: Send>(
         let work = &work;
         let (senders, batches): (Vec<_>, Vec<_>) = (0..count).map(|_| sync_channel(WAITING_BATCHES)).unzip();
         let mut own = Some(own);
-        for (worker, sender) in senders.into_iter().enumerate() {
+        for (number, sender) in senders.into_iter().enumerate() {
             let own = own.take();
             scope.spawn(move || match own {
-                Some(own) => work.work(worker, &sender, own),
-                None => work.work_with_idle(worker, &sender, pool, shared),
+                Some(own) => work.work(number, &sender, own),
+                None => work.work_with_another(number, &sender),
             });
         }
         let caller = Caller { work, taken, batches };
@@ -113,19 +121,18 @@ pub(super) fn ask<T: Send>(
     })
 }
 
-/// As [`ask`], with one walker and no thread.
-fn ask_alone<T>(
-    own: &mut Walker,
-    question: &Question<'_, T>,
-    intervals: &[Interval],
-    hand_on: &mut dyn FnMut(Vec<T>) -> Result<(), Error>,
+/// As [`ask`], with one worker and no thread.
+fn ask_alone<T: Task>(
+    task: &T,
+    own: &mut T::Worker,
+    hand_on: &mut HandOn<'_, T::Row>,
     poll: &mut Poll<'_>,
-) -> Result<Covered, Error> {
-    let mut left = question.keep.enough();
-    for (number, interval) in intervals.iter().enumerate() {
-        // An interval may be shorter than the distance at which a walker asks.
-        if number > 0 && poll() {
-            return Ok(Covered::UpTo(question.keep.begin_of(interval)));
+) -> Result<Covered<T::Place>, Error> {
+    let mut left = task.enough();
+    for interval in 0..task.intervals() {
+        // An interval may be shorter than the distance at which a worker asks.
+        if interval > 0 && poll() {
+            return Ok(Covered::UpTo(task.begin_of(interval)));
         }
         let (mut failed, mut batch) = (None, Vec::new());
         let mut row = |row| {
@@ -136,7 +143,7 @@ fn ask_alone<T>(
             }
             left > 0 && failed.is_none()
         };
-        let scanned = own.scan(*interval, question, &mut row, poll);
+        let scanned = task.look_through(own, interval, &mut row, poll);
         if let Some(error) = failed {
             return Err(error);
         }
@@ -152,13 +159,21 @@ fn ask_alone<T>(
     Ok(Covered::Enough)
 }
 
+/// What a worker sends of an interval.
+enum Message<T: Task> {
+    Rows(Vec<T::Row>),
+    /// The interval was looked through.
+    Done,
+    Interrupted(T::Place),
+    Failed(Error),
+}
+
 /// Intervals that several workers take one after the other.
 struct Work<'a, T> {
-    question: &'a Question<'a, T>,
-    intervals: &'a [Interval],
+    task: &'a T,
     next: Mutex<Next>,
     stop: AtomicBool,
-    /// The first interval that is known to have what was asked for, where one hit is enough: later ones do not matter.
+    /// The first interval that is known to have what was asked for, where one row is enough: later ones do not matter.
     first_hit: AtomicUsize,
 }
 
@@ -169,11 +184,11 @@ struct Next {
     announce: Option<Sender<usize>>,
 }
 
-impl<T: Send> Work<'_, T> {
+impl<T: Task> Work<'_, T> {
     fn take(&self, worker: usize) -> Option<usize> {
-        let mut next = self.next.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         let number = next.number;
-        if number >= self.intervals.len() || !self.matters(number) {
+        if number >= self.task.intervals() || !self.matters(number) {
             next.announce = None;
             return None;
         }
@@ -186,23 +201,23 @@ impl<T: Send> Work<'_, T> {
         !self.stop.load(Relaxed) && number < self.first_hit.load(Relaxed)
     }
 
-    fn work(&self, worker: usize, to: &SyncSender<Message<T>>, walker: &mut Walker) {
-        while let Some(number) = self.take(worker) {
-            if self.look_through(number, to, walker).is_none() {
+    fn work(&self, number: usize, to: &SyncSender<Message<T>>, worker: &mut T::Worker) {
+        while let Some(interval) = self.take(number) {
+            if self.look_through(interval, to, worker).is_none() {
                 return;
             }
         }
     }
 
-    /// As [`Work::work`], with a walker of the pool, or with a new one if there is anything left to do.
-    fn work_with_idle(&self, worker: usize, to: &SyncSender<Message<T>>, pool: &Pool, shared: &Arc<Shared>) {
-        let Some(number) = self.take(worker) else { return };
-        match pool.take(shared) {
-            Ok(mut walker) => {
-                if self.look_through(number, to, &mut walker).is_some() {
-                    self.work(worker, to, &mut walker);
+    /// As [`Work::work`], with a worker that is asked for if there is anything left to do.
+    fn work_with_another(&self, number: usize, to: &SyncSender<Message<T>>) {
+        let Some(interval) = self.take(number) else { return };
+        match self.task.worker() {
+            Ok(mut worker) => {
+                if self.look_through(interval, to, &mut worker).is_some() {
+                    self.work(number, to, &mut worker);
                 }
-                pool.put_back(walker);
+                self.task.put_back(worker);
             }
             // If nobody listens, nobody needs it.
             Err(error) => _ = to.send(Message::Failed(error)),
@@ -210,7 +225,12 @@ impl<T: Send> Work<'_, T> {
     }
 
     /// Sends the rows of an interval. `None` if nobody listens any more.
-    fn look_through(&self, number: usize, to: &SyncSender<Message<T>>, walker: &mut Walker) -> Option<()> {
+    fn look_through(
+        &self,
+        interval: usize,
+        to: &SyncSender<Message<T>>,
+        worker: &mut T::Worker,
+    ) -> Option<()> {
         let (mut batch, mut found, mut listens) = (Vec::new(), 0, true);
         let mut row = |row| {
             batch.push(row);
@@ -218,12 +238,11 @@ impl<T: Send> Work<'_, T> {
             if batch.len() == BATCH_ROWS {
                 listens = to.send(Message::Rows(std::mem::take(&mut batch))).is_ok();
             }
-            listens && found < self.question.keep.enough()
+            listens && found < self.task.enough()
         };
-        let scanned =
-            walker.scan(self.intervals[number], self.question, &mut row, &mut || !self.matters(number));
-        if found > 0 && self.question.keep.enough() == 1 {
-            self.first_hit.fetch_min(number + 1, Relaxed);
+        let scanned = self.task.look_through(worker, interval, &mut row, &mut || !self.matters(interval));
+        if found > 0 && self.task.enough() == 1 {
+            self.first_hit.fetch_min(interval + 1, Relaxed);
         }
         if !batch.is_empty() {
             to.send(Message::Rows(batch)).ok()?;
@@ -238,7 +257,7 @@ impl<T: Send> Work<'_, T> {
 }
 
 /// The thread that asked.
-struct Caller<'a, T> {
+struct Caller<'a, T: Task> {
     work: &'a Work<'a, T>,
     /// Which worker took each interval, in order.
     taken: Receiver<usize>,
@@ -246,21 +265,21 @@ struct Caller<'a, T> {
     batches: Vec<Receiver<Message<T>>>,
 }
 
-impl<T> Caller<'_, T> {
+impl<T: Task> Caller<'_, T> {
     /// Hands on all rows in order.
     fn gather(
         &self,
-        hand_on: &mut dyn FnMut(Vec<T>) -> Result<(), Error>,
+        hand_on: &mut HandOn<'_, T::Row>,
         poll: &mut Poll<'_>,
-    ) -> Result<Covered, Error> {
-        let keep = self.work.question.keep;
-        let mut left = keep.enough();
-        for (number, interval) in self.work.intervals.iter().enumerate() {
-            if number > 0 && poll() {
+    ) -> Result<Covered<T::Place>, Error> {
+        let task = self.work.task;
+        let mut left = task.enough();
+        for interval in 0..task.intervals() {
+            if interval > 0 && poll() {
                 self.work.stop.store(true, Relaxed);
             }
             let Some(worker) = self.wait(&self.taken, poll) else {
-                return Ok(Covered::UpTo(keep.begin_of(interval)));
+                return Ok(Covered::UpTo(task.begin_of(interval)));
             };
             loop {
                 match self.wait(&self.batches[worker], poll) {
@@ -275,7 +294,7 @@ impl<T> Caller<'_, T> {
                     Some(Message::Done) => break,
                     Some(Message::Interrupted(edge)) => return Ok(Covered::UpTo(edge)),
                     Some(Message::Failed(error)) => return Err(error),
-                    None => return Ok(Covered::UpTo(keep.begin_of(interval))),
+                    None => return Ok(Covered::UpTo(task.begin_of(interval))),
                 }
             }
         }

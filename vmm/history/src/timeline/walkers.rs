@@ -1,0 +1,71 @@
+//! Searches on all cores: walkers are the workers of [`crate::workers`]. Making a machine is dear, so walkers that have nothing
+//! to do are kept for the session ([`Pool`]).
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::search::{Interval, Question};
+use super::shared::Shared;
+use super::walker::Walker;
+use crate::workers::{Poll, Scanned, TakeRow, Task};
+use machine::error::Error;
+use machine::position::Instructions;
+
+/// Walkers that have nothing to do, kept for the session.
+#[derive(Default)]
+pub(super) struct Pool(Mutex<Vec<Walker>>);
+
+impl Pool {
+    fn idle(&self) -> MutexGuard<'_, Vec<Walker>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Frees the memory of all idle walkers.
+    pub fn clear(&self) {
+        self.idle().clear();
+    }
+}
+
+/// A question that is asked along intervals.
+pub(super) struct Search<'a, T> {
+    pub question: &'a Question<'a, T>,
+    pub intervals: &'a [Interval],
+    pub pool: &'a Pool,
+    pub shared: &'a Arc<Shared>,
+}
+
+impl<T: Send> Task for Search<'_, T> {
+    type Worker = Walker;
+    type Row = T;
+    type Place = Instructions;
+
+    fn intervals(&self) -> usize {
+        self.intervals.len()
+    }
+
+    fn enough(&self) -> usize {
+        self.question.keep.enough()
+    }
+
+    fn begin_of(&self, interval: usize) -> Instructions {
+        self.question.keep.begin_of(&self.intervals[interval])
+    }
+
+    fn worker(&self) -> Result<Walker, Error> {
+        let idle = self.pool.idle().pop();
+        idle.map_or_else(|| Walker::new(self.shared.clone()), Ok)
+    }
+
+    fn put_back(&self, walker: Walker) {
+        self.pool.idle().push(walker);
+    }
+
+    fn look_through(
+        &self,
+        walker: &mut Walker,
+        interval: usize,
+        row: &mut TakeRow<'_, T>,
+        poll: &mut Poll<'_>,
+    ) -> Result<Scanned<Instructions>, Error> {
+        walker.scan(self.intervals[interval], self.question, row, poll)
+    }
+}
