@@ -284,7 +284,10 @@ mod tests {
         for (threads, least) in [(1, 1), (2, 1), (2, 200), (3, 10), (8, 25), (8, 1_000), (8, 2_000)] {
             let stretches = divided(&all, 1_000, threads, least);
             assert_eq!(stretches.concat(), all);
-            assert!(stretches.len() <= threads * STRETCHES_EACH as usize + 1, "{threads} {least}: {stretches:?}");
+            assert!(
+                stretches.len() <= threads * STRETCHES_EACH as usize + 1,
+                "{threads} {least}: {stretches:?}"
+            );
             assert!(stretches.len() <= (1_000 / least).max(1) as usize, "{threads} {least}: {stretches:?}");
         }
         assert!(divided(&all, 1_000, 2, 1).len() > 2);
