@@ -5,10 +5,12 @@
 //! intervals, whichever worker was faster. Workers that are far ahead wait, so that memory is bounded.
 //!
 //! ```text
-//!  intervals  0   1   2   3 ...      taken in order, by whoever is free
-//!  workers    A   B   B   A          one bounded channel each
-//!  caller     0   1   2   3 ...      reads the channel of the worker that took the next interval
+//!  interval      0   1   2   3
+//!  its worker    A   B   B   A
 //! ```
+//!
+//! A free worker takes the next interval. Each worker has a bounded channel. Here the caller reads A's channel up to the end of
+//! interval 0, then B's for intervals 1 and 2, then A's again.
 //!
 //! A [`Task`] says what the intervals are and what a worker does along one: [`crate::timeline`] searches there,
 //! [`crate::replay::verify`] compares.
