@@ -41,7 +41,8 @@ TTVM_LANDINGS=100 ./landings --nocapture >out/landings 2>&1
 /// seconds, and the host suspends to RAM. The recorder stops after nearly every exit, to see whether a
 /// checkpoint is due: all of these places are ones for both engines.
 const BOOT: &str = r#"
-printf 'echo sum $((6 * 7))
+# A driver that takes long to start throws the first key away.
+printf '\necho sum $((6 * 7))
 md5sum /dev/vda
 poweroff -f
 ' >keys
@@ -56,14 +57,18 @@ for round in $(seq $ROUNDS); do
     ./ttvm record -o lab.ttvm --engine kvm --slow-clock 8 --wait-for-exit 10000 --checkpoint-interval 20us --kernel vmlinux --initrd initrd.gz \
         --disk disk --memory 128M --cmdline "console=ttyS0 quiet" <keys >out/console-$round 2>out/told-$round &
     recorder=$!
+    # What is printed here is shown if the lab hangs.
+    echo "round $round: recording"
     recorded 8000
     kill -STOP $recorder
     sleep 3
     kill -CONT $recorder
     recorded 16000
-    echo +3 >/sys/class/rtc/rtc0/wakealarm
+    echo "round $round: suspending" # the lab wakes what sleeps
     echo mem >/sys/power/state
+    echo "round $round: awake"
     wait $recorder || exit 1
+    echo "round $round: replaying"
     dmesg | grep -c "Waking up from system sleep state S3" >out/suspended-$round
     ./ttvm replay --engine kvm --verify --quiet lab.ttvm >out/replayed-$round 2>&1 || exit 1
     ./ttvm pack lab.ttvm -o out/lab-$round.packed

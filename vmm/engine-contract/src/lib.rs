@@ -59,7 +59,7 @@ pub struct LandingPlace {
     pub rip: u64,
     /// The general registers there, folded (`cpu::fold_registers`).
     pub registers: u64,
-    /// The guest's retired conditional branches there ([`cpu::CpuState::branches`]), if they were counted. An
+    /// The guest's retired conditional branches there ([`cpu::Cpu::branches`]), if they were counted. An
     /// engine that counts them too finds the place by them; others do without.
     pub branches: Option<u64>,
     /// The machine has looked at the place where the guest stands now, and it is not the landing place.
