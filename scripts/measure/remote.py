@@ -20,7 +20,7 @@ class Remote:
     """A connection to a server of the protocol at a UNIX socket, which may be about to come."""
 
     def __init__(self, path):
-        self.socket, self.received = connected(path), b""
+        self.socket, self.received, self.told = connected(path), b"", ""
         self.ask("QStartNoAckMode")
         self.socket.sendall(b"+")
 
@@ -44,6 +44,7 @@ class Remote:
             # `O` and hex digits are text; `OK` is none.
             if text[:1] != "O" or text == "OK":
                 return text
+            self.told += bytes.fromhex(text[1:]).decode(errors="replace")
 
     def order(self, packet):
         """Asks for something whose reply is `OK`."""
@@ -62,9 +63,11 @@ class Remote:
         return b"" if reply[:1] == "E" else bytes.fromhex(reply)
 
     def monitor(self, text):
-        """What gdb's `monitor` command does."""
+        """What gdb's `monitor` command does; gives what it prints."""
+        self.told = ""
         if (reply := self.ask(f"qRcmd,{text.encode().hex()}"))[:1] == "E":
             raise RemoteError(f"'monitor {text}' was answered by '{reply}'")
+        return self.told
 
     def go_on(self):
         """Continues, and gives the next stop."""

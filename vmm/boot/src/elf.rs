@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use object::elf::{
     ELFCLASS32, ELFMAG, EM_386, EM_AARCH64, EM_ARM, EM_LOONGARCH, EM_MIPS, EM_PPC, EM_PPC64, EM_RISCV,
-    EM_S390, EM_X86_64, ET_DYN, ET_EXEC, FileHeader32, FileHeader64, PT_LOAD, PT_NOTE, SHF_ALLOC,
-    SHF_EXECINSTR, SHT_NOBITS, SectionHeader32, SectionHeader64,
+    EM_S390, EM_X86_64, ET_DYN, ET_EXEC, FileHeader32, FileHeader64, Machine, NoteType, PT_LOAD, PT_NOTE,
+    ProgramType, SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS, SectionHeader32, SectionHeader64, SymbolSection,
 };
 use object::pod::bytes_of_slice;
 use object::read::elf::{FileHeader, Note, NoteIterator, ProgramHeader, SectionHeader};
@@ -24,13 +24,13 @@ use super::loader::Loader;
 /// Kernels for other byte orders are refused; their machine is named before.
 const LITTLE: Endianness = Endianness::Little;
 const NOTE_ALIGNMENT: u64 = 4;
-const NOTE_XEN_GUEST_OS: u32 = 6;
-const NOTE_XEN_PHYS32_ENTRY: u32 = 18;
+const NOTE_XEN_GUEST_OS: NoteType = NoteType(6);
+const NOTE_XEN_PHYS32_ENTRY: NoteType = NoteType(18);
 
 /// What one program header says, in files of both classes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment {
-    kind: u32,
+    kind: ProgramType,
     file_offset: u64,
     virtual_address: u64,
     pub(super) physical_address: u64,
@@ -49,11 +49,11 @@ enum Sections<'a> {
 #[derive(Debug)]
 pub(super) struct Elf<'a> {
     image: Image<'a>,
-    machine: u16,
+    machine: Machine,
     entry: u64,
     segments: Vec<Segment>,
     sections: Sections<'a>,
-    names_index: u16,
+    names_index: SymbolSection,
 }
 
 /// The section headers as a guest gets them, with the addresses of everything that was loaded.
@@ -73,7 +73,7 @@ impl<'a> Elf<'a> {
     /// Reads the file header, the program headers and the section headers.
     pub(super) fn parse(image: Image<'a>) -> Result<Elf<'a>, BootError> {
         // What is neither of 32 nor of 64 bits is refused with the name of its machine.
-        if image.bytes.get(4) == Some(&ELFCLASS32) {
+        if image.bytes.get(4) == Some(&ELFCLASS32.0) {
             Elf::of_class::<FileHeader32<Endianness>>(image, Sections::Elf32)
         } else {
             Elf::of_class::<FileHeader64<Endianness>>(image, Sections::Elf64)
@@ -176,9 +176,8 @@ impl<'a> Elf<'a> {
     /// Where in a 64-bit file the executable sections are. `None` if one of them leaves the file.
     pub(super) fn code_sections(&self) -> Option<Vec<Range<usize>>> {
         let Sections::Elf64(headers) = self.sections else { return None };
-        let executable = u64::from(SHF_EXECINSTR);
         let is_code = |header: &&SectionHeader64<Endianness>| {
-            header.sh_flags(LITTLE) & executable != 0 && header.sh_type(LITTLE) != SHT_NOBITS
+            header.sh_flags(LITTLE).contains(SHF_EXECINSTR) && header.sh_type(LITTLE) != SHT_NOBITS
         };
         let in_file = |header: &SectionHeader64<Endianness>| {
             let (offset, size) = header.file_range(LITTLE)?;
@@ -209,7 +208,7 @@ impl<'a> Elf<'a> {
         Ok((count != 0).then(|| SectionHeaders {
             count: count as u32,
             entry_size: (bytes.len() / count) as u32,
-            names_index: u32::from(self.names_index),
+            names_index: u32::from(self.names_index.0),
             bytes,
         }))
     }
@@ -223,7 +222,7 @@ impl<'a> Elf<'a> {
     ) -> Result<Vec<u8>, BootError> {
         let mut headers = headers.to_vec();
         for header in &mut headers {
-            let address = if header.sh_flags(LITTLE).into() & u64::from(SHF_ALLOC) != 0 {
+            let address = if header.sh_flags(LITTLE).contains(SHF_ALLOC) {
                 header.sh_addr(LITTLE).into().wrapping_add(shift)
             } else {
                 match header.data(LITTLE, self.image.bytes) {
@@ -253,7 +252,7 @@ impl Segment {
 /// Notes look the same in files of both classes.
 type KernelNote<'a> = Note<'a, FileHeader64<Endianness>>;
 
-fn is_xen(note: &KernelNote<'_>, kind: u32) -> bool {
+fn is_xen(note: &KernelNote<'_>, kind: NoteType) -> bool {
     note.name() == b"Xen" && note.n_type(LITTLE) == kind
 }
 
@@ -294,7 +293,7 @@ fn check_machine(image: Image<'_>, header: &impl FileHeader<Endian = Endianness>
         EM_AARCH64 => "an arm64 ELF file".to_string(),
         EM_RISCV => "a RISC-V ELF file".to_string(),
         EM_LOONGARCH => "a LoongArch ELF file".to_string(),
-        other => format!("an ELF file for machine number {other}"),
+        Machine(other) => format!("an ELF file for machine number {other}"),
     };
     Err(BootError::WrongArchitecture { image: image.name.to_string(), found })
 }

@@ -85,12 +85,12 @@ fn code_sections(bytes: &[u8]) -> Option<Vec<Range<usize>>> {
 
 #[cfg(test)]
 mod tests {
-    use object::elf::SHF_EXECINSTR;
+    use object::elf::{SHF_EXECINSTR, SectionFlags};
 
     use super::*;
 
     /// An ELF file with one executable section.
-    fn elf(code: &[u8], flags: u32) -> Vec<u8> {
+    fn elf(code: &[u8], flags: SectionFlags) -> Vec<u8> {
         let mut file = vec![0; 64];
         // 64 bits, little-endian, executable, for x86-64.
         file[..6].copy_from_slice(b"\x7fELF\x02\x01");
@@ -102,7 +102,7 @@ mod tests {
         file.extend_from_slice(code);
         let mut header = [0; 64];
         header[4..8].copy_from_slice(&1_u32.to_le_bytes());
-        header[8..12].copy_from_slice(&flags.to_le_bytes());
+        header[8..16].copy_from_slice(&flags.0.to_le_bytes());
         header[24..32].copy_from_slice(&64_u64.to_le_bytes());
         header[32..40].copy_from_slice(&(code.len() as u64).to_le_bytes());
         file.extend_from_slice(&header);
@@ -120,7 +120,7 @@ mod tests {
             let mut file = elf(code, SHF_EXECINSTR);
             rewrite(&mut file);
             assert_eq!(&file[64..64 + code.len()], expected, "{what}");
-            let mut data = elf(code, 0);
+            let mut data = elf(code, SectionFlags(0));
             assert_eq!(rewrite(&mut data), Rewriting::NotElf, "{what} in data");
         }
     }

@@ -8,8 +8,9 @@ use std::iter;
 
 use object::Endianness;
 use object::elf::{
-    EM_X86_64, ET_EXEC, FileHeader64, SHF_ALLOC, SHF_EXECINSTR, SHF_WRITE, SHN_ABS, SHN_LORESERVE,
-    SHT_NOBITS, SHT_PROGBITS, STB_GLOBAL, STB_LOCAL, STB_WEAK, STT_FILE, STT_FUNC, STT_NOTYPE, STT_OBJECT,
+    ELFOSABI_NONE, EM_X86_64, ET_EXEC, FileFlags, FileHeader64, SHF_ALLOC, SHF_EXECINSTR, SHF_WRITE, SHN_ABS,
+    SHN_LORESERVE, SHT_NOBITS, SHT_PROGBITS, STB_GLOBAL, STB_LOCAL, STB_WEAK, STT_FILE, STT_FUNC, STT_NOTYPE,
+    STT_OBJECT, SectionFlags, SymbolBind, SymbolInfo, SymbolOther,
 };
 use object::write::StringId;
 use object::write::elf::{FileHeader, SectionHeader, SectionIndex, Sym, Writer};
@@ -20,6 +21,15 @@ use super::symbols::{Symbol, Symbols};
 
 /// Beside these: the null section, the symbols, their names, the sections' names, and debug information.
 const MAX_SECTIONS: usize = SHN_LORESERVE as usize - 4 - 8;
+
+/// The kernel's names take some megabytes, and the offsets have 32 bits.
+const FITS: &str = "names are shorter than four gigabytes";
+
+/// A symbol. The place of its name is known once all names are.
+struct NamedSym {
+    name: StringId,
+    sym: Sym,
+}
 
 /// The contents of a file with symbols alone.
 pub fn file(symbols: &Symbols) -> Vec<u8> {
@@ -37,46 +47,51 @@ pub fn with_debug_info(symbols: &Symbols, debug: &DebugInfo) -> Vec<u8> {
 /// reserved, then all is written.
 fn write<'a>(symbols: &'a Symbols, debug: &'a DebugInfo, writer: &mut Writer<'a>) {
     let sections = &symbols.sections()[..symbols.sections().len().min(MAX_SECTIONS)];
-    let sections: Vec<_> = sections.iter().map(|section| reserve_section(section, writer)).collect();
-    let numbers: Vec<SectionIndex> = sections.iter().map(|&(_, number)| number).collect();
+    let section_names: Vec<StringId> =
+        sections.iter().map(|section| writer.add_section_name(name_bytes(&section.name))).collect();
+    let numbers: Vec<SectionIndex> = sections.iter().map(|_| writer.reserve_section_index()).collect();
     let debug_names = debug.sections().iter().map(|(name, _)| writer.add_section_name(name.as_bytes()));
     let debug_names: Vec<StringId> = debug_names.collect();
     debug.sections().iter().for_each(|_| {
         writer.reserve_section_index();
     });
     writer.reserve_null_symbol_index();
-    let locals: Vec<Sym> = local_symbols(symbols, &numbers, writer);
+    let locals: Vec<NamedSym> = local_symbols(symbols, &numbers, writer);
     let globals = symbols.all().iter().filter(|symbol| binding(symbol) != STB_LOCAL);
-    let globals: Vec<Sym> = globals.map(|symbol| reserve_symbol(symbol, &numbers, writer)).collect();
+    let globals: Vec<NamedSym> = globals.map(|symbol| reserve_symbol(symbol, &numbers, writer)).collect();
     writer.reserve_symtab_section_index();
     writer.reserve_strtab_section_index();
     writer.reserve_shstrtab_section_index();
     writer.reserve_file_header();
     writer.reserve_symtab();
-    writer.reserve_strtab();
-    writer.reserve_shstrtab();
-    let debug_places = debug.sections().iter().map(|(_, bytes)| writer.reserve(bytes.len(), 1));
-    let debug_places: Vec<usize> = debug_places.collect();
+    writer.reserve_strtab().expect(FITS);
+    writer.reserve_shstrtab().expect(FITS);
+    let debug_places = debug.sections().iter().map(|(_, bytes)| writer.reserve(bytes.len() as u64, 1));
+    let debug_places: Vec<u64> = debug_places.collect();
     writer.reserve_section_headers();
 
     let header = FileHeader {
-        os_abi: 0,
+        os_abi: ELFOSABI_NONE,
         abi_version: 0,
         e_type: ET_EXEC,
         e_machine: EM_X86_64,
         e_entry: 0,
-        e_flags: 0,
+        e_flags: FileFlags(0),
     };
     writer.write_file_header(&header).expect("a vector takes any number of bytes");
     writer.write_null_symbol();
-    locals.iter().chain(&globals).for_each(|symbol| writer.write_symbol(symbol));
+    for NamedSym { name, sym } in locals.iter().chain(&globals) {
+        writer.write_symbol(&Sym { st_name: writer.string_offset(Some(*name)), ..sym.clone() });
+    }
     writer.write_strtab();
     writer.write_shstrtab();
     debug.sections().iter().for_each(|(_, bytes)| writer.write(bytes));
     writer.write_null_section_header();
-    sections.iter().for_each(|(header, _)| writer.write_section_header(header));
+    for (name, section) in section_names.into_iter().zip(sections) {
+        writer.write_section_header(&kernel_section(writer.section_name_offset(Some(name)), section));
+    }
     for ((name, place), (_, bytes)) in debug_names.into_iter().zip(debug_places).zip(debug.sections()) {
-        writer.write_section_header(&debug_section(name, place, bytes));
+        writer.write_section_header(&debug_section(writer.section_name_offset(Some(name)), place, bytes));
     }
     writer.write_symtab_section_header(locals.len() as u32 + 1);
     writer.write_strtab_section_header();
@@ -84,16 +99,16 @@ fn write<'a>(symbols: &'a Symbols, debug: &'a DebugInfo, writer: &mut Writer<'a>
 }
 
 /// A part of the kernel, whose bytes are not in the file.
-fn reserve_section<'a>(section: &'a Section, writer: &mut Writer<'a>) -> (SectionHeader, SectionIndex) {
+fn kernel_section(name: u32, section: &Section) -> SectionHeader {
     let flags = match section.access {
         Access::Code => SHF_ALLOC | SHF_EXECINSTR,
         Access::Constants => SHF_ALLOC,
         Access::Data => SHF_ALLOC | SHF_WRITE,
     };
-    let header = SectionHeader {
-        name: Some(writer.add_section_name(name_bytes(&section.name))),
+    SectionHeader {
+        sh_name: name,
         sh_type: SHT_NOBITS,
-        sh_flags: u64::from(flags),
+        sh_flags: flags,
         sh_addr: section.start,
         sh_offset: size_of::<FileHeader64<Endianness>>() as u64,
         sh_size: section.size,
@@ -101,18 +116,17 @@ fn reserve_section<'a>(section: &'a Section, writer: &mut Writer<'a>) -> (Sectio
         sh_info: 0,
         sh_addralign: 1,
         sh_entsize: 0,
-    };
-    (header, writer.reserve_section_index())
+    }
 }
 
 /// A section with debug information, which is in the file and not in memory.
-fn debug_section(name: StringId, place: usize, bytes: &[u8]) -> SectionHeader {
+fn debug_section(name: u32, place: u64, bytes: &[u8]) -> SectionHeader {
     SectionHeader {
-        name: Some(name),
+        sh_name: name,
         sh_type: SHT_PROGBITS,
-        sh_flags: 0,
+        sh_flags: SectionFlags(0),
         sh_addr: 0,
-        sh_offset: place as u64,
+        sh_offset: place,
         sh_size: bytes.len() as u64,
         sh_link: 0,
         sh_info: 0,
@@ -122,7 +136,11 @@ fn debug_section(name: StringId, place: usize, bytes: &[u8]) -> SectionHeader {
 }
 
 /// The local symbols: first the kernel's, then each module's, each with a file's symbol before them.
-fn local_symbols<'a>(symbols: &'a Symbols, sections: &[SectionIndex], writer: &mut Writer<'a>) -> Vec<Sym> {
+fn local_symbols<'a>(
+    symbols: &'a Symbols,
+    sections: &[SectionIndex],
+    writer: &mut Writer<'a>,
+) -> Vec<NamedSym> {
     let mut locals: Vec<&Symbol> =
         symbols.all().iter().filter(|symbol| binding(symbol) == STB_LOCAL).collect();
     locals.sort_by_key(|symbol| symbol.module);
@@ -132,7 +150,7 @@ fn local_symbols<'a>(symbols: &'a Symbols, sections: &[SectionIndex], writer: &m
     let mut table = Vec::new();
     for (file, module) in files.zip(modules) {
         writer.reserve_symbol_index(None);
-        table.push(sym(writer.add_string(name_bytes(file)), None, STB_LOCAL << 4 | STT_FILE, 0, 0));
+        table.push(sym(writer.add_string(name_bytes(file)), None, STB_LOCAL | STT_FILE, 0, 0));
         while let Some(symbol) = locals.next_if(|symbol| symbol.module == module) {
             table.push(reserve_symbol(symbol, sections, writer));
         }
@@ -140,7 +158,7 @@ fn local_symbols<'a>(symbols: &'a Symbols, sections: &[SectionIndex], writer: &m
     table
 }
 
-fn binding(symbol: &Symbol) -> u8 {
+fn binding(symbol: &Symbol) -> SymbolBind {
     match symbol.class {
         b'w' | b'W' | b'v' | b'V' => STB_WEAK,
         _ if symbol.is_global() => STB_GLOBAL,
@@ -148,7 +166,7 @@ fn binding(symbol: &Symbol) -> u8 {
     }
 }
 
-fn reserve_symbol<'a>(symbol: &'a Symbol, sections: &[SectionIndex], writer: &mut Writer<'a>) -> Sym {
+fn reserve_symbol<'a>(symbol: &'a Symbol, sections: &[SectionIndex], writer: &mut Writer<'a>) -> NamedSym {
     let section = symbol.section.and_then(|number| sections.get(number)).copied();
     let kind = match section {
         None => STT_NOTYPE,
@@ -157,19 +175,20 @@ fn reserve_symbol<'a>(symbol: &'a Symbol, sections: &[SectionIndex], writer: &mu
     };
     let name = writer.add_string(name_bytes(&symbol.name));
     writer.reserve_symbol_index(section);
-    sym(name, section, binding(symbol) << 4 | kind, symbol.address, symbol.size)
+    sym(name, section, binding(symbol) | kind, symbol.address, symbol.size)
 }
 
-fn sym(name: StringId, section: Option<SectionIndex>, info: u8, value: u64, size: u64) -> Sym {
-    Sym {
-        name: Some(name),
-        section,
+fn sym(name: StringId, section: Option<SectionIndex>, info: SymbolInfo, value: u64, size: u64) -> NamedSym {
+    let sym = Sym {
+        section: section.map(|section| section.0),
+        st_name: 0,
         st_info: info,
-        st_other: 0,
+        st_other: SymbolOther(0),
         st_shndx: SHN_ABS,
         st_value: value,
         st_size: size,
-    }
+    };
+    NamedSym { name, sym }
 }
 
 /// A name up to its first NUL: the writer takes none, and the file could not hold it.

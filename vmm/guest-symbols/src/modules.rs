@@ -204,7 +204,7 @@ impl Layout {
             memory.read(field(typetab)?, &mut classes);
         }
         let symbol = |(entry, &class): (&Sym64<LittleEndian>, &u8)| {
-            let class = if self.typetab.is_some() { class } else { entry.st_info };
+            let class = if self.typetab.is_some() { class } else { entry.st_info.0 };
             symbol(memory, entry, class, strtab, budget)
         };
         Some(entries[..readable].iter().zip(&classes).filter_map(symbol).collect())

@@ -169,11 +169,10 @@ pub(super) fn contents(file: impl Read + Seek) -> io::Result<Contents> {
     let strtab = sections.get(symtab.sh_link(LittleEndian) as usize);
     let strtab = strtab.ok_or_else(|| bad("its symbols have no names"))?;
     let functions = functions(table(symtab)?, texts(table(strtab)?));
-    let names = sections.get(usize::from(header.e_shstrndx(LittleEndian))).map(table).transpose()?;
+    let names = sections.get(usize::from(header.e_shstrndx(LittleEndian).0)).map(table).transpose()?;
     let names = texts(names.unwrap_or_default());
     let is_fixed = |section: &&SectionHeader64<LittleEndian>| {
-        section.sh_flags(LittleEndian) & u64::from(SHF_ALLOC) != 0
-            && section.sh_addr(LittleEndian) < IMAGE.start
+        section.sh_flags(LittleEndian).contains(SHF_ALLOC) && section.sh_addr(LittleEndian) < IMAGE.start
     };
     let fixed = sections.iter().filter(is_fixed).filter_map(|section| {
         let name = str::from_utf8(section.name(LittleEndian, names).ok()?).ok()?;

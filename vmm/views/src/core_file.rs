@@ -21,7 +21,10 @@ use guest_ram::PAGE_SIZE;
 use guest_symbols::tasks::Tasks;
 use guest_symbols::{KernelView, Symbols, vmcoreinfo};
 use object::Endianness;
-use object::elf::{EM_X86_64, ET_CORE, NT_PRSTATUS, PF_R, PF_W, PF_X, PT_LOAD, PT_NOTE};
+use object::elf::{
+    ELFOSABI_NONE, EM_X86_64, ET_CORE, FileFlags, NT_PRSTATUS, NoteType, PF_R, PF_W, PF_X, PT_LOAD, PT_NOTE,
+    ProgramFlags,
+};
 use object::write::elf::{FileHeader, ProgramHeader, Writer};
 use serde::Serialize;
 
@@ -118,7 +121,7 @@ impl Contents {
         let pid = tasks.and_then(|tasks| tasks.current(machine)).map(|thread| thread.id);
         let mut notes = note("CORE", NT_PRSTATUS, &prstatus(&machine.cpu().state(), pid.unwrap_or(0)));
         if let Some(text) = &vmcoreinfo {
-            notes.extend(note(vmcoreinfo::NAME, 0, text));
+            notes.extend(note(vmcoreinfo::NAME, NoteType(0), text));
         }
         Contents { vmcoreinfo, pid, segments: segments(machine, symbols.as_ref()), notes }
     }
@@ -126,7 +129,7 @@ impl Contents {
     /// Writes everything; gives the number of pages that are holes.
     fn write<U: Unit>(&self, machine: &Machine<U>, file: &mut File) -> io::Result<u64> {
         let head = self.head(machine);
-        let data_at = data_offset(head.len());
+        let data_at = data_offset(head.len() as u64);
         let mut out = BufWriter::with_capacity(1 << 20, &mut *file);
         out.write_all(&head)?;
         let ram = machine.ram();
@@ -157,21 +160,21 @@ impl Contents {
         let mut writer = Writer::new(Endianness::Little, true, &mut bytes);
         writer.reserve_file_header();
         writer.reserve_program_headers(1 + self.segments.len() as u32);
-        let notes_at = writer.reserve(self.notes.len(), 4) as u64;
+        let notes_at = writer.reserve(self.notes.len() as u64, 4);
         let data_at = data_offset(writer.reserved_len());
         let header = FileHeader {
-            os_abi: 0,
+            os_abi: ELFOSABI_NONE,
             abi_version: 0,
             e_type: ET_CORE,
             e_machine: EM_X86_64,
             e_entry: 0,
-            e_flags: 0,
+            e_flags: FileFlags(0),
         };
         writer.write_file_header(&header).expect("a vector takes any number of bytes");
         writer.write_align_program_headers();
         writer.write_program_header(&ProgramHeader {
             p_type: PT_NOTE,
-            p_flags: 0,
+            p_flags: ProgramFlags(0),
             p_offset: notes_at,
             p_vaddr: 0,
             p_paddr: 0,
@@ -200,8 +203,8 @@ impl Contents {
 }
 
 /// RAM begins at the next page.
-fn data_offset(head_bytes: usize) -> u64 {
-    (head_bytes as u64).next_multiple_of(PAGE_SIZE)
+fn data_offset(head_bytes: u64) -> u64 {
+    head_bytes.next_multiple_of(PAGE_SIZE)
 }
 
 /// All of RAM, and the kernel's image where it is known.
@@ -239,8 +242,8 @@ fn direct_map<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<u64> {
 }
 
 /// A note of an ELF file: sizes, type, name and contents, each filled up to four bytes.
-fn note(name: &str, kind: u32, contents: &[u8]) -> Vec<u8> {
-    let sizes = [name.len() as u32 + 1, contents.len() as u32, kind];
+fn note(name: &str, kind: NoteType, contents: &[u8]) -> Vec<u8> {
+    let sizes = [name.len() as u32 + 1, contents.len() as u32, kind.0];
     let mut bytes: Vec<u8> = sizes.into_iter().flat_map(u32::to_le_bytes).collect();
     for part in [[name.as_bytes(), &[0]].concat(), contents.to_vec()] {
         bytes.extend(part);
