@@ -13,16 +13,17 @@ use crate::codec::{Codec, xor};
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::index::OpenFile;
 use crate::map::BlobId;
+use crate::map::ZERO_PAGE;
 use crate::page::Page;
-use crate::read::Place;
+use crate::read::{Place, check, unpack};
 use crate::store::Store;
 use crate::table::{Digest, Row};
 
 /// Pages that are decoded together.
-const BATCH: usize = 512;
+const BATCH: usize = 128;
 
 /// Below this many a second thread is not worth its start.
-const MIN_FOR_THREAD: usize = 2 * BATCH;
+const MIN_FOR_THREAD: usize = 8 * BATCH;
 
 /// Blobs this near to one another are read together with what lies between them.
 const MAX_GAP: u64 = 8 << 10;
@@ -50,7 +51,13 @@ struct Request {
 }
 
 type Files = BTreeMap<u32, OpenFile>;
-type Pages = Vec<(u64, Page)>;
+
+/// Pages that one thread hands to another.
+#[derive(Default)]
+struct Pages {
+    numbers: Vec<u64>,
+    contents: Vec<Page>,
+}
 
 impl Store {
     /// Reads the contents of many versions, each for a page, and hands them to `sink` in any order.
@@ -64,10 +71,9 @@ impl Store {
         let batches: Vec<&[Request]> = requests.chunks(BATCH).collect();
         let next = AtomicUsize::new(0);
         let take = || batches.get(next.fetch_add(1, Ordering::Relaxed)).copied();
-        let mut hand_out = |pages: Pages| pages.iter().for_each(|(page, contents)| sink(*page, contents));
         if requests.len() < MIN_FOR_THREAD {
             while let Some(batch) = take() {
-                hand_out(self.decode_batch(batch, &files)?);
+                self.decode_batch(batch, &files, &mut sink)?;
             }
             return Ok(());
         }
@@ -79,15 +85,18 @@ impl Store {
             let (send, receive) = sync_channel(2);
             let (take, files) = (&take, &files);
             scope.spawn(move || self.decode_batches(take, files, send));
+            let hand_out = |pages: &Pages, sink: &mut dyn FnMut(u64, &Page)| {
+                pages.numbers.iter().zip(&pages.contents).for_each(|(page, contents)| sink(*page, contents));
+            };
             while let Some(batch) = take() {
-                hand_out(self.decode_batch(batch, files)?);
+                self.decode_batch(batch, files, &mut sink)?;
                 match receive.try_recv() {
-                    Ok(pages) => hand_out(pages?),
+                    Ok(pages) => hand_out(&pages?, &mut sink),
                     Err(TryRecvError::Empty | TryRecvError::Disconnected) => {}
                 }
             }
             for pages in receive {
-                hand_out(pages?);
+                hand_out(&pages?, &mut sink);
             }
             Ok(())
         })
@@ -101,9 +110,14 @@ impl Store {
         send: SyncSender<Result<Pages>>,
     ) {
         while let Some(batch) = take() {
-            let pages = self.decode_batch(batch, files);
-            let failed = pages.is_err();
-            if send.send(pages).is_err() || failed {
+            let mut pages =
+                Pages { numbers: Vec::with_capacity(batch.len()), contents: Vec::with_capacity(batch.len()) };
+            let decoded = self.decode_batch(batch, files, &mut |number, contents| {
+                pages.numbers.push(number);
+                pages.contents.push(*contents);
+            });
+            let failed = decoded.is_err();
+            if send.send(decoded.map(|()| pages)).is_err() || failed {
                 return;
             }
         }
@@ -135,11 +149,11 @@ impl Store {
         Ok((requests, files))
     }
 
-    fn decode_batch(&self, batch: &[Request], files: &Files) -> Result<Pages> {
+    fn decode_batch(&self, batch: &[Request], files: &Files, sink: &mut dyn FnMut(u64, &Page)) -> Result<()> {
         let mut blobs: Vec<Blob> = batch.iter().map(|request| request.full).collect();
         blobs.extend(batch.iter().filter_map(|request| request.delta));
         let bytes = Bytes::read(blobs, files)?;
-        self.with_codec(|codec| decode(batch, &bytes, files, codec))
+        self.with_codec(|codec| decode(batch, &bytes, files, codec, sink))
     }
 }
 
@@ -147,29 +161,36 @@ fn blob(id: u64, row: &Row) -> Blob {
     Blob { file: row.file, offset: row.offset, len: row.len, id, digest: row.digest, crc: row.crc }
 }
 
-fn decode(batch: &[Request], bytes: &Bytes, files: &Files, codec: &mut Codec) -> Result<Pages> {
-    let mut pages = Pages::with_capacity(batch.len());
-    let mut last: Option<(Blob, Page)> = None;
+fn decode(
+    batch: &[Request],
+    bytes: &Bytes,
+    files: &Files,
+    codec: &mut Codec,
+    sink: &mut dyn FnMut(u64, &Page),
+) -> Result<()> {
+    let (mut full, mut page) = (ZERO_PAGE, ZERO_PAGE);
+    let mut unpack = |blob: &Blob, to: &mut Page| {
+        unpack(codec, bytes.of(blob), blob.crc, to).map_err(|what| place(blob, files).damaged(what))
+    };
+    // Neighbours often differ from the same version.
+    let mut unpacked = None;
     for request in batch {
-        // Neighbours often differ from the same version.
-        let full = match last {
-            Some((blob, page)) if blob == request.full => page,
-            _ => place(&request.full, files).unpack(codec, bytes.of(&request.full))?,
-        };
-        last = Some((request.full, full));
-        let mut page = full;
-        let version = match &request.delta {
-            None => &request.full,
+        if unpacked != Some(request.full) {
+            unpack(&request.full, &mut full)?;
+            unpacked = Some(request.full);
+        }
+        let (version, contents) = match &request.delta {
+            None => (&request.full, &full),
             Some(delta) => {
-                page = place(delta, files).unpack(codec, bytes.of(delta))?;
+                unpack(delta, &mut page)?;
                 xor(&mut page, &full);
-                delta
+                (delta, &page)
             }
         };
-        place(version, files).check(&page)?;
-        pages.push((request.page, page));
+        check(contents, version.digest).map_err(|what| place(version, files).damaged(what))?;
+        sink(request.page, contents);
     }
-    Ok(pages)
+    Ok(())
 }
 
 fn place(blob: &Blob, files: &Files) -> Place {

@@ -32,31 +32,34 @@ impl Place {
     }
 
     /// Reads and unpacks the blob, which is a page or a difference.
-    pub fn load(&self, codec: &mut Codec) -> Result<Page> {
+    pub fn load(&self, codec: &mut Codec, to: &mut Page) -> Result<()> {
         let mut bytes = [0; PAGE_BYTES];
         let bytes = &mut bytes[..self.len];
         self.file.read_exact_at(bytes, self.offset).map_err(StoreError::io(&self.path, "read a page"))?;
-        self.unpack(codec, bytes)
-    }
-
-    /// The page or difference that the blob's `bytes` are.
-    pub fn unpack(&self, codec: &mut Codec, bytes: &[u8]) -> Result<Page> {
-        if crc32fast::hash(bytes) != self.crc {
-            return Err(self.damaged("its CRC-32 is another"));
-        }
-        let mut page = ZERO_PAGE;
-        match codec.unpack(bytes, &mut page) {
-            true => Ok(page),
-            false => Err(self.damaged("it cannot be unpacked")),
-        }
+        unpack(codec, bytes, self.crc, to).map_err(|what| self.damaged(what))
     }
 
     pub fn check(&self, page: &Page) -> Result<()> {
-        match digest(page) == self.digest {
-            true => Ok(()),
-            false => Err(self.damaged("its digest is another")),
-        }
+        check(page, self.digest).map_err(|what| self.damaged(what))
     }
+}
+
+/// The page or difference that a blob's `bytes` with this CRC-32 are; or what is wrong with them.
+pub(crate) fn unpack(
+    codec: &mut Codec,
+    bytes: &[u8],
+    crc: u32,
+    to: &mut Page,
+) -> std::result::Result<(), &'static str> {
+    if crc32fast::hash(bytes) != crc {
+        return Err("its CRC-32 is another");
+    }
+    if codec.unpack(bytes, to) { Ok(()) } else { Err("it cannot be unpacked") }
+}
+
+/// Whether a page is the one that was stored; or what is wrong with it.
+pub(crate) fn check(page: &Page, expected: Digest) -> std::result::Result<(), &'static str> {
+    if digest(page) == expected { Ok(()) } else { Err("its digest is another") }
 }
 
 impl Store {
@@ -73,7 +76,7 @@ impl Store {
             return Ok(());
         };
         let base = self.full_page(&base)?;
-        *to = self.with_codec(|codec| place.load(codec))?;
+        self.with_codec(|codec| place.load(codec, to))?;
         xor(to, &base);
         place.check(to)
     }
@@ -124,8 +127,10 @@ impl Store {
         if let Some(page) = lock(&self.pages).get(place.id) {
             return Ok(page);
         }
-        let page = Arc::new(self.with_codec(|codec| place.load(codec))?);
+        let mut page = ZERO_PAGE;
+        self.with_codec(|codec| place.load(codec, &mut page))?;
         place.check(&page)?;
+        let page = Arc::new(page);
         lock(&self.pages).put(place.id, &page);
         Ok(page)
     }

@@ -117,7 +117,8 @@ impl Store {
     }
 
     fn check_version(&self, place: &Place, base: Option<u64>) -> Result<()> {
-        let mut page = self.with_codec(|codec| place.load(codec))?;
+        let mut page = ZERO_PAGE;
+        self.with_codec(|codec| place.load(codec, &mut page))?;
         if let Some(base) = base {
             xor(&mut page, &*self.full_page_of(base)?);
         }

@@ -3,6 +3,7 @@
 use crate::codec::xor;
 use crate::error::{Result, StoreError};
 use crate::index::OpenFile;
+use crate::map::ZERO_PAGE;
 use crate::read::Place;
 use crate::store::Store;
 
@@ -43,7 +44,8 @@ impl Store {
         for (count, (id, offset, blob)) in directory.places().enumerate() {
             let (file, path, len) = (file.clone(), path.clone(), usize::from(blob.len));
             let place = Place { id, file, path, offset, len, digest: blob.digest, crc: blob.crc };
-            let mut page = self.with_codec(|codec| place.load(codec))?;
+            let mut page = ZERO_PAGE;
+            self.with_codec(|codec| place.load(codec, &mut page))?;
             if let Some(base) = blob.base {
                 let base = self.full_page_of(base.get()).map_err(|error| self.base_error(&place, error))?;
                 xor(&mut page, &base);

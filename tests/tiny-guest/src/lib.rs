@@ -170,6 +170,7 @@ pub fn record_with_checkpoints(
         interval_ns: 10_000,
         min_steps: 10_000,
         page_rest_steps: 300,
+        credit_steps: 0,
         trail_rest_steps: 0,
         slice_steps: 10_000,
         ..CheckpointOptions::default()

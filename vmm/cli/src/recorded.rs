@@ -17,9 +17,14 @@ use crate::output::say;
 /// Which checkpoints are taken and kept.
 #[derive(clap::Args)]
 pub struct CheckpointArgs {
-    /// Guest time between two checkpoints, like 1s or 250ms; 0 for none
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = notation::time, requires = "output")]
-    checkpoint_interval: u64,
+    /// Guest time between two checkpoints, like 1s or 250ms; 0 for none. The software CPU keeps it whatever that costs, unless
+    /// --checkpoint-overhead is given, too; a guest that is idle has fewer. Without this: 250ms, and more while the guest
+    /// writes more than may be stored
+    #[arg(long, value_name = "TIME", value_parser = notation::time, requires = "output")]
+    checkpoint_interval: Option<u64>,
+    /// The share of the run's time that storing checkpoints may take [default: 4%]
+    #[arg(long, value_name = "PERCENT", value_parser = percent, requires = "output")]
+    checkpoint_overhead: Option<f64>,
     /// Disk space that checkpoints may take; older ones get sparser to stay below it
     #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = notation::bytes, requires = "output")]
     max_size: u64,
@@ -35,13 +40,32 @@ pub fn say_when_files_may_not_grow() -> Result<(), Error> {
         .map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })
 }
 
+/// A share of the whole, like 5% or 2.5.
+fn percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).parse::<f64>().ok();
+    number
+        .filter(|percent| (0.01..=100.0).contains(percent))
+        .ok_or_else(|| format!("'{text}' is no share like 5%, from 0.01% to 100%"))
+}
+
 impl CheckpointArgs {
     /// The checkpoints of a recording, if it is to have any.
     fn options(&self) -> Option<CheckpointOptions> {
-        (self.checkpoint_interval > 0).then(|| CheckpointOptions {
-            interval_ns: self.checkpoint_interval,
+        let interval_ns = self.checkpoint_interval.unwrap_or(CheckpointOptions::INTERVAL_NS);
+        let page_rest_steps = match (self.checkpoint_overhead, self.checkpoint_interval) {
+            (Some(percent), _) => CheckpointOptions::page_rest_steps(percent),
+            (None, Some(_)) => 0,
+            (None, None) => CheckpointOptions::default().page_rest_steps,
+        };
+        let usual = CheckpointOptions::default();
+        (interval_ns > 0).then(|| CheckpointOptions {
+            interval_ns,
+            // A guest that is busy executes an instruction in a nanosecond.
+            min_steps: usual.min_steps.min(interval_ns / 4),
+            slice_steps: usual.slice_steps.min(interval_ns.max(1_000_000)),
+            page_rest_steps,
             policy: Policy { max_bytes: Some(self.max_size), keep_last_ns: self.last, ..Policy::default() },
-            ..CheckpointOptions::default()
+            ..usual
         })
     }
 
@@ -49,7 +73,7 @@ impl CheckpointArgs {
     fn say_when_too_small<U: Unit>(&self, machine: &Machine<U>, format: Format) {
         let (max, memory) = (self.max_size, machine.ram().size_bytes());
         let least = checkpointer::least_bytes(machine, format);
-        if self.checkpoint_interval == 0 || max >= memory.max(least) {
+        if self.checkpoint_interval == Some(0) || max >= memory.max(least) {
             return;
         }
         say(&if max < least {

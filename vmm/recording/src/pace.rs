@@ -6,6 +6,9 @@ use machine::position::Moment;
 use machine::unit::Unit;
 
 /// How often a recorder takes checkpoints, and what it keeps.
+///
+/// A page costs instructions, and a run earns them. A checkpoint is taken once the run has saved what its pages cost. A run
+/// begins with a credit, because a guest that boots writes so much that it would save for seconds.
 #[derive(Clone, Debug)]
 pub struct CheckpointOptions {
     /// Virtual time between two checkpoints.
@@ -13,39 +16,51 @@ pub struct CheckpointOptions {
     /// Instructions between two checkpoints at least, but for the rare ones of an idle guest, and those that
     /// are taken for the sake of written disk blocks.
     pub min_steps: u64,
-    /// Instructions since the last checkpoint, at least, for each page that the next one has: what bounds the
-    /// share of the run's time that checkpoints take.
+    /// Instructions that a page of a checkpoint costs: what bounds the share of the run's time that checkpoints take.
     pub page_rest_steps: u64,
     /// Instructions since the last of the states that are kept in memory for the end, or since the last checkpoint, at
     /// least, for each page that is copied for the next.
     pub trail_rest_steps: u64,
-    /// Instructions since the last checkpoint from which on the run's end has one whatever it costs. Fewer are replayed in
-    /// less than two seconds even where a Linux 6.12 or 7.2 boots.
+    /// Instructions since the last checkpoint from which on the run's end has one whatever it costs: fewer are replayed in a
+    /// fraction of a second.
     pub end_steps: u64,
-    /// Instructions after which a run that has no checkpoint yet gets one on credit, if checkpoints are to come as often as
-    /// once a second: the next one waits until both are paid. While a guest boots it writes so much that its first second had
-    /// none.
-    pub early_steps: u64,
+    /// What a run has saved when it begins. It never saves more from one checkpoint to the next.
+    pub credit_steps: u64,
     /// Instructions between two looks at whether a checkpoint is due.
     pub slice_steps: u64,
     /// Virtual time between two looks, at least, where exits are counted: a guest makes thousands of them in
     /// a second, or hardly any. The look comes at the next exit.
     pub slice_ns: u64,
-    /// What is kept of them.
+    /// Which checkpoints are kept.
     pub policy: Policy,
 }
+
+impl CheckpointOptions {
+    /// The time between checkpoints that nobody chose. A session's first step back replays half of it on average.
+    pub const INTERVAL_NS: u64 = 250_000_000;
+    /// The share of the run's time that checkpoints may take, in hundredths.
+    pub const OVERHEAD_PERCENT: f64 = 4.0;
+
+    /// What a page costs where checkpoints may take so many hundredths of the run's time.
+    pub fn page_rest_steps(overhead_percent: f64) -> u64 {
+        (PAGE_STEPS * 100.0 / overhead_percent) as u64
+    }
+}
+
+/// Storing a page takes as long as so many steps of the software engine: copying it and packing it with LZ4.
+const PAGE_STEPS: f64 = 2_500.0;
 
 impl Default for CheckpointOptions {
     fn default() -> CheckpointOptions {
         CheckpointOptions {
-            interval_ns: 1_000_000_000,
+            interval_ns: CheckpointOptions::INTERVAL_NS,
             min_steps: 50_000_000,
-            // Storing a page takes as long as some 4,000 steps of the software engine, so this is one part in 64.
-            page_rest_steps: 4_000 * 64,
-            // Copying one takes as long as 4,000, so this is one part in 250.
-            trail_rest_steps: 4_000 * 250,
-            end_steps: 1_200_000_000,
-            early_steps: 400_000_000,
+            page_rest_steps: CheckpointOptions::page_rest_steps(CheckpointOptions::OVERHEAD_PERCENT),
+            // Copying one takes as long as 1,000, so this is one part in 100.
+            trail_rest_steps: 1_000 * 100,
+            end_steps: 100_000_000,
+            // 16,000 pages.
+            credit_steps: 1_000_000_000,
             // Some milliseconds.
             slice_steps: 10_000_000,
             slice_ns: 20_000_000,
@@ -67,11 +82,6 @@ const MAX_HELD_BLOCKS: usize = 24_576;
 /// Pages that the end's checkpoint may have whatever they cost: some milliseconds.
 const FREE_PAGES: u64 = 1024;
 
-/// Checkpoints that are to come at least this often have an early one.
-const OFTEN_NS: u64 = 1_000_000_000;
-/// Pages that the early checkpoint may have: 128 MiB, for which a guest has paid after ten seconds.
-const EARLY_PAGES: u64 = 32_768;
-
 /// Decides when a checkpoint is due.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace<C> {
@@ -79,23 +89,22 @@ pub(super) struct Pace<C> {
     min_steps: u64,
     page_rest_steps: u64,
     end_steps: u64,
-    /// The early checkpoint is still to come, after so many instructions.
-    early_steps: Option<u64>,
+    credit: i64,
     pub last: Moment<C>,
-    /// What checkpoints' cost asks for since the last, as far as it is known: [`Unit::cost`].
-    rest: u64,
-    /// What of its cost was not paid yet when it was taken, if it was the last.
-    debt: u64,
+    /// What was saved up to there, in what [`Unit::cost`] gives; less than nothing is a debt.
+    saved: i64,
+    /// What the next checkpoint costs at least, as far as that is known: written pages do not become fewer.
+    known_cost: i64,
 }
 
 impl<C: Unit> Pace<C> {
     /// A machine stands where a checkpoint of it is, or at its first instruction.
     pub fn begin(options: &CheckpointOptions, last: Moment<C>) -> Pace<C> {
-        let CheckpointOptions { interval_ns, min_steps, page_rest_steps, end_steps, early_steps, .. } =
+        let CheckpointOptions { interval_ns, min_steps, page_rest_steps, end_steps, credit_steps, .. } =
             *options;
-        let is_first = C::NAMES_ONE_PLACE && last.count == C::default();
-        let early_steps = (is_first && interval_ns <= OFTEN_NS).then_some(early_steps);
-        Pace { interval_ns, min_steps, page_rest_steps, end_steps, early_steps, last, rest: 0, debt: 0 }
+        let credit = if C::NAMES_ONE_PLACE { signed(credit_steps) } else { 0 };
+        let (saved, known_cost) = (credit, 0);
+        Pace { interval_ns, min_steps, page_rest_steps, end_steps, credit, last, saved, known_cost }
     }
 
     /// Whether a checkpoint is to be taken now, where `held_blocks` written disk blocks are held in memory. `written` counts
@@ -110,49 +119,56 @@ impl<C: Unit> Pace<C> {
         if held_blocks >= MAX_HELD_BLOCKS || passed_ns >= LONGEST_NS.max(self.interval_ns) {
             return Ok(true);
         }
-        let paid = C::cost(now.count - self.last.count, passed_ns);
-        if self.early_steps.is_some_and(|steps| paid >= steps) {
-            self.rest = self.cost_of(written()?);
-            let is_affordable = self.rest <= self.cost_of(EARLY_PAGES);
-            self.early_steps = self.early_steps.filter(|_| is_affordable);
-            return Ok(is_affordable);
-        }
-        if passed_ns < self.interval_ns || paid < self.rest.max(C::cost(self.min_steps, 0)) {
+        if passed_ns < self.interval_ns || self.earned(now) < C::cost(self.min_steps, 0) {
             return Ok(false);
         }
+        let saved = self.saved_at(now);
         if !C::NAMES_ONE_PLACE {
             // What is recorded here is recounted from a checkpoint on before it can be debugged, which takes far longer than
             // running it did: the first checkpoint is not waited for, and each is paid afterwards.
-            return Ok(true);
+            return Ok(saved >= 0);
         }
-        self.rest = self.debt + self.cost_of(written()?);
-        Ok(paid >= self.rest)
+        if saved < self.known_cost {
+            return Ok(false);
+        }
+        self.known_cost = self.cost_of(written()?);
+        Ok(saved >= self.known_cost)
     }
 
     /// Whether the run's end, which is here, is to have a checkpoint, of so many pages: it can be afforded, or the way to the
     /// end would be long without it.
     pub fn due_at_end(&self, now: Moment<C>, pages: u64) -> bool {
-        let (steps, passed_ns) = (now.count - self.last.count, now.time_ns - self.last.time_ns);
-        let paid = C::cost(steps, passed_ns);
         !C::NAMES_ONE_PLACE
             || pages <= FREE_PAGES
-            || paid >= self.end_steps
-            || paid >= self.debt + self.cost_of(pages)
+            || self.earned(now) >= self.end_steps
+            || self.saved_at(now) >= self.cost_of(pages)
     }
 
-    fn cost_of(&self, pages: u64) -> u64 {
-        C::cost(pages * self.page_rest_steps, pages * PAGE_REST_NS)
+    /// What the run earned since the last checkpoint.
+    fn earned(&self, now: Moment<C>) -> u64 {
+        C::cost(now.count - self.last.count, now.time_ns - self.last.time_ns)
+    }
+
+    fn saved_at(&self, now: Moment<C>) -> i64 {
+        self.saved.saturating_add(signed(self.earned(now)))
+    }
+
+    fn cost_of(&self, pages: u64) -> i64 {
+        signed(C::cost(pages.saturating_mul(self.page_rest_steps), pages.saturating_mul(PAGE_REST_NS)))
     }
 
     /// A checkpoint of this number of pages was taken.
     pub fn taken(&mut self, now: Moment<C>, pages: u64) {
-        let cost = self.cost_of(pages);
-        let paid = C::cost(now.count - self.last.count, now.time_ns - self.last.time_ns);
-        let is_early = self.early_steps.take().is_some_and(|steps| paid >= steps);
-        self.debt = if is_early { cost.saturating_sub(paid) } else { 0 };
-        self.rest = if C::NAMES_ONE_PLACE { 0 } else { cost };
+        let left = self.saved_at(now).saturating_sub(self.cost_of(pages)).min(self.credit);
+        // Of one that had to be taken, no more than the credit is paid afterwards: else none might come for hours.
+        self.saved = if C::NAMES_ONE_PLACE { left.max(-self.credit) } else { left };
+        self.known_cost = 0;
         self.last = now;
     }
+}
+
+fn signed(cost: u64) -> i64 {
+    i64::try_from(cost).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
@@ -172,7 +188,7 @@ mod tests {
             interval_ns: 1_000_000_000,
             min_steps,
             page_rest_steps,
-            early_steps: u64::MAX,
+            credit_steps: 0,
             ..CheckpointOptions::default()
         };
         let mut pace = Pace::begin(&options, Moment::default());
@@ -200,44 +216,42 @@ mod tests {
     }
 
     #[test]
-    fn the_first_comes_early_on_credit_and_those_that_follow_wait_until_it_is_paid() {
+    fn the_first_come_on_credit_and_those_that_follow_wait_until_they_are_paid() {
+        let credit = 2_000_000_000;
         let options = CheckpointOptions {
             page_rest_steps: 100_000,
+            credit_steps: credit,
             end_steps: u64::MAX,
             ..CheckpointOptions::default()
         };
-        let early = options.early_steps;
-        let (pages, cost) = (20_000, 20_000 * 100_000);
-        let mut pace = Pace::begin(&options, Moment::default());
+        let interval = options.interval_ns;
         let due = |pace: &mut Pace<Instructions>, at, pages| pace.due(at, 0, || Ok::<_, ()>(pages)).unwrap();
-        assert!(!due(&mut pace, at(early - 1, 0), 1), "idle or not, it is not time yet");
-        assert!(due(&mut pace, at(early, 0), pages));
-        pace.taken(at(early, 0), pages);
-        let next = 2 * cost;
-        assert!(!pace.due_at_end(at(next - 1, 0), pages));
-        assert!(!due(&mut pace, at(next - 1, 0), pages));
-        assert!(due(&mut pace, at(next, 0), pages));
-        pace.taken(at(next, 0), pages);
-        assert!(due(&mut pace, at(next + cost, 0), pages), "all is paid");
-
         let mut pace = Pace::begin(&options, Moment::default());
-        pace.taken(at(1, 0), 1);
-        assert!(!due(&mut pace, at(1 + early, 0), 1), "one came already, for the sake of written blocks");
-        let mut pace = Pace::begin(&options, Moment::default());
-        assert!(!due(&mut pace, at(early, 0), EARLY_PAGES + 1), "too dear");
-        assert!(!due(&mut pace, at(early + 1, 0), 1), "it was asked for once");
-        let seldom = CheckpointOptions { interval_ns: OFTEN_NS + 1, ..options };
-        assert!(!due(&mut Pace::begin(&seldom, Moment::default()), at(early, 0), 1));
-        assert!(
-            !due(&mut Pace::begin(&options, at(1, 0)), at(early + 1, 0), 1),
-            "it goes on with a checkpoint"
-        );
+        assert!(!due(&mut pace, at(interval - 1, 0), 1), "it is not time yet");
+        assert!(!due(&mut pace, at(interval, 0), 22_501), "too dear");
+        assert!(due(&mut pace, at(interval + 100_000, 0), 22_501));
+        pace.taken(at(interval + 100_000, 0), 22_501);
+        let next = 2 * interval + 100_000;
+        assert!(!pace.due_at_end(at(next, 0), 2_501), "the credit is used up");
+        assert!(due(&mut pace, at(next, 0), 2_500));
+        pace.taken(at(next, 0), 2_500);
+        let late = next + 10 * credit;
+        pace.taken(at(late, 0), 1);
+        assert!(!due(&mut pace, at(late + interval, 0), 22_501), "no more than the credit is saved");
+        // Written blocks must be stored at once.
+        pace.taken(at(late + 1, 0), 1_000_000);
+        assert!(!due(&mut pace, at(late + credit, 0), 1));
+        assert!(due(&mut pace, at(late + credit + 100_001, 0), 1), "a debt is no more than the credit");
     }
 
     #[test]
     fn the_end_has_one_where_it_can_be_afforded_or_is_far() {
-        let options =
-            CheckpointOptions { page_rest_steps: 100, end_steps: 1_000_000, ..CheckpointOptions::default() };
+        let options = CheckpointOptions {
+            page_rest_steps: 100,
+            end_steps: 1_000_000,
+            credit_steps: 0,
+            ..CheckpointOptions::default()
+        };
         let pace = Pace::begin(&options, at(1000, 0));
         assert!(pace.due_at_end(at(1001, 0), FREE_PAGES), "few pages cost next to nothing");
         let pages = FREE_PAGES + 1;
@@ -262,7 +276,8 @@ mod tests {
         assert!(!due(&mut pace, at(1_000_000, 999_999_999), 0));
         assert!(due(&mut pace, at(1, 1_000_000_000), 0));
         pace.taken(at(1, 1_000_000_000), 10_000);
-        let earliest = 1_000_000_000 + 10_000 * PAGE_REST_NS;
+        // A second was earned before.
+        let earliest = 10_000 * PAGE_REST_NS;
         assert!(!due(&mut pace, at(2, earliest - 1), 0));
         assert!(due(&mut pace, at(2, earliest), 0));
         assert!(due(&mut pace, at(2, 1_000_000_001), MAX_HELD_BLOCKS));

@@ -11,11 +11,13 @@ use machine::Machine;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
 
-/// Checkpoints that a search passes before other cores join in.
-pub(super) const ALONE: usize = 4;
-/// Steps that a search backward looks through at most before other cores join in: most hits are near, and
-/// making another walker costs time.
+/// Checkpoints that a search passes before other cores join in. A recording's end has three that are close together.
+pub(super) const ALONE: usize = 6;
+/// Steps that a search backward looks through at most before other cores join in, where these have walkers: most hits are
+/// near.
 pub(super) const ALONE_STEPS: u64 = 50_000_000;
+/// The same where they have none yet: making a walker takes as long as looking through 200 million.
+pub(super) const ALONE_STEPS_AT_FIRST: u64 = 500_000_000;
 /// The first interval of a search backward.
 const FIRST_INTERVAL_STEPS: u64 = 100_000;
 /// Parts of an interval between which its scan leaves snapshots: what lies between them has to be run again to

@@ -14,7 +14,9 @@ use guest_ram::PAGE_SIZE;
 
 use crate::replay::last_place;
 use crate::timeline::fork::Fork;
-use crate::timeline::search::{ALONE, ALONE_STEPS, Direction, Interval, Keep, Look, Question, the_hit};
+use crate::timeline::search::{
+    ALONE, ALONE_STEPS, ALONE_STEPS_AT_FIRST, Direction, Interval, Keep, Look, Question, the_hit,
+};
 use crate::timeline::settler::Settler;
 use crate::timeline::shared::{FastForward, Movement, Shared};
 use crate::timeline::snapshot::Snapshots;
@@ -362,11 +364,12 @@ impl Timeline {
         let origin = self.position();
         self.shared.begin(origin.number());
         let stops = self.stops.clone();
+        let alone_steps = if self.workers.is_empty() { ALONE_STEPS_AT_FIRST } else { ALONE_STEPS };
         let mut end = origin;
         while end > Instructions(0) {
             let interval = self.walker.interval_before(end, origin);
             let is_long =
-                origin - interval.start > ALONE_STEPS || self.checkpoints_in(end, origin).len() >= ALONE;
+                origin - interval.start > alone_steps || self.checkpoints_in(end, origin).len() >= ALONE;
             if self.shared.threads > 1 && is_long {
                 let mut intervals = self.intervals(Instructions(0), end);
                 if intervals.len() > 1 {

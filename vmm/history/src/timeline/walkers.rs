@@ -19,6 +19,11 @@ impl Pool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether a search on all cores would have to make walkers.
+    pub fn is_empty(&self) -> bool {
+        self.idle().is_empty()
+    }
+
     /// Frees the memory of all idle walkers.
     pub fn clear(&self) {
         self.idle().clear();
