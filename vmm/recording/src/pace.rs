@@ -159,9 +159,13 @@ impl<C: Unit> Pace<C> {
 
     /// A checkpoint of this number of pages was taken.
     pub fn taken(&mut self, now: Moment<C>, pages: u64) {
-        let left = self.saved_at(now).saturating_sub(self.cost_of(pages)).min(self.credit);
-        // Of one that had to be taken, no more than the credit is paid afterwards: else none might come for hours.
-        self.saved = if C::NAMES_ONE_PLACE { left.max(-self.credit) } else { left };
+        let cost = self.cost_of(pages);
+        self.saved = if C::NAMES_ONE_PLACE {
+            // Of one that had to be taken, no more than the credit is paid afterwards: else none might come for hours.
+            self.saved_at(now).saturating_sub(cost).clamp(-self.credit, self.credit)
+        } else {
+            -cost
+        };
         self.known_cost = 0;
         self.last = now;
     }
@@ -276,8 +280,7 @@ mod tests {
         assert!(!due(&mut pace, at(1_000_000, 999_999_999), 0));
         assert!(due(&mut pace, at(1, 1_000_000_000), 0));
         pace.taken(at(1, 1_000_000_000), 10_000);
-        // A second was earned before.
-        let earliest = 10_000 * PAGE_REST_NS;
+        let earliest = 1_000_000_000 + 10_000 * PAGE_REST_NS;
         assert!(!due(&mut pace, at(2, earliest - 1), 0));
         assert!(due(&mut pace, at(2, earliest), 0));
         assert!(due(&mut pace, at(2, 1_000_000_001), MAX_HELD_BLOCKS));

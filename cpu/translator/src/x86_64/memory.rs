@@ -2,12 +2,11 @@
 //! be executed.
 
 use std::num::NonZeroUsize;
-use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
-use nix::unistd::ftruncate;
+use nix::sys::mman::{
+    MRemapFlags, MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, mprotect, mremap, munmap,
+};
 
 /// After so many bytes of new code, what it was written through is given back.
 const GIVEN_BACK_AFTER: usize = 1 << 20;
@@ -29,16 +28,22 @@ impl CodeMemory {
     /// Maps `length` bytes, which take up memory only as they are used. `None` where the host does not allow it.
     pub fn new(length: usize) -> Option<CodeMemory> {
         let length = NonZeroUsize::new(length)?;
-        let file: OwnedFd = memfd_create(c"ttvm-code", MFdFlags::MFD_CLOEXEC).ok()?;
-        ftruncate(&file, length.get() as i64).ok()?;
-        let map = |protection| {
-            // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
-            unsafe { mmap(None, length, protection, MapFlags::MAP_SHARED, &file, 0) }.ok()
-        };
-        let written = map(ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
-        let Some(executed) = map(ProtFlags::PROT_READ | ProtFlags::PROT_EXEC) else {
-            // SAFETY: it was mapped just now, and nothing points into it.
-            let _ = unsafe { munmap(written, length.get()) };
+        let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
+        let written = unsafe { mmap_anonymous(None, length, both, MapFlags::MAP_SHARED) }.ok()?;
+        // Shared memory that is moved from nothing is mapped once more (mremap(2)). A file in memory would do, too, but is
+        // limited to the size that files of this process may have.
+        // SAFETY: the old mapping stays where it is; the new one replaces nothing.
+        let again = unsafe { mremap(written, 0, length.get(), MRemapFlags::MREMAP_MAYMOVE, None) };
+        let executed = again.ok().filter(|&executed| {
+            // SAFETY: the mapping is new, and nothing points into it.
+            unsafe { mprotect(executed, length.get(), ProtFlags::PROT_READ | ProtFlags::PROT_EXEC) }.is_ok()
+        });
+        let Some(executed) = executed else {
+            for mapping in [Some(written), again.ok()].into_iter().flatten() {
+                // SAFETY: it was mapped just now, and nothing points into it.
+                let _ = unsafe { munmap(mapping, length.get()) };
+            }
             return None;
         };
         Some(CodeMemory { written, executed, length, used: 0, given_back: 0 })

@@ -20,7 +20,7 @@ fn bash_completes_verbs_and_options() {
     let script = r#"
         source <("$TTVM" completions bash)
         COMP_WORDS=(ttvm sea) COMP_CWORD=1; _ttvm ttvm sea ttvm; echo "${COMPREPLY[@]}"
-        COMP_WORDS=(ttvm record --check) COMP_CWORD=2; _ttvm ttvm --check record; echo "${COMPREPLY[@]}"
+        COMP_WORDS=(ttvm record --checkpoint-i) COMP_CWORD=2; _ttvm ttvm --checkpoint-i record; echo "${COMPREPLY[@]}"
     "#;
     let Some(output) = shell("bash", &["--norc", "-c", script]) else {
         return skip::test("there is no bash");
