@@ -23,6 +23,7 @@ use crate::memory::Target;
 use crate::model::CpuModel;
 use crate::observer::Observer;
 use crate::op::Op;
+use crate::quirks::PushedRf;
 use crate::slots::REG_BLOCK_RIP;
 use crate::state::{Counts, CpuState};
 use translator::{Parts, Translator, Undefined};
@@ -247,7 +248,8 @@ impl Cpu {
     /// Runs until the step count is `until_steps`, exactly, or something else stops it first.
     ///
     /// A breakpoint at step count `origin` is passed over, so that going on from a breakpoint works; a run made
-    /// of several calls passes the step count at which it began to each.
+    /// of several calls passes the step count at which it began to each. So is one at an instruction that is begun anew after
+    /// a fault of its own: it counts once.
     pub fn run(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64) -> Stop {
         self.core.budget_end = until_steps;
         self.core.attention |= attention::SIGNALS;
@@ -322,6 +324,9 @@ impl Cpu {
             return None;
         }
         let resume = self.core.rflags & flags::RF != 0;
+        // A fault sets RF in the flags that it saves: a run that comes back from one was stopped here before (SDM vol. 3,
+        // 18.3.1.1). Where interrupts set it as well, it says nothing.
+        let passes_breakpoint = resume && self.core.quirks.interrupts_push_rf != PushedRf::Set;
         let address = self.core.rip.wrapping_add(self.core.frame.seg_base[1]);
         let hits = self.core.guest_instruction_breakpoints(address);
         // MOV SS holds traps back, and on AMD, which CPUID names, no faults: instruction breakpoints are met
@@ -335,7 +340,7 @@ impl Cpu {
         let number = match self.find_block() {
             Ok(number) => number,
             Err(_) => {
-                if self.breaks_where_nothing_is(origin) {
+                if !passes_breakpoint && self.breaks_where_nothing_is(origin) {
                     return Some(Stop::Met(Met::Breakpoint));
                 }
                 self.end_shadow();
@@ -343,7 +348,7 @@ impl Cpu {
                 return None;
             }
         };
-        if self.code.block(number).check_first && self.at_breakpoint(origin) {
+        if !passes_breakpoint && self.code.block(number).check_first && self.at_breakpoint(origin) {
             return Some(Stop::Met(Met::Breakpoint));
         }
         self.observe_fetch();

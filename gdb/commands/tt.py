@@ -268,6 +268,19 @@ class Verb(gdb.Command):
         super().__init__("tt " + self.verb, gdb.COMMAND_RUNNING, self.completer)
 
 
+class GdbCheckpoint(gdb.Command):
+    """gdb's own command of this name calls fork() in the program. A recording has "tt mark" and "tt checkpoint" instead."""
+
+    def __init__(self):
+        super().__init__("checkpoint", gdb.COMMAND_RUNNING)
+
+    def invoke(self, argument, from_tty):
+        raise gdb.GdbError(
+            "gdb's checkpoint would call fork() in the guest, which its recording cannot have: use \"tt mark NAME\" and "
+            "\"tt goto mark:NAME\"; \"tt checkpoint\" makes coming back to a place fast"
+        )
+
+
 class Goto(Verb):
     """Go to a position: tt goto POS
 
@@ -610,7 +623,7 @@ class Position(gdb.Function):
 
 for command in (Tt, Goto, When, BackTo, ForwardTo, Traps, Search, Mark, Checkpoint, Console, Physical, Ps, Threads, BreakIn):
     command()
-for command in (Backtrace, Dmesg, Symbols, Back, GuardBackward, GuardForward, Position):
+for command in (Backtrace, Dmesg, Symbols, Back, GdbCheckpoint, GuardBackward, GuardForward, Position):
     command()
 for name in ("stepi", "step", "nexti", "next", "continue"):
     gdb.execute("define hook-%s\ntt guard-forward\nend" % name, to_string=True)

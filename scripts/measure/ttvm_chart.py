@@ -59,5 +59,5 @@ def draw_ways(axes, results, titles):
     axes.axhline(PAPER_STEP_S, color=BAND, linewidth=4)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel(f"guest seconds back from the end, with checkpoints {results[0]['travelled']}")
+    axes.set_xlabel(f"guest seconds back from the end, recorded {results[0]['travelled']}")
     axes.set_title("going there (solid), a step back there (dotted), s", fontsize=9)

@@ -117,11 +117,11 @@ fn ranges_may_have_any_length_and_end_where_addresses_end() {
 }
 
 #[test]
-fn a_breakpoint_where_nothing_is_stops_under_any_flags() {
+fn a_breakpoint_where_nothing_is_stops_with_and_without_traps() {
     let nowhere = 0x1234_5000_0000;
     // Code that ends at the last byte of a page before one that is not there, too.
     let before = DATA + 0x2ffe;
-    for (flags, debug_control) in [(TF, 0), (RF, 0), (TF | RF, 0), (0, 0x402), (0, 0)] {
+    for (flags, debug_control) in [(TF, 0), (0, 0x402), (0, 0)] {
         for rip in [nowhere, before, 0x8000_0000_0000_0000] {
             let mut m = Machine::long();
             m.page(before + 2, 1, 0);
@@ -138,6 +138,37 @@ fn a_breakpoint_where_nothing_is_stops_under_any_flags() {
             let stop = m.cpu.run(&mut m.bus, u64::MAX, m.cpu.steps());
             assert_eq!(stop, Stop::Halted, "in the handler of the fault");
         }
+    }
+}
+
+/// An instruction whose fetch, or whose load, causes a page fault, and which is begun anew when the page is there.
+#[test]
+fn a_breakpoint_counts_once_where_its_instruction_faults_first() {
+    let data = DATA + 0x3000;
+    for (missing, rip) in [(data, CODE), (CODE, CODE), (CODE + 0x1000, CODE + 0xffe)] {
+        let mut m = Machine::long();
+        // MOV EAX, [RCX]; NOP; HLT
+        m.put(rip, &[0x48, 0x8b, 0x01, 0x90, 0xf4]);
+        m.state.gpr[1] = data;
+        m.state.rip = rip;
+        m.page(missing, 1, 0);
+        m.load();
+        m.cpu.set_breakpoints([(AddressKind::Linear, rip)]);
+        assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Met(Met::Breakpoint));
+        assert_eq!(
+            m.cpu.run(&mut m.bus, u64::MAX, m.cpu.steps()),
+            Stop::Halted,
+            "in the handler of the fault"
+        );
+        m.state = m.cpu.state();
+        assert_eq!((m.stack64(1), m.stack64(3) & RF), (rip, RF));
+        // The handler brings the page in and returns.
+        let mut back = m.state.clone();
+        (back.rip, back.rflags) = (rip, m.stack64(3));
+        m.page(missing, 0, 1);
+        m.cpu.set_registers(&back);
+        assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Halted);
+        assert_eq!(m.cpu.rip(), rip + 5, "it did not stop again");
     }
 }
 

@@ -4,7 +4,7 @@
 use history::timeline::Timeline;
 use machine::script::Script;
 use tests::gdb::batch;
-use tests::guests::{BUSYBOX, CLOUD, Guest};
+use tests::guests::{BUSYBOX, CLOUD, Guest, repository};
 use tests::record::{open, record};
 
 /// The kernel variable that every timer tick writes.
@@ -38,6 +38,15 @@ fn gdb_commands(address: &str) -> Vec<String> {
         "printf \"start %lx 0\\n\", $rip",
         "continue",
         "SHOW end-again",
+        // What is never found leaves the session where it is.
+        "monitor goto 50%",
+        "monitor position",
+        "monitor back-to call 0x1234567",
+        "monitor position",
+        "monitor forward-to call 0x1234567",
+        "monitor position",
+        "source gdb/commands/tt.py",
+        "checkpoint",
         "detach",
     ];
     let expand = |command: &&str| match command.split_once(' ') {
@@ -78,6 +87,7 @@ fn gdb_goes_back_to_the_last_write_of_a_kernel_variable() {
     let end = timeline.machine().cpu().rip();
     let transcript = batch::serve(&mut timeline, directory.path(), |socket| {
         let mut gdb = batch::gdb();
+        gdb.current_dir(repository());
         batch::attach(&mut gdb, socket, &gdb_commands(&address));
         gdb
     });
@@ -100,4 +110,10 @@ fn check(transcript: &str, start: u64, end: u64) {
     assert_eq!(shown("start").0, start, "{transcript}");
     assert_eq!(shown("end-again"), (end, last), "{transcript}");
     assert!(transcript.matches("No more reverse-execution history").count() >= 2, "{transcript}");
+    assert_eq!(transcript.matches("this is where you were").count(), 2, "{transcript}");
+    let is_place =
+        |line: &&str| line.split(' ').count() == 3 && line.bytes().all(|byte| b"0123456789 ".contains(&byte));
+    let places: Vec<&str> = transcript.lines().filter(is_place).collect();
+    assert!(places.len() == 3 && places.iter().all(|place| *place == places[0]), "{places:?}: {transcript}");
+    assert!(transcript.contains("would call fork() in the guest"), "{transcript}");
 }

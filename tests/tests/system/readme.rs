@@ -18,7 +18,7 @@ const COMMANDS: &[(i32, &str)] = &[
     (
         0,
         "record -o N.ttvm --kernel vmlinuz --initrd bench.gz --cmdline CMDLINE --disk disk.img --memory 128M --net user \
-         --checkpoint-interval 1s --max-size 8G --last 10s",
+         --checkpoint-overhead 4% --max-size 8G --last 10s",
     ),
     (0, "export-pcap N.ttvm -o N.pcapng"),
     (0, "info N.ttvm --json"),

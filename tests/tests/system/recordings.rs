@@ -3,6 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use history::replay::{self, ReplayEnd, last_place, replay};
 use machine::RunStop;
@@ -14,6 +15,7 @@ use recording::log::{EventRecord, LogRecord};
 use recording::with_recording;
 use recording::{Opened, Recording};
 use tests::guests::{BUSYBOX, CLOUD, Guest};
+use tests::program::ttvm;
 use tests::random::Random;
 use tests::record::{open, record};
 use tests::run::assert_shows;
@@ -223,4 +225,33 @@ fn foreign_recordings_are_refused() {
         let error = replay_quietly(&empty).expect_err("there is no recording");
         assert_eq!(error.exit_code(), exit_code::UNREADABLE_RECORDING, "{error}");
     }
+}
+
+/// What a recorder said of a guest that does this, its exit code, and that of `ttvm state --at panic`.
+fn recorded(directory: &Path, command: &str) -> (String, Option<i32>, Option<i32>) {
+    let cmdline = format!("console=ttyS0 panic=-1 ttvm.run=\"{command}\"");
+    let (kernel, initrd) = (CLOUD.path(), BUSYBOX.path());
+    let machine =
+        ["--kernel", kernel.to_str().unwrap(), "--initrd", initrd.to_str().unwrap(), "--memory", "128M"];
+    let run = |arguments: &[&str]| {
+        let mut program = Command::new(ttvm());
+        program.current_dir(directory).args(arguments).stdin(Stdio::null()).output().expect("ttvm can be run")
+    };
+    let done =
+        run(&[&["record", "-o", "r.ttvm"][..], &machine, &["--unpaced", "--cmdline", &cmdline]].concat());
+    let state = run(&["state", "r.ttvm", "--at", "panic"]);
+    (String::from_utf8_lossy(&done.stderr).into_owned(), done.status.code(), state.status.code())
+}
+
+/// Such a kernel reboots before the report's end, and before a driver could tell the machine.
+#[test]
+fn a_panic_of_a_kernel_that_reboots_is_a_panic() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let (said, code, state) = recorded(directory.path(), "echo c >/proc/sysrq-trigger");
+    assert!(said.contains("the guest's kernel panicked, and the guest reset itself"), "{said}");
+    assert_eq!((code, state), (Some(exit_code::FAILED), Some(exit_code::DONE)), "{said}");
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let (said, code, state) = recorded(directory.path(), "reboot -f");
+    assert!(said.contains("ttvm: the guest reset itself"), "{said}");
+    assert_eq!((code, state), (Some(exit_code::DONE), Some(exit_code::USAGE)), "{said}");
 }

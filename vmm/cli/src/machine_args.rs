@@ -85,8 +85,8 @@ pub struct MachineArgs {
     /// which take time
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     wait_for_exit: u32,
-    /// End the run after this number of instructions
-    #[arg(long, value_name = "N")]
+    /// End the run after this number of instructions, like 1000, 5M or 60e9
+    #[arg(long, value_name = "N", value_parser = notation::instructions)]
     max_instructions: Option<u64>,
 }
 

@@ -11,12 +11,17 @@ use machine::{Machine, Outcome};
 /// guest's own code.
 pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome) -> i32 {
     let now = machine.moment();
+    // The kernel panicked, and was told to reboot then: no end of the report was printed.
+    let panicked = *outcome == Outcome::Reset && machine.console().shows_panic();
+    let what =
+        if panicked { format!("the guest's kernel panicked, and {outcome}") } else { outcome.to_string() };
     say(&format!(
-        "\r\nttvm: {outcome} after {}, {:.6} s guest time\r",
+        "\r\nttvm: {what} after {}, {:.6} s guest time\r",
         U::length(now.count.number()),
         now.time_ns as f64 / 1e9
     ));
     match outcome {
+        Outcome::Reset if panicked => exit_code::FAILED,
         Outcome::PowerOff | Outcome::Reset => exit_code::DONE,
         Outcome::Ended | Outcome::Interrupted | Outcome::Limit => exit_code::DONE,
         Outcome::DebugExit { code } => (*code & 0xff) as i32,

@@ -147,15 +147,20 @@ impl GdbTarget<'_> {
         poll: &mut Poll<'_>,
     ) -> Result<String, Refusal> {
         let stops = self.stops_of(what)?;
+        let here = self.timeline.snapshot().map_err(refused)?;
         let stop = self.run(&stops, direction, poll)?;
+        let is_in_vain = matches!(stop, TravelStop::Start | TravelStop::End | TravelStop::Reached);
+        if is_in_vain && self.timeline.forked_at().is_none() {
+            self.timeline.return_to(&here).map_err(refused)?;
+        }
         let found = match stop {
             TravelStop::Hit(cause) => format!("{}\n", self.told(cause)),
             TravelStop::Interrupted => "interrupted\n".to_string(),
             TravelStop::Start => {
-                "not between here and the start of the recording: this is the start\n".to_string()
+                "not between here and the start of the recording; this is where you were\n".to_string()
             }
             TravelStop::End | TravelStop::Reached => {
-                "not between here and the end: this is the end\n".to_string()
+                "not between here and the end; this is where you were\n".to_string()
             }
         };
         Ok(found + &self.when())

@@ -268,7 +268,8 @@ fn expand(
         }
         let (&class, name) = text.split_first()?;
         room = room.checked_sub(text.len())?;
-        if !class.is_ascii_alphabetic() || name.is_empty() {
+        // `nm` has a question mark for what it does not know: `__nosave_begin` of some kernels.
+        if !(class.is_ascii_alphabetic() || class == b'?') || name.is_empty() {
             return None;
         }
         let name = String::from_utf8_lossy(name).into_owned();

@@ -3,6 +3,8 @@
 
 /// Text that Linux prints when a panic's report is complete.
 const PANIC_END: &[u8] = b"---[ end Kernel panic";
+/// Text that Linux prints when it begins to report a panic. A kernel that reboots on a panic (`panic=-1`) prints no end.
+pub const PANIC_BEGIN: &[u8] = b"Kernel panic - not syncing";
 /// Bytes that are kept: some screens full.
 const TAIL_BYTES: usize = 8192;
 /// No guest gets to print as much.
@@ -38,6 +40,11 @@ impl ConsoleTail {
     /// The last of the output, at most some kilobytes.
     pub fn text(&self) -> &[u8] {
         &self.tail
+    }
+
+    /// Whether the last of the output has the beginning of a panic's report.
+    pub fn shows_panic(&self) -> bool {
+        find(&self.tail, PANIC_BEGIN).is_some()
     }
 
     /// Length of all output so far.

@@ -111,6 +111,18 @@ fn count(text: &str) -> Option<u64> {
     (number.fract() == 0.0 && number < (1_u64 << 53) as f64).then_some(number as u64)
 }
 
+/// A stretch of a run that is more than nothing: instructions, or guest time.
+pub fn distance_of(text: &str) -> Result<Distance, String> {
+    let found =
+        distance(text).filter(|found| !matches!(found, Distance::Instructions(0) | Distance::Nanoseconds(0)));
+    found.ok_or_else(|| format!("'{text}' is no distance: write something like 10ms, 1s or 5e6"))
+}
+
+/// A number of instructions: digits, perhaps grouped by `_`, or as in `60e9`, `10k` and `1.5G`.
+pub fn instructions(text: &str) -> Result<u64, String> {
+    count(text).ok_or_else(|| format!("'{text}' is no whole number: write something like 1000, 5M or 60e9"))
+}
+
 /// A stretch of time: a number with ns, us, ms, s, m or h, in nanoseconds.
 pub fn time(text: &str) -> Result<u64, String> {
     let bare = (text == "0").then_some(0);

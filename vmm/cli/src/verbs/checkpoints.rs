@@ -7,7 +7,7 @@ use history::timeline::Timeline;
 use machine::Format;
 use machine::engine::EngineKind;
 use machine::error::{Error, exit_code};
-use machine::notation::PositionSpec;
+use machine::notation::{self, Distance, PositionSpec};
 use machine::position::{Exits, Instructions, Position};
 use machine::unit::Unit;
 use recording::checkpoints::CheckpointHead;
@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use crate::output::say;
 use crate::travel;
+use crate::wait::Wait;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -39,8 +40,29 @@ enum Action {
     Add {
         /// start, end, panic, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
         /// -N or -10ms before the end, +N or +10ms after the start
-        #[arg(allow_hyphen_values = true)]
-        position: PositionSpec,
+        #[arg(allow_hyphen_values = true, required_unless_present = "every")]
+        position: Option<PositionSpec>,
+        /// Take many, each so far after the one before: guest time or instructions, like 10ms or 5e6
+        #[arg(long, value_name = "DISTANCE", value_parser = notation::distance_of, conflicts_with = "position")]
+        every: Option<Distance>,
+        /// Where those of --every begin
+        #[arg(
+            long,
+            value_name = "POS",
+            default_value = "start",
+            allow_hyphen_values = true,
+            requires = "every"
+        )]
+        from: PositionSpec,
+        /// Where those of --every end; +10ms is that far after --from
+        #[arg(
+            long,
+            value_name = "POS",
+            default_value = "end",
+            allow_hyphen_values = true,
+            requires = "every"
+        )]
+        to: PositionSpec,
     },
     /// Remove a checkpoint
     Remove {
@@ -75,7 +97,13 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let opened = Opened::open(&args.recording)?;
     match &args.action {
         Action::List { json } => with_recording!(opened, recording => list(&recording, *json)),
-        Action::Add { position } => add(&travel::in_instructions(opened, false)?, *position),
+        Action::Add { position, every, from, to } => {
+            let recording = travel::in_instructions(opened, false)?;
+            match (position, every) {
+                (_, Some(every)) => add_many(&recording, *every, *from, *to),
+                (position, None) => add(&recording, position.expect("clap wants it without --every")),
+            }
+        }
         Action::Remove { position } => match opened {
             Opened::ByInstructions(recording) => {
                 let target = instruction(&recording, position)?;
@@ -153,6 +181,42 @@ fn add(recording: &Recording<Instructions>, position: PositionSpec) -> Result<i3
     let mut timeline = travel::open_at(recording, position, EngineKind::SOFT)?;
     let entry = timeline.add_checkpoint()?;
     eprintln!("ttvm: checkpoint at instruction {}, {} bytes", entry.position, entry.bytes);
+    Ok(exit_code::DONE)
+}
+
+/// Takes checkpoints along a part of the recording, so that all of the part is near.
+fn add_many(
+    recording: &Recording<Instructions>,
+    every: Distance,
+    from: PositionSpec,
+    to: PositionSpec,
+) -> Result<i32, Error> {
+    let mut timeline = Timeline::open(recording)?;
+    let mut wait = Wait::on(&timeline)?;
+    let (begin, end) = travel::stretch(&mut timeline, from, to, &mut wait)?;
+    timeline.seek(begin, &mut || wait.poll())?.unless_interrupted()?;
+    let (mut count, mut bytes) = (0, 0);
+    let told = |count, bytes| eprintln!("ttvm: {count} checkpoints, {bytes} bytes");
+    loop {
+        match timeline.add_checkpoint() {
+            Ok(entry) => (count, bytes) = (count + 1, bytes + entry.bytes),
+            Err(Error::Position(_)) if timeline.has_checkpoint_here()? => {}
+            Err(error) => return Err(error),
+        }
+        let next = match timeline.resolve(PositionSpec::After(every), &mut || wait.poll()) {
+            Ok(next) if next <= end && next > timeline.position() => next,
+            Ok(_) | Err(Error::Position(_)) => break,
+            Err(error) => {
+                told(count, bytes);
+                return Err(error);
+            }
+        };
+        if let Err(error) = timeline.seek(next, &mut || wait.poll())?.unless_interrupted() {
+            told(count, bytes);
+            return Err(error);
+        }
+    }
+    told(count, bytes);
     Ok(exit_code::DONE)
 }
 

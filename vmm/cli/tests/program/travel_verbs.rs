@@ -79,6 +79,33 @@ fn a_count_or_a_time_names_the_first_instruction_that_reaches_it() {
 }
 
 #[test]
+fn a_stretch_gets_checkpoints_at_equal_distances() {
+    let (directory, end) = recording();
+    let list = || {
+        let rows = json(directory.path(), &["checkpoints", "r.ttvm", "list", "--json"]);
+        rows.as_array().unwrap().iter().map(|row| row["instruction"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    let add = |arguments: &[&str]| {
+        ttvm(directory.path(), &[&["checkpoints", "r.ttvm", "add"][..], arguments].concat())
+    };
+    let (before, begin) = (list(), end / 2 + 1);
+    let (code, _, told) = add(&["--every", "700", "--from", &format!("insn:{begin}"), "--to", "+7100"]);
+    assert!(code == 0 && told.contains("11 checkpoints, "), "{code}: {told}");
+    let mut expected: Vec<u64> =
+        before.into_iter().chain((0..11).map(|number| begin + 700 * number)).collect();
+    expected.sort_unstable();
+    assert_eq!(list(), expected);
+    // Where there is one already, there is no second.
+    let (code, _, told) = add(&["--every", "3500", "--from", &format!("insn:{begin}"), "--to", "+7100"]);
+    assert!(code == 0 && told.contains("0 checkpoints, 0 bytes"), "{code}: {told}");
+    let (code, out, told) = ttvm(directory.path(), &["verify", "r.ttvm"]);
+    assert!(code == 0 && out.contains(&format!("{} compared", expected.len())), "{code}: {out}{told}");
+    for wrong in [&["--every", "0"][..], &["--every", "5", "insn:7"], &[], &["--from", "5"]] {
+        assert_eq!(add(wrong).0, 2, "{wrong:?}");
+    }
+}
+
+#[test]
 fn checkpoints_are_listed_added_and_removed() {
     let (directory, end) = recording();
     let list = || {

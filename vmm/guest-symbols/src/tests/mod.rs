@@ -111,6 +111,7 @@ fn kernel(shape: Shape) -> Vec<RawSymbol> {
     symbols.push(found(BASE + 0x1_0000, 'T', &"long_".repeat(60)));
     symbols.extend([found(BASE + 0x1_1000, 'T', "_etext"), found(BASE + 0x1_1200, 't', "outside")]);
     symbols.extend([found(BASE + 0x2_0000, 'D', "_sdata"), found(BASE + 0x2_0008, 'd', "modules")]);
+    symbols.push(found(BASE + 0x2_0ff8, '?', "__nosave_begin"));
     symbols.extend([found(BASE + 0x2_1000, 'D', "_edata"), found(BASE + 0x3_0000, 'R', "__start_BTF")]);
     symbols
 }

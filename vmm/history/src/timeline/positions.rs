@@ -1,9 +1,11 @@
 //! What the notations of positions mean in a recording.
 
+use super::stops::{Stops, TravelStop};
 use super::travel::Timeline;
 use super::walker::{Walked, Walker};
 use crate::workers::Poll;
 use machine::Machine;
+use machine::console_tail::PANIC_BEGIN;
 use machine::error::Error;
 use machine::notation::{Distance, PositionSpec};
 use machine::position::{Count, Instructions, Moment};
@@ -35,6 +37,8 @@ enum Meaning {
     Reached(&'static Measure, u64, String),
     /// The place behind the last system call, whose number is not known.
     LastSystemCall,
+    /// Where the console shows that the kernel panics, if the run went on behind it.
+    PanicOnConsole,
 }
 
 fn beyond(what: &str) -> Error {
@@ -91,10 +95,7 @@ impl Timeline {
         Ok(match spec {
             PositionSpec::Start => Meaning::Place(Instructions(0)),
             PositionSpec::End => Meaning::Place(end),
-            PositionSpec::Panic => {
-                let none = || Error::Position("the guest did not panic in this recording".into());
-                Meaning::Place(self.panic.ok_or_else(none)?)
-            }
+            PositionSpec::Panic => self.panic.map_or(Meaning::PanicOnConsole, Meaning::Place),
             PositionSpec::Event(number) => Meaning::Place(self.event(number)?.count),
             PositionSpec::Instruction(number) if Instructions(number) <= end => {
                 Meaning::Place(Instructions(number))
@@ -127,6 +128,7 @@ impl Timeline {
         let (measure, wanted, what) = match meaning {
             Meaning::Place(at) => return Ok(at),
             Meaning::Reached(measure, wanted, what) => (measure, wanted, what),
+            Meaning::PanicOnConsole => return self.panic_on_console(poll),
             Meaning::LastSystemCall => {
                 self.seek(self.end(), poll)?.unless_interrupted()?;
                 let count = self.machine().cpu().system_calls();
@@ -136,7 +138,16 @@ impl Timeline {
                 (&SYSTEM_CALLS, count, format!("system call {count}"))
             }
         };
-        self.first_reached(measure, wanted, poll)?.ok_or_else(|| beyond(&what))
+        if let Some(place) = self.first_reached(measure, wanted, poll)? {
+            return Ok(place);
+        }
+        // All was replayed up to the end.
+        let count = (measure.of_machine)(self.machine());
+        Err(beyond(&if std::ptr::eq(measure, &TIME) {
+            format!("{what}: it ends at {} s", count as f64 / 1e9)
+        } else {
+            format!("{what}: it has {count}")
+        }))
     }
 
     /// The place so far before a moment.
@@ -187,6 +198,25 @@ impl Timeline {
             let count = recording.log.event_count() + skipped;
             Error::Position(format!("the recording ends before event {number}: it has {count}"))
         })
+    }
+
+    /// The place where the console last began to show a panic's report, of a guest that reset itself soon after. The machine
+    /// stays there.
+    fn panic_on_console(&mut self, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
+        let none = || Error::Position("the guest did not panic in this recording".into());
+        self.seek(self.end(), poll)?.unless_interrupted()?;
+        if !self.machine().console().shows_panic() {
+            return Err(none());
+        }
+        let panic = Stops { console: Some(PANIC_BEGIN.to_vec()), ..Stops::default() };
+        let stops = std::mem::replace(&mut self.stops, panic);
+        let stop = self.run_backward(poll);
+        self.stops = stops;
+        match stop? {
+            TravelStop::Hit(_) => Ok(self.position()),
+            TravelStop::Interrupted => Err(Error::Interrupted),
+            _ => Err(none()),
+        }
     }
 
     /// The guest time at which what is opened begins.

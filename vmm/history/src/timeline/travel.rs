@@ -74,7 +74,7 @@ pub struct Timeline {
     pub(super) walker: Walker,
     pub(super) shared: Arc<Shared>,
     pub(super) panic: Option<Instructions>,
-    stops: Stops,
+    pub(super) stops: Stops,
     workers: Arc<Pool>,
     settler: Option<Settler>,
     /// The machine is not in the recorded history but in this.
@@ -187,6 +187,16 @@ impl Timeline {
             maps: self.walker.machine.maps()?,
             cursor: self.walker.player.cursor(),
         })
+    }
+
+    /// Whether the recording has a checkpoint of this place, one that was added since it was opened, too.
+    pub fn has_checkpoint_here(&self) -> Result<bool, Error> {
+        let directory = self.shared.recording.path.join(CHECKPOINTS);
+        if !directory.is_dir() {
+            return Ok(false);
+        }
+        let here = self.position().number();
+        Ok(Store::open(&directory)?.entries().iter().any(|entry| entry.position == here))
     }
 
     /// Adds a checkpoint of this place to the recording, for every session that opens it from now on.

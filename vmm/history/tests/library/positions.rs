@@ -104,7 +104,7 @@ fn a_time_that_passes_idle_is_at_the_place_where_the_guest_idles() {
     assert_eq!(resolve(&mut timeline, PositionSpec::Event(1)), Ok(end.number()));
     // The place of the event is reached long before the event comes in there, and nothing else follows.
     let refused = resolve(&mut timeline, PositionSpec::Nanoseconds(1_000_000)).unwrap_err();
-    assert!(refused.contains("the recording ends before 0.001 s"), "{refused}");
+    assert!(refused.contains("the recording ends before 0.001 s: it ends at "), "{refused}");
 }
 
 #[test]
