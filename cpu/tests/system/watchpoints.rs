@@ -164,7 +164,7 @@ fn a_breakpoint_counts_once_where_its_instruction_faults_first() {
         assert_eq!((m.stack64(1), m.stack64(3) & RF), (rip, RF));
         // The handler brings the page in and returns.
         let mut back = m.state.clone();
-        (back.rip, back.rflags) = (rip, m.stack64(3));
+        (back.rip, back.rflags, back.halted) = (rip, m.stack64(3), false);
         m.page(missing, 0, 1);
         m.cpu.set_registers(&back);
         assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Halted);
