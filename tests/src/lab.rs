@@ -57,21 +57,13 @@ impl Left {
     }
 }
 
-/// The executables of these names: tests of `ttvm-kvm`, and the program of `cuts`. They are those of the crates' tests, built
-/// as `scripts/test` builds them, so that nothing is built twice.
-pub fn built_with_crates<const N: usize>(names: [&str; N]) -> [PathBuf; N] {
-    built(names, &["--workspace", "--exclude", "tests", "--exclude", "silicon"])
-}
-
-/// The executables of these names, which are built with the whole-system tests.
-pub fn built_with_system_tests<const N: usize>(names: [&str; N]) -> [PathBuf; N] {
-    built(names, &["--package", "tests", "--package", "silicon", "--release"])
-}
-
-fn built<const N: usize>(names: [&str; N], options: &[&str]) -> [PathBuf; N] {
+/// The executables of these names: tests of `ttvm-kvm`, programs of `cuts` and `silicon`. Builds all in one go, as
+/// `scripts/test` does, so that nothing is built twice.
+pub fn built(names: &[&str]) -> Vec<(String, PathBuf)> {
+    let packages = ["tests", "silicon", "cuts", "ttvm-kvm"].map(|name| ["--package", name]).concat();
     let output = Command::new(env!("CARGO"))
-        .args(["test", "--no-run", "--quiet", "--locked", "--message-format=json"])
-        .args(options)
+        .args(["test", "--no-run", "--quiet", "--release", "--locked", "--message-format=json"])
+        .args(packages)
         .current_dir(repository())
         .stderr(Stdio::inherit())
         .output()
@@ -79,19 +71,15 @@ fn built<const N: usize>(names: [&str; N], options: &[&str]) -> [PathBuf; N] {
     assert!(output.status.success(), "the tests do not build");
     let messages = String::from_utf8_lossy(&output.stdout).into_owned();
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let executables: Vec<(String, PathBuf)> = messages
-        .filter_map(|message| {
-            let (name, kind) = (message["target"]["name"].as_str()?, message["target"]["kind"][0].as_str()?);
-            let path = message["executable"].as_str()?;
-            // A program's and a library's own tests have its name, too.
-            let is_meant = (kind == "test") == message["profile"]["test"].as_bool()?;
-            is_meant.then(|| (name.to_string(), path.into()))
-        })
-        .collect();
-    names.map(|name| {
-        let mut found = executables.iter().filter(|(of, _)| of == name);
-        let (first, more) = (found.next(), found.next());
-        assert!(more.is_none(), "there are several of {name}");
-        first.unwrap_or_else(|| panic!("there is no {name}")).1.clone()
-    })
+    let executables = messages.filter_map(|message| {
+        let (name, kind) = (message["target"]["name"].as_str()?, message["target"]["kind"][0].as_str()?);
+        let path = message["executable"].as_str()?;
+        // A program's and a library's own tests have its name, too.
+        let is_tests = message["profile"]["test"].as_bool()?;
+        let is_meant = names.contains(&name) && (kind == "test") == is_tests;
+        is_meant.then(|| (name.to_string(), path.into()))
+    });
+    let found: Vec<_> = executables.collect();
+    assert_eq!(found.len(), names.len(), "{found:?}");
+    found
 }

@@ -16,7 +16,7 @@ use recording::pack::{pack, unpack};
 use recording::{Opened, Recording};
 use serde_json::Value;
 use tests::guests::{BUSYBOX, CLOUD_ELF};
-use tests::lab::{Left, built_with_crates};
+use tests::lab::{Left, built};
 use tests::program::ttvm;
 
 /// Seconds after which a machine of the lab hangs for sure. Alone on a machine it is done in two minutes; other tests, builds
@@ -94,15 +94,10 @@ fn recording(left: &Left, round: u64) -> Recording<Exits> {
 
 #[test]
 fn kvm_does_as_the_software_cpu_does() {
-    let [cases, failures, landings] = built_with_crates(["cases", "failures", "landings"]);
-    let (ttvm, kernel) = (ttvm(), CLOUD_ELF.path());
-    let files = [
-        ("ttvm", &*ttvm),
-        ("vmlinux", &*kernel),
-        ("cases", &*cases),
-        ("failures", &*failures),
-        ("landings", &*landings),
-    ];
+    let (ttvm, kernel, tests) = (ttvm(), CLOUD_ELF.path(), built(&["cases", "failures", "landings"]));
+    let tests = tests.iter().map(|(name, path)| (name.as_str(), path.as_path()));
+    let files: Vec<_> =
+        [("ttvm", ttvm.as_path()), ("vmlinux", kernel.as_path())].into_iter().chain(tests).collect();
     let left = Left::by(&[], PARTS, HANGS_S, &files);
     let doctor = left.file("doctor");
     assert!(doctor.contains("ok   kernel-mode instructions"), "{doctor}");

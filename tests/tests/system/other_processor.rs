@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use tests::guests::{BUSYBOX, CLOUD, repository};
-use tests::lab::{Left, built_with_crates, built_with_system_tests};
+use tests::lab::{Left, built};
 use tests::program::ttvm;
 
 const PROCESSOR: [&str; 2] = ["--cpu", "Skylake-Client"];
@@ -15,15 +15,16 @@ const EQUAL: &str = "replayed to the end: console, counts and hashes are equal";
 /// something undefined are matched there. `TTVM_WHOLE_VECTORS` matches all of them, which takes a minute more.
 #[test]
 fn executes_the_same() {
-    let ([cuts], [silicon]) = (built_with_crates(["cuts"]), built_with_system_tests(["silicon"]));
-    let here = Command::new(&cuts).arg("--digests").output().expect("cuts can be run");
+    let programs = built(&["cuts", "silicon"]);
+    let file = |name: &str| programs.iter().find(|(of, _)| of == name).expect("it was built").1.as_path();
+    let here = Command::new(file("cuts")).arg("--digests").output().expect("cuts can be run");
     let part = if std::env::var_os("TTVM_WHOLE_VECTORS").is_some() { "" } else { "--part 0" };
     let command = format!(
         "grep -m 1 vendor_id /proc/cpuinfo >out/maker
         ./cuts --digests >out/digests && ./silicon replay {part} golden >out/vectors"
     );
     let golden = repository().join("tests/silicon/golden/intel.zst");
-    let files = [("cuts", &*cuts), ("silicon", &*silicon), ("golden", &*golden)];
+    let files = [("cuts", file("cuts")), ("silicon", file("silicon")), ("golden", &*golden)];
     let left = Left::by(&PROCESSOR, &command, 900, &files);
     assert!(left.file("maker").contains("GenuineIntel"), "{}", left.file("maker"));
     let (here, there) = (String::from_utf8_lossy(&here.stdout).into_owned(), left.file("digests"));
