@@ -12,8 +12,7 @@ use std::thread;
 use crate::codec::{Codec, xor};
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::index::OpenFile;
-use crate::map::BlobId;
-use crate::map::ZERO_PAGE;
+use crate::map::{BlobId, ZERO_PAGE};
 use crate::page::Page;
 use crate::read::{Place, check, unpack};
 use crate::store::Store;
@@ -53,7 +52,6 @@ struct Request {
 type Files = BTreeMap<u32, OpenFile>;
 
 /// Pages that one thread hands to another.
-#[derive(Default)]
 struct Pages {
     numbers: Vec<u64>,
     contents: Vec<Page>,

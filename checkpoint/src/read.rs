@@ -44,7 +44,7 @@ impl Place {
     }
 }
 
-/// The page or difference that a blob's `bytes` with this CRC-32 are; or what is wrong with them.
+/// Unpacks a blob's `bytes`, which have this CRC-32, into a page or a difference. An error says what is wrong.
 pub(crate) fn unpack(
     codec: &mut Codec,
     bytes: &[u8],
@@ -57,7 +57,7 @@ pub(crate) fn unpack(
     if codec.unpack(bytes, to) { Ok(()) } else { Err("it cannot be unpacked") }
 }
 
-/// Whether a page is the one that was stored; or what is wrong with it.
+/// Compares a page with the digest that was stored. An error says what is wrong.
 pub(crate) fn check(page: &Page, expected: Digest) -> std::result::Result<(), &'static str> {
     if digest(page) == expected { Ok(()) } else { Err("its digest is another") }
 }

@@ -141,6 +141,20 @@ fn a_breakpoint_where_nothing_is_stops_with_and_without_traps() {
     }
 }
 
+/// RF says that this instruction has caused a fault before: its breakpoint counted then.
+#[test]
+fn a_breakpoint_where_nothing_is_does_not_stop_under_rf() {
+    for flags in [RF, TF | RF] {
+        let mut m = Machine::long();
+        m.state.rflags |= flags;
+        m.state.rip = 0x1234_5000_0000;
+        m.load();
+        m.cpu.set_breakpoints([(AddressKind::Linear, m.state.rip)]);
+        assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Halted, "in the handler of the fault");
+        assert_eq!(m.cpu.rip(), handler(14) + 1);
+    }
+}
+
 /// An instruction whose fetch, or whose load, causes a page fault, and which is begun anew when the page is there.
 #[test]
 fn a_breakpoint_counts_once_where_its_instruction_faults_first() {

@@ -45,7 +45,7 @@ enum Action {
         /// Take many, each so far after the one before: guest time or instructions, like 10ms or 5e6
         #[arg(long, value_name = "DISTANCE", value_parser = notation::distance_of, conflicts_with = "position")]
         every: Option<Distance>,
-        /// Where those of --every begin
+        /// Where --every begins
         #[arg(
             long,
             value_name = "POS",
@@ -54,7 +54,7 @@ enum Action {
             requires = "every"
         )]
         from: PositionSpec,
-        /// Where those of --every end; +10ms is that far after --from
+        /// Where --every ends. +10ms means 10 ms after --from
         #[arg(
             long,
             value_name = "POS",
@@ -198,10 +198,9 @@ fn add_many(
     let (mut count, mut bytes) = (0, 0);
     let told = |count, bytes| eprintln!("ttvm: {count} checkpoints, {bytes} bytes");
     loop {
-        match timeline.add_checkpoint() {
-            Ok(entry) => (count, bytes) = (count + 1, bytes + entry.bytes),
-            Err(Error::Position(_)) if timeline.has_checkpoint_here()? => {}
-            Err(error) => return Err(error),
+        if !timeline.has_checkpoint_here()? {
+            let entry = timeline.add_checkpoint()?;
+            (count, bytes) = (count + 1, bytes + entry.bytes);
         }
         let next = match timeline.resolve(PositionSpec::After(every), &mut || wait.poll()) {
             Ok(next) if next <= end && next > timeline.position() => next,
