@@ -98,12 +98,20 @@ fn with_advice(error: &StoreError) -> String {
     };
     match error.kind {
         StoreErrorKind::Busy => format!("{sentence}; wait until it has ended"),
+        _ if lacks_room(error) => format!("{sentence}; make room on the disk; all checkpoints that were complete are kept"),
         StoreErrorKind::Damaged { .. } => format!(
             "{sentence}; `ttvm checkpoints RECORDING drop-damaged` drops the checkpoints that need it, and the recording \
              replays without them"
         ),
         _ => format!("{sentence}; the rest of the recording replays without them: move the checkpoints away"),
     }
+}
+
+/// Whether the disk is full, or a file would be longer than a limit allows.
+fn lacks_room(error: &StoreError) -> bool {
+    use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    let StoreErrorKind::Io { source, .. } = &error.kind else { return false };
+    matches!(source.kind(), FileTooLarge | QuotaExceeded | StorageFull)
 }
 
 impl From<StoreError> for Error {
@@ -128,6 +136,7 @@ impl Error {
     pub fn exit_code(&self) -> i32 {
         match self {
             Error::Divergence(_) => exit_code::DIVERGED,
+            Error::Checkpoints(error) if lacks_room(error) => exit_code::FAILED,
             // Nothing but a recording's checkpoints and its start has states to be taken.
             Error::Recording { .. } | Error::Checkpoints(_) | Error::State(_) => {
                 exit_code::UNREADABLE_RECORDING

@@ -195,28 +195,34 @@ fn add_many(
     let mut wait = Wait::on(&timeline)?;
     let (begin, end) = travel::stretch(&mut timeline, from, to, &mut wait)?;
     timeline.seek(begin, &mut || wait.poll())?.unless_interrupted()?;
-    let (mut count, mut bytes) = (0, 0);
-    let told = |count, bytes| eprintln!("ttvm: {count} checkpoints, {bytes} bytes");
+    let mut taken = Vec::new();
+    let ended = take_along(&mut timeline, every, end, &mut wait, &mut taken);
+    // Those that were taken before an error stay.
+    let bytes: u64 = taken.iter().map(|entry: &Entry| entry.bytes).sum();
+    say(&format!("ttvm: {} checkpoints, {bytes} bytes", taken.len()));
+    ended.map(|()| exit_code::DONE)
+}
+
+/// Takes a checkpoint where the timeline stands, and so far behind each the next, up to `end`.
+fn take_along(
+    timeline: &mut Timeline,
+    every: Distance,
+    end: Instructions,
+    wait: &mut Wait,
+    taken: &mut Vec<Entry>,
+) -> Result<(), Error> {
     loop {
         if !timeline.has_checkpoint_here()? {
-            let entry = timeline.add_checkpoint()?;
-            (count, bytes) = (count + 1, bytes + entry.bytes);
+            taken.push(timeline.add_checkpoint()?);
         }
         let next = match timeline.resolve(PositionSpec::After(every), &mut || wait.poll()) {
             Ok(next) if next <= end && next > timeline.position() => next,
-            Ok(_) | Err(Error::Position(_)) => break,
-            Err(error) => {
-                told(count, bytes);
-                return Err(error);
-            }
+            // The recording ends before.
+            Ok(_) | Err(Error::Position(_)) => return Ok(()),
+            Err(error) => return Err(error),
         };
-        if let Err(error) = timeline.seek(next, &mut || wait.poll())?.unless_interrupted() {
-            told(count, bytes);
-            return Err(error);
-        }
+        timeline.seek(next, &mut || wait.poll())?.unless_interrupted()?;
     }
-    told(count, bytes);
-    Ok(exit_code::DONE)
 }
 
 /// Where a checkpoint is to be removed.

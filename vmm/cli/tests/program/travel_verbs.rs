@@ -2,6 +2,7 @@
 //! somewhere.
 
 use std::path::Path;
+use std::process::Command;
 
 use crate::common::ttvm;
 use machine::inputs::Event;
@@ -100,6 +101,22 @@ fn a_stretch_gets_checkpoints_at_equal_distances() {
     assert!(code == 0 && told.contains("0 checkpoints, 0 bytes"), "{code}: {told}");
     let (code, out, told) = ttvm(directory.path(), &["verify", "r.ttvm"]);
     assert!(code == 0 && out.contains(&format!("{} compared", expected.len())), "{code}: {out}{told}");
+    // Where files may not become long, the checkpoints before stay.
+    let limited = format!(
+        "trap '' XFSZ; ulimit -f 1; exec {} checkpoints r.ttvm add --every 900",
+        env!("CARGO_BIN_EXE_ttvm")
+    );
+    let full = Command::new("bash").args(["-c", &limited]).current_dir(directory.path()).output().unwrap();
+    let told = String::from_utf8_lossy(&full.stderr).into_owned();
+    assert!(
+        full.status.code() == Some(1) && told.contains("make room on the disk"),
+        "{:?}: {told}",
+        full.status
+    );
+    let left = list();
+    assert!(expected.iter().all(|at| left.contains(at)), "{left:?}");
+    let (code, out, told) = ttvm(directory.path(), &["verify", "r.ttvm"]);
+    assert!(code == 0 && out.contains(&format!("{} compared", left.len())), "{code}: {out}{told}");
     for wrong in [&["--every", "0"][..], &["--every", "5", "insn:7"], &[], &["--from", "5"]] {
         assert_eq!(add(wrong).0, 2, "{wrong:?}");
     }
