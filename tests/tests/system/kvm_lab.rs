@@ -41,8 +41,8 @@ TTVM_LANDINGS=100 ./landings --nocapture >out/landings 2>&1
 /// seconds, and the host suspends to RAM. The recorder stops after nearly every exit, to see whether a
 /// checkpoint is due: all of these places are ones for both engines.
 const BOOT: &str = r#"
-# A driver that takes long to start throws the first key away.
-printf '\necho sum $((6 * 7))
+# A driver that takes long to start throws away what fills its FIFO: sixteen keys.
+printf '\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\necho sum $((6 * 7))
 md5sum /dev/vda
 poweroff -f
 ' >keys
@@ -54,7 +54,8 @@ recorded() {
     done
 }
 for round in $(seq $ROUNDS); do
-    ./ttvm record -o lab.ttvm --engine kvm --slow-clock 8 --wait-for-exit 10000 --checkpoint-interval 20us --kernel vmlinux --initrd initrd.gz \
+    ./ttvm record -o lab.ttvm --engine kvm --slow-clock 64 --wait-for-exit 10000 --checkpoint-interval 20us \
+        --checkpoint-overhead 4% --kernel vmlinux --initrd initrd.gz \
         --disk disk --memory 128M --cmdline "console=ttyS0 quiet" <keys >out/console-$round 2>out/told-$round &
     recorder=$!
     # What is printed here is shown if the lab hangs.

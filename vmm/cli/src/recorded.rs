@@ -17,7 +17,7 @@ use crate::output::say;
 /// Which checkpoints are taken and kept.
 #[derive(clap::Args)]
 pub struct CheckpointArgs {
-    /// Guest time between two checkpoints, like 1s or 250ms; 0 for none. The software CPU keeps it whatever that costs, unless
+    /// Guest time between two checkpoints, like 1s or 250ms; 0 for none. It is kept whatever that costs, unless
     /// --checkpoint-overhead is given, too; a guest that is idle has fewer. Without this: 250ms, and more while the guest
     /// writes more than may be stored
     #[arg(long, value_name = "TIME", value_parser = notation::time, requires = "output")]
@@ -52,18 +52,17 @@ impl CheckpointArgs {
     /// The checkpoints of a recording, if it is to have any.
     fn options(&self) -> Option<CheckpointOptions> {
         let interval_ns = self.checkpoint_interval.unwrap_or(CheckpointOptions::INTERVAL_NS);
-        let page_rest_steps = match (self.checkpoint_overhead, self.checkpoint_interval) {
-            (Some(percent), _) => CheckpointOptions::page_rest_steps(percent),
-            (None, Some(_)) => 0,
-            (None, None) => CheckpointOptions::default().page_rest_steps,
-        };
         let usual = CheckpointOptions::default();
+        let usual = match (self.checkpoint_overhead, self.checkpoint_interval) {
+            (Some(percent), _) => usual.with_overhead(percent),
+            (None, Some(_)) => usual.at_any_cost(),
+            (None, None) => usual,
+        };
         (interval_ns > 0).then(|| CheckpointOptions {
             interval_ns,
             // A guest that is busy executes an instruction in a nanosecond.
             min_steps: usual.min_steps.min(interval_ns / 4),
             slice_steps: usual.slice_steps.min(interval_ns.max(1_000_000)),
-            page_rest_steps,
             policy: Policy { max_bytes: Some(self.max_size), keep_last_ns: self.last, ..Policy::default() },
             ..usual
         })

@@ -98,7 +98,9 @@ fn with_advice(error: &StoreError) -> String {
     };
     match error.kind {
         StoreErrorKind::Busy => format!("{sentence}; wait until it has ended"),
-        _ if lacks_room(error) => format!("{sentence}; make room on the disk; all checkpoints that were complete are kept"),
+        _ if lacks_room(error) => {
+            format!("{sentence}; make room on the disk; all checkpoints that were complete are kept")
+        }
         StoreErrorKind::Damaged { .. } => format!(
             "{sentence}; `ttvm checkpoints RECORDING drop-damaged` drops the checkpoints that need it, and the recording \
              replays without them"

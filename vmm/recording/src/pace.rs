@@ -18,6 +18,8 @@ pub struct CheckpointOptions {
     pub min_steps: u64,
     /// Instructions that a page of a checkpoint costs: what bounds the share of the run's time that checkpoints take.
     pub page_rest_steps: u64,
+    /// The same where exits are counted, in virtual time.
+    pub page_rest_ns: u64,
     /// Instructions since the last of the states that are kept in memory for the end, or since the last checkpoint, at
     /// least, for each page that is copied for the next.
     pub trail_rest_steps: u64,
@@ -41,21 +43,30 @@ impl CheckpointOptions {
     /// The share of the run's time that checkpoints may take, in hundredths.
     pub const OVERHEAD_PERCENT: f64 = 4.0;
 
-    /// What a page costs where checkpoints may take so many hundredths of the run's time.
-    pub fn page_rest_steps(overhead_percent: f64) -> u64 {
-        (PAGE_STEPS * 100.0 / overhead_percent) as u64
+    /// These options where checkpoints may take so many hundredths of the run's time.
+    pub fn with_overhead(self, percent: f64) -> CheckpointOptions {
+        let rest = |page: f64| (page * 100.0 / percent) as u64;
+        CheckpointOptions { page_rest_steps: rest(PAGE_STEPS), page_rest_ns: rest(PAGE_NS), ..self }
+    }
+
+    /// These options where checkpoints may take any time.
+    pub fn at_any_cost(self) -> CheckpointOptions {
+        CheckpointOptions { page_rest_steps: 0, page_rest_ns: 0, ..self }
     }
 }
 
 /// Storing a page takes as long as so many steps of the software engine: copying it and packing it with LZ4.
 const PAGE_STEPS: f64 = 2_500.0;
+/// Where exits are counted, virtual time passes with the host's. KVM gets further in it than the software CPU.
+const PAGE_NS: f64 = 10_000.0;
 
 impl Default for CheckpointOptions {
     fn default() -> CheckpointOptions {
         CheckpointOptions {
             interval_ns: CheckpointOptions::INTERVAL_NS,
             min_steps: 50_000_000,
-            page_rest_steps: CheckpointOptions::page_rest_steps(CheckpointOptions::OVERHEAD_PERCENT),
+            page_rest_steps: 0,
+            page_rest_ns: 0,
             // Copying one takes as long as 1,000, so this is one part in 100.
             trail_rest_steps: 1_000 * 100,
             end_steps: 100_000_000,
@@ -66,13 +77,10 @@ impl Default for CheckpointOptions {
             slice_ns: 20_000_000,
             policy: Policy::default(),
         }
+        .with_overhead(CheckpointOptions::OVERHEAD_PERCENT)
     }
 }
 
-/// Where exits are counted, [`CheckpointOptions::page_rest_steps`] in time: virtual time passes with the
-/// host's there, and KVM gets further in it than the software CPU, so that checkpoints may take one part in
-/// 32.
-const PAGE_REST_NS: u64 = 10_000 * 32;
 /// After this virtual time the next look takes a checkpoint whatever it costs. For an idle guest it passes in
 /// no time of the host; a busy guest that does not write gigabytes can afford a checkpoint long before.
 const LONGEST_NS: u64 = 100_000_000_000;
@@ -88,6 +96,7 @@ pub(super) struct Pace<C> {
     interval_ns: u64,
     min_steps: u64,
     page_rest_steps: u64,
+    page_rest_ns: u64,
     end_steps: u64,
     credit: i64,
     pub last: Moment<C>,
@@ -100,11 +109,28 @@ pub(super) struct Pace<C> {
 impl<C: Unit> Pace<C> {
     /// A machine stands where a checkpoint of it is, or at its first instruction.
     pub fn begin(options: &CheckpointOptions, last: Moment<C>) -> Pace<C> {
-        let CheckpointOptions { interval_ns, min_steps, page_rest_steps, end_steps, credit_steps, .. } =
-            *options;
+        let CheckpointOptions {
+            interval_ns,
+            min_steps,
+            page_rest_steps,
+            page_rest_ns,
+            end_steps,
+            credit_steps,
+            ..
+        } = *options;
         let credit = if C::NAMES_ONE_PLACE { signed(credit_steps) } else { 0 };
         let (saved, known_cost) = (credit, 0);
-        Pace { interval_ns, min_steps, page_rest_steps, end_steps, credit, last, saved, known_cost }
+        Pace {
+            interval_ns,
+            min_steps,
+            page_rest_steps,
+            page_rest_ns,
+            end_steps,
+            credit,
+            last,
+            saved,
+            known_cost,
+        }
     }
 
     /// Whether a checkpoint is to be taken now, where `held_blocks` written disk blocks are held in memory. `written` counts
@@ -154,7 +180,7 @@ impl<C: Unit> Pace<C> {
     }
 
     fn cost_of(&self, pages: u64) -> i64 {
-        signed(C::cost(pages.saturating_mul(self.page_rest_steps), pages.saturating_mul(PAGE_REST_NS)))
+        signed(C::cost(pages.saturating_mul(self.page_rest_steps), pages.saturating_mul(self.page_rest_ns)))
     }
 
     /// A checkpoint of this number of pages was taken.
@@ -280,9 +306,12 @@ mod tests {
         assert!(!due(&mut pace, at(1_000_000, 999_999_999), 0));
         assert!(due(&mut pace, at(1, 1_000_000_000), 0));
         pace.taken(at(1, 1_000_000_000), 10_000);
-        let earliest = 1_000_000_000 + 10_000 * PAGE_REST_NS;
+        let earliest = 1_000_000_000 + 10_000 * options.page_rest_ns;
         assert!(!due(&mut pace, at(2, earliest - 1), 0));
         assert!(due(&mut pace, at(2, earliest), 0));
         assert!(due(&mut pace, at(2, 1_000_000_001), MAX_HELD_BLOCKS));
+        let mut pace = Pace::begin(&options.at_any_cost(), Moment::default());
+        pace.taken(at(1, 1_000_000_000), 10_000);
+        assert!(due(&mut pace, at(2, 2_000_000_000), 0), "its interval is kept");
     }
 }
