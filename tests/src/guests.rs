@@ -1,6 +1,7 @@
 //! The guests, by name, as machines that have not run yet.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use machine::Machine;
 use machine::config::{MachineConfig, MachineOptions};
@@ -127,4 +128,16 @@ pub fn linux_options(
         memory_bytes: memory_mib << 20,
         ..MachineOptions::default()
     }
+}
+
+/// Makes the kernel of a few instructions (`small_guest.s`). It ends by the debug-exit port, and takes a second at most.
+pub fn small_kernel(directory: &Path) -> PathBuf {
+    let path = directory.join("small");
+    let made = Command::new("gcc")
+        .args(["-m32", "-nostdlib", "-static", "-Wl,-Ttext=0x100000,--build-id=none,--oformat=binary", "-o"])
+        .arg(&path)
+        .arg(repository().join("tests/src/small_guest.s"))
+        .status();
+    assert!(made.expect("the host has gcc").success());
+    path
 }

@@ -1,7 +1,6 @@
-//! KVM: a stock kernel boots, is typed at and reads its disk under KVM in the lab, and is recorded. The
-//! recording replays there, under KVM, and, packed, outside on the software engine, without any KVM; then one
-//! travels in it. And KVM does with small programs what the software CPU does, and lands exactly where it is
-//! told.
+//! KVM, in the lab: it does with small programs what the software CPU does, and lands exactly where it is told. A recording
+//! made under KVM replays there, and, packed, outside on the software engine. The short form records a guest of a few
+//! instructions. The long form records a stock kernel that is typed at and reads its disk, and then travels in the recording.
 
 use std::ops::Range;
 use std::path::Path;
@@ -15,15 +14,17 @@ use machine::position::{Count, Exits, Instructions};
 use recording::pack::{pack, unpack};
 use recording::{Opened, Recording};
 use serde_json::Value;
-use tests::guests::{BUSYBOX, CLOUD_ELF};
+use tests::guests::{BUSYBOX, CLOUD_ELF, small_kernel};
 use tests::lab::{Left, built};
 use tests::program::ttvm;
 
-/// Seconds after which a machine of the lab hangs for sure. Alone on a machine it is done in two minutes; other tests, builds
-/// and lints that run beside it make that ten times as long.
+/// What a replay says at its end.
+const EQUAL: &str = "replayed to the end: console, counts and hashes are equal";
+/// Seconds after which a machine of the lab hangs for sure. Alone on a host it is done in five minutes; builds and lints that run
+/// beside it make that several times as long.
 const HANGS_S: u64 = 1_800;
 
-/// What programs say of KVM, and what KVM does with small ones.
+/// What programs say of KVM, and what KVM does with small ones; a recording of a small guest.
 const PARTS: &str = r#"
 ./ttvm doctor >out/doctor
 mkdir -p /etc
@@ -34,6 +35,10 @@ set -e
 ./cases --nocapture >out/cases 2>&1
 ./failures --nocapture >out/failures 2>&1
 TTVM_LANDINGS=100 ./landings --nocapture >out/landings 2>&1
+printf 'typed keys' | ./ttvm record -o small.ttvm --engine kvm --slow-clock 64 --checkpoint-interval 1ms --checkpoint-overhead 4% \
+    --memory 16M --kernel small --debug-exit >out/console 2>out/told || [ $? = 1 ]
+./ttvm replay --engine kvm --verify --quiet small.ttvm >out/replayed 2>&1
+./ttvm pack small.ttvm -o out/small.packed
 "#;
 
 /// Records a boot in which a script types and a disk is read, replays it there, and packs it: `$ROUNDS`
@@ -82,10 +87,10 @@ const BEHIND_CHECKPOINT: u64 = 150_000_000;
 /// Events on it that are so far apart have a stretch between them that the other engine takes, before the last of the way.
 const FROM_EVENT_TO_EVENT: u64 = 30_000_000;
 
-/// The recording that was packed there: it counts exits.
-fn recording(left: &Left, round: u64) -> Recording<Exits> {
-    let path = left.folder().join(format!("lab-{round}.ttvm"));
-    let packed = left.folder().join(format!("lab-{round}.packed"));
+/// The recording of this name that was packed there: it counts exits.
+fn recording(left: &Left, name: &str) -> Recording<Exits> {
+    let path = left.folder().join(format!("{name}.ttvm"));
+    let packed = left.folder().join(format!("{name}.packed"));
     unpack(&packed, &path, 1 << 30).unwrap_or_else(|error| panic!("{error}"));
     match Opened::open(&path).unwrap_or_else(|error| panic!("{error}")) {
         Opened::ByExits(recording) => recording,
@@ -95,10 +100,12 @@ fn recording(left: &Left, round: u64) -> Recording<Exits> {
 
 #[test]
 fn kvm_does_as_the_software_cpu_does() {
-    let (ttvm, kernel, tests) = (ttvm(), CLOUD_ELF.path(), built(&["cases", "failures", "landings"]));
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let (ttvm, kernel, small) = (ttvm(), CLOUD_ELF.path(), small_kernel(directory.path()));
+    let tests = built(&["cases", "failures", "landings"]);
     let tests = tests.iter().map(|(name, path)| (name.as_str(), path.as_path()));
     let files: Vec<_> =
-        [("ttvm", ttvm.as_path()), ("vmlinux", kernel.as_path())].into_iter().chain(tests).collect();
+        [("ttvm", &*ttvm), ("vmlinux", &*kernel), ("small", &*small)].into_iter().chain(tests).collect();
     let left = Left::by(&[], PARTS, HANGS_S, &files);
     let doctor = left.file("doctor");
     assert!(doctor.contains("ok   kernel-mode instructions"), "{doctor}");
@@ -111,12 +118,20 @@ fn kvm_does_as_the_software_cpu_does() {
     }
     assert!(cases.contains("KVM as ttvm-v2-kvm-tcg: "), "{cases}");
     assert!(landings.contains("100 landings in"), "{landings}");
+    assert_eq!(left.file("console"), "typed keys", "{}", left.small_files());
+    assert!(left.file("replayed").contains(EQUAL), "{}", left.file("replayed"));
+    let recording = recording(&left, "small");
+    assert!(recording.log.events().count() > 20, "the timer comes due often");
+    equal_at_home(&recording);
 }
 
-/// `TTVM_LAB_ROUNDS` does it more often.
+/// `TTVM_LAB_ROUNDS` says how often.
 #[test]
-fn what_runs_under_kvm_replays_there_and_on_the_software_engine() {
-    let rounds = std::env::var("TTVM_LAB_ROUNDS").map_or(1, |text| text.parse().expect("a number"));
+fn a_stock_kernel_under_kvm_replays_there_and_on_the_software_engine() {
+    let Some(rounds) = std::env::var_os("TTVM_LAB_ROUNDS") else {
+        return skip::test("the short form records a small guest; TTVM_LAB_ROUNDS=1 records a stock kernel");
+    };
+    let rounds = rounds.to_str().and_then(|text| text.parse().ok()).expect("TTVM_LAB_ROUNDS is a number");
     let directory = tempfile::tempdir().expect("a temporary folder");
     let disk = directory.path().join("disk");
     let contents: Vec<u8> = (0..1_u32 << 18).flat_map(|word| word.to_le_bytes()).collect();
@@ -133,8 +148,8 @@ fn what_runs_under_kvm_replays_there_and_on_the_software_engine() {
         assert!(console.contains(&sum), "{sum}\n{console}");
         assert_eq!(left.file(&format!("suspended-{round}")).trim(), round.to_string());
         let replayed = left.file(&format!("replayed-{round}"));
-        assert!(replayed.contains("replayed to the end: console, counts and hashes are equal"), "{replayed}");
-        let way = replays_at_home(recording(&left, round));
+        assert!(replayed.contains(EQUAL), "{replayed}");
+        let way = replays_at_home(recording(&left, &format!("lab-{round}")));
         if round == 1 {
             travels_under_kvm(&ttvm, left.folder(), way);
         }
@@ -183,25 +198,29 @@ fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
     assert!(!left.small_files().contains("going on with the software engine alone"));
 }
 
-/// Gives a long stretch of the recounted recording that begins at a checkpoint, or at power-on, and has no
-/// other checkpoint on it.
-fn replays_at_home(recording: Recording<Exits>) -> Range<Instructions> {
-    let stopped =
-        recording.log.events().filter(|record| matches!(record.as_ref().unwrap().event, Event::Stopped(_)));
-    assert!(stopped.count() > 20, "timers come due where the guest makes no exits");
-    let found = verify(&recording, None, |_, _| {}).unwrap_or_else(|error| panic!("{error}"));
+/// The software CPU does what KVM did, and comes by the same checkpoints.
+fn equal_at_home(recording: &Recording<Exits>) {
+    let found = verify(recording, None, |_, _| {}).unwrap_or_else(|error| panic!("{error}"));
     if let Some(difference) = &found.difference {
         // No other recording is the same: to look for the reason one needs this one.
         let kept =
             Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("differs-{}.packed", std::process::id()));
-        pack(&recording, &kept, true).unwrap_or_else(|error| panic!("{error}"));
+        pack(recording, &kept, true).unwrap_or_else(|error| panic!("{error}"));
         let again = !matches!(difference.origin, Origin::Between);
         panic!("{}\na second replay is equal: {again}; kept as {}", difference.divergence, kept.display());
     }
     assert!(found.complete);
     assert!(found.equal(), "{}", found.checkpoint_difference.unwrap());
     assert!(found.checkpoints > 1, "{} checkpoints", found.checkpoints);
+}
 
+/// Gives a long stretch of the recounted recording that begins at a checkpoint, or at power-on, and has no
+/// other checkpoint on it.
+fn replays_at_home(recording: Recording<Exits>) -> Range<Instructions> {
+    let stopped =
+        recording.log.events().filter(|record| matches!(record.as_ref().unwrap().event, Event::Stopped(_)));
+    assert!(stopped.count() > 20, "timers come due where the guest makes no exits");
+    equal_at_home(&recording);
     let last = start_of_last(&recording, 0).unwrap().expect("the end is not the only checkpoint");
     let part = from_exit(recording.clone(), last, |_| {}).unwrap_or_else(|error| panic!("{error}"));
     let recounted = in_instructions(recording, |_| {}).unwrap_or_else(|error| panic!("{error}"));
