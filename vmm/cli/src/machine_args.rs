@@ -1,10 +1,11 @@
 //! Options that describe a machine, shared by `run` and `record`.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use host::{ClockOptions, LiveConsole, LiveInputs, LiveOptions, OpenedDevices, Pacing, Peer};
-use machine::config::{MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineOptions, PassedDevice};
+use machine::config::{MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineOptions, PassedDevice, hash_image_with};
+use machine::contents_hash::Scheme;
 use machine::engine::EngineKind;
 use machine::error::Error;
 use machine::notation;
@@ -17,6 +18,7 @@ use crate::go_live::{Source, SourceArgs};
 use crate::network_arg::NetworkArg;
 use crate::output::say;
 use crate::passthrough_arg::PassthroughArg;
+use crate::progress;
 
 /// The machine and its surroundings.
 #[derive(clap::Args)]
@@ -131,6 +133,9 @@ impl MachineArgs {
             let wanted: Vec<_> = self.passthrough.iter().map(|passed| passed.0.clone()).collect();
             let (devices, described) = OpenedDevices::open(&wanted)?;
             let power_on = host::power_on(self.date, self.seed)?;
+            if let Some(disk) = &self.disk {
+                show_hashing(disk)?;
+            }
             let guest = Recordable::on(self.engine(), &self.options(described)?, power_on)?;
             let (slots, ram) = (guest.config().passed_slots(), guest.machine.ram_view());
             let live = self.live()?.with_devices(devices, &slots, ram)?;
@@ -188,4 +193,21 @@ fn parse_size(text: &str) -> Result<u64, String> {
         ));
     }
     Ok(bytes)
+}
+
+/// Hashes a disk image, which is not read again for that. After a second a bar shows how far it is.
+fn show_hashing(disk: &Path) -> Result<(), Error> {
+    let begun = Instant::now();
+    let mut bar = None;
+    let hashed = hash_image_with(disk, Scheme::Sparse, &mut |done| {
+        if begun.elapsed() >= Duration::from_secs(1) {
+            let size_bytes = std::fs::metadata(disk).map_or(0, |metadata| metadata.len());
+            bar.get_or_insert_with(|| progress::bytes_bar("reading the disk image", size_bytes))
+                .set_position(done);
+        }
+    });
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    hashed.map(drop)
 }

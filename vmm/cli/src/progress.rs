@@ -11,6 +11,15 @@ pub fn bar(length: u64, show: bool) -> ProgressBar {
     bar
 }
 
+/// A bar for a file of so many bytes, on standard error where that is a terminal.
+pub fn bytes_bar(message: &'static str, size_bytes: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(size_bytes), ProgressDrawTarget::stderr_with_hz(5));
+    let template = "{msg} {bar:30} {percent:>3} %  {bytes}  {binary_bytes_per_sec}  {eta} left";
+    bar.set_style(ProgressStyle::with_template(template).expect("the template is a constant that is right"));
+    bar.set_message(message);
+    bar
+}
+
 /// Moves a bar that is shown. One that is hidden would reckon how fast it moves all the same.
 pub fn show(bar: &ProgressBar, position: u64) {
     if !bar.is_hidden() {

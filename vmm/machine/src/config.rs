@@ -10,6 +10,7 @@ use devices::passthrough::{BarDescriptionV1, FREE_ISA_IRQS, PciDescriptionV1};
 use guest_ram::PAGE_SIZE;
 use serde::Serialize;
 
+use crate::contents_hash::Scheme;
 use crate::error::Error;
 use crate::format::Format;
 use crate::image_file::{read_image, read_recorded};
@@ -17,7 +18,9 @@ use crate::profile::Profile;
 use crate::start::{self, Images, KernelFiles, KernelImages, ModuleFile, Start};
 use crate::starting_state::StartingState;
 
-pub use crate::image_file::{FileIdentity, ImageFile, hash_image, identity_when_hashed, same};
+pub use crate::image_file::{
+    FileIdentity, ImageFile, hash_image, hash_image_with, identity_when_hashed, same,
+};
 
 /// Least RAM that anything is expected to boot in.
 pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
@@ -135,7 +138,7 @@ impl MachineConfig {
                 Ok((ModuleFile { file, cmdline: cmdline.clone() }, bytes))
             })
             .collect::<Result<Vec<_>, Error>>()?;
-        let disk = options.disk.as_deref().map(hash_image).transpose()?;
+        let disk = options.disk.as_deref().map(|path| hash_image(path, Scheme::Sparse)).transpose()?;
         // The manifest is JSON, which has no other characters.
         let paths = [Some(&options.kernel), options.initrd.as_ref(), options.disk.as_ref()];
         let modules_paths = options.modules.iter().map(|(path, _)| path);
@@ -286,7 +289,8 @@ impl MachineConfig {
     /// Checks that the disk's image is the one that was recorded, by its hash.
     pub fn check_disk(&self) -> Result<(), Error> {
         let Some(disk) = &self.disk else { return Ok(()) };
-        same(DISK, disk, &read_recorded(DISK, disk, hash_image)?)
+        let hash = |path: &Path| hash_image(path, Scheme::of(&disk.hash));
+        same(DISK, disk, &read_recorded(DISK, disk, hash)?)
     }
 
     fn read_kernel(&self, files: &KernelFiles) -> Result<KernelImages, Error> {

@@ -1,14 +1,16 @@
 //! The files that a machine is made from: their contents, and whether they are still what was recorded.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use crate::contents_hash::{ContentsHasher, Scheme};
 use crate::error::Error;
 
 /// A file that a machine is made from, by path and contents.
@@ -16,7 +18,7 @@ use crate::error::Error;
 pub struct ImageFile {
     /// Where it was found.
     pub path: PathBuf,
-    /// BLAKE3 hash of its contents, in hex.
+    /// Hash of its contents, by one of the [`Scheme`]s.
     pub hash: String,
     /// Its size.
     pub size_bytes: u64,
@@ -60,58 +62,103 @@ impl FileIdentity {
 }
 
 /// What this process has hashed, and the identities that the files had: a disk image may have many gigabytes.
-static HASHED: Mutex<BTreeMap<PathBuf, (FileIdentity, ImageFile)>> = Mutex::new(BTreeMap::new());
+type Hashed = BTreeMap<(PathBuf, Scheme), (FileIdentity, ImageFile)>;
+static HASHED: Mutex<Hashed> = Mutex::new(BTreeMap::new());
 
-fn hashed() -> MutexGuard<'static, BTreeMap<PathBuf, (FileIdentity, ImageFile)>> {
+fn hashed() -> MutexGuard<'static, Hashed> {
     HASHED.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// The identity that the file at a path had when this process hashed it; `None` if it changed meanwhile, or just before.
-pub fn identity_when_hashed(path: &Path) -> Option<FileIdentity> {
-    hashed().get(path).map(|(identity, _)| *identity)
+/// The identity that an image's file had when this process hashed it; `None` if it changed meanwhile, or just before.
+pub fn identity_when_hashed(image: &ImageFile) -> Option<FileIdentity> {
+    hashed().get(&(image.path.clone(), Scheme::of(&image.hash))).map(|(identity, _)| *identity)
 }
 
 /// Reads an image file, which has so many bytes at most.
 pub(super) fn read_image(path: &Path, most_bytes: u64) -> Result<(ImageFile, Vec<u8>), Error> {
     let bytes = plain_file::read(path, most_bytes).map_err(Error::file("read", path))?;
-    Ok((described(path, &blake3::hash(&bytes), bytes.len() as u64), bytes))
+    Ok((described(path, blake3::hash(&bytes).to_hex().to_string(), bytes.len() as u64), bytes))
 }
 
 /// An image file, with the hash of its contents. A file that has not changed since is not read again.
-pub fn hash_image(path: &Path) -> Result<ImageFile, Error> {
+pub fn hash_image(path: &Path, scheme: Scheme) -> Result<ImageFile, Error> {
+    hash_image_with(path, scheme, &mut |_| {})
+}
+
+/// As [`hash_image`]; `progress` is told now and then how many bytes were hashed.
+pub fn hash_image_with(
+    path: &Path,
+    scheme: Scheme,
+    progress: &mut dyn FnMut(u64),
+) -> Result<ImageFile, Error> {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    let key = (absolute, scheme);
     let before = FileIdentity::of(path).ok().filter(FileIdentity::is_settled);
-    if let (Some(before), Some((identity, image))) = (before, hashed().get(path))
+    if let (Some(before), Some((identity, image))) = (before, hashed().get(&key))
         && *identity == before
     {
         return Ok(image.clone());
     }
-    let image = hash_contents(path)?;
+    let image = hash_contents(path, scheme, progress)?;
     let after = FileIdentity::of(path).ok();
     if let Some(identity) = before.filter(|&before| Some(before) == after) {
-        hashed().insert(image.path.clone(), (identity, image.clone()));
+        hashed().insert(key, (identity, image.clone()));
     }
     Ok(image)
 }
 
-fn hash_contents(path: &Path) -> Result<ImageFile, Error> {
-    let mut file = plain_file::open(path).map_err(Error::file("open", path))?;
-    let mut hasher = blake3::Hasher::new();
-    let mut buffer = vec![0; 1 << 20];
-    let mut size_bytes = 0;
-    loop {
-        let count = file.read(&mut buffer).map_err(Error::file("read", path))?;
-        if count == 0 {
-            break;
-        }
-        hasher.update(&buffer[..count]);
-        size_bytes += count as u64;
-    }
-    Ok(described(path, &hasher.finalize(), size_bytes))
+fn hash_contents(path: &Path, scheme: Scheme, progress: &mut dyn FnMut(u64)) -> Result<ImageFile, Error> {
+    let file = plain_file::open(path).map_err(Error::file("open", path))?;
+    let (hash, size_bytes) = hash_file(&file, scheme, progress).map_err(Error::file("read", path))?;
+    Ok(described(path, hash, size_bytes))
 }
 
-fn described(path: &Path, hash: &blake3::Hash, size_bytes: u64) -> ImageFile {
+/// The hash of a file, and its size. Holes are not read.
+fn hash_file(file: &File, scheme: Scheme, progress: &mut dyn FnMut(u64)) -> std::io::Result<(String, u64)> {
+    let mut hasher = ContentsHasher::new(scheme);
+    let mut buffer = vec![0; 1 << 20];
+    let mut at = 0;
+    loop {
+        let (data, hole) = next_data(file, at)?;
+        hasher.zeros(data - at);
+        at = data;
+        if at == hole {
+            return Ok((hasher.finish(), at));
+        }
+        while at < hole {
+            let length = (hole - at).min(buffer.len() as u64) as usize;
+            let count = file.read_at(&mut buffer[..length], at)?;
+            if count == 0 {
+                // Somebody cut it off.
+                return Ok((hasher.finish(), at));
+            }
+            hasher.update(&buffer[..count]);
+            at += count as u64;
+            progress(at);
+        }
+    }
+}
+
+/// The first stretch of data behind a place in a file; nothing at the file's end where there is none.
+fn next_data(file: &File, at: u64) -> std::io::Result<(u64, u64)> {
+    use nix::unistd::{Whence, lseek};
+    let size_bytes = file.metadata()?.len().max(at);
+    let seek = |at: u64, whence| lseek(file, at as i64, whence);
+    match seek(at, Whence::SeekData) {
+        Ok(data) => {
+            let hole = seek(data as u64, Whence::SeekHole)?;
+            Ok((data as u64, (hole as u64).max(data as u64)))
+        }
+        Err(nix::Error::ENXIO) => Ok((size_bytes, size_bytes)),
+        // The file system knows no holes.
+        Err(nix::Error::EINVAL | nix::Error::EOPNOTSUPP) => Ok((at, size_bytes)),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn described(path: &Path, hash: String, size_bytes: u64) -> ImageFile {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    ImageFile { path, hash: hash.to_hex().to_string(), size_bytes }
+    ImageFile { path, hash, size_bytes }
 }
 
 /// Looks at an image that a recording names. That it is not there, or is something that one could read from
@@ -123,7 +170,7 @@ pub(super) fn read_recorded<T>(
 ) -> Result<T, Error> {
     let missing = |why: String| {
         let why = format!(
-            "the {what} of this recording {why}; put back the file with BLAKE3 hash {} ({} bytes), \
+            "the {what} of this recording {why}; put back the file with the hash {} ({} bytes), \
              or say where it lies now with ttvm relink, which changes the recording's manifest",
             recorded.hash, recorded.size_bytes
         );
@@ -155,7 +202,7 @@ pub fn same(what: &str, recorded: &ImageFile, now: &ImageFile) -> Result<(), Err
 /// The hash of what is there is not said: a stranger's recording may name any file of the user's.
 fn changed(what: &str, recorded: &ImageFile) -> Error {
     let why = format!(
-        "the {what} has changed since the recording was made; put back the file with BLAKE3 hash {} ({} bytes)",
+        "the {what} has changed since the recording was made; put back the file with the hash {} ({} bytes)",
         recorded.hash, recorded.size_bytes
     );
     Error::recording(&recorded.path, why)

@@ -53,6 +53,7 @@ pub mod comparable;
 pub mod config;
 pub mod console_tail;
 mod contents;
+pub mod contents_hash;
 pub mod disk;
 pub mod divergence;
 pub mod engine;

@@ -16,7 +16,7 @@ const MAX_NOTE_BYTES: u64 = 4096;
 
 #[derive(PartialEq, Serialize, Deserialize)]
 struct Note {
-    /// BLAKE3 hash of the contents, in hex.
+    /// Hash of the contents, as the manifest has it.
     hash: String,
     /// What the file was then.
     file: FileIdentity,
@@ -24,7 +24,7 @@ struct Note {
 
 /// Notes in the recording's folder what this process has hashed. That it cannot be written is no harm.
 pub(super) fn note(folder: &Path, disk: &ImageFile) {
-    let Some(file) = identity_when_hashed(&disk.path) else { return };
+    let Some(file) = identity_when_hashed(disk) else { return };
     let note = Note { hash: disk.hash.clone(), file };
     let text = serde_json::to_string(&note).expect("plain data in memory always serializes");
     if let Err(error) = std::fs::write(folder.join(DISK_SEEN), text) {
@@ -56,6 +56,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use machine::config::hash_image;
+    use machine::contents_hash::Scheme;
 
     use super::*;
 
@@ -76,7 +77,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk");
         write_old(&path, &[1; 512]);
-        let disk = hash_image(&path).unwrap();
+        let disk = hash_image(&path, Scheme::Sparse).unwrap();
         let file = FileIdentity::of(&path).unwrap();
         let text = serde_json::to_string(&Note { hash: disk.hash.clone(), file }).unwrap();
         std::fs::write(folder.path().join(DISK_SEEN), text).unwrap();
@@ -95,7 +96,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk");
         std::fs::write(&path, [1; 512]).unwrap();
-        let disk = hash_image(&path).unwrap();
+        let disk = hash_image(&path, Scheme::Sparse).unwrap();
         note(folder.path(), &disk);
         assert!(!folder.path().join(DISK_SEEN).exists());
     }

@@ -14,6 +14,7 @@ use crate::manifest::Manifest;
 use crate::manifest_text::read_manifest;
 use machine::Counter;
 use machine::config::{ImageFile, MachineConfig, hash_image};
+use machine::contents_hash::Scheme;
 use machine::error::Error;
 use machine::position::{Count, Exits, Instructions};
 use machine::start::Images;
@@ -89,7 +90,7 @@ impl<C: Unit> Recording<C> {
         let file = images.join(START);
         let mut manifest = Manifest::new(machine.clone());
         state.write(&file, manifest.format)?;
-        let inside = ImageFile { path: Path::new(IMAGES).join(START), ..hash_image(&file)? };
+        let inside = ImageFile { path: Path::new(IMAGES).join(START), ..hash_image(&file, Scheme::Whole)? };
         manifest.machine.start = Start::State { state: inside, booted: machine.start.booted().clone() };
         Recording::<C>::begin_as(path, &manifest)
     }

@@ -9,6 +9,7 @@ use crate::manifest::Manifest;
 use crate::manifest_text::read_manifest;
 use crate::opened::must_be_a_directory;
 use machine::config::{ImageFile, MachineConfig, hash_image};
+use machine::contents_hash::Scheme;
 use machine::error::Error;
 use machine::start::Start;
 
@@ -74,13 +75,13 @@ fn link(recording: &Path, machine: &mut MachineConfig, moved: &MovedImages) -> R
 
 /// The image at this path, which must be the recorded one. The error has no hash of another file: the user may not be the one who is to know it.
 fn found(what: &str, recorded: &ImageFile, path: &Path) -> Result<ImageFile, Error> {
-    let now = hash_image(path)?;
+    let now = hash_image(path, Scheme::of(&recorded.hash))?;
     if (&now.hash, now.size_bytes) == (&recorded.hash, recorded.size_bytes) {
         return Ok(now);
     }
     let (hash, bytes) = (&recorded.hash, recorded.size_bytes);
     let why = format!(
-        "is not the {what} of the recording, which has BLAKE3 hash {hash} and {bytes} bytes: name that file"
+        "is not the {what} of the recording, which has the hash {hash} and {bytes} bytes: name that file"
     );
     Err(Error::recording(path, why))
 }

@@ -1,8 +1,11 @@
-//! Recordings in a directory: listed, and removed.
+//! Recordings in a directory: listed, removed, and looked up where their images lie now.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
 
 use crate::common::ttvm;
 use serde_json::Value;
-use tiny_guest::record;
+use tiny_guest::{record, write_kernel};
 
 #[test]
 fn recordings_are_listed_with_what_is_wrong_with_them() {
@@ -102,4 +105,31 @@ fn the_version_says_which_recordings_can_be_read() {
     let expected = format!("recordings: format {}", recording::FORMAT_VERSION);
     assert!(code == 0 && out.lines().any(|line| line == expected) && out.contains("ttvm-v2"), "{out}");
     assert_eq!(ttvm(directory.path(), &["-V"]).1.lines().count(), 1);
+}
+
+/// What was never written to a disk image is not read, and one byte behind it counts.
+#[test]
+fn a_large_disk_begins_at_once_and_is_known_by_its_contents() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let kernel = write_kernel(path, 1000).display().to_string();
+    let disk = fs::File::create(path.join("disk")).unwrap();
+    disk.set_len(1 << 42).unwrap();
+    disk.write_at(&[7], (1 << 42) - 1).unwrap();
+    let record =
+        ["record", "-o", "r.ttvm", "--memory", "4M", "--debug-exit", "--disk", "disk", "--kernel", &kernel];
+    let (code, _, told) = ttvm(path, &record);
+    assert_eq!(code, 1, "{told}");
+    let (code, _, told) = ttvm(path, &["replay", "--verify", "r.ttvm"]);
+    assert_eq!(code, 1, "{told}");
+    disk.write_at(&[8], (1 << 42) - 1).unwrap();
+    let (code, _, told) = ttvm(path, &["replay", "r.ttvm"]);
+    assert!(code == 4 && told.contains("the disk image of this recording has changed"), "{code}: {told}");
+    // It is another file with the same contents.
+    let copy = fs::File::create(path.join("copy")).unwrap();
+    copy.set_len(1 << 42).unwrap();
+    copy.write_at(&[7], (1 << 42) - 1).unwrap();
+    copy.write_at(&[0; 5000], 5 << 20).unwrap();
+    let (code, _, told) = ttvm(path, &["relink", "r.ttvm", "--kernel", &kernel, "--disk", "copy"]);
+    assert_eq!(code, 0, "{told}");
 }
