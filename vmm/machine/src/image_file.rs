@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
@@ -119,7 +118,7 @@ fn hash_file(file: &File, scheme: Scheme, progress: &mut dyn FnMut(u64)) -> std:
     let mut buffer = vec![0; 1 << 20];
     let mut at = 0;
     loop {
-        let (data, hole) = next_data(file, at)?;
+        let (data, hole) = plain_file::next_data(file, at)?;
         hasher.zeros(data - at);
         at = data;
         if at == hole {
@@ -136,23 +135,6 @@ fn hash_file(file: &File, scheme: Scheme, progress: &mut dyn FnMut(u64)) -> std:
             at += count as u64;
             progress(at);
         }
-    }
-}
-
-/// The first stretch of data behind a place in a file; nothing at the file's end where there is none.
-fn next_data(file: &File, at: u64) -> std::io::Result<(u64, u64)> {
-    use nix::unistd::{Whence, lseek};
-    let size_bytes = file.metadata()?.len().max(at);
-    let seek = |at: u64, whence| lseek(file, at as i64, whence);
-    match seek(at, Whence::SeekData) {
-        Ok(data) => {
-            let hole = seek(data as u64, Whence::SeekHole)?;
-            Ok((data as u64, (hole as u64).max(data as u64)))
-        }
-        Err(nix::Error::ENXIO) => Ok((size_bytes, size_bytes)),
-        // The file system knows no holes.
-        Err(nix::Error::EINVAL | nix::Error::EOPNOTSUPP) => Ok((at, size_bytes)),
-        Err(errno) => Err(errno.into()),
     }
 }
 

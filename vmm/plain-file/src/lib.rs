@@ -22,6 +22,9 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
+use nix::errno::Errno;
+use nix::unistd::{Whence, lseek};
+
 /// Neither for the other end of a pipe nor for a modem, and a terminal does not become this process's.
 const WITHOUT_WAITING: i32 = libc::O_NONBLOCK | libc::O_NOCTTY;
 
@@ -33,6 +36,22 @@ pub fn open(path: &Path) -> io::Result<File> {
     // Opening a device does things already.
     check(&std::fs::metadata(path)?)?;
     checked(File::options().read(true).custom_flags(WITHOUT_WAITING), path)
+}
+
+/// The first stretch of a file's data that ends behind a place: where it begins and ends. Behind the last one it is empty, and at
+/// the file's end. A file system that knows no holes says that all is data.
+///
+/// # Errors
+/// If the file's size or its holes cannot be asked for.
+pub fn next_data(file: &File, at: u64) -> io::Result<(u64, u64)> {
+    let size_bytes = file.metadata()?.len().max(at);
+    let seek = |at: u64, whence| lseek(file, at as i64, whence).map(|found| found as u64);
+    match seek(at, Whence::SeekData) {
+        Ok(data) => Ok((data, seek(data, Whence::SeekHole)?)),
+        Err(Errno::ENXIO) => Ok((size_bytes, size_bytes)),
+        Err(Errno::EINVAL | Errno::EOPNOTSUPP) => Ok((at, size_bytes)),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// The contents of a file that has no more than so many bytes.
@@ -85,7 +104,7 @@ fn name_of(kind: FileType) -> &'static str {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{FileExt, symlink};
     use std::os::unix::net::UnixListener;
     use std::path::PathBuf;
 
@@ -139,5 +158,19 @@ mod tests {
         symlink(&path, &link).unwrap();
         assert!(lock_file(&link).is_err());
         assert_eq!(fs::read(&path).unwrap(), b"precious");
+    }
+    #[test]
+    fn holes_are_no_data() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = File::create_new(folder.path().join("file")).unwrap();
+        assert_eq!(next_data(&file, 0).unwrap(), (0, 0));
+        file.set_len(1 << 30).unwrap();
+        file.write_at(b"data", 100 << 20).unwrap();
+        let (data, hole) = next_data(&file, 0).unwrap();
+        assert!(data <= 100 << 20 && hole > 100 << 20, "{data} to {hole}");
+        let (next, end) = next_data(&file, hole).unwrap();
+        // A file system that knows no holes has none.
+        assert!(next == end && end == 1 << 30 || hole == 1 << 30, "{next} to {end}");
+        assert_eq!(next_data(&file, 1 << 30).unwrap(), (1 << 30, 1 << 30));
     }
 }
