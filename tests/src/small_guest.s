@@ -97,7 +97,8 @@ tick:
 
 .balign 8
 gdt:
-    .quad 0, 0x00CF9A000000FFFF, 0x00CF92000000FFFF
+    # Marked as accessed: emulators differ in whether a far jump marks them.
+    .quad 0, 0x00CF9B000000FFFF, 0x00CF93000000FFFF
 gdt_pointer:
     .word 23
     .long gdt
