@@ -52,6 +52,13 @@ impl Core {
         self.observe_delivery(vector, error_code);
     }
 
+    /// An IRET, SYSRET or SYSEXIT completed.
+    pub(crate) fn returned(&mut self) {
+        if self.debug.traps_returns() {
+            self.note_trap(Trap::Return);
+        }
+    }
+
     /// Whether no access needs to be seen.
     #[inline]
     pub(crate) fn sees_no_access(&self) -> bool {

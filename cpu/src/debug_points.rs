@@ -62,6 +62,8 @@ pub struct Traps {
     pub system_calls: SystemCalls,
     /// Deliveries through these entries of the interrupt table: exceptions, interrupts, NMI and INT n alike.
     pub vectors: BTreeSet<u8>,
+    /// Completed IRET, SYSRET and SYSEXIT.
+    pub returns: bool,
 }
 
 /// A set of system calls.
@@ -96,6 +98,8 @@ pub enum Trap {
     SystemCall(u64),
     /// Control passed through this entry of the interrupt table.
     Vector(u8),
+    /// An IRET, SYSRET or SYSEXIT completed.
+    Return,
 }
 
 /// What the debugger waited for and the step that just completed did.
@@ -214,6 +218,11 @@ impl DebugPoints {
     /// Whether a trap waits for deliveries through this entry of the interrupt table.
     pub(crate) fn traps_vector(&self, vector: u8) -> bool {
         self.traps.vectors.contains(&vector)
+    }
+
+    /// Whether a trap waits for returns from handlers and system calls.
+    pub(crate) fn traps_returns(&self) -> bool {
+        self.traps.returns
     }
 
     fn rebuild(&mut self) {

@@ -24,6 +24,8 @@ MAX_TABLE_BYTES = 256 << 20
 NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")
 # A system call's name, or a pattern of such.
 CALL = re.compile(r"[a-z_*?][a-z0-9_*?]*")
+# A breakpoint or one of its places in gdb's table, up to its address.
+POINT = re.compile(r"\d+(?:\.\d+)?\s[^\n]*?(0x[0-9a-f]{16})\b")
 # What memory is compared with: "->" is no comparison.
 COMPARED = re.compile(r"(.*?\S)(?:\s*(==|!=|<=|>=)\s*|\s+([<>])\s+)(\S.*)")
 
@@ -82,6 +84,36 @@ def goes_backward():
     """Whether a movement goes back now. reverse-stepi and its like turn the direction round and run the forward
     command, with its hook."""
     return "everse" in gdb.execute("show exec-direction", to_string=True)
+
+
+class Told:
+    """What ttvm was told last: on which connection, and which addresses."""
+
+    connection, addresses = None, None
+
+
+def tell_breakpoints(event=None):
+    """Tells ttvm which breakpoints are the user's. All others are gdb's own, for one step, and count in its thread only."""
+    connection = gdb.selected_inferior().connection
+    if connection is None:
+        return
+    table = gdb.execute("info breakpoints", to_string=True).splitlines()
+    addresses = {match[1] for match in map(POINT.match, table) if match}
+    if (connection, addresses) == (Told.connection, Told.addresses):
+        return
+    Told.connection, Told.addresses = connection, addresses
+    try:
+        ask(" ".join(["user-breakpoints"] + sorted(addresses)))
+    except (gdb.error, gdb.GdbError):
+        pass  # This is not ttvm, or one that does not know of it.
+
+
+def pass_calls():
+    """Lets the steps of the command that begins pass system calls."""
+    try:
+        ask("pass-calls")
+    except (gdb.error, gdb.GdbError):
+        pass  # This is not ttvm, or one that does not know of it.
 
 
 def forget():
@@ -568,6 +600,18 @@ themselves. Without anything: say what is bound."""
         raise gdb.GdbError("there is no breakpoint %d" % wanted)
 
 
+class StepInterrupts(Verb):
+    """Say whether steps go into the handlers of interrupts and faults, and into other threads: tt step-interrupts [on|off]
+
+By default (off) a step follows its thread, forward and backward: what comes between passes unseen, but for break- and
+watchpoints in it. That holds for stepi, step, next, finish, until, advance and their reverse twins."""
+
+    verb = "step-interrupts"
+
+    def invoke(self, argument, from_tty):
+        gdb.write(ask("step-interrupts " + argument))
+
+
 class Back(Verb):
     """Leave a scratch fork and return to the recorded history, at the place where the fork began.
 
@@ -587,6 +631,7 @@ script that goes back in a loop ends at the start of the recording."""
     verb = "guard-backward"
 
     def invoke(self, argument, from_tty):
+        tell_breakpoints()
         place = where()
         if place and place[0] == 0:
             raise gdb.GdbError("This is the start of the recording: there is nothing before it.")
@@ -600,12 +645,50 @@ class GuardForward(Verb):
     verb = "guard-forward"
 
     def invoke(self, argument, from_tty):
+        tell_breakpoints()
+        if argument:
+            pass_calls()
         # gdb makes a reverse command of the forward one, with all its hooks.
         if goes_backward():
             return
         place = where()
         if place and place[0] >= place[1] and not place[2]:
             raise gdb.GdbError("This is the end of the recording: there is nothing after it.")
+
+
+class ReverseSource(gdb.Command):
+    """Step backward until the start of another line of source.
+
+In code without line information this goes back to the call of the function, as gdb's own command does, but at once."""
+
+    def __init__(self, forward):
+        self.forward = forward
+        super().__init__("reverse-" + forward, gdb.COMMAND_RUNNING)
+
+    def invoke(self, argument, from_tty):
+        if not argument and self.has_caller() and not has_line():
+            gdb.execute("reverse-finish", from_tty)
+            # The call is in the middle of a line, whose start is meant.
+            if not has_line(lambda line: line.pc != gdb.selected_frame().pc()):
+                return
+        gdb.execute("set exec-direction reverse")
+        pass_calls()
+        try:
+            gdb.execute("%s %s" % (self.forward, argument), from_tty)
+        finally:
+            gdb.execute("set exec-direction forward")
+
+    def has_caller(self):
+        try:
+            return gdb.selected_frame().name() is not None and gdb.newest_frame().older() is not None
+        except gdb.error:
+            return False
+
+
+def has_line(holds=lambda line: True):
+    """Whether the source of this place is known, and something holds of its line."""
+    line = gdb.selected_frame().find_sal()
+    return line.symtab is not None and line.line != 0 and holds(line)
 
 
 class Position(gdb.Function):
@@ -623,10 +706,17 @@ class Position(gdb.Function):
 
 for command in (Tt, Goto, When, BackTo, ForwardTo, Traps, Search, Mark, Checkpoint, Console, Physical, Ps, Threads, BreakIn):
     command()
-for command in (Backtrace, Dmesg, Symbols, Back, GdbCheckpoint, GuardBackward, GuardForward, Position):
+for command in (Backtrace, Dmesg, Symbols, StepInterrupts, Back, GdbCheckpoint, GuardBackward, GuardForward, Position):
     command()
-for name in ("stepi", "step", "nexti", "next", "continue"):
+for name in ("step", "next"):
+    ReverseSource(name)
+for event in (gdb.events.breakpoint_created, gdb.events.breakpoint_modified, gdb.events.breakpoint_deleted):
+    event.connect(tell_breakpoints)
+for name in ("finish", "until", "advance"):
     gdb.execute("define hook-%s\ntt guard-forward\nend" % name, to_string=True)
+for name in ("stepi", "step", "nexti", "next", "continue"):
+    words = "" if name in ("stepi", "continue") else " past-calls"
+    gdb.execute("define hook-%s\ntt guard-forward%s\nend" % (name, words), to_string=True)
     gdb.execute("define hook-reverse-%s\ntt guard-backward\nend" % name, to_string=True)
 gdb.execute("define hook-reverse-finish\ntt guard-backward\nend", to_string=True)
 # By default gdb gives a server up that is silent for two seconds: on a busy machine that is short.

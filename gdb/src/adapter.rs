@@ -96,8 +96,14 @@ impl<'t> Adapter<'t> {
     /// Moves the target as gdb has asked, and says what to report. The sentence of a failed move is on the
     /// console then.
     pub(crate) fn perform(&mut self) -> MultiThreadStopReason<u64> {
+        let steps_off = match self.requested {
+            Move::StepForward | Move::StepBackward if self.stops.has_removed() => {
+                self.registers().ok().map(|registers| registers.rip)
+            }
+            _ => None,
+        };
         self.forget();
-        match self.try_move() {
+        match self.try_move(steps_off) {
             Ok(stop) => self.reason(stop),
             Err(refusal) => {
                 log::warn!("gdb's request failed: {refusal}");
@@ -149,12 +155,9 @@ impl<'t> Adapter<'t> {
         self.stops.clear(self.target);
     }
 
-    fn try_move(&mut self) -> Result<Stop, Refusal> {
+    fn try_move(&mut self, steps_off: Option<u64>) -> Result<Stop, Refusal> {
         let Self { target, link, stops, requested, .. } = self;
-        match requested {
-            Move::StepForward | Move::StepBackward => stops.apply_watchpoints(*target)?,
-            Move::RunForward | Move::RunBackward | Move::Range(_) => stops.apply_all(*target)?,
-        }
+        stops.apply_all(*target, steps_off)?;
         let mut progress = target.progress();
         let poll = &mut sticky_poll(link, &mut *progress);
         match requested {

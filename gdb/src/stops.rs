@@ -31,17 +31,27 @@ impl StopSets {
         &self.target_breakpoints
     }
 
-    /// Makes the target's sets equal to gdb's.
+    /// Whether the target has a breakpoint that gdb has taken out.
+    pub(crate) fn has_removed(&self) -> bool {
+        let mut of_target = self.target_breakpoints.iter();
+        of_target.any(|address| !self.software.contains(address) && !self.hardware.contains(address))
+    }
+
+    /// Makes the target's sets equal to gdb's. gdb takes out the breakpoint that it `steps_off`: it stays where it is, for what
+    /// comes between before the step is done.
     ///
     /// # Errors
     /// The target's refusal to set one of them. What was set before it stays set and is remembered as such.
-    pub(crate) fn apply_all(&mut self, target: &mut dyn DebugTarget) -> Result<(), Refusal> {
-        self.apply_breakpoints(target)?;
+    pub(crate) fn apply_all(
+        &mut self,
+        target: &mut dyn DebugTarget,
+        steps_off: Option<u64>,
+    ) -> Result<(), Refusal> {
+        self.apply_breakpoints(target, steps_off)?;
         self.apply_watchpoints(target)
     }
 
-    /// As [`Self::apply_all`] for the watchpoints only: breakpoints do not matter to a single step.
-    pub(crate) fn apply_watchpoints(&mut self, target: &mut dyn DebugTarget) -> Result<(), Refusal> {
+    fn apply_watchpoints(&mut self, target: &mut dyn DebugTarget) -> Result<(), Refusal> {
         if self.watchpoints == self.target_watchpoints {
             return Ok(());
         }
@@ -61,10 +71,15 @@ impl StopSets {
         Ok(())
     }
 
-    fn apply_breakpoints(&mut self, target: &mut dyn DebugTarget) -> Result<(), Refusal> {
+    fn apply_breakpoints(
+        &mut self,
+        target: &mut dyn DebugTarget,
+        steps_off: Option<u64>,
+    ) -> Result<(), Refusal> {
         let (software, hardware) = (&self.software, &self.hardware);
         self.target_breakpoints.retain(|address| {
-            let keep = software.contains(address) || hardware.contains(address);
+            let keep =
+                software.contains(address) || hardware.contains(address) || steps_off == Some(*address);
             if !keep {
                 if self.target_conditions.remove(address).is_some() {
                     target.set_conditions(*address, &[]);

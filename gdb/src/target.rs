@@ -161,8 +161,8 @@ pub trait DebugTarget {
     /// A step that takes long (because the target has to replay its way there) may poll, and is either done
     /// or, with [`Stop::Interrupted`], has not moved the target.
     ///
-    /// Steps ignore breakpoints: gdb steps off a breakpoint after taking it out, and the server does not
-    /// bother the target with that.
+    /// The instruction's own breakpoint and that of the next one do not count: gdb steps off a breakpoint after taking it out.
+    /// A target that leaves out what comes between, such as an interrupt's handler, returns [`Stop::Breakpoint`] for one there.
     fn step_forward(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal>;
 
     /// Undoes exactly one instruction: the mirror image of [`Self::step_forward`], with

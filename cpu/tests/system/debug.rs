@@ -378,6 +378,38 @@ fn sysenter_is_a_system_call_and_sysexit_is_not() {
     assert_eq!((m.run_to_handler(), m.counts.system_calls), (13, 0));
 }
 
+#[test]
+fn returns_from_handlers_and_system_calls_are_trapped() {
+    let returns = Traps { returns: true, ..Traps::default() };
+    let mut m = Machine::protected().in_user_mode();
+    m.state.msrs.sysenter_cs = KERNEL_CS.into();
+    m.state.msrs.sysenter_esp = KERNEL_STACK;
+    m.state.msrs.sysenter_eip = CODE;
+    m.state.gpr[2] = USER_CODE + 0x100;
+    m.code(32, |a| a.sysenter().unwrap());
+    m.code_at(32, CODE, CODE, |a| a.sysexit().unwrap());
+    m.load();
+    m.cpu.set_traps(returns.clone());
+    assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Met(Met::Trap(Trap::Return)));
+    assert_eq!((m.cpu.steps(), m.cpu.rip()), (2, USER_CODE + 0x100));
+
+    let mut m = Machine::long();
+    m.code(64, |a| {
+        a.mov(rax, rsp).unwrap();
+        a.push(0).unwrap();
+        a.push(rax).unwrap();
+        a.pushfq().unwrap();
+        a.push(i32::from(KERNEL_CS)).unwrap();
+        a.push(CODE as i32 + 0x100).unwrap();
+        a.iretq().unwrap();
+    });
+    m.load();
+    let begin = m.counts.steps;
+    m.cpu.set_traps(returns);
+    assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, u64::MAX), Stop::Met(Met::Trap(Trap::Return)));
+    assert_eq!((m.cpu.steps(), m.cpu.rip()), (begin + 7, CODE + 0x100));
+}
+
 /// The delivery is a step of its own, and the run stops after it even where its budget ends there.
 #[test]
 fn deliveries_are_trapped_by_vector() {

@@ -14,6 +14,10 @@ use views::guest_kernel::Backtrace;
 
 use super::GdbTarget;
 use history::timeline::{Cause, number};
+use machine::position::Instructions;
+
+/// A kernel that was not found is not looked for again within this distance.
+const LOOKED_FOR_STEPS: u64 = 50_000_000;
 
 impl GdbTarget<'_> {
     /// The kernel's symbols as of now.
@@ -36,6 +40,16 @@ impl GdbTarget<'_> {
         let tasks = Arc::new(Tasks::of_kernel(self.timeline.machine(), &symbols)?);
         self.tasks = Some(tasks.clone());
         Ok(tasks)
+    }
+
+    /// As [`Self::tasks`], for what is asked at each step: looks for the kernel seldom where there is none.
+    pub(super) fn known_tasks(&mut self) -> Option<Arc<Tasks>> {
+        let here = self.timeline.position();
+        let is_near = |at: &Instructions| at.0.abs_diff(here.0) < LOOKED_FOR_STEPS;
+        if self.tasks.is_none() && !self.stepping.no_kernel_at.as_ref().is_some_and(is_near) {
+            self.stepping.no_kernel_at = self.tasks().err().map(|_| here);
+        }
+        self.tasks.clone()
     }
 
     /// Who called whom in the kernel.

@@ -19,7 +19,8 @@
 //! [`GdbTarget`] makes a timeline a [`DebugTarget`]. [`serve`] gives each gdb a timeline of its own (`sessions.rs`):
 //! start there. `monitor.rs` has the commands that gdb does not know. `processes.rs`, `threads.rs` and `kernel.rs` have
 //! the commands that ask the guest's kernel, and `symbol_files.rs` writes files for gdb. `bounds.rs` stops in one
-//! process only.
+//! process only. `steps.rs` and `steps_back.rs` let a step follow its thread, and `temporary.rs` lets the breakpoints do so that
+//! gdb sets for a step.
 //!
 //! Nothing here speaks gdb's protocol, and nothing changes a recording: what gdb changes goes to a scratch fork
 //! ([`history::timeline`]).
@@ -28,12 +29,17 @@
 
 mod bounds;
 mod kernel;
+mod level;
 mod monitor;
 mod processes;
 mod progress;
 mod registers;
 mod sessions;
+mod stepping;
+mod steps;
+mod steps_back;
 mod symbol_files;
+mod temporary;
 mod threads;
 
 use std::collections::BTreeMap;
@@ -49,10 +55,13 @@ use guest_symbols::Symbols;
 use guest_symbols::tasks::Tasks;
 
 use self::bounds::Bounds;
+use self::level::Level;
 pub use self::sessions::{MAX_SESSIONS, Options, Report, serve, trouble};
+use self::stepping::Stepping;
 use self::symbol_files::SymbolFiles;
+use self::temporary::Temporary;
 use self::threads::ShownThreads;
-use history::timeline::{Breakpoint, Cause, Filter, Hit, Stops, Timeline, TravelStop, Watch};
+use history::timeline::{Breakpoint, Cause, Direction, Filter, Hit, Stops, Timeline, TravelStop, Watch};
 use machine::Machine;
 use machine::error::Error;
 use machine::position::Instructions;
@@ -69,6 +78,9 @@ pub struct GdbTarget<'a> {
     filters: BTreeMap<u64, Filter>,
     /// In which processes break- and watchpoints count.
     bounds: Bounds,
+    /// Which breakpoints are gdb's own.
+    temporary: Temporary,
+    stepping: Stepping,
     /// The kernel's symbols at the place where they were last asked for.
     symbols: Option<(Place, Arc<Symbols>)>,
     /// Where the kernel keeps its processes.
@@ -96,6 +108,8 @@ impl<'a> GdbTarget<'a> {
             watchpoints: Vec::new(),
             filters: BTreeMap::new(),
             bounds: Bounds::default(),
+            temporary: Temporary::default(),
+            stepping: Stepping::default(),
             symbols: None,
             tasks: None,
             symbol_files: SymbolFiles::default(),
@@ -122,6 +136,22 @@ impl<'a> GdbTarget<'a> {
 
     /// Hands the points in force to the timeline.
     fn points_changed(&mut self) {
+        self.timeline.set_stops(self.points());
+    }
+
+    /// A movement begins here.
+    fn begin(&mut self, direction: Direction) {
+        if !self.stepping.follow_cpu {
+            let tasks = self.known_tasks();
+            let machine = self.timeline.machine();
+            let here = || Level::of(machine, tasks.as_ref());
+            self.temporary.begin(&self.breakpoints, &here, direction, machine);
+        }
+        self.points_changed();
+    }
+
+    /// The points in force.
+    fn points(&self) -> Stops {
         let watch = |point: &gdb::Watchpoint| Watch {
             point: engine_watchpoint(point),
             // gdb goes on by itself where a write has changed nothing: it need not hear of it.
@@ -129,14 +159,25 @@ impl<'a> GdbTarget<'a> {
             comparison: None,
         };
         let filter = |address: u64, condition| Some((address, self.bounds.filter(address, condition)?));
-        let at_breakpoint = |&address: &u64| filter(address, self.filters.get(&address).cloned());
-        self.timeline.set_stops(Stops {
+        let at_breakpoint = |&address: &u64| filter(address, self.condition(address));
+        Stops {
             breakpoints: self.breakpoints.iter().map(|&address| Breakpoint::at(address)).collect(),
             filters: self.breakpoints.iter().filter_map(at_breakpoint).collect(),
             watches: self.watchpoints.iter().map(watch).collect(),
             watch_filters: self.watchpoints.iter().filter_map(|point| filter(point.address, None)).collect(),
             ..Stops::default()
-        });
+        }
+    }
+
+    /// The condition of a breakpoint, gdb's and that of a temporary one.
+    fn condition(&self, address: u64) -> Option<Filter> {
+        let condition = self.filters.get(&address);
+        let Some(temporary) = self.temporary.filter(address) else { return condition.cloned() };
+        let (temporary, condition) = (temporary.clone(), condition.cloned());
+        let holds = move |machine: &Machine<Instructions>| {
+            temporary.holds(machine) && condition.as_ref().is_none_or(|condition| condition.holds(machine))
+        };
+        Some(Filter::new(holds))
     }
 
     /// To be called before gdb changes something.
@@ -172,7 +213,9 @@ impl GdbTarget<'_> {
             TravelStop::Reached => Stop::Step,
             TravelStop::Hit(Cause::Breakpoint(_)) => Stop::Breakpoint(self.timeline.machine().cpu().rip()),
             // Only gdb's own points are set while gdb runs.
-            TravelStop::Hit(Cause::SystemCall(_) | Cause::Vector(_) | Cause::Console(_)) => Stop::Step,
+            TravelStop::Hit(Cause::SystemCall(_) | Cause::Vector(_) | Cause::Return | Cause::Console(_)) => {
+                Stop::Step
+            }
             TravelStop::Hit(Cause::Watch { kind, address }) => Stop::Watchpoint {
                 kind: match kind {
                     cpu::WatchKind::Read => gdb::WatchKind::Read,
@@ -220,6 +263,9 @@ impl DebugTarget for GdbTarget<'_> {
     }
 
     fn threads(&mut self) -> gdb::Threads {
+        // gdb asks when it shows a stop to its user.
+        self.temporary.is_shown = true;
+        self.stepping.pass_calls = false;
         let machine = self.timeline.machine();
         self.shown_threads.as_mut().map(|shown| shown.list(machine)).unwrap_or_default()
     }
@@ -236,12 +282,14 @@ impl DebugTarget for GdbTarget<'_> {
 
     fn set_breakpoint(&mut self, address: u64) -> Result<(), Refusal> {
         self.breakpoints.push(address);
+        self.temporary.fresh.insert(address);
         self.points_changed();
         Ok(())
     }
 
     fn clear_breakpoint(&mut self, address: u64) {
         self.breakpoints.retain(|&b| b != address);
+        self.temporary.forget(address);
         self.points_changed();
     }
 
@@ -271,22 +319,29 @@ impl DebugTarget for GdbTarget<'_> {
         self.points_changed();
     }
 
-    fn step_forward(&mut self, _poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
-        let stop = self.timeline.step_forward().map_err(refused)?;
-        Ok(self.stopped(stop))
+    fn step_forward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
+        self.begin(Direction::Forward);
+        self.step_of_thread(poll)
     }
 
     fn step_backward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
-        let stop = self.timeline.step_backward(poll).map_err(refused)?;
-        Ok(self.stopped(stop))
+        self.begin(Direction::Backward);
+        self.step_back_of_thread(poll)
     }
 
     fn run_forward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
-        let stop = self.timeline.run_forward(poll).map_err(refused)?;
-        Ok(self.stopped(stop))
+        self.begin(Direction::Forward);
+        match self.temporary.thread() {
+            Some(thread) => self.run_of_thread(&thread, poll),
+            None => {
+                let stop = self.timeline.run_forward(poll).map_err(refused)?;
+                Ok(self.stopped(stop))
+            }
+        }
     }
 
     fn run_backward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
+        self.begin(Direction::Backward);
         let stop = self.timeline.run_backward(poll).map_err(refused)?;
         Ok(self.stopped(stop))
     }
@@ -297,28 +352,14 @@ impl DebugTarget for GdbTarget<'_> {
         breakpoints: &std::collections::BTreeSet<u64>,
         poll: &mut gdb::Poll<'_>,
     ) -> Result<Stop, Refusal> {
-        for step in 1_u64.. {
-            let stop = self.step_forward(poll)?;
-            if stop != Stop::Step {
-                return Ok(stop);
-            }
-            let rip = self.timeline.machine().cpu().rip();
-            if breakpoints.contains(&rip) {
-                return Ok(Stop::Breakpoint(rip));
-            }
-            if !range.contains(&rip) {
-                return Ok(Stop::Step);
-            }
-            if step.is_multiple_of(4096) && poll() {
-                return Ok(Stop::Interrupted);
-            }
-        }
-        unreachable!("2^64 steps take longer than any session")
+        self.begin(Direction::Forward);
+        self.steps_in_range(&range, breakpoints, poll)
     }
 
     fn monitor(&mut self, command: &str, poll: &mut gdb::Poll<'_>) -> Result<String, Refusal> {
         // This is asked by scripts.
         self.unseen = command == "position";
+        self.temporary.is_shown = true;
         // gdb prints an error's text no better than this, and scripts must be able to tell.
         let answer = self.obey(command, poll).unwrap_or_else(|refusal| format!("error: {refusal}\n"));
         self.timeline.settle_meanwhile();

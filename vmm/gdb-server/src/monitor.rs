@@ -45,6 +45,9 @@ monitor break-in PID|NAME|here|CR3|anywhere [ADDR...]
                                     those with one name, or in one address space
 monitor symbols [modules]           make a file of the symbols of the guest's kernel and its modules, or of these alone, and
                                     say how gdb loads it
+monitor step-interrupts [on|off]    let steps go into interrupts, faults and other threads, or follow their thread (off)
+monitor pass-calls                  let the next steps of a program pass its system calls, for scripts
+monitor user-breakpoints ADDR...    these are the user's breakpoints: all others are gdb's own, for one step, for scripts
 monitor back                        leave the scratch fork that changing something began
 monitor position                    instruction count, that of the recording's end, and 1 in a fork, for scripts
 (After a movement gdb must drop what it knows: maintenance flush register-cache. The tt commands do.)
@@ -74,6 +77,12 @@ impl GdbTarget<'_> {
             "threads" => self.set_threads(rest),
             "break-in" => self.break_in(rest),
             "symbols" => self.symbol_commands(rest),
+            "step-interrupts" => self.set_stepping(rest),
+            "pass-calls" => {
+                self.stepping.pass_calls = true;
+                Ok(String::new())
+            }
+            "user-breakpoints" => self.set_user_breakpoints(rest),
             "back" => self.leave_fork(),
             "help" | "" => Ok(format!("{HELP}conditions: {CONDITIONS}\n")),
             _ => Err(Refusal::new(format!("there is no 'monitor {word}': try 'monitor help'"))),
@@ -290,6 +299,27 @@ impl GdbTarget<'_> {
             let _ = writeln!(answer, "there is no RAM at {:#x}", address.saturating_add(count as u64));
         }
         Ok(answer)
+    }
+
+    fn set_stepping(&mut self, argument: &str) -> Result<String, Refusal> {
+        match argument {
+            "" => {}
+            "on" => self.stepping.follow_cpu = true,
+            "off" => self.stepping.follow_cpu = false,
+            _ => return Err(Refusal::new("write: monitor step-interrupts [on|off]")),
+        }
+        let said = match self.stepping.follow_cpu {
+            true => "steps follow the CPU, into interrupts, faults and other threads\n",
+            false => "steps follow their thread; what comes between passes, but for break- and watchpoints\n",
+        };
+        Ok(said.to_string())
+    }
+
+    fn set_user_breakpoints(&mut self, text: &str) -> Result<String, Refusal> {
+        let addresses = text.split_whitespace().map(number).collect::<Option<_>>();
+        let wrong = || Refusal::new("write: monitor user-breakpoints ADDR...");
+        self.temporary.of_user = Some(addresses.ok_or_else(wrong)?);
+        Ok(String::new())
     }
 
     fn leave_fork(&mut self) -> Result<String, Refusal> {

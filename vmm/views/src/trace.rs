@@ -126,7 +126,7 @@ impl Places {
         let addresses = [self.switch, self.interrupt_return, self.call_return].into_iter().flatten();
         Stops {
             breakpoints: addresses.map(Breakpoint::at).collect(),
-            traps: Traps { system_calls: SystemCalls::All, vectors: (0..=u8::MAX).collect() },
+            traps: Traps { system_calls: SystemCalls::All, vectors: (0..=u8::MAX).collect(), returns: false },
             console: Some(Vec::new()),
             ..Stops::default()
         }
@@ -203,7 +203,7 @@ impl Note {
                 What::InterruptReturns { to_program: stack_word(machine, 8).is_some_and(|cs| cs & 3 == 3) }
             }
             Cause::Breakpoint(at) if Some(at) == places.switch => switch(machine, kernel),
-            Cause::Breakpoint(_) | Cause::Watch { .. } => What::Nothing,
+            Cause::Breakpoint(_) | Cause::Watch { .. } | Cause::Return => What::Nothing,
         };
         Note { at: hit.before, time_ns, thread, what }
     }

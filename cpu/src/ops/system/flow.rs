@@ -103,7 +103,9 @@ fn retf(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
 
 fn iret(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     let next_rip = core.return_rip(op);
-    core.interrupt_return(bus, op.aux.into(), next_rip)
+    core.interrupt_return(bus, op.aux.into(), next_rip)?;
+    core.returned();
+    Ok(())
 }
 
 /// The vector of system calls by INT, as 32-bit Linux has it.
@@ -224,6 +226,7 @@ fn sysret(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     } else {
         core.set_rflags(core.rflags_bits() | flags::IF);
     }
+    core.returned();
     trap_by_new_tf(core)
 }
 
@@ -260,6 +263,7 @@ fn sysexit(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     load_flat(core, code, stack);
     core.frame.regs[4] = rsp;
     core.rip = rip;
+    core.returned();
     Ok(())
 }
 

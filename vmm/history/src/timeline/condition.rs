@@ -235,6 +235,7 @@ impl std::fmt::Display for Cause {
                 None => write!(f, "system call {number}"),
             },
             Cause::Vector(vector) => write!(f, "vector {vector}"),
+            Cause::Return => f.write_str("return from a handler or system call"),
             Cause::Console(_) => f.write_str("the text on the console"),
         }
     }

@@ -149,11 +149,33 @@ pub struct Stops {
     pub watch_filters: BTreeMap<u64, Filter>,
     /// After these events of the CPU.
     pub traps: Traps,
+    /// What must hold behind an event of the CPU for it to count.
+    pub trap_filter: Option<Filter>,
     /// When this text has appeared on the console; an empty one: when anything has.
     pub console: Option<Vec<u8>>,
 }
 
 impl Stops {
+    /// Whether a breakpoint counts where a machine stands.
+    pub fn stops_at(&self, machine: &Machine<Instructions>) -> bool {
+        !self.breakpoints.is_empty() && self.breakpoint_at(machine).is_some()
+    }
+
+    /// The linear address of a breakpoint that counts where a machine stands.
+    fn breakpoint_at(&self, machine: &Machine<Instructions>) -> Option<u64> {
+        let core = machine.cpu().core();
+        let linear = core.rip.wrapping_add(core.frame.seg_base[1]);
+        let wanted = self.breakpoints.iter().any(|point| {
+            let address = match point.space {
+                AddressKind::Linear => Some(linear),
+                AddressKind::Physical => core.peek_address(linear),
+            };
+            address == Some(point.address)
+        });
+        let holds = || self.filters.get(&linear).is_none_or(|filter| filter.holds(machine));
+        (wanted && holds()).then_some(linear)
+    }
+
     /// One system call, or each.
     pub fn system_call(number: Option<u64>) -> Stops {
         let system_calls =
@@ -178,6 +200,8 @@ pub enum Cause {
     SystemCall(u64),
     /// Control passed through this entry of the interrupt table.
     Vector(u8),
+    /// A return from a handler or a system call completed.
+    Return,
     /// The text appeared on the console, with the last so many bytes of what the guest printed.
     Console(usize),
 }
@@ -210,6 +234,11 @@ impl<'a> Armed<'a> {
         Armed { stops }
     }
 
+    /// What [`Armed::new`] has armed already, and nothing has changed since.
+    pub fn again(stops: &'a Stops) -> Armed<'a> {
+        Armed { stops }
+    }
+
     /// Disarms everything.
     pub fn disarm(machine: &mut Machine<Instructions>) {
         machine.set_breakpoints(&[]);
@@ -221,7 +250,8 @@ impl<'a> Armed<'a> {
     /// The addresses of its breakpoints, if it stops at nothing but breakpoints at no more than `most` linear
     /// addresses.
     pub fn addresses(&self, most: usize) -> Option<Vec<u64>> {
-        let Stops { breakpoints, filters: _, watches, watch_filters: _, traps, console } = self.stops;
+        let Stops { breakpoints, filters: _, watches, watch_filters: _, traps, trap_filter: _, console } =
+            self.stops;
         let others = !watches.is_empty() || *traps != Traps::default() || console.is_some();
         let linear = breakpoints.iter().filter(|point| point.space == AddressKind::Linear);
         let mut addresses: Vec<u64> = linear.map(|point| point.address).collect();
@@ -254,23 +284,22 @@ impl<'a> Armed<'a> {
     fn of_step(&self, machine: &Machine<Instructions>) -> Option<Cause> {
         machine.cpu().hits().iter().find_map(|hit| match hit {
             cpu::Hit::Watch(hit) => self.watched(hit, machine),
-            cpu::Hit::Trap(Trap::SystemCall(number)) => Some(Cause::SystemCall(*number)),
-            cpu::Hit::Trap(Trap::Vector(vector)) => Some(Cause::Vector(*vector)),
+            cpu::Hit::Trap(trap) => self.trapped(*trap, machine),
+        })
+    }
+
+    fn trapped(&self, trap: Trap, machine: &Machine<Instructions>) -> Option<Cause> {
+        let holds = self.stops.trap_filter.as_ref().is_none_or(|filter| filter.holds(machine));
+        holds.then_some(match trap {
+            Trap::SystemCall(number) => Cause::SystemCall(number),
+            Trap::Vector(vector) => Cause::Vector(vector),
+            Trap::Return => Cause::Return,
         })
     }
 
     fn at_breakpoint(&self, machine: &Machine<Instructions>, here: Instructions) -> Option<Hit> {
-        let core = machine.cpu().core();
-        let linear = core.rip.wrapping_add(core.frame.seg_base[1]);
-        let wanted = self.stops.breakpoints.iter().any(|point| {
-            let address = match point.space {
-                AddressKind::Linear => Some(linear),
-                AddressKind::Physical => core.peek_address(linear),
-            };
-            address == Some(point.address)
-        });
-        let holds = || self.stops.filters.get(&linear).is_none_or(|filter| filter.holds(machine));
-        (wanted && holds()).then_some(Hit { before: here, after: here, cause: Cause::Breakpoint(linear) })
+        let linear = self.stops.breakpoint_at(machine)?;
+        Some(Hit { before: here, after: here, cause: Cause::Breakpoint(linear) })
     }
 
     fn watched(&self, hit: &WatchHit, machine: &Machine<Instructions>) -> Option<Cause> {

@@ -63,6 +63,9 @@ impl Meter {
     }
 }
 
+/// Single steps between two questions whether to stop.
+const STEPS_PER_POLL: u64 = 4096;
+
 /// Cores of this host for long searches: asked once, for a process that has locked itself in cannot look at all that decides it.
 pub fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
@@ -238,6 +241,11 @@ impl Timeline {
     /// Replaces everything that runs stop at.
     pub fn set_stops(&mut self, stops: Stops) {
         self.stops = stops;
+    }
+
+    /// Everything that runs stop at.
+    pub fn stops(&self) -> &Stops {
+        &self.stops
     }
 
     /// Replaces the breakpoints that runs stop at.
@@ -567,15 +575,44 @@ impl Timeline {
 
     /// Executes one instruction, ignoring breakpoints.
     pub fn step_forward(&mut self) -> Result<TravelStop, Error> {
-        let here = self.position();
+        self.steps_forward(&mut |_| false, &mut || false)
+    }
+
+    /// Executes instructions one by one, ignoring breakpoints, for as long as `goes_on` says so behind each and nothing else
+    /// stops them.
+    pub fn steps_forward(
+        &mut self,
+        goes_on: &mut dyn FnMut(&Machine<Instructions>) -> bool,
+        poll: &mut Poll<'_>,
+    ) -> Result<TravelStop, Error> {
         let stops = Stops { breakpoints: Vec::new(), ..self.stops.clone() };
-        if self.fork.is_some() {
-            return Fork::run(&mut self.walker.machine, here + 1, &stops, &mut || false);
+        for step in 1_u64.. {
+            let stop = match self.fork {
+                Some(_) => self.step_in_fork(&stops)?,
+                None => self.step_in_history(&stops, step == 1)?,
+            };
+            if stop != TravelStop::Reached || !goes_on(&self.walker.machine) {
+                return Ok(stop);
+            }
+            if step.is_multiple_of(STEPS_PER_POLL) && poll() {
+                return Ok(TravelStop::Interrupted);
+            }
         }
+        unreachable!("2^64 steps take longer than any session")
+    }
+
+    fn step_in_fork(&mut self, stops: &Stops) -> Result<TravelStop, Error> {
+        let next = self.position() + 1;
+        Fork::run(&mut self.walker.machine, next, stops, &mut || false)
+    }
+
+    fn step_in_history(&mut self, stops: &Stops, is_first: bool) -> Result<TravelStop, Error> {
+        let here = self.position();
         if here >= self.shared.end {
             return Ok(TravelStop::End);
         }
-        let armed = Armed::new(&stops, &mut self.walker.machine);
+        let machine = &mut self.walker.machine;
+        let armed = if is_first { Armed::new(stops, machine) } else { Armed::again(stops) };
         let mut origin = here;
         let walked = self.walker.run(here + 1, &armed, &mut origin, u64::MAX, &mut || false)?;
         Ok(match walked {

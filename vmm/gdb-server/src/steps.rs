@@ -1,0 +1,296 @@
+//! Steps that follow their thread. An interrupt, a fault or another thread that comes between passes unseen, but for break- and
+//! watchpoints in it. `steps_back.rs` has the same backward.
+//!
+//! A step of the CPU is one of three things. It delivers an event: the run goes on until a return from a handler leads back
+//! to the same [`Level`]. It switches to another thread: the run goes on until the kernel switches back. Or it is the
+//! thread's own instruction, and the step is done.
+//!
+//! A fault or an interrupt may lead elsewhere than back: to a signal's handler, or to code that repairs a fault. The thread goes
+//! on there, so the step ends there.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use cpu::{AddressKind, Traps, WatchKind, Watchpoint};
+use gdb::{Poll, Refusal, Stop};
+
+use super::level::Level;
+use super::{GdbTarget, refused};
+use history::timeline::{Cause, Comparison, Filter, Relation, Stops, TravelStop, Watch};
+use machine::Machine;
+use machine::position::Instructions;
+
+/// Whether something that came between has passed.
+pub(super) enum Passed {
+    /// The thread runs again.
+    Back,
+    /// Something else stopped the machine.
+    Stopped(Stop),
+}
+
+impl GdbTarget<'_> {
+    /// Executes one instruction of the thread that runs.
+    pub(super) fn step_of_thread(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal> {
+        if self.stepping.follow_cpu {
+            let stop = self.timeline.step_forward().map_err(refused)?;
+            return Ok(self.stopped(stop));
+        }
+        let here = self.level();
+        let stop = self.steps_of_thread(&here, &mut |_| false, poll)?;
+        if stop != Stop::Step || !self.stepping.pass_calls || self.points().stops_at(self.timeline.machine())
+        {
+            return Ok(stop);
+        }
+        Ok(self.pass_what_program_asked(&here, poll)?.unwrap_or(stop))
+    }
+
+    /// Executes instructions of the thread that runs, for as long as `goes_on` says so behind each.
+    fn steps_of_thread(
+        &mut self,
+        begin: &Level,
+        goes_on: &mut dyn FnMut(&Machine<Instructions>) -> bool,
+        poll: &mut Poll<'_>,
+    ) -> Result<Stop, Refusal> {
+        let points = self.points();
+        self.timeline.set_stops(Stops { traps: deliveries(), ..points.clone() });
+        let stop = self.follow(begin, goes_on, &points, poll);
+        self.timeline.set_stops(points);
+        stop
+    }
+
+    fn follow(
+        &mut self,
+        begin: &Level,
+        goes_on: &mut dyn FnMut(&Machine<Instructions>) -> bool,
+        points: &Stops,
+        poll: &mut Poll<'_>,
+    ) -> Result<Stop, Refusal> {
+        let deliveries = self.timeline.stops().clone();
+        let mut here = begin.clone();
+        loop {
+            let mut left = false;
+            let mut own = |machine: &Machine<Instructions>| {
+                left = !here.is_program && !here.runs(machine);
+                let goes_on = !left && goes_on(machine);
+                if goes_on {
+                    here.move_to(machine);
+                }
+                goes_on
+            };
+            let stop = self.timeline.steps_forward(&mut own, poll).map_err(refused)?;
+            let passed = match stop {
+                TravelStop::Reached if !left => return Ok(self.stopped(stop)),
+                TravelStop::Reached => self.pass_others(&here, points, poll)?,
+                TravelStop::Hit(Cause::Vector(_)) if here.was_interrupted(self.timeline.machine()) => {
+                    self.pass_handler(&here, points, poll)?
+                }
+                _ => return Ok(self.stopped(stop)),
+            };
+            if let Passed::Stopped(stop) = passed {
+                return Ok(stop);
+            }
+            let there = self.level_with(&here);
+            if !there.is_same(&here) {
+                here = there;
+                if !goes_on(self.timeline.machine()) {
+                    return Ok(self.stopped(TravelStop::Reached));
+                }
+            }
+            self.timeline.set_stops(deliveries.clone());
+        }
+    }
+
+    /// Executes instructions of the thread that runs while RIP is in a range. What a program asks of the kernel, and its handlers
+    /// of signals, pass as one instruction.
+    pub(super) fn steps_in_range(
+        &mut self,
+        range: &Range<u64>,
+        breakpoints: &BTreeSet<u64>,
+        poll: &mut Poll<'_>,
+    ) -> Result<Stop, Refusal> {
+        let begin = self.level();
+        let self_has = self.breakpoints.clone();
+        loop {
+            let mut before = self.level_with(&begin);
+            let points = self.points();
+            let is_at_point = |machine: &Machine<Instructions>| {
+                let rip = machine.cpu().rip();
+                points.stops_at(machine) || breakpoints.contains(&rip) && !self_has.contains(&rip)
+            };
+            let mut goes_on = |machine: &Machine<Instructions>| {
+                let core = machine.cpu().core();
+                let goes_on = range.contains(&core.rip) && !is_at_point(machine);
+                if goes_on {
+                    before.move_to(machine);
+                }
+                goes_on
+            };
+            let stop = self.steps_of_thread(&begin, &mut goes_on, poll)?;
+            if stop != Stop::Step || self.stepping.follow_cpu {
+                return Ok(stop);
+            }
+            if is_at_point(self.timeline.machine()) {
+                return Ok(Stop::Breakpoint(self.timeline.machine().cpu().rip()));
+            }
+            if let Some(stop) = self.pass_what_program_asked(&before, poll)? {
+                return Ok(stop);
+            }
+            let machine = self.timeline.machine();
+            let rip = machine.cpu().rip();
+            if is_at_point(machine) {
+                return Ok(Stop::Breakpoint(rip));
+            }
+            if !range.contains(&rip) {
+                return Ok(Stop::Step);
+            }
+        }
+    }
+
+    /// Runs on for a movement of gdb's that a thread began: it ends where that ends.
+    pub(super) fn run_of_thread(&mut self, thread: &Level, poll: &mut Poll<'_>) -> Result<Stop, Refusal> {
+        let points = self.points();
+        match self.pass(thread, Stops::default(), &points, poll)? {
+            Passed::Stopped(stop) => Ok(stop),
+            Passed::Back => Ok(Stop::Step),
+        }
+    }
+
+    /// Where a step of a program from `before` has led into the kernel or to a signal's handler, goes on until it is back.
+    fn pass_what_program_asked(
+        &mut self,
+        before: &Level,
+        poll: &mut Poll<'_>,
+    ) -> Result<Option<Stop>, Refusal> {
+        let points = self.points();
+        let is_in_kernel = before.is_program && !self.level_with(before).is_program;
+        if is_in_kernel && let Passed::Stopped(stop) = self.pass_handler(before, &points, poll)? {
+            return Ok(Some(stop));
+        }
+        if before.is_signalled(self.timeline.machine()) {
+            let level = before.clone();
+            let behind = Filter::new(move |machine| level.is_behind_signal(machine));
+            if let Passed::Stopped(stop) = self.pass(before, returns(behind), &points, poll)? {
+                return Ok(Some(stop));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Goes on until a handler has led back to where it came.
+    fn pass_handler(&mut self, here: &Level, points: &Stops, poll: &mut Poll<'_>) -> Result<Passed, Refusal> {
+        let level = here.clone();
+        let back = Filter::new(move |machine| level.is_back(machine));
+        self.pass(here, returns(back), points, poll)
+    }
+
+    /// Goes on until the kernel has switched back to the thread.
+    fn pass_others(&mut self, here: &Level, points: &Stops, poll: &mut Poll<'_>) -> Result<Passed, Refusal> {
+        let machine = self.timeline.machine();
+        if here.has_ended(machine) {
+            return Ok(Passed::Stopped(self.ended(here)));
+        }
+        let Some((place, task)) = here.switches(machine) else {
+            return Ok(Passed::Stopped(self.stopped(TravelStop::Reached)));
+        };
+        let back = Stops { watches: vec![switch_to(place, task)], ..Stops::default() };
+        self.pass(here, back, points, poll)
+    }
+
+    /// Goes on until what `back` waits for, unless the points stop the machine or the thread ends.
+    fn pass(
+        &mut self,
+        here: &Level,
+        back: Stops,
+        points: &Stops,
+        poll: &mut Poll<'_>,
+    ) -> Result<Passed, Refusal> {
+        // A step has not moved where it is interrupted, and a run has.
+        let begun =
+            if back == Stops::default() { None } else { Some(self.timeline.snapshot().map_err(refused)?) };
+        let switches = here.switches(self.timeline.machine());
+        let mut stops = with(points, back);
+        let is_free = |place: u64| !stops.watches.iter().any(|watch| watch.point.address == place);
+        if let Some((place, _)) = switches.filter(|&(place, _)| is_free(place)) {
+            let level = here.clone();
+            stops.watches.push(switch(place).into());
+            stops.watch_filters.insert(place, Filter::new(move |machine| level.has_ended(machine)));
+        }
+        self.timeline.set_stops(stops);
+        let stop = self.timeline.run_forward(poll).map_err(refused)?;
+        self.timeline.set_stops(points.clone());
+        let machine = self.timeline.machine();
+        let is_switch = |address: u64| switches.is_some_and(|(place, _)| place == address);
+        match stop {
+            TravelStop::Hit(Cause::Return) => Ok(Passed::Back),
+            TravelStop::Hit(Cause::Watch { address, .. }) if is_switch(address) && here.runs(machine) => {
+                Ok(Passed::Back)
+            }
+            TravelStop::Hit(Cause::Watch { address, .. })
+                if is_switch(address) && here.has_ended(machine) =>
+            {
+                Ok(Passed::Stopped(self.ended(here)))
+            }
+            TravelStop::Interrupted => {
+                if let Some(begun) = begun.filter(|_| self.timeline.forked_at().is_none()) {
+                    self.timeline.return_to(&begun).map_err(refused)?;
+                }
+                Ok(Passed::Stopped(Stop::Interrupted))
+            }
+            TravelStop::End => {
+                let name = here.name(machine).unwrap_or_default();
+                self.message = Some(format!("The recording ends before the thread {name} comes so far."));
+                Ok(Passed::Stopped(self.stopped(stop)))
+            }
+            _ => Ok(Passed::Stopped(self.stopped(stop))),
+        }
+    }
+
+    /// The thread has ended, and the machine stands where the next one has been chosen.
+    fn ended(&mut self, thread: &Level) -> Stop {
+        let name = thread.name(self.timeline.machine()).unwrap_or_default();
+        self.message = Some(format!("The thread {name} has ended: this is where it ran last."));
+        self.stopped(TravelStop::Reached)
+    }
+
+    /// Where the machine stands.
+    pub(super) fn level(&mut self) -> Level {
+        let tasks = self.known_tasks();
+        Level::of(self.timeline.machine(), tasks.as_ref())
+    }
+
+    /// As [`Self::level`], as well as `other` knew it.
+    pub(super) fn level_with(&self, other: &Level) -> Level {
+        Level::of(self.timeline.machine(), other.tasks())
+    }
+}
+
+/// Every delivery of an event.
+pub(super) fn deliveries() -> Traps {
+    Traps { vectors: (0..=u8::MAX).collect(), ..Traps::default() }
+}
+
+/// Returns from handlers that a filter accepts.
+fn returns(filter: Filter) -> Stops {
+    let traps = Traps { returns: true, ..Traps::default() };
+    Stops { traps, trap_filter: Some(filter), ..Stops::default() }
+}
+
+/// Writes to the variable that says what runs.
+pub(super) fn switch(place: u64) -> Watchpoint {
+    Watchpoint { space: AddressKind::Linear, address: place, length: 8, kind: WatchKind::Write }
+}
+
+/// Such a write after which this task runs.
+pub(super) fn switch_to(place: u64, task: u64) -> Watch {
+    let comparison = Some(Comparison { relation: Relation::Equal, value: task });
+    Watch { point: switch(place), changes_only: false, comparison }
+}
+
+/// A user's points with what a movement waits for besides.
+pub(super) fn with(points: &Stops, mut more: Stops) -> Stops {
+    more.breakpoints.clone_from(&points.breakpoints);
+    more.filters.clone_from(&points.filters);
+    more.watches.extend(points.watches.iter().copied());
+    more.watch_filters.extend(points.watch_filters.iter().map(|(&at, filter)| (at, filter.clone())));
+    more
+}

@@ -1,0 +1,107 @@
+//! Temporary breakpoints: those that gdb sets for a step over a call, `finish` or `until`. They count only in the thread that
+//! set them, and where it is to leave a function, only when that has returned.
+//!
+//! gdb does not say which breakpoints are its own. With `gdb/commands/tt.py`, the user's addresses are known, and all others
+//! are temporary. Without it, a breakpoint is temporary that gdb sets between two movements without showing the place between them
+//! to its user, or that comes with a movement forward at an address to which the stack says that a function returns.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::level::Level;
+use history::timeline::{Direction, Filter};
+use machine::Machine;
+use machine::position::Instructions;
+
+/// Bytes of the stack in which the address is looked for to which a function returns.
+const STACK_BYTES: usize = 4096;
+const RSP: u8 = 4;
+
+/// Which breakpoints are gdb's own, and where they count.
+#[derive(Default)]
+pub(super) struct Temporary {
+    /// The addresses of the user's breakpoints, if gdb has told.
+    pub of_user: Option<BTreeSet<u64>>,
+    /// Breakpoints that have been set since the last movement.
+    pub fresh: BTreeSet<u64>,
+    /// gdb has shown this place to its user.
+    pub is_shown: bool,
+    /// What holds for those that are temporary, by address.
+    bound: BTreeMap<u64, Bound>,
+}
+
+/// Where a temporary breakpoint counts.
+struct Bound {
+    thread: Level,
+    filter: Filter,
+}
+
+impl Temporary {
+    /// A movement begins where `here` says, with these breakpoints.
+    pub fn begin(
+        &mut self,
+        breakpoints: &[u64],
+        here: &dyn Fn() -> Level,
+        direction: Direction,
+        machine: &Machine<Instructions>,
+    ) {
+        let fresh = std::mem::take(&mut self.fresh);
+        let is_shown = std::mem::take(&mut self.is_shown);
+        let mut bound = std::mem::take(&mut self.bound);
+        let mut stack = None;
+        for &address in breakpoints {
+            let was_bound = bound.remove(&address);
+            let is_fresh = fresh.contains(&address);
+            let mut returns = || {
+                let stack = stack.get_or_insert_with(|| words_on_stack(machine));
+                direction == Direction::Forward && stack.contains(&address)
+            };
+            let is_temporary = match &self.of_user {
+                Some(of_user) => !of_user.contains(&address),
+                None => was_bound.is_some() || is_fresh && (!is_shown || returns()),
+            };
+            if !is_temporary {
+                continue;
+            }
+            let now = was_bound.filter(|_| !is_fresh && !is_shown).unwrap_or_else(|| {
+                let (thread, is_entry) = (here(), !is_shown && direction == Direction::Backward);
+                Bound { filter: in_thread(thread.clone(), returns(), is_entry), thread }
+            });
+            self.bound.insert(address, now);
+        }
+    }
+
+    /// What must hold for a breakpoint to count, if it is temporary.
+    pub fn filter(&self, address: u64) -> Option<&Filter> {
+        self.bound.get(&address).map(|bound| &bound.filter)
+    }
+
+    /// The thread for which there are temporary breakpoints.
+    pub fn thread(&self) -> Option<Level> {
+        self.bound.values().next().map(|bound| bound.thread.clone())
+    }
+
+    /// A breakpoint is gone.
+    pub fn forget(&mut self, address: u64) {
+        self.bound.remove(&address);
+        self.fresh.remove(&address);
+    }
+}
+
+/// Only in the thread that is at `here`. At an address to which a function `returns`, only behind the return; going back to
+/// where a function is `entered`, only in the frame in which the thread is or one of its callers.
+fn in_thread(here: Level, returns: bool, is_entry: bool) -> Filter {
+    Filter::new(move |machine| {
+        let stack = machine.cpu().core().reg64(RSP);
+        let is_deep_enough = if returns { stack > here.stack } else { !is_entry || stack >= here.stack };
+        is_deep_enough && here.runs(machine)
+    })
+}
+
+/// What is on the stack from the stack pointer on.
+fn words_on_stack(machine: &Machine<Instructions>) -> BTreeSet<u64> {
+    let core = machine.cpu().core();
+    let mut bytes = vec![0; STACK_BYTES];
+    let read = core.peek(core.reg64(RSP), &mut bytes).min(bytes.len());
+    let (words, _) = bytes[..read].as_chunks::<8>();
+    words.iter().map(|word| u64::from_le_bytes(*word)).collect()
+}
