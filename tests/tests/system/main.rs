@@ -12,6 +12,7 @@ mod gdb_processes;
 mod gdb_session;
 mod gdb_travel;
 mod going_live;
+mod kernel_reports;
 mod kernels;
 mod kvm_lab;
 mod network;
