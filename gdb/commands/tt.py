@@ -413,7 +413,7 @@ class Physical(Verb):
 class Ps(Verb):
     """Show the guest's processes as of this position, * at the one that runs: tt ps
 
-Their numbers and names are for "tt break-in". Kernel threads have no address space of their own. STATE is what ps
+WAITS IN is the function of the kernel that has called the scheduler for it. Their numbers and names are for "tt break-in". Kernel threads have no address space of their own. STATE is what ps
 writes: R runs or wants to, S sleeps, D sleeps and is not to be disturbed, I is idle, T is stopped, t is traced, Z has
 ended, X is gone, P is parked."""
 

@@ -1,4 +1,4 @@
-//! What a stock kernel reports of itself, without a console.
+//! What a stock kernel reports of itself, without a console; and what a search says of system calls, threads and values.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -46,6 +46,7 @@ fn a_panic_without_a_console_is_found_in_the_kernels_log() {
         let state = json(directory, &["state", "r.ttvm", "--at", at, "--backtrace", "--dmesg", "--json"]);
         assert_eq!(state["instruction"], report["instruction"], "{at}");
         assert_eq!(state["dmesg"].as_array().unwrap().last().unwrap()["text"], report["line"], "{at}");
+        assert_eq!(state["thread"]["name"], "sh", "{at}");
     }
     let (code, _, said) = run(directory, &["state", "r.ttvm", "--at", "fault"]);
     assert!(code == Some(exit_code::USAGE) && said.contains("no exception in the kernel"), "{said}");
@@ -68,4 +69,52 @@ fn the_instruction_that_faulted_is_a_place() {
     assert_eq!(state["registers"]["rip"], "0x0", "{state}");
     let (fault, oops) = (state["instruction"].as_u64().unwrap(), reports[0]["instruction"].as_u64().unwrap());
     assert!(fault < oops && oops - fault < 10_000, "{fault} {oops}");
+}
+
+#[test]
+fn searches_say_what_system_calls_were_asked_and_gave_and_who_waits() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let directory = directory.path();
+    let (code, said) = record(directory, &BUSYBOX, "ttvm.run=\"cat /none; sleep 2; true\"");
+    assert_eq!(code, Some(exit_code::DONE), "{said}");
+    let search = |more: &[&str]| {
+        let found = json(directory, &[&["search", "r.ttvm"][..], more, &["--json"]].concat());
+        found["hits"].as_array().unwrap().clone()
+    };
+    let all = search(&["syscall:open*", "comm:cat", "--all"]);
+    let of_none = |hit: &&Value| hit["call"]["arguments"].to_string().contains("/none");
+    let hit = all.iter().find(of_none).unwrap_or_else(|| panic!("{all:?}"));
+    assert_eq!(
+        (&hit["call"]["result"], &hit["name"]),
+        (&Value::from("-ENOENT"), &Value::from("cat")),
+        "{hit}"
+    );
+    assert!(all.iter().all(|hit| hit["name"] == "cat"), "{all:?}");
+    // The last one alone says the same.
+    let last = search(&["syscall:open*", "comm:cat"]);
+    assert_eq!((&last[0]["call"], &last[0]["instruction"]), (&hit["call"], &hit["instruction"]));
+    let long = search(&["syscall:*nanosleep", "longer:1s", "--all"]);
+    let [sleep] = &long[..] else { panic!("{long:?}") };
+    let seconds = sleep["call"]["seconds"].as_f64().unwrap();
+    assert!(sleep["name"] == "sleep" && (2.0..2.1).contains(&seconds), "{sleep}");
+    assert_eq!(search(&["syscall", "longer:1s", "comm:sleep"])[0]["call"], sleep["call"]);
+    let pid = format!("pid:{}", sleep["pid"]);
+    let exit = search(&["syscall", &pid]);
+    assert_eq!(exit[0]["call"]["name"], "exit_group", "{exit:?}");
+    let ticks = search(&["write:jiffies_64+8", &pid]);
+    let value = |name: &str| {
+        let digits = ticks[0][name].as_str().unwrap().trim_start_matches("0x");
+        u64::from_str_radix(digits, 16).unwrap()
+    };
+    assert!(ticks[0]["pid"] == sleep["pid"] && value("new") > value("old"), "{ticks:?}");
+    let middle = format!("{}s", sleep["guest_seconds"].as_f64().unwrap() + 1.0);
+    let state = json(directory, &["state", "r.ttvm", "--at", &middle, "--processes", "--json"]);
+    let waits = |name: &str| {
+        let tasks = state["processes"].as_array().unwrap();
+        tasks.iter().find(|task| task["name"] == name).unwrap_or_else(|| panic!("{tasks:?}"))["waits_in"]
+            .clone()
+    };
+    assert_eq!((waits("sleep"), waits("kthreadd")), ("hrtimer_nanosleep".into(), "kthreadd".into()));
+    let (code, _, said) = run(directory, &["search", "r.ttvm", "break:do_exit", "longer:1s"]);
+    assert!(code == Some(exit_code::USAGE) && said.contains("only system calls"), "{said}");
 }

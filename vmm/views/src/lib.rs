@@ -24,11 +24,14 @@
 
 pub mod console;
 pub mod core_file;
+pub mod filters;
 pub mod guest_kernel;
 pub mod hits;
 pub mod memory;
 mod perfetto;
 pub mod reports;
+mod returns;
 pub mod state;
+pub mod system_calls;
 pub mod tasks;
 pub mod trace;
