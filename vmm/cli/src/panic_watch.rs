@@ -6,12 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use guest_symbols::reports::{Kind, Sifter, without_time};
 use history::panicked::last_panic;
 use history::timeline::Timeline;
+use machine::position::Count;
 use machine::unit::Unit;
 use machine::{Machine, Outcome};
 use recording::{Opened, read_panic_note};
 
 use crate::run_listener::RunListener;
 
+/// Steps that are replayed for a look at a recording's end, at most.
+const NEAR_STEPS: u64 = 2_000_000_000;
 /// A line of the console is cut here.
 const MOST_LINE_BYTES: usize = 1024;
 
@@ -57,13 +60,16 @@ impl PanicWatch {
     }
 }
 
-/// The first line of the panic's report, of a run that was recorded and has ended like this: by the recorder's note, or else
-/// by a look at the recording's end.
+/// The first line of the panic's report, of a run that was recorded and has ended like this: by the recorder's note, or else, where
+/// the guest reset itself and the recording's end is near, by a look there.
 pub fn panic_of(path: &Path, outcome: &Outcome) -> Option<String> {
     read_panic_note(path).or_else(|| {
-        goes_on_behind_panics(outcome).then_some(())?;
+        (*outcome == Outcome::Reset).then_some(())?;
         let Ok(Opened::ByInstructions(recording)) = Opened::open(path) else { return None };
         let mut timeline = Timeline::open_with(&recording, 1).ok()?;
+        let heads = timeline.checkpoints().map(|checkpoints| checkpoints.heads());
+        let last = heads.and_then(|heads| heads.keys().next_back().copied()).unwrap_or_default();
+        (timeline.end().saturating_since(last) <= NEAR_STEPS).then_some(())?;
         timeline.seek(timeline.end(), &mut || false).ok()?;
         last_panic(timeline.machine())
     })

@@ -29,6 +29,7 @@ pub mod guest_kernel;
 pub mod hits;
 pub mod memory;
 mod perfetto;
+mod place;
 pub mod reports;
 mod returns;
 pub mod state;

@@ -8,7 +8,7 @@ use machine::Machine;
 use machine::position::Instructions;
 
 use crate::guest_kernel::GuestKernel;
-use crate::hits::Place;
+use crate::place::Place;
 use crate::trace::{RESULT_OFFSET, call_return, stack_word};
 
 /// `struct pt_regs::orig_ax`, where the number of the system call is.

@@ -3,12 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use indicatif::{HumanBytes, HumanDuration};
-use machine::Outcome;
 use machine::error::{Error, exit_code};
 use machine::unit::Unit;
 use recording::log::is_being_written;
 use recording::with_recording;
-use recording::{EVENTS, MANIFEST, Opened, Recording, read_panic_note};
+use recording::{EVENTS, MANIFEST, Opened, Recording};
 use serde::Serialize;
 
 use crate::output::end_in_words;
@@ -73,20 +72,12 @@ fn row(path: PathBuf) -> Row {
 
 fn length_and_end<U: Unit>(recording: &Recording<U>) -> (Option<f64>, String) {
     let ended = match &recording.log.end {
-        Some(end) => end_in_words(&end.outcome, panicked(recording, &end.outcome)),
+        Some(end) => end_in_words(&end.outcome, panic_of(&recording.path, &end.outcome).is_some()),
         None if is_being_written(&recording.path.join(EVENTS)) => "is being recorded".to_string(),
         None => "cut off".to_string(),
     };
     let begins_ns = recording.log.power_on().map_or(0, |power_on| power_on.at.time_ns);
     (Some(recording.log.last_moment().time_ns.saturating_sub(begins_ns) as f64 / 1e9), ended)
-}
-
-/// Whether the kernel panicked before the run ended like this: by the recorder's note, or, of a guest that reset itself, by a look.
-fn panicked<U: Unit>(recording: &Recording<U>, outcome: &Outcome) -> bool {
-    match outcome {
-        Outcome::Reset => panic_of(&recording.path, outcome).is_some(),
-        _ => read_panic_note(&recording.path).is_some(),
-    }
 }
 
 /// Of all files, those in directories below too. Links are not followed.

@@ -22,6 +22,8 @@ const WITH_ERROR_CODE: [u8; 7] = [8, 10, 11, 12, 13, 14, 17];
 const FIRST_STEPS: u64 = 1_000_000;
 const FACTOR: u64 = 16;
 const MOST_STEPS: u64 = 1 << 32;
+/// A guest that has more of them in one stretch does so on purpose.
+const MOST_EXCEPTIONS: usize = 1 << 20;
 /// A kernel's stack is no larger, with all that a sanitizer adds.
 const MOST_STACK_BYTES: u64 = 1 << 17;
 /// Reports that are looked at, from the last one on: a panic may have other reasons than an exception.
@@ -67,27 +69,29 @@ impl Timeline {
     ) -> Result<Option<Instructions>, Error> {
         let (mut to, mut steps) = (report, FIRST_STEPS);
         let traps = Traps { vectors: EXCEPTIONS.into_iter().collect(), ..Traps::default() };
+        self.seek(report, poll)?.unless_interrupted()?;
+        let stack = self.machine().cpu().state().gpr[4];
+        let look = |machine: &Machine<Instructions>, hit: Hit| {
+            delivered(machine, hit).filter(|found| found.frame_at.wrapping_sub(stack) < MOST_STACK_BYTES)
+        };
         loop {
             let from = report.saturating_back(steps);
             let stops =
                 std::mem::replace(&mut self.stops, Stops { traps: traps.clone(), ..Stops::default() });
-            let seen = self.hits_seen(from, to, usize::MAX, &delivered, poll);
+            let seen = self.hits_seen(from, to, MOST_EXCEPTIONS, &look, poll);
             self.stops = stops;
             let seen = seen?;
             if seen.interrupted_at.is_some() {
                 return Err(Error::Interrupted);
             }
-            self.seek(report, poll)?.unless_interrupted()?;
-            let machine = self.machine();
-            let stack = machine.cpu().state().gpr[4];
+            // The position has stayed at the report.
             let stands = |exception: &&Delivered| {
-                exception.frame_at.wrapping_sub(stack) < MOST_STACK_BYTES
-                    && frame_at(machine, exception.frame_at) == Some(exception.frame)
+                frame_at(self.machine(), exception.frame_at) == Some(exception.frame)
             };
             if let Some(found) = seen.found.iter().flatten().rfind(stands) {
                 return Ok(Some(found.before));
             }
-            if from == Instructions(0) || steps >= MOST_STEPS {
+            if from == Instructions(0) || steps >= MOST_STEPS || seen.found.len() >= MOST_EXCEPTIONS {
                 return Ok(None);
             }
             (to, steps) = (from, steps.saturating_mul(FACTOR));

@@ -27,6 +27,8 @@ use crate::workers::Poll;
 const MOST_KERNELS: usize = 8;
 /// Times that the log is followed backward to where its ring buffer begins.
 const MOST_HOPS: usize = 64;
+/// Text of the log that is looked through.
+const MOST_LOG_BYTES: usize = 256 << 20;
 /// Reports that are listed; a guest may print without end.
 const MOST_REPORTS: usize = 1000;
 /// The kernel's clock may differ from the guest's time by so much before a report's place is looked for in all of the run.
@@ -177,16 +179,17 @@ impl Timeline {
 
     /// All messages of a kernel, by their numbers, as far back as they can be had.
     fn all_messages(&mut self, kernel: &Seen, poll: &mut Poll<'_>) -> Result<BTreeMap<u64, Kept>, Error> {
-        let (mut all, mut place) = (BTreeMap::<u64, Kept>::new(), kernel.last);
+        let (mut all, mut place, mut bytes) = (BTreeMap::<u64, Kept>::new(), kernel.last, 0);
         for _ in 0..MOST_HOPS {
             self.seek(place, poll)?.unless_interrupted()?;
             let kept = kernel.log.kept(self.machine()).unwrap_or_default();
             let before = all.len();
             for message in kept {
+                bytes += message.message.text.len();
                 all.entry(message.sequence).or_insert(message);
             }
             let Some((&first, oldest)) = all.first_key_value() else { break };
-            if first == 0 || all.len() == before {
+            if first == 0 || all.len() == before || bytes > MOST_LOG_BYTES {
                 break;
             }
             let oldest = Unplaced { kind: Kind::Bug, line: String::new(), message: oldest.clone() };
