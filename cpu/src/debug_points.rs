@@ -53,6 +53,10 @@ pub struct WatchHit {
     /// It was a write, and bytes of the watchpoint are others than before. What a device makes of a write is
     /// not known: it counts.
     pub changed: bool,
+    /// How many bytes of it were accessed from `address` on, at most eight.
+    pub length: u8,
+    /// What a write to RAM replaced in these, in the guest's order of bytes.
+    pub old: Option<u64>,
 }
 
 /// Events of the CPU that stop a run after the step in which they happen.
@@ -77,7 +81,7 @@ pub enum SystemCalls {
 
 impl SystemCalls {
     /// Whether the system call of this number is one of the set.
-    pub(crate) fn contains(&self, number: u64) -> bool {
+    pub fn contains(&self, number: u64) -> bool {
         match self {
             SystemCalls::All => true,
             SystemCalls::Numbered(numbers) => numbers.contains(&number),
@@ -247,8 +251,14 @@ impl PageAccess<'_> {
         }
         let part = (address - at) as usize..=(last - at) as usize;
         let changed = self.kind == WatchKind::Write
-            && self.before.is_none_or(|old| old[part.clone()] != self.bytes[part]);
-        Some(WatchHit { watchpoint, address, kind: self.kind, changed })
+            && self.before.is_none_or(|old| old[part.clone()] != self.bytes[part.clone()]);
+        let length = part.clone().count().min(8);
+        let old = self.before.filter(|_| self.kind == WatchKind::Write).map(|old| {
+            let mut bytes = [0; 8];
+            bytes[..length].copy_from_slice(&old[part][..length]);
+            u64::from_le_bytes(bytes)
+        });
+        Some(WatchHit { watchpoint, address, kind: self.kind, changed, length: length as u8, old })
     }
 }
 

@@ -316,7 +316,8 @@ class GdbCheckpoint(gdb.Command):
 class Goto(Verb):
     """Go to a position: tt goto POS
 
-POS is start, end, panic (where the guest announced it), event:N, insn:N or N, branch:N, syscall:N, last-syscall,
+POS is start, end, panic (where the guest announced it), oops (the first oops), report:N (see "help tt reports"), fault (the
+instruction whose exception led to the last oops or panic before here), event:N, insn:N or N, branch:N, syscall:N, last-syscall,
 12.5s or 5ms (guest time), 37%, +N or -N (instructions from here), +10ms or -10ms (guest time from here),
 mark:NAME (see "help tt mark") or hit:N (see "help tt traps"). N may be 1_000_000, 1e6, 10k, 3M or 1.5G. Break- and watchpoints stay. ^C ends it somewhere
 on the way."""
@@ -444,7 +445,7 @@ class Physical(Verb):
 class Ps(Verb):
     """Show the guest's processes as of this position, * at the one that runs: tt ps
 
-Their numbers and names are for "tt break-in". Kernel threads have no address space of their own. STATE is what ps
+WAITS IN is the function of the kernel that has called the scheduler for it. Their numbers and names are for "tt break-in". Kernel threads have no address space of their own. STATE is what ps
 writes: R runs or wants to, S sleeps, D sleeps and is not to be disturbed, I is idle, T is stopped, t is traced, Z has
 ended, X is gone, P is parked."""
 
@@ -493,6 +494,17 @@ class Dmesg(Verb):
 
     def invoke(self, argument, from_tty):
         gdb.write(ask("dmesg " + argument))
+
+
+class Reports(Verb):
+    """List what the guest's kernel reports of itself in all of the recording: panics, oopses, BUG, WARNING, KASAN, lockdep.
+
+"tt goto report:N" goes to one. The first time takes a while."""
+
+    verb = "reports"
+
+    def invoke(self, argument, from_tty):
+        gdb.write(ask("reports"))
 
 
 class Symbols(Verb):
@@ -706,7 +718,7 @@ class Position(gdb.Function):
 
 for command in (Tt, Goto, When, BackTo, ForwardTo, Traps, Search, Mark, Checkpoint, Console, Physical, Ps, Threads, BreakIn):
     command()
-for command in (Backtrace, Dmesg, Symbols, StepInterrupts, Back, GdbCheckpoint, GuardBackward, GuardForward, Position):
+for command in (Backtrace, Dmesg, Reports, Symbols, StepInterrupts, Back, GdbCheckpoint, GuardBackward, GuardForward, Position):
     command()
 for name in ("step", "next"):
     ReverseSource(name)

@@ -179,7 +179,7 @@ fn stops_are_in_one_process(boot: &mut Boot<'_>, from: Instructions) {
     for text in [
         "2 (kthreadd) is a kernel thread without an address space",
         "only in process 2\n",
-        " kernel thread  kthreadd\n",
+        " kernel thread  kthreadd                 kthreadd\n",
     ] {
         assert!(said.contains(text), "no '{text}' in {said}");
     }

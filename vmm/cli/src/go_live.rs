@@ -29,7 +29,7 @@ pub struct SourceArgs {
         "seed",
     ])]
     snapshot_from: Option<PathBuf>,
-    /// With --snapshot-from, where: start, end, panic, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms,
+    /// With --snapshot-from, where: start, end, panic, oops, fault, report:N, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms,
     /// 37%, -N or -10ms before the end, +N or +10ms after the start [default: end]
     #[arg(long, value_name = "POS", allow_hyphen_values = true)]
     at: Option<PositionSpec>,

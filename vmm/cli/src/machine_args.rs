@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use host::{ClockOptions, LiveConsole, LiveInputs, LiveOptions, OpenedDevices, Pacing, Peer};
+use machine::Machine;
 use machine::config::{MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineOptions, PassedDevice, hash_image_with};
 use machine::contents_hash::Scheme;
 use machine::engine::EngineKind;
@@ -90,6 +91,12 @@ pub struct MachineArgs {
     /// End the run after this number of instructions, like 1000, 5M or 60e9
     #[arg(long, value_name = "N", value_parser = notation::instructions)]
     max_instructions: Option<u64>,
+    /// End the run after so much of the guest's time, like 60s; skipped idle time counts
+    #[arg(long, value_name = "TIME", value_parser = some_time)]
+    max_time: Option<u64>,
+    /// End the run as soon as the console shows this text
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    stop_when: Option<String>,
 }
 
 impl MachineArgs {
@@ -152,6 +159,13 @@ impl MachineArgs {
         ClockOptions { slowdown: self.slow_clock, patience: Duration::from_micros(self.wait_for_exit.into()) }
     }
 
+    /// Prepares a machine that is about to run: a text that ends the run is to be heard of at once.
+    pub fn prepare<U: Unit>(&self, machine: &mut Machine<U>) {
+        if self.stop_when.is_some() {
+            machine.hear_output_at_once();
+        }
+    }
+
     /// The inputs of a run that begins: the console and the network.
     fn live<U: Unit>(&self) -> Result<LiveInputs<U>, Error> {
         let peer = self.net.as_ref().map(|network| Peer::connect(&network.peer)).transpose()?;
@@ -171,7 +185,17 @@ impl MachineArgs {
                 _ => Pacing::WhileTyped,
             },
             end_at: self.max_instructions.map(U::new),
+            end_after_ns: self.max_time,
+            end_at_text: self.stop_when.clone(),
         }
+    }
+}
+
+/// A stretch of time that is more than none.
+fn some_time(text: &str) -> Result<u64, String> {
+    match notation::time(text)? {
+        0 => Err("give more than no time at all".to_string()),
+        ns => Ok(ns),
     }
 }
 

@@ -14,6 +14,7 @@ mod interrupt;
 mod machine_args;
 mod network_arg;
 mod output;
+mod panic_watch;
 mod passthrough_arg;
 mod progress;
 mod recorded;
@@ -34,7 +35,7 @@ use recording::FORMAT_VERSION;
 
 use crate::verbs::{
     checkpoints, completions, control, debug, doctor, drgn, dump, export_pcap, info, log, ls, man, pack,
-    record, relink, replay, rm, run, search, state, symbols, trace, unpack, verify,
+    record, relink, replay, reports, rm, run, search, state, symbols, trace, unpack, verify,
 };
 
 /// What `ttvm --version` says: whether a recording of one ttvm can be read by another follows from it.
@@ -78,6 +79,8 @@ enum Verb {
     Symbols(symbols::Args),
     /// Find where in a recording something happens
     Search(search::Args),
+    /// List what the guest's kernel reports of itself: panics, oopses, BUG, WARNING, KASAN, lockdep
+    Reports(reports::Args),
     /// List, add or remove the checkpoints that make going to a position fast
     Checkpoints(checkpoints::Args),
     /// Check that a recording is whole and replays exactly; if not, find out where the difference began
@@ -126,6 +129,7 @@ fn main() -> ExitCode {
         Verb::State(args) => state::run(args),
         Verb::Symbols(args) => symbols::run(args),
         Verb::Search(args) => search::run(args),
+        Verb::Reports(args) => reports::run(args),
         Verb::Checkpoints(args) => checkpoints::run(args),
         Verb::Verify(args) => verify::run(args),
         Verb::Log(args) => log::run(args),

@@ -7,24 +7,36 @@ use machine::error::{Error, exit_code};
 use machine::unit::Unit;
 use machine::{Machine, Outcome};
 
-/// Says how a run ended, and gives the exit code for it: a power-off is a success, a debug exit has the
-/// guest's own code.
-pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome) -> i32 {
+/// How a run ended whose kernel may have panicked before.
+pub fn end_in_words(outcome: &Outcome, panicked: bool) -> String {
+    match outcome {
+        Outcome::Panic => outcome.to_string(),
+        Outcome::Ended | Outcome::Interrupted | Outcome::Limit | Outcome::TextShown if panicked => {
+            format!("the guest's kernel panicked, and the run was {outcome}")
+        }
+        _ if panicked => format!("the guest's kernel panicked, and {outcome}"),
+        _ => outcome.to_string(),
+    }
+}
+
+/// Says how a run ended, and gives the exit code for it: a power-off is a success, a panic is none whatever came behind it, and a
+/// debug exit has the guest's own code.
+pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome, panicked: bool) -> i32 {
     let now = machine.moment();
-    // The kernel panicked, and was told to reboot then: no end of the report was printed.
-    let panicked = *outcome == Outcome::Reset && machine.console().shows_panic();
-    let what =
-        if panicked { format!("the guest's kernel panicked, and {outcome}") } else { outcome.to_string() };
+    let what = end_in_words(outcome, panicked);
     say(&format!(
         "\r\nttvm: {what} after {}, {:.6} s guest time\r",
         U::length(now.count.number()),
         now.time_ns as f64 / 1e9
     ));
     match outcome {
-        Outcome::Reset if panicked => exit_code::FAILED,
-        Outcome::PowerOff | Outcome::Reset => exit_code::DONE,
-        Outcome::Ended | Outcome::Interrupted | Outcome::Limit => exit_code::DONE,
         Outcome::DebugExit { code } => (*code & 0xff) as i32,
+        Outcome::PowerOff | Outcome::Reset if !panicked => exit_code::DONE,
+        Outcome::Ended | Outcome::Interrupted | Outcome::Limit | Outcome::TextShown if !panicked => {
+            exit_code::DONE
+        }
+        Outcome::PowerOff | Outcome::Reset => exit_code::FAILED,
+        Outcome::Ended | Outcome::Interrupted | Outcome::Limit | Outcome::TextShown => exit_code::FAILED,
         Outcome::Panic => exit_code::FAILED,
         Outcome::TripleFault { .. } | Outcome::IdleForever => {
             // As people who write kernels want to see them after a triple fault.

@@ -8,11 +8,12 @@ use machine::error::Error;
 use machine::inputs::Inputs;
 use machine::notation;
 use machine::unit::Unit;
-use machine::{Format, Machine};
+use machine::{Format, Machine, Outcome};
 use recording::pace::CheckpointOptions;
-use recording::{NewRecording, checkpointer};
+use recording::{NewRecording, checkpointer, write_panic_note};
 
 use crate::output::say;
+use crate::panic_watch::PanicWatch;
 
 /// Which checkpoints are taken and kept.
 #[derive(clap::Args)]
@@ -100,10 +101,12 @@ pub fn record_to_end<U: Unit>(
     recording.checkpoints(args.options()).run(inputs).map(drop)
 }
 
-/// Says how a recorded run ended, and gives the exit code.
-pub fn report<U: Unit>(machine: &Machine<U>, output: &Path) -> i32 {
+/// Says how a recorded run ended, and gives the exit code. A panic behind which the run went on is noted in the recording.
+pub fn report<U: Unit>(machine: &Machine<U>, output: &Path, watch: &PanicWatch) -> i32 {
     let outcome = machine.outcome().expect("a recording ends with the run");
-    let code = crate::output::report_outcome(machine, outcome);
+    let panic = watch.panic(machine, outcome).filter(|_| *outcome != Outcome::Panic);
+    panic.iter().for_each(|line| write_panic_note(output, line));
+    let code = crate::output::report_outcome(machine, outcome, panic.is_some());
     say(&format!("ttvm: recorded in {}", output.display()));
     code
 }

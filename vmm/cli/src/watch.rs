@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use gdb::{Listener, Stream};
 use gdb_server::trouble;
+use host::AwaitedText;
 use machine::error::Error;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -192,34 +193,13 @@ fn read_line(stream: &mut Stream) -> std::io::Result<Vec<u8>> {
 pub struct Watcher {
     watch: Watch,
     /// Text on the console at which that is.
-    text: Option<Text>,
+    text: Option<AwaitedText>,
 }
 
 impl Watcher {
     /// For a watch, and perhaps a text to wait for.
     pub fn new(watch: Watch, text: Option<&str>) -> Watcher {
-        Watcher { watch, text: text.map(Text::new) }
-    }
-}
-
-/// A text that is waited for.
-struct Text {
-    wanted: Vec<u8>,
-    /// The end of what was printed, one byte shorter than the text.
-    tail: Vec<u8>,
-}
-
-impl Text {
-    fn new(text: &str) -> Text {
-        Text { wanted: text.as_bytes().to_vec(), tail: Vec::new() }
-    }
-
-    /// Whether these bytes, which are printed next, complete the text.
-    fn is_completed_by(&mut self, bytes: &[u8]) -> bool {
-        self.tail.extend(bytes);
-        let found = self.tail.windows(self.wanted.len()).any(|window| window == self.wanted);
-        self.tail.drain(..self.tail.len().saturating_sub(self.wanted.len() - 1));
-        found
+        Watcher { watch, text: text.map(AwaitedText::new) }
     }
 }
 
@@ -229,7 +209,9 @@ impl RunListener for Watcher {
     }
 
     fn prints(&mut self, _at: u64, bytes: &[u8]) {
-        if self.text.as_mut().is_some_and(|text| text.is_completed_by(bytes)) {
+        let Some(text) = &mut self.text else { return };
+        text.look_at(bytes);
+        if text.was_shown() {
             self.text = None;
             self.watch.0.asked.store(true, Ordering::Relaxed);
         }
@@ -244,23 +226,6 @@ impl RunListener for Watcher {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_text_is_found_in_pieces_too() {
-        for (pieces, at) in [
-            (["login: ", "", ""], Some(0)),
-            (["lo", "gin", ": "], Some(2)),
-            (["lologi", "login", ":login:"], Some(2)),
-            (["login", " : lo", "gin"], None),
-        ] {
-            let mut text = Text::new("login:");
-            assert_eq!(
-                pieces.iter().position(|piece| text.is_completed_by(piece.as_bytes())),
-                at,
-                "{pieces:?}"
-            );
-        }
-    }
 
     #[test]
     fn a_run_without_a_folder_cannot_be_recorded_and_one_that_is_recorded_not_again() {

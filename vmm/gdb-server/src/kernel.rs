@@ -5,14 +5,15 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use gdb::Refusal;
+use gdb::{Poll, Refusal};
 use guest_symbols::dwarf::DebugInfo;
 use guest_symbols::messages;
 use guest_symbols::tasks::{NoTasks, Tasks};
 use guest_symbols::{NoKernel, Symbols};
 use views::guest_kernel::Backtrace;
+use views::reports::ReportList;
 
-use super::GdbTarget;
+use super::{GdbTarget, refused};
 use history::timeline::{Cause, number};
 use machine::position::Instructions;
 
@@ -74,6 +75,12 @@ impl GdbTarget<'_> {
         let messages = messages.map_err(|missing| Refusal::new(missing.to_string()))?;
         let all: Vec<String> = messages.iter().map(|message| format!("{message}\n")).collect();
         Ok(all[all.len().saturating_sub(count as usize)..].concat())
+    }
+
+    /// What the kernel reports of itself in all of the recording.
+    pub(super) fn reports(&mut self, poll: &mut Poll<'_>) -> Result<String, Refusal> {
+        let list = ReportList::of(self.timeline, poll).map_err(refused)?;
+        Ok(format!("{list}\n"))
     }
 
     /// An address, as a number or by the name of a kernel symbol.

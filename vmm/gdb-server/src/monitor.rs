@@ -23,8 +23,8 @@ const MAX_PHYSICAL_BYTES: u64 = 1 << 16;
 
 const HELP: &str = "\
 monitor when                        where this is: instruction count, branches, guest time
-monitor goto POS                    go to a position: start, end, panic, event:N, insn:N or N, branch:N, syscall:N,
-                                    last-syscall, 12.5s, 5ms, 37%, +N, -N, +10ms, -10ms (from here), mark:NAME,
+monitor goto POS                    go to a position: start, end, panic, oops, fault, report:N, event:N,
+                                    insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%, +N, -N, +10ms, -10ms (from here), mark:NAME,
                                     hit:N (of the last list)
 monitor back-to WHAT                go back to before WHAT last happened
 monitor forward-to WHAT             go forward to behind WHAT when it happens next
@@ -40,6 +40,8 @@ monitor ps                          the guest's processes as of now; * marks the
 monitor threads [on|off]            show gdb the guest's threads as its own: info threads, thread N, bt
 monitor backtrace                   who called whom in the guest's kernel, by its own tables (ORC)
 monitor dmesg [LINES]               the messages of the guest's kernel as of now
+monitor reports                     panics, oopses, BUG, WARNING, KASAN and lockdep of the guest's kernel in all of the
+                                    recording, to choose from by goto report:N
 monitor break-in PID|NAME|here|CR3|anywhere [ADDR...]
                                     let all break- and watchpoints, or those at ADDR, stop in one process only, in
                                     those with one name, or in one address space
@@ -74,6 +76,7 @@ impl GdbTarget<'_> {
             "ps" => self.ps(),
             "backtrace" => self.backtrace(),
             "dmesg" => self.dmesg(rest),
+            "reports" => self.reports(poll),
             "threads" => self.set_threads(rest),
             "break-in" => self.break_in(rest),
             "symbols" => self.symbol_commands(rest),

@@ -22,17 +22,20 @@ impl GdbTarget<'_> {
     pub(super) fn ps(&mut self) -> Result<String, Refusal> {
         let (_, processes) = self.processes()?;
         let running = processes.current.clone();
-        let list = TaskList::from(processes);
-        let mut text = String::from("      PID  PARENT STATE CR3            NAME\n");
+        let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
+        let list = TaskList::of(self.timeline.machine(), processes, &symbols);
+        let mut text = String::from("      PID  PARENT STATE CR3            WAITS IN                 NAME\n");
         for task in &list.tasks {
             let Task { pid, name, .. } = task;
+            let waits = task.waits_in.as_deref().unwrap_or("-");
             if let Some(process) = task.thread_of {
-                let _ = writeln!(text, "  {pid:7}   thread of {process:<19} {name}");
+                let _ = writeln!(text, "  {pid:7}   thread of {process:<19} {waits:24} {name}");
                 continue;
             }
             let mark = if running.as_ref().is_some_and(|thread| thread.process == *pid) { '*' } else { ' ' };
             let (parent, state) = (task.parent.unwrap_or(0), task.state.unwrap_or(' '));
-            let _ = writeln!(text, "{mark} {pid:7} {parent:7} {state}     {:14} {name}", task.space());
+            let _ =
+                writeln!(text, "{mark} {pid:7} {parent:7} {state}     {:14} {waits:24} {name}", task.space());
         }
         if let Some(thread) = running.filter(|thread| thread.id != thread.process) {
             let _ = writeln!(text, "(* of process {} it is thread {})", thread.process, thread.id);

@@ -32,7 +32,7 @@
 //! makes a file for gdb from both, with types and frames ([`dwarf`]); the file has no source lines and nothing about
 //! user programs. [`vmlinux`] says how far a kernel with debug information was moved. [`tasks`] lists processes,
 //! [`switched_out`] says where those that do not run go on, [`orc`] unwinds the stack, [`messages`] reads the kernel's
-//! log, and [`vmcoreinfo`] its note for other tools.
+//! log, [`reports`] finds panics, oopses and warnings in its text, and [`vmcoreinfo`] is its note for other tools.
 //!
 //! kallsyms, BTF and ORC are read by hand, because they lie in a guest's live memory and not in files. ELF files are
 //! written with `object`, DWARF with `gimli`.
@@ -50,6 +50,7 @@ pub mod kallsyms;
 pub mod messages;
 pub mod modules;
 pub mod orc;
+pub mod reports;
 mod sections;
 pub mod switched_out;
 mod symbols;

@@ -51,22 +51,91 @@ impl std::fmt::Display for Message {
     }
 }
 
-/// All messages that the kernel with these symbols still has, the oldest first.
-pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<Vec<Message>, Missing> {
-    let found = KernelView::all(guest).map(|view| in_view(view, symbols));
-    let first = found.reduce(|first, second| if first.is_ok() { first } else { second });
-    first.expect("there is always the current view")
+/// A message, and where the kernel keeps the word that says whether the message is whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// The message.
+    pub message: Message,
+    /// Its number among all messages, from 0 on.
+    pub sequence: u64,
+    /// The address of its descriptor's state.
+    pub state_at: u64,
+    /// Its number as the descriptor's state has it, without the state.
+    pub id: u64,
 }
 
-fn in_view(view: KernelView<'_>, symbols: &Symbols) -> Result<Vec<Message>, Missing> {
-    let pointer = symbols.address_of("prb").ok_or(Missing::Symbol("prb"))?;
-    let bytes = types(view, &|name| symbols.address_of(name))?;
-    let layout = Layout::of(&Btf::parse(&bytes).ok_or(Missing::Types)?)?;
-    let ring = view.number::<8>(pointer).and_then(|at| Ring::at(view, at, &layout));
-    Ok(ring.ok_or(Missing::Symbol("prb"))?.messages())
+impl Kept {
+    /// What the word at `state_at` says of this message when it has this value; `None` where the word is about another one.
+    pub fn state_of(&self, word: u64) -> Option<State> {
+        (word & NUMBER == self.id).then(|| match word >> STATE_SHIFT {
+            1 => State::Committed,
+            2 => State::Finalized,
+            _ => State::Unwritten,
+        })
+    }
+}
+
+/// The state of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It is being written, or its place is free for another.
+    Unwritten,
+    /// It is whole, but may be opened again, and added to.
+    Committed,
+    /// It is whole.
+    Finalized,
+}
+
+/// All messages that the kernel with these symbols still has, the oldest first.
+pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<Vec<Message>, Missing> {
+    let kept = KernelLog::of_kernel(guest, symbols)?.kept(guest).ok_or(Missing::Symbol("prb"))?;
+    Ok(kept.into_iter().map(|kept| kept.message).collect())
+}
+
+/// Where a kernel keeps its messages. That stays so for as long as it runs.
+#[derive(Clone, Debug)]
+pub struct KernelLog {
+    /// The address of the variable that points to the ring buffer.
+    pointer: u64,
+    layout: Layout,
+}
+
+impl KernelLog {
+    /// Where the kernel with these symbols keeps its messages.
+    pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<KernelLog, Missing> {
+        let found = KernelView::all(guest).map(|view| KernelLog::find(view, symbols));
+        let first = found.reduce(|first, second| if first.is_ok() { first } else { second });
+        first.expect("there is always the current view")
+    }
+
+    fn find(view: KernelView<'_>, symbols: &Symbols) -> Result<KernelLog, Missing> {
+        let pointer = symbols.address_of("prb").ok_or(Missing::Symbol("prb"))?;
+        let bytes = types(view, &|name| symbols.address_of(name))?;
+        let layout = Layout::of(&Btf::parse(&bytes).ok_or(Missing::Types)?)?;
+        Ok(KernelLog { pointer, layout })
+    }
+
+    /// All messages that are still there, the oldest first; `None` where the ring buffer is not mapped.
+    pub fn kept(&self, guest: &dyn GuestView) -> Option<Vec<Kept>> {
+        KernelView::all(guest).find_map(|view| Some(self.ring(view)?.messages()))
+    }
+
+    /// The number of messages that there have been. Only grows along a run; `None` where the ring buffer is not mapped.
+    pub fn length(&self, guest: &dyn GuestView) -> Option<u64> {
+        KernelView::all(guest).find_map(|view| {
+            let ring = self.ring(view)?;
+            let newest = ring.infos.wrapping_add(ring.head % ring.count * self.layout.info_bytes);
+            view.number::<8>(newest.wrapping_add(self.layout.sequence))
+        })
+    }
+
+    fn ring<'a>(&'a self, view: KernelView<'a>) -> Option<Ring<'a>> {
+        Ring::at(view, view.number::<8>(self.pointer)?, &self.layout)
+    }
 }
 
 /// Where the fields are, in bytes.
+#[derive(Clone, Debug)]
 struct Layout {
     /// In `struct printk_ringbuffer`.
     count_bits: u64,
@@ -82,6 +151,7 @@ struct Layout {
     next: u64,
     descriptor_bytes: u64,
     /// In `struct printk_info`.
+    sequence: u64,
     time: u64,
     length: u64,
     level: u64,
@@ -115,6 +185,7 @@ impl Layout {
             begin: place + field("prb_data_blk_lpos", "begin")?,
             next: place + field("prb_data_blk_lpos", "next")?,
             descriptor_bytes: size("prb_desc")?,
+            sequence: field("printk_info", "seq")?,
             time: field("printk_info", "ts_nsec")?,
             length: field("printk_info", "text_len")?,
             level: facility + 1,
@@ -155,12 +226,12 @@ impl<'a> Ring<'a> {
         })
     }
 
-    fn messages(&self) -> Vec<Message> {
+    fn messages(&self) -> Vec<Kept> {
         let count = (self.head.wrapping_sub(self.tail) & NUMBER).min(self.count) + 1;
         (0..count).filter_map(|number| self.message(self.tail.wrapping_add(number) & NUMBER)).collect()
     }
 
-    fn message(&self, number: u64) -> Option<Message> {
+    fn message(&self, number: u64) -> Option<Kept> {
         let slot = number % self.count;
         let descriptor = self.descriptors.wrapping_add(slot * self.layout.descriptor_bytes);
         let info = self.infos.wrapping_add(slot * self.layout.info_bytes);
@@ -170,11 +241,13 @@ impl<'a> Ring<'a> {
             return None;
         }
         let length = self.view.number::<2>(info.wrapping_add(self.layout.length))?;
-        Some(Message {
+        let message = Message {
             time_ns: self.view.number::<8>(info.wrapping_add(self.layout.time))?,
             level: (self.view.number::<1>(info.wrapping_add(self.layout.level))? >> LEVEL_SHIFT) as u8,
             text: self.text(word(self.layout.begin)?, word(self.layout.next)?, length)?,
-        })
+        };
+        let sequence = self.view.number::<8>(info.wrapping_add(self.layout.sequence))?;
+        Some(Kept { message, sequence, state_at: descriptor.wrapping_add(self.layout.state), id: number })
     }
 
     /// The text of a block, which lies between two places of the ring that count on for ever.

@@ -27,6 +27,7 @@
 #![forbid(unsafe_code)]
 
 mod open;
+pub mod panicked;
 pub mod recount;
 pub mod replay;
 pub mod timeline;

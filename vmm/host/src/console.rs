@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
+use crate::awaited_text::AwaitedText;
 use crate::screen::Screen;
 use crate::stopping::Stopping;
 use crate::terminal::window_size;
@@ -39,6 +40,10 @@ pub struct LiveOptions<C> {
     pub pacing: Pacing,
     /// End the run here.
     pub end_at: Option<C>,
+    /// End the run after so much of the guest's time.
+    pub end_after_ns: Option<u64>,
+    /// End the run when the console shows this text, which is not empty.
+    pub end_at_text: Option<String>,
 }
 
 /// How time passes while the guest is idle. It decides when events come in, and so it is a matter of the run
@@ -72,6 +77,9 @@ pub struct LiveConsole<C> {
     next_look: C,
     /// Since when the guest takes input.
     listening_since: Option<Instant>,
+    /// The guest's time at which the run ends, once it has begun.
+    end_ns: Option<u64>,
+    text: Option<AwaitedText>,
 }
 
 impl<C: Unit> LiveConsole<C> {
@@ -87,6 +95,7 @@ impl<C: Unit> LiveConsole<C> {
         }
         let stopping = Stopping::watch().map_err(failed)?;
         let screen = Screen::new(options.console_log.as_deref(), terminated.clone())?;
+        let text = options.end_at_text.as_deref().map(AwaitedText::new);
         let mut console = LiveConsole {
             options,
             typed: VecDeque::new(),
@@ -101,6 +110,8 @@ impl<C: Unit> LiveConsole<C> {
             ended: false,
             next_look: C::default(),
             listening_since: None,
+            end_ns: None,
+            text,
         };
         if !console.terminal {
             // Whether anything can be typed at all is known from the start.
@@ -227,8 +238,15 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
             self.next_look = view.moment.count + C::KEYBOARD_LOOKS;
             self.read_keyboard(Duration::ZERO, &[]);
         }
-        let limit = self.options.end_at.is_some_and(|end| view.moment.count >= end);
+        let now_ns = view.moment.time_ns;
+        if let Some(after_ns) = self.options.end_after_ns {
+            self.end_ns.get_or_insert(now_ns.saturating_add(after_ns));
+        }
+        let limit = self.options.end_at.is_some_and(|end| view.moment.count >= end)
+            || self.end_ns.is_some_and(|end| now_ns >= end);
+        let shown = self.text.as_ref().is_some_and(AwaitedText::was_shown);
         let event = self.signalled().or_else(|| self.commands.pop_front());
+        let event = event.or_else(|| shown.then_some(Event::TextShown));
         let event = event.or_else(|| limit.then_some(Event::Limit));
         if let Some(event) = event {
             self.ended = event.outcome().is_some();
@@ -242,12 +260,14 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
     }
 
     fn next_poll(&self, now: Moment<C>) -> C {
-        (now.count + MOST_BETWEEN_POLLS).min(self.options.end_at.unwrap_or(C::MAX))
+        // Where instructions are counted each takes a nanosecond; where exits are, time comes in by itself.
+        let left = self.end_ns.map_or(MOST_BETWEEN_POLLS, |end| end.saturating_sub(now.time_ns));
+        (now.count + left.min(MOST_BETWEEN_POLLS)).min(self.options.end_at.unwrap_or(C::MAX))
     }
 
     fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
         if !self.paced() {
-            return Ok(deadline_ns.map_or(Idle::Forever, Idle::Until));
+            return Ok(deadline_ns.map_or(Idle::Forever, |ns| Idle::Until(self.until_end(ns))));
         }
         if self.closed && deadline_ns.is_none() {
             return Ok(Idle::Forever);
@@ -256,12 +276,18 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
     }
 
     fn console_output(&mut self, _now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {
+        self.text.iter_mut().for_each(|text| text.look_at(bytes));
         self.screen.show(bytes);
         Ok(())
     }
 }
 
 impl<C: Unit> LiveConsole<C> {
+    /// A time, or that at which the run ends, if that is earlier.
+    fn until_end(&self, ns: u64) -> u64 {
+        self.end_ns.map_or(ns, |end| ns.min(end))
+    }
+
     /// Lets the guest's idle time pass in real time, up to the machine's deadline, or until something is typed or can be
     /// read from one of `others`, if there are peers outside; not for long at once. Gives the virtual time until which it passed.
     pub(super) fn wait(
@@ -270,6 +296,7 @@ impl<C: Unit> LiveConsole<C> {
         deadline_ns: Option<u64>,
         others: Option<&[BorrowedFd<'_>]>,
     ) -> u64 {
+        let deadline_ns = deadline_ns.map(|ns| self.until_end(ns)).or(self.end_ns);
         let wanted_ns = deadline_ns.map_or(u64::MAX, |d| d - now.time_ns.min(d)).max(1);
         let mut passed_ns = wanted_ns.min(LONGEST_WAIT_NS);
         // Under a millisecond no person notices; a peer does.

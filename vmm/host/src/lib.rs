@@ -1,7 +1,7 @@
 //! The host's side of a run: terminal, keyboard, network, clock, entropy, signals, and KVM as an engine.
 //!
 //! ```no_run
-//! use host::{LiveConsole, LiveInputs, LiveOptions, Pacing};
+//! use host::{LiveConsole, LiveInputs, LiveOptions};
 //! use machine::Machine;
 //! use machine::config::{MachineConfig, MachineOptions};
 //! use machine::position::{Count, Instructions};
@@ -10,7 +10,7 @@
 //!     MachineOptions { kernel: "bzImage".into(), memory_bytes: 256 << 20, ..MachineOptions::default() };
 //! let (config, images) = MachineConfig::from_options(&options)?;
 //! let mut machine = Machine::new(&config, &images, &host::power_on(None, None)?)?;
-//! let console = LiveConsole::new(LiveOptions { console_log: None, pacing: Pacing::default(), end_at: None })?;
+//! let console = LiveConsole::new(LiveOptions::default())?;
 //! machine.run(Instructions::MAX, &mut LiveInputs::new(console))?;
 //! # Ok::<(), machine::error::Error>(())
 //! ```
@@ -27,6 +27,7 @@
 
 #![forbid(unsafe_code)]
 
+mod awaited_text;
 mod clock;
 mod console;
 mod inputs;
@@ -47,6 +48,7 @@ mod stopping;
 mod tap;
 mod terminal;
 
+pub use awaited_text::AwaitedText;
 pub use clock::{ClockOptions, LiveClock};
 pub use console::{LiveConsole, LiveOptions, Pacing};
 pub use inputs::LiveInputs;

@@ -42,11 +42,6 @@ impl ConsoleTail {
         &self.tail
     }
 
-    /// Whether the last of the output has the beginning of a panic's report.
-    pub fn shows_panic(&self) -> bool {
-        find(&self.tail, PANIC_BEGIN).is_some()
-    }
-
     /// Length of all output so far.
     pub fn length_bytes(&self) -> u64 {
         self.length_bytes

@@ -46,6 +46,8 @@ pub enum Event {
     Interrupted,
     /// A limit that the user had set ended it.
     Limit,
+    /// The console showed a text at which the user had wanted it to end.
+    TextShown,
     /// Ethernet frames came in over the network.
     NetworkInput(Vec<Vec<u8>>),
     /// Something came from devices of the host that are passed through. Where it answers an ask, it comes in while the
@@ -70,6 +72,7 @@ impl Event {
             Event::Ended => Some(Outcome::Ended),
             Event::Interrupted => Some(Outcome::Interrupted),
             Event::Limit => Some(Outcome::Limit),
+            Event::TextShown => Some(Outcome::TextShown),
             _ => None,
         }
     }
@@ -89,6 +92,7 @@ impl Event {
             Event::Ended => "ended",
             Event::Interrupted => "interrupted",
             Event::Limit => "limit",
+            Event::TextShown => "text-shown",
             Event::Stopped(_) => "stopped",
             Event::TimePassed { .. } => "time-passed",
             Event::NetworkInput(_) => "network-input",

@@ -12,6 +12,12 @@ pub enum PositionSpec {
     End,
     /// Where the guest announced its panic.
     Panic,
+    /// Where the first line of the guest's first oops is complete.
+    Oops,
+    /// Where the first line of the N-th report of the guest's kernel is complete, counted from 1.
+    Report(u64),
+    /// The instruction whose exception led to the last oops or panic.
+    Fault,
     /// The N-th recorded event, counted from 0.
     Event(u64),
     /// After N instructions.
@@ -42,7 +48,7 @@ pub enum Distance {
 }
 
 /// The notations of a [`PositionSpec`], for messages.
-pub const POSITIONS: &str = "start, end, panic, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%, +N, -N, +10ms or -10ms";
+pub const POSITIONS: &str = "start, end, panic, oops, fault, report:N, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%, +N, -N, +10ms or -10ms";
 
 impl Display for Distance {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -66,12 +72,15 @@ fn position(text: &str) -> Option<PositionSpec> {
         "start" => return Some(PositionSpec::Start),
         "end" => return Some(PositionSpec::End),
         "panic" => return Some(PositionSpec::Panic),
+        "oops" => return Some(PositionSpec::Oops),
+        "fault" => return Some(PositionSpec::Fault),
         "last-syscall" => return Some(PositionSpec::LastSystemCall),
         _ => {}
     }
     if let Some((kind, number)) = text.split_once(':') {
         let number = count(number)?;
         return match kind {
+            "report" => (number > 0).then_some(PositionSpec::Report(number)),
             "event" => Some(PositionSpec::Event(number)),
             "insn" => Some(PositionSpec::Instruction(number)),
             "branch" => Some(PositionSpec::Branch(number)),
@@ -169,6 +178,9 @@ mod tests {
             ("start", PositionSpec::Start),
             ("end", PositionSpec::End),
             ("panic", PositionSpec::Panic),
+            ("oops", PositionSpec::Oops),
+            ("fault", PositionSpec::Fault),
+            ("report:2", PositionSpec::Report(2)),
             ("event:3", PositionSpec::Event(3)),
             ("insn:1_000_000", PositionSpec::Instruction(1_000_000)),
             ("insn:1e9", PositionSpec::Instruction(1_000_000_000)),
@@ -208,6 +220,8 @@ mod tests {
             "inf",
             "infs",
             "syscalls:1",
+            "report:0",
+            "oops:1",
         ] {
             assert!(text.parse::<PositionSpec>().is_err(), "{text}");
         }

@@ -27,12 +27,14 @@ pub enum Outcome {
     Interrupted,
     /// The run was as long as the user had allowed.
     Limit,
+    /// The console showed the text at which the user had wanted the run to end.
+    TextShown,
 }
 
 impl Outcome {
     /// Whether the guest would have gone on: nothing in it ended the run.
     pub fn is_from_outside(&self) -> bool {
-        matches!(self, Outcome::Ended | Outcome::Interrupted | Outcome::Limit)
+        matches!(self, Outcome::Ended | Outcome::Interrupted | Outcome::Limit | Outcome::TextShown)
     }
 }
 
@@ -48,6 +50,7 @@ impl std::fmt::Display for Outcome {
             Outcome::Ended => f.write_str("ended by the user"),
             Outcome::Interrupted => f.write_str("interrupted by a signal"),
             Outcome::Limit => f.write_str("ended at the limit that was set"),
+            Outcome::TextShown => f.write_str("ended when the console showed the text that was set"),
         }
     }
 }

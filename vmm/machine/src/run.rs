@@ -250,6 +250,12 @@ impl<U: Unit> Machine<U> {
         self.bus.stop_on_output = stop;
     }
 
+    /// Has the engine leave the guest where the guest prints, so that the inputs hear of output at once and not some
+    /// milliseconds of the guest's time later. The guest does not notice.
+    pub fn hear_output_at_once(&mut self) {
+        self.bus.stop_on_output = true;
+    }
+
     /// What the console showed last.
     pub fn console(&self) -> &ConsoleTail {
         &self.bus.console
@@ -406,7 +412,9 @@ impl<U: Unit> Machine<U> {
                 }
             }),
             Event::PowerButton => platform.press_power_button(now_ns),
-            Event::Ended | Event::Interrupted | Event::Limit => self.outcome = event.outcome(),
+            Event::Ended | Event::Interrupted | Event::Limit | Event::TextShown => {
+                self.outcome = event.outcome();
+            }
             Event::Stopped(_) => {
                 self.stopping.stopped = None;
                 self.bus.clock.note_exit();

@@ -58,6 +58,8 @@ pub enum OutcomeV1 {
     Interrupted,
     /// [`Outcome::Limit`].
     Limit,
+    /// [`Outcome::TextShown`].
+    TextShown,
 }
 
 impl From<&MachineState> for MachineStateV1 {
@@ -114,6 +116,7 @@ impl From<&Outcome> for OutcomeV1 {
             Outcome::Ended => OutcomeV1::Ended,
             Outcome::Interrupted => OutcomeV1::Interrupted,
             Outcome::Limit => OutcomeV1::Limit,
+            Outcome::TextShown => OutcomeV1::TextShown,
         }
     }
 }
@@ -130,6 +133,7 @@ impl From<OutcomeV1> for Outcome {
             OutcomeV1::Ended => Outcome::Ended,
             OutcomeV1::Interrupted => Outcome::Interrupted,
             OutcomeV1::Limit => Outcome::Limit,
+            OutcomeV1::TextShown => Outcome::TextShown,
         }
     }
 }

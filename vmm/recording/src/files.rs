@@ -10,5 +10,7 @@ pub const IMAGES: &str = "images";
 pub const START: &str = "start";
 /// The name of the note of the disk image that was hashed last.
 pub const DISK_SEEN: &str = "disk.seen";
+/// The name of the note that the guest's kernel panicked.
+pub const PANICKED: &str = "panicked";
 /// The directory of the checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";

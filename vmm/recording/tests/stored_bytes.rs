@@ -23,7 +23,7 @@ use recording::checkpoints::CheckpointHead;
 use recording::cursor::Cursor;
 use recording::log::{EndRecord, EventRecord, LogRecord, LogWriter, read_log};
 
-const OUTCOMES: [Outcome; 9] = [
+const OUTCOMES: [Outcome; 10] = [
     Outcome::PowerOff,
     Outcome::Reset,
     Outcome::Panic,
@@ -33,6 +33,7 @@ const OUTCOMES: [Outcome; 9] = [
     Outcome::Ended,
     Outcome::Interrupted,
     Outcome::Limit,
+    Outcome::TextShown,
 ];
 
 fn at<C: Count>(count: u64, time_ns: u64) -> Moment<C> {
@@ -84,6 +85,7 @@ fn a_machines_state() {
         "a18695bb9801af468040 text 0106",
         "a18695bb9801af468040 text 0107",
         "a18695bb9801af468040 text 0108",
+        "a18695bb9801af468040 text 0109",
     ];
     assert_eq!(found, expected);
 }
@@ -132,6 +134,7 @@ fn events() -> Vec<Event> {
             interrupts: vec![InterruptV1 { device: 0xd6, vector: 0xd7 }],
             value: Some(0xd8),
         }),
+        Event::TextShown,
     ]
 }
 
@@ -140,7 +143,8 @@ fn records<C: Count>(outcome: Outcome) -> Vec<LogRecord<C>> {
     let mut records = vec![LogRecord::Machine(bytes(0xc0))];
     for (number, event) in events().into_iter().enumerate() {
         let number = number as u64;
-        let at = at(1000 * number, 2_000_000 * number);
+        // The last one comes in where the one before does.
+        let at = at(1000 * number.min(10), 2_000_000 * number.min(10));
         let (branches, rip, cpu_hash) = (300 * number + 1, 0xffff_ffff_8000_0000 + number, bytes(0x10));
         records.push(LogRecord::SystemCalls(40 * number));
         records.push(LogRecord::Event(EventRecord { at, branches, rip, cpu_hash, event }));
@@ -206,6 +210,8 @@ fn the_records_of_a_log() {
         "01a84680d1ca088d1589808080f8ffffffff011011121314151617090303e1e2e30001e4",
         "049003",
         "01904e80dac409b9178a808080f8ffffffff0110111213141516170a0100d100d2f8acd19101d301a18695bb980102d4d501d6d70101d801",
+        "04b803",
+        "01904e80dac409e5198b808080f8ffffffff0110111213141516170b",
         "02904e80dac4098827d6e84860616263646566670000",
         "02904e80dac4098827d6e848606162636465666701202122232425262700",
         "02904e80dac4098827d6e84860616263646566670001303132333435363738393a3b3c3d3e3f",
@@ -231,6 +237,7 @@ fn the_end_of_a_log() {
         "060102030405060708090a",
         "070102030405060708090a",
         "080102030405060708090a",
+        "090102030405060708090a",
     ];
     assert_eq!(found, expected);
 }

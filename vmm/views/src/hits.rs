@@ -1,21 +1,41 @@
 //! Where in a recording something happens, as `ttvm search` shows it.
 
 use std::fmt::{Display, Formatter, Result as Written};
+use std::sync::Arc;
 
+use cpu::{AddressKind, SystemCalls, WatchKind};
 use guest_symbols::NoKernel;
-use history::timeline::{Cause, Condition, Direction, Hit, Poll, Timeline, TravelStop};
+use history::timeline::{
+    Breakpoint, Cause, Condition, Direction, Filter, Hit, Poll, Stops, Timeline, TravelStop,
+};
 use machine::Machine;
 use machine::error::Error;
+use machine::notation::PositionSpec;
 use machine::position::{Count, Instructions};
 use serde::Serialize;
 
-use crate::guest_kernel::{Backtrace, GuestKernel};
+use crate::filters::Filters;
+use crate::guest_kernel::GuestKernel;
+pub use crate::place::Place;
+use crate::returns::{Joined, Met, Returns};
+use crate::system_calls::SystemCall;
+
+/// Where SYSCALL leads.
+const ENTRY: &str = "entry_SYSCALL_64";
+/// System calls that may be under way where a search begins.
+const RETURNS_BEFORE: usize = 64;
+/// Of a search that has to look at all, no more candidates are kept.
+const MOST_CANDIDATES: usize = 1_000_000;
+/// How far the return of a system call is looked for, from one stretch to the next.
+const RETURN_STEPS: [u64; 5] = [100_000, 2_000_000, 30_000_000, 500_000_000, 4_000_000_000];
 
 /// What to look for, and where.
 #[derive(Clone, Copy, Debug)]
 pub struct Search<'a> {
     /// What: see [`history::timeline::CONDITIONS`]. It may name symbols of the guest's kernel.
     pub condition: &'a str,
+    /// Which of these count.
+    pub filters: &'a Filters,
     /// Which places are wanted.
     pub wanted: Wanted,
     /// Whether each place comes with the functions of the guest's kernel that have called one another.
@@ -57,29 +77,6 @@ pub struct Found {
     pub goes_on_at: Option<u64>,
 }
 
-/// A place where something happens.
-#[derive(Clone, Debug, Serialize)]
-pub struct Place {
-    /// Instructions before it.
-    pub instruction: u64,
-    /// What happens.
-    pub what: String,
-    /// The guest's time.
-    pub guest_seconds: f64,
-    /// The instruction's address in hex, if this is the only place.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rip: Option<String>,
-    /// The thread that runs there, where that is known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pid: Option<u32>,
-    /// That thread's name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// Who called whom, if that was asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub backtrace: Option<Backtrace>,
-}
-
 impl Wanted {
     fn from(self) -> Instructions {
         match self {
@@ -93,43 +90,111 @@ impl Search<'_> {
     pub fn run(&self, timeline: &mut Timeline, poll: &mut Poll<'_>) -> Result<Found, Error> {
         let from = self.wanted.from();
         let condition = self.condition.parse::<Condition>();
+        let of_calls = condition.as_ref().is_ok_and(|Condition(stops)| waits_for_calls(stops));
+        if self.filters.longer_ns.is_some() && !of_calls {
+            return Err(Error::Position("only system calls can be asked how long they take".to_string()));
+        }
+        let needs_kernel = self.backtrace || condition.is_err() || of_calls || self.filters.choose_threads();
         let mut kernel = None;
-        if matches!(self.wanted, Wanted::All { .. }) || self.backtrace || condition.is_err() {
+        if matches!(self.wanted, Wanted::All { .. }) || needs_kernel {
             // What the guest's kernel says of itself. At the very start there is no kernel yet that could be asked.
             let place = if from == Instructions(0) { timeline.end() } else { from };
             if timeline.seek(place, poll)? == TravelStop::Interrupted {
                 return Ok(Found::interrupted_before(from));
             }
-            kernel = GuestKernel::of_guest(timeline.machine()).ok();
+            kernel = GuestKernel::of_guest(timeline.machine()).ok().map(Arc::new);
         }
         if self.backtrace {
-            can_trace_back(timeline, kernel.as_ref())?;
+            can_trace_back(timeline, kernel.as_deref())?;
         }
-        let named = |kernel: &GuestKernel| Condition::parse(self.condition, &kernel.symbols);
+        let named = |kernel: &Arc<GuestKernel>| Condition::parse(self.condition, &kernel.symbols);
         let condition = condition.or_else(|why| kernel.as_ref().map_or(Err(why), named));
-        timeline.set_stops(condition.map_err(Error::Position)?.0);
+        let mut stops = condition.map_err(Error::Position)?.0;
+        if self.filters.choose_threads() {
+            stops.only = Some(self.only(kernel.clone())?);
+        }
+        let returns =
+            kernel.as_ref().filter(|_| of_calls).and_then(|kernel| Returns::of(timeline.machine(), kernel));
+        if self.filters.longer_ns.is_some() && returns.is_none() {
+            let why = "the guest's kernel does not say where system calls return: none can be asked how long it takes";
+            return Err(Error::Position(why.to_string()));
+        }
+        let asked = Asked { search: self, kernel: kernel.as_deref(), returns, stops };
         match self.wanted {
-            Wanted::One { from, direction } => self.one(timeline, from, direction, kernel.as_ref(), poll),
-            Wanted::All { from, to, limit } => self.all(timeline, (from, to), limit, kernel.as_ref(), poll),
+            Wanted::One { from, direction } if self.filters.longer_ns.is_none() => {
+                asked.one(timeline, from, direction, poll)
+            }
+            Wanted::One { from, direction } => asked.one_of_all(timeline, from, direction, poll),
+            Wanted::All { from, to, limit } => asked.all(timeline, (from, to), limit, poll),
         }
     }
 
+    /// What only counts in some threads.
+    fn only(&self, kernel: Option<Arc<GuestKernel>>) -> Result<Filter, Error> {
+        let none = || Error::Position(format!("there are no processes to choose from: {NoKernel}"));
+        let (kernel, filters) = (kernel.ok_or_else(none)?, self.filters.clone());
+        Ok(Filter::new(move |machine: &Machine<Instructions>| filters.admit(kernel.thread(machine).as_ref())))
+    }
+}
+
+/// A search, and what it takes to tell what it finds.
+struct Asked<'a> {
+    search: &'a Search<'a>,
+    kernel: Option<&'a GuestKernel>,
+    returns: Option<Returns>,
+    stops: Stops,
+}
+
+impl Asked<'_> {
     fn all(
         &self,
         timeline: &mut Timeline,
         (from, to): (Instructions, Instructions),
         limit: usize,
-        kernel: Option<&GuestKernel>,
         poll: &mut Poll<'_>,
     ) -> Result<Found, Error> {
         let before = timeline.replayed_steps();
-        let look = |machine: &Machine<Instructions>, hit: Hit| {
-            Place::of(machine, hit.before, hit.cause, kernel, self.backtrace)
+        let (mut stops, longer_ns) = (self.stops.clone(), self.search.filters.longer_ns);
+        self.returns.iter().for_each(|returns| returns.join(&mut stops));
+        timeline.set_stops(stops);
+        let look = |machine: &Machine<Instructions>, hit: Hit| self.met(machine, hit);
+        let mut joined = Joined::new(longer_ns, limit);
+        let mut hand_on = |rows: Vec<Met>| {
+            rows.into_iter().for_each(|row| joined.take(row));
+            Ok(())
         };
-        let hits = timeline.hits_seen(from, to, limit, &look, poll)?;
-        let edge = hits.interrupted_at.map(Count::number);
+        // Each call has one return, and some may be under way at the beginning.
+        let rows = match (self.returns, longer_ns) {
+            (_, Some(_)) => usize::MAX,
+            (Some(_), None) => limit.saturating_mul(2).saturating_add(RETURNS_BEFORE),
+            (None, None) => limit,
+        };
+        let edge = timeline.each_hit(from..to, rows, &look, &mut hand_on, poll)?.map(Count::number);
         let replayed = timeline.replayed_steps() - before;
-        Ok(Found { hits: hits.found, replayed, interrupted: edge.is_some(), goes_on_at: edge })
+        let at_end =
+            (to >= timeline.end()).then(|| timeline.time_at(PositionSpec::End)).transpose()?.flatten();
+        let hits = joined.finish(at_end.unwrap_or(0));
+        Ok(Found { hits, replayed, interrupted: edge.is_some(), goes_on_at: edge })
+    }
+
+    /// The next of all that a filter lets through which only the whole of them can be asked.
+    fn one_of_all(
+        &self,
+        timeline: &mut Timeline,
+        from: Instructions,
+        direction: Direction,
+        poll: &mut Poll<'_>,
+    ) -> Result<Found, Error> {
+        let part = match direction {
+            Direction::Forward => (from, timeline.end()),
+            Direction::Backward => (Instructions(0), from),
+        };
+        let mut found = self.all(timeline, part, MOST_CANDIDATES, poll)?;
+        let chosen = match direction {
+            Direction::Forward => found.hits.drain(..).next(),
+            Direction::Backward => found.hits.pop(),
+        };
+        Ok(Found { hits: chosen.into_iter().collect(), ..found })
     }
 
     fn one(
@@ -137,7 +202,6 @@ impl Search<'_> {
         timeline: &mut Timeline,
         from: Instructions,
         direction: Direction,
-        kernel: Option<&GuestKernel>,
         poll: &mut Poll<'_>,
     ) -> Result<Found, Error> {
         // A search backward restores states before `from` and need not stand there; a checkpoint at the end is
@@ -145,64 +209,133 @@ impl Search<'_> {
         if timeline.seek(from, poll)? == TravelStop::Interrupted {
             return Ok(Found::interrupted_before(from));
         }
+        timeline.set_stops(self.stops.clone());
         let before = timeline.replayed_steps();
         let stop = match direction {
             Direction::Forward => timeline.run_forward(poll)?,
             Direction::Backward => timeline.run_backward(poll)?,
         };
-        let replayed = timeline.replayed_steps() - before;
-        let hits = match stop {
-            TravelStop::Hit(cause) => vec![self.place_here(timeline, cause, kernel)],
-            _ => Vec::new(),
-        };
         let interrupted = stop == TravelStop::Interrupted;
         let goes_on_at = interrupted.then(|| timeline.position().number());
+        let hits = match stop {
+            TravelStop::Hit(cause) => vec![self.place_here(timeline, cause, direction, poll)?],
+            _ => Vec::new(),
+        };
+        let replayed = timeline.replayed_steps() - before;
         Ok(Found { hits, replayed, interrupted, goes_on_at })
     }
 
-    fn place_here(&self, timeline: &Timeline, cause: Cause, kernel: Option<&GuestKernel>) -> Place {
-        let machine = timeline.machine();
-        let place = Place::of(machine, timeline.position(), cause, kernel, self.backtrace);
-        Place { rip: Some(format!("{:#x}", machine.cpu().rip())), ..place }
+    /// What has been found where the timeline stands, with what only the step itself shows, and the return of a system call.
+    fn place_here(
+        &self,
+        timeline: &mut Timeline,
+        cause: Cause,
+        direction: Direction,
+        poll: &mut Poll<'_>,
+    ) -> Result<Place, Error> {
+        let here = timeline.position();
+        let rip = format!("{:#x}", timeline.machine().cpu().rip());
+        let mut place = Place::of(timeline.machine(), here, cause, self.kernel, self.search.backtrace);
+        place.rip = Some(rip);
+        if matches!(cause, Cause::SystemCall(_) | Cause::Watch { .. }) {
+            let begin = if direction == Direction::Forward { here.saturating_back(1) } else { here };
+            let look = |machine: &Machine<Instructions>, hit: Hit| self.met(machine, hit);
+            for met in timeline.hits_seen(begin, begin + 1, 1, &look, poll)?.found {
+                if let Met::Place(seen, time_ns) = met {
+                    (place.call, place.old, place.new) = (seen.call, seen.old, seen.new);
+                    self.find_return(timeline, begin + 1, time_ns, &mut place, poll)?;
+                }
+            }
+        }
+        Ok(place)
     }
+
+    /// Looks for the return of a system call that was entered before `from`.
+    fn find_return(
+        &self,
+        timeline: &mut Timeline,
+        mut from: Instructions,
+        entered_ns: u64,
+        place: &mut Place,
+        poll: &mut Poll<'_>,
+    ) -> Result<(), Error> {
+        let (Some(Returns(at)), Some(kernel), Some(thread)) = (self.returns, self.kernel, place.pid) else {
+            return Ok(());
+        };
+        if place.call.is_none() {
+            return Ok(());
+        }
+        timeline.set_stops(Stops { breakpoints: vec![Breakpoint::at(at)], ..Stops::default() });
+        let look = |machine: &Machine<Instructions>, _: Hit| Returns::seen(machine, kernel);
+        for steps in RETURN_STEPS {
+            let to = timeline.end().min(from.saturating_add(steps));
+            let seen = timeline.hits_seen(from, to, usize::MAX, &look, poll)?;
+            if let Some(found) = seen.found.into_iter().flatten().find(|found| found.thread == thread) {
+                let seconds = found.time_ns.saturating_sub(entered_ns) as f64 / 1e9;
+                place.call = place.call.take().map(|call| call.returned(found.result, seconds));
+                break;
+            }
+            if seen.interrupted_at.is_some() || to == timeline.end() {
+                break;
+            }
+            from = to;
+        }
+        timeline.set_stops(self.stops.clone());
+        Ok(())
+    }
+
+    fn met(&self, machine: &Machine<Instructions>, hit: Hit) -> Met {
+        if let (Cause::Breakpoint(at), Some(Returns(returns)), Some(kernel)) =
+            (hit.cause, self.returns, self.kernel)
+            && at == returns
+        {
+            return Returns::seen(machine, kernel).map_or(Met::Nothing, Met::Return);
+        }
+        let mut place = Place::of(machine, hit.before, hit.cause, self.kernel, self.search.backtrace);
+        match hit.cause {
+            Cause::SystemCall(number) if self.is_64_bit_call(machine) => {
+                place.call = Some(SystemCall::entered(machine, number));
+            }
+            Cause::Watch { address, .. } => (place.old, place.new) = values(machine, address),
+            _ => {}
+        }
+        Met::Place(Box::new(place), machine.moment().time_ns)
+    }
+
+    /// Whether the call just entered came by SYSCALL: other ways have other numbers and arguments.
+    fn is_64_bit_call(&self, machine: &Machine<Instructions>) -> bool {
+        let entry = self.kernel.and_then(|kernel| kernel.symbols.address_of(ENTRY));
+        entry == Some(machine.cpu().rip())
+    }
+}
+
+/// What a write to an address has just replaced, and what it left.
+fn values(machine: &Machine<Instructions>, address: u64) -> (Option<String>, Option<String>) {
+    let written = machine.cpu().hits().iter().find_map(|hit| match hit {
+        cpu::Hit::Watch(hit) if hit.address == address && hit.kind == WatchKind::Write => Some(*hit),
+        _ => None,
+    });
+    let Some(hit) = written else { return (None, None) };
+    let mut bytes = [0; 8];
+    let to = &mut bytes[..usize::from(hit.length).min(8)];
+    let wanted = to.len();
+    let count = match hit.watchpoint.space {
+        AddressKind::Linear => machine.cpu().core().peek(address, to),
+        AddressKind::Physical => machine.read_physical(address, to),
+    };
+    let hex = |value: u64| format!("{value:#x}");
+    (hit.old.map(hex), (count == wanted).then(|| hex(u64::from_le_bytes(bytes))))
+}
+
+/// Whether stops are system calls.
+fn waits_for_calls(stops: &Stops) -> bool {
+    stops.traps.system_calls != SystemCalls::default()
 }
 
 impl Found {
     /// The search was interrupted before anything was looked at.
     pub fn interrupted_before(from: Instructions) -> Found {
         Found { hits: Vec::new(), replayed: 0, interrupted: true, goes_on_at: Some(from.number()) }
-    }
-}
-
-impl Place {
-    /// Where a machine stands, which is at what is named by `instruction`.
-    fn of(
-        machine: &Machine<Instructions>,
-        instruction: Instructions,
-        cause: Cause,
-        kernel: Option<&GuestKernel>,
-        with_backtrace: bool,
-    ) -> Place {
-        let thread = kernel.and_then(|kernel| kernel.thread(machine));
-        Place {
-            instruction: instruction.number(),
-            what: cause.told(kernel.map(|kernel| &kernel.symbols)),
-            guest_seconds: machine.moment().time_ns as f64 / 1e9,
-            rip: None,
-            pid: thread.as_ref().map(|thread| thread.id),
-            name: thread.map(|thread| thread.name),
-            backtrace: kernel.filter(|_| with_backtrace).and_then(|kernel| kernel.backtrace(machine).ok()),
-        }
-    }
-
-    fn lines(&self) -> Vec<String> {
-        let rip = self.rip.as_ref().map(|rip| format!("rip {rip}, ")).unwrap_or_default();
-        let mut line = format!("insn:{}  {}  {rip}{:.9} s", self.instruction, self.what, self.guest_seconds);
-        if let (Some(pid), Some(name)) = (self.pid, &self.name) {
-            line += &format!("  {pid} ({name})");
-        }
-        let calls = self.backtrace.iter().flat_map(Backtrace::lines).map(|call| format!("    {call}"));
-        [line].into_iter().chain(calls).collect()
     }
 }
 

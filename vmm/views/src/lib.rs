@@ -16,7 +16,7 @@
 //! ```
 //!
 //! [`state`] is the machine at one place, and [`hits`] are the places where something happens. Both serialize, and both have
-//! a text for people. [`guest_kernel`] names the running thread and its callers. [`core_file`] writes the machine for
+//! a text for people. [`reports`] lists the guest kernel's panics, oopses and warnings. [`guest_kernel`] names the running thread and its callers. [`core_file`] writes the machine for
 //! debuggers, and [`trace`] writes what threads did for Perfetto. Perfetto's messages are the ten that a trace needs, with
 //! `prost`; the whole format has hundreds.
 
@@ -24,10 +24,15 @@
 
 pub mod console;
 pub mod core_file;
+pub mod filters;
 pub mod guest_kernel;
 pub mod hits;
 pub mod memory;
 mod perfetto;
+mod place;
+pub mod reports;
+mod returns;
 pub mod state;
+pub mod system_calls;
 pub mod tasks;
 pub mod trace;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter, Result as Written};
 
 use cpu::CpuState;
-use guest_symbols::Symbols;
 use guest_symbols::messages::{self, Message};
-use guest_symbols::tasks::Processes;
+use guest_symbols::tasks::Tasks;
+use guest_symbols::{NoKernel, Symbols};
 use history::replay::registers;
 use machine::Machine;
 use machine::error::Error;
@@ -52,6 +52,9 @@ pub struct State {
     pub outcome: Option<String>,
     /// The kernel symbol that RIP is in, and how far.
     pub place: Option<String>,
+    /// The thread that runs, where the guest's kernel says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub thread: Option<Running>,
     /// The registers.
     pub registers: Registers,
     /// Memory at virtual addresses.
@@ -71,6 +74,17 @@ pub struct State {
     pub dmesg: Option<Vec<Said>>,
     /// The console's last lines.
     pub console: Vec<String>,
+}
+
+/// The thread that runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Running {
+    /// Its number.
+    pub pid: u32,
+    /// The number of its process.
+    pub process: u32,
+    /// What the kernel calls it.
+    pub name: String,
 }
 
 /// The registers.
@@ -102,18 +116,20 @@ impl State {
     /// The machine where it stands. Fails where something was asked for that cannot be shown there.
     pub fn of(machine: &Machine<Instructions>, options: &StateOptions) -> Result<State, Error> {
         let (now, cpu) = (machine.moment(), machine.cpu());
+        let symbols = Symbols::of_guest(machine).ok();
         Ok(State {
             instruction: now.count.number(),
             branches: cpu.branches(),
             system_calls: cpu.system_calls(),
             guest_seconds: now.time_ns as f64 / 1e9,
             outcome: machine.outcome().map(|outcome| outcome.to_string()),
-            place: place(machine),
+            place: symbols.as_ref().and_then(|symbols| place(machine, symbols)),
+            thread: symbols.as_ref().and_then(|symbols| running(machine, symbols)),
             registers: Registers::of(&cpu.state()),
             memory: options.memory.iter().map(|&range| Bytes::at(machine, range)).collect(),
             physical: options.physical.iter().map(|&range| Bytes::at_physical(machine, range)).collect(),
             code: disassemble(machine, options.instructions),
-            processes: options.processes.then(|| tasks(machine)).transpose()?,
+            processes: options.processes.then(|| tasks(machine, symbols.as_ref())).transpose()?,
             backtrace: options.backtrace.then(|| backtrace(machine)).transpose()?,
             dmesg: options.dmesg.then(|| dmesg(machine)).transpose()?,
             console: console::last_lines(machine, options.console_lines),
@@ -142,20 +158,26 @@ impl From<Message> for Said {
 }
 
 /// Where in the kernel RIP is; user programs have no symbols here.
-fn place(machine: &Machine<Instructions>) -> Option<String> {
+fn place(machine: &Machine<Instructions>, symbols: &Symbols) -> Option<String> {
     let core = machine.cpu().core();
-    let symbols = (core.cpl == 0).then(|| Symbols::of_guest(machine).ok())??;
-    let (name, offset) = symbols.name_of(core.rip)?;
+    let (name, offset) = (core.cpl == 0).then(|| symbols.name_of(core.rip))??;
     Some(format!("{name}+{offset:#x}"))
+}
+
+fn running(machine: &Machine<Instructions>, symbols: &Symbols) -> Option<Running> {
+    let thread = Tasks::of_kernel(machine, symbols).ok()?.current(machine)?;
+    Some(Running { pid: thread.id, process: thread.process, name: thread.name })
 }
 
 fn nothing_to_show(what: &str, why: &dyn Display) -> Error {
     Error::Position(format!("there {what} to show: {why}"))
 }
 
-fn tasks(machine: &Machine<Instructions>) -> Result<TaskList, Error> {
-    let processes = Processes::of_guest(machine);
-    processes.map(TaskList::from).map_err(|none| nothing_to_show("are no processes", &none))
+fn tasks(machine: &Machine<Instructions>, symbols: Option<&Symbols>) -> Result<TaskList, Error> {
+    let none = |why: &dyn Display| nothing_to_show("are no processes", why);
+    let symbols = symbols.ok_or_else(|| none(&NoKernel))?;
+    let tasks = Tasks::of_kernel(machine, symbols).map_err(|missing| none(&missing))?;
+    Ok(TaskList::of(machine, tasks.list(machine), symbols))
 }
 
 fn backtrace(machine: &Machine<Instructions>) -> Result<Backtrace, Error> {
@@ -180,7 +202,18 @@ impl Display for State {
             self.instruction, self.branches, self.system_calls, self.guest_seconds
         )?;
         let place = self.place.iter().map(|place| format!("in the kernel's {place}"));
-        for line in self.outcome.iter().cloned().chain(place).chain(self.registers.lines.iter().cloned()) {
+        let thread = self.thread.iter().map(|Running { pid, process, name }| {
+            let of = if pid == process { String::new() } else { format!(" of process {process}") };
+            format!("in {pid} ({name}){of}")
+        });
+        for line in self
+            .outcome
+            .iter()
+            .cloned()
+            .chain(place)
+            .chain(thread)
+            .chain(self.registers.lines.iter().cloned())
+        {
             write!(f, "\n{line}")?;
         }
         for bytes in &self.memory {

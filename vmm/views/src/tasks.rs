@@ -1,6 +1,13 @@
 //! The guest's processes and threads.
 
+use std::ops::Range;
+
+use guest_symbols::Symbols;
+use guest_symbols::orc::{Registers, Unwinder};
+use guest_symbols::switched_out::SwitchFrame;
 use guest_symbols::tasks::{AddressSpace, Process, Processes, Thread};
+use machine::Machine;
+use machine::unit::Unit;
 use serde::Serialize;
 
 /// A process, or a thread beside the first one of a process.
@@ -25,6 +32,9 @@ pub struct Task {
     pub current: bool,
     /// What the kernel calls it.
     pub name: String,
+    /// The function of the kernel in which it waits, if it does not run: the one that has called the scheduler.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waits_in: Option<String>,
 }
 
 /// All that there are at a place.
@@ -38,17 +48,58 @@ pub struct TaskList {
     pub damage: Option<&'static str>,
 }
 
-impl From<Processes> for TaskList {
-    fn from(processes: Processes) -> TaskList {
-        let current = processes.current.map(|current| current.id);
-        let tasks = processes.all.into_iter().flat_map(|process| tasks_of(process, current)).collect();
+impl TaskList {
+    /// The processes of a machine's kernel, which has these symbols.
+    pub fn of<U: Unit>(machine: &Machine<U>, processes: Processes, symbols: &Symbols) -> TaskList {
+        let waits = Waits::of(machine, symbols);
+        let running = processes.current.as_ref().map(|current| current.task);
+        let waits_in =
+            |task: u64| waits.as_ref().filter(|_| Some(task) != running)?.function(machine, task, symbols);
+        let current = processes.current.as_ref().map(|current| current.id);
+        let all = processes.all.into_iter();
+        let tasks = all.flat_map(|process| tasks_of(process, current, &waits_in)).collect();
         TaskList { tasks, damage: processes.damage }
     }
 }
 
+/// Finds what threads wait in.
+struct Waits {
+    frame: SwitchFrame,
+    unwinder: Unwinder,
+    /// The code of the scheduler, and of what sleeps for others.
+    scheduler: Range<u64>,
+}
+
+impl Waits {
+    fn of<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<Waits> {
+        let scheduler = symbols.address_of("__sched_text_start")?..symbols.address_of("__sched_text_end")?;
+        let frame = SwitchFrame::of_kernel(machine, symbols).ok()?;
+        Some(Waits { frame, unwinder: Unwinder::of_kernel(machine, symbols).ok()?, scheduler })
+    }
+
+    /// The function that has called the scheduler, for a task by the address of its structure.
+    fn function<U: Unit>(&self, machine: &Machine<U>, task: u64, symbols: &Symbols) -> Option<String> {
+        let saved = self.frame.registers(machine, task)?;
+        let registers = Registers {
+            rip: saved.rip,
+            rsp: saved.rsp,
+            rbp: saved.rbp,
+            r13: saved.r13,
+            ..Registers::default()
+        };
+        let frames = self.unwinder.walk(machine, registers).frames;
+        let waits = frames.iter().skip(1).find(|frame| !self.scheduler.contains(&frame.inside()))?;
+        symbols.name_of(waits.inside()).map(|(name, _)| name.to_string())
+    }
+}
+
 /// A process and its threads; `current` is the number of the thread that runs.
-fn tasks_of(process: Process, current: Option<u32>) -> impl Iterator<Item = Task> {
-    let Process { pid, parent, state, name, space, threads, .. } = process;
+fn tasks_of(
+    process: Process,
+    current: Option<u32>,
+    waits_in: &impl Fn(u64) -> Option<String>,
+) -> impl Iterator<Item = Task> {
+    let Process { pid, parent, state, name, space, threads, task } = process;
     let cr3 = match space {
         AddressSpace::Own(root) => Some(format!("{root:#x}")),
         AddressSpace::KernelThread | AddressSpace::None => None,
@@ -63,6 +114,7 @@ fn tasks_of(process: Process, current: Option<u32>) -> impl Iterator<Item = Task
         kernel_thread,
         current: current == Some(pid),
         name,
+        waits_in: waits_in(task),
     };
     let thread = move |thread: Thread| Task {
         pid: thread.id,
@@ -72,6 +124,7 @@ fn tasks_of(process: Process, current: Option<u32>) -> impl Iterator<Item = Task
         cr3: cr3.clone(),
         kernel_thread,
         current: current == Some(thread.id),
+        waits_in: waits_in(thread.task),
         name: thread.name,
     };
     std::iter::once(first).chain(threads.into_iter().map(thread))
@@ -91,6 +144,7 @@ impl Task {
             None => self.parent.unwrap_or(0).to_string(),
         };
         let state = self.state.unwrap_or(' ');
-        format!("{mark} {:7} {parent:>10} {state} {:14} {}", self.pid, self.space(), self.name)
+        let waits = self.waits_in.as_deref().unwrap_or("-");
+        format!("{mark} {:7} {parent:>10} {state} {:14} {waits:24} {}", self.pid, self.space(), self.name)
     }
 }

@@ -41,7 +41,7 @@ const CALLED: &str = "do_syscall_64";
 /// The first bytes of the entry are looked through for that call.
 const ENTRY_BYTES: usize = 512;
 /// `struct pt_regs::ax`, where a system call's result is.
-const RESULT_OFFSET: u64 = 80;
+pub(crate) const RESULT_OFFSET: u64 = 80;
 /// A console's line that does not end is cut here.
 const MAX_LINE_BYTES: usize = 4096;
 
@@ -134,7 +134,7 @@ impl Places {
 }
 
 /// Where a system call's function returns to.
-fn call_return(machine: &Machine<Instructions>, symbols: &Symbols) -> Option<u64> {
+pub(crate) fn call_return(machine: &Machine<Instructions>, symbols: &Symbols) -> Option<u64> {
     let (entry, called) = (symbols.address_of(ENTRY)?, symbols.address_of(CALLED)?);
     let mut code = [0; ENTRY_BYTES];
     let count = guest_symbols::KernelView::all(machine).map(|view| view.read(entry, &mut code)).max()?;
@@ -210,7 +210,7 @@ impl Note {
 }
 
 /// A word above the stack pointer.
-fn stack_word(machine: &Machine<Instructions>, offset: u64) -> Option<u64> {
+pub(crate) fn stack_word(machine: &Machine<Instructions>, offset: u64) -> Option<u64> {
     let core = machine.cpu().core();
     let mut bytes = [0; 8];
     let rsp = machine.cpu().state().gpr[4];

@@ -38,7 +38,7 @@ enum Action {
     /// Take a checkpoint at a position, by replaying to it. In a recording of KVM it lies beside the log that
     /// was recounted in instructions, and is not listed
     Add {
-        /// start, end, panic, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
+        /// start, end, panic, oops, fault, report:N, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
         /// -N or -10ms before the end, +N or +10ms after the start
         #[arg(allow_hyphen_values = true, required_unless_present = "every")]
         position: Option<PositionSpec>,

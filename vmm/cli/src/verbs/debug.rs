@@ -39,7 +39,7 @@ pub struct Args {
     /// Let --listen be an address that other hosts reach: every program that connects is in control
     #[arg(long)]
     allow_remote: bool,
-    /// Where to begin: start, end, panic, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
+    /// Where to begin: start, end, panic, oops, fault, report:N, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
     /// -N or -10ms before the end, +N or +10ms after the start
     #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
     at: PositionSpec,

@@ -14,6 +14,9 @@ use recording::with_recording;
 use recording::{EVENTS, Opened, Recording};
 use serde::Serialize;
 
+use crate::output::end_in_words;
+use crate::panic_watch::panic_of;
+
 #[derive(clap::Args)]
 pub struct Args {
     /// The recording
@@ -36,6 +39,9 @@ struct Info<'a> {
     /// Whether a recorder is still at work on it.
     being_recorded: bool,
     ended: Option<String>,
+    /// The first line of the kernel's panic, where the run went on behind it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    panic: Option<String>,
     /// How long it is, in what it counts.
     #[serde(flatten)]
     length: Length,
@@ -100,6 +106,7 @@ fn show<U: Unit>(args: &Args, recording: &Recording<U>) -> Result<i32, Error> {
 fn info<U: Unit>(recording: &Recording<U>) -> Result<Info<'_>, Error> {
     let (manifest, log) = (&recording.manifest, &recording.log);
     let end = log.end.as_ref();
+    let panic = end.and_then(|end| panic_of(&recording.path, &end.outcome));
     let mut events = BTreeMap::new();
     let (mut at_event, mut at_check) = (0, 0);
     for place in log.entries() {
@@ -124,7 +131,8 @@ fn info<U: Unit>(recording: &Recording<U>) -> Result<Info<'_>, Error> {
         machine: &manifest.machine,
         complete: end.is_some(),
         being_recorded: is_being_written(&recording.path.join(EVENTS)),
-        ended: end.map(|e| e.outcome.to_string()),
+        ended: end.map(|e| end_in_words(&e.outcome, panic.is_some())),
+        panic,
         length: U::length(last.count.number()),
         branches: end.map_or(at_event.max(at_check), |e| e.branches),
         guest_seconds,
@@ -220,6 +228,7 @@ fn text(info: &Info<'_>) -> String {
             None => "cut off: the recorder was stopped",
         }
     ));
+    lines.extend(info.panic.iter().map(|line| format!("panic         {line}")));
     lines.push(format!("length        {}, {:.6} s guest time", info.length, info.guest_seconds));
     lines.push(format!("branches      {} conditional", info.branches));
     for (kind, count) in &info.events {

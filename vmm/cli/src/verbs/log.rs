@@ -157,7 +157,7 @@ fn text(line: &Line<'_>) -> String {
         Some(Event::PowerOn(given)) => {
             text += &format!(" date {} console {}x{}", given.unix_seconds, given.columns, given.rows);
         }
-        Some(Event::PowerButton | Event::Ended | Event::Interrupted | Event::Limit) => {}
+        Some(Event::PowerButton | Event::Ended | Event::Interrupted | Event::Limit | Event::TextShown) => {}
         Some(Event::Stopped(stopped)) => {
             text += &format!(" without an exit, RAM {}", hex(&stopped.ram_digest));
         }

@@ -10,6 +10,9 @@ use recording::with_recording;
 use recording::{EVENTS, MANIFEST, Opened, Recording};
 use serde::Serialize;
 
+use crate::output::end_in_words;
+use crate::panic_watch::panic_of;
+
 #[derive(clap::Args)]
 pub struct Args {
     /// The directory
@@ -69,7 +72,7 @@ fn row(path: PathBuf) -> Row {
 
 fn length_and_end<U: Unit>(recording: &Recording<U>) -> (Option<f64>, String) {
     let ended = match &recording.log.end {
-        Some(end) => end.outcome.to_string(),
+        Some(end) => end_in_words(&end.outcome, panic_of(&recording.path, &end.outcome).is_some()),
         None if is_being_written(&recording.path.join(EVENTS)) => "is being recorded".to_string(),
         None => "cut off".to_string(),
     };

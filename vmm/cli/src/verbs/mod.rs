@@ -16,6 +16,7 @@ pub mod pack;
 pub mod record;
 pub mod relink;
 pub mod replay;
+pub mod reports;
 pub mod rm;
 pub mod run;
 pub mod search;

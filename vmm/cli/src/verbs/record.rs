@@ -14,6 +14,7 @@ use crate::companion::{Companion, Leftovers};
 use crate::go_live::Source;
 use crate::machine_args::MachineArgs;
 use crate::output::say;
+use crate::panic_watch::PanicWatch;
 use crate::recorded::{CheckpointArgs, record_to_end, report, say_when_files_may_not_grow};
 use crate::run_listener::WithListener;
 use crate::sandbox_arg::SandboxArgs;
@@ -60,11 +61,14 @@ fn record_from<U: Unit, I: Inputs<U>>(
     needs.written.push(args.output.clone());
     args.sandbox.lock_in(&needs)?;
     let (mut guest, live) = planned.begin()?;
+    args.machine.prepare(&mut guest.machine);
     let recording = guest.record_in_empty(&args.output)?;
     say(&format!("ttvm: {}", live.pacing()));
-    let inputs = WithListener { inner: inputs(live), listener: marks.clone() };
+    let watch = PanicWatch::default();
+    let watched = WithListener { inner: inputs(live), listener: watch.clone() };
+    let inputs = WithListener { inner: watched, listener: marks.clone() };
     record_to_end(&args.checkpoints, recording, inputs)?;
-    let code = report(&guest.machine, &args.output);
+    let code = report(&guest.machine, &args.output, &watch);
     args.stats.write(&marks, &guest.machine)?;
     Ok(code)
 }

@@ -18,6 +18,7 @@ use crate::companion::{Companion, Leftovers};
 use crate::go_live::Source;
 use crate::machine_args::MachineArgs;
 use crate::output::say;
+use crate::panic_watch::PanicWatch;
 use crate::recorded::{CheckpointArgs, record_to_end, report, say_when_files_may_not_grow};
 use crate::run_listener::WithListener;
 use crate::sandbox_arg::SandboxArgs;
@@ -102,10 +103,13 @@ fn run_live<U: Unit, I: Inputs<U>>(
     args.sandbox.lock_in(&planned.needs())?;
     let (mut guest, live) = planned.begin()?;
     guest.forget_beginning();
+    args.machine.prepare(&mut guest.machine);
     say(&format!("ttvm: {}", live.pacing()));
-    let mut inputs = WithListener { inner: inputs(live), listener: marks.clone() };
+    let panics = PanicWatch::default();
+    let watched = WithListener { inner: inputs(live), listener: panics.clone() };
+    let mut inputs = WithListener { inner: watched, listener: marks.clone() };
     let stop = run_to_stop(&mut guest.machine, &mut inputs)?;
-    end(args, &guest.machine, stop, marks)
+    end(args, &guest.machine, stop, marks, &panics)
 }
 
 /// Runs a machine that may be recorded from some moment on.
@@ -122,16 +126,19 @@ fn run_watched(args: &Args, source: Option<Source>, marks: &Marks) -> Result<i32
     args.sandbox.lock_in(&needs)?;
     let (mut guest, live) = planned.begin()?;
     guest.forget_beginning();
+    args.machine.prepare(&mut guest.machine);
     say(&format!("ttvm: {}", live.pacing()));
     let watch = Watch::new(output.clone());
     listener.map_or(Ok(()), |listener| serve(listener, watch.clone()))?;
     let watcher = Watcher::new(watch.clone(), record_when.as_deref());
     let watched = WithListener { inner: live, listener: watcher };
+    let panics = PanicWatch::default();
+    let watched = WithListener { inner: watched, listener: panics.clone() };
     let mut inputs = WithListener { inner: watched, listener: marks.clone() };
     loop {
         let stop = run_to_stop(&mut guest.machine, &mut inputs)?;
         let Some(folder) = output.as_deref().filter(|_| stop == RunStop::Paused) else {
-            return end(args, &guest.machine, stop, marks);
+            return end(args, &guest.machine, stop, marks, &panics);
         };
         let before = guest.machine.moment();
         match guest.record_from_here(folder) {
@@ -141,9 +148,9 @@ fn run_watched(args: &Args, source: Option<Source>, marks: &Marks) -> Result<i32
                     "\r\nttvm: recording from here, {:.6} s guest time\r",
                     before.time_ns as f64 / 1e9
                 ));
-                inputs.inner.inner.count_anew(before.count);
+                inputs.inner.inner.inner.count_anew(before.count);
                 record_to_end(&args.checkpoints, recording, inputs)?;
-                let code = report(&guest.machine, folder);
+                let code = report(&guest.machine, folder, &panics);
                 args.stats.write(marks, &guest.machine)?;
                 return Ok(code);
             }
@@ -161,11 +168,18 @@ fn run_to_stop<U: Unit>(machine: &mut Machine<U>, inputs: &mut dyn Inputs<U>) ->
     machine.run(U::MAX, inputs)
 }
 
-fn end<U: Unit>(args: &Args, machine: &Machine<U>, stop: RunStop, marks: &Marks) -> Result<i32, Error> {
+fn end<U: Unit>(
+    args: &Args,
+    machine: &Machine<U>,
+    stop: RunStop,
+    marks: &Marks,
+    panics: &PanicWatch,
+) -> Result<i32, Error> {
     let RunStop::Ended(outcome) = stop else {
         unreachable!("nothing else ends a run without limits: {stop:?}");
     };
-    let code = crate::output::report_outcome(machine, &outcome);
+    let panicked = panics.panic(machine, &outcome).is_some();
+    let code = crate::output::report_outcome(machine, &outcome, panicked);
     args.stats.write(marks, machine)?;
     Ok(code)
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use history::timeline::{CONDITIONS, Direction, Timeline};
 use machine::error::{Error, exit_code};
 use machine::notation::PositionSpec;
+use views::filters::{FILTERS, Filters};
 use views::hits::{Search, Wanted};
 
 use crate::engine_arg::EngineArgs;
@@ -13,7 +14,7 @@ use crate::travel::{PartArgs, stretch};
 use crate::wait::Wait;
 
 #[derive(clap::Args)]
-#[command(after_help = format!("Conditions: {CONDITIONS}"))]
+#[command(after_help = format!("Conditions: {CONDITIONS}\n\nFilters: {FILTERS}"))]
 pub struct Args {
     /// The recording
     recording: PathBuf,
@@ -21,6 +22,9 @@ pub struct Args {
     part: PartArgs,
     /// What to look for; ADDR is a number or the name of a kernel symbol
     condition: String,
+    /// Which of these count: pid:N, comm:NAME, and of system calls longer:TIME
+    #[arg(value_name = "FILTER")]
+    filters: Vec<String>,
     /// Look for the first place after --from instead of the last one before it
     #[arg(long, conflicts_with = "all")]
     forward: bool,
@@ -53,6 +57,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
+    let filters = Filters::parse(&args.filters).map_err(Error::Usage)?;
     let (recording, engine) = args.part.open_for(&args.recording, args.engine)?;
     let mut timeline = match args.threads {
         Some(threads) => Timeline::open_with(&recording, threads.get())?,
@@ -69,7 +74,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     } else {
         Wanted::One { from, direction }
     };
-    let search = Search { condition: &args.condition, wanted, backtrace: args.backtrace };
+    let search = Search { condition: &args.condition, filters: &filters, wanted, backtrace: args.backtrace };
     let found = search.run(&mut timeline, &mut || wait.poll())?;
     drop(wait);
     crate::output::print(&if args.json {

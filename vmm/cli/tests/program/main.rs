@@ -13,6 +13,7 @@ mod debug_private;
 mod exports;
 mod folders;
 mod going_live;
+mod kernel_reports;
 mod passthrough_refused;
 mod private_files;
 mod sandbox;

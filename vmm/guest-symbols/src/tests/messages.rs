@@ -1,7 +1,7 @@
 //! A ring of messages made up here.
 
 use super::{BASE, Pages, Types, found};
-use crate::messages::{self, Message};
+use crate::messages::{self, KernelLog, Message, State};
 use crate::modules::Missing;
 use crate::symbols::Symbols;
 
@@ -30,7 +30,7 @@ fn types() -> Types {
     types.structure("printk_ringbuffer", 88, &fields);
     let place = types.structure("prb_data_blk_lpos", 16, &[("begin", 1, 0), ("next", 1, 8)]);
     types.structure("prb_desc", 24, &[("state_var", 1, 0), ("text_blk_lpos", place, 8)]);
-    let fields = [("ts_nsec", 1, 8), ("text_len", 1, 16), ("facility", 1, 18)];
+    let fields = [("seq", 1, 0), ("ts_nsec", 1, 8), ("text_len", 1, 16), ("facility", 1, 18)];
     types.structure("printk_info", 32, &fields);
     types
 }
@@ -51,6 +51,7 @@ fn ring(rows: [(u64, u64, u64, &[u8]); 4]) -> (Pages, Symbols) {
         for (offset, value) in [(0, state << 62 | number), (8, begin), (16, next)] {
             memory.write_u64(descriptor + offset, value);
         }
+        memory.write_u64(info, number + 100);
         memory.write_u64(info + 8, number * 1_000_500_000);
         memory.write(info + 16, &(text.len() as u16).to_le_bytes());
         memory.write(info + 19, &[(number as u8) << 5 | 0x1f]);
@@ -82,6 +83,25 @@ fn whole_messages_are_read_also_where_the_rings_begin_again() {
     let found = messages::of_kernel(&memory, &symbols).unwrap();
     assert_eq!(found, [message(2, "first"), message(4, "two\nlines?"), message(5, "at the beginning")]);
     assert_eq!(found[1].to_string(), "[    4.002000] two\n[    4.002000] lines?");
+}
+
+#[test]
+fn a_message_says_where_its_state_is_and_what_the_state_means() {
+    let (memory, symbols) = ring([
+        (FINALIZED, 48, 64, b"first"),
+        (RESERVED, 64, 80, b"half"),
+        (RESERVED, 80, 96, b"half"),
+        (COMMITTED, 96, 112, b"last"),
+    ]);
+    let log = KernelLog::of_kernel(&memory, &symbols).unwrap();
+    assert_eq!(log.length(&memory), Some(105));
+    let kept = log.kept(&memory).unwrap();
+    let places: Vec<_> = kept.iter().map(|kept| (kept.sequence, kept.id, kept.state_at)).collect();
+    assert_eq!(places, [(102, 2, DESCRIPTORS + 48), (105, 5, DESCRIPTORS + 24)]);
+    let words = [(COMMITTED, 5), (FINALIZED, 5), (RESERVED, 5), (3, 5), (FINALIZED, 9)];
+    let states = words.map(|(state, number)| kept[1].state_of(state << 62 | number));
+    let expected = [State::Committed, State::Finalized, State::Unwritten, State::Unwritten].map(Some);
+    assert_eq!((&states[..4], states[4]), (&expected[..], None));
 }
 
 #[test]

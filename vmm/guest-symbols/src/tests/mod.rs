@@ -11,6 +11,7 @@ mod dwarf;
 mod guest_view;
 mod messages;
 mod orc;
+mod reports;
 mod switched_out;
 mod tasks;
 mod vmlinux;

@@ -3,7 +3,7 @@
 //! Start with [`Timeline`] (`travel`), which is what callers see. It moves a `walker`, which leaves snapshots behind; `shared`
 //! is what all walkers of a session have in common. `search` looks for things along an interval, and `walkers` do so on all
 //! cores; `stops` says what there is to stop at, and `condition` reads that from text. `positions` finds out what a notation
-//! means. `settler` makes near what lies before, while nothing moves. `runner` has KVM go ahead. `changes` lets a debugger
+//! means; `reports` finds what the guest's kernel reports of itself, and `fault` the instruction that led to it. `settler` makes near what lies before, while nothing moves. `runner` has KVM go ahead. `changes` lets a debugger
 //! change things in a scratch `fork`. `vmm/history/TRAVEL.md` has the ideas.
 //!
 //! A timeline knows instruction counts only: [`crate::recount`] comes first where a recording counts exits.
@@ -11,8 +11,11 @@
 
 mod changes;
 mod condition;
+mod fault;
 mod fork;
 mod positions;
+mod report;
+mod reports;
 mod runner;
 mod search;
 mod settler;
@@ -25,6 +28,7 @@ mod walkers;
 
 pub use crate::workers::Poll;
 pub use condition::{CONDITIONS, Condition, Names, NoNames, number};
+pub use report::Report;
 pub use search::{Direction, Interval, Look};
 pub use shared::FastForward;
 pub use stops::{

@@ -3,7 +3,9 @@
 use super::stops::{Stops, TravelStop};
 use super::travel::Timeline;
 use super::walker::{Walked, Walker};
+use crate::panicked::panic_on_console;
 use crate::workers::Poll;
+use guest_symbols::reports::Kind;
 use machine::Machine;
 use machine::console_tail::PANIC_BEGIN;
 use machine::error::Error;
@@ -37,8 +39,18 @@ enum Meaning {
     Reached(&'static Measure, u64, String),
     /// The place behind the last system call, whose number is not known.
     LastSystemCall,
-    /// Where the console shows that the kernel panics, if the run went on behind it.
-    PanicOnConsole,
+    /// Where the kernel panics, if the run went on behind it.
+    Panic,
+    /// A report of the guest's kernel.
+    Report(Wanted),
+    /// The instruction that led to the last oops or panic before a place.
+    Fault(Instructions),
+}
+
+/// Which report.
+enum Wanted {
+    FirstOops,
+    Numbered(u64),
 }
 
 fn beyond(what: &str) -> Error {
@@ -71,7 +83,10 @@ impl Timeline {
             PositionSpec::After(distance) => after(first, distance),
             spec => spec,
         };
-        let meaning = self.meaning(spec)?;
+        let meaning = match spec {
+            PositionSpec::Fault => Meaning::Fault(last.count),
+            spec => self.meaning(spec)?,
+        };
         self.find(meaning, poll)
     }
 
@@ -95,7 +110,10 @@ impl Timeline {
         Ok(match spec {
             PositionSpec::Start => Meaning::Place(Instructions(0)),
             PositionSpec::End => Meaning::Place(end),
-            PositionSpec::Panic => self.panic.map_or(Meaning::PanicOnConsole, Meaning::Place),
+            PositionSpec::Panic => self.panic.map_or(Meaning::Panic, Meaning::Place),
+            PositionSpec::Oops => Meaning::Report(Wanted::FirstOops),
+            PositionSpec::Report(number) => Meaning::Report(Wanted::Numbered(number)),
+            PositionSpec::Fault => Meaning::Fault(here.count),
             PositionSpec::Event(number) => Meaning::Place(self.event(number)?.count),
             PositionSpec::Instruction(number) if Instructions(number) <= end => {
                 Meaning::Place(Instructions(number))
@@ -128,7 +146,9 @@ impl Timeline {
         let (measure, wanted, what) = match meaning {
             Meaning::Place(at) => return Ok(at),
             Meaning::Reached(measure, wanted, what) => (measure, wanted, what),
-            Meaning::PanicOnConsole => return self.panic_on_console(poll),
+            Meaning::Panic => return self.panic_after_which_it_went_on(poll),
+            Meaning::Report(wanted) => return self.report(wanted, poll),
+            Meaning::Fault(before) => return self.fault_before(before, poll),
             Meaning::LastSystemCall => {
                 self.seek(self.end(), poll)?.unless_interrupted()?;
                 let count = self.machine().cpu().system_calls();
@@ -200,23 +220,46 @@ impl Timeline {
         })
     }
 
-    /// The place where the console last began to show a panic's report, of a guest that reset itself soon after. The machine
-    /// stays there.
-    fn panic_on_console(&mut self, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
-        let none = || Error::Position("the guest did not panic in this recording".into());
+    /// The place where the console last began to show a panic's report, or where the kernel's log has one: of a guest that
+    /// reset itself then, or went on with a crash kernel. The machine stays where it looked last.
+    fn panic_after_which_it_went_on(&mut self, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
         self.seek(self.end(), poll)?.unless_interrupted()?;
-        if !self.machine().console().shows_panic() {
-            return Err(none());
+        if panic_on_console(self.machine()).is_some() {
+            let panic = Stops { console: Some(PANIC_BEGIN.to_vec()), ..Stops::default() };
+            let stops = std::mem::replace(&mut self.stops, panic);
+            let stop = self.run_backward(poll);
+            self.stops = stops;
+            match stop? {
+                TravelStop::Hit(_) => return Ok(self.position()),
+                TravelStop::Interrupted => return Err(Error::Interrupted),
+                _ => {}
+            }
         }
-        let panic = Stops { console: Some(PANIC_BEGIN.to_vec()), ..Stops::default() };
-        let stops = std::mem::replace(&mut self.stops, panic);
-        let stop = self.run_backward(poll);
-        self.stops = stops;
-        match stop? {
-            TravelStop::Hit(_) => Ok(self.position()),
-            TravelStop::Interrupted => Err(Error::Interrupted),
-            _ => Err(none()),
-        }
+        let reports = self.reports(poll)?;
+        let last = reports.iter().rfind(|report| report.kind == Kind::Panic);
+        let none = || Error::Position("the guest did not panic in this recording".into());
+        last.map(|report| report.at).ok_or_else(none)
+    }
+
+    fn report(&mut self, wanted: Wanted, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
+        let reports = self.reports(poll)?;
+        let found = match wanted {
+            Wanted::FirstOops => reports.iter().find(|report| report.kind == Kind::Oops),
+            Wanted::Numbered(number) => {
+                let index = usize::try_from(number - 1).unwrap_or(usize::MAX);
+                reports.get(index)
+            }
+        };
+        let none = || match wanted {
+            Wanted::FirstOops => "the guest's kernel has no oops in this recording".to_string(),
+            Wanted::Numbered(number) => {
+                format!(
+                    "the recording has no report {number} of the guest's kernel: it has {}",
+                    reports.len()
+                )
+            }
+        };
+        found.map(|report| report.at).ok_or_else(|| Error::Position(none()))
     }
 
     /// The guest time at which what is opened begins.

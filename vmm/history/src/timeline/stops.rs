@@ -153,6 +153,8 @@ pub struct Stops {
     pub trap_filter: Option<Filter>,
     /// When this text has appeared on the console; an empty one: when anything has.
     pub console: Option<Vec<u8>>,
+    /// What must hold wherever any of this happens, for it to count.
+    pub only: Option<Filter>,
 }
 
 impl Stops {
@@ -250,9 +252,17 @@ impl<'a> Armed<'a> {
     /// The addresses of its breakpoints, if it stops at nothing but breakpoints at no more than `most` linear
     /// addresses.
     pub fn addresses(&self, most: usize) -> Option<Vec<u64>> {
-        let Stops { breakpoints, filters: _, watches, watch_filters: _, traps, trap_filter: _, console } =
-            self.stops;
-        let others = !watches.is_empty() || *traps != Traps::default() || console.is_some();
+        let Stops {
+            breakpoints,
+            filters: _,
+            watches,
+            watch_filters: _,
+            traps,
+            trap_filter: _,
+            console,
+            only,
+        } = self.stops;
+        let others = only.is_some() || !watches.is_empty() || *traps != Traps::default() || console.is_some();
         let linear = breakpoints.iter().filter(|point| point.space == AddressKind::Linear);
         let mut addresses: Vec<u64> = linear.map(|point| point.address).collect();
         let only_linear = addresses.len() == breakpoints.len();
@@ -263,6 +273,11 @@ impl<'a> Armed<'a> {
 
     /// What a stop of the machine means: a hit, or `None` where no stop waits for it.
     pub fn hit(&self, stop: &RunStop, machine: &Machine<Instructions>) -> Option<Hit> {
+        let counts = |_: &Hit| self.stops.only.as_ref().is_none_or(|only| only.holds(machine));
+        self.any_hit(stop, machine).filter(counts)
+    }
+
+    fn any_hit(&self, stop: &RunStop, machine: &Machine<Instructions>) -> Option<Hit> {
         let here = machine.moment().count;
         let cause = match stop {
             RunStop::Met(Met::Breakpoint) => return self.at_breakpoint(machine, here),

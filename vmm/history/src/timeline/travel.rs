@@ -14,6 +14,7 @@ use guest_ram::PAGE_SIZE;
 
 use crate::replay::last_place;
 use crate::timeline::fork::Fork;
+use crate::timeline::report::Report;
 use crate::timeline::search::{
     ALONE, ALONE_STEPS, ALONE_STEPS_AT_FIRST, Direction, Interval, Keep, Look, Question, the_hit,
 };
@@ -78,6 +79,8 @@ pub struct Timeline {
     pub(super) shared: Arc<Shared>,
     pub(super) panic: Option<Instructions>,
     pub(super) stops: Stops,
+    /// The reports of the guest's kernels, once they have been looked for.
+    pub(super) reports: Option<Arc<[Report]>>,
     workers: Arc<Pool>,
     settler: Option<Settler>,
     /// The machine is not in the recorded history but in this.
@@ -122,6 +125,7 @@ impl Timeline {
             shared,
             panic: panicked.map(|end| end.at.count),
             stops: Stops::default(),
+            reports: None,
             workers: Arc::default(),
             settler: None,
             fork: None,

@@ -99,6 +99,7 @@ enum EventV1<'a> {
     Limit,
     NetworkInput(Vec<Frame<'a>>),
     Devices(Cow<'a, DeviceInputV1>),
+    TextShown,
 }
 
 /// An Ethernet frame, which is not copied to be written.
@@ -224,6 +225,7 @@ impl<'a> From<&'a Event> for EventV1<'a> {
                 EventV1::NetworkInput(frames.iter().map(|frame| borrowed(frame)).collect())
             }
             Event::Devices(ref input) => EventV1::Devices(Cow::Borrowed(input)),
+            Event::TextShown => EventV1::TextShown,
         }
     }
 }
@@ -244,6 +246,7 @@ impl From<EventV1<'_>> for Event {
                 Event::NetworkInput(frames.into_iter().map(|frame| frame.into_owned().into_vec()).collect())
             }
             EventV1::Devices(input) => Event::Devices(input.into_owned()),
+            EventV1::TextShown => Event::TextShown,
         }
     }
 }

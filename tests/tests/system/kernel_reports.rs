@@ -1,0 +1,120 @@
+//! What a stock kernel reports of itself, without a console; and what a search says of system calls, threads and values.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use machine::error::exit_code;
+use serde_json::Value;
+use tests::guests::{Artefact, BUGS, BUSYBOX, CLOUD};
+use tests::program::ttvm;
+
+fn run(directory: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut program = Command::new(ttvm());
+    let done = program.current_dir(directory).args(arguments).stdin(Stdio::null()).output();
+    let done = done.expect("ttvm can be run");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (done.status.code(), text(&done.stdout), text(&done.stderr))
+}
+
+fn record(directory: &Path, initrd: &Artefact, cmdline: &str) -> (Option<i32>, String) {
+    let (kernel, initrd) = (CLOUD.path(), initrd.path());
+    let images = ["--kernel", kernel.to_str().unwrap(), "--initrd", initrd.to_str().unwrap()];
+    let machine = ["--memory", "128M", "--unpaced", "--cmdline", cmdline];
+    let (code, _, said) = run(directory, &[&["record", "-o", "r.ttvm"][..], &images, &machine].concat());
+    (code, said)
+}
+
+fn json(directory: &Path, arguments: &[&str]) -> Value {
+    let (code, out, said) = run(directory, arguments);
+    assert_eq!(code, Some(exit_code::DONE), "{arguments:?}: {out}{said}");
+    serde_json::from_str(&out).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {out}"))
+}
+
+/// Neither the console nor the end of the run says that it panicked: the kernel has no console, and reboots.
+#[test]
+fn a_panic_without_a_console_is_found_in_the_kernels_log() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let directory = directory.path();
+    let (code, said) = record(directory, &BUSYBOX, "panic=-1 ttvm.run=\"echo c >/proc/sysrq-trigger\"");
+    assert!(said.contains("the guest's kernel panicked, and the guest reset itself"), "{said}");
+    assert_eq!(code, Some(exit_code::FAILED), "{said}");
+    let reports = json(directory, &["reports", "r.ttvm", "--json"]);
+    let [report] = &reports.as_array().unwrap()[..] else { panic!("{reports}") };
+    assert_eq!((&report["kind"], &report["name"]), (&Value::from("panic"), &Value::from("sh")), "{report}");
+    assert_eq!(report["line"], "Kernel panic - not syncing: sysrq triggered crash");
+    for at in ["panic", "report:1"] {
+        let state = json(directory, &["state", "r.ttvm", "--at", at, "--backtrace", "--dmesg", "--json"]);
+        assert_eq!(state["instruction"], report["instruction"], "{at}");
+        assert_eq!(state["dmesg"].as_array().unwrap().last().unwrap()["text"], report["line"], "{at}");
+        assert_eq!(state["thread"]["name"], "sh", "{at}");
+    }
+    let (code, _, said) = run(directory, &["state", "r.ttvm", "--at", "fault"]);
+    assert!(code == Some(exit_code::USAGE) && said.contains("no exception in the kernel"), "{said}");
+}
+
+/// A call of a function at address 0: the instruction that faulted is there, whatever the report's end destroyed.
+#[test]
+fn the_instruction_that_faulted_is_a_place() {
+    if !BUGS.exists() {
+        return println!("skipped: {} is not there", BUGS.path().display());
+    }
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let directory = directory.path();
+    let (code, said) = record(directory, &BUGS, "panic=-1 bug=null-call");
+    assert_eq!(code, Some(exit_code::FAILED), "{said}");
+    let reports = json(directory, &["reports", "r.ttvm", "--json"]);
+    let kinds: Vec<_> = reports.as_array().unwrap().iter().map(|report| report["kind"].clone()).collect();
+    assert_eq!(kinds, ["oops", "panic"], "{reports}");
+    let state = json(directory, &["state", "r.ttvm", "--at", "fault", "--json"]);
+    assert_eq!(state["registers"]["rip"], "0x0", "{state}");
+    let (fault, oops) = (state["instruction"].as_u64().unwrap(), reports[0]["instruction"].as_u64().unwrap());
+    assert!(fault < oops && oops - fault < 10_000, "{fault} {oops}");
+}
+
+#[test]
+fn searches_say_what_system_calls_were_asked_and_gave_and_who_waits() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let directory = directory.path();
+    let (code, said) = record(directory, &BUSYBOX, "ttvm.run=\"cat /none; sleep 2; true\"");
+    assert_eq!(code, Some(exit_code::DONE), "{said}");
+    let search = |more: &[&str]| {
+        let found = json(directory, &[&["search", "r.ttvm"][..], more, &["--json"]].concat());
+        found["hits"].as_array().unwrap().clone()
+    };
+    let all = search(&["syscall:open*", "comm:cat", "--all"]);
+    let of_none = |hit: &&Value| hit["call"]["arguments"].to_string().contains("/none");
+    let hit = all.iter().find(of_none).unwrap_or_else(|| panic!("{all:?}"));
+    assert_eq!(
+        (&hit["call"]["result"], &hit["name"]),
+        (&Value::from("-ENOENT"), &Value::from("cat")),
+        "{hit}"
+    );
+    assert!(all.iter().all(|hit| hit["name"] == "cat"), "{all:?}");
+    // The last one alone says the same.
+    let last = search(&["syscall:open*", "comm:cat"]);
+    assert_eq!((&last[0]["call"], &last[0]["instruction"]), (&hit["call"], &hit["instruction"]));
+    let long = search(&["syscall:*nanosleep", "longer:1s", "--all"]);
+    let [sleep] = &long[..] else { panic!("{long:?}") };
+    let seconds = sleep["call"]["seconds"].as_f64().unwrap();
+    assert!(sleep["name"] == "sleep" && (2.0..2.1).contains(&seconds), "{sleep}");
+    assert_eq!(search(&["syscall", "longer:1s", "comm:sleep"])[0]["call"], sleep["call"]);
+    let pid = format!("pid:{}", sleep["pid"]);
+    let exit = search(&["syscall", &pid]);
+    assert_eq!(exit[0]["call"]["name"], "exit_group", "{exit:?}");
+    let ticks = search(&["write:jiffies_64+8", "comm:swapper/0"]);
+    let value = |name: &str| {
+        let digits = ticks[0][name].as_str().unwrap().trim_start_matches("0x");
+        u64::from_str_radix(digits, 16).unwrap()
+    };
+    assert!(ticks[0]["pid"] == 0 && value("new") > value("old"), "{ticks:?}");
+    let middle = format!("{}s", sleep["guest_seconds"].as_f64().unwrap() + 1.0);
+    let state = json(directory, &["state", "r.ttvm", "--at", &middle, "--processes", "--json"]);
+    let waits = |name: &str| {
+        let tasks = state["processes"].as_array().unwrap();
+        tasks.iter().find(|task| task["name"] == name).unwrap_or_else(|| panic!("{tasks:?}"))["waits_in"]
+            .clone()
+    };
+    assert_eq!((waits("sleep"), waits("kthreadd")), ("hrtimer_nanosleep".into(), "kthreadd".into()));
+    let (code, _, said) = run(directory, &["search", "r.ttvm", "break:do_exit", "longer:1s"]);
+    assert!(code == Some(exit_code::USAGE) && said.contains("only system calls"), "{said}");
+}

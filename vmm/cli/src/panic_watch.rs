@@ -1,0 +1,81 @@
+//! Whether the guest's kernel has panicked in a run that ends some other way: the kernel may reboot, start a crash kernel, or hang.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use guest_symbols::reports::{Kind, Sifter, without_time};
+use history::panicked::last_panic;
+use history::timeline::Timeline;
+use machine::position::Count;
+use machine::unit::Unit;
+use machine::{Machine, Outcome};
+use recording::{Opened, read_panic_note};
+
+use crate::run_listener::RunListener;
+
+/// Steps that are replayed for a look at a recording's end, at most.
+const NEAR_STEPS: u64 = 2_000_000_000;
+/// A line of the console is cut here.
+const MOST_LINE_BYTES: usize = 1024;
+
+/// Looks for a panic in the console's output. Clones share what they have found.
+#[derive(Clone, Default)]
+pub struct PanicWatch(Arc<Mutex<Lines>>);
+
+#[derive(Default)]
+struct Lines {
+    line: Vec<u8>,
+    sifter: Sifter,
+    panic: Option<String>,
+}
+
+impl RunListener for PanicWatch {
+    fn prints(&mut self, _at: u64, bytes: &[u8]) {
+        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        bytes.iter().for_each(|&byte| lines.take(byte));
+    }
+}
+
+impl Lines {
+    fn take(&mut self, byte: u8) {
+        if byte != b'\n' {
+            if self.line.len() < MOST_LINE_BYTES {
+                self.line.push(byte);
+            }
+            return;
+        }
+        let line = String::from_utf8_lossy(&std::mem::take(&mut self.line)).into_owned();
+        let line = without_time(&line);
+        if self.sifter.begins(line) == Some(Kind::Panic) {
+            self.panic = Some(line.chars().map(|c| if c.is_control() { '?' } else { c }).collect());
+        }
+    }
+}
+
+impl PanicWatch {
+    /// The first line of the panic's report, of a run that has ended like this: seen on the console, or known to the machine.
+    pub fn panic<U: Unit>(&self, machine: &Machine<U>, outcome: &Outcome) -> Option<String> {
+        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner).panic.clone();
+        seen.or_else(|| goes_on_behind_panics(outcome).then(|| last_panic(machine))?)
+    }
+}
+
+/// The first line of the panic's report, of a run that was recorded and has ended like this: by the recorder's note, or else, where
+/// the guest reset itself and the recording's end is near, by a look there.
+pub fn panic_of(path: &Path, outcome: &Outcome) -> Option<String> {
+    read_panic_note(path).or_else(|| {
+        (*outcome == Outcome::Reset).then_some(())?;
+        let Ok(Opened::ByInstructions(recording)) = Opened::open(path) else { return None };
+        let mut timeline = Timeline::open_with(&recording, 1).ok()?;
+        let heads = timeline.checkpoints().map(|checkpoints| checkpoints.heads());
+        let last = heads.and_then(|heads| heads.keys().next_back().copied()).unwrap_or_default();
+        (timeline.end().saturating_since(last) <= NEAR_STEPS).then_some(())?;
+        timeline.seek(timeline.end(), &mut || false).ok()?;
+        last_panic(timeline.machine())
+    })
+}
+
+/// Whether a run may end so whose kernel panicked. A guest that powers itself off has a crash kernel that says so, or none.
+fn goes_on_behind_panics(outcome: &Outcome) -> bool {
+    !matches!(outcome, Outcome::PowerOff | Outcome::Panic | Outcome::DebugExit { .. })
+}

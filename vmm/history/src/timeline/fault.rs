@@ -1,0 +1,122 @@
+//! The instruction that faulted: the one whose exception led to a report of the guest's kernel.
+//!
+//! While the kernel reports an exception, the frame that the processor saved for it is on the stack. So of all exceptions
+//! before the report, the last one counts whose frame still stands where it was saved. Exceptions that were served in
+//! between have left theirs to others.
+
+use cpu::{CodeSize, Traps};
+use guest_symbols::reports::Kind;
+use machine::Machine;
+use machine::error::Error;
+use machine::position::{Count, Instructions};
+
+use super::stops::{Cause, Hit, Stops};
+use super::travel::Timeline;
+use crate::workers::Poll;
+
+/// Vectors of exceptions, without the NMI.
+const EXCEPTIONS: [u8; 17] = [0, 1, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 16, 17, 19, 21];
+/// Those that push an error code.
+const WITH_ERROR_CODE: [u8; 7] = [8, 10, 11, 12, 13, 14, 17];
+/// How far before a report its exception is looked for: so many steps, and each time so many times more.
+const FIRST_STEPS: u64 = 1_000_000;
+const FACTOR: u64 = 16;
+const MOST_STEPS: u64 = 1 << 32;
+/// A guest that has more of them in one stretch does so on purpose.
+const MOST_EXCEPTIONS: usize = 1 << 20;
+/// A kernel's stack is no larger, with all that a sanitizer adds.
+const MOST_STACK_BYTES: u64 = 1 << 17;
+/// Reports that are looked at, from the last one on: a panic may have other reasons than an exception.
+const MOST_LOOKS: usize = 8;
+/// RIP, CS, RFLAGS, RSP and SS.
+type Frame = [u64; 5];
+
+/// An exception in the kernel.
+struct Delivered {
+    before: Instructions,
+    frame_at: u64,
+    frame: Frame,
+}
+
+impl Timeline {
+    /// The instruction whose exception led to the last oops or panic before a place, or at it. The machine stays where it looked last.
+    pub(super) fn fault_before(
+        &mut self,
+        place: Instructions,
+        poll: &mut Poll<'_>,
+    ) -> Result<Instructions, Error> {
+        let reports = self.reports(poll)?;
+        let is_meant = |kind: Kind| matches!(kind, Kind::Oops | Kind::Panic);
+        let before = reports.iter().rev().filter(|report| report.at <= place && is_meant(report.kind));
+        let places: Vec<Instructions> = before.map(|report| report.at).take(MOST_LOOKS).collect();
+        for report in &places {
+            if let Some(fault) = self.exception_behind(*report, poll)? {
+                return Ok(fault);
+            }
+        }
+        Err(Error::Position(if places.is_empty() {
+            "the guest's kernel has no oops or panic before this place".to_string()
+        } else {
+            "no exception in the kernel led to the panic: see where it was called, with --backtrace"
+                .to_string()
+        }))
+    }
+
+    fn exception_behind(
+        &mut self,
+        report: Instructions,
+        poll: &mut Poll<'_>,
+    ) -> Result<Option<Instructions>, Error> {
+        let (mut to, mut steps) = (report, FIRST_STEPS);
+        let traps = Traps { vectors: EXCEPTIONS.into_iter().collect(), ..Traps::default() };
+        self.seek(report, poll)?.unless_interrupted()?;
+        let stack = self.machine().cpu().state().gpr[4];
+        let look = |machine: &Machine<Instructions>, hit: Hit| {
+            delivered(machine, hit).filter(|found| found.frame_at.wrapping_sub(stack) < MOST_STACK_BYTES)
+        };
+        loop {
+            let from = report.saturating_back(steps);
+            let stops =
+                std::mem::replace(&mut self.stops, Stops { traps: traps.clone(), ..Stops::default() });
+            let seen = self.hits_seen(from, to, MOST_EXCEPTIONS, &look, poll);
+            self.stops = stops;
+            let seen = seen?;
+            if seen.interrupted_at.is_some() {
+                return Err(Error::Interrupted);
+            }
+            // The position has stayed at the report.
+            let stands = |exception: &&Delivered| {
+                frame_at(self.machine(), exception.frame_at) == Some(exception.frame)
+            };
+            if let Some(found) = seen.found.iter().flatten().rfind(stands) {
+                return Ok(Some(found.before));
+            }
+            if from == Instructions(0) || steps >= MOST_STEPS || seen.found.len() >= MOST_EXCEPTIONS {
+                return Ok(None);
+            }
+            (to, steps) = (from, steps.saturating_mul(FACTOR));
+        }
+    }
+}
+
+/// An exception as it has just been delivered, if the kernel met it.
+fn delivered(machine: &Machine<Instructions>, hit: Hit) -> Option<Delivered> {
+    let Cause::Vector(vector) = hit.cause else { return None };
+    if machine.cpu().core().code_size != CodeSize::Bits64 {
+        return None;
+    }
+    let code_bytes = if WITH_ERROR_CODE.contains(&vector) { 8 } else { 0 };
+    let place = machine.cpu().state().gpr[4].wrapping_add(code_bytes);
+    let frame = frame_at(machine, place)?;
+    (frame[1] & 3 == 0).then_some(Delivered { before: hit.before, frame_at: place, frame })
+}
+
+fn frame_at(machine: &Machine<Instructions>, address: u64) -> Option<Frame> {
+    let mut bytes = [0; 40];
+    (machine.cpu().core().peek(address, &mut bytes) == bytes.len()).then_some(())?;
+    let word = |number: usize| {
+        let bytes = bytes[number * 8..][..8].try_into().expect("a word has eight bytes");
+        u64::from_le_bytes(bytes)
+    };
+    Some([0, 1, 2, 3, 4].map(word))
+}

@@ -1,0 +1,94 @@
+//! What else must hold of the places that a search lists: which process, and how long a system call took.
+
+use guest_symbols::tasks::Thread;
+use machine::notation;
+
+/// `TASK_COMM_LEN` without the zero: the kernel keeps no longer names.
+const NAME_BYTES: usize = 15;
+
+/// Filters of a search; by default there are none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filters {
+    /// Only in this process, or this thread.
+    pub pid: Option<u32>,
+    /// Only in threads of this name.
+    pub comm: Option<String>,
+    /// Only system calls that took so long at least.
+    pub longer_ns: Option<u64>,
+}
+
+/// How filters are written.
+pub const FILTERS: &str =
+    "pid:N (a process or a thread), comm:NAME, and of system calls longer:TIME, as in longer:100ms";
+
+impl Filters {
+    /// Reads filters, one a word.
+    pub fn parse(words: &[String]) -> Result<Filters, String> {
+        let mut filters = Filters::default();
+        for word in words {
+            let wrong = || format!("'{word}' is no filter: write {FILTERS}");
+            let (kind, value) =
+                word.split_once(':').filter(|(_, value)| !value.is_empty()).ok_or_else(wrong)?;
+            match kind {
+                "pid" => filters.pid = Some(value.parse().map_err(|_| wrong())?),
+                "comm" => {
+                    let end =
+                        (0..=NAME_BYTES.min(value.len())).rev().find(|&end| value.is_char_boundary(end));
+                    filters.comm = Some(value[..end.unwrap_or(0)].to_string());
+                }
+                "longer" => filters.longer_ns = Some(notation::time(value)?),
+                _ => return Err(wrong()),
+            }
+        }
+        Ok(filters)
+    }
+
+    /// Whether only some threads count.
+    pub fn choose_threads(&self) -> bool {
+        self.pid.is_some() || self.comm.is_some()
+    }
+
+    /// Whether what happens in a thread counts.
+    pub fn admit(&self, thread: Option<&Thread>) -> bool {
+        let is_process = |pid: &u32| thread.is_some_and(|thread| [thread.id, thread.process].contains(pid));
+        let has_name = |name: &String| thread.is_some_and(|thread| thread.name == *name);
+        self.pid.as_ref().is_none_or(is_process) && self.comm.as_ref().is_none_or(has_name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<Filters, String> {
+        Filters::parse(&words.iter().map(|word| word.to_string()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn filters_are_read_and_nonsense_is_told() {
+        let filters = parse(&["pid:12", "comm:a-name-that-is-too-long", "longer:100ms"]).unwrap();
+        assert_eq!((filters.pid, filters.longer_ns), (Some(12), Some(100_000_000)));
+        assert_eq!(filters.comm.as_deref(), Some("a-name-that-is-"));
+        for wrong in ["pid:x", "pid", "comm:", "name:x", "longer:1"] {
+            assert!(parse(&[wrong]).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn threads_count_by_their_process_and_name() {
+        let thread = Thread { id: 13, process: 12, name: "sh".to_string(), task: 0 };
+        for (words, admits) in [
+            (&[][..], true),
+            (&["pid:12"], true),
+            (&["pid:13"], true),
+            (&["pid:1"], false),
+            (&["comm:sh"], true),
+            (&["comm:bash"], false),
+            (&["comm:sh", "pid:1"], false),
+        ] {
+            let filters = parse(words).unwrap();
+            assert_eq!(filters.admit(Some(&thread)), admits, "{words:?}");
+            assert_eq!(filters.admit(None), words.is_empty(), "{words:?}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! A place that a search has found, with what there is to say of it.
+
+use history::timeline::Cause;
+use machine::Machine;
+use machine::position::{Count, Instructions};
+use serde::Serialize;
+
+use crate::guest_kernel::{Backtrace, GuestKernel};
+use crate::system_calls::SystemCall;
+
+/// A place where something happens.
+#[derive(Clone, Debug, Serialize)]
+pub struct Place {
+    /// Instructions before it.
+    pub instruction: u64,
+    /// What happens.
+    pub what: String,
+    /// The guest's time.
+    pub guest_seconds: f64,
+    /// The instruction's address in hex, if this is the only place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rip: Option<String>,
+    /// The thread that runs there, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// That thread's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// A system call with its arguments, and its result if it returns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub call: Option<SystemCall>,
+    /// What a watched write replaced, in hex, of at most eight bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub old: Option<String>,
+    /// What the write left there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub new: Option<String>,
+    /// Who called whom, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backtrace: Option<Backtrace>,
+}
+
+impl Place {
+    /// Where a machine stands, which is at what is named by `instruction`.
+    pub(crate) fn of(
+        machine: &Machine<Instructions>,
+        instruction: Instructions,
+        cause: Cause,
+        kernel: Option<&GuestKernel>,
+        with_backtrace: bool,
+    ) -> Place {
+        let thread = kernel.and_then(|kernel| kernel.thread(machine));
+        Place {
+            instruction: instruction.number(),
+            what: cause.told(kernel.map(|kernel| &kernel.symbols)),
+            guest_seconds: machine.moment().time_ns as f64 / 1e9,
+            rip: None,
+            pid: thread.as_ref().map(|thread| thread.id),
+            name: thread.map(|thread| thread.name),
+            call: None,
+            old: None,
+            new: None,
+            backtrace: kernel.filter(|_| with_backtrace).and_then(|kernel| kernel.backtrace(machine).ok()),
+        }
+    }
+
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let rip = self.rip.as_ref().map(|rip| format!("rip {rip}, ")).unwrap_or_default();
+        let mut line = format!("insn:{}  {}  {rip}{:.9} s", self.instruction, self.what, self.guest_seconds);
+        if let (Some(pid), Some(name)) = (self.pid, &self.name) {
+            line += &format!("  {pid} ({name})");
+        }
+        if let Some(call) = &self.call {
+            line += &format!("  {call}");
+        }
+        if let (Some(old), Some(new)) = (&self.old, &self.new) {
+            line += &format!("  {old} -> {new}");
+        }
+        let calls = self.backtrace.iter().flat_map(Backtrace::lines).map(|call| format!("    {call}"));
+        [line].into_iter().chain(calls).collect()
+    }
+}

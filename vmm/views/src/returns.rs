@@ -1,0 +1,132 @@
+//! System calls and their returns: what was entered is joined to its result where the same thread returns.
+
+use std::collections::BTreeMap;
+
+use cpu::SystemCalls;
+use history::timeline::{Breakpoint, Filter, Stops};
+use machine::Machine;
+use machine::position::Instructions;
+
+use crate::guest_kernel::GuestKernel;
+use crate::place::Place;
+use crate::trace::{RESULT_OFFSET, call_return, stack_word};
+
+/// `struct pt_regs::orig_ax`, where the number of the system call is.
+const NUMBER_OFFSET: u64 = 120;
+
+/// The instruction behind the kernel's call of the function that serves system calls: the results are known there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Returns(pub u64);
+
+/// A system call that returns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Return {
+    /// The thread's number.
+    pub thread: u32,
+    pub result: u64,
+    pub time_ns: u64,
+}
+
+/// What a search for system calls meets.
+pub(crate) enum Met {
+    Place(Box<Place>, u64),
+    Return(Return),
+    /// Something of which no more is known.
+    Nothing,
+}
+
+impl Returns {
+    /// Where that is in the kernel that a machine runs.
+    pub fn of(machine: &Machine<Instructions>, kernel: &GuestKernel) -> Option<Returns> {
+        call_return(machine, &kernel.symbols).map(Returns)
+    }
+
+    /// Has a search stop there, too, for the system calls that it waits for.
+    pub fn join(self, stops: &mut Stops) {
+        let wanted = stops.traps.system_calls.clone();
+        stops.breakpoints.push(Breakpoint::at(self.0));
+        if wanted != SystemCalls::All {
+            let is_wanted = move |machine: &Machine<Instructions>| {
+                stack_word(machine, NUMBER_OFFSET).is_some_and(|number| wanted.contains(number))
+            };
+            stops.filters.insert(self.0, Filter::new(is_wanted));
+        }
+    }
+
+    /// What returns where a machine stands.
+    pub fn seen(machine: &Machine<Instructions>, kernel: &GuestKernel) -> Option<Return> {
+        Some(Return {
+            thread: kernel.thread(machine)?.id,
+            result: stack_word(machine, RESULT_OFFSET)?,
+            time_ns: machine.moment().time_ns,
+        })
+    }
+}
+
+/// System calls in the order in which they were entered, joined to their returns.
+pub(crate) struct Joined {
+    longer_ns: Option<u64>,
+    limit: usize,
+    found: BTreeMap<u64, Place>,
+    /// By thread: the key of what it has entered, and when.
+    open: BTreeMap<u32, (u64, u64)>,
+    entered: u64,
+    last_ns: u64,
+}
+
+impl Joined {
+    pub fn new(longer_ns: Option<u64>, limit: usize) -> Joined {
+        let (found, open) = (BTreeMap::new(), BTreeMap::new());
+        Joined { longer_ns, limit, found, open, entered: 0, last_ns: 0 }
+    }
+
+    pub fn take(&mut self, met: Met) {
+        match met {
+            Met::Nothing => {}
+            Met::Place(place, time_ns) => {
+                self.last_ns = time_ns;
+                if self.found.len() >= self.limit.saturating_add(self.open.len()) {
+                    return;
+                }
+                let key = self.entered;
+                self.entered += 1;
+                if let Some(thread) = place.pid.filter(|_| place.call.is_some()) {
+                    // A thread that has not returned never will: it has become another program, for one.
+                    self.open.insert(thread, (key, time_ns));
+                }
+                self.found.insert(key, *place);
+            }
+            Met::Return(returned) => self.close(returned),
+        }
+    }
+
+    fn close(&mut self, returned: Return) {
+        self.last_ns = returned.time_ns;
+        let Some((key, begun_ns)) = self.open.remove(&returned.thread) else { return };
+        let took_ns = returned.time_ns.saturating_sub(begun_ns);
+        if self.longer_ns.is_some_and(|least| took_ns < least) {
+            self.found.remove(&key);
+            return;
+        }
+        if let Some(place) = self.found.get_mut(&key) {
+            place.call = place.call.take().map(|call| call.returned(returned.result, took_ns as f64 / 1e9));
+        }
+    }
+
+    /// All that count, in the order of the run. What has not returned counts by the time up to the end.
+    pub fn finish(mut self, end_ns: u64) -> Vec<Place> {
+        if let Some(least) = self.longer_ns {
+            let end_ns = end_ns.max(self.last_ns);
+            let open: BTreeMap<u64, u64> = self.open.values().copied().collect();
+            self.found.retain(|key, place| {
+                let call = place.call.as_ref();
+                if call.is_some_and(|call| ["exit", "exit_group"].contains(&call.name.as_str())) {
+                    return false;
+                }
+                let returned = call.is_some_and(|call| call.seconds.is_some());
+                returned || open.get(key).is_some_and(|begun_ns| end_ns.saturating_sub(*begun_ns) >= least)
+            });
+        }
+        self.found.into_values().take(self.limit).collect()
+    }
+}

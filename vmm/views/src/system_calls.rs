@@ -1,0 +1,290 @@
+//! System calls of Linux for x86-64 in words: arguments with paths and strings read from the guest's memory, and results.
+//!
+//! What is not in the table has its first arguments as numbers. Guest memory is not to be trusted: no text is longer than some
+//! lines.
+
+use machine::Machine;
+use machine::position::Instructions;
+use serde::Serialize;
+use syscalls::Errno;
+use syscalls::x86_64::Sysno;
+
+/// A text is cut here.
+const MOST_TEXT_BYTES: usize = 128;
+/// `AT_FDCWD`: the working directory in place of a file descriptor.
+const WORKING_DIRECTORY: i32 = -100;
+/// Results from here to -1 are errors.
+const LOWEST_ERROR: i64 = -4095;
+
+/// A system call that was entered.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SystemCall {
+    /// Its name, or its number.
+    pub name: String,
+    /// Its arguments in words.
+    pub arguments: Vec<String>,
+    /// Its result, with the name of an error; nothing where it does not return in what was looked at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub result: Option<String>,
+    /// The guest's time that it took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
+}
+
+impl std::fmt::Display for SystemCall {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}({})", self.name, self.arguments.join(", "))?;
+        self.result.iter().try_for_each(|result| write!(f, " = {result}"))?;
+        self.seconds.iter().try_for_each(|seconds| write!(f, " in {seconds:.9} s"))
+    }
+}
+
+/// What an argument is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Number,
+    Address,
+    Descriptor,
+    Flags,
+    Octal,
+    /// A text that ends with a zero.
+    Text,
+    /// Bytes, as many as the argument with this number says.
+    Bytes(usize),
+    LockCommand,
+}
+
+use Kind::{Address, Bytes, Descriptor, Flags, LockCommand, Number, Octal, Text};
+
+/// The calls whose arguments are known.
+const CALLS: &[(Sysno, &[Kind])] = &[
+    (Sysno::read, &[Descriptor, Address, Number]),
+    (Sysno::write, &[Descriptor, Bytes(2), Number]),
+    (Sysno::pread64, &[Descriptor, Address, Number, Number]),
+    (Sysno::pwrite64, &[Descriptor, Bytes(2), Number, Number]),
+    (Sysno::open, &[Text, Flags, Octal]),
+    (Sysno::openat, &[Descriptor, Text, Flags, Octal]),
+    (Sysno::creat, &[Text, Octal]),
+    (Sysno::close, &[Descriptor]),
+    (Sysno::stat, &[Text, Address]),
+    (Sysno::lstat, &[Text, Address]),
+    (Sysno::fstat, &[Descriptor, Address]),
+    (Sysno::newfstatat, &[Descriptor, Text, Address, Flags]),
+    (Sysno::statx, &[Descriptor, Text, Flags, Flags, Address]),
+    (Sysno::access, &[Text, Octal]),
+    (Sysno::faccessat, &[Descriptor, Text, Octal]),
+    (Sysno::faccessat2, &[Descriptor, Text, Octal, Flags]),
+    (Sysno::execve, &[Text, Address, Address]),
+    (Sysno::execveat, &[Descriptor, Text, Address, Address, Flags]),
+    (Sysno::chdir, &[Text]),
+    (Sysno::chroot, &[Text]),
+    (Sysno::mkdir, &[Text, Octal]),
+    (Sysno::mkdirat, &[Descriptor, Text, Octal]),
+    (Sysno::rmdir, &[Text]),
+    (Sysno::unlink, &[Text]),
+    (Sysno::unlinkat, &[Descriptor, Text, Flags]),
+    (Sysno::rename, &[Text, Text]),
+    (Sysno::renameat, &[Descriptor, Text, Descriptor, Text]),
+    (Sysno::renameat2, &[Descriptor, Text, Descriptor, Text, Flags]),
+    (Sysno::link, &[Text, Text]),
+    (Sysno::linkat, &[Descriptor, Text, Descriptor, Text, Flags]),
+    (Sysno::symlink, &[Text, Text]),
+    (Sysno::symlinkat, &[Text, Descriptor, Text]),
+    (Sysno::readlink, &[Text, Address, Number]),
+    (Sysno::readlinkat, &[Descriptor, Text, Address, Number]),
+    (Sysno::chmod, &[Text, Octal]),
+    (Sysno::fchmodat, &[Descriptor, Text, Octal]),
+    (Sysno::chown, &[Text, Number, Number]),
+    (Sysno::fchownat, &[Descriptor, Text, Number, Number, Flags]),
+    (Sysno::mknod, &[Text, Octal, Number]),
+    (Sysno::mknodat, &[Descriptor, Text, Octal, Number]),
+    (Sysno::truncate, &[Text, Number]),
+    (Sysno::ftruncate, &[Descriptor, Number]),
+    (Sysno::statfs, &[Text, Address]),
+    (Sysno::mount, &[Text, Text, Text, Flags, Address]),
+    (Sysno::umount2, &[Text, Flags]),
+    (Sysno::swapon, &[Text, Flags]),
+    (Sysno::getxattr, &[Text, Text, Address, Number]),
+    (Sysno::utimensat, &[Descriptor, Text, Address, Flags]),
+    (Sysno::lseek, &[Descriptor, Number, Number]),
+    (Sysno::fcntl, &[Descriptor, LockCommand, Address]),
+    (Sysno::flock, &[Descriptor, Number]),
+    (Sysno::ioctl, &[Descriptor, Flags, Address]),
+    (Sysno::fsync, &[Descriptor]),
+    (Sysno::fdatasync, &[Descriptor]),
+    (Sysno::dup, &[Descriptor]),
+    (Sysno::dup2, &[Descriptor, Descriptor]),
+    (Sysno::dup3, &[Descriptor, Descriptor, Flags]),
+    (Sysno::pipe2, &[Address, Flags]),
+    (Sysno::mmap, &[Address, Number, Flags, Flags, Descriptor, Number]),
+    (Sysno::munmap, &[Address, Number]),
+    (Sysno::mprotect, &[Address, Number, Flags]),
+    (Sysno::brk, &[Address]),
+    (Sysno::sendto, &[Descriptor, Bytes(2), Number, Flags, Address, Number]),
+    (Sysno::recvfrom, &[Descriptor, Address, Number, Flags, Address, Address]),
+    (Sysno::connect, &[Descriptor, Address, Number]),
+    (Sysno::accept4, &[Descriptor, Address, Address, Flags]),
+    (Sysno::poll, &[Address, Number, Number]),
+    (Sysno::futex, &[Address, Flags, Number, Address, Address, Number]),
+    (Sysno::nanosleep, &[Address, Address]),
+    (Sysno::clock_nanosleep, &[Number, Flags, Address, Address]),
+    (Sysno::clone, &[Flags, Address, Address, Address, Address]),
+    (Sysno::wait4, &[Number, Address, Flags, Address]),
+    (Sysno::kill, &[Number, Number]),
+    (Sysno::tgkill, &[Number, Number, Number]),
+    (Sysno::exit, &[Number]),
+    (Sysno::exit_group, &[Number]),
+    (Sysno::fork, &[]),
+    (Sysno::vfork, &[]),
+    (Sysno::getpid, &[]),
+    (Sysno::getppid, &[]),
+    (Sysno::gettid, &[]),
+    (Sysno::getuid, &[]),
+    (Sysno::geteuid, &[]),
+    (Sysno::getgid, &[]),
+    (Sysno::getegid, &[]),
+    (Sysno::sync, &[]),
+    (Sysno::pause, &[]),
+    (Sysno::sched_yield, &[]),
+];
+
+/// The commands of fcntl that people ask for.
+const LOCK_COMMANDS: [(u64, &str); 11] = [
+    (0, "F_DUPFD"),
+    (1, "F_GETFD"),
+    (2, "F_SETFD"),
+    (3, "F_GETFL"),
+    (4, "F_SETFL"),
+    (5, "F_GETLK"),
+    (6, "F_SETLK"),
+    (7, "F_SETLKW"),
+    (37, "F_OFD_SETLK"),
+    (38, "F_OFD_SETLKW"),
+    (1030, "F_DUPFD_CLOEXEC"),
+];
+
+impl SystemCall {
+    /// The system call with this number that a machine has just entered by SYSCALL, without its result.
+    pub fn entered(machine: &Machine<Instructions>, number: u64) -> SystemCall {
+        let gpr = machine.cpu().state().gpr;
+        // RDI, RSI, RDX, R10, R8, R9.
+        let values = [7, 6, 2, 10, 8, 9].map(|register: usize| gpr[register]);
+        let call = usize::try_from(number).ok().and_then(Sysno::new);
+        let known = CALLS.iter().find(|(known, _)| Some(*known) == call).map(|(_, kinds)| *kinds);
+        let kinds = known.unwrap_or(&[Address; 3]);
+        let read = |address: u64, to: &mut [u8]| machine.cpu().core().peek(address, to);
+        let in_words = |(kind, value): (&Kind, u64)| argument(*kind, value, &values, &read);
+        SystemCall {
+            name: call.map_or_else(|| number.to_string(), |call| call.name().to_string()),
+            arguments: kinds.iter().zip(values).map(in_words).collect(),
+            result: None,
+            seconds: None,
+        }
+    }
+
+    /// The same with its result, after so much time.
+    pub fn returned(self, result: u64, seconds: f64) -> SystemCall {
+        let address = ["mmap", "brk", "mremap"].contains(&self.name.as_str());
+        SystemCall { result: Some(result_in_words(result, address)), seconds: Some(seconds), ..self }
+    }
+}
+
+fn argument(kind: Kind, value: u64, all: &[u64; 6], read: &dyn Fn(u64, &mut [u8]) -> usize) -> String {
+    match kind {
+        Number => (value as i64).to_string(),
+        Address if value == 0 => "NULL".to_string(),
+        Address | Flags => format!("{value:#x}"),
+        Descriptor if value as i32 == WORKING_DIRECTORY => "AT_FDCWD".to_string(),
+        Descriptor => (value as i32).to_string(),
+        Octal => format!("{:#o}", value as u32),
+        LockCommand => {
+            let known = LOCK_COMMANDS.iter().find(|(command, _)| *command == value);
+            known.map_or_else(|| value.to_string(), |(_, name)| name.to_string())
+        }
+        Text => text(value, None, read),
+        Bytes(length) => text(value, Some(all[length]), read),
+    }
+}
+
+/// A text in quotes, of so many bytes or up to a zero; its address where it cannot be read.
+fn text(address: u64, length: Option<u64>, read: &dyn Fn(u64, &mut [u8]) -> usize) -> String {
+    let wanted = length.map_or(MOST_TEXT_BYTES, |length| length.min(MOST_TEXT_BYTES as u64) as usize);
+    let mut bytes = vec![0; wanted];
+    let count = read(address, &mut bytes);
+    let end = match length {
+        Some(_) => None,
+        None => bytes[..count].iter().position(|&byte| byte == 0),
+    };
+    if count == 0 && wanted > 0 {
+        return format!("{address:#x}");
+    }
+    let is_whole = end.is_some() || length == Some(count as u64);
+    let rest = if is_whole { "" } else { "..." };
+    format!("\"{}\"{rest}", bytes[..end.unwrap_or(count)].escape_ascii())
+}
+
+fn result_in_words(result: u64, is_address: bool) -> String {
+    let value = result as i64;
+    if (LOWEST_ERROR..0).contains(&value) {
+        let name = Errno::new(-value as i32).name();
+        return name.map_or_else(|| value.to_string(), |name| format!("-{name}"));
+    }
+    if is_address { format!("{result:#x}") } else { value.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Memory that holds `/etc/passwd` at 16, and nothing behind 64.
+    fn read(address: u64, to: &mut [u8]) -> usize {
+        let mut memory = [b'x'; 64];
+        memory[16..28].copy_from_slice(b"/etc/passwd\0");
+        let from = (address as usize).min(64);
+        let count = to.len().min(64 - from);
+        to[..count].copy_from_slice(&memory[from..from + count]);
+        count
+    }
+
+    #[test]
+    fn arguments_are_told_by_their_kinds() {
+        let all = [0, 40, 3, 0, 0, 0];
+        for (kind, value, words) in [
+            (Descriptor, 0xffff_ffff_ffff_ff9c, "AT_FDCWD"),
+            (Descriptor, 3, "3"),
+            (Number, u64::MAX, "-1"),
+            (Octal, 0o644, "0o644"),
+            (Address, 0, "NULL"),
+            (LockCommand, 7, "F_SETLKW"),
+            (Text, 16, "\"/etc/passwd\""),
+            (Text, 40, "\"xxxxxxxxxxxxxxxxxxxxxxxx\"..."),
+            (Text, 64, "0x40"),
+            (Bytes(2), 26, "\"d\\x00x\""),
+            (Bytes(3), 64, "\"\""),
+        ] {
+            assert_eq!(argument(kind, value, &all, &read), words, "{kind:?} {value}");
+        }
+    }
+
+    #[test]
+    fn errors_have_names_and_other_results_are_numbers() {
+        for (result, words) in [
+            (3, "3"),
+            (-2_i64 as u64, "-ENOENT"),
+            (-512_i64 as u64, "-ERESTARTSYS"),
+            (0x7fff_0000, "2147418112"),
+        ] {
+            assert_eq!(result_in_words(result, false), words);
+        }
+        assert_eq!(result_in_words(0x7fff_0000, true), "0x7fff0000");
+    }
+
+    #[test]
+    fn no_call_is_in_the_table_twice() {
+        let mut numbers: Vec<_> = CALLS.iter().map(|(call, _)| call.id()).collect();
+        let count = numbers.len();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), count);
+    }
+}
