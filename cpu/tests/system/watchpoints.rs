@@ -41,11 +41,12 @@ fn all_hits_of_a_step_are_named() {
     ];
     m.state.gpr[0] = 0xff_0000;
     let hits = hits_of_write(&mut m, DATA, &points);
-    let hit = |n: usize, changed| {
+    let hit = |n: usize, length, changed| {
         let watchpoint: Watchpoint = points[n];
-        WatchHit { watchpoint, address: watchpoint.address, kind: WatchKind::Write, changed }
+        let (address, old) = (watchpoint.address, Some(0));
+        WatchHit { watchpoint, address, kind: WatchKind::Write, changed, length, old }
     };
-    assert_eq!(hits, [hit(0, true), hit(1, false), hit(4, false)]);
+    assert_eq!(hits, [hit(0, 2, true), hit(1, 4, false), hit(4, 1, false)]);
 }
 
 /// The delivery of an exception writes its frame, and is an event.

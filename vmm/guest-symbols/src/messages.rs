@@ -67,7 +67,7 @@ pub struct Kept {
 impl Kept {
     /// What the word at `state_at` says of this message when it has this value; `None` where the word is about another one.
     pub fn state_of(&self, word: u64) -> Option<State> {
-        (word & NUMBER == self.id).then(|| match word >> STATE_SHIFT {
+        (word & NUMBER == self.id).then_some(match word >> STATE_SHIFT {
             1 => State::Committed,
             2 => State::Finalized,
             _ => State::Unwritten,

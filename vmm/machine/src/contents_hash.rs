@@ -28,16 +28,16 @@ impl Scheme {
 pub struct ContentsHasher(Kind);
 
 enum Kind {
-    Whole(blake3::Hasher),
-    Sparse(Blocks),
+    Whole(Box<blake3::Hasher>),
+    Sparse(Box<Blocks>),
 }
 
 impl ContentsHasher {
     /// Of no contents yet.
     pub fn new(scheme: Scheme) -> ContentsHasher {
         ContentsHasher(match scheme {
-            Scheme::Whole => Kind::Whole(blake3::Hasher::new()),
-            Scheme::Sparse => Kind::Sparse(Blocks::default()),
+            Scheme::Whole => Kind::Whole(Box::default()),
+            Scheme::Sparse => Kind::Sparse(Box::default()),
         })
     }
 
