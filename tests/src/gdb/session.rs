@@ -93,7 +93,8 @@ impl GdbScript {
         assert_eq!(answers.len(), self.commands.len() + 1, "gdb ended early:\n{}", transcript.0);
         let mut wrong = String::new();
         for (number, expected) in &self.expected {
-            if !answers[*number].contains(expected.as_str()) {
+            let answer = answers[*number];
+            if !answer.contains(expected.as_str()) && !without_names(answer).contains(expected.as_str()) {
                 let _ = writeln!(wrong, "command {number}: no '{expected}' at the end of");
                 for (before, answer) in
                     answers.iter().enumerate().take(number + 1).skip(number.saturating_sub(6))
@@ -104,6 +105,12 @@ impl GdbScript {
         }
         assert!(wrong.is_empty(), "{wrong}");
     }
+}
+
+/// An answer without the names behind its addresses: whether the server says them depends on what was asked before.
+fn without_names(answer: &str) -> String {
+    let lines = answer.lines().map(|line| line.split(" <").next().unwrap_or(line));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 impl Transcript {

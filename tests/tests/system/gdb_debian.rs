@@ -750,7 +750,9 @@ fn a_long_session_on_debian_agrees_with_single_stepping() {
 
     let reference = Reference { trace: &trace, calls: &calls, lines: &lines };
     let window = &trace.windows[0];
-    let script = GdbScript::default();
+    let mut script = GdbScript::default();
+    // What the trace has. Steps that follow their thread are compared in gdb_steps.rs.
+    script.command("tt step-interrupts on");
     let taken = Default::default();
     let mut session = Session { reference, script, random, at: 0, window, marks: 0, taken };
     for window in &trace.windows[..WINDOWS.len()] {

@@ -18,7 +18,7 @@ const COMMANDS: &[(i32, &str)] = &[
     (
         0,
         "record -o N.ttvm --kernel vmlinuz --initrd bench.gz --cmdline CMDLINE --disk disk.img --memory 128M --net user \
-         --checkpoint-overhead 4% --max-size 8G --last 10s",
+         --checkpoint-overhead 4% --max-size 8G --last 10s --max-time 60s --stop-when never-said",
     ),
     (0, "export-pcap N.ttvm -o N.pcapng"),
     (0, "info N.ttvm --json"),
@@ -29,6 +29,7 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "search --help"),
     (0, "search R.ttvm console:sum --backtrace"),
     (0, "state R.ttvm --at last-syscall --memory 0:16 --processes --backtrace --dmesg"),
+    (0, "reports R.ttvm --json"),
     (0, "dump R.ttvm --at 95% -o vmcore"),
     (0, "trace R.ttvm -o R.pftrace --from 50% --to 60%"),
     (0, "checkpoints R.ttvm add insn:1e8"),

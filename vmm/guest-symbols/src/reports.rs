@@ -118,7 +118,7 @@ fn kind_of(line: &str) -> Option<Kind> {
     Some(if is_of_locks { Kind::Lockdep } else { kind })
 }
 
-/// A console's line without what the kernel puts before each message: "[    1.234567] ", or "[    1.234567][    T1] ".
+/// A console's line without what the kernel puts before each message: `[    1.234567] `, or `[    1.234567][    T1] `.
 pub fn without_time(line: &str) -> &str {
     let line = line.trim_end_matches('\r');
     let mut rest = line;
