@@ -283,7 +283,7 @@ impl Trace {
     }
 }
 
-/// A step, as gdb makes it of what the server offers.
+/// A kind of step. gdb makes each from the steps and runs that the server offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Forward,

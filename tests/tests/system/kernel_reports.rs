@@ -56,7 +56,7 @@ fn a_panic_without_a_console_is_found_in_the_kernels_log() {
 #[test]
 fn the_instruction_that_faulted_is_a_place() {
     if !BUGS.exists() {
-        return println!("skipped: {} is not there", BUGS.path().display());
+        return skip::test(format!("{} is not there", BUGS.path().display()));
     }
     let directory = tempfile::tempdir().expect("a temporary folder");
     let directory = directory.path();

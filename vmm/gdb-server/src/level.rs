@@ -1,8 +1,8 @@
 //! Where in the guest a thread executes: which thread, in a program or in the kernel, and how deep on its stack. That tells an
 //! interrupt's handler, or another thread, from the code that is being stepped through.
 //!
-//! A thread is known by the kernel's own account of what runs. Where no such kernel is known, the page tables and the base of
-//! FS tell programs apart, and in the kernel the stack pointer has to do.
+//! The kernel's variable of the running task identifies a thread. Without a known kernel, CR3 and the base of FS identify a program's
+//! thread. Inside an unknown kernel, only the stack pointer can.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use machine::position::Instructions;
 
 /// The privilege level of programs.
 const PROGRAM: u8 = 3;
-/// How far a handler may move the stack pointer of what it goes back to: the kernel emulates calls so.
+/// How far a handler may move the stack pointer of the code that it interrupted. The kernel emulates calls that way.
 const MOVED_BYTES: u64 = 16;
 const RDX: u8 = 2;
 const RSP: u8 = 4;
@@ -23,7 +23,7 @@ const RSP: u8 = 4;
 const CONTEXT_RSP: u64 = 160;
 const CONTEXT_RIP: u64 = 168;
 const SYSCALL_BYTES: u64 = 2;
-/// A return from a signal's handler to this far above where it came may be a jump out of it.
+/// A program may jump out of a signal's handler. Then its stack pointer lies higher than before the signal, by less than this.
 const JUMPED_BYTES: u64 = 1 << 16;
 
 /// A thread of the guest.

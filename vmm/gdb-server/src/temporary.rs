@@ -1,9 +1,10 @@
-//! Temporary breakpoints: those that gdb sets for a step over a call, `finish` or `until`. They count only in the thread that
-//! set them, and where it is to leave a function, only when that has returned.
+//! Temporary breakpoints. gdb sets them for a step over a call, `finish` or `until`. Each counts in one thread only: the one that was
+//! stepped. One at a return address counts only once the function has returned.
 //!
 //! gdb does not say which breakpoints are its own. With `gdb/commands/tt.py`, the user's addresses are known, and all others
-//! are temporary. Without it, a breakpoint is temporary that gdb sets between two movements without showing the place between them
-//! to its user, or that comes with a movement forward at an address to which the stack says that a function returns.
+//! are temporary. Without these commands, two signs have to do. gdb sets the breakpoint between two
+//! movements, and does not show the place between them. Or the breakpoint is at a return address on the stack, and is set before a
+//! movement forward.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +26,7 @@ pub(super) struct Temporary {
     pub fresh: BTreeSet<u64>,
     /// gdb has shown this place to its user.
     pub is_shown: bool,
-    /// What holds for those that are temporary, by address.
+    /// Where each temporary breakpoint counts, by its address.
     bound: BTreeMap<u64, Bound>,
 }
 

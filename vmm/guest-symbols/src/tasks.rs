@@ -199,7 +199,8 @@ impl Tasks {
         KernelView::all(guest).find_map(|view| self.current_in(view))
     }
 
-    /// The address of the structure of what runs, or was interrupted. Much cheaper than [`Tasks::current`].
+    /// The address of the running task's structure. In an interrupt, that is the interrupted task. Much cheaper than
+    /// [`Tasks::current`].
     pub fn running(&self, guest: &dyn GuestView) -> Option<u64> {
         KernelView::all(guest).find_map(|view| view.number::<8>(self.place_of_current_in(view)?))
     }

@@ -3,7 +3,7 @@
 /// See the module.
 pub struct AwaitedText {
     wanted: Vec<u8>,
-    /// The end of what was printed, one byte shorter than the text.
+    /// The last bytes that the guest printed: one fewer than the text has.
     tail: Vec<u8>,
     shown: bool,
 }

@@ -1,4 +1,4 @@
-//! A place that a search has found, with what there is to say of it.
+//! A place that a search has found: its position, its thread, and a description of the event.
 
 use history::timeline::Cause;
 use machine::Machine;

@@ -20,7 +20,7 @@ pub struct Args {
     recording: PathBuf,
     #[command(flatten)]
     part: PartArgs,
-    /// When: modules are those that are loaded then. start, end, panic, oops, fault, report:N, event:N, insn:N or N, branch:N,
+    /// When; modules that are not loaded then are left out. start, end, panic, oops, fault, report:N, event:N, insn:N or N, branch:N,
     /// syscall:N, last-syscall, 12.5s, 5ms, 37%, -N or -10ms before the end, +N or +10ms after the start
     #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
     at: PositionSpec,

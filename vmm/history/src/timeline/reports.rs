@@ -236,7 +236,7 @@ impl Timeline {
         if from < to { (from, to) } else { (kernel.from, kernel.last) }
     }
 
-    /// Finds the places of reports in a part of the run, and gives back those that are not there.
+    /// Finds the places of reports in a part of the run. Returns the reports that have no place there.
     fn place_in(
         &mut self,
         (from, to): (Instructions, Instructions),
