@@ -1,5 +1,6 @@
 //! `cuts`: the cut fuzzer's command line.
 
+use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -31,9 +32,10 @@ struct Arguments {
     /// Threads.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// Prints digests of what some programs come to, for `tests/cuts/golden`, and nothing else.
-    #[arg(long)]
-    digests: bool,
+    /// Prints digests of what some programs come to, for `tests/cuts/golden`, and nothing else. With a number N: of every
+    /// Nth of these programs.
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1")]
+    digests: Option<NonZeroUsize>,
     /// Differences after which to stop.
     #[arg(long, default_value_t = 5)]
     differences: usize,
@@ -49,8 +51,8 @@ fn main() -> ExitCode {
 }
 
 fn by_tier<T: Tier>(arguments: &Arguments) -> ExitCode {
-    if arguments.digests {
-        print!("{}", digests::all::<T>());
+    if let Some(distance) = arguments.digests {
+        print!("{}", digests::every::<T>(distance));
         return ExitCode::SUCCESS;
     }
     fuzz::<T>(arguments)

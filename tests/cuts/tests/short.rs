@@ -1,5 +1,7 @@
 //! A short campaign, and one over a CPU that does make a difference of cuts: the fuzzer must find it.
 
+use std::num::NonZeroUsize;
+
 use cpu::{Bus, Counts, Cpu, CpuState, Stop};
 use cuts::campaign::{self, Kind, News, Options};
 use cuts::tier::{Interpreted, Inverted, Tier, Translated};
@@ -58,7 +60,8 @@ fn same_lines(what: &str, expected: &str, found: &str) {
 
 #[test]
 fn every_vendors_processors_come_to_the_same() {
-    let (interpreted, translated) = (digests::all::<Interpreted>(), digests::all::<Translated>());
+    const ALL: NonZeroUsize = NonZeroUsize::MIN;
+    let (interpreted, translated) = (digests::every::<Interpreted>(ALL), digests::every::<Translated>(ALL));
     same_lines("interpreter and translator", &interpreted, &translated);
     let files =
         std::fs::read_dir(digests::folder()).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
