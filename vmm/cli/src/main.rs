@@ -13,6 +13,7 @@ mod go_live;
 mod interrupt;
 mod machine_args;
 mod network_arg;
+mod new_folder;
 mod output;
 mod panic_watch;
 mod passthrough_arg;

@@ -7,12 +7,12 @@ use machine::error::Error;
 use machine::inputs::Inputs;
 use machine::position::{Exits, Instructions};
 use machine::unit::Unit;
-use recording::create_folder;
 use sandbox::Needs;
 
 use crate::companion::{Companion, Leftovers};
 use crate::go_live::Source;
 use crate::machine_args::MachineArgs;
+use crate::new_folder::NewFolder;
 use crate::output::say;
 use crate::panic_watch::PanicWatch;
 use crate::recorded::{CheckpointArgs, record_to_end, report, say_when_files_may_not_grow};
@@ -25,6 +25,11 @@ pub struct Args {
     /// The recording to make: a directory NAME.ttvm that does not exist yet
     #[arg(short, long, value_name = "NAME.ttvm")]
     output: PathBuf,
+    /// Leave kernel, initial RAM disk and modules where they are. Without this the recording has copies of them (sharing their
+    /// blocks where the file system can do that; else of files up to 256 MiB), so that it replays when they are built anew. Disk
+    /// images are never copied
+    #[arg(long)]
+    no_copy_images: bool,
     #[command(flatten)]
     checkpoints: CheckpointArgs,
     #[command(flatten)]
@@ -52,14 +57,18 @@ fn record_from<U: Unit, I: Inputs<U>>(
     source: Option<Source>,
     inputs: impl FnOnce(LiveInputs<U>) -> I,
 ) -> Result<i32, Error> {
-    let planned = args.machine.plan::<U>(source)?;
     let marks = args.stats.marks()?;
-    create_folder(&args.output)?;
+    args.machine.look_at_disk()?;
+    let folder = NewFolder::make(&args.output)?;
+    let carry_in = (!args.no_copy_images).then_some(args.output.as_path());
+    let planned = args.machine.plan::<U>(source, carry_in)?;
+    say_what_is_outside(&planned.images_outside(&args.output));
     let left = Leftovers { empty_folder: Some(&args.output), ..Leftovers::default() };
     let companion = planned.may_fail().then(|| Companion::start(&left, None)).transpose()?;
     let mut needs = Needs { helper: companion.is_some(), ..planned.needs() };
     needs.written.push(args.output.clone());
     args.sandbox.lock_in(&needs)?;
+    folder.keep();
     let (mut guest, live) = planned.begin()?;
     args.machine.prepare(&mut guest.machine);
     let recording = guest.record_in_empty(&args.output)?;
@@ -71,4 +80,12 @@ fn record_from<U: Unit, I: Inputs<U>>(
     let code = report(&guest.machine, &args.output, &watch);
     args.stats.write(&marks, &guest.machine)?;
     Ok(code)
+}
+
+/// Says which images the recording does not carry.
+fn say_what_is_outside(images: &[PathBuf]) {
+    let names: Vec<String> = images.iter().map(|path| path.display().to_string()).collect();
+    if !names.is_empty() {
+        say(&format!("ttvm: not copied into the recording, which needs it unchanged: {}", names.join(", ")));
+    }
 }

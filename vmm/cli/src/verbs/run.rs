@@ -83,6 +83,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let engine = source.as_ref().map_or(args.machine.engine(), |source| source.engine);
     args.late.check(engine)?;
     let marks = args.stats.marks()?;
+    args.machine.look_at_disk()?;
     if args.late.are_given() {
         run_watched(args, source, &marks)
     } else if engine.counts_instructions {
@@ -99,7 +100,7 @@ fn run_live<U: Unit, I: Inputs<U>>(
     inputs: impl FnOnce(LiveInputs<U>) -> I,
     marks: &Marks,
 ) -> Result<i32, Error> {
-    let planned = args.machine.plan::<U>(source)?;
+    let planned = args.machine.plan::<U>(source, None)?;
     args.sandbox.lock_in(&planned.needs())?;
     let (mut guest, live) = planned.begin()?;
     guest.forget_beginning();
@@ -114,7 +115,7 @@ fn run_live<U: Unit, I: Inputs<U>>(
 
 /// Runs a machine that may be recorded from some moment on.
 fn run_watched(args: &Args, source: Option<Source>, marks: &Marks) -> Result<i32, Error> {
-    let planned = args.machine.plan::<Instructions>(source)?;
+    let planned = args.machine.plan::<Instructions>(source, None)?;
     let LateArgs { control, record_when, output } = &args.late;
     let listener = args.late.listener()?;
     output.as_deref().map_or(Ok(()), create_folder)?;
