@@ -29,7 +29,7 @@ pub struct CheckpointArgs {
     /// Disk space that checkpoints may take; older ones get sparser to stay below it
     #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = notation::bytes, requires = "output")]
     max_size: u64,
-    /// Keep only the checkpoints of the last stretch of guest time, like 10s
+    /// Keep only the checkpoints of the last stretch of guest time, like 10s, and the newest one before it
     #[arg(long, value_name = "TIME", value_parser = notation::time, requires = "output")]
     last: Option<u64>,
 }

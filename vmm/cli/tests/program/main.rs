@@ -14,6 +14,7 @@ mod debug_private;
 mod exports;
 mod folders;
 mod going_live;
+mod kept;
 mod kernel_reports;
 mod passthrough_refused;
 mod private_files;
