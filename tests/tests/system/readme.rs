@@ -22,7 +22,8 @@ const COMMANDS: &[(i32, &str)] = &[
     ),
     (
         0,
-        "record -o K.ttvm --kernel vmlinuz --initrd initrd.gz --cmdline CMDLINE --max-instructions 1000000 --no-copy-images",
+        "record -o K.ttvm --kernel vmlinuz --initrd initrd.gz --cmdline CMDLINE --max-instructions 1000000 --no-copy-images \
+         --keep-on fail",
     ),
     (0, "export-pcap N.ttvm -o N.pcapng"),
     (0, "info N.ttvm --json"),

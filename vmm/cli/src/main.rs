@@ -11,6 +11,7 @@ mod companion;
 mod engine_arg;
 mod go_live;
 mod interrupt;
+mod keep_on;
 mod machine_args;
 mod network_arg;
 mod new_folder;

@@ -11,6 +11,7 @@ use sandbox::Needs;
 
 use crate::companion::{Companion, Leftovers};
 use crate::go_live::Source;
+use crate::keep_on::KeepOn;
 use crate::machine_args::MachineArgs;
 use crate::new_folder::NewFolder;
 use crate::output::say;
@@ -30,6 +31,11 @@ pub struct Args {
     /// images are never copied
     #[arg(long)]
     no_copy_images: bool,
+    /// When the recording stays once the run is over. It failed if the guest panicked, crashed or halted for good, wrote anything but
+    /// 0 to its --debug-exit port, or showed the text of --stop-when. A guest asks for its recording to be kept by writing 0x80 to
+    /// port 0x505
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = KeepOn::Always)]
+    keep_on: KeepOn,
     #[command(flatten)]
     checkpoints: CheckpointArgs,
     #[command(flatten)]
@@ -64,7 +70,8 @@ fn record_from<U: Unit, I: Inputs<U>>(
     let planned = args.machine.plan::<U>(source, carry_in)?;
     say_what_is_outside(&planned.images_outside(&args.output));
     let left = Leftovers { empty_folder: Some(&args.output), ..Leftovers::default() };
-    let companion = planned.may_fail().then(|| Companion::start(&left, None)).transpose()?;
+    let may_vanish = planned.may_fail() || args.keep_on == KeepOn::Fail;
+    let companion = may_vanish.then(|| Companion::start(&left, None)).transpose()?;
     let mut needs = Needs { helper: companion.is_some(), ..planned.needs() };
     needs.written.push(args.output.clone());
     args.sandbox.lock_in(&needs)?;
@@ -77,7 +84,7 @@ fn record_from<U: Unit, I: Inputs<U>>(
     let watched = WithListener { inner: inputs(live), listener: watch.clone() };
     let inputs = WithListener { inner: watched, listener: marks.clone() };
     record_to_end(&args.checkpoints, recording, inputs)?;
-    let code = report(&guest.machine, &args.output, &watch);
+    let code = report(&guest.machine, &args.output, &watch, args.keep_on)?;
     args.stats.write(&marks, &guest.machine)?;
     Ok(code)
 }

@@ -16,6 +16,7 @@ use sandbox::Needs;
 
 use crate::companion::{Companion, Leftovers};
 use crate::go_live::Source;
+use crate::keep_on::KeepOn;
 use crate::machine_args::MachineArgs;
 use crate::output::say;
 use crate::panic_watch::PanicWatch;
@@ -151,7 +152,7 @@ fn run_watched(args: &Args, source: Option<Source>, marks: &Marks) -> Result<i32
                 ));
                 inputs.inner.inner.inner.count_anew(before.count);
                 record_to_end(&args.checkpoints, recording, inputs)?;
-                let code = report(&guest.machine, folder, &panics);
+                let code = report(&guest.machine, folder, &panics, KeepOn::Always)?;
                 args.stats.write(marks, &guest.machine)?;
                 return Ok(code);
             }
