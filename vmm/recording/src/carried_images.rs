@@ -90,8 +90,10 @@ mod tests {
         File::create(&large).unwrap().set_len(MAX_COPIED_BYTES + 1).unwrap();
         let mut images = CarriedImages::in_folder(folder.path());
         let mut text = String::new();
-        images.open(KernelFile::Kernel, &small).unwrap().read_to_string(&mut text).unwrap();
-        assert_eq!(text, "kernel");
+        let mut copy = images.open(KernelFile::Kernel, &small).unwrap();
+        std::fs::write(&small, "another").unwrap();
+        copy.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "kernel", "the copy is read, and was made before");
         let mut first = [1];
         images.open(KernelFile::Initrd, &large).unwrap().read_exact(&mut first).unwrap();
         assert_eq!(first, [0]);
