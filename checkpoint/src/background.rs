@@ -53,6 +53,7 @@ pub struct Done {
 /// Writes checkpoints to a store in the background and thins it out after each.
 pub struct BackgroundWriter {
     store: Arc<Store>,
+    policy: Policy,
     send: Option<SyncSender<Message>>,
     /// Batches that the thread has emptied.
     empty: Receiver<Batch>,
@@ -153,7 +154,7 @@ impl BackgroundWriter {
             let spawned = thread::Builder::new().name("checkpoints".into()).spawn(run);
             Some(spawned.map_err(StoreError::io(&dir, "start a thread"))?)
         };
-        Ok(BackgroundWriter { store, send: Some(send), empty, batch, shared, thread })
+        Ok(BackgroundWriter { store, policy, send: Some(send), empty, batch, shared, thread })
     }
 
     /// Begins a checkpoint. One that was not finished is given up.
@@ -236,6 +237,23 @@ impl BackgroundWriter {
             Some(error) => Err(error),
             None => Ok(std::mem::take(&mut shared.done)),
         }
+    }
+
+    /// As [`BackgroundWriter::close`], at the end of a run. Checkpoints that are too old for a run that ended at `end_ns` are
+    /// removed: none will follow for whose sake that could wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`BackgroundWriter::close`]. A checkpoint that cannot be removed stays.
+    pub fn close_at_end(self, end_ns: u64) -> Result<Vec<Done>> {
+        let (store, policy) = (self.store.clone(), self.policy);
+        let done = self.close()?;
+        if policy.keep_last_ns.is_some()
+            && let Err(error) = store.thin_at_end(&policy, end_ns)
+        {
+            log::warn!("no checkpoint can be thinned out: {}", full(&error));
+        }
+        Ok(done)
     }
 
     fn send_batch(&mut self) -> Result<()> {
@@ -404,7 +422,8 @@ impl Worker<'_> {
     /// the next one does not fit then.
     fn thin(&mut self) {
         let entries = self.store.entries();
-        let patience = PATIENCE.max((entries.len() - too_old(&entries, self.policy.keep_last_ns).len()) / 4);
+        let patience =
+            PATIENCE.max((entries.len() - too_old(&entries, self.policy.keep_last_ns, None).len()) / 4);
         match self.store.thin_lazily(self.policy, patience) {
             Ok(removed) => {
                 for removed in removed {

@@ -43,11 +43,25 @@ impl Store {
         self.thin_lazily(policy, 1)
     }
 
+    /// As [`Store::thin`], of a run that ended at `end_ns`: `keep_last_ns` counts from there, which may lie behind the newest
+    /// checkpoint.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::thin`].
+    pub fn thin_at_end(&self, policy: &Policy, end_ns: u64) -> Result<Vec<Entry>> {
+        self.thin_from(policy, 1, Some(end_ns))
+    }
+
     /// Thins out, but lets `patience` checkpoints get too old before they are removed, all at once.
     pub(crate) fn thin_lazily(&self, policy: &Policy, patience: usize) -> Result<Vec<Entry>> {
+        self.thin_from(policy, patience, None)
+    }
+
+    fn thin_from(&self, policy: &Policy, patience: usize, end_ns: Option<u64>) -> Result<Vec<Entry>> {
         let mut writer = self.writer()?;
         let mut removed = Vec::new();
-        let old = too_old(&self.entries(), policy.keep_last_ns);
+        let old = too_old(&self.entries(), policy.keep_last_ns, end_ns);
         if old.len() >= patience {
             // The oldest is the largest; as the last one to go it is copied once.
             for position in old.into_iter().rev() {
@@ -131,10 +145,11 @@ impl Store {
     }
 }
 
-/// The positions of checkpoints older than `keep_ns` before the newest, except the newest of them.
-pub(crate) fn too_old(entries: &[Entry], keep_ns: Option<u64>) -> Vec<u64> {
+/// The positions of checkpoints older than `keep_ns` before the end of the run, except the newest of them. A run that goes on counts
+/// as ended at the newest checkpoint.
+pub(crate) fn too_old(entries: &[Entry], keep_ns: Option<u64>, end_ns: Option<u64>) -> Vec<u64> {
     let (Some(keep_ns), Some(newest)) = (keep_ns, entries.last()) else { return Vec::new() };
-    let oldest_ns = newest.time_ns.saturating_sub(keep_ns);
+    let oldest_ns = end_ns.unwrap_or(newest.time_ns).saturating_sub(keep_ns);
     let older = entries.iter().take_while(|entry| entry.time_ns <= oldest_ns).count();
     entries[..older.saturating_sub(1)].iter().map(|entry| entry.position).collect()
 }
@@ -213,10 +228,13 @@ mod tests {
         for (keep_ns, old) in
             [(Some(200), vec![1, 5]), (Some(205), vec![1]), (Some(1000), vec![]), (None, vec![])]
         {
-            assert_eq!(too_old(&all, keep_ns), old, "{keep_ns:?}");
+            assert_eq!(too_old(&all, keep_ns, None), old, "{keep_ns:?}");
         }
-        assert_eq!(too_old(&all, Some(0)), [1, 5, 10, 20]);
-        assert_eq!(too_old(&[], Some(0)), [0; 0]);
+        assert_eq!(too_old(&all, Some(0), None), [1, 5, 10, 20]);
+        assert_eq!(too_old(&[], Some(0), None), [0; 0]);
+        assert_eq!(too_old(&all, Some(200), Some(399)), [1, 5]);
+        assert_eq!(too_old(&all, Some(200), Some(400)), [1, 5, 10]);
+        assert_eq!(too_old(&all, Some(200), Some(u64::MAX)), [1, 5, 10, 20]);
     }
 
     /// What a recorder does not fill is for the temporary file of a merge.

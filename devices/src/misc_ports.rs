@@ -16,6 +16,8 @@ pub enum Request {
     Reset,
     /// The guest announces its own crash.
     Panicked(PanicKind),
+    /// The guest asks that the recording of this run be kept.
+    KeepRecording,
     /// End the run with this exit code.
     DebugExit {
         /// The value written, shifted left by one, plus one.
@@ -58,6 +60,9 @@ pub enum PanicKind {
 
 /// Features of pvpanic: panicked, crash loaded.
 pub const PVPANIC_FEATURES: u8 = 0x03;
+/// The bit of the pvpanic port that asks for the recording to be kept. pvpanic has no event there, and a guest does not see whether
+/// its machine has this one.
+const PVPANIC_KEEP: u8 = 0x80;
 /// What reading the debug console gives, so that a guest can find it.
 pub const DEBUG_CONSOLE_PRESENT: u8 = 0xE9;
 
@@ -183,13 +188,15 @@ impl MiscPorts {
         self.requests.push(Request::DebugExit { code: value << 1 | 1 });
     }
 
-    /// Writes the pvpanic port: each bit announces one thing.
+    /// Writes the pvpanic port: each bit announces or asks for one thing.
     pub fn write_pvpanic(&mut self, value: u8) {
-        for (bit, kind) in [(0x01, PanicKind::Panicked), (0x02, PanicKind::CrashLoaded)] {
-            if value & bit != 0 {
-                self.requests.push(Request::Panicked(kind));
-            }
-        }
+        let bits = [
+            (PVPANIC_KEEP, Request::KeepRecording),
+            (0x01, Request::Panicked(PanicKind::Panicked)),
+            (0x02, Request::Panicked(PanicKind::CrashLoaded)),
+        ];
+        let asked = bits.into_iter().filter(|(bit, _)| value & bit != 0);
+        self.requests.extend(asked.map(|(_, request)| request));
     }
 
     /// Adds a request that another chip has made.
@@ -267,10 +274,13 @@ mod tests {
     #[test]
     fn pvpanic_and_debug_exit_become_requests_in_order() {
         let mut ports = MiscPorts::new();
+        ports.write_pvpanic(0x7c);
+        ports.write_pvpanic(0x80);
         ports.write_pvpanic(0x03);
         ports.write_debug_exit(0x10);
         ports.write_debug_exit(u32::MAX);
         let expected = [
+            Request::KeepRecording,
             Request::Panicked(PanicKind::Panicked),
             Request::Panicked(PanicKind::CrashLoaded),
             Request::DebugExit { code: 0x21 },

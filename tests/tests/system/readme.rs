@@ -20,6 +20,11 @@ const COMMANDS: &[(i32, &str)] = &[
         "record -o N.ttvm --kernel vmlinuz --initrd bench.gz --cmdline CMDLINE --disk disk.img --memory 128M --net user \
          --checkpoint-overhead 4% --max-size 8G --last 10s --max-time 60s --stop-when never-said",
     ),
+    (
+        0,
+        "record -o K.ttvm --kernel vmlinuz --initrd initrd.gz --cmdline CMDLINE --max-instructions 1000000 --no-copy-images \
+         --keep-on fail",
+    ),
     (0, "export-pcap N.ttvm -o N.pcapng"),
     (0, "info N.ttvm --json"),
     (0, "log R.ttvm --json"),

@@ -14,7 +14,7 @@ use machine::script::Script;
 use recording::log::{EventRecord, LogRecord};
 use recording::with_recording;
 use recording::{Opened, Recording};
-use tests::guests::{BUSYBOX, CLOUD, Guest};
+use tests::guests::{BUSYBOX, BUSYBOX_GENERIC, CLOUD, GENERIC, Guest, repository};
 use tests::program::ttvm;
 use tests::random::Random;
 use tests::record::{open, record};
@@ -254,4 +254,36 @@ fn a_panic_of_a_kernel_that_reboots_is_a_panic() {
     let (said, code, state) = recorded(directory.path(), "reboot -f");
     assert!(said.contains("ttvm: the guest reset itself"), "{said}");
     assert_eq!((code, state), (Some(exit_code::DONE), Some(exit_code::USAGE)), "{said}");
+}
+
+/// By the line that README shows.
+#[test]
+fn a_shell_in_the_guest_asks_for_its_recording_to_be_kept() {
+    let readme = std::fs::read_to_string(repository().join("README.md")).expect("README is there");
+    let ask = readme.lines().find(|line| line.contains("of=/dev/port")).expect("it shows how to ask");
+    let (kernel, initrd) = (GENERIC.path(), BUSYBOX_GENERIC.path());
+    for (command, is_kept) in [(ask, true), ("true", false)] {
+        let directory = tempfile::tempdir().expect("a temporary folder");
+        let cmdline = format!("console=ttyS0 ttvm.run=\"{command}\"");
+        let mut record = Command::new(ttvm());
+        record.current_dir(directory.path()).stdin(Stdio::null());
+        record.args([
+            "record",
+            "-o",
+            "r.ttvm",
+            "--keep-on",
+            "fail",
+            "--last",
+            "1s",
+            "--unpaced",
+            "--cmdline",
+            &cmdline,
+        ]);
+        record.arg("--kernel").arg(&kernel).arg("--initrd").arg(&initrd);
+        let output = record.output().expect("ttvm can be run");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(exit_code::DONE), "{said}");
+        assert_eq!(said.contains("recorded in r.ttvm, which the guest asked to be kept"), is_kept, "{said}");
+        assert_eq!(directory.path().join("r.ttvm").exists(), is_kept);
+    }
 }

@@ -1,6 +1,9 @@
 //! A run before it begins, and when it does: the process locks itself in between the two.
 
+use std::path::{Path, PathBuf};
+
 use host::LiveInputs;
+use machine::config::MachineConfig;
 use machine::engine::EngineKind;
 use machine::error::Error;
 use machine::unit::Unit;
@@ -38,6 +41,15 @@ impl<U: Unit> Planned<U> {
         }
     }
 
+    /// The images that a recording in this folder will need and not carry.
+    pub fn images_outside(&self, folder: &Path) -> Vec<PathBuf> {
+        match &self.origin {
+            Origin::Built(guest, _) => outside(&guest.config_in(folder)),
+            // It carries its starting state.
+            Origin::Recorded(source) => source.disk().into_iter().collect(),
+        }
+    }
+
     /// Whether it may turn out that there is nothing to run.
     pub fn may_fail(&self) -> bool {
         matches!(self.origin, Origin::Recorded(_))
@@ -51,4 +63,9 @@ impl<U: Unit> Planned<U> {
         };
         Ok((guest, self.live))
     }
+}
+
+/// The images that a recording's manifest names by where they lie on this host.
+fn outside(machine: &MachineConfig) -> Vec<PathBuf> {
+    machine.images().map(|(_, file)| file.path.clone()).filter(|path| path.is_absolute()).collect()
 }

@@ -79,6 +79,11 @@ impl Source {
         Needs { kvm: running.kvm, ..sandbox_arg::of_replay(&self.opened, &self.path, self.engine) }
     }
 
+    /// Where the image of the guest's disk lies.
+    pub fn disk(&self) -> Option<PathBuf> {
+        self.opened.manifest().machine.disk.as_ref().map(|disk| disk.path.clone())
+    }
+
     /// Whether the guest has a network card.
     pub fn has_network(&self) -> bool {
         self.opened.manifest().machine.network.is_some()

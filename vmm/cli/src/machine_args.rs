@@ -134,19 +134,30 @@ impl MachineArgs {
         self.source.open(self.engine, self.net.as_ref())
     }
 
-    /// A run on this engine, with everything open that it needs.
-    pub fn plan<U: Unit>(&self, source: Option<Source>) -> Result<Planned<U>, Error> {
+    /// Looks through the disk image, which may take long. [`MachineArgs::plan`] does not do so again.
+    pub fn look_at_disk(&self) -> Result<(), Error> {
+        self.disk.as_deref().map_or(Ok(()), show_hashing)
+    }
+
+    /// A run on this engine, with everything open that it needs. It is to be recorded in a folder that carries its images, if one is
+    /// given.
+    pub fn plan<U: Unit>(
+        &self,
+        source: Option<Source>,
+        carry_in: Option<&Path>,
+    ) -> Result<Planned<U>, Error> {
         let Some(source) = source else {
             let wanted: Vec<_> = self.passthrough.iter().map(|passed| passed.0.clone()).collect();
             let (devices, described) = OpenedDevices::open(&wanted)?;
             let power_on = host::power_on(self.date, self.seed)?;
-            if let Some(disk) = &self.disk {
-                show_hashing(disk)?;
-            }
-            let guest = Recordable::on(self.engine(), &self.options(described)?, power_on)?;
+            let (engine, options) = (self.engine(), self.options(described)?);
+            let guest = match carry_in {
+                Some(folder) => Recordable::carrying_images(engine, &options, power_on, folder)?,
+                None => Recordable::on(engine, &options, power_on)?,
+            };
             let (slots, ram) = (guest.config().passed_slots(), guest.machine.ram_view());
             let live = self.live()?.with_devices(devices, &slots, ram)?;
-            return Ok(Planned::new(live, Origin::Built(Box::new(guest), self.engine())));
+            return Ok(Planned::new(live, Origin::Built(Box::new(guest), engine)));
         };
         if source.has_network() && self.net.is_none() {
             say("ttvm: the guest's network card is connected to nothing; --net connects it");

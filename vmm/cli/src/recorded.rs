@@ -12,6 +12,7 @@ use machine::{Format, Machine, Outcome};
 use recording::pace::CheckpointOptions;
 use recording::{NewRecording, checkpointer, write_panic_note};
 
+use crate::keep_on::{self, KeepOn};
 use crate::output::say;
 use crate::panic_watch::PanicWatch;
 
@@ -29,7 +30,7 @@ pub struct CheckpointArgs {
     /// Disk space that checkpoints may take; older ones get sparser to stay below it
     #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = notation::bytes, requires = "output")]
     max_size: u64,
-    /// Keep only the checkpoints of the last stretch of guest time, like 10s
+    /// Keep only the checkpoints of the last stretch of guest time, like 10s, and the newest one before it
     #[arg(long, value_name = "TIME", value_parser = notation::time, requires = "output")]
     last: Option<u64>,
 }
@@ -101,12 +102,26 @@ pub fn record_to_end<U: Unit>(
     recording.checkpoints(args.options()).run(inputs).map(drop)
 }
 
-/// Says how a recorded run ended, and gives the exit code. A panic behind which the run went on is noted in the recording.
-pub fn report<U: Unit>(machine: &Machine<U>, output: &Path, watch: &PanicWatch) -> i32 {
+/// Says how a recorded run ended, and gives the exit code. A panic behind which the run went on is noted in the recording. A
+/// recording that is not to be kept is removed.
+pub fn report<U: Unit>(
+    machine: &Machine<U>,
+    output: &Path,
+    watch: &PanicWatch,
+    keep_on: KeepOn,
+) -> Result<i32, Error> {
     let outcome = machine.outcome().expect("a recording ends with the run");
     let panic = watch.panic(machine, outcome).filter(|_| *outcome != Outcome::Panic);
     panic.iter().for_each(|line| write_panic_note(output, line));
     let code = crate::output::report_outcome(machine, outcome, panic.is_some());
-    say(&format!("ttvm: recorded in {}", output.display()));
-    code
+    let name = output.display();
+    if keep_on.keeps(outcome, panic.is_some()) {
+        say(&format!("ttvm: recorded in {name}"));
+    } else if machine.asked_to_be_kept() {
+        say(&format!("ttvm: recorded in {name}, which the guest asked to be kept"));
+    } else {
+        keep_on::remove(output)?;
+        say(&format!("ttvm: the run did not fail, so its recording {name} was removed"));
+    }
+    Ok(code)
 }

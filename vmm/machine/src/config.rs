@@ -1,6 +1,7 @@
 //! The description of a machine: everything that, with its events, determines a run. It is stored in the
 //! recording, so replay needs no options.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use boot::packed_kernel;
@@ -13,9 +14,9 @@ use serde::Serialize;
 use crate::contents_hash::Scheme;
 use crate::error::Error;
 use crate::format::Format;
-use crate::image_file::{read_image, read_recorded};
+use crate::image_file::{open_image, read_image, read_opened, read_recorded};
 use crate::profile::Profile;
-use crate::start::{self, Images, KernelFiles, KernelImages, ModuleFile, Start};
+use crate::start::{self, Images, KernelFile, KernelFiles, KernelImages, ModuleFile, Start};
 use crate::starting_state::StartingState;
 
 pub use crate::image_file::{
@@ -126,15 +127,27 @@ const MAX_STATE_FILE_BYTES: u64 = 64 << 20;
 impl MachineConfig {
     /// Reads and hashes everything that `options` names.
     pub fn from_options(options: &MachineOptions) -> Result<(MachineConfig, Images), Error> {
-        let (kernel_file, kernel) = read_image(&options.kernel, MAX_KERNEL_FILE_BYTES)?;
+        MachineConfig::from_opened(options, &mut |_, path| open_image(path))
+    }
+
+    /// As [`MachineConfig::from_options`], where `open` opens kernel, initial RAM disk and modules. It may give a copy of the file
+    /// at the path.
+    pub fn from_opened(
+        options: &MachineOptions,
+        open: &mut dyn FnMut(KernelFile, &Path) -> Result<File, Error>,
+    ) -> Result<(MachineConfig, Images), Error> {
+        let mut read = |which, path: &Path, most_bytes| read_opened(open(which, path)?, path, most_bytes);
+        let (kernel_file, kernel) = read(KernelFile::Kernel, &options.kernel, MAX_KERNEL_FILE_BYTES)?;
         // What goes to memory as it is has room there.
-        let in_memory = |path: &Path| read_image(path, options.memory_bytes);
-        let initrd = options.initrd.as_deref().map(in_memory).transpose()?;
+        let most_bytes = options.memory_bytes;
+        let initrd =
+            options.initrd.as_deref().map(|path| read(KernelFile::Initrd, path, most_bytes)).transpose()?;
         let modules = options
             .modules
             .iter()
-            .map(|(path, cmdline)| {
-                let (file, bytes) = in_memory(path)?;
+            .enumerate()
+            .map(|(number, (path, cmdline))| {
+                let (file, bytes) = read(KernelFile::Module(number), path, most_bytes)?;
                 Ok((ModuleFile { file, cmdline: cmdline.clone() }, bytes))
             })
             .collect::<Result<Vec<_>, Error>>()?;

@@ -73,9 +73,19 @@ pub fn identity_when_hashed(image: &ImageFile) -> Option<FileIdentity> {
     hashed().get(&(image.path.clone(), Scheme::of(&image.hash))).map(|(identity, _)| *identity)
 }
 
+/// Opens an image file for [`read_opened`].
+pub(super) fn open_image(path: &Path) -> Result<File, Error> {
+    plain_file::open(path).map_err(Error::file("read", path))
+}
+
 /// Reads an image file, which has so many bytes at most.
 pub(super) fn read_image(path: &Path, most_bytes: u64) -> Result<(ImageFile, Vec<u8>), Error> {
-    let bytes = plain_file::read(path, most_bytes).map_err(Error::file("read", path))?;
+    read_opened(open_image(path)?, path, most_bytes)
+}
+
+/// As [`read_image`], of a file that is open and has the contents of the one at this path.
+pub(super) fn read_opened(file: File, path: &Path, most_bytes: u64) -> Result<(ImageFile, Vec<u8>), Error> {
+    let bytes = plain_file::read_opened(file, most_bytes).map_err(Error::file("read", path))?;
     Ok((described(path, blake3::hash(&bytes).to_hex().to_string(), bytes.len() as u64), bytes))
 }
 

@@ -52,6 +52,7 @@ pub struct Machine<U> {
     pub(super) outcome: Option<Outcome>,
     has_disk: bool,
     stop_on_output: bool,
+    pub(super) asked_to_be_kept: bool,
     pub(super) written: WrittenPages,
     /// What RAM held when the machine was last asked for it.
     pub(super) image: PageMap,
@@ -125,6 +126,7 @@ impl<U: Unit> Machine<U> {
             outcome: None,
             has_disk: config.disk.is_some(),
             stop_on_output: false,
+            asked_to_be_kept: false,
             written: WrittenPages::none(pages),
             image: PageMap::zeroed(pages),
             store: None,
@@ -214,6 +216,11 @@ impl<U: Unit> Machine<U> {
     /// How the run ended, if it did.
     pub fn outcome(&self) -> Option<&Outcome> {
         self.outcome.as_ref()
+    }
+
+    /// Whether the guest has asked for the recording of its run to be kept, since the machine was built or restored.
+    pub fn asked_to_be_kept(&self) -> bool {
+        self.asked_to_be_kept
     }
 
     /// Replaces all breakpoints.
@@ -460,6 +467,10 @@ impl<U: Unit> Machine<U> {
             // Linux calls the driver once its report is on the console.
             Request::Panicked(PanicKind::Panicked) => Outcome::Panic,
             Request::Panicked(PanicKind::CrashLoaded) => return,
+            Request::KeepRecording => {
+                self.asked_to_be_kept = true;
+                return;
+            }
             Request::DebugExit { code } => Outcome::DebugExit { code },
         };
         self.outcome.get_or_insert(outcome);

@@ -47,6 +47,17 @@ pub struct KernelFiles {
     pub cmdline: String,
 }
 
+/// One of the [`KernelFiles`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelFile {
+    /// The kernel.
+    Kernel,
+    /// The initial RAM disk.
+    Initrd,
+    /// The boot module with this number, from 0 on.
+    Module(usize),
+}
+
 /// A boot module (Multiboot) and its command line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModuleFile {
@@ -112,6 +123,22 @@ impl Start {
 }
 
 impl KernelFiles {
+    /// Which files there are.
+    pub fn present(&self) -> impl Iterator<Item = KernelFile> + use<> {
+        let initrd = self.initrd.as_ref().map(|_| KernelFile::Initrd);
+        let modules = (0..self.modules.len()).map(KernelFile::Module);
+        [KernelFile::Kernel].into_iter().chain(initrd).chain(modules)
+    }
+
+    /// One of the files, if it is there.
+    pub fn file_mut(&mut self, which: KernelFile) -> Option<&mut ImageFile> {
+        match which {
+            KernelFile::Kernel => Some(&mut self.kernel),
+            KernelFile::Initrd => self.initrd.as_mut(),
+            KernelFile::Module(number) => self.modules.get_mut(number).map(|module| &mut module.file),
+        }
+    }
+
     fn images(&self) -> impl Iterator<Item = (&'static str, &ImageFile)> {
         std::iter::once((KERNEL, &self.kernel))
             .chain(self.initrd.iter().map(|file| (INITRD, file)))

@@ -56,6 +56,7 @@ impl<U: Unit> Machine<U> {
         self.bus.console = state.console.clone();
         self.bus.output.clear();
         self.bus.panicked = false;
+        self.asked_to_be_kept = false;
         self.outcome = state.outcome.clone();
         self.engine.set_state(&state.cpu, state.counts);
         self.engine.track_writes_anew();

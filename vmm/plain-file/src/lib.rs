@@ -59,8 +59,16 @@ pub fn next_data(file: &File, at: u64) -> io::Result<(u64, u64)> {
 /// # Errors
 /// As [`open`], or if it has more.
 pub fn read(path: &Path, most_bytes: u64) -> io::Result<Vec<u8>> {
+    read_opened(open(path)?, most_bytes)
+}
+
+/// As [`read`], of a file that is open, from its place on.
+///
+/// # Errors
+/// If it cannot be read, or has more.
+pub fn read_opened(file: File, most_bytes: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    open(path)?.take(most_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
+    file.take(most_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most_bytes {
         return Err(io::Error::new(ErrorKind::FileTooLarge, format!("it has more than {most_bytes} bytes")));
     }

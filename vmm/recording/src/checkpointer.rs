@@ -130,7 +130,7 @@ impl<C: Unit> Checkpointer<C> {
         let at = machine.moment_in::<C>();
         let mut lost = self.writer.wait_and_take_lost()?;
         if !self.pace.due_at_end(at, machine.written_count()?) {
-            self.writer.close()?;
+            self.writer.close_at_end(at.time_ns)?;
             return Ok(());
         }
         if let Some(trail) = self.trail.take().filter(|_| lost.is_empty()) {
@@ -147,7 +147,7 @@ impl<C: Unit> Checkpointer<C> {
         if by_itself && !is_taken {
             self.take(machine, log)?;
         }
-        self.writer.close()?;
+        self.writer.close_at_end(at.time_ns)?;
         Ok(())
     }
 }

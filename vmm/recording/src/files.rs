@@ -1,5 +1,9 @@
 //! The names of the files in a recording.
 
+use std::path::{Path, PathBuf};
+
+use machine::start::KernelFile;
+
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
 /// The event log's file name.
@@ -14,3 +18,17 @@ pub const DISK_SEEN: &str = "disk.seen";
 pub const PANICKED: &str = "panicked";
 /// The directory of the checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
+
+/// Where an image lies in a recording that carries it, from the recording's directory on.
+pub fn inside(name: &str) -> PathBuf {
+    Path::new(IMAGES).join(name)
+}
+
+/// As [`inside`], of a file that the machine starts with.
+pub fn kernel_file_inside(which: KernelFile) -> PathBuf {
+    match which {
+        KernelFile::Kernel => inside("kernel"),
+        KernelFile::Initrd => inside("initrd"),
+        KernelFile::Module(number) => inside(&format!("module-{number}")),
+    }
+}

@@ -74,6 +74,7 @@
 
 #![forbid(unsafe_code)]
 
+mod carried_images;
 mod checkpoint_head;
 pub mod checkpointer;
 pub mod checkpoints;

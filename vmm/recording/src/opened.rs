@@ -8,7 +8,7 @@ use checkpoint::Store;
 
 use crate::checkpoints::{open_around_damage, open_checkpoints};
 use crate::disk_seen;
-use crate::files::{EVENTS, IMAGES, MANIFEST, START};
+use crate::files::{EVENTS, IMAGES, MANIFEST, START, inside};
 use crate::log::{Log, LogRecord, LogWriter, read_log};
 use crate::manifest::Manifest;
 use crate::manifest_text::read_manifest;
@@ -83,14 +83,11 @@ impl<C: Unit> Recording<C> {
         machine: &MachineConfig,
         state: &StartingState,
     ) -> Result<LogWriter, Error> {
-        let images = path.join(IMAGES);
-        if !images.is_dir() {
-            std::fs::create_dir(&images).map_err(Error::file("create", &images))?;
-        }
-        let file = images.join(START);
+        create_images(path)?;
+        let file = path.join(inside(START));
         let mut manifest = Manifest::new(machine.clone());
         state.write(&file, manifest.format)?;
-        let inside = ImageFile { path: Path::new(IMAGES).join(START), ..hash_image(&file, Scheme::Whole)? };
+        let inside = ImageFile { path: inside(START), ..hash_image(&file, Scheme::Whole)? };
         manifest.machine.start = Start::State { state: inside, booted: machine.start.booted().clone() };
         Recording::<C>::begin_as(path, &manifest)
     }
@@ -196,6 +193,15 @@ macro_rules! with_recording {
             $crate::Opened::ByExits($recording) => $body,
         }
     };
+}
+
+/// Makes the folder of the images that a recording carries, unless it is there.
+pub(super) fn create_images(recording: &Path) -> Result<(), Error> {
+    let images = recording.join(IMAGES);
+    if images.is_dir() {
+        return Ok(());
+    }
+    std::fs::create_dir(&images).map_err(Error::file("create", &images))
 }
 
 /// Makes the folder of a recording. An existing one is never overwritten.

@@ -19,6 +19,7 @@ use machine::start::Images;
 use machine::unit::Unit;
 use machine::{Machine, Start, StartingState};
 
+use crate::carried_images::CarriedImages;
 use crate::new_recording::NewRecording;
 use crate::opened::{Recording, create_folder};
 
@@ -29,6 +30,8 @@ pub struct Recordable<U> {
     config: MachineConfig,
     power_on: PowerOn,
     beginning: Beginning,
+    /// The images that one recording carries; none of any other.
+    carried: Option<CarriedImages>,
 }
 
 /// Where the machine's first place comes from.
@@ -53,7 +56,24 @@ impl<U: Unit> Recordable<U> {
     pub fn on(engine: EngineKind, options: &MachineOptions, power_on: PowerOn) -> Result<Self, Error> {
         let (config, images) = MachineConfig::from_options(options)?;
         let machine = Machine::build(&config, &images, &power_on, engine)?;
-        Ok(Recordable { machine, config, power_on, beginning: Beginning::PowerOn })
+        Ok(Recordable { machine, config, power_on, beginning: Beginning::PowerOn, carried: None })
+    }
+
+    /// As [`Recordable::on`], for a recording that is to carry its images, in a folder that exists and is empty. They are copied
+    /// there now. A disk image is not copied, nor is an image above 256 MiB where the file system cannot share its blocks.
+    ///
+    /// [`Recordable::record_in_empty`] must be given the same folder.
+    pub fn carrying_images(
+        engine: EngineKind,
+        options: &MachineOptions,
+        power_on: PowerOn,
+        folder: &Path,
+    ) -> Result<Self, Error> {
+        let mut carried = CarriedImages::in_folder(folder);
+        let mut open = |which, path: &Path| carried.open(which, path);
+        let (config, images) = MachineConfig::from_opened(options, &mut open)?;
+        let machine = Machine::build(&config, &images, &power_on, engine)?;
+        Ok(Recordable { machine, config, power_on, beginning: Beginning::PowerOn, carried: Some(carried) })
     }
 
     /// A machine that goes on from `start`, which was taken from a replay of `recording`. The recording stays as it is.
@@ -68,12 +88,22 @@ impl<U: Unit> Recordable<U> {
         let config = without_start(&recording.manifest.machine);
         let mut machine = Machine::build(&config, &Images::of_state(start.clone()), &power_on, engine)?;
         machine.begin_written()?;
-        Ok(Recordable { machine, config, power_on, beginning: Beginning::State(Box::new(start)) })
+        let beginning = Beginning::State(Box::new(start));
+        Ok(Recordable { machine, config, power_on, beginning, carried: None })
     }
 
     /// The machine's description.
     pub fn config(&self) -> &MachineConfig {
         &self.config
+    }
+
+    /// The machine's description as a recording in this folder has it: images that it carries are named by where they lie in the
+    /// folder.
+    pub fn config_in(&self, folder: &Path) -> MachineConfig {
+        match &self.carried {
+            Some(carried) => carried.described(folder, &self.config),
+            None => self.config.clone(),
+        }
     }
 
     /// Frees what only [`Recordable::record_in`] needs: it may be as large as the guest's memory.
@@ -95,7 +125,7 @@ impl<U: Unit> Recordable<U> {
         let folder = folder.as_ref();
         let log = match &self.beginning {
             Beginning::State(start) => Recording::<U>::begin_from(folder, &self.config, start)?,
-            Beginning::PowerOn | Beginning::Gone => Recording::<U>::begin(folder, &self.config)?,
+            Beginning::PowerOn | Beginning::Gone => Recording::<U>::begin(folder, &self.config_in(folder))?,
         };
         self.forget_beginning();
         Ok(NewRecording::new(&mut self.machine, folder, log, self.power_on.clone()))

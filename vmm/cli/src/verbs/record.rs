@@ -7,12 +7,13 @@ use machine::error::Error;
 use machine::inputs::Inputs;
 use machine::position::{Exits, Instructions};
 use machine::unit::Unit;
-use recording::create_folder;
 use sandbox::Needs;
 
 use crate::companion::{Companion, Leftovers};
 use crate::go_live::Source;
+use crate::keep_on::KeepOn;
 use crate::machine_args::MachineArgs;
+use crate::new_folder::NewFolder;
 use crate::output::say;
 use crate::panic_watch::PanicWatch;
 use crate::recorded::{CheckpointArgs, record_to_end, report, say_when_files_may_not_grow};
@@ -25,6 +26,16 @@ pub struct Args {
     /// The recording to make: a directory NAME.ttvm that does not exist yet
     #[arg(short, long, value_name = "NAME.ttvm")]
     output: PathBuf,
+    /// Leave kernel, initial RAM disk and modules where they are. Without this the recording has copies of them (sharing their
+    /// blocks where the file system can do that; else of files up to 256 MiB), so that it replays when they are built anew. Disk
+    /// images are never copied
+    #[arg(long)]
+    no_copy_images: bool,
+    /// When the recording stays once the run is over. It failed if the guest panicked, crashed or halted for good, wrote anything but
+    /// 0 to its --debug-exit port, or showed the text of --stop-when. A guest asks for its recording to be kept by writing 0x80 to
+    /// port 0x505
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = KeepOn::Always)]
+    keep_on: KeepOn,
     #[command(flatten)]
     checkpoints: CheckpointArgs,
     #[command(flatten)]
@@ -52,14 +63,19 @@ fn record_from<U: Unit, I: Inputs<U>>(
     source: Option<Source>,
     inputs: impl FnOnce(LiveInputs<U>) -> I,
 ) -> Result<i32, Error> {
-    let planned = args.machine.plan::<U>(source)?;
     let marks = args.stats.marks()?;
-    create_folder(&args.output)?;
+    args.machine.look_at_disk()?;
+    let folder = NewFolder::make(&args.output)?;
+    let carry_in = (!args.no_copy_images).then_some(args.output.as_path());
+    let planned = args.machine.plan::<U>(source, carry_in)?;
+    say_what_is_outside(&planned.images_outside(&args.output));
     let left = Leftovers { empty_folder: Some(&args.output), ..Leftovers::default() };
-    let companion = planned.may_fail().then(|| Companion::start(&left, None)).transpose()?;
+    let may_vanish = planned.may_fail() || args.keep_on == KeepOn::Fail;
+    let companion = may_vanish.then(|| Companion::start(&left, None)).transpose()?;
     let mut needs = Needs { helper: companion.is_some(), ..planned.needs() };
     needs.written.push(args.output.clone());
     args.sandbox.lock_in(&needs)?;
+    folder.keep();
     let (mut guest, live) = planned.begin()?;
     args.machine.prepare(&mut guest.machine);
     let recording = guest.record_in_empty(&args.output)?;
@@ -68,7 +84,15 @@ fn record_from<U: Unit, I: Inputs<U>>(
     let watched = WithListener { inner: inputs(live), listener: watch.clone() };
     let inputs = WithListener { inner: watched, listener: marks.clone() };
     record_to_end(&args.checkpoints, recording, inputs)?;
-    let code = report(&guest.machine, &args.output, &watch);
+    let code = report(&guest.machine, &args.output, &watch, args.keep_on)?;
     args.stats.write(&marks, &guest.machine)?;
     Ok(code)
+}
+
+/// Says which images the recording does not carry.
+fn say_what_is_outside(images: &[PathBuf]) {
+    let names: Vec<String> = images.iter().map(|path| path.display().to_string()).collect();
+    if !names.is_empty() {
+        say(&format!("ttvm: not copied into the recording, which needs it unchanged: {}", names.join(", ")));
+    }
 }

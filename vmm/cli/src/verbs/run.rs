@@ -16,6 +16,7 @@ use sandbox::Needs;
 
 use crate::companion::{Companion, Leftovers};
 use crate::go_live::Source;
+use crate::keep_on::KeepOn;
 use crate::machine_args::MachineArgs;
 use crate::output::say;
 use crate::panic_watch::PanicWatch;
@@ -83,6 +84,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let engine = source.as_ref().map_or(args.machine.engine(), |source| source.engine);
     args.late.check(engine)?;
     let marks = args.stats.marks()?;
+    args.machine.look_at_disk()?;
     if args.late.are_given() {
         run_watched(args, source, &marks)
     } else if engine.counts_instructions {
@@ -99,7 +101,7 @@ fn run_live<U: Unit, I: Inputs<U>>(
     inputs: impl FnOnce(LiveInputs<U>) -> I,
     marks: &Marks,
 ) -> Result<i32, Error> {
-    let planned = args.machine.plan::<U>(source)?;
+    let planned = args.machine.plan::<U>(source, None)?;
     args.sandbox.lock_in(&planned.needs())?;
     let (mut guest, live) = planned.begin()?;
     guest.forget_beginning();
@@ -114,7 +116,7 @@ fn run_live<U: Unit, I: Inputs<U>>(
 
 /// Runs a machine that may be recorded from some moment on.
 fn run_watched(args: &Args, source: Option<Source>, marks: &Marks) -> Result<i32, Error> {
-    let planned = args.machine.plan::<Instructions>(source)?;
+    let planned = args.machine.plan::<Instructions>(source, None)?;
     let LateArgs { control, record_when, output } = &args.late;
     let listener = args.late.listener()?;
     output.as_deref().map_or(Ok(()), create_folder)?;
@@ -150,7 +152,7 @@ fn run_watched(args: &Args, source: Option<Source>, marks: &Marks) -> Result<i32
                 ));
                 inputs.inner.inner.inner.count_anew(before.count);
                 record_to_end(&args.checkpoints, recording, inputs)?;
-                let code = report(&guest.machine, folder, &panics);
+                let code = report(&guest.machine, folder, &panics, KeepOn::Always)?;
                 args.stats.write(marks, &guest.machine)?;
                 return Ok(code);
             }

@@ -254,18 +254,6 @@ fn a_killed_recording_replays_to_its_last_event() {
     assert!(replayed.stdout.starts_with(b"ra"), "{:?}", replayed.stdout);
 }
 
-#[test]
-fn a_changed_image_is_refused() {
-    let scratch = Scratch::new();
-    let child = scratch.begin_recording("r.ttvm");
-    signal(&child, nix::sys::signal::Signal::SIGTERM);
-    child.wait_with_output().unwrap();
-    let mut kernel = echo_kernel();
-    kernel.push(0x90);
-    scratch.file("kernel", &kernel);
-    assert_refused(&scratch.ttvm(&["replay", "r.ttvm"]), 4, &["kernel", "changed"], "another kernel");
-}
-
 /// Runs `ttvm` under a limit on the size of files, as a stand-in for a full disk.
 fn with_file_limit(scratch: &Path, kib: u32, arguments: &str) -> Output {
     let script = format!("trap '' XFSZ; ulimit -f {kib}; exec {} {arguments}", env!("CARGO_BIN_EXE_ttvm"));

@@ -18,7 +18,7 @@ const CRASH: &str = "boot\r\n[    0.1] BUG: kernel NULL pointer dereference, add
     [    0.2][    T1] WARNING: CPU: 0 PID: 1 at x.c:1\r\n[    0.3] Kernel panic - not syncing: Fatal exception\r\n";
 
 /// A Multiboot 1 image that prints a text and goes on with other code.
-fn write_kernel(directory: &Path, text: &str, then: &[u8]) {
+pub fn write_kernel(directory: &Path, text: &str, then: &[u8]) {
     const AT: u32 = 0x10_0000;
     const FLAGS: u32 = 1 << 16;
     // mov esi, text; mov dx, 0x3f8; lodsb; test al, al; jz +3; out dx, al; jmp -8

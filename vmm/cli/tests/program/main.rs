@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod carried_images;
 mod checkpoints_at_exits;
 mod command_line;
 mod cut_off;
@@ -13,6 +14,7 @@ mod debug_private;
 mod exports;
 mod folders;
 mod going_live;
+mod kept;
 mod kernel_reports;
 mod passthrough_refused;
 mod private_files;

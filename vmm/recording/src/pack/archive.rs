@@ -1,11 +1,9 @@
 //! What reader and writer of packed recordings agree on.
 
-use std::path::PathBuf;
-
-use crate::files::{IMAGES, START};
+use crate::files::{START, inside, kernel_file_inside};
 use crate::manifest::Manifest;
 use machine::config::MachineConfig;
-use machine::start::{KernelFiles, Start};
+use machine::start::Start;
 
 /// Begins every packed recording; the version follows, outside of the compressed part.
 pub const MAGIC: &[u8; 8] = b"TTVMPACK";
@@ -27,16 +25,13 @@ pub const WINDOW_LOG_MAX: u32 = 24;
 pub fn with_images_inside(manifest: &Manifest) -> Manifest {
     let mut manifest = manifest.clone();
     let MachineConfig { start, disk, .. } = &mut manifest.machine;
-    let inside = |name: &str| PathBuf::from(IMAGES).join(name);
     match start {
         Start::Kernel(_) => {}
         Start::State { state, .. } => state.path = inside(START),
     }
-    let KernelFiles { kernel, initrd, modules, cmdline: _ } = start.booted_mut();
-    kernel.path = inside("kernel");
-    initrd.iter_mut().for_each(|file| file.path = inside("initrd"));
-    for (number, module) in modules.iter_mut().enumerate() {
-        module.file.path = inside(&format!("module-{number}"));
+    let booted = start.booted_mut();
+    for which in booted.present() {
+        booted.file_mut(which).into_iter().for_each(|file| file.path = kernel_file_inside(which));
     }
     disk.iter_mut().for_each(|file| file.path = inside("disk"));
     manifest

@@ -1,0 +1,76 @@
+//! `--keep-on`: which recordings stay when their run is over.
+
+use std::path::Path;
+
+use machine::Outcome;
+use machine::error::Error;
+use recording::{EVENTS, MANIFEST};
+
+/// When a recording is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum KeepOn {
+    /// Whatever happens
+    Always,
+    /// If the run failed, or the guest asked for it
+    Fail,
+}
+
+impl KeepOn {
+    /// Whether a run stays that ended like this; its kernel may have panicked before.
+    pub fn keeps(self, outcome: &Outcome, panicked: bool) -> bool {
+        self == KeepOn::Always || panicked || has_failed(outcome)
+    }
+}
+
+/// The exit code of a debug exit at which the guest wrote 0: the port's codes are odd.
+const WROTE_ZERO: u32 = 1;
+
+/// Whether the guest, or the text that the user waited for, ended the run as a failure.
+fn has_failed(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Panic | Outcome::TripleFault { .. } | Outcome::IdleForever | Outcome::TextShown => true,
+        Outcome::DebugExit { code } => *code != WROTE_ZERO,
+        Outcome::PowerOff | Outcome::Reset | Outcome::Ended | Outcome::Interrupted | Outcome::Limit => false,
+    }
+}
+
+/// Removes a recording. A locked-in process can empty the folder and not remove it: the companion does that.
+pub fn remove(folder: &Path) -> Result<(), Error> {
+    // Without these the rest is no recording, if the process is killed meanwhile.
+    for name in [MANIFEST, EVENTS] {
+        let file = folder.join(name);
+        std::fs::remove_file(&file).map_err(Error::file("remove", file))?;
+    }
+    for entry in std::fs::read_dir(folder).map_err(Error::file("read", folder))?.flatten() {
+        let path = entry.path();
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let removed = if is_folder { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+        removed.map_err(Error::file("remove", path))?;
+    }
+    let _ = std::fs::remove_dir(folder);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_that_failed_stay() {
+        let failed = [
+            Outcome::Panic,
+            Outcome::TripleFault { rip: 0 },
+            Outcome::IdleForever,
+            Outcome::TextShown,
+            Outcome::DebugExit { code: 3 },
+        ];
+        let others =
+            [Outcome::PowerOff, Outcome::Reset, Outcome::Ended, Outcome::Interrupted, Outcome::Limit];
+        let passed = Outcome::DebugExit { code: WROTE_ZERO };
+        assert!(failed.iter().all(|outcome| KeepOn::Fail.keeps(outcome, false)));
+        for outcome in others.iter().chain([&passed]) {
+            assert!(!KeepOn::Fail.keeps(outcome, false), "{outcome:?}");
+            assert!(KeepOn::Fail.keeps(outcome, true) && KeepOn::Always.keeps(outcome, false), "{outcome:?}");
+        }
+    }
+}

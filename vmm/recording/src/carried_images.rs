@@ -1,0 +1,105 @@
+//! The images that a recording carries from its beginning: copies of the kernel, the initial RAM disk and the boot modules, so
+//! that the recording replays when the user builds them anew.
+//!
+//! A file may change while it is copied. So each file is copied first, and the machine is built from the copy: the manifest has the
+//! copy's hash, whatever became of the file.
+
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::path::{Path, PathBuf};
+
+use machine::config::MachineConfig;
+use machine::error::Error;
+use machine::start::KernelFile;
+
+use crate::files::kernel_file_inside;
+use crate::opened::create_images;
+
+/// Larger files are not copied, unless the copy shares their blocks.
+pub const MAX_COPIED_BYTES: u64 = 256 << 20;
+
+/// The images in one recording's folder.
+pub(super) struct CarriedImages {
+    folder: PathBuf,
+    carried: Vec<KernelFile>,
+}
+
+impl CarriedImages {
+    /// None yet, in a folder that exists.
+    pub fn in_folder(folder: &Path) -> CarriedImages {
+        CarriedImages { folder: folder.to_path_buf(), carried: Vec::new() }
+    }
+
+    /// Copies an image into the folder, and opens the copy. Opens the image itself if it is too large to be copied.
+    pub fn open(&mut self, which: KernelFile, path: &Path) -> Result<File, Error> {
+        let source = plain_file::open(path).map_err(Error::file("read", path))?;
+        create_images(&self.folder)?;
+        match copy(&source, path, &self.folder.join(kernel_file_inside(which)))? {
+            Some(copy) => {
+                self.carried.push(which);
+                Ok(copy)
+            }
+            None => Ok(source),
+        }
+    }
+
+    /// The description of the machine for this recording's manifest: copies are named by where they lie in it.
+    pub fn described(&self, folder: &Path, machine: &MachineConfig) -> MachineConfig {
+        let mut machine = machine.clone();
+        for &which in self.carried.iter().filter(|_| folder == self.folder) {
+            let file = machine.start.booted_mut().file_mut(which);
+            file.into_iter().for_each(|file| file.path = kernel_file_inside(which));
+        }
+        machine
+    }
+}
+
+/// A copy of a file, open at its start. There is none of a file that is too large.
+fn copy(source: &File, path: &Path, to: &Path) -> Result<Option<File>, Error> {
+    let size_bytes = source.metadata().map_err(Error::file("read", path))?.len();
+    let mut options = File::options();
+    let mut copy =
+        options.read(true).write(true).create_new(true).open(to).map_err(Error::file("create", to))?;
+    // File systems that can do this share the blocks of both files until one of them is written.
+    if rustix::fs::ioctl_ficlone(&copy, source).is_ok() {
+        return Ok(Some(copy));
+    }
+    if size_bytes <= MAX_COPIED_BYTES {
+        // The file may have grown meanwhile.
+        let copied = std::io::copy(&mut source.take(MAX_COPIED_BYTES + 1), &mut copy);
+        if copied.map_err(Error::file("copy an image to", to))? <= MAX_COPIED_BYTES {
+            copy.rewind().map_err(Error::file("read", to))?;
+            return Ok(Some(copy));
+        }
+        (&*source).rewind().map_err(Error::file("read", path))?;
+    }
+    std::fs::remove_file(to).map_err(Error::file("remove", to))?;
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_too_large_is_left_where_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let (small, large) = (folder.path().join("small"), folder.path().join("large"));
+        std::fs::write(&small, "kernel").unwrap();
+        // Not a byte of it is stored.
+        File::create(&large).unwrap().set_len(MAX_COPIED_BYTES + 1).unwrap();
+        let mut images = CarriedImages::in_folder(folder.path());
+        let mut text = String::new();
+        let mut copy = images.open(KernelFile::Kernel, &small).unwrap();
+        std::fs::write(&small, "another").unwrap();
+        copy.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "kernel", "the copy is read, and was made before");
+        let mut first = [1];
+        images.open(KernelFile::Initrd, &large).unwrap().read_exact(&mut first).unwrap();
+        assert_eq!(first, [0]);
+        let is_there = |which| folder.path().join(kernel_file_inside(which)).exists();
+        assert!(is_there(KernelFile::Kernel));
+        // Where the file system shares blocks, the copy costs nothing.
+        assert_eq!(is_there(KernelFile::Initrd), images.carried.contains(&KernelFile::Initrd));
+    }
+}
