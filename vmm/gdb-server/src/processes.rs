@@ -72,7 +72,9 @@ impl GdbTarget<'_> {
         });
         if mappings.is_empty() {
             let Process { pid, name, .. } = process;
-            return Err(Refusal::new(format!("process {pid} ({name}) has no file in its memory here")));
+            return Err(Refusal::new(format!(
+                "process {pid} ({name}) has no file in its memory here: name another one, see 'monitor ps'"
+            )));
         }
         Ok(text)
     }
