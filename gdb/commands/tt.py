@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import struct
+import tempfile
 
 import gdb
 
@@ -19,6 +20,8 @@ IMAGE = 0xFFFFFFFF80000000
 CPU = 1
 # What both a kernel's file and the guest's kernel name, by which the distance between them is measured.
 LANDMARKS = (b"_stext", b"_text", b"startup_64")
+# Kinds of ELF files: a module's, a program's at a fixed address, and one that goes to any address.
+MODULE_FILE, PROGRAM_FILE, MOVED_FILE = 1, 2, 3
 # The largest table of a file that is read.
 MAX_TABLE_BYTES = 256 << 20
 NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")
@@ -26,6 +29,10 @@ NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")
 CALL = re.compile(r"[a-z_*?][a-z0-9_*?]*")
 # A breakpoint or one of its places in gdb's table, up to its address.
 POINT = re.compile(r"\d+(?:\.\d+)?\s[^\n]*?(0x[0-9a-f]{16})\b")
+# A line that says which part of a file is where.
+MAPPED = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) (.+)")
+# An ELF file with nothing in it.
+NOTHING = b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, 0, 0, 0, 0, 64, 0, 0, 0, 0, 0)
 # What memory is compared with: "->" is no comparison.
 COMPARED = re.compile(r"(.*?\S)(?:\s*(==|!=|<=|>=)\s*|\s+([<>])\s+)(\S.*)")
 
@@ -222,11 +229,11 @@ class SymbolTable:
     (KASLR) leaves where they are. Of a kernel with debug information, which is large, nothing else is read."""
 
     def __init__(self, path):
-        self.functions, self.fixed = {}, []
+        self.path, self.functions, self.fixed = path, {}, []
+        # What kind of file it is, its sections in memory, and those of its functions, if it is a module.
+        self.kind, self.sections, self.section_of = 0, [], {}
         try:
-            if not stat.S_ISREG(os.stat(path).st_mode):
-                raise ValueError("it is no plain file")
-            with open(path, "rb") as file:
+            with plain_file(path) as file:
                 self.read(file)
         except (IndexError, struct.error):
             raise gdb.GdbError("cannot use the symbols of %s: it is cut off" % path) from None
@@ -235,26 +242,31 @@ class SymbolTable:
             raise gdb.GdbError("cannot use the symbols of %s: %s" % (path, why)) from None
 
     def read(self, file):
-        header = file.read(64)
-        if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01" or header[18:20] != b"\x3e\x00":
-            raise ValueError("it is not an ELF file for x86-64")
+        header = elf_header(file)
+        (self.kind,) = struct.unpack_from("<H", header, 16)
         (start,) = struct.unpack_from("<Q", header, 40)
         count, names = struct.unpack_from("<HH", header, 60)
         # Name, type, flags, address, offset, size, link, and what does not matter here.
         sections = list(struct.iter_unpack("<IIQQQQIIQQ", table(file, start, 64 * count)))
         names = table(file, sections[names][4], sections[names][5])
-        for name, _, flags, address, *_ in sections:
-            name = text_at(names, name)
-            if flags & 2 and address < IMAGE and re.fullmatch(rb"[A-Za-z0-9._-]+", name):
-                self.fixed.append((name.decode(), address))
+        named = [text_at(names, section[0]).decode(errors="replace") for section in sections]
+        for name, (_, _, flags, address, *_) in zip(named, sections):
+            if flags & 2 and re.fullmatch(r"[A-Za-z0-9._-]+", name):
+                self.sections.append(name)
+                if address < IMAGE:
+                    self.fixed.append((name, address))
         symbols = next((section for section in sections if section[1] == 2), None)
-        if symbols is None:
+        if symbols is None and self.kind == PROGRAM_FILE and len(self.fixed) < len(self.sections):
             raise ValueError("it has no symbols (stripped?)")
+        if symbols is None:
+            return
         texts = table(file, sections[symbols[6]][4], sections[symbols[6]][5])
         for name, info, _, section, address, _ in struct.iter_unpack("<IBBHQQ", table(file, symbols[4], symbols[5] // 24 * 24)):
             name = text_at(texts, name)
             if section and name and (info & 15 == 2 or name in LANDMARKS):
                 self.functions[name] = None if name in self.functions else address
+                if section < len(named):
+                    self.section_of[name] = named[section]
 
     def compare(self, kernel):
         """How far the guest's kernel was moved, how many functions both have, and how many are where they should be."""
@@ -262,6 +274,41 @@ class SymbolTable:
         both = {name: (there - at) % 2**64 for at, there, name in both if at is not None and there is not None}
         distance = next((both[landmark] for landmark in LANDMARKS if landmark in both), None)
         return distance, len(both), sum(moved == distance for moved in both.values())
+
+    def place(self, known, guest):
+        """Where a module's sections are: those that the guest lists, or, if it lists none, those with functions that the
+        guest names. Raises an error if the functions are elsewhere."""
+        places, votes = dict(known), {}
+        for name, at in self.functions.items():
+            there = guest.functions.get(name)
+            if at is not None and there is not None:
+                votes.setdefault(self.section_of.get(name), []).append((there - at) % 2**64)
+        if not known:
+            places = {section: max(votes[section], key=votes[section].count) for section in votes}
+        places = {section: places[section] for section in self.sections if section in places}
+        votes = [(section, place) for section in places for place in votes.get(section, ())]
+        right = sum(places[section] == place for section, place in votes)
+        if not places or right * 100 < len(votes) * 99:
+            raise gdb.GdbError(
+                "%s is another module than the guest's: %d of %d functions that both have are where they should be"
+                % (self.path, right, len(votes))
+            )
+        return places
+
+
+def plain_file(path):
+    """Opens a file. What is no plain file could keep gdb waiting."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError("it is no plain file")
+    return open(path, "rb")
+
+
+def elf_header(file):
+    """The header of an ELF file."""
+    header = file.read(64)
+    if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01" or header[18:20] != b"\x3e\x00":
+        raise ValueError("it is not an ELF file for x86-64")
+    return header
 
 
 def table(file, start, size):
@@ -512,73 +559,349 @@ class Symbols(Verb):
 
 They come from the guest itself, at the addresses that this boot has given them: names of functions and variables, the
 kernel's types (ptype struct task_struct, p init_task.comm), and how functions were called (bt, up, finish), without source
-lines and local variables. FILE is a file with more of them for the same kernel, such as the vmlinux of Debian's -dbg
-package: how far the kernel was moved (KASLR) is found out; only the modules' symbols come from the guest then. A file of
-something else is loaded as it is. FILE is used again when the command is given without it; "tt symbols none" loads the
-guest's own again. Give the command again when modules have come or gone, and after loading symbols of a program: of the first file that gdb
-has something of, it takes how functions were called, and in the kernel's that ends at the program."""
+lines and local variables. FILE has more of them, and is added to what is loaded:
+
+a kernel's file, such as the vmlinux of Debian's -dbg package, goes to where this boot has the kernel (KASLR). It takes the place of
+the guest's own symbols, but for the modules', and of a copy of it that gdb had loaded unmoved (file vmlinux).
+a module's file (.ko) goes to where the guest has the module.
+a program at fixed addresses is taken as it is; see "help tt program" for others and for libraries.
+
+Give the command again, without FILE, when modules have come or gone. "tt symbols none" leaves the guest's own alone."""
 
     verb = "symbols"
     completer = gdb.COMPLETE_FILENAME
-    file = ""
-    # The commands that have loaded what is loaded.
-    loaded = []
 
     def invoke(self, argument, from_tty):
         words = gdb.string_to_argv(argument)
-        file = Symbols.file
-        if words:
-            file = "" if words[0] == "none" else os.path.abspath(os.path.expanduser(words[0]))
+        if words == ["none"]:
+            Files.kernel, Files.added = "", {}
+        file = os.path.realpath(os.path.expanduser(words[0])) if words and words != ["none"] else ""
         try:
-            lines = self.of_file(file) if file else ask("symbols").splitlines()
-            self.load([line for line in lines if line.startswith("add-symbol-file ")])
+            said = self.load(file)
         finally:
             ask("symbols loaded")
-        Symbols.file = file
-        for line in lines:
-            if line.startswith("# "):
-                gdb.write(line[2:] + "\n")
+        gdb.write("".join(line + "\n" for line in said))
         try:
             gdb.execute("frame")
         except gdb.error as error:
             gdb.write(str(error) + "\n")
 
-    def of_file(self, file):
-        """What to load, and to say, of a file of the user's."""
-        as_it_is = "add-symbol-file " + quoted(file)
+    def load(self, file):
+        """Loads what there is, with a new file if there is one. Returns what to say."""
+        said, added = [], dict(Files.added)
+        if file:
+            added.pop(file, None)
+            added[file] = None
         try:
             own = ask("symbols").splitlines()
         except Interrupted:
             raise
         except gdb.GdbError as error:
-            return ["# %s: the file is taken as it is" % error, as_it_is]
-        theirs = SymbolTable(file)
-        distance, common, agreeing = theirs.compare(SymbolTable(gdb.string_to_argv(own[0])[1]))
-        if common < 64:
-            said = [line for line in own if line.startswith("# ")]
-            return ["# this is not the guest's kernel: it is taken as it is", as_it_is] + said
-        if distance is None or agreeing * 100 < common * 99:
+            if not file:
+                raise
+            # What the file is will be seen where there is a kernel.
+            self.taken_as_it_is(file)
+            Files.added = added
+            return ["%s: the file is taken as it is" % error]
+        guest = Guest(own)
+        kernel = Files.kernel or guest.unmoved_kernel()
+        for path in [path for path, how in added.items() if how is None]:
+            if self.is_kernel(path, guest, path == file, said):
+                kernel = path
+                del added[path]
+        commands = [self.command(path, how, guest, path == file, said) for path, how in added.items()]
+        base = own
+        if kernel:
+            own = base = ask("symbols modules").splitlines()
+            if guest.distance(kernel) or not Files.are_others(kernel):
+                base = [guest.command_of(kernel)] + base
+        commands = [line for line in base if line.startswith("add-symbol-file ")] + [line for line in commands if line]
+        # What ends backtraces in programs comes last.
+        commands.sort(key=lambda line: line in own[1:2])
+        others = Files.are_others(kernel) if kernel and guest.distance(kernel) else []
+        Files.load(commands, own[1] if own[1] in commands else None)
+        Files.drop(others)
+        Files.kernel, Files.added = kernel, added
+        return [line[2:] for line in base if line.startswith("# ")] + said
+
+    def is_kernel(self, file, guest, is_new, said):
+        try:
+            return guest.is_kernel(file)
+        except gdb.GdbError as error:
+            if is_new:
+                raise
+            said.append(str(error))
+            return False
+
+    def taken_as_it_is(self, file):
+        Files.load([line for line in Files.loaded if gdb.string_to_argv(line)[1] != file] + [add_command(file)], Files.last)
+        Files.keep_last()
+
+    def command(self, file, how, guest, is_new, said):
+        """The command that loads a file beside the kernel's symbols, if it can be loaded here."""
+        if how is not None:
+            return how
+        try:
+            symbols = guest.table_of(file)
+            if symbols.kind == MODULE_FILE:
+                places = symbols.place(guest.sections(module_name(file)), guest.symbols)
+                return add_command(file, sections=places.items())
+        except Interrupted:
+            raise
+        except gdb.GdbError as error:
+            if is_new:
+                raise
+            said.append(str(error))
+            return None
+        if is_new and symbols.kind == MOVED_FILE:
+            said.append("%s is moved when it runs: \"tt program %s\" puts it where a process has it" % (file, file))
+        return add_command(file)
+
+
+class Guest:
+    """The guest's own symbols, as of now."""
+
+    # Tables of files of the user's, which are large: by path, and what tells that the file is another one now.
+    tables = {}
+
+    def __init__(self, own):
+        self.own, self.table, self.compared = own, None, {}
+
+    @property
+    def symbols(self):
+        self.table = self.table or SymbolTable(gdb.string_to_argv(self.own[0])[1])
+        return self.table
+
+    def table_of(self, file):
+        """A file's table."""
+        try:
+            state = os.stat(file)
+            known = (state.st_mtime_ns, state.st_size)
+        except OSError:
+            known = None
+        if self.tables.get(file, (None,))[0] != known or known is None:
+            self.tables[file] = known, SymbolTable(file)
+        return self.tables[file][1]
+
+    def compare(self, file):
+        """A file's table, how far the guest's kernel was moved from it, and how many functions both have, and at that distance."""
+        if file not in self.compared:
+            theirs = self.table_of(file)
+            none = (None, 0, 0)
+            self.compared[file] = theirs, *(none if theirs.kind == MODULE_FILE else theirs.compare(self.symbols))
+        return self.compared[file]
+
+    def is_kernel(self, file):
+        """Whether a file is of the guest's kernel. Raises an error if it is of another kernel."""
+        _, distance, common, agreeing = self.compare(file)
+        # A large program has as many names in common with a kernel, but none of the landmarks.
+        if common < 64 or distance is None:
+            return False
+        if agreeing * 100 < common * 99:
             raise gdb.GdbError(
                 "%s is of another kernel than the guest's: %d of %d functions that both have are where they should be"
                 % (file, agreeing, common)
             )
-        if distance:
-            as_it_is += " -o %#x" % distance + "".join(" -s %s %#x" % section for section in theirs.fixed)
-        return [as_it_is] + ask("symbols modules").splitlines()
+        return True
 
-    def load(self, commands):
+    def unmoved_kernel(self):
+        """A file of the guest's kernel that gdb has loaded by itself, and that belongs elsewhere."""
+        file = gdb.current_progspace().filename
+        try:
+            return file if file and self.is_kernel(file) and self.distance(file) else ""
+        except gdb.GdbError:
+            return ""
+
+    def distance(self, kernel):
+        """How far the guest's kernel was moved from where its file has it."""
+        return self.compare(kernel)[1] if self.is_kernel(kernel) else 0
+
+    def command_of(self, kernel):
+        """The command that loads a kernel's file."""
+        theirs, distance, *_ = self.compare(kernel)
+        return add_command(kernel, distance, theirs.fixed if distance else ())
+
+    def sections(self, module):
+        """The sections of a module, with their addresses."""
+        lines = (line.split() for line in ask("symbols module " + module).splitlines())
+        return {words[1]: int(words[2], 0) for words in lines if len(words) == 3 and words[0] == "section"}
+
+
+def add_command(file, distance=0, sections=()):
+    """The command that adds a file's symbols."""
+    command = "add-symbol-file " + quoted(file)
+    if distance:
+        command += " -o %#x" % distance
+    return command + "".join(" -s %s %#x" % section for section in sections)
+
+
+def module_name(file):
+    """What the kernel calls the module in a file."""
+    return re.sub(r"\.ko(\..*)?$", "", os.path.basename(file)).replace("-", "_")
+
+
+class Files:
+    """The files with symbols that gdb has loaded for us."""
+
+    # The kernel's file that the user has given, and others: by path, the command that loads each, or None if it is to be found anew.
+    kernel, added = "", {}
+    # The commands that have loaded what is loaded, and the one whose file has to stay behind all others.
+    loaded, last = [], None
+    busy = False
+
+    @classmethod
+    def load(cls, commands, last):
         """Loads what is new. A kernel with debug information takes a while, and once is enough: it does not move."""
-        before, Symbols.loaded = Symbols.loaded, []
-        for command in commands:
-            if command not in before:
-                gdb.execute(command, to_string=True)
-            Symbols.loaded.append(command)
-        for command in before:
-            if command not in commands:
-                try:
-                    gdb.execute('remove-symbol-file "%s"' % gdb.string_to_argv(command)[1], to_string=True)
-                except gdb.error:
-                    pass  # The user has removed it already.
+        before = [line for line in cls.loaded if is_loaded(gdb.string_to_argv(line)[1])]
+        cls.loaded, cls.last, cls.busy = [], last, True
+        try:
+            for command in commands:
+                if command not in before:
+                    gdb.execute(command, to_string=True)
+                cls.loaded.append(command)
+            # Not before: gdb disables breakpoints whose places it does not know any more.
+            for command in before:
+                if command not in commands:
+                    remove(gdb.string_to_argv(command)[1])
+        finally:
+            cls.busy = False
+
+    @classmethod
+    def add(cls, file, command):
+        """Adds a file, or puts it elsewhere."""
+        cls.added[file] = command
+        others = [line for line in cls.loaded if gdb.string_to_argv(line)[1] != file and line != cls.last]
+        cls.load(others + [command] + ([cls.last] if cls.last else []), cls.last)
+        cls.keep_last()
+
+    @classmethod
+    def keep_last(cls, event=None):
+        """Has the file that has to stay behind all others do so, when another one has been loaded."""
+        if cls.busy or cls.last is None or not is_loaded(gdb.string_to_argv(cls.last)[1]):
+            return
+        cls.busy = True
+        try:
+            remove(gdb.string_to_argv(cls.last)[1])
+            gdb.execute(cls.last, to_string=True)
+        except gdb.error:
+            pass  # Backtraces go further than they should.
+        finally:
+            cls.busy = False
+
+    @classmethod
+    def are_others(cls, kernel):
+        """The names under which gdb has loaded a kernel's file by itself."""
+        ours = {os.path.realpath(gdb.string_to_argv(line)[1]) for line in cls.loaded}
+        names = {file.filename for file in gdb.objfiles() if file.filename} - ours
+        return [name for name in names if os.path.exists(name) and os.path.samefile(name, kernel)]
+
+    @classmethod
+    def drop(cls, names):
+        """Drops files that gdb has loaded by itself."""
+        main, cls.busy = gdb.current_progspace().filename, True
+        try:
+            for name in names:
+                if name != main:
+                    remove(name)
+                    continue
+                # Without a file the command would drop all files.
+                with tempfile.NamedTemporaryFile(prefix="ttvm-nothing-") as nothing:
+                    nothing.write(NOTHING)
+                    nothing.flush()
+                    gdb.execute("symbol-file " + quoted(nothing.name), to_string=True)
+        finally:
+            cls.busy = False
+
+
+def is_loaded(file):
+    return any(objfile.filename == os.path.realpath(file) for objfile in gdb.objfiles())
+
+
+def remove(file):
+    """Drops a file's symbols; of several copies, those that were loaded first."""
+    try:
+        gdb.execute("remove-symbol-file " + quoted(os.path.realpath(file)), to_string=True)
+    except gdb.error:
+        pass  # The user has removed it already.
+
+
+class Program(Verb):
+    """Load the symbols of a program and its libraries where a process has them: tt program [PID] [FILE... | --root DIR]
+
+The process is the one that runs, or PID (see "tt ps"). A FILE goes to where the process has the file of this name in its memory,
+and is added to what is loaded; with --root, all files that are in the process's memory and below DIR, such as a copy of the
+guest's disk. Without both: list the files in the process's memory, as /proc/PID/maps does."""
+
+    verb = "program"
+    completer = gdb.COMPLETE_FILENAME
+
+    def invoke(self, argument, from_tty):
+        words = gdb.string_to_argv(argument)
+        pid = words.pop(0) if words and words[0].isdecimal() else ""
+        listed = ask("mappings " + pid)
+        if not words:
+            gdb.write(listed)
+            return
+        process, *lines = listed.splitlines()
+        # Start, end, rights, offset in the file, and the file.
+        mapped = [match.groups() for match in map(MAPPED.fullmatch, lines) if match]
+        mapped = [(int(start, 16), rights, int(offset, 16), path) for start, _, rights, offset, path in mapped]
+        if words[0] == "--root":
+            if len(words) != 2:
+                raise gdb.GdbError("write: tt program --root DIR")
+            files = self.below(os.path.realpath(os.path.expanduser(words[1])), mapped)
+        else:
+            files = [self.named(os.path.realpath(os.path.expanduser(word)), process, mapped) for word in words]
+        for file, parts in files:
+            try:
+                distance = self.distance(file, parts)
+            except gdb.GdbError as error:
+                if words[0] != "--root":
+                    raise
+                gdb.write("%s\n" % error)
+                continue
+            Files.add(file, add_command(file, distance))
+            gdb.write("%s is at %#x\n" % (file, distance))
+
+    def below(self, root, mapped):
+        """The files of a folder that have code in the memory of the process."""
+        found = []
+        for path in dict.fromkeys(path for _, rights, _, path in mapped if "x" in rights):
+            file = os.path.realpath(root + "/" + path)
+            if os.path.commonpath([root, file]) == root and os.path.isfile(file):
+                found.append((file, [part for part in mapped if part[3] == path]))
+        if not found:
+            raise gdb.GdbError("none of the process's files is below %s: \"tt program\" lists them" % root)
+        return found
+
+    def named(self, file, process, mapped):
+        """A file, and where the process has it."""
+        name = os.path.basename(file)
+        parts = [part for part in mapped if os.path.basename(part[3]) == name]
+        if not parts:
+            raise gdb.GdbError("%s has no '%s' in its memory: \"tt program\" lists what it has" % (process, name))
+        return file, parts
+
+    def distance(self, file, parts):
+        """How far a file was moved from the addresses that are in it."""
+        try:
+            with plain_file(file) as opened:
+                header = elf_header(opened)
+                (start,) = struct.unpack_from("<Q", header, 32)
+                size, count = struct.unpack_from("<HH", header, 54)
+                if size != 56:
+                    raise ValueError("it is no program or library")
+                # Kind, flags, offset, address, and what does not matter here but the size in the file.
+                segments = list(struct.iter_unpack("<IIQQQQQQ", table(opened, start, 56 * count)))
+        except (OSError, ValueError, struct.error) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise gdb.GdbError("cannot use %s: %s" % (file, why)) from None
+        # What is code is where the others are.
+        for at, rights, offset, _ in sorted(parts, key=lambda part: "x" not in part[1]):
+            for kind, flags, begin, address, _, length, *_ in segments:
+                if kind == 1 and begin & ~0xFFF <= offset < begin + length and ("x" in rights) == bool(flags & 1):
+                    return (at - (address - begin + offset)) % 2**64
+        raise gdb.GdbError("%s is another file than the guest's: their parts differ" % file)
 
 
 class BreakIn(Verb):
@@ -718,12 +1041,13 @@ class Position(gdb.Function):
 
 for command in (Tt, Goto, When, BackTo, ForwardTo, Traps, Search, Mark, Checkpoint, Console, Physical, Ps, Threads, BreakIn):
     command()
-for command in (Backtrace, Dmesg, Reports, Symbols, StepInterrupts, Back, GdbCheckpoint, GuardBackward, GuardForward, Position):
+for command in (Backtrace, Dmesg, Reports, Symbols, Program, StepInterrupts, Back, GdbCheckpoint, GuardBackward, GuardForward, Position):
     command()
 for name in ("step", "next"):
     ReverseSource(name)
 for event in (gdb.events.breakpoint_created, gdb.events.breakpoint_modified, gdb.events.breakpoint_deleted):
     event.connect(tell_breakpoints)
+gdb.events.new_objfile.connect(Files.keep_last)
 for name in ("finish", "until", "advance"):
     gdb.execute("define hook-%s\ntt guard-forward\nend" % name, to_string=True)
 for name in ("stepi", "step", "nexti", "next", "continue"):
@@ -731,6 +1055,11 @@ for name in ("stepi", "step", "nexti", "next", "continue"):
     gdb.execute("define hook-%s\ntt guard-forward%s\nend" % (name, words), to_string=True)
     gdb.execute("define hook-reverse-%s\ntt guard-backward\nend" % name, to_string=True)
 gdb.execute("define hook-reverse-finish\ntt guard-backward\nend", to_string=True)
+# While it connects, gdb asks for this, and ttvm answers by how to load this file.
+try:
+    gdb.execute("set remote trace-status-packet off", to_string=True)
+except gdb.error:
+    pass  # Other versions of gdb have another name for it, and the user reads a line in vain.
 # By default gdb gives a server up that is silent for two seconds: on a busy machine that is short.
 if (gdb.parameter("remotetimeout") or 0) < 30:
     gdb.execute("set remotetimeout 30")

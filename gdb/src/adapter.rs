@@ -135,6 +135,11 @@ impl<'t> Adapter<'t> {
         std::mem::take(&mut self.abandoned)
     }
 
+    /// What gdb shall print while it connects.
+    pub(crate) fn take_greeting(&mut self) -> Option<String> {
+        self.target.take_greeting()
+    }
+
     /// What gdb shall print as soon as it listens.
     pub(crate) fn take_console(&mut self) -> String {
         if let Some(message) = self.target.take_message() {

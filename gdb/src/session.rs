@@ -121,6 +121,7 @@ struct Session<'t> {
 }
 
 const NO_ACKS_REQUEST: &[u8] = b"QStartNoAckMode";
+const TRACE_REQUEST: &[u8] = b"qTStatus";
 /// Is answered by what follows it.
 const SYNC_REQUEST: &[u8] = b"qttvm.sync:";
 /// Is not answered.
@@ -176,6 +177,19 @@ impl<'t> Session<'t> {
         if let Some((address, hardware, conditions)) = parse_packet(body) {
             adapter.add_conditional(address, hardware, conditions);
             self.reply(b"OK");
+            self.send(adapter)?;
+            return Ok(None);
+        }
+        // gdb asks while it connects, and prints what it is told before the answer.
+        if body == TRACE_REQUEST
+            && let Some(text) = adapter.take_greeting()
+        {
+            self.reply(b"");
+            let mut outgoing = self.outgoing.0.borrow_mut();
+            let answer = outgoing.split_off(usize::from(!self.no_acks));
+            encode_console_into(&mut outgoing, &format!("{text}\n"));
+            outgoing.extend(answer);
+            drop(outgoing);
             self.send(adapter)?;
             return Ok(None);
         }

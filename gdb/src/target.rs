@@ -226,6 +226,12 @@ pub trait DebugTarget {
         Box::new(|| None)
     }
 
+    /// What the person at a new gdb should know, once for each connection. gdb prints it while it connects, unless it was told
+    /// not to ask for the state of a trace (`set remote trace-status-packet off`).
+    fn take_greeting(&mut self) -> Option<String> {
+        None
+    }
+
     /// Something that the person at gdb should know although nothing failed ("a scratch branch starts here"), once.
     ///
     /// The server asks after every movement and every `monitor` command, the only times when gdb prints what a server

@@ -240,6 +240,20 @@ fn a_message_of_the_target_is_printed_once_with_the_next_stop() {
 }
 
 #[test]
+fn a_greeting_is_printed_once_where_gdb_asks_for_traces() {
+    let toy = || Toy { greeting: Some("hello"), ..Toy::new() };
+    let mut client = Client::connect_without_acks(toy());
+    assert_eq!(client.request("qTStatus"), format!("O{}", hex("hello\n")));
+    assert_eq!(client.reply(), "");
+    assert_eq!(client.request("qTStatus"), "");
+    assert!(client.request("?").starts_with("T05"));
+    // One that does not ask is not told.
+    let mut client = Client::connect_without_acks(toy());
+    assert!(client.request("?").starts_with("T05"));
+    assert!(client.request(STEP).starts_with("T05"));
+}
+
+#[test]
 fn progress_is_printed_while_the_target_moves() {
     let toy = || Toy { progress: Some("half way\n"), endless: true, ..Toy::new() };
     let mut client = Client::connect_without_acks(toy());

@@ -212,6 +212,16 @@ fn refusals_and_monitor_output_reach_the_user() {
 }
 
 #[test]
+fn a_greeting_reaches_the_user_once() {
+    let toy = Toy { greeting: Some("source this"), ..Toy::new() };
+    let scripts: [&[&str]; 2] = [&["stepi"], &["stepi"]];
+    let Some(sessions) = run_gdb("127.0.0.1:0", toy, &scripts) else { return };
+    let greeted: Vec<_> =
+        sessions.iter().map(|(output, _)| output.matches("source this\n").count()).collect();
+    assert_eq!(greeted, [1, 0], "{sessions:?}");
+}
+
+#[test]
 fn writes_that_are_accepted_stick() {
     check(
         Toy { writable: true, ..Toy::new() },

@@ -60,6 +60,7 @@ pub struct Toy {
     pub endless: bool,
     /// What the user is told once.
     pub message: Option<&'static str>,
+    pub greeting: Option<&'static str>,
     /// Runs fail with this sentence.
     pub broken: Option<&'static str>,
     /// What is said at the first poll of a movement or command.
@@ -82,6 +83,7 @@ impl Toy {
             writable: false,
             endless: false,
             message: None,
+            greeting: None,
             broken: None,
             progress: None,
             register_reads: 0,
@@ -324,6 +326,10 @@ impl DebugTarget for Toy {
     fn progress(&mut self) -> Box<gdb::Progress> {
         let mut text = self.progress;
         Box::new(move || text.take().map(str::to_owned))
+    }
+
+    fn take_greeting(&mut self) -> Option<String> {
+        self.greeting.take().map(str::to_owned)
     }
 
     fn take_message(&mut self) -> Option<String> {

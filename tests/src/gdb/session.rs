@@ -64,6 +64,7 @@ impl GdbScript {
         let listener = Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
         let options = Options {
             folder: directory.to_path_buf(),
+            commands: None,
             at: PositionSpec::Start,
             once: true,
             engine: EngineKind::SOFT,

@@ -122,6 +122,7 @@ fn front_ends_go_both_ways() {
     let listener = Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
     let options = Options {
         folder: directory.path().to_path_buf(),
+        commands: None,
         at: PositionSpec::Start,
         once: true,
         engine: machine::engine::EngineKind::SOFT,

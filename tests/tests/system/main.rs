@@ -28,6 +28,7 @@ mod recordings;
 mod seeks;
 mod stock;
 mod symbols;
+mod symbols_add_up;
 mod travel;
 mod types_and_frames;
 mod workloads;

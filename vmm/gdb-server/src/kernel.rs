@@ -8,6 +8,7 @@ use std::sync::Arc;
 use gdb::{Poll, Refusal};
 use guest_symbols::dwarf::DebugInfo;
 use guest_symbols::messages;
+use guest_symbols::module_sections;
 use guest_symbols::tasks::{NoTasks, Tasks};
 use guest_symbols::{NoKernel, Symbols};
 use views::guest_kernel::Backtrace;
@@ -96,12 +97,16 @@ impl GdbTarget<'_> {
         cause.told(self.symbols.as_ref().map(|(_, symbols)| &**symbols))
     }
 
-    /// Makes a file with symbols, types and frames and gives the gdb command that loads it: of the kernel and its modules, of
-    /// the modules alone, or of none because gdb has loaded what there was and needs what was there before no more. No file that a client names is read.
+    /// Makes files with symbols, types and frames and gives the gdb commands that load them: of the kernel and its modules, of
+    /// the modules alone, or of none because gdb has loaded what there was and needs what was there before no more. Or says where the
+    /// sections of one module are. No file that a client names is read.
     pub(super) fn symbol_commands(&mut self, argument: &str) -> Result<String, Refusal> {
         if argument == "loaded" {
             self.symbol_files.keep_loaded();
             return Ok(String::new());
+        }
+        if let Some(name) = argument.strip_prefix("module ") {
+            return self.sections_of(name.trim());
         }
         if !["", "modules"].contains(&argument) {
             let why = "write symbols, or symbols modules: ttvm reads no file for gdb; tt symbols FILE has gdb read it";
@@ -111,13 +116,17 @@ impl GdbTarget<'_> {
         let machine = self.timeline.machine();
         let (symbols, debug) = match argument {
             "modules" => (Arc::new(symbols.of_modules()), DebugInfo::of_modules(machine, &symbols)),
-            _ => (symbols.clone(), DebugInfo::of_kernel(machine, &symbols)),
+            _ => (symbols.clone(), DebugInfo::beside_programs(machine, &symbols)),
         };
         let mut answer = match argument {
-            "modules" if symbols.all().is_empty() => String::new(),
             "modules" => self.symbol_files.write("modules", &symbols, &debug)?,
             _ => self.symbol_files.write("kernel", &symbols, &debug)?,
         };
+        if debug.sections().iter().any(|(name, _)| *name == ".debug_frame") {
+            // Behind all other files: of the first that has something of an address, gdb takes how to get to the caller.
+            answer +=
+                &self.symbol_files.write("programs", &Symbols::default(), &DebugInfo::end_at_programs())?;
+        }
         let modules = symbols.modules().join(" ");
         let _ = writeln!(answer, "# modules: {}", if modules.is_empty() { "none" } else { &modules });
         if let Some(why) = symbols.without_modules() {
@@ -127,5 +136,18 @@ impl GdbTarget<'_> {
             let _ = writeln!(answer, "# {why}");
         }
         Ok(answer)
+    }
+
+    /// Where the sections of a module are: a line for each, or none if only its symbols can tell.
+    fn sections_of(&mut self, name: &str) -> Result<String, Refusal> {
+        let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
+        if let Some(why) = symbols.without_modules() {
+            return Err(Refusal::new(format!("the guest's modules are not known: {why}")));
+        }
+        if !symbols.modules().iter().any(|module| module == name) {
+            return Err(Refusal::new(format!("the guest has no module '{name}' here")));
+        }
+        let sections = module_sections::of_module(self.timeline.machine(), &symbols, name);
+        Ok(sections.iter().map(|(name, address)| format!("section {name} {address:#x}\n")).collect())
     }
 }

@@ -94,6 +94,8 @@ pub struct GdbTarget<'a> {
     hits: Vec<Hit>,
     /// What gdb's user is to be told when gdb next listens.
     message: Option<String>,
+    /// What the user of a gdb without our commands is to be told while it connects.
+    greeting: Option<String>,
     /// The last command came from a script, which shows its answer to no person: the message waits.
     unseen: bool,
     progress: progress::Settings,
@@ -117,6 +119,7 @@ impl<'a> GdbTarget<'a> {
             marks: BTreeMap::new(),
             hits: Vec::new(),
             message: None,
+            greeting: None,
             unseen: false,
             progress: progress::Settings::default(),
         }
@@ -131,6 +134,12 @@ impl<'a> GdbTarget<'a> {
     /// Lets files for gdb be made in this folder; without this, in the host's folder for temporary files.
     pub fn with_folder(mut self, folder: &Path) -> GdbTarget<'a> {
         self.symbol_files.make_in(folder);
+        self
+    }
+
+    /// Lets a gdb that has not loaded our commands say, once, that this file has them.
+    pub fn with_commands(mut self, file: &Path) -> GdbTarget<'a> {
+        self.greeting = Some(format!("ttvm: for the commands 'tt ...': source {}", file.display()));
         self
     }
 
@@ -368,6 +377,10 @@ impl DebugTarget for GdbTarget<'_> {
 
     fn progress(&mut self) -> Box<gdb::Progress> {
         progress::teller(self.timeline.meter(), &self.progress)
+    }
+
+    fn take_greeting(&mut self) -> Option<String> {
+        self.greeting.take()
     }
 
     fn take_message(&mut self) -> Option<String> {

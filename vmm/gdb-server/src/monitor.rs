@@ -45,8 +45,10 @@ monitor reports                     panics, oopses, BUG, WARNING, KASAN and lock
 monitor break-in PID|NAME|here|CR3|anywhere [ADDR...]
                                     let all break- and watchpoints, or those at ADDR, stop in one process only, in
                                     those with one name, or in one address space
-monitor symbols [modules]           make a file of the symbols of the guest's kernel and its modules, or of these alone, and
-                                    say how gdb loads it
+monitor symbols [modules]           make files of the symbols of the guest's kernel and its modules, or of these alone, and
+                                    say how gdb loads them
+monitor symbols module NAME         where the sections of a module are
+monitor mappings [PID]              the files that a process has mapped, and where; without PID, the process that runs
 monitor step-interrupts [on|off]    let steps go into interrupts, faults and other threads, or follow their thread (off)
 monitor pass-calls                  let the next steps of a program pass its system calls, for scripts
 monitor user-breakpoints ADDR...    these are the user's breakpoints: all others are gdb's own, for one step, for scripts
@@ -80,6 +82,7 @@ impl GdbTarget<'_> {
             "threads" => self.set_threads(rest),
             "break-in" => self.break_in(rest),
             "symbols" => self.symbol_commands(rest),
+            "mappings" => self.mappings(rest),
             "step-interrupts" => self.set_stepping(rest),
             "pass-calls" => {
                 self.stepping.pass_calls = true;

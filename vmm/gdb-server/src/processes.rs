@@ -1,10 +1,11 @@
-//! `monitor ps`, `monitor threads` and `monitor break-in`: the guest's processes, as a list and as gdb's threads, and stopping in
-//! one of them only.
+//! `monitor ps`, `monitor threads`, `monitor mappings` and `monitor break-in`: the guest's processes, as a list and as gdb's threads,
+//! the files in their memory, and stopping in one of them only.
 
 use std::fmt::Write;
 use std::sync::Arc;
 
 use gdb::Refusal;
+use guest_symbols::mappings::Mappings;
 use guest_symbols::switched_out::SwitchFrame;
 use guest_symbols::tasks::{AddressSpace, Process, Processes, Tasks};
 use guest_symbols::{USER_ROOT_BIT, page_table_root};
@@ -42,6 +43,38 @@ impl GdbTarget<'_> {
         }
         if let Some(damage) = list.damage {
             let _ = writeln!(text, "(this is not all: {damage})");
+        }
+        Ok(text)
+    }
+
+    /// The files that a process has mapped.
+    pub(super) fn mappings(&mut self, pid: &str) -> Result<String, Refusal> {
+        let (_, processes) = self.processes()?;
+        let process = match (pid, number(pid)) {
+            ("", _) => {
+                processes.current.as_ref().and_then(|current| processes.with(current.process)).cloned()
+            }
+            (_, Some(pid)) => u32::try_from(pid).ok().and_then(|pid| processes.with(pid)).cloned(),
+            (_, None) => return Err(Refusal::new("write: monitor mappings [PID]")),
+        };
+        let process = process.ok_or_else(|| match pid {
+            "" => Refusal::new("it cannot be told which process runs here"),
+            pid => Refusal::new(format!("there is no process {pid} here and now")),
+        })?;
+        let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
+        let machine = self.timeline.machine();
+        let mappings = Mappings::of_kernel(machine, &symbols);
+        let mappings = mappings.map_err(|missing| Refusal::new(missing.to_string()))?;
+        let mappings = mappings.of_task(machine, process.task);
+        let mut text = format!("process {} ({})\n", process.pid, process.name);
+        mappings.iter().for_each(|mapping| {
+            let _ = writeln!(text, "{mapping}");
+        });
+        if mappings.is_empty() {
+            let Process { pid, name, .. } = process;
+            return Err(Refusal::new(format!(
+                "process {pid} ({name}) has no file in its memory here: name another one, see 'monitor ps'"
+            )));
         }
         Ok(text)
     }

@@ -32,6 +32,8 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 pub struct Options {
     /// Where files for gdb are made.
     pub folder: PathBuf,
+    /// A file with commands for gdb, of which a gdb that has not loaded it is told.
+    pub commands: Option<PathBuf>,
     /// Where each session begins.
     pub at: PositionSpec,
     /// Only one session.
@@ -141,7 +143,10 @@ impl Sessions<'_> {
         let _ = news.send(News::Began);
         timeline.settle_meanwhile();
         let moving = news.clone();
-        let target = GdbTarget::new(&mut timeline).with_folder(&self.options.folder);
+        let mut target = GdbTarget::new(&mut timeline).with_folder(&self.options.folder);
+        if let Some(commands) = &self.options.commands {
+            target = target.with_commands(commands);
+        }
         let mut target = target.with_progress(PROGRESS_EVERY, move |text| {
             let _ = moving.send(News::Moving(number, text));
         });

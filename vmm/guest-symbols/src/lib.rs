@@ -31,7 +31,8 @@
 //! structure. [`modules`] walks the list of modules with the help of the kernel's type information ([`btf`]). [`elf`]
 //! makes a file for gdb from both, with types and frames ([`dwarf`]); the file has no source lines and nothing about
 //! user programs. [`vmlinux`] says how far a kernel with debug information was moved. [`tasks`] lists processes,
-//! [`switched_out`] says where those that do not run go on, [`orc`] unwinds the stack, [`messages`] reads the kernel's
+//! [`switched_out`] says where those that do not run go on, [`mappings`] which files a process has mapped where,
+//! [`module_sections`] where the sections of a module's file are, [`orc`] unwinds the stack, [`messages`] reads the kernel's
 //! log, [`reports`] finds panics, oopses and warnings in its text, and [`vmcoreinfo`] is its note for other tools.
 //!
 //! kallsyms, BTF and ORC are read by hand, because they lie in a guest's live memory and not in files. ELF files are
@@ -47,7 +48,9 @@ pub mod dwarf;
 pub mod elf;
 mod guest_view;
 pub mod kallsyms;
+pub mod mappings;
 pub mod messages;
+pub mod module_sections;
 pub mod modules;
 pub mod orc;
 pub mod reports;

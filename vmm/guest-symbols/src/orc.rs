@@ -306,10 +306,9 @@ impl Unwinder {
         Backtrace { frames, end }
     }
 
-    /// What the tables say, stretch by stretch of the code: of the kernel, if that is wanted, and of the modules.
-    pub(super) fn rows(&self, with_kernel: bool) -> impl Iterator<Item = (Range<u64>, Entry)> {
-        let tables = self.tables.iter().skip(usize::from(!with_kernel));
-        tables.flat_map(|(code, table)| {
+    /// What the tables say, stretch by stretch of the code: of the kernel, and of the modules.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (Range<u64>, Entry)> {
+        self.tables.iter().flat_map(|(code, table)| {
             let ends = table.addresses.iter().skip(1).copied().chain([u64::MAX]);
             let stretch = |(&start, end): (&u64, u64)| start.max(code.start)..end.min(code.end);
             let stretches = table.addresses.iter().zip(ends).map(stretch);

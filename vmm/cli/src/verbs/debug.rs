@@ -51,10 +51,11 @@ pub struct Args {
     /// Start gdb here, attached, with the tt commands and the guest kernel's symbols; end when it ends
     #[arg(long)]
     gdb: bool,
-    /// Give the gdb that --gdb starts this file's symbols: of the guest's kernel with debug information,
-    /// which are moved to where the guest has it, or of anything else
+    /// Give the gdb that --gdb starts this file's symbols beside those of the guest's kernel: of the kernel with debug
+    /// information, which are moved to where the guest has it, of one of its modules (.ko), or of a program. May be given several
+    /// times
     #[arg(long, value_name = "FILE", requires = "gdb")]
-    symbols: Option<PathBuf>,
+    symbols: Vec<PathBuf>,
     /// Print the file with the tt commands, for a gdb of your own: source it there
     #[arg(long)]
     print_commands: bool,
@@ -73,6 +74,8 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let opened = Opened::open(path)?;
     let engine = args.engine.for_replay(opened.manifest())?;
     let folder = private_folder()?;
+    // The gdb of --gdb has them already, but others may come where it waits.
+    let commands = write_commands(folder.path())?;
     let listener = listener(args, folder.path())?;
     let gdb = args.gdb.then(|| gdb_command(args, listener.gdb_address()));
     let companion = Companion::start(
@@ -87,6 +90,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let recording = args.part.of(opened)?;
     let options = Options {
         folder,
+        commands: Some(commands),
         at: args.at,
         // A gdb of our own is the only one, unless others were told where to come.
         once: args.once || (args.gdb && args.listen.is_none()),
@@ -139,6 +143,13 @@ fn private_folder() -> Result<tempfile::TempDir, Error> {
     folder.map_err(|source| Error::Host { what: "cannot make a folder for gdb".to_string(), source })
 }
 
+/// Writes the tt commands for a gdb that the user starts.
+fn write_commands(folder: &Path) -> Result<PathBuf, Error> {
+    let path = folder.join("tt.py");
+    std::fs::write(&path, COMMANDS).map_err(Error::file("write", &path))?;
+    Ok(path)
+}
+
 fn listener(args: &Args, folder: &Path) -> Result<Listener, Error> {
     let address = match (&args.listen, args.gdb) {
         (Some(address), _) => address.clone(),
@@ -164,10 +175,10 @@ fn gdb_command(args: &Args, address: &str) -> Command {
     tell("set architecture i386:x86-64".to_string());
     tell(load);
     tell(format!("target remote {address}"));
-    tell(match &args.symbols {
-        Some(file) => format!("tt symbols {}", quoted(file)),
-        None => "tt symbols".to_string(),
-    });
+    if args.symbols.is_empty() {
+        tell("tt symbols".to_string());
+    }
+    args.symbols.iter().for_each(|file| tell(format!("tt symbols {}", quoted(file))));
     command.args(&args.gdb_arguments);
     command
 }

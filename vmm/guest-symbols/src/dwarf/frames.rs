@@ -23,7 +23,7 @@ use gimli::write::{
     Address, CallFrameInstruction as Rule, CieId, CommonInformationEntry, DebugFrame, EndianVec, Expression,
     FrameDescriptionEntry, FrameTable,
 };
-use gimli::{DW_OP_plus, LittleEndian, Register, SectionId, X86_64};
+use gimli::{DW_OP_plus, LittleEndian, Register, X86_64};
 
 use super::types::ENCODING;
 use super::written::Sections;
@@ -91,19 +91,16 @@ const PROGRAMS_ENTRIES: [&[u8]; 2] = [
     &[20, 0, 0, 0],
 ];
 
+/// The section's name.
+pub(super) const SECTION: &str = ".debug_frame";
+
 /// The section for a kernel with its modules.
 pub(crate) fn of_kernel(unwinder: &Unwinder, symbols: &Symbols) -> Sections {
-    let mut bytes = Frames::of(unwinder, symbols, true).bytes();
-    add_programs(&mut bytes);
-    vec![(SectionId::DebugFrame.name(), bytes)]
+    vec![(SECTION, Frames::of(unwinder, symbols).bytes())]
 }
 
-/// The section for modules alone.
-pub(crate) fn of_modules(unwinder: &Unwinder, symbols: &Symbols) -> Sections {
-    vec![(SectionId::DebugFrame.name(), Frames::of(unwinder, symbols, false).bytes())]
-}
-
-fn add_programs(bytes: &mut Vec<u8>) {
+/// Adds that nothing called programs to a section.
+pub(crate) fn add_programs(bytes: &mut Vec<u8>) {
     let common = bytes.len() as u32;
     bytes.extend(PROGRAMS_ENTRIES.concat());
     bytes.extend(common.to_le_bytes());
@@ -134,16 +131,16 @@ struct Open {
 }
 
 impl Frames {
-    fn of(unwinder: &Unwinder, symbols: &Symbols, with_kernel: bool) -> Frames {
+    fn of(unwinder: &Unwinder, symbols: &Symbols) -> Frames {
         let mut frames = Frames::new(symbols.address_of(IRET).filter(|iret| IMAGE.contains(iret)));
         let around = frames.iret.map(|iret| iret - 1..iret + IRET_BYTES);
-        for (code, entry) in unwinder.rows(with_kernel).take(MAX_ROWS_OF_ALL) {
+        for (code, entry) in unwinder.rows().take(MAX_ROWS_OF_ALL) {
             for part in without(code, around.clone()) {
                 frames.add(part, entry);
             }
         }
         frames.close();
-        if let (Some(around), true) = (around, with_kernel) {
+        if let Some(around) = around {
             frames.add_whole(frames.returning, around, Vec::new());
         }
         frames

@@ -25,8 +25,18 @@ pub struct DebugInfo {
 }
 
 impl DebugInfo {
-    /// Types, variables and frames of the kernel with these symbols, and types and frames of its modules.
+    /// Types, variables and frames of the kernel with these symbols, and types and frames of its modules. Frames end where a program
+    /// begins.
     pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> DebugInfo {
+        let mut info = DebugInfo::beside_programs(guest, symbols);
+        let frames = info.sections.iter_mut().find(|(name, _)| *name == frames::SECTION);
+        frames.into_iter().for_each(|(_, bytes)| frames::add_programs(bytes));
+        info
+    }
+
+    /// The same, for use beside the files of programs: where these programs' frames end is left to them, and to
+    /// [`DebugInfo::end_at_programs`].
+    pub fn beside_programs(guest: &dyn GuestView, symbols: &Symbols) -> DebugInfo {
         let mut info = DebugInfo::default();
         let types = types(guest, symbols, |kernel, _| {
             let mut unit = types::of(kernel)?;
@@ -40,15 +50,24 @@ impl DebugInfo {
         info
     }
 
-    /// Types and frames of the modules alone, for use beside a file of the kernel that has its own.
+    /// Types of the modules alone, for use behind a file of the kernel that has its own. Frames are of the kernel, too: such a file
+    /// lacks those of the code that enters the kernel.
     pub fn of_modules(guest: &dyn GuestView, symbols: &Symbols) -> DebugInfo {
         let mut info = DebugInfo::default();
         let types = types(guest, symbols, types::for_modules);
         info.take(types, "types");
         let frames =
-            Unwinder::of_kernel(guest, symbols).map(|unwinder| frames::of_modules(&unwinder, symbols));
+            Unwinder::of_kernel(guest, symbols).map(|unwinder| frames::of_kernel(&unwinder, symbols));
         info.take(frames, "frames");
         info
+    }
+
+    /// That nothing calls programs. Debuggers take the first file that knows something of an address: this one has to be the
+    /// last.
+    pub fn end_at_programs() -> DebugInfo {
+        let mut bytes = Vec::new();
+        frames::add_programs(&mut bytes);
+        DebugInfo { sections: vec![(frames::SECTION, bytes)], missing: Vec::new() }
     }
 
     /// The sections: names and bytes.

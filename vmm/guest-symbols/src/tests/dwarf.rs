@@ -258,7 +258,11 @@ fn row(section: &[u8], address: u64) -> Option<(UnwindTableRow<usize>, bool)> {
 fn frames_are_those_of_the_tables() {
     for is_old in [true, false] {
         let (_, unwinder, symbols) = kernel_and_symbols(is_old);
-        let section = &frames::of_kernel(&unwinder, &symbols)[0].1;
+        let mut section = frames::of_kernel(&unwinder, &symbols)[0].1.clone();
+        // A program's own file has to be asked first.
+        assert!(row(&section, 0x40_1000).is_none());
+        frames::add_programs(&mut section);
+        let section = &section;
         let cfa = |register, offset| CfaRule::RegisterAndOffset { register, offset };
         for (address, expected, base) in [
             (LEAF, cfa(X86_64::RSP, 8), None),
@@ -288,8 +292,6 @@ fn frames_are_those_of_the_tables() {
             assert_eq!(row.register(X86_64::RA), Some(RegisterRule::Undefined), "{first:#x}");
         }
         assert!(row(section, MODULE_CODE + 0x100).is_none());
-        let of_modules = &frames::of_modules(&unwinder, &symbols)[0].1;
-        assert!(row(of_modules, MODULE_CODE).is_some() && row(of_modules, LEAF).is_none());
     }
 }
 
@@ -319,6 +321,10 @@ fn the_file_has_all_sections() {
     let (memory, _, symbols) = kernel_and_symbols(false);
     let info = DebugInfo::of_kernel(&memory, &symbols);
     assert_eq!(info.missing(), [] as [String; 0]);
+    let parts = [DebugInfo::beside_programs(&memory, &symbols), DebugInfo::end_at_programs()];
+    let frames = |info: &DebugInfo| info.sections().last().cloned().expect("frames come last").1;
+    assert!(frames(&info).len() > frames(&parts[0]).len() && row(&frames(&parts[0]), 0x40_1000).is_none());
+    assert!([&info, &parts[1]].iter().all(|info| row(&frames(info), 0x40_1000).is_some()));
     let bytes = elf::with_debug_info(&symbols, &info);
     for (name, section) in info.sections() {
         assert!(bytes.windows(section.len()).any(|window| window == section), "{name}");

@@ -9,7 +9,9 @@ use super::*;
 
 mod dwarf;
 mod guest_view;
+mod mappings;
 mod messages;
+mod module_sections;
 mod orc;
 mod reports;
 mod switched_out;

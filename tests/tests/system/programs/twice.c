@@ -1,0 +1,7 @@
+int counted;
+
+int twice(int number)
+{
+    counted++;
+    return 2 * number;
+}

@@ -1,0 +1,103 @@
+//! Where the sections of a loaded module are, by the names that its file gives them: what
+//! `/sys/module/NAME/sections` shows, from `struct module_sect_attrs`.
+//!
+//! Follows Linux 5.10 to 7.2: `kernel/module/sysfs.c`. The group of attributes has a pointer to each, with a null pointer
+//! behind the last. The address is beside the attribute, or from Linux 6.14 on in `bin_attribute::private`.
+
+use super::btf::Btf;
+use super::guest_view::{GuestView, KernelView};
+use super::modules::{MAX_MODULE_NAME_BYTES, Missing, addresses, types};
+use super::symbols::Symbols;
+use super::tasks::field;
+
+/// No more sections of a module are looked at.
+const MAX_SECTIONS: u64 = 4096;
+/// The longest name of a section.
+const MAX_NAME_BYTES: usize = 256;
+
+/// The sections of a loaded module, with their addresses. Those that the kernel has freed (`.init.text`) are left out. None where the
+/// module is not loaded, or the kernel keeps no such list.
+pub fn of_module(guest: &dyn GuestView, symbols: &Symbols, name: &str) -> Vec<(String, u64)> {
+    let found = KernelView::all(guest).filter_map(|view| find(view, symbols, name).ok());
+    found.reduce(|first, second| if first.is_empty() { second } else { first }).unwrap_or_default()
+}
+
+pub(super) fn find(
+    memory: KernelView<'_>,
+    symbols: &Symbols,
+    name: &str,
+) -> Result<Vec<(String, u64)>, Missing> {
+    let bytes = types(memory, &|name| symbols.address_of(name))?;
+    let layout = Layout::of(&Btf::parse(&bytes).ok_or(Missing::Types)?)?;
+    let head = symbols.address_of("modules").ok_or(Missing::Symbol("modules"))?;
+    let has_name = |module: &u64| {
+        let text = memory.text(module.wrapping_add(layout.name), MAX_MODULE_NAME_BYTES);
+        text.is_some_and(|text| text == name)
+    };
+    let module = addresses(memory, head, layout.list).into_iter().find(has_name).ok_or(Missing::List)?;
+    let ending = format!(".{name}");
+    let is_there = |address: u64| {
+        let of_module = symbols.sections().iter().filter(|section| section.name.ends_with(&ending));
+        of_module.into_iter().any(|section| (section.start..section.end()).contains(&address))
+    };
+    let mut sections = layout.listed(memory, module);
+    sections.retain(|&(_, address)| is_there(address));
+    sections.extend(layout.of_each_cpu(memory, module));
+    Ok(sections)
+}
+
+/// Where the fields are, in bytes.
+struct Layout {
+    list: u64,
+    name: u64,
+    sect_attrs: u64,
+    /// Of the pointer to the array of pointers, in `struct module_sect_attrs`.
+    attributes: u64,
+    /// In `struct bin_attribute`.
+    attribute_name: u64,
+    /// The address, counted from the beginning of `struct bin_attribute`.
+    address: u64,
+    /// The variables of which each CPU has one, in a kernel that has several CPUs.
+    percpu: Option<(u64, u64)>,
+}
+
+impl Layout {
+    fn of(btf: &Btf<'_>) -> Result<Layout, Missing> {
+        let beside = || {
+            let attribute = field(btf, "module_sect_attr", "battr").ok()?;
+            Some(field(btf, "module_sect_attr", "address").ok()?.wrapping_sub(attribute))
+        };
+        Ok(Layout {
+            list: field(btf, "module", "list")?,
+            name: field(btf, "module", "name")?,
+            sect_attrs: field(btf, "module", "sect_attrs")?,
+            attributes: field(btf, "module_sect_attrs", "grp")? + field(btf, "attribute_group", "bin_attrs")?,
+            attribute_name: field(btf, "bin_attribute", "attr")? + field(btf, "attribute", "name")?,
+            address: beside().map_or_else(|| field(btf, "bin_attribute", "private"), Ok)?,
+            percpu: field(btf, "module", "percpu").ok().zip(field(btf, "module", "percpu_size").ok()),
+        })
+    }
+
+    /// The sections that the kernel shows.
+    fn listed(&self, memory: KernelView<'_>, module: u64) -> Vec<(String, u64)> {
+        let pointer = |at: u64| memory.number::<8>(at).filter(|&to| to != 0);
+        let attributes = pointer(module.wrapping_add(self.sect_attrs))
+            .and_then(|attributes| pointer(attributes.wrapping_add(self.attributes)));
+        let Some(attributes) = attributes else { return Vec::new() };
+        let each =
+            (0..MAX_SECTIONS).map_while(|number| pointer(attributes.wrapping_add(number.wrapping_mul(8))));
+        let section = |at: u64| {
+            let name = memory.text(pointer(at.wrapping_add(self.attribute_name))?, MAX_NAME_BYTES)?;
+            Some((name, memory.number::<8>(at.wrapping_add(self.address))?))
+        };
+        each.filter_map(section).collect()
+    }
+
+    /// The section of variables of which each CPU has one: its address is an offset, as the kernel's own are.
+    fn of_each_cpu(&self, memory: KernelView<'_>, module: u64) -> Option<(String, u64)> {
+        let (place, size) = self.percpu?;
+        let is_there = memory.number::<4>(module.wrapping_add(size))? != 0;
+        let address = memory.number::<8>(module.wrapping_add(place))?;
+        is_there.then(|| (".data..percpu".to_string(), address))
+    }
+}
