@@ -11,26 +11,32 @@ use recording::{EVENTS, MANIFEST};
 pub enum KeepOn {
     /// Whatever happens
     Always,
-    /// If the run failed, or the guest asked for it
+    /// Unless the guest ended its run well, and did not ask for it
     Fail,
 }
 
 impl KeepOn {
     /// Whether a run stays that ended like this; its kernel may have panicked before.
     pub fn keeps(self, outcome: &Outcome, panicked: bool) -> bool {
-        self == KeepOn::Always || panicked || has_failed(outcome)
+        self == KeepOn::Always || panicked || !went_well(outcome)
     }
 }
 
 /// The exit code of a debug exit at which the guest wrote 0: the port's codes are odd.
 const WROTE_ZERO: u32 = 1;
 
-/// Whether the guest, or the text that the user waited for, ended the run as a failure.
-fn has_failed(outcome: &Outcome) -> bool {
+/// Whether the guest ended its run itself, and well. A run that a user, a limit or a text ended may be a hang.
+fn went_well(outcome: &Outcome) -> bool {
     match outcome {
-        Outcome::Panic | Outcome::TripleFault { .. } | Outcome::IdleForever | Outcome::TextShown => true,
-        Outcome::DebugExit { code } => *code != WROTE_ZERO,
-        Outcome::PowerOff | Outcome::Reset | Outcome::Ended | Outcome::Interrupted | Outcome::Limit => false,
+        Outcome::PowerOff | Outcome::Reset => true,
+        Outcome::DebugExit { code } => *code == WROTE_ZERO,
+        Outcome::Panic
+        | Outcome::TripleFault { .. }
+        | Outcome::IdleForever
+        | Outcome::TextShown
+        | Outcome::Ended
+        | Outcome::Interrupted
+        | Outcome::Limit => false,
     }
 }
 
@@ -56,19 +62,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_that_failed_stay() {
+    fn runs_that_do_not_end_well_stay() {
         let failed = [
             Outcome::Panic,
             Outcome::TripleFault { rip: 0 },
             Outcome::IdleForever,
             Outcome::TextShown,
             Outcome::DebugExit { code: 3 },
+            Outcome::Ended,
+            Outcome::Interrupted,
+            Outcome::Limit,
         ];
-        let others =
-            [Outcome::PowerOff, Outcome::Reset, Outcome::Ended, Outcome::Interrupted, Outcome::Limit];
-        let passed = Outcome::DebugExit { code: WROTE_ZERO };
+        let passed = [Outcome::PowerOff, Outcome::Reset, Outcome::DebugExit { code: WROTE_ZERO }];
         assert!(failed.iter().all(|outcome| KeepOn::Fail.keeps(outcome, false)));
-        for outcome in others.iter().chain([&passed]) {
+        for outcome in &passed {
             assert!(!KeepOn::Fail.keeps(outcome, false), "{outcome:?}");
             assert!(KeepOn::Fail.keeps(outcome, true) && KeepOn::Always.keeps(outcome, false), "{outcome:?}");
         }

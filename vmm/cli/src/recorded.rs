@@ -121,7 +121,7 @@ pub fn report<U: Unit>(
         say(&format!("ttvm: recorded in {name}, which the guest asked to be kept"));
     } else {
         keep_on::remove(output)?;
-        say(&format!("ttvm: the run did not fail, so its recording {name} was removed"));
+        say(&format!("ttvm: the guest ended its run well, so its recording {name} was removed"));
     }
     Ok(code)
 }

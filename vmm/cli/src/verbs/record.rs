@@ -31,9 +31,9 @@ pub struct Args {
     /// images are never copied
     #[arg(long)]
     no_copy_images: bool,
-    /// When the recording stays once the run is over. It failed if the guest panicked, crashed or halted for good, wrote anything but
-    /// 0 to its --debug-exit port, or showed the text of --stop-when. A guest asks for its recording to be kept by writing 0x80 to
-    /// port 0x505
+    /// When the recording stays once the run is over. With "fail" it goes if the guest ended the run itself and well: it powered
+    /// off or reset without a panic, or wrote 0 to its --debug-exit port. A guest asks for its recording to be kept by writing 0x80
+    /// to port 0x505
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = KeepOn::Always)]
     keep_on: KeepOn,
     #[command(flatten)]
