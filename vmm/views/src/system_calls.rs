@@ -42,7 +42,10 @@ impl std::fmt::Display for SystemCall {
 /// What an argument is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
+    /// Of 64 bits.
     Number,
+    /// Of 32 bits, with a sign. C passes such an argument with anything in the upper half.
+    Int,
     Address,
     Descriptor,
     Flags,
@@ -54,7 +57,7 @@ enum Kind {
     LockCommand,
 }
 
-use Kind::{Address, Bytes, Descriptor, Flags, LockCommand, Number, Octal, Text};
+use Kind::{Address, Bytes, Descriptor, Flags, Int, LockCommand, Number, Octal, Text};
 
 /// The calls whose arguments are known.
 const CALLS: &[(Sysno, &[Kind])] = &[
@@ -94,8 +97,8 @@ const CALLS: &[(Sysno, &[Kind])] = &[
     (Sysno::readlinkat, &[Descriptor, Text, Address, Number]),
     (Sysno::chmod, &[Text, Octal]),
     (Sysno::fchmodat, &[Descriptor, Text, Octal]),
-    (Sysno::chown, &[Text, Number, Number]),
-    (Sysno::fchownat, &[Descriptor, Text, Number, Number, Flags]),
+    (Sysno::chown, &[Text, Int, Int]),
+    (Sysno::fchownat, &[Descriptor, Text, Int, Int, Flags]),
     (Sysno::mknod, &[Text, Octal, Number]),
     (Sysno::mknodat, &[Descriptor, Text, Octal, Number]),
     (Sysno::truncate, &[Text, Number]),
@@ -106,9 +109,9 @@ const CALLS: &[(Sysno, &[Kind])] = &[
     (Sysno::swapon, &[Text, Flags]),
     (Sysno::getxattr, &[Text, Text, Address, Number]),
     (Sysno::utimensat, &[Descriptor, Text, Address, Flags]),
-    (Sysno::lseek, &[Descriptor, Number, Number]),
+    (Sysno::lseek, &[Descriptor, Number, Int]),
     (Sysno::fcntl, &[Descriptor, LockCommand, Address]),
-    (Sysno::flock, &[Descriptor, Number]),
+    (Sysno::flock, &[Descriptor, Int]),
     (Sysno::ioctl, &[Descriptor, Flags, Address]),
     (Sysno::fsync, &[Descriptor]),
     (Sysno::fdatasync, &[Descriptor]),
@@ -122,18 +125,18 @@ const CALLS: &[(Sysno, &[Kind])] = &[
     (Sysno::brk, &[Address]),
     (Sysno::sendto, &[Descriptor, Bytes(2), Number, Flags, Address, Number]),
     (Sysno::recvfrom, &[Descriptor, Address, Number, Flags, Address, Address]),
-    (Sysno::connect, &[Descriptor, Address, Number]),
+    (Sysno::connect, &[Descriptor, Address, Int]),
     (Sysno::accept4, &[Descriptor, Address, Address, Flags]),
-    (Sysno::poll, &[Address, Number, Number]),
-    (Sysno::futex, &[Address, Flags, Number, Address, Address, Number]),
+    (Sysno::poll, &[Address, Int, Int]),
+    (Sysno::futex, &[Address, Flags, Int, Address, Address, Number]),
     (Sysno::nanosleep, &[Address, Address]),
-    (Sysno::clock_nanosleep, &[Number, Flags, Address, Address]),
+    (Sysno::clock_nanosleep, &[Int, Flags, Address, Address]),
     (Sysno::clone, &[Flags, Address, Address, Address, Address]),
-    (Sysno::wait4, &[Number, Address, Flags, Address]),
-    (Sysno::kill, &[Number, Number]),
-    (Sysno::tgkill, &[Number, Number, Number]),
-    (Sysno::exit, &[Number]),
-    (Sysno::exit_group, &[Number]),
+    (Sysno::wait4, &[Int, Address, Flags, Address]),
+    (Sysno::kill, &[Int, Int]),
+    (Sysno::tgkill, &[Int, Int, Int]),
+    (Sysno::exit, &[Int]),
+    (Sysno::exit_group, &[Int]),
     (Sysno::fork, &[]),
     (Sysno::vfork, &[]),
     (Sysno::getpid, &[]),
@@ -195,7 +198,7 @@ fn argument(kind: Kind, value: u64, all: &[u64; 6], read: &dyn Fn(u64, &mut [u8]
         Address if value == 0 => "NULL".to_string(),
         Address | Flags => format!("{value:#x}"),
         Descriptor if value as i32 == WORKING_DIRECTORY => "AT_FDCWD".to_string(),
-        Descriptor => (value as i32).to_string(),
+        Descriptor | Int => (value as i32).to_string(),
         Octal => format!("{:#o}", value as u32),
         LockCommand => {
             let known = LOCK_COMMANDS.iter().find(|(command, _)| *command == value);
@@ -253,6 +256,7 @@ mod tests {
             (Descriptor, 0xffff_ffff_ffff_ff9c, "AT_FDCWD"),
             (Descriptor, 3, "3"),
             (Number, u64::MAX, "-1"),
+            (Int, 0xffff_ffff, "-1"),
             (Octal, 0o644, "0o644"),
             (Address, 0, "NULL"),
             (LockCommand, 7, "F_SETLKW"),
