@@ -130,6 +130,22 @@ pub fn linux_options(
     }
 }
 
+/// Makes an initial RAM disk of another one and all files of a folder.
+pub fn with_files(initrd: &Artefact, folder: &Path, to: &Path) {
+    let packed = Command::new("sh")
+        .args(["-c", "find . | cpio --quiet -o -H newc | gzip -1 | cat \"$0\" -"])
+        .arg(initrd.path())
+        .current_dir(folder)
+        .output()
+        .expect("the host has sh");
+    assert!(
+        packed.status.success(),
+        "scripts/setup installs cpio: {}",
+        String::from_utf8_lossy(&packed.stderr)
+    );
+    std::fs::write(to, packed.stdout).expect("the folder is ours");
+}
+
 /// Makes the kernel of a few instructions (`small_guest.s`). It ends by the debug-exit port, and takes a second at most.
 pub fn small_kernel(directory: &Path) -> PathBuf {
     let path = directory.join("small");

@@ -18,7 +18,7 @@ use machine::config::MachineOptions;
 use machine::position::Instructions;
 use machine::script::Script;
 use tests::gdb::batch;
-use tests::guests::{BUSYBOX, CLOUD, Guest, linux_options, repository};
+use tests::guests::{BUSYBOX, CLOUD, Guest, linux_options, repository, with_files};
 use tests::random::Random;
 use tests::record::{open, record};
 use tests::traveller::Traveller;
@@ -40,15 +40,8 @@ fn with_program(directory: &Path) -> (PathBuf, PathBuf) {
     let compiled =
         Command::new("gcc").args(["-O0", "-g", "-static", "-o"]).arg(&program).arg(source).status();
     assert!(compiled.expect("gcc must be installed: run scripts/setup").success());
-    let packed = Command::new("sh")
-        .args(["-c", "echo steps | cpio --quiet -o -H newc | gzip -1 | cat \"$0\" -"])
-        .arg(BUSYBOX.path())
-        .current_dir(&root)
-        .output()
-        .expect("cpio must be installed: run scripts/setup");
-    assert!(packed.status.success(), "{}", String::from_utf8_lossy(&packed.stderr));
     let initrd = directory.join("initrd.gz");
-    std::fs::write(&initrd, packed.stdout).expect("the folder is ours");
+    with_files(&BUSYBOX, &root, &initrd);
     (program, initrd)
 }
 

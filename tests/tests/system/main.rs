@@ -13,6 +13,7 @@ mod gdb_session;
 mod gdb_steps;
 mod gdb_travel;
 mod going_live;
+mod hits;
 mod kernel_reports;
 mod kernels;
 mod kvm_lab;

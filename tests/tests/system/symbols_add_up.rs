@@ -14,7 +14,7 @@ use machine::position::Instructions;
 use machine::script::Script;
 use tests::elf::move_down;
 use tests::gdb::batch;
-use tests::guests::{Artefact, BUSYBOX, CLOUD, Guest, SID, TRIXIE, linux_options, repository};
+use tests::guests::{Artefact, BUSYBOX, CLOUD, Guest, SID, TRIXIE, linux_options, repository, with_files};
 use tests::record::{open, record};
 use tests::run::run_to_power_off;
 
@@ -44,15 +44,8 @@ fn with_programs(directory: &Path, busybox: &Artefact) -> (PathBuf, PathBuf) {
     gcc(&["-pie", "-fPIE", "-o", "placed", &placed, "-Llib", "-ltwice", "-Wl,-rpath,/lib"]);
     gcc(&["-static", "-no-pie", "-fno-pie", "-o", "fixed", &placed, &twice]);
     std::fs::copy(sources.join("go"), root.join("go")).expect("the folder is ours");
-    let packed = Command::new("sh")
-        .args(["-c", "find . | cpio --quiet -o -H newc | gzip -1 | cat \"$0\" -"])
-        .arg(busybox.path())
-        .current_dir(&root)
-        .output()
-        .expect("cpio must be installed: run scripts/setup");
-    assert!(packed.status.success(), "{}", String::from_utf8_lossy(&packed.stderr));
     let initrd = directory.join("initrd.gz");
-    std::fs::write(&initrd, packed.stdout).expect("the folder is ours");
+    with_files(busybox, &root, &initrd);
     (initrd, root)
 }
 
