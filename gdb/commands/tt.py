@@ -25,6 +25,8 @@ MODULE_FILE, PROGRAM_FILE, MOVED_FILE = 1, 2, 3
 # The largest table of a file that is read.
 MAX_TABLE_BYTES = 256 << 20
 NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")
+# Filters behind what is looked for.
+FILTERS = re.compile(r"(?:\s+(?:pid|comm|longer):\S+)+\s*$")
 # A system call's name, or a pattern of such.
 CALL = re.compile(r"[a-z_*?][a-z0-9_*?]*")
 # A breakpoint or one of its places in gdb's table, up to its address.
@@ -186,7 +188,10 @@ def number(value):
 
 
 def target(text):
-    """A thing to run to, with its expressions evaluated."""
+    """A thing to run to, with its expressions evaluated. Filters may follow: pid:N, comm:NAME."""
+    filters = FILTERS.search(text)
+    if filters and not text.strip().startswith("console:"):
+        return target(text[: filters.start()]) + filters[0]
     word, _, rest = text.strip().partition(" ")
     kind, rest = word.replace("last-", "").replace("next-", ""), rest.strip()
     try:
@@ -394,7 +399,7 @@ last-call FUNCTION    the last time its first instruction was reached
 last-syscall [N]      the last system call, or the last one with that number, name (execve) or pattern of names (open*)
 last-interrupt [N]    the last interrupt, or the last one with that vector
 or a condition as "tt search" takes it. stepi then executes the instruction that did it. Behind EXPR may stand which value is
-meant: last-write EXPR == 0, and so on with !=, <, <=, > and >=.
+meant: last-write EXPR == 0, and so on with !=, <, <=, > and >=. pid:N and comm:NAME at the end choose a process or a thread.
 
 Without debug information the names of the guest kernel's variables and functions do as well. ^C ends the search where it
 has come to; the same command goes on from there."""
@@ -434,8 +439,8 @@ class Search(Verb):
 break:ADDR, write:ADDR[+LEN], read:ADDR[+LEN], access:ADDR[+LEN], change:ADDR[+LEN] (with -phys, as in write-phys:ADDR,
 for physical addresses; with a value, as in write:ADDR+4 == 0), syscall, syscall:NAME, syscall:N, vector:N, console:TEXT,
 or what "tt back-to" takes. ADDR is a number, the name of a symbol of the guest's kernel, or SYMBOL+OFFSET (with
-break; else SYMBOL+OFFSET+LEN). Names may be patterns: break:ext4_*, syscall:open*. ^C gives up, without leaving this
-place."""
+break; else SYMBOL+OFFSET+LEN). Names may be patterns: break:ext4_*, syscall:open*. pid:N and comm:NAME behind it choose a
+process or a thread. ^C gives up, without leaving this place."""
 
     verb = "search"
     completer = gdb.COMPLETE_EXPRESSION

@@ -3,10 +3,13 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use history::timeline::Timeline;
 use machine::error::exit_code;
 use serde_json::Value;
-use tests::guests::{Artefact, BUGS, BUSYBOX, CLOUD};
+use tests::gdb::batch;
+use tests::guests::{Artefact, BUGS, BUSYBOX, CLOUD, repository};
 use tests::program::ttvm;
+use tests::record::open;
 
 fn run(directory: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut program = Command::new(ttvm());
@@ -117,4 +120,24 @@ fn searches_say_what_system_calls_were_asked_and_gave_and_who_waits() {
     assert_eq!((waits("sleep"), waits("kthreadd")), ("hrtimer_nanosleep".into(), "kthreadd".into()));
     let (code, _, said) = run(directory, &["search", "r.ttvm", "break:do_exit", "longer:1s"]);
     assert!(code == Some(exit_code::USAGE) && said.contains("only system calls"), "{said}");
+
+    // gdb stands at the recording's end.
+    let mut timeline =
+        Timeline::open(&open(&directory.join("r.ttvm"))).unwrap_or_else(|error| panic!("{error}"));
+    timeline.seek(timeline.end(), &mut || false).unwrap_or_else(|error| panic!("{error}"));
+    let commands = [
+        "tt search syscall open* comm:cat",
+        &format!("tt back-to last-syscall {pid}"),
+        "tt search syscall longer:1s",
+    ];
+    let said = batch::serve(&mut timeline, directory, |socket| {
+        let mut gdb = batch::gdb();
+        gdb.arg("-x").arg(repository().join("gdb/commands/tt.py"));
+        batch::attach(&mut gdb, socket, &commands);
+        gdb
+    });
+    assert!(said.contains(&format!("before: insn:{} system call", hit["instruction"])), "{said}");
+    assert!(said.contains("after: nowhere"), "{said}");
+    assert!(said.contains(&format!("instruction {} of", exit[0]["instruction"])), "{said}");
+    assert!(said.contains("ask 'ttvm search' how long"), "{said}");
 }

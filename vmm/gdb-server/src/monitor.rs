@@ -8,11 +8,13 @@ use gdb::{Poll, Refusal};
 
 use super::{GdbTarget, refused};
 use history::timeline::{
-    Breakpoint, CONDITIONS, Condition, Direction, Hit, Names, NoNames, Stops, TravelStop, Watch, number,
+    Breakpoint, CONDITIONS, Condition, Direction, Filter, Hit, Names, NoNames, Stops, TravelStop, Watch,
+    number,
 };
 use machine::notation::PositionSpec;
 use machine::position::Instructions;
 use views::console;
+use views::filters::Filters;
 
 /// Hits that one list has at most.
 const MAX_LISTED: usize = 1000;
@@ -29,7 +31,8 @@ monitor goto POS                    go to a position: start, end, panic, oops, f
 monitor back-to WHAT                go back to before WHAT last happened
 monitor forward-to WHAT             go forward to behind WHAT when it happens next
                                     WHAT: write ADDR [LEN], change ADDR [LEN], read ADDR [LEN], call ADDR, syscall [N or
-                                    NAME], interrupt [VECTOR], or a condition; ADDR may be the name of a kernel symbol
+                                    NAME], interrupt [VECTOR], or a condition; ADDR may be the name of a kernel symbol;
+                                    pid:N and comm:NAME behind it choose a process or a thread
 monitor traps CONDITION [FROM TO]   list where a condition holds, to choose from by goto hit:N
 monitor search CONDITION            where it held last and where it holds next, without going there
 monitor mark [NAME]                 give this place a name, or list the names
@@ -233,8 +236,22 @@ impl GdbTarget<'_> {
         Ok((self.stops_of(text)?, Instructions(0), self.timeline.end()))
     }
 
-    /// What to run to, with the names that the guest's kernel knows here.
+    /// What to run to, with the names that the guest's kernel knows here, in the threads that filters behind it choose.
     fn stops_of(&mut self, text: &str) -> Result<Stops, Refusal> {
+        let (condition, filters) = Filters::behind(text).map_err(Refusal::new)?;
+        if filters.longer_ns.is_some() {
+            return Err(Refusal::new("ask 'ttvm search' how long system calls take"));
+        }
+        let stops = self.stops_without_filters(condition)?;
+        if !filters.choose_threads() {
+            return Ok(stops);
+        }
+        let tasks = self.tasks().map_err(|error| Refusal::new(error.to_string()))?;
+        let only = Filter::new(move |machine| filters.admit(tasks.current(machine).as_ref()));
+        Ok(Stops { only: Some(only), ..stops })
+    }
+
+    fn stops_without_filters(&mut self, text: &str) -> Result<Stops, Refusal> {
         // Numbers do, mostly, and the symbols have to be searched for.
         let without_names = stops_of(text, &NoNames);
         match without_names {

@@ -43,6 +43,20 @@ impl Filters {
         Ok(filters)
     }
 
+    /// A condition and the filters behind it, one a word. A text on the console may have anything in it: no filters follow it.
+    pub fn behind(text: &str) -> Result<(&str, Filters), String> {
+        let is_filter = |word: &str| ["pid:", "comm:", "longer:"].iter().any(|kind| word.starts_with(kind));
+        let (mut condition, mut words) = (text.trim(), Vec::new());
+        while let Some((before, word)) = condition.rsplit_once(' ').filter(|(_, word)| is_filter(word)) {
+            if condition.starts_with("console:") {
+                break;
+            }
+            words.push(word.to_string());
+            condition = before.trim_end();
+        }
+        Ok((condition, Filters::parse(&words)?))
+    }
+
     /// Whether only some threads count.
     pub fn choose_threads(&self) -> bool {
         self.pid.is_some() || self.comm.is_some()
@@ -90,5 +104,20 @@ mod tests {
             assert_eq!(filters.admit(Some(&thread)), admits, "{words:?}");
             assert_eq!(filters.admit(None), words.is_empty(), "{words:?}");
         }
+    }
+
+    #[test]
+    fn filters_stand_behind_a_condition() {
+        let split =
+            |text: &str| Filters::behind(text).map(|(condition, filters)| (condition.to_string(), filters));
+        let (condition, filters) = split("write:0x10 == 3  comm:sh pid:7").unwrap();
+        assert_eq!(
+            (condition.as_str(), filters.pid, filters.comm.as_deref()),
+            ("write:0x10 == 3", Some(7), Some("sh"))
+        );
+        for text in ["console:the pid:7", "syscall openat", "pid:7"] {
+            assert_eq!(split(text), Ok((text.to_string(), Filters::default())));
+        }
+        assert!(split("syscall pid:x").is_err());
     }
 }
