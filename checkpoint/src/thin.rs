@@ -145,8 +145,8 @@ impl Store {
     }
 }
 
-/// The positions of checkpoints older than `keep_ns` before the end of the run, except the newest of them. A run that goes on counts
-/// as ended at the newest checkpoint.
+/// The positions of the checkpoints to remove: those of more than `keep_ns` before the end of the run. The newest of these stays.
+/// A run that goes on counts as ended at its newest checkpoint.
 pub(crate) fn too_old(entries: &[Entry], keep_ns: Option<u64>, end_ns: Option<u64>) -> Vec<u64> {
     let (Some(keep_ns), Some(newest)) = (keep_ns, entries.last()) else { return Vec::new() };
     let oldest_ns = end_ns.unwrap_or(newest.time_ns).saturating_sub(keep_ns);

@@ -235,7 +235,7 @@ class SymbolTable:
 
     def __init__(self, path):
         self.path, self.functions, self.fixed = path, {}, []
-        # What kind of file it is, its sections in memory, and those of its functions, if it is a module.
+        # The kind of the file, and its sections in memory. Of a module also the section of each function.
         self.kind, self.sections, self.section_of = 0, [], {}
         try:
             with plain_file(path) as file:

@@ -32,8 +32,8 @@ struct Arguments {
     /// Threads.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// Prints digests of what some programs come to, for `tests/cuts/golden`, and nothing else. With a number N: of every
-    /// Nth of these programs.
+    /// Runs the programs of `tests/cuts/golden` and prints a digest of each one's end. With a number N, runs every Nth of
+    /// them.
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1")]
     digests: Option<NonZeroUsize>,
     /// Differences after which to stop.

@@ -1,5 +1,5 @@
-//! Symbols of programs, libraries, modules and a kernel's file, beside those of the guest's kernel, in gdb. Where they belong
-//! is what the guest says of itself. Page tables are isolated, so that programs and the kernel have different ones.
+//! gdb loads symbols of programs, libraries, modules and a kernel's file, and keeps those of the guest's kernel. The guest says
+//! where each belongs. Page tables are isolated, so that programs and the kernel have different ones.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -223,7 +223,7 @@ fn backtraces_lead_into_programs(boot: &mut Boot) {
         assert!(!backtrace.contains("Backtrace stopped"), "{said}");
     }
     expect(between(&said, "\nwith\n", "\nagain\n"), &["\"swapper/0\\000", " = 47\n"]);
-    // Nothing is known of the program: one frame in it, and no guesses.
+    // gdb has no symbols of the program: it shows one frame there, and does not guess more.
     for (from, to) in [("\nwithout\n", "\nwith\n"), ("\nnone\n", "\nadded\n")] {
         let backtrace = between(&said, from, to);
         let (_, program) = backtrace.split_once("in entry_SYSCALL_64").unwrap_or_else(|| panic!("{said}"));

@@ -1,8 +1,8 @@
 //! The files that a process has mapped, and where: what `/proc/PID/maps` shows of files, from its `mm_struct`.
 //!
 //! Up to Linux 6.0 a process's areas hang in a list. From 6.1 on they are in a maple tree: a node has ascending pivots, each
-//! of which ends the range of the slot beside it, and slots that lead to further nodes or, in a leaf, to areas. The
-//! low bits of what leads to a node say what kind of node it is.
+//! of which ends the range of the slot beside it, and slots that lead to further nodes or, in a leaf, to areas. A
+//! pointer to a node has the node's kind in its low bits.
 //!
 //! Follows Linux 5.10 to 7.2: `include/linux/mm_types.h`, `include/linux/maple_tree.h`, `fs/d_path.c`. Guest memory is not to be
 //! trusted: nodes, areas and the parts of paths have limits.
@@ -147,7 +147,7 @@ impl Mappings {
         areas.into_iter().filter_map(|area| self.mapping(memory, area, &mut paths)).collect()
     }
 
-    /// An area of memory, if a file is there. `paths` are those that are known, by mount and directory entry.
+    /// An area of memory, if a file is mapped there. `paths` has the paths that were read before, by mount and directory entry.
     fn mapping(
         &self,
         memory: KernelView<'_>,

@@ -51,8 +51,8 @@ pub struct Args {
     /// Start gdb here, attached, with the tt commands and the guest kernel's symbols; end when it ends
     #[arg(long)]
     gdb: bool,
-    /// Give the gdb that --gdb starts this file's symbols beside those of the guest's kernel: of the kernel with debug
-    /// information, which are moved to where the guest has it, of one of its modules (.ko), or of a program. May be given several
+    /// Load the symbols of this file into the gdb that --gdb starts. The file is a kernel with debug information, one of its
+    /// modules (.ko), or a program. They go to where the guest has them, and the kernel's own symbols stay. May be given several
     /// times
     #[arg(long, value_name = "FILE", requires = "gdb")]
     symbols: Vec<PathBuf>,

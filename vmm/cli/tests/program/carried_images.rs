@@ -1,4 +1,4 @@
-//! The images that a recording carries, and those that it only names.
+//! A recording has copies of some images. Others it only names.
 
 use std::fs;
 use std::path::Path;

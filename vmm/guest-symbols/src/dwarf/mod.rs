@@ -50,8 +50,8 @@ impl DebugInfo {
         info
     }
 
-    /// Types of the modules alone, for use behind a file of the kernel that has its own. Frames are of the kernel, too: such a file
-    /// lacks those of the code that enters the kernel.
+    /// Types of the modules alone, for use behind a kernel's file with debug information. Frames are the kernel's, too: that file
+    /// has none for the code that enters the kernel.
     pub fn of_modules(guest: &dyn GuestView, symbols: &Symbols) -> DebugInfo {
         let mut info = DebugInfo::default();
         let types = types(guest, symbols, types::for_modules);
