@@ -52,6 +52,18 @@ impl<'a> KernelView<'a> {
         [KernelView::current(guest)].into_iter().chain(KernelView::behind_user(guest))
     }
 
+    /// What `find` finds in the current view, or else in the other one. If neither has it, the last error.
+    pub(crate) fn first_with<T, E>(
+        guest: &'a dyn GuestView,
+        find: impl Fn(KernelView<'a>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let found = find(KernelView::current(guest));
+        match KernelView::behind_user(guest) {
+            Some(view) if found.is_err() => find(view),
+            _ => found,
+        }
+    }
+
     /// Reads at a virtual address. Returns how many bytes there are, from the first on.
     pub fn read(&self, address: u64, to: &mut [u8]) -> usize {
         self.guest.read(self.cr3, address, to)

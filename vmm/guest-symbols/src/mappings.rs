@@ -104,9 +104,7 @@ struct Walk {
 impl Mappings {
     /// How the kernel with these symbols keeps them.
     pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<Mappings, Missing> {
-        let found = KernelView::all(guest).map(|view| Mappings::find(view, symbols));
-        let first = found.reduce(|first, second| if first.is_ok() { first } else { second });
-        first.expect("there is always the current view")
+        KernelView::first_with(guest, |view| Mappings::find(view, symbols))
     }
 
     pub(super) fn find(memory: KernelView<'_>, symbols: &Symbols) -> Result<Mappings, Missing> {

@@ -103,9 +103,7 @@ pub struct KernelLog {
 impl KernelLog {
     /// Where the kernel with these symbols keeps its messages.
     pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<KernelLog, Missing> {
-        let found = KernelView::all(guest).map(|view| KernelLog::find(view, symbols));
-        let first = found.reduce(|first, second| if first.is_ok() { first } else { second });
-        first.expect("there is always the current view")
+        KernelView::first_with(guest, |view| KernelLog::find(view, symbols))
     }
 
     fn find(view: KernelView<'_>, symbols: &Symbols) -> Result<KernelLog, Missing> {

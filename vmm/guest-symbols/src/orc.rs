@@ -259,9 +259,7 @@ pub struct Unwinder {
 impl Unwinder {
     /// The tables of the kernel with these symbols.
     pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<Unwinder, Missing> {
-        let found = KernelView::all(guest).map(|view| Unwinder::find(view, symbols));
-        let first = found.reduce(|first, second| if first.is_ok() { first } else { second });
-        first.expect("there is always the current view")
+        KernelView::first_with(guest, |view| Unwinder::find(view, symbols))
     }
 
     fn find(view: KernelView<'_>, symbols: &Symbols) -> Result<Unwinder, Missing> {

@@ -38,9 +38,7 @@ pub struct SwitchFrame {
 impl SwitchFrame {
     /// Where the kernel with these symbols keeps them.
     pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<SwitchFrame, Missing> {
-        let found = KernelView::all(guest).map(|view| SwitchFrame::find(view, symbols));
-        let first = found.reduce(|first, second| if first.is_ok() { first } else { second });
-        first.expect("there is always the current view")
+        KernelView::first_with(guest, |view| SwitchFrame::find(view, symbols))
     }
 
     pub(super) fn find(memory: KernelView<'_>, symbols: &Symbols) -> Result<SwitchFrame, Missing> {

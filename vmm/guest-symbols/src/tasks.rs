@@ -163,9 +163,7 @@ impl Tasks {
 
     /// Where the kernel with these symbols keeps its processes.
     pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<Tasks, NoTasks> {
-        let found = KernelView::all(guest).map(|view| Tasks::find(view, symbols));
-        let first = found.reduce(|first, second| if first.is_ok() { first } else { second });
-        Ok(first.expect("there is always the current view")?)
+        Ok(KernelView::first_with(guest, |view| Tasks::find(view, symbols))?)
     }
 
     /// Looks for the variables, and for the places of the fields.
