@@ -13,8 +13,12 @@ use machine::error::{Error, exit_code};
 use machine::notation::PositionSpec;
 use recording::Opened;
 
-/// gdb commands of our own, in gdb's Python.
-const COMMANDS: &str = include_str!("../../../../gdb/commands/tt.py");
+/// gdb commands of our own, in gdb's Python. The first parts are modules that later ones import.
+const COMMANDS: [&str; 3] = [
+    include_str!("../../../../gdb/commands/ttvm_ask.py"),
+    include_str!("../../../../gdb/commands/ttvm_symbols.py"),
+    include_str!("../../../../gdb/commands/tt.py"),
+];
 /// The environment variable by which gdb is given them: nothing to clean up afterwards.
 const COMMANDS_VARIABLE: &str = "TTVM_GDB_COMMANDS";
 /// Where to wait for gdb, unless told otherwise.
@@ -68,7 +72,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let Some(path) = args.recording.as_ref().filter(|_| !args.print_commands) else {
-        crate::output::print(COMMANDS.trim_end())?;
+        crate::output::print(commands().trim_end())?;
         return Ok(exit_code::DONE);
     };
     let opened = Opened::open(path)?;
@@ -143,10 +147,17 @@ fn private_folder() -> Result<tempfile::TempDir, Error> {
     folder.map_err(|source| Error::Host { what: "cannot make a folder for gdb".to_string(), source })
 }
 
+/// The gdb commands as one file, which has no modules to import.
+fn commands() -> String {
+    let finds_modules = |line: &&str| line.starts_with("sys.path.") || line.starts_with("from ttvm_");
+    let lines = COMMANDS.iter().flat_map(|part| part.lines()).filter(|line| !finds_modules(line));
+    lines.flat_map(|line| [line, "\n"]).collect()
+}
+
 /// Writes the tt commands for a gdb that the user starts.
 fn write_commands(folder: &Path) -> Result<PathBuf, Error> {
     let path = folder.join("tt.py");
-    std::fs::write(&path, COMMANDS).map_err(Error::file("write", &path))?;
+    std::fs::write(&path, commands()).map_err(Error::file("write", &path))?;
     Ok(path)
 }
 
@@ -167,7 +178,7 @@ fn socket(args: &Args) -> Option<&Path> {
 
 fn gdb_command(args: &Args, address: &str) -> Command {
     let mut command = Command::new("gdb");
-    command.env(COMMANDS_VARIABLE, COMMANDS).arg("--quiet");
+    command.env(COMMANDS_VARIABLE, commands()).arg("--quiet");
     let load = format!("python import os; exec(compile(os.environ['{COMMANDS_VARIABLE}'], 'tt.py', 'exec'))");
     let mut tell = |line: String| {
         command.args(["-ex", &line]);

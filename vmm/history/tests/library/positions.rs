@@ -103,8 +103,13 @@ fn a_time_that_passes_idle_is_at_the_place_where_the_guest_idles() {
     assert_eq!(timeline.time_at(PositionSpec::Instruction(1)).unwrap(), None);
     assert_eq!(resolve(&mut timeline, PositionSpec::Event(1)), Ok(end.number()));
     // The place of the event is reached long before the event comes in there, and nothing else follows.
-    let refused = resolve(&mut timeline, PositionSpec::Nanoseconds(1_000_000)).unwrap_err();
-    assert!(refused.contains("the recording ends before 0.001 s: it ends at "), "{refused}");
+    for ns in [1_000_000, 2_500_000, 9_000_000] {
+        assert_eq!(resolve(&mut timeline, PositionSpec::Nanoseconds(ns)), Ok(end.number()), "{ns} ns");
+    }
+    let refused = resolve(&mut timeline, PositionSpec::Nanoseconds(9_000_001)).unwrap_err();
+    assert!(refused.contains("the recording ends before 0.009000001 s: it ends at 0.009 s"), "{refused}");
+    let before = timeline.resolve_outside("-4ms".parse().unwrap(), &mut || false).unwrap();
+    assert_eq!(before, end, "the guest idles there");
 }
 
 #[test]
