@@ -104,7 +104,10 @@ pub fn search(memory: KernelView<'_>) -> Option<Vec<RawSymbol>> {
 /// The symbols, when all tables lie in `bytes`, which begin at `address`, a multiple of eight.
 pub fn tables_in(bytes: &[u8], address: u64) -> Option<Vec<RawSymbol>> {
     let mut steps = MAX_NAME_STEPS;
-    let tables = (0..bytes.len()).step_by(4).filter_map(|at| Tokens::with_index_at(bytes, at));
+    // An index begins with 0 and something greater: nearly all places are left out by that.
+    let begins = |word: &[u8; 4]| word[..2] == [0; 2] && word[2..] != [0; 2];
+    let places = bytes.as_chunks::<4>().0.iter().enumerate().filter(|(_, word)| begins(word));
+    let tables = places.filter_map(|(number, _)| Tokens::with_index_at(bytes, 4 * number));
     tables.take(MAX_TOKEN_TABLES).find_map(|tokens| symbols(bytes, address, &tokens, &mut steps))
 }
 
@@ -121,7 +124,6 @@ impl<'a> Tokens<'a> {
         let index = bytes.get(at..at + 512)?;
         let start =
             |number: usize| usize::from(u16::from_le_bytes([index[2 * number], index[2 * number + 1]]));
-        // All but the first few positions in memory end here.
         if start(0) != 0 || start(1) == 0 || (1..256).any(|number| start(number) <= start(number - 1)) {
             return None;
         }
