@@ -48,9 +48,9 @@ def goes_backward():
 
 
 class Told:
-    """What ttvm was told last: on which connection, and which addresses."""
+    """What ttvm was told last: on which connection, and which addresses; and the selected thread, unless it is the CPU."""
 
-    connection, addresses = None, None
+    connection, addresses, thread = None, None, None
 
 
 def tell_breakpoints(event=None):
@@ -99,6 +99,18 @@ def choose_cpu():
     for thread in gdb.selected_inferior().threads():
         if thread.ptid[1] == CPU and thread != gdb.selected_thread():
             thread.switch()
+    tell_thread()
+
+
+def tell_thread(event=None):
+    """Tells ttvm which thread is selected: gdb 18 does not say whose memory it reads."""
+    thread = gdb.selected_thread()
+    if thread and (Told.thread or thread.ptid[1] != CPU):
+        Told.thread = thread.ptid[1] if thread.ptid[1] != CPU else None
+        try:
+            ask("threads look-at %d" % thread.ptid[1])
+        except (gdb.error, gdb.GdbError):
+            pass  # This is not ttvm, or one that does not know of it.
 
 
 def move(command):
@@ -708,6 +720,8 @@ for name in ("step", "next"):
 for event in (gdb.events.breakpoint_created, gdb.events.breakpoint_modified, gdb.events.breakpoint_deleted):
     event.connect(tell_breakpoints)
 gdb.events.new_objfile.connect(Files.keep_last)
+if hasattr(gdb.events, "selected_context"):
+    gdb.events.selected_context.connect(tell_thread)
 for name in ("finish", "until", "advance"):
     gdb.execute("define hook-%s\ntt guard-forward\nend" % name, to_string=True)
 for name in ("stepi", "step", "nexti", "next", "continue"):

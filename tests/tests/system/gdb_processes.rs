@@ -332,7 +332,7 @@ fn threads_wake_up_as_gdb_shows_them(boot: &mut Boot<'_>) {
             "tt threads on",
             "info threads",
             &format!(
-                "python [t.switch() for t in gdb.selected_inferior().threads() if t.ptid[1] == {number}]"
+                "python [gdb.execute('thread %d' % t.num) for t in gdb.selected_inferior().threads() if t.ptid[1] == {number}]"
             ),
             "printf \"sleeps %lx %lx %lx %lx %lx\\n\", $rip, $rsp, $rbp, $rbx, $r12",
             "bt",

@@ -21,6 +21,7 @@ mod network;
 mod network_peers;
 mod network_tap;
 mod newer_kernels;
+mod newest_gdb;
 mod other_processor;
 mod other_tools;
 mod passthrough;

@@ -150,6 +150,10 @@ impl<'a> GdbTarget<'a> {
 
     /// A movement begins here.
     fn begin(&mut self, direction: Direction) {
+        // gdb selects the CPU when it stops.
+        if let Some(shown) = &mut self.shown_threads {
+            shown.looked_at = None;
+        }
         if !self.stepping.follow_cpu {
             let tasks = self.known_tasks();
             let machine = self.timeline.machine();
@@ -256,6 +260,9 @@ impl DebugTarget for GdbTarget<'_> {
     }
 
     fn read_memory(&mut self, address: u64, buffer: &mut [u8]) -> usize {
+        if let Some(thread) = self.shown_threads.as_ref().and_then(|shown| shown.looked_at) {
+            return self.read_thread_memory(thread, address, buffer);
+        }
         self.timeline.machine().cpu().core().peek(address, buffer)
     }
 

@@ -56,6 +56,7 @@ monitor step-interrupts [on|off]    let steps go into interrupts, faults and oth
 monitor pass-calls                  let the next steps of a program pass its system calls, for scripts
 monitor user-breakpoints ADDR...    these are the user's breakpoints: all others are gdb's own, for one step, for scripts
 monitor back                        leave the scratch fork that changing something began
+monitor threads look-at NUMBER      read this thread's memory where gdb does not say whose it wants, for scripts
 monitor position                    instruction count, that of the recording's end, and 1 in a fork, for scripts
 (After a movement gdb must drop what it knows: maintenance flush register-cache. The tt commands do.)
 ";

@@ -12,7 +12,7 @@ use guest_symbols::{USER_ROOT_BIT, page_table_root};
 
 use super::GdbTarget;
 use super::bounds::Only;
-use super::threads::ShownThreads;
+use super::threads::{CPU, ShownThreads};
 use history::timeline::{address_space, number};
 use views::tasks::{Task, TaskList};
 
@@ -81,6 +81,13 @@ impl GdbTarget<'_> {
 
     /// Lets gdb see the threads of the guest, or the CPU alone again.
     pub(super) fn set_threads(&mut self, argument: &str) -> Result<String, Refusal> {
+        if let Some(number) = argument.strip_prefix("look-at ") {
+            let number = number.parse().map_err(|_| Refusal::new("write: monitor threads look-at NUMBER"))?;
+            if let Some(shown) = &mut self.shown_threads {
+                shown.looked_at = Some(number).filter(|&number| number != CPU);
+            }
+            return Ok(String::new());
+        }
         match argument {
             "" => {}
             "off" => self.shown_threads = None,

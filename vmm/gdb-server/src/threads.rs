@@ -15,6 +15,8 @@ use machine::position::Instructions;
 /// The number for gdb of the thread with the kernel's number 0, which runs while no other does; that of thread 1 is the next.
 /// No process has a number as large (`PID_MAX_LIMIT` of Linux), and gdb knows the CPU as thread 1.
 const FIRST_TWO: u32 = 1 << 22;
+/// gdb's number for the CPU's thread.
+pub(super) const CPU: u32 = 1;
 
 /// The guest's threads, as gdb sees them.
 pub(super) struct ShownThreads {
@@ -22,6 +24,8 @@ pub(super) struct ShownThreads {
     frame: SwitchFrame,
     /// Those at the place where gdb last asked for them.
     sleepers: Vec<Sleeper>,
+    /// The thread that gdb's user looks at, where gdb does not name it when it reads memory (gdb 18): `None` for the CPU.
+    pub looked_at: Option<u32>,
 }
 
 /// A thread that does not run.
@@ -37,7 +41,7 @@ struct Sleeper {
 impl ShownThreads {
     /// Those of a kernel that keeps them so.
     pub fn new(tasks: Arc<Tasks>, frame: SwitchFrame) -> ShownThreads {
-        ShownThreads { tasks, frame, sleepers: Vec::new() }
+        ShownThreads { tasks, frame, sleepers: Vec::new(), looked_at: None }
     }
 
     /// All threads as of now.
