@@ -9,6 +9,8 @@ use crate::store::{Store, Writer};
 
 /// How many checkpoints to try for one that can be removed in little room.
 const ATTEMPTS: usize = 8;
+/// A removal that leaves a longer stretch without a checkpoint waits for all others: about a second of replay.
+const LARGE_GAP: u128 = 1_000_000_000;
 
 /// What a store may keep. Each limit that is set must hold; the default only bounds the number of checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +35,8 @@ impl Store {
     /// First go those that are older than `keep_last_ns`, except the newest of them: from there one gets to the
     /// oldest moment that was asked for. Then, while there are too many or too many bytes, goes the one with
     /// the smallest gap around it compared to its distance from the newest: what remains gets exponentially
-    /// sparser into the past. The first and the newest go last, in this order: a cap smaller than any
+    /// sparser into the past. As long as others can go, none goes that leaves a gap of more than a second of replay. The first
+    /// and the newest go last, in this order: a cap smaller than any
     /// checkpoint leaves none.
     ///
     /// # Errors
@@ -168,7 +171,8 @@ fn by_sparseness(entries: &[Entry]) -> Vec<usize> {
     let distance = |at: usize| u128::from(newest.position - entries[at].position);
     let felt = |a: &usize, b: &usize| -> Ordering {
         // Fractions are compared by multiplying them out.
-        (gap(*a) * distance(*b)).cmp(&(gap(*b) * distance(*a)))
+        let by_distance = || (gap(*a) * distance(*b)).cmp(&(gap(*b) * distance(*a)));
+        (gap(*a) > LARGE_GAP).cmp(&(gap(*b) > LARGE_GAP)).then_with(by_distance)
     };
     if inner.len() > ATTEMPTS {
         inner.select_nth_unstable_by(ATTEMPTS - 1, felt);
@@ -192,6 +196,33 @@ mod tests {
             counts: crate::index::Counts::default(),
         };
         positions.into_iter().map(entry).collect()
+    }
+
+    /// What is left of `count` checkpoints in this distance, with at most `most` at a time.
+    fn thinned(count: u64, distance: u64, most: usize) -> Vec<u64> {
+        let mut kept: Vec<u64> = Vec::new();
+        for number in 0..count {
+            kept.push(number * distance);
+            if kept.len() > most {
+                kept.remove(by_sparseness(&entries(kept.iter().copied()))[0]);
+            }
+        }
+        kept
+    }
+
+    fn largest_gap(kept: &[u64]) -> u64 {
+        kept.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap()
+    }
+
+    #[test]
+    fn no_gap_takes_long_while_there_is_enough_room() {
+        // 400 seconds of replay in 600 checkpoints, of 1,600.
+        let kept = thinned(1_600, 250_000_000, 600);
+        assert!(largest_gap(&kept) <= 1_000_000_000, "{}", largest_gap(&kept));
+        let near = kept.iter().rev().take(20).collect::<Vec<_>>();
+        assert_eq!(*near[0] - *near[19], 19 * 250_000_000, "near the end all are kept");
+        // In 100 there is not enough room.
+        assert!(largest_gap(&thinned(1_600, 250_000_000, 100)) > 4_000_000_000);
     }
 
     #[test]
