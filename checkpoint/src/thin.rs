@@ -9,7 +9,8 @@ use crate::store::{Store, Writer};
 
 /// How many checkpoints to try for one that can be removed in little room.
 const ATTEMPTS: usize = 8;
-/// A removal that leaves a longer stretch without a checkpoint waits for all others: about a second of replay.
+/// A removal that leaves a longer stretch without a checkpoint waits for all others: about a second of replay
+/// where positions count instructions. Those that count exits of KVM never come to it.
 const LARGE_GAP: u128 = 1_000_000_000;
 
 /// What a store may keep. Each limit that is set must hold; the default only bounds the number of checkpoints.

@@ -37,7 +37,8 @@ use crate::target::{DebugTarget, Progress, Refusal, Stop, Threads, WatchKind, Wa
 pub(crate) const CPU: Tid = Tid::MIN;
 
 /// The sentence for changes to what is another thread's.
-const NOT_THE_CPU: &str = "a thread that sleeps cannot be changed: thread 1 is the CPU";
+/// Why a thread that does not run stays as it is.
+pub const NOT_THE_CPU: &str = "a thread that sleeps cannot be changed: thread 1 is the CPU";
 
 const CPU_NAME: &str = "vCPU 0";
 

@@ -45,6 +45,7 @@ mod stops;
 mod target;
 mod turn_away;
 
+pub use adapter::NOT_THE_CPU;
 pub use condition::{Condition, ReadMemory};
 pub use link::Transport;
 pub use listener::{ListenError, Listener, Reach, Stream};

@@ -47,7 +47,7 @@ pub fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// How often gdb said that there is no more history in this direction: gdb 13's words, and those of gdb 18.
+/// How often gdb said that there is no more history in this direction. gdb 13 and gdb 18 have different words for it.
 pub fn ends_of_history(said: &str) -> usize {
     let words = ["No more reverse-execution history", "Reached end of recorded history; stopping"];
     words.iter().map(|words| said.matches(words).count()).sum()

@@ -340,6 +340,7 @@ fn threads_wake_up_as_gdb_shows_them(boot: &mut Boot<'_>) {
             "python at = int(f.read_register('rsp')) & (1 << 64) - 1",
             "python print('program %x %s' % (at, gdb.selected_inferior().read_memory(at, 64).tobytes().hex()))",
             "set $rbx = 1",
+            "set *(char *) $rsp = 1",
             "stepi",
             "thread",
             "tt goto -1000",
@@ -356,6 +357,8 @@ fn threads_wake_up_as_gdb_shows_them(boot: &mut Boot<'_>) {
     let listed = |state: &str| said.lines().filter(|line| line.contains(&format!(", {state}) "))).count();
     assert_eq!(["R", "S", "D", "I", "Z"].map(listed).iter().sum::<usize>(), sleepers, "{said}");
     assert!(said.contains("a thread that sleeps cannot be changed"), "{said}");
+    assert!(said.contains("Cannot access memory at address 0xffff"), "its memory cannot be changed: {said}");
+    assert!(!said.contains("scratch fork"), "{said}");
 
     let shown = |name: &str| {
         let line = said.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));

@@ -28,7 +28,7 @@ const HANGS_S: u64 = 1_800;
 /// How often the long form records a stock kernel.
 const ROUNDS: &str = "TTVM_LAB_ROUNDS";
 
-/// What programs say of KVM, and what KVM does with small ones: with each `$EVERY`th of them. A recording of a small guest.
+/// What ttvm says of KVM; one of each `$EVERY` cases of the table, on KVM; a recording of a small guest.
 const PARTS: &str = r#"
 ./ttvm doctor >out/doctor
 mkdir -p /etc

@@ -50,7 +50,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cpu::AddressKind;
-use gdb::{DebugTarget, Refusal, Registers, Stop};
+use gdb::{DebugTarget, NOT_THE_CPU, Refusal, Registers, Stop};
 use guest_symbols::Symbols;
 use guest_symbols::tasks::Tasks;
 
@@ -146,6 +146,11 @@ impl<'a> GdbTarget<'a> {
     /// Hands the points in force to the timeline.
     fn points_changed(&mut self) {
         self.timeline.set_stops(self.points());
+    }
+
+    /// The sleeping thread whose memory gdb means where it names none.
+    fn looked_at(&self) -> Option<u32> {
+        self.shown_threads.as_ref()?.looked_at
     }
 
     /// A movement begins here.
@@ -260,13 +265,16 @@ impl DebugTarget for GdbTarget<'_> {
     }
 
     fn read_memory(&mut self, address: u64, buffer: &mut [u8]) -> usize {
-        if let Some(thread) = self.shown_threads.as_ref().and_then(|shown| shown.looked_at) {
+        if let Some(thread) = self.looked_at() {
             return self.read_thread_memory(thread, address, buffer);
         }
         self.timeline.machine().cpu().core().peek(address, buffer)
     }
 
     fn write_memory(&mut self, address: u64, bytes: &[u8]) -> Result<(), Refusal> {
+        if self.looked_at().is_some() {
+            return Err(Refusal::new(NOT_THE_CPU));
+        }
         if !self.timeline.machine().can_change_memory(address, bytes.len()) {
             return Err(Refusal::new(format!(
                 "no RAM is mapped at all of {} bytes at {address:#x}",
