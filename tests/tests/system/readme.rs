@@ -53,6 +53,7 @@ const COMMANDS: &[(i32, &str)] = &[
     (4, "relink R.ttvm --kernel vmlinuz --initrd initrd.gz --disk disk.img"),
     (0, "relink R.ttvm --kernel vmlinuz --initrd initrd.gz"),
     (0, "pack R.ttvm -o R.packed"),
+    (0, "pack R.ttvm --last 100ms -o end.packed"),
     (0, "unpack R.packed -o U.ttvm"),
     (0, "rm U.ttvm"),
     (0, "run --snapshot-from R.ttvm --at 50% --max-instructions 100000000"),

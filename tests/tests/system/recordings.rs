@@ -14,7 +14,7 @@ use machine::script::Script;
 use recording::log::{EventRecord, LogRecord};
 use recording::with_recording;
 use recording::{Opened, Recording};
-use tests::guests::{BUSYBOX, BUSYBOX_GENERIC, CLOUD, GENERIC, Guest, repository};
+use tests::guests::{BUSYBOX, BUSYBOX_GENERIC, CLOUD, GENERIC, Guest, SID, repository};
 use tests::program::ttvm;
 use tests::random::Random;
 use tests::record::{open, record};
@@ -254,6 +254,57 @@ fn a_panic_of_a_kernel_that_reboots_is_a_panic() {
     let (said, code, state) = recorded(directory.path(), "reboot -f");
     assert!(said.contains("ttvm: the guest reset itself"), "{said}");
     assert_eq!((code, state), (Some(exit_code::DONE), Some(exit_code::USAGE)), "{said}");
+}
+
+/// Of the oldest and the newest kernel here, with a disk. The whole recording and its images are gone when the end is replayed.
+#[test]
+fn the_end_of_a_crash_is_small_and_replays_alone() {
+    let images = [[CLOUD, BUSYBOX], SID];
+    for [kernel, initrd] in images.map(|images| images.map(|image| image.path())) {
+        let directory = tempfile::tempdir().expect("a temporary folder");
+        let folder = directory.path();
+        let run = |line: &str| {
+            let mut program = Command::new(ttvm());
+            let done = program.current_dir(folder).args(line.split(' ')).stdin(Stdio::null()).output();
+            let done = done.expect("ttvm can be run");
+            let said = [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+            (done.status.code(), said.concat())
+        };
+        let disk = std::fs::File::create_new(folder.join("disk.img")).expect("the folder is empty");
+        disk.set_len(64 << 20).expect("it may have holes");
+        let command = "dd if=/dev/vda of=/dev/null bs=64k skip=16 count=4; echo c >/proc/sysrq-trigger";
+        let mut record = Command::new(ttvm());
+        record.current_dir(folder).stdin(Stdio::null()).args(["record", "-o", "r.ttvm", "--unpaced"]);
+        record
+            .args(["--memory", "128M", "--disk", "disk.img", "--kernel"])
+            .arg(&kernel)
+            .arg("--initrd")
+            .arg(&initrd);
+        record.arg("--cmdline").arg(format!("console=ttyS0 panic=-1 ttvm.run=\"{command}\""));
+        let said = String::from_utf8_lossy(&record.output().expect("ttvm can be run").stderr).into_owned();
+        assert!(said.contains("the guest's kernel panicked"), "{said}");
+
+        let (code, said) = run("pack r.ttvm --last 300ms -o end.packed");
+        assert!(code == Some(exit_code::DONE) && said.contains("blocks of the disk"), "{said}");
+        let bytes = std::fs::metadata(folder.join("end.packed")).expect("it is there").len();
+        assert!(bytes < 20_000_000, "{bytes}");
+        std::fs::remove_dir_all(folder.join("r.ttvm")).expect("it is there");
+        std::fs::remove_file(folder.join("disk.img")).expect("it is there");
+        let left: Vec<_> = std::fs::read_dir(folder).expect("it is there").flatten().collect();
+        assert_eq!(left.len(), 1, "{left:?}");
+
+        assert_eq!(run("unpack end.packed -o end.ttvm").0, Some(exit_code::DONE));
+        let (code, said) = run("verify end.ttvm");
+        assert!(code == Some(exit_code::DONE) && said.contains("equal to the end"), "{said}");
+        let info: serde_json::Value =
+            serde_json::from_str(&run("info end.ttvm --json").1).expect("it is JSON");
+        let number = |field: &str| info["cut"][field].as_u64().unwrap_or_else(|| panic!("{info}"));
+        assert!(number("instructions") > 500_000_000 && number("free_pages") > 500, "{info}");
+        let (code, said) = run("state end.ttvm --at panic");
+        assert!(code == Some(exit_code::DONE) && said.contains("(sh)"), "{said}");
+        let (code, said) = run("run --snapshot-from end.ttvm");
+        assert!(code != Some(exit_code::DONE) && said.contains("the end of a longer recording"), "{said}");
+    }
 }
 
 /// By the line that README shows.

@@ -64,6 +64,11 @@ impl SourceArgs {
                        cannot go on";
             return Err(Error::Unsupported(why.to_string()));
         }
+        if opened.manifest().cut.is_some() {
+            let why = "this is the end of a longer recording, without what the run no longer needed: it cannot go on; go on \
+                       from the whole recording";
+            return Err(Error::Unsupported(why.to_string()));
+        }
         if let Some(network) = network {
             network.must_fit(machine.network.as_ref()).map_err(Error::Usage)?;
         }

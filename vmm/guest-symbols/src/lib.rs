@@ -33,7 +33,8 @@
 //! user programs. [`vmlinux`] says how far a kernel with debug information was moved. [`tasks`] lists processes,
 //! [`switched_out`] says where those that do not run go on, [`mappings`] which files a process has mapped where,
 //! [`module_sections`] where the sections of a module's file are, [`orc`] unwinds the stack, [`messages`] reads the kernel's
-//! log, [`reports`] finds panics, oopses and warnings in its text, and [`vmcoreinfo`] is its note for other tools.
+//! log, [`reports`] finds panics, oopses and warnings in its text, and [`vmcoreinfo`] is its note for other tools. [`free_pages`]
+//! says which memory is in use by nobody.
 //!
 //! kallsyms, BTF and ORC are read by hand, because they lie in a guest's live memory and not in files. ELF files are
 //! written with `object`, DWARF with `gimli`.
@@ -46,6 +47,7 @@
 pub mod btf;
 pub mod dwarf;
 pub mod elf;
+mod free_pages;
 mod guest_view;
 pub mod kallsyms;
 pub mod mappings;
@@ -63,6 +65,7 @@ mod tests;
 pub mod vmcoreinfo;
 pub mod vmlinux;
 
+pub use self::free_pages::free_pages;
 pub use self::guest_view::{GuestView, KernelView, USER_ROOT_BIT, page_table_root};
 pub use self::sections::{Access, Section};
 pub use self::symbols::{NoKernel, Symbol, Symbols};

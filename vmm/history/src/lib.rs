@@ -18,7 +18,7 @@
 //! ```
 //!
 //! Start with [`open`] and [`timeline`], which is time travel. [`replay`] runs a recording again and compares. [`recount`]
-//! counts a recording of exits in instructions, which a timeline needs. To make a recording, see
+//! counts a recording of exits in instructions, which a timeline needs. [`cut`] makes a small recording of a recording's end. To make a recording, see
 //! [`recording::Recordable`]. `TRAVEL.md` has the design.
 //!
 //! `vmm/history/examples` has programs that record a guest, go to a place, run backwards and search. None of them needs KVM,
@@ -26,6 +26,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cut;
 mod open;
 pub mod panicked;
 pub mod recount;

@@ -29,6 +29,8 @@ pub struct OverlayDisk {
     blocks: PageMap,
     /// Blocks written since [`OverlayDisk::take_written`] was last called.
     written: BTreeSet<u64>,
+    /// Blocks that the guest read before it had written them, where that is noted.
+    read: Option<BTreeSet<u64>>,
     /// Where blocks are that lie in a recording's checkpoints.
     store: Option<Arc<Store>>,
     failure: Option<(u64, std::io::Error)>,
@@ -51,6 +53,7 @@ impl OverlayDisk {
             start: blocks.clone(),
             blocks,
             written: BTreeSet::new(),
+            read: None,
             store: None,
             failure: None,
         })
@@ -64,6 +67,25 @@ impl OverlayDisk {
     /// Puts blocks over the base image that are held in memory: what a run that went before had written.
     pub fn set_start(&mut self, start: PageMap) {
         self.start = start;
+    }
+
+    /// Notes from now on which blocks the guest reads that it has not written in this run.
+    pub fn note_read(&mut self) {
+        self.read.get_or_insert_default();
+    }
+
+    /// The blocks that were noted: see [`OverlayDisk::note_read`].
+    pub fn take_read(&mut self) -> BTreeSet<u64> {
+        self.read.take().unwrap_or_default()
+    }
+
+    /// A part of the disk is read by the guest.
+    fn is_read(&mut self, number: u64) {
+        if let Some(read) = &mut self.read
+            && matches!(self.blocks.get(number), PageRef::Base)
+        {
+            read.insert(number);
+        }
     }
 
     /// The blocks that are not as in the image, in order.
@@ -255,6 +277,7 @@ impl BlockBackend for OverlayDisk {
 
     fn read(&mut self, sector: u64, to: &mut [u8]) -> Result<(), BlockError> {
         let offset = sector * SECTOR_BYTES as u64;
+        Self::parts(offset, to.len()).for_each(|(number, ..)| self.is_read(number));
         if Self::parts(offset, to.len()).all(|(number, ..)| matches!(self.version_of(number), PageRef::Base))
         {
             return self.read_base(offset, to);
@@ -277,6 +300,7 @@ impl BlockBackend for OverlayDisk {
             let part = &from[range];
             let mut block = [0; PAGE_BYTES];
             if part.len() < PAGE_BYTES {
+                self.is_read(number);
                 self.read_block(number, &mut block)?;
             }
             block[in_block..in_block + part.len()].copy_from_slice(part);
@@ -333,6 +357,25 @@ mod tests {
         let mut bytes = [0; 512];
         disk.read(19, &mut bytes).unwrap();
         assert_eq!(bytes, [19; 512]);
+    }
+
+    #[test]
+    fn blocks_that_are_read_before_they_are_written_are_noted() {
+        let (_file, mut disk) = disk();
+        let mut bytes = [0; 512];
+        disk.read(0, &mut bytes).unwrap();
+        disk.note_read();
+        disk.write(8, &[1; 4096]).unwrap();
+        disk.read(9, &mut bytes).unwrap();
+        assert!(disk.take_read().is_empty(), "it was wholly written before");
+        disk.note_read();
+        disk.write(16, &[1; 512]).unwrap();
+        assert_eq!(disk.take_read().into_iter().collect::<Vec<_>>(), [2], "the rest of the block stays");
+        disk.note_read();
+        disk.read(0, &mut bytes).unwrap();
+        assert_eq!(disk.take_read().into_iter().collect::<Vec<_>>(), [0]);
+        disk.read(1, &mut bytes).unwrap();
+        assert!(disk.take_read().is_empty(), "nothing is noted any more");
     }
 
     /// Stores the blocks written since the last call as a checkpoint.

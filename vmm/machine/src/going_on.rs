@@ -97,6 +97,7 @@ mod tests {
     use crate::inputs::PowerOn;
     use crate::position::Instructions;
     use crate::start::Images;
+    use crate::starting_state::Effort;
 
     /// Ten blocks and half of one.
     const DISK_BYTES: usize = 10 * PAGE_BYTES + 2048;
@@ -140,7 +141,7 @@ mod tests {
             writes.iter().for_each(|&(sector, byte, count)| write(&mut machine, sector, byte, count));
             let file = directory.path().join("start");
             let _ = std::fs::remove_file(&file);
-            StartingState::of(&mut machine).unwrap().write(&file, Format::default()).unwrap();
+            StartingState::of(&mut machine).unwrap().write(&file, Format::default(), Effort::Fast).unwrap();
             let (pages, blocks) = machine.page_counts();
             let start =
                 StartingState::parse(&std::fs::read(&file).unwrap(), Format::default(), pages, blocks)

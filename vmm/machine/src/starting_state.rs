@@ -33,14 +33,31 @@ use crate::machine_state::MachineState;
 /// Begins the file; the version follows, outside of the compressed part.
 const MAGIC: &[u8; 8] = b"TTVMFROM";
 const VERSION: u32 = 1;
-/// Fast, and most of what there is to gain.
-const LEVEL: i32 = 1;
 /// Most memory that decompressing may ask for, as a power of two.
 const WINDOW_LOG_MAX: u32 = 24;
 /// No state of a machine without its memory is larger.
 const MAX_STATE_BYTES: u32 = 16 << 20;
 /// Stands behind the last page.
 const NO_PAGE: u64 = u64::MAX;
+
+/// How well a file is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// At once, and most of what there is to gain.
+    Fast,
+    /// For a file that is sent to others: some seconds.
+    Small,
+}
+
+impl Effort {
+    /// Zstandard's.
+    fn level(self) -> i32 {
+        match self {
+            Effort::Fast => 1,
+            Effort::Small => 12,
+        }
+    }
+}
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -52,10 +69,28 @@ pub struct StartingState {
 }
 
 impl StartingState {
+    /// The pages of RAM that are not all zeroes, by number.
+    pub fn ram_pages(&self) -> impl Iterator<Item = u64> {
+        let held = |(page, version): (u64, &PageRef)| matches!(version, PageRef::Held(_)).then_some(page);
+        self.maps.ram.iter_not_base().filter_map(held)
+    }
+
+    /// The blocks of the disk that are not those of its image.
+    pub fn disk_blocks(&self) -> impl Iterator<Item = u64> {
+        self.maps.disk.iter_not_base().map(|(block, _)| block)
+    }
+
+    /// Leaves out what the run from here on does not need: these pages of RAM read as zeroes then, and these blocks of the
+    /// disk are those of its image.
+    pub fn leave_out(&mut self, ram: impl Iterator<Item = u64>, disk: impl Iterator<Item = u64>) {
+        ram.for_each(|page| self.maps.ram.set(page, PageRef::Zero));
+        disk.for_each(|block| self.maps.disk.set(block, PageRef::Base));
+    }
+
     /// Writes it to a file that does not exist yet, for a recording of this format. Half a file is not left behind.
-    pub fn write(&self, path: &Path, format: Format) -> Result<(), Error> {
+    pub fn write(&self, path: &Path, format: Format, effort: Effort) -> Result<(), Error> {
         let file = File::create_new(path).map_err(Error::file("create", path))?;
-        if let Err(error) = self.write_to(BufWriter::new(file), format) {
+        if let Err(error) = self.write_to(BufWriter::new(file), format, effort) {
             // That it cannot be removed either is no news.
             let _ = std::fs::remove_file(path);
             return Err(Error::file("write", path)(error));
@@ -63,10 +98,10 @@ impl StartingState {
         Ok(())
     }
 
-    fn write_to(&self, mut out: impl Write, format: Format) -> std::io::Result<()> {
+    fn write_to(&self, mut out: impl Write, format: Format, effort: Effort) -> std::io::Result<()> {
         out.write_all(MAGIC)?;
         out.write_all(&VERSION.to_le_bytes())?;
-        let mut encoder = zstd::Encoder::new(out, LEVEL)?;
+        let mut encoder = zstd::Encoder::new(out, effort.level())?;
         encoder.include_checksum(true)?;
         let state = self.state.to_bytes(format);
         encoder.write_all(&(state.len() as u32).to_le_bytes())?;

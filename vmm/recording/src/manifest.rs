@@ -2,6 +2,7 @@
 
 use machine::config::MachineConfig;
 use machine::{Counter, Format};
+use serde::Serialize;
 
 /// Version of the format that this program writes.
 pub const FORMAT_VERSION: u32 = Format::V5.version();
@@ -23,6 +24,18 @@ pub struct Manifest {
     pub counter: String,
     /// The machine.
     pub machine: MachineConfig,
+    /// What it is the end of, if it was cut out of a longer recording.
+    pub cut: Option<Cut>,
+}
+
+/// What a recording leaves out that was cut out of a longer one. It replays the same, and cannot go on live: what the run did
+/// not need any more is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Cut {
+    /// Instructions of the longer recording before this one begins.
+    pub instructions: u64,
+    /// Pages of memory that are left out: they were free, and nothing touched them.
+    pub free_pages: u64,
 }
 
 impl Manifest {
@@ -34,6 +47,7 @@ impl Manifest {
             engine: if machine.profile().runs_on_kvm { "kvm" } else { "soft" }.to_string(),
             counter: counter_of(&machine).to_string(),
             machine,
+            cut: None,
         }
     }
 }

@@ -11,7 +11,7 @@ use devices::DebugPortsV1;
 use devices::passthrough::PciDescriptionV1;
 use serde::{Deserialize, Serialize};
 
-use crate::manifest::Manifest;
+use crate::manifest::{Cut, Manifest};
 use machine::Format;
 use machine::config::{ImageFile, MachineConfig, NetworkConfig, PassedDevice};
 use machine::start::{KernelFiles, ModuleFile, Start};
@@ -24,6 +24,16 @@ pub(super) struct ManifestV5 {
     engine: String,
     counter: String,
     machine: MachineConfigV5,
+    /// Recordings that were not cut out of others have the text that they had before there were such.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cut: Option<CutV5>,
+}
+
+/// What is stored of a [`Cut`].
+#[derive(Serialize, Deserialize)]
+struct CutV5 {
+    instructions: u64,
+    free_pages: u64,
 }
 
 /// What is stored of a [`MachineConfig`].
@@ -112,15 +122,24 @@ struct ModuleFileV5 {
 
 impl From<Manifest> for ManifestV5 {
     fn from(manifest: Manifest) -> ManifestV5 {
-        let Manifest { format, made_by, engine, counter, machine } = manifest;
-        ManifestV5 { format_version: format.version(), made_by, engine, counter, machine: machine.into() }
+        let Manifest { format, made_by, engine, counter, machine, cut } = manifest;
+        let cut = cut.map(|Cut { instructions, free_pages }| CutV5 { instructions, free_pages });
+        ManifestV5 {
+            format_version: format.version(),
+            made_by,
+            engine,
+            counter,
+            machine: machine.into(),
+            cut,
+        }
     }
 }
 
 impl From<ManifestV5> for Manifest {
     fn from(stored: ManifestV5) -> Manifest {
-        let ManifestV5 { format_version: _, made_by, engine, counter, machine } = stored;
-        Manifest { format: Format::V5, made_by, engine, counter, machine: machine.into() }
+        let ManifestV5 { format_version: _, made_by, engine, counter, machine, cut } = stored;
+        let cut = cut.map(|CutV5 { instructions, free_pages }| Cut { instructions, free_pages });
+        Manifest { format: Format::V5, made_by, engine, counter, machine: machine.into(), cut }
     }
 }
 

@@ -10,7 +10,7 @@ use crate::checkpoints::{open_around_damage, open_checkpoints};
 use crate::disk_seen;
 use crate::files::{EVENTS, IMAGES, MANIFEST, START, inside};
 use crate::log::{Log, LogRecord, LogWriter, read_log};
-use crate::manifest::Manifest;
+use crate::manifest::{Cut, Manifest};
 use crate::manifest_text::read_manifest;
 use machine::Counter;
 use machine::config::{ImageFile, MachineConfig, hash_image};
@@ -19,7 +19,7 @@ use machine::error::Error;
 use machine::position::{Count, Exits, Instructions};
 use machine::start::Images;
 use machine::start::Start;
-use machine::starting_state::StartingState;
+use machine::starting_state::{Effort, StartingState};
 use machine::unit::Unit;
 
 /// An opened recording whose positions are counted in `C`.
@@ -77,16 +77,19 @@ impl<C: Unit> Recording<C> {
         Recording::<C>::begin(path, machine)
     }
 
-    /// As [`Recording::create`], of a machine that goes on from a state, in a folder that is there and empty.
+    /// As [`Recording::create`], of a machine that goes on from a state, in a folder that is there and empty. `cut` says what
+    /// it is cut out of, if it is; such a state is made small.
     pub fn begin_from(
         path: &Path,
         machine: &MachineConfig,
         state: &StartingState,
+        cut: Option<Cut>,
     ) -> Result<LogWriter, Error> {
         create_images(path)?;
         let file = path.join(inside(START));
-        let mut manifest = Manifest::new(machine.clone());
-        state.write(&file, manifest.format)?;
+        let mut manifest = Manifest { cut, ..Manifest::new(machine.clone()) };
+        let effort = if cut.is_some() { Effort::Small } else { Effort::Fast };
+        state.write(&file, manifest.format, effort)?;
         let inside = ImageFile { path: inside(START), ..hash_image(&file, Scheme::Whole)? };
         manifest.machine.start = Start::State { state: inside, booted: machine.start.booted().clone() };
         Recording::<C>::begin_as(path, &manifest)

@@ -239,6 +239,14 @@ impl<C: Unit> Player<C> {
         }
     }
 
+    /// Moves behind the checks that are due at this moment or before, for who compares nothing.
+    pub fn pass_checks(&mut self, now: Moment<C>) -> Result<(), Error> {
+        while matches!(self.next(), Next::Check(check) if check.at <= now) {
+            self.advance()?;
+        }
+        Ok(())
+    }
+
     fn next_moment(&self) -> Option<Moment<C>> {
         match self.next() {
             Next::Event(event) => Some(event.at),

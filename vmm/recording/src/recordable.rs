@@ -20,6 +20,7 @@ use machine::unit::Unit;
 use machine::{Machine, Start, StartingState};
 
 use crate::carried_images::CarriedImages;
+use crate::manifest::Cut;
 use crate::new_recording::NewRecording;
 use crate::opened::{Recording, create_folder};
 
@@ -38,8 +39,8 @@ pub struct Recordable<U> {
 enum Beginning {
     /// The machine was built at power-on.
     PowerOn,
-    /// The machine goes on from this.
-    State(Box<StartingState>),
+    /// The machine goes on from this, of a run that another recording has, or did not end.
+    State(Box<StartingState>, Option<Cut>),
     /// A recording began there, or nobody will want one that does.
     Gone,
 }
@@ -88,8 +89,16 @@ impl<U: Unit> Recordable<U> {
         let config = without_start(&recording.manifest.machine);
         let mut machine = Machine::build(&config, &Images::of_state(start.clone()), &power_on, engine)?;
         machine.begin_written()?;
-        let beginning = Beginning::State(Box::new(start));
+        let beginning = Beginning::State(Box::new(start), None);
         Ok(Recordable { machine, config, power_on, beginning, carried: None })
+    }
+
+    /// Notes that what is recorded is a part of a longer recording.
+    pub fn cut_out(mut self, cut: Cut) -> Self {
+        if let Beginning::State(_, noted) = &mut self.beginning {
+            *noted = Some(cut);
+        }
+        self
     }
 
     /// The machine's description.
@@ -124,7 +133,7 @@ impl<U: Unit> Recordable<U> {
         self.must_stand_at_its_beginning()?;
         let folder = folder.as_ref();
         let log = match &self.beginning {
-            Beginning::State(start) => Recording::<U>::begin_from(folder, &self.config, start)?,
+            Beginning::State(start, cut) => Recording::<U>::begin_from(folder, &self.config, start, *cut)?,
             Beginning::PowerOn | Beginning::Gone => Recording::<U>::begin(folder, &self.config_in(folder))?,
         };
         self.forget_beginning();
@@ -144,7 +153,7 @@ impl<U: Unit> Recordable<U> {
     /// machine counts from zero there. If this fails, the machine can go on as before.
     pub fn record_from_here(&mut self, folder: impl AsRef<Path>) -> Result<NewRecording<'_, U>, Error> {
         let start = StartingState::of(&mut self.machine)?;
-        let log = Recording::<U>::begin_from(folder.as_ref(), &self.config, &start)?;
+        let log = Recording::<U>::begin_from(folder.as_ref(), &self.config, &start, None)?;
         self.machine.begin_at(&start)?;
         // RAM and disk are in the start's file now, and need not be held in memory.
         self.machine.begin_written()?;

@@ -11,7 +11,7 @@ use machine::start::Start;
 use machine::unit::Unit;
 use recording::log::{LogEntry, is_being_written};
 use recording::with_recording;
-use recording::{EVENTS, Opened, Recording};
+use recording::{Cut, EVENTS, Opened, Recording};
 use serde::Serialize;
 
 use crate::output::end_in_words;
@@ -50,6 +50,9 @@ struct Info<'a> {
     /// The guest time at which it begins, if it does not begin with power-on.
     #[serde(skip_serializing_if = "Option::is_none")]
     begins_at_guest_seconds: Option<f64>,
+    /// What it is the end of, if it was cut out of a longer recording.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cut: Option<Cut>,
     events: BTreeMap<&'static str, usize>,
     checks: usize,
     log_bytes: u64,
@@ -137,6 +140,7 @@ fn info<U: Unit>(recording: &Recording<U>) -> Result<Info<'_>, Error> {
         branches: end.map_or(at_event.max(at_check), |e| e.branches),
         guest_seconds,
         begins_at_guest_seconds: begins_at_guest_seconds(&manifest.machine, begins_ns),
+        cut: manifest.cut,
         events,
         checks: log.check_count(),
         log_bytes: log.bytes,
@@ -195,6 +199,11 @@ fn text(info: &Info<'_>) -> String {
     ));
     if let Some(seconds) = info.begins_at_guest_seconds {
         lines.push(format!("begins        with a machine that ran, at {seconds:.6} s guest time"));
+    }
+    if let Some(Cut { instructions, free_pages }) = info.cut {
+        lines.push(format!(
+            "cut out       of a longer recording, from instruction {instructions} on, without {free_pages} free pages"
+        ));
     }
     let booted = machine.start.booted();
     lines.push(format!("kernel        {}", booted.kernel.path.display()));

@@ -1,11 +1,17 @@
 //! `ttvm pack`: one file for another machine.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use history::cut::{CutOut, cut_out_end};
 use machine::error::{Error, exit_code};
-use recording::Opened;
+use machine::new_file::NewFile;
+use machine::notation;
+use machine::position::Instructions;
 use recording::pack::pack;
-use recording::with_recording;
+use recording::{Opened, Recording, with_recording};
+
+use crate::interrupt::Interrupt;
+use crate::output::say;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -17,12 +23,63 @@ pub struct Args {
     /// Leave the checkpoints out: a smaller file, whose recording takes longer to travel in
     #[arg(long)]
     no_checkpoints: bool,
+    /// Pack only the last stretch of guest time, like 2s. The packed recording begins with a machine that ran and needs no image.
+    /// It leaves out memory that the guest's kernel had free and nothing touched, and disk blocks that the guest does not read.
+    /// So it replays the same, and cannot go on live
+    #[arg(long, value_name = "TIME", value_parser = notation::time)]
+    last: Option<u64>,
+    /// With --last: keep free memory, too, for a hunt after what was there before it was freed
+    #[arg(long, requires = "last")]
+    free_memory: bool,
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     let opened = Opened::open(&args.recording)?;
-    let checkpoints = !args.no_checkpoints;
-    let bytes = with_recording!(opened, recording => pack(&recording, &args.output, checkpoints))?;
+    let bytes = match args.last {
+        Some(last_ns) => pack_end(args, opened, last_ns)?,
+        None => with_recording!(opened, recording => pack(&recording, &args.output, !args.no_checkpoints))?,
+    };
     eprintln!("ttvm: packed into {}, {bytes} bytes", args.output.display());
     Ok(exit_code::DONE)
+}
+
+/// Packs a recording's end. What is cut out lies beside the packed file meanwhile.
+fn pack_end(args: &Args, opened: Opened, last_ns: u64) -> Result<u64, Error> {
+    let Opened::ByInstructions(recording) = opened else {
+        let why = "--last packs the end of a recording that counts instructions, and this one counts exits: pack it whole";
+        return Err(Error::Unsupported(why.to_string()));
+    };
+    // Said before the work, not behind it.
+    drop(NewFile::begin(&args.output)?);
+    let beside = args.output.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let beside = beside.unwrap_or(Path::new("."));
+    let temporary = tempfile::Builder::new().prefix(".ttvm-pack-").tempdir_in(beside);
+    let temporary = temporary.map_err(Error::file("make a folder in", beside))?;
+    let folder = temporary.path().join("end.ttvm");
+    let done = cut_out(args, &recording, last_ns, &folder)?;
+    let CutOut { cut, length, disk_blocks } = done;
+    say(&format!(
+        "ttvm: the last {length} instructions, from instruction {} on, without {} free pages{}",
+        cut.instructions,
+        cut.free_pages,
+        if recording.manifest.machine.disk.is_some() {
+            format!(", with the {disk_blocks} blocks of the disk that the guest reads")
+        } else {
+            String::new()
+        }
+    ));
+    let Opened::ByInstructions(end) = Opened::open(&folder)? else {
+        unreachable!("what was cut out counts as the whole does");
+    };
+    pack(&end, &args.output, !args.no_checkpoints)
+}
+
+fn cut_out(
+    args: &Args,
+    recording: &Recording<Instructions>,
+    last_ns: u64,
+    folder: &Path,
+) -> Result<CutOut, Error> {
+    let mut interrupt = Interrupt::catch()?;
+    cut_out_end(recording, last_ns, args.free_memory, folder, &mut || interrupt.poll())
 }

@@ -13,6 +13,7 @@ use machine::engine::EngineKind;
 use machine::error::{Error, exit_code};
 use machine::inputs::{Event, Idle, Inputs, View};
 use machine::position::{Count, Instructions, Moment};
+use machine::starting_state::Effort;
 use machine::{Format, Machine, MachineState, RunStop, StartingState};
 use recording::log::EndRecord;
 use recording::pace::CheckpointOptions;
@@ -250,7 +251,7 @@ fn a_damaged_starting_state_is_refused_and_never_panics() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = calls(directory.path());
     let file = directory.path().join("start");
-    start_at(&recording, Instructions(5_000)).unwrap().write(&file, Format::default()).unwrap();
+    start_at(&recording, Instructions(5_000)).unwrap().write(&file, Format::default(), Effort::Fast).unwrap();
     let bytes = std::fs::read(&file).unwrap();
     let pages = 4 << 20 >> 12;
     assert!(StartingState::parse(&bytes, Format::default(), pages, 0).is_ok());
@@ -266,7 +267,7 @@ fn a_damaged_starting_state_is_refused_and_never_panics() {
         if let Ok(start) = StartingState::parse(&change(&bytes, &mut numbers), Format::default(), pages, 0) {
             let again = tempfile::tempdir().unwrap();
             let again = again.path().join("start");
-            start.write(&again, Format::default()).unwrap();
+            start.write(&again, Format::default(), Effort::Fast).unwrap();
             assert!(std::fs::read(again).unwrap() == bytes);
         }
     }

@@ -1,6 +1,7 @@
 //! The library with a guest of a few instructions. One program of tests, because linking many takes longer than running them;
 //! `player`, which takes the process's log for itself, is apart.
 
+mod cut;
 mod damage;
 mod damaged_checkpoints;
 mod divergence;

@@ -8,7 +8,8 @@ use super::*;
 use crate::Opened;
 use crate::log::{EventRecord, Log, LogRecord, parse_log};
 use machine::Format;
-use machine::config::{ImageFile, MachineConfig};
+use machine::config::{ImageFile, MachineConfig, hash_image};
+use machine::contents_hash::Scheme;
 use machine::inputs::{Event, PowerOn};
 use machine::position::{Instructions, Moment};
 use machine::start::{KernelFiles, ModuleFile, Start};
@@ -17,6 +18,12 @@ fn image(directory: &Path, name: &str, contents: &[u8]) -> ImageFile {
     let path = directory.join(name);
     std::fs::write(&path, contents).unwrap();
     ImageFile { path, hash: blake3::hash(contents).to_hex().to_string(), size_bytes: contents.len() as u64 }
+}
+
+/// As [`image`], with the hash that disks have.
+fn disk(directory: &Path) -> ImageFile {
+    let image = image(directory, "disk.img", &disk_contents());
+    hash_image(&image.path, Scheme::Sparse).unwrap()
 }
 
 fn disk_contents() -> Vec<u8> {
@@ -37,7 +44,7 @@ fn recording(directory: &Path) -> Recording<Instructions> {
             modules: vec![ModuleFile { file: image(directory, "m", b""), cmdline: "x=y".to_string() }],
             cmdline: String::new(),
         }),
-        disk: Some(image(directory, "disk.img", &disk_contents())),
+        disk: Some(disk(directory)),
         debug_ports: devices::DebugPortsV1 { console: false, exit: None },
         network: None,
         passthrough: Vec::new(),

@@ -13,6 +13,7 @@ use super::archive::{
 use crate::files::EVENTS;
 use crate::opened::Recording;
 use machine::config::{ImageFile, same};
+use machine::contents_hash::{ContentsHasher, Scheme};
 use machine::error::Error;
 
 /// Fast, and already most of what there is to gain on kernels, which are compressed.
@@ -92,31 +93,40 @@ fn write_image(what: &str, image: &ImageFile, out: &mut impl Write, path: &Path)
         }
         other => other,
     };
-    let hash = write_file(&image.path, image.size_bytes, out, path).map_err(unreadable)?;
-    let now = ImageFile { hash: hash.to_hex().to_string(), ..image.clone() };
-    same(what, image, &now)
+    let mut hasher = ContentsHasher::new(Scheme::of(&image.hash));
+    let file = plain_file::open(&image.path).map_err(Error::file("open", &image.path)).map_err(unreadable)?;
+    let mut take = |piece: &[u8]| hasher.update(piece);
+    write_pieces(file, &image.path, image.size_bytes, out, path, &mut take).map_err(unreadable)?;
+    same(what, image, &ImageFile { hash: hasher.finish(), ..image.clone() })
 }
 
 /// Writes the first `size_bytes` of a file.
-fn write_file(
-    from: &Path,
-    size_bytes: u64,
-    out: &mut impl Write,
-    path: &Path,
-) -> Result<blake3::Hash, Error> {
+fn write_file(from: &Path, size_bytes: u64, out: &mut impl Write, path: &Path) -> Result<(), Error> {
     let file = plain_file::open(from).map_err(Error::file("open", from))?;
     write_contents(file, from, size_bytes, out, path)
 }
 
-/// Writes the first `size_bytes` of what is read from `file`, which is at `from`: size, pieces that are not
-/// all zeroes, an empty piece, hash.
+/// As [`write_pieces`], for contents that nobody else takes.
 fn write_contents(
+    file: impl Read,
+    from: &Path,
+    size_bytes: u64,
+    out: &mut impl Write,
+    path: &Path,
+) -> Result<(), Error> {
+    write_pieces(file, from, size_bytes, out, path, &mut |_| {})
+}
+
+/// Writes the first `size_bytes` of what is read from `file`, which is at `from`: size, pieces that are not
+/// all zeroes, an empty piece, hash. `take` gets every piece.
+fn write_pieces(
     mut file: impl Read,
     from: &Path,
     size_bytes: u64,
     out: &mut impl Write,
     path: &Path,
-) -> Result<blake3::Hash, Error> {
+    take: &mut dyn FnMut(&[u8]),
+) -> Result<(), Error> {
     let failed = |source| Error::file("write", path)(source);
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0; CHUNK_BYTES];
@@ -126,14 +136,14 @@ fn write_contents(
         let piece = &mut buffer[..(size_bytes - offset).min(CHUNK_BYTES as u64) as usize];
         file.read_exact(piece).map_err(Error::file("read", from))?;
         hasher.update(piece);
+        take(piece);
         if piece.iter().any(|&byte| byte != 0) {
             write_piece(offset, piece, out).map_err(failed)?;
         }
         offset += piece.len() as u64;
     }
     let hash = hasher.finalize();
-    write_piece(size_bytes, &[], out).and_then(|()| out.write_all(hash.as_bytes())).map_err(failed)?;
-    Ok(hash)
+    write_piece(size_bytes, &[], out).and_then(|()| out.write_all(hash.as_bytes())).map_err(failed)
 }
 
 fn write_piece(offset: u64, bytes: &[u8], out: &mut impl Write) -> std::io::Result<()> {

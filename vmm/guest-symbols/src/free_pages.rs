@@ -1,0 +1,159 @@
+//! The pages of memory that the guest's kernel has free, read from its memory as of now.
+//!
+//! Linux keeps free memory in blocks of 2^n pages. Each zone of each node has a list of the blocks of every size and kind. A
+//! list leads from one block's first `struct page` to the next. These structures lie in one large table (`vmemmap`), in the
+//! order of the pages. Pages that wait in a CPU's own lists are not counted as free here: they are few.
+//!
+//! Follows Linux 5.10 to 7.2: `include/linux/mmzone.h`, `mm/page_alloc.c`, `arch/x86/include/asm/page_types.h`. Guest memory is
+//! not to be trusted: no list is followed in circles or without a limit.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use super::btf::Btf;
+use super::guest_view::{GuestView, KernelView};
+use super::modules::{Missing, types};
+use super::symbols::Symbols;
+use super::tasks::{NoTasks, field};
+
+/// `MAX_NUMNODES` of the largest usual kernels.
+const MAX_NODES: u64 = 1024;
+/// No more blocks and lists are looked at, all in all.
+const MAX_BLOCKS: usize = 1 << 22;
+/// No array of zones, sizes or kinds is longer.
+const MAX_ELEMENTS: u64 = 64;
+/// No block has more than 2^this pages.
+const MAX_ORDER: u32 = 20;
+/// `__VMEMMAP_BASE_L4`: where the table of pages lies in kernels that do not move it.
+const FIXED_TABLE: u64 = 0xffff_ea00_0000_0000;
+
+/// Where a kernel has its lists.
+struct Lists {
+    /// The places of the nodes.
+    nodes: Vec<u64>,
+    /// Where the table of pages begins, and the size of an entry.
+    table: u64,
+    page_bytes: u64,
+    /// In `struct page`: the link to the next block.
+    link: u64,
+    /// In `struct pglist_data`.
+    zones: Array,
+    /// In `struct zone`.
+    areas: Array,
+    /// In `struct free_area`.
+    kinds: Array,
+}
+
+/// An array in a structure.
+struct Array {
+    offset: u64,
+    count: u64,
+    element_bytes: u64,
+}
+
+impl Array {
+    fn places(&self, structure: u64) -> impl Iterator<Item = u64> {
+        let first = structure.wrapping_add(self.offset);
+        let bytes = self.element_bytes;
+        (0..self.count.min(MAX_ELEMENTS)).map(move |number| first.wrapping_add(number * bytes))
+    }
+}
+
+/// The pages that are free in the guest as it stands, by number, in any order. Page 0 is the one at physical address 0. What the
+/// guest says of itself may be wrong: pages may be named twice, or not be there.
+pub fn free_pages(guest: &dyn GuestView) -> Result<Vec<Range<u64>>, NoTasks> {
+    let symbols = Symbols::of_guest(guest)?;
+    Ok(KernelView::first_with(guest, |view| find(view, &|name| symbols.address_of(name)))?)
+}
+
+pub(super) fn find(
+    memory: KernelView<'_>,
+    address_of: &dyn Fn(&'static str) -> Option<u64>,
+) -> Result<Vec<Range<u64>>, Missing> {
+    let bytes = types(memory, address_of)?;
+    let btf = Btf::parse(&bytes).ok_or(Missing::Types)?;
+    let lists = Lists::of(memory, address_of, &btf)?;
+    let (mut free, mut room) = (Vec::new(), MAX_BLOCKS);
+    for zone in lists.nodes.iter().flat_map(|&node| lists.zones.places(node)) {
+        for (order, area) in (0..MAX_ORDER).zip(lists.areas.places(zone)) {
+            for head in lists.kinds.places(area) {
+                let blocks = lists.blocks(memory, head, &mut room);
+                free.extend(blocks.into_iter().map(|first| block(first, order)));
+            }
+        }
+    }
+    Ok(free)
+}
+
+/// The pages of a block.
+fn block(first: u64, order: u32) -> Range<u64> {
+    first..first.saturating_add(1 << order)
+}
+
+impl Lists {
+    fn of(
+        memory: KernelView<'_>,
+        address_of: &dyn Fn(&'static str) -> Option<u64>,
+        btf: &Btf<'_>,
+    ) -> Result<Lists, Missing> {
+        let page_bytes = size(btf, "page")?;
+        let table = address_of("vmemmap_base").and_then(|place| memory.number::<8>(place));
+        Ok(Lists {
+            nodes: nodes(memory, address_of)?,
+            table: table.unwrap_or(FIXED_TABLE),
+            page_bytes,
+            link: field(btf, "page", "lru")?,
+            zones: array(btf, "pglist_data", "node_zones")?,
+            areas: array(btf, "zone", "free_area")?,
+            kinds: array(btf, "free_area", "free_list")?,
+        })
+    }
+
+    /// The numbers of the first pages of a list's blocks, as far as the list can be followed. `room` is how many there may
+    /// still be.
+    fn blocks(&self, memory: KernelView<'_>, head: u64, room: &mut usize) -> Vec<u64> {
+        let (mut found, mut seen, mut at) = (Vec::new(), BTreeSet::new(), head);
+        while *room > 0
+            && let Some(next) = memory.number::<8>(at).filter(|&next| next != head && seen.insert(next))
+        {
+            *room -= 1;
+            let entry = next.wrapping_sub(self.link).wrapping_sub(self.table);
+            if entry % self.page_bytes != 0 {
+                break;
+            }
+            found.push(entry / self.page_bytes);
+            at = next;
+        }
+        found
+    }
+}
+
+/// Kernels for machines with several nodes have a table of pointers, others one node.
+fn nodes(
+    memory: KernelView<'_>,
+    address_of: &dyn Fn(&'static str) -> Option<u64>,
+) -> Result<Vec<u64>, Missing> {
+    if let Some(only) = address_of("contig_page_data") {
+        return Ok(vec![only]);
+    }
+    let table = address_of("node_data").ok_or(Missing::Symbol("node_data"))?;
+    let nodes = (0..MAX_NODES).map_while(|number| memory.number::<8>(table.wrapping_add(8 * number)));
+    Ok(nodes.take_while(|&node| node != 0).collect())
+}
+
+fn size(btf: &Btf<'_>, structure: &'static str) -> Result<u64, Missing> {
+    let size = btf.structure(structure).and_then(|number| btf.size(number)).filter(|&size| size > 0);
+    size.ok_or(Missing::Field { structure, field: "size" })
+}
+
+/// An array of structures, or of arrays' elements that are lists' heads.
+fn array(btf: &Btf<'_>, structure: &'static str, name: &'static str) -> Result<Array, Missing> {
+    let missing = Missing::Field { structure, field: name };
+    let found = || {
+        let field = btf.field(btf.structure(structure)?, name)?;
+        let (element, count) = btf.array(field.kind)?;
+        let element_bytes = btf.size(element)?;
+        Some(Array { offset: field.offset, count: u64::from(count), element_bytes })
+    };
+    found().ok_or(missing)
+}

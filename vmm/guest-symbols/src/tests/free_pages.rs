@@ -1,0 +1,114 @@
+//! Lists of free memory made up here, with fields in places of our own.
+
+use std::ops::Range;
+
+use super::{BASE, DIRECT_MAP, Pages, Types};
+use crate::free_pages::find;
+use crate::modules::Missing;
+
+const TYPES: u64 = BASE + 0x10_0000;
+const NODES: u64 = BASE + 0x2_0000;
+const TABLE_VARIABLE: u64 = BASE + 0x2_1000;
+const NODE: u64 = DIRECT_MAP + 0x10_0000;
+const TABLE: u64 = 0xffff_eb12_0000_0000;
+
+const PAGE_BYTES: u32 = 0x40;
+const LINK: u64 = 8;
+const ZONES: u64 = 0x20;
+const ZONE_BYTES: u64 = 0x100;
+const AREAS: u64 = 0x10;
+const AREA_BYTES: u64 = 0x28;
+const HEAD_BYTES: u64 = 0x10;
+
+/// Two zones, three sizes, two kinds.
+fn types() -> Vec<u8> {
+    let mut types = Types::new();
+    let int = types.record("int", 1 << 24, 4, &[0]);
+    let head = types.structure("list_head", HEAD_BYTES as u32, &[("next", int, 0), ("prev", int, 8)]);
+    let array = |types: &mut Types, of: u32, count: u32| types.record("", 3 << 24, 0, &[of, int, count]);
+    let hidden = types.structure("", 0x10, &[("lru", head, 0)]);
+    types.structure("page", PAGE_BYTES, &[("flags", int, 0), ("", hidden, LINK as u32)]);
+    let kinds = array(&mut types, head, 2);
+    let area =
+        types.structure("free_area", AREA_BYTES as u32, &[("free_list", kinds, 0), ("nr_free", int, 0x20)]);
+    let areas = array(&mut types, area, 3);
+    let zone = types.structure("zone", ZONE_BYTES as u32, &[("free_area", areas, AREAS as u32)]);
+    let zones = array(&mut types, zone, 2);
+    types.structure("pglist_data", 0x400, &[("node_zones", zones, ZONES as u32)]);
+    types.bytes()
+}
+
+fn entry(page: u64) -> u64 {
+    TABLE + page * u64::from(PAGE_BYTES) + LINK
+}
+
+fn head(zone: u64, order: u64, kind: u64) -> u64 {
+    NODE + ZONES + zone * ZONE_BYTES + AREAS + order * AREA_BYTES + kind * HEAD_BYTES
+}
+
+/// A kernel in which all lists are empty.
+fn kernel() -> Pages {
+    let mut memory = Pages::default();
+    memory.write(TYPES, &types());
+    memory.write_u64(TABLE_VARIABLE, TABLE);
+    memory.write_u64(NODES, NODE);
+    memory.write_u64(NODES + 8, 0);
+    for (zone, order, kind) in
+        [0, 1].map(|zone| [0, 1, 2].map(|order| [0, 1].map(|kind| (zone, order, kind)))).concat().concat()
+    {
+        memory.write_u64(head(zone, order, kind), head(zone, order, kind));
+    }
+    memory
+}
+
+fn list(memory: &mut Pages, head: u64, pages: &[u64]) {
+    let places: Vec<u64> = [head].into_iter().chain(pages.iter().map(|&page| entry(page))).collect();
+    for (number, place) in places.iter().enumerate() {
+        memory.write_u64(*place, places[(number + 1) % places.len()]);
+    }
+}
+
+fn found(memory: &Pages, with_node_table: bool) -> Result<Vec<Range<u64>>, Missing> {
+    let end = TYPES + types().len() as u64;
+    let address_of = |name: &'static str| match name {
+        "__start_BTF" => Some(TYPES),
+        "__stop_BTF" => Some(end),
+        "vmemmap_base" => Some(TABLE_VARIABLE),
+        "node_data" if with_node_table => Some(NODES),
+        "contig_page_data" if !with_node_table => Some(NODE),
+        _ => None,
+    };
+    find(memory.view(), &address_of)
+}
+
+#[test]
+fn blocks_of_all_zones_sizes_and_kinds_are_found() {
+    for with_node_table in [true, false] {
+        let mut memory = kernel();
+        assert_eq!(found(&memory, with_node_table), Ok(Vec::new()));
+        list(&mut memory, head(0, 0, 0), &[7, 3]);
+        list(&mut memory, head(0, 2, 1), &[8]);
+        list(&mut memory, head(1, 1, 0), &[100, 104]);
+        assert_eq!(found(&memory, with_node_table), Ok(vec![7..8, 3..4, 8..12, 100..102, 104..106]));
+    }
+}
+
+#[test]
+fn lists_that_lead_astray_end() {
+    let mut memory = kernel();
+    list(&mut memory, head(0, 0, 0), &[7, 3]);
+    // In a circle, to what is no page's entry, and to nowhere.
+    memory.write_u64(entry(3), entry(7));
+    list(&mut memory, head(0, 1, 0), &[20]);
+    memory.write_u64(entry(20), entry(22) + 8);
+    list(&mut memory, head(0, 2, 0), &[40]);
+    memory.write_u64(entry(40), 0x1000);
+    assert_eq!(found(&memory, true), Ok(vec![7..8, 3..4, 20..22, 40..44]));
+}
+
+#[test]
+fn a_kernel_without_nodes_or_types_has_none() {
+    let memory = kernel();
+    let nothing = find(memory.view(), &|_| None);
+    assert_eq!(nothing, Err(Missing::Symbol("__start_BTF")));
+}

@@ -1,0 +1,192 @@
+//! Cuts the end out of a recording, as a small recording of its own: a crash to send to somebody.
+//!
+//! ```text
+//!   the recording    ├──────────────────────┬───────────────┤
+//!                                        the cut          the end
+//!   what is made                            ├───────────────┤   begins with a state, needs no image
+//! ```
+//!
+//! The new recording starts in a [`StartingState`] at the cut, and its log has what came in behind the cut. To be small, it
+//! leaves out what the run no longer needs:
+//!
+//! - memory that the guest's kernel has free at the cut and at the end, and that nothing touches between them;
+//! - blocks of the disk that the guest does not read before it has written them.
+//!
+//! Which pages are touched is not guessed. The stretch is replayed with an observer on all free pages. Then it is replayed without
+//! what was left out, and recorded. Both machines must be equal at the end, in every register, device, page and block that
+//! is there.
+//!
+//! Positions count from the cut. Guest time goes on.
+
+mod inputs;
+mod touched;
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use checkpoint::PAGE_BYTES;
+use guest_ram::PAGE_SIZE;
+use guest_symbols::free_pages;
+use machine::config::{ImageFile, hash_image};
+use machine::contents_hash::Scheme;
+use machine::engine::EngineKind;
+use machine::error::Error;
+use machine::notation::{Distance, PositionSpec};
+use machine::position::{Count, Instructions};
+use machine::{Machine, StartingState};
+use recording::{Cut, Recordable, Recording};
+
+use self::inputs::Remaining;
+use crate::timeline::Timeline;
+use crate::workers::Poll;
+
+/// The name of the disk's image in the new recording's folder, until a pack carries it inside.
+const DISK: &str = "disk";
+
+/// What was cut out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CutOut {
+    /// What the new recording says of itself.
+    pub cut: Cut,
+    /// How long it is.
+    pub length: Instructions,
+    /// Blocks of the disk that it has.
+    pub disk_blocks: u64,
+}
+
+/// Makes a recording, in a folder that does not exist yet, of the last `last_ns` of guest time of another one, which stays as it is.
+/// `all_memory` says to keep free pages, too. `poll` asks whether to stop.
+pub fn cut_out_end(
+    recording: &Recording<Instructions>,
+    last_ns: u64,
+    all_memory: bool,
+    folder: &Path,
+    poll: &mut Poll<'_>,
+) -> Result<CutOut, Error> {
+    if !recording.manifest.machine.passthrough.is_empty() {
+        let why = "the guest has devices of the host, whose state nothing can bring back: its recording cannot begin in the middle; pack it whole";
+        return Err(Error::Unsupported(why.to_string()));
+    }
+    let mut timeline = Timeline::open(recording)?;
+    let end = timeline.end();
+    timeline.seek(end, poll)?.unless_interrupted()?;
+    let free_at_end = if all_memory { BTreeSet::new() } else { free(timeline.machine()) };
+    let length_ns = recording.log.last_moment().time_ns - recording.log.power_on()?.at.time_ns;
+    let from = match PositionSpec::Before(Distance::Nanoseconds(last_ns)) {
+        _ if last_ns >= length_ns => PositionSpec::Start,
+        from => from,
+    };
+    let from = timeline.resolve_outside(from, poll)?;
+    timeline.seek(from, poll)?.unless_interrupted()?;
+    let mut start = StartingState::of(timeline.machine_mut())?;
+    let snapshot = timeline.snapshot()?;
+    let free = if free_at_end.is_empty() { free_at_end } else { &free_at_end & &free(timeline.machine()) };
+    drop(timeline);
+    let used: BTreeSet<u64> = start.ram_pages().filter(|page| free.contains(page)).collect();
+
+    // With everything: what is needed?
+    let mut whole = Recordable::<Instructions>::going_on(EngineKind::SOFT, recording, start.clone())?;
+    if let Some(disk) = whole.machine.disk_mut() {
+        disk.note_read();
+    }
+    let inputs = Remaining::new(recording, &snapshot, end)?;
+    let free = touched::untouched(&mut whole.machine, used, inputs, poll)?;
+    let blocks = whole.machine.disk_mut().map(|disk| disk.take_read()).unwrap_or_default();
+
+    // Without what is not.
+    recording::create_folder(folder)?;
+    let mut small = recording.clone();
+    if let Some(disk) = &mut small.manifest.machine.disk {
+        *disk = disk_of(disk, &blocks, &start, folder)?;
+    }
+    let unread: Vec<u64> = start.disk_blocks().filter(|block| !blocks.contains(block)).collect();
+    start.leave_out(free.iter().copied(), unread.into_iter());
+    let cut = Cut { instructions: from.number(), free_pages: free.len() as u64 };
+    let mut again = Recordable::<Instructions>::going_on(EngineKind::SOFT, &small, start)?.cut_out(cut);
+    let inputs = Remaining::new(recording, &snapshot, end)?;
+    again.record_in_empty(folder)?.run(inputs)?;
+    must_be_equal(&mut whole.machine, &mut again.machine, &free)?;
+    let length = again.machine.moment().count;
+    Ok(CutOut { cut, length, disk_blocks: blocks.len() as u64 })
+}
+
+/// The pages that the guest's kernel has free; none where no known kernel runs.
+fn free(machine: &Machine<Instructions>) -> BTreeSet<u64> {
+    let layout = machine.ram().layout();
+    let blocks = free_pages(machine).unwrap_or_else(|why| {
+        log::warn!("free memory is kept: {why}");
+        Vec::new()
+    });
+    let mut free = BTreeSet::new();
+    for (address, offset, bytes) in layout.ranges() {
+        let (first, behind) = (address / PAGE_SIZE, (address + bytes) / PAGE_SIZE);
+        for block in &blocks {
+            let within = block.start.max(first)..block.end.min(behind);
+            free.extend(within.map(|page| page - first + offset / PAGE_SIZE));
+        }
+    }
+    free
+}
+
+/// Makes an image with these blocks of another one, and holes for all others. Blocks that the start has need not be in it.
+fn disk_of(
+    image: &ImageFile,
+    blocks: &BTreeSet<u64>,
+    start: &StartingState,
+    folder: &Path,
+) -> Result<ImageFile, Error> {
+    let over: BTreeSet<u64> = start.disk_blocks().collect();
+    let from = plain_file::open(&image.path).map_err(Error::file("open", &image.path))?;
+    let path = folder.join(DISK);
+    let to = File::create_new(&path).map_err(Error::file("create", &path))?;
+    to.set_len(image.size_bytes).map_err(Error::file("make room for", &path))?;
+    for block in blocks.difference(&over) {
+        let at = block * PAGE_BYTES as u64;
+        let mut contents = vec![0; (image.size_bytes - at).min(PAGE_BYTES as u64) as usize];
+        from.read_exact_at(&mut contents, at).map_err(Error::file("read", &image.path))?;
+        to.write_all_at(&contents, at).map_err(Error::file("write", &path))?;
+    }
+    hash_image(&path, Scheme::Sparse)
+}
+
+/// Refuses what did not come to the same end. Pages that were left out are not compared.
+fn must_be_equal(
+    whole: &mut Machine<Instructions>,
+    again: &mut Machine<Instructions>,
+    left_out: &BTreeSet<u64>,
+) -> Result<(), Error> {
+    let differs = |what: String| {
+        let why = format!(
+            "the end would not replay the same ({what} would differ); pack it with all its memory, or whole"
+        );
+        Error::Unsupported(why)
+    };
+    if (whole.moment(), whole.outcome()) != (again.moment(), again.outcome()) {
+        return Err(differs("its length".to_string()));
+    }
+    if whole.state() != again.state() {
+        return Err(differs("the machine's state".to_string()));
+    }
+    let (mut one, mut other) = ([0; PAGE_BYTES], [0; PAGE_BYTES]);
+    for page in (0..whole.ram().flags().pages()).filter(|page| !left_out.contains(page)) {
+        whole.ram().read_bytes(page * PAGE_SIZE, &mut one);
+        again.ram().read_bytes(page * PAGE_SIZE, &mut other);
+        if one != other {
+            return Err(differs(format!("page {page:#x} of its memory")));
+        }
+    }
+    let written = |machine: &mut Machine<Instructions>| machine.disk_mut().map(|disk| disk.version());
+    let (Some(blocks), Some(theirs)) = (written(whole), written(again)) else { return Ok(()) };
+    let numbers: BTreeSet<u64> =
+        blocks.iter_not_base().chain(theirs.iter_not_base()).map(|(number, _)| number).collect();
+    for number in numbers {
+        whole.read_block(number, &mut one)?;
+        again.read_block(number, &mut other)?;
+        if one != other {
+            return Err(differs(format!("block {number} of its disk")));
+        }
+    }
+    Ok(())
+}
