@@ -180,6 +180,8 @@ impl<'t> Adapter<'t> {
         match stop {
             // Not `DoneStep`, whose packet has no room for registers.
             Stop::Step => Reason::SignalWithThread { tid: CPU, signal: Signal::SIGTRAP },
+            // gdb says of no signal that the program stopped.
+            Stop::Elsewhere => Reason::SignalWithThread { tid: CPU, signal: Signal::SIGZERO },
             Stop::Breakpoint(address) if self.is_hardware(address) => Reason::HwBreak(CPU),
             Stop::Breakpoint(_) => Reason::SwBreak(CPU),
             Stop::Watchpoint { kind, address } => {

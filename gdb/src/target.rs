@@ -75,6 +75,8 @@ pub struct Threads {
 pub enum Stop {
     /// The requested step, or range of steps, is done.
     Step,
+    /// The movement has ended where nobody asked it to: what it waited for cannot come.
+    Elsewhere,
     /// RIP is at a breakpoint, whose guest-virtual address this is; the instruction there has not been
     /// executed.
     Breakpoint(u64),

@@ -29,6 +29,7 @@
 
 mod bounds;
 mod kernel;
+mod leaving;
 mod level;
 mod monitor;
 mod processes;
@@ -185,6 +186,13 @@ impl<'a> GdbTarget<'a> {
             watch_filters: self.watchpoints.iter().filter_map(|point| filter(point.address, None)).collect(),
             ..Stops::default()
         }
+    }
+
+    /// The points in force without temporary breakpoints, which mean the code that is stepped through.
+    fn points_of_user(&self) -> Stops {
+        let mut points = self.points();
+        points.breakpoints.retain(|point| self.temporary.filter(point.address).is_none());
+        points
     }
 
     /// The condition of a breakpoint, gdb's and that of a temporary one.
@@ -355,6 +363,9 @@ impl DebugTarget for GdbTarget<'_> {
 
     fn run_forward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
         self.begin(Direction::Forward);
+        if let Some(frames) = self.temporary.frames().cloned() {
+            return self.run_to_return(&frames, poll);
+        }
         match self.temporary.thread() {
             Some(thread) => self.run_of_thread(&thread, poll),
             None => {
@@ -366,8 +377,13 @@ impl DebugTarget for GdbTarget<'_> {
 
     fn run_backward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
         self.begin(Direction::Backward);
-        let stop = self.timeline.run_backward(poll).map_err(refused)?;
-        Ok(self.stopped(stop))
+        match self.temporary.thread().filter(|_| self.timeline.forked_at().is_none()) {
+            Some(thread) => self.run_back_of_thread(&thread, poll),
+            None => {
+                let stop = self.timeline.run_backward(poll).map_err(refused)?;
+                Ok(self.stopped(stop))
+            }
+        }
     }
 
     fn step_range(
