@@ -151,7 +151,9 @@ no fork True
     let said = said_of_program("leaving.c", "leaving.py");
     let first: Vec<&str> = EXPECTED.lines().skip(1).collect();
     let is_told = |line: &&str| {
-        ["says so", "back at the call", "is the parent", "no fork"].iter().any(|begin| line.starts_with(begin))
+        ["says so", "back at the call", "is the parent", "no fork"]
+            .iter()
+            .any(|begin| line.starts_with(begin))
             || ["near", "far", "signal", "processes"].contains(line)
             || ["next ", "step ", "finish ", "reverse-"].iter().any(|begin| line.starts_with(begin))
     };

@@ -20,7 +20,8 @@
 //! start there. `monitor.rs` has the commands that gdb does not know. `processes.rs`, `threads.rs` and `kernel.rs` have
 //! the commands that ask the guest's kernel, and `symbol_files.rs` writes files for gdb. `bounds.rs` stops in one
 //! process only. `steps.rs` and `steps_back.rs` let a step follow its thread, and `temporary.rs` lets the breakpoints do so that
-//! gdb sets for a step.
+//! gdb sets for a step. `leaving.rs` and `frames.rs` end a run where a program leaves a
+//! function otherwise than by its return.
 //!
 //! Nothing here speaks gdb's protocol, and nothing changes a recording: what gdb changes goes to a scratch fork
 //! ([`history::timeline`]).
@@ -28,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 mod bounds;
+mod frames;
 mod kernel;
 mod leaving;
 mod level;

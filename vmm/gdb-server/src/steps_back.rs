@@ -66,7 +66,11 @@ impl GdbTarget<'_> {
     }
 
     /// Runs backward for a movement of gdb's that a thread began, no farther than to the thread's beginning.
-    pub(super) fn run_back_of_thread(&mut self, thread: &Level, poll: &mut Poll<'_>) -> Result<Stop, Refusal> {
+    pub(super) fn run_back_of_thread(
+        &mut self,
+        thread: &Level,
+        poll: &mut Poll<'_>,
+    ) -> Result<Stop, Refusal> {
         let points = self.points();
         let mut stops = points.clone();
         let begin = self.stop_at_begin(thread, &mut stops);
@@ -255,7 +259,8 @@ impl GdbTarget<'_> {
         let jump = self.timeline.snapshot().map_err(refused)?;
         let from = self.timeline.position();
         let place = there.stack.wrapping_sub(8);
-        let call = Watchpoint { space: AddressKind::Linear, address: place, length: 8, kind: WatchKind::Write };
+        let call =
+            Watchpoint { space: AddressKind::Linear, address: place, length: 8, kind: WatchKind::Write };
         let thread = there.clone();
         let is_call = Filter::new(move |machine: &Machine<Instructions>| {
             machine.cpu().core().reg64(RSP) == place && thread.is_program_of_thread(machine)

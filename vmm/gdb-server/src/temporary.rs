@@ -9,7 +9,7 @@
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::leaving::{Frames, StackWords};
+use super::frames::{Frames, StackWords};
 use super::level::Level;
 use history::timeline::{Direction, Filter};
 use machine::Machine;
@@ -69,7 +69,8 @@ impl Temporary {
                 let (thread, is_entry) = (here(), !is_shown && direction == Direction::Backward);
                 let returns = returns();
                 let frames = stack.get().filter(|_| returns);
-                let frames = frames.and_then(|words| Frames::of(&thread, words, address, machine));
+                let frames =
+                    frames.and_then(|words| Frames::of(&thread, words, (address, !is_shown), machine));
                 Bound { filter: in_thread(thread.clone(), returns, is_entry), frames, thread }
             });
             self.bound.insert(address, now);

@@ -383,7 +383,9 @@ impl Timeline {
         let hit = match walked {
             Walked::Hit(hit) => Some(hit),
             // A run forward that begins here would pass over a breakpoint.
-            _ => armed.hit(&RunStop::Met(Met::Breakpoint), &self.walker.machine).filter(|_| self.position() > here),
+            _ => armed
+                .hit(&RunStop::Met(Met::Breakpoint), &self.walker.machine)
+                .filter(|_| self.position() > here),
         };
         Ok(match (hit, walked) {
             (Some(hit), _) => TravelStop::Hit(hit.cause),
