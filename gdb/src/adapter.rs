@@ -156,6 +156,11 @@ impl<'t> Adapter<'t> {
         self.stops.conditions.insert((address, hardware), conditions);
     }
 
+    /// gdb shows this place to its user.
+    pub(crate) fn shown(&mut self) {
+        self.target.shown();
+    }
+
     /// Takes the client's breakpoints and watchpoints out of the target.
     pub(crate) fn finish(&mut self) {
         self.stops.clear(self.target);

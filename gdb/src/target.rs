@@ -121,6 +121,9 @@ pub trait DebugTarget {
     /// Writes guest-virtual memory as a debugger: all bytes, or none and a refusal.
     fn write_memory(&mut self, address: u64, bytes: &[u8]) -> Result<(), Refusal>;
 
+    /// gdb shows this place to its user.
+    fn shown(&mut self) {}
+
     /// The threads to show, of which the CPU itself is always one. Without any sleeping ones, as here, gdb sees the CPU alone.
     ///
     /// The server asks once per stop, and again after a `monitor` command.

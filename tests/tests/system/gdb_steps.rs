@@ -104,6 +104,8 @@ near
 next -> jumps near
 next -> if (setjmp(near_by) == 0)
 says so True
+reverse-next -> jumps near
+next -> if (setjmp(near_by) == 0)
 next -> landed near
 reverse-next -> if (setjmp(near_by) == 0)
 reverse-next -> jumps near

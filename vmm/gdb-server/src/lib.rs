@@ -296,10 +296,12 @@ impl DebugTarget for GdbTarget<'_> {
         Ok(())
     }
 
-    fn threads(&mut self) -> gdb::Threads {
-        // gdb asks when it shows a stop to its user.
+    fn shown(&mut self) {
         self.temporary.is_shown = true;
         self.stepping.pass_calls = false;
+    }
+
+    fn threads(&mut self) -> gdb::Threads {
         let machine = self.timeline.machine();
         self.shown_threads.as_mut().map(|shown| shown.list(machine)).unwrap_or_default()
     }
