@@ -156,6 +156,11 @@ impl<'t> Adapter<'t> {
         self.stops.conditions.insert((address, hardware), conditions);
     }
 
+    /// gdb shows this place to its user.
+    pub(crate) fn shown(&mut self) {
+        self.target.shown();
+    }
+
     /// Takes the client's breakpoints and watchpoints out of the target.
     pub(crate) fn finish(&mut self) {
         self.stops.clear(self.target);
@@ -180,6 +185,8 @@ impl<'t> Adapter<'t> {
         match stop {
             // Not `DoneStep`, whose packet has no room for registers.
             Stop::Step => Reason::SignalWithThread { tid: CPU, signal: Signal::SIGTRAP },
+            // gdb says of no signal that the program stopped.
+            Stop::Elsewhere => Reason::SignalWithThread { tid: CPU, signal: Signal::SIGZERO },
             Stop::Breakpoint(address) if self.is_hardware(address) => Reason::HwBreak(CPU),
             Stop::Breakpoint(_) => Reason::SwBreak(CPU),
             Stop::Watchpoint { kind, address } => {

@@ -174,6 +174,10 @@ impl<'t> Session<'t> {
             self.send(adapter)?;
             return Ok(None);
         }
+        if body.starts_with(b"qfThreadInfo") {
+            // For other reasons than this, the library lists threads, too.
+            adapter.shown();
+        }
         if let Some((address, hardware, conditions)) = parse_packet(body) {
             adapter.add_conditional(address, hardware, conditions);
             self.reply(b"OK");

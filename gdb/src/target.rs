@@ -75,6 +75,8 @@ pub struct Threads {
 pub enum Stop {
     /// The requested step, or range of steps, is done.
     Step,
+    /// The movement has ended where nobody asked it to: what it waited for cannot come.
+    Elsewhere,
     /// RIP is at a breakpoint, whose guest-virtual address this is; the instruction there has not been
     /// executed.
     Breakpoint(u64),
@@ -118,6 +120,9 @@ pub trait DebugTarget {
 
     /// Writes guest-virtual memory as a debugger: all bytes, or none and a refusal.
     fn write_memory(&mut self, address: u64, bytes: &[u8]) -> Result<(), Refusal>;
+
+    /// gdb shows this place to its user.
+    fn shown(&mut self) {}
 
     /// The threads to show, of which the CPU itself is always one. Without any sleeping ones, as here, gdb sees the CPU alone.
     ///

@@ -31,12 +31,12 @@ const STEPS_PER_STRETCH: u64 = 60;
 const STRETCH: u64 = 60_000;
 const RSP: u8 = 4;
 
-/// Compiles the program, and gives an initial RAM disk that has it as `/steps`.
-fn with_program(directory: &Path) -> (PathBuf, PathBuf) {
+/// Compiles a program, and gives an initial RAM disk that has it as `/steps`.
+fn with_program(directory: &Path, source: &str) -> (PathBuf, PathBuf) {
     let root = directory.join("root");
     std::fs::create_dir(&root).expect("the folder is ours");
     let program = root.join("steps");
-    let source = repository().join("tests/tests/system/steps/steps.c");
+    let source = files().join(source);
     let compiled =
         Command::new("gcc").args(["-O0", "-g", "-static", "-o"]).arg(&program).arg(source).status();
     assert!(compiled.expect("gcc must be installed: run scripts/setup").success());
@@ -45,30 +45,38 @@ fn with_program(directory: &Path) -> (PathBuf, PathBuf) {
     (program, initrd)
 }
 
-#[test]
-fn steps_of_gdb_stay_in_their_process() {
+fn files() -> PathBuf {
+    repository().join("tests/tests/system/steps")
+}
+
+/// Records a guest that runs a program, and has gdb run a script at the recording's end, with the symbols of program and kernel.
+fn said_of_program(source: &str, script: &str) -> String {
     let directory = tempfile::tempdir().expect("a temporary folder");
-    let (program, initrd) = with_program(directory.path());
+    let (program, initrd) = with_program(directory.path(), source);
     let options = linux_options(&CLOUD, &BUSYBOX, "ttvm.run=/steps", 128);
     let guest = Guest::new(&MachineOptions { initrd: Some(initrd), ..options });
     let path = directory.path().join("steps.ttvm");
-    let mut script = Script::silent();
-    record(&guest, &path, &mut script);
-    assert!(script.text().contains("all have ended"), "{}", script.text());
-    let script = repository().join("tests/tests/system/steps/in_gdb.py");
+    let mut console = Script::silent();
+    record(&guest, &path, &mut console);
+    assert!(console.text().contains("all have ended"), "{}", console.text());
     let commands = [
         format!("add-symbol-file {}", program.display()),
         "tt symbols".to_string(),
-        format!("source {}", script.display()),
+        format!("source {}", files().join(script).display()),
     ];
     let mut timeline = Timeline::open(&open(&path)).unwrap_or_else(|error| panic!("{error}"));
     timeline.seek(timeline.end(), &mut || false).unwrap_or_else(|error| panic!("{error}"));
-    let said = batch::serve(&mut timeline, directory.path(), |socket| {
+    batch::serve(&mut timeline, directory.path(), |socket| {
         let mut gdb = batch::gdb();
         gdb.arg("-x").arg(repository().join("gdb/commands/tt.py"));
         batch::attach(&mut gdb, socket, &commands);
         gdb
-    });
+    })
+}
+
+#[test]
+fn steps_of_gdb_stay_in_their_process() {
+    let said = said_of_program("steps.c", "in_gdb.py");
     let count = |line: &str| said.lines().filter(|said| *said == line).count();
     for (line, times) in [
         ("next {'main': 400} 233", 1),
@@ -86,6 +94,73 @@ fn steps_of_gdb_stay_in_their_process() {
         said.contains("reverse-finish work True") && !said.contains("reverse-finish work False"),
         "{said}"
     );
+}
+
+/// `longjmp`, signals, `fork`, `exec` and the ends of threads.
+#[test]
+fn steps_of_gdb_follow_what_leaves_without_a_return() {
+    const EXPECTED: &str = "
+near
+next -> jumps near
+next -> if (setjmp(near_by) == 0)
+says so True
+reverse-next -> jumps near
+next -> if (setjmp(near_by) == 0)
+next -> landed near
+reverse-next -> if (setjmp(near_by) == 0)
+reverse-next -> jumps near
+back at the call True
+next -> x++;
+finish -> if (setjmp(near_by) == 0)
+next -> landed near
+reverse-next -> x++;
+far
+next -> jumps far
+next -> if (setjmp(far_out) == 0)
+reverse-next -> calls passes
+reverse-next -> calls passes
+reverse-next -> calls lands_far
+reverse-next -> part = 1;
+signal
+next {'is_interrupted'} 14
+reverse-next {'is_interrupted'} 0
+step {'is_interrupted'} 14
+reverse-step {'is_interrupted'} 0
+next -> in the handler
+finish -> __restore_rt
+next -> was interrupted
+reverse-next -> in the handler
+reverse-next -> is long
+next -> was long
+next -> is left by a handler
+next -> if (sigsetjmp(out_of_handler, 1) == 0)
+next -> left by a handler
+reverse-next -> is left by a handler
+processes
+next -> if (child == 0) {
+is the parent True
+reverse-next -> _Fork
+says so True
+next -> _start
+says so True
+next -> ends
+next -> __switch_to
+says so True
+next -> the thread ends
+next -> start_thread
+no fork True
+";
+    let said = said_of_program("leaving.c", "leaving.py");
+    let first: Vec<&str> = EXPECTED.lines().skip(1).collect();
+    let is_told = |line: &&str| {
+        ["says so", "back at the call", "is the parent", "no fork"]
+            .iter()
+            .any(|begin| line.starts_with(begin))
+            || ["near", "far", "signal", "processes"].contains(line)
+            || ["next ", "step ", "finish ", "reverse-"].iter().any(|begin| line.starts_with(begin))
+    };
+    let told: Vec<&str> = said.lines().filter(is_told).collect();
+    assert_eq!(told, first, "{said}");
 }
 
 /// What a step of the CPU is.

@@ -1,29 +1,84 @@
 //! The folder of a recording that is about to begin.
 
 use std::path::Path;
+use std::thread::JoinHandle;
 
 use machine::error::Error;
 use recording::create_folder;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
+use signal_hook::low_level::emulate_default_handler;
 
-/// A folder that was made for a recording. It is removed with all that is in it unless the recording begins.
-pub struct NewFolder<'a>(Option<&'a Path>);
+/// A folder that was made for a recording. It is removed with all that is in it unless the recording begins, also if a signal
+/// ends the process before that.
+pub struct NewFolder<'a> {
+    /// `None` once it is kept.
+    path: Option<&'a Path>,
+    guard: Option<Guard>,
+}
+
+/// A thread that waits for signals.
+struct Guard {
+    handle: Handle,
+    thread: JoinHandle<()>,
+}
 
 impl NewFolder<'_> {
     /// Makes it. An existing one is never overwritten.
     pub fn make(path: &Path) -> Result<NewFolder<'_>, Error> {
+        let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM]).map_err(no_signals)?;
         create_folder(path)?;
-        Ok(NewFolder(Some(path)))
+        let mut folder = NewFolder { path: Some(path), guard: None };
+        folder.guard = Some(Guard::new(signals, path).map_err(no_signals)?);
+        Ok(folder)
+    }
+
+    /// From here on somebody else hears of signals, and ends the process in order.
+    pub fn leave_signals(&mut self) {
+        if let Some(Guard { handle, thread }) = self.guard.take() {
+            handle.close();
+            // If a signal has just come, this waits for the process's end.
+            let _ = thread.join();
+        }
     }
 
     /// Leaves it there.
     pub fn keep(mut self) {
-        self.0 = None;
+        self.path = None;
     }
 }
 
 impl Drop for NewFolder<'_> {
     fn drop(&mut self) {
+        self.leave_signals();
         // What made it superfluous is told, and more important.
-        let _ = self.0.map(std::fs::remove_dir_all);
+        let _ = self.path.map(std::fs::remove_dir_all);
     }
+}
+
+impl Guard {
+    fn new(mut signals: Signals, path: &Path) -> std::io::Result<Guard> {
+        let (handle, path) = (signals.handle(), path.to_path_buf());
+        let wait = move || {
+            if let Some(signal) = signals.forever().next() {
+                remove(&path);
+                let _ = emulate_default_handler(signal);
+            }
+        };
+        Ok(Guard { handle, thread: std::thread::Builder::new().spawn(wait)? })
+    }
+}
+
+/// Removes a folder to which another thread may add a file meanwhile.
+fn remove(path: &Path) {
+    const MOST_TRIES: u32 = 100;
+    for _ in 0..MOST_TRIES {
+        if std::fs::remove_dir_all(path).is_ok() || !path.exists() {
+            return;
+        }
+    }
+}
+
+fn no_signals(source: std::io::Error) -> Error {
+    Error::Host { what: "cannot watch for signals".to_string(), source }
 }

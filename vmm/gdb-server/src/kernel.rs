@@ -33,6 +33,12 @@ impl GdbTarget<'_> {
         Ok(symbols)
     }
 
+    /// The kernel's symbols as they were once: the modules' may be others here.
+    pub(super) fn symbols_of_kernel(&mut self) -> Result<Arc<Symbols>, NoKernel> {
+        let known = self.symbols.as_ref().map(|(_, symbols)| symbols.clone());
+        known.map_or_else(|| self.symbols(), Ok)
+    }
+
     /// Where the kernel keeps its processes.
     pub(super) fn tasks(&mut self) -> Result<Arc<Tasks>, NoTasks> {
         if let Some(tasks) = &self.tasks {

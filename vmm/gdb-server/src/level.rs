@@ -81,6 +81,21 @@ impl Level {
         }
     }
 
+    /// Whether a program of the thread runs.
+    pub fn is_program_of_thread(&self, machine: &Machine<Instructions>) -> bool {
+        machine.cpu().core().cpl == PROGRAM && self.runs(machine)
+    }
+
+    /// The page tables in use. With what is known of the kernel they are the same in a program and in the kernel for it.
+    pub fn tables(&self, machine: &Machine<Instructions>) -> u64 {
+        self.tasks.as_ref().map_or_else(|| address_space(machine), |tasks| tasks.address_space(machine))
+    }
+
+    /// Whether the thread runs a program with other page tables than these: it has executed it.
+    pub fn executes_another(&self, tables: u64, machine: &Machine<Instructions>) -> bool {
+        self.thread.task.is_some() && self.is_program_of_thread(machine) && self.tables(machine) != tables
+    }
+
     /// Whether a return from a handler has just led back to where it came.
     pub fn is_back(&self, machine: &Machine<Instructions>) -> bool {
         let core = machine.cpu().core();
@@ -226,7 +241,7 @@ const BREAKPOINT: u8 = 3;
 pub(super) const SYSRET: [&[u8]; 2] = [&[0x0f, 0x07], &[0x48, 0x0f, 0x07]];
 const IRET: [&[u8]; 3] = [&[0xcf], &[0x48, 0xcf], &[0x66, 0xcf]];
 /// The longest instruction.
-const LONGEST_BYTES: u64 = 15;
+pub(super) const LONGEST_BYTES: u64 = 15;
 const LONG_MODE_ACTIVE: u64 = 1 << 10;
 /// The exceptions that push an error code (SDM vol. 3, table 6-1).
 const WITH_ERROR_CODE: [u8; 10] = [8, 10, 11, 12, 13, 14, 17, 21, 29, 30];

@@ -20,7 +20,8 @@
 //! start there. `monitor.rs` has the commands that gdb does not know. `processes.rs`, `threads.rs` and `kernel.rs` have
 //! the commands that ask the guest's kernel, and `symbol_files.rs` writes files for gdb. `bounds.rs` stops in one
 //! process only. `steps.rs` and `steps_back.rs` let a step follow its thread, and `temporary.rs` lets the breakpoints do so that
-//! gdb sets for a step.
+//! gdb sets for a step. `leaving.rs` and `frames.rs` end a run where a program leaves a
+//! function otherwise than by its return.
 //!
 //! Nothing here speaks gdb's protocol, and nothing changes a recording: what gdb changes goes to a scratch fork
 //! ([`history::timeline`]).
@@ -28,7 +29,9 @@
 #![forbid(unsafe_code)]
 
 mod bounds;
+mod frames;
 mod kernel;
+mod leaving;
 mod level;
 mod monitor;
 mod processes;
@@ -187,6 +190,13 @@ impl<'a> GdbTarget<'a> {
         }
     }
 
+    /// The points in force without temporary breakpoints, which mean the code that is stepped through.
+    fn points_of_user(&self) -> Stops {
+        let mut points = self.points();
+        points.breakpoints.retain(|point| self.temporary.filter(point.address).is_none());
+        points
+    }
+
     /// The condition of a breakpoint, gdb's and that of a temporary one.
     fn condition(&self, address: u64) -> Option<Filter> {
         let condition = self.filters.get(&address);
@@ -286,10 +296,12 @@ impl DebugTarget for GdbTarget<'_> {
         Ok(())
     }
 
-    fn threads(&mut self) -> gdb::Threads {
-        // gdb asks when it shows a stop to its user.
+    fn shown(&mut self) {
         self.temporary.is_shown = true;
         self.stepping.pass_calls = false;
+    }
+
+    fn threads(&mut self) -> gdb::Threads {
         let machine = self.timeline.machine();
         self.shown_threads.as_mut().map(|shown| shown.list(machine)).unwrap_or_default()
     }
@@ -355,6 +367,9 @@ impl DebugTarget for GdbTarget<'_> {
 
     fn run_forward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
         self.begin(Direction::Forward);
+        if let Some(frames) = self.temporary.frames().cloned() {
+            return self.run_to_return(&frames, poll);
+        }
         match self.temporary.thread() {
             Some(thread) => self.run_of_thread(&thread, poll),
             None => {
@@ -366,8 +381,13 @@ impl DebugTarget for GdbTarget<'_> {
 
     fn run_backward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
         self.begin(Direction::Backward);
-        let stop = self.timeline.run_backward(poll).map_err(refused)?;
-        Ok(self.stopped(stop))
+        match self.temporary.thread().filter(|_| self.timeline.forked_at().is_none()) {
+            Some(thread) => self.run_back_of_thread(&thread, poll),
+            None => {
+                let stop = self.timeline.run_backward(poll).map_err(refused)?;
+                Ok(self.stopped(stop))
+            }
+        }
     }
 
     fn step_range(

@@ -45,16 +45,16 @@ impl GdbTarget<'_> {
     }
 
     /// Executes instructions of the thread that runs, for as long as `goes_on` says so behind each.
-    fn steps_of_thread(
+    pub(super) fn steps_of_thread(
         &mut self,
         begin: &Level,
         goes_on: &mut dyn FnMut(&Machine<Instructions>) -> bool,
         poll: &mut Poll<'_>,
     ) -> Result<Stop, Refusal> {
-        let points = self.points();
+        let points = self.points_of_user();
         self.timeline.set_stops(Stops { traps: deliveries(), ..points.clone() });
         let stop = self.follow(begin, goes_on, &points, poll);
-        self.timeline.set_stops(points);
+        self.points_changed();
         stop
     }
 
@@ -149,10 +149,8 @@ impl GdbTarget<'_> {
     /// Runs on for a movement of gdb's that a thread began: it ends where that ends.
     pub(super) fn run_of_thread(&mut self, thread: &Level, poll: &mut Poll<'_>) -> Result<Stop, Refusal> {
         let points = self.points();
-        match self.pass(thread, Stops::default(), &points, poll)? {
-            Passed::Stopped(stop) => Ok(stop),
-            Passed::Back => Ok(Stop::Step),
-        }
+        let stop = self.pass_run(thread, Stops::default(), &points, None, poll)?;
+        self.end_of_pass(thread, stop)
     }
 
     /// Where a step of a program from `before` has led into the kernel or to a signal's handler, goes on until it is back.
@@ -161,10 +159,14 @@ impl GdbTarget<'_> {
         before: &Level,
         poll: &mut Poll<'_>,
     ) -> Result<Option<Stop>, Refusal> {
-        let points = self.points();
+        let points = self.points_of_user();
+        let tables = before.tables(self.timeline.machine());
         let is_in_kernel = before.is_program && !self.level_with(before).is_program;
         if is_in_kernel && let Passed::Stopped(stop) = self.pass_handler(before, &points, poll)? {
             return Ok(Some(stop));
+        }
+        if before.executes_another(tables, self.timeline.machine()) {
+            return Ok(Some(self.another_program(before)));
         }
         if before.is_signalled(self.timeline.machine()) {
             let level = before.clone();
@@ -204,9 +206,35 @@ impl GdbTarget<'_> {
         points: &Stops,
         poll: &mut Poll<'_>,
     ) -> Result<Passed, Refusal> {
-        // A step has not moved where it is interrupted, and a run has.
-        let begun =
-            if back == Stops::default() { None } else { Some(self.timeline.snapshot().map_err(refused)?) };
+        let begun = self.timeline.snapshot().map_err(refused)?;
+        let stop = self.pass_run(here, back, points, None, poll)?;
+        let machine = self.timeline.machine();
+        match stop {
+            TravelStop::Hit(Cause::Return) => Ok(Passed::Back),
+            TravelStop::Hit(Cause::Watch { address, .. })
+                if self.is_switch(here, address) && here.runs(machine) =>
+            {
+                Ok(Passed::Back)
+            }
+            TravelStop::Interrupted => {
+                if self.timeline.forked_at().is_none() {
+                    self.timeline.return_to(&begun).map_err(refused)?;
+                }
+                Ok(Passed::Stopped(Stop::Interrupted))
+            }
+            _ => self.end_of_pass(here, stop).map(Passed::Stopped),
+        }
+    }
+
+    /// Runs on until what `back` waits for, one of the points, or the thread's end; but no more than so many steps.
+    pub(super) fn pass_run(
+        &mut self,
+        here: &Level,
+        back: Stops,
+        points: &Stops,
+        at_most: Option<u64>,
+        poll: &mut Poll<'_>,
+    ) -> Result<TravelStop, Refusal> {
         let switches = here.switches(self.timeline.machine());
         let mut stops = with(points, back);
         let is_free = |place: u64| !stops.watches.iter().any(|watch| watch.point.address == place);
@@ -216,40 +244,43 @@ impl GdbTarget<'_> {
             stops.watch_filters.insert(place, Filter::new(move |machine| level.has_ended(machine)));
         }
         self.timeline.set_stops(stops);
-        let stop = self.timeline.run_forward(poll).map_err(refused)?;
+        let stop = match at_most {
+            Some(steps) => self.timeline.run_forward_at_most(steps, poll),
+            None => self.timeline.run_forward(poll),
+        };
         self.timeline.set_stops(points.clone());
+        stop.map_err(refused)
+    }
+
+    /// Says how a run has ended that was for a thread.
+    pub(super) fn end_of_pass(&mut self, here: &Level, stop: TravelStop) -> Result<Stop, Refusal> {
         let machine = self.timeline.machine();
-        let is_switch = |address: u64| switches.is_some_and(|(place, _)| place == address);
         match stop {
-            TravelStop::Hit(Cause::Return) => Ok(Passed::Back),
-            TravelStop::Hit(Cause::Watch { address, .. }) if is_switch(address) && here.runs(machine) => {
-                Ok(Passed::Back)
-            }
             TravelStop::Hit(Cause::Watch { address, .. })
-                if is_switch(address) && here.has_ended(machine) =>
+                if self.is_switch(here, address) && here.has_ended(machine) =>
             {
-                Ok(Passed::Stopped(self.ended(here)))
-            }
-            TravelStop::Interrupted => {
-                if let Some(begun) = begun.filter(|_| self.timeline.forked_at().is_none()) {
-                    self.timeline.return_to(&begun).map_err(refused)?;
-                }
-                Ok(Passed::Stopped(Stop::Interrupted))
+                return Ok(self.ended(here));
             }
             TravelStop::End => {
                 let name = here.name(machine).unwrap_or_default();
                 self.message = Some(format!("The recording ends before the thread {name} comes so far."));
-                Ok(Passed::Stopped(self.stopped(stop)))
             }
-            _ => Ok(Passed::Stopped(self.stopped(stop))),
+            _ => {}
         }
+        Ok(self.stopped(stop))
+    }
+
+    /// Whether an address is that of the variable that says what runs.
+    fn is_switch(&self, here: &Level, address: u64) -> bool {
+        here.switches(self.timeline.machine()).is_some_and(|(place, _)| place == address)
     }
 
     /// The thread has ended, and the machine stands where the next one has been chosen.
     fn ended(&mut self, thread: &Level) -> Stop {
         let name = thread.name(self.timeline.machine()).unwrap_or_default();
         self.message = Some(format!("The thread {name} has ended: this is where it ran last."));
-        self.stopped(TravelStop::Reached)
+        self.timeline.settle_meanwhile();
+        Stop::Elsewhere
     }
 
     /// Where the machine stands.

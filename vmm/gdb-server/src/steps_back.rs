@@ -3,15 +3,23 @@
 //! Where a step that is undone leads out of a handler, or switches to the thread, the place is looked for where the thread was left.
 //! If break- or watchpoints are set, the way from there is searched for them.
 
-use cpu::{SystemCalls, Traps};
+use cpu::{AddressKind, CodeSize, SystemCalls, Traps, WatchKind, Watchpoint};
 use gdb::{Poll, Refusal, Stop};
 
-use super::level::{Level, SYSRET, is_at};
+use super::level::{LONGEST_BYTES, Level, SYSRET, is_at};
 use super::steps::{deliveries, switch, switch_to, with};
 use super::{GdbTarget, refused};
-use history::timeline::{Cause, Filter, Stops, TravelStop};
+use history::timeline::{Breakpoint, Cause, Filter, Stops, TravelStop};
 use machine::Machine;
 use machine::position::Instructions;
+
+/// Where threads begin in the kernel, in newer and older ones.
+const BEGINS_OF_THREADS: [&str; 2] = ["ret_from_fork_asm", "ret_from_fork"];
+/// The system call at the end of a signal's handler.
+const RT_SIGRETURN: u64 = 15;
+/// Instructions before a jump among which one may set the stack pointer.
+const STEPS_TO_JUMP: u64 = 40;
+const RSP: u8 = 4;
 
 /// What a step is that has been undone.
 enum Undone {
@@ -19,6 +27,8 @@ enum Undone {
     Own(TravelStop),
     /// What led back to where the thread had been left, at this place.
     Return(Instructions),
+    /// Nothing: the thread has begun here.
+    Begin,
     /// The person asked to stop.
     Interrupted,
 }
@@ -30,23 +40,57 @@ impl GdbTarget<'_> {
             let stop = self.timeline.step_backward(poll).map_err(refused)?;
             return Ok(self.stopped(stop));
         }
-        let points = self.points();
+        let points = self.points_of_user();
         let there = self.level();
         let begun = self.timeline.position();
+        let may_jump = self.stepping.pass_calls && there.is_program;
         if points.watches.is_empty() {
             let stop = self.timeline.step_backward(poll).map_err(refused)?;
-            if stop != TravelStop::Reached || there.came_from(self.timeline.machine()) {
+            let is_own = there.came_from(self.timeline.machine());
+            if stop != TravelStop::Reached || is_own && !(may_jump && is_jump(self.timeline.machine())) {
                 return Ok(self.stopped(stop));
             }
             self.timeline.seek(begun, &mut || false).map_err(refused)?;
         }
         let begun = self.timeline.snapshot().map_err(refused)?;
-        let stop = self.follow_back(there, &points, poll);
-        self.timeline.set_stops(points);
+        let level = there.clone();
+        let mut stop = self.follow_back(there, &points, poll);
+        if may_jump && stop == Ok(Stop::Step) {
+            stop = self.back_over_jump(&level, &points, poll);
+        }
+        self.points_changed();
         if !matches!(stop, Ok(stop) if stop != Stop::Interrupted) {
             self.timeline.return_to(&begun).map_err(refused)?;
         }
         stop
+    }
+
+    /// Runs backward for a movement of gdb's that a thread began, no farther than to the thread's beginning.
+    pub(super) fn run_back_of_thread(
+        &mut self,
+        thread: &Level,
+        poll: &mut Poll<'_>,
+    ) -> Result<Stop, Refusal> {
+        let points = self.points();
+        let mut stops = points.clone();
+        let begin = self.stop_at_begin(thread, &mut stops);
+        self.timeline.set_stops(stops);
+        let stop = self.timeline.run_backward(poll).map_err(refused)?;
+        self.timeline.set_stops(points.clone());
+        let machine = self.timeline.machine();
+        let is_begin = begin == Some(machine.cpu().rip()) && thread.runs(machine);
+        if !matches!(stop, TravelStop::Hit(Cause::Breakpoint(_))) || !is_begin || points.stops_at(machine) {
+            return Ok(self.stopped(stop));
+        }
+        if thread.is_program {
+            let thread = thread.clone();
+            let in_program = Filter::new(move |machine| thread.is_program_of_thread(machine));
+            let traps = Traps { returns: true, ..Traps::default() };
+            self.timeline.set_stops(Stops { traps, trap_filter: Some(in_program), ..Stops::default() });
+            self.timeline.run_forward(&mut || false).map_err(refused)?;
+            self.timeline.set_stops(points);
+        }
+        self.begin_of_thread(self.timeline.position(), thread)
     }
 
     fn follow_back(
@@ -60,9 +104,10 @@ impl GdbTarget<'_> {
             let left_at = match self.undo(&there, points, poll)? {
                 Undone::Own(stop) => return Ok(self.stopped(stop)),
                 Undone::Interrupted => return Ok(Stop::Interrupted),
+                Undone::Begin => return self.begin_of_thread(from, &there),
                 Undone::Return(left_at) => left_at,
             };
-            if let Some(stop) = self.go_back(left_at, from, points, poll)? {
+            if let Some(stop) = self.go_back(left_at, from, None, points, poll)? {
                 return Ok(stop);
             }
             let here = self.level_with(&there);
@@ -97,28 +142,49 @@ impl GdbTarget<'_> {
         Ok(match left {
             TravelStop::Interrupted => Undone::Interrupted,
             TravelStop::Reached => Undone::Return(self.timeline.position()),
+            TravelStop::Hit(Cause::Breakpoint(_)) => Undone::Begin,
             _ => Undone::Own(TravelStop::Reached),
         })
     }
 
+    /// The thread has run nothing of a program before `there`, at this place.
+    fn begin_of_thread(&mut self, at: Instructions, there: &Level) -> Result<Stop, Refusal> {
+        self.timeline.seek(at, &mut || false).map_err(refused)?;
+        let name = there.name(self.timeline.machine()).unwrap_or_default();
+        self.message = Some(format!("The thread {name} begins here."));
+        Ok(Stop::HistoryStart)
+    }
+
     /// Before a return from a handler to `there`: goes back to where the handler began. Stays, and says
-    /// [`TravelStop::Start`], if it was no handler that was left.
+    /// [`TravelStop::Start`], if it was no handler that was left. Says that it hit a breakpoint where the thread began.
     fn left_for_handler(&mut self, there: &Level, poll: &mut Poll<'_>) -> Result<TravelStop, Refusal> {
         let here = self.timeline.snapshot().map_err(refused)?;
         let level = there.clone();
         let system_calls =
             if there.is_program { SystemCalls::All } else { Stops::default().traps.system_calls };
-        let entries = Stops {
+        let mut entries = Stops {
             traps: Traps { system_calls, ..deliveries() },
             trap_filter: Some(Filter::new(move |machine| level.was_left(machine))),
             ..Stops::default()
         };
+        if there.is_program {
+            self.stop_at_begin(there, &mut entries);
+        }
         self.timeline.set_stops(entries);
         let stop = self.timeline.run_backward(poll).map_err(refused)?;
         let begun = match stop {
             TravelStop::Interrupted => return Ok(stop),
+            TravelStop::Hit(Cause::Breakpoint(_)) if self.stepping.pass_calls => return Ok(stop),
             TravelStop::Hit(Cause::Vector(_)) => self.begins_handler(there, poll)?,
-            TravelStop::Hit(Cause::SystemCall(_)) => self.stepping.pass_calls,
+            TravelStop::Hit(Cause::SystemCall(number)) if self.stepping.pass_calls => {
+                match self.frame_of_signal(number) {
+                    Some(frame) => match self.left_for_signal(there, frame, poll)? {
+                        TravelStop::Interrupted => return Ok(TravelStop::Interrupted),
+                        stop => stop == TravelStop::Reached,
+                    },
+                    None => true,
+                }
+            }
             _ => false,
         };
         if begun {
@@ -126,6 +192,115 @@ impl GdbTarget<'_> {
         }
         self.timeline.return_to(&here).map_err(refused)?;
         Ok(TravelStop::Start)
+    }
+
+    /// Lets a search backward for a thread stop where the thread begins, if the kernel has a symbol there. Returns its address.
+    fn stop_at_begin(&mut self, thread: &Level, stops: &mut Stops) -> Option<u64> {
+        thread.thread.task?;
+        let symbols = self.symbols_of_kernel().ok()?;
+        let begin = BEGINS_OF_THREADS.iter().find_map(|name| symbols.address_of(name))?;
+        if !stops.breakpoints.contains(&Breakpoint::at(begin)) {
+            let thread = thread.clone();
+            stops.breakpoints.push(Breakpoint::at(begin));
+            stops.filters.insert(begin, Filter::new(move |machine| thread.runs(machine)));
+        }
+        Some(begin)
+    }
+
+    /// What the kernel has put down for a signal's handler, if this system call is the return from one.
+    fn frame_of_signal(&self, system_call: u64) -> Option<u64> {
+        let core = self.timeline.machine().cpu().core();
+        (system_call == RT_SIGRETURN && core.code_size == CodeSize::Bits64).then(|| core.reg64(RSP))
+    }
+
+    /// Before the return from a signal's handler: goes back to where the kernel was entered that let the handler run.
+    fn left_for_signal(
+        &mut self,
+        there: &Level,
+        frame: u64,
+        poll: &mut Poll<'_>,
+    ) -> Result<TravelStop, Refusal> {
+        let thread = there.clone();
+        let traps = Traps { returns: true, ..Traps::default() };
+        // On top of the frame lies the address to which the handler returns.
+        let begins = Filter::new(move |machine: &Machine<Instructions>| {
+            machine.cpu().core().reg64(RSP).wrapping_add(8) == frame && thread.is_program_of_thread(machine)
+        });
+        self.timeline.set_stops(Stops { traps, trap_filter: Some(begins), ..Stops::default() });
+        let stop = self.timeline.run_backward(poll).map_err(refused)?;
+        if !matches!(stop, TravelStop::Hit(_)) {
+            return Ok(stop);
+        }
+        let level = there.clone();
+        let entries = Stops {
+            traps: Traps { system_calls: SystemCalls::All, ..deliveries() },
+            trap_filter: Some(Filter::new(move |machine| level.was_left(machine))),
+            ..Stops::default()
+        };
+        self.timeline.set_stops(entries);
+        Ok(match self.timeline.run_backward(poll).map_err(refused)? {
+            TravelStop::Hit(_) => TravelStop::Reached,
+            stop => stop,
+        })
+    }
+
+    /// Before a jump of a program to `there`: if a switch of stacks came with it, goes back to the call that began on this stack. So
+    /// `longjmp` is undone to where the function was called that it left. Stays if it was no such jump.
+    fn back_over_jump(
+        &mut self,
+        there: &Level,
+        points: &Stops,
+        poll: &mut Poll<'_>,
+    ) -> Result<Stop, Refusal> {
+        let machine = self.timeline.machine();
+        if !is_jump(machine) || !there.is_program_of_thread(machine) || !self.has_switched_stacks()? {
+            return Ok(Stop::Step);
+        }
+        let jump = self.timeline.snapshot().map_err(refused)?;
+        let from = self.timeline.position();
+        let place = there.stack.wrapping_sub(8);
+        let call =
+            Watchpoint { space: AddressKind::Linear, address: place, length: 8, kind: WatchKind::Write };
+        let thread = there.clone();
+        let is_call = Filter::new(move |machine: &Machine<Instructions>| {
+            machine.cpu().core().reg64(RSP) == place && thread.is_program_of_thread(machine)
+        });
+        let mut stops = Stops { watches: vec![call.into()], ..Stops::default() };
+        stops.watch_filters.insert(place, is_call);
+        self.stop_at_begin(there, &mut stops);
+        self.timeline.set_stops(stops);
+        match self.timeline.run_backward(poll).map_err(refused)? {
+            TravelStop::Interrupted => Ok(Stop::Interrupted),
+            TravelStop::Hit(Cause::Watch { .. }) => {
+                let called_at = self.timeline.position();
+                let stop = self.go_back(called_at, from, Some(call), points, poll)?;
+                Ok(stop.unwrap_or_else(|| self.stopped(TravelStop::Reached)))
+            }
+            _ => {
+                self.timeline.return_to(&jump).map_err(refused)?;
+                Ok(Stop::Step)
+            }
+        }
+    }
+
+    /// Whether one of the instructions that lead straight to this jump has set the stack pointer.
+    fn has_switched_stacks(&mut self) -> Result<bool, Refusal> {
+        let jump = self.timeline.position();
+        let begin = Instructions(jump.0.saturating_sub(STEPS_TO_JUMP));
+        self.timeline.seek(begin, &mut || false).map_err(refused)?;
+        self.timeline.set_stops(Stops::default());
+        let mut has_switched = sets_stack(self.timeline.machine());
+        let mut rip = self.timeline.machine().cpu().rip();
+        let mut goes_on = |machine: &Machine<Instructions>| {
+            let from = std::mem::replace(&mut rip, machine.cpu().rip());
+            let is_next = rip.wrapping_sub(from) <= LONGEST_BYTES;
+            has_switched = has_switched && is_next || sets_stack(machine);
+            machine.moment().count < jump
+        };
+        if begin < jump {
+            self.timeline.steps_forward(&mut goes_on, &mut || false).map_err(refused)?;
+        }
+        Ok(has_switched)
     }
 
     /// Whether the next step delivers an event that no instruction asked for, whose handler leads to `there`.
@@ -180,11 +355,13 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// Goes from `from` back to `left_at`, where the machine stands, unless one of the points stops it between.
+    /// Goes from `from` back to `left_at`, where the machine stands, unless one of the points stops it between. The step that is
+    /// there enters the kernel, switches to another thread, or makes an access.
     fn go_back(
         &mut self,
         left_at: Instructions,
         from: Instructions,
+        access: Option<Watchpoint>,
         points: &Stops,
         poll: &mut Poll<'_>,
     ) -> Result<Option<Stop>, Refusal> {
@@ -199,12 +376,13 @@ impl GdbTarget<'_> {
         let entries = Traps { system_calls: SystemCalls::All, ..deliveries() };
         let mut marks = Stops { traps: entries, ..Stops::default() };
         marks.trap_filter = Some(Filter::new(move |machine| machine.moment().count.0 == left_at.0 + 1));
-        if let Some((place, _)) = level.switches(self.timeline.machine()) {
+        let switch = level.switches(self.timeline.machine()).map(|(place, _)| switch(place));
+        for mark in access.into_iter().chain(switch) {
             let is_mark =
                 Filter::new(move |machine: &Machine<Instructions>| machine.moment().count.0 == left_at.0 + 1);
-            if !points.watches.iter().any(|watch| watch.point.address == place) {
-                marks.watches.push(switch(place).into());
-                marks.watch_filters.insert(place, is_mark);
+            if !points.watches.iter().any(|watch| watch.point.address == mark.address) {
+                marks.watches.push(mark.into());
+                marks.watch_filters.insert(mark.address, is_mark);
             }
         }
         self.timeline.set_stops(with(points, marks));
@@ -215,4 +393,36 @@ impl GdbTarget<'_> {
         }
         Ok(Some(self.stopped(stop)))
     }
+}
+
+/// Whether the next instruction is a jump through a register or memory, or a return.
+fn is_jump(machine: &Machine<Instructions>) -> bool {
+    const JUMP: u8 = 0xff;
+    const RETURN: u8 = 0xc3;
+    let code = code(machine);
+    // Prefixes: the target need not be marked, and registers from R8 on.
+    let code = if [0x3e, 0xf2].contains(&code[0]) { &code[1..] } else { &code[..] };
+    let code = if code[0] == 0x41 { &code[1..] } else { code };
+    code[0] == RETURN || code[0] == JUMP && code[1] >> 3 & 7 == 4
+}
+
+/// Whether the next instruction copies something to RSP that is not a frame's pointer.
+fn sets_stack(machine: &Machine<Instructions>) -> bool {
+    let [prefix, opcode, operand, _] = code(machine);
+    // REX.W with the bits that make other registers of those that the operand names.
+    let (is_wide, reg_high, rm_high) = (prefix & 0xf8 == 0x48, prefix >> 2 & 1, prefix & 1);
+    let (reg, rm) = (operand >> 3 & 7 | reg_high << 3, operand & 7 | rm_high << 3);
+    const RBP: u8 = 5;
+    match opcode {
+        0x89 => is_wide && operand >> 6 == 3 && rm == RSP && reg != RBP,
+        0x8b => is_wide && reg == RSP && !(operand >> 6 == 3 && rm == RBP),
+        _ => false,
+    }
+}
+
+/// The first bytes of the next instruction.
+fn code(machine: &Machine<Instructions>) -> [u8; 4] {
+    let mut code = [0; 4];
+    machine.cpu().core().peek(machine.cpu().rip(), &mut code);
+    code
 }

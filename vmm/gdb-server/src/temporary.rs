@@ -6,15 +6,15 @@
 //! movements, and does not show the place between them. Or the breakpoint is at a return address on the stack, and is set before a
 //! movement forward.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::frames::{Frames, StackWords};
 use super::level::Level;
 use history::timeline::{Direction, Filter};
 use machine::Machine;
 use machine::position::Instructions;
 
-/// Bytes of the stack in which the address is looked for to which a function returns.
-const STACK_BYTES: usize = 4096;
 const RSP: u8 = 4;
 
 /// Which breakpoints are gdb's own, and where they count.
@@ -34,6 +34,8 @@ pub(super) struct Temporary {
 struct Bound {
     thread: Level,
     filter: Filter,
+    /// The functions that a program returns from before it comes there.
+    frames: Option<Frames>,
 }
 
 impl Temporary {
@@ -48,13 +50,13 @@ impl Temporary {
         let fresh = std::mem::take(&mut self.fresh);
         let is_shown = std::mem::take(&mut self.is_shown);
         let mut bound = std::mem::take(&mut self.bound);
-        let mut stack = None;
+        let stack = OnceCell::new();
         for &address in breakpoints {
             let was_bound = bound.remove(&address);
             let is_fresh = fresh.contains(&address);
-            let mut returns = || {
-                let stack = stack.get_or_insert_with(|| words_on_stack(machine));
-                direction == Direction::Forward && stack.contains(&address)
+            let returns = || {
+                let words = || stack.get_or_init(|| StackWords::of(machine));
+                direction == Direction::Forward && words().contain(address)
             };
             let is_temporary = match &self.of_user {
                 Some(of_user) => !of_user.contains(&address),
@@ -65,7 +67,11 @@ impl Temporary {
             }
             let now = was_bound.filter(|_| !is_fresh && !is_shown).unwrap_or_else(|| {
                 let (thread, is_entry) = (here(), !is_shown && direction == Direction::Backward);
-                Bound { filter: in_thread(thread.clone(), returns(), is_entry), thread }
+                let returns = returns();
+                let frames = stack.get().filter(|_| returns);
+                let frames =
+                    frames.and_then(|words| Frames::of(&thread, words, (address, !is_shown), machine));
+                Bound { filter: in_thread(thread.clone(), returns, is_entry), frames, thread }
             });
             self.bound.insert(address, now);
         }
@@ -79,6 +85,11 @@ impl Temporary {
     /// The thread for which there are temporary breakpoints.
     pub fn thread(&self) -> Option<Level> {
         self.bound.values().next().map(|bound| bound.thread.clone())
+    }
+
+    /// The functions that a program is to return from.
+    pub fn frames(&self) -> Option<&Frames> {
+        self.bound.values().find_map(|bound| bound.frames.as_ref())
     }
 
     /// A breakpoint is gone.
@@ -96,13 +107,4 @@ fn in_thread(here: Level, returns: bool, is_entry: bool) -> Filter {
         let is_deep_enough = if returns { stack > here.stack } else { !is_entry || stack >= here.stack };
         is_deep_enough && here.runs(machine)
     })
-}
-
-/// What is on the stack from the stack pointer on.
-fn words_on_stack(machine: &Machine<Instructions>) -> BTreeSet<u64> {
-    let core = machine.cpu().core();
-    let mut bytes = vec![0; STACK_BYTES];
-    let read = core.peek(core.reg64(RSP), &mut bytes).min(bytes.len());
-    let (words, _) = bytes[..read].as_chunks::<8>();
-    words.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }

@@ -5,6 +5,7 @@
 //! copy's hash, whatever became of the file.
 
 use std::fs::File;
+use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
 use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 
@@ -67,7 +68,9 @@ fn copy(source: &File, path: &Path, to: &Path) -> Result<Option<File>, Error> {
     if size_bytes <= MAX_COPIED_BYTES {
         // The file may have grown meanwhile.
         let copied = std::io::copy(&mut source.take(MAX_COPIED_BYTES + 1), &mut copy);
-        if copied.map_err(Error::file("copy an image to", to))? <= MAX_COPIED_BYTES {
+        if copied.map_err(|source| Error::file("copy an image to", to)(with_advice(source)))?
+            <= MAX_COPIED_BYTES
+        {
             copy.rewind().map_err(Error::file("read", to))?;
             return Ok(Some(copy));
         }
@@ -75,6 +78,15 @@ fn copy(source: &File, path: &Path, to: &Path) -> Result<Option<File>, Error> {
     }
     std::fs::remove_file(to).map_err(Error::file("remove", to))?;
     Ok(None)
+}
+
+/// Says what to do about a disk that is full.
+fn with_advice(source: std::io::Error) -> std::io::Error {
+    if !matches!(source.kind(), FileTooLarge | QuotaExceeded | StorageFull) {
+        return source;
+    }
+    let advice = "make room, or leave the images where they are with --no-copy-images";
+    std::io::Error::new(source.kind(), format!("{source}; {advice}"))
 }
 
 #[cfg(test)]

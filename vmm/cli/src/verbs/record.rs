@@ -65,7 +65,7 @@ fn record_from<U: Unit, I: Inputs<U>>(
 ) -> Result<i32, Error> {
     let marks = args.stats.marks()?;
     args.machine.look_at_disk()?;
-    let folder = NewFolder::make(&args.output)?;
+    let mut folder = NewFolder::make(&args.output)?;
     let carry_in = (!args.no_copy_images).then_some(args.output.as_path());
     let planned = args.machine.plan::<U>(source, carry_in)?;
     say_what_is_outside(&planned.images_outside(&args.output));
@@ -74,6 +74,8 @@ fn record_from<U: Unit, I: Inputs<U>>(
     let companion = may_vanish.then(|| Companion::start(&left, None)).transpose()?;
     let mut needs = Needs { helper: companion.is_some(), ..planned.needs() };
     needs.written.push(args.output.clone());
+    // The console hears of them, and ends the run.
+    folder.leave_signals();
     args.sandbox.lock_in(&needs)?;
     folder.keep();
     let (mut guest, live) = planned.begin()?;

@@ -243,6 +243,30 @@ fn what_ended_a_run_is_named() {
     }
 }
 
+/// While its images are copied, for one.
+#[test]
+fn a_recording_that_a_signal_keeps_from_beginning_leaves_nothing() {
+    use nix::sys::signal::Signal;
+    use std::os::unix::process::ExitStatusExt;
+    let scratch = Scratch::new();
+    for name in ["a", "b"] {
+        std::fs::File::create(scratch.path(name)).unwrap().set_len(200 << 20).unwrap();
+    }
+    for sent in [Signal::SIGINT, Signal::SIGTERM] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ttvm"));
+        command.args(["record", "-o", "r.ttvm", "--kernel", "kernel", "--module", "a", "--module", "b"]);
+        let child = command.current_dir(scratch.0.path()).stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
+        let child = child.unwrap();
+        while !scratch.0.path().join("r.ttvm").exists() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        signal(&child, sent);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.signal(), Some(sent as i32), "{}", messages(&output));
+        assert!(!scratch.0.path().join("r.ttvm").exists(), "{sent}");
+    }
+}
+
 #[test]
 fn a_killed_recording_replays_to_its_last_event() {
     let scratch = Scratch::new();
@@ -266,7 +290,9 @@ fn with_file_limit(scratch: &Path, kib: u32, arguments: &str) -> Output {
 fn a_full_disk_is_said() {
     let scratch = Scratch::new();
     let arguments = "record -o r.ttvm --kernel kernel --memory 4M --max-instructions 10000";
-    assert_refused(&with_file_limit(scratch.0.path(), 0, arguments), 1, &["r.ttvm", "too large"], "no space");
+    let expected = ["r.ttvm", "too large", "--no-copy-images"];
+    assert_refused(&with_file_limit(scratch.0.path(), 0, arguments), 1, &expected, "no space");
+    assert!(!scratch.0.path().join("r.ttvm").exists());
 }
 
 #[test]

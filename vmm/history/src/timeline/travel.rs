@@ -365,6 +365,35 @@ impl Timeline {
         self.finish_on_all_cores(&begun, &intervals, Direction::Forward, poll)
     }
 
+    /// As [`Timeline::run_forward`], but no more than so many steps.
+    pub fn run_forward_at_most(&mut self, steps: u64, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
+        let stops = self.stops.clone();
+        let here = self.position();
+        let target = here + steps;
+        if self.fork.is_some() {
+            return Fork::run(&mut self.walker.machine, target, &stops, poll);
+        }
+        if target >= self.shared.end {
+            return self.run_forward(poll);
+        }
+        self.shared.begin(steps);
+        let armed = Armed::new(&stops, &mut self.walker.machine);
+        let mut origin = here;
+        let walked = self.walker.run(target, &armed, &mut origin, SNAPSHOT_SPACING, poll)?;
+        let hit = match walked {
+            Walked::Hit(hit) => Some(hit),
+            // A run forward that begins here would pass over a breakpoint.
+            _ => armed
+                .hit(&RunStop::Met(Met::Breakpoint), &self.walker.machine)
+                .filter(|_| self.position() > here),
+        };
+        Ok(match (hit, walked) {
+            (Some(hit), _) => TravelStop::Hit(hit.cause),
+            (None, Walked::Interrupted) => TravelStop::Interrupted,
+            _ => TravelStop::Reached,
+        })
+    }
+
     /// Runs backward to something to stop at, the start, or until told to stop.
     pub fn run_backward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         self.must_be_history()?;

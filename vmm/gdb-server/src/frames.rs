@@ -1,0 +1,192 @@
+//! The functions of a program that a run is to return from, by the return addresses on the stack, and whether the program has left
+//! them.
+
+use cpu::{AddressKind, CodeSize, Traps, WatchKind, Watchpoint};
+
+use super::level::Level;
+use history::timeline::{Filter, Stops};
+use machine::Machine;
+use machine::position::Instructions;
+
+/// Bytes of the stack in which return addresses are looked for.
+const STACK_BYTES: usize = 4096;
+const WORD_BYTES: u64 = 8;
+/// Return addresses that are watched.
+const MOST_WATCHED: usize = 8;
+/// The lengths of calls through a register or memory, and their opcode.
+const INDIRECT_CALL_BYTES: [u64; 5] = [2, 3, 4, 6, 7];
+const INDIRECT: u8 = 0xff;
+/// The length of a call to a fixed address, and its opcode.
+const CALL_BYTES: u64 = 5;
+const CALL: u8 = 0xe8;
+const RSP: u8 = 4;
+
+/// The words on the stack, from the stack pointer on.
+pub(super) struct StackWords {
+    from: u64,
+    words: Vec<u64>,
+}
+
+impl StackWords {
+    /// Those of the code that runs.
+    pub fn of(machine: &Machine<Instructions>) -> StackWords {
+        let core = machine.cpu().core();
+        let from = core.reg64(RSP);
+        let mut bytes = vec![0; STACK_BYTES];
+        let read = core.peek(from, &mut bytes).min(bytes.len());
+        let (words, _) = bytes[..read].as_chunks::<8>();
+        StackWords { from, words: words.iter().map(|word| u64::from_le_bytes(*word)).collect() }
+    }
+
+    pub fn contain(&self, word: u64) -> bool {
+        self.words.contains(&word)
+    }
+}
+
+/// The functions of a program that a run is to return from, by the places of their return addresses.
+#[derive(Clone, Debug)]
+pub(super) struct Frames {
+    thread: Level,
+    /// The page tables of the program.
+    tables: u64,
+    /// Where the innermost function returns to.
+    returns_to: u64,
+    /// Where the return addresses are, from the innermost on.
+    places: Vec<u64>,
+}
+
+impl Frames {
+    /// Of the thread that runs, in which a function `returns_to` an address, and has just been entered or runs already. `None` in the
+    /// kernel.
+    pub fn of(
+        thread: &Level,
+        words: &StackWords,
+        (returns_to, is_entry): (u64, bool),
+        machine: &Machine<Instructions>,
+    ) -> Option<Frames> {
+        if !thread.is_program || machine.cpu().core().code_size != CodeSize::Bits64 {
+            return None;
+        }
+        // Some words are left from earlier calls. Those lie farther in.
+        let last = words.words.iter().rposition(|&word| word == returns_to)?;
+        let first = if is_entry && words.words[0] == returns_to { 0 } else { last };
+        let behind_calls = words.words.iter().enumerate().skip(first + 1);
+        let behind_calls = behind_calls.filter(|(_, word)| is_behind_call(machine, **word));
+        let numbers = [first].into_iter().chain(behind_calls.map(|(number, _)| number));
+        let places =
+            numbers.take(MOST_WATCHED).map(|number| words.from + number as u64 * WORD_BYTES).collect();
+        Some(Frames { thread: thread.clone(), tables: thread.tables(machine), returns_to, places })
+    }
+
+    /// The thread whose functions they are.
+    pub fn thread(&self) -> &Level {
+        &self.thread
+    }
+
+    /// Whether the thread runs another program.
+    pub fn executes_another(&self, machine: &Machine<Instructions>) -> bool {
+        self.thread.executes_another(self.tables, machine)
+    }
+
+    /// Whether this is one of the places that [`Self::at_once`] watches beside the points.
+    pub fn are_watched_at(&self, place: u64, points: &Stops) -> bool {
+        self.places.contains(&place) && !is_watched(points, place)
+    }
+
+    /// Stops where the kernel returns to the program, and the functions have certainly been left.
+    pub fn seldom(&self) -> Stops {
+        let frames = self.clone();
+        let are_left =
+            Filter::new(move |machine| frames.executes_another(machine) || frames.are_left(machine));
+        let traps = Traps { returns: true, ..Traps::default() };
+        Stops { traps, trap_filter: Some(are_left), ..Stops::default() }
+    }
+
+    /// Stops at the first call or return behind the landing, too.
+    pub fn at_once(&self, points: &Stops) -> Stops {
+        let mut stops = self.seldom();
+        for &place in self.places.iter().filter(|place| !is_watched(points, **place)) {
+            let point = Watchpoint {
+                space: AddressKind::Linear,
+                address: place,
+                length: WORD_BYTES,
+                kind: WatchKind::Access,
+            };
+            let frames = self.clone();
+            stops.watches.push(point.into());
+            stops.watch_filters.insert(place, Filter::new(move |machine| frames.are_left_at(place, machine)));
+        }
+        stops
+    }
+
+    /// The innermost return address, and where it is.
+    fn innermost(&self) -> (u64, u64) {
+        (self.returns_to, self.places[0])
+    }
+
+    /// Whether the program has certainly left the innermost function.
+    fn are_left(&self, machine: &Machine<Instructions>) -> bool {
+        let (returns_to, place) = self.innermost();
+        let is_above = self.is_above(machine) && machine.cpu().rip() != returns_to;
+        (is_above || word_at(machine, place).is_some_and(|word| word != returns_to)) && self.runs(machine)
+    }
+
+    /// Whether the stack pointer is above the innermost return address, on the same stack.
+    pub fn is_above(&self, machine: &Machine<Instructions>) -> bool {
+        let (_, place) = self.innermost();
+        machine.cpu().core().reg64(RSP).wrapping_sub(place).wrapping_sub(1) < STACK_BYTES as u64
+    }
+
+    /// Whether a call or a return has just accessed this place, and the innermost function was left already.
+    fn are_left_at(&self, place: u64, machine: &Machine<Instructions>) -> bool {
+        let core = machine.cpu().core();
+        let (rip, stack) = (core.rip, core.reg64(RSP));
+        let is_innermost = self.places.first() == Some(&place);
+        let is_call = stack == place && (!is_innermost || word_at(machine, place) != Some(self.returns_to));
+        let is_return = stack == place + WORD_BYTES
+            && word_at(machine, place) == Some(rip)
+            && !(is_innermost && rip == self.returns_to);
+        (is_call || is_return) && self.runs(machine)
+    }
+
+    pub fn runs(&self, machine: &Machine<Instructions>) -> bool {
+        self.thread.is_program_of_thread(machine)
+    }
+
+    pub fn is_inside(&self, machine: &Machine<Instructions>) -> bool {
+        let (returns_to, place) = self.innermost();
+        machine.cpu().core().reg64(RSP) <= place
+            && word_at(machine, place) == Some(returns_to)
+            && self.runs(machine)
+    }
+}
+
+/// Whether one of the user's watchpoints touches a word.
+fn is_watched(points: &Stops, place: u64) -> bool {
+    points.watches.iter().any(|watch| {
+        let Watchpoint { address, length, .. } = watch.point;
+        address < place + WORD_BYTES && place < address.saturating_add(length)
+    })
+}
+
+fn word_at(machine: &Machine<Instructions>, address: u64) -> Option<u64> {
+    let mut bytes = [0; 8];
+    let read = machine.cpu().core().peek(address, &mut bytes);
+    (read == bytes.len()).then(|| u64::from_le_bytes(bytes))
+}
+
+/// Whether the instruction before an address calls a function.
+fn is_behind_call(machine: &Machine<Instructions>, address: u64) -> bool {
+    let code = |back: u64| {
+        let mut bytes = [0; 2];
+        let read = machine.cpu().core().peek(address.wrapping_sub(back), &mut bytes);
+        (read == bytes.len()).then_some(bytes)
+    };
+    code(CALL_BYTES).is_some_and(|[opcode, _]| opcode == CALL)
+        || INDIRECT_CALL_BYTES.iter().any(|&back| code(back).is_some_and(is_indirect_call))
+}
+
+/// Whether these are the first bytes of a call through a register or memory (`FF /2`).
+fn is_indirect_call([opcode, operand]: [u8; 2]) -> bool {
+    opcode == INDIRECT && operand >> 3 & 7 == 2
+}
