@@ -1,13 +1,20 @@
-//! The guest's kernel at a place of its run: the thread that runs, and its backtrace.
+//! The guest's kernel at a place of its run: the thread that runs, and its backtrace. After kexec there are several kernels.
+
+use std::sync::Arc;
 
 use guest_symbols::modules::Missing;
 use guest_symbols::orc::{Frame, Unwinder};
 use guest_symbols::tasks::{Tasks, Thread};
 use guest_symbols::{NoKernel, Symbols};
+use history::timeline::{KernelName, Kernels, Names, Poll, Stops, Timeline};
 use serde::{Serialize, Serializer};
 
 use machine::Machine;
+use machine::error::Error;
+use machine::position::Instructions;
 use machine::unit::Unit;
+
+use crate::trace::call_return;
 
 /// A guest's kernel: its symbols, its tasks and how to unwind its stack.
 ///
@@ -15,7 +22,9 @@ use machine::unit::Unit;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestKernel {
     /// The names of its functions and variables.
-    pub symbols: Symbols,
+    pub symbols: Arc<Symbols>,
+    /// The instruction behind the kernel's call of the function that serves system calls.
+    pub(crate) call_return: Option<u64>,
     tasks: Option<Tasks>,
     unwinder: Result<Unwinder, Missing>,
 }
@@ -42,10 +51,15 @@ pub struct Call {
 impl GuestKernel {
     /// Finds the kernel that a guest runs. Takes a while: searches RAM for the kernel's symbols.
     pub fn of_guest<U: Unit>(machine: &Machine<U>) -> Result<GuestKernel, NoKernel> {
-        let symbols = Symbols::of_guest(machine)?;
+        Ok(GuestKernel::with_symbols(machine, Arc::new(Symbols::of_guest(machine)?)))
+    }
+
+    /// The kernel that a guest runs, for whoever has its symbols already.
+    pub fn with_symbols<U: Unit>(machine: &Machine<U>, symbols: Arc<Symbols>) -> GuestKernel {
+        let call_return = call_return(machine, &symbols);
         let tasks = Tasks::of_kernel(machine, &symbols).ok();
         let unwinder = Unwinder::of_kernel(machine, &symbols);
-        Ok(GuestKernel { symbols, tasks, unwinder })
+        GuestKernel { symbols, call_return, tasks, unwinder }
     }
 
     /// The thread that runs, or was interrupted.
@@ -62,6 +76,68 @@ impl GuestKernel {
     pub fn backtrace<U: Unit>(&self, machine: &Machine<U>) -> Result<Backtrace, Missing> {
         let unwinder = self.unwinder.as_ref().map_err(Missing::clone)?;
         Ok(Backtrace::by(unwinder, machine, &self.symbols))
+    }
+}
+
+/// The kernels that a guest runs one after the other, and what it takes to tell what happens in each.
+#[derive(Clone, Debug, Default)]
+pub struct GuestKernels {
+    kernels: Kernels,
+    /// One for each of them.
+    guests: Vec<GuestKernel>,
+}
+
+impl GuestKernels {
+    /// The kernels that run up to a place. Names of modules are those of where the timeline stands, and it stays there.
+    pub fn of(
+        timeline: &mut Timeline,
+        until: Instructions,
+        poll: &mut Poll<'_>,
+    ) -> Result<GuestKernels, Error> {
+        let kernels = timeline.names(until, poll)?;
+        let (begun, here) = (timeline.snapshot()?, timeline.position());
+        let place = kernels.at(timeline.machine());
+        let mut guests = Vec::new();
+        for (number, kernel) in kernels.all().iter().enumerate() {
+            if Some(number) != place {
+                timeline.seek(kernel.seen_at, poll)?.unless_interrupted()?;
+            }
+            guests.push(GuestKernel::with_symbols(timeline.machine(), kernel.symbols.clone()));
+            if timeline.position() != here {
+                timeline.return_to(&begun)?;
+            }
+        }
+        Ok(GuestKernels { kernels, guests })
+    }
+
+    /// All of them, in the order in which they run.
+    pub fn all(&self) -> &[GuestKernel] {
+        &self.guests
+    }
+
+    /// Which of them a machine runs.
+    pub fn number_at(&self, machine: &Machine<Instructions>) -> Option<usize> {
+        self.kernels.at(machine)
+    }
+
+    /// The one that a machine runs.
+    pub fn at(&self, machine: &Machine<Instructions>) -> Option<&GuestKernel> {
+        self.guests.get(self.number_at(machine)?)
+    }
+
+    /// The thread that runs, or was interrupted.
+    pub fn thread(&self, machine: &Machine<Instructions>) -> Option<Thread> {
+        self.at(machine)?.thread(machine)
+    }
+
+    /// What to call the one that a machine runs, if there are several.
+    pub fn name_at(&self, machine: &Machine<Instructions>) -> Option<KernelName> {
+        self.kernels.name_at(machine)
+    }
+
+    /// What names mean in each: see [`Kernels::stops`].
+    pub fn stops<E>(&self, parse: impl Fn(&dyn Names) -> Result<Stops, E>) -> Result<Stops, E> {
+        self.kernels.stops(parse)
     }
 }
 

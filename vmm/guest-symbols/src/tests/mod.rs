@@ -7,6 +7,7 @@ use super::kallsyms::{self, RawSymbol};
 use super::modules::{self, Missing};
 use super::*;
 
+mod boot;
 mod dwarf;
 mod guest_view;
 mod mappings;

@@ -3,7 +3,8 @@
 //! Start with [`Timeline`] (`travel`), which is what callers see. It moves a `walker`, which leaves snapshots behind; `shared`
 //! is what all walkers of a session have in common. `search` looks for things along an interval, and `walkers` do so on all
 //! cores; `stops` says what there is to stop at, and `condition` reads that from text. `positions` finds out what a notation
-//! means; `reports` finds what the guest's kernel reports of itself, and `fault` the instruction that led to it. `settler` makes near what lies before, while nothing moves. `runner` has KVM go ahead. `changes` lets a debugger
+//! means; `kernels` finds the kernels that the guest runs one after the other, so that names mean places in each. `reports` finds what
+//! a guest's kernel reports of itself, and `fault` the instruction that led to it. `settler` makes near what lies before, while nothing moves. `runner` has KVM go ahead. `changes` lets a debugger
 //! change things in a scratch `fork`. `vmm/history/TRAVEL.md` has the ideas.
 //!
 //! A timeline knows instruction counts only: [`crate::recount`] comes first where a recording counts exits.
@@ -13,6 +14,7 @@ mod changes;
 mod condition;
 mod fault;
 mod fork;
+mod kernels;
 mod positions;
 mod report;
 mod reports;
@@ -28,6 +30,7 @@ mod walkers;
 
 pub use crate::workers::Poll;
 pub use condition::{CONDITIONS, Condition, Names, NoNames, number};
+pub use kernels::{Kernel, KernelName, Kernels};
 pub use report::Report;
 pub use search::{Direction, Interval, Look};
 pub use shared::FastForward;

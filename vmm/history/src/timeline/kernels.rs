@@ -1,0 +1,297 @@
+//! The kernels of a run, and which of them runs where.
+//!
+//! A guest starts a second kernel by kexec, or a crash kernel after a panic. Each boot has its own addresses, so a name means as
+//! many places as there were kernels. A point at such a place counts only while the point's kernel is mapped: memory says so
+//! at each hit ([`guest_symbols::boot`]). So no borders between kernels have to be known.
+//!
+//! The kernel at the end of a part of a run says whether another one has started it. Only then is the earlier one looked for:
+//! checkpoints narrow down where the later kernel begins, and a search finds the last system call before that. A run with
+//! one kernel costs one look.
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Formatter};
+use std::sync::Arc;
+
+use guest_symbols::boot::Boot;
+use guest_symbols::{NoKernel, Symbols};
+use machine::Machine;
+use machine::error::Error;
+use machine::position::Instructions;
+
+use super::condition::{Names, NoNames};
+use super::stops::{Filter, Stops, TravelStop};
+use super::travel::Timeline;
+use crate::workers::Poll;
+
+/// Kernels that one run is believed to have had.
+const MOST_KERNELS: usize = 8;
+const NUMBERS: [&str; MOST_KERNELS] =
+    ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"];
+/// Where no kernel is mapped, as many checkpoints are looked at one after the other. Then each look goes twice as far back.
+const LOOKS_IN_A_ROW: usize = 8;
+
+/// A kernel of a run.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// Its symbols, and those of the modules that were loaded where it was seen.
+    pub symbols: Arc<Symbols>,
+    /// What tells it from others; `None` if it has no symbols of variables.
+    pub boot: Option<Boot>,
+    /// Where it was seen.
+    pub seen_at: Instructions,
+}
+
+/// The kernels of a run up to some place, in the order in which they ran.
+#[derive(Clone, Debug, Default)]
+pub struct Kernels(Arc<[Kernel]>);
+
+/// One of several kernels, for people: "second kernel, 6.1.0-56-cloud-amd64".
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelName {
+    /// Its number, from 1 on.
+    pub number: usize,
+    /// Its release.
+    pub release: String,
+}
+
+impl Display for KernelName {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let number = self.number.checked_sub(1).and_then(|number| NUMBERS.get(number));
+        write!(f, "{} kernel, {}", number.unwrap_or(&"last"), self.release)
+    }
+}
+
+impl Kernel {
+    fn is_here(&self, machine: &Machine<Instructions>) -> bool {
+        self.boot.as_ref().is_some_and(|boot| boot.is_here(machine))
+    }
+
+    fn is_mapped(&self, machine: &Machine<Instructions>) -> bool {
+        self.boot.as_ref().is_some_and(|boot| boot.is_mapped(machine))
+    }
+}
+
+impl Kernels {
+    /// All of them.
+    pub fn all(&self) -> &[Kernel] {
+        &self.0
+    }
+
+    /// Which of them a machine runs. If there is only one, it is that one everywhere.
+    pub fn at(&self, machine: &Machine<Instructions>) -> Option<usize> {
+        if self.0.len() <= 1 {
+            return (!self.0.is_empty()).then_some(0);
+        }
+        let here = self.0.iter().rposition(|kernel| kernel.is_here(machine));
+        here.or_else(|| self.0.iter().rposition(|kernel| kernel.is_mapped(machine)))
+    }
+
+    /// What to call one of them, if there are several.
+    pub fn name(&self, number: usize) -> Option<KernelName> {
+        let kernel = self.0.get(number).filter(|_| self.0.len() > 1)?;
+        let release = kernel.boot.as_ref().map(Boot::release).unwrap_or_default();
+        Some(KernelName { number: number + 1, release })
+    }
+
+    /// What to call the one that a machine runs, if there are several.
+    pub fn name_at(&self, machine: &Machine<Instructions>) -> Option<KernelName> {
+        self.name(self.at(machine)?)
+    }
+
+    fn with_symbols(&self, number: usize, symbols: Arc<Symbols>) -> Kernels {
+        let mut kernels = self.0.to_vec();
+        kernels[number].symbols = symbols;
+        Kernels(kernels.into())
+    }
+
+    /// Has each kernel's names read by `parse`. What a name means counts only while its kernel is mapped. Fails if no kernel
+    /// knows the names.
+    pub fn stops<E>(&self, parse: impl Fn(&dyn Names) -> Result<Stops, E>) -> Result<Stops, E> {
+        let [earlier @ .., last] = &self.0[..] else { return parse(&NoNames) };
+        let read_last = parse(&*last.symbols);
+        if earlier.is_empty() {
+            return read_last;
+        }
+        let read_earlier = earlier.iter().map(|kernel| (kernel, parse(&*kernel.symbols)));
+        let mut read: Vec<_> =
+            read_earlier.filter_map(|(kernel, stops)| Some((kernel.clone(), stops.ok()?))).collect();
+        match read_last {
+            Ok(stops) => read.push((last.clone(), stops)),
+            Err(error) if read.is_empty() => return Err(error),
+            Err(_) => {}
+        }
+        Ok(union(read, |kernels| {
+            Filter::new(move |machine| kernels.iter().any(|kernel| kernel.is_mapped(machine)))
+        }))
+    }
+}
+
+/// The break- and watchpoints of all kernels, each with a filter for the kernels that have it.
+fn union<K: Clone>(read: Vec<(K, Stops)>, filter: impl Fn(Vec<K>) -> Filter) -> Stops {
+    let mut all = Stops::default();
+    let (mut breakpoints, mut watches) = (BTreeMap::<u64, Vec<K>>::new(), BTreeMap::<u64, Vec<K>>::new());
+    for (kernel, stops) in read {
+        for point in &stops.breakpoints {
+            let kernels = breakpoints.entry(point.address).or_default();
+            if kernels.is_empty() {
+                all.breakpoints.push(*point);
+            }
+            kernels.push(kernel.clone());
+        }
+        for watch in &stops.watches {
+            watches.entry(watch.point.address).or_default().push(kernel.clone());
+            if !all.watches.contains(watch) {
+                all.watches.push(*watch);
+            }
+        }
+    }
+    let filters = |points: BTreeMap<u64, Vec<K>>| {
+        points.into_iter().map(|(at, kernels)| (at, filter(kernels))).collect()
+    };
+    Stops { filters: filters(breakpoints), watch_filters: filters(watches), ..all }
+}
+
+/// What a session knows of the guest's kernels.
+#[derive(Default)]
+pub(super) struct Known {
+    /// The symbols at the place where they were last asked for, and where the fork begins that the place is in.
+    here: Option<((Instructions, Option<Instructions>), Arc<Symbols>)>,
+    /// The kernels before a place.
+    before: Option<(Instructions, Kernels)>,
+}
+
+impl Timeline {
+    /// The symbols of the kernel that the machine runs here.
+    pub fn symbols(&mut self) -> Result<Arc<Symbols>, NoKernel> {
+        let here = (self.position(), self.forked_at());
+        if let Some((_, symbols)) = self.kernels.here.as_ref().filter(|(place, _)| *place == here) {
+            return Ok(symbols.clone());
+        }
+        let symbols = Arc::new(Symbols::of_guest(self.machine())?);
+        self.kernels.here = Some((here, symbols.clone()));
+        Ok(symbols)
+    }
+
+    /// The symbols that were last asked for, wherever that was.
+    pub fn last_symbols(&self) -> Option<&Symbols> {
+        self.kernels.here.as_ref().map(|(_, symbols)| &**symbols)
+    }
+
+    /// The kernels that have been found so far.
+    pub fn known_kernels(&self) -> Option<&Kernels> {
+        self.kernels.before.as_ref().map(|(_, kernels)| kernels)
+    }
+
+    /// The kernels that run before a place, and perhaps later ones. The position stays.
+    pub fn kernels(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Kernels, Error> {
+        let until = until.min(self.end());
+        if let Some((_, kernels)) = self.kernels.before.as_ref().filter(|(known, _)| until <= *known) {
+            return Ok(kernels.clone());
+        }
+        self.must_be_history()?;
+        let (begun, stops) = (self.snapshot()?, std::mem::take(&mut self.stops));
+        let here = self.position();
+        let found = self.find_kernels(until, poll);
+        self.stops = stops;
+        if self.position() != here {
+            self.return_to(&begun)?;
+        }
+        let kernels = found?;
+        self.kernels.before = Some((until, kernels.clone()));
+        Ok(kernels)
+    }
+
+    /// As [`Timeline::kernels`]. The symbols of the kernel that runs here are those of this place, so they have the modules that are
+    /// loaded now. A fork has this kernel alone.
+    pub fn names(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Kernels, Error> {
+        if self.forked_at().is_some() {
+            return Ok(Kernels(self.kernel_here().into_iter().collect()));
+        }
+        let kernels = self.kernels(until, poll)?;
+        let Some(here) = kernels.at(self.machine()) else { return Ok(kernels) };
+        if kernels.all()[here].seen_at == self.position() {
+            return Ok(kernels);
+        }
+        let symbols = self.symbols();
+        Ok(symbols.map_or(kernels.clone(), |symbols| kernels.with_symbols(here, symbols)))
+    }
+
+    fn find_kernels(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Kernels, Error> {
+        self.seek(until, poll)?.unless_interrupted()?;
+        let known = self.known_kernels().cloned().unwrap_or_default();
+        if known.all().last().is_some_and(|last| last.is_here(self.machine())) {
+            return Ok(known);
+        }
+        let mut kernels = Vec::new();
+        let mut kernel = self.last_kernel(until, poll)?;
+        while let Some(found) = kernel {
+            kernel = self.kernel_that_started(&found, poll)?.filter(|_| kernels.len() + 1 < MOST_KERNELS);
+            kernels.insert(0, found);
+        }
+        Ok(Kernels(kernels.into()))
+    }
+
+    /// The kernel that the machine runs here.
+    fn kernel_here(&mut self) -> Option<Kernel> {
+        let symbols = self.symbols().ok()?;
+        let boot = Boot::of_kernel(self.machine(), &symbols);
+        Some(Kernel { symbols, boot, seen_at: self.position() })
+    }
+
+    /// The last kernel before a place: the machine stands there, perhaps while no kernel is mapped.
+    fn last_kernel(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Option<Kernel>, Error> {
+        if let Some(kernel) = self.kernel_here() {
+            return Ok(Some(kernel));
+        }
+        let heads = self.checkpoint_places();
+        let mut distance = 1;
+        let before = heads.partition_point(|&at| at < until);
+        while distance <= before {
+            self.seek(heads[before - distance], poll)?.unless_interrupted()?;
+            if let Some(kernel) = self.kernel_here() {
+                return Ok(Some(kernel));
+            }
+            distance += if distance < LOOKS_IN_A_ROW { 1 } else { distance };
+        }
+        Ok(None)
+    }
+
+    /// The kernel that has started this one by kexec, if it ran in this recording.
+    fn kernel_that_started(&mut self, later: &Kernel, poll: &mut Poll<'_>) -> Result<Option<Kernel>, Error> {
+        let Some(boot) = later.boot.clone().filter(Boot::is_by_kexec) else { return Ok(None) };
+        let Some(begun) = self.first_place_of(&boot, later.seen_at, poll)? else { return Ok(None) };
+        self.seek(begun, poll)?.unless_interrupted()?;
+        // A program has loaded the later kernel, so the earlier one has served system calls.
+        let is_earlier = Filter::new(move |machine: &Machine<Instructions>| !boot.is_here(machine));
+        self.stops = Stops { only: Some(is_earlier), ..Stops::system_call(None) };
+        match self.run_backward(poll)?.unless_interrupted()? {
+            TravelStop::Hit(_) => Ok(self.kernel_here()),
+            _ => Ok(None),
+        }
+    }
+
+    /// The first of the recording's start, its checkpoints and `seen_at` where a boot runs; `None` if that is the start.
+    fn first_place_of(
+        &mut self,
+        boot: &Boot,
+        seen_at: Instructions,
+        poll: &mut Poll<'_>,
+    ) -> Result<Option<Instructions>, Error> {
+        let mut places = vec![Instructions(0)];
+        places
+            .extend(self.checkpoint_places().into_iter().filter(|&at| at > Instructions(0) && at < seen_at));
+        let (mut low, mut high) = (0, places.len());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            self.seek(places[middle], poll)?.unless_interrupted()?;
+            if boot.is_here(self.machine()) { high = middle } else { low = middle + 1 }
+        }
+        Ok(if low == 0 { None } else { Some(places.get(low).copied().unwrap_or(seen_at)) })
+    }
+
+    /// Where the recording's checkpoints are.
+    pub(super) fn checkpoint_places(&self) -> Vec<Instructions> {
+        let heads = self.checkpoints().into_iter().flat_map(|checkpoints| checkpoints.heads());
+        heads.map(|(&at, _)| at).collect()
+    }
+}
