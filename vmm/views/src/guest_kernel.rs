@@ -96,16 +96,15 @@ impl GuestKernels {
     ) -> Result<GuestKernels, Error> {
         let kernels = timeline.names(until, poll)?;
         let (begun, here) = (timeline.snapshot()?, timeline.position());
-        let place = kernels.at(timeline.machine());
         let mut guests = Vec::new();
-        for (number, kernel) in kernels.all().iter().enumerate() {
-            if Some(number) != place {
+        for kernel in kernels.all() {
+            if timeline.position() != kernel.seen_at {
                 timeline.seek(kernel.seen_at, poll)?.unless_interrupted()?;
             }
             guests.push(GuestKernel::with_symbols(timeline.machine(), kernel.symbols.clone()));
-            if timeline.position() != here {
-                timeline.return_to(&begun)?;
-            }
+        }
+        if timeline.position() != here {
+            timeline.return_to(&begun)?;
         }
         Ok(GuestKernels { kernels, guests })
     }

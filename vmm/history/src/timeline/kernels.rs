@@ -98,9 +98,10 @@ impl Kernels {
         self.name(self.at(machine)?)
     }
 
-    fn with_symbols(&self, number: usize, symbols: Arc<Symbols>) -> Kernels {
+    /// These kernels, with one of them as it is known at another place.
+    fn with(&self, number: usize, symbols: Arc<Symbols>, seen_at: Instructions) -> Kernels {
         let mut kernels = self.0.to_vec();
-        kernels[number].symbols = symbols;
+        kernels[number] = Kernel { symbols, seen_at, ..kernels[number].clone() };
         Kernels(kernels.into())
     }
 
@@ -212,8 +213,10 @@ impl Timeline {
         if kernels.all()[here].seen_at == self.position() {
             return Ok(kernels);
         }
-        let symbols = self.symbols();
-        Ok(symbols.map_or(kernels.clone(), |symbols| kernels.with_symbols(here, symbols)))
+        match self.symbols() {
+            Ok(symbols) => Ok(kernels.with(here, symbols, self.position())),
+            Err(NoKernel) => Ok(kernels),
+        }
     }
 
     fn find_kernels(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Kernels, Error> {
@@ -293,5 +296,61 @@ impl Timeline {
     pub(super) fn checkpoint_places(&self) -> Vec<Instructions> {
         let heads = self.checkpoints().into_iter().flat_map(|checkpoints| checkpoints.heads());
         heads.map(|(&at, _)| at).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use cpu::{AddressKind, WatchKind, Watchpoint};
+
+    use super::*;
+    use crate::timeline::stops::{Breakpoint, Watch};
+
+    fn stops(breakpoints: &[u64], watches: &[(u64, u64)]) -> Stops {
+        let watch = |&(address, length): &(u64, u64)| {
+            Watch::from(Watchpoint { space: AddressKind::Linear, address, length, kind: WatchKind::Write })
+        };
+        Stops {
+            breakpoints: breakpoints.iter().map(|&address| Breakpoint::at(address)).collect(),
+            watches: watches.iter().map(watch).collect(),
+            ..Stops::default()
+        }
+    }
+
+    /// Two kernels have one place in common, and a variable of another size.
+    #[test]
+    fn each_place_counts_in_the_kernels_that_have_it() {
+        let read =
+            vec![("first", stops(&[10, 20], &[(50, 4)])), ("second", stops(&[20, 30], &[(50, 8), (60, 1)]))];
+        let asked = RefCell::new(Vec::new());
+        let all = union(read, |kernels| {
+            asked.borrow_mut().push(kernels);
+            Filter::new(|_| true)
+        });
+        let both = || vec!["first", "second"];
+        assert_eq!(
+            asked.into_inner(),
+            [vec!["first"], both(), vec!["second"], both(), vec!["second"]],
+            "by address: breakpoints, then watchpoints"
+        );
+        assert_eq!(all.filters.keys().copied().collect::<Vec<_>>(), [10, 20, 30]);
+        assert_eq!(all.watch_filters.keys().copied().collect::<Vec<_>>(), [50, 60]);
+        let expected = stops(&[10, 20, 30], &[(50, 4), (50, 8), (60, 1)]);
+        assert_eq!((all.breakpoints, all.watches), (expected.breakpoints, expected.watches));
+    }
+
+    #[test]
+    fn kernels_are_counted_in_words() {
+        let name = |number| KernelName { number, release: "6.1.0-9-amd64".to_string() }.to_string();
+        assert_eq!(name(2), "second kernel, 6.1.0-9-amd64");
+        assert_eq!(name(MOST_KERNELS), "eighth kernel, 6.1.0-9-amd64");
+    }
+
+    #[test]
+    fn without_a_kernel_names_are_refused() {
+        let read = |names: &dyn Names| names.named("panic").map(|_| Stops::default()).ok_or("no such name");
+        assert_eq!(Kernels::default().stops(read), Err("no such name"));
     }
 }
