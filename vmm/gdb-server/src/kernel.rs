@@ -15,6 +15,7 @@ use guest_symbols::{NoKernel, Symbols};
 use views::guest_kernel::Backtrace;
 use views::reports::ReportList;
 
+use super::known_tasks::KnownTasks;
 use super::{GdbTarget, refused};
 use history::timeline::{Cause, Kernels, number};
 use machine::Machine;
@@ -22,18 +23,6 @@ use machine::position::Instructions;
 
 /// A kernel that was not found is not looked for again within this distance.
 const LOOKED_FOR_STEPS: u64 = 50_000_000;
-
-/// Where a kernel keeps its processes. After kexec another kernel keeps them elsewhere.
-pub(super) struct KnownTasks {
-    boot: Option<Boot>,
-    tasks: Arc<Tasks>,
-}
-
-impl KnownTasks {
-    fn is_here(&self, machine: &Machine<Instructions>) -> bool {
-        self.boot.as_ref().is_none_or(|boot| boot.is_here(machine))
-    }
-}
 
 /// What happened where a machine stands, and in which of several kernels.
 pub(super) fn told_at(

@@ -29,6 +29,7 @@
 
 mod bounds;
 mod kernel;
+mod known_tasks;
 mod level;
 mod monitor;
 mod processes;
@@ -52,7 +53,7 @@ use cpu::AddressKind;
 use gdb::{DebugTarget, NOT_THE_CPU, Refusal, Registers, Stop};
 
 use self::bounds::Bounds;
-use self::kernel::KnownTasks;
+use self::known_tasks::KnownTasks;
 use self::level::Level;
 pub use self::sessions::{MAX_SESSIONS, Options, Report, serve, trouble};
 use self::stepping::Stepping;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use guest_symbols::modules::Missing;
 use guest_symbols::orc::{Frame, Unwinder};
 use guest_symbols::tasks::{Tasks, Thread};
-use guest_symbols::{NoKernel, Symbols};
+use guest_symbols::{KernelView, NoKernel, Symbols};
 use history::timeline::{KernelName, Kernels, Names, Poll, Stops, Timeline};
+use iced_x86::{Code, Decoder, DecoderOptions};
 use serde::{Serialize, Serializer};
 
 use machine::Machine;
@@ -14,7 +15,11 @@ use machine::error::Error;
 use machine::position::Instructions;
 use machine::unit::Unit;
 
-use crate::trace::call_return;
+/// Where SYSCALL leads, and what it calls.
+const ENTRY: &str = "entry_SYSCALL_64_after_hwframe";
+const CALLED: &str = "do_syscall_64";
+/// The first bytes of the entry are looked through for that call.
+const ENTRY_BYTES: usize = 512;
 
 /// A guest's kernel: its symbols, its tasks and how to unwind its stack.
 ///
@@ -164,6 +169,17 @@ impl Call {
     pub fn name(&self) -> &str {
         self.function.as_deref().unwrap_or("?")
     }
+}
+
+/// Where a system call's function returns to.
+fn call_return<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<u64> {
+    let (entry, called) = (symbols.address_of(ENTRY)?, symbols.address_of(CALLED)?);
+    let mut code = [0; ENTRY_BYTES];
+    let count = KernelView::all(machine).map(|view| view.read(entry, &mut code)).max()?;
+    let decoder = Decoder::with_ip(64, &code[..count], entry, DecoderOptions::NONE);
+    let is_call = |code: Code| code == Code::Call_rel32_64;
+    let mut calls = decoder.into_iter().filter(|instruction| is_call(instruction.code()));
+    calls.find(|call| call.near_branch64() == called).map(|call| call.next_ip())
 }
 
 fn in_hex<S: Serializer>(address: &u64, to: S) -> Result<S::Ok, S::Error> {

@@ -14,9 +14,8 @@ use std::path::Path;
 
 use cpu::SystemCalls;
 use cpu::Traps;
+use guest_symbols::NoKernel;
 use guest_symbols::tasks::Thread;
-use guest_symbols::{NoKernel, Symbols};
-use iced_x86::{Code, Decoder, DecoderOptions};
 use serde::Serialize;
 use syscalls::x86_64::Sysno;
 
@@ -30,17 +29,11 @@ use machine::Machine;
 use machine::error::Error;
 use machine::new_file::NewFile;
 use machine::position::{Count, Instructions};
-use machine::unit::Unit;
 
 /// The kernel's function that goes from one thread to another: it gets both.
 const SWITCH: &str = "__switch_to";
 /// The instruction by which interrupts and exceptions return.
 const RETURN: &str = "native_irq_return_iret";
-/// Where SYSCALL leads, and what it calls.
-const ENTRY: &str = "entry_SYSCALL_64_after_hwframe";
-const CALLED: &str = "do_syscall_64";
-/// The first bytes of the entry are looked through for that call.
-const ENTRY_BYTES: usize = 512;
 /// `struct pt_regs::ax`, where a system call's result is.
 pub(crate) const RESULT_OFFSET: u64 = 80;
 /// A console's line that does not end is cut here.
@@ -146,17 +139,6 @@ impl Places {
             ..Stops::default()
         }
     }
-}
-
-/// Where a system call's function returns to.
-pub(crate) fn call_return<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<u64> {
-    let (entry, called) = (symbols.address_of(ENTRY)?, symbols.address_of(CALLED)?);
-    let mut code = [0; ENTRY_BYTES];
-    let count = guest_symbols::KernelView::all(machine).map(|view| view.read(entry, &mut code)).max()?;
-    let decoder = Decoder::with_ip(64, &code[..count], entry, DecoderOptions::NONE);
-    let is_call = |code: Code| code == Code::Call_rel32_64;
-    let mut calls = decoder.into_iter().filter(|instruction| is_call(instruction.code()));
-    calls.find(|call| call.near_branch64() == called).map(|call| call.next_ip())
 }
 
 /// Something that happened, and where.
