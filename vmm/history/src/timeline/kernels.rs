@@ -143,11 +143,14 @@ fn union<K: Clone>(read: Vec<(K, Stops)>, filter: impl Fn(Vec<K>) -> Filter) -> 
     Stops { filters: filters(breakpoints), watch_filters: filters(watches), ..all }
 }
 
+/// A place, and where the fork begins that it is in.
+pub(super) type Place = (Instructions, Option<Instructions>);
+
 /// What a session knows of the guest's kernels.
 #[derive(Default)]
 pub(super) struct Known {
-    /// The symbols at the place where they were last asked for, and where the fork begins that the place is in.
-    pub here: Option<((Instructions, Option<Instructions>), Arc<Symbols>)>,
+    /// The symbols at the place where they were last asked for.
+    pub here: Option<(Place, Arc<Symbols>)>,
     /// The kernels before a place.
     pub before: Option<(Instructions, Kernels)>,
 }
