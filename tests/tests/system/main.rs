@@ -16,6 +16,7 @@ mod going_live;
 mod hits;
 mod kernel_reports;
 mod kernels;
+mod kexec;
 mod kvm_lab;
 mod network;
 mod network_peers;

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use gdb::{Poll, Refusal};
+use guest_symbols::boot::Boot;
 use guest_symbols::dwarf::DebugInfo;
 use guest_symbols::messages;
 use guest_symbols::module_sections;
@@ -14,23 +15,31 @@ use guest_symbols::{NoKernel, Symbols};
 use views::guest_kernel::Backtrace;
 use views::reports::ReportList;
 
+use super::known_tasks::KnownTasks;
 use super::{GdbTarget, refused};
-use history::timeline::{Cause, number};
+use history::timeline::{Cause, Kernels, number};
+use machine::Machine;
 use machine::position::Instructions;
 
 /// A kernel that was not found is not looked for again within this distance.
 const LOOKED_FOR_STEPS: u64 = 50_000_000;
 
+/// What happened where a machine stands, and in which of several kernels.
+pub(super) fn told_at(
+    machine: &Machine<Instructions>,
+    cause: Cause,
+    kernels: Option<&Kernels>,
+) -> Option<String> {
+    let kernels = kernels?;
+    let here = kernels.at(machine)?;
+    let told = cause.told(Some(&kernels.all()[here].symbols));
+    Some(format!("{told} in the {}", kernels.name(here)?))
+}
+
 impl GdbTarget<'_> {
     /// The kernel's symbols as of now.
     pub(super) fn symbols(&mut self) -> Result<Arc<Symbols>, NoKernel> {
-        let here = (self.timeline.position(), self.timeline.forked_at());
-        if let Some((_, symbols)) = self.symbols.as_ref().filter(|(place, _)| *place == here) {
-            return Ok(symbols.clone());
-        }
-        let symbols = Arc::new(Symbols::of_guest(self.timeline.machine())?);
-        self.symbols = Some((here, symbols.clone()));
-        Ok(symbols)
+        self.timeline.symbols()
     }
 
     /// The kernel's symbols as they were once: the modules' may be others here.
@@ -41,23 +50,40 @@ impl GdbTarget<'_> {
 
     /// Where the kernel keeps its processes.
     pub(super) fn tasks(&mut self) -> Result<Arc<Tasks>, NoTasks> {
-        if let Some(tasks) = &self.tasks {
-            return Ok(tasks.clone());
+        if let Some(known) = &self.tasks
+            && (known.is_here(self.timeline.machine()) || self.has_looked_near())
+        {
+            return Ok(known.tasks.clone());
         }
+        match self.tasks_here() {
+            Ok(found) => {
+                let tasks = found.tasks.clone();
+                self.tasks = Some(found);
+                Ok(tasks)
+            }
+            Err(none) => {
+                self.stepping.no_kernel_at = Some(self.timeline.position());
+                self.tasks.as_ref().map(|known| known.tasks.clone()).ok_or(none)
+            }
+        }
+    }
+
+    fn tasks_here(&mut self) -> Result<KnownTasks, NoTasks> {
         let symbols = self.symbols()?;
-        let tasks = Arc::new(Tasks::of_kernel(self.timeline.machine(), &symbols)?);
-        self.tasks = Some(tasks.clone());
-        Ok(tasks)
+        let machine = self.timeline.machine();
+        let tasks = Arc::new(Tasks::of_kernel(machine, &symbols)?);
+        Ok(KnownTasks { boot: Boot::of_kernel(machine, &symbols), tasks })
     }
 
     /// As [`Self::tasks`], for what is asked at each step: looks for the kernel seldom where there is none.
     pub(super) fn known_tasks(&mut self) -> Option<Arc<Tasks>> {
+        if self.tasks.is_none() && self.has_looked_near() { None } else { self.tasks().ok() }
+    }
+
+    /// Whether the kernel was looked for in vain near here.
+    fn has_looked_near(&self) -> bool {
         let here = self.timeline.position();
-        let is_near = |at: &Instructions| at.0.abs_diff(here.0) < LOOKED_FOR_STEPS;
-        if self.tasks.is_none() && !self.stepping.no_kernel_at.as_ref().is_some_and(is_near) {
-            self.stepping.no_kernel_at = self.tasks().err().map(|_| here);
-        }
-        self.tasks.clone()
+        self.stepping.no_kernel_at.is_some_and(|at| at.0.abs_diff(here.0) < LOOKED_FOR_STEPS)
     }
 
     /// Who called whom in the kernel.
@@ -98,9 +124,15 @@ impl GdbTarget<'_> {
         number(word).or_else(named).ok_or_else(unknown)
     }
 
-    /// What happened, with the names of the places if they are known already.
+    /// What happened where the machine stands, with the names of the places if they are known already.
     pub(super) fn told(&self, cause: Cause) -> String {
-        cause.told(self.symbols.as_ref().map(|(_, symbols)| &**symbols))
+        told_at(self.timeline.machine(), cause, self.several_kernels())
+            .unwrap_or_else(|| cause.told(self.timeline.last_symbols()))
+    }
+
+    /// The kernels of the run, if several have been found.
+    pub(super) fn several_kernels(&self) -> Option<&Kernels> {
+        self.timeline.known_kernels().filter(|kernels| kernels.all().len() > 1)
     }
 
     /// Makes files with symbols, types and frames and gives the gdb commands that load them: of the kernel and its modules, of

@@ -31,6 +31,7 @@
 mod bounds;
 mod frames;
 mod kernel;
+mod known_tasks;
 mod leaving;
 mod level;
 mod monitor;
@@ -49,15 +50,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use cpu::AddressKind;
 use gdb::{DebugTarget, NOT_THE_CPU, Refusal, Registers, Stop};
-use guest_symbols::Symbols;
-use guest_symbols::tasks::Tasks;
 
 use self::bounds::Bounds;
+use self::known_tasks::KnownTasks;
 use self::level::Level;
 pub use self::sessions::{MAX_SESSIONS, Options, Report, serve, trouble};
 use self::stepping::Stepping;
@@ -68,9 +67,6 @@ use history::timeline::{Breakpoint, Cause, Direction, Filter, Hit, Stops, Timeli
 use machine::Machine;
 use machine::error::Error;
 use machine::position::Instructions;
-
-/// A place in the run, and where the fork begins that it is in.
-type Place = (Instructions, Option<Instructions>);
 
 /// A timeline for gdb. What gdb changes never reaches the recorded past.
 pub struct GdbTarget<'a> {
@@ -84,10 +80,8 @@ pub struct GdbTarget<'a> {
     /// Which breakpoints are gdb's own.
     temporary: Temporary,
     stepping: Stepping,
-    /// The kernel's symbols at the place where they were last asked for.
-    symbols: Option<(Place, Arc<Symbols>)>,
-    /// Where the kernel keeps its processes.
-    tasks: Option<Arc<Tasks>>,
+    /// Where the kernel that was last seen keeps its processes.
+    tasks: Option<KnownTasks>,
     symbol_files: SymbolFiles,
     /// The guest's threads, if gdb is to see them.
     shown_threads: Option<ShownThreads>,
@@ -115,7 +109,6 @@ impl<'a> GdbTarget<'a> {
             bounds: Bounds::default(),
             temporary: Temporary::default(),
             stepping: Stepping::default(),
-            symbols: None,
             tasks: None,
             symbol_files: SymbolFiles::default(),
             shown_threads: None,
@@ -302,6 +295,7 @@ impl DebugTarget for GdbTarget<'_> {
     }
 
     fn threads(&mut self) -> gdb::Threads {
+        self.show_threads_of_kernel();
         let machine = self.timeline.machine();
         self.shown_threads.as_mut().map(|shown| shown.list(machine)).unwrap_or_default()
     }

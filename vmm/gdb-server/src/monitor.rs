@@ -6,15 +6,18 @@ use std::fmt::Write;
 use cpu::{AddressKind, Traps, WatchKind, Watchpoint};
 use gdb::{Poll, Refusal};
 
+use super::kernel::told_at;
 use super::{GdbTarget, refused};
 use history::timeline::{
     Breakpoint, CONDITIONS, Condition, Direction, Filter, Hit, Names, NoNames, Stops, TravelStop, Watch,
     number,
 };
+use machine::Machine;
 use machine::notation::PositionSpec;
 use machine::position::Instructions;
 use views::console;
 use views::filters::Filters;
+use views::guest_kernel::GuestKernels;
 
 /// Hits that one list has at most.
 const MAX_LISTED: usize = 1000;
@@ -165,7 +168,11 @@ impl GdbTarget<'_> {
         direction: Direction,
         poll: &mut Poll<'_>,
     ) -> Result<String, Refusal> {
-        let stops = self.stops_of(what)?;
+        let until = match direction {
+            Direction::Forward => self.timeline.end(),
+            Direction::Backward => self.timeline.position(),
+        };
+        let stops = self.stops_of(what, until, poll)?;
         let here = self.timeline.snapshot().map_err(refused)?;
         let stop = self.run(&stops, direction, poll)?;
         let is_in_vain = matches!(stop, TravelStop::Start | TravelStop::End | TravelStop::Reached);
@@ -204,13 +211,18 @@ impl GdbTarget<'_> {
     fn list_hits(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
         let (stops, from, to) = self.region(text, poll)?;
         self.timeline.set_stops(stops);
-        let hits = self.timeline.hits(from, to, MAX_LISTED, poll);
+        let kernels = self.several_kernels().cloned();
+        let look =
+            |machine: &Machine<Instructions>, hit: Hit| (hit, told_at(machine, hit.cause, kernels.as_ref()));
+        let hits = self.timeline.hits_seen(from, to, MAX_LISTED, &look, poll);
         self.points_changed();
         let hits = hits.map_err(refused)?;
-        self.hits = hits.found;
+        let told: Vec<Option<String>>;
+        (self.hits, told) = hits.found.into_iter().unzip();
         let mut answer = String::new();
-        for (number, Hit { before, cause, .. }) in self.hits.iter().enumerate() {
-            let _ = writeln!(answer, "hit:{number:<4} insn:{before:<14} {}", self.told(*cause));
+        for (number, (Hit { before, cause, .. }, told)) in self.hits.iter().zip(told).enumerate() {
+            let told = told.unwrap_or_else(|| cause.told(self.timeline.last_symbols()));
+            let _ = writeln!(answer, "hit:{number:<4} insn:{before:<14} {told}");
         }
         answer += &match (hits.interrupted_at, self.hits.len()) {
             (Some(edge), _) => format!("interrupted: nothing behind insn:{edge} has been looked at\n"),
@@ -230,42 +242,51 @@ impl GdbTarget<'_> {
         let mut words = text.rsplitn(3, ' ');
         if let (Some(to), Some(from), Some(condition)) = (words.next(), words.next(), words.next())
             && let (Ok(from), Ok(to)) = (self.place(from, poll), self.place(to, poll))
-            && let Ok(stops) = self.stops_of(condition.trim())
+            && let Ok(stops) = self.stops_of(condition.trim(), to, poll)
         {
             return Ok((stops, from, to));
         }
-        Ok((self.stops_of(text)?, Instructions(0), self.timeline.end()))
+        let end = self.timeline.end();
+        Ok((self.stops_of(text, end, poll)?, Instructions(0), end))
     }
 
-    /// What to run to, with the names that the guest's kernel knows here, in the threads that filters behind it choose.
-    fn stops_of(&mut self, text: &str) -> Result<Stops, Refusal> {
+    /// What to run to up to a place, with the names that the guest's kernels know, in the threads that filters behind it choose.
+    fn stops_of(&mut self, text: &str, until: Instructions, poll: &mut Poll<'_>) -> Result<Stops, Refusal> {
         let (condition, filters) = Filters::behind(text).map_err(Refusal::new)?;
         if filters.longer_ns.is_some() {
             return Err(Refusal::new("ask 'ttvm search' how long system calls take"));
         }
-        let stops = self.stops_without_filters(condition)?;
+        let stops = self.stops_without_filters(condition, until, poll)?;
         if !filters.choose_threads() {
             return Ok(stops);
         }
         let tasks = self.tasks().map_err(|error| Refusal::new(error.to_string()))?;
-        let only = Filter::new(move |machine| filters.admit(tasks.current(machine).as_ref()));
+        let has_one = self.timeline.names(until, poll).map_err(refused)?.all().len() <= 1;
+        let only = if has_one {
+            Filter::new(move |machine| filters.admit(tasks.current(machine).as_ref()))
+        } else {
+            let kernels = GuestKernels::of(self.timeline, until, poll).map_err(refused)?;
+            Filter::new(move |machine| filters.admit(kernels.thread(machine).as_ref()))
+        };
         Ok(Stops { only: Some(only), ..stops })
     }
 
-    fn stops_without_filters(&mut self, text: &str) -> Result<Stops, Refusal> {
+    fn stops_without_filters(
+        &mut self,
+        text: &str,
+        until: Instructions,
+        poll: &mut Poll<'_>,
+    ) -> Result<Stops, Refusal> {
         // Numbers do, mostly, and the symbols have to be searched for.
-        let without_names = stops_of(text, &NoNames);
-        match without_names {
-            Ok(stops) => Ok(stops),
-            Err(refusal) => {
-                let symbols = self.symbols().map_err(|_| refusal)?;
-                stops_of(text, &*symbols)
-            }
-        }
+        stops_of(text, &NoNames).or_else(|_| {
+            let kernels = self.timeline.names(until, poll).map_err(refused)?;
+            kernels.stops(|names| stops_of(text, names))
+        })
     }
 
     fn search(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
-        let stops = self.stops_of(text)?;
+        let end = self.timeline.end();
+        let stops = self.stops_of(text, end, poll)?;
         let here = self.timeline.snapshot().map_err(refused)?;
         let mut answer = String::new();
         for (direction, name) in [(Direction::Backward, "before"), (Direction::Forward, "after")] {

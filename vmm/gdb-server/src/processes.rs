@@ -91,13 +91,7 @@ impl GdbTarget<'_> {
         match argument {
             "" => {}
             "off" => self.shown_threads = None,
-            "on" => {
-                let tasks = self.tasks().map_err(|error| Refusal::new(error.to_string()))?;
-                let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
-                let frame = SwitchFrame::of_kernel(self.timeline.machine(), &symbols);
-                let frame = frame.map_err(|missing| Refusal::new(missing.to_string()))?;
-                self.shown_threads = Some(ShownThreads::new(tasks, frame));
-            }
+            "on" => self.shown_threads = Some(self.threads_here()?),
             _ => return Err(Refusal::new("write: monitor threads [on|off]")),
         }
         let said = match self.shown_threads {
@@ -105,6 +99,28 @@ impl GdbTarget<'_> {
             None => "gdb sees the CPU alone\n",
         };
         Ok(said.to_string())
+    }
+
+    fn threads_here(&mut self) -> Result<ShownThreads, Refusal> {
+        let tasks = self.tasks().map_err(|error| Refusal::new(error.to_string()))?;
+        let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
+        let frame = SwitchFrame::of_kernel(self.timeline.machine(), &symbols);
+        let frame = frame.map_err(|missing| Refusal::new(missing.to_string()))?;
+        Ok(ShownThreads::new(tasks, frame))
+    }
+
+    /// If gdb sees threads, they are those of the kernel that runs here: after kexec it is another one.
+    pub(super) fn show_threads_of_kernel(&mut self) {
+        if self.shown_threads.is_none() {
+            return;
+        }
+        let tasks = self.known_tasks();
+        let is_known = |shown: &ShownThreads| tasks.as_ref().is_none_or(|tasks| shown.is_of(tasks));
+        if !self.shown_threads.as_ref().is_some_and(is_known)
+            && let Ok(threads) = self.threads_here()
+        {
+            self.shown_threads = Some(threads);
+        }
     }
 
     pub(super) fn break_in(&mut self, text: &str) -> Result<String, Refusal> {

@@ -44,6 +44,11 @@ impl ShownThreads {
         ShownThreads { tasks, frame, sleepers: Vec::new(), looked_at: None }
     }
 
+    /// Whether they are those of a kernel that keeps them so.
+    pub fn is_of(&self, tasks: &Arc<Tasks>) -> bool {
+        Arc::ptr_eq(&self.tasks, tasks)
+    }
+
     /// All threads as of now.
     pub fn list(&mut self, machine: &Machine<Instructions>) -> Threads {
         let processes = self.tasks.list(machine);

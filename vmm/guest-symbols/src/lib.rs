@@ -33,8 +33,8 @@
 //! user programs. [`vmlinux`] says how far a kernel with debug information was moved. [`tasks`] lists processes,
 //! [`switched_out`] says where those that do not run go on, [`mappings`] which files a process has mapped where,
 //! [`module_sections`] where the sections of a module's file are, [`orc`] unwinds the stack, [`messages`] reads the kernel's
-//! log, [`reports`] finds panics, oopses and warnings in its text, and [`vmcoreinfo`] is its note for other tools. [`free_pages`]
-//! says which memory is in use by nobody.
+//! log, [`reports`] finds panics, oopses and warnings in its text, and [`vmcoreinfo`] is its note for other tools. [`boot`] tells
+//! the kernels apart that a guest starts one after the other by kexec. [`free_pages`] says which memory is in use by nobody.
 //!
 //! kallsyms, BTF and ORC are read by hand, because they lie in a guest's live memory and not in files. ELF files are
 //! written with `object`, DWARF with `gimli`.
@@ -44,6 +44,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod boot;
 pub mod btf;
 pub mod dwarf;
 pub mod elf;

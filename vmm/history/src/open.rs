@@ -5,14 +5,13 @@
 use std::path::Path;
 
 use cpu::CpuState;
-use guest_symbols::Symbols;
 use machine::error::Error;
 use machine::notation::PositionSpec;
 use machine::position::{Exits, Instructions};
 use recording::{Opened, Recording};
 
 use crate::recount;
-use crate::timeline::{Condition, Poll, Timeline, TravelStop};
+use crate::timeline::{Condition, Names, Poll, Timeline, TravelStop};
 
 /// Opens a recording for time travel, at its first instruction. A recording of KVM is replayed once to count its instructions,
 /// which takes as long as the run, unless that was done before: [`open_recording`] reports progress.
@@ -46,13 +45,17 @@ impl Timeline {
     }
 
     /// Runs and searches stop at this from now on: see [`crate::timeline::CONDITIONS`]. The condition may name symbols of the
-    /// guest's kernel, if the kernel is in memory at the current position.
+    /// guest's kernels. After kexec a name means a place in each kernel, and counts while that kernel runs.
     pub fn stop_at(&mut self, condition: &str) -> Result<(), Error> {
-        let parsed = condition.parse().or_else(|why| match Symbols::of_guest(self.machine()) {
-            Ok(symbols) => Condition::parse(condition, &symbols),
-            Err(_) => Err(why),
-        });
-        let Condition(stops) = parsed.map_err(Error::Position)?;
+        let stops = match condition.parse::<Condition>() {
+            Ok(Condition(stops)) => stops,
+            Err(_) => {
+                let kernels = self.names(self.end(), &mut never)?;
+                let read =
+                    |names: &dyn Names| Condition::parse(condition, names).map(|Condition(stops)| stops);
+                kernels.stops(read).map_err(Error::Position)?
+            }
+        };
         self.set_stops(stops);
         Ok(())
     }

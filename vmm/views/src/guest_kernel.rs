@@ -1,13 +1,25 @@
-//! The guest's kernel at a place of its run: the thread that runs, and its backtrace.
+//! The guest's kernel at a place of its run: the thread that runs, and its backtrace. After kexec there are several kernels.
+
+use std::sync::Arc;
 
 use guest_symbols::modules::Missing;
 use guest_symbols::orc::{Frame, Unwinder};
 use guest_symbols::tasks::{Tasks, Thread};
-use guest_symbols::{NoKernel, Symbols};
+use guest_symbols::{KernelView, NoKernel, Symbols};
+use history::timeline::{KernelName, Kernels, Names, Poll, Stops, Timeline};
+use iced_x86::{Code, Decoder, DecoderOptions};
 use serde::{Serialize, Serializer};
 
 use machine::Machine;
+use machine::error::Error;
+use machine::position::Instructions;
 use machine::unit::Unit;
+
+/// Where SYSCALL leads, and what it calls.
+const ENTRY: &str = "entry_SYSCALL_64_after_hwframe";
+const CALLED: &str = "do_syscall_64";
+/// The first bytes of the entry are looked through for that call.
+const ENTRY_BYTES: usize = 512;
 
 /// A guest's kernel: its symbols, its tasks and how to unwind its stack.
 ///
@@ -15,7 +27,9 @@ use machine::unit::Unit;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestKernel {
     /// The names of its functions and variables.
-    pub symbols: Symbols,
+    pub symbols: Arc<Symbols>,
+    /// The instruction behind the kernel's call of the function that serves system calls.
+    pub(crate) call_return: Option<u64>,
     tasks: Option<Tasks>,
     unwinder: Result<Unwinder, Missing>,
 }
@@ -42,10 +56,15 @@ pub struct Call {
 impl GuestKernel {
     /// Finds the kernel that a guest runs. Takes a while: searches RAM for the kernel's symbols.
     pub fn of_guest<U: Unit>(machine: &Machine<U>) -> Result<GuestKernel, NoKernel> {
-        let symbols = Symbols::of_guest(machine)?;
+        Ok(GuestKernel::with_symbols(machine, Arc::new(Symbols::of_guest(machine)?)))
+    }
+
+    /// The kernel that a guest runs, for whoever has its symbols already.
+    pub fn with_symbols<U: Unit>(machine: &Machine<U>, symbols: Arc<Symbols>) -> GuestKernel {
+        let call_return = call_return(machine, &symbols);
         let tasks = Tasks::of_kernel(machine, &symbols).ok();
         let unwinder = Unwinder::of_kernel(machine, &symbols);
-        Ok(GuestKernel { symbols, tasks, unwinder })
+        GuestKernel { symbols, call_return, tasks, unwinder }
     }
 
     /// The thread that runs, or was interrupted.
@@ -62,6 +81,67 @@ impl GuestKernel {
     pub fn backtrace<U: Unit>(&self, machine: &Machine<U>) -> Result<Backtrace, Missing> {
         let unwinder = self.unwinder.as_ref().map_err(Missing::clone)?;
         Ok(Backtrace::by(unwinder, machine, &self.symbols))
+    }
+}
+
+/// The kernels that a guest runs one after the other, and what it takes to tell what happens in each.
+#[derive(Clone, Debug, Default)]
+pub struct GuestKernels {
+    kernels: Kernels,
+    /// One for each of them.
+    guests: Vec<GuestKernel>,
+}
+
+impl GuestKernels {
+    /// The kernels that run up to a place. Names of modules are those of where the timeline stands, and it stays there.
+    pub fn of(
+        timeline: &mut Timeline,
+        until: Instructions,
+        poll: &mut Poll<'_>,
+    ) -> Result<GuestKernels, Error> {
+        let kernels = timeline.names(until, poll)?;
+        let (begun, here) = (timeline.snapshot()?, timeline.position());
+        let mut guests = Vec::new();
+        for kernel in kernels.all() {
+            if timeline.position() != kernel.seen_at {
+                timeline.seek(kernel.seen_at, poll)?.unless_interrupted()?;
+            }
+            guests.push(GuestKernel::with_symbols(timeline.machine(), kernel.symbols.clone()));
+        }
+        if timeline.position() != here {
+            timeline.return_to(&begun)?;
+        }
+        Ok(GuestKernels { kernels, guests })
+    }
+
+    /// All of them, in the order in which they run.
+    pub fn all(&self) -> &[GuestKernel] {
+        &self.guests
+    }
+
+    /// Which of them a machine runs.
+    pub fn number_at(&self, machine: &Machine<Instructions>) -> Option<usize> {
+        self.kernels.at(machine)
+    }
+
+    /// The one that a machine runs.
+    pub fn at(&self, machine: &Machine<Instructions>) -> Option<&GuestKernel> {
+        self.guests.get(self.number_at(machine)?)
+    }
+
+    /// The thread that runs, or was interrupted.
+    pub fn thread(&self, machine: &Machine<Instructions>) -> Option<Thread> {
+        self.at(machine)?.thread(machine)
+    }
+
+    /// What to call the one that a machine runs, if there are several.
+    pub fn name_at(&self, machine: &Machine<Instructions>) -> Option<KernelName> {
+        self.kernels.name_at(machine)
+    }
+
+    /// What names mean in each: see [`Kernels::stops`].
+    pub fn stops<E>(&self, parse: impl Fn(&dyn Names) -> Result<Stops, E>) -> Result<Stops, E> {
+        self.kernels.stops(parse)
     }
 }
 
@@ -89,6 +169,17 @@ impl Call {
     pub fn name(&self) -> &str {
         self.function.as_deref().unwrap_or("?")
     }
+}
+
+/// Where a system call's function returns to.
+fn call_return<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<u64> {
+    let (entry, called) = (symbols.address_of(ENTRY)?, symbols.address_of(CALLED)?);
+    let mut code = [0; ENTRY_BYTES];
+    let count = KernelView::all(machine).map(|view| view.read(entry, &mut code)).max()?;
+    let decoder = Decoder::with_ip(64, &code[..count], entry, DecoderOptions::NONE);
+    let is_call = |code: Code| code == Code::Call_rel32_64;
+    let mut calls = decoder.into_iter().filter(|instruction| is_call(instruction.code()));
+    calls.find(|call| call.near_branch64() == called).map(|call| call.next_ip())
 }
 
 fn in_hex<S: Serializer>(address: &u64, to: S) -> Result<S::Ok, S::Error> {

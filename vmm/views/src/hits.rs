@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cpu::{AddressKind, SystemCalls, WatchKind};
 use guest_symbols::NoKernel;
 use history::timeline::{
-    Breakpoint, Cause, Condition, Direction, Filter, Hit, Poll, Stops, Timeline, TravelStop,
+    Breakpoint, Cause, Condition, Direction, Filter, Hit, Names, Poll, Stops, Timeline, TravelStop,
 };
 use machine::Machine;
 use machine::error::Error;
@@ -15,9 +15,9 @@ use machine::position::{Count, Instructions};
 use serde::Serialize;
 
 use crate::filters::Filters;
-use crate::guest_kernel::GuestKernel;
+use crate::guest_kernel::GuestKernels;
 pub use crate::place::Place;
-use crate::returns::{Joined, Met, Returns};
+use crate::returns::{Joined, Met, Return};
 use crate::system_calls::SystemCall;
 
 /// Where SYSCALL leads.
@@ -83,6 +83,15 @@ impl Wanted {
             Wanted::One { from, .. } | Wanted::All { from, .. } => from,
         }
     }
+
+    /// The last place that is looked at.
+    fn to(self, timeline: &Timeline) -> Instructions {
+        match self {
+            Wanted::One { from, direction: Direction::Backward } => from,
+            Wanted::One { direction: Direction::Forward, .. } => timeline.end(),
+            Wanted::All { to, .. } => to,
+        }
+    }
 }
 
 impl Search<'_> {
@@ -95,31 +104,34 @@ impl Search<'_> {
             return Err(Error::Position("only system calls can be asked how long they take".to_string()));
         }
         let needs_kernel = self.backtrace || condition.is_err() || of_calls || self.filters.choose_threads();
-        let mut kernel = None;
+        let mut kernels = GuestKernels::default();
         if matches!(self.wanted, Wanted::All { .. }) || needs_kernel {
             // What the guest's kernel says of itself. At the very start there is no kernel yet that could be asked.
             let place = if from == Instructions(0) { timeline.end() } else { from };
             if timeline.seek(place, poll)? == TravelStop::Interrupted {
                 return Ok(Found::interrupted_before(from));
             }
-            kernel = GuestKernel::of_guest(timeline.machine()).ok().map(Arc::new);
+            match GuestKernels::of(timeline, place.max(self.wanted.to(timeline)), poll) {
+                Err(Error::Interrupted) => return Ok(Found::interrupted_before(from)),
+                found => kernels = found?,
+            }
         }
         if self.backtrace {
-            can_trace_back(timeline, kernel.as_deref())?;
+            can_trace_back(timeline, &kernels)?;
         }
-        let named = |kernel: &Arc<GuestKernel>| Condition::parse(self.condition, &kernel.symbols);
-        let condition = condition.or_else(|why| kernel.as_ref().map_or(Err(why), named));
-        let mut stops = condition.map_err(Error::Position)?.0;
+        let kernels = Arc::new(kernels);
+        let read = |names: &dyn Names| Condition::parse(self.condition, names).map(|Condition(stops)| stops);
+        let stops = condition.map(|Condition(stops)| stops).or_else(|_| kernels.stops(read));
+        let mut stops = stops.map_err(Error::Position)?;
         if self.filters.choose_threads() {
-            stops.only = Some(self.only(kernel.clone())?);
+            stops.only = Some(self.only(kernels.clone())?);
         }
-        let returns =
-            kernel.as_ref().filter(|_| of_calls).and_then(|kernel| Returns::of(timeline.machine(), kernel));
-        if self.filters.longer_ns.is_some() && returns.is_none() {
+        let returns = of_calls && kernels.all().iter().any(|kernel| kernel.call_return.is_some());
+        if self.filters.longer_ns.is_some() && !returns {
             let why = "the guest's kernel does not say where system calls return: none can be asked how long it takes";
             return Err(Error::Position(why.to_string()));
         }
-        let asked = Asked { search: self, kernel: kernel.as_deref(), returns, stops };
+        let asked = Asked { search: self, kernels, returns, stops };
         match self.wanted {
             Wanted::One { from, direction } if self.filters.longer_ns.is_none() => {
                 asked.one(timeline, from, direction, poll)
@@ -130,18 +142,23 @@ impl Search<'_> {
     }
 
     /// What only counts in some threads.
-    fn only(&self, kernel: Option<Arc<GuestKernel>>) -> Result<Filter, Error> {
-        let none = || Error::Position(format!("there are no processes to choose from: {NoKernel}"));
-        let (kernel, filters) = (kernel.ok_or_else(none)?, self.filters.clone());
-        Ok(Filter::new(move |machine: &Machine<Instructions>| filters.admit(kernel.thread(machine).as_ref())))
+    fn only(&self, kernels: Arc<GuestKernels>) -> Result<Filter, Error> {
+        if kernels.all().is_empty() {
+            return Err(Error::Position(format!("there are no processes to choose from: {NoKernel}")));
+        }
+        let filters = self.filters.clone();
+        Ok(Filter::new(move |machine: &Machine<Instructions>| {
+            filters.admit(kernels.thread(machine).as_ref())
+        }))
     }
 }
 
 /// A search, and what it takes to tell what it finds.
 struct Asked<'a> {
     search: &'a Search<'a>,
-    kernel: Option<&'a GuestKernel>,
-    returns: Option<Returns>,
+    kernels: Arc<GuestKernels>,
+    /// Whether the returns of system calls are looked for, too.
+    returns: bool,
     stops: Stops,
 }
 
@@ -155,7 +172,9 @@ impl Asked<'_> {
     ) -> Result<Found, Error> {
         let before = timeline.replayed_steps();
         let (mut stops, longer_ns) = (self.stops.clone(), self.search.filters.longer_ns);
-        self.returns.iter().for_each(|returns| returns.join(&mut stops));
+        if self.returns {
+            Return::join(&self.kernels, &mut stops);
+        }
         timeline.set_stops(stops);
         let look = |machine: &Machine<Instructions>, hit: Hit| self.met(machine, hit);
         let mut joined = Joined::new(longer_ns, limit);
@@ -166,8 +185,8 @@ impl Asked<'_> {
         // Each call has one return, and some may be under way at the beginning.
         let rows = match (self.returns, longer_ns) {
             (_, Some(_)) => usize::MAX,
-            (Some(_), None) => limit.saturating_mul(2).saturating_add(RETURNS_BEFORE),
-            (None, None) => limit,
+            (true, None) => limit.saturating_mul(2).saturating_add(RETURNS_BEFORE),
+            (false, None) => limit,
         };
         let edge = timeline.each_hit(from..to, rows, &look, &mut hand_on, poll)?.map(Count::number);
         let replayed = timeline.replayed_steps() - before;
@@ -235,7 +254,7 @@ impl Asked<'_> {
     ) -> Result<Place, Error> {
         let here = timeline.position();
         let rip = format!("{:#x}", timeline.machine().cpu().rip());
-        let mut place = Place::of(timeline.machine(), here, cause, self.kernel, self.search.backtrace);
+        let mut place = Place::of(timeline.machine(), here, cause, &self.kernels, self.search.backtrace);
         place.rip = Some(rip);
         if matches!(cause, Cause::SystemCall(_) | Cause::Watch { .. }) {
             let begin = if direction == Direction::Forward { here.saturating_back(1) } else { here };
@@ -259,14 +278,11 @@ impl Asked<'_> {
         place: &mut Place,
         poll: &mut Poll<'_>,
     ) -> Result<(), Error> {
-        let (Some(Returns(at)), Some(kernel), Some(thread)) = (self.returns, self.kernel, place.pid) else {
-            return Ok(());
-        };
-        if place.call.is_none() {
-            return Ok(());
-        }
+        let kernel = self.kernels.at(timeline.machine()).filter(|_| self.returns && place.call.is_some());
+        let (Some(kernel), Some(thread)) = (kernel, place.pid) else { return Ok(()) };
+        let Some(at) = kernel.call_return else { return Ok(()) };
         timeline.set_stops(Stops { breakpoints: vec![Breakpoint::at(at)], ..Stops::default() });
-        let look = |machine: &Machine<Instructions>, _: Hit| Returns::seen(machine, kernel);
+        let look = |machine: &Machine<Instructions>, _: Hit| Return::seen(machine, kernel);
         for steps in RETURN_STEPS {
             let to = timeline.end().min(from.saturating_add(steps));
             let seen = timeline.hits_seen(from, to, usize::MAX, &look, poll)?;
@@ -285,13 +301,12 @@ impl Asked<'_> {
     }
 
     fn met(&self, machine: &Machine<Instructions>, hit: Hit) -> Met {
-        if let (Cause::Breakpoint(at), Some(Returns(returns)), Some(kernel)) =
-            (hit.cause, self.returns, self.kernel)
-            && at == returns
+        if let (Cause::Breakpoint(at), true) = (hit.cause, self.returns)
+            && let Some(kernel) = self.kernels.at(machine).filter(|kernel| kernel.call_return == Some(at))
         {
-            return Returns::seen(machine, kernel).map_or(Met::Nothing, Met::Return);
+            return Return::seen(machine, kernel).map_or(Met::Nothing, Met::Return);
         }
-        let mut place = Place::of(machine, hit.before, hit.cause, self.kernel, self.search.backtrace);
+        let mut place = Place::of(machine, hit.before, hit.cause, &self.kernels, self.search.backtrace);
         match hit.cause {
             Cause::SystemCall(number) if self.is_64_bit_call(machine) => {
                 place.call = Some(SystemCall::entered(machine, number));
@@ -304,7 +319,7 @@ impl Asked<'_> {
 
     /// Whether the call just entered came by SYSCALL: other ways have other numbers and arguments.
     fn is_64_bit_call(&self, machine: &Machine<Instructions>) -> bool {
-        let entry = self.kernel.and_then(|kernel| kernel.symbols.address_of(ENTRY));
+        let entry = self.kernels.at(machine).and_then(|kernel| kernel.symbols.address_of(ENTRY));
         entry == Some(machine.cpu().rip())
     }
 }
@@ -340,9 +355,9 @@ impl Found {
 }
 
 /// Refuses what no place could show.
-fn can_trace_back(timeline: &Timeline, kernel: Option<&GuestKernel>) -> Result<(), Error> {
+fn can_trace_back(timeline: &Timeline, kernels: &GuestKernels) -> Result<(), Error> {
     let none = |why: &dyn Display| Error::Position(format!("there are no backtraces to show: {why}"));
-    let kernel = kernel.ok_or_else(|| none(&NoKernel))?;
+    let kernel = kernels.at(timeline.machine()).or(kernels.all().last()).ok_or_else(|| none(&NoKernel))?;
     kernel.backtrace(timeline.machine()).map(drop).map_err(|missing| none(&missing))
 }
 

@@ -1,11 +1,11 @@
 //! A place that a search has found: its position, its thread, and a description of the event.
 
-use history::timeline::Cause;
+use history::timeline::{Cause, KernelName};
 use machine::Machine;
 use machine::position::{Count, Instructions};
 use serde::Serialize;
 
-use crate::guest_kernel::{Backtrace, GuestKernel};
+use crate::guest_kernel::{Backtrace, GuestKernels};
 use crate::system_calls::SystemCall;
 
 /// A place where something happens.
@@ -26,6 +26,9 @@ pub struct Place {
     /// That thread's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// The kernel that runs there, if there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<OfKernel>,
     /// A system call with its arguments, and its result if it returns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub call: Option<SystemCall>,
@@ -40,23 +43,45 @@ pub struct Place {
     pub backtrace: Option<Backtrace>,
 }
 
+/// One of several kernels that a guest runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OfKernel {
+    /// Its number, from 1 on.
+    pub number: usize,
+    /// Its release.
+    pub release: String,
+    /// Both for people.
+    #[serde(skip)]
+    text: String,
+}
+
+impl From<KernelName> for OfKernel {
+    fn from(name: KernelName) -> OfKernel {
+        let text = name.to_string();
+        let KernelName { number, release } = name;
+        OfKernel { number, release, text }
+    }
+}
+
 impl Place {
     /// Where a machine stands, which is at what is named by `instruction`.
     pub(crate) fn of(
         machine: &Machine<Instructions>,
         instruction: Instructions,
         cause: Cause,
-        kernel: Option<&GuestKernel>,
+        kernels: &GuestKernels,
         with_backtrace: bool,
     ) -> Place {
+        let kernel = kernels.at(machine);
         let thread = kernel.and_then(|kernel| kernel.thread(machine));
         Place {
             instruction: instruction.number(),
-            what: cause.told(kernel.map(|kernel| &kernel.symbols)),
+            what: cause.told(kernel.map(|kernel| &*kernel.symbols)),
             guest_seconds: machine.moment().time_ns as f64 / 1e9,
             rip: None,
             pid: thread.as_ref().map(|thread| thread.id),
             name: thread.map(|thread| thread.name),
+            kernel: kernels.name_at(machine).map(OfKernel::from),
             call: None,
             old: None,
             new: None,
@@ -69,6 +94,9 @@ impl Place {
         let mut line = format!("insn:{}  {}  {rip}{:.9} s", self.instruction, self.what, self.guest_seconds);
         if let (Some(pid), Some(name)) = (self.pid, &self.name) {
             line += &format!("  {pid} ({name})");
+        }
+        if let Some(kernel) = &self.kernel {
+            line += &format!("  in the {}", kernel.text);
         }
         if let Some(call) = &self.call {
             line += &format!("  {call}");

@@ -1,22 +1,19 @@
 //! System calls and their returns: what was entered is joined to its result where the same thread returns.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use cpu::SystemCalls;
 use history::timeline::{Breakpoint, Filter, Stops};
 use machine::Machine;
 use machine::position::Instructions;
 
-use crate::guest_kernel::GuestKernel;
+use crate::guest_kernel::{GuestKernel, GuestKernels};
 use crate::place::Place;
-use crate::trace::{RESULT_OFFSET, call_return, stack_word};
+use crate::trace::{RESULT_OFFSET, stack_word};
 
 /// `struct pt_regs::orig_ax`, where the number of the system call is.
 const NUMBER_OFFSET: u64 = 120;
-
-/// The instruction behind the kernel's call of the function that serves system calls: the results are known there.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Returns(pub u64);
 
 /// A system call that returns.
 #[derive(Clone, Copy, Debug)]
@@ -35,21 +32,20 @@ pub(crate) enum Met {
     Nothing,
 }
 
-impl Returns {
-    /// Where that is in the kernel that a machine runs.
-    pub fn of(machine: &Machine<Instructions>, kernel: &GuestKernel) -> Option<Returns> {
-        call_return(machine, &kernel.symbols).map(Returns)
-    }
-
-    /// Has a search stop there, too, for the system calls that it waits for.
-    pub fn join(self, stops: &mut Stops) {
+impl Return {
+    /// Has a search stop behind the kernels' calls of the function that serves system calls, too, for those that it waits for.
+    pub fn join(kernels: &Arc<GuestKernels>, stops: &mut Stops) {
         let wanted = stops.traps.system_calls.clone();
-        stops.breakpoints.push(Breakpoint::at(self.0));
-        if wanted != SystemCalls::All {
+        let places: BTreeSet<u64> = kernels.all().iter().filter_map(|kernel| kernel.call_return).collect();
+        for at in places {
+            stops.breakpoints.push(Breakpoint::at(at));
+            let (wanted, kernels) = (wanted.clone(), kernels.clone());
             let is_wanted = move |machine: &Machine<Instructions>| {
-                stack_word(machine, NUMBER_OFFSET).is_some_and(|number| wanted.contains(number))
+                let number = || stack_word(machine, NUMBER_OFFSET);
+                kernels.at(machine).is_some_and(|kernel| kernel.call_return == Some(at))
+                    && (wanted == SystemCalls::All || number().is_some_and(|number| wanted.contains(number)))
             };
-            stops.filters.insert(self.0, Filter::new(is_wanted));
+            stops.filters.insert(at, Filter::new(is_wanted));
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter, Result as Written};
 
 use cpu::CpuState;
+use guest_symbols::boot::Boot;
 use guest_symbols::messages::{self, Message};
 use guest_symbols::tasks::Tasks;
 use guest_symbols::{NoKernel, Symbols};
@@ -50,6 +51,9 @@ pub struct State {
     pub guest_seconds: f64,
     /// How the run ended, if it did.
     pub outcome: Option<String>,
+    /// The kernel that runs, where it says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<RunningKernel>,
     /// The kernel symbol that RIP is in, and how far.
     pub place: Option<String>,
     /// The thread that runs, where the guest's kernel says so.
@@ -74,6 +78,15 @@ pub struct State {
     pub dmesg: Option<Vec<Said>>,
     /// The console's last lines.
     pub console: Vec<String>,
+}
+
+/// The kernel that runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RunningKernel {
+    /// Its release.
+    pub release: String,
+    /// Whether another kernel has started it.
+    pub by_kexec: bool,
 }
 
 /// The thread that runs.
@@ -123,6 +136,7 @@ impl State {
             system_calls: cpu.system_calls(),
             guest_seconds: now.time_ns as f64 / 1e9,
             outcome: machine.outcome().map(|outcome| outcome.to_string()),
+            kernel: symbols.as_ref().and_then(|symbols| kernel(machine, symbols)),
             place: symbols.as_ref().and_then(|symbols| place(machine, symbols)),
             thread: symbols.as_ref().and_then(|symbols| running(machine, symbols)),
             registers: Registers::of(&cpu.state()),
@@ -155,6 +169,11 @@ impl From<Message> for Said {
             text: message.text,
         }
     }
+}
+
+fn kernel(machine: &Machine<Instructions>, symbols: &Symbols) -> Option<RunningKernel> {
+    let boot = Boot::of_kernel(machine, symbols)?;
+    Some(RunningKernel { release: boot.release(), by_kexec: boot.is_by_kexec() })
 }
 
 /// Where in the kernel RIP is; user programs have no symbols here.
@@ -201,6 +220,8 @@ impl Display for State {
             "instruction {}, branch {}, system call {}, {:.9} s guest time",
             self.instruction, self.branches, self.system_calls, self.guest_seconds
         )?;
+        let by_kexec = self.kernel.iter().filter(|kernel| kernel.by_kexec);
+        let by_kexec = by_kexec.map(|kernel| format!("in the kernel {}, started by kexec", kernel.release));
         let place = self.place.iter().map(|place| format!("in the kernel's {place}"));
         let thread = self.thread.iter().map(|Running { pid, process, name }| {
             let of = if pid == process { String::new() } else { format!(" of process {process}") };
@@ -210,6 +231,7 @@ impl Display for State {
             .outcome
             .iter()
             .cloned()
+            .chain(by_kexec)
             .chain(place)
             .chain(thread)
             .chain(self.registers.lines.iter().cloned())

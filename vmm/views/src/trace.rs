@@ -8,19 +8,18 @@
 //! Times are guest time. What is no slice but a switch from one thread to another is an event of ftrace, as Perfetto wants
 //! it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use cpu::SystemCalls;
 use cpu::Traps;
-use guest_symbols::Symbols;
+use guest_symbols::NoKernel;
 use guest_symbols::tasks::Thread;
-use iced_x86::{Code, Decoder, DecoderOptions};
 use serde::Serialize;
 use syscalls::x86_64::Sysno;
 
-use crate::guest_kernel::GuestKernel;
+use crate::guest_kernel::{GuestKernel, GuestKernels};
 use crate::perfetto::{
     DebugAnnotation, FtraceEvent, FtraceEventBundle, Packets, ProcessDescriptor, SchedSwitch,
     ThreadDescriptor, TracePacket, TrackDescriptor, TrackEvent, kind,
@@ -35,11 +34,6 @@ use machine::position::{Count, Instructions};
 const SWITCH: &str = "__switch_to";
 /// The instruction by which interrupts and exceptions return.
 const RETURN: &str = "native_irq_return_iret";
-/// Where SYSCALL leads, and what it calls.
-const ENTRY: &str = "entry_SYSCALL_64_after_hwframe";
-const CALLED: &str = "do_syscall_64";
-/// The first bytes of the entry are looked through for that call.
-const ENTRY_BYTES: usize = 512;
 /// `struct pt_regs::ax`, where a system call's result is.
 pub(crate) const RESULT_OFFSET: u64 = 80;
 /// A console's line that does not end is cut here.
@@ -75,13 +69,16 @@ pub fn write(
     poll: &mut Poll<'_>,
     mut progress: impl FnMut(Instructions),
 ) -> Result<Counts, Error> {
-    let kernel = kernel(timeline, from, poll)?;
-    let places = Places::of(timeline.machine(), &kernel.symbols);
+    let kernels = kernels(timeline, (from, to), poll)?;
+    let places: Vec<Places> = kernels.all().iter().map(Places::of).collect();
     let mut file = NewFile::begin(path)?;
     let unwritten = |source| Error::file("write", path)(source);
     let mut trace = Trace::new(Packets::new(BufWriter::new(file.file())));
-    timeline.set_stops(places.stops());
-    let look = |machine: &Machine<Instructions>, hit| Note::of(machine, hit, &kernel, &places);
+    timeline.set_stops(Places::stops(&places));
+    let look = |machine: &Machine<Instructions>, hit| {
+        let here = kernels.number_at(machine).map(|number| (&kernels.all()[number], &places[number]));
+        Note::of(machine, hit, here)
+    };
     let mut add = |notes: Vec<Note>| {
         notes.last().iter().for_each(|note| progress(note.at));
         notes.into_iter().try_for_each(|note| trace.add(note)).map_err(unwritten)
@@ -95,15 +92,22 @@ pub fn write(
     Ok(counts)
 }
 
-/// What is known of the kernel: where the trace begins, or at the recording's end where there is none yet.
-fn kernel(timeline: &mut Timeline, from: Instructions, poll: &mut Poll<'_>) -> Result<GuestKernel, Error> {
+/// What is known of the kernels: where the trace begins, or at the recording's end where there is none yet.
+fn kernels(
+    timeline: &mut Timeline,
+    (from, to): (Instructions, Instructions),
+    poll: &mut Poll<'_>,
+) -> Result<GuestKernels, Error> {
     timeline.seek(from, poll)?.unless_interrupted()?;
-    if let Ok(kernel) = GuestKernel::of_guest(timeline.machine()) {
-        return Ok(kernel);
+    if timeline.symbols().is_err() {
+        timeline.seek(timeline.end(), poll)?.unless_interrupted()?;
     }
-    timeline.seek(timeline.end(), poll)?.unless_interrupted()?;
-    let none = |none| Error::Position(format!("there is nothing to trace: {none} at the recording's end"));
-    GuestKernel::of_guest(timeline.machine()).map_err(none)
+    let kernels = GuestKernels::of(timeline, to.max(timeline.position()), poll)?;
+    if kernels.all().is_empty() {
+        let why = format!("there is nothing to trace: {NoKernel} at the recording's end");
+        return Err(Error::Position(why));
+    }
+    Ok(kernels)
 }
 
 /// Instructions that are looked for; what a kernel does not have is left out.
@@ -113,35 +117,28 @@ struct Places {
     call_return: Option<u64>,
 }
 
+const NO_PLACES: Places = Places { switch: None, interrupt_return: None, call_return: None };
+
 impl Places {
-    fn of(machine: &Machine<Instructions>, symbols: &Symbols) -> Places {
+    fn of(kernel: &GuestKernel) -> Places {
         Places {
-            switch: symbols.address_of(SWITCH),
-            interrupt_return: symbols.address_of(RETURN),
-            call_return: call_return(machine, symbols),
+            switch: kernel.symbols.address_of(SWITCH),
+            interrupt_return: kernel.symbols.address_of(RETURN),
+            call_return: kernel.call_return,
         }
     }
 
-    fn stops(&self) -> Stops {
-        let addresses = [self.switch, self.interrupt_return, self.call_return].into_iter().flatten();
+    fn stops(all: &[Places]) -> Stops {
+        let addresses =
+            all.iter().flat_map(|kernel| [kernel.switch, kernel.interrupt_return, kernel.call_return]);
+        let addresses: BTreeSet<u64> = addresses.flatten().collect();
         Stops {
-            breakpoints: addresses.map(Breakpoint::at).collect(),
+            breakpoints: addresses.into_iter().map(Breakpoint::at).collect(),
             traps: Traps { system_calls: SystemCalls::All, vectors: (0..=u8::MAX).collect(), returns: false },
             console: Some(Vec::new()),
             ..Stops::default()
         }
     }
-}
-
-/// Where a system call's function returns to.
-pub(crate) fn call_return(machine: &Machine<Instructions>, symbols: &Symbols) -> Option<u64> {
-    let (entry, called) = (symbols.address_of(ENTRY)?, symbols.address_of(CALLED)?);
-    let mut code = [0; ENTRY_BYTES];
-    let count = guest_symbols::KernelView::all(machine).map(|view| view.read(entry, &mut code)).max()?;
-    let decoder = Decoder::with_ip(64, &code[..count], entry, DecoderOptions::NONE);
-    let is_call = |code: Code| code == Code::Call_rel32_64;
-    let mut calls = decoder.into_iter().filter(|instruction| is_call(instruction.code()));
-    calls.find(|call| call.near_branch64() == called).map(|call| call.next_ip())
 }
 
 /// Something that happened, and where.
@@ -182,9 +179,11 @@ struct Interrupted {
 }
 
 impl Note {
-    fn of(machine: &Machine<Instructions>, hit: Hit, kernel: &GuestKernel, places: &Places) -> Note {
+    /// `here` is the kernel that runs.
+    fn of(machine: &Machine<Instructions>, hit: Hit, here: Option<(&GuestKernel, &Places)>) -> Note {
         let time_ns = machine.moment().time_ns;
-        let thread = kernel.thread(machine);
+        let (thread, places) =
+            here.map_or((None, &NO_PLACES), |(kernel, places)| (kernel.thread(machine), places));
         let what = match hit.cause {
             Cause::SystemCall(number) => What::SystemCall(number),
             Cause::Vector(vector) => {
@@ -202,7 +201,9 @@ impl Note {
             Cause::Breakpoint(at) if Some(at) == places.interrupt_return => {
                 What::InterruptReturns { to_program: stack_word(machine, 8).is_some_and(|cs| cs & 3 == 3) }
             }
-            Cause::Breakpoint(at) if Some(at) == places.switch => switch(machine, kernel),
+            Cause::Breakpoint(at) if Some(at) == places.switch => {
+                here.map_or(What::Nothing, |(kernel, _)| switch(machine, kernel))
+            }
             Cause::Breakpoint(_) | Cause::Watch { .. } | Cause::Return => What::Nothing,
         };
         Note { at: hit.before, time_ns, thread, what }

@@ -7,6 +7,7 @@ use super::kallsyms::{self, RawSymbol};
 use super::modules::{self, Missing};
 use super::*;
 
+mod boot;
 mod dwarf;
 mod free_pages;
 mod guest_view;

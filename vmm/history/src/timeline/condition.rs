@@ -12,8 +12,8 @@ use super::stops::{Breakpoint, Cause, Comparison, Relation, Stops, Watch};
 /// What the notation can be.
 pub const CONDITIONS: &str = "break:ADDR, write:ADDR[+LEN], read:ADDR[+LEN], access:ADDR[+LEN], change:ADDR[+LEN] (each also with \
      -phys, as in write-phys:ADDR; all but break also with a value, as in 'write:ADDR+4 == 0', by ==, !=, <, <=, > or >=), \
-     syscall, syscall:NAME, syscall:N, vector:N, console:TEXT. ADDR is a number, a symbol of the kernel, or SYMBOL+OFFSET (of \
-     all but break: SYMBOL+OFFSET+LEN); break takes names like ext4_*, and syscall like open*";
+     syscall, syscall:NAME, syscall:N, vector:N, console:TEXT. ADDR is a number, a symbol of the kernel (after kexec: of each \
+     kernel), or SYMBOL+OFFSET (of all but break: SYMBOL+OFFSET+LEN); break takes names like ext4_*, and syscall like open*";
 
 /// Bytes that can be compared with a value.
 const COMPARABLE: [u64; 4] = [1, 2, 4, 8];

@@ -3,8 +3,10 @@
 //! Start with [`Timeline`] (`travel`), which is what callers see. It moves a `walker`, which leaves snapshots behind; `shared`
 //! is what all walkers of a session have in common. `search` looks for things along an interval, and `walkers` do so on all
 //! cores; `stops` says what there is to stop at, and `condition` reads that from text. `positions` finds out what a notation
-//! means; `reports` finds what the guest's kernel reports of itself, and `fault` the instruction that led to it. `settler` makes near what lies before, while nothing moves. `runner` has KVM go ahead. `changes` lets a debugger
-//! change things in a scratch `fork`. `vmm/history/TRAVEL.md` has the ideas.
+//! means; `kernels` says what names mean where a guest runs several kernels one after the other, and `find_kernels` finds these.
+//! `reports` finds what a guest's kernel reports of itself, and `fault` the instruction that led to it. `settler` makes near what
+//! lies before, while nothing moves. `runner` has KVM go ahead. `changes` lets a debugger change things in a scratch `fork`.
+//! `vmm/history/TRAVEL.md` has the ideas.
 //!
 //! A timeline knows instruction counts only: [`crate::recount`] comes first where a recording counts exits.
 //! Nothing here changes what was recorded; all that it adds to a recording are checkpoints.
@@ -12,7 +14,9 @@
 mod changes;
 mod condition;
 mod fault;
+mod find_kernels;
 mod fork;
+mod kernels;
 mod positions;
 mod report;
 mod reports;
@@ -28,6 +32,7 @@ mod walkers;
 
 pub use crate::workers::Poll;
 pub use condition::{CONDITIONS, Condition, Names, NoNames, number};
+pub use kernels::{Kernel, KernelName, Kernels};
 pub use report::Report;
 pub use search::{Direction, Interval, Look};
 pub use shared::FastForward;

@@ -328,11 +328,6 @@ impl Timeline {
         }
         Ok(found)
     }
-
-    fn checkpoint_places(&self) -> Vec<Instructions> {
-        let heads = self.checkpoints().into_iter().flat_map(|checkpoints| checkpoints.heads());
-        heads.map(|(&at, _)| at).collect()
-    }
 }
 
 /// The log of the kernel that a machine runs, with at least one message, and where that kernel keeps its tasks.

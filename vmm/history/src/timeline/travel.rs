@@ -14,6 +14,7 @@ use guest_ram::PAGE_SIZE;
 
 use crate::replay::last_place;
 use crate::timeline::fork::Fork;
+use crate::timeline::kernels::Known;
 use crate::timeline::report::Report;
 use crate::timeline::search::{
     ALONE, ALONE_STEPS, ALONE_STEPS_AT_FIRST, Direction, Interval, Keep, Look, Question, the_hit,
@@ -81,6 +82,8 @@ pub struct Timeline {
     pub(super) stops: Stops,
     /// The reports of the guest's kernels, once they have been looked for.
     pub(super) reports: Option<Arc<[Report]>>,
+    /// The guest's kernels, as far as they have been looked for.
+    pub(super) kernels: Known,
     workers: Arc<Pool>,
     settler: Option<Settler>,
     /// The machine is not in the recorded history but in this.
@@ -126,6 +129,7 @@ impl Timeline {
             panic: panicked.map(|end| end.at.count),
             stops: Stops::default(),
             reports: None,
+            kernels: Known::default(),
             workers: Arc::default(),
             settler: None,
             fork: None,

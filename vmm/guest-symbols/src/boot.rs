@@ -1,0 +1,84 @@
+//! One boot of a kernel: its release, its place in memory, and how it was started.
+//!
+//! A guest may start a second kernel by kexec, or a crash kernel after a panic. Both may be the same build. KASLR moves each boot
+//! to other addresses; without KASLR, what the loader handed over tells boots apart.
+//!
+//! Follows Linux 6.1 to 7.2: `init/version-timestamp.c`, `arch/x86/kernel/head64.c`, `arch/x86/kernel/kexec-bzimage64.c`,
+//! `Documentation/arch/x86/boot.rst`. Guest memory is not to be trusted: every length has a limit.
+
+use super::guest_view::{GuestView, KernelView};
+use super::symbols::Symbols;
+
+/// What the kernel says first: `Linux version 6.1.0 (...) #1 SMP ...`. No such text is longer.
+const BANNER: &str = "linux_banner";
+const BANNER_BYTES: usize = 512;
+/// The word with the release in it.
+const RELEASE_WORD: usize = 2;
+/// What the loader handed over, and the part that does not change: from `type_of_loader` to `cmd_line_ptr`.
+const PARAMETERS: &str = "boot_params";
+const LOADER_AT: u64 = 0x210;
+const LOADER_BYTES: usize = 28;
+/// kexec's number, in the upper half of `type_of_loader`.
+const KEXEC: u8 = 0xd;
+
+/// A boot of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Boot {
+    banner_at: u64,
+    banner: Vec<u8>,
+    physical: u64,
+    parameters_at: u64,
+    loader: [u8; LOADER_BYTES],
+}
+
+impl Boot {
+    /// The boot of the kernel with these symbols, which the guest runs now. `None` if the kernel has no symbols of variables.
+    pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Option<Boot> {
+        let (banner_at, parameters_at) = (symbols.address_of(BANNER)?, symbols.address_of(PARAMETERS)?);
+        KernelView::all(guest).find_map(|view| {
+            let mut banner = vec![0; BANNER_BYTES];
+            let count = view.read(banner_at, &mut banner);
+            let end = banner[..count].iter().position(|&byte| byte == b'\n')?;
+            banner.truncate(end);
+            let (physical, loader) = (view.physical(banner_at)?, loader(view, parameters_at)?);
+            Some(Boot { banner_at, banner, physical, parameters_at, loader })
+        })
+    }
+
+    /// Whether the guest runs this boot now.
+    pub fn is_here(&self, guest: &dyn GuestView) -> bool {
+        let is_same = |view| loader(view, self.parameters_at) == Some(self.loader);
+        KernelView::all(guest).any(|view| self.is_mapped_in(view) && is_same(view))
+    }
+
+    /// Whether this boot's symbols have their addresses now. That holds some instructions earlier than [`Boot::is_here`]: a kernel
+    /// that begins has yet to copy what its loader handed over.
+    pub fn is_mapped(&self, guest: &dyn GuestView) -> bool {
+        KernelView::all(guest).any(|view| self.is_mapped_in(view))
+    }
+
+    /// Whether another kernel has started this one.
+    pub fn is_by_kexec(&self) -> bool {
+        self.loader[0] >> 4 == KEXEC
+    }
+
+    /// The kernel's release, as `uname -r` prints it.
+    pub fn release(&self) -> String {
+        let banner = String::from_utf8_lossy(&self.banner);
+        let release = banner.split(' ').nth(RELEASE_WORD).unwrap_or_default();
+        release.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    }
+
+    fn is_mapped_in(&self, view: KernelView<'_>) -> bool {
+        let mut banner = [0; BANNER_BYTES];
+        let banner = &mut banner[..self.banner.len()];
+        view.physical(self.banner_at) == Some(self.physical)
+            && view.read(self.banner_at, banner) == self.banner.len()
+            && *banner == self.banner[..]
+    }
+}
+
+fn loader(view: KernelView<'_>, parameters_at: u64) -> Option<[u8; LOADER_BYTES]> {
+    let mut bytes = [0; LOADER_BYTES];
+    (view.read(parameters_at.checked_add(LOADER_AT)?, &mut bytes) == LOADER_BYTES).then_some(bytes)
+}
