@@ -2,8 +2,8 @@
 //!
 //! What is handed out does not depend on the threads, only the order in which it is.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TryRecvError, sync_channel};
@@ -11,7 +11,7 @@ use std::thread;
 
 use crate::codec::{Codec, xor};
 use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::index::OpenFile;
+use crate::index::{Index, OpenFile, files_at_once};
 use crate::map::{BlobId, ZERO_PAGE};
 use crate::page::Page;
 use crate::read::{Place, check, unpack};
@@ -49,6 +49,27 @@ struct Request {
     delta: Option<Blob>,
 }
 
+impl Request {
+    /// The files that have it.
+    fn files(&self) -> impl Iterator<Item = u32> + use<> {
+        [Some(self.full.file), self.delta.map(|delta| delta.file)].into_iter().flatten()
+    }
+}
+
+/// Requests one behind the other that need no more files than these: at least two.
+fn groups(mut requests: &[Request], most_files: usize) -> impl Iterator<Item = &[Request]> {
+    std::iter::from_fn(move || {
+        let mut files = BTreeSet::new();
+        let fits = |request: &&Request| {
+            files.extend(request.files());
+            files.len() <= most_files
+        };
+        let (group, rest) = requests.split_at(requests.iter().take_while(fits).count());
+        requests = rest;
+        (!group.is_empty()).then_some(group)
+    })
+}
+
 type Files = BTreeMap<u32, OpenFile>;
 
 /// Pages that one thread hands to another.
@@ -64,14 +85,34 @@ impl Store {
     ///
     /// As [`Store::read`]. Pages that were handed out before the error are right.
     pub fn read_many(&self, wanted: &[(u64, BlobId)], mut sink: impl FnMut(u64, &Page)) -> Result<()> {
-        let (mut requests, files) = self.requests(wanted)?;
+        // Files that are named in the index are there while it is held.
+        let index = self.read_index();
+        let mut requests = self.requests(&index, wanted)?;
         requests.sort_unstable_by_key(|request| (request.full, request.delta));
+        for group in groups(&requests, files_at_once()) {
+            let mut files = Files::new();
+            for file in group.iter().flat_map(Request::files) {
+                if let Entry::Vacant(place) = files.entry(file) {
+                    place.insert(index.open(&self.dir, file)?);
+                }
+            }
+            self.read_group(group, &files, &mut sink)?;
+        }
+        Ok(())
+    }
+
+    fn read_group(
+        &self,
+        requests: &[Request],
+        files: &Files,
+        mut sink: &mut dyn FnMut(u64, &Page),
+    ) -> Result<()> {
         let batches: Vec<&[Request]> = requests.chunks(BATCH).collect();
         let next = AtomicUsize::new(0);
         let take = || batches.get(next.fetch_add(1, Ordering::Relaxed)).copied();
         if requests.len() < MIN_FOR_THREAD {
             while let Some(batch) = take() {
-                self.decode_batch(batch, &files, &mut sink)?;
+                self.decode_batch(batch, files, &mut sink)?;
             }
             return Ok(());
         }
@@ -81,7 +122,7 @@ impl Store {
         )]
         thread::scope(|scope| {
             let (send, receive) = sync_channel(2);
-            let (take, files) = (&take, &files);
+            let take = &take;
             scope.spawn(move || self.decode_batches(take, files, send));
             let hand_out = |pages: &Pages, sink: &mut dyn FnMut(u64, &Page)| {
                 pages.numbers.iter().zip(&pages.contents).for_each(|(page, contents)| sink(*page, contents));
@@ -121,30 +162,21 @@ impl Store {
         }
     }
 
-    fn requests(&self, wanted: &[(u64, BlobId)]) -> Result<(Vec<Request>, Files)> {
-        let index = self.read_index();
+    fn requests(&self, index: &Index, wanted: &[(u64, BlobId)]) -> Result<Vec<Request>> {
         let row = |id: u64| {
             let row = index.blobs.get(id).filter(|row| index.files.contains_key(&row.file));
             row.ok_or_else(|| StoreError::new(&self.dir, StoreErrorKind::Gone(id)))
         };
-        let (mut requests, mut files) = (Vec::with_capacity(wanted.len()), Files::new());
-        for &(page, BlobId(id)) in wanted {
+        let request = |&(page, BlobId(id)): &(u64, BlobId)| {
             let own = row(id)?;
-            let request = match own.base {
+            Ok(match own.base {
                 None => Request { page, full: blob(id, own), delta: None },
                 Some(base) => {
                     Request { page, full: blob(base.get(), row(base.get())?), delta: Some(blob(id, own)) }
                 }
-            };
-            for file in [Some(request.full.file), request.delta.map(|delta| delta.file)].into_iter().flatten()
-            {
-                if let Entry::Vacant(place) = files.entry(file) {
-                    place.insert(index.open(&self.dir, file)?);
-                }
-            }
-            requests.push(request);
-        }
-        Ok((requests, files))
+            })
+        };
+        wanted.iter().map(request).collect()
     }
 
     fn decode_batch(&self, batch: &[Request], files: &Files, sink: &mut dyn FnMut(u64, &Page)) -> Result<()> {
@@ -241,5 +273,30 @@ impl Bytes {
         let (_, offset, at) = self.extents[extent];
         let from = at + (blob.offset - offset) as usize;
         &self.bytes[from..from + usize::from(blob.len)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_need_few_files_and_have_all_requests() {
+        let blob = |file| Blob { file, offset: 0, len: 1, id: 1, digest: Digest::default(), crc: 0 };
+        let requests: Vec<Request> = (0..1000)
+            .map(|page| Request {
+                page,
+                full: blob(page as u32 / 3),
+                delta: (page % 2 == 0).then(|| blob(10_000 - page as u32)),
+            })
+            .collect();
+        let mut pages = Vec::new();
+        for group in groups(&requests, 10) {
+            let files: BTreeSet<u32> = group.iter().flat_map(Request::files).collect();
+            assert!((9..=10).contains(&files.len()) || pages.len() + group.len() == 1000, "{files:?}");
+            pages.extend(group.iter().map(|request| request.page));
+        }
+        assert_eq!(pages, (0..1000).collect::<Vec<_>>());
+        assert_eq!(groups(&[], 2).count(), 0);
     }
 }

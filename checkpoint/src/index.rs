@@ -5,14 +5,28 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::folder::{self, HEADER_BYTES, Listed};
 use crate::format::{Directory, Footer};
 use crate::table::BlobTable;
 
-/// Files that a store keeps open. More are opened when they are needed: a process has few to give by default.
-const HELD_FILES: usize = 768;
+/// Files that a store keeps open if nothing else was said. More are opened when they are needed.
+const HELD_FILES: usize = 512;
+
+static MOST_HELD: AtomicUsize = AtomicUsize::new(HELD_FILES);
+
+/// Says how many files each store of this process may keep open from now on, up to 512: a process has few to give by default.
+/// Each thread that reads pages opens some more for a moment: a quarter of these, and eight at least.
+pub fn hold_open_at_most(files: usize) {
+    MOST_HELD.store(files.min(HELD_FILES), Ordering::Relaxed);
+}
+
+/// How many files a thread may open together to read pages.
+pub(crate) fn files_at_once() -> usize {
+    (MOST_HELD.load(Ordering::Relaxed) / 4).max(8)
+}
 
 /// A checkpoint in a list of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,7 +136,7 @@ impl Index {
         file: &Arc<File>,
     ) {
         self.remove(footer.number);
-        let held = (self.held < HELD_FILES).then(|| file.clone());
+        let held = (self.held < MOST_HELD.load(Ordering::Relaxed)).then(|| file.clone());
         self.held += usize::from(held.is_some());
         let Footer { number, position, time_ns, .. } = footer;
         let entry =

@@ -54,7 +54,7 @@ pub use draft::CheckpointDraft;
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use files::{StoreFile, file_name};
 pub use folder::least_bytes;
-pub use index::{Counts, Entry};
+pub use index::{Counts, Entry, hold_open_at_most};
 pub use map::{BlobId, Maps, PageMap, PageRef, Space};
 pub use page::{PAGE_BYTES, Page};
 pub use salvage::Dropped;

@@ -15,8 +15,9 @@ use crate::codec::Codec;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::folder;
 use crate::format::Shape;
-use crate::index::{Entry, Index, OpenFile};
+use crate::index::{Entry, Index};
 use crate::map::Maps;
+use crate::thin::Merges;
 
 /// A folder of checkpoints. Share it between threads behind an `Arc`.
 ///
@@ -41,6 +42,8 @@ pub(crate) struct Writer {
     pub next_blob: u64,
     pub next_file: u32,
     pub recent: Recent,
+    /// How much merges take.
+    pub merges: Merges,
     /// Whether it was told that something cannot be thinned out because it is damaged.
     pub told_damage: bool,
 }
@@ -127,24 +130,28 @@ impl Store {
     /// If there is no such checkpoint, a file cannot be read, or the files before it are not those that it was
     /// written after.
     pub fn maps_at(&self, position: u64) -> Result<Maps> {
-        let (mut maps, start, steps) = self.path_to(position)?;
+        // Files that are named in the index are there while it is held. They are opened one after the other: there may be thousands.
+        let index = self.read_index();
+        let directory = |number: u32| index.open(&self.dir, number)?.directory();
+        let (mut maps, start, steps) = self.path_to(&index, position)?;
         let mut back = match start {
-            Some(start) if !steps.is_empty() => Some(start.directory()?.back),
+            Some(start) if !steps.is_empty() => Some(directory(start)?.back),
             _ => None,
         };
-        for (at, step) in steps.iter().enumerate() {
+        for (at, &step) in steps.iter().enumerate() {
             if let Some(back) = back.take() {
                 back.apply(&mut maps);
             }
-            let directory = step.directory()?;
+            let directory = directory(step)?;
             directory.list.apply(&mut maps);
             // Maps at distances 0, 1, 2, 4, ... before the end make a walk backwards cheap.
             let distance = steps.len() - 1 - at;
             if distance == 0 || distance.is_power_of_two() {
-                self.remember(step.footer.position, step.footer.number, maps.clone());
+                self.remember(index.files[&step].footer.position, step, maps.clone());
             }
             back = Some(directory.back);
         }
+        drop(index);
         self.check_maps(position, &maps)?;
         Ok(maps)
     }
@@ -166,9 +173,9 @@ impl Store {
         Ok(())
     }
 
-    /// The nearest cached maps, their file if it has pages that go back, and the files from there to `position`.
-    fn path_to(&self, position: u64) -> Result<(Maps, Option<OpenFile>, Vec<OpenFile>)> {
-        let index = self.read_index();
+    /// The nearest cached maps, the number of their file if it has pages that go back, and those of the files from there to
+    /// `position`.
+    fn path_to(&self, index: &Index, position: u64) -> Result<(Maps, Option<u32>, Vec<u32>)> {
         if index.number_at(position).is_none() {
             return Err(self.missing(position));
         }
@@ -177,13 +184,9 @@ impl Store {
             Some((from, maps)) => (Bound::Excluded(from), maps, index.order.get(&from)),
             None => (Bound::Unbounded, Maps::new(self.shape.ram_pages, self.shape.disk_blocks), None),
         };
-        let start = match start {
-            Some(number) if index.files[number].goes_back => Some(index.open(&self.dir, *number)?),
-            _ => None,
-        };
+        let start = start.filter(|number| index.files[number].goes_back).copied();
         let files = index.order.range((from, Bound::Included(position)));
-        let steps: Result<Vec<_>> = files.map(|(_, number)| index.open(&self.dir, *number)).collect();
-        Ok((maps, start, steps?))
+        Ok((maps, start, files.map(|(_, &number)| number).collect()))
     }
 
     /// The maps that a checkpoint behind `position` builds upon: with the pages gone back that do so.

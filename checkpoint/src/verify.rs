@@ -19,16 +19,16 @@ impl Store {
     ///
     /// The first thing that is wrong, with its file and place.
     pub fn verify(&self, mut progress: impl FnMut(u64, u64)) -> Result<()> {
-        let files = {
+        let files: Vec<(u32, u64)> = {
             let index = self.read_index();
-            let numbers = index.order.values();
-            numbers.map(|number| index.open(&self.dir, *number)).collect::<Result<Vec<_>>>()?
+            let file = |number: &u32| (*number, index.files[number].footer.file_len().unwrap_or(0));
+            index.order.values().map(file).collect()
         };
-        let lens = files.iter().map(|open| open.footer.file_len().unwrap_or(0));
-        let total = lens.clone().sum();
+        let total = files.iter().map(|(_, len)| len).sum();
         let mut done = 0;
-        for (open, len) in files.iter().zip(lens) {
-            self.verify_file(open, |bytes| progress(done + bytes, total))?;
+        for (number, len) in files {
+            let open = self.read_index().open(&self.dir, number)?;
+            self.verify_file(&open, |bytes| progress(done + bytes, total))?;
             self.maps_at(open.footer.position)?;
             done += len;
             progress(done, total);

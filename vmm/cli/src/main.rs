@@ -32,6 +32,7 @@ use std::process::ExitCode;
 use std::sync::LazyLock;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, umask};
 use recording::FORMAT_VERSION;
 
@@ -113,10 +114,21 @@ enum Verb {
 }
 
 /// Parses the command line and obeys it.
+/// Takes as many descriptors as may be had without asking: a long recording has a file for each checkpoint. With fewer, files
+/// are opened again and again.
+fn may_open_many_files() {
+    const ENOUGH: u64 = 8192;
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return };
+    let wanted = soft.max(hard.min(ENOUGH));
+    let may = if setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).is_ok() { wanted } else { soft };
+    checkpoint::hold_open_at_most(usize::try_from(may / 8).unwrap_or(usize::MAX));
+}
+
 fn main() -> ExitCode {
     output::log_in_one_style();
     // Recordings, packed files and sockets give access to all of a guest's memory and everything typed.
     umask(Mode::S_IRWXG | Mode::S_IRWXO);
+    may_open_many_files();
     let cli = Cli::parse();
     let result = match &cli.verb {
         Verb::Run(args) => run::run(args),

@@ -6,7 +6,6 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use gdb::{Poll, Refusal};
-use guest_symbols::boot::Boot;
 use guest_symbols::dwarf::DebugInfo;
 use guest_symbols::messages;
 use guest_symbols::module_sections;
@@ -42,10 +41,10 @@ impl GdbTarget<'_> {
         self.timeline.symbols()
     }
 
-    /// The kernel's symbols as they were once: the modules' may be others here.
-    pub(super) fn symbols_of_kernel(&mut self) -> Result<Arc<Symbols>, NoKernel> {
-        let known = self.symbols.as_ref().map(|(_, symbols)| symbols.clone());
-        known.map_or_else(|| self.symbols(), Ok)
+    /// The instruction at which the kernel's new threads begin.
+    pub(super) fn begin_of_threads(&mut self) -> Option<u64> {
+        self.known_tasks()?;
+        self.tasks.as_ref()?.begin_of_threads
     }
 
     /// Where the kernel keeps its processes.
@@ -70,9 +69,7 @@ impl GdbTarget<'_> {
 
     fn tasks_here(&mut self) -> Result<KnownTasks, NoTasks> {
         let symbols = self.symbols()?;
-        let machine = self.timeline.machine();
-        let tasks = Arc::new(Tasks::of_kernel(machine, &symbols)?);
-        Ok(KnownTasks { boot: Boot::of_kernel(machine, &symbols), tasks })
+        KnownTasks::of_kernel(self.timeline.machine(), &symbols)
     }
 
     /// As [`Self::tasks`], for what is asked at each step: looks for the kernel seldom where there is none.

@@ -201,9 +201,9 @@ impl<'a> GdbTarget<'a> {
         Some(Filter::new(holds))
     }
 
-    /// To be called before gdb changes something.
-    fn note_fork(&mut self) {
-        if self.timeline.forked_at().is_none() {
+    /// To be called behind a change that gdb made. `forked_at` is where the fork began that the machine was in before.
+    fn note_fork(&mut self, forked_at: Option<Instructions>) {
+        if forked_at.is_none() {
             self.message = Some(format!(
                 "This is now a scratch fork of the recording, begun at instruction {}: nothing comes in from outside, \
                  and it only goes forward. 'monitor back' returns to the recorded history here.",
@@ -261,8 +261,9 @@ impl DebugTarget for GdbTarget<'_> {
         let old = self.timeline.machine().cpu().state();
         let new = registers::from_gdb(&old, registers)?;
         if new != old {
-            self.note_fork();
+            let forked_at = self.timeline.forked_at();
             self.timeline.change_registers(&new).map_err(refused)?;
+            self.note_fork(forked_at);
         }
         Ok(())
     }
@@ -284,8 +285,9 @@ impl DebugTarget for GdbTarget<'_> {
                 bytes.len()
             )));
         }
-        self.note_fork();
+        let forked_at = self.timeline.forked_at();
         self.timeline.change_memory(address, bytes).map_err(refused)?;
+        self.note_fork(forked_at);
         Ok(())
     }
 

@@ -124,6 +124,10 @@ impl GdbTarget<'_> {
 
     fn goto(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
         let left = self.timeline.leave_fork().map_err(refused)?;
+        if left.is_some() {
+            // gdb has not shown yet that there is a fork, and there is none any more.
+            self.message = None;
+        }
         let target = self.place(text, poll)?;
         let spec: Option<PositionSpec> = text.parse().ok();
         let comes_ns = spec.map_or(Ok(None), |spec| self.timeline.time_at(spec)).map_err(refused)?;

@@ -13,8 +13,6 @@ use history::timeline::{Breakpoint, Cause, Filter, Stops, TravelStop};
 use machine::Machine;
 use machine::position::Instructions;
 
-/// Where threads begin in the kernel, in newer and older ones.
-const BEGINS_OF_THREADS: [&str; 2] = ["ret_from_fork_asm", "ret_from_fork"];
 /// The system call at the end of a signal's handler.
 const RT_SIGRETURN: u64 = 15;
 /// Instructions before a jump among which one may set the stack pointer.
@@ -197,8 +195,7 @@ impl GdbTarget<'_> {
     /// Lets a search backward for a thread stop where the thread begins, if the kernel has a symbol there. Returns its address.
     fn stop_at_begin(&mut self, thread: &Level, stops: &mut Stops) -> Option<u64> {
         thread.thread.task?;
-        let symbols = self.symbols_of_kernel().ok()?;
-        let begin = BEGINS_OF_THREADS.iter().find_map(|name| symbols.address_of(name))?;
+        let begin = self.begin_of_threads()?;
         if !stops.breakpoints.contains(&Breakpoint::at(begin)) {
             let thread = thread.clone();
             stops.breakpoints.push(Breakpoint::at(begin));

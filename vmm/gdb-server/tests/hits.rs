@@ -211,6 +211,31 @@ fn a_scratch_fork_has_no_past() {
     assert_eq!(timeline.position(), here - 1);
 }
 
+/// gdb asks for news when the guest stops next.
+#[test]
+fn a_fork_that_was_left_is_no_news() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = recording(directory.path(), "r.ttvm", &[]);
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    timeline.seek(Instructions(5_000), &mut || false).unwrap();
+    let mut target = GdbTarget::new(&mut timeline);
+    let poll = &mut || false;
+    let has_news =
+        |target: &mut GdbTarget<'_>| target.take_message().is_some_and(|text| text.contains("scratch fork"));
+    for leave in ["goto insn:4000", "back"] {
+        target.write_memory(STIRRED, &[1]).unwrap();
+        assert!(has_news(&mut target));
+        target.monitor(leave, poll).unwrap();
+        target.write_memory(STIRRED, &[2]).unwrap();
+        target.monitor(leave, poll).unwrap();
+        target.step_forward(poll);
+        assert!(!has_news(&mut target), "{leave}");
+    }
+    assert!(target.write_memory(1 << 30, &[1]).is_err(), "there is no memory");
+    target.step_forward(poll);
+    assert!(!has_news(&mut target));
+}
+
 #[test]
 fn a_breakpoint_exactly_where_something_can_be_restored_is_found() {
     let directory = tempfile::tempdir().unwrap();

@@ -122,6 +122,32 @@ fn a_stretch_gets_checkpoints_at_equal_distances() {
     }
 }
 
+/// Each checkpoint has a file.
+#[test]
+fn a_process_with_fewer_descriptors_than_checkpoints_uses_them_all() {
+    let directory = tempfile::tempdir().unwrap();
+    tiny_guest::record(directory.path(), "r.ttvm", 8_000, Vec::new());
+    let limited = |arguments: &str| {
+        let script = format!("ulimit -n 48; exec {} {arguments}", env!("CARGO_BIN_EXE_ttvm"));
+        let done = Command::new("bash").args(["-c", &script]).current_dir(directory.path()).output().unwrap();
+        let text = [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        (done.status.code(), text.concat())
+    };
+    let (code, told) = limited("checkpoints r.ttvm add --every 500");
+    assert_eq!(code, Some(0), "{told}");
+    let count = std::fs::read_dir(directory.path().join("r.ttvm/checkpoints")).unwrap().count();
+    assert!(count > 150, "{count}");
+    for (arguments, answer) in [
+        ("verify r.ttvm", "equal to the end"),
+        ("state r.ttvm --at 97.7%", "instruction "),
+        ("info r.ttvm", ""),
+    ] {
+        let (code, told) = limited(arguments);
+        assert!(code == Some(0) && told.contains(answer), "{arguments}: {told}");
+        assert!(!told.contains("open files") && !told.contains("damage"), "{arguments}: {told}");
+    }
+}
+
 #[test]
 fn checkpoints_are_listed_added_and_removed() {
     let (directory, end) = recording();
