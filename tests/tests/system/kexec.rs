@@ -111,11 +111,16 @@ fn names_mean_places_in_both_kernels_of_a_guest_that_kexecs() {
     let kexec = &search(directory, &["break:kernel_kexec", "comm:kexec"])[0];
     assert_eq!((&kexec["kernel"]["number"], &kexec["name"]), (&json!(1), &json!("kexec")), "{kexec}");
     assert_eq!(kexec["what"], at("kernel_kexec", first["kernel_kexec"]));
-    let call = &search(directory, &["syscall:kexec_file_load"])[0];
+    let place = |hit: &Value| hit["instruction"].as_u64().unwrap();
+    let (begun, end) = (format!("insn:{}", place(in_first)), format!("insn:{}", place(kexec)));
+    let call = &search(directory, &["syscall:kexec_file_load", "--all", "--from", &begun, "--to", &end])[0];
     assert_eq!((&call["name"], &call["call"]["result"]), (&json!("kexec"), &json!("0")), "{call}");
 
     // Each kernel writes its own ticks, and the other's are none of its variables.
-    let ticks = search(directory, &["write:jiffies_64+8", "--all", "--limit", "1000000"]);
+    let around = [place(kexec) - 50_000_000, place(in_second) + 400_000_000].map(|at| format!("insn:{at}"));
+    let [from, to] = &around;
+    let ticks =
+        search(directory, &["write:jiffies_64+8", "--all", "--limit", "1000000", "--from", from, "--to", to]);
     let numbers: Vec<_> = ticks.iter().map(|hit| hit["kernel"]["number"].as_u64().unwrap()).collect();
     assert!(numbers.is_sorted() && numbers.contains(&1) && numbers.contains(&2), "{numbers:?}");
     for hit in &ticks {

@@ -228,11 +228,11 @@ fn a_fork_that_was_left_is_no_news() {
         target.monitor(leave, poll).unwrap();
         target.write_memory(STIRRED, &[2]).unwrap();
         target.monitor(leave, poll).unwrap();
-        target.step_forward(poll);
+        target.step_forward(poll).unwrap();
         assert!(!has_news(&mut target), "{leave}");
     }
     assert!(target.write_memory(1 << 30, &[1]).is_err(), "there is no memory");
-    target.step_forward(poll);
+    target.step_forward(poll).unwrap();
     assert!(!has_news(&mut target));
 }
 
