@@ -17,7 +17,7 @@ use crate::folder;
 use crate::format::Shape;
 use crate::index::{Entry, Index};
 use crate::map::Maps;
-use crate::thin::Merges;
+use crate::merges::Merges;
 
 /// A folder of checkpoints. Share it between threads behind an `Arc`.
 ///
