@@ -39,7 +39,6 @@ mod index;
 mod list;
 mod map;
 mod merge;
-mod merges;
 mod open;
 mod page;
 mod read;

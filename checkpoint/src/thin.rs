@@ -105,7 +105,7 @@ impl Store {
         loop {
             let used = self.total_bytes() + part_bytes;
             let entries = self.entries();
-            let goal = goal_bytes(max, writer.merges.room(self.shape.ram_pages * PAGE_BYTES as u64));
+            let goal = goal_bytes(max, self.shape.ram_pages * PAGE_BYTES as u64);
             if used <= goal {
                 return Ok(Some(goal - used));
             }
@@ -158,10 +158,10 @@ pub(crate) fn too_old(entries: &[Entry], keep_ns: Option<u64>, end_ns: Option<u6
     entries[..older.saturating_sub(1)].iter().map(|entry| entry.position).collect()
 }
 
-/// How much a recorder may fill before it thins out: the temporary file of a merge must fit beneath the cap, in this room. In
-/// half of the cap all of them fit, whatever their sizes.
-fn goal_bytes(max_bytes: u64, room_bytes: u64) -> u64 {
-    max_bytes - room_bytes.clamp(max_bytes / 8, max_bytes / 2)
+/// How much a recorder may fill before it thins out: the temporary file of a merge must fit beneath the cap, and
+/// few hold more than two versions of the whole RAM. In half of the cap all of them fit, whatever their sizes.
+fn goal_bytes(max_bytes: u64, ram_bytes: u64) -> u64 {
+    max_bytes - ram_bytes.saturating_mul(2).clamp(max_bytes / 8, max_bytes / 2)
 }
 
 /// The inner entries, first those whose removal is felt least.
@@ -272,8 +272,8 @@ mod tests {
     /// What a recorder does not fill is for the temporary file of a merge.
     #[test]
     fn an_eighth_to_a_half_of_the_cap_is_left_to_merges() {
-        for (max, room, goal) in [(80, 0, 70), (80, 8, 70), (80, 20, 60), (80, 38, 42), (80, u64::MAX, 40)] {
-            assert_eq!(goal_bytes(max, room), goal, "{max} {room}");
+        for (max, ram, goal) in [(80, 0, 70), (80, 4, 70), (80, 10, 60), (80, 19, 42), (80, u64::MAX, 40)] {
+            assert_eq!(goal_bytes(max, ram), goal, "{max} {ram}");
         }
     }
 
