@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 
+use machine::error::exit_code;
+
 use crate::guests::repository;
 
 /// The program, built if it is not yet.
@@ -20,6 +22,22 @@ fn build_ttvm() -> PathBuf {
     assert!(status.success(), "ttvm does not build");
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or(repository().join("target"), PathBuf::from);
     target.join("release/ttvm")
+}
+
+/// Runs `ttvm` with nothing typed. Returns its exit code, its output and its messages.
+pub fn run(directory: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut program = Command::new(ttvm());
+    let done = program.current_dir(directory).args(arguments).stdin(Stdio::null()).output();
+    let done = done.expect("ttvm can be run");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (done.status.code(), text(&done.stdout), text(&done.stderr))
+}
+
+/// What `ttvm` prints as JSON. It must succeed.
+pub fn json(directory: &Path, arguments: &[&str]) -> serde_json::Value {
+    let (code, out, said) = run(directory, arguments);
+    assert_eq!(code, Some(exit_code::DONE), "{arguments:?}: {out}{said}");
+    serde_json::from_str(&out).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {out}"))
 }
 
 /// Starts `ttvm debug` with these arguments, and waits until gdb can attach.

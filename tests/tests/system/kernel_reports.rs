@@ -1,23 +1,14 @@
 //! What a stock kernel reports of itself, without a console; and what a search says of system calls, threads and values.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use history::timeline::Timeline;
 use machine::error::exit_code;
 use serde_json::Value;
 use tests::gdb::batch;
 use tests::guests::{Artefact, BUGS, BUSYBOX, CLOUD, repository};
-use tests::program::ttvm;
+use tests::program::{json, run};
 use tests::record::open;
-
-fn run(directory: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
-    let mut program = Command::new(ttvm());
-    let done = program.current_dir(directory).args(arguments).stdin(Stdio::null()).output();
-    let done = done.expect("ttvm can be run");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (done.status.code(), text(&done.stdout), text(&done.stderr))
-}
 
 fn record(directory: &Path, initrd: &Artefact, cmdline: &str) -> (Option<i32>, String) {
     let (kernel, initrd) = (CLOUD.path(), initrd.path());
@@ -25,12 +16,6 @@ fn record(directory: &Path, initrd: &Artefact, cmdline: &str) -> (Option<i32>, S
     let machine = ["--memory", "128M", "--unpaced", "--cmdline", cmdline];
     let (code, _, said) = run(directory, &[&["record", "-o", "r.ttvm"][..], &images, &machine].concat());
     (code, said)
-}
-
-fn json(directory: &Path, arguments: &[&str]) -> Value {
-    let (code, out, said) = run(directory, arguments);
-    assert_eq!(code, Some(exit_code::DONE), "{arguments:?}: {out}{said}");
-    serde_json::from_str(&out).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {out}"))
 }
 
 /// Neither the console nor the end of the run says that it panicked: the kernel has no console, and reboots.

@@ -5,32 +5,18 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use history::timeline::Timeline;
 use machine::error::exit_code;
 use serde_json::{Value, json};
 use tests::gdb::batch;
 use tests::guests::{Artefact, BUSYBOX, BUSYBOX_GENERIC, CLOUD, GENERIC, repository, with_files};
-use tests::program::ttvm;
+use tests::program::{json, run};
 use tests::record::open;
 
 /// Prints them of the kernel that runs.
 const SYMBOLS: &str = "grep -E ' (kernel_init|kernel_kexec|panic|panic_cpu|jiffies_64)$' /proc/kallsyms";
-
-fn run(directory: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
-    let mut program = Command::new(ttvm());
-    let done = program.current_dir(directory).args(arguments).stdin(Stdio::null()).output();
-    let done = done.expect("ttvm can be run");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (done.status.code(), text(&done.stdout), text(&done.stderr))
-}
-
-fn json(directory: &Path, arguments: &[&str]) -> Value {
-    let (code, out, said) = run(directory, arguments);
-    assert_eq!(code, Some(exit_code::DONE), "{arguments:?}: {out}{said}");
-    serde_json::from_str(&out).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {out}"))
-}
 
 /// The places that a search lists.
 fn search(directory: &Path, more: &[&str]) -> Vec<Value> {

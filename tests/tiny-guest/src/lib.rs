@@ -11,11 +11,13 @@ pub mod passed;
 pub mod stopped;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use history::replay::{Replay, ReplayEnd};
 use history::timeline::Timeline;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
+use machine::Machine;
 use machine::checks::Intervals;
 use machine::config::MachineOptions;
 use machine::error::Error;
@@ -23,6 +25,7 @@ use machine::inputs::{Event, Idle, Inputs, PowerOn, View};
 use machine::position::{Count, Instructions, Moment};
 use recording::log::{EndRecord, EventRecord, Log, LogRecord};
 use recording::pace::CheckpointOptions;
+use recording::player::Scrutiny;
 use recording::{Opened, Recordable, Recording};
 
 const LOAD: u32 = 0x10_0000;
@@ -191,6 +194,26 @@ pub fn add_checkpoints(recording: &Recording<Instructions>, places: &[u64]) {
             std::thread::yield_now();
         }
     }
+}
+
+/// Replays a recording to its end, and compares everything. Returns what it printed from a place on, the machine, and how the
+/// replay ended.
+pub fn replayed_from(
+    recording: &Recording<Instructions>,
+    from: Instructions,
+) -> (Vec<u8>, Machine<Instructions>, ReplayEnd) {
+    let printed = Arc::new(Mutex::new(Vec::new()));
+    let shared = printed.clone();
+    let output = move |bytes: &[u8]| {
+        shared.lock().unwrap().extend(bytes);
+        Ok(())
+    };
+    let mut replay = Replay::new(recording, Scrutiny::Everything, output).unwrap();
+    replay.run(Some(from), |_| {}).unwrap();
+    let before = printed.lock().unwrap().len();
+    let end = replay.run(None, |_| {}).unwrap();
+    let console = printed.lock().unwrap()[before..].to_vec();
+    (console, replay.machine, end)
 }
 
 /// Records the guest, with checkpoints or without.

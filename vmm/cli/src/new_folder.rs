@@ -33,7 +33,7 @@ impl NewFolder<'_> {
         Ok(folder)
     }
 
-    /// From here on somebody else hears of signals, and ends the process in order.
+    /// Stops watching for signals. From here on the recorder handles them, and ends the run in order.
     pub fn leave_signals(&mut self) {
         if let Some(Guard { handle, thread }) = self.guard.take() {
             handle.close();

@@ -86,7 +86,7 @@ impl Level {
         machine.cpu().core().cpl == PROGRAM && self.runs(machine)
     }
 
-    /// The page tables in use. With what is known of the kernel they are the same in a program and in the kernel for it.
+    /// The page tables in use. If the kernel is known, a program and its system calls have the same ones.
     pub fn tables(&self, machine: &Machine<Instructions>) -> u64 {
         self.tasks.as_ref().map_or_else(|| address_space(machine), |tasks| tasks.address_space(machine))
     }

@@ -109,7 +109,7 @@ impl GdbTarget<'_> {
         Ok(ShownThreads::new(tasks, frame))
     }
 
-    /// If gdb sees threads, they are those of the kernel that runs here: after kexec it is another one.
+    /// Lists the threads of the kernel that runs here, if gdb sees threads. After kexec another kernel runs.
     pub(super) fn show_threads_of_kernel(&mut self) {
         if self.shown_threads.is_none() {
             return;

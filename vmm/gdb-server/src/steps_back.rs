@@ -406,7 +406,7 @@ fn is_jump(machine: &Machine<Instructions>) -> bool {
 /// Whether the next instruction copies something to RSP that is not a frame's pointer.
 fn sets_stack(machine: &Machine<Instructions>) -> bool {
     let [prefix, opcode, operand, _] = code(machine);
-    // REX.W with the bits that make other registers of those that the operand names.
+    // The prefix is REX.W. Its lower bits are the high bits of the operand's register numbers.
     let (is_wide, reg_high, rm_high) = (prefix & 0xf8 == 0x48, prefix >> 2 & 1, prefix & 1);
     let (reg, rm) = (operand >> 3 & 7 | reg_high << 3, operand & 7 | rm_high << 3);
     const RBP: u8 = 5;

@@ -44,7 +44,7 @@ impl ShownThreads {
         ShownThreads { tasks, frame, sleepers: Vec::new(), looked_at: None }
     }
 
-    /// Whether they are those of a kernel that keeps them so.
+    /// Whether these threads were listed by `tasks`, and so belong to the same kernel.
     pub fn is_of(&self, tasks: &Arc<Tasks>) -> bool {
         Arc::ptr_eq(&self.tasks, tasks)
     }

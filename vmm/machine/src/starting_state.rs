@@ -43,9 +43,9 @@ const NO_PAGE: u64 = u64::MAX;
 /// How well a file is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// At once, and most of what there is to gain.
+    /// Takes a fraction of a second, and gains most of the space.
     Fast,
-    /// For a file that is sent to others: some seconds.
+    /// Takes some seconds, for a file that is sent to others.
     Small,
 }
 

@@ -56,8 +56,8 @@ fn pack_end(args: &Args, opened: Opened, last_ns: u64) -> Result<u64, Error> {
     let temporary = tempfile::Builder::new().prefix(".ttvm-pack-").tempdir_in(beside);
     let temporary = temporary.map_err(Error::file("make a folder in", beside))?;
     let folder = temporary.path().join("end.ttvm");
-    let done = cut_out(args, &recording, last_ns, &folder)?;
-    let CutOut { cut, length, disk_blocks } = done;
+    say("ttvm: replaying the end twice, to find out what it needs and to record it; ^C stops this");
+    let CutOut { cut, length, disk_blocks } = cut_out(args, &recording, last_ns, &folder)?;
     say(&format!(
         "ttvm: the last {length} instructions, from instruction {} on, without {} free pages{}",
         cut.instructions,

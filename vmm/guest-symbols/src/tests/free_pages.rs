@@ -97,7 +97,7 @@ fn blocks_of_all_zones_sizes_and_kinds_are_found() {
 fn lists_that_lead_astray_end() {
     let mut memory = kernel();
     list(&mut memory, head(0, 0, 0), &[7, 3]);
-    // In a circle, to what is no page's entry, and to nowhere.
+    // One list leads back to its first block, one to a place between two entries, one to unmapped memory.
     memory.write_u64(entry(3), entry(7));
     list(&mut memory, head(0, 1, 0), &[20]);
     memory.write_u64(entry(20), entry(22) + 8);

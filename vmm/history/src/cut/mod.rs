@@ -1,4 +1,4 @@
-//! Cuts the end out of a recording, as a small recording of its own: a crash to send to somebody.
+//! Makes a small recording of a recording's end. A user sends it to someone who looks at the crash.
 //!
 //! ```text
 //!   the recording    ├──────────────────────┬───────────────┤

@@ -68,7 +68,7 @@ impl Observer for Touched {
     }
 }
 
-/// Runs a machine to its end, and gives those of the pages that nothing touched.
+/// Runs a machine to its end, and returns the pages that nothing touched.
 pub fn untouched(
     machine: &mut Machine<Instructions>,
     mut pages: BTreeSet<u64>,

@@ -61,8 +61,8 @@ impl Timeline {
         Ok(kernels)
     }
 
-    /// As [`Timeline::kernels`]. The symbols of the kernel that runs here are those of this place, so they have the modules that are
-    /// loaded now. A fork has this kernel alone.
+    /// As [`Timeline::kernels`]. For the kernel that runs here, the symbols are read anew: they include the modules that are loaded
+    /// now. In a fork only this kernel is known.
     pub fn names(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Kernels, Error> {
         if self.forked_at().is_some() {
             return Ok(Kernels(self.kernel_here().into_iter().collect()));

@@ -24,11 +24,11 @@ const NUMBERS: [&str; MOST_KERNELS] =
 /// A kernel of a run.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// Its symbols, and those of the modules that were loaded where it was seen.
+    /// Its symbols, including those of the modules that were loaded at `seen_at`.
     pub symbols: Arc<Symbols>,
     /// What tells it from others; `None` if it has no symbols of variables.
     pub boot: Option<Boot>,
-    /// Where it was seen.
+    /// The place at which its symbols were read.
     pub seen_at: Instructions,
 }
 
@@ -63,7 +63,7 @@ impl Kernel {
 }
 
 impl Kernels {
-    /// All of them.
+    /// The kernels, the first one first.
     pub fn all(&self) -> &[Kernel] {
         &self.0
     }

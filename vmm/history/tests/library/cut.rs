@@ -1,18 +1,16 @@
 //! The end of a recording as a recording of its own: what came in behind the cut comes in again, and the end is the same.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex};
 
 use history::cut::{CutOut, cut_out_end};
-use history::replay::{Replay, ReplayEnd};
+use history::replay::ReplayEnd;
 use history::timeline::Timeline;
 use machine::error::Error;
 use machine::outcome::Outcome;
 use machine::position::{Count, Instructions};
 use machine::start::Start;
-use recording::player::Scrutiny;
 use recording::{Cut, EVENTS, Recording};
-use tiny_guest::{open, record, record_calls, typed};
+use tiny_guest::{open, record, record_calls, replayed_from, typed};
 
 const ROUNDS: u32 = 30_000;
 
@@ -22,19 +20,9 @@ fn cut(recording: &Recording<Instructions>, last_ns: u64, folder: &Path) -> CutO
 
 /// What a replay from a place on prints. The replay must be equal up to the recording's end.
 fn printed(recording: &Recording<Instructions>, from: Instructions) -> String {
-    let printed = Arc::new(Mutex::new(Vec::new()));
-    let shared = printed.clone();
-    let output = move |bytes: &[u8]| {
-        shared.lock().unwrap().extend(bytes);
-        Ok(())
-    };
-    let mut replay = Replay::new(recording, Scrutiny::Everything, output).unwrap();
-    replay.run(Some(from), |_| {}).unwrap();
-    let before = printed.lock().unwrap().len();
-    let end = replay.run(None, |_| {}).unwrap();
+    let (console, _, end) = replayed_from(recording, from);
     assert!(matches!(end, ReplayEnd::Verified | ReplayEnd::Stopped), "{end:?}");
-    let all = printed.lock().unwrap();
-    String::from_utf8_lossy(&all[before..]).into_owned()
+    String::from_utf8_lossy(&console).into_owned()
 }
 
 /// RAM and registers at a place.

@@ -5,7 +5,6 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
 
 use history::replay::{Replay, ReplayEnd};
 use history::timeline::Timeline;
@@ -20,7 +19,7 @@ use recording::pace::CheckpointOptions;
 use recording::pack::{DEFAULT_MAX_BYTES, pack, unpack};
 use recording::player::Scrutiny;
 use recording::{Recordable, Recording, create_folder};
-use tiny_guest::{Numbers, Script, change, open, record, record_calls, typed};
+use tiny_guest::{Numbers, Script, change, open, record, record_calls, replayed_from, typed};
 
 const CALLS: u32 = 3_000;
 
@@ -94,18 +93,9 @@ fn future(console: Vec<u8>, machine: &mut Machine<Instructions>) -> Future {
 
 /// What the recorded machine printed from a place on, and how it ended.
 fn recorded_future(recording: &Recording<Instructions>, at: Instructions) -> Future {
-    let printed = Arc::new(Mutex::new(Vec::new()));
-    let shared = printed.clone();
-    let output = move |bytes: &[u8]| {
-        shared.lock().unwrap().extend(bytes);
-        Ok(())
-    };
-    let mut replay = Replay::new(recording, Scrutiny::Everything, output).unwrap();
-    replay.run(Some(at), |_| {}).unwrap();
-    let before = printed.lock().unwrap().len();
-    assert_eq!(replay.run(None, |_| {}).unwrap(), ReplayEnd::Verified);
-    let console = printed.lock().unwrap()[before..].to_vec();
-    future(console, &mut replay.machine)
+    let (console, mut machine, end) = replayed_from(recording, at);
+    assert_eq!(end, ReplayEnd::Verified);
+    future(console, &mut machine)
 }
 
 fn must_be_equal(found: &Future, expected: &Future, at: Instructions) {
