@@ -27,6 +27,8 @@ mod needs;
 mod privileges;
 mod probe;
 
+use std::time::Duration;
+
 pub use error::Error;
 pub use files::Files;
 pub use needs::Needs;
@@ -47,11 +49,26 @@ pub struct Locked {
 /// # Errors
 /// If there are threads already, or if something fails that is there.
 pub fn lock_in(needs: &Needs) -> Result<Locked, Error> {
-    let threads = std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
+    let threads = lasting_threads();
     if threads != 1 {
         return Err(Error::Threads(threads));
     }
     privileges::give_up(needs)?;
     let files = files::restrict(needs)?;
     Ok(Locked { files, calls: calls::restrict(needs)? })
+}
+
+/// How many threads the process has. The kernel may list a thread for a moment after it was joined, so this waits for those that
+/// are about to leave.
+fn lasting_threads() -> usize {
+    const MOST_WAITS: u32 = 200;
+    const WAIT: Duration = Duration::from_millis(5);
+    let listed = || std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
+    for _ in 0..MOST_WAITS {
+        if listed() == 1 {
+            return 1;
+        }
+        std::thread::sleep(WAIT);
+    }
+    listed()
 }

@@ -11,6 +11,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
@@ -58,10 +59,12 @@ fn main() {
         }
         Some("status") => status(),
         Some("with-thread") => with_thread(),
+        Some("with-leaving-thread") => with_leaving_thread(),
         _ => {
             what_is_tried_fails_where_one_is_locked_in();
             capabilities_are_given_up();
             a_process_with_threads_is_not_locked_in();
+            a_thread_that_is_leaving_is_waited_for();
         }
     }
 }
@@ -230,4 +233,15 @@ fn with_thread() {
     println!("{}", sandbox::lock_in(&Needs::default()).unwrap_err());
     drop(end);
     let _ = thread.join().unwrap();
+}
+
+fn a_thread_that_is_leaving_is_waited_for() {
+    assert_eq!(lines_of(&["with-leaving-thread"]), ["locked in"]);
+}
+
+fn with_leaving_thread() {
+    let thread = std::thread::spawn(|| std::thread::sleep(Duration::from_millis(20)));
+    let locked = sandbox::lock_in(&Needs::default());
+    println!("{}", locked.map_or_else(|error| error.to_string(), |_| "locked in".to_string()));
+    thread.join().unwrap();
 }
