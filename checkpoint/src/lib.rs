@@ -39,6 +39,7 @@ mod index;
 mod list;
 mod map;
 mod merge;
+mod merges;
 mod open;
 mod page;
 mod read;

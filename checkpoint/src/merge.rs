@@ -74,11 +74,19 @@ impl Store {
     }
 
     /// Removes a checkpoint unless that needs a temporary file of more than `limit` bytes.
-    pub(crate) fn remove_within(&self, _: &mut Writer, position: u64, limit: u64) -> Result<Option<Entry>> {
+    pub(crate) fn remove_within(
+        &self,
+        writer: &mut Writer,
+        position: u64,
+        limit: u64,
+    ) -> Result<Option<Entry>> {
         let plan = self.plan(position)?;
         let part = match &plan.carrier {
             Some(carrier) if carrier.file_len() > limit => return Ok(None),
-            Some(carrier) => Some(self.write_carrier(carrier)?),
+            Some(carrier) => {
+                writer.merges.note(carrier.file_len());
+                Some(self.write_carrier(carrier)?)
+            }
             None => None,
         };
         let entry = self.carry_out(plan, part)?;

@@ -17,6 +17,7 @@ use crate::folder;
 use crate::format::Shape;
 use crate::index::{Entry, Index};
 use crate::map::Maps;
+use crate::merges::Merges;
 
 /// A folder of checkpoints. Share it between threads behind an `Arc`.
 ///
@@ -41,6 +42,8 @@ pub(crate) struct Writer {
     pub next_blob: u64,
     pub next_file: u32,
     pub recent: Recent,
+    /// How much merges take.
+    pub merges: Merges,
     /// Whether it was told that something cannot be thinned out because it is damaged.
     pub told_damage: bool,
 }

@@ -1,7 +1,5 @@
 //! Which checkpoints to give up: few from long ago, many from lately, and never more than the cap allows.
 
-use std::cmp::Ordering;
-
 use crate::error::Result;
 use crate::index::Entry;
 use crate::page::PAGE_BYTES;
@@ -9,9 +7,9 @@ use crate::store::{Store, Writer};
 
 /// How many checkpoints to try for one that can be removed in little room.
 const ATTEMPTS: usize = 8;
-/// A removal that leaves a longer stretch without a checkpoint waits for all others: about a second of replay
-/// where positions count instructions. Those that count exits of KVM never come to it.
-const LARGE_GAP: u128 = 1_000_000_000;
+/// From here on a gap is felt the more, the larger it is: about half a second of replay where positions count instructions.
+/// Recordings that count exits of KVM never come to it.
+const LARGE_GAP: f64 = 5e8;
 
 /// What a store may keep. Each limit that is set must hold; the default only bounds the number of checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,9 +34,8 @@ impl Store {
     /// First go those that are older than `keep_last_ns`, except the newest of them: from there one gets to the
     /// oldest moment that was asked for. Then, while there are too many or too many bytes, goes the one with
     /// the smallest gap around it compared to its distance from the newest: what remains gets exponentially
-    /// sparser into the past. As long as others can go, none goes that leaves a gap of more than a second of replay. The first
-    /// and the newest go last, in this order: a cap smaller than any
-    /// checkpoint leaves none.
+    /// sparser into the past, until replaying a gap would take some time. The first and the newest go last, in this order: a cap
+    /// smaller than any checkpoint leaves none.
     ///
     /// # Errors
     ///
@@ -105,7 +102,7 @@ impl Store {
         loop {
             let used = self.total_bytes() + part_bytes;
             let entries = self.entries();
-            let goal = goal_bytes(max, self.shape.ram_pages * PAGE_BYTES as u64);
+            let goal = goal_bytes(max, writer.merges.room(self.shape.ram_pages * PAGE_BYTES as u64));
             if used <= goal {
                 return Ok(Some(goal - used));
             }
@@ -158,23 +155,23 @@ pub(crate) fn too_old(entries: &[Entry], keep_ns: Option<u64>, end_ns: Option<u6
     entries[..older.saturating_sub(1)].iter().map(|entry| entry.position).collect()
 }
 
-/// How much a recorder may fill before it thins out: the temporary file of a merge must fit beneath the cap, and
-/// few hold more than two versions of the whole RAM. In half of the cap all of them fit, whatever their sizes.
-fn goal_bytes(max_bytes: u64, ram_bytes: u64) -> u64 {
-    max_bytes - ram_bytes.saturating_mul(2).clamp(max_bytes / 8, max_bytes / 2)
+/// How much a recorder may fill before it thins out: the temporary file of a merge must fit beneath the cap, in this room. In
+/// half of the cap all of them fit, whatever their sizes.
+fn goal_bytes(max_bytes: u64, room_bytes: u64) -> u64 {
+    max_bytes - room_bytes.clamp(max_bytes / 8, max_bytes / 2)
 }
 
-/// The inner entries, first those whose removal is felt least.
+/// The inner entries, first those whose removal is felt least. A gap is felt as its part of the distance from the newest, and
+/// a large one also as the square of its length.
 fn by_sparseness(entries: &[Entry]) -> Vec<usize> {
     let Some(newest) = entries.last() else { return Vec::new() };
     let mut inner: Vec<usize> = (1..entries.len().saturating_sub(1)).collect();
-    let gap = |at: usize| u128::from(entries[at + 1].position - entries[at - 1].position);
-    let distance = |at: usize| u128::from(newest.position - entries[at].position);
-    let felt = |a: &usize, b: &usize| -> Ordering {
-        // Fractions are compared by multiplying them out.
-        let by_distance = || (gap(*a) * distance(*b)).cmp(&(gap(*b) * distance(*a)));
-        (gap(*a) > LARGE_GAP).cmp(&(gap(*b) > LARGE_GAP)).then_with(by_distance)
+    let effect = |at: usize| {
+        let gap = (entries[at + 1].position - entries[at - 1].position) as f64;
+        let distance = (newest.position - entries[at].position) as f64;
+        gap / distance * (gap / LARGE_GAP).max(1.0).powi(2)
     };
+    let felt = |a: &usize, b: &usize| effect(*a).total_cmp(&effect(*b));
     if inner.len() > ATTEMPTS {
         inner.select_nth_unstable_by(ATTEMPTS - 1, felt);
         inner.truncate(ATTEMPTS);
@@ -216,14 +213,15 @@ mod tests {
     }
 
     #[test]
-    fn no_gap_takes_long_while_there_is_enough_room() {
-        // 400 seconds of replay in 600 checkpoints, of 1,600.
-        let kept = thinned(1_600, 250_000_000, 600);
-        assert!(largest_gap(&kept) <= 1_000_000_000, "{}", largest_gap(&kept));
-        let near = kept.iter().rev().take(20).collect::<Vec<_>>();
-        assert_eq!(*near[0] - *near[19], 19 * 250_000_000, "near the end all are kept");
-        // In 100 there is not enough room.
-        assert!(largest_gap(&thinned(1_600, 250_000_000, 100)) > 4_000_000_000);
+    fn gaps_grow_slowly_once_their_replay_takes_time() {
+        // 1,000 seconds of replay in a part of 4,000 checkpoints.
+        let kept = |most| thinned(4_000, 250_000_000, most);
+        for (most, longest) in [(2_600, 500_000_000), (1_300, 1_250_000_000), (600, 2_500_000_000)] {
+            let kept = kept(most);
+            assert!(largest_gap(&kept) <= longest, "{most}: {}", largest_gap(&kept));
+            let near = kept.iter().rev().take(8).collect::<Vec<_>>();
+            assert_eq!(*near[0] - *near[7], 7 * 250_000_000, "near the end all are kept: {most}");
+        }
     }
 
     #[test]
@@ -272,8 +270,8 @@ mod tests {
     /// What a recorder does not fill is for the temporary file of a merge.
     #[test]
     fn an_eighth_to_a_half_of_the_cap_is_left_to_merges() {
-        for (max, ram, goal) in [(80, 0, 70), (80, 4, 70), (80, 10, 60), (80, 19, 42), (80, u64::MAX, 40)] {
-            assert_eq!(goal_bytes(max, ram), goal, "{max} {ram}");
+        for (max, room, goal) in [(80, 0, 70), (80, 8, 70), (80, 20, 60), (80, 38, 42), (80, u64::MAX, 40)] {
+            assert_eq!(goal_bytes(max, room), goal, "{max} {room}");
         }
     }
 
