@@ -145,7 +145,8 @@ pub fn offered(instruction: &Instruction) -> bool {
         && comparable(instruction)
 }
 
-fn in_model(feature: CpuidFeature) -> bool {
+/// Whether the CPU model has a feature that user-mode code can use.
+pub fn in_model(feature: CpuidFeature) -> bool {
     use CpuidFeature::*;
     matches!(
         feature,

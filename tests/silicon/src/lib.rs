@@ -23,6 +23,7 @@ pub mod report;
 pub mod runner;
 pub mod soft;
 pub mod state;
+pub mod sweep;
 pub mod text;
 pub mod values;
 

@@ -12,7 +12,7 @@ use silicon::{Options, Summary, Vendor, Which};
 #[command(args_conflicts_with_subcommands = true)]
 struct Arguments {
     #[command(subcommand)]
-    golden: Option<Vectors>,
+    other: Option<Other>,
     /// How many instructions to execute on each side.
     #[arg(long, default_value_t = 1_000_000)]
     count: u64,
@@ -41,7 +41,9 @@ struct Arguments {
 }
 
 #[derive(Subcommand)]
-enum Vectors {
+enum Other {
+    /// Executes every encoding of the opcode maps 0F, 0F 38 and 0F 3A once, and compares which are undefined.
+    Sweep,
     /// Records golden vectors on this processor, which must be Intel's.
     Record {
         /// Where to; the place in the tree when not given.
@@ -65,9 +67,10 @@ enum Vectors {
 
 fn main() -> anyhow::Result<ExitCode> {
     let arguments = Arguments::parse();
-    let summary = match arguments.golden {
-        Some(Vectors::Record { file }) => record(&file.unwrap_or_else(golden::path))?,
-        Some(Vectors::Replay { file, part, batch, case }) => {
+    let summary = match arguments.other {
+        Some(Other::Sweep) => return sweep(),
+        Some(Other::Record { file }) => record(&file.unwrap_or_else(golden::path))?,
+        Some(Other::Replay { file, part, batch, case }) => {
             replay(&file.unwrap_or_else(golden::path), Which { part, batch, case })?
         }
         None => {
@@ -82,6 +85,12 @@ fn main() -> anyhow::Result<ExitCode> {
     summary.died.iter().for_each(|how| println!("a process died: {how}"));
     println!("{}", if summary.passed() { "no unexplained difference" } else { "FAILED" });
     Ok(if summary.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn sweep() -> anyhow::Result<ExitCode> {
+    let swept = silicon::sweep::run()?;
+    print!("{swept}");
+    Ok(if swept.differences.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn options(arguments: Arguments) -> Options {

@@ -210,6 +210,8 @@ fn user_state(fs_base: u64) -> CpuState {
     state.gdtr = TableRegister { base: KERNEL + GDT, limit: 0xfff };
     state.idtr = TableRegister { base: KERNEL + IDT, limit: (VECTORS * 16 - 1) as u16 };
     state.tr = Segment { selector: 0x40, base: KERNEL + TSS, limit: 0x67, attributes: 0x8b };
+    // No local descriptor table, as in every process of Linux.
+    state.ldtr = Segment { selector: 0, base: 0, limit: 0, attributes: 0 };
     state.rflags = 0x202;
     state
 }

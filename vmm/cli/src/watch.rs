@@ -19,6 +19,7 @@ use gdb_server::trouble;
 use host::AwaitedText;
 use machine::error::Error;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use sandbox::Needs;
 
 use crate::run_listener::RunListener;
 
@@ -143,6 +144,10 @@ impl Watch {
 pub fn serve(listener: Listener, watch: Watch) -> Result<(), Error> {
     listener.open().map_err(trouble)?;
     let spawned = std::thread::Builder::new().name("control".to_string()).spawn(move || {
+        if let Err(error) = sandbox::narrow(&Needs { clients: true, ..Needs::default() }) {
+            log::warn!("{error}; the run cannot be steered");
+            return;
+        }
         loop {
             match listener.accept() {
                 // What becomes of a client is no matter of the run's.

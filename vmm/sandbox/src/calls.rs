@@ -1,5 +1,6 @@
-//! seccomp: the system calls that are left, each with its reason. All others fail as on a kernel that lacks them, so that
-//! the C library goes another way where it has one.
+//! seccomp: the system calls that are left, each with its reason. A process that makes another one is ended by SIGSYS, and the
+//! kernel logs it: nothing here makes one, so whoever does has taken over the process. A few calls fail instead, as on a kernel
+//! that lacks them, because the libraries try them and then go another way ([`TRIED_BY_LIBRARIES`]).
 //!
 //! seccomp(2). The list holds for x86-64; a call by another of its interfaces (32-bit, x32) ends the process.
 
@@ -14,7 +15,7 @@ use seccompiler::{
 use crate::error::Error;
 use crate::needs::Needs;
 
-/// Open files, and by name those that Landlock leaves. No links, no changes of owners and modes.
+/// Files that are open.
 const FILES: &[c_long] = &[
     libc::SYS_read,
     libc::SYS_readv,
@@ -25,22 +26,20 @@ const FILES: &[c_long] = &[
     libc::SYS_lseek,
     libc::SYS_close,
     libc::SYS_fstat,
-    libc::SYS_newfstatat,
-    libc::SYS_statx,
-    libc::SYS_stat,
-    libc::SYS_lstat,
-    libc::SYS_faccessat2,
-    libc::SYS_openat,
     libc::SYS_getdents64,
-    libc::SYS_readlink,
-    libc::SYS_getcwd,
     libc::SYS_flock,
     libc::SYS_ftruncate,
     libc::SYS_fallocate,
     libc::SYS_fadvise64,
     libc::SYS_fsync,
     libc::SYS_fdatasync,
-    libc::SYS_copy_file_range,
+];
+
+/// By name, files that Landlock leaves. No links, no changes of owners and modes.
+const NAMED_FILES: &[c_long] = &[
+    libc::SYS_openat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
     libc::SYS_mkdir,
     libc::SYS_rename,
     libc::SYS_rmdir,
@@ -48,9 +47,23 @@ const FILES: &[c_long] = &[
     libc::SYS_unlinkat,
 ];
 
-/// Memory. What the translator makes code in is a file in memory, mapped twice; see [`of_protection`].
-const MEMORY: &[c_long] =
-    &[libc::SYS_brk, libc::SYS_munmap, libc::SYS_mremap, libc::SYS_madvise, libc::SYS_memfd_create];
+/// What the C library and Rust's try where it is not left, and do without: the newer way to start a thread, the names of
+/// folders, and files that say more about the host. A backtrace at a panic looks for its own program.
+const TRIED_BY_LIBRARIES: &[c_long] = &[
+    libc::SYS_clone3,
+    libc::SYS_openat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_readlink,
+    libc::SYS_getcwd,
+    libc::SYS_faccessat2,
+    libc::SYS_copy_file_range,
+];
+
+/// Memory; see [`of_protection`].
+const MEMORY: &[c_long] = &[libc::SYS_brk, libc::SYS_munmap, libc::SYS_mremap, libc::SYS_madvise];
 
 /// Threads of this process: see [`of_clone`] for how they begin.
 const THREADS: &[c_long] = &[
@@ -142,6 +155,8 @@ const KVM_TYPE: u64 = 0xae00;
 const PERF_TYPE: u64 = (b'$' as u64) << 8;
 const VFIO_TYPE: u64 = (b';' as u64) << 8;
 
+const EMPTY_PATH: u64 = libc::AT_EMPTY_PATH as u64;
+
 /// Allowed calls, and under which conditions on their arguments; without any, always.
 type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 
@@ -159,12 +174,14 @@ fn restrict_by(
     needs: &Needs,
     apply: fn(BpfProgramRef<'_>) -> Result<(), FilterError>,
 ) -> Result<bool, Error> {
-    let program = program(needs).map_err(Error::failed("make the list of system calls"))?;
-    match apply(&program) {
-        Ok(()) => Ok(true),
-        Err(FilterError::Seccomp(error)) if is_missing(&error) => Ok(false),
-        Err(error) => Err(Error::failed("give up system calls")(error)),
+    for program in programs(needs).map_err(Error::failed("make the list of system calls"))? {
+        match apply(&program) {
+            Ok(()) => {}
+            Err(FilterError::Seccomp(error)) if is_missing(&error) => return Ok(false),
+            Err(error) => return Err(Error::failed("give up system calls")(error)),
+        }
     }
+    Ok(true)
 }
 
 /// The kernel has no seccomp, or no filters.
@@ -172,10 +189,16 @@ fn is_missing(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL))
 }
 
-fn program(needs: &Needs) -> Result<BpfProgram, Box<dyn std::error::Error>> {
-    let refusal = SeccompAction::Errno(libc::ENOSYS as u32);
-    let filter = SeccompFilter::new(rules(needs)?, refusal, SeccompAction::Allow, TargetArch::x86_64)?;
-    Ok(filter.try_into()?)
+/// Two lists, of which the kernel takes the stricter answer: what is not left fails, and most of that ends the process.
+fn programs(needs: &Needs) -> Result<[BpfProgram; 2], Box<dyn std::error::Error>> {
+    let left = rules(needs)?;
+    let mut survived = left.clone();
+    survived.extend(TRIED_BY_LIBRARIES.iter().map(|&call| (call, Vec::new())));
+    let failing = SeccompAction::Errno(libc::ENOSYS as u32);
+    let program = |rules, other| -> Result<BpfProgram, Box<dyn std::error::Error>> {
+        Ok(SeccompFilter::new(rules, other, SeccompAction::Allow, TargetArch::x86_64)?.try_into()?)
+    };
+    Ok([program(left, failing)?, program(survived, SeccompAction::KillProcess)?])
 }
 
 fn rules(needs: &Needs) -> Result<Rules, seccompiler::BackendError> {
@@ -187,19 +210,36 @@ fn rules(needs: &Needs) -> Result<Rules, seccompiler::BackendError> {
         (libc::SYS_tgkill, of_own_process(own)?),
         (libc::SYS_ioctl, of_requests(needs)?),
         (libc::SYS_fcntl, of_descriptors()?),
-        (libc::SYS_prctl, vec![rule(vec![equal(0, libc::PR_SET_NAME as u64)?])?]),
+        (libc::SYS_prctl, of_names_and_privileges()?),
+        (libc::SYS_seccomp, of_filters()?),
+        // Of an open file.
+        (libc::SYS_newfstatat, vec![rule(vec![masked(3, EMPTY_PATH, EMPTY_PATH)?])?]),
+        (libc::SYS_statx, vec![rule(vec![masked(2, EMPTY_PATH, EMPTY_PATH)?])?]),
         // Limits are asked for, and not set.
         (libc::SYS_prlimit64, vec![rule(vec![equal(0, 0)?, null(2)?])?]),
         // To the other end of the socket, and to no address.
         (libc::SYS_sendto, vec![rule(vec![null(4)?])?]),
     ]);
     let lists = [FILES, MEMORY, THREADS, SIGNALS, WAITING, IDENTITY, SOCKETS];
-    let more = [(needs.clients, CLIENTS), (needs.kvm, KVM), (needs.vfio, VFIO), (needs.helper, HELPER)];
+    let more = [(needs.names_files(), NAMED_FILES), (needs.clients, CLIENTS), (needs.kvm, KVM), (needs.vfio, VFIO), (needs.helper, HELPER)];
     let more = more.iter().filter(|(is_needed, _)| *is_needed).map(|(_, list)| *list);
     for &call in lists.into_iter().chain(more).flatten() {
         rules.insert(call, Vec::new());
     }
     Ok(rules)
+}
+
+/// A thread's name, and once more what is given up already: that no program gains privileges.
+fn of_names_and_privileges() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let options = [libc::PR_SET_NAME, libc::PR_SET_NO_NEW_PRIVS];
+    options.iter().map(|&option| rule(vec![equal(0, option as u64)?])).collect()
+}
+
+/// More filters, which can only take away; not those that hand calls to another process.
+fn of_filters() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let flags = [0, libc::SECCOMP_FILTER_FLAG_TSYNC];
+    let operation = u64::from(libc::SECCOMP_SET_MODE_FILTER);
+    flags.iter().map(|&flags| rule(vec![equal(0, operation)?, equal(1, flags)?])).collect()
 }
 
 /// Memory that is never writable and executable at once.

@@ -27,12 +27,15 @@ mod needs;
 mod privileges;
 mod probe;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use error::Error;
 pub use files::Files;
 pub use needs::Needs;
 pub use probe::{Offered, probe};
+
+static IS_LOCKED_IN: AtomicBool = AtomicBool::new(false);
 
 /// Which locks hold. Capabilities and `no_new_privs` always do.
 #[derive(Clone, Debug)]
@@ -55,7 +58,21 @@ pub fn lock_in(needs: &Needs) -> Result<Locked, Error> {
     }
     privileges::give_up(needs)?;
     let files = files::restrict(needs)?;
-    Ok(Locked { files, calls: calls::restrict(needs)? })
+    let calls = calls::restrict(needs)?;
+    IS_LOCKED_IN.store(true, Ordering::Relaxed);
+    Ok(Locked { files, calls })
+}
+
+/// Leaves the calling thread, and those that it starts from now on, only the system calls for `needs`. Nothing happens in a process
+/// that is not locked in.
+///
+/// # Errors
+/// If seccomp fails for another reason than that the host has none.
+pub fn narrow(needs: &Needs) -> Result<(), Error> {
+    if IS_LOCKED_IN.load(Ordering::Relaxed) {
+        calls::restrict_thread(needs)?;
+    }
+    Ok(())
 }
 
 /// How many threads the process has. The kernel may list a thread for a moment after it was joined, so this waits for those that

@@ -20,3 +20,10 @@ pub struct Needs {
     /// The guest has devices of the host, by VFIO.
     pub vfio: bool,
 }
+
+impl Needs {
+    /// Whether any file is reached by its name.
+    pub(crate) fn names_files(&self) -> bool {
+        !(self.read.is_empty() && self.written.is_empty() && self.devices.is_empty())
+    }
+}

@@ -1,5 +1,5 @@
 //! What a process that is locked in can still do, even if whatever runs in it is an attacker's: this program starts itself
-//! twice, free and locked in, and tries the same things in both. What the free one cannot do would prove nothing.
+//! free and locked in for each thing that it tries. What a free process cannot do would prove nothing.
 //!
 //! A program of its own without a harness, for a process is locked in before it has a second thread.
 
@@ -7,24 +7,35 @@ use std::fmt::Debug;
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use sandbox::{Files, Needs};
 
+/// An attacker's call ends the process, so that it does not go unnoticed.
+const ENDED: &str = "ended";
+
 /// What is tried, what comes of it where one is free, and where one is locked in.
-const TRIED: [(&str, &str, &str); 28] = [
+const TRIED: [(&str, &str, &str); 38] = [
     ("read a file that was named", "done", "done"),
     ("write a file in the folder", "done", "done"),
     ("rename and remove it", "done", "done"),
     ("make and remove a folder there", "done", "done"),
+    ("look at an open file", "done", "done"),
     ("start a thread", "done", "done"),
     ("make code", "done", "done"),
+    ("ask for a limit", "done", "done"),
+    ("give up more", "done", "done"),
+    ("send to the other end", "done", "done"),
     ("read another file", "done", "EACCES"),
     ("read it in a thread", "done", "EACCES"),
     ("write another file", "done", "EACCES"),
@@ -33,35 +44,41 @@ const TRIED: [(&str, &str, &str); 28] = [
     ("list another folder", "done", "EACCES"),
     ("write its own memory by a file", "done", "EACCES"),
     ("open a device", "done", "EACCES"),
-    ("make a symbolic link", "done", "ENOSYS"),
-    ("make a hard link", "done", "ENOSYS"),
-    ("let others read a file", "done", "ENOSYS"),
-    ("connect to a port", "done", "ENOSYS"),
-    ("listen on a port", "done", "ENOSYS"),
-    ("make a socket for datagrams", "done", "ENOSYS"),
-    ("connect to a socket's file", "done", "ENOSYS"),
-    ("make a pair of sockets", "done", "ENOSYS"),
-    ("execute a program", "done", "ENOSYS"),
-    ("trace", "done", "ENOSYS"),
-    ("signal another process", "done", "ENOSYS"),
-    ("type into the terminal", "ENOTTY", "ENOSYS"),
-    ("become another user", "done", "ENOSYS"),
-    ("write code while it can be executed", "done", "ENOSYS"),
+    ("ask for the current folder", "done", "ENOSYS"),
+    ("read a symbolic link", "done", "ENOSYS"),
+    ("make a symbolic link", "done", ENDED),
+    ("make a hard link", "done", ENDED),
+    ("let others read a file", "done", ENDED),
+    ("connect to a port", "done", ENDED),
+    ("listen on a port", "done", ENDED),
+    ("make a socket for datagrams", "done", ENDED),
+    ("send to an address", "done", ENDED),
+    ("connect to a socket's file", "done", ENDED),
+    ("make a pair of sockets", "done", ENDED),
+    ("execute a program", "done", ENDED),
+    ("make a process", "done", ENDED),
+    ("trace", "done", ENDED),
+    ("signal another process", "done", ENDED),
+    ("type into the terminal", "ENOTTY", ENDED),
+    ("become another user", "done", ENDED),
+    ("set a limit", "done", ENDED),
+    ("make a file in memory", "done", ENDED),
+    ("write code while it can be executed", "done", ENDED),
 ];
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.get(1).map(String::as_str) {
-        Some("free") => attack(Path::new(&arguments[2])),
-        Some("locked-in") => {
-            lock_in(Path::new(&arguments[2]));
-            attack(Path::new(&arguments[2]));
+        Some(kind @ ("free" | "locked-in")) => {
+            attack(Path::new(&arguments[2]), kind == "locked-in", &arguments[3]);
         }
+        Some(kind @ ("clients" | "clients-elsewhere")) => accept(kind == "clients"),
         Some("status") => status(),
         Some("with-thread") => with_thread(),
         Some("with-leaving-thread") => with_leaving_thread(),
         _ => {
             what_is_tried_fails_where_one_is_locked_in();
+            clients_are_one_threads();
             capabilities_are_given_up();
             a_process_with_threads_is_not_locked_in();
             a_thread_that_is_leaving_is_waited_for();
@@ -75,29 +92,40 @@ fn what_is_tried_fails_where_one_is_locked_in() {
     if !is_whole {
         return skip::test(format!("this host cannot lock processes in: {offered:?}"));
     }
-    let free: Vec<_> = TRIED.iter().map(|(what, free, _)| format!("{what}: {free}")).collect();
-    let locked: Vec<_> = TRIED.iter().map(|(what, _, locked)| format!("{what}: {locked}")).collect();
-    assert_eq!(result("free"), free);
-    assert_eq!(result("locked-in"), locked);
+    for (what, free, locked_in) in TRIED {
+        assert_eq!(result("free", what), free, "{what}, free");
+        assert_eq!(result("locked-in", what), locked_in, "{what}, locked in");
+    }
 }
 
-/// What a process of this program tells, line by line.
-fn result(kind: &str) -> Vec<String> {
+/// What comes of it in a process of this program.
+fn result(kind: &str, what: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     fs::create_dir(root.join("recording")).unwrap();
     for name in ["named", "outside", "removed"] {
         fs::write(root.join(name), name).unwrap();
     }
+    symlink("outside", root.join("recording/link-of-old")).unwrap();
     let _socket = UnixListener::bind(root.join("socket")).unwrap();
     let port = TcpListener::bind("127.0.0.1:0").unwrap();
     fs::write(root.join("recording/port"), port.local_addr().unwrap().to_string()).unwrap();
-    lines_of(&[kind, root.to_str().unwrap()])
+    let output = command(&[kind, root.to_str().unwrap(), what]).output().unwrap();
+    if output.status.signal() == Some(libc::SIGSYS) {
+        return ENDED.to_string();
+    }
+    assert!(output.status.success(), "{kind}, {what}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(arguments).stdin(std::process::Stdio::null());
+    command
 }
 
 fn lines_of(arguments: &[&str]) -> Vec<String> {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    let output = command.args(arguments).stdin(std::process::Stdio::null()).output().unwrap();
+    let output = command(arguments).output().unwrap();
     assert!(output.status.success(), "{arguments:?}: {output:?}");
     String::from_utf8(output.stdout).unwrap().lines().map(str::to_string).collect()
 }
@@ -109,54 +137,67 @@ fn lock_in(root: &Path) {
     assert!(locked.calls && !matches!(locked.files, Files::None(_)), "{locked:?}");
 }
 
-/// Tries everything, in the order of the table.
-fn attack(root: &Path) {
-    let mut said = std::io::stdout();
-    let mut tried = TRIED.iter();
-    let mut tell = |what: &str, result: Result<(), std::io::Error>| {
-        assert_eq!(tried.next().map(|tried| tried.0), Some(what));
-        writeln!(said, "{what}: {}", result.map_or_else(name_of, |()| "done".to_string())).unwrap();
-    };
+/// Tries one thing. What it takes is opened before the process is locked in.
+fn attack(root: &Path, is_locked_in: bool, what: &str) {
     let (inside, outside) = (root.join("recording"), root.join("outside"));
     let port = fs::read_to_string(inside.join("port")).unwrap();
-
-    tell("read a file that was named", fs::read(root.join("named")).map(drop));
-    tell("write a file in the folder", fs::write(inside.join("a"), "a"));
-    tell(
-        "rename and remove it",
-        fs::rename(inside.join("a"), inside.join("b")).and_then(|()| fs::remove_file(inside.join("b"))),
-    );
-    let folder = inside.join("folder");
-    tell("make and remove a folder there", fs::create_dir(&folder).and_then(|()| fs::remove_dir(&folder)));
-    tell("start a thread", std::thread::Builder::new().spawn(|| {}).map(|thread| thread.join().unwrap()));
-    tell("make code", code_memory());
-    tell("read another file", fs::read(&outside).map(drop));
-    let in_thread = outside.clone();
-    tell("read it in a thread", std::thread::spawn(move || fs::read(in_thread)).join().unwrap().map(drop));
-    tell("write another file", File::options().write(true).open(&outside).map(drop));
-    tell("make a file elsewhere", fs::write(root.join("new"), "").map(drop));
-    tell("remove a file elsewhere", fs::remove_file(root.join("removed")));
-    tell("list another folder", fs::read_dir(root).map(drop));
-    tell("write its own memory by a file", File::options().write(true).open("/proc/self/mem").map(drop));
-    tell("open a device", File::open("/dev/urandom").map(drop));
-    tell("make a symbolic link", symlink(&outside, inside.join("link")));
-    tell("make a hard link", fs::hard_link(inside.join("port"), inside.join("hard")));
-    tell(
-        "let others read a file",
-        fs::set_permissions(inside.join("port"), PermissionsExt::from_mode(0o644)),
-    );
-    tell("connect to a port", TcpStream::connect(&port).map(drop));
-    tell("listen on a port", TcpListener::bind("127.0.0.1:0").map(drop));
-    tell("make a socket for datagrams", UdpSocket::bind("127.0.0.1:0").map(drop));
-    tell("connect to a socket's file", UnixStream::connect(root.join("socket")).map(drop));
-    tell("make a pair of sockets", UnixStream::pair().map(drop));
-    tell("execute a program", Command::new("/bin/true").status().map(drop));
-    tell("trace", of_nix(nix::sys::ptrace::traceme()));
-    tell("signal another process", of_nix(nix::sys::signal::kill(nix::unistd::getppid(), None)));
-    tell("type into the terminal", type_into_the_terminal());
-    tell("become another user", of_nix(nix::unistd::setuid(nix::unistd::getuid())));
-    tell("write code while it can be executed", writable_code());
-    assert!(tried.next().is_none());
+    let open = File::open(&outside).unwrap();
+    let datagrams = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let (mut here, _there) = UnixStream::pair().unwrap();
+    if is_locked_in {
+        lock_in(root);
+    }
+    let result = match what {
+        "read a file that was named" => fs::read(root.join("named")).map(drop),
+        "write a file in the folder" => fs::write(inside.join("a"), "a"),
+        "rename and remove it" => fs::write(inside.join("a"), "a")
+            .and_then(|()| fs::rename(inside.join("a"), inside.join("b")))
+            .and_then(|()| fs::remove_file(inside.join("b"))),
+        "make and remove a folder there" => {
+            let folder = inside.join("folder");
+            fs::create_dir(&folder).and_then(|()| fs::remove_dir(&folder))
+        }
+        "look at an open file" => open.metadata().map(drop),
+        "start a thread" => std::thread::Builder::new().spawn(|| {}).map(|thread| thread.join().unwrap()),
+        "make code" => protected(ProtFlags::PROT_READ | ProtFlags::PROT_EXEC),
+        "ask for a limit" => of_nix(getrlimit(Resource::RLIMIT_CORE)),
+        "give up more" => sandbox::narrow(&Needs::default()).map_err(std::io::Error::other),
+        "send to the other end" => here.write_all(b"x").and_then(|()| send(&here)),
+        "read another file" => fs::read(&outside).map(drop),
+        "read it in a thread" => std::thread::spawn(move || fs::read(outside)).join().unwrap().map(drop),
+        "write another file" => File::options().write(true).open(&outside).map(drop),
+        "make a file elsewhere" => fs::write(root.join("new"), "").map(drop),
+        "remove a file elsewhere" => fs::remove_file(root.join("removed")),
+        "list another folder" => fs::read_dir(root).map(drop),
+        "write its own memory by a file" => File::options().write(true).open("/proc/self/mem").map(drop),
+        "open a device" => File::open("/dev/urandom").map(drop),
+        "ask for the current folder" => std::env::current_dir().map(drop),
+        "read a symbolic link" => fs::read_link(inside.join("link-of-old")).map(drop),
+        "make a symbolic link" => symlink(&outside, inside.join("link")),
+        "make a hard link" => fs::hard_link(inside.join("port"), inside.join("hard")),
+        "let others read a file" => {
+            fs::set_permissions(inside.join("port"), PermissionsExt::from_mode(0o644))
+        }
+        "connect to a port" => TcpStream::connect(&port).map(drop),
+        "listen on a port" => TcpListener::bind("127.0.0.1:0").map(drop),
+        "make a socket for datagrams" => UdpSocket::bind("127.0.0.1:0").map(drop),
+        "send to an address" => datagrams.send_to(b"x", &port).map(drop),
+        "connect to a socket's file" => UnixStream::connect(root.join("socket")).map(drop),
+        "make a pair of sockets" => UnixStream::pair().map(drop),
+        "execute a program" => Command::new("/bin/true").status().map(drop),
+        "make a process" => make_a_process(),
+        "trace" => of_nix(nix::sys::ptrace::traceme()),
+        "signal another process" => of_nix(nix::sys::signal::kill(nix::unistd::getppid(), None)),
+        "type into the terminal" => type_into_the_terminal(),
+        "become another user" => of_nix(nix::unistd::setuid(nix::unistd::getuid())),
+        "set a limit" => of_nix(setrlimit(Resource::RLIMIT_CORE, 0, 0)),
+        "make a file in memory" => of_nix(memfd_create("file", MFdFlags::empty())),
+        "write code while it can be executed" => {
+            protected(ProtFlags::PROT_READ | ProtFlags::PROT_WRITE | ProtFlags::PROT_EXEC)
+        }
+        _ => panic!("nobody knows how to {what}"),
+    };
+    print!("{}", result.map_or_else(name_of, |()| "done".to_string()));
 }
 
 fn of_nix<T>(result: nix::Result<T>) -> std::io::Result<()> {
@@ -172,15 +213,6 @@ fn debug(value: impl Debug) -> String {
     format!("{value:?}")
 }
 
-/// As the translator does it: a page that is written, and is executed after that.
-fn code_memory() -> std::io::Result<()> {
-    protected(ProtFlags::PROT_READ | ProtFlags::PROT_EXEC)
-}
-
-fn writable_code() -> std::io::Result<()> {
-    protected(ProtFlags::PROT_READ | ProtFlags::PROT_WRITE | ProtFlags::PROT_EXEC)
-}
-
 fn protected(protection: ProtFlags) -> std::io::Result<()> {
     let page = 4096.try_into().unwrap();
     // SAFETY: a new mapping, which nothing refers to; it is unmapped below.
@@ -193,10 +225,44 @@ fn protected(protection: ProtFlags) -> std::io::Result<()> {
     }
 }
 
+/// By sendto without an address.
+fn send(stream: &UnixStream) -> std::io::Result<()> {
+    of_nix(nix::sys::socket::send(stream.as_fd().as_raw_fd(), b"x", nix::sys::socket::MsgFlags::empty()))
+}
+
+/// As fork does it. The new process ends at once.
+fn make_a_process() -> std::io::Result<()> {
+    // SAFETY: this process has one thread, and the new one does nothing.
+    match unsafe { nix::unistd::fork() }? {
+        nix::unistd::ForkResult::Child => std::process::exit(0),
+        nix::unistd::ForkResult::Parent { child } => of_nix(nix::sys::wait::waitpid(child, None)),
+    }
+}
+
 fn type_into_the_terminal() -> std::io::Result<()> {
     // SAFETY: the kernel reads one byte.
     let result = unsafe { libc::ioctl(0, libc::TIOCSTI, b"x".as_ptr()) };
     of_nix(Errno::result(result))
+}
+
+fn clients_are_one_threads() {
+    if sandbox::probe().calls != Ok(true) {
+        return skip::test("this host has no seccomp");
+    }
+    assert_eq!(lines_of(&["clients"]), ["accepted"]);
+    assert_eq!(command(&["clients-elsewhere"]).status().unwrap().signal(), Some(libc::SIGSYS));
+}
+
+/// Accepts a client, which a thread may do until it has given that up.
+fn accept(may: bool) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    sandbox::lock_in(&Needs { clients: true, ..Needs::default() }).unwrap();
+    if !may {
+        sandbox::narrow(&Needs::default()).unwrap();
+    }
+    listener.accept().unwrap();
+    println!("accepted");
 }
 
 fn capabilities_are_given_up() {
