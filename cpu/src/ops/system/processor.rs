@@ -1,6 +1,6 @@
 //! CPUID, counters, model-specific registers, HLT, cache and TLB instructions, FS/GS bases.
 
-use iced_x86::{Code, Mnemonic};
+use iced_x86::Mnemonic;
 
 use crate::attention;
 use crate::bus::Bus;
