@@ -1,4 +1,4 @@
-//! What README shows, done as its reader would: its first page is typed into a terminal, and every command that it has is run.
+//! What README and the guide show, done as their reader would: README's session is typed into a terminal, and every command is run.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
@@ -10,7 +10,7 @@ use tests::program::{missing, serve, ttvm};
 use tests::terminal::Terminal;
 use tests::tools;
 
-/// What README's commands come to, in an order in which each finds what it needs: its exit code, and its arguments. In the
+/// What the commands of README and of the guide come to, in an order in which each finds what it needs: its exit code, and its arguments. In the
 /// directory are `vmlinuz`, `initrd.gz`, `bench.gz` and `disk.img`, and the recording of the first page.
 const COMMANDS: &[(i32, &str)] = &[
     (0, "run --kernel vmlinuz --initrd bench.gz --cmdline CMDLINE --disk disk.img --memory 128M --net user"),
@@ -33,6 +33,14 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "search R.ttvm console:sum --all --from 10%"),
     (0, "search --help"),
     (0, "search R.ttvm console:sum --backtrace"),
+    (0, "search R.ttvm write:jiffies_64"),
+    (1, "search R.ttvm write:jiffies_64+8==0"),
+    (0, "search R.ttvm change-phys:0x1000+8"),
+    (0, "search R.ttvm break:schedule --backtrace"),
+    (0, "search R.ttvm break:tick_* --all --limit 20"),
+    (0, "search R.ttvm syscall:open* --all"),
+    (0, "search R.ttvm syscall longer:10ms comm:sh --all"),
+    (0, "search R.ttvm vector:14 --all --limit 20"),
     (0, "state R.ttvm --at last-syscall --memory 0:16 --processes --backtrace --dmesg"),
     (0, "reports R.ttvm --json"),
     (0, "dump R.ttvm --at 95% -o vmcore"),
@@ -72,6 +80,8 @@ const DRGN: &str = "drgn R.ttvm --at 95% -- --no-default-symbols -e print(prog.f
 const SERVE: &str = "debug R.ttvm --no-sandbox --listen unix:gdb.socket --at 50% --once";
 /// This is typed into the terminal.
 const DEBUG: &str = "debug R.ttvm --gdb --symbols kernel.symbols";
+/// What this prints is for a gdb of one's own.
+const PRINTED: &str = "debug --print-commands";
 const CMDLINE: &str = "console=ttyS0 panic=-1 w=boot";
 
 fn readme() -> String {
@@ -85,11 +95,32 @@ fn block<'text>(text: &'text str, heading: &str, language: &str) -> &'text str {
     begun.split_once("```").expect("the block ends").0
 }
 
+/// The guide's pages and README.
+fn pages() -> Vec<String> {
+    let guide = std::fs::read_dir(repository().join("docs/src")).expect("the guide is there");
+    let pages = guide.map(|page| std::fs::read_to_string(page.expect("it can be listed").path()));
+    pages.map(|page| page.expect("it is text")).chain([readme()]).collect()
+}
+
+/// The commands that a page shows: its blocks of shell, and ttvm's by the way.
+fn commands_of(page: &str) -> String {
+    let mut commands = String::new();
+    for (number, block) in page.split("```").enumerate() {
+        if let Some(shell) = block.strip_prefix("sh\n").filter(|_| number % 2 == 1) {
+            commands += &shell.replace("\\\n", " ");
+        } else if number % 2 == 0 {
+            let spans = block.split('`').skip(1).step_by(2).filter(|span| span.starts_with("ttvm "));
+            spans.for_each(|span| commands += &format!("{span}\n"));
+        }
+    }
+    commands
+}
+
 /// Verbs with the options that a text names with them, `None` for a verb by itself.
 fn used(text: &str) -> BTreeSet<(String, Option<String>)> {
     let mut used = BTreeSet::new();
     let text = text.replace(".ttvm", "");
-    for command in text.split("ttvm ").skip(1) {
+    for command in text.lines().flat_map(|line| line.split("ttvm ").skip(1)) {
         let mut words = command.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '-'));
         let verb = words.next().unwrap_or_default().to_string();
         let options = words.filter(|word| word.len() > 2 && word.starts_with("--"));
@@ -100,13 +131,13 @@ fn used(text: &str) -> BTreeSet<(String, Option<String>)> {
 }
 
 #[test]
-fn each_command_of_the_readme_is_run_below() {
-    let shown = used(block(&readme(), "## Using it", "sh"));
-    let examples = COMMANDS.iter().map(|(_, command)| *command).chain([DRGN, SERVE, DEBUG]);
+fn each_command_of_readme_and_guide_is_run_below() {
+    let shown = used(&pages().iter().map(|page| commands_of(page)).collect::<String>());
+    let examples = COMMANDS.iter().map(|(_, command)| *command).chain([DRGN, SERVE, DEBUG, PRINTED]);
     let run: String = examples.map(|command| format!("ttvm {command}\n")).collect();
     let run = used(&run);
-    // The line of `doctor` explains options of other verbs.
-    let not_run: Vec<_> = shown.difference(&run).filter(|(verb, _)| verb != "doctor").collect();
+    // What stands for any verb.
+    let not_run: Vec<_> = shown.difference(&run).filter(|(verb, _)| !matches!(&**verb, "VERB" | "--help")).collect();
     assert!(shown.len() > 40 && not_run.is_empty(), "{not_run:?}");
 }
 
@@ -207,6 +238,7 @@ fn the_first_page_is_what_a_terminal_shows_and_each_command_works() {
         Some(python) => run(directory, 0, DRGN, &[python.parent().expect("it lies in a directory")]),
         None => skip::test("there is no drgn: run scripts/setup"),
     }
+    run(directory, 0, PRINTED, &[]);
     attach(directory);
     terminal.enter(&format!("ttvm {DEBUG}"));
     terminal.wait_for_prompt("(gdb)");
