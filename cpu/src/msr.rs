@@ -80,7 +80,7 @@ impl Core {
             TSC => self.guest_tsc(bus),
             TSC_ADJUST => msrs.tsc_adjust,
             SYSCFG => 0,
-            _ if INERT.contains(&index) || PERFORMANCE_COUNTERS.contains(&index) => 0,
+            _ if self.is_inert(index) => 0,
             // There are no banks that report machine checks.
             MCG_CAP => 0,
             DEBUGCTL => msrs.debugctl,
@@ -109,6 +109,13 @@ impl Core {
                 None => self.read_board_msr(bus, index)?,
             },
         })
+    }
+
+    /// Whether a register reads as zero and ignores writes.
+    fn is_inert(&self, index: u32) -> bool {
+        INERT.contains(&index)
+            || PERFORMANCE_COUNTERS.contains(&index)
+            || self.model.description().inert_msrs.contains(&index)
     }
 
     fn read_board_msr(&mut self, bus: &mut dyn Bus, index: u32) -> Res<u64> {
@@ -162,7 +169,7 @@ impl Core {
                 self.shift_tsc(change);
             }
             SYSCFG | HWCR | DE_CFG | PATCH_LOADER => ignored(index, value),
-            _ if INERT.contains(&index) || PERFORMANCE_COUNTERS.contains(&index) => ignored(index, value),
+            _ if self.is_inert(index) => ignored(index, value),
             DEBUGCTL => {
                 if value & !DEBUGCTL_WRITABLE != 0 {
                     return Err(self.gp(0));

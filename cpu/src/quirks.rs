@@ -50,7 +50,7 @@ impl Quirks {
             interrupts_push_rf: PushedRf::Kept,
         };
         match model {
-            CpuModel::V2 => silicon,
+            CpuModel::V2 | CpuModel::V2_1 => silicon,
             CpuModel::V2Kvm => Quirks { interrupts_push_rf: PushedRf::Cleared, ..silicon },
             CpuModel::V2KvmTcg => Quirks {
                 update_reads_first: true,

@@ -23,6 +23,7 @@ pub mod cr4 {
     pub const DE: u64 = 1 << 3;
     pub const PSE: u64 = 1 << 4;
     pub const PAE: u64 = 1 << 5;
+    pub const MCE: u64 = 1 << 6;
     pub const PGE: u64 = 1 << 7;
     pub const PCE: u64 = 1 << 8;
     pub const OSFXSR: u64 = 1 << 9;

@@ -88,9 +88,9 @@ impl Executed {
 }
 
 /// Executed instructions of each model.
-fn executed() -> [(CpuModel, Executed); 3] {
-    let mut models =
-        [CpuModel::V2, CpuModel::V2Kvm, CpuModel::V2KvmTcg].map(|model| (model, Executed::default()));
+fn executed() -> [(CpuModel, Executed); 4] {
+    let mut models = [CpuModel::V2, CpuModel::V2_1, CpuModel::V2Kvm, CpuModel::V2KvmTcg]
+        .map(|model| (model, Executed::default()));
     for code_size in SIZES {
         models.iter_mut().for_each(|(_, executed)| executed.counts.push((0, 0)));
         sweep(code_size, |bytes| note(&mut models, code_size, bytes));

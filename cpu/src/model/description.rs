@@ -16,6 +16,8 @@ pub(crate) struct Description {
     pub cpuid: &'static [NumberedLeaf],
     /// Bits of CR4 that exist. Setting another is #GP.
     pub cr4: u64,
+    /// Model-specific registers that read as zero and ignore writes, beside those that all models have.
+    pub inert_msrs: &'static [u32],
 }
 
 /// A word with these bits set.
@@ -32,4 +34,15 @@ pub(super) const fn bits(numbers: &[u32]) -> u32 {
 /// The word of a text that begins at a byte.
 pub(super) const fn word(text: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([text[at], text[at + 1], text[at + 2], text[at + 3]])
+}
+
+/// A range's highest leaf, and who makes the processor.
+pub(super) const fn vendor(highest: u32) -> Leaf {
+    let name = b"AuthenticAMD";
+    [highest, word(name, 0), word(name, 8), word(name, 4)]
+}
+
+/// A third of the brand string.
+pub(super) const fn brand(text: &[u8; 16]) -> Leaf {
+    [word(text, 0), word(text, 4), word(text, 8), word(text, 12)]
 }

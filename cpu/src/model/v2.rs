@@ -4,7 +4,7 @@
 
 use iced_x86::CpuidFeature as F;
 
-use super::description::{Description, Leaf, NumberedLeaf, bits, word};
+use super::description::{Description, Leaf, NumberedLeaf, bits, brand, vendor, word};
 use crate::features::Features;
 use crate::registers::cr4;
 
@@ -71,15 +71,16 @@ pub(super) const V2: Description = Description {
         | cr4::OSXSAVE
         | cr4::SMEP
         | cr4::SMAP,
+    inert_msrs: &[],
 };
 
 /// What processors of silicon under KVM say and do alike. Instructions that CPUID hides are executed all the same.
 pub(super) const V2_KVM: Description =
-    Description { features: V2_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4 };
+    Description { features: V2_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
 
 /// The same where an emulation is below KVM. Only [quirks](crate::quirks) tell it from [`V2_KVM`].
 pub(super) const V2_KVM_TCG: Description =
-    Description { features: V2_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4 };
+    Description { features: V2_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
 
 const V2_KVM_CPUID: &[NumberedLeaf] = &[
     (0, None, vendor(0xd)),
@@ -147,17 +148,6 @@ const V2_L2_AND_L3: Leaf = [0x6400_6400, 0x6400_6400, 0x0200_6140, 0x0020_8140];
 const V2_ADDRESSES: Leaf = [48 << 8 | PHYSICAL_BITS, 0, 0, 0];
 /// LFENCE is always serializing; a null selector clears the segment's base.
 const V2_EXTENDED_2: Leaf = [1 << 2 | 1 << 6, 0, 0, 0];
-
-/// A range's highest leaf, and who makes the processor.
-const fn vendor(highest: u32) -> Leaf {
-    let name = b"AuthenticAMD";
-    [highest, word(name, 0), word(name, 8), word(name, 4)]
-}
-
-/// A third of the brand string.
-const fn brand(text: &[u8; 16]) -> Leaf {
-    [word(text, 0), word(text, 4), word(text, 8), word(text, 12)]
-}
 
 /// The instructions of the first three models.
 const V2_INSTRUCTIONS: Features = Features::of(&[

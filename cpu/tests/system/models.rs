@@ -6,6 +6,7 @@ use iced_x86::code_asm::*;
 
 use crate::harness::{CODE, DATA, Machine};
 
+/// One model of each kind that executes something otherwise.
 const MODELS: [CpuModel; 3] = [CpuModel::V2, CpuModel::V2Kvm, CpuModel::V2KvmTcg];
 const STACK_FAULT: u8 = 12;
 const GENERAL_PROTECTION: u8 = 13;
@@ -152,12 +153,50 @@ fn control_bits_of_hidden_features_are_reserved() {
     }
 }
 
+/// What RDMSR of a register raises, and the value in EDX:EAX where it raises nothing.
+fn read_msr(model: CpuModel, index: u32) -> Result<u64, u8> {
+    let mut m = machine(model);
+    m.code(64, |a| {
+        a.mov(ecx, index).unwrap();
+        a.mov(eax, 7).unwrap();
+        a.mov(edx, 7).unwrap();
+        a.rdmsr().unwrap();
+        a.int3().unwrap();
+    });
+    match m.run_to_handler() {
+        3 => Ok(m.state.gpr[2] << 32 | m.state.gpr[0]),
+        vector => Err(vector),
+    }
+}
+
+/// Linux starts its machine checks where CPUID announces them, and then reads these registers. There are no banks.
+#[test]
+fn machine_checks_are_there_since_ttvm_v2_1() {
+    const MCG_CAP: u32 = 0x179;
+    const MCG_STATUS: u32 = 0x17a;
+    for (model, status, bit_is_taken) in
+        [(CpuModel::V2, Err(GENERAL_PROTECTION), false), (CpuModel::V2_1, Ok(0), true)]
+    {
+        assert_eq!(read_msr(model, MCG_CAP), Ok(0), "{model:?}");
+        assert_eq!(read_msr(model, MCG_STATUS), status, "{model:?}");
+        let mut m = machine(model);
+        m.state.gpr[0] = m.state.cr4 | 1 << 6;
+        m.code(64, |a| {
+            a.mov(cr4, rax).unwrap();
+            a.hlt().unwrap();
+        });
+        assert_eq!(m.run(), cpu::Stop::Halted);
+        assert_eq!(m.state.cr4 == m.state.gpr[0], bit_is_taken, "{model:?}");
+    }
+}
+
 #[test]
 fn names_and_models_are_one_to_one() {
-    for model in MODELS {
+    let all = [CpuModel::V2, CpuModel::V2_1, CpuModel::V2Kvm, CpuModel::V2KvmTcg];
+    for model in all {
         assert_eq!(CpuModel::named(model.name()), Some(model));
     }
-    assert_eq!(CpuModel::names().count(), MODELS.len());
+    assert_eq!(CpuModel::names().count(), all.len());
     assert_eq!(CpuModel::named("ttvm-v3"), None);
 }
 

@@ -26,11 +26,11 @@ fn cpuid_names_the_model() {
     assert_eq!(vendor, b"AuthenticAMD");
     let brand: Vec<u8> =
         (0x8000_0002..=0x8000_0004).flat_map(|l| cpuid(l, 0)).flat_map(u32::to_le_bytes).collect();
-    assert_eq!(brand.split(|&b| b == 0).next(), Some(&b"ttvm-v2 deterministic x86-64 CPU"[..]));
+    assert_eq!(brand.split(|&b| b == 0).next(), Some(&b"ttvm-v2.1 deterministic x86-64 CPU"[..]));
     let [_, b, c, d] = cpuid(0x4000_0000, 0);
     let hypervisor: Vec<u8> = [b, c, d].iter().flat_map(|w| w.to_le_bytes()).collect();
     assert_eq!(hypervisor, b"TTVMTTVMTTVM");
-    assert_eq!(cpuid(1, 0)[0], 0x00b0_0f21);
+    assert_eq!(cpuid(1, 0)[0], 0x0080_0f12);
     assert_eq!(cpuid(0x8000_0008, 0)[0], 48 << 8 | 40);
     assert_eq!(cpuid(0xd, 0), [3, 576, 576, 0]);
     assert_eq!(cpuid(0x1234, 0), [0; 4]);

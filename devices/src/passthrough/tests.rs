@@ -93,6 +93,20 @@ fn the_guest_sees_the_real_identity_and_places_the_bars() {
     assert_eq!(pc.bus.mmio_read_ask(0xD000_0FFC, 4), None, "memory is off");
 }
 
+/// The IOMMU's registers and the board's chips keep their addresses.
+#[test]
+fn a_bar_never_hides_the_iommu() {
+    let mut pc = Pc::new();
+    for (place, hidden) in [(0x1000_0000, false), (0xFED8_F000, false), (TRANSLATION_BASE as u32, true)] {
+        pc.set_config(0x10, &place.to_le_bytes());
+        let expected = (!hidden).then_some(read(RegionV1::Bar(0), 8, 4));
+        assert_eq!(pc.bus.mmio_read_ask(u64::from(place) + 8, 4), expected, "{place:#x}");
+    }
+    let mut version = [0; 4];
+    assert!(pc.bus.mmio_read(pc.ram.memory(), TRANSLATION_BASE, &mut version));
+    assert_eq!(u32::from_le_bytes(version), 0x10);
+}
+
 #[test]
 fn what_is_behind_the_bars_is_asked_for_and_told() {
     let mut pc = Pc::new();

@@ -58,6 +58,11 @@ pub(crate) struct Translation {
 }
 
 impl Translation {
+    /// Whether an access is to these registers.
+    pub fn has(gpa: u64, size: usize) -> bool {
+        offset(gpa, size).is_some()
+    }
+
     /// A guest read; false if it is none of these registers.
     pub fn read(&self, gpa: u64, data: &mut [u8]) -> bool {
         let Some(offset) = offset(gpa, data.len()) else { return false };

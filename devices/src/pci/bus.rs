@@ -22,10 +22,23 @@ const DATA_PORT: u16 = PCI_CONFIG_PORT + 4;
 /// Enable, bus, device, function and dword-aligned register; the reserved bits read zero.
 const ADDRESS_WRITABLE: u32 = 0x80FF_FFFC;
 
+/// Which addresses the host bridge passes on to the bus.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BridgeWindow {
+    /// Those that the ACPI tables announce, and no others. Older recordings have machines of this kind.
+    Announced,
+    /// All that neither RAM nor a chip answers, as on a PC: a kernel that does not read the tables (`pci=noacpi`) puts BARs
+    /// right behind RAM.
+    #[default]
+    All,
+}
+
 /// See the text of [`crate::pci`]. The calling contract: one thread, the guest stopped; after every call that takes
 /// `&mut self`, take the messages and look at the levels.
 pub struct PciBus {
     address: u32,
+    /// Part of the machine's description, not of its state.
+    window: BridgeWindow,
     host_bridge: ConfigSpace,
     /// Slot `n + 1` holds `functions[n]`.
     functions: Vec<VirtioFunction>,
@@ -53,11 +66,17 @@ impl PciBus {
         };
         PciBus {
             address: 0,
+            window: BridgeWindow::default(),
             host_bridge: ConfigSpace::new(&identity),
             functions: Vec::new(),
             passed: PassedThrough::default(),
             msis: Vec::new(),
         }
+    }
+
+    /// Chooses the addresses that the host bridge passes on.
+    pub fn with_window(self, window: BridgeWindow) -> PciBus {
+        PciBus { window, ..self }
     }
 
     /// Plugs a device into the next slot, which it returns, with BARs assigned. Panics when all slots are
@@ -107,7 +126,10 @@ impl PciBus {
 
     /// As [`PciBus::port_read_ask`], for device memory.
     pub fn mmio_read_ask(&self, gpa: u64, size: usize) -> Option<AskV1> {
-        if forwarded(gpa, size) { self.passed.mmio_read_ask(gpa, size) } else { None }
+        if !self.forwards(gpa, size) || self.passed.has_translation_at(gpa, size) {
+            return None;
+        }
+        self.passed.mmio_read_ask(gpa, size)
     }
 
     /// What the guest told passed-through devices since the last call, oldest first. It is no part of the saved state.
@@ -169,7 +191,7 @@ impl PciBus {
     /// A guest read of device memory. False when no BAR claims all of it.
     pub fn mmio_read<M: GuestMemory>(&mut self, _mem: &M, gpa: u64, data: &mut [u8]) -> bool {
         self.passed.translation_read(gpa, data)
-            || forwarded(gpa, data.len())
+            || self.forwards(gpa, data.len())
                 && (self.functions.iter_mut().any(|f| f.mmio_read(gpa, data))
                     || self.passed.mmio_read(gpa, data))
     }
@@ -177,7 +199,7 @@ impl PciBus {
     /// A guest write to device memory. False when no BAR claims all of it.
     pub fn mmio_write<M: GuestMemory>(&mut self, mem: &M, gpa: u64, data: &[u8]) -> bool {
         self.passed.translation_write(gpa, data)
-            || forwarded(gpa, data.len())
+            || self.forwards(gpa, data.len())
                 && (self.functions.iter_mut().any(|f| f.mmio_write(mem, gpa, data, &mut self.msis))
                     || self.passed.write(false, gpa, data, &mut self.msis))
     }
@@ -275,11 +297,13 @@ impl PciBus {
         let (bus, function) = (self.address >> 16 & 0xFF, self.address >> 8 & 7);
         (bus == 0 && function == 0).then_some((self.address >> 11 & 0x1F) as usize)
     }
-}
 
-/// Whether the host bridge forwards an access to the bus.
-fn forwarded(gpa: u64, length: usize) -> bool {
-    length > 0
-        && gpa >= PCI_MMIO_START
-        && gpa.checked_add(length as u64).is_some_and(|end| end <= PCI_MMIO_END)
+    /// Whether the host bridge passes an access on to the bus.
+    fn forwards(&self, gpa: u64, length: usize) -> bool {
+        let Some(end) = gpa.checked_add(length as u64).filter(|end| *end > gpa) else { return false };
+        match self.window {
+            BridgeWindow::Announced => gpa >= PCI_MMIO_START && end <= PCI_MMIO_END,
+            BridgeWindow::All => true,
+        }
+    }
 }

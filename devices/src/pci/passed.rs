@@ -84,6 +84,10 @@ impl PassedThrough {
         }
     }
 
+    pub fn has_translation_at(&self, gpa: u64, size: usize) -> bool {
+        self.translation.is_some() && Translation::has(gpa, size)
+    }
+
     pub fn translation_read(&self, gpa: u64, data: &mut [u8]) -> bool {
         self.translation.as_ref().is_some_and(|translation| translation.read(gpa, data))
     }

@@ -99,6 +99,11 @@ impl<B: ExpansionBus> Platform<B> {
         self.update_interrupts(now_ns);
     }
 
+    /// Whether one of the board's own chips answers at an address. Such a chip goes before the expansion bus.
+    pub fn has_chip_at(&self, gpa: u64) -> bool {
+        self.lapic_offset(gpa).is_some() || page_offset(IOAPIC_BASE, gpa).is_some()
+    }
+
     fn lapic_offset(&self, gpa: u64) -> Option<u64> {
         page_offset(self.lapic.mmio_base()?, gpa)
     }

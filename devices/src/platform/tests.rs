@@ -4,6 +4,8 @@ use vm_memory::GuestMemory;
 use super::*;
 use crate::lapic::{MSR_APIC_BASE, MSR_TSC_DEADLINE};
 use crate::layout::*;
+use crate::pci::PciBus;
+use crate::virtio::Rng;
 
 mod random;
 
@@ -458,5 +460,30 @@ fn the_bus_has_isa_lines_that_interrupt_when_they_go_up() {
         m.eoi();
         assert!(!m.platform.interrupt_pending(), "edge triggered");
         m.platform.with_bus(0, |bus| bus.level = false);
+    }
+}
+
+/// Chips of the board decode their addresses before the host bridge does, as on a PC.
+#[test]
+fn a_bar_on_top_of_a_chip_hides_nothing() {
+    let mut bus = PciBus::new();
+    let slot = bus.add(Rng::new([7; 32])) as u32;
+    let mut m = machine_with(bus);
+    let configure = |m: &mut Machine<PciBus>, register: u32, value: u32| {
+        m.platform.pio_write(m.memory.memory(), 0, PCI_CONFIG_PORT, 4, 1 << 31 | slot << 11 | register);
+        m.platform.pio_write(m.memory.memory(), 0, PCI_CONFIG_PORT + 4, 4, value);
+    };
+    for (base, register, version) in [(IOAPIC_BASE, 0x10, 0x0017_0020), (LAPIC_BASE, 0x30, 0x0105_0014)] {
+        if base == IOAPIC_BASE {
+            m.write32(IOAPIC_BASE, 1);
+        }
+        let before = m.read32(base + register);
+        configure(&mut m, 0x10, base as u32);
+        assert_eq!(m.read32(base + register), before, "{base:#x}");
+        assert_eq!(before & 0xFF, version & 0xFF, "{base:#x} has a chip");
+        assert!(m.platform.has_chip_at(base + register));
+        // The BAR answers behind the chip's page.
+        assert_ne!(m.read32(base + 0x1000), u32::MAX);
+        assert!(!m.platform.has_chip_at(base + 0x1000));
     }
 }

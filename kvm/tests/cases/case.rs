@@ -52,7 +52,7 @@ impl On {
     pub fn applies_to(self, engine: Engine) -> bool {
         let (kvm, model) = (matches!(engine, Engine::Kvm(_)), engine.model());
         match self {
-            On::KvmModels => model != cpu::CpuModel::V2,
+            On::KvmModels => !matches!(model, cpu::CpuModel::V2 | cpu::CpuModel::V2_1),
             On::TcgModel => model == cpu::CpuModel::V2KvmTcg,
             On::Soft => !kvm,
             On::Kvm => kvm,

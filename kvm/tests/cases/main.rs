@@ -99,7 +99,7 @@ fn assert_all(engines: &[Engine]) {
 
 #[test]
 fn every_case_ends_as_the_manuals_say_on_the_software_cpu() {
-    assert_all(&[CpuModel::V2, CpuModel::V2Kvm, CpuModel::V2KvmTcg].map(Engine::Soft));
+    assert_all(&[CpuModel::V2, CpuModel::V2_1, CpuModel::V2Kvm, CpuModel::V2KvmTcg].map(Engine::Soft));
 }
 
 #[test]

@@ -203,7 +203,7 @@ const FOREIGN: [(&str, &str, &str); 6] = [
     ("no memory", "\"memory_bytes\": 8388608", "\"memory_bytes\": 0"),
     ("all memory there is", "\"memory_bytes\": 8388608", "\"memory_bytes\": 18446744073709551615"),
     ("far too much memory", "\"memory_bytes\": 8388608", "\"memory_bytes\": 4611686018427387904"),
-    ("another CPU", "\"ttvm-v2\"", "\"i486\""),
+    ("another CPU", "\"ttvm-v2.1\"", "\"i486\""),
     ("another kernel", "\"hash\": \"", "\"hash\": \"0"),
 ];
 

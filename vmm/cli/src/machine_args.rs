@@ -14,6 +14,7 @@ use machine::unit::Unit;
 use recording::Recordable;
 
 use crate::beginning::{Origin, Planned};
+use crate::disk_arg::DiskArg;
 use crate::engine_arg::EngineArgs;
 use crate::go_live::{Source, SourceArgs};
 use crate::network_arg::NetworkArg;
@@ -36,9 +37,10 @@ pub struct MachineArgs {
     /// Boot module for Multiboot kernels, with its command line: FILE or "FILE TEXT" (repeatable)
     #[arg(long, value_name = "FILE [TEXT]")]
     module: Vec<String>,
-    /// Raw disk image; the guest's writes never reach it: a recording's checkpoints have them, and `run` holds them in memory
+    /// Raw disk image; the guest's writes never reach it: a recording's checkpoints have them, and `run` holds them in memory.
+    /// Images of other formats, such as qcow2, are refused; raw:FILE is a raw disk that looks like one
     #[arg(long, value_name = "FILE")]
-    disk: Option<PathBuf>,
+    disk: Option<DiskArg>,
     /// Network card: user[,hostfwd=tcp::PORT-:PORT] connects the guest to the host's network by the program passt, and
     /// ports of the host to the guest; tap,ifname=NAME connects it to a TAP interface. Both take mac=ADDRESS
     #[arg(long, value_name = "NETWORK")]
@@ -114,7 +116,7 @@ impl MachineArgs {
             initrd: self.initrd.clone(),
             modules: modules.collect(),
             cmdline: self.cmdline.clone(),
-            disk: self.disk.clone(),
+            disk: self.disk.as_ref().map(|disk| disk.path.clone()),
             memory_bytes: self.memory,
             debug_console: self.debug_console,
             debug_exit: self.debug_exit,
@@ -136,7 +138,9 @@ impl MachineArgs {
 
     /// Looks through the disk image, which may take long. [`MachineArgs::plan`] does not do so again.
     pub fn look_at_disk(&self) -> Result<(), Error> {
-        self.disk.as_deref().map_or(Ok(()), show_hashing)
+        let Some(disk) = &self.disk else { return Ok(()) };
+        disk.check()?;
+        show_hashing(&disk.path)
     }
 
     /// A run on this engine, with everything open that it needs. It is to be recorded in a folder that carries its images, if one is

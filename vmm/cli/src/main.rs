@@ -8,6 +8,7 @@
 
 mod beginning;
 mod companion;
+mod disk_arg;
 mod engine_arg;
 mod go_live;
 mod interrupt;

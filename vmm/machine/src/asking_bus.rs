@@ -90,8 +90,9 @@ impl<U: Unit> Bus for AskingBus<'_, U> {
     }
 
     fn mmio_read(&mut self, steps: u64, gpa: u64, data: &mut [u8]) {
+        let platform = &self.bus.platform;
         let ask = match data.len() {
-            1 | 2 | 4 | 8 => self.bus.platform.bus().mmio_read_ask(gpa, data.len()),
+            1 | 2 | 4 | 8 if !platform.has_chip_at(gpa) => platform.bus().mmio_read_ask(gpa, data.len()),
             _ => None,
         };
         let Some(ask) = ask else { return self.bus.mmio_read(steps, gpa, data) };

@@ -97,7 +97,7 @@ impl<U: Unit> Machine<U> {
             }
             Images::State(_) => CpuState::reset(),
         };
-        let mut devices = PciBus::new();
+        let mut devices = PciBus::new().with_window(profile.bridge_window);
         if let Some(disk) = &config.disk {
             devices.add(Block::new(OverlayDisk::open(&disk.path)?));
         }

@@ -15,7 +15,7 @@ use driver::{Driver, NONE, Pc, Ring};
 use memory_disk::MemoryDisk;
 
 use super::{Block, Console, Net, Rng};
-use crate::pci::PciBus;
+use crate::pci::{BridgeWindow, PciBus};
 
 const BLOCK_SLOT: usize = 1;
 const CONSOLE_SLOT: usize = 2;

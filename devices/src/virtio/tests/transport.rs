@@ -67,9 +67,48 @@ fn bars_are_sized_moved_and_switched_off() {
     assert!(!pc.bus.mmio_read(&mem, new + 0x3FFF, &mut data), "an access must not leave the BAR");
     pc.config_write(BLOCK_SLOT, 4, &[4, 0]);
     assert!(!pc.bus.mmio_read(&mem, new, &mut data), "decoding is off");
-    pc.config_write(BLOCK_SLOT, 4, &[6, 0]);
-    pc.config_write(BLOCK_SLOT, 0x10, &0x1000_0000_u32.to_le_bytes());
-    assert!(!pc.bus.mmio_read(&mem, 0x1000_0000, &mut data), "the host bridge forwards its window only");
+}
+
+/// Linux puts BARs right behind RAM with `pci=noacpi`, where nothing announces the window.
+#[test]
+fn a_bar_answers_wherever_the_guest_puts_it() {
+    const PLACES: [(u32, bool); 8] = [
+        (0x000A_0000, false),
+        (0x0040_0000, false),
+        (0x1000_0000, false),
+        (0xBFFF_C000, false),
+        (0xC000_0000, true),
+        (0xFEAF_C000, true),
+        (0xFEB0_0000, false),
+        (0xFFFF_C000, false),
+    ];
+    for (window, name) in [(BridgeWindow::All, "all"), (BridgeWindow::Announced, "announced")] {
+        for (place, is_announced) in PLACES {
+            let mut pc = Pc::new(bus().with_window(window));
+            pc.config_write(BLOCK_SLOT, 4, &[6, 0]);
+            pc.config_write(BLOCK_SLOT, 0x10, &place.to_le_bytes());
+            let (mem, at, mut data) = (pc.mem(), u64::from(place) + 0x12, [0xFF; 2]);
+            let answers = window == BridgeWindow::All || is_announced;
+            let case = format!("{place:#x} with the window {name}");
+            assert_eq!(pc.bus.mmio_read(&mem, at, &mut data), answers, "{case}");
+            assert_eq!(data == [1, 0], answers, "num_queues, {case}");
+            assert_eq!(pc.bus.mmio_write(&mem, at, &data), answers, "{case}");
+        }
+    }
+}
+
+/// Two BARs at one address are a fault of the guest: one of them answers, always the same.
+#[test]
+fn of_two_bars_at_one_address_the_first_slots_answers() {
+    let mut pc = pc();
+    for slot in [CONSOLE_SLOT, BLOCK_SLOT, RNG_SLOT] {
+        pc.config_write(slot, 0x10, &0xD000_0000_u32.to_le_bytes());
+        pc.config_write(slot, 4, &[6, 0]);
+    }
+    // The block device has one queue, the console two.
+    assert_eq!(pc.read::<2>(0xD000_0012), [1, 0]);
+    pc.config_write(BLOCK_SLOT, 4, &[4, 0]);
+    assert_eq!(pc.read::<2>(0xD000_0012), [2, 0]);
 }
 
 #[test]

@@ -274,6 +274,18 @@ fn multiboot2_tags_describe_everything() {
     assert_eq!(body(15)[0], bytes_at(&ram, crate::acpi::TABLES_START, 36));
 }
 
+/// As GRUB does it on a PC without EFI, framebuffer and the like: GNU Mach for amd64 asks for all of them.
+#[test]
+fn multiboot2_kernels_may_ask_for_all_that_the_specification_names() {
+    let ram = ram(32);
+    let all: Vec<u32> = (0..=21).collect();
+    let header = multiboot2_header(&[(1, 0, &all)]);
+    let file = elf(true, 0x10_0000, &[load_segment(0x10_0000, &[CODE, &[0; 3], &header].concat())]);
+    let entry = load(&ram, &with(&file, two_modules)).unwrap();
+    let given: Vec<u32> = multiboot2_tags(&ram, entry.rbx).iter().map(|tag| tag.0).collect();
+    assert_eq!(given, [1, 2, 3, 3, 4, 6, 14, 15, 0]);
+}
+
 #[test]
 fn multiboot2_kernels_get_their_section_names_in_memory() {
     for (is_64, address_at) in [(false, 12), (true, 16)] {

@@ -118,6 +118,8 @@ fn every_bad_input_is_one_sentence_with_the_right_exit_code() {
     scratch.file("text", b"this is not a kernel\n");
     scratch.file("empty", b"");
     scratch.file("small-disk", &[0; 100]);
+    scratch.file("disk.qcow2", &[b"QFI\xfb\0\0\0\x03".as_slice(), &[0; 65528]].concat());
+    scratch.file("disk.vmdk", &[b"KDMV\x01\0\0\0".as_slice(), &[0; 65528]].concat());
     let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
     elf.resize(50, 0);
     scratch.file("short-elf", &elf);
@@ -133,6 +135,14 @@ fn every_bad_input_is_one_sentence_with_the_right_exit_code() {
         (&["run", "--kernel", "kernel", "--module", "missing text"], 1, &["missing"]),
         (&["run", "--kernel", "kernel", "--disk", "missing"], 1, &["missing"]),
         (&["run", "--kernel", "kernel", "--disk", "small-disk"], 1, &["small-disk", "sector"]),
+        (
+            &["run", "--kernel", "kernel", "--disk", "disk.qcow2"],
+            1,
+            &["qcow2 image", "`qemu-img convert -O raw disk.qcow2 disk.qcow2.raw`", "--disk raw:disk.qcow2"],
+        ),
+        (&["record", "-o", "r.ttvm", "--kernel", "kernel", "--disk", "disk.vmdk"], 1, &["VMDK image", "qemu-img"]),
+        (&["run", "--kernel", "kernel", "--disk", "raw:missing"], 1, &["missing"]),
+        (&["run", "--kernel", "kernel", "--disk", "raw:"], 2, &["--disk", "give a file"]),
         (&["run", "--kernel", "kernel", "--console-log", "none/log"], 1, &["none/log"]),
         (&["run", "--kernel", "kernel", "--memory", "1M"], 2, &["--memory"]),
         (&["run", "--kernel", "kernel", "--memory", "lots"], 2, &["--memory"]),

@@ -19,7 +19,7 @@ fn info_says_everything_in_json() {
         ("format_version", FORMAT_VERSION.into()),
         ("engine", "soft".into()),
         ("counter", "steps".into()),
-        ("cpu_model", "ttvm-v2".into()),
+        ("cpu_model", "ttvm-v2.1".into()),
         ("complete", true.into()),
         ("ended", end.outcome.to_string().into()),
         ("instructions", end.at.count.number().into()),
