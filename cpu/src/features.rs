@@ -22,6 +22,17 @@ impl Features {
         Features(words)
     }
 
+    /// The set with these features, too.
+    pub(crate) const fn with(self, features: Features) -> Features {
+        let mut words = self.0;
+        let mut index = 0;
+        while index < WORDS {
+            words[index] |= features.0[index];
+            index += 1;
+        }
+        Features(words)
+    }
+
     /// Whether all of these features are in the set.
     pub(crate) fn include(&self, needed: &[CpuidFeature]) -> bool {
         needed

@@ -1,5 +1,7 @@
 //! What makes a CPU model: what it executes, and what it says about itself.
 
+use iced_x86::CpuidFeature as F;
+
 use crate::features::Features;
 
 /// EAX, EBX, ECX, EDX.
@@ -46,3 +48,7 @@ pub(super) const fn vendor(highest: u32) -> Leaf {
 pub(super) const fn brand(text: &[u8; 16]) -> Leaf {
     [word(text, 0), word(text, 4), word(text, 8), word(text, 12)]
 }
+
+/// Hints of newer processors, and reading the shadow stack's pointer. They use reserved NOPs and a prefix of WBINVD, so that
+/// programs need not ask for them: no processor leaves them undefined (SDM vol. 2, table A-3).
+pub(super) const HINTS: Features = Features::of(&[F::CET_SS, F::CLDEMOTE, F::PREFETCHITI, F::WBNOINVD]);

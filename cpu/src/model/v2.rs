@@ -4,7 +4,7 @@
 
 use iced_x86::CpuidFeature as F;
 
-use super::description::{Description, Leaf, NumberedLeaf, bits, brand, vendor, word};
+use super::description::{Description, HINTS, Leaf, NumberedLeaf, bits, brand, vendor, word};
 use crate::features::Features;
 use crate::registers::cr4;
 
@@ -76,11 +76,11 @@ pub(super) const V2: Description = Description {
 
 /// What processors of silicon under KVM say and do alike. Instructions that CPUID hides are executed all the same.
 pub(super) const V2_KVM: Description =
-    Description { features: V2_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
+    Description { features: V2_KVM_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
 
 /// The same where an emulation is below KVM. Only [quirks](crate::quirks) tell it from [`V2_KVM`].
 pub(super) const V2_KVM_TCG: Description =
-    Description { features: V2_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
+    Description { features: V2_KVM_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
 
 const V2_KVM_CPUID: &[NumberedLeaf] = &[
     (0, None, vendor(0xd)),
@@ -150,6 +150,10 @@ const V2_ADDRESSES: Leaf = [48 << 8 | PHYSICAL_BITS, 0, 0, 0];
 const V2_EXTENDED_2: Leaf = [1 << 2 | 1 << 6, 0, 0, 0];
 
 /// The instructions of the first three models.
+/// Under KVM the host's processor executes hints.
+const V2_KVM_INSTRUCTIONS: Features = V2_INSTRUCTIONS.with(HINTS);
+
+/// Hints of newer processors are undefined on `ttvm-v2`, which was a mistake.
 const V2_INSTRUCTIONS: Features = Features::of(&[
     F::INTEL8086,
     F::INTEL186,

@@ -8,7 +8,7 @@
 
 use iced_x86::CpuidFeature as F;
 
-use super::description::{Description, bits, brand, vendor, word};
+use super::description::{Description, HINTS, bits, brand, vendor, word};
 use crate::features::Features;
 use crate::registers::cr4;
 
@@ -136,8 +136,7 @@ const INSTRUCTIONS: Features = Features::of(&[
     F::SSE4_2,
     F::SSSE3,
     F::SYSCALL,
-    // BEXTR with an immediate, which CPUID does not announce. It takes no bits, whatever the immediate.
-    F::TBM,
     F::TSC,
     F::XSAVE,
-]);
+])
+.with(HINTS);

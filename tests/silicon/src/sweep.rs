@@ -40,7 +40,9 @@ pub enum End {
 impl End {
     fn of(outcome: &Outcome, start: u64) -> End {
         match outcome.fault {
-            Some(fault) if fault.vector == BREAKPOINT => End::Executed((outcome.registers.rip - 1).wrapping_sub(start)),
+            Some(fault) if fault.vector == BREAKPOINT => {
+                End::Executed((outcome.registers.rip - 1).wrapping_sub(start))
+            }
             Some(fault) => End::Raised(fault.vector),
             None => End::Executed(outcome.registers.rip.wrapping_sub(start)),
         }
@@ -75,7 +77,6 @@ impl Tried {
         let at = self.bytes.iter().position(|&byte| byte == 0x0f).unwrap_or_default();
         [self.bytes[at + 1], self.bytes[at + 2]]
     }
-
 }
 
 /// A difference that is allowed.
@@ -90,15 +91,13 @@ fn is_on_all(tried: &Tried) -> bool {
     matches!(tried.opcode()[0], 0x09 | 0x0d | 0x18..=0x1f)
 }
 
-const EXPLAINED: &[Explained] = &[
-    Explained {
-        reason: "the CPU model has no such feature, or its guest here has not switched it on",
-        applies: |tried| {
-            let needs = tried.instruction.cpuid_features();
-            tried.soft.is_undefined() && !is_on_all(tried) && needs.iter().any(|&feature| !in_model(feature))
-        },
+const EXPLAINED: &[Explained] = &[Explained {
+    reason: "the CPU model has no such feature, or its guest here has not switched it on",
+    applies: |tried| {
+        let needs = tried.instruction.cpuid_features();
+        tried.soft.is_undefined() && !is_on_all(tried) && needs.iter().any(|&feature| !in_model(feature))
     },
-];
+}];
 
 /// Encodings that are not executed on the processor, and why.
 fn is_left_out(instruction: &Instruction, bytes: &[u8]) -> Option<&'static str> {
@@ -107,7 +106,9 @@ fn is_left_out(instruction: &Instruction, bytes: &[u8]) -> Option<&'static str> 
         _ if instruction.flow_control() == FlowControl::ConditionalBranch => Some("it may lead elsewhere"),
         Syscall | Sysenter => Some("it enters the operating system"),
         Wrfsbase => Some("it takes away the process's thread pointer"),
-        _ if [[0x0f, 0x01, 0xc1], [0x0f, 0x01, 0xd9]].iter().any(|call| bytes.ends_with(call)) => Some("a hypervisor below the host answers it"),
+        _ if [[0x0f, 0x01, 0xc1], [0x0f, 0x01, 0xd9]].iter().any(|call| bytes.ends_with(call)) => {
+            Some("a hypervisor below the host answers it")
+        }
         _ => None,
     }
 }
@@ -129,7 +130,11 @@ pub struct Swept {
 
 impl fmt::Display for Swept {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} encodings executed, {} of them undefined on both sides", self.executed, self.undefined)?;
+        writeln!(
+            f,
+            "{} encodings executed, {} of them undefined on both sides",
+            self.executed, self.undefined
+        )?;
         for (reason, count) in &self.left_out {
             writeln!(f, "left out, {count}: {reason}")?;
         }
@@ -255,7 +260,11 @@ impl Sweep {
             return;
         }
         let [opcode, next] = tried.opcode();
-        let opcode = if matches!(opcode, 0x38 | 0x3a) { format!("{opcode:02x} {next:02x}") } else { format!("{opcode:02x}") };
+        let opcode = if matches!(opcode, 0x38 | 0x3a) {
+            format!("{opcode:02x} {next:02x}")
+        } else {
+            format!("{opcode:02x}")
+        };
         let what = format!("0f {opcode} {name}: {} here, {} on the processor", tried.soft, tried.native);
         let example = tried.bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ");
         self.swept.differences.entry(what).or_insert((0, example)).0 += 1;

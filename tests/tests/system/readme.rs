@@ -137,7 +137,8 @@ fn each_command_of_readme_and_guide_is_run_below() {
     let run: String = examples.map(|command| format!("ttvm {command}\n")).collect();
     let run = used(&run);
     // What stands for any verb.
-    let not_run: Vec<_> = shown.difference(&run).filter(|(verb, _)| !matches!(&**verb, "VERB" | "--help")).collect();
+    let not_run: Vec<_> =
+        shown.difference(&run).filter(|(verb, _)| !matches!(&**verb, "VERB" | "--help")).collect();
     assert!(shown.len() > 40 && not_run.is_empty(), "{not_run:?}");
 }
 

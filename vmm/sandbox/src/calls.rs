@@ -221,7 +221,13 @@ fn rules(needs: &Needs) -> Result<Rules, seccompiler::BackendError> {
         (libc::SYS_sendto, vec![rule(vec![null(4)?])?]),
     ]);
     let lists = [FILES, MEMORY, THREADS, SIGNALS, WAITING, IDENTITY, SOCKETS];
-    let more = [(needs.names_files(), NAMED_FILES), (needs.clients, CLIENTS), (needs.kvm, KVM), (needs.vfio, VFIO), (needs.helper, HELPER)];
+    let more = [
+        (needs.names_files(), NAMED_FILES),
+        (needs.clients, CLIENTS),
+        (needs.kvm, KVM),
+        (needs.vfio, VFIO),
+        (needs.helper, HELPER),
+    ];
     let more = more.iter().filter(|(is_needed, _)| *is_needed).map(|(_, list)| *list);
     for &call in lists.into_iter().chain(more).flatten() {
         rules.insert(call, Vec::new());

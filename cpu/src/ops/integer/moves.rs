@@ -401,7 +401,12 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
         | Mnemonic::Prefetcht0
         | Mnemonic::Prefetcht1
         | Mnemonic::Prefetcht2
+        | Mnemonic::Prefetchit0
+        | Mnemonic::Prefetchit1
+        | Mnemonic::Cldemote
         | Mnemonic::Reservednop => Op::new(nothing),
+        // There are no shadow stacks.
+        Mnemonic::Rdsspd | Mnemonic::Rdsspq => Op::new(nothing),
         _ => return lower_conditional(insn).filter(|_| is_set_or_cmov(insn)),
     })
 }

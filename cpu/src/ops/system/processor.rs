@@ -24,7 +24,7 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
         Mnemonic::Rdmsr => Op::new(rdmsr).with(ends),
         Mnemonic::Wrmsr => Op::new(wrmsr).with(ends),
         Mnemonic::Hlt => Op::new(hlt).with(ends | Op::SETS_RIP),
-        Mnemonic::Invd | Mnemonic::Wbinvd => Op::new(privileged_nop),
+        Mnemonic::Invd | Mnemonic::Wbinvd | Mnemonic::Wbnoinvd => Op::new(privileged_nop),
         Mnemonic::Invlpg => insn.address(Op::new(privileged_nop)),
         Mnemonic::Invpcid => insn.address(Op::new(invpcid).r0(insn.register(0))),
         Mnemonic::Clflush | Mnemonic::Clflushopt | Mnemonic::Clwb => insn.address(Op::new(touch_line)),

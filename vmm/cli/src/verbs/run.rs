@@ -133,7 +133,8 @@ fn run_watched(args: &Args, source: Option<Source>, marks: &Marks) -> Result<i32
     let watch = Watch::new(output.clone());
     listener.map_or(Ok(()), |listener| serve(listener, watch.clone()))?;
     // Clients are the other thread's.
-    sandbox::narrow(&Needs { clients: false, ..needs }).map_err(|error| Error::Unsupported(error.to_string()))?;
+    sandbox::narrow(&Needs { clients: false, ..needs })
+        .map_err(|error| Error::Unsupported(error.to_string()))?;
     let watcher = Watcher::new(watch.clone(), record_when.as_deref());
     let watched = WithListener { inner: live, listener: watcher };
     let panics = PanicWatch::default();
