@@ -456,7 +456,7 @@ mod tests {
             Some(bench)
         }
 
-        /// Adds a block of some bytes at a RAM offset. Also returns those of its pages that had no code before.
+        /// Adds a block of some bytes at a RAM offset. Also returns its pages that had no code before.
         fn add(&mut self, start: u64, length: u16) -> (BlockNumber, Vec<u64>) {
             let end = start + u64::from(length) - 1;
             let second_page = (end / PAGE_SIZE != start / PAGE_SIZE).then_some(end / PAGE_SIZE);

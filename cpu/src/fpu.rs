@@ -1,5 +1,5 @@
-//! Code that x87, MMX and the state-saving instructions share: MMX registers as mantissas of the physical x87
-//! registers, and the x87 part of the FXSAVE image (SDM vol. 1, 8.1, 9.2 and 10.5; vol. 2, FXSAVE).
+//! Code that x87, MMX and the state-saving instructions share. MMX registers are mantissas of the physical x87
+//! registers. The x87 part of the FXSAVE image is here too (SDM vol. 1, 8.1, 9.2 and 10.5; vol. 2, FXSAVE).
 
 use crate::state::FpuState;
 

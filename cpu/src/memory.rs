@@ -438,8 +438,8 @@ impl Core {
         Ok(())
     }
 
-    /// Raises #AC(0) for a misaligned operand if CR0.AM, EFLAGS.AC and level 3 ask for it. #AC is the last fault that
-    /// an access can raise (SDM vol. 3, table 6-2), so the caller has already translated the address. An operand's
+    /// Raises #AC(0) for a misaligned operand if CR0.AM, EFLAGS.AC and level 3 ask for it. It is the last fault that an
+    /// access can raise (SDM vol. 3, table 6-2), so the caller has already translated the address. An operand's
     /// alignment is its size, with the exceptions in SDM vol. 3, table 6-7.
     pub(crate) fn check_alignment(&mut self, address: u64, alignment: u64) -> Res<()> {
         if Mmu::checks_alignment(self.mmu.index()) && address & (alignment - 1) != 0 {

@@ -1,8 +1,8 @@
 //! Observers of a stretch of the run. An observer names the kinds of events that it wants, and the CPU reports them in
 //! order. The guest cannot see an observer, and events that nobody wants cost nothing.
 //!
-//! Reports are exact: they do not depend on the [`Tier`](crate::Tier) that executes the guest, or on how its run is
-//! divided into calls of the CPU. The events of one step are reported in this order:
+//! Reports are exact: they do not depend on the [`Tier`](crate::Tier), or on how the guest's run is divided into calls
+//! of the CPU. The events of one step are reported in this order:
 //!
 //! 1. the fetch, while the CPU still has the state before the step;
 //! 2. all others, once the step is complete: loads and stores in the CPU's order, then the delivery, the system call
@@ -10,7 +10,7 @@
 //!
 //! What counts:
 //!
-//! - A step is what [`Cpu::steps`](crate::Cpu::steps) counts. Each iteration of a repeated string instruction is a step with a
+//! - [`Cpu::steps`](crate::Cpu::steps) counts steps. Each iteration of a repeated string instruction is a step with a
 //!   fetch of its own.
 //! - An instruction that faults has a fetch, its completed accesses, and the accesses of the delivery, which belongs to
 //!   the same step. If the fetch itself faults, there is only the delivery. The delivery of an interrupt is a step

@@ -23,8 +23,8 @@ pub struct Segment {
     pub base: u64,
     /// Limit in bytes (granularity already applied).
     pub limit: u32,
-    /// Descriptor bits 40 to 55, as in the second word of a descriptor shifted right by 8: type 0-3, S 4, DPL 5-6, P 7,
-    /// AVL 12, L 13, D/B 14, G 15.
+    /// Descriptor bits 40 to 55, as in the second word of a descriptor shifted right by 8. Type is in bits 0-3, S in 4,
+    /// DPL in 5-6, P in 7, AVL in 12, L in 13, D/B in 14, G in 15.
     pub attributes: u16,
 }
 
