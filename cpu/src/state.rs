@@ -23,8 +23,8 @@ pub struct Segment {
     pub base: u64,
     /// Limit in bytes (granularity already applied).
     pub limit: u32,
-    /// Descriptor bits 40 to 55, as in the second word of a descriptor shifted right by 8. Type is in bits 0-3, S in 4,
-    /// DPL in 5-6, P in 7, AVL in 12, L in 13, D/B in 14, G in 15.
+    /// Descriptor bits 40 to 55, as in the second word of a descriptor shifted right by 8. Bits 0-3: type; 4: S; 5-6:
+    /// DPL; 7: P; 12: AVL; 13: L; 14: D/B; 15: G.
     pub attributes: u16,
 }
 

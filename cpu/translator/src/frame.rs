@@ -96,8 +96,8 @@ impl Default for Frame {
     }
 }
 
-/// The six arithmetic flags as generated code keeps them in memory. The second byte is what LAHF loads into AH, the
-/// first what SETO gives.
+/// The six arithmetic flags as generated code keeps them in memory. The second byte comes from LAHF, the first from
+/// SETO.
 ///
 /// ```text
 /// bit 0      OF                     bits 8-15  SF ZF - AF - PF - CF, as in RFLAGS

@@ -121,8 +121,8 @@ pub struct Link {
 pub enum At {
     /// Before a block at this address, because the budget does not allow the whole block.
     Block(u64),
-    /// At the end of a block, or before a block whose code was dropped: the next address, and the link that can lead to
-    /// its code.
+    /// At the end of a block, or before a block whose code was dropped. Gives the next address, and the link that can
+    /// lead to its code.
     Edge(u64, Option<Link>),
     /// Before an instruction, which the interpreter must execute.
     Instruction {

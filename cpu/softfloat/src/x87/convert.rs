@@ -1,7 +1,7 @@
 //! Loads and stores of other formats: FLD, FST, FILD, FIST, FISTTP, FBLD, FBSTP (SDM vol. 2 under those names).
 //!
-//! Stores do not report denormal operands. A store with an unmasked overflow or underflow does not happen at all:
-//! memory has no room for the scaled result that a register would get (SDM vol. 1, 8.5.4 and 8.5.5).
+//! Stores do not report denormal operands. A store with an unmasked overflow or underflow does not happen at all (SDM
+//! vol. 1, 8.5.4 and 8.5.5). Memory has no room for the scaled result that a register would get.
 
 use super::format::Kind;
 use super::{F80, Operand, X87Env};

@@ -2,8 +2,8 @@
 //!
 //! The first access of a group checks the page of the whole group. It stores the difference between host and guest
 //! addresses in the frame. If the group crosses pages, or the TLB does not have the page, the block continues in its
-//! twin, which checks every access. A check stays valid as long as only generated code runs: of all that it does, only
-//! STAC and CLAC can change how a page is mapped.
+//! twin, which checks every access. A check stays valid as long as only generated code runs, because only its STAC and
+//! CLAC can change how a page is mapped.
 
 use iced_x86::{Instruction, OpKind, Register};
 

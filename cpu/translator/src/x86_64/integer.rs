@@ -652,8 +652,8 @@ impl BlockWriter<'_> {
 
     // Multiplication and division.
 
-    /// Writes the flags of a multiplication whose low half is in a register: CF and OF from the host, SF and PF from the low
-    /// half, ZF and AF clear. Clobbers RAX and RCX.
+    /// Writes the flags of a multiplication whose low half is in a register. CF and OF come from the host, SF and PF
+    /// from the low half; ZF and AF are clear. Clobbers RAX and RCX.
     fn product_flags(&mut self, size: Size, low: Reg, effect: &Effect) {
         if self.needed() & effect.kills == 0 {
             return self.flags_lost(effect.kills);
