@@ -6,7 +6,7 @@
 //! [`crate::ops::simd`].
 //!
 //! Manual: SDM vol. 1, chapter 8; vol. 2 for each instruction. If the manual leaves something open, or processors
-//! disagree with it, this code follows processors (`tests/x87` compares the two). The choices of this CPU model:
+//! do something else, this code follows processors (`tests/x87` compares the two). The choices of this CPU model:
 //!
 //! * FCS and FDS are zero, as CPUID.(7,0):EBX bit 13 announces (SDM vol. 1, 8.1.8).
 //! * Every non-control instruction updates FIP. Only an instruction that raises an unmasked exception updates FDP and
