@@ -38,7 +38,7 @@ impl StopSets {
     }
 
     /// Makes the target's sets equal to gdb's. At a step, gdb removes the breakpoint that it `steps_off`, but the
-    /// target keeps it: other code that runs before the step is done can hit it.
+    /// target keeps it. Other code that runs before the step is done can hit it.
     ///
     /// # Errors
     /// The target's refusal to set one of them. Earlier ones stay set and are remembered as set.

@@ -108,7 +108,7 @@ pub trait DebugTarget {
     /// The server asks once per stop, and caches the answer until the target moves or is written to.
     fn read_registers(&mut self) -> Result<Registers, Refusal>;
 
-    /// Replaces all registers. Only those that the user changed differ from the result of [`Self::read_registers`].
+    /// Replaces all registers. They differ from the result of [`Self::read_registers`] only in the user's changes.
     fn write_registers(&mut self, registers: &Registers) -> Result<(), Refusal>;
 
     /// Reads guest-virtual memory as a debugger: no permission checks, no accessed bits, no side effects. Returns how
