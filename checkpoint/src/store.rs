@@ -190,7 +190,7 @@ impl Store {
         Ok((maps, start, files.map(|(_, &number)| number).collect()))
     }
 
-    /// The maps that a checkpoint after `position` builds upon: those at `position` after its `back` list.
+    /// The incoming maps of a checkpoint after `position`: the maps at `position` after its `back` list.
     pub(crate) fn maps_behind(&self, position: u64) -> Result<Maps> {
         let mut maps = self.maps_at(position)?;
         let open = {

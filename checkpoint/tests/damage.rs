@@ -272,7 +272,7 @@ fn opening_while_a_writer_merges_succeeds() {
     });
 }
 
-/// The model with only those checkpoints that a store has.
+/// The model with only the checkpoints that a store has.
 fn kept(model: &StoreModel, store: &Store) -> StoreModel {
     let positions: Vec<u64> = store.entries().iter().map(|entry| entry.position).collect();
     let mut model = model.clone();

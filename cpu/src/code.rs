@@ -19,8 +19,8 @@ pub(crate) const MAX_OPS: usize = translator::MAX_INSTRUCTIONS;
 /// Limit for the number of blocks. At the limit all blocks are dropped; hot code is soon decoded again.
 const MAX_BLOCKS: usize = 1 << 18;
 /// Least number of dropped translations before the code buffer is emptied. A dropped translation keeps its room in the
-/// buffer. The buffer is emptied once dropped translations are also half of all those placed: the hot half is then
-/// placed again.
+/// buffer. The buffer is emptied once half of the placed translations are dropped, and at least this number. Hot code
+/// is then placed again.
 const MOST_GONE: u32 = 1 << 14;
 /// Slots of the table that finds a block from RIP alone.
 const JUMP_SLOTS: usize = 1 << 15;

@@ -39,7 +39,7 @@ impl CodeSize {
     }
 }
 
-/// Registers, modes, translations: what instruction handlers work on.
+/// The state that instruction handlers work on: registers, modes, translations.
 pub struct Core {
     /// The part that generated code accesses too. `regs` are general registers 0 to 15, then constant zero
     /// ([`crate::slots::REG_ZERO`]) and the running block's RIP. `seg_base` are segment bases by slot. Slot 6 is always
@@ -67,7 +67,7 @@ pub struct Core {
     pub break_block: bool,
     /// See [`attention`].
     pub attention: u32,
-    /// An interrupt or NMI waited when signals were last looked at.
+    /// An interrupt or NMI waited when signals were last sampled.
     pub interrupts_wait: bool,
     /// Privilege level.
     pub cpl: u8,

@@ -137,7 +137,7 @@ pub struct DebugPoints {
     watched: Spaces<Watchpoint>,
     /// Pages that the guest's own debug registers watch.
     guest_pages: BTreeSet<u64>,
-    /// Hits of the running instruction, or of the instruction that the last run stopped behind.
+    /// Hits of the running instruction, or of the last instruction of the last run.
     pub(crate) hits: Vec<Hit>,
 }
 

@@ -18,7 +18,7 @@ pub(crate) enum Decoded {
 /// Longest instruction.
 pub(crate) const MAX_LENGTH: usize = 15;
 
-/// Decodes the first instruction of `bytes`, which stands at `rip`, `offset` bytes into its block.
+/// Decodes the first instruction of `bytes`, which is at address `rip`, `offset` bytes into its block.
 pub(crate) fn decode(bytes: &[u8], rip: u64, offset: u16, mode: Mode) -> Decoded {
     let mut decoder = Decoder::with_ip(mode.bitness(), bytes, rip, DecoderOptions::NONE);
     let instruction = decoder.decode();

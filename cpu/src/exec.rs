@@ -198,8 +198,7 @@ impl Cpu {
         self.core.system_calls
     }
 
-    /// All hits of the step behind which the last run stopped. [`Met::Watchpoint`] and [`Met::Trap`] name only the
-    /// first.
+    /// All hits of the last step of the last run. [`Met::Watchpoint`] and [`Met::Trap`] name only the first.
     pub fn hits(&self) -> &[Hit] {
         &self.core.debug.hits
     }

@@ -205,7 +205,7 @@ pub const ACCESSES: [Access; KINDS] = [Access::Read, Access::Write, Access::Exec
 /// What is known about a page that page tables were read from.
 #[derive(Clone, Copy, Default)]
 pub struct TableInfo {
-    /// A walk went on from an entry of this page, or ended at a large page here.
+    /// A walk continued from an entry of this page, or ended at a large page here.
     pub upper_level: bool,
     /// A walk came here from another table, or in a paging mode other than 4-level paging.
     pub inner: bool,

@@ -390,7 +390,7 @@ fn random_system_code_is_reported_alike() {
     }
 }
 
-/// Caches that were filled before an observer came, or for one that has gone, stay correct for it.
+/// Caches that were filled before an observer came, or for an earlier observer, are correct for the new one.
 #[test]
 fn observers_may_come_and_go() {
     for seed in 0..8 {

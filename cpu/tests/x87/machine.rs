@@ -64,7 +64,7 @@ impl Machine {
 
 #[cfg(target_arch = "x86_64")]
 impl Machine {
-    /// Clears FIP, FDP and FOP, including those in an image that FNSTENV or FNSAVE stored.
+    /// Clears FIP, FDP and FOP, also in an image that FNSTENV or FNSAVE stored.
     pub fn forget_pointers(&mut self, code: iced_x86::Code) {
         use iced_x86::Code::*;
         (self.opcode, self.instruction_pointer, self.data_pointer) = (0, 0, 0);

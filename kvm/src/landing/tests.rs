@@ -143,7 +143,7 @@ impl World {
         self.vcpu.set_state(to);
     }
 
-    /// Whether registers, RAM and counts equal those at a place.
+    /// Whether registers, RAM and counts are as at a place.
     fn is_at(&self, place: &Snapshot) -> bool {
         let mut ram = vec![0; place.ram.len()];
         self.vcpu.cpu.ram().read_bytes(0, &mut ram);

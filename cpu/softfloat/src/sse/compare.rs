@@ -54,7 +54,7 @@ impl Predicate {
     }
 }
 
-/// CMPcc: whether `predicate` holds. The instruction then writes all ones, otherwise all zeros.
+/// CMPcc: whether `predicate` holds. The instruction writes all ones if it does, and all zeros if not.
 #[inline]
 pub fn compare<T: Ieee>(env: &mut SseEnv, a: T, b: T, predicate: Predicate) -> bool {
     predicate.holds(relate(env, a, b, predicate.signals_quiet_nans()))

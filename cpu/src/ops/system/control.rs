@@ -120,7 +120,7 @@ fn lmsw(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.write_cr0(old & !0xe | value | old & cr0::PE)
 }
 
-/// SMSW, which stores 16 bits of CR0 to memory, or as many bits as fit to a register.
+/// SMSW, which stores 16 bits of CR0 to memory. To a register, it stores as many bits as fit.
 fn smsw(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.check_umip()?;
     let value = core.state.cr0;

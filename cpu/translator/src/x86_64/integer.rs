@@ -844,7 +844,7 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// POPCNT, TZCNT, LZCNT. ZF is as on the host, and so is CF of the latter two. The other flags are clear.
+    /// POPCNT, TZCNT, LZCNT. ZF is as on the host. So is CF, for TZCNT and LZCNT. The other flags are clear.
     fn count(&mut self, i: &Instruction, opcode: u8, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         let register = self.register(i, 0);

@@ -418,7 +418,7 @@ impl Kind {
         )
     }
 
-    /// Its effect on the flags, if those in `needed` may be read after it. `checked` says that its access needs no
+    /// Its effect on the flags, if the flags in `needed` may be read after it. `checked` says that its access needs no
     /// check. `None` if the interpreter must then execute it.
     pub fn effect(self, instruction: &Instruction, needed: u8, checked: bool) -> Option<Effect> {
         use set::{A, ALL, C, O, Z};

@@ -175,7 +175,7 @@ impl Recipes {
         self.list[(in_frame >> NUMBER_SHIFT) as usize].flags(registers)
     }
 
-    /// Whether there are so many recipes that they must be dropped, together with all code.
+    /// Whether the limit is reached, so that all recipes and all code must be dropped.
     pub fn are_many(&self) -> bool {
         self.list.len() >= MANY
     }

@@ -178,7 +178,7 @@ pub(super) fn changed_under_first_flags(source: &Source<'_>, steps: &[Step]) -> 
             return Some(changed);
         }
         if kind.may_set_flags(instruction) && step.needed != 0 {
-            // The flags that it does not change would be written beside its own.
+            // Writing its flags would also write the flags that it does not change.
             return None;
         }
         values.follow(instruction, kind);
