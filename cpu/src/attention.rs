@@ -15,5 +15,5 @@ pub const FOREIGN_WRITES: u32 = 1 << 4;
 pub const HALTED: u32 = 1 << 5;
 /// The step that just completed hit a debugger's watchpoint or trap, or did something that an observer wants.
 pub const HIT: u32 = 1 << 6;
-/// An observer wants events that the CPU notices only when it executes one instruction at a time.
+/// An observer wants happenings that the CPU notices only when it executes one instruction at a time.
 pub const OBSERVED: u32 = 1 << 7;

@@ -27,7 +27,7 @@ const JUMP_SLOTS: usize = 1 << 15;
 /// Slots for the code of one page; they lie side by side.
 const JUMP_SLOTS_OF_PAGE: usize = 64;
 
-/// Size of a line, the part of a page by which blocks are found, in bytes.
+/// Size of a line in bytes. Blocks are listed by the lines of a page that they touch.
 const LINE_BYTES: u64 = 64;
 /// Lines of a page.
 const LINES: usize = (PAGE_SIZE / LINE_BYTES) as usize;

@@ -1,4 +1,4 @@
-//! Plain data: the events of a CPU step, and the kinds of events that an observer wants.
+//! Plain data: the happenings of a CPU step, and the kinds of happenings that an observer wants.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::ops::{Deref, RangeInclusive};
 use crate::debug_points::SystemCalls;
 use crate::ranges::AddressKind;
 
-/// The kinds of events that an observer wants.
+/// The kinds of happenings that an observer wants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wants {
     /// Fetches of instructions whose first byte is in one of these places.
@@ -73,13 +73,13 @@ impl Vectors {
 /// Where something happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
-    /// The number of steps before the step of the event.
+    /// The number of steps before the step of the happening.
     pub step: u64,
     /// RIP of the executed instruction, or of the instruction that an interrupt precedes.
     pub rip: u64,
 }
 
-/// An event of a step.
+/// A happening of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Happening {
     /// An instruction is executed.

@@ -1,4 +1,4 @@
-//! Notes events that the CPU's observer wants.
+//! Notes happenings that the CPU's observer wants.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 
@@ -30,7 +30,7 @@ impl Core {
         }
     }
 
-    /// Notes an event that the observer wants, and ends the block.
+    /// Notes a happening that the observer wants, and ends the block.
     fn happened(&mut self, happening: Happening) {
         self.observing.happened.push(happening);
         self.attention |= attention::HIT;

@@ -1,8 +1,8 @@
-//! Observers of a stretch of the run. An observer names the kinds of events that it wants, and the CPU reports them in
-//! order. The guest cannot see an observer, and events that nobody wants cost nothing.
+//! Observers of a stretch of the run. An observer names the kinds of happenings that it wants, and the CPU reports them
+//! in order. The guest cannot see an observer, and happenings that nobody wants cost nothing.
 //!
 //! Reports are exact: they do not depend on the [`Tier`](crate::Tier), or on how the guest's run is divided into calls
-//! of the CPU. The events of one step are reported in this order:
+//! of the CPU. The happenings of one step are reported in this order:
 //!
 //! 1. the fetch, while the CPU still has the state before the step;
 //! 2. all others, once the step is complete: loads and stores in the CPU's order, then the delivery, the system call
@@ -25,16 +25,16 @@ use std::ops::ControlFlow;
 use crate::core::Core;
 use crate::happening::{At, Happening, Wants};
 
-/// Receives the events of a run while it goes on.
+/// Receives the happenings of a run while it goes on.
 ///
 /// The CPU calls an observer from the thread that runs it, between steps. `Any` lets whoever attached an observer take its
 /// own type back.
 pub trait Observer: Any + Send {
-    /// The kinds of events to report. The CPU asks once, when the observer is attached.
+    /// The kinds of happenings to report. The CPU asks once, when the observer is attached.
     fn wants(&self) -> Wants;
 
-    /// Reports an event that the observer wants: a fetch before its step, all others after. `core` is the CPU at that
-    /// point, from which registers and memory can be read ([`Core::peek`]). On [`ControlFlow::Break`] the run stops
-    /// after the step.
+    /// Reports a happening that the observer wants: a fetch before its step, all others after. `core` is the CPU at
+    /// that point, from which registers and memory can be read ([`Core::peek`]). On [`ControlFlow::Break`] the run
+    /// stops after the step.
     fn happened(&mut self, at: At, happening: &Happening, core: &Core) -> ControlFlow<()>;
 }

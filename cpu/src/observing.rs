@@ -9,7 +9,7 @@
 //! - If every place or all branches are wanted, [`crate::attention::OBSERVED`] makes the CPU execute one instruction at
 //!   a time.
 //!
-//! The events of a step are kept until the step is complete.
+//! The happenings of a step are kept until the step is complete.
 
 use crate::debug_points::{SystemCalls, WatchKind};
 use crate::happening::{Happening, Places, Vectors, Wants};
@@ -47,7 +47,7 @@ impl Wanted {
     }
 }
 
-/// What the observer wants, and the events not yet reported.
+/// What the observer wants, and the happenings not yet reported.
 #[derive(Default)]
 pub(crate) struct Observing {
     pub fetches: Wanted,
@@ -56,9 +56,9 @@ pub(crate) struct Observing {
     pub branches: bool,
     pub system_calls: SystemCalls,
     pub deliveries: Vectors,
-    /// The events of the running step so far.
+    /// The happenings of the running step so far.
     pub happened: Vec<Happening>,
-    /// RIP of the last instruction that may have caused an event.
+    /// RIP of the last instruction that may have caused a happening.
     pub rip: u64,
     /// The observer has asked to stop.
     pub stop: bool,
@@ -104,7 +104,7 @@ impl Observing {
         !self.fetches.all && !self.fetches.places.are_empty()
     }
 
-    /// Whether the observer wants events that the CPU notices only when it executes one instruction at a time.
+    /// Whether the observer wants happenings that the CPU notices only when it executes one instruction at a time.
     pub fn sees_every_instruction(&self) -> bool {
         self.branches || self.fetches.all || self.loads.all || self.stores.all
     }

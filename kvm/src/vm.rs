@@ -72,7 +72,7 @@ impl Vm {
                 memory_size: slot.length,
                 userspace_addr: slot.host,
             };
-            // SAFETY: the range is guest RAM. `self.flags` keep it mapped as long as the machine exists, and no code
+            // SAFETY: the range is guest RAM. `self.flags` keeps RAM mapped as long as the machine exists, and no code
             // forms references to it.
             unsafe { self.fd.set_user_memory_region(region) }.map_err(failed("give the guest its RAM"))?;
         }

@@ -1,4 +1,4 @@
-//! Reports events to the observer.
+//! Reports happenings to the observer.
 
 use super::Cpu;
 use crate::attention;
@@ -27,7 +27,7 @@ impl Cpu {
         self.tell(At { step: self.core.block_steps, rip: self.core.rip }, &Happening::Fetch);
     }
 
-    /// Reports the events of the step that just completed.
+    /// Reports the happenings of the step that just completed.
     pub(super) fn observe_step(&mut self) {
         if self.core.observing.happened.is_empty() {
             return;

@@ -32,7 +32,7 @@ impl Default for Tier {
     }
 }
 
-/// The error for a name that is not a tier's.
+/// The error for an unknown tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownTier(String);
 

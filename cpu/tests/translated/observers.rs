@@ -1,4 +1,4 @@
-//! Observers receive the same events on every tier and under every cut of a run, and the guest cannot see them.
+//! Observers receive the same happenings on every tier and under every cut of a run, and the guest cannot see them.
 
 use std::any::Any;
 use std::ops::ControlFlow;
@@ -42,7 +42,7 @@ struct Seen {
 struct Log {
     wants: Wants,
     seen: Vec<Seen>,
-    /// If set, stops the run at every event whose number is a multiple.
+    /// If set, stops the run at every happening whose number is a multiple.
     stops_at_every: Option<usize>,
 }
 
@@ -279,7 +279,7 @@ fn is_in(places: &Places, address: u64, physical: u64, length: u64) -> bool {
     }
 }
 
-/// Whether an event is wanted.
+/// Whether a happening is wanted.
 fn is_wanted(wants: &Wants, seen: &Seen) -> bool {
     match &seen.what {
         Happening::Fetch => is_in(&wants.fetches, seen.code[0], seen.code[1], 1),
@@ -305,7 +305,7 @@ fn place(space: AddressKind, first: u64, bytes: u64) -> Place {
     Place { space, addresses: first..=first + bytes - 1 }
 }
 
-/// Wants of all kinds. Some of them follow from the events of the run.
+/// Wants of all kinds. Some of them follow from the happenings of the run.
 fn choices(random: &mut Random, all: &[Seen]) -> Vec<Wants> {
     let rips: Vec<u64> = all.iter().map(|seen| seen.at.rip).collect();
     let mut rip = || rips[random.below(rips.len() as u64) as usize];
@@ -345,8 +345,8 @@ fn same_seen(found: &[Seen], expected: &[Seen], what: &str) {
     assert!(found == expected, "{what}: number {at} is\n{:x?}\nnot\n{:x?}", found.get(at), expected.get(at));
 }
 
-/// Checks all events, and the wanted ones, on every tier and under any cuts. Returns the number of wanted events for
-/// each choice.
+/// Checks all happenings, and the wanted ones, on every tier and under any cuts. Returns the number of wanted
+/// happenings for each choice.
 fn check(make: &dyn Fn() -> Machine, seed: u64) -> Vec<usize> {
     let unseen = run(make, Tier::Interpreter, None, None);
     let log = |wants: &Wants| Some(Log { wants: wants.clone(), ..Log::default() });
@@ -450,8 +450,8 @@ fn an_observer_stops_the_run_behind_the_step() {
     assert!(calls > 0);
 }
 
-/// Follows a run in single steps without an observer, and derives the events from registers and memory before and after
-/// each step.
+/// Follows a run in single steps without an observer, and derives the happenings from registers and memory before and
+/// after each step.
 #[test]
 fn what_is_reported_is_what_single_steps_show() {
     for seed in 0..12 {
